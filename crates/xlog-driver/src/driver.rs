@@ -1,0 +1,147 @@
+//! The trait a device implements.
+
+use std::ffi::c_void;
+use std::fmt;
+
+use crate::{
+    AsyncPools, DeviceProperties, DriverResult, EventHandle, Gate, MemoryInfo, StreamHandle,
+    VirtualMemory,
+};
+
+/// A host function queued on a stream. It must not call the driver; releasing a [`Gate`] is allowed.
+pub type HostFn = Box<dyn FnOnce() + Send>;
+
+/// Whether work queued on a stream runs or is being recorded into a graph.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum CaptureStatus {
+    /// Work is run.
+    None,
+    /// Work is recorded into a graph.
+    Active,
+    /// A capture was broken and must be ended.
+    Invalidated,
+}
+
+/// One open device.
+///
+/// The crate documentation says who validates what and which rules every implementation keeps.
+pub trait Driver: Send + Sync + fmt::Debug {
+    /// Facts that do not change while the device is open.
+    fn properties(&self) -> &DeviceProperties;
+
+    /// Free and total memory of the physical device now.
+    fn memory_info(&self) -> DriverResult<MemoryInfo>;
+
+    /// Waits until everything queued on the device has completed.
+    fn synchronize(&self) -> DriverResult<()>;
+
+    // Streams.
+
+    /// Creates a non-blocking stream. The priority is clamped to the device's range; 0 is normal, less is more urgent.
+    fn stream_create(&self, priority: i32) -> DriverResult<StreamHandle>;
+
+    /// Destroys a stream. Work already queued still runs.
+    fn stream_destroy(&self, stream: StreamHandle) -> DriverResult<()>;
+
+    /// Waits until everything queued on `stream` has completed.
+    fn stream_synchronize(&self, stream: StreamHandle) -> DriverResult<()>;
+
+    /// True when everything queued on `stream` has completed.
+    fn stream_query(&self, stream: StreamHandle) -> DriverResult<bool>;
+
+    /// A number that no other stream of this process ever has, unlike the handle, which is reused.
+    fn stream_id(&self, stream: StreamHandle) -> DriverResult<u64>;
+
+    /// Whether `stream` is being captured into a graph.
+    fn stream_capture(&self, stream: StreamHandle) -> DriverResult<CaptureStatus>;
+
+    /// Makes later work of `stream` wait for the latest record of `event`. A never-recorded event is no wait.
+    fn stream_wait_event(&self, stream: StreamHandle, event: EventHandle) -> DriverResult<()>;
+
+    /// The raw `CUstream`, for kernels launched by other libraries; `None` on a device that has no such thing.
+    fn raw_stream(&self, stream: StreamHandle) -> Option<*mut c_void>;
+
+    // Events.
+
+    /// Creates an event without timing.
+    fn event_create(&self) -> DriverResult<EventHandle>;
+
+    /// Destroys an event. A record still pending completes unseen.
+    fn event_destroy(&self, event: EventHandle) -> DriverResult<()>;
+
+    /// Captures what is queued on `stream` now; an earlier record of the event is forgotten.
+    fn event_record(&self, event: EventHandle, stream: StreamHandle) -> DriverResult<()>;
+
+    /// True when the latest record has completed, or there is none.
+    fn event_query(&self, event: EventHandle) -> DriverResult<bool>;
+
+    /// Waits until the latest record has completed.
+    fn event_synchronize(&self, event: EventHandle) -> DriverResult<()>;
+
+    // Memory.
+
+    /// Allocates `bytes`, usable by work queued on any stream after this call.
+    fn alloc(&self, bytes: usize) -> DriverResult<u64>;
+
+    /// Frees a block of [`Driver::alloc`]. May wait for the device.
+    ///
+    /// # Safety
+    /// `ptr` is a live block of this device, and the host has seen all work on it complete.
+    unsafe fn free(&self, ptr: u64) -> DriverResult<()>;
+
+    // Work.
+
+    /// Queues a fill of `bytes` bytes with `value`.
+    ///
+    /// # Safety
+    /// The range is live memory of this device when the work runs.
+    unsafe fn memset(
+        &self,
+        dst: u64,
+        value: u8,
+        bytes: usize,
+        stream: StreamHandle,
+    ) -> DriverResult<()>;
+
+    /// Queues a copy from the host. `src` may be reused when this returns.
+    ///
+    /// # Safety
+    /// The destination range is live memory of this device when the work runs.
+    unsafe fn copy_htod(&self, dst: u64, src: &[u8], stream: StreamHandle) -> DriverResult<()>;
+
+    /// Queues a copy to the host and waits until the bytes are there. An error leaves `dst` unspecified.
+    ///
+    /// # Safety
+    /// The source range is live memory of this device when the work runs.
+    unsafe fn copy_dtoh(&self, dst: &mut [u8], src: u64, stream: StreamHandle) -> DriverResult<()>;
+
+    /// Queues a copy inside the device. The ranges must not overlap.
+    ///
+    /// # Safety
+    /// Both ranges are live memory of this device when the work runs.
+    unsafe fn copy_dtod(
+        &self,
+        dst: u64,
+        src: u64,
+        bytes: usize,
+        stream: StreamHandle,
+    ) -> DriverResult<()>;
+
+    /// Queues a host function. Later work of `stream` waits for it. A panic in it is swallowed.
+    fn host_fn(&self, stream: StreamHandle, work: HostFn) -> DriverResult<()>;
+
+    /// Holds `stream`: what is queued after this call runs only once the gate is released or dropped.
+    fn hold(&self, stream: StreamHandle) -> DriverResult<Gate>;
+
+    // Capabilities.
+
+    /// Stream-ordered pools, where the device has them.
+    fn async_pools(&self) -> Option<&dyn AsyncPools> {
+        None
+    }
+
+    /// Virtual memory management, where the device has it.
+    fn virtual_memory(&self) -> Option<&dyn VirtualMemory> {
+        None
+    }
+}

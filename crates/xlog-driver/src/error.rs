@@ -1,0 +1,103 @@
+//! What can go wrong at the seam.
+
+/// Shorthand for the result of a driver call.
+pub type DriverResult<T> = Result<T, DriverError>;
+
+/// The failure of one driver call.
+///
+/// The variants are the decisions a caller can take, see the crate documentation.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum DriverError {
+    /// The device has too little free memory for the request.
+    #[error("{call}: out of device memory ({requested} bytes requested)")]
+    OutOfMemory {
+        /// The call that failed.
+        call: &'static str,
+        /// The bytes asked for.
+        requested: u64,
+    },
+    /// The device or its driver does not offer this call.
+    #[error("{call}: not supported by this device or driver")]
+    Unsupported {
+        /// The call that failed.
+        call: &'static str,
+    },
+    /// The device faulted or is gone. Every later call fails in the same way.
+    #[error("{call}: the device is lost (driver code {code}: {reason}); end the process to recover")]
+    DeviceLost {
+        /// The call that reported it.
+        call: &'static str,
+        /// The driver's code.
+        code: u32,
+        /// What is known of the cause.
+        reason: String,
+    },
+    /// The driver answered with a code that has no variant of its own.
+    #[error("{call}: driver code {code} ({name})")]
+    Code {
+        /// The call that failed.
+        call: &'static str,
+        /// The driver's code, known to us or not.
+        code: u32,
+        /// The driver's name for it, or a phrase that says that it has none.
+        name: String,
+    },
+    /// An argument was refused and nothing was changed.
+    #[error("{call}: {value} is not accepted; expected {accepted}")]
+    Invalid {
+        /// The call that refused.
+        call: &'static str,
+        /// The value as given.
+        value: String,
+        /// What would have been accepted.
+        accepted: String,
+    },
+    /// The simulated device found a race that involves the synchronised stream.
+    #[error("{call}: {report}")]
+    Race {
+        /// The synchronising call that reports it.
+        call: &'static str,
+        /// The first report; all of them are in the device's list.
+        report: String,
+    },
+    /// The simulated device can prove, or after its patience must assume, that the wait never ends.
+    #[error("{call}: the wait cannot end: {reason}")]
+    Deadlock {
+        /// The waiting call.
+        call: &'static str,
+        /// Which stream stands at which operation.
+        reason: String,
+    },
+    /// No device could be opened.
+    #[error("{what}; {remedy}")]
+    Unavailable {
+        /// What is missing or wrong.
+        what: String,
+        /// What to do about it.
+        remedy: String,
+    },
+}
+
+impl DriverError {
+    /// An argument error that names the value and what would be accepted.
+    pub fn invalid(
+        call: &'static str,
+        value: impl std::fmt::Display,
+        accepted: impl std::fmt::Display,
+    ) -> Self {
+        Self::Invalid { call, value: value.to_string(), accepted: accepted.to_string() }
+    }
+
+    /// True when freeing memory and calling again may help.
+    #[must_use]
+    pub fn is_out_of_memory(&self) -> bool {
+        matches!(self, Self::OutOfMemory { .. })
+    }
+
+    /// True when no later call on this device can succeed.
+    #[must_use]
+    pub fn is_device_lost(&self) -> bool {
+        matches!(self, Self::DeviceLost { .. })
+    }
+}

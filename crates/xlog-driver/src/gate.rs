@@ -1,0 +1,37 @@
+//! The gate a held stream waits for.
+
+use std::fmt;
+
+/// Work queued on a stream after [`Driver::hold`](crate::Driver::hold) runs once this gate is released or dropped.
+///
+/// Releasing is a plain host action: it never blocks and may happen on any thread.
+#[must_use = "dropping the gate releases the stream at once"]
+pub struct Gate {
+    release: Option<Box<dyn FnOnce() + Send + Sync>>,
+}
+
+impl Gate {
+    /// A gate that calls `release` exactly once.
+    pub fn new(release: impl FnOnce() + Send + Sync + 'static) -> Self {
+        Self { release: Some(Box::new(release)) }
+    }
+
+    /// Lets the stream go on.
+    pub fn release(self) {
+        drop(self);
+    }
+}
+
+impl Drop for Gate {
+    fn drop(&mut self) {
+        if let Some(release) = self.release.take() {
+            release();
+        }
+    }
+}
+
+impl fmt::Debug for Gate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Gate(held)")
+    }
+}

@@ -1,0 +1,21 @@
+#![doc = include_str!("../CONTRACT.md")]
+
+mod driver;
+mod error;
+mod gate;
+mod handles;
+mod pools;
+mod properties;
+mod virtual_memory;
+
+#[cfg(feature = "cuda")]
+pub mod cuda;
+pub mod sync;
+
+pub use driver::{CaptureStatus, Driver, HostFn};
+pub use error::{DriverError, DriverResult};
+pub use gate::Gate;
+pub use handles::{Access, EventHandle, MemoryHandle, PoolHandle, StreamHandle};
+pub use pools::{AsyncPools, PoolOptions, PoolUsage, ReusePolicy};
+pub use properties::{DeviceKind, DeviceProperties, DeviceUuid, MemoryInfo};
+pub use virtual_memory::{MapAccess, VirtualMemory};

@@ -1,0 +1,96 @@
+//! The stream-ordered allocator of a driver, as an optional capability.
+
+use crate::{DriverResult, PoolHandle, StreamHandle};
+
+/// When a pool may hand memory that one stream freed to another stream.
+///
+/// Memory freed on the requesting stream is always a candidate.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct ReusePolicy {
+    /// Reuse when the requesting stream is already ordered after the free.
+    pub follow_event_dependencies: bool,
+    /// Reuse when the free happens to have completed.
+    pub opportunistic: bool,
+    /// When nothing else fits, make the requesting stream wait for the free.
+    pub internal_dependencies: bool,
+}
+
+impl ReusePolicy {
+    /// All three switches on, as drivers have it by default.
+    pub const ALL: Self =
+        Self { follow_event_dependencies: true, opportunistic: true, internal_dependencies: true };
+
+    /// Only what program order decides: the same program gets the same addresses in every run.
+    pub const DETERMINISTIC: Self =
+        Self { follow_event_dependencies: true, opportunistic: false, internal_dependencies: false };
+}
+
+impl Default for ReusePolicy {
+    fn default() -> Self {
+        Self::ALL
+    }
+}
+
+/// How a pool is created.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct PoolOptions {
+    /// Cached bytes the pool keeps across synchronisations.
+    pub release_threshold: u64,
+    /// The most physical bytes the pool may reserve; `None` leaves it to the device.
+    pub max_bytes: Option<u64>,
+    /// When memory may move between streams.
+    pub reuse: ReusePolicy,
+}
+
+impl Default for PoolOptions {
+    /// Keeps everything it ever reserved: a pool that gives memory back at every synchronisation maps it again at the
+    /// next request.
+    fn default() -> Self {
+        Self { release_threshold: u64::MAX, max_bytes: None, reuse: ReusePolicy::ALL }
+    }
+}
+
+/// What a pool holds.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct PoolUsage {
+    /// Physical bytes the pool holds now.
+    pub reserved: u64,
+    /// The most it ever held.
+    pub reserved_peak: u64,
+    /// Bytes in blocks now.
+    pub used: u64,
+    /// The most there ever were.
+    pub used_peak: u64,
+}
+
+/// Stream-ordered allocation: a block exists between its allocation and its free in stream order.
+pub trait AsyncPools: Send + Sync {
+    /// Creates a pool on this device.
+    fn pool_create(&self, options: &PoolOptions) -> DriverResult<PoolHandle>;
+
+    /// Destroys a pool. Its memory goes back when its last block is freed.
+    fn pool_destroy(&self, pool: PoolHandle) -> DriverResult<()>;
+
+    /// Changes how many cached bytes the pool keeps across synchronisations.
+    fn pool_set_release_threshold(&self, pool: PoolHandle, bytes: u64) -> DriverResult<()>;
+
+    /// Changes when memory may move between streams.
+    fn pool_set_reuse(&self, pool: PoolHandle, reuse: ReusePolicy) -> DriverResult<()>;
+
+    /// What the pool holds.
+    fn pool_usage(&self, pool: PoolHandle) -> DriverResult<PoolUsage>;
+
+    /// Gives cached memory back until at most `keep_bytes` are reserved, or nothing more is free.
+    fn pool_trim(&self, pool: PoolHandle, keep_bytes: u64) -> DriverResult<()>;
+
+    /// Allocates `bytes` in stream order: usable at once by work queued on `stream`.
+    fn alloc_async(&self, bytes: usize, pool: PoolHandle, stream: StreamHandle)
+    -> DriverResult<u64>;
+
+    /// Frees a block of [`AsyncPools::alloc_async`] once `stream` gets there.
+    ///
+    /// # Safety
+    /// `ptr` is a live block of this device, every use of it is ordered before this free, and nothing queued later
+    /// uses it.
+    unsafe fn free_async(&self, ptr: u64, stream: StreamHandle) -> DriverResult<()>;
+}
