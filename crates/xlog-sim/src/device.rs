@@ -1,0 +1,414 @@
+//! Simulated machines and devices, and what they offer beyond the driver seam.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use xlog_driver::{
+    Access, DeviceKind, DeviceProperties, DeviceUuid, DriverError, DriverResult, StreamHandle,
+};
+
+use crate::config::SimConfig;
+use crate::engine::{Guard, Shared};
+use crate::faults::{Call, Faults};
+use crate::kernel::{KernelRange, SimKernel};
+use crate::memory::BLOCK_ALIGN;
+use crate::op::{Argument, Label, OpKind};
+use crate::race::RaceReport;
+use crate::state::State;
+use crate::threads::{self, Body};
+
+/// Several simulated devices that share streams' clocks, so that one can wait for another's events.
+#[derive(Debug)]
+pub struct SimMachine {
+    owner: Arc<Owner>,
+}
+
+impl SimMachine {
+    /// Builds a machine; a bad configuration is refused with the field and what it accepts.
+    pub fn new(config: SimConfig) -> DriverResult<Self> {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        config.validate()?;
+        let shared = Shared::new(config, NEXT.fetch_add(1, Ordering::Relaxed));
+        Ok(Self {
+            owner: Arc::new(Owner(shared)),
+        })
+    }
+
+    /// One device of the machine. Opening it again gives the same memory and streams.
+    pub fn device(&self, ordinal: u32) -> DriverResult<Arc<SimDevice>> {
+        let config = &self.owner.0.config;
+        if ordinal >= config.ordinals {
+            return Err(DriverError::invalid(
+                "open simulated device",
+                format!("ordinal {ordinal}"),
+                format!("an ordinal below {}", config.ordinals),
+            ));
+        }
+        let mut uuid = *b"xlog-sim\0\0\0\0\0\0\0\0";
+        uuid[8..15].copy_from_slice(&self.owner.0.machine.to_be_bytes()[1..]);
+        uuid[15] = ordinal as u8;
+        let properties = DeviceProperties {
+            kind: DeviceKind::Simulated,
+            ordinal,
+            name: match config.seed {
+                Some(seed) => format!("simulated device, seed {seed}"),
+                None => "simulated device".to_owned(),
+            },
+            uuid: DeviceUuid(uuid),
+            total_bytes: config.capacity,
+            driver_version: 0,
+            compute_capability: (0, 0),
+            multiprocessors: 0,
+            least_priority: 0,
+            greatest_priority: -5,
+            async_pools: config.async_pools,
+            virtual_memory: config.virtual_memory,
+            granularity: if config.virtual_memory {
+                config.granularity
+            } else {
+                0
+            },
+            allocation_alignment: BLOCK_ALIGN as usize,
+        };
+        Ok(Arc::new(SimDevice {
+            shared: Arc::clone(&self.owner.0),
+            owner: Arc::clone(&self.owner),
+            properties,
+        }))
+    }
+}
+
+/// Ends the machine with its last device.
+#[derive(Debug)]
+struct Owner(Arc<Shared>);
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        self.0.shut_down();
+    }
+}
+
+/// One simulated device. It implements [`Driver`](xlog_driver::Driver).
+///
+/// ```
+/// use xlog_driver::Driver;
+/// use xlog_sim::{RaceKind, SimConfig, SimDevice};
+///
+/// let device = SimDevice::open(SimConfig::default().with_seed(1))?;
+/// let (a, b) = (device.stream_create(0)?, device.stream_create(0)?);
+/// let block = device.alloc(64)?;
+/// // SAFETY: the block is live and 64 bytes long.
+/// unsafe {
+///     device.memset(block, 1, 64, a)?;
+///     device.memset(block, 2, 64, b)?; // nothing orders it after the first
+/// }
+/// assert!(device.stream_synchronize(b).is_err());
+/// assert_eq!(device.races()[0].kind, RaceKind::WriteWrite);
+/// # Ok::<(), xlog_driver::DriverError>(())
+/// ```
+pub struct SimDevice {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) properties: DeviceProperties,
+    owner: Arc<Owner>,
+}
+
+impl fmt::Debug for SimDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SimDevice")
+            .field("ordinal", &self.properties.ordinal)
+            .field("config", &self.shared.config)
+            .finish_non_exhaustive()
+    }
+}
+
+impl SimDevice {
+    /// The first device of a machine of its own.
+    pub fn open(config: SimConfig) -> DriverResult<Arc<Self>> {
+        SimMachine::new(config)?.device(0)
+    }
+
+    /// The machine this device belongs to.
+    #[must_use]
+    pub fn machine(&self) -> SimMachine {
+        SimMachine {
+            owner: Arc::clone(&self.owner),
+        }
+    }
+
+    /// The seed of the deterministic scheduler, if it is one.
+    #[must_use]
+    pub fn seed(&self) -> Option<u64> {
+        self.shared.config.seed
+    }
+
+    /// Every race found so far on this machine, in the order of analysis. At most 1000 are kept.
+    #[must_use]
+    pub fn races(&self) -> Vec<RaceReport> {
+        self.shared.lock().detector.reports().to_vec()
+    }
+
+    /// A hash of the order in which operations were executed. Equal for equal programs under equal seeds.
+    #[must_use]
+    pub fn order_hash(&self) -> u64 {
+        self.shared.lock().order_hash
+    }
+
+    /// Simulated time: how far the host is, or the last stream if that is further. Zero without a latency model.
+    #[must_use]
+    pub fn simulated_time(&self) -> Duration {
+        let state = self.shared.lock();
+        let streams = state
+            .streams
+            .values()
+            .map(|stream| stream.time)
+            .max()
+            .unwrap_or(0);
+        Duration::from_nanos(streams.max(state.host_time))
+    }
+
+    /// Fault injection and call counts.
+    #[must_use]
+    pub fn faults(&self) -> Faults {
+        Faults {
+            shared: Arc::clone(&self.shared),
+            ordinal: self.ordinal(),
+        }
+    }
+
+    /// Queues a simulated kernel. Its arguments must be live, and may overlap only where all of them read.
+    pub fn launch(&self, stream: StreamHandle, kernel: SimKernel) -> DriverResult<()> {
+        let SimKernel { name, ranges, body } = kernel;
+        let mut state = self.enter(Call::Launch)?;
+        self.check_stream(&state, Call::Launch, stream)?;
+        refuse_overlap(&ranges)?;
+        let arguments = ranges
+            .iter()
+            .filter(|range| range.bytes > 0)
+            .map(|range| self.argument(&state, Call::Launch, range.ptr, range.bytes, range.access))
+            .collect::<DriverResult<Vec<_>>>()?;
+        if arguments.len() != ranges.len() {
+            return Err(DriverError::invalid(
+                "launch",
+                "an argument of 0 bytes",
+                "arguments of at least one byte",
+            ));
+        }
+        self.push(
+            &mut state,
+            stream,
+            Label::Given(name),
+            OpKind::Kernel(body),
+            arguments,
+        );
+        Ok(())
+    }
+
+    /// Names a stream for race reports.
+    pub fn name_stream(&self, stream: StreamHandle, name: &str) -> DriverResult<()> {
+        let mut state = self.shared.lock();
+        self.check_stream(&state, Call::StreamId, stream)?;
+        if let Some(stream) = state.streams.get_mut(&stream.0) {
+            stream.name = Some(Arc::from(name));
+        }
+        Ok(())
+    }
+
+    /// Names live memory for race reports of work queued from now on.
+    pub fn tag_memory(&self, ptr: u64, bytes: usize, tag: &str) -> DriverResult<()> {
+        let mut state = self.shared.lock();
+        state.space.check("tag_memory", ptr, bytes as u64)?;
+        state.space.tag(ptr, bytes as u64, tag);
+        Ok(())
+    }
+
+    /// Tells the detector that a sub-allocator hands out this range, in the order of `stream`.
+    ///
+    /// Work on the range that is not ordered after this is a use before allocation, or across reuse.
+    pub fn begin_range(
+        &self,
+        ptr: u64,
+        bytes: usize,
+        stream: StreamHandle,
+        tag: &str,
+    ) -> DriverResult<()> {
+        let mut state = self.shared.lock();
+        self.check_stream(&state, Call::AllocAsync, stream)?;
+        let mut argument = self.argument(&state, Call::AllocAsync, ptr, bytes, Access::Write)?;
+        state.space.tag(ptr, bytes as u64, tag);
+        argument.tag = Some(Arc::from(tag));
+        let kind = OpKind::Alloc {
+            completed: Vec::new(),
+        };
+        self.push(
+            &mut state,
+            stream,
+            Label::Fixed("begin_range"),
+            kind,
+            vec![argument],
+        );
+        Ok(())
+    }
+
+    /// Tells the detector that a sub-allocator takes this range back, in the order of `stream`.
+    ///
+    /// Work on the range that is not ordered before this is a use after free.
+    pub fn end_range(&self, ptr: u64, bytes: usize, stream: StreamHandle) -> DriverResult<()> {
+        let mut state = self.shared.lock();
+        self.check_stream(&state, Call::FreeAsync, stream)?;
+        let argument = self.argument(&state, Call::FreeAsync, ptr, bytes, Access::Write)?;
+        let meta = state.meta(Label::Fixed("end_range"), Some(stream));
+        let marker = crate::op::Marker::new(stream, meta.sequence);
+        state.push_as(stream, meta, OpKind::Free(marker), vec![argument]);
+        self.shared.queued(&mut state, stream.0);
+        Ok(())
+    }
+
+    /// Runs host threads and waits for them.
+    ///
+    /// Under a seed they are logical: one runs at a time, and the seed decides at every driver call who goes on, so that
+    /// the whole test can be replayed. They must block only in this device or on an [`xlog_driver::sync::Mutex`].
+    /// Without a seed they are ordinary threads.
+    ///
+    /// # Panics
+    /// Passes on the first panic of a body, after all have ended.
+    pub fn run_threads<'a>(&self, bodies: Vec<Box<dyn FnOnce() + Send + 'a>>) {
+        match self.shared.config.seed {
+            Some(_) => {
+                let seed = self.shared.lock().rng.next();
+                threads::run(self.shared.machine, seed, bodies);
+            }
+            None => std::thread::scope(|scope| {
+                for body in bodies {
+                    let body: Body<'a> = body;
+                    scope.spawn(body);
+                }
+            }),
+        }
+    }
+
+    // What the driver calls share.
+
+    pub(crate) fn ordinal(&self) -> u32 {
+        self.properties.ordinal
+    }
+
+    pub(crate) fn enter(&self, call: Call) -> DriverResult<Guard<'_>> {
+        self.shared.enter(self.ordinal(), call)
+    }
+
+    /// Adds to the host's simulated time.
+    pub(crate) fn cost(state: &mut State, cost: impl FnOnce(&crate::latency::LatencyModel) -> u64) {
+        if let Some(model) = &state.latency {
+            state.host_time += cost(model);
+        }
+    }
+
+    pub(crate) fn check_stream(
+        &self,
+        state: &State,
+        call: Call,
+        stream: StreamHandle,
+    ) -> DriverResult<()> {
+        match state.streams.get(&stream.0) {
+            Some(known) if !known.destroyed && known.ordinal == self.ordinal() => Ok(()),
+            Some(known) if known.destroyed => Err(DriverError::invalid(
+                call.name(),
+                format!("{stream}, which was destroyed"),
+                "a live stream of this device",
+            )),
+            Some(known) => Err(DriverError::invalid(
+                call.name(),
+                format!("{stream} of device {}", known.ordinal),
+                format!("a live stream of device {}", self.ordinal()),
+            )),
+            None => Err(DriverError::invalid(
+                call.name(),
+                format!("{stream}, unknown or destroyed"),
+                "a live stream of this device",
+            )),
+        }
+    }
+
+    /// A range as an argument of work, checked.
+    pub(crate) fn argument(
+        &self,
+        state: &State,
+        call: Call,
+        ptr: u64,
+        bytes: usize,
+        access: Access,
+    ) -> DriverResult<Argument> {
+        let region = state.space.check(call.name(), ptr, bytes as u64)?;
+        let reservation = region.is_reservation();
+        let pieces = if reservation {
+            Vec::new()
+        } else {
+            region
+                .pieces(ptr, bytes as u64, access.writes())
+                .unwrap_or_default()
+        };
+        Ok(Argument {
+            ptr,
+            bytes: bytes as u64,
+            access,
+            generation: if reservation { 0 } else { region.generation },
+            tag: state.space.tag_of(ptr),
+            pieces,
+        })
+    }
+
+    /// Queues work and lets the engine know.
+    pub(crate) fn push(
+        &self,
+        state: &mut State,
+        stream: StreamHandle,
+        label: Label,
+        kind: OpKind,
+        arguments: Vec<Argument>,
+    ) -> u64 {
+        Self::cost(state, |model| model.launch);
+        let sequence = state.push(stream, label, kind, arguments);
+        self.shared.queued(state, stream.0);
+        sequence
+    }
+
+    /// Takes the race that the next synchronisation of a stream has to report.
+    pub(crate) fn report_race(
+        state: &mut State,
+        call: Call,
+        stream: StreamHandle,
+    ) -> DriverResult<()> {
+        let Some(report) = state.streams.get_mut(&stream.0).and_then(|s| s.race.take()) else {
+            return Ok(());
+        };
+        match state.detector.reports().get(report) {
+            Some(report) => Err(DriverError::Race {
+                call: call.name(),
+                report: report.to_string(),
+            }),
+            None => Ok(()),
+        }
+    }
+}
+
+fn refuse_overlap(ranges: &[KernelRange]) -> DriverResult<()> {
+    for (i, a) in ranges.iter().enumerate() {
+        for b in &ranges[i + 1..] {
+            let apart = a.ptr.saturating_add(a.bytes as u64) <= b.ptr
+                || b.ptr.saturating_add(b.bytes as u64) <= a.ptr;
+            if !apart && (a.access.writes() || b.access.writes()) {
+                return Err(DriverError::invalid(
+                    "launch",
+                    format!(
+                        "the overlapping arguments of {} bytes at {:#x} and {} bytes at {:#x}",
+                        a.bytes, a.ptr, b.bytes, b.ptr
+                    ),
+                    "arguments that overlap only where all of them read",
+                ));
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,536 @@
+//! The driver seam, simulated.
+
+#![allow(unsafe_code)]
+
+use std::ffi::c_void;
+use std::sync::Arc;
+
+use xlog_driver::{
+    Access, AsyncPools, CaptureStatus, DeviceProperties, Driver, DriverError, DriverResult,
+    EventHandle, Gate, HostFn, MemoryInfo, StreamHandle, VirtualMemory,
+};
+
+use crate::device::SimDevice;
+use crate::engine::{check_alive, gather, scatter};
+use crate::faults::Call;
+use crate::memory::{BLOCK_ALIGN, Backing, Owner, RegionKind, round_up};
+use crate::op::{GateState, Label, OpKind};
+use crate::race::RaceKind;
+use crate::state::{Event, State};
+
+impl SimDevice {
+    fn check_event(&self, state: &State, call: Call, event: EventHandle) -> DriverResult<()> {
+        // A stream may wait for an event of another device; everything else stays at home.
+        match state.events.get(&event.0) {
+            Some((ordinal, _))
+                if *ordinal == self.ordinal()
+                    || matches!(call, Call::StreamWaitEvent | Call::EventQuery) =>
+            {
+                Ok(())
+            }
+            _ => Err(DriverError::invalid(
+                call.name(),
+                format!("{event}, unknown or destroyed"),
+                "a live event of this device",
+            )),
+        }
+    }
+
+    /// Gives cached pool memory back where a pool holds more than its threshold, as synchronising calls do.
+    fn release_cached(&self, state: &mut State) {
+        let pools: Vec<u64> = state.pools.keys().copied().collect();
+        for pool in pools {
+            let threshold = state
+                .pools
+                .get(&pool)
+                .map_or(0, |p| p.options.release_threshold);
+            self.release_pool(state, pool, threshold);
+        }
+    }
+
+    fn refuse_zero(call: Call, bytes: usize) -> DriverResult<()> {
+        if bytes == 0 {
+            return Err(DriverError::invalid(
+                call.name(),
+                "0 bytes",
+                "at least one byte",
+            ));
+        }
+        Ok(())
+    }
+}
+
+impl Driver for SimDevice {
+    fn properties(&self) -> &DeviceProperties {
+        &self.properties
+    }
+
+    fn memory_info(&self) -> DriverResult<MemoryInfo> {
+        let mut state = self.enter(Call::MemoryInfo)?;
+        Self::cost(&mut state, |model| model.memory_info);
+        let total = self.properties.total_bytes;
+        Ok(MemoryInfo {
+            free: state.free_bytes(self.ordinal()),
+            total,
+        })
+    }
+
+    fn synchronize(&self) -> DriverResult<()> {
+        let mut state = self.enter(Call::Synchronize)?;
+        Self::cost(&mut state, |model| model.synchronize);
+        let mine = |state: &State| -> Vec<StreamHandle> {
+            let ordinal = self.ordinal();
+            state
+                .streams
+                .values()
+                .filter(|s| s.ordinal == ordinal)
+                .map(|s| s.handle)
+                .collect()
+        };
+        let mut markers = Vec::new();
+        for stream in mine(&state) {
+            markers.push(state.push_marker(stream, "synchronize"));
+            self.shared.queued(&mut state, stream.0);
+        }
+        for marker in markers {
+            state = self
+                .shared
+                .wait_for(state, self.ordinal(), Call::Synchronize, &marker)?;
+        }
+        self.release_cached(&mut state);
+        let mut outcome = Ok(());
+        for stream in mine(&state) {
+            let this = Self::report_race(&mut state, Call::Synchronize, stream);
+            outcome = outcome.and(this);
+        }
+        outcome
+    }
+
+    fn stream_create(&self, _priority: i32) -> DriverResult<StreamHandle> {
+        let mut state = self.enter(Call::StreamCreate)?;
+        Ok(state.add_stream(self.ordinal()))
+    }
+
+    fn stream_destroy(&self, stream: StreamHandle) -> DriverResult<()> {
+        let mut state = self.enter(Call::StreamDestroy)?;
+        self.check_stream(&state, Call::StreamDestroy, stream)?;
+        if let Some(stream) = state.streams.get_mut(&stream.0) {
+            stream.destroyed = true;
+        }
+        self.shared.wake(&mut state);
+        state.bury(stream.0);
+        Ok(())
+    }
+
+    fn stream_synchronize(&self, stream: StreamHandle) -> DriverResult<()> {
+        let call = Call::StreamSynchronize;
+        let mut state = self.enter(call)?;
+        self.check_stream(&state, call, stream)?;
+        Self::cost(&mut state, |model| model.synchronize);
+        let marker = state.push_marker(stream, "synchronize");
+        self.shared.queued(&mut state, stream.0);
+        let mut state = self.shared.wait_for(state, self.ordinal(), call, &marker)?;
+        self.release_cached(&mut state);
+        Self::report_race(&mut state, call, stream)
+    }
+
+    fn stream_query(&self, stream: StreamHandle) -> DriverResult<bool> {
+        let mut state = self.enter(Call::StreamQuery)?;
+        self.check_stream(&state, Call::StreamQuery, stream)?;
+        Self::cost(&mut state, |model| model.stream_query);
+        let known = state.streams.get(&stream.0).filter(|s| s.is_drained());
+        let Some((clock, time)) = known.map(|s| (s.clock.clone(), s.time)) else {
+            return Ok(false);
+        };
+        state.host_learns(&clock, time);
+        Ok(true)
+    }
+
+    fn stream_id(&self, stream: StreamHandle) -> DriverResult<u64> {
+        let state = self.enter(Call::StreamId)?;
+        self.check_stream(&state, Call::StreamId, stream)?;
+        // Handles are never used twice on one machine; the machine makes them unique in the process.
+        Ok((self.shared.machine << 40) | stream.0)
+    }
+
+    fn stream_capture(&self, stream: StreamHandle) -> DriverResult<CaptureStatus> {
+        let state = self.enter(Call::StreamCapture)?;
+        self.check_stream(&state, Call::StreamCapture, stream)?;
+        Ok(CaptureStatus::None)
+    }
+
+    fn stream_wait_event(&self, stream: StreamHandle, event: EventHandle) -> DriverResult<()> {
+        let mut state = self.enter(Call::StreamWaitEvent)?;
+        self.check_stream(&state, Call::StreamWaitEvent, stream)?;
+        self.check_event(&state, Call::StreamWaitEvent, event)?;
+        Self::cost(&mut state, |model| model.stream_wait);
+        let marker = state
+            .events
+            .get(&event.0)
+            .and_then(|(_, event)| event.marker.clone());
+        if let Some(marker) = marker {
+            state.push(
+                stream,
+                Label::Fixed("wait"),
+                OpKind::Wait(marker),
+                Vec::new(),
+            );
+            self.shared.queued(&mut state, stream.0);
+        }
+        Ok(())
+    }
+
+    fn raw_stream(&self, _stream: StreamHandle) -> Option<*mut c_void> {
+        None
+    }
+
+    fn event_create(&self) -> DriverResult<EventHandle> {
+        let mut state = self.enter(Call::EventCreate)?;
+        Self::cost(&mut state, |model| model.event_create);
+        let handle = state.handle();
+        state
+            .events
+            .insert(handle, (self.ordinal(), Event::default()));
+        Ok(EventHandle(handle))
+    }
+
+    fn event_destroy(&self, event: EventHandle) -> DriverResult<()> {
+        let mut state = self.enter(Call::EventDestroy)?;
+        self.check_event(&state, Call::EventDestroy, event)?;
+        Self::cost(&mut state, |model| model.event_create);
+        state.events.remove(&event.0);
+        Ok(())
+    }
+
+    fn event_record(&self, event: EventHandle, stream: StreamHandle) -> DriverResult<()> {
+        let mut state = self.enter(Call::EventRecord)?;
+        self.check_event(&state, Call::EventRecord, event)?;
+        self.check_stream(&state, Call::EventRecord, stream)?;
+        Self::cost(&mut state, |model| model.event_record);
+        let marker = state.push_marker(stream, "record");
+        if let Some((_, event)) = state.events.get_mut(&event.0) {
+            event.marker = Some(marker);
+        }
+        self.shared.queued(&mut state, stream.0);
+        Ok(())
+    }
+
+    fn event_query(&self, event: EventHandle) -> DriverResult<bool> {
+        let mut state = self.enter(Call::EventQuery)?;
+        self.check_event(&state, Call::EventQuery, event)?;
+        Self::cost(&mut state, |model| model.event_query);
+        let marker = state
+            .events
+            .get(&event.0)
+            .and_then(|(_, event)| event.marker.clone());
+        let Some(marker) = marker else {
+            return Ok(true);
+        };
+        if !marker.is_done() {
+            return Ok(false);
+        }
+        if let Some(point) = marker.reached.get() {
+            state.host_learns(&point.clock, point.time);
+        }
+        Ok(true)
+    }
+
+    fn event_synchronize(&self, event: EventHandle) -> DriverResult<()> {
+        let call = Call::EventSynchronize;
+        let mut state = self.enter(call)?;
+        self.check_event(&state, call, event)?;
+        Self::cost(&mut state, |model| model.synchronize);
+        let marker = state
+            .events
+            .get(&event.0)
+            .and_then(|(_, event)| event.marker.clone());
+        let Some(marker) = marker else { return Ok(()) };
+        let mut state = self.shared.wait_for(state, self.ordinal(), call, &marker)?;
+        self.release_cached(&mut state);
+        Self::report_race(&mut state, call, marker.stream)
+    }
+
+    fn alloc(&self, bytes: usize) -> DriverResult<u64> {
+        let call = Call::Alloc.name();
+        let mut state = self.enter(Call::Alloc)?;
+        Self::refuse_zero(Call::Alloc, bytes)?;
+        Self::cost(&mut state, |model| model.alloc);
+        let out_of_memory = || DriverError::OutOfMemory {
+            call,
+            requested: bytes as u64,
+        };
+        let span = round_up(bytes as u64, BLOCK_ALIGN).ok_or_else(out_of_memory)?;
+        state.take_bytes(call, self.ordinal(), span)?;
+        let place = Backing::new(bytes).and_then(|backing| {
+            let start = state
+                .space
+                .take_addresses(self.ordinal(), span, BLOCK_ALIGN)?;
+            Some((start, backing))
+        });
+        let Some((start, backing)) = place else {
+            state.give_bytes(self.ordinal(), span);
+            return Err(out_of_memory());
+        };
+        let kind = RegionKind::Block {
+            owner: Owner::Plain,
+            backing,
+            offset: 0,
+        };
+        state
+            .space
+            .insert(start, bytes as u64, span, self.ordinal(), kind);
+        Ok(start)
+    }
+
+    unsafe fn free(&self, ptr: u64) -> DriverResult<()> {
+        let call = Call::Free;
+        let mut state = self.enter(call)?;
+        let plain = |kind: &RegionKind| {
+            matches!(
+                kind,
+                RegionKind::Block {
+                    owner: Owner::Plain,
+                    ..
+                }
+            )
+        };
+        match state.space.starting_at(ptr) {
+            Some(region) if plain(&region.kind) && region.ordinal == self.ordinal() => {}
+            _ => {
+                let accepted = match state.space.containing(ptr) {
+                    Some(region) => format!(
+                        "the start of a block of alloc on this device; this lies in a region of {} bytes at {:#x}",
+                        region.bytes, region.start
+                    ),
+                    None => state.space.why_unknown(ptr),
+                };
+                return Err(DriverError::invalid(
+                    call.name(),
+                    format!("{ptr:#x}"),
+                    accepted,
+                ));
+            }
+        }
+        Self::cost(&mut state, |model| model.alloc);
+        if let Some(region) = state.space.remove(ptr) {
+            let meta = state.meta(Label::Fixed("free"), None);
+            let host = Arc::clone(&state.host);
+            for piece in region.pieces(ptr, region.bytes, true).unwrap_or_default() {
+                let notices =
+                    state
+                        .detector
+                        .end_by_host(&piece, &host, &meta, RaceKind::UseAfterFree);
+                state.notify_races(notices);
+                state.detector.forget(piece.backing_id());
+            }
+            state
+                .space
+                .give_addresses(region.ordinal, region.start, region.span);
+            state.give_bytes(region.ordinal, region.span);
+        }
+        Ok(())
+    }
+
+    unsafe fn memset(
+        &self,
+        dst: u64,
+        value: u8,
+        bytes: usize,
+        stream: StreamHandle,
+    ) -> DriverResult<()> {
+        let call = Call::Memset;
+        let mut state = self.enter(call)?;
+        self.check_stream(&state, call, stream)?;
+        if bytes == 0 {
+            return Ok(());
+        }
+        let target = self.argument(&state, call, dst, bytes, Access::Write)?;
+        self.push(
+            &mut state,
+            stream,
+            Label::Fixed("memset"),
+            OpKind::Memset(value),
+            vec![target],
+        );
+        Ok(())
+    }
+
+    unsafe fn copy_htod(&self, dst: u64, src: &[u8], stream: StreamHandle) -> DriverResult<()> {
+        let call = Call::CopyHtod;
+        let mut state = self.enter(call)?;
+        self.check_stream(&state, call, stream)?;
+        if src.is_empty() {
+            return Ok(());
+        }
+        let target = self.argument(&state, call, dst, src.len(), Access::Write)?;
+        let idle = state
+            .streams
+            .get(&stream.0)
+            .is_some_and(|s| s.is_drained() && s.held_back == 0);
+        if !(idle && self.shared.config.seed.is_none()) {
+            let kind = OpKind::CopyIn(Box::from(src));
+            self.push(
+                &mut state,
+                stream,
+                Label::Fixed("copy_htod"),
+                kind,
+                vec![target],
+            );
+            return Ok(());
+        }
+        // The stream is idle: the bytes can go straight from the source, if nothing else uses the target now.
+        Self::cost(&mut state, |model| model.launch);
+        let kind = OpKind::CopyIn(Box::default());
+        let sequence = state.push(stream, Label::Fixed("copy_htod"), kind, vec![target]);
+        if !state.is_ready(stream.0) || !state.is_fault_free(stream.0) {
+            if let Some(op) = state
+                .streams
+                .get_mut(&stream.0)
+                .and_then(|s| s.queue.back_mut())
+            {
+                op.kind = OpKind::CopyIn(Box::from(src));
+            }
+            self.shared.queued(&mut state, stream.0);
+            return Ok(());
+        }
+        if let Some(op) = state.start(stream.0) {
+            drop(state);
+            scatter(&op.arguments[0].pieces, src);
+            state = self.shared.lock();
+            state.finish(stream.0, sequence);
+            self.shared.wake(&mut state);
+            let more = state
+                .streams
+                .get(&stream.0)
+                .is_some_and(|s| !s.queue.is_empty());
+            if more {
+                self.shared.queued(&mut state, stream.0);
+            }
+        }
+        Ok(())
+    }
+
+    unsafe fn copy_dtoh(&self, dst: &mut [u8], src: u64, stream: StreamHandle) -> DriverResult<()> {
+        let call = Call::CopyDtoh;
+        let mut state = self.enter(call)?;
+        self.check_stream(&state, call, stream)?;
+        if dst.is_empty() {
+            return Ok(());
+        }
+        let source = self.argument(&state, call, src, dst.len(), Access::Read)?;
+        let label = Label::Fixed("copy_dtoh");
+        let sequence = self.push(&mut state, stream, label, OpKind::CopyOut, vec![source]);
+        let ready = |state: &mut State| state.is_copy_out_ready(stream.0, sequence);
+        let mut state = match self.shared.wait(state, self.ordinal(), call, ready) {
+            Ok(state) => state,
+            Err(error) => {
+                let mut state = self.shared.lock();
+                let queue = state.streams.get_mut(&stream.0).map(|s| s.queue.iter_mut());
+                for op in queue
+                    .into_iter()
+                    .flatten()
+                    .filter(|op| op.meta.sequence == sequence)
+                {
+                    op.kind = OpKind::Cancelled;
+                }
+                self.shared.wake(&mut state);
+                return Err(error);
+            }
+        };
+        let Some(op) = state.start(stream.0) else {
+            return Ok(());
+        };
+        if let Some(fault) = op.fault {
+            state.finish(stream.0, sequence);
+            drop(state);
+            self.shared.lose(self.ordinal(), 700, fault);
+            return check_alive(&self.shared.lock(), self.ordinal(), call);
+        }
+        drop(state);
+        gather(&op.arguments[0].pieces, dst);
+        let mut state = self.shared.lock();
+        let known = state.streams.get(&stream.0).map(|s| (s.slot, s.time));
+        state.finish(stream.0, sequence);
+        if let (Some((clock, _)), Some((_, time))) = (op.clock, known) {
+            state.host_learns(&clock, time);
+        }
+        self.shared.wake(&mut state);
+        if state
+            .streams
+            .get(&stream.0)
+            .is_some_and(|s| !s.queue.is_empty())
+        {
+            self.shared.queued(&mut state, stream.0);
+        }
+        self.release_cached(&mut state);
+        Self::report_race(&mut state, call, stream)
+    }
+
+    unsafe fn copy_dtod(
+        &self,
+        dst: u64,
+        src: u64,
+        bytes: usize,
+        stream: StreamHandle,
+    ) -> DriverResult<()> {
+        let call = Call::CopyDtod;
+        let mut state = self.enter(call)?;
+        self.check_stream(&state, call, stream)?;
+        if bytes == 0 {
+            return Ok(());
+        }
+        let target = self.argument(&state, call, dst, bytes, Access::Write)?;
+        let source = self.argument(&state, call, src, bytes, Access::Read)?;
+        if dst.abs_diff(src) < bytes as u64 {
+            return Err(DriverError::invalid(
+                call.name(),
+                format!("the overlapping ranges of {bytes} bytes at {dst:#x} and {src:#x}"),
+                "ranges that do not overlap",
+            ));
+        }
+        let label = Label::Fixed("copy_dtod");
+        self.push(
+            &mut state,
+            stream,
+            label,
+            OpKind::CopyDevice,
+            vec![target, source],
+        );
+        Ok(())
+    }
+
+    fn host_fn(&self, stream: StreamHandle, work: HostFn) -> DriverResult<()> {
+        let mut state = self.enter(Call::HostFn)?;
+        self.check_stream(&state, Call::HostFn, stream)?;
+        self.push(
+            &mut state,
+            stream,
+            Label::Fixed("host_fn"),
+            OpKind::HostFn(work),
+            Vec::new(),
+        );
+        Ok(())
+    }
+
+    fn hold(&self, stream: StreamHandle) -> DriverResult<Gate> {
+        let mut state = self.enter(Call::Hold)?;
+        self.check_stream(&state, Call::Hold, stream)?;
+        let gate = Arc::new(GateState::default());
+        let kind = OpKind::Gate(Arc::clone(&gate));
+        self.push(&mut state, stream, Label::Fixed("hold"), kind, Vec::new());
+        let shared = Arc::clone(&self.shared);
+        Ok(Gate::new(move || shared.open_gate(&gate)))
+    }
+
+    fn async_pools(&self) -> Option<&dyn AsyncPools> {
+        self.properties
+            .async_pools
+            .then_some(self as &dyn AsyncPools)
+    }
+
+    fn virtual_memory(&self) -> Option<&dyn VirtualMemory> {
+        self.properties
+            .virtual_memory
+            .then_some(self as &dyn VirtualMemory)
+    }
+}

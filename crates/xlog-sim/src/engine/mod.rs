@@ -1,0 +1,334 @@
+//! Who executes what is queued, and when.
+//!
+//! Two engines share one state. `threaded` gives every stream a thread; `seeded` executes on whatever thread calls the
+//! driver, one operation at a time, as its seed decides. Both start an operation only when it is analysed, at the front
+//! of its stream, and in no conflict with one that runs.
+
+mod perform;
+mod seeded;
+mod threaded;
+
+use std::cell::RefCell;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use xlog_driver::{DriverError, DriverResult};
+
+use crate::clock::VectorClock;
+use crate::config::SimConfig;
+use crate::faults::{Call, Fault};
+use crate::op::{GateState, Marker, Op, OpKind};
+use crate::state::State;
+use crate::threads;
+
+pub(crate) use perform::{gather, perform, scatter};
+
+thread_local! {
+    /// The host function this thread executes: its machine, and what it is ordered after.
+    static EXECUTING: RefCell<Option<(u64, Arc<VectorClock>, u64)>> = const { RefCell::new(None) };
+}
+
+/// A machine as its devices, gates and stream threads share it.
+pub(crate) struct Shared {
+    pub(crate) machine: u64,
+    pub(crate) config: SimConfig,
+    state: Mutex<State>,
+    /// Signalled when a host thread that waits may go on.
+    changed: Condvar,
+}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SimMachine")
+            .field("config", &self.config)
+            .finish_non_exhaustive()
+    }
+}
+
+pub(crate) type Guard<'a> = MutexGuard<'a, State>;
+
+impl Shared {
+    pub(crate) fn new(config: SimConfig, machine: u64) -> Arc<Self> {
+        let state = State::new(&config, machine);
+        Arc::new(Self {
+            machine,
+            config,
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+        })
+    }
+
+    pub(crate) fn lock(&self) -> Guard<'_> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The beginning of every driver call: lets others run, counts, and fails where that is planned or past help.
+    pub(crate) fn enter(&self, ordinal: u32, call: Call) -> DriverResult<Guard<'_>> {
+        threads::yield_point(self.machine);
+        let mut state = self.lock();
+        if let Some(fault) = state.faults.on_call(ordinal, call) {
+            match fault {
+                Fault::OutOfMemory => {
+                    return Err(DriverError::OutOfMemory {
+                        call: call.name(),
+                        requested: 0,
+                    });
+                }
+                Fault::Unsupported => return Err(DriverError::Unsupported { call: call.name() }),
+                Fault::Code(code) => {
+                    let name = "injected fault".to_owned();
+                    return Err(DriverError::Code {
+                        call: call.name(),
+                        code,
+                        name,
+                    });
+                }
+                Fault::DeviceLost => {
+                    drop(state);
+                    self.lose(ordinal, 719, "lost by fault injection".to_owned());
+                    state = self.lock();
+                }
+            }
+        }
+        check_alive(&state, ordinal, call)?;
+        if self.config.seed.is_some() {
+            state = self.advance(state);
+            check_alive(&state, ordinal, call)?;
+        }
+        Ok(state)
+    }
+
+    /// Waits until `ready` says yes.
+    pub(crate) fn wait<'a>(
+        &'a self,
+        mut state: Guard<'a>,
+        ordinal: u32,
+        call: Call,
+        mut ready: impl FnMut(&mut State) -> bool,
+    ) -> DriverResult<Guard<'a>> {
+        let mut since = (state.progress, Instant::now());
+        loop {
+            if ready(&mut state) {
+                return Ok(state);
+            }
+            check_alive(&state, ordinal, call)?;
+            if self.config.seed.is_some() {
+                let (guard, stepped) = self.step(state);
+                state = guard;
+                if stepped {
+                    continue;
+                }
+                if ready(&mut state) {
+                    return Ok(state);
+                }
+                let progress = state.progress;
+                if threads::is_logical(self.machine) {
+                    drop(state);
+                    let stuck = threads::blocked(self.machine, progress);
+                    state = self.lock();
+                    if stuck && state.progress == progress && !ready(&mut state) {
+                        return Err(deadlock(&state, call));
+                    }
+                    continue;
+                }
+            }
+            if state.progress != since.0 || !state.running.is_empty() {
+                since = (state.progress, Instant::now());
+            } else if since.1.elapsed() >= self.config.patience {
+                return Err(deadlock(&state, call));
+            }
+            state.waiters += 1;
+            let (mut guard, _) = self
+                .changed
+                .wait_timeout(state, self.config.patience)
+                .unwrap_or_else(PoisonError::into_inner);
+            guard.waiters -= 1;
+            state = guard;
+        }
+    }
+
+    /// Waits for a marker and lets the host know what it stands for.
+    pub(crate) fn wait_for<'a>(
+        &'a self,
+        state: Guard<'a>,
+        ordinal: u32,
+        call: Call,
+        marker: &Marker,
+    ) -> DriverResult<Guard<'a>> {
+        let mut state = self.wait(state, ordinal, call, |_| marker.is_done())?;
+        check_alive(&state, ordinal, call)?;
+        if let Some(point) = marker.reached.get() {
+            state.host_learns(&point.clock, point.time);
+        }
+        Ok(state)
+    }
+
+    /// Wakes whoever may go on after a change.
+    pub(crate) fn wake(&self, state: &mut State) {
+        if self.config.seed.is_none() {
+            threaded::wake_workers(state);
+        }
+        if state.waiters > 0 {
+            self.changed.notify_all();
+        }
+    }
+
+    /// What must follow when something was queued on `stream`.
+    pub(crate) fn queued(self: &Arc<Self>, state: &mut State, stream: u64) {
+        if self.config.seed.is_none() {
+            threaded::queued(self, state, stream);
+        }
+        if state.waiters > 0 {
+            self.changed.notify_all();
+        }
+    }
+
+    pub(crate) fn open_gate(&self, gate: &GateState) {
+        let passed_on = EXECUTING.with(|slot| {
+            let slot = slot.borrow();
+            let (machine, clock, time) = slot.as_ref()?;
+            (*machine == self.machine).then(|| (Arc::clone(clock), *time))
+        });
+        let mut state = self.lock();
+        let (clock, time) = match passed_on {
+            Some(known) => known,
+            None => (Arc::clone(&state.host), state.host_time),
+        };
+        state.open_gate(gate, clock, time);
+        self.wake(&mut state);
+    }
+
+    pub(crate) fn lose(&self, ordinal: u32, code: u32, reason: String) {
+        let mut state = self.lock();
+        let dropped = state.lose(ordinal, code, reason);
+        self.wake(&mut state);
+        drop(state);
+        // Closures may own anything, also devices of this machine.
+        drop(dropped);
+    }
+
+    /// Ends the machine: threads stop when they run out of work.
+    pub(crate) fn shut_down(&self) {
+        let mut state = self.lock();
+        state.shutdown = true;
+        threaded::wake_all(&mut state);
+    }
+}
+
+impl State {
+    /// True when the operation at the front of `stream` can be executed now.
+    pub(crate) fn is_ready(&self, stream: u64) -> bool {
+        let Some(stream) = self.streams.get(&stream) else {
+            return false;
+        };
+        if stream.running || stream.held_back > 0 || stream.analysed == 0 {
+            return false;
+        }
+        match stream.queue.front() {
+            Some(op) => match &op.kind {
+                OpKind::Wait(marker) => marker.is_done(),
+                OpKind::CopyOut => false,
+                _ => !self.conflicts(op),
+            },
+            None => false,
+        }
+    }
+
+    /// True when the copy to the host that a caller waits with is at the front.
+    pub(crate) fn is_copy_out_ready(&self, stream: u64, sequence: u64) -> bool {
+        self.streams.get(&stream).is_some_and(|stream| {
+            !stream.running
+                && stream.held_back == 0
+                && stream.analysed > 0
+                && stream
+                    .queue
+                    .front()
+                    .is_some_and(|op| op.meta.sequence == sequence && !self.conflicts(op))
+        })
+    }
+
+    /// True when the operation at the end of `stream` touches only memory that is there.
+    pub(crate) fn is_fault_free(&self, stream: u64) -> bool {
+        let last = self
+            .streams
+            .get(&stream)
+            .and_then(|stream| stream.queue.back());
+        last.is_some_and(|op| op.fault.is_none())
+    }
+
+    fn conflicts(&self, op: &Op) -> bool {
+        self.running
+            .iter()
+            .any(|(_, touched)| op.conflicts(touched))
+    }
+
+    /// Takes the operation at the front of a ready stream. Immediate ones are done with this.
+    pub(crate) fn start(&mut self, handle: u64) -> Option<Op> {
+        let stream = self.streams.get_mut(&handle)?;
+        let op = stream.queue.pop_front()?;
+        stream.analysed -= 1;
+        let place = (u64::from(stream.slot) << 40) ^ stream.executed;
+        self.order_hash = (self.order_hash ^ place).wrapping_mul(0x0000_0100_0000_01b3);
+        if op.kind.is_immediate() && op.fault.is_none() {
+            if let OpKind::Record(marker) | OpKind::Free(marker) = &op.kind {
+                marker.set_done();
+            }
+            stream.executed += 1;
+            self.progress += 1;
+            self.bury(handle);
+            return None;
+        }
+        stream.running = true;
+        let touched = op.touched();
+        if !touched.is_empty() {
+            self.running.push((op.meta.sequence, touched));
+        }
+        Some(op)
+    }
+
+    /// The operation has run.
+    pub(crate) fn finish(&mut self, handle: u64, sequence: u64) {
+        if let Some(at) = self
+            .running
+            .iter()
+            .position(|(running, _)| *running == sequence)
+        {
+            self.running.swap_remove(at);
+        }
+        if let Some(stream) = self.streams.get_mut(&handle) {
+            stream.running = false;
+            stream.executed += 1;
+        }
+        self.progress += 1;
+        self.bury(handle);
+    }
+}
+
+pub(crate) fn check_alive(state: &State, ordinal: u32, call: Call) -> DriverResult<()> {
+    match &state.ordinals[ordinal as usize].lost {
+        Some((code, reason)) => Err(DriverError::DeviceLost {
+            call: call.name(),
+            code: *code,
+            reason: reason.clone(),
+        }),
+        None => Ok(()),
+    }
+}
+
+fn deadlock(state: &State, call: Call) -> DriverError {
+    let standing: Vec<String> = state
+        .streams
+        .values()
+        .filter(|stream| !stream.is_drained())
+        .map(|stream| stream.standing())
+        .collect();
+    let reason = if standing.is_empty() {
+        "nothing is queued".to_owned()
+    } else {
+        standing.join("; ")
+    };
+    DriverError::Deadlock {
+        call: call.name(),
+        reason,
+    }
+}

@@ -1,0 +1,183 @@
+//! The concurrent engine: a thread per stream, started with the first work.
+
+use std::sync::{Arc, Condvar, PoisonError};
+
+use super::{Guard, Shared, perform};
+use crate::op::{Op, OpKind};
+use crate::state::{State, Worker};
+
+/// Operations a thread takes at once.
+const BATCH: usize = 64;
+/// How often a thread looks again before it sleeps: waking one costs more than a short look.
+const LOOKS: usize = 200;
+
+/// Something was queued: starts or wakes the thread of the stream.
+pub(super) fn queued(shared: &Arc<Shared>, state: &mut State, handle: u64) {
+    let Some(stream) = state.streams.get_mut(&handle) else {
+        return;
+    };
+    match &mut stream.worker {
+        Some(worker) => {
+            if worker.asleep {
+                worker.asleep = false;
+                worker.wake.notify_one();
+            }
+        }
+        None => {
+            let wake = Arc::new(Condvar::new());
+            stream.worker = Some(Worker {
+                wake: Arc::clone(&wake),
+                asleep: false,
+            });
+            let shared = Arc::clone(shared);
+            let started = std::thread::Builder::new()
+                .name(format!("xlog-sim-{handle}"))
+                .spawn(move || run(&shared, handle, &wake));
+            if let Err(error) = started {
+                let ordinal = stream.ordinal;
+                stream.worker = None;
+                drop(state.lose(ordinal, 999, format!("no thread for a stream: {error}")));
+            }
+        }
+    }
+}
+
+/// Wakes the threads whose streams can go on.
+pub(super) fn wake_workers(state: &mut State) {
+    let sleeping: Vec<u64> = state
+        .streams
+        .iter()
+        .filter(|(_, stream)| stream.worker.as_ref().is_some_and(|worker| worker.asleep))
+        .map(|(&handle, _)| handle)
+        .collect();
+    for handle in sleeping {
+        if state.is_ready(handle) || state.streams.get(&handle).is_some_and(|s| s.destroyed) {
+            wake(state, handle);
+        }
+    }
+}
+
+/// Wakes every thread.
+pub(super) fn wake_all(state: &mut State) {
+    for handle in state.streams.keys().copied().collect::<Vec<_>>() {
+        wake(state, handle);
+    }
+}
+
+fn wake(state: &mut State, handle: u64) {
+    if let Some(worker) = state
+        .streams
+        .get_mut(&handle)
+        .and_then(|s| s.worker.as_mut())
+    {
+        worker.asleep = false;
+        worker.wake.notify_one();
+    }
+}
+
+fn run(shared: &Shared, handle: u64, wake: &Condvar) {
+    let mut state = shared.lock();
+    let mut looks = 0;
+    loop {
+        let Some(ordinal) = state.streams.get(&handle).map(|stream| stream.ordinal) else {
+            return;
+        };
+        let batch = take(shared, &mut state, handle);
+        if !batch.is_empty() {
+            looks = 0;
+            let sequences: Vec<u64> = batch.iter().map(|op| op.meta.sequence).collect();
+            drop(state);
+            let mut outcome = Ok(());
+            for op in batch {
+                outcome = perform(shared.machine, op);
+                if outcome.is_err() {
+                    break;
+                }
+            }
+            state = shared.lock();
+            for sequence in sequences {
+                state.finish(handle, sequence);
+            }
+            if let Err(reason) = outcome {
+                drop(state);
+                shared.lose(ordinal, 700, reason);
+                state = shared.lock();
+            }
+            shared.wake(&mut state);
+            continue;
+        }
+        if state.shutdown || !state.streams.contains_key(&handle) {
+            return;
+        }
+        if looks < LOOKS {
+            looks += 1;
+            drop(state);
+            std::hint::spin_loop();
+            if looks % 8 == 0 {
+                std::thread::yield_now();
+            }
+            state = shared.lock();
+            continue;
+        }
+        if let Some(worker) = state
+            .streams
+            .get_mut(&handle)
+            .and_then(|s| s.worker.as_mut())
+        {
+            worker.asleep = true;
+        }
+        state = sleep(wake, state);
+        looks = 0;
+    }
+}
+
+fn sleep<'a>(wake: &Condvar, state: Guard<'a>) -> Guard<'a> {
+    wake.wait(state).unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Does what is immediate, and takes the next work: one operation, or a row of them that touch no memory.
+///
+/// Such a row has no point in it that anybody could wait for, and holds no bytes that another stream needs, so it does no
+/// harm that all of it counts as running until its end, even when a host function in it blocks.
+fn take(shared: &Shared, state: &mut State, handle: u64) -> Vec<Op> {
+    let mut batch: Vec<Op> = Vec::new();
+    let mut immediate = false;
+    loop {
+        if batch.is_empty() {
+            if !state.is_ready(handle) {
+                break;
+            }
+        } else if batch.len() == BATCH || !state.front_joins(handle) {
+            break;
+        }
+        match state.start(handle) {
+            Some(op) => {
+                let lone = !touches_nothing(&op);
+                batch.push(op);
+                if lone {
+                    break;
+                }
+            }
+            None => immediate = true,
+        }
+    }
+    if immediate {
+        shared.wake(state);
+    }
+    batch
+}
+
+fn touches_nothing(op: &Op) -> bool {
+    matches!(op.kind, OpKind::HostFn(_) | OpKind::Kernel(_)) && op.arguments.is_empty()
+}
+
+impl State {
+    /// True when the next operation of a stream that already runs may run in the same go.
+    fn front_joins(&self, handle: u64) -> bool {
+        self.streams.get(&handle).is_some_and(|stream| {
+            stream.held_back == 0
+                && stream.analysed > 0
+                && stream.queue.front().is_some_and(touches_nothing)
+        })
+    }
+}

@@ -1,0 +1,205 @@
+//! Fault injection: make the driver fail the way real ones do, when a test says so.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use xlog_driver::{DriverError, DriverResult, Gate, StreamHandle};
+
+use crate::engine::Shared;
+
+macro_rules! calls {
+    ($($(#[$doc:meta])* $name:ident = $text:literal,)*) => {
+        /// The calls of the driver seam, to count them and to make them fail.
+        #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+        #[non_exhaustive]
+        pub enum Call {
+            $(#[doc = concat!("`", $text, "`")] $(#[$doc])* $name,)*
+        }
+
+        impl Call {
+            /// The name of the call.
+            #[must_use]
+            pub fn name(self) -> &'static str {
+                match self { $(Self::$name => $text,)* }
+            }
+        }
+    };
+}
+
+calls! {
+    MemoryInfo = "memory_info",
+    Synchronize = "synchronize",
+    StreamCreate = "stream_create",
+    StreamDestroy = "stream_destroy",
+    StreamSynchronize = "stream_synchronize",
+    StreamQuery = "stream_query",
+    StreamId = "stream_id",
+    StreamCapture = "stream_capture",
+    StreamWaitEvent = "stream_wait_event",
+    EventCreate = "event_create",
+    EventDestroy = "event_destroy",
+    EventRecord = "event_record",
+    EventQuery = "event_query",
+    EventSynchronize = "event_synchronize",
+    Alloc = "alloc",
+    Free = "free",
+    Memset = "memset",
+    CopyHtod = "copy_htod",
+    CopyDtoh = "copy_dtoh",
+    CopyDtod = "copy_dtod",
+    HostFn = "host_fn",
+    Hold = "hold",
+    Launch = "launch",
+    PoolCreate = "pool_create",
+    PoolDestroy = "pool_destroy",
+    PoolSet = "pool_set",
+    PoolUsage = "pool_usage",
+    PoolTrim = "pool_trim",
+    AllocAsync = "alloc_async",
+    FreeAsync = "free_async",
+    Reserve = "reserve",
+    Release = "release",
+    Create = "create",
+    Destroy = "destroy",
+    Map = "map",
+    Unmap = "unmap",
+    SetAccess = "set_access",
+}
+
+/// How an injected failure looks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum Fault {
+    /// Out of device memory.
+    OutOfMemory,
+    /// Not supported.
+    Unsupported,
+    /// A driver code without a variant of its own.
+    Code(u32),
+    /// The device is lost, with this call and for ever.
+    DeviceLost,
+}
+
+/// Injects faults into one simulated device, and counts its calls.
+///
+/// ```
+/// use xlog_driver::Driver;
+/// use xlog_sim::{Call, Fault, SimConfig, SimDevice};
+///
+/// let device = SimDevice::open(SimConfig::default())?;
+/// device.faults().fail_nth(Call::EventCreate, 2, Fault::Code(999));
+/// assert!(device.event_create().is_ok());
+/// assert!(device.event_create().is_err());
+/// assert!(device.event_create().is_ok());
+/// assert_eq!(device.faults().calls(Call::EventCreate), 3);
+/// # Ok::<(), xlog_driver::DriverError>(())
+/// ```
+#[derive(Debug)]
+pub struct Faults {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) ordinal: u32,
+}
+
+impl Faults {
+    /// Fails the `nth` call of this kind from now, 1 being the next. The call changes nothing.
+    pub fn fail_nth(&self, call: Call, nth: u64, fault: Fault) {
+        let mut state = self.shared.lock();
+        let made = state.faults.count(self.ordinal, call);
+        state
+            .faults
+            .planned
+            .insert((self.ordinal, call, made + nth.max(1)), fault);
+    }
+
+    /// Runs out of memory once this many bytes are taken; `None` goes back to the capacity.
+    pub fn limit_memory(&self, bytes: Option<u64>) {
+        self.shared.lock().ordinals[self.ordinal as usize].limit = bytes;
+    }
+
+    /// Executes nothing more of a stream until the gate is released or dropped.
+    ///
+    /// Unlike [`Driver::hold`](xlog_driver::Driver::hold) this is no operation: it stops also what is queued already,
+    /// and orders nothing.
+    pub fn hold_back(&self, stream: StreamHandle) -> DriverResult<Gate> {
+        let mut state = self.shared.lock();
+        let held = state
+            .streams
+            .get_mut(&stream.0)
+            .filter(|s| s.ordinal == self.ordinal);
+        let Some(held) = held else {
+            return Err(DriverError::invalid(
+                "hold_back",
+                stream,
+                "a live stream of this device",
+            ));
+        };
+        held.held_back += 1;
+        drop(state);
+        let shared = Arc::clone(&self.shared);
+        Ok(Gate::new(move || {
+            let mut state = shared.lock();
+            if let Some(stream) = state.streams.get_mut(&stream.0) {
+                stream.held_back = stream.held_back.saturating_sub(1);
+            }
+            state.progress += 1;
+            shared.wake(&mut state);
+        }))
+    }
+
+    /// Loses the device: whatever is queued is dropped, and every later call fails.
+    pub fn lose_device(&self) {
+        self.shared
+            .lose(self.ordinal, 719, "lost by fault injection".to_owned());
+    }
+
+    /// Forgets all planned failures and the memory limit.
+    pub fn clear(&self) {
+        let mut state = self.shared.lock();
+        let ordinal = self.ordinal;
+        state.faults.planned.retain(|(at, _, _), _| *at != ordinal);
+        state.ordinals[ordinal as usize].limit = None;
+    }
+
+    /// How often a call was made, failed ones included.
+    #[must_use]
+    pub fn calls(&self, call: Call) -> u64 {
+        self.shared.lock().faults.count(self.ordinal, call)
+    }
+
+    /// How many calls were made in all.
+    #[must_use]
+    pub fn total_calls(&self) -> u64 {
+        let state = self.shared.lock();
+        state
+            .faults
+            .made
+            .iter()
+            .filter(|((at, _), _)| *at == self.ordinal)
+            .map(|(_, n)| n)
+            .sum()
+    }
+}
+
+/// What is planned, and what was called.
+#[derive(Default)]
+pub(crate) struct FaultTable {
+    planned: HashMap<(u32, Call, u64), Fault>,
+    made: HashMap<(u32, Call), u64>,
+}
+
+impl FaultTable {
+    fn count(&self, ordinal: u32, call: Call) -> u64 {
+        self.made.get(&(ordinal, call)).copied().unwrap_or(0)
+    }
+
+    /// Counts a call and says whether it is to fail.
+    pub(crate) fn on_call(&mut self, ordinal: u32, call: Call) -> Option<Fault> {
+        let made = self.made.entry((ordinal, call)).or_insert(0);
+        *made += 1;
+        if self.planned.is_empty() {
+            None
+        } else {
+            self.planned.remove(&(ordinal, call, *made))
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! Simulated kernels: a closure and the ranges it says it touches.
+
+use std::fmt;
+use std::sync::Arc;
+
+use xlog_driver::Access;
+
+pub(crate) type KernelBody = Box<dyn FnOnce(&mut KernelArgs<'_>) + Send>;
+
+/// Work for a simulated stream.
+///
+/// The body sees exactly the ranges it declared, so a kernel cannot touch what the race detector does not know.
+///
+/// ```
+/// use xlog_driver::{Access, Driver};
+/// use xlog_sim::{SimConfig, SimDevice, SimKernel};
+///
+/// let device = SimDevice::open(SimConfig::default())?;
+/// let stream = device.stream_create(0)?;
+/// let numbers = device.alloc(4)?;
+/// device.launch(
+///     stream,
+///     SimKernel::new("fill", |args| {
+///         for (i, byte) in args.bytes_mut(0).iter_mut().enumerate() {
+///             *byte = i as u8;
+///         }
+///     })
+///     .arg(numbers, 4, Access::Write),
+/// )?;
+/// let mut back = [0; 4];
+/// // SAFETY: `numbers` is live and four bytes long.
+/// unsafe { device.copy_dtoh(&mut back, numbers, stream)? };
+/// assert_eq!(back, [0, 1, 2, 3]);
+/// # Ok::<(), xlog_driver::DriverError>(())
+/// ```
+pub struct SimKernel {
+    pub(crate) name: Arc<str>,
+    pub(crate) ranges: Vec<KernelRange>,
+    pub(crate) body: KernelBody,
+}
+
+/// A declared range of a kernel.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct KernelRange {
+    pub(crate) ptr: u64,
+    pub(crate) bytes: usize,
+    pub(crate) access: Access,
+}
+
+impl SimKernel {
+    /// A kernel with a name for reports and a body.
+    pub fn new(
+        name: impl Into<Arc<str>>,
+        body: impl FnOnce(&mut KernelArgs<'_>) + Send + 'static,
+    ) -> Self {
+        Self {
+            name: name.into(),
+            ranges: Vec::new(),
+            body: Box::new(body),
+        }
+    }
+
+    /// Declares the next argument. Arguments of one kernel may overlap only where all of them read.
+    #[must_use]
+    pub fn arg(mut self, ptr: u64, bytes: usize, access: Access) -> Self {
+        self.ranges.push(KernelRange { ptr, bytes, access });
+        self
+    }
+}
+
+impl fmt::Debug for SimKernel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SimKernel")
+            .field("name", &self.name)
+            .field("ranges", &self.ranges)
+            .finish_non_exhaustive()
+    }
+}
+
+/// One argument as the body sees it.
+#[derive(Debug)]
+pub enum KernelSlice<'a> {
+    /// Declared as read.
+    Read(&'a [u8]),
+    /// Declared as written, or read and written.
+    Write(&'a mut [u8]),
+}
+
+/// The arguments of a running kernel, in the order of their declaration.
+#[derive(Debug)]
+pub struct KernelArgs<'a> {
+    pub(crate) slices: Vec<KernelSlice<'a>>,
+}
+
+impl<'a> KernelArgs<'a> {
+    /// How many arguments were declared.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.slices.len()
+    }
+
+    /// True when no argument was declared.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.slices.is_empty()
+    }
+
+    /// The bytes of argument `index`; empty if there is no such argument.
+    #[must_use]
+    pub fn bytes(&self, index: usize) -> &[u8] {
+        match self.slices.get(index) {
+            Some(KernelSlice::Read(bytes)) => bytes,
+            Some(KernelSlice::Write(bytes)) => bytes,
+            None => &[],
+        }
+    }
+
+    /// The bytes of argument `index` to write; empty if there is no such argument or it was declared as read.
+    pub fn bytes_mut(&mut self, index: usize) -> &mut [u8] {
+        match self.slices.get_mut(index) {
+            Some(KernelSlice::Write(bytes)) => bytes,
+            _ => &mut [],
+        }
+    }
+
+    /// All arguments at once, for bodies that read one while they write another.
+    pub fn slices(&mut self) -> &mut [KernelSlice<'a>] {
+        &mut self.slices
+    }
+}

@@ -1,0 +1,130 @@
+//! The bytes behind simulated memory.
+//!
+//! A backing is zeroed host memory that only the engine touches. Two operations may reach the same bytes from two
+//! threads when the simulated program has a race; the engine starts no operation while another one runs whose pieces
+//! conflict with it, so that the simulator itself has none. That rule is what makes the slices below sound.
+
+#![allow(unsafe_code)]
+
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::fmt;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// One piece of simulated physical memory.
+pub(crate) struct Backing {
+    id: u64,
+    start: NonNull<u8>,
+    layout: Layout,
+}
+
+// SAFETY: the memory is owned by this value, and every access goes through `Piece`, whose callers exclude each other.
+unsafe impl Send for Backing {}
+// SAFETY: as above; the id and layout are plain data.
+unsafe impl Sync for Backing {}
+
+impl Backing {
+    /// Zeroed memory, or `None` when the host has none to give. Pages are taken as they are written.
+    pub(crate) fn new(bytes: usize) -> Option<Arc<Self>> {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        // 16 is the alignment at which the system allocator hands out untouched zero pages.
+        let layout = Layout::from_size_align(bytes.max(1), 16).ok()?;
+        // SAFETY: the layout has a size of at least one.
+        let start = NonNull::new(unsafe { alloc_zeroed(layout) })?;
+        Some(Arc::new(Self {
+            id: NEXT.fetch_add(1, Ordering::Relaxed),
+            start,
+            layout,
+        }))
+    }
+
+    /// A number no other backing of this process has.
+    pub(crate) fn id(&self) -> u64 {
+        self.id
+    }
+}
+
+impl Drop for Backing {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `new` with this layout, and nobody holds a piece any more.
+        unsafe { dealloc(self.start.as_ptr(), self.layout) }
+    }
+}
+
+impl fmt::Debug for Backing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Backing({}, {} bytes)", self.id, self.layout.size())
+    }
+}
+
+/// A range of one backing, and the device address through which it was reached.
+#[derive(Clone, Debug)]
+pub(crate) struct Piece {
+    backing: Arc<Backing>,
+    offset: usize,
+    bytes: usize,
+    /// The device address of the first byte.
+    pub(crate) address: u64,
+}
+
+impl Piece {
+    /// The range, or `None` when it does not lie inside the backing.
+    pub(crate) fn new(
+        backing: &Arc<Backing>,
+        offset: usize,
+        bytes: usize,
+        address: u64,
+    ) -> Option<Self> {
+        let end = offset.checked_add(bytes)?;
+        (end <= backing.layout.size()).then(|| Self {
+            backing: Arc::clone(backing),
+            offset,
+            bytes,
+            address,
+        })
+    }
+
+    pub(crate) fn backing_id(&self) -> u64 {
+        self.backing.id
+    }
+
+    pub(crate) fn offset(&self) -> usize {
+        self.offset
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.bytes
+    }
+
+    /// True when both reach at least one common byte.
+    pub(crate) fn overlaps(&self, other: &Self) -> bool {
+        self.backing.id == other.backing.id
+            && self.offset < other.offset + other.bytes
+            && other.offset < self.offset + self.bytes
+    }
+
+    /// The bytes, to read.
+    ///
+    /// # Safety
+    /// Until the slice is gone, no operation that writes any of these bytes runs.
+    pub(crate) unsafe fn bytes(&self) -> &[u8] {
+        // SAFETY: `new` checked the range against the backing, which this piece keeps alive and which is initialised;
+        // the caller excludes writers.
+        unsafe {
+            std::slice::from_raw_parts(self.backing.start.as_ptr().add(self.offset), self.bytes)
+        }
+    }
+
+    /// The bytes, to write.
+    ///
+    /// # Safety
+    /// Until the slice is gone, no other operation or slice touches any of these bytes.
+    #[allow(clippy::mut_from_ref)]
+    pub(crate) unsafe fn bytes_mut(&self) -> &mut [u8] {
+        // SAFETY: as in `bytes`; the caller excludes everyone else.
+        unsafe {
+            std::slice::from_raw_parts_mut(self.backing.start.as_ptr().add(self.offset), self.bytes)
+        }
+    }
+}

@@ -1,0 +1,258 @@
+//! Which addresses mean what.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use xlog_driver::{DriverError, DriverResult, MapAccess};
+
+use super::{Backing, Piece, round_up};
+
+/// The lowest simulated address: no host maps memory there without asking for it.
+const BASE: u64 = 1 << 52;
+const MACHINE_SHIFT: u32 = 48;
+const ORDINAL_SHIFT: u32 = 44;
+/// Freed blocks remembered for error messages.
+const REMEMBERED: usize = 4096;
+
+/// Who handed a block out.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Owner {
+    Plain,
+    Pool(u64),
+}
+
+/// One mapping inside a reservation.
+#[derive(Clone, Debug)]
+pub(crate) struct Mapping {
+    pub(crate) bytes: u64,
+    pub(crate) memory: u64,
+    pub(crate) backing: Arc<Backing>,
+    pub(crate) access: MapAccess,
+}
+
+#[derive(Debug)]
+pub(crate) enum RegionKind {
+    Block {
+        owner: Owner,
+        backing: Arc<Backing>,
+        offset: usize,
+    },
+    Reservation {
+        mappings: BTreeMap<u64, Mapping>,
+    },
+}
+
+/// A live range of addresses.
+#[derive(Debug)]
+pub(crate) struct Region {
+    pub(crate) start: u64,
+    /// The bytes a program may touch.
+    pub(crate) bytes: u64,
+    /// The bytes of address space it takes.
+    pub(crate) span: u64,
+    pub(crate) ordinal: u32,
+    /// Tells this region from an earlier one at the same address.
+    pub(crate) generation: u64,
+    pub(crate) kind: RegionKind,
+}
+
+/// All regions of a machine.
+#[derive(Debug)]
+pub(crate) struct AddressSpace {
+    machine: u64,
+    regions: BTreeMap<u64, Region>,
+    bump: Vec<u64>,
+    spare: HashMap<(u32, u64), Vec<u64>>,
+    freed: BTreeMap<u64, u64>,
+    freed_order: std::collections::VecDeque<u64>,
+    tags: BTreeMap<u64, (u64, Arc<str>)>,
+    next_generation: u64,
+}
+
+impl AddressSpace {
+    pub(crate) fn new(machine: u64, ordinals: u32) -> Self {
+        Self {
+            machine: machine % 4096,
+            regions: BTreeMap::new(),
+            bump: vec![0; ordinals as usize],
+            spare: HashMap::new(),
+            freed: BTreeMap::new(),
+            freed_order: std::collections::VecDeque::new(),
+            tags: BTreeMap::new(),
+            next_generation: 1,
+        }
+    }
+
+    /// Addresses nobody uses; a range given back is the first choice for a request of its size.
+    pub(crate) fn take_addresses(&mut self, ordinal: u32, span: u64, align: u64) -> Option<u64> {
+        if let Some(list) = self.spare.get_mut(&(ordinal, span))
+            && let Some(i) = list.iter().rposition(|start| start.is_multiple_of(align))
+        {
+            return Some(list.remove(i));
+        }
+        let bump = self.bump.get_mut(ordinal as usize)?;
+        let offset = round_up(*bump, align)?;
+        let end = offset.checked_add(span)?;
+        if end > 1 << ORDINAL_SHIFT {
+            return None;
+        }
+        *bump = end;
+        Some(
+            BASE + (self.machine << MACHINE_SHIFT) + (u64::from(ordinal) << ORDINAL_SHIFT) + offset,
+        )
+    }
+
+    pub(crate) fn give_addresses(&mut self, ordinal: u32, start: u64, span: u64) {
+        self.spare.entry((ordinal, span)).or_default().push(start);
+    }
+
+    /// Makes a region live.
+    pub(crate) fn insert(
+        &mut self,
+        start: u64,
+        bytes: u64,
+        span: u64,
+        ordinal: u32,
+        kind: RegionKind,
+    ) {
+        let generation = self.next_generation;
+        self.next_generation += 1;
+        self.freed.remove(&start);
+        self.regions.insert(
+            start,
+            Region {
+                start,
+                bytes,
+                span,
+                ordinal,
+                generation,
+                kind,
+            },
+        );
+    }
+
+    /// Ends a region that starts at `start`.
+    pub(crate) fn remove(&mut self, start: u64) -> Option<Region> {
+        let region = self.regions.remove(&start)?;
+        if self.freed.insert(start, region.bytes).is_none() {
+            self.freed_order.push_back(start);
+            if self.freed_order.len() > REMEMBERED
+                && let Some(oldest) = self.freed_order.pop_front()
+            {
+                self.freed.remove(&oldest);
+            }
+        }
+        let tagged: Vec<u64> = self
+            .tags
+            .range(start..start + region.span)
+            .map(|(&at, _)| at)
+            .collect();
+        for at in tagged {
+            self.tags.remove(&at);
+        }
+        Some(region)
+    }
+
+    pub(crate) fn starting_at(&self, start: u64) -> Option<&Region> {
+        self.regions.get(&start)
+    }
+
+    /// The region that holds `ptr`.
+    pub(crate) fn containing(&self, ptr: u64) -> Option<&Region> {
+        let (_, region) = self.regions.range(..=ptr).next_back()?;
+        (ptr - region.start < region.span).then_some(region)
+    }
+
+    pub(crate) fn containing_mut(&mut self, ptr: u64) -> Option<&mut Region> {
+        let (_, region) = self.regions.range_mut(..=ptr).next_back()?;
+        (ptr - region.start < region.span).then_some(region)
+    }
+
+    /// The region of a whole range, or an error that says what is wrong with it.
+    pub(crate) fn check(&self, call: &'static str, ptr: u64, bytes: u64) -> DriverResult<&Region> {
+        let range = || format!("the range of {bytes} bytes at {ptr:#x}");
+        match self.containing(ptr) {
+            Some(region) => {
+                let end = region.start + region.bytes;
+                if ptr.checked_add(bytes).is_some_and(|stop| stop <= end) {
+                    return Ok(region);
+                }
+                Err(DriverError::invalid(
+                    call,
+                    range(),
+                    format!(
+                        "a range inside its block of {} bytes at {:#x}",
+                        region.bytes, region.start
+                    ),
+                ))
+            }
+            None => Err(DriverError::invalid(call, range(), self.why_unknown(ptr))),
+        }
+    }
+
+    /// What to say about an address that is in no live region.
+    pub(crate) fn why_unknown(&self, ptr: u64) -> String {
+        match self.freed.range(..=ptr).next_back() {
+            Some((&start, &bytes)) if ptr - start < bytes.max(1) => {
+                format!(
+                    "live memory of this device: the block of {bytes} bytes at {start:#x} was freed"
+                )
+            }
+            _ => "live memory of this device".to_owned(),
+        }
+    }
+
+    /// Names a range for race reports.
+    pub(crate) fn tag(&mut self, ptr: u64, bytes: u64, tag: &str) {
+        self.tags.insert(ptr, (bytes, Arc::from(tag)));
+    }
+
+    pub(crate) fn tag_of(&self, ptr: u64) -> Option<Arc<str>> {
+        let (&start, (bytes, tag)) = self.tags.range(..=ptr).next_back()?;
+        (ptr - start < *bytes).then(|| Arc::clone(tag))
+    }
+}
+
+impl Region {
+    /// The bytes behind a range of this region; `None` where nothing that allows the access is mapped.
+    pub(crate) fn pieces(&self, ptr: u64, bytes: u64, writes: bool) -> Option<Vec<Piece>> {
+        match &self.kind {
+            RegionKind::Block {
+                backing, offset, ..
+            } => {
+                let at = offset + (ptr - self.start) as usize;
+                Some(vec![Piece::new(backing, at, bytes as usize, ptr)?])
+            }
+            RegionKind::Reservation { mappings } => {
+                let mut pieces = Vec::new();
+                let mut at = ptr;
+                let end = ptr + bytes;
+                while at < end {
+                    let (&start, mapping) = mappings.range(..=at).next_back()?;
+                    let inside = at - start;
+                    let allowed = match mapping.access {
+                        MapAccess::None => false,
+                        MapAccess::Read => !writes,
+                        MapAccess::ReadWrite => true,
+                    };
+                    if inside >= mapping.bytes || !allowed {
+                        return None;
+                    }
+                    let take = (mapping.bytes - inside).min(end - at);
+                    pieces.push(Piece::new(
+                        &mapping.backing,
+                        inside as usize,
+                        take as usize,
+                        at,
+                    )?);
+                    at += take;
+                }
+                Some(pieces)
+            }
+        }
+    }
+
+    pub(crate) fn is_reservation(&self) -> bool {
+        matches!(self.kind, RegionKind::Reservation { .. })
+    }
+}

@@ -1,0 +1,295 @@
+//! Stream-ordered pools, simulated.
+
+#![allow(unsafe_code)]
+
+use std::sync::Arc;
+
+use xlog_driver::{
+    Access, AsyncPools, DriverError, DriverResult, PoolHandle, PoolOptions, PoolUsage, ReusePolicy,
+    StreamHandle,
+};
+
+use crate::device::SimDevice;
+use crate::faults::Call;
+use crate::memory::{BLOCK_ALIGN, Backing, Owner, Pool, RegionKind, Reuse, Standing, round_up};
+use crate::op::{Label, Marker, OpKind};
+use crate::state::State;
+
+/// A pool grows by this much at least, where the device has it.
+const GROWTH: u64 = 32 << 20;
+const SEGMENT_ALIGN: u64 = 2 << 20;
+
+impl SimDevice {
+    fn check_pool(&self, state: &State, call: Call, pool: PoolHandle) -> DriverResult<()> {
+        match state.pools.get(&pool.0) {
+            Some(known) if known.ordinal == self.ordinal() && !known.destroyed => Ok(()),
+            _ => Err(DriverError::invalid(
+                call.name(),
+                format!("{pool}, unknown or destroyed"),
+                "a live pool of this device",
+            )),
+        }
+    }
+
+    /// Gives idle segments of a pool back to the device.
+    pub(crate) fn release_pool(&self, state: &mut State, pool: u64, keep: u64) {
+        let Some(known) = state.pools.get_mut(&pool) else {
+            return;
+        };
+        if known.usage.reserved <= keep {
+            return;
+        }
+        let ordinal = known.ordinal;
+        for (start, bytes, backing) in known.release(keep) {
+            state.detector.forget(backing.id());
+            state.space.give_addresses(ordinal, start, bytes);
+            state.give_bytes(ordinal, bytes);
+        }
+        let gone = |known: &Pool| known.destroyed && known.usage.reserved == 0;
+        if state.pools.get(&pool).is_some_and(gone) {
+            state.pools.remove(&pool);
+        }
+    }
+
+    /// Adds a segment that holds `bytes`; false when the pool or the device has no room for it.
+    fn grow_pool(&self, state: &mut State, pool: u64, bytes: u64) -> bool {
+        let Some(known) = state.pools.get(&pool) else {
+            return false;
+        };
+        let room = known
+            .options
+            .max_bytes
+            .map_or(u64::MAX, |max| max.saturating_sub(known.usage.reserved))
+            .min(state.free_bytes(self.ordinal()));
+        let Some(least) = round_up(bytes, SEGMENT_ALIGN.min(GROWTH)) else {
+            return false;
+        };
+        let wanted = if least.max(GROWTH) <= room {
+            least.max(GROWTH)
+        } else {
+            least.min(room)
+        };
+        if wanted < bytes {
+            return false;
+        }
+        let Some(backing) = usize::try_from(wanted).ok().and_then(Backing::new) else {
+            return false;
+        };
+        let Some(start) = state
+            .space
+            .take_addresses(self.ordinal(), wanted, SEGMENT_ALIGN)
+        else {
+            return false;
+        };
+        if state
+            .take_bytes(Call::AllocAsync.name(), self.ordinal(), wanted)
+            .is_err()
+        {
+            return false;
+        }
+        if let Some(known) = state.pools.get_mut(&pool) {
+            known.grow(start, wanted, backing);
+        }
+        true
+    }
+
+    /// A chunk for `stream`: what is ordered or complete, then new memory, then what can be waited for.
+    fn find_chunk(
+        &self,
+        state: &mut State,
+        pool: u64,
+        bytes: u64,
+        stream: StreamHandle,
+    ) -> Option<Reuse> {
+        let reuse = state.pools.get(&pool)?.options.reuse;
+        let clock = {
+            let mut clock = state.streams.get(&stream.0)?.clock.clone();
+            clock.join(&state.host);
+            clock
+        };
+        let judge = |free: &Marker| {
+            let covered = || {
+                free.reached
+                    .get()
+                    .is_some_and(|point| clock.covers(point.epoch))
+            };
+            if free.stream == stream || (reuse.follow_event_dependencies && covered()) {
+                Standing::Ordered
+            } else if reuse.opportunistic && free.is_done() {
+                Standing::Completed
+            } else {
+                Standing::Pending
+            }
+        };
+        if let Some(found) = state.pools.get_mut(&pool)?.take(bytes, judge) {
+            return Some(found);
+        }
+        if self.grow_pool(state, pool, bytes) {
+            return state.pools.get_mut(&pool)?.take(bytes, judge);
+        }
+        if reuse.internal_dependencies {
+            return state.pools.get_mut(&pool)?.take_waiting(bytes, judge);
+        }
+        None
+    }
+}
+
+impl AsyncPools for SimDevice {
+    fn pool_create(&self, options: &PoolOptions) -> DriverResult<PoolHandle> {
+        let mut state = self.enter(Call::PoolCreate)?;
+        let handle = state.handle();
+        state
+            .pools
+            .insert(handle, Pool::new(self.ordinal(), *options));
+        Ok(PoolHandle(handle))
+    }
+
+    fn pool_destroy(&self, pool: PoolHandle) -> DriverResult<()> {
+        let mut state = self.enter(Call::PoolDestroy)?;
+        self.check_pool(&state, Call::PoolDestroy, pool)?;
+        if let Some(known) = state.pools.get_mut(&pool.0) {
+            known.destroyed = true;
+            known.options.release_threshold = 0;
+            if known.usage.reserved == 0 {
+                state.pools.remove(&pool.0);
+            }
+        }
+        self.release_pool(&mut state, pool.0, 0);
+        Ok(())
+    }
+
+    fn pool_set_release_threshold(&self, pool: PoolHandle, bytes: u64) -> DriverResult<()> {
+        let mut state = self.enter(Call::PoolSet)?;
+        self.check_pool(&state, Call::PoolSet, pool)?;
+        if let Some(known) = state.pools.get_mut(&pool.0) {
+            known.options.release_threshold = bytes;
+        }
+        Ok(())
+    }
+
+    fn pool_set_reuse(&self, pool: PoolHandle, reuse: ReusePolicy) -> DriverResult<()> {
+        let mut state = self.enter(Call::PoolSet)?;
+        self.check_pool(&state, Call::PoolSet, pool)?;
+        if let Some(known) = state.pools.get_mut(&pool.0) {
+            known.options.reuse = reuse;
+        }
+        Ok(())
+    }
+
+    fn pool_usage(&self, pool: PoolHandle) -> DriverResult<PoolUsage> {
+        let state = self.enter(Call::PoolUsage)?;
+        self.check_pool(&state, Call::PoolUsage, pool)?;
+        Ok(state
+            .pools
+            .get(&pool.0)
+            .map(|known| known.usage)
+            .unwrap_or_default())
+    }
+
+    fn pool_trim(&self, pool: PoolHandle, keep_bytes: u64) -> DriverResult<()> {
+        let mut state = self.enter(Call::PoolTrim)?;
+        self.check_pool(&state, Call::PoolTrim, pool)?;
+        self.release_pool(&mut state, pool.0, keep_bytes);
+        Ok(())
+    }
+
+    fn alloc_async(
+        &self,
+        bytes: usize,
+        pool: PoolHandle,
+        stream: StreamHandle,
+    ) -> DriverResult<u64> {
+        let call = Call::AllocAsync;
+        let mut state = self.enter(call)?;
+        self.check_stream(&state, call, stream)?;
+        self.check_pool(&state, call, pool)?;
+        if bytes == 0 {
+            return Err(DriverError::invalid(
+                call.name(),
+                "0 bytes",
+                "at least one byte",
+            ));
+        }
+        Self::cost(&mut state, |model| model.async_alloc);
+        let span = round_up(bytes as u64, BLOCK_ALIGN);
+        let found = span.and_then(|span| {
+            let reuse = self.find_chunk(&mut state, pool.0, span, stream)?;
+            let place = state.pools.get(&pool.0)?.place(reuse.start)?;
+            Some((span, reuse, place))
+        });
+        let Some((span, reuse, (backing, offset))) = found else {
+            return Err(DriverError::OutOfMemory {
+                call: call.name(),
+                requested: bytes as u64,
+            });
+        };
+        let start = reuse.start;
+        for free in reuse.wait_for {
+            state.push(stream, Label::Fixed("wait"), OpKind::Wait(free), Vec::new());
+        }
+        let kind = RegionKind::Block {
+            owner: Owner::Pool(pool.0),
+            backing,
+            offset,
+        };
+        state
+            .space
+            .insert(start, bytes as u64, span, self.ordinal(), kind);
+        let block = self.argument(&state, call, start, bytes, Access::Write)?;
+        let kind = OpKind::Alloc {
+            completed: reuse.completed,
+        };
+        state.push(stream, Label::Fixed("alloc_async"), kind, vec![block]);
+        self.shared.queued(&mut state, stream.0);
+        Ok(start)
+    }
+
+    unsafe fn free_async(&self, ptr: u64, stream: StreamHandle) -> DriverResult<()> {
+        let call = Call::FreeAsync;
+        let mut state = self.enter(call)?;
+        self.check_stream(&state, call, stream)?;
+        let pool = match state
+            .space
+            .starting_at(ptr)
+            .map(|region| (&region.kind, region.ordinal))
+        {
+            Some((
+                RegionKind::Block {
+                    owner: Owner::Pool(pool),
+                    ..
+                },
+                ordinal,
+            )) if ordinal == self.ordinal() => *pool,
+            Some(_) => {
+                return Err(DriverError::invalid(
+                    call.name(),
+                    format!("{ptr:#x}"),
+                    "the start of a block of alloc_async on this device",
+                ));
+            }
+            None => {
+                let accepted = state.space.why_unknown(ptr);
+                return Err(DriverError::invalid(
+                    call.name(),
+                    format!("{ptr:#x}"),
+                    accepted,
+                ));
+            }
+        };
+        Self::cost(&mut state, |model| model.async_alloc);
+        let bytes = state
+            .space
+            .starting_at(ptr)
+            .map_or(0, |region| region.bytes as usize);
+        let block = self.argument(&state, call, ptr, bytes, Access::Write)?;
+        state.space.remove(ptr);
+        let meta = state.meta(Label::Fixed("free_async"), Some(stream));
+        let marker = Marker::new(stream, meta.sequence);
+        if let Some(pool) = state.pools.get_mut(&pool) {
+            pool.give_back(ptr, Arc::clone(&marker));
+        }
+        state.push_as(stream, meta, OpKind::Free(marker), vec![block]);
+        self.shared.queued(&mut state, stream.0);
+        Ok(())
+    }
+}

@@ -1,0 +1,93 @@
+//! What the race detector says.
+
+use std::fmt;
+
+use xlog_driver::StreamHandle;
+
+/// The kind of a race.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
+pub enum RaceKind {
+    /// Two writes, neither ordered before the other.
+    WriteWrite,
+    /// A read and a write, neither ordered before the other.
+    ReadWrite,
+    /// Work that is not ordered after the allocation of its block.
+    UseBeforeAllocation,
+    /// Work that is not ordered before the free of its block.
+    UseAfterFree,
+    /// Work on a block that is not ordered against the next block at the same place.
+    UseAcrossReuse,
+    /// A mapping was taken away while the host had not seen all work on it complete.
+    UnmapUnderUse,
+}
+
+impl fmt::Display for RaceKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::WriteWrite => "write/write race",
+            Self::ReadWrite => "read/write race",
+            Self::UseBeforeAllocation => "use before allocation",
+            Self::UseAfterFree => "use after free",
+            Self::UseAcrossReuse => "use across reuse",
+            Self::UnmapUnderUse => "unmap under use",
+        })
+    }
+}
+
+/// One of the two operations of a race.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct RaceSide {
+    /// What it is: `memset`, `copy_htod`, `alloc_async`, or the name of a kernel.
+    pub operation: String,
+    /// The stream it was queued on; `None` for a host call such as `unmap`.
+    pub stream: Option<StreamHandle>,
+    /// The name given to that stream, if any.
+    pub stream_name: Option<String>,
+    /// Its place in the order of all queued operations of the machine, from 0.
+    pub sequence: u64,
+    /// What it does to the bytes.
+    pub action: &'static str,
+    /// The tag given to the memory when the operation was queued, if any.
+    pub tag: Option<String>,
+}
+
+impl fmt::Display for RaceSide {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} (#{}, {}", self.operation, self.sequence, self.action)?;
+        match (&self.stream, &self.stream_name) {
+            (Some(stream), Some(name)) => write!(f, ", {stream} '{name}'")?,
+            (Some(stream), None) => write!(f, ", {stream}")?,
+            (None, _) => write!(f, ", host call")?,
+        }
+        if let Some(tag) = &self.tag {
+            write!(f, ", tag '{tag}'")?;
+        }
+        f.write_str(")")
+    }
+}
+
+/// Two operations that the program does not order, and the bytes they share.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct RaceReport {
+    /// Which rule is broken.
+    pub kind: RaceKind,
+    /// The operation analysed first.
+    pub first: RaceSide,
+    /// The operation analysed second.
+    pub second: RaceSide,
+    /// The first shared byte, as the second operation addresses it.
+    pub ptr: u64,
+    /// How many bytes are shared.
+    pub bytes: u64,
+}
+
+impl fmt::Display for RaceReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} on {} bytes at {:#x}: {} is not ordered against {}",
+            self.kind, self.bytes, self.ptr, self.first, self.second
+        )
+    }
+}

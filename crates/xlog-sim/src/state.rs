@@ -1,0 +1,543 @@
+//! Everything a simulated machine knows, behind one lock.
+//!
+//! A queued operation is *analysed* once everything it is ordered after has been: at once, unless a closed gate stands
+//! ahead of it, and then when that gate opens. The analysis gives the operation its clock and shows it to the race
+//! detector. Only analysed operations are executed, and nothing about the analysis depends on when that happens.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::sync::{Arc, Condvar};
+
+use xlog_driver::{DriverError, DriverResult, StreamHandle};
+
+use crate::clock::{Epoch, VectorClock};
+use crate::config::SimConfig;
+use crate::detector::{Detector, Mode, Visit};
+use crate::faults::FaultTable;
+use crate::latency::LatencyModel;
+use crate::memory::{AddressSpace, Backing, Piece, Pool};
+use crate::op::{Argument, GateState, Label, Marker, Op, OpKind, OpMeta, Reached};
+use crate::race::RaceKind;
+use crate::rng::Rng;
+
+pub(crate) struct Stream {
+    pub(crate) handle: StreamHandle,
+    pub(crate) ordinal: u32,
+    pub(crate) slot: u32,
+    pub(crate) name: Option<Arc<str>>,
+    pub(crate) queue: VecDeque<Op>,
+    /// How many operations at the front of the queue are analysed.
+    pub(crate) analysed: usize,
+    pub(crate) clock: VectorClock,
+    joined: Arc<VectorClock>,
+    /// Operations executed so far.
+    pub(crate) executed: u64,
+    pub(crate) running: bool,
+    /// How many fault injections hold the stream back.
+    pub(crate) held_back: u32,
+    pub(crate) destroyed: bool,
+    /// The report the next synchronisation fails with.
+    pub(crate) race: Option<usize>,
+    /// Simulated time at which everything analysed has run.
+    pub(crate) time: u64,
+    pub(crate) worker: Option<Worker>,
+}
+
+/// How the thread behind a stream is woken.
+pub(crate) struct Worker {
+    pub(crate) wake: Arc<Condvar>,
+    pub(crate) asleep: bool,
+}
+
+impl Stream {
+    pub(crate) fn is_drained(&self) -> bool {
+        self.queue.is_empty() && !self.running
+    }
+
+    /// What the stream stands at, for messages.
+    pub(crate) fn standing(&self) -> String {
+        let held = if self.held_back > 0 {
+            ", held back by fault injection"
+        } else {
+            ""
+        };
+        match self.queue.front() {
+            _ if self.running => format!("{} runs an operation{held}", self.handle),
+            Some(op) if matches!(op.kind, OpKind::Gate(_)) && self.analysed == 0 => {
+                format!("{} stands at a closed gate{held}", self.handle)
+            }
+            Some(op) => format!("{} stands at {}{held}", self.handle, op.meta.label),
+            None => format!("{} is done", self.handle),
+        }
+    }
+}
+
+#[derive(Default)]
+pub(crate) struct Event {
+    pub(crate) marker: Option<Arc<Marker>>,
+}
+
+pub(crate) struct Physical {
+    pub(crate) ordinal: u32,
+    pub(crate) bytes: u64,
+    pub(crate) backing: Arc<Backing>,
+    pub(crate) mappings: u32,
+    pub(crate) destroyed: bool,
+}
+
+/// Per device: how much is taken, and whether it still lives.
+#[derive(Clone, Default)]
+pub(crate) struct Ordinal {
+    pub(crate) taken: u64,
+    pub(crate) limit: Option<u64>,
+    pub(crate) lost: Option<(u32, String)>,
+}
+
+pub(crate) struct State {
+    pub(crate) streams: BTreeMap<u64, Stream>,
+    pub(crate) events: HashMap<u64, (u32, Event)>,
+    pub(crate) pools: HashMap<u64, Pool>,
+    pub(crate) physical: HashMap<u64, Physical>,
+    pub(crate) ordinals: Vec<Ordinal>,
+    pub(crate) space: AddressSpace,
+    pub(crate) detector: Detector,
+    pub(crate) host: Arc<VectorClock>,
+    pub(crate) host_time: u64,
+    pub(crate) latency: Option<LatencyModel>,
+    pub(crate) faults: FaultTable,
+    pub(crate) rng: Rng,
+    pub(crate) order_hash: u64,
+    /// Counts every change that could let a waiter go on.
+    pub(crate) progress: u64,
+    pub(crate) waiters: usize,
+    /// What the operations that run right now touch, and whether they write it.
+    pub(crate) running: Vec<(u64, Vec<(Piece, bool)>)>,
+    pub(crate) shutdown: bool,
+    stalled: BTreeSet<u64>,
+    slots: Vec<u64>,
+    free_slots: Vec<u32>,
+    retired_slots: Vec<u32>,
+    next_sequence: u64,
+    next_handle: u64,
+    capacity: u64,
+}
+
+impl State {
+    pub(crate) fn new(config: &SimConfig, machine: u64) -> Self {
+        Self {
+            streams: BTreeMap::new(),
+            events: HashMap::new(),
+            pools: HashMap::new(),
+            physical: HashMap::new(),
+            ordinals: vec![Ordinal::default(); config.ordinals as usize],
+            space: AddressSpace::new(machine, config.ordinals),
+            detector: Detector::default(),
+            host: Arc::default(),
+            host_time: 0,
+            latency: config.latency.clone(),
+            faults: FaultTable::default(),
+            rng: Rng::new(config.seed.unwrap_or(0)),
+            order_hash: 0xcbf2_9ce4_8422_2325,
+            progress: 0,
+            waiters: 0,
+            running: Vec::new(),
+            shutdown: false,
+            stalled: BTreeSet::new(),
+            slots: Vec::new(),
+            free_slots: Vec::new(),
+            retired_slots: Vec::new(),
+            next_sequence: 0,
+            next_handle: 1,
+            capacity: config.capacity,
+        }
+    }
+
+    pub(crate) fn handle(&mut self) -> u64 {
+        let handle = self.next_handle;
+        self.next_handle += 1;
+        handle
+    }
+
+    pub(crate) fn sequence(&mut self) -> u64 {
+        let sequence = self.next_sequence;
+        self.next_sequence += 1;
+        sequence
+    }
+
+    // Memory of a device.
+
+    pub(crate) fn free_bytes(&self, ordinal: u32) -> u64 {
+        let device = &self.ordinals[ordinal as usize];
+        self.capacity
+            .min(device.limit.unwrap_or(u64::MAX))
+            .saturating_sub(device.taken)
+    }
+
+    /// Takes memory from the device, or says that there is too little.
+    pub(crate) fn take_bytes(
+        &mut self,
+        call: &'static str,
+        ordinal: u32,
+        bytes: u64,
+    ) -> DriverResult<()> {
+        if bytes > self.free_bytes(ordinal) {
+            return Err(DriverError::OutOfMemory {
+                call,
+                requested: bytes,
+            });
+        }
+        self.ordinals[ordinal as usize].taken += bytes;
+        Ok(())
+    }
+
+    pub(crate) fn give_bytes(&mut self, ordinal: u32, bytes: u64) {
+        let device = &mut self.ordinals[ordinal as usize];
+        device.taken = device.taken.saturating_sub(bytes);
+    }
+
+    // Streams.
+
+    pub(crate) fn add_stream(&mut self, ordinal: u32) -> StreamHandle {
+        let host = Arc::clone(&self.host);
+        let slots = &self.slots;
+        let (known, unknown): (Vec<u32>, Vec<u32>) = self
+            .retired_slots
+            .drain(..)
+            .partition(|&slot| host.get(slot) >= slots[slot as usize]);
+        self.free_slots.extend(known);
+        self.retired_slots = unknown;
+        let slot = self.free_slots.pop().unwrap_or_else(|| {
+            self.slots.push(0);
+            (self.slots.len() - 1) as u32
+        });
+        let mut clock = VectorClock::clone(&self.host);
+        clock.set(slot, self.slots[slot as usize]);
+        let handle = StreamHandle(self.handle());
+        self.streams.insert(
+            handle.0,
+            Stream {
+                handle,
+                ordinal,
+                slot,
+                name: None,
+                queue: VecDeque::new(),
+                analysed: 0,
+                clock,
+                joined: Arc::clone(&self.host),
+                executed: 0,
+                running: false,
+                held_back: 0,
+                destroyed: false,
+                race: None,
+                time: 0,
+                worker: None,
+            },
+        );
+        handle
+    }
+
+    /// Forgets a destroyed stream once it has nothing left to do.
+    pub(crate) fn bury(&mut self, handle: u64) {
+        let gone = self
+            .streams
+            .get(&handle)
+            .is_some_and(|s| s.destroyed && s.is_drained());
+        if !gone {
+            return;
+        }
+        if let Some(stream) = self.streams.remove(&handle) {
+            // The slot's count goes on where this stream stopped; a new owner must be ordered after all of it.
+            self.slots[stream.slot as usize] = stream.clock.get(stream.slot);
+            self.retired_slots.push(stream.slot);
+        }
+    }
+
+    /// Lets the host know what a clock knows.
+    pub(crate) fn host_learns(&mut self, clock: &VectorClock, time: u64) {
+        self.host_time = self.host_time.max(time);
+        if !self.host.includes(clock) {
+            Arc::make_mut(&mut self.host).join(clock);
+        }
+    }
+
+    // Queueing.
+
+    pub(crate) fn meta(&mut self, label: Label, stream: Option<StreamHandle>) -> Arc<OpMeta> {
+        let stream_name = stream
+            .and_then(|s| self.streams.get(&s.0))
+            .and_then(|stream| stream.name.clone());
+        Arc::new(OpMeta {
+            sequence: self.sequence(),
+            label,
+            stream,
+            stream_name,
+        })
+    }
+
+    /// Queues an operation on a live stream.
+    pub(crate) fn push(
+        &mut self,
+        stream: StreamHandle,
+        label: Label,
+        kind: OpKind,
+        arguments: Vec<Argument>,
+    ) -> u64 {
+        let meta = self.meta(label, Some(stream));
+        let sequence = meta.sequence;
+        self.push_as(stream, meta, kind, arguments);
+        sequence
+    }
+
+    pub(crate) fn push_as(
+        &mut self,
+        stream: StreamHandle,
+        meta: Arc<OpMeta>,
+        kind: OpKind,
+        arguments: Vec<Argument>,
+    ) {
+        let op = Op {
+            meta,
+            kind,
+            arguments,
+            host: Arc::clone(&self.host),
+            issued: self.host_time,
+            clock: None,
+            fault: None,
+        };
+        if let Some(state) = self.streams.get_mut(&stream.0) {
+            state.queue.push_back(op);
+            self.progress += 1;
+            self.analyse(stream.0);
+        }
+    }
+
+    /// Queues a marker at the end of a stream.
+    pub(crate) fn push_marker(&mut self, stream: StreamHandle, label: &'static str) -> Arc<Marker> {
+        let meta = self.meta(Label::Fixed(label), Some(stream));
+        let marker = Marker::new(stream, meta.sequence);
+        self.push_as(
+            stream,
+            meta,
+            OpKind::Record(Arc::clone(&marker)),
+            Vec::new(),
+        );
+        marker
+    }
+
+    /// Opens a gate, as seen by a host that knows `clock`.
+    pub(crate) fn open_gate(&mut self, gate: &GateState, clock: Arc<VectorClock>, time: u64) {
+        if gate.opened.set((clock, time)).is_ok() {
+            self.progress += 1;
+            for handle in self.stalled.iter().copied().collect::<Vec<_>>() {
+                self.analyse(handle);
+            }
+        }
+    }
+
+    // Analysis.
+
+    fn analyse(&mut self, first: u64) {
+        let mut work = vec![first];
+        while let Some(handle) = work.pop() {
+            if self.analyse_stream(handle) {
+                work.extend(self.stalled.iter().copied());
+            }
+        }
+    }
+
+    /// Analyses as far as possible; true when something that other streams may wait for was reached.
+    fn analyse_stream(&mut self, handle: u64) -> bool {
+        let was_stalled = self.stalled.remove(&handle);
+        let Some(stream) = self.streams.get_mut(&handle) else {
+            return false;
+        };
+        let mut reached = false;
+        let mut notices = Vec::new();
+        while let Some(op) = stream.queue.get_mut(stream.analysed) {
+            match &op.kind {
+                OpKind::Wait(marker) => match marker.reached.get() {
+                    Some(point) => {
+                        stream.clock.join(&point.clock);
+                        stream.time = stream.time.max(point.time);
+                    }
+                    None => {
+                        self.stalled.insert(handle);
+                        break;
+                    }
+                },
+                OpKind::Gate(gate) => match gate.opened.get() {
+                    Some((clock, time)) => {
+                        stream.clock.join(clock);
+                        stream.time = stream.time.max(*time);
+                    }
+                    None => {
+                        self.stalled.insert(handle);
+                        break;
+                    }
+                },
+                _ => {}
+            }
+            if !Arc::ptr_eq(&op.host, &stream.joined) {
+                stream.clock.join(&op.host);
+                stream.joined = Arc::clone(&op.host);
+            }
+            let epoch = stream.clock.tick(stream.slot);
+            if let Some(model) = &self.latency {
+                stream.time = stream.time.max(op.issued) + duration(model, op);
+            }
+            let mode = match &op.kind {
+                OpKind::Alloc { completed } => {
+                    for point in completed.iter().filter_map(|free| free.reached.get()) {
+                        for piece in op.arguments.iter().flat_map(|a| &a.pieces) {
+                            self.detector.retire(piece, &point.clock);
+                        }
+                    }
+                    Some(Mode::Alloc)
+                }
+                OpKind::Free(_) => Some(Mode::Free),
+                _ => None,
+            };
+            for argument in &mut op.arguments {
+                if mode.is_none() {
+                    match resolve(&self.space, argument, was_stalled) {
+                        Resolved::Ready => {}
+                        Resolved::Unmapped(why) => {
+                            op.fault.get_or_insert(why);
+                            argument.pieces.clear();
+                        }
+                        Resolved::Stale(kind) => notices.extend(self.detector.stale(
+                            &op.meta,
+                            kind,
+                            argument.ptr,
+                            argument.bytes,
+                            argument.tag.as_ref(),
+                        )),
+                    }
+                }
+                let visit = Visit {
+                    mode: mode.unwrap_or(if argument.access.writes() {
+                        Mode::Write
+                    } else {
+                        Mode::Read
+                    }),
+                    clock: &stream.clock,
+                    epoch,
+                    meta: &op.meta,
+                    tag: argument.tag.as_ref(),
+                };
+                for piece in &argument.pieces {
+                    notices.extend(self.detector.visit(piece, &visit));
+                }
+            }
+            match &op.kind {
+                OpKind::Record(marker) | OpKind::Free(marker) => {
+                    let clock = Arc::new(stream.clock.clone());
+                    let _ = marker.reached.set(Reached {
+                        epoch,
+                        clock,
+                        time: stream.time,
+                    });
+                    reached = true;
+                }
+                OpKind::HostFn(_) | OpKind::CopyOut => {
+                    op.clock = Some((Arc::new(stream.clock.clone()), stream.time));
+                }
+                _ => {}
+            }
+            stream.analysed += 1;
+        }
+        self.notify_races(notices);
+        reached
+    }
+
+    /// Makes the next synchronisation of the streams of a race fail.
+    pub(crate) fn notify_races(&mut self, notices: Vec<(StreamHandle, usize)>) {
+        for (stream, report) in notices {
+            if let Some(stream) = self.streams.get_mut(&stream.0) {
+                stream.race.get_or_insert(report);
+            }
+        }
+    }
+
+    // Loss.
+
+    /// The device faults: nothing of it runs any more.
+    pub(crate) fn lose(&mut self, ordinal: u32, code: u32, reason: String) -> Vec<Op> {
+        let device = &mut self.ordinals[ordinal as usize];
+        if device.lost.is_none() {
+            device.lost = Some((code, reason));
+        }
+        self.progress += 1;
+        let mut dropped = Vec::new();
+        for (&handle, stream) in &mut self.streams {
+            if stream.ordinal == ordinal {
+                self.stalled.remove(&handle);
+                stream.analysed = 0;
+                dropped.extend(stream.queue.drain(..));
+            }
+        }
+        // Streams of other devices that wait for these go on.
+        for op in &dropped {
+            if let OpKind::Record(marker) | OpKind::Free(marker) = &op.kind {
+                let _ = marker.reached.set(Reached {
+                    epoch: Epoch { slot: 0, count: 0 },
+                    clock: Arc::clone(&self.host),
+                    time: self.host_time,
+                });
+                marker.set_done();
+            }
+        }
+        for handle in self.stalled.iter().copied().collect::<Vec<_>>() {
+            self.analyse(handle);
+        }
+        dropped
+    }
+}
+
+enum Resolved {
+    Ready,
+    Unmapped(String),
+    Stale(RaceKind),
+}
+
+/// Finds the bytes of an argument as the machine stands now.
+fn resolve(space: &AddressSpace, argument: &mut Argument, was_stalled: bool) -> Resolved {
+    if argument.generation != 0 && !was_stalled {
+        return Resolved::Ready;
+    }
+    let region = space.containing(argument.ptr);
+    if argument.generation != 0 {
+        return match region {
+            Some(region) if region.generation == argument.generation => Resolved::Ready,
+            Some(_) => Resolved::Stale(RaceKind::UseAcrossReuse),
+            None => Resolved::Stale(RaceKind::UseAfterFree),
+        };
+    }
+    let writes = argument.access.writes();
+    match region.and_then(|region| region.pieces(argument.ptr, argument.bytes, writes)) {
+        Some(pieces) => {
+            argument.pieces = pieces;
+            Resolved::Ready
+        }
+        None => Resolved::Unmapped(format!(
+            "illegal address: {} bytes at {:#x} are not all mapped for {}",
+            argument.bytes,
+            argument.ptr,
+            if writes { "writing" } else { "reading" }
+        )),
+    }
+}
+
+/// What an operation costs on its stream in simulated time.
+fn duration(model: &LatencyModel, op: &Op) -> u64 {
+    let bytes: u64 = op.arguments.iter().map(|argument| argument.bytes).sum();
+    match &op.kind {
+        OpKind::CopyIn(_) | OpKind::CopyOut => {
+            model.work_start + bytes / model.host_bandwidth.max(1)
+        }
+        OpKind::Memset(_) | OpKind::CopyDevice | OpKind::Kernel(_) => {
+            model.work_start + bytes / model.device_bandwidth.max(1)
+        }
+        OpKind::HostFn(_) => model.work_start,
+        _ => 0,
+    }
+}

@@ -1,0 +1,164 @@
+//! Logical host threads.
+//!
+//! Under a seed, the threads of a test run one at a time. Each is a real thread that holds a baton while it runs; at
+//! every driver call, and wherever it would block on an `xlog_driver::sync::Mutex`, the seed decides who goes on. When
+//! every thread waits and no stream can go on, that is a deadlock, and it is proven.
+
+use std::cell::RefCell;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::rc::Rc;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use xlog_driver::sync;
+
+use crate::rng::Rng;
+
+/// A body of a logical thread.
+pub(crate) type Body<'a> = Box<dyn FnOnce() + Send + 'a>;
+
+struct Group {
+    machine: u64,
+    turn: Mutex<Turn>,
+    changed: Condvar,
+}
+
+struct Turn {
+    current: usize,
+    rng: Rng,
+    finished: Vec<bool>,
+    /// For a thread that waits: the progress at which it found nothing to do.
+    waiting: Vec<Option<u64>>,
+}
+
+thread_local! {
+    static MEMBER: RefCell<Option<(Arc<Group>, usize)>> = const { RefCell::new(None) };
+}
+
+fn member(machine: u64) -> Option<(Arc<Group>, usize)> {
+    MEMBER
+        .with(|slot| slot.borrow().clone())
+        .filter(|(group, _)| group.machine == machine)
+}
+
+/// True on a logical thread of this machine.
+pub(crate) fn is_logical(machine: u64) -> bool {
+    MEMBER.with(|slot| {
+        slot.borrow()
+            .as_ref()
+            .is_some_and(|(group, _)| group.machine == machine)
+    })
+}
+
+/// Lets the seed hand over to another thread.
+pub(crate) fn yield_point(machine: u64) {
+    if let Some((group, index)) = member(machine) {
+        group.hand_over(index, false);
+    }
+}
+
+/// A thread can do nothing at this progress; true when that holds for all of them.
+pub(crate) fn blocked(machine: u64, progress: u64) -> bool {
+    let Some((group, index)) = member(machine) else {
+        return false;
+    };
+    let mut turn = group.lock();
+    turn.waiting[index] = Some(progress);
+    let stuck = (0..turn.finished.len())
+        .all(|other| turn.finished[other] || turn.waiting[other] == Some(progress));
+    if stuck {
+        // It goes on with an error, and may yet free the others.
+        turn.waiting[index] = None;
+    }
+    drop(turn);
+    if !stuck {
+        group.hand_over(index, true);
+    }
+    stuck
+}
+
+/// Runs the bodies as logical threads until all have returned; the first panic is passed on.
+pub(crate) fn run(machine: u64, seed: u64, bodies: Vec<Body<'_>>) {
+    if bodies.is_empty() {
+        return;
+    }
+    let mut rng = Rng::new(seed);
+    let group = Arc::new(Group {
+        machine,
+        turn: Mutex::new(Turn {
+            current: rng.below(bodies.len()),
+            finished: vec![false; bodies.len()],
+            waiting: vec![None; bodies.len()],
+            rng,
+        }),
+        changed: Condvar::new(),
+    });
+    let panic = Mutex::new(None);
+    std::thread::scope(|scope| {
+        for (index, body) in bodies.into_iter().enumerate() {
+            let (group, panic) = (Arc::clone(&group), &panic);
+            scope.spawn(move || {
+                let outcome = group.run_member(index, body);
+                if let Err(payload) = outcome {
+                    panic
+                        .lock()
+                        .unwrap_or_else(PoisonError::into_inner)
+                        .get_or_insert(payload);
+                }
+            });
+        }
+    });
+    if let Some(payload) = panic.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        resume_unwind(payload);
+    }
+}
+
+impl Group {
+    fn lock(&self) -> MutexGuard<'_, Turn> {
+        self.turn.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn run_member(self: Arc<Self>, index: usize, body: Body<'_>) -> std::thread::Result<()> {
+        MEMBER.with(|slot| *slot.borrow_mut() = Some((Arc::clone(&self), index)));
+        self.await_turn(self.lock(), index);
+        let hook: Rc<dyn Fn()> = {
+            let group = Arc::clone(&self);
+            Rc::new(move || group.hand_over(index, true))
+        };
+        let outcome = catch_unwind(AssertUnwindSafe(|| sync::with_scheduler(hook, body)));
+        MEMBER.with(|slot| *slot.borrow_mut() = None);
+        let mut turn = self.lock();
+        turn.finished[index] = true;
+        turn.waiting.fill(None);
+        self.pass(&mut turn, None);
+        outcome
+    }
+
+    /// Gives the baton to a thread the seed chooses, perhaps this one, and waits for it to come back.
+    fn hand_over(&self, index: usize, must: bool) {
+        let mut turn = self.lock();
+        if !must && turn.rng.below(2) == 0 {
+            return;
+        }
+        self.pass(&mut turn, must.then_some(index));
+        self.await_turn(turn, index);
+    }
+
+    fn pass(&self, turn: &mut Turn, except: Option<usize>) {
+        let runnable: Vec<usize> = (0..turn.finished.len())
+            .filter(|&other| !turn.finished[other] && Some(other) != except)
+            .collect();
+        if !runnable.is_empty() {
+            turn.current = runnable[turn.rng.below(runnable.len())];
+        }
+        self.changed.notify_all();
+    }
+
+    fn await_turn(&self, mut turn: MutexGuard<'_, Turn>, index: usize) {
+        while turn.current != index {
+            turn = self
+                .changed
+                .wait(turn)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}

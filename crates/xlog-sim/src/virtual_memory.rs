@@ -1,0 +1,307 @@
+//! Virtual memory, simulated.
+
+#![allow(unsafe_code)]
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use xlog_driver::{DriverError, DriverResult, MapAccess, MemoryHandle, VirtualMemory};
+
+use crate::device::SimDevice;
+use crate::faults::Call;
+use crate::memory::{Backing, Mapping, Piece, RegionKind};
+use crate::op::Label;
+use crate::race::RaceKind;
+use crate::state::{Physical, State};
+
+impl SimDevice {
+    fn check_granular(&self, call: Call, what: &str, value: u64) -> DriverResult<()> {
+        let unit = self.properties.granularity as u64;
+        if value == 0 || !value.is_multiple_of(unit) {
+            return Err(DriverError::invalid(
+                call.name(),
+                format!("{what} {value:#x}"),
+                format!("a multiple of the granularity, {unit:#x}"),
+            ));
+        }
+        Ok(())
+    }
+
+    /// The mappings that make up exactly this range.
+    fn exact_mappings(
+        &self,
+        state: &State,
+        call: Call,
+        ptr: u64,
+        bytes: u64,
+    ) -> DriverResult<Vec<(u64, Mapping)>> {
+        let refuse = |accepted: &str| {
+            let value = format!("the range of {bytes} bytes at {ptr:#x}");
+            Err(DriverError::invalid(call.name(), value, accepted))
+        };
+        let region = state
+            .space
+            .containing(ptr)
+            .filter(|r| r.ordinal == self.ordinal());
+        let Some(RegionKind::Reservation { mappings }) = region.map(|region| &region.kind) else {
+            return refuse("a range inside a reservation of this device");
+        };
+        let Some(end) = ptr.checked_add(bytes) else {
+            return refuse("a range inside a reservation of this device");
+        };
+        let found: Vec<(u64, Mapping)> = mappings
+            .range(ptr..end)
+            .map(|(&at, mapping)| (at, mapping.clone()))
+            .collect();
+        let mut at = ptr;
+        for (start, mapping) in &found {
+            if *start != at {
+                break;
+            }
+            at += mapping.bytes;
+        }
+        if found.is_empty() || at != end {
+            return refuse("exactly one or more whole mappings without a gap");
+        }
+        Ok(found)
+    }
+
+    /// Gives physical memory back once nobody needs it.
+    fn drop_physical(state: &mut State, handle: u64) {
+        let idle = state
+            .physical
+            .get(&handle)
+            .is_some_and(|m| m.destroyed && m.mappings == 0);
+        if !idle {
+            return;
+        }
+        if let Some(memory) = state.physical.remove(&handle) {
+            state.detector.forget(memory.backing.id());
+            state.give_bytes(memory.ordinal, memory.bytes);
+        }
+    }
+}
+
+impl VirtualMemory for SimDevice {
+    fn granularity(&self) -> usize {
+        self.properties.granularity
+    }
+
+    fn reserve(&self, bytes: usize, align: usize) -> DriverResult<u64> {
+        let call = Call::Reserve;
+        let mut state = self.enter(call)?;
+        self.check_granular(call, "size", bytes as u64)?;
+        if align != 0 && !align.is_power_of_two() {
+            return Err(DriverError::invalid(
+                call.name(),
+                format!("alignment {align}"),
+                "0 or a power of two",
+            ));
+        }
+        Self::cost(&mut state, |model| model.map);
+        let align = align.max(self.properties.granularity) as u64;
+        let start = state
+            .space
+            .take_addresses(self.ordinal(), bytes as u64, align);
+        let Some(start) = start else {
+            return Err(DriverError::OutOfMemory {
+                call: call.name(),
+                requested: bytes as u64,
+            });
+        };
+        let kind = RegionKind::Reservation {
+            mappings: BTreeMap::new(),
+        };
+        state
+            .space
+            .insert(start, bytes as u64, bytes as u64, self.ordinal(), kind);
+        Ok(start)
+    }
+
+    unsafe fn release(&self, ptr: u64, bytes: usize) -> DriverResult<()> {
+        let call = Call::Release;
+        let mut state = self.enter(call)?;
+        let accepted = match state.space.starting_at(ptr) {
+            Some(region) if region.ordinal == self.ordinal() => match &region.kind {
+                RegionKind::Reservation { .. } if region.bytes != bytes as u64 => {
+                    Some(format!("the whole reservation of {} bytes", region.bytes))
+                }
+                RegionKind::Reservation { mappings } if !mappings.is_empty() => Some(format!(
+                    "a reservation without mappings; {} remain",
+                    mappings.len()
+                )),
+                RegionKind::Reservation { .. } => None,
+                RegionKind::Block { .. } => Some("a reservation, not a block".to_owned()),
+            },
+            _ => Some("the start of a reservation of this device".to_owned()),
+        };
+        if let Some(accepted) = accepted {
+            let value = format!("the range of {bytes} bytes at {ptr:#x}");
+            return Err(DriverError::invalid(call.name(), value, accepted));
+        }
+        if let Some(region) = state.space.remove(ptr) {
+            state
+                .space
+                .give_addresses(region.ordinal, region.start, region.span);
+        }
+        Ok(())
+    }
+
+    fn create(&self, bytes: usize) -> DriverResult<MemoryHandle> {
+        let call = Call::Create;
+        let mut state = self.enter(call)?;
+        self.check_granular(call, "size", bytes as u64)?;
+        Self::cost(&mut state, |model| model.map);
+        state.take_bytes(call.name(), self.ordinal(), bytes as u64)?;
+        let Some(backing) = Backing::new(bytes) else {
+            state.give_bytes(self.ordinal(), bytes as u64);
+            return Err(DriverError::OutOfMemory {
+                call: call.name(),
+                requested: bytes as u64,
+            });
+        };
+        let handle = state.handle();
+        let memory = Physical {
+            ordinal: self.ordinal(),
+            bytes: bytes as u64,
+            backing,
+            mappings: 0,
+            destroyed: false,
+        };
+        state.physical.insert(handle, memory);
+        Ok(MemoryHandle(handle))
+    }
+
+    fn destroy(&self, memory: MemoryHandle) -> DriverResult<()> {
+        let call = Call::Destroy;
+        let mut state = self.enter(call)?;
+        let ordinal = self.ordinal();
+        match state.physical.get_mut(&memory.0) {
+            Some(known) if known.ordinal == ordinal && !known.destroyed => known.destroyed = true,
+            _ => {
+                let value = format!("{memory}, unknown or destroyed");
+                return Err(DriverError::invalid(
+                    call.name(),
+                    value,
+                    "live physical memory",
+                ));
+            }
+        }
+        Self::drop_physical(&mut state, memory.0);
+        Ok(())
+    }
+
+    unsafe fn map(&self, ptr: u64, bytes: usize, memory: MemoryHandle) -> DriverResult<()> {
+        let call = Call::Map;
+        let mut state = self.enter(call)?;
+        self.check_granular(call, "address", ptr)?;
+        self.check_granular(call, "size", bytes as u64)?;
+        let ordinal = self.ordinal();
+        let known = state.physical.get(&memory.0);
+        let known = known.filter(|known| known.ordinal == ordinal && !known.destroyed);
+        let Some(known) = known else {
+            let value = format!("{memory}, unknown or destroyed");
+            return Err(DriverError::invalid(
+                call.name(),
+                value,
+                "live physical memory",
+            ));
+        };
+        if known.bytes != bytes as u64 {
+            return Err(DriverError::invalid(
+                call.name(),
+                format!("size {bytes}"),
+                format!("the whole physical memory of {} bytes", known.bytes),
+            ));
+        }
+        let backing = Arc::clone(&known.backing);
+        let value = format!("the range of {bytes} bytes at {ptr:#x}");
+        state.space.check(call.name(), ptr, bytes as u64)?;
+        let region = state
+            .space
+            .containing_mut(ptr)
+            .map(|region| &mut region.kind);
+        let Some(RegionKind::Reservation { mappings }) = region else {
+            return Err(DriverError::invalid(
+                call.name(),
+                value,
+                "a range inside a reservation of this device",
+            ));
+        };
+        let end = ptr + bytes as u64;
+        let taken = mappings
+            .range(..end)
+            .next_back()
+            .is_some_and(|(at, m)| at + m.bytes > ptr);
+        if taken {
+            return Err(DriverError::invalid(
+                call.name(),
+                value,
+                "a range in which nothing is mapped",
+            ));
+        }
+        mappings.insert(
+            ptr,
+            Mapping {
+                bytes: bytes as u64,
+                memory: memory.0,
+                backing,
+                access: MapAccess::None,
+            },
+        );
+        if let Some(known) = state.physical.get_mut(&memory.0) {
+            known.mappings += 1;
+        }
+        Self::cost(&mut state, |model| model.map);
+        Ok(())
+    }
+
+    unsafe fn unmap(&self, ptr: u64, bytes: usize) -> DriverResult<()> {
+        let call = Call::Unmap;
+        let mut state = self.enter(call)?;
+        let found = self.exact_mappings(&state, call, ptr, bytes as u64)?;
+        Self::cost(&mut state, |model| model.map);
+        let meta = state.meta(Label::Fixed("unmap"), None);
+        let host = Arc::clone(&state.host);
+        for (at, mapping) in found {
+            if let Some(piece) = Piece::new(&mapping.backing, 0, mapping.bytes as usize, at) {
+                let notices =
+                    state
+                        .detector
+                        .end_by_host(&piece, &host, &meta, RaceKind::UnmapUnderUse);
+                state.notify_races(notices);
+            }
+            let region = state
+                .space
+                .containing_mut(at)
+                .map(|region| &mut region.kind);
+            if let Some(RegionKind::Reservation { mappings }) = region {
+                mappings.remove(&at);
+            }
+            if let Some(known) = state.physical.get_mut(&mapping.memory) {
+                known.mappings -= 1;
+            }
+            Self::drop_physical(&mut state, mapping.memory);
+        }
+        Ok(())
+    }
+
+    unsafe fn set_access(&self, ptr: u64, bytes: usize, access: MapAccess) -> DriverResult<()> {
+        let call = Call::SetAccess;
+        let mut state = self.enter(call)?;
+        let found = self.exact_mappings(&state, call, ptr, bytes as u64)?;
+        Self::cost(&mut state, |model| model.map);
+        let region = state
+            .space
+            .containing_mut(ptr)
+            .map(|region| &mut region.kind);
+        if let Some(RegionKind::Reservation { mappings }) = region {
+            for (at, _) in found {
+                if let Some(mapping) = mappings.get_mut(&at) {
+                    mapping.access = access;
+                }
+            }
+        }
+        Ok(())
+    }
+}
