@@ -103,7 +103,7 @@ pub trait Driver: Send + Sync + fmt::Debug {
         stream: StreamHandle,
     ) -> DriverResult<()>;
 
-    /// Queues a copy from the host. `src` may be reused when this returns.
+    /// Queues a copy from the host. `src` may be reused when this returns. An error leaves the destination unspecified.
     ///
     /// # Safety
     /// The destination range is live memory of this device when the work runs.
@@ -127,7 +127,8 @@ pub trait Driver: Send + Sync + fmt::Debug {
         stream: StreamHandle,
     ) -> DriverResult<()>;
 
-    /// Queues a host function. Later work of `stream` waits for it. A panic in it is swallowed.
+    /// Queues a host function. Later work of `stream` waits for it. A panic in it is swallowed. When the device is lost
+    /// before the stream gets there, it may never be run.
     fn host_fn(&self, stream: StreamHandle, work: HostFn) -> DriverResult<()>;
 
     /// Holds `stream`: what is queued after this call runs only once the gate is released or dropped.

@@ -274,13 +274,13 @@ fn conflict(entry: &Entry, visit: &Visit<'_>) -> Option<RaceKind> {
         (Mode::Read, Mode::Read) => None,
         // Nothing may touch a block after its free, however well it is ordered.
         (Mode::Free, Mode::Read | Mode::Write) => Some(RaceKind::UseAfterFree),
+        // Queued before this block existed, it meant the one before.
+        (Mode::Alloc, Mode::Read | Mode::Write) if visit.meta.sequence < entry.meta.sequence => {
+            Some(RaceKind::UseAcrossReuse)
+        }
         _ if ordered => None,
         (Mode::Free, _) | (_, Mode::Alloc) => Some(RaceKind::UseAcrossReuse),
         (_, Mode::Free) => Some(RaceKind::UseAfterFree),
-        // Queued before this block existed, it meant the one before.
-        (Mode::Alloc, _) if visit.meta.sequence < entry.meta.sequence => {
-            Some(RaceKind::UseAcrossReuse)
-        }
         (Mode::Alloc, _) => Some(RaceKind::UseBeforeAllocation),
         (Mode::Write, Mode::Write) => Some(RaceKind::WriteWrite),
         (Mode::Write, Mode::Read) | (Mode::Read, Mode::Write) => Some(RaceKind::ReadWrite),

@@ -13,8 +13,8 @@ use crate::config::SimConfig;
 use crate::engine::{Guard, Shared};
 use crate::faults::{Call, Faults};
 use crate::kernel::{KernelRange, SimKernel};
-use crate::memory::BLOCK_ALIGN;
-use crate::op::{Argument, Label, OpKind};
+use crate::memory::{BLOCK_ALIGN, Owner as BlockOwner, RegionKind};
+use crate::op::{Argument, Label, Marker, Meant, OpKind};
 use crate::race::RaceReport;
 use crate::state::State;
 use crate::threads::{self, Body};
@@ -259,7 +259,7 @@ impl SimDevice {
         self.check_stream(&state, Call::FreeAsync, stream)?;
         let argument = self.argument(&state, Call::FreeAsync, ptr, bytes, Access::Write)?;
         let meta = state.meta(Label::Fixed("end_range"), Some(stream));
-        let marker = crate::op::Marker::new(stream, meta.sequence);
+        let marker = Marker::new(stream, meta.sequence);
         state.push_as(stream, meta, OpKind::Free(marker), vec![argument]);
         self.shared.queued(&mut state, stream.0);
         Ok(())
@@ -341,20 +341,30 @@ impl SimDevice {
         access: Access,
     ) -> DriverResult<Argument> {
         let region = state.space.check(call.name(), ptr, bytes as u64)?;
-        let reservation = region.is_reservation();
-        let pieces = if reservation {
-            Vec::new()
-        } else {
-            region
-                .pieces(ptr, bytes as u64, access.writes())
-                .unwrap_or_default()
+        let meant = match &region.kind {
+            RegionKind::Block {
+                owner: BlockOwner::Plain,
+                ..
+            } => Meant::Plain(region.generation),
+            RegionKind::Block {
+                owner: BlockOwner::Pool(_),
+                ..
+            } => Meant::Ordered,
+            RegionKind::Reservation { .. } => Meant::Reserved,
         };
+        let pieces = match meant {
+            Meant::Reserved => Vec::new(),
+            _ => region
+                .pieces(ptr, bytes as u64, access.writes())
+                .unwrap_or_default(),
+        };
+        let tag = state.space.tag_of(ptr);
         Ok(Argument {
             ptr,
             bytes: bytes as u64,
             access,
-            generation: if reservation { 0 } else { region.generation },
-            tag: state.space.tag_of(ptr),
+            meant,
+            tag,
             pieces,
         })
     }

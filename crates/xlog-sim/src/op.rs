@@ -70,14 +70,24 @@ pub(crate) struct GateState {
     pub(crate) opened: OnceLock<(Arc<VectorClock>, u64)>,
 }
 
+/// What an argument named when it was queued.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Meant {
+    /// A block that ends by a host call, and its generation.
+    Plain(u64),
+    /// A block that ends in stream order: the detector sees its end.
+    Ordered,
+    /// Addresses whose mappings may change until it runs.
+    Reserved,
+}
+
 /// A range of device addresses as the caller gave it.
 #[derive(Clone, Debug)]
 pub(crate) struct Argument {
     pub(crate) ptr: u64,
     pub(crate) bytes: u64,
     pub(crate) access: Access,
-    /// The block it meant when it was queued; 0 for a reservation, whose mappings may change until it runs.
-    pub(crate) generation: u64,
+    pub(crate) meant: Meant,
     pub(crate) tag: Option<Arc<str>>,
     pub(crate) pieces: Vec<Piece>,
 }

@@ -12,7 +12,7 @@ use xlog_driver::{
 use crate::device::SimDevice;
 use crate::faults::Call;
 use crate::memory::{BLOCK_ALIGN, Backing, Owner, Pool, RegionKind, Reuse, Standing, round_up};
-use crate::op::{Label, Marker, OpKind};
+use crate::op::{Argument, Label, Marker, OpKind};
 use crate::state::State;
 
 /// A pool grows by this much at least, where the device has it.
@@ -134,6 +134,19 @@ impl SimDevice {
     }
 }
 
+impl SimDevice {
+    /// A block with its rounding, as the argument of its allocation or free: what a reuse of the chunk must be compared
+    /// with is the whole of it.
+    fn whole_block(&self, state: &State, call: Call, start: u64) -> DriverResult<Argument> {
+        let mut block = self.argument(state, call, start, 1, Access::Write)?;
+        if let Some(region) = state.space.starting_at(start) {
+            block.bytes = region.bytes;
+            block.pieces = region.whole().unwrap_or_default();
+        }
+        Ok(block)
+    }
+}
+
 impl AsyncPools for SimDevice {
     fn pool_create(&self, options: &PoolOptions) -> DriverResult<PoolHandle> {
         let mut state = self.enter(Call::PoolCreate)?;
@@ -235,7 +248,7 @@ impl AsyncPools for SimDevice {
         state
             .space
             .insert(start, bytes as u64, span, self.ordinal(), kind);
-        let block = self.argument(&state, call, start, bytes, Access::Write)?;
+        let block = self.whole_block(&state, call, start)?;
         let kind = OpKind::Alloc {
             completed: reuse.completed,
         };

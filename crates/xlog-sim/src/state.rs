@@ -15,7 +15,7 @@ use crate::detector::{Detector, Mode, Visit};
 use crate::faults::FaultTable;
 use crate::latency::LatencyModel;
 use crate::memory::{AddressSpace, Backing, Piece, Pool};
-use crate::op::{Argument, GateState, Label, Marker, Op, OpKind, OpMeta, Reached};
+use crate::op::{Argument, GateState, Label, Marker, Meant, Op, OpKind, OpMeta, Reached};
 use crate::race::RaceKind;
 use crate::rng::Rng;
 
@@ -501,16 +501,18 @@ enum Resolved {
 
 /// Finds the bytes of an argument as the machine stands now.
 fn resolve(space: &AddressSpace, argument: &mut Argument, was_stalled: bool) -> Resolved {
-    if argument.generation != 0 && !was_stalled {
-        return Resolved::Ready;
-    }
     let region = space.containing(argument.ptr);
-    if argument.generation != 0 {
-        return match region {
-            Some(region) if region.generation == argument.generation => Resolved::Ready,
-            Some(_) => Resolved::Stale(RaceKind::UseAcrossReuse),
-            None => Resolved::Stale(RaceKind::UseAfterFree),
-        };
+    match argument.meant {
+        Meant::Ordered => return Resolved::Ready,
+        Meant::Plain(_) if !was_stalled => return Resolved::Ready,
+        Meant::Plain(generation) => {
+            return match region {
+                Some(region) if region.generation == generation => Resolved::Ready,
+                Some(_) => Resolved::Stale(RaceKind::UseAcrossReuse),
+                None => Resolved::Stale(RaceKind::UseAfterFree),
+            };
+        }
+        Meant::Reserved => {}
     }
     let writes = argument.access.writes();
     match region.and_then(|region| region.pieces(argument.ptr, argument.bytes, writes)) {

@@ -252,7 +252,18 @@ impl Region {
         }
     }
 
-    pub(crate) fn is_reservation(&self) -> bool {
-        matches!(self.kind, RegionKind::Reservation { .. })
+    /// All the bytes a block takes, its rounding included.
+    pub(crate) fn whole(&self) -> Option<Vec<Piece>> {
+        match &self.kind {
+            RegionKind::Block {
+                backing, offset, ..
+            } => Some(vec![Piece::new(
+                backing,
+                *offset,
+                self.span as usize,
+                self.start,
+            )?]),
+            RegionKind::Reservation { .. } => None,
+        }
     }
 }

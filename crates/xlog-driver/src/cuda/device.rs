@@ -1,0 +1,367 @@
+//! [`CudaDriver`]: the seam's trait over the driver's calls.
+//!
+//! Each method binds the context, makes one driver call, and translates its code; copies through pinned buffers, gates,
+//! host functions, pools and virtual memory have files of their own.
+//!
+//! Invariant: the default streams are refused by name, so no method can use one by accident.
+//! Handles are passed on as they are; whether they are alive is the caller's business.
+
+use std::ffi::c_void;
+use std::fmt;
+use std::ptr;
+use std::sync::Arc;
+
+use cudarc::driver::sys::{CUevent, CUstream};
+
+use super::abi;
+use super::api::{Api, Calls};
+use super::core::{Core, Registry};
+use super::{gates, host_fn, library, open};
+use crate::{
+    AsyncPools, CaptureStatus, DeviceProperties, Driver, DriverError, DriverResult, EventHandle,
+    Gate, HostFn, MemoryInfo, StreamHandle, VirtualMemory,
+};
+
+/// A GPU behind the CUDA driver.
+///
+/// All drivers of one ordinal in this process share one primary context, also with other CUDA libraries. The last one
+/// to go, gates included, waits for the device and gives the context back.
+pub struct CudaDriver {
+    pub(super) core: Arc<Core>,
+}
+
+impl CudaDriver {
+    /// Opens the device that the CUDA driver shows as `ordinal`.
+    ///
+    /// # Errors
+    /// [`DriverError::Unavailable`] says what is missing, libcuda, a recent driver, or the device, and what to do.
+    pub fn open(ordinal: usize) -> DriverResult<Arc<Self>> {
+        static OPEN: Registry = Registry::new();
+        let api = library::api()?;
+        let core = OPEN.share(ordinal, || open::open_with(api, ordinal))?;
+        Ok(Arc::new(Self { core }))
+    }
+
+    /// Opens a device of the given driver, apart from those of the process.
+    #[cfg(test)]
+    pub(super) fn open_with(api: Arc<Api>, ordinal: usize) -> DriverResult<Arc<Self>> {
+        Ok(Arc::new(Self {
+            core: Arc::new(open::open_with(api, ordinal)?),
+        }))
+    }
+
+    pub(super) fn api(&self) -> &Api {
+        &self.core.context.api
+    }
+
+    pub(super) fn calls(&self) -> &Calls {
+        &self.api().calls
+    }
+
+    /// Refuses a stream that is being captured, for work that a graph must not repeat.
+    fn refuse_capture(&self, call: &'static str, stream: CUstream) -> DriverResult<()> {
+        let mut status = abi::CAPTURE_NONE;
+        // SAFETY: the out pointer is valid; the caller answers for the stream.
+        let code = unsafe { (self.calls().stream_is_capturing)(stream, &raw mut status) };
+        self.core.context.check("cuStreamIsCapturing", code)?;
+        if status != abi::CAPTURE_NONE {
+            let value = "a stream that is being captured";
+            return Err(DriverError::invalid(
+                call,
+                value,
+                "a stream whose work is run, not recorded",
+            ));
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for CudaDriver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let properties = &self.core.properties;
+        f.debug_struct("CudaDriver")
+            .field("ordinal", &properties.ordinal)
+            .field("name", &properties.name)
+            .field("uuid", &properties.uuid)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The driver's stream, unless the handle means a default stream.
+#[inline]
+pub(super) fn raw_stream(call: &'static str, stream: StreamHandle) -> DriverResult<CUstream> {
+    if abi::DEFAULT_STREAMS.contains(&stream.0) {
+        return Err(DriverError::invalid(
+            call,
+            stream,
+            "a stream of stream_create",
+        ));
+    }
+    Ok(ptr::with_exposed_provenance_mut(stream.0 as usize))
+}
+
+#[inline]
+fn raw_event(event: EventHandle) -> CUevent {
+    ptr::with_exposed_provenance_mut(event.0 as usize)
+}
+
+/// Refuses an allocation of nothing.
+#[inline]
+pub(super) fn refuse_zero(call: &'static str, bytes: usize) -> DriverResult<()> {
+    if bytes == 0 {
+        return Err(DriverError::invalid(call, "0 bytes", "at least 1 byte"));
+    }
+    Ok(())
+}
+
+impl Driver for CudaDriver {
+    fn properties(&self) -> &DeviceProperties {
+        &self.core.properties
+    }
+
+    fn memory_info(&self) -> DriverResult<MemoryInfo> {
+        let _bound = self.core.context.bind("memory_info")?;
+        let (mut free, mut total): (usize, usize) = (0, 0);
+        // SAFETY: both out pointers are valid, and the context is current.
+        let code = unsafe { (self.calls().mem_get_info)(&raw mut free, &raw mut total) };
+        self.core.context.check("cuMemGetInfo", code)?;
+        Ok(MemoryInfo {
+            free: free as u64,
+            total: total as u64,
+        })
+    }
+
+    fn synchronize(&self) -> DriverResult<()> {
+        let context = &self.core.context;
+        let _bound = context.bind("synchronize")?;
+        self.core.staging.synchronize(context)?;
+        self.core.staging.trim(context);
+        Ok(())
+    }
+
+    fn stream_create(&self, priority: i32) -> DriverResult<StreamHandle> {
+        let context = &self.core.context;
+        let _bound = context.bind("stream_create")?;
+        let range = &self.core.properties;
+        let priority = priority
+            .max(range.greatest_priority)
+            .min(range.least_priority);
+        let mut stream: CUstream = ptr::null_mut();
+        // SAFETY: the out pointer is valid, and the context is current.
+        let code = unsafe {
+            (self.calls().stream_create)(&raw mut stream, abi::STREAM_NON_BLOCKING, priority)
+        };
+        context.check("cuStreamCreateWithPriority", code)?;
+        Ok(StreamHandle(stream.expose_provenance() as u64))
+    }
+
+    fn stream_destroy(&self, stream: StreamHandle) -> DriverResult<()> {
+        let stream = raw_stream("stream_destroy", stream)?;
+        let _bound = self.core.context.bind("stream_destroy")?;
+        // SAFETY: the caller owns the stream and gives it up.
+        let code = unsafe { (self.calls().stream_destroy)(stream) };
+        self.core.context.check("cuStreamDestroy", code)
+    }
+
+    fn stream_synchronize(&self, stream: StreamHandle) -> DriverResult<()> {
+        let stream = raw_stream("stream_synchronize", stream)?;
+        let _bound = self.core.context.bind("stream_synchronize")?;
+        // SAFETY: the caller answers for the stream.
+        let code = unsafe { (self.calls().stream_synchronize)(stream) };
+        self.core.context.check("cuStreamSynchronize", code)
+    }
+
+    fn stream_query(&self, stream: StreamHandle) -> DriverResult<bool> {
+        let stream = raw_stream("stream_query", stream)?;
+        let _bound = self.core.context.bind("stream_query")?;
+        // SAFETY: the caller answers for the stream.
+        let code = unsafe { (self.calls().stream_query)(stream) };
+        self.core.context.check_query("cuStreamQuery", code)
+    }
+
+    fn stream_id(&self, stream: StreamHandle) -> DriverResult<u64> {
+        let stream = raw_stream("stream_id", stream)?;
+        let _bound = self.core.context.bind("stream_id")?;
+        let mut id = 0;
+        // SAFETY: the out pointer is valid; the caller answers for the stream.
+        let code = unsafe { (self.calls().stream_get_id)(stream, &raw mut id) };
+        self.core.context.check("cuStreamGetId", code)?;
+        Ok(id)
+    }
+
+    fn stream_capture(&self, stream: StreamHandle) -> DriverResult<CaptureStatus> {
+        let stream = raw_stream("stream_capture", stream)?;
+        let _bound = self.core.context.bind("stream_capture")?;
+        let mut status = abi::CAPTURE_NONE;
+        // SAFETY: the out pointer is valid; the caller answers for the stream.
+        let code = unsafe { (self.calls().stream_is_capturing)(stream, &raw mut status) };
+        self.core.context.check("cuStreamIsCapturing", code)?;
+        Ok(match status {
+            abi::CAPTURE_NONE => CaptureStatus::None,
+            abi::CAPTURE_ACTIVE => CaptureStatus::Active,
+            _ => CaptureStatus::Invalidated,
+        })
+    }
+
+    fn stream_wait_event(&self, stream: StreamHandle, event: EventHandle) -> DriverResult<()> {
+        let stream = raw_stream("stream_wait_event", stream)?;
+        let _bound = self.core.context.bind("stream_wait_event")?;
+        // SAFETY: the caller answers for both handles.
+        let code = unsafe { (self.calls().stream_wait_event)(stream, raw_event(event), 0) };
+        self.core.context.check("cuStreamWaitEvent", code)
+    }
+
+    fn raw_stream(&self, stream: StreamHandle) -> Option<*mut c_void> {
+        raw_stream("raw_stream", stream)
+            .ok()
+            .map(|stream| stream.cast())
+    }
+
+    fn event_create(&self) -> DriverResult<EventHandle> {
+        let _bound = self.core.context.bind("event_create")?;
+        let mut event: CUevent = ptr::null_mut();
+        // SAFETY: the out pointer is valid, and the context is current.
+        let code =
+            unsafe { (self.calls().event_create)(&raw mut event, abi::EVENT_DISABLE_TIMING) };
+        self.core.context.check("cuEventCreate", code)?;
+        Ok(EventHandle(event.expose_provenance() as u64))
+    }
+
+    fn event_destroy(&self, event: EventHandle) -> DriverResult<()> {
+        let _bound = self.core.context.bind("event_destroy")?;
+        // SAFETY: the caller owns the event and gives it up.
+        let code = unsafe { (self.calls().event_destroy)(raw_event(event)) };
+        self.core.context.check("cuEventDestroy", code)
+    }
+
+    fn event_record(&self, event: EventHandle, stream: StreamHandle) -> DriverResult<()> {
+        let stream = raw_stream("event_record", stream)?;
+        let _bound = self.core.context.bind("event_record")?;
+        // SAFETY: the caller answers for both handles.
+        let code = unsafe { (self.calls().event_record)(raw_event(event), stream) };
+        self.core.context.check("cuEventRecord", code)
+    }
+
+    fn event_query(&self, event: EventHandle) -> DriverResult<bool> {
+        let _bound = self.core.context.bind("event_query")?;
+        // SAFETY: the caller answers for the event.
+        let code = unsafe { (self.calls().event_query)(raw_event(event)) };
+        self.core.context.check_query("cuEventQuery", code)
+    }
+
+    fn event_synchronize(&self, event: EventHandle) -> DriverResult<()> {
+        let _bound = self.core.context.bind("event_synchronize")?;
+        // SAFETY: the caller answers for the event.
+        let code = unsafe { (self.calls().event_synchronize)(raw_event(event)) };
+        self.core.context.check("cuEventSynchronize", code)
+    }
+
+    fn alloc(&self, bytes: usize) -> DriverResult<u64> {
+        refuse_zero("alloc", bytes)?;
+        let _bound = self.core.context.bind("alloc")?;
+        let mut block = 0;
+        // SAFETY: the out pointer is valid, and the context is current.
+        let code = unsafe { (self.calls().mem_alloc)(&raw mut block, bytes) };
+        self.core
+            .context
+            .check_allocation("cuMemAlloc", code, bytes as u64)?;
+        Ok(block)
+    }
+
+    unsafe fn free(&self, ptr: u64) -> DriverResult<()> {
+        let context = &self.core.context;
+        let _bound = context.bind("free")?;
+        // SAFETY: the caller promises a live block on which all work has completed.
+        let code = unsafe { (self.calls().mem_free)(ptr) };
+        context.check("cuMemFree", code)?;
+        self.core.staging.trim(context);
+        Ok(())
+    }
+
+    unsafe fn memset(
+        &self,
+        dst: u64,
+        value: u8,
+        bytes: usize,
+        stream: StreamHandle,
+    ) -> DriverResult<()> {
+        let stream = raw_stream("memset", stream)?;
+        if bytes == 0 {
+            return Ok(());
+        }
+        let _bound = self.core.context.bind("memset")?;
+        // SAFETY: the caller promises that the range is live when the work runs.
+        let code = unsafe { (self.calls().memset_d8_async)(dst, value, bytes, stream) };
+        self.core.context.check("cuMemsetD8Async", code)
+    }
+
+    unsafe fn copy_htod(&self, dst: u64, src: &[u8], stream: StreamHandle) -> DriverResult<()> {
+        let stream = raw_stream("copy_htod", stream)?;
+        if src.is_empty() {
+            return Ok(());
+        }
+        let context = &self.core.context;
+        let _bound = context.bind("copy_htod")?;
+        self.refuse_capture("copy_htod", stream)?;
+        // SAFETY: the caller promises that the destination is live when the work runs.
+        unsafe { self.core.staging.copy_in(context, dst, src, stream) }
+    }
+
+    unsafe fn copy_dtoh(&self, dst: &mut [u8], src: u64, stream: StreamHandle) -> DriverResult<()> {
+        let stream = raw_stream("copy_dtoh", stream)?;
+        if dst.is_empty() {
+            return Ok(());
+        }
+        let context = &self.core.context;
+        let _bound = context.bind("copy_dtoh")?;
+        self.refuse_capture("copy_dtoh", stream)?;
+        // SAFETY: the caller promises that the source is live when the work runs.
+        unsafe { self.core.staging.copy_out(context, dst, src, stream) }
+    }
+
+    unsafe fn copy_dtod(
+        &self,
+        dst: u64,
+        src: u64,
+        bytes: usize,
+        stream: StreamHandle,
+    ) -> DriverResult<()> {
+        let stream = raw_stream("copy_dtod", stream)?;
+        if bytes == 0 {
+            return Ok(());
+        }
+        let _bound = self.core.context.bind("copy_dtod")?;
+        // SAFETY: the caller promises that both ranges are live when the work runs.
+        let code = unsafe { (self.calls().memcpy_dtod_async)(dst, src, bytes, stream) };
+        self.core.context.check("cuMemcpyDtoDAsync", code)
+    }
+
+    fn host_fn(&self, stream: StreamHandle, work: HostFn) -> DriverResult<()> {
+        let stream = raw_stream("host_fn", stream)?;
+        let context = &self.core.context;
+        let _bound = context.bind("host_fn")?;
+        self.refuse_capture("host_fn", stream)?;
+        host_fn::queue(context, stream, work)
+    }
+
+    fn hold(&self, stream: StreamHandle) -> DriverResult<Gate> {
+        let stream = raw_stream("hold", stream)?;
+        let _bound = self.core.context.bind("hold")?;
+        self.refuse_capture("hold", stream)?;
+        gates::hold(&self.core, stream)
+    }
+
+    fn async_pools(&self) -> Option<&dyn AsyncPools> {
+        self.core
+            .properties
+            .async_pools
+            .then_some(self as &dyn AsyncPools)
+    }
+
+    fn virtual_memory(&self) -> Option<&dyn VirtualMemory> {
+        self.core
+            .properties
+            .virtual_memory
+            .then_some(self as &dyn VirtualMemory)
+    }
+}

@@ -1,0 +1,74 @@
+//! Host functions queued on a stream.
+//!
+//! The closure travels as a raw share of a small record. Whoever takes the closure out of the record runs or drops it:
+//! the driver's thread, or the caller whose queueing failed. So it runs at most once even if the driver reports an
+//! earlier fault for a call that did queue the function.
+//!
+//! On a lost device the driver never calls a function that it had accepted; its closure is then neither run nor dropped.
+
+use std::any::Any;
+use std::cell::Cell;
+use std::ffi::c_void;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use cudarc::driver::sys::CUstream;
+
+use super::abi::code;
+use super::context::Context;
+use super::errors::is_sticky;
+use crate::{DriverResult, HostFn};
+
+thread_local! {
+    static ON_CALLBACK_THREAD: Cell<bool> = const { Cell::new(false) };
+}
+
+/// True while this thread runs a host function for the driver. No driver call may be made then.
+pub(super) fn on_callback_thread() -> bool {
+    ON_CALLBACK_THREAD.try_with(Cell::get).unwrap_or(false)
+}
+
+struct Job(Mutex<Option<HostFn>>);
+
+impl Job {
+    fn take(&self) -> Option<HostFn> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
+
+/// Queues `work`. The context is current and the stream is not being captured: a graph would run `work` repeatedly.
+pub(super) fn queue(context: &Context, stream: CUstream, work: HostFn) -> DriverResult<()> {
+    let job = Arc::new(Job(Mutex::new(Some(work))));
+    let share = Arc::into_raw(Arc::clone(&job));
+    // SAFETY: `run` takes exactly one share of a `Job`, which `share` is.
+    let code = unsafe {
+        (context.api.calls.launch_host_func)(stream, Some(run), share.cast_mut().cast::<c_void>())
+    };
+    if code != code::SUCCESS {
+        drop(job.take());
+        if !is_sticky(code) {
+            // SAFETY: the driver refused the call, so `run` does not get this share.
+            drop(unsafe { Arc::from_raw(share) });
+        }
+    }
+    context.check("cuLaunchHostFunc", code)
+}
+
+/// What the driver calls on a thread of its own.
+unsafe extern "C" fn run(share: *mut c_void) {
+    // SAFETY: `queue` made the pointer from a share of a `Job`, and the driver calls this once per queued share.
+    let job = unsafe { Arc::from_raw(share.cast_const().cast::<Job>()) };
+    let Some(work) = job.take() else { return };
+    let _ = ON_CALLBACK_THREAD.try_with(|flag| flag.set(true));
+    if let Err(payload) = catch_unwind(AssertUnwindSafe(work)) {
+        discard(payload);
+    }
+    let _ = ON_CALLBACK_THREAD.try_with(|flag| flag.set(false));
+}
+
+/// Drops the payload of a panic, whose own drop may panic too: unwinding into the driver would abort the process.
+fn discard(payload: Box<dyn Any + Send>) {
+    if let Err(second) = catch_unwind(AssertUnwindSafe(|| drop(payload))) {
+        std::mem::forget(second);
+    }
+}

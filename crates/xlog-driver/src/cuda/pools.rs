@@ -1,0 +1,216 @@
+//! Stream-ordered pools of the CUDA driver.
+//!
+//! Every pool is one of our own: the device's default pool belongs to the whole process, and its settings to nobody.
+//! Pools hold device memory only and are not shared with other processes.
+//!
+//! Invariant: `pool_create` returns a pool with all its options set, or none.
+//! It does not track blocks: the driver knows which pool a block came from.
+
+use std::ffi::{c_int, c_uint, c_void};
+use std::ptr;
+
+use cudarc::driver::sys::CUmemoryPool;
+
+use super::abi::{self, Location, PoolProps, pool_attribute};
+use super::api::PoolCalls;
+use super::device::{CudaDriver, raw_stream, refuse_zero};
+use crate::{
+    AsyncPools, DriverError, DriverResult, PoolHandle, PoolOptions, PoolUsage, ReusePolicy,
+    StreamHandle,
+};
+
+/// The first version whose driver reads the maximum size of a pool.
+const MAX_SIZE_SINCE: u32 = 12_020;
+
+impl CudaDriver {
+    fn pool_calls(&self, call: &'static str) -> DriverResult<PoolCalls> {
+        let calls = self
+            .api()
+            .pools
+            .filter(|_| self.core.properties.async_pools);
+        calls.ok_or(DriverError::Unsupported { call })
+    }
+
+    /// Sets one attribute of a pool. The context is current.
+    ///
+    /// # Safety
+    /// `T` is the type that the driver documents for `attribute`.
+    unsafe fn set_pool_attribute<T>(
+        &self,
+        calls: &PoolCalls,
+        pool: CUmemoryPool,
+        attribute: c_uint,
+        mut value: T,
+    ) -> DriverResult<()> {
+        // SAFETY: the driver reads one value of the attribute's type, which the caller promises `T` to be.
+        let code =
+            unsafe { (calls.set_attribute)(pool, attribute, (&raw mut value).cast::<c_void>()) };
+        self.core.context.check("cuMemPoolSetAttribute", code)
+    }
+
+    fn apply_threshold(
+        &self,
+        calls: &PoolCalls,
+        pool: CUmemoryPool,
+        bytes: u64,
+    ) -> DriverResult<()> {
+        // SAFETY: the release threshold is documented as a 64-bit unsigned number.
+        unsafe { self.set_pool_attribute(calls, pool, pool_attribute::RELEASE_THRESHOLD, bytes) }
+    }
+
+    fn apply_reuse(
+        &self,
+        calls: &PoolCalls,
+        pool: CUmemoryPool,
+        reuse: ReusePolicy,
+    ) -> DriverResult<()> {
+        let switches = [
+            (
+                pool_attribute::REUSE_FOLLOW_EVENT_DEPENDENCIES,
+                reuse.follow_event_dependencies,
+            ),
+            (
+                pool_attribute::REUSE_ALLOW_OPPORTUNISTIC,
+                reuse.opportunistic,
+            ),
+            (
+                pool_attribute::REUSE_ALLOW_INTERNAL_DEPENDENCIES,
+                reuse.internal_dependencies,
+            ),
+        ];
+        for (attribute, is_on) in switches {
+            // SAFETY: the three reuse switches are documented as `int`.
+            unsafe { self.set_pool_attribute(calls, pool, attribute, c_int::from(is_on))? };
+        }
+        Ok(())
+    }
+}
+
+fn raw_pool(pool: PoolHandle) -> CUmemoryPool {
+    ptr::with_exposed_provenance_mut(pool.0 as usize)
+}
+
+impl AsyncPools for CudaDriver {
+    fn pool_create(&self, options: &PoolOptions) -> DriverResult<PoolHandle> {
+        const CALL: &str = "pool_create";
+        let calls = self.pool_calls(CALL)?;
+        let max_size = match options.max_bytes {
+            None => 0,
+            Some(0) => {
+                return Err(DriverError::invalid(
+                    CALL,
+                    "max_bytes 0",
+                    "at least 1 byte, or none",
+                ));
+            }
+            Some(_) if self.core.properties.driver_version < MAX_SIZE_SINCE => {
+                return Err(DriverError::Unsupported {
+                    call: "pool_create with max_bytes",
+                });
+            }
+            Some(bytes) => usize::try_from(bytes).unwrap_or(usize::MAX),
+        };
+        let context = &self.core.context;
+        let _bound = context.bind(CALL)?;
+        let props = PoolProps {
+            allocation_type: abi::ALLOCATION_TYPE_PINNED,
+            handle_types: 0,
+            location: Location::device(context.device),
+            win32_security_attributes: ptr::null_mut(),
+            max_size,
+            reserved: [0; 56],
+        };
+        let mut pool: CUmemoryPool = ptr::null_mut();
+        // SAFETY: both pointers are valid for the call, and the layout is the driver's.
+        let code = unsafe { (calls.create)(&raw mut pool, &raw const props) };
+        context.check("cuMemPoolCreate", code)?;
+        let applied = self
+            .apply_threshold(&calls, pool, options.release_threshold)
+            .and_then(|()| self.apply_reuse(&calls, pool, options.reuse));
+        if let Err(error) = applied {
+            // SAFETY: the pool was created above and nobody else knows it.
+            unsafe { (calls.destroy)(pool) };
+            return Err(error);
+        }
+        Ok(PoolHandle(pool.expose_provenance() as u64))
+    }
+
+    fn pool_destroy(&self, pool: PoolHandle) -> DriverResult<()> {
+        let calls = self.pool_calls("pool_destroy")?;
+        let _bound = self.core.context.bind("pool_destroy")?;
+        // SAFETY: the caller owns the pool and gives it up.
+        let code = unsafe { (calls.destroy)(raw_pool(pool)) };
+        self.core.context.check("cuMemPoolDestroy", code)
+    }
+
+    fn pool_set_release_threshold(&self, pool: PoolHandle, bytes: u64) -> DriverResult<()> {
+        let calls = self.pool_calls("pool_set_release_threshold")?;
+        let _bound = self.core.context.bind("pool_set_release_threshold")?;
+        self.apply_threshold(&calls, raw_pool(pool), bytes)
+    }
+
+    fn pool_set_reuse(&self, pool: PoolHandle, reuse: ReusePolicy) -> DriverResult<()> {
+        let calls = self.pool_calls("pool_set_reuse")?;
+        let _bound = self.core.context.bind("pool_set_reuse")?;
+        self.apply_reuse(&calls, raw_pool(pool), reuse)
+    }
+
+    fn pool_usage(&self, pool: PoolHandle) -> DriverResult<PoolUsage> {
+        let calls = self.pool_calls("pool_usage")?;
+        let context = &self.core.context;
+        let _bound = context.bind("pool_usage")?;
+        let read = |attribute: c_uint| {
+            let mut value: u64 = 0;
+            // SAFETY: the usage attributes are documented as 64-bit unsigned numbers; the caller answers for the pool.
+            let code = unsafe {
+                (calls.get_attribute)(raw_pool(pool), attribute, (&raw mut value).cast::<c_void>())
+            };
+            context.check("cuMemPoolGetAttribute", code).map(|()| value)
+        };
+        Ok(PoolUsage {
+            reserved: read(pool_attribute::RESERVED_MEM_CURRENT)?,
+            reserved_peak: read(pool_attribute::RESERVED_MEM_HIGH)?,
+            used: read(pool_attribute::USED_MEM_CURRENT)?,
+            used_peak: read(pool_attribute::USED_MEM_HIGH)?,
+        })
+    }
+
+    fn pool_trim(&self, pool: PoolHandle, keep_bytes: u64) -> DriverResult<()> {
+        let calls = self.pool_calls("pool_trim")?;
+        let _bound = self.core.context.bind("pool_trim")?;
+        let keep = usize::try_from(keep_bytes).unwrap_or(usize::MAX);
+        // SAFETY: the caller answers for the pool.
+        let code = unsafe { (calls.trim_to)(raw_pool(pool), keep) };
+        self.core.context.check("cuMemPoolTrimTo", code)
+    }
+
+    fn alloc_async(
+        &self,
+        bytes: usize,
+        pool: PoolHandle,
+        stream: StreamHandle,
+    ) -> DriverResult<u64> {
+        const CALL: &str = "alloc_async";
+        refuse_zero(CALL, bytes)?;
+        let stream = raw_stream(CALL, stream)?;
+        let calls = self.pool_calls(CALL)?;
+        let _bound = self.core.context.bind(CALL)?;
+        let mut block = 0;
+        // SAFETY: the out pointer is valid; the caller answers for the pool and the stream.
+        let code =
+            unsafe { (calls.alloc_from_pool_async)(&raw mut block, bytes, raw_pool(pool), stream) };
+        self.core
+            .context
+            .check_allocation("cuMemAllocFromPoolAsync", code, bytes as u64)?;
+        Ok(block)
+    }
+
+    unsafe fn free_async(&self, ptr: u64, stream: StreamHandle) -> DriverResult<()> {
+        let stream = raw_stream("free_async", stream)?;
+        let calls = self.pool_calls("free_async")?;
+        let _bound = self.core.context.bind("free_async")?;
+        // SAFETY: the caller promises a live block whose uses are all ordered before this free.
+        let code = unsafe { (calls.free_async)(ptr, stream) };
+        self.core.context.check("cuMemFreeAsync", code)
+    }
+}

@@ -1,0 +1,389 @@
+//! Copies between pageable host memory and the device, through pinned buffers.
+//!
+//! The driver may wait for the stream when it copies from or to pageable memory. Here a copy from the host is first
+//! made into a pinned buffer, so that its source is free on return and nothing waits, also behind a held stream. A copy
+//! to the host goes the same way back, so that only the calling thread waits and no lock of the driver is held.
+//!
+//! Buffers come in powers of two; larger copies are split. After a copy is queued its buffer is in flight, with an event
+//! recorded behind it, until somebody who needs a buffer finds that event completed. When all are in flight, more are
+//! made. `cuMemFreeHost` may wait for the whole device, so buffers beyond [`KEEP_BYTES`] are freed only from calls that
+//! may wait: until then the cache holds as much as was ever in flight at once.
+//!
+//! Invariant: a buffer is idle, or owned by one copy, or in flight behind its event, or stranded: used by a copy whose
+//! event could not be recorded, and safe again only after the context was synchronised.
+
+use std::collections::{HashMap, VecDeque};
+use std::ffi::c_void;
+use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use cudarc::driver::sys::{CUevent, CUstream};
+
+use super::abi::{self, code};
+use super::context::Context;
+use crate::DriverResult;
+use crate::sync::Mutex;
+
+const SMALLEST_BYTES: usize = 4 << 10;
+/// The largest buffer, hence the unit into which copies are split.
+pub(super) const LARGEST_BYTES: usize = 4 << 20;
+const CLASSES: usize = (LARGEST_BYTES.ilog2() - SMALLEST_BYTES.ilog2()) as usize + 1;
+/// Smaller buffers are cut from slabs of this size, which stay until the device is closed.
+const SLAB_BYTES: usize = 1 << 20;
+/// What the cache keeps of buffers that have an allocation of their own.
+pub(super) const KEEP_BYTES: usize = 64 << 20;
+/// How many pieces of one copy to the host are under way together.
+const WINDOW: usize = 4;
+
+/// The pinned buffers of one device.
+#[derive(Default)]
+pub(super) struct Staging {
+    state: Mutex<State>,
+    /// Bytes in buffers with an allocation of their own, idle or not.
+    whole_bytes: AtomicUsize,
+}
+
+#[derive(Default)]
+struct State {
+    idle: [Vec<Buffer>; CLASSES],
+    /// By stream and in queueing order, so that one query per stream tells whether anything came free.
+    in_flight: HashMap<usize, VecDeque<Buffer>>,
+    stranded: Vec<Buffer>,
+    slabs: Vec<NonNull<c_void>>,
+}
+
+// SAFETY: slabs are only pointers to be freed, on any thread; everything else is `Send` by itself.
+unsafe impl Send for State {}
+
+/// One pinned buffer.
+struct Buffer {
+    host: NonNull<u8>,
+    bytes: usize,
+    /// Recorded behind the latest copy. Null until the first.
+    event: CUevent,
+    /// It is an allocation of its own, not a part of a slab.
+    is_whole: bool,
+}
+
+// SAFETY: a buffer has one owner at a time, and pinned memory and events may be used on any thread.
+unsafe impl Send for Buffer {}
+
+impl Buffer {
+    fn class(bytes: usize) -> usize {
+        let rounded = bytes
+            .clamp(SMALLEST_BYTES, LARGEST_BYTES)
+            .next_power_of_two();
+        (rounded.ilog2() - SMALLEST_BYTES.ilog2()) as usize
+    }
+
+    fn raw(&self) -> *mut c_void {
+        self.host.as_ptr().cast()
+    }
+}
+
+impl Staging {
+    /// Queues a copy of `src` to `dst`. The context is current and the stream is not being captured.
+    ///
+    /// An error after the first piece leaves the destination unspecified.
+    ///
+    /// # Safety
+    /// The destination range is live memory of this device when the work runs.
+    pub(super) unsafe fn copy_in(
+        &self,
+        context: &Context,
+        mut dst: u64,
+        src: &[u8],
+        stream: CUstream,
+    ) -> DriverResult<()> {
+        for piece in src.chunks(LARGEST_BYTES) {
+            let buffer = self.take(context, piece.len())?;
+            // SAFETY: the buffer is at least as long as the piece, and this copy is its only owner.
+            unsafe { ptr::copy_nonoverlapping(piece.as_ptr(), buffer.host.as_ptr(), piece.len()) };
+            // SAFETY: the caller answers for the destination; the source stays until the event behind it completed.
+            let code = unsafe {
+                (context.api.calls.memcpy_htod_async)(dst, buffer.raw(), piece.len(), stream)
+            };
+            if let Err(error) = context.check("cuMemcpyHtoDAsync", code) {
+                self.put_idle(buffer);
+                return Err(error);
+            }
+            let buffer = self.record(context, buffer, stream)?;
+            self.put_in_flight(stream, buffer);
+            dst = dst.wrapping_add(piece.len() as u64);
+        }
+        Ok(())
+    }
+
+    /// Queues a copy from `src` and waits for it. The context is current and the stream is not being captured.
+    ///
+    /// # Safety
+    /// The source range is live memory of this device when the work runs.
+    pub(super) unsafe fn copy_out(
+        &self,
+        context: &Context,
+        dst: &mut [u8],
+        mut src: u64,
+        stream: CUstream,
+    ) -> DriverResult<()> {
+        let mut pieces = dst.chunks_mut(LARGEST_BYTES);
+        let mut window: VecDeque<(Buffer, &mut [u8])> = VecDeque::with_capacity(WINDOW);
+        let outcome = loop {
+            if window.len() < WINDOW
+                && let Some(piece) = pieces.next()
+            {
+                // SAFETY: the caller answers for the source range, of which this is a part.
+                match unsafe { self.queue_piece(context, piece.len(), src, stream) } {
+                    Ok(buffer) => {
+                        src = src.wrapping_add(piece.len() as u64);
+                        window.push_back((buffer, piece));
+                        continue;
+                    }
+                    Err(error) => break Err(error),
+                }
+            }
+            let Some((buffer, piece)) = window.pop_front() else {
+                break Ok(());
+            };
+            // SAFETY: the event is alive and was recorded behind the copy.
+            let code = unsafe { (context.api.calls.event_synchronize)(buffer.event) };
+            if let Err(error) = context.check("cuEventSynchronize", code) {
+                self.put_in_flight(stream, buffer);
+                break Err(error);
+            }
+            // SAFETY: the copy into the buffer has completed, and the buffer is at least as long as the piece.
+            unsafe {
+                ptr::copy_nonoverlapping(buffer.host.as_ptr(), piece.as_mut_ptr(), piece.len())
+            };
+            self.put_idle(buffer);
+        };
+        // Only after an error: the device may still write into these buffers.
+        for (buffer, _) in window {
+            self.put_in_flight(stream, buffer);
+        }
+        outcome
+    }
+
+    /// Queues a copy of `bytes` from `src` into a buffer.
+    ///
+    /// # Safety
+    /// As [`Staging::copy_out`].
+    unsafe fn queue_piece(
+        &self,
+        context: &Context,
+        bytes: usize,
+        src: u64,
+        stream: CUstream,
+    ) -> DriverResult<Buffer> {
+        let buffer = self.take(context, bytes)?;
+        // SAFETY: the caller answers for the source; the buffer is long enough and waits for the event behind it.
+        let code =
+            unsafe { (context.api.calls.memcpy_dtoh_async)(buffer.raw(), src, bytes, stream) };
+        if let Err(error) = context.check("cuMemcpyDtoHAsync", code) {
+            self.put_idle(buffer);
+            return Err(error);
+        }
+        self.record(context, buffer, stream)
+    }
+
+    /// Records the buffer's event, or strands the buffer.
+    fn record(&self, context: &Context, buffer: Buffer, stream: CUstream) -> DriverResult<Buffer> {
+        // SAFETY: the event belongs to the buffer and is alive; the stream is the caller's.
+        let code = unsafe { (context.api.calls.event_record)(buffer.event, stream) };
+        match context.check("cuEventRecord", code) {
+            Ok(()) => Ok(buffer),
+            Err(error) => {
+                self.state.lock().stranded.push(buffer);
+                Err(error)
+            }
+        }
+    }
+
+    /// A buffer of at least `bytes`, at most [`LARGEST_BYTES`], with an event.
+    fn take(&self, context: &Context, bytes: usize) -> DriverResult<Buffer> {
+        let class = Buffer::class(bytes);
+        let mut buffer = match self.take_idle(context, class) {
+            Some(buffer) => buffer,
+            None => self.grow(context, class)?,
+        };
+        if buffer.event.is_null() {
+            let mut event = ptr::null_mut();
+            // SAFETY: the out pointer is valid for the call.
+            let code = unsafe {
+                (context.api.calls.event_create)(&raw mut event, abi::EVENT_DISABLE_TIMING)
+            };
+            if let Err(error) = context.check("cuEventCreate", code) {
+                self.put_idle(buffer);
+                return Err(error);
+            }
+            buffer.event = event;
+        }
+        Ok(buffer)
+    }
+
+    fn take_idle(&self, context: &Context, class: usize) -> Option<Buffer> {
+        let mut state = self.state.lock();
+        if let Some(buffer) = state.idle[class].pop() {
+            return Some(buffer);
+        }
+        state.reclaim(context);
+        state.idle[class].pop()
+    }
+
+    fn put_idle(&self, buffer: Buffer) {
+        self.state.lock().put_idle(buffer);
+    }
+
+    fn put_in_flight(&self, stream: CUstream, buffer: Buffer) {
+        self.state
+            .lock()
+            .in_flight
+            .entry(stream.addr())
+            .or_default()
+            .push_back(buffer);
+    }
+
+    /// Makes a buffer of `class`. Outside the lock, for the driver takes its time over pinned memory.
+    fn grow(&self, context: &Context, class: usize) -> DriverResult<Buffer> {
+        let bytes = SMALLEST_BYTES << class;
+        let is_whole = bytes >= SLAB_BYTES;
+        let allocated = if is_whole { bytes } else { SLAB_BYTES };
+        let mut memory = ptr::null_mut();
+        // SAFETY: the out pointer is valid for the call.
+        let code = unsafe { (context.api.calls.mem_host_alloc)(&raw mut memory, allocated, 0) };
+        let (code::SUCCESS, Some(memory)) = (code, NonNull::new(memory)) else {
+            context.note(code);
+            return Err(context.api.host_memory_error(code, allocated));
+        };
+        let buffer = Buffer {
+            host: memory.cast(),
+            bytes,
+            event: ptr::null_mut(),
+            is_whole,
+        };
+        if is_whole {
+            self.whole_bytes.fetch_add(bytes, Ordering::Relaxed);
+            return Ok(buffer);
+        }
+        let mut state = self.state.lock();
+        state.slabs.push(memory);
+        for offset in (bytes..SLAB_BYTES).step_by(bytes) {
+            // SAFETY: the offset lies inside the slab.
+            let host = unsafe { memory.cast::<u8>().add(offset) };
+            state.idle[class].push(Buffer {
+                host,
+                bytes,
+                event: ptr::null_mut(),
+                is_whole,
+            });
+        }
+        Ok(buffer)
+    }
+
+    /// Waits for the context, which is current, and takes back what only that makes safe.
+    pub(super) fn synchronize(&self, context: &Context) -> DriverResult<()> {
+        // Taken before the wait: what is stranded during it may not be covered by it.
+        let stranded = std::mem::take(&mut self.state.lock().stranded);
+        let outcome = context.synchronize();
+        if !stranded.is_empty() {
+            let mut state = self.state.lock();
+            match outcome {
+                Ok(()) => stranded
+                    .into_iter()
+                    .for_each(|buffer| state.put_idle(buffer)),
+                Err(_) => state.stranded.extend(stranded),
+            }
+        }
+        outcome
+    }
+
+    /// Frees what the cache holds beyond [`KEEP_BYTES`]. May wait for the device; the context is current.
+    pub(super) fn trim(&self, context: &Context) {
+        let excess = self
+            .whole_bytes
+            .load(Ordering::Relaxed)
+            .saturating_sub(KEEP_BYTES);
+        if excess == 0 {
+            return;
+        }
+        let mut surplus = Vec::new();
+        {
+            let mut state = self.state.lock();
+            state.reclaim(context);
+            let mut found = 0;
+            for idle in state.idle.iter_mut().rev() {
+                while found < excess && idle.last().is_some_and(|buffer| buffer.is_whole) {
+                    found += idle.last().map_or(0, |buffer| buffer.bytes);
+                    surplus.extend(idle.pop());
+                }
+            }
+        }
+        // Outside the lock: another thread may be needed to let the device go on.
+        for buffer in surplus {
+            self.whole_bytes.fetch_sub(buffer.bytes, Ordering::Relaxed);
+            free(context, &buffer);
+        }
+    }
+
+    /// Frees everything. The context is current and synchronised, and no copy is under way.
+    pub(super) fn tear_down(&self, context: &Context) {
+        let state = std::mem::take(&mut *self.state.lock());
+        let idle = state.idle.into_iter().flatten();
+        let in_flight = state.in_flight.into_values().flatten();
+        for buffer in idle.chain(in_flight).chain(state.stranded) {
+            free(context, &buffer);
+        }
+        for slab in state.slabs {
+            // SAFETY: `cuMemHostAlloc` made the slab, and none of its buffers is in use.
+            unsafe { (context.api.calls.mem_free_host)(slab.as_ptr()) };
+        }
+        self.whole_bytes.store(0, Ordering::Relaxed);
+    }
+
+    /// How many buffers are in flight or stranded.
+    #[cfg(test)]
+    pub(super) fn busy(&self) -> (usize, usize) {
+        let state = self.state.lock();
+        (
+            state.in_flight.values().map(VecDeque::len).sum(),
+            state.stranded.len(),
+        )
+    }
+}
+
+impl State {
+    fn put_idle(&mut self, buffer: Buffer) {
+        self.idle[Buffer::class(buffer.bytes)].push(buffer);
+    }
+
+    /// Takes back every buffer whose event has completed. Streams complete in order, so each is asked until "not yet".
+    fn reclaim(&mut self, context: &Context) {
+        let idle = &mut self.idle;
+        self.in_flight.retain(|_, buffers| {
+            while let Some(buffer) = buffers.front() {
+                // SAFETY: the event belongs to the buffer and was recorded.
+                let code = unsafe { (context.api.calls.event_query)(buffer.event) };
+                if code != code::SUCCESS {
+                    context.note(code);
+                    break;
+                }
+                if let Some(buffer) = buffers.pop_front() {
+                    idle[Buffer::class(buffer.bytes)].push(buffer);
+                }
+            }
+            !buffers.is_empty()
+        });
+    }
+}
+
+/// Frees a buffer that is not in use: its event, and its memory unless that is part of a slab.
+fn free(context: &Context, buffer: &Buffer) {
+    let calls = &context.api.calls;
+    if !buffer.event.is_null() {
+        // SAFETY: the event belongs to this buffer alone.
+        unsafe { (calls.event_destroy)(buffer.event) };
+    }
+    if buffer.is_whole {
+        // SAFETY: `cuMemHostAlloc` made this memory, and the device does not touch it any more.
+        unsafe { (calls.mem_free_host)(buffer.raw()) };
+    }
+}

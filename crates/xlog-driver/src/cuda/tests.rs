@@ -1,0 +1,8 @@
+//! The CUDA side against the fake driver: no GPU, no libcuda.
+
+mod capabilities;
+mod contexts;
+mod copies;
+mod errors;
+mod holding;
+mod opening;

@@ -1,0 +1,279 @@
+//! Random programs, many schedules: a well-ordered program is silent and computes what its order demands; the same
+//! program with a needed order taken away is reported under every schedule.
+//!
+//! A failure prints the program's seed and the schedule's; `XLOG_SIM_PROGRAM` and `XLOG_SIM_SCHEDULE` run just these.
+//! `XLOG_SIM_SEEDS` asks for more programs than the default.
+
+mod support;
+
+use std::collections::{BTreeMap, HashSet};
+
+use support::program::{Program, Shape};
+use support::{Random, seeded};
+use xlog_driver::{PoolOptions, ReusePolicy};
+use xlog_sim::{RaceKind, SimConfig, SimDevice};
+
+fn number(name: &str) -> Option<u64> {
+    std::env::var(name).ok()?.parse().ok()
+}
+
+fn programs(default: u64) -> std::ops::Range<u64> {
+    match number("XLOG_SIM_PROGRAM") {
+        Some(one) => one..one + 1,
+        None => 0..number("XLOG_SIM_SEEDS").unwrap_or(default),
+    }
+}
+
+fn schedules(program: u64, count: u64) -> Vec<u64> {
+    match number("XLOG_SIM_SCHEDULE") {
+        Some(one) => vec![one],
+        None => (0..count).map(|i| program * 31 + i * 7919).collect(),
+    }
+}
+
+fn shape(random: &mut Random) -> Shape {
+    Shape {
+        streams: 2 + random.below(7),
+        steps: 1000 + random.below(2000),
+        blocks: 4 + random.below(20),
+        gates: random.chance(50),
+    }
+}
+
+fn options(random: &mut Random) -> PoolOptions {
+    let reuse = ReusePolicy {
+        follow_event_dependencies: random.chance(75),
+        opportunistic: random.chance(75),
+        internal_dependencies: random.chance(75),
+    };
+    PoolOptions {
+        reuse,
+        ..PoolOptions::default()
+    }
+}
+
+#[test]
+fn well_ordered_programs_are_silent_and_compute_what_their_order_demands() {
+    let mut steps = 0;
+    for seed in programs(500) {
+        let mut random = Random::new(seed);
+        let shape = shape(&mut random);
+        let program = Program::well_ordered(&mut random, &shape);
+        let options = options(&mut random);
+        assert!(
+            program.races().is_empty(),
+            "program {seed} is not well ordered by its own model"
+        );
+        let expected = program.expected();
+        for schedule in schedules(seed, 1) {
+            let device = seeded(schedule);
+            let found = program.run(&device, &options);
+            let place = format!("XLOG_SIM_PROGRAM={seed} XLOG_SIM_SCHEDULE={schedule}");
+            assert!(device.races().is_empty(), "{place}: {}", device.races()[0]);
+            assert!(found == expected, "{place}: wrong bytes");
+        }
+        steps += program.steps.len();
+    }
+    println!("{steps} steps");
+}
+
+#[test]
+fn well_ordered_programs_survive_memory_so_scarce_that_every_free_is_reused() {
+    for seed in programs(100) {
+        let mut random = Random::new(seed ^ 0xabcd);
+        let shape = Shape {
+            streams: 2 + random.below(5),
+            steps: 800,
+            blocks: 8,
+            gates: false,
+        };
+        let program = Program::well_ordered(&mut random, &shape);
+        let expected = program.expected();
+        // Ten blocks of at most 512 bytes: new memory is soon out, and a pool must wait for frees.
+        let options = PoolOptions {
+            max_bytes: Some(10 * 512),
+            ..PoolOptions::default()
+        };
+        for schedule in schedules(seed, 2) {
+            let device = seeded(schedule);
+            let found = program.run(&device, &options);
+            let place = format!("XLOG_SIM_PROGRAM={seed} XLOG_SIM_SCHEDULE={schedule}");
+            assert!(device.races().is_empty(), "{place}: {}", device.races()[0]);
+            assert!(found == expected, "{place}: wrong bytes");
+        }
+    }
+}
+
+#[test]
+fn well_ordered_programs_are_silent_on_concurrent_streams() {
+    for seed in programs(40) {
+        let mut random = Random::new(seed ^ 0x1234);
+        let shape = shape(&mut random);
+        let program = Program::well_ordered(&mut random, &shape);
+        let device = SimDevice::open(SimConfig::default()).unwrap();
+        let found = program.run(&device, &options(&mut random));
+        assert!(
+            device.races().is_empty(),
+            "XLOG_SIM_PROGRAM={seed}: {}",
+            device.races()[0]
+        );
+        assert!(
+            found == program.expected(),
+            "XLOG_SIM_PROGRAM={seed}: wrong bytes"
+        );
+    }
+}
+
+/// The step of a kernel, from the name it was launched under.
+fn step_of(operation: &str) -> Option<usize> {
+    operation.strip_prefix('k')?.parse().ok()
+}
+
+#[test]
+fn a_removed_dependency_is_reported_under_every_schedule() {
+    let mut tried = 0_u64;
+    let mut seen: BTreeMap<String, u64> = BTreeMap::new();
+    for seed in programs(120) {
+        let mut random = Random::new(seed ^ 0x7777);
+        let shape = Shape {
+            streams: 2 + random.below(5),
+            steps: 300,
+            blocks: 3 + random.below(8),
+            gates: random.chance(30),
+        };
+        let program = Program::well_ordered(&mut random, &shape);
+        // Completion must not decide which memory is reused: that would be another program under another schedule.
+        let options = PoolOptions {
+            reuse: ReusePolicy::DETERMINISTIC,
+            ..PoolOptions::default()
+        };
+        let dependencies = program.dependencies();
+        for _ in 0..6 {
+            let Some(&dropped) = dependencies.get(random.below(dependencies.len().max(1))) else {
+                continue;
+            };
+            let broken = program.without(dropped);
+            let promised = broken.races();
+            if promised.is_empty() {
+                continue; // another path orders the same steps
+            }
+            tried += 1;
+            let pairs: HashSet<(usize, usize)> = promised.iter().map(|&(a, b, _)| (a, b)).collect();
+            let mut first: Option<Vec<String>> = None;
+            for schedule in schedules(seed, 8) {
+                let device = seeded(schedule);
+                let place = format!(
+                    "XLOG_SIM_PROGRAM={seed} XLOG_SIM_SCHEDULE={schedule}, step {dropped} removed"
+                );
+                broken.run(&device, &options);
+                assert!(
+                    !device.races().is_empty(),
+                    "{place}: {promised:?} not reported"
+                );
+                for race in device.races() {
+                    let steps = (
+                        step_of(&race.first.operation),
+                        step_of(&race.second.operation),
+                    );
+                    if let (Some(a), Some(b)) = steps {
+                        let known = pairs.contains(&(a, b)) || pairs.contains(&(b, a));
+                        let reuse = race.kind == RaceKind::UseAcrossReuse;
+                        assert!(
+                            known || reuse || race.first.tag != race.second.tag,
+                            "{place}: false {race}"
+                        );
+                    }
+                    *seen.entry(race.kind.to_string()).or_default() += 1;
+                }
+                let mut reports: Vec<String> = device
+                    .races()
+                    .iter()
+                    .map(|r| format!("{} #{} #{}", r.kind, r.first.sequence, r.second.sequence))
+                    .collect();
+                reports.sort();
+                match &first {
+                    None => first = Some(reports),
+                    Some(first) => assert_eq!(first, &reports, "{place}: another verdict"),
+                }
+            }
+        }
+    }
+    println!("{tried} broken programs under 8 schedules each, reports by kind: {seen:?}");
+    if number("XLOG_SIM_PROGRAM").is_none() {
+        assert!(tried >= 200, "only {tried} were broken");
+        let kinds = [
+            RaceKind::WriteWrite,
+            RaceKind::ReadWrite,
+            RaceKind::UseBeforeAllocation,
+            RaceKind::UseAfterFree,
+            RaceKind::UseAcrossReuse,
+        ];
+        for kind in kinds {
+            assert!(
+                seen.contains_key(&kind.to_string()),
+                "no program showed a {kind}"
+            );
+        }
+    }
+}
+
+#[test]
+fn the_same_large_programs_with_one_needed_dependency_removed_are_reported() {
+    let mut tried = 0_u64;
+    for seed in programs(500) {
+        let mut random = Random::new(seed);
+        let shape = shape(&mut random);
+        let program = Program::well_ordered(&mut random, &shape);
+        let options = PoolOptions {
+            reuse: ReusePolicy::DETERMINISTIC,
+            ..PoolOptions::default()
+        };
+        let dependencies = program.dependencies();
+        let broken = (0..8).find_map(|_| {
+            let dropped = *dependencies.get(random.below(dependencies.len().max(1)))?;
+            let broken = program.without(dropped);
+            (!broken.races().is_empty()).then_some((dropped, broken))
+        });
+        let Some((dropped, broken)) = broken else {
+            continue;
+        };
+        tried += 1;
+        for schedule in schedules(seed, 1) {
+            let device = seeded(schedule);
+            broken.run(&device, &options);
+            assert!(
+                !device.races().is_empty(),
+                "XLOG_SIM_PROGRAM={seed} XLOG_SIM_SCHEDULE={schedule}, step {dropped} removed: silent"
+            );
+        }
+    }
+    println!("{tried} broken programs");
+    assert!(
+        number("XLOG_SIM_PROGRAM").is_some() || tried >= 450,
+        "only {tried} were broken"
+    );
+}
+
+#[test]
+fn the_same_seed_executes_the_same_order_and_others_do_not() {
+    let mut hashes = HashSet::new();
+    let mut random = Random::new(5);
+    let shape = Shape {
+        streams: 6,
+        steps: 800,
+        blocks: 12,
+        gates: true,
+    };
+    let program = Program::well_ordered(&mut random, &shape);
+    for schedule in 0..50 {
+        let run = || {
+            let device = seeded(schedule);
+            program.run(&device, &PoolOptions::default());
+            device.order_hash()
+        };
+        let (once, again) = (run(), run());
+        assert_eq!(once, again, "seed {schedule} gave two orders");
+        hashes.insert(once);
+    }
+    assert_eq!(hashes.len(), 50, "two seeds gave one order");
+}

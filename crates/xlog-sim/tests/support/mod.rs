@@ -1,0 +1,64 @@
+//! What the tests of the simulated device share.
+#![allow(dead_code, unreachable_pub)]
+
+pub mod program;
+
+use std::sync::Arc;
+
+use xlog_driver::{Driver, StreamHandle};
+use xlog_sim::{SimConfig, SimDevice};
+
+/// A generator for tests; its numbers are part of every printed seed.
+pub struct Random(u64);
+
+impl Random {
+    pub fn new(seed: u64) -> Self {
+        Self(seed ^ 0x5851_f42d_4c95_7f2d)
+    }
+
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    pub fn below(&mut self, bound: usize) -> usize {
+        (self.next() % bound as u64) as usize
+    }
+
+    pub fn chance(&mut self, percent: u64) -> bool {
+        self.next() % 100 < percent
+    }
+}
+
+/// The concurrent engine and some seeds of the deterministic one.
+pub fn devices() -> Vec<Arc<SimDevice>> {
+    let mut devices = vec![SimDevice::open(SimConfig::default()).unwrap()];
+    devices.extend((0..12).map(seeded));
+    devices
+}
+
+pub fn seeded(seed: u64) -> Arc<SimDevice> {
+    SimDevice::open(SimConfig::default().with_seed(seed)).unwrap()
+}
+
+pub fn memset(device: &SimDevice, ptr: u64, value: u8, bytes: usize, stream: StreamHandle) {
+    // SAFETY: the simulated device checks the range itself.
+    unsafe { device.memset(ptr, value, bytes, stream) }.unwrap();
+}
+
+pub fn read(device: &SimDevice, ptr: u64, bytes: usize, stream: StreamHandle) -> Vec<u8> {
+    let mut out = vec![0; bytes];
+    // SAFETY: the simulated device checks the range itself.
+    unsafe { device.copy_dtoh(&mut out, ptr, stream) }.unwrap();
+    out
+}
+
+/// Makes `to` wait for what is queued on `from`.
+pub fn edge(device: &SimDevice, from: StreamHandle, to: StreamHandle) {
+    let event = device.event_create().unwrap();
+    device.event_record(event, from).unwrap();
+    device.stream_wait_event(to, event).unwrap();
+    device.event_destroy(event).unwrap();
+}
