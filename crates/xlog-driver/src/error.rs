@@ -24,7 +24,9 @@ pub enum DriverError {
         call: &'static str,
     },
     /// The device faulted or is gone. Every later call fails in the same way.
-    #[error("{call}: the device is lost (driver code {code}: {reason}); end the process to recover")]
+    #[error(
+        "{call}: the device is lost (driver code {code}: {reason}); end the process to recover"
+    )]
     DeviceLost {
         /// The call that reported it.
         call: &'static str,
@@ -86,7 +88,11 @@ impl DriverError {
         value: impl std::fmt::Display,
         accepted: impl std::fmt::Display,
     ) -> Self {
-        Self::Invalid { call, value: value.to_string(), accepted: accepted.to_string() }
+        Self::Invalid {
+            call,
+            value: value.to_string(),
+            accepted: accepted.to_string(),
+        }
     }
 
     /// True when freeing memory and calling again may help.

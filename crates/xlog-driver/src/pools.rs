@@ -17,12 +17,18 @@ pub struct ReusePolicy {
 
 impl ReusePolicy {
     /// All three switches on, as drivers have it by default.
-    pub const ALL: Self =
-        Self { follow_event_dependencies: true, opportunistic: true, internal_dependencies: true };
+    pub const ALL: Self = Self {
+        follow_event_dependencies: true,
+        opportunistic: true,
+        internal_dependencies: true,
+    };
 
     /// Only what program order decides: the same program gets the same addresses in every run.
-    pub const DETERMINISTIC: Self =
-        Self { follow_event_dependencies: true, opportunistic: false, internal_dependencies: false };
+    pub const DETERMINISTIC: Self = Self {
+        follow_event_dependencies: true,
+        opportunistic: false,
+        internal_dependencies: false,
+    };
 }
 
 impl Default for ReusePolicy {
@@ -46,7 +52,11 @@ impl Default for PoolOptions {
     /// Keeps everything it ever reserved: a pool that gives memory back at every synchronisation maps it again at the
     /// next request.
     fn default() -> Self {
-        Self { release_threshold: u64::MAX, max_bytes: None, reuse: ReusePolicy::ALL }
+        Self {
+            release_threshold: u64::MAX,
+            max_bytes: None,
+            reuse: ReusePolicy::ALL,
+        }
     }
 }
 
@@ -84,8 +94,12 @@ pub trait AsyncPools: Send + Sync {
     fn pool_trim(&self, pool: PoolHandle, keep_bytes: u64) -> DriverResult<()>;
 
     /// Allocates `bytes` in stream order: usable at once by work queued on `stream`.
-    fn alloc_async(&self, bytes: usize, pool: PoolHandle, stream: StreamHandle)
-    -> DriverResult<u64>;
+    fn alloc_async(
+        &self,
+        bytes: usize,
+        pool: PoolHandle,
+        stream: StreamHandle,
+    ) -> DriverResult<u64>;
 
     /// Frees a block of [`AsyncPools::alloc_async`] once `stream` gets there.
     ///

@@ -2,29 +2,53 @@
 //!
 //! Under the seeded simulated device, host threads are logical: one runs at a time, and any driver call may hand over
 //! to another. A thread that holds a lock across a driver call could then be waited for by the only thread that runs.
-//! [`Mutex`] tells the scheduler instead of blocking. Without a scheduler it is the standard mutex and its uncontended
-//! path is the same. Poisoning is ignored: the data behind it is kept consistent by its owner.
+//! [`Mutex`] tells the scheduler instead of blocking, and lets it hand over before a lock is taken. Without a scheduler
+//! it is the standard mutex plus one load of a word that never changes. Poisoning is ignored: the data behind it is kept
+//! consistent by its owner.
 
 use std::cell::RefCell;
 use std::fmt;
 use std::rc::Rc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{MutexGuard, PoisonError, TryLockError};
 
-thread_local! {
-    static YIELD: RefCell<Option<Rc<dyn Fn()>>> = const { RefCell::new(None) };
+/// How a thread lets its scheduler choose who goes on.
+pub type Scheduler = Rc<dyn Fn(Turn)>;
+
+/// What a thread can say to its scheduler.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Turn {
+    /// Another thread may go on.
+    May,
+    /// This thread cannot go on before another one has.
+    Must,
 }
 
-/// Runs `body` with `yield_now` called whenever this thread would block on a [`Mutex`].
-pub fn with_scheduler<T>(yield_now: Rc<dyn Fn()>, body: impl FnOnce() -> T) -> T {
-    struct Restore(Option<Rc<dyn Fn()>>);
+/// Threads that run under a scheduler, in the whole process.
+static SCHEDULED: AtomicUsize = AtomicUsize::new(0);
+
+thread_local! {
+    static SCHEDULER: RefCell<Option<Scheduler>> = const { RefCell::new(None) };
+}
+
+/// Runs `body` with `scheduler` called before this thread takes a [`Mutex`] and whenever it would block on one.
+pub fn with_scheduler<T>(scheduler: Scheduler, body: impl FnOnce() -> T) -> T {
+    struct Restore(Option<Scheduler>);
     impl Drop for Restore {
         fn drop(&mut self) {
             let previous = self.0.take();
-            YIELD.with(|slot| *slot.borrow_mut() = previous);
+            SCHEDULER.with(|slot| *slot.borrow_mut() = previous);
+            SCHEDULED.fetch_sub(1, Ordering::Relaxed);
         }
     }
-    let _restore = Restore(YIELD.with(|slot| slot.borrow_mut().replace(yield_now)));
+    SCHEDULED.fetch_add(1, Ordering::Relaxed);
+    let _restore = Restore(SCHEDULER.with(|slot| slot.borrow_mut().replace(scheduler)));
     body()
+}
+
+#[cold]
+fn scheduler() -> Option<Scheduler> {
+    SCHEDULER.with(|slot| slot.borrow().clone())
 }
 
 /// Mutual exclusion, visible to a deterministic scheduler.
@@ -47,6 +71,11 @@ impl<T: ?Sized> Mutex<T> {
     /// Locks, waiting for the holder if there is one.
     #[inline]
     pub fn lock(&self) -> MutexGuard<'_, T> {
+        if SCHEDULED.load(Ordering::Relaxed) != 0
+            && let Some(scheduler) = scheduler()
+        {
+            scheduler(Turn::May);
+        }
         match self.0.try_lock() {
             Ok(guard) => guard,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
@@ -56,11 +85,11 @@ impl<T: ?Sized> Mutex<T> {
 
     #[cold]
     fn lock_contended(&self) -> MutexGuard<'_, T> {
-        let Some(yield_now) = YIELD.with(|slot| slot.borrow().clone()) else {
+        let Some(scheduler) = scheduler() else {
             return self.0.lock().unwrap_or_else(PoisonError::into_inner);
         };
         loop {
-            yield_now();
+            scheduler(Turn::Must);
             match self.0.try_lock() {
                 Ok(guard) => return guard,
                 Err(TryLockError::Poisoned(poisoned)) => return poisoned.into_inner(),

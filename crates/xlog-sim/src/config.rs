@@ -117,11 +117,11 @@ impl SimConfig {
                 accepted,
             ))
         };
-        if self.ordinals == 0 || self.ordinals > 64 {
-            return refuse(format!("ordinals = {}", self.ordinals), "1 to 64 devices");
+        if self.ordinals == 0 || self.ordinals > 16 {
+            return refuse(format!("ordinals = {}", self.ordinals), "1 to 16 devices");
         }
-        if self.capacity == 0 || self.capacity > 1 << 44 {
-            return refuse(format!("capacity = {}", self.capacity), "1 byte to 16 TiB");
+        if self.capacity == 0 || self.capacity > 1 << 42 {
+            return refuse(format!("capacity = {}", self.capacity), "1 byte to 4 TiB");
         }
         if !self.granularity.is_power_of_two() || !(4096..=1 << 30).contains(&self.granularity) {
             return refuse(

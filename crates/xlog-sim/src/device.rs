@@ -162,7 +162,7 @@ impl SimDevice {
         let streams = state
             .streams
             .values()
-            .map(|stream| stream.time)
+            .map(|stream| stream.line.time)
             .max()
             .unwrap_or(0);
         Duration::from_nanos(streams.max(state.host_time))

@@ -16,6 +16,8 @@ macro_rules! calls {
             $(#[doc = concat!("`", $text, "`")] $(#[$doc])* $name,)*
         }
 
+        const CALLS: usize = [$(Call::$name),*].len();
+
         impl Call {
             /// The name of the call.
             #[must_use]
@@ -169,32 +171,33 @@ impl Faults {
     /// How many calls were made in all.
     #[must_use]
     pub fn total_calls(&self) -> u64 {
-        let state = self.shared.lock();
-        state
-            .faults
-            .made
+        self.shared.lock().faults.made[self.ordinal as usize]
             .iter()
-            .filter(|((at, _), _)| *at == self.ordinal)
-            .map(|(_, n)| n)
             .sum()
     }
 }
 
 /// What is planned, and what was called.
-#[derive(Default)]
 pub(crate) struct FaultTable {
     planned: HashMap<(u32, Call, u64), Fault>,
-    made: HashMap<(u32, Call), u64>,
+    made: Vec<[u64; CALLS]>,
 }
 
 impl FaultTable {
+    pub(crate) fn new(ordinals: u32) -> Self {
+        Self {
+            planned: HashMap::new(),
+            made: vec![[0; CALLS]; ordinals as usize],
+        }
+    }
+
     fn count(&self, ordinal: u32, call: Call) -> u64 {
-        self.made.get(&(ordinal, call)).copied().unwrap_or(0)
+        self.made[ordinal as usize][call as usize]
     }
 
     /// Counts a call and says whether it is to fail.
     pub(crate) fn on_call(&mut self, ordinal: u32, call: Call) -> Option<Fault> {
-        let made = self.made.entry((ordinal, call)).or_insert(0);
+        let made = &mut self.made[ordinal as usize][call as usize];
         *made += 1;
         if self.planned.is_empty() {
             None

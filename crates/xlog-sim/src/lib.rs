@@ -40,6 +40,7 @@ mod race;
 mod rng;
 mod state;
 mod threads;
+mod timeline;
 mod virtual_memory;
 
 pub use config::SimConfig;

@@ -129,6 +129,23 @@ impl OpKind {
     }
 }
 
+/// What an operation is ordered after, in a form that is cheap to make.
+#[derive(Clone, Debug)]
+pub(crate) struct Known {
+    /// Right for every slot but the operation's own.
+    pub(crate) others: Arc<VectorClock>,
+    pub(crate) epoch: Epoch,
+    pub(crate) time: u64,
+}
+
+impl Known {
+    pub(crate) fn clock(&self) -> VectorClock {
+        let mut clock = VectorClock::clone(&self.others);
+        clock.set(self.epoch.slot, self.epoch.count);
+        clock
+    }
+}
+
 /// What reports say of an operation.
 pub(crate) struct OpMeta {
     pub(crate) sequence: u64,
@@ -145,8 +162,8 @@ pub(crate) struct Op {
     /// What the host had seen when it queued this.
     pub(crate) host: Arc<VectorClock>,
     pub(crate) issued: u64,
-    /// Set by the analysis for host functions: what they may pass on by opening a gate.
-    pub(crate) clock: Option<(Arc<VectorClock>, u64)>,
+    /// Set by the analysis for what tells the host: host functions, by opening a gate, and copies to it.
+    pub(crate) known: Option<Known>,
     /// Set by the analysis when an argument is not mapped: the access faults.
     pub(crate) fault: Option<String>,
 }

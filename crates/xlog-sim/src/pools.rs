@@ -103,7 +103,7 @@ impl SimDevice {
     ) -> Option<Reuse> {
         let reuse = state.pools.get(&pool)?.options.reuse;
         let clock = {
-            let mut clock = state.streams.get(&stream.0)?.clock.clone();
+            let mut clock = state.streams.get(&stream.0)?.line.clock.clone();
             clock.join(&state.host);
             clock
         };

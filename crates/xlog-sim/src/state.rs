@@ -5,6 +5,7 @@
 //! detector. Only analysed operations are executed, and nothing about the analysis depends on when that happens.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Condvar};
 
 use xlog_driver::{DriverError, DriverResult, StreamHandle};
@@ -18,17 +19,16 @@ use crate::memory::{AddressSpace, Backing, Piece, Pool};
 use crate::op::{Argument, GateState, Label, Marker, Meant, Op, OpKind, OpMeta, Reached};
 use crate::race::RaceKind;
 use crate::rng::Rng;
+use crate::timeline::Timeline;
 
 pub(crate) struct Stream {
     pub(crate) handle: StreamHandle,
     pub(crate) ordinal: u32,
-    pub(crate) slot: u32,
     pub(crate) name: Option<Arc<str>>,
     pub(crate) queue: VecDeque<Op>,
     /// How many operations at the front of the queue are analysed.
     pub(crate) analysed: usize,
-    pub(crate) clock: VectorClock,
-    joined: Arc<VectorClock>,
+    pub(crate) line: Timeline,
     /// Operations executed so far.
     pub(crate) executed: u64,
     pub(crate) running: bool,
@@ -37,14 +37,14 @@ pub(crate) struct Stream {
     pub(crate) destroyed: bool,
     /// The report the next synchronisation fails with.
     pub(crate) race: Option<usize>,
-    /// Simulated time at which everything analysed has run.
-    pub(crate) time: u64,
     pub(crate) worker: Option<Worker>,
 }
 
 /// How the thread behind a stream is woken.
 pub(crate) struct Worker {
     pub(crate) wake: Arc<Condvar>,
+    /// Counts what was queued, for a thread that looks without the lock.
+    pub(crate) queued: Arc<AtomicU64>,
     pub(crate) asleep: bool,
 }
 
@@ -134,7 +134,7 @@ impl State {
             host: Arc::default(),
             host_time: 0,
             latency: config.latency.clone(),
-            faults: FaultTable::default(),
+            faults: FaultTable::new(config.ordinals),
             rng: Rng::new(config.seed.unwrap_or(0)),
             order_hash: 0xcbf2_9ce4_8422_2325,
             progress: 0,
@@ -209,26 +209,21 @@ impl State {
             self.slots.push(0);
             (self.slots.len() - 1) as u32
         });
-        let mut clock = VectorClock::clone(&self.host);
-        clock.set(slot, self.slots[slot as usize]);
         let handle = StreamHandle(self.handle());
         self.streams.insert(
             handle.0,
             Stream {
                 handle,
                 ordinal,
-                slot,
                 name: None,
                 queue: VecDeque::new(),
                 analysed: 0,
-                clock,
-                joined: Arc::clone(&self.host),
+                line: Timeline::new(slot, self.slots[slot as usize], &self.host),
                 executed: 0,
                 running: false,
                 held_back: 0,
                 destroyed: false,
                 race: None,
-                time: 0,
                 worker: None,
             },
         );
@@ -246,8 +241,9 @@ impl State {
         }
         if let Some(stream) = self.streams.remove(&handle) {
             // The slot's count goes on where this stream stopped; a new owner must be ordered after all of it.
-            self.slots[stream.slot as usize] = stream.clock.get(stream.slot);
-            self.retired_slots.push(stream.slot);
+            let slot = stream.line.slot;
+            self.slots[slot as usize] = stream.line.clock.get(slot);
+            self.retired_slots.push(slot);
         }
     }
 
@@ -300,7 +296,7 @@ impl State {
             arguments,
             host: Arc::clone(&self.host),
             issued: self.host_time,
-            clock: None,
+            known: None,
             fault: None,
         };
         if let Some(state) = self.streams.get_mut(&stream.0) {
@@ -336,7 +332,10 @@ impl State {
     // Analysis.
 
     fn analyse(&mut self, first: u64) {
-        let mut work = vec![first];
+        if !self.analyse_stream(first) || self.stalled.is_empty() {
+            return;
+        }
+        let mut work: Vec<u64> = self.stalled.iter().copied().collect();
         while let Some(handle) = work.pop() {
             if self.analyse_stream(handle) {
                 work.extend(self.stalled.iter().copied());
@@ -355,20 +354,14 @@ impl State {
         while let Some(op) = stream.queue.get_mut(stream.analysed) {
             match &op.kind {
                 OpKind::Wait(marker) => match marker.reached.get() {
-                    Some(point) => {
-                        stream.clock.join(&point.clock);
-                        stream.time = stream.time.max(point.time);
-                    }
+                    Some(point) => stream.line.join(&point.clock, point.time),
                     None => {
                         self.stalled.insert(handle);
                         break;
                     }
                 },
                 OpKind::Gate(gate) => match gate.opened.get() {
-                    Some((clock, time)) => {
-                        stream.clock.join(clock);
-                        stream.time = stream.time.max(*time);
-                    }
+                    Some((clock, time)) => stream.line.join(clock, *time),
                     None => {
                         self.stalled.insert(handle);
                         break;
@@ -376,13 +369,11 @@ impl State {
                 },
                 _ => {}
             }
-            if !Arc::ptr_eq(&op.host, &stream.joined) {
-                stream.clock.join(&op.host);
-                stream.joined = Arc::clone(&op.host);
-            }
-            let epoch = stream.clock.tick(stream.slot);
+            stream.line.join_host(&op.host);
+            let line = &mut stream.line;
+            let epoch = line.tick();
             if let Some(model) = &self.latency {
-                stream.time = stream.time.max(op.issued) + duration(model, op);
+                line.time = line.time.max(op.issued) + duration(model, op);
             }
             let mode = match &op.kind {
                 OpKind::Alloc { completed } => {
@@ -419,7 +410,7 @@ impl State {
                     } else {
                         Mode::Read
                     }),
-                    clock: &stream.clock,
+                    clock: &line.clock,
                     epoch,
                     meta: &op.meta,
                     tag: argument.tag.as_ref(),
@@ -430,16 +421,16 @@ impl State {
             }
             match &op.kind {
                 OpKind::Record(marker) | OpKind::Free(marker) => {
-                    let clock = Arc::new(stream.clock.clone());
+                    let clock = Arc::new(line.clock.clone());
                     let _ = marker.reached.set(Reached {
                         epoch,
                         clock,
-                        time: stream.time,
+                        time: line.time,
                     });
                     reached = true;
                 }
                 OpKind::HostFn(_) | OpKind::CopyOut => {
-                    op.clock = Some((Arc::new(stream.clock.clone()), stream.time));
+                    op.known = Some(line.known(epoch));
                 }
                 _ => {}
             }

@@ -28,6 +28,8 @@ struct Turn {
     finished: Vec<bool>,
     /// For a thread that waits: the progress at which it found nothing to do.
     waiting: Vec<Option<u64>>,
+    /// The latest progress at which any thread found nothing to do.
+    progress: u64,
 }
 
 thread_local! {
@@ -62,6 +64,7 @@ pub(crate) fn blocked(machine: u64, progress: u64) -> bool {
         return false;
     };
     let mut turn = group.lock();
+    turn.progress = progress;
     turn.waiting[index] = Some(progress);
     let stuck = (0..turn.finished.len())
         .all(|other| turn.finished[other] || turn.waiting[other] == Some(progress));
@@ -88,6 +91,7 @@ pub(crate) fn run(machine: u64, seed: u64, bodies: Vec<Body<'_>>) {
             current: rng.below(bodies.len()),
             finished: vec![false; bodies.len()],
             waiting: vec![None; bodies.len()],
+            progress: 0,
             rng,
         }),
         changed: Condvar::new(),
@@ -120,9 +124,9 @@ impl Group {
     fn run_member(self: Arc<Self>, index: usize, body: Body<'_>) -> std::thread::Result<()> {
         MEMBER.with(|slot| *slot.borrow_mut() = Some((Arc::clone(&self), index)));
         self.await_turn(self.lock(), index);
-        let hook: Rc<dyn Fn()> = {
+        let hook: sync::Scheduler = {
             let group = Arc::clone(&self);
-            Rc::new(move || group.hand_over(index, true))
+            Rc::new(move |turn| group.hand_over(index, turn == sync::Turn::Must))
         };
         let outcome = catch_unwind(AssertUnwindSafe(|| sync::with_scheduler(hook, body)));
         MEMBER.with(|slot| *slot.borrow_mut() = None);
@@ -136,6 +140,7 @@ impl Group {
     /// Gives the baton to a thread the seed chooses, perhaps this one, and waits for it to come back.
     fn hand_over(&self, index: usize, must: bool) {
         let mut turn = self.lock();
+        turn.waiting[index] = must.then_some(turn.progress);
         if !must && turn.rng.below(2) == 0 {
             return;
         }

@@ -14,10 +14,9 @@ use std::time::Instant;
 
 use xlog_driver::{DriverError, DriverResult};
 
-use crate::clock::VectorClock;
 use crate::config::SimConfig;
 use crate::faults::{Call, Fault};
-use crate::op::{GateState, Marker, Op, OpKind};
+use crate::op::{GateState, Known, Marker, Op, OpKind};
 use crate::state::State;
 use crate::threads;
 
@@ -25,7 +24,7 @@ pub(crate) use perform::{gather, perform, scatter};
 
 thread_local! {
     /// The host function this thread executes: its machine, and what it is ordered after.
-    static EXECUTING: RefCell<Option<(u64, Arc<VectorClock>, u64)>> = const { RefCell::new(None) };
+    static EXECUTING: RefCell<Option<(u64, Known)>> = const { RefCell::new(None) };
 }
 
 /// A machine as its devices, gates and stream threads share it.
@@ -132,7 +131,8 @@ impl Shared {
                     continue;
                 }
             }
-            if state.progress != since.0 || !state.running.is_empty() {
+            let busy = state.streams.values().any(|stream| stream.running);
+            if state.progress != since.0 || busy {
                 since = (state.progress, Instant::now());
             } else if since.1.elapsed() >= self.config.patience {
                 return Err(deadlock(&state, call));
@@ -186,8 +186,8 @@ impl Shared {
     pub(crate) fn open_gate(&self, gate: &GateState) {
         let passed_on = EXECUTING.with(|slot| {
             let slot = slot.borrow();
-            let (machine, clock, time) = slot.as_ref()?;
-            (*machine == self.machine).then(|| (Arc::clone(clock), *time))
+            let (machine, known) = slot.as_ref()?;
+            (*machine == self.machine).then(|| (Arc::new(known.clock()), known.time))
         });
         let mut state = self.lock();
         let (clock, time) = match passed_on {
@@ -267,7 +267,7 @@ impl State {
         let stream = self.streams.get_mut(&handle)?;
         let op = stream.queue.pop_front()?;
         stream.analysed -= 1;
-        let place = (u64::from(stream.slot) << 40) ^ stream.executed;
+        let place = (u64::from(stream.line.slot) << 40) ^ stream.executed;
         self.order_hash = (self.order_hash ^ place).wrapping_mul(0x0000_0100_0000_01b3);
         if op.kind.is_immediate() && op.fault.is_none() {
             if let OpKind::Record(marker) | OpKind::Free(marker) = &op.kind {

@@ -31,7 +31,7 @@ pub(crate) fn perform(machine: u64, op: Op) -> Result<(), String> {
                 .map_err(|()| format!("kernel '{}' panicked", op.meta.label));
         }
         OpKind::HostFn(work) => {
-            let known = op.clock.map(|(clock, time)| (machine, clock, time));
+            let known = op.known.map(|known| (machine, known));
             EXECUTING.with(|slot| *slot.borrow_mut() = known);
             // A panicking host function ends there, as across the boundary of a real driver.
             let _ = catch_unwind(AssertUnwindSafe(work));

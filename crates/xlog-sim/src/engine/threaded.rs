@@ -1,5 +1,6 @@
 //! The concurrent engine: a thread per stream, started with the first work.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, PoisonError};
 
 use super::{Guard, Shared, perform};
@@ -9,7 +10,9 @@ use crate::state::{State, Worker};
 /// Operations a thread takes at once.
 const BATCH: usize = 64;
 /// How often a thread looks again before it sleeps: waking one costs more than a short look.
-const LOOKS: usize = 200;
+const LOOKS: usize = 1000;
+/// How long a thread that saw new work waits for more of it before it takes the lock from the one who queues.
+const GATHER: usize = 50;
 
 /// Something was queued: starts or wakes the thread of the stream.
 pub(super) fn queued(shared: &Arc<Shared>, state: &mut State, handle: u64) {
@@ -18,21 +21,23 @@ pub(super) fn queued(shared: &Arc<Shared>, state: &mut State, handle: u64) {
     };
     match &mut stream.worker {
         Some(worker) => {
+            worker.queued.fetch_add(1, Ordering::Relaxed);
             if worker.asleep {
                 worker.asleep = false;
                 worker.wake.notify_one();
             }
         }
         None => {
-            let wake = Arc::new(Condvar::new());
+            let (wake, queued) = (Arc::new(Condvar::new()), Arc::new(AtomicU64::new(0)));
             stream.worker = Some(Worker {
                 wake: Arc::clone(&wake),
+                queued: Arc::clone(&queued),
                 asleep: false,
             });
             let shared = Arc::clone(shared);
             let started = std::thread::Builder::new()
                 .name(format!("xlog-sim-{handle}"))
-                .spawn(move || run(&shared, handle, &wake));
+                .spawn(move || run(&shared, handle, &wake, &queued));
             if let Err(error) = started {
                 let ordinal = stream.ordinal;
                 stream.worker = None;
@@ -75,16 +80,16 @@ fn wake(state: &mut State, handle: u64) {
     }
 }
 
-fn run(shared: &Shared, handle: u64, wake: &Condvar) {
+fn run(shared: &Shared, handle: u64, wake: &Condvar, queued: &AtomicU64) {
     let mut state = shared.lock();
-    let mut looks = 0;
+    let mut looked = false;
     loop {
         let Some(ordinal) = state.streams.get(&handle).map(|stream| stream.ordinal) else {
             return;
         };
         let batch = take(shared, &mut state, handle);
         if !batch.is_empty() {
-            looks = 0;
+            looked = false;
             let sequences: Vec<u64> = batch.iter().map(|op| op.meta.sequence).collect();
             drop(state);
             let mut outcome = Ok(());
@@ -109,13 +114,23 @@ fn run(shared: &Shared, handle: u64, wake: &Condvar) {
         if state.shutdown || !state.streams.contains_key(&handle) {
             return;
         }
-        if looks < LOOKS {
-            looks += 1;
+        if !looked {
+            let before = queued.load(Ordering::Relaxed);
             drop(state);
-            std::hint::spin_loop();
-            if looks % 8 == 0 {
-                std::thread::yield_now();
+            for look in 0..LOOKS {
+                if queued.load(Ordering::Relaxed) != before {
+                    // Whoever queued one operation mostly queues more: let a few come together.
+                    for _ in 0..GATHER {
+                        std::hint::spin_loop();
+                    }
+                    break;
+                }
+                std::hint::spin_loop();
+                if look % 32 == 31 {
+                    std::thread::yield_now();
+                }
             }
+            looked = true;
             state = shared.lock();
             continue;
         }
@@ -127,7 +142,7 @@ fn run(shared: &Shared, handle: u64, wake: &Condvar) {
             worker.asleep = true;
         }
         state = sleep(wake, state);
-        looks = 0;
+        looked = false;
     }
 }
 

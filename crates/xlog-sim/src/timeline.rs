@@ -1,0 +1,63 @@
+//! How far a stream is ordered after others, up to the last operation analysed.
+
+use std::sync::Arc;
+
+use crate::clock::{Epoch, VectorClock};
+use crate::op::Known;
+
+pub(crate) struct Timeline {
+    pub(crate) slot: u32,
+    pub(crate) clock: VectorClock,
+    /// Simulated time at which everything analysed has run.
+    pub(crate) time: u64,
+    /// The clock as it was after the last join: it differs from the clock only in the stream's own slot.
+    snapshot: Option<Arc<VectorClock>>,
+    /// The last clock of the host that was joined.
+    host: Arc<VectorClock>,
+}
+
+impl Timeline {
+    /// A new owner of `slot`, whose `count` earlier operations the host has all seen complete.
+    pub(crate) fn new(slot: u32, count: u64, host: &Arc<VectorClock>) -> Self {
+        let mut clock = VectorClock::clone(host);
+        clock.set(slot, count);
+        Self {
+            slot,
+            clock,
+            time: 0,
+            snapshot: None,
+            host: Arc::clone(host),
+        }
+    }
+
+    pub(crate) fn join(&mut self, clock: &VectorClock, time: u64) {
+        self.clock.join(clock);
+        self.snapshot = None;
+        self.time = self.time.max(time);
+    }
+
+    pub(crate) fn join_host(&mut self, host: &Arc<VectorClock>) {
+        if !Arc::ptr_eq(host, &self.host) {
+            self.clock.join(host);
+            self.snapshot = None;
+            self.host = Arc::clone(host);
+        }
+    }
+
+    /// The next operation of the stream.
+    pub(crate) fn tick(&mut self) -> Epoch {
+        self.clock.tick(self.slot)
+    }
+
+    /// What an operation of this stream is ordered after, itself included.
+    pub(crate) fn known(&mut self, epoch: Epoch) -> Known {
+        let snapshot = self
+            .snapshot
+            .get_or_insert_with(|| Arc::new(self.clock.clone()));
+        Known {
+            others: Arc::clone(snapshot),
+            epoch,
+            time: self.time,
+        }
+    }
+}
