@@ -1,1 +1,54 @@
-//! x
+//! The device runtime: one view of a GPU, real or simulated, whose work is ordered by streams.
+//!
+//! | item | what it is |
+//! |---|---|
+//! | [`CudaDevice`] | one open device: `"cuda:0"`, `"sim"` or `"sim:SEED"` |
+//! | [`StreamPool`](device_runtime::StreamPool) | owned non-blocking streams, handed out by [`StreamId`] |
+//! | [`DeviceStream`] | one stream: queues fills, copies, host functions and gates |
+//! | [`XlogError`] | what can go wrong, in types |
+//!
+//! The rule everything obeys: work names its stream, work on another stream is ordered by an event or a synchronisation,
+//! and nothing relies on the legacy default stream. The simulated devices check this rule and report who broke it
+//! ([`CudaDevice::races`]); a GPU does not.
+//!
+//! ```
+//! use std::sync::Arc;
+//! use xlog_cuda::{CudaDevice, device_runtime::StreamPool};
+//!
+//! let device = Arc::new(CudaDevice::open("sim")?);
+//! let pool = StreamPool::with_defaults(device.clone());
+//! let stream = pool.lease()?;
+//!
+//! let block = device.driver().alloc(1024)?;
+//! let mut bytes = [0; 1024];
+//! // SAFETY: `block` is live and 1024 bytes long until it is freed below, after the copy has waited for all work on it.
+//! unsafe {
+//!     stream.memset(block, 7, 1024)?;
+//!     stream.copy_dtoh(&mut bytes, block)?;
+//!     device.driver().free(block)?;
+//! }
+//! assert_eq!(bytes, [7; 1024]);
+//! # Ok::<(), xlog_cuda::XlogError>(())
+//! ```
+
+#![deny(unsafe_code)]
+
+mod device;
+pub mod device_runtime;
+mod error;
+mod spec;
+#[allow(unsafe_code)]
+mod stream;
+
+pub use device::CudaDevice;
+pub use error::{Result, XlogError};
+pub use spec::{DEVICE_VARIABLE, DeviceSpec};
+pub use stream::DeviceStream;
+
+#[doc(inline)]
+pub use device_runtime::StreamId;
+
+pub use xlog_driver as driver;
+pub use xlog_driver::Gate;
+pub use xlog_sim as sim;
+pub use xlog_sim::RaceReport;

@@ -1,5 +1,7 @@
 //! Bad input: a typed error that names the value and what is accepted, and nothing changed.
 
+#![allow(clippy::unwrap_used)]
+
 mod support;
 
 use support::{devices, memset, read};

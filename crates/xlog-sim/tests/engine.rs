@@ -1,5 +1,7 @@
 //! Streams, events, gates, host functions and logical threads, on both engines.
 
+#![allow(clippy::unwrap_used)]
+
 mod support;
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};

@@ -1,5 +1,7 @@
 //! Injected faults: each is an error of its own kind, and leaves everything as it was.
 
+#![allow(clippy::unwrap_used)]
+
 mod support;
 
 use support::{devices, memset, read};

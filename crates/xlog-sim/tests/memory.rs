@@ -1,5 +1,7 @@
 //! Plain memory, stream-ordered pools and virtual memory: the rules of the driver, and the accounting.
 
+#![allow(clippy::unwrap_used)]
+
 mod support;
 
 use support::{devices, edge, memset, read, seeded};

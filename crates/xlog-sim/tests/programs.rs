@@ -4,6 +4,8 @@
 //! A failure prints the program's seed and the schedule's; `XLOG_SIM_PROGRAM` and `XLOG_SIM_SCHEDULE` run just these.
 //! `XLOG_SIM_SEEDS` asks for more programs than the default.
 
+#![allow(clippy::unwrap_used)]
+
 mod support;
 
 use std::collections::{BTreeMap, HashSet};

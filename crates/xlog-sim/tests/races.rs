@@ -1,5 +1,7 @@
 //! Every kind of race, by name: reported under every schedule, with both sides, and gone once the order is there.
 
+#![allow(clippy::unwrap_used)]
+
 mod support;
 
 use std::sync::Arc;

@@ -1,2 +1,60 @@
-//! x
-fn main() {}
+//! `xlogmem`: see, check and exercise device memory from the command line.
+//!
+//! Exit status of every command: 0 done, 1 the device or the work failed, 2 the command line was refused. A refusal is one
+//! line on standard error and nothing on standard output.
+
+#![deny(unsafe_code)]
+
+mod cli;
+mod doctor;
+
+use std::io::{ErrorKind, Write};
+use std::process::ExitCode;
+
+use cli::{Command, Refusal};
+
+fn main() -> ExitCode {
+    let outcome = match cli::parse() {
+        Ok(Command::Doctor(arguments)) => doctor::run(&arguments),
+        Err(refusal) => Err(refusal),
+    };
+    match outcome {
+        Ok(output) => {
+            if let Some(failure) = &output.failure {
+                eprintln!("xlogmem: {failure}");
+            }
+            match print(&output.text) {
+                Ok(()) if output.failure.is_none() => ExitCode::SUCCESS,
+                _ => ExitCode::FAILURE,
+            }
+        }
+        Err(Refusal::Shown(text)) => match print(&text) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(_) => ExitCode::FAILURE,
+        },
+        Err(Refusal::Line(line)) => {
+            eprintln!("xlogmem: {line}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+/// What a command that was understood has to say.
+pub(crate) struct Output {
+    /// For standard output.
+    pub(crate) text: String,
+    /// One line for standard error, when the command failed.
+    pub(crate) failure: Option<String>,
+}
+
+/// A reader that has gone away, such as `head`, is no failure.
+fn print(text: &str) -> std::io::Result<()> {
+    let mut stdout = std::io::stdout().lock();
+    match stdout
+        .write_all(text.as_bytes())
+        .and_then(|()| stdout.flush())
+    {
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
+        other => other,
+    }
+}

@@ -1,0 +1,209 @@
+//! One open device.
+//!
+//! [`CudaDevice`] is the owner of a [`Driver`]: it knows how the device was asked for, holds the one driver memory pool
+//! that stream-ordered allocation uses, and keeps the simulated device reachable where there is one. It hands out no
+//! memory and no streams: streams come from [`StreamPool`](crate::device_runtime::StreamPool).
+//!
+//! Invariants: the memory pool is created at most once and destroyed with the device; a failed creation changes nothing
+//! and is tried again at the next call. Everything made on a device holds it, so it outlives its streams.
+
+use std::fmt;
+use std::sync::{Arc, OnceLock};
+
+use xlog_driver::cuda::CudaDriver;
+use xlog_driver::{
+    DeviceKind, DeviceProperties, Driver, DriverError, DriverResult, MemoryInfo, PoolHandle,
+    PoolOptions,
+};
+use xlog_sim::{RaceReport, SimConfig, SimDevice};
+
+use crate::{DeviceSpec, Result, XlogError};
+
+/// One open device: a GPU, or the simulated device.
+///
+/// ```
+/// use xlog_cuda::CudaDevice;
+///
+/// let device = CudaDevice::open("sim:42")?;
+/// assert_eq!(device.spec(), "sim:42");
+/// assert!(device.memory_info()?.free > 0);
+/// assert!(device.races().is_empty());
+/// # Ok::<(), xlog_cuda::XlogError>(())
+/// ```
+pub struct CudaDevice {
+    driver: Arc<dyn Driver>,
+    sim: Option<Arc<SimDevice>>,
+    spec: String,
+    memory_pool: OnceLock<PoolHandle>,
+}
+
+impl CudaDevice {
+    /// Opens the device that `spec` names: `"cuda:N"`, `"sim"` or `"sim:SEED"`.
+    ///
+    /// Each opening of a simulated device gives a machine of its own.
+    pub fn open(spec: &str) -> Result<Self> {
+        Self::open_spec(spec.parse()?)
+    }
+
+    /// Opens GPU number `ordinal`.
+    pub fn new(ordinal: usize) -> Result<Self> {
+        Self::open_spec(DeviceSpec::Cuda(ordinal))
+    }
+
+    /// The device to use where none was named: what `XLOG_DEVICE` says, or the first GPU.
+    ///
+    /// It is never a simulated device that nobody asked for.
+    pub fn default_spec() -> Result<DeviceSpec> {
+        Ok(DeviceSpec::from_environment()?.unwrap_or(DeviceSpec::Cuda(0)))
+    }
+
+    /// Opens [`CudaDevice::default_spec`].
+    pub fn open_default() -> Result<Self> {
+        Self::open_spec(Self::default_spec()?)
+    }
+
+    /// Opens the device of a parsed spec.
+    pub fn open_spec(spec: DeviceSpec) -> Result<Self> {
+        let opened = match spec {
+            DeviceSpec::Cuda(ordinal) => {
+                CudaDriver::open(ordinal).map(|driver| Self::of(driver, None, spec.to_string()))
+            }
+            DeviceSpec::Sim => Self::open_sim(SimConfig::default()),
+            DeviceSpec::SimSeeded(seed) => Self::open_sim(SimConfig::default().with_seed(seed)),
+        };
+        opened.map_err(|cause| XlogError::Open {
+            spec: spec.to_string(),
+            cause,
+        })
+    }
+
+    fn open_sim(config: SimConfig) -> DriverResult<Self> {
+        SimDevice::open(config).map(Self::from_sim)
+    }
+
+    /// A device on a simulated one that was built by hand, for other capacities, several ordinals or injected faults.
+    #[must_use]
+    pub fn from_sim(sim: Arc<SimDevice>) -> Self {
+        let spec = match sim.seed() {
+            Some(seed) => DeviceSpec::SimSeeded(seed),
+            None => DeviceSpec::Sim,
+        };
+        Self::of(sim.clone(), Some(sim), spec.to_string())
+    }
+
+    /// A device on any driver, such as one that wraps another to count or fail its calls.
+    ///
+    /// [`CudaDevice::sim`] is `None` on it, whatever stands behind the driver.
+    #[must_use]
+    pub fn from_driver(driver: Arc<dyn Driver>) -> Self {
+        let properties = driver.properties();
+        let spec = match properties.kind {
+            DeviceKind::Cuda => DeviceSpec::Cuda(properties.ordinal as usize).to_string(),
+            kind => format!("{kind} driver"),
+        };
+        Self::of(driver, None, spec)
+    }
+
+    fn of(driver: Arc<dyn Driver>, sim: Option<Arc<SimDevice>>, spec: String) -> Self {
+        Self {
+            driver,
+            sim,
+            spec,
+            memory_pool: OnceLock::new(),
+        }
+    }
+
+    /// The driver of this device.
+    #[must_use]
+    pub fn driver(&self) -> &Arc<dyn Driver> {
+        &self.driver
+    }
+
+    /// The simulated device, for its kernels, faults and schedules; `None` on a GPU.
+    #[must_use]
+    pub fn sim(&self) -> Option<&Arc<SimDevice>> {
+        self.sim.as_ref()
+    }
+
+    /// What this device was opened as; for a driver that was passed in, what it is.
+    #[must_use]
+    pub fn spec(&self) -> &str {
+        &self.spec
+    }
+
+    /// The device's number.
+    #[must_use]
+    pub fn ordinal(&self) -> u32 {
+        self.properties().ordinal
+    }
+
+    /// Facts that do not change while the device is open.
+    #[must_use]
+    pub fn properties(&self) -> &DeviceProperties {
+        self.driver.properties()
+    }
+
+    /// Free and total memory of the physical device now.
+    pub fn memory_info(&self) -> Result<MemoryInfo> {
+        Ok(self.driver.memory_info()?)
+    }
+
+    /// What the race detector of the simulated device found; always empty on a GPU.
+    #[must_use]
+    pub fn races(&self) -> Vec<RaceReport> {
+        self.sim.as_ref().map(|sim| sim.races()).unwrap_or_default()
+    }
+
+    /// Waits until everything queued on the device has completed.
+    pub fn synchronize(&self) -> Result<()> {
+        Ok(self.driver.synchronize()?)
+    }
+
+    /// The driver memory pool of this device, made at first use: one of our own, so that nobody else's settings matter.
+    ///
+    /// It keeps what it reserved across synchronisations ([`PoolOptions::default`]). A device without stream-ordered
+    /// pools answers [`DriverError::Unsupported`].
+    pub fn memory_pool(&self) -> Result<PoolHandle> {
+        if let Some(pool) = self.memory_pool.get() {
+            return Ok(*pool);
+        }
+        let Some(pools) = self.driver.async_pools() else {
+            return Err(DriverError::Unsupported {
+                call: "memory_pool",
+            }
+            .into());
+        };
+        // No lock is held over the driver call: a thread that loses the race destroys its own pool again.
+        let created = pools.pool_create(&PoolOptions::default())?;
+        let kept = *self.memory_pool.get_or_init(|| created);
+        if kept != created {
+            pools.pool_destroy(created)?;
+        }
+        Ok(kept)
+    }
+
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.driver, &other.driver)
+    }
+}
+
+impl Drop for CudaDevice {
+    fn drop(&mut self) {
+        if let (Some(pool), Some(pools)) = (self.memory_pool.get(), self.driver.async_pools()) {
+            // A lost device has taken the pool with it; there is nobody left to tell.
+            let _ = pools.pool_destroy(*pool);
+        }
+    }
+}
+
+impl fmt::Debug for CudaDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let properties = self.properties();
+        f.debug_struct("CudaDevice")
+            .field("spec", &self.spec)
+            .field("ordinal", &properties.ordinal)
+            .field("name", &properties.name)
+            .field("memory_pool", &self.memory_pool.get())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,241 @@
+//! Owned non-blocking streams, handed out by id and taken back.
+//!
+//! A pool has one default stream, [`StreamId::DEFAULT`], made at first use, and up to `max_streams` others that are out
+//! at a time: acquired ones, which their user releases by id, and leased ones, which go back when the lease is dropped.
+//! Each time out has an id of its own, so a stale id never names somebody else's stream.
+//!
+//! Invariants: an id resolves in the pool that issued it, from when it is issued until it is given back; a failed call
+//! leaves the pool as it was; handles and leases may outlive the pool. The pool orders nothing between its streams.
+//! Which driver stream serves whom is decided in `stream_table`.
+
+use std::fmt;
+use std::ops::Deref;
+use std::sync::Arc;
+
+use super::StreamId;
+use super::stream_table::{Holder, StreamTable};
+use crate::{CudaDevice, DeviceStream, Result, XlogError};
+
+/// How many streams besides the default one [`StreamPool::with_defaults`] lets out at a time.
+pub const DEFAULT_MAX_STREAMS: usize = 16;
+
+/// Why a stream could not be had.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum StreamPoolError {
+    /// As many streams are out as the pool allows.
+    #[error("all {max} streams of the pool are out; give one back or make the pool larger")]
+    Capacity {
+        /// How many may be out.
+        max: usize,
+    },
+    /// The driver did not make a stream; the text is its error.
+    #[error("the driver did not make a stream: {0}")]
+    ForkFailed(String),
+}
+
+/// How urgent the work of a stream is, in the range that the device offers.
+///
+/// Devices differ in how many levels they have; where there are fewer, neighbours are the same. It is a hint to the
+/// device and orders nothing.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub enum StreamPriority {
+    /// The most urgent level of the device.
+    High,
+    /// The level of streams that ask for none.
+    #[default]
+    Normal,
+    /// The least urgent level of the device.
+    Low,
+}
+
+impl StreamPriority {
+    pub(super) fn on(self, device: &CudaDevice) -> i32 {
+        let properties = device.properties();
+        let (greatest, least) = (properties.greatest_priority, properties.least_priority);
+        match self {
+            Self::High => greatest,
+            Self::Normal => 0.max(greatest).min(least),
+            Self::Low => least,
+        }
+    }
+}
+
+/// The streams of one device that one runtime uses.
+///
+/// ```
+/// use std::sync::Arc;
+/// use xlog_cuda::{CudaDevice, device_runtime::{StreamId, StreamPool}};
+///
+/// let device = Arc::new(CudaDevice::open("sim")?);
+/// let pool = StreamPool::new(device, 2);
+/// assert!(pool.resolve(StreamId::DEFAULT).is_some());
+///
+/// let lease = pool.lease()?;
+/// let acquired = pool.acquire()?;
+/// assert_eq!(pool.non_default_len(), 2);
+/// assert!(pool.lease().is_err());
+///
+/// drop(lease);
+/// assert!(pool.release(acquired));
+/// assert!(pool.resolve(acquired).is_none());
+/// assert_eq!(pool.non_default_len(), 0);
+/// # Ok::<(), xlog_cuda::XlogError>(())
+/// ```
+pub struct StreamPool {
+    table: Arc<StreamTable>,
+}
+
+impl StreamPool {
+    /// A pool that lets out at most `max_streams` streams besides the default one; 0 is taken as 1.
+    #[must_use]
+    pub fn new(device: Arc<CudaDevice>, max_streams: usize) -> Self {
+        Self {
+            table: Arc::new(StreamTable::new(device, max_streams)),
+        }
+    }
+
+    /// A pool of [`DEFAULT_MAX_STREAMS`].
+    #[must_use]
+    pub fn with_defaults(device: Arc<CudaDevice>) -> Self {
+        Self::new(device, DEFAULT_MAX_STREAMS)
+    }
+
+    /// Takes a stream out, until [`StreamPool::release`] gives it back. Never the default stream.
+    pub fn acquire(&self) -> Result<StreamId, StreamPoolError> {
+        self.acquire_with(StreamPriority::Normal)
+    }
+
+    /// [`StreamPool::acquire`] with a priority.
+    pub fn acquire_with(&self, priority: StreamPriority) -> Result<StreamId, StreamPoolError> {
+        Ok(self.table.take_out(priority, Holder::Caller)?.id())
+    }
+
+    /// Takes a stream out for as long as the lease lives.
+    pub fn lease(&self) -> Result<StreamLease, StreamPoolError> {
+        self.lease_with(StreamPriority::Normal)
+    }
+
+    /// [`StreamPool::lease`] with a priority.
+    pub fn lease_with(&self, priority: StreamPriority) -> Result<StreamLease, StreamPoolError> {
+        let stream = self.table.take_out(priority, Holder::Lease)?;
+        Ok(StreamLease {
+            table: self.table.clone(),
+            stream,
+        })
+    }
+
+    /// Gives an acquired stream back. Its queued work still runs.
+    ///
+    /// False, with nothing changed, for an id that this pool has not out, the default stream, and a lease's id, which its
+    /// lease gives back.
+    pub fn release(&self, id: StreamId) -> bool {
+        self.table.give_back(id, Holder::Caller)
+    }
+
+    /// The stream of an id; `None` for an id that this pool has not out, or when the default stream cannot be made.
+    ///
+    /// The handle stays valid after the stream was given back and after the pool is gone.
+    #[must_use]
+    pub fn resolve(&self, id: StreamId) -> Option<Arc<DeviceStream>> {
+        if id == StreamId::DEFAULT {
+            return self.default_stream().ok();
+        }
+        self.table.resolve(id)
+    }
+
+    /// [`StreamPool::resolve`] that says why not: [`XlogError::UnknownStream`], or what kept the default stream from
+    /// being made.
+    pub fn try_resolve(&self, id: StreamId) -> Result<Arc<DeviceStream>> {
+        if id == StreamId::DEFAULT {
+            return Ok(self.default_stream()?);
+        }
+        self.resolve(id).ok_or(XlogError::UnknownStream { id })
+    }
+
+    /// The stream behind [`StreamId::DEFAULT`], made at first use and tried again after a failure.
+    pub fn default_stream(&self) -> Result<Arc<DeviceStream>, StreamPoolError> {
+        self.table.default_stream()
+    }
+
+    /// How many streams are out now, the default one not counted.
+    #[must_use]
+    pub fn non_default_len(&self) -> usize {
+        self.table.out()
+    }
+
+    /// How many streams may be out at a time, the default one not counted.
+    #[must_use]
+    pub fn max_streams(&self) -> usize {
+        self.table.max_streams()
+    }
+
+    /// The device whose streams these are.
+    #[must_use]
+    pub fn device(&self) -> &Arc<CudaDevice> {
+        self.table.device()
+    }
+}
+
+impl fmt::Debug for StreamPool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StreamPool")
+            .field("device", &self.device().spec())
+            .field("max_streams", &self.max_streams())
+            .field("out", &self.non_default_len())
+            .field("driver_streams", &self.table.made())
+            .finish()
+    }
+}
+
+/// A stream that goes back to its pool when this is dropped. Its queued work still runs then.
+///
+/// ```
+/// # use std::sync::Arc;
+/// # use xlog_cuda::{CudaDevice, device_runtime::StreamPool};
+/// let pool = StreamPool::with_defaults(Arc::new(CudaDevice::open("sim")?));
+/// let lease = pool.lease()?;
+/// let id = lease.id();
+/// lease.synchronize()?; // a lease is used like the stream itself
+/// drop(lease);
+/// assert!(pool.resolve(id).is_none());
+/// # Ok::<(), xlog_cuda::XlogError>(())
+/// ```
+#[must_use = "dropping the lease gives the stream back at once"]
+pub struct StreamLease {
+    table: Arc<StreamTable>,
+    stream: Arc<DeviceStream>,
+}
+
+impl StreamLease {
+    /// The id under which the pool resolves this stream while the lease lives.
+    #[must_use]
+    pub fn id(&self) -> StreamId {
+        self.stream.id()
+    }
+
+    /// A handle that may outlive the lease.
+    #[must_use]
+    pub fn stream(&self) -> &Arc<DeviceStream> {
+        &self.stream
+    }
+}
+
+impl Deref for StreamLease {
+    type Target = DeviceStream;
+
+    fn deref(&self) -> &DeviceStream {
+        &self.stream
+    }
+}
+
+impl Drop for StreamLease {
+    fn drop(&mut self) {
+        self.table.give_back(self.stream.id(), Holder::Lease);
+    }
+}
+
+impl fmt::Debug for StreamLease {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("StreamLease").field(&self.stream).finish()
+    }
+}

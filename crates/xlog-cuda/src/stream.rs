@@ -1,0 +1,234 @@
+//! One stream, and the work that can be queued on it.
+//!
+//! A [`DeviceStream`] is one lease's view of a driver stream: its [`StreamId`] is its own, the driver stream below may
+//! serve a later lease under another id. The driver stream is destroyed when its last owner is gone, be it the pool, a
+//! lease or a resolved handle, so a handle can always be used, whatever became of the pool.
+//!
+//! Invariants: work queued on one stream runs in the order it was queued; a call that queues work returns while an
+//! earlier operation of its stream is held. What this file does not do: it validates no pointer and tracks no use.
+//! Whether a range is live and ordered is the caller's promise, hence the `unsafe` calls.
+
+use std::ffi::c_void;
+use std::fmt;
+use std::sync::Arc;
+
+use xlog_driver::{Driver, DriverError, DriverResult, Gate, StreamHandle};
+use xlog_sim::SimKernel;
+
+use crate::device_runtime::StreamId;
+use crate::device_runtime::stream_ids::IssuedId;
+use crate::{CudaDevice, Result, XlogError};
+
+/// An owned driver stream.
+pub(crate) struct RawStream {
+    device: Arc<CudaDevice>,
+    handle: StreamHandle,
+    priority: i32,
+}
+
+impl RawStream {
+    pub(crate) fn create(device: Arc<CudaDevice>, priority: i32) -> DriverResult<Self> {
+        let handle = device.driver().stream_create(priority)?;
+        Ok(Self {
+            device,
+            handle,
+            priority,
+        })
+    }
+
+    pub(crate) fn priority(&self) -> i32 {
+        self.priority
+    }
+
+    /// True when all its work is known to be done. A stream that cannot be asked is not.
+    pub(crate) fn is_done(&self) -> bool {
+        matches!(self.device.driver().stream_query(self.handle), Ok(true))
+    }
+}
+
+impl Drop for RawStream {
+    fn drop(&mut self) {
+        // Queued work still runs. A lost device has taken the stream with it; there is nobody left to tell.
+        let _ = self.device.driver().stream_destroy(self.handle);
+    }
+}
+
+/// A stream of one device, as [`StreamPool`](crate::device_runtime::StreamPool) hands it out.
+///
+/// ```
+/// use std::sync::Arc;
+/// use std::sync::atomic::{AtomicBool, Ordering};
+/// use xlog_cuda::{CudaDevice, device_runtime::StreamPool};
+///
+/// let pool = StreamPool::with_defaults(Arc::new(CudaDevice::open("sim")?));
+/// let stream = pool.lease()?;
+/// let done = Arc::new(AtomicBool::new(false));
+///
+/// let gate = stream.hold()?;
+/// let flag = done.clone();
+/// stream.host_fn(move || flag.store(true, Ordering::Release))?;
+/// assert!(!stream.query()?);
+///
+/// gate.release();
+/// stream.synchronize()?;
+/// assert!(done.load(Ordering::Acquire));
+/// # Ok::<(), xlog_cuda::XlogError>(())
+/// ```
+pub struct DeviceStream {
+    id: IssuedId,
+    raw: Arc<RawStream>,
+}
+
+impl DeviceStream {
+    pub(crate) fn new(id: IssuedId, raw: Arc<RawStream>) -> Self {
+        let stream = Self { id, raw };
+        if let Some(sim) = stream.device().sim() {
+            // The name only makes race reports readable; work is the same without it.
+            let _ = sim.name_stream(stream.handle(), &stream.id().to_string());
+        }
+        stream
+    }
+
+    pub(crate) fn raw(&self) -> &Arc<RawStream> {
+        &self.raw
+    }
+
+    fn driver(&self) -> &dyn Driver {
+        self.raw.device.driver().as_ref()
+    }
+
+    /// The id under which the pool knows this stream.
+    #[must_use]
+    pub fn id(&self) -> StreamId {
+        self.id.id()
+    }
+
+    /// The device this stream belongs to.
+    #[must_use]
+    pub fn device(&self) -> &Arc<CudaDevice> {
+        &self.raw.device
+    }
+
+    /// The driver's name for the stream. A later lease may run on the same driver stream.
+    ///
+    /// It is valid as long as this object lives; it must not be destroyed.
+    #[must_use]
+    pub fn handle(&self) -> StreamHandle {
+        self.raw.handle
+    }
+
+    /// The raw `CUstream`, for kernels launched by other libraries; `None` on the simulated devices.
+    ///
+    /// It is valid as long as this object lives; it must not be destroyed.
+    #[must_use]
+    pub fn cu_stream(&self) -> Option<*mut c_void> {
+        self.driver().raw_stream(self.handle())
+    }
+
+    /// Queues a fill of `bytes` bytes at `ptr` with `value`.
+    ///
+    /// # Safety
+    /// The range is live memory of this device when the work runs, and the work is ordered against all other work on it.
+    pub unsafe fn memset(&self, ptr: u64, value: u8, bytes: usize) -> Result<()> {
+        // SAFETY: the caller promises that the range is live when the work runs.
+        unsafe { self.driver().memset(ptr, value, bytes, self.handle())? };
+        Ok(())
+    }
+
+    /// Queues a copy from the host. `src` may be reused when this returns.
+    ///
+    /// # Safety
+    /// As for [`DeviceStream::memset`], with the range of `src.len()` bytes at `dst`.
+    pub unsafe fn copy_htod(&self, dst: u64, src: &[u8]) -> Result<()> {
+        // SAFETY: the caller promises that the range is live when the work runs.
+        unsafe { self.driver().copy_htod(dst, src, self.handle())? };
+        Ok(())
+    }
+
+    /// Queues a copy to the host and waits until the bytes are there. After an error `dst` is unspecified.
+    ///
+    /// # Safety
+    /// As for [`DeviceStream::memset`], with the range of `dst.len()` bytes at `src`.
+    pub unsafe fn copy_dtoh(&self, dst: &mut [u8], src: u64) -> Result<()> {
+        // SAFETY: the caller promises that the range is live when the work runs.
+        unsafe { self.driver().copy_dtoh(dst, src, self.handle())? };
+        Ok(())
+    }
+
+    /// Queues a copy inside the device. The ranges must not overlap.
+    ///
+    /// # Safety
+    /// As for [`DeviceStream::memset`], with both ranges.
+    pub unsafe fn copy_dtod(&self, dst: u64, src: u64, bytes: usize) -> Result<()> {
+        // SAFETY: the caller promises that both ranges are live when the work runs.
+        unsafe { self.driver().copy_dtod(dst, src, bytes, self.handle())? };
+        Ok(())
+    }
+
+    /// Queues a host function; later work of this stream waits for it.
+    ///
+    /// It must not call the driver, and so must not own the last handle of a stream or device; releasing a [`Gate`] is
+    /// allowed. A panic in it is swallowed.
+    pub fn host_fn(&self, work: impl FnOnce() + Send + 'static) -> Result<()> {
+        Ok(self.driver().host_fn(self.handle(), Box::new(work))?)
+    }
+
+    /// Holds the stream: what is queued after this call runs only once the gate is released or dropped.
+    pub fn hold(&self) -> Result<Gate> {
+        Ok(self.driver().hold(self.handle())?)
+    }
+
+    /// Waits until everything queued on this stream has completed.
+    pub fn synchronize(&self) -> Result<()> {
+        Ok(self.driver().stream_synchronize(self.handle())?)
+    }
+
+    /// True when everything queued on this stream has completed. Never waits.
+    pub fn query(&self) -> Result<bool> {
+        Ok(self.driver().stream_query(self.handle())?)
+    }
+
+    /// Makes later work of this stream wait for all work queued on `other` so far. The host does not wait.
+    ///
+    /// Both streams belong to the same open device, otherwise [`XlogError::DifferentDevices`].
+    pub fn wait_for(&self, other: &DeviceStream) -> Result<()> {
+        if !self.device().is_same(other.device()) {
+            return Err(XlogError::DifferentDevices {
+                call: "wait_for",
+                left: format!("{} of {}", self.id(), self.device().spec()),
+                right: format!("{} of {}", other.id(), other.device().spec()),
+            });
+        }
+        if self.handle() == other.handle() {
+            return Ok(());
+        }
+        let driver = self.driver();
+        let event = driver.event_create()?;
+        let queued = driver
+            .event_record(event, other.handle())
+            .and_then(|()| driver.stream_wait_event(self.handle(), event));
+        // A queued wait outlives its event, and an unused one must go in any case.
+        let destroyed = driver.event_destroy(event);
+        queued?;
+        Ok(destroyed?)
+    }
+
+    /// Queues a simulated kernel; [`DriverError::Unsupported`] on a device that is not simulated.
+    pub fn launch_sim(&self, kernel: SimKernel) -> Result<()> {
+        match self.device().sim() {
+            Some(sim) => Ok(sim.launch(self.handle(), kernel)?),
+            None => Err(DriverError::Unsupported { call: "launch_sim" }.into()),
+        }
+    }
+}
+
+impl fmt::Debug for DeviceStream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DeviceStream")
+            .field("id", &self.id())
+            .field("handle", &self.handle())
+            .field("priority", &self.raw.priority)
+            .field("device", &self.device().spec())
+            .finish()
+    }
+}

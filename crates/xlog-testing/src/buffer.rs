@@ -1,0 +1,113 @@
+//! Device memory for a test.
+//!
+//! The range is live as long as the buffer, and dropping it waits for the whole device first, so the calls here are safe
+//! to make; whether they are ordered against each other is what the tests are about. On a GPU the wait would not end
+//! while a gate is held: declare gates after buffers, so that they are dropped before them.
+
+use std::sync::Arc;
+
+use xlog_cuda::{CudaDevice, DeviceStream, Result};
+
+/// A block of device memory that is freed, after a device-wide wait, when it is dropped.
+#[derive(Debug)]
+pub struct Buffer {
+    device: Arc<CudaDevice>,
+    ptr: u64,
+    bytes: usize,
+}
+
+impl Buffer {
+    /// Allocates `bytes` bytes.
+    ///
+    /// # Panics
+    /// When the device does not give them.
+    #[must_use]
+    pub fn new(device: &Arc<CudaDevice>, bytes: usize) -> Self {
+        let ptr = device.driver().alloc(bytes).unwrap();
+        Self {
+            device: device.clone(),
+            ptr,
+            bytes,
+        }
+    }
+
+    /// The address on the device.
+    #[must_use]
+    pub fn ptr(&self) -> u64 {
+        self.ptr
+    }
+
+    /// The size in bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.bytes
+    }
+
+    /// Never: the device gives no empty blocks.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.bytes == 0
+    }
+
+    /// Queues a fill of the whole buffer.
+    pub fn fill(&self, stream: &DeviceStream, value: u8) -> Result<()> {
+        // SAFETY: the range is this buffer, which is freed after a device-wide wait.
+        unsafe { stream.memset(self.ptr, value, self.bytes) }
+    }
+
+    /// Queues a copy of `bytes` to the start of the buffer.
+    pub fn write(&self, stream: &DeviceStream, bytes: &[u8]) -> Result<()> {
+        assert!(
+            bytes.len() <= self.bytes,
+            "{} bytes into {self:?}",
+            bytes.len()
+        );
+        // SAFETY: the range lies in this buffer, which is freed after a device-wide wait.
+        unsafe { stream.copy_htod(self.ptr, bytes) }
+    }
+
+    /// Queues a copy of the whole buffer to the start of another.
+    pub fn copy_to(&self, stream: &DeviceStream, other: &Self) -> Result<()> {
+        assert!(self.bytes <= other.bytes, "{self:?} into {other:?}");
+        // SAFETY: both ranges lie in their buffers, which are freed after a device-wide wait.
+        unsafe { stream.copy_dtod(other.ptr, self.ptr, self.bytes) }
+    }
+
+    /// Reads the whole buffer, waiting for the stream.
+    pub fn read(&self, stream: &DeviceStream) -> Result<Vec<u8>> {
+        let mut bytes = vec![0; self.bytes];
+        // SAFETY: the range is this buffer, and the call returns when the copy is done.
+        unsafe { stream.copy_dtoh(&mut bytes, self.ptr)? };
+        Ok(bytes)
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        // A race or a lost device shows here too; the test that provoked it looks for it itself.
+        let _ = self.device.synchronize();
+        // SAFETY: the block is live and the device was waited for.
+        let freed = unsafe { self.device.driver().free(self.ptr) };
+        if let Err(error) = freed
+            && !error.is_device_lost()
+            && !std::thread::panicking()
+        {
+            panic!("freeing {self:?}: {error}");
+        }
+    }
+}
+
+/// Bytes that are easy to tell from any other `salt`'s and from a shifted copy of themselves.
+#[must_use]
+pub fn pattern(bytes: usize, salt: u64) -> Vec<u8> {
+    let mut state = salt.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut out = Vec::with_capacity(bytes + 8);
+    while out.len() < bytes {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        out.extend_from_slice(&state.to_le_bytes());
+    }
+    out.truncate(bytes);
+    out
+}

@@ -1,0 +1,22 @@
+//! How the tests of this workspace take their device.
+//!
+//! One test source runs on every device: [`for_each_device`] runs a body on the device that `XLOG_TEST_DEVICE` names, or,
+//! when it is not set, on `"sim"` and on `"sim:SEED"` for a handful of seeds. When a body fails, the device and the way to
+//! run it again are printed, and a program that races on a simulated device fails whatever its bytes were.
+//!
+//! [`Buffer`] is device memory that frees itself, [`threads`] runs host threads (logical ones under a seed), and
+//! [`WatchedGate`] turns a call that waits for a held stream into a failure instead of a hang. A helper of tests: it
+//! panics where a library would return an error.
+
+// A helper of tests fails tests.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod buffer;
+mod devices;
+mod gate;
+
+pub use buffer::{Buffer, pattern};
+pub use devices::{
+    SEEDS, TEST_DEVICE_VARIABLE, devices, for_each_device, for_each_sim, specs, threads,
+};
+pub use gate::WatchedGate;

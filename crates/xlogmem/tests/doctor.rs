@@ -1,0 +1,293 @@
+//! `xlogmem doctor` as its users meet it: the binary, its output and its exit status.
+
+// Helpers of tests fail tests.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+use xlog_testing::specs;
+
+/// The binary under test, without the environment of whoever runs the tests.
+///
+/// `XLOGMEM_BIN` names it where the build's own path does not exist.
+fn xlogmem() -> Command {
+    let binary =
+        std::env::var_os("XLOGMEM_BIN").unwrap_or_else(|| env!("CARGO_BIN_EXE_xlogmem").into());
+    let mut command = Command::new(binary);
+    command.env_remove("XLOG_DEVICE");
+    command
+}
+
+fn doctor(arguments: &[&str]) -> Output {
+    xlogmem().arg("doctor").args(arguments).output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> &str {
+    std::str::from_utf8(bytes).unwrap()
+}
+
+fn json(output: &Output) -> Value {
+    serde_json::from_slice(&output.stdout).unwrap_or_else(|error| {
+        panic!(
+            "{error}: {} / {}",
+            text(&output.stdout),
+            text(&output.stderr)
+        )
+    })
+}
+
+/// Exit status 2, one line on standard error that has all of `words`, and nothing else.
+fn assert_refused(output: &Output, words: &[&str]) {
+    let error = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{error}");
+    assert_eq!(error.lines().count(), 1, "{error}");
+    assert!(output.stdout.is_empty(), "{}", text(&output.stdout));
+    for word in words {
+        assert!(error.contains(word), "{error} does not say {word}");
+    }
+}
+
+#[test]
+fn every_test_device_is_described_and_checked() {
+    for spec in specs() {
+        let output = doctor(&["--device", &spec, "--json"]);
+        let report = json(&output);
+        assert_eq!(output.status.code(), Some(0), "{report:#}");
+        assert!(output.stderr.is_empty(), "{}", text(&output.stderr));
+        assert_eq!(report["schema"], 1);
+        assert_eq!(report["ok"], true);
+        assert_eq!(report["error"], Value::Null);
+        assert_eq!(report["xlog_version"], env!("CARGO_PKG_VERSION"));
+        assert_eq!(report["selection"]["spec"], spec.as_str());
+        assert_eq!(report["selection"]["source"], "flag");
+        let device = &report["device"];
+        let simulated = spec.starts_with("sim");
+        assert_eq!(device["kind"], if simulated { "simulated" } else { "cuda" });
+        assert!(!device["name"].as_str().unwrap().is_empty());
+        assert!(device["uuid"].as_str().unwrap().starts_with("GPU-"));
+        let (total, free) = (&device["memory_total_bytes"], &device["memory_free_bytes"]);
+        assert!(free.as_u64().unwrap() <= total.as_u64().unwrap());
+        assert!(device["allocation_alignment_bytes"].as_u64().unwrap() >= 256);
+        assert_eq!(report["check"]["ok"], true);
+        if !simulated {
+            assert!(report["cuda"]["gpu_count"].as_u64().unwrap() > 0);
+            assert!(report["cuda"]["driver_api_version"].is_string());
+        }
+    }
+}
+
+#[test]
+fn the_json_has_every_field_also_when_a_device_cannot_be_opened() {
+    let fields =
+        |value: &Value| -> Vec<String> { value.as_object().unwrap().keys().cloned().collect() };
+    let good = json(&doctor(&["--device", "sim", "--json"]));
+    let bad = json(&doctor(&["--device", "cuda:99", "--json"]));
+    assert_eq!(fields(&good), fields(&bad));
+    for part in ["selection", "cuda"] {
+        assert_eq!(fields(&good[part]), fields(&bad[part]));
+    }
+    let device = [
+        "kind",
+        "ordinal",
+        "name",
+        "uuid",
+        "memory_total_bytes",
+        "memory_free_bytes",
+        "compute_capability",
+        "multiprocessors",
+        "async_pools",
+        "virtual_memory",
+        "granularity_bytes",
+        "allocation_alignment_bytes",
+        "least_priority",
+        "greatest_priority",
+    ];
+    for field in device {
+        assert!(!good["device"][field].is_null(), "{field}");
+    }
+    assert!(bad["device"].is_null() && bad["check"].is_null());
+}
+
+#[test]
+fn the_text_says_what_the_json_says_in_eighty_columns() {
+    for spec in specs() {
+        let report = json(&doctor(&["--device", &spec, "--json"]));
+        let output = doctor(&["--device", &spec]);
+        assert_eq!(output.status.code(), Some(0));
+        let page = text(&output.stdout);
+        for pointer in [
+            "/selection/spec",
+            "/device/name",
+            "/device/uuid",
+            "/xlog_version",
+        ] {
+            let value = report.pointer(pointer).unwrap().as_str().unwrap();
+            assert!(
+                page.contains(value),
+                "{page} does not have {pointer} = {value}"
+            );
+        }
+        assert!(
+            page.contains("granularity") && page.contains("GPUs"),
+            "{page}"
+        );
+        assert!(page.ends_with(&format!("{spec} works\n")), "{page}");
+        for line in page.lines() {
+            assert!(line.chars().count() <= 80, "{line}");
+            assert_eq!(line, line.trim_end(), "space at the end of a line");
+        }
+    }
+}
+
+#[test]
+fn without_flag_and_environment_it_takes_a_gpu_or_says_that_there_is_none() {
+    let output = doctor(&["--json"]);
+    let report = json(&output);
+    assert_eq!(output.status.code(), Some(0), "{report:#}");
+    let gpus = report["cuda"]["gpu_count"].as_u64().unwrap();
+    if gpus > 0 {
+        assert_eq!(report["selection"]["source"], "gpu");
+        assert_eq!(report["selection"]["spec"], "cuda:0");
+    } else {
+        assert_eq!(report["selection"]["source"], "fallback");
+        assert_eq!(report["selection"]["spec"], "sim");
+        assert!(
+            report["selection"]["reason"]
+                .as_str()
+                .unwrap()
+                .contains("no GPU")
+        );
+        let missing = &report["missing"][0];
+        assert!(!missing["what"].as_str().unwrap().is_empty());
+        assert!(!missing["remedy"].as_str().unwrap().is_empty());
+        let page = doctor(&[]);
+        assert!(
+            text(&page.stdout).contains("no GPU"),
+            "{}",
+            text(&page.stdout)
+        );
+        assert!(text(&page.stdout).contains("how to get it"));
+    }
+}
+
+#[test]
+fn the_environment_decides_and_the_flag_decides_over_it() {
+    let asked = |arguments: &[&str]| {
+        let mut command = xlogmem();
+        command
+            .args(["doctor", "--json"])
+            .args(arguments)
+            .env("XLOG_DEVICE", "sim:7");
+        json(&command.output().unwrap())["selection"].clone()
+    };
+    let selection = asked(&[]);
+    assert_eq!(
+        (&selection["spec"], &selection["source"]),
+        (&"sim:7".into(), &"environment".into())
+    );
+    assert!(
+        selection["reason"]
+            .as_str()
+            .unwrap()
+            .contains("XLOG_DEVICE")
+    );
+    let selection = asked(&["--device", "sim:8"]);
+    assert_eq!(
+        (&selection["spec"], &selection["source"]),
+        (&"sim:8".into(), &"flag".into())
+    );
+}
+
+#[test]
+fn a_bad_spec_is_refused_in_one_line_that_names_it() {
+    for spec in [
+        "cuda:x",
+        "sim:-1",
+        "",
+        "gpu",
+        "cuda:",
+        " sim",
+        "sim:99999999999999999999",
+    ] {
+        let quoted = format!("{spec:?}");
+        assert_refused(
+            &doctor(&["--device", spec]),
+            &[&quoted, "sim:SEED", "cuda:N"],
+        );
+        assert_refused(&doctor(&["--device", spec, "--json"]), &[&quoted]);
+        let output = xlogmem()
+            .arg("doctor")
+            .env("XLOG_DEVICE", spec)
+            .output()
+            .unwrap();
+        assert_refused(&output, &[&quoted, "XLOG_DEVICE"]);
+    }
+}
+
+#[test]
+fn a_bad_command_line_is_refused_in_one_line() {
+    for arguments in [
+        &["doctor", "--devise", "sim"][..],
+        &["doctor", "--device"],
+        &["doctor", "extra"],
+        &["doctor", "--json", "--json"],
+        &["surgeon"],
+        &["--nonsense"],
+        &[],
+    ] {
+        assert_refused(
+            &xlogmem().args(arguments).output().unwrap(),
+            &["xlogmem", "--help"],
+        );
+    }
+}
+
+#[test]
+fn a_gpu_that_is_not_there_is_exit_status_one() {
+    for arguments in [
+        &["--device", "cuda:99"][..],
+        &["--device", "cuda:99", "--json"],
+    ] {
+        let output = doctor(arguments);
+        assert_eq!(output.status.code(), Some(1));
+        let error = text(&output.stderr);
+        assert_eq!(error.lines().count(), 1, "{error}");
+        assert!(error.contains("cuda:99"), "{error}");
+        assert!(text(&output.stdout).contains("cuda:99"));
+    }
+    let report = json(&doctor(&["--device", "cuda:99", "--json"]));
+    assert_eq!(report["ok"], false);
+    assert!(report["error"].as_str().unwrap().contains("cuda:99"));
+}
+
+#[test]
+fn help_and_version_go_to_standard_output_and_fit_a_terminal() {
+    for arguments in [
+        &["--help"][..],
+        &["doctor", "--help"],
+        &["-h"],
+        &["--version"],
+    ] {
+        let output = xlogmem().args(arguments).output().unwrap();
+        assert_eq!(output.status.code(), Some(0), "{arguments:?}");
+        assert!(output.stderr.is_empty());
+        let page = text(&output.stdout);
+        assert!(page.lines().count() >= 1 && page.lines().all(|line| line.chars().count() <= 80));
+    }
+    assert!(text(&xlogmem().arg("--help").output().unwrap().stdout).contains("doctor"));
+}
+
+#[test]
+fn a_reader_that_goes_away_is_no_failure() {
+    let mut child = xlogmem()
+        .args(["doctor", "--device", "sim"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    assert!(output.stderr.is_empty(), "{}", text(&output.stderr));
+}
