@@ -71,10 +71,7 @@ impl CudaDevice {
             DeviceSpec::Sim => Self::open_sim(SimConfig::default()),
             DeviceSpec::SimSeeded(seed) => Self::open_sim(SimConfig::default().with_seed(seed)),
         };
-        opened.map_err(|cause| XlogError::Open {
-            spec: spec.to_string(),
-            cause,
-        })
+        opened.map_err(|cause| XlogError::Open { spec: spec.to_string(), cause })
     }
 
     fn open_sim(config: SimConfig) -> DriverResult<Self> {
@@ -105,12 +102,7 @@ impl CudaDevice {
     }
 
     fn of(driver: Arc<dyn Driver>, sim: Option<Arc<SimDevice>>, spec: String) -> Self {
-        Self {
-            driver,
-            sim,
-            spec,
-            memory_pool: OnceLock::new(),
-        }
+        Self { driver, sim, spec, memory_pool: OnceLock::new() }
     }
 
     /// The driver of this device.
@@ -168,10 +160,7 @@ impl CudaDevice {
             return Ok(*pool);
         }
         let Some(pools) = self.driver.async_pools() else {
-            return Err(DriverError::Unsupported {
-                call: "memory_pool",
-            }
-            .into());
+            return Err(DriverError::Unsupported { call: "memory_pool" }.into());
         };
         // No lock is held over the driver call: a thread that loses the race destroys its own pool again.
         let created = pools.pool_create(&PoolOptions::default())?;

@@ -40,22 +40,14 @@ impl DeviceSpec {
         let Some(value) = std::env::var_os(DEVICE_VARIABLE) else {
             return Ok(None);
         };
-        value
-            .to_string_lossy()
-            .parse()
-            .map(Some)
-            .map_err(|error| match error {
-                XlogError::BadDeviceSpec {
-                    spec,
-                    reason,
-                    accepted,
-                } => XlogError::BadDeviceSpec {
-                    spec,
-                    reason: format!("from the environment variable {DEVICE_VARIABLE}: {reason}"),
-                    accepted,
-                },
-                other => other,
-            })
+        value.to_string_lossy().parse().map(Some).map_err(|error| match error {
+            XlogError::BadDeviceSpec { spec, reason, accepted } => XlogError::BadDeviceSpec {
+                spec,
+                reason: format!("from the environment variable {DEVICE_VARIABLE}: {reason}"),
+                accepted,
+            },
+            other => other,
+        })
     }
 
     /// True for both forms of the simulated device.
@@ -70,11 +62,7 @@ impl FromStr for DeviceSpec {
 
     fn from_str(spec: &str) -> Result<Self> {
         let refuse = |reason: String| {
-            Err(XlogError::BadDeviceSpec {
-                spec: spec.to_owned(),
-                reason,
-                accepted: ACCEPTED,
-            })
+            Err(XlogError::BadDeviceSpec { spec: spec.to_owned(), reason, accepted: ACCEPTED })
         };
         match spec.split_once(':') {
             None if spec == "sim" => Ok(Self::Sim),
@@ -121,13 +109,7 @@ mod tests {
 
     #[test]
     fn every_form_parses_and_prints_back() {
-        for text in [
-            "cuda:0",
-            "cuda:15",
-            "sim",
-            "sim:0",
-            "sim:18446744073709551615",
-        ] {
+        for text in ["cuda:0", "cuda:15", "sim", "sim:0", "sim:18446744073709551615"] {
             let spec: DeviceSpec = text.parse().expect(text);
             assert_eq!(spec.to_string(), text);
         }
@@ -162,18 +144,9 @@ mod tests {
         for text in bad {
             let error = text.parse::<DeviceSpec>().expect_err(text);
             let message = error.to_string();
-            assert!(
-                matches!(error, XlogError::BadDeviceSpec { .. }),
-                "{text:?} gave {error:?}"
-            );
-            assert!(
-                message.contains(&format!("{text:?}")),
-                "{message} does not name {text:?}"
-            );
-            assert!(
-                message.contains("sim:SEED"),
-                "{message} does not say what is accepted"
-            );
+            assert!(matches!(error, XlogError::BadDeviceSpec { .. }), "{text:?} gave {error:?}");
+            assert!(message.contains(&format!("{text:?}")), "{message} does not name {text:?}");
+            assert!(message.contains("sim:SEED"), "{message} does not say what is accepted");
         }
     }
 }

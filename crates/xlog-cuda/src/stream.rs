@@ -29,11 +29,7 @@ pub(crate) struct RawStream {
 impl RawStream {
     pub(crate) fn create(device: Arc<CudaDevice>, priority: i32) -> DriverResult<Self> {
         let handle = device.driver().stream_create(priority)?;
-        Ok(Self {
-            device,
-            handle,
-            priority,
-        })
+        Ok(Self { device, handle, priority })
     }
 
     pub(crate) fn priority(&self) -> i32 {

@@ -12,16 +12,7 @@ use xlog_testing::{Buffer, for_each_device, for_each_sim, specs};
 
 #[test]
 fn a_bad_spec_is_refused_by_name_and_says_what_is_accepted() {
-    let bad = [
-        "cuda:x",
-        "sim:-1",
-        "",
-        "gpu",
-        "sim:99999999999999999999",
-        "cuda:",
-        " sim",
-        "cuda",
-    ];
+    let bad = ["cuda:x", "sim:-1", "", "gpu", "sim:99999999999999999999", "cuda:", " sim", "cuda"];
     for spec in bad {
         let error = CudaDevice::open(spec).unwrap_err();
         let XlogError::BadDeviceSpec { spec: named, .. } = &error else {
@@ -45,10 +36,7 @@ fn a_gpu_that_is_not_there_is_refused_by_name_and_says_what_to_do() {
     ] {
         let error = opened.unwrap_err();
         assert!(error.to_string().contains(&format!("{spec:?}")), "{error}");
-        let XlogError::Open {
-            cause: DriverError::Unavailable { what, remedy },
-            ..
-        } = &error
+        let XlogError::Open { cause: DriverError::Unavailable { what, remedy }, .. } = &error
         else {
             panic!("{spec} gave {error:?}");
         };
@@ -63,10 +51,7 @@ fn a_device_says_what_it_was_opened_as() {
         let properties = device.properties();
         assert!(specs().contains(&spec.to_string()));
         assert_eq!(spec.is_simulated(), device.sim().is_some());
-        assert_eq!(
-            spec.is_simulated(),
-            properties.kind == DeviceKind::Simulated
-        );
+        assert_eq!(spec.is_simulated(), properties.kind == DeviceKind::Simulated);
         assert_eq!(device.ordinal(), properties.ordinal);
         let memory = device.memory_info().unwrap();
         assert!(memory.free > 0 && memory.free <= memory.total, "{memory:?}");
@@ -120,17 +105,10 @@ fn a_driver_passed_in_is_used_as_it_is() {
 fn a_memory_pool_that_fails_to_be_made_is_made_at_the_next_call() {
     for_each_sim(|device, sim| {
         let faults = sim.faults();
-        assert_eq!(
-            faults.calls(Call::PoolCreate),
-            0,
-            "the pool is made before it is needed"
-        );
+        assert_eq!(faults.calls(Call::PoolCreate), 0, "the pool is made before it is needed");
         faults.fail_nth(Call::PoolCreate, 1, Fault::OutOfMemory);
         let error = device.memory_pool().unwrap_err();
-        assert!(
-            matches!(error, XlogError::Driver(DriverError::OutOfMemory { .. })),
-            "{error:?}"
-        );
+        assert!(matches!(error, XlogError::Driver(DriverError::OutOfMemory { .. })), "{error:?}");
         let pool = device.memory_pool().unwrap();
         assert_eq!(device.memory_pool().unwrap(), pool);
         assert_eq!(faults.calls(Call::PoolCreate), 2);
@@ -154,12 +132,7 @@ fn a_device_without_stream_ordered_pools_says_so() {
     let config = SimConfig::default().with_async_pools(false);
     let device = CudaDevice::from_sim(xlog_cuda::sim::SimDevice::open(config).unwrap());
     let error = device.memory_pool().unwrap_err();
-    assert_eq!(
-        error,
-        XlogError::Driver(DriverError::Unsupported {
-            call: "memory_pool"
-        })
-    );
+    assert_eq!(error, XlogError::Driver(DriverError::Unsupported { call: "memory_pool" }));
 }
 
 /// The environment cannot be changed inside a process with threads, so this test runs itself again in another.
@@ -167,12 +140,7 @@ fn a_device_without_stream_ordered_pools_says_so() {
 fn the_default_device_is_what_the_environment_says_and_never_an_invented_one() {
     let ask = |value: Option<&str>| {
         let mut child = Command::new(std::env::current_exe().unwrap());
-        child.args([
-            "--ignored",
-            "--exact",
-            "--nocapture",
-            "child_prints_its_default_spec",
-        ]);
+        child.args(["--ignored", "--exact", "--nocapture", "child_prints_its_default_spec"]);
         match value {
             Some(value) => child.env("XLOG_DEVICE", value),
             None => child.env_remove("XLOG_DEVICE"),
@@ -186,10 +154,7 @@ fn the_default_device_is_what_the_environment_says_and_never_an_invented_one() {
     assert!(ask(Some("sim:5")).contains("default is Ok(SimSeeded(5))"));
     for bad in ["", "gpu"] {
         let answer = ask(Some(bad));
-        assert!(
-            answer.contains("BadDeviceSpec") && answer.contains("XLOG_DEVICE"),
-            "{answer}"
-        );
+        assert!(answer.contains("BadDeviceSpec") && answer.contains("XLOG_DEVICE"), "{answer}");
     }
 }
 

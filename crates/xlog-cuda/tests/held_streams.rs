@@ -23,48 +23,26 @@ fn a_call_that_queues_work_returns_while_its_stream_is_held() {
         let gate = WatchedGate::new(stream.hold().unwrap());
         filled.fill(&stream, 0x5a).unwrap();
         for (salt, buffer) in written.iter().enumerate() {
-            buffer
-                .write(&stream, &pattern(buffer.len(), salt as u64))
-                .unwrap();
+            buffer.write(&stream, &pattern(buffer.len(), salt as u64)).unwrap();
         }
         written[1].copy_to(&stream, &copied).unwrap();
         let counter = ran.clone();
-        stream
-            .host_fn(move || _ = counter.fetch_add(1, Ordering::Relaxed))
-            .unwrap();
+        stream.host_fn(move || _ = counter.fetch_add(1, Ordering::Relaxed)).unwrap();
         let second = stream.hold().unwrap();
         let counter = ran.clone();
-        stream
-            .host_fn(move || _ = counter.fetch_add(1, Ordering::Relaxed))
-            .unwrap();
+        stream.host_fn(move || _ = counter.fetch_add(1, Ordering::Relaxed)).unwrap();
 
-        assert!(
-            !stream.query().unwrap(),
-            "the held stream says that it is done"
-        );
-        assert_eq!(
-            ran.load(Ordering::Relaxed),
-            0,
-            "work ran through a held gate"
-        );
+        assert!(!stream.query().unwrap(), "the held stream says that it is done");
+        assert_eq!(ran.load(Ordering::Relaxed), 0, "work ran through a held gate");
         gate.release();
         second.release();
         stream.synchronize().unwrap();
 
         assert!(stream.query().unwrap());
         assert_eq!(ran.load(Ordering::Relaxed), 2);
-        assert!(
-            filled
-                .read(&stream)
-                .unwrap()
-                .iter()
-                .all(|byte| *byte == 0x5a)
-        );
+        assert!(filled.read(&stream).unwrap().iter().all(|byte| *byte == 0x5a));
         for (salt, buffer) in written.iter().enumerate() {
-            assert_eq!(
-                buffer.read(&stream).unwrap(),
-                pattern(buffer.len(), salt as u64)
-            );
+            assert_eq!(buffer.read(&stream).unwrap(), pattern(buffer.len(), salt as u64));
         }
         assert_eq!(copied.read(&stream).unwrap(), pattern(MIB, 1));
     });
@@ -87,10 +65,7 @@ fn source_of_copy_htod_may_be_reused_at_once_even_behind_a_gate() {
         drop(source);
         gate.release();
         for (salt, buffer) in buffers.iter().enumerate() {
-            assert_eq!(
-                buffer.read(&stream).unwrap(),
-                pattern(buffer.len(), 100 + salt as u64)
-            );
+            assert_eq!(buffer.read(&stream).unwrap(), pattern(buffer.len(), 100 + salt as u64));
         }
     });
 }
@@ -113,10 +88,7 @@ fn hundreds_of_copies_behind_a_gate_neither_wait_nor_mix() {
         gate.release();
         let back = whole.read(&stream).unwrap();
         for (piece, bytes) in back.chunks(PIECE).enumerate() {
-            assert!(
-                bytes == pattern(PIECE, piece as u64),
-                "piece {piece} is damaged"
-            );
+            assert!(bytes == pattern(PIECE, piece as u64), "piece {piece} is damaged");
         }
     });
 }
@@ -174,10 +146,7 @@ fn a_gate_with_nothing_behind_it_holds_and_may_be_released_before_it_is_reached(
         let first = stream.hold().unwrap();
         let second = stream.hold().unwrap();
         second.release();
-        assert!(
-            !stream.query().unwrap(),
-            "the second gate does not open the first"
-        );
+        assert!(!stream.query().unwrap(), "the second gate does not open the first");
         first.release();
         stream.synchronize().unwrap();
         assert!(stream.query().unwrap());
@@ -212,9 +181,7 @@ fn host_functions_run_in_the_order_they_were_queued() {
         let gate = stream.hold().unwrap();
         for number in 0..200 {
             let order = order.clone();
-            stream
-                .host_fn(move || order.lock().unwrap().push(number))
-                .unwrap();
+            stream.host_fn(move || order.lock().unwrap().push(number)).unwrap();
         }
         gate.release();
         stream.synchronize().unwrap();
@@ -229,9 +196,7 @@ fn a_panic_in_a_host_function_stops_neither_the_stream_nor_the_process() {
         let stream = pool.lease().unwrap();
         let buffer = Buffer::new(device, KIB);
         // `resume_unwind` unwinds without calling the panic hook, which would print.
-        stream
-            .host_fn(|| std::panic::resume_unwind(Box::new("provoked")))
-            .unwrap();
+        stream.host_fn(|| std::panic::resume_unwind(Box::new("provoked"))).unwrap();
         buffer.fill(&stream, 8).unwrap();
         assert_eq!(buffer.read(&stream).unwrap(), [8; KIB]);
     });

@@ -34,10 +34,7 @@ fn the_memory_pool_allocates_and_frees_in_stream_order() {
         stream.synchronize().unwrap();
         let usage = pools.pool_usage(pool).unwrap();
         assert_eq!(usage.used, 0, "{usage:?}");
-        assert!(
-            usage.reserved >= BYTES as u64,
-            "the pool gave its cache back: {usage:?}"
-        );
+        assert!(usage.reserved >= BYTES as u64, "the pool gave its cache back: {usage:?}");
         assert!(usage.used_peak >= BYTES as u64, "{usage:?}");
         pools.pool_trim(pool, 0).unwrap();
         assert_eq!(pools.pool_usage(pool).unwrap().reserved, 0);
@@ -93,9 +90,7 @@ fn virtual_memory_maps_holds_bytes_and_unmaps() {
         unsafe {
             for (at, memory) in [base, second].into_iter().zip(pieces) {
                 virtual_memory.map(at, unit, memory).unwrap();
-                virtual_memory
-                    .set_access(at, unit, MapAccess::ReadWrite)
-                    .unwrap();
+                virtual_memory.set_access(at, unit, MapAccess::ReadWrite).unwrap();
             }
             stream.memset(base, 1, unit).unwrap();
             stream.memset(second, 2, unit).unwrap();
@@ -106,9 +101,7 @@ fn virtual_memory_maps_holds_bytes_and_unmaps() {
             virtual_memory.unmap(base, unit).unwrap();
             let third = base + 3 * unit as u64;
             virtual_memory.map(third, unit, pieces[0]).unwrap();
-            virtual_memory
-                .set_access(third, unit, MapAccess::ReadWrite)
-                .unwrap();
+            virtual_memory.set_access(third, unit, MapAccess::ReadWrite).unwrap();
             assert!(read(&stream, third, unit).iter().all(|byte| *byte == 1));
             stream.synchronize().unwrap();
             virtual_memory.unmap(second, unit).unwrap();
@@ -184,10 +177,7 @@ fn freed_pointers_and_ranges_past_the_block_are_refused_by_name_and_change_nothi
                 let XlogError::Driver(DriverError::Invalid { .. }) = &error else {
                     panic!("{error:?}");
                 };
-                assert!(
-                    error.to_string().contains(&format!("{ptr:#x}")),
-                    "{error}: {ptr:#x}"
-                );
+                assert!(error.to_string().contains(&format!("{ptr:#x}")), "{error}: {ptr:#x}");
             }
         }
         // SAFETY: the simulated device refuses a second free.
@@ -205,11 +195,7 @@ fn a_lost_device_fails_every_later_call_and_drops_cleanly() {
         let stream = streams.lease().unwrap();
         let buffer = Buffer::new(device, BYTES);
         sim.faults().lose_device();
-        for result in [
-            buffer.fill(&stream, 1),
-            stream.synchronize(),
-            device.synchronize(),
-        ] {
+        for result in [buffer.fill(&stream, 1), stream.synchronize(), device.synchronize()] {
             let error = result.unwrap_err();
             assert!(
                 matches!(&error, XlogError::Driver(inner) if inner.is_device_lost()),

@@ -36,10 +36,7 @@ fn wait_for_orders_a_reader_after_a_writer_on_another_stream() {
         source.write(&writer, &pattern(BYTES, 5)).unwrap();
         reader.wait_for(&writer).unwrap();
         source.copy_to(&reader, &target).unwrap();
-        assert!(
-            !reader.query().unwrap(),
-            "the reader did not wait for the held writer"
-        );
+        assert!(!reader.query().unwrap(), "the reader did not wait for the held writer");
         gate.release();
         assert_eq!(target.read(&reader).unwrap(), pattern(BYTES, 5));
     });
@@ -75,10 +72,8 @@ fn wait_for_itself_is_no_deadlock() {
 #[test]
 fn streams_of_two_open_devices_work_apart_and_refuse_to_wait_for_each_other() {
     for (first, second) in devices().into_iter().zip(devices()) {
-        let (pool_a, pool_b) = (
-            StreamPool::with_defaults(first.clone()),
-            StreamPool::with_defaults(second.clone()),
-        );
+        let (pool_a, pool_b) =
+            (StreamPool::with_defaults(first.clone()), StreamPool::with_defaults(second.clone()));
         let (a, b) = (pool_a.lease().unwrap(), pool_b.lease().unwrap());
         let (left, right) = (Buffer::new(&first, BYTES), Buffer::new(&second, BYTES));
         left.fill(&a, 1).unwrap();
@@ -86,10 +81,7 @@ fn streams_of_two_open_devices_work_apart_and_refuse_to_wait_for_each_other() {
         assert_eq!(left.read(&a).unwrap(), [1; BYTES]);
         assert_eq!(right.read(&b).unwrap(), [2; BYTES]);
         let error = a.wait_for(&b).unwrap_err();
-        assert!(
-            matches!(error, XlogError::DifferentDevices { .. }),
-            "{error:?}"
-        );
+        assert!(matches!(error, XlogError::DifferentDevices { .. }), "{error:?}");
         assert!(error.to_string().contains(first.spec()), "{error}");
     }
 }
@@ -139,10 +131,7 @@ fn one_stream_shared_by_eight_threads_takes_all_their_work() {
             .collect();
         threads(device, bodies);
         for (thread, buffer) in buffers.iter().enumerate() {
-            assert_eq!(
-                buffer.read(&stream).unwrap(),
-                [(thread * 16 + 9) as u8; BYTES]
-            );
+            assert_eq!(buffer.read(&stream).unwrap(), [(thread * 16 + 9) as u8; BYTES]);
         }
     });
 }
@@ -167,9 +156,7 @@ fn an_event_recorded_again_forgets_its_first_record_but_not_who_waited_for_it() 
     for_each_device(|device| {
         let pool = StreamPool::with_defaults(device.clone());
         let leases: Vec<StreamLease> = (0..4).map(|_| pool.lease().unwrap()).collect();
-        let [done, held, early, late] = &leases[..] else {
-            unreachable!()
-        };
+        let [done, held, early, late] = &leases[..] else { unreachable!() };
         let driver = device.driver();
         let event = driver.event_create().unwrap();
 
@@ -180,14 +167,8 @@ fn an_event_recorded_again_forgets_its_first_record_but_not_who_waited_for_it() 
         driver.stream_wait_event(late.handle(), event).unwrap();
 
         early.synchronize().unwrap();
-        assert!(
-            !driver.event_query(event).unwrap(),
-            "the second record is pending"
-        );
-        assert!(
-            !late.query().unwrap(),
-            "the late stream waits for the second record"
-        );
+        assert!(!driver.event_query(event).unwrap(), "the second record is pending");
+        assert!(!late.query().unwrap(), "the late stream waits for the second record");
         gate.release();
         late.synchronize().unwrap();
         assert!(driver.event_query(event).unwrap());
@@ -204,10 +185,7 @@ fn a_missing_wait_is_reported_with_both_stream_ids() {
         source.fill(&writer, 1).unwrap();
         source.copy_to(&reader, &target).unwrap();
         let failed = [reader.synchronize(), writer.synchronize()];
-        assert!(
-            failed.iter().all(Result::is_err),
-            "a race must fail both streams: {failed:?}"
-        );
+        assert!(failed.iter().all(Result::is_err), "a race must fail both streams: {failed:?}");
         let races = device.races();
         assert_eq!(races.len(), 1, "{races:#?}");
         let text = races[0].to_string();

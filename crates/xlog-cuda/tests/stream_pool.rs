@@ -19,10 +19,7 @@ fn the_default_stream_is_real_owned_and_one_per_pool() {
         let pools = [(); 2].map(|()| StreamPool::with_defaults(device.clone()));
         let streams = [&pools[0], &pools[1]].map(|pool| pool.resolve(StreamId::DEFAULT).unwrap());
         assert_ne!(streams[0].handle(), streams[1].handle());
-        assert_eq!(
-            streams[0].handle(),
-            pools[0].resolve(StreamId::DEFAULT).unwrap().handle()
-        );
+        assert_eq!(streams[0].handle(), pools[0].resolve(StreamId::DEFAULT).unwrap().handle());
         for stream in &streams {
             assert_eq!(stream.id(), StreamId::DEFAULT);
             let raw = stream.cu_stream();
@@ -35,10 +32,7 @@ fn the_default_stream_is_real_owned_and_one_per_pool() {
             assert_eq!(buffer.read(stream).unwrap(), [6; BYTES]);
         }
         assert_eq!(pools[0].non_default_len(), 0);
-        assert!(
-            !pools[0].release(StreamId::DEFAULT),
-            "the default stream is never given back"
-        );
+        assert!(!pools[0].release(StreamId::DEFAULT), "the default stream is never given back");
     });
 }
 
@@ -63,33 +57,22 @@ fn the_default_stream_first_resolved_by_eight_threads_is_one() {
 #[test]
 fn ids_of_another_pool_given_back_ids_and_invented_ids_do_not_resolve() {
     for_each_device(|device| {
-        let (mine, other) = (
-            StreamPool::with_defaults(device.clone()),
-            StreamPool::with_defaults(device.clone()),
-        );
+        let (mine, other) =
+            (StreamPool::with_defaults(device.clone()), StreamPool::with_defaults(device.clone()));
         let foreign = other.acquire().unwrap();
         let leased = mine.lease().unwrap();
         let acquired = mine.acquire().unwrap();
         assert!(mine.resolve(acquired).is_some() && mine.resolve(leased.id()).is_some());
         assert!(mine.resolve(foreign).is_none());
-        assert!(
-            !mine.release(foreign),
-            "another pool's stream was given back"
-        );
-        assert!(
-            !mine.release(leased.id()),
-            "a lease's stream was given back behind its back"
-        );
+        assert!(!mine.release(foreign), "another pool's stream was given back");
+        assert!(!mine.release(leased.id()), "a lease's stream was given back behind its back");
         assert!(mine.release(acquired));
         assert!(!mine.release(acquired), "given back twice");
         let gone = leased.id();
         drop(leased);
         for id in [foreign, acquired, gone, StreamId(u32::MAX)] {
             assert!(mine.resolve(id).is_none(), "{id} resolves");
-            assert_eq!(
-                mine.try_resolve(id).unwrap_err(),
-                XlogError::UnknownStream { id }
-            );
+            assert_eq!(mine.try_resolve(id).unwrap_err(), XlogError::UnknownStream { id });
         }
         assert!(other.resolve(foreign).is_some());
         assert_eq!((mine.non_default_len(), other.non_default_len()), (0, 1));
@@ -100,14 +83,8 @@ fn ids_of_another_pool_given_back_ids_and_invented_ids_do_not_resolve() {
 fn an_unknown_stream_is_refused_by_name() {
     for_each_device(|device| {
         let pool = StreamPool::with_defaults(device.clone());
-        let message = pool
-            .try_resolve(StreamId(u32::MAX))
-            .unwrap_err()
-            .to_string();
-        assert!(
-            message.contains("4294967295") && message.contains("accepted"),
-            "{message}"
-        );
+        let message = pool.try_resolve(StreamId(u32::MAX)).unwrap_err().to_string();
+        assert!(message.contains("4294967295") && message.contains("accepted"), "{message}");
     });
 }
 
@@ -116,21 +93,12 @@ fn the_seventeenth_acquire_is_refused_and_works_after_a_release() {
     for_each_device(|device| {
         let pool = StreamPool::with_defaults(device.clone());
         assert_eq!(pool.max_streams(), DEFAULT_MAX_STREAMS);
-        let ids: Vec<StreamId> = (0..DEFAULT_MAX_STREAMS)
-            .map(|_| pool.acquire().unwrap())
-            .collect();
-        let handles: HashSet<_> = ids
-            .iter()
-            .map(|id| pool.resolve(*id).unwrap().handle())
-            .collect();
-        assert_eq!(
-            handles.len(),
-            DEFAULT_MAX_STREAMS,
-            "two ids share a driver stream"
-        );
-        let full = StreamPoolError::Capacity {
-            max: DEFAULT_MAX_STREAMS,
-        };
+        let ids: Vec<StreamId> =
+            (0..DEFAULT_MAX_STREAMS).map(|_| pool.acquire().unwrap()).collect();
+        let handles: HashSet<_> =
+            ids.iter().map(|id| pool.resolve(*id).unwrap().handle()).collect();
+        assert_eq!(handles.len(), DEFAULT_MAX_STREAMS, "two ids share a driver stream");
+        let full = StreamPoolError::Capacity { max: DEFAULT_MAX_STREAMS };
         assert_eq!(pool.acquire(), Err(full.clone()));
         assert_eq!(pool.lease().unwrap_err(), full);
         assert!(full.to_string().contains("16"));
@@ -159,11 +127,7 @@ fn every_priority_gives_a_stream_that_works_and_streams_keep_theirs() {
         let pool = StreamPool::with_defaults(device.clone());
         let buffer = Buffer::new(device, BYTES);
         let mut handles = HashSet::new();
-        for priority in [
-            StreamPriority::High,
-            StreamPriority::Normal,
-            StreamPriority::Low,
-        ] {
+        for priority in [StreamPriority::High, StreamPriority::Normal, StreamPriority::Low] {
             let stream = pool.lease_with(priority).unwrap();
             buffer.fill(&stream, 1).unwrap();
             assert_eq!(buffer.read(&stream).unwrap(), [1; BYTES]);
@@ -173,10 +137,7 @@ fn every_priority_gives_a_stream_that_works_and_streams_keep_theirs() {
         }
         let properties = device.properties();
         if properties.greatest_priority != properties.least_priority {
-            assert!(
-                handles.len() >= 2,
-                "an urgent stream served for a normal one"
-            );
+            assert!(handles.len() >= 2, "an urgent stream served for a normal one");
         }
     });
 }
@@ -243,10 +204,7 @@ fn launch_sim_runs_on_a_simulated_device_and_is_refused_on_a_gpu() {
 fn a_stream_the_driver_refuses_is_an_error_that_changes_nothing_and_can_be_tried_again() {
     for_each_sim(|device, sim| {
         let pool = StreamPool::new(device.clone(), 1);
-        let refuse = || {
-            sim.faults()
-                .fail_nth(Call::StreamCreate, 1, Fault::Code(999))
-        };
+        let refuse = || sim.faults().fail_nth(Call::StreamCreate, 1, Fault::Code(999));
         refuse();
         let error = pool.acquire().unwrap_err();
         assert!(matches!(&error, StreamPoolError::ForkFailed(why) if why.contains("999")));
@@ -258,10 +216,7 @@ fn a_stream_the_driver_refuses_is_an_error_that_changes_nothing_and_can_be_tried
         assert!(pool.resolve(StreamId::DEFAULT).is_none());
         refuse();
         let error = pool.try_resolve(StreamId::DEFAULT).unwrap_err();
-        assert!(matches!(
-            error,
-            XlogError::StreamPool(StreamPoolError::ForkFailed(_))
-        ));
+        assert!(matches!(error, XlogError::StreamPool(StreamPoolError::ForkFailed(_))));
         assert!(pool.resolve(StreamId::DEFAULT).is_some());
     });
 }

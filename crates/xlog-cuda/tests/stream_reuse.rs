@@ -27,11 +27,7 @@ fn ten_thousand_leases_need_few_driver_streams_and_never_repeat_an_id() {
             assert!(ids.insert(lease.id()), "{} was issued twice", lease.id());
             handles.insert(lease.handle());
         }
-        assert!(
-            handles.len() <= 2 * pool.max_streams(),
-            "{} driver streams",
-            handles.len()
-        );
+        assert!(handles.len() <= 2 * pool.max_streams(), "{} driver streams", handles.len());
         assert_eq!(pool.non_default_len(), 0);
         assert!(!ids.contains(&StreamId::DEFAULT) && !ids.contains(&StreamId(u32::MAX)));
     });
@@ -43,11 +39,7 @@ fn an_idle_stream_given_back_serves_the_next_lease() {
         let pool = StreamPool::new(device.clone(), 4);
         let handle = pool.lease().unwrap().handle();
         for _ in 0..5 {
-            assert_eq!(
-                pool.lease().unwrap().handle(),
-                handle,
-                "a driver stream too many"
-            );
+            assert_eq!(pool.lease().unwrap().handle(), handle, "a driver stream too many");
         }
     });
 }
@@ -64,11 +56,7 @@ fn a_busy_stream_given_back_does_not_serve_the_next_lease() {
         drop(lease);
 
         let next = pool.lease().unwrap();
-        assert_ne!(
-            next.handle(),
-            busy,
-            "the lease queues behind a stranger's gate"
-        );
+        assert_ne!(next.handle(), busy, "the lease queues behind a stranger's gate");
         beside.fill(&next, 2).unwrap();
         assert_eq!(beside.read(&next).unwrap(), [2; BYTES]);
 
@@ -105,11 +93,7 @@ fn beyond_twice_the_maximum_the_first_given_back_is_reused_in_its_own_order() {
         let ((first, gate), (second, other_gate)) = (hold(), hold());
         assert_ne!(first, second);
         let third = pool.lease().unwrap();
-        assert_eq!(
-            third.handle(),
-            first,
-            "a third driver stream, or not the oldest"
-        );
+        assert_eq!(third.handle(), first, "a third driver stream, or not the oldest");
         buffer.fill(&third, 5).unwrap();
         assert!(!third.query().unwrap());
         gate.release();
@@ -159,10 +143,7 @@ fn work_queued_by_a_lease_runs_after_lease_and_pool_are_gone() {
         gate.release();
         device.synchronize().unwrap();
         let reader = StreamPool::new(device.clone(), 1);
-        assert_eq!(
-            buffer.read(&reader.lease().unwrap()).unwrap(),
-            [0x77; BYTES]
-        );
+        assert_eq!(buffer.read(&reader.lease().unwrap()).unwrap(), [0x77; BYTES]);
     });
 }
 
@@ -208,8 +189,7 @@ fn a_stream_that_cannot_be_asked_whether_it_is_done_is_not_reused() {
     for_each_sim(|device, sim| {
         let pool = StreamPool::new(device.clone(), 1);
         let handle = pool.lease().unwrap().handle();
-        sim.faults()
-            .fail_nth(Call::StreamQuery, 1, Fault::Code(999));
+        sim.faults().fail_nth(Call::StreamQuery, 1, Fault::Code(999));
         assert_ne!(pool.lease().unwrap().handle(), handle);
     });
 }
@@ -226,11 +206,7 @@ fn a_pool_gives_all_its_driver_streams_back() {
         drop(pool);
         let made = sim.faults().calls(Call::StreamCreate);
         assert_eq!(made, 5);
-        assert_eq!(
-            sim.faults().calls(Call::StreamDestroy),
-            made - 1,
-            "one handle is left"
-        );
+        assert_eq!(sim.faults().calls(Call::StreamDestroy), made - 1, "one handle is left");
         drop(kept);
         assert_eq!(sim.faults().calls(Call::StreamDestroy), made);
     });
@@ -241,19 +217,14 @@ fn streams_the_driver_refused_do_not_count_as_made() {
     for_each_sim(|device, sim| {
         let pool = StreamPool::new(device.clone(), 1);
         for _ in 0..5 {
-            sim.faults()
-                .fail_nth(Call::StreamCreate, 1, Fault::Code(999));
+            sim.faults().fail_nth(Call::StreamCreate, 1, Fault::Code(999));
             assert!(pool.lease().is_err());
         }
         let lease = pool.lease().unwrap();
         let busy = lease.handle();
         let gate = WatchedGate::new(lease.hold().unwrap());
         drop(lease);
-        assert_ne!(
-            pool.lease().unwrap().handle(),
-            busy,
-            "there is room for a second stream"
-        );
+        assert_ne!(pool.lease().unwrap().handle(), busy, "there is room for a second stream");
         gate.release();
     });
 }

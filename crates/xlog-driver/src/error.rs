@@ -88,11 +88,7 @@ impl DriverError {
         value: impl std::fmt::Display,
         accepted: impl std::fmt::Display,
     ) -> Self {
-        Self::Invalid {
-            call,
-            value: value.to_string(),
-            accepted: accepted.to_string(),
-        }
+        Self::Invalid { call, value: value.to_string(), accepted: accepted.to_string() }
     }
 
     /// True when freeing memory and calling again may help.

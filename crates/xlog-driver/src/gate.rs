@@ -13,9 +13,7 @@ pub struct Gate {
 impl Gate {
     /// A gate that calls `release` exactly once.
     pub fn new(release: impl FnOnce() + Send + Sync + 'static) -> Self {
-        Self {
-            release: Some(Box::new(release)),
-        }
+        Self { release: Some(Box::new(release)) }
     }
 
     /// Lets the stream go on.

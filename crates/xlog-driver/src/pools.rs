@@ -17,11 +17,8 @@ pub struct ReusePolicy {
 
 impl ReusePolicy {
     /// All three switches on, as drivers have it by default.
-    pub const ALL: Self = Self {
-        follow_event_dependencies: true,
-        opportunistic: true,
-        internal_dependencies: true,
-    };
+    pub const ALL: Self =
+        Self { follow_event_dependencies: true, opportunistic: true, internal_dependencies: true };
 
     /// Only what program order decides: the same program gets the same addresses in every run.
     pub const DETERMINISTIC: Self = Self {
@@ -52,11 +49,7 @@ impl Default for PoolOptions {
     /// Keeps everything it ever reserved: a pool that gives memory back at every synchronisation maps it again at the
     /// next request.
     fn default() -> Self {
-        Self {
-            release_threshold: u64::MAX,
-            max_bytes: None,
-            reuse: ReusePolicy::ALL,
-        }
+        Self { release_threshold: u64::MAX, max_bytes: None, reuse: ReusePolicy::ALL }
     }
 }
 

@@ -16,9 +16,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 
 fn ordinal() -> Option<usize> {
     let spec = std::env::var("XLOG_TEST_DEVICE").ok();
-    let ordinal = spec
-        .as_deref()
-        .and_then(|spec| spec.strip_prefix("cuda:")?.parse().ok());
+    let ordinal = spec.as_deref().and_then(|spec| spec.strip_prefix("cuda:")?.parse().ok());
     if ordinal.is_none() {
         eprintln!("skipped: XLOG_TEST_DEVICE does not name a CUDA device");
     }
@@ -87,23 +85,11 @@ fn properties_are_plausible() {
 fn bytes_survive_the_way_there_and_back() {
     on_device(|device| {
         let stream = device.stream_create(0).unwrap();
-        for bytes in [
-            1,
-            4,
-            4095,
-            4096,
-            4097,
-            1 << 20,
-            (4 << 20) + 1,
-            (33 << 20) + 7,
-        ] {
+        for bytes in [1, 4, 4095, 4096, 4097, 1 << 20, (4 << 20) + 1, (33 << 20) + 7] {
             let block = device.alloc(bytes).unwrap();
             let source = pattern(bytes);
             write(&device, block, &source, stream);
-            assert!(
-                read(&device, block, bytes, stream) == source,
-                "{bytes} bytes"
-            );
+            assert!(read(&device, block, bytes, stream) == source, "{bytes} bytes");
             free(&device, block);
         }
         device.stream_destroy(stream).unwrap();
@@ -129,10 +115,7 @@ fn queueing_on_a_held_stream_returns() {
         unsafe { device.copy_dtod(second, first, bytes, stream) }.unwrap();
         let counter = Arc::clone(&ran);
         device
-            .host_fn(
-                stream,
-                Box::new(move || _ = counter.fetch_add(1, Ordering::Relaxed)),
-            )
+            .host_fn(stream, Box::new(move || _ = counter.fetch_add(1, Ordering::Relaxed)))
             .unwrap();
         device.event_record(event, stream).unwrap();
         let inner = device.hold(stream).unwrap();
@@ -143,11 +126,7 @@ fn queueing_on_a_held_stream_returns() {
         gate.release();
         device.event_synchronize(event).unwrap();
         assert_eq!(ran.load(Ordering::Relaxed), 1);
-        assert_eq!(
-            device.stream_query(stream),
-            Ok(false),
-            "the inner gate holds"
-        );
+        assert_eq!(device.stream_query(stream), Ok(false), "the inner gate holds");
         drop(inner);
         assert!(read(&device, second, bytes, stream) == expected);
         free(&device, first);
@@ -161,18 +140,11 @@ fn queueing_on_a_held_stream_returns() {
 #[test]
 fn a_held_stream_holds_no_other_and_no_creation() {
     on_device(|device| {
-        let (held, other) = (
-            device.stream_create(0).unwrap(),
-            device.stream_create(-1).unwrap(),
-        );
+        let (held, other) = (device.stream_create(0).unwrap(), device.stream_create(-1).unwrap());
         let block = device.alloc(4096).unwrap();
         let gate = device.hold(held).unwrap();
         fill(&device, block, 0x42, 4096, other);
-        assert!(
-            read(&device, block, 4096, other)
-                .iter()
-                .all(|byte| *byte == 0x42)
-        );
+        assert!(read(&device, block, 4096, other).iter().all(|byte| *byte == 0x42));
         let stream = device.stream_create(0).unwrap();
         let event = device.event_create().unwrap();
         let more = device.alloc(64 << 20).unwrap();
@@ -192,10 +164,7 @@ fn a_held_stream_holds_no_other_and_no_creation() {
 #[test]
 fn one_thread_that_waits_for_bytes_blocks_no_other() {
     on_device(|device| {
-        let (held, other) = (
-            device.stream_create(0).unwrap(),
-            device.stream_create(0).unwrap(),
-        );
+        let (held, other) = (device.stream_create(0).unwrap(), device.stream_create(0).unwrap());
         let block = device.alloc(8 << 20).unwrap();
         fill(&device, block, 7, 8 << 20, held);
         let gate = device.hold(held).unwrap();
@@ -272,14 +241,9 @@ fn host_functions_run_in_order_and_a_panic_is_swallowed() {
 #[test]
 fn a_gate_released_in_a_host_function_lets_the_other_stream_go() {
     on_device(|device| {
-        let (held, other) = (
-            device.stream_create(0).unwrap(),
-            device.stream_create(0).unwrap(),
-        );
+        let (held, other) = (device.stream_create(0).unwrap(), device.stream_create(0).unwrap());
         let gate = device.hold(held).unwrap();
-        device
-            .host_fn(other, Box::new(move || gate.release()))
-            .unwrap();
+        device.host_fn(other, Box::new(move || gate.release())).unwrap();
         device.stream_synchronize(held).unwrap();
         device.stream_destroy(held).unwrap();
         device.stream_destroy(other).unwrap();
@@ -301,10 +265,7 @@ fn a_stream_id_is_never_used_twice() {
 #[test]
 fn events_order_streams() {
     on_device(|device| {
-        let (first, second) = (
-            device.stream_create(0).unwrap(),
-            device.stream_create(0).unwrap(),
-        );
+        let (first, second) = (device.stream_create(0).unwrap(), device.stream_create(0).unwrap());
         let event = device.event_create().unwrap();
         assert_eq!(device.event_query(event), Ok(true), "never recorded");
         device.stream_wait_event(second, event).unwrap();
@@ -333,12 +294,7 @@ fn too_much_memory_is_out_of_memory() {
         if let Some(pools) = device.async_pools() {
             let stream = device.stream_create(0).unwrap();
             let pool = pools.pool_create(&PoolOptions::default()).unwrap();
-            assert!(
-                pools
-                    .alloc_async(too_much, pool, stream)
-                    .unwrap_err()
-                    .is_out_of_memory()
-            );
+            assert!(pools.alloc_async(too_much, pool, stream).unwrap_err().is_out_of_memory());
             pools.pool_destroy(pool).unwrap();
             device.stream_destroy(stream).unwrap();
         }
@@ -368,11 +324,7 @@ fn a_pool_keeps_counts_and_keeps_its_maximum() {
         let block = pools.alloc_async(64 << 20, pool, stream).unwrap();
         fill(&device, block, 3, 64 << 20, stream);
         gate.release();
-        assert!(
-            read(&device, block, 64 << 20, stream)
-                .iter()
-                .all(|byte| *byte == 3)
-        );
+        assert!(read(&device, block, 64 << 20, stream).iter().all(|byte| *byte == 3));
         let usage = pools.pool_usage(pool).unwrap();
         println!("{usage:?}");
         assert!(usage.used >= 64 << 20 && usage.reserved >= usage.used);
@@ -381,10 +333,7 @@ fn a_pool_keeps_counts_and_keeps_its_maximum() {
         // SAFETY: the block is live, and all its uses were queued on this stream.
         unsafe { pools.free_async(block, stream) }.unwrap();
         device.stream_synchronize(stream).unwrap();
-        assert!(
-            pools.pool_usage(pool).unwrap().reserved >= 64 << 20,
-            "kept by the threshold"
-        );
+        assert!(pools.pool_usage(pool).unwrap().reserved >= 64 << 20, "kept by the threshold");
         pools.pool_trim(pool, 0).unwrap();
         assert_eq!(pools.pool_usage(pool).unwrap().reserved, 0);
         pools.pool_destroy(pool).unwrap();
@@ -408,11 +357,7 @@ fn memory_can_be_mapped_used_and_mapped_elsewhere() {
             // SAFETY: the range is one mapping, without work on it.
             unsafe { memory.set_access(address, bytes, MapAccess::ReadWrite) }.unwrap();
             fill(&device, address, value, bytes, stream);
-            assert!(
-                read(&device, address, bytes, stream)
-                    .iter()
-                    .all(|byte| *byte == value)
-            );
+            assert!(read(&device, address, bytes, stream).iter().all(|byte| *byte == value));
             // SAFETY: as above; the copy back has waited for everything.
             let read_only = unsafe { memory.set_access(address, bytes, MapAccess::Read) };
             println!("read-only access: {read_only:?}");
@@ -431,8 +376,6 @@ fn a_block_may_be_freed_on_a_thread_that_never_saw_the_device() {
     on_device(|device| {
         let block = device.alloc(4096).unwrap();
         let other = Arc::clone(&device);
-        std::thread::spawn(move || free(&other, block))
-            .join()
-            .unwrap();
+        std::thread::spawn(move || free(&other, block)).join().unwrap();
     });
 }

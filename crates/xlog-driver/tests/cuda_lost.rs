@@ -9,10 +9,7 @@ use xlog_driver::{Driver, DriverError};
 #[test]
 fn after_a_fault_every_call_says_that_the_device_is_lost() {
     let spec = std::env::var("XLOG_TEST_DEVICE").unwrap_or_default();
-    let Some(ordinal) = spec
-        .strip_prefix("cuda:")
-        .and_then(|text| text.parse().ok())
-    else {
+    let Some(ordinal) = spec.strip_prefix("cuda:").and_then(|text| text.parse().ok()) else {
         eprintln!("skipped: XLOG_TEST_DEVICE does not name a CUDA device");
         return;
     };

@@ -15,10 +15,7 @@ const BYTES: usize = 64 << 20;
 const NO_OPS: u64 = 10_000;
 
 fn engines() -> [(&'static str, SimConfig); 2] {
-    [
-        ("sim", SimConfig::default()),
-        ("sim:1", SimConfig::default().with_seed(1)),
-    ]
+    [("sim", SimConfig::default()), ("sim:1", SimConfig::default().with_seed(1))]
 }
 
 /// A fill and a copy, each moving `BYTES`.
@@ -84,9 +81,7 @@ fn queue(criterion: &mut Criterion) {
         group.bench_function(BenchmarkId::new("empty kernel", name), |bencher| {
             bencher.iter(|| {
                 for _ in 0..NO_OPS {
-                    device
-                        .launch(stream, SimKernel::new("none", |_| {}))
-                        .unwrap();
+                    device.launch(stream, SimKernel::new("none", |_| {})).unwrap();
                 }
                 device.stream_synchronize(stream).unwrap();
             });

@@ -49,11 +49,7 @@ impl VectorClock {
 
     /// True when a join with `other` would change nothing.
     pub(crate) fn includes(&self, other: &Self) -> bool {
-        other
-            .0
-            .iter()
-            .enumerate()
-            .all(|(slot, &count)| self.get(slot as u32) >= count)
+        other.0.iter().enumerate().all(|(slot, &count)| self.get(slot as u32) >= count)
     }
 }
 

@@ -111,11 +111,7 @@ impl SimConfig {
 
     pub(crate) fn validate(&self) -> DriverResult<()> {
         let refuse = |value: String, accepted: &str| {
-            Err(DriverError::invalid(
-                "open simulated device",
-                value,
-                accepted,
-            ))
+            Err(DriverError::invalid("open simulated device", value, accepted))
         };
         if self.ordinals == 0 || self.ordinals > 16 {
             return refuse(format!("ordinals = {}", self.ordinals), "1 to 16 devices");

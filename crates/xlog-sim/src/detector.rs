@@ -186,17 +186,8 @@ impl Detector {
         if self.reports.len() >= MAX_REPORTS {
             return Vec::new();
         }
-        self.reports.push(RaceReport {
-            kind,
-            first: host,
-            second: used,
-            ptr,
-            bytes,
-        });
-        meta.stream
-            .map(|stream| (stream, self.reports.len() - 1))
-            .into_iter()
-            .collect()
+        self.reports.push(RaceReport { kind, first: host, second: used, ptr, bytes });
+        meta.stream.map(|stream| (stream, self.reports.len() - 1)).into_iter().collect()
     }
 
     /// Forgets a backing that is gone.
@@ -240,19 +231,8 @@ impl Detector {
         }
         let first = side_of(&entry.meta, entry.mode, entry.tag.as_ref());
         let index = self.reports.len();
-        notices.extend(
-            [first.stream, second.stream]
-                .into_iter()
-                .flatten()
-                .map(|s| (s, index)),
-        );
-        self.reports.push(RaceReport {
-            kind,
-            first,
-            second,
-            ptr,
-            bytes,
-        });
+        notices.extend([first.stream, second.stream].into_iter().flatten().map(|s| (s, index)));
+        self.reports.push(RaceReport { kind, first, second, ptr, bytes });
     }
 }
 
@@ -311,13 +291,7 @@ fn split(cells: &mut BTreeMap<usize, Cell>, start: usize, end: usize) {
         gaps.push((at, end));
     }
     for (from, to) in gaps {
-        cells.insert(
-            from,
-            Cell {
-                end: to,
-                entries: Vec::new(),
-            },
-        );
+        cells.insert(from, Cell { end: to, entries: Vec::new() });
     }
 }
 

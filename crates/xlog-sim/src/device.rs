@@ -31,9 +31,7 @@ impl SimMachine {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         config.validate()?;
         let shared = Shared::new(config, NEXT.fetch_add(1, Ordering::Relaxed));
-        Ok(Self {
-            owner: Arc::new(Owner(shared)),
-        })
+        Ok(Self { owner: Arc::new(Owner(shared)) })
     }
 
     /// One device of the machine. Opening it again gives the same memory and streams.
@@ -65,11 +63,7 @@ impl SimMachine {
             greatest_priority: -5,
             async_pools: config.async_pools,
             virtual_memory: config.virtual_memory,
-            granularity: if config.virtual_memory {
-                config.granularity
-            } else {
-                0
-            },
+            granularity: if config.virtual_memory { config.granularity } else { 0 },
             allocation_alignment: BLOCK_ALIGN as usize,
         };
         Ok(Arc::new(SimDevice {
@@ -132,9 +126,7 @@ impl SimDevice {
     /// The machine this device belongs to.
     #[must_use]
     pub fn machine(&self) -> SimMachine {
-        SimMachine {
-            owner: Arc::clone(&self.owner),
-        }
+        SimMachine { owner: Arc::clone(&self.owner) }
     }
 
     /// The seed of the deterministic scheduler, if it is one.
@@ -159,22 +151,14 @@ impl SimDevice {
     #[must_use]
     pub fn simulated_time(&self) -> Duration {
         let state = self.shared.lock();
-        let streams = state
-            .streams
-            .values()
-            .map(|stream| stream.line.time)
-            .max()
-            .unwrap_or(0);
+        let streams = state.streams.values().map(|stream| stream.line.time).max().unwrap_or(0);
         Duration::from_nanos(streams.max(state.host_time))
     }
 
     /// Fault injection and call counts.
     #[must_use]
     pub fn faults(&self) -> Faults {
-        Faults {
-            shared: Arc::clone(&self.shared),
-            ordinal: self.ordinal(),
-        }
+        Faults { shared: Arc::clone(&self.shared), ordinal: self.ordinal() }
     }
 
     /// Queues a simulated kernel. Its arguments must be live, and may overlap only where all of them read.
@@ -195,13 +179,7 @@ impl SimDevice {
                 "arguments of at least one byte",
             ));
         }
-        self.push(
-            &mut state,
-            stream,
-            Label::Given(name),
-            OpKind::Kernel(body),
-            arguments,
-        );
+        self.push(&mut state, stream, Label::Given(name), OpKind::Kernel(body), arguments);
         Ok(())
     }
 
@@ -238,16 +216,8 @@ impl SimDevice {
         let mut argument = self.argument(&state, Call::AllocAsync, ptr, bytes, Access::Write)?;
         state.space.tag(ptr, bytes as u64, tag);
         argument.tag = Some(Arc::from(tag));
-        let kind = OpKind::Alloc {
-            completed: Vec::new(),
-        };
-        self.push(
-            &mut state,
-            stream,
-            Label::Fixed("begin_range"),
-            kind,
-            vec![argument],
-        );
+        let kind = OpKind::Alloc { completed: Vec::new() };
+        self.push(&mut state, stream, Label::Fixed("begin_range"), kind, vec![argument]);
         Ok(())
     }
 
@@ -342,31 +312,16 @@ impl SimDevice {
     ) -> DriverResult<Argument> {
         let region = state.space.check(call.name(), ptr, bytes as u64)?;
         let meant = match &region.kind {
-            RegionKind::Block {
-                owner: BlockOwner::Plain,
-                ..
-            } => Meant::Plain(region.generation),
-            RegionKind::Block {
-                owner: BlockOwner::Pool(_),
-                ..
-            } => Meant::Ordered,
+            RegionKind::Block { owner: BlockOwner::Plain, .. } => Meant::Plain(region.generation),
+            RegionKind::Block { owner: BlockOwner::Pool(_), .. } => Meant::Ordered,
             RegionKind::Reservation { .. } => Meant::Reserved,
         };
         let pieces = match meant {
             Meant::Reserved => Vec::new(),
-            _ => region
-                .pieces(ptr, bytes as u64, access.writes())
-                .unwrap_or_default(),
+            _ => region.pieces(ptr, bytes as u64, access.writes()).unwrap_or_default(),
         };
         let tag = state.space.tag_of(ptr);
-        Ok(Argument {
-            ptr,
-            bytes: bytes as u64,
-            access,
-            meant,
-            tag,
-            pieces,
-        })
+        Ok(Argument { ptr, bytes: bytes as u64, access, meant, tag, pieces })
     }
 
     /// Queues work and lets the engine know.
@@ -394,10 +349,9 @@ impl SimDevice {
             return Ok(());
         };
         match state.detector.reports().get(report) {
-            Some(report) => Err(DriverError::Race {
-                call: call.name(),
-                report: report.to_string(),
-            }),
+            Some(report) => {
+                Err(DriverError::Race { call: call.name(), report: report.to_string() })
+            }
             None => Ok(()),
         }
     }

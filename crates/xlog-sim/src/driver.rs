@@ -40,21 +40,14 @@ impl SimDevice {
     fn release_cached(&self, state: &mut State) {
         let pools: Vec<u64> = state.pools.keys().copied().collect();
         for pool in pools {
-            let threshold = state
-                .pools
-                .get(&pool)
-                .map_or(0, |p| p.options.release_threshold);
+            let threshold = state.pools.get(&pool).map_or(0, |p| p.options.release_threshold);
             self.release_pool(state, pool, threshold);
         }
     }
 
     fn refuse_zero(call: Call, bytes: usize) -> DriverResult<()> {
         if bytes == 0 {
-            return Err(DriverError::invalid(
-                call.name(),
-                "0 bytes",
-                "at least one byte",
-            ));
+            return Err(DriverError::invalid(call.name(), "0 bytes", "at least one byte"));
         }
         Ok(())
     }
@@ -69,10 +62,7 @@ impl Driver for SimDevice {
         let mut state = self.enter(Call::MemoryInfo)?;
         Self::cost(&mut state, |model| model.memory_info);
         let total = self.properties.total_bytes;
-        Ok(MemoryInfo {
-            free: state.free_bytes(self.ordinal()),
-            total,
-        })
+        Ok(MemoryInfo { free: state.free_bytes(self.ordinal()), total })
     }
 
     fn synchronize(&self) -> DriverResult<()> {
@@ -80,12 +70,7 @@ impl Driver for SimDevice {
         Self::cost(&mut state, |model| model.synchronize);
         let mine = |state: &State| -> Vec<StreamHandle> {
             let ordinal = self.ordinal();
-            state
-                .streams
-                .values()
-                .filter(|s| s.ordinal == ordinal)
-                .map(|s| s.handle)
-                .collect()
+            state.streams.values().filter(|s| s.ordinal == ordinal).map(|s| s.handle).collect()
         };
         let mut markers = Vec::new();
         for stream in mine(&state) {
@@ -93,10 +78,11 @@ impl Driver for SimDevice {
             self.shared.queued(&mut state, stream.0);
         }
         for marker in markers {
-            state = self
-                .shared
-                .wait_for(state, self.ordinal(), Call::Synchronize, &marker)?;
+            state = self.shared.wait_for(state, self.ordinal(), Call::Synchronize, &marker)?;
         }
+        let device = &state.ordinals[self.ordinal() as usize];
+        let (departed, time) = (device.departed.clone(), device.departed_time);
+        state.host_learns(&departed, time);
         self.release_cached(&mut state);
         let mut outcome = Ok(());
         for stream in mine(&state) {
@@ -164,17 +150,9 @@ impl Driver for SimDevice {
         self.check_stream(&state, Call::StreamWaitEvent, stream)?;
         self.check_event(&state, Call::StreamWaitEvent, event)?;
         Self::cost(&mut state, |model| model.stream_wait);
-        let marker = state
-            .events
-            .get(&event.0)
-            .and_then(|(_, event)| event.marker.clone());
+        let marker = state.events.get(&event.0).and_then(|(_, event)| event.marker.clone());
         if let Some(marker) = marker {
-            state.push(
-                stream,
-                Label::Fixed("wait"),
-                OpKind::Wait(marker),
-                Vec::new(),
-            );
+            state.push(stream, Label::Fixed("wait"), OpKind::Wait(marker), Vec::new());
             self.shared.queued(&mut state, stream.0);
         }
         Ok(())
@@ -188,9 +166,7 @@ impl Driver for SimDevice {
         let mut state = self.enter(Call::EventCreate)?;
         Self::cost(&mut state, |model| model.event_create);
         let handle = state.handle();
-        state
-            .events
-            .insert(handle, (self.ordinal(), Event::default()));
+        state.events.insert(handle, (self.ordinal(), Event::default()));
         Ok(EventHandle(handle))
     }
 
@@ -219,10 +195,7 @@ impl Driver for SimDevice {
         let mut state = self.enter(Call::EventQuery)?;
         self.check_event(&state, Call::EventQuery, event)?;
         Self::cost(&mut state, |model| model.event_query);
-        let marker = state
-            .events
-            .get(&event.0)
-            .and_then(|(_, event)| event.marker.clone());
+        let marker = state.events.get(&event.0).and_then(|(_, event)| event.marker.clone());
         let Some(marker) = marker else {
             return Ok(true);
         };
@@ -240,10 +213,7 @@ impl Driver for SimDevice {
         let mut state = self.enter(call)?;
         self.check_event(&state, call, event)?;
         Self::cost(&mut state, |model| model.synchronize);
-        let marker = state
-            .events
-            .get(&event.0)
-            .and_then(|(_, event)| event.marker.clone());
+        let marker = state.events.get(&event.0).and_then(|(_, event)| event.marker.clone());
         let Some(marker) = marker else { return Ok(()) };
         let mut state = self.shared.wait_for(state, self.ordinal(), call, &marker)?;
         self.release_cached(&mut state);
@@ -255,45 +225,27 @@ impl Driver for SimDevice {
         let mut state = self.enter(Call::Alloc)?;
         Self::refuse_zero(Call::Alloc, bytes)?;
         Self::cost(&mut state, |model| model.alloc);
-        let out_of_memory = || DriverError::OutOfMemory {
-            call,
-            requested: bytes as u64,
-        };
+        let out_of_memory = || DriverError::OutOfMemory { call, requested: bytes as u64 };
         let span = round_up(bytes as u64, BLOCK_ALIGN).ok_or_else(out_of_memory)?;
         state.take_bytes(call, self.ordinal(), span)?;
         let place = Backing::new(bytes).and_then(|backing| {
-            let start = state
-                .space
-                .take_addresses(self.ordinal(), span, BLOCK_ALIGN)?;
+            let start = state.space.take_addresses(self.ordinal(), span, BLOCK_ALIGN)?;
             Some((start, backing))
         });
         let Some((start, backing)) = place else {
             state.give_bytes(self.ordinal(), span);
             return Err(out_of_memory());
         };
-        let kind = RegionKind::Block {
-            owner: Owner::Plain,
-            backing,
-            offset: 0,
-        };
-        state
-            .space
-            .insert(start, bytes as u64, span, self.ordinal(), kind);
+        let kind = RegionKind::Block { owner: Owner::Plain, backing, offset: 0 };
+        state.space.insert(start, bytes as u64, span, self.ordinal(), kind);
         Ok(start)
     }
 
     unsafe fn free(&self, ptr: u64) -> DriverResult<()> {
         let call = Call::Free;
         let mut state = self.enter(call)?;
-        let plain = |kind: &RegionKind| {
-            matches!(
-                kind,
-                RegionKind::Block {
-                    owner: Owner::Plain,
-                    ..
-                }
-            )
-        };
+        let plain =
+            |kind: &RegionKind| matches!(kind, RegionKind::Block { owner: Owner::Plain, .. });
         match state.space.starting_at(ptr) {
             Some(region) if plain(&region.kind) && region.ordinal == self.ordinal() => {}
             _ => {
@@ -304,11 +256,7 @@ impl Driver for SimDevice {
                     ),
                     None => state.space.why_unknown(ptr),
                 };
-                return Err(DriverError::invalid(
-                    call.name(),
-                    format!("{ptr:#x}"),
-                    accepted,
-                ));
+                return Err(DriverError::invalid(call.name(), format!("{ptr:#x}"), accepted));
             }
         }
         Self::cost(&mut state, |model| model.alloc);
@@ -317,15 +265,11 @@ impl Driver for SimDevice {
             let host = Arc::clone(&state.host);
             for piece in region.pieces(ptr, region.bytes, true).unwrap_or_default() {
                 let notices =
-                    state
-                        .detector
-                        .end_by_host(&piece, &host, &meta, RaceKind::UseAfterFree);
+                    state.detector.end_by_host(&piece, &host, &meta, RaceKind::UseAfterFree);
                 state.notify_races(notices);
                 state.detector.forget(piece.backing_id());
             }
-            state
-                .space
-                .give_addresses(region.ordinal, region.start, region.span);
+            state.space.give_addresses(region.ordinal, region.start, region.span);
             state.give_bytes(region.ordinal, region.span);
         }
         Ok(())
@@ -345,13 +289,7 @@ impl Driver for SimDevice {
             return Ok(());
         }
         let target = self.argument(&state, call, dst, bytes, Access::Write)?;
-        self.push(
-            &mut state,
-            stream,
-            Label::Fixed("memset"),
-            OpKind::Memset(value),
-            vec![target],
-        );
+        self.push(&mut state, stream, Label::Fixed("memset"), OpKind::Memset(value), vec![target]);
         Ok(())
     }
 
@@ -363,21 +301,12 @@ impl Driver for SimDevice {
             return Ok(());
         }
         let target = self.argument(&state, call, dst, src.len(), Access::Write)?;
-        let idle = state
-            .streams
-            .get(&stream.0)
-            .is_some_and(|s| s.is_drained() && s.held_back == 0);
+        let idle = state.streams.get(&stream.0).is_some_and(|s| s.is_drained() && s.held_back == 0);
         // Under a seed it is one of the legal schedules.
         let at_once = idle && (self.shared.config.seed.is_none() || state.rng.below(2) == 0);
         if !at_once {
             let kind = OpKind::CopyIn(Box::from(src));
-            self.push(
-                &mut state,
-                stream,
-                Label::Fixed("copy_htod"),
-                kind,
-                vec![target],
-            );
+            self.push(&mut state, stream, Label::Fixed("copy_htod"), kind, vec![target]);
             return Ok(());
         }
         // The stream is idle: the bytes can go straight from the source, if nothing else uses the target now.
@@ -385,11 +314,7 @@ impl Driver for SimDevice {
         let kind = OpKind::CopyIn(Box::default());
         let sequence = state.push(stream, Label::Fixed("copy_htod"), kind, vec![target]);
         if !state.is_ready(stream.0) || !state.is_fault_free(stream.0) {
-            if let Some(op) = state
-                .streams
-                .get_mut(&stream.0)
-                .and_then(|s| s.queue.back_mut())
-            {
+            if let Some(op) = state.streams.get_mut(&stream.0).and_then(|s| s.queue.back_mut()) {
                 op.kind = OpKind::CopyIn(Box::from(src));
             }
             self.shared.queued(&mut state, stream.0);
@@ -401,10 +326,7 @@ impl Driver for SimDevice {
             state = self.shared.lock();
             state.finish(stream.0, sequence);
             self.shared.wake(&mut state);
-            let more = state
-                .streams
-                .get(&stream.0)
-                .is_some_and(|s| !s.queue.is_empty());
+            let more = state.streams.get(&stream.0).is_some_and(|s| !s.queue.is_empty());
             if more {
                 self.shared.queued(&mut state, stream.0);
             }
@@ -428,11 +350,7 @@ impl Driver for SimDevice {
             Err(error) => {
                 let mut state = self.shared.lock();
                 let queue = state.streams.get_mut(&stream.0).map(|s| s.queue.iter_mut());
-                for op in queue
-                    .into_iter()
-                    .flatten()
-                    .filter(|op| op.meta.sequence == sequence)
-                {
+                for op in queue.into_iter().flatten().filter(|op| op.meta.sequence == sequence) {
                     op.kind = OpKind::Cancelled;
                 }
                 self.shared.wake(&mut state);
@@ -456,11 +374,7 @@ impl Driver for SimDevice {
             state.host_learns(&known.clock(), known.time);
         }
         self.shared.wake(&mut state);
-        if state
-            .streams
-            .get(&stream.0)
-            .is_some_and(|s| !s.queue.is_empty())
-        {
+        if state.streams.get(&stream.0).is_some_and(|s| !s.queue.is_empty()) {
             self.shared.queued(&mut state, stream.0);
         }
         self.release_cached(&mut state);
@@ -490,26 +404,14 @@ impl Driver for SimDevice {
             ));
         }
         let label = Label::Fixed("copy_dtod");
-        self.push(
-            &mut state,
-            stream,
-            label,
-            OpKind::CopyDevice,
-            vec![target, source],
-        );
+        self.push(&mut state, stream, label, OpKind::CopyDevice, vec![target, source]);
         Ok(())
     }
 
     fn host_fn(&self, stream: StreamHandle, work: HostFn) -> DriverResult<()> {
         let mut state = self.enter(Call::HostFn)?;
         self.check_stream(&state, Call::HostFn, stream)?;
-        self.push(
-            &mut state,
-            stream,
-            Label::Fixed("host_fn"),
-            OpKind::HostFn(work),
-            Vec::new(),
-        );
+        self.push(&mut state, stream, Label::Fixed("host_fn"), OpKind::HostFn(work), Vec::new());
         Ok(())
     }
 
@@ -524,14 +426,10 @@ impl Driver for SimDevice {
     }
 
     fn async_pools(&self) -> Option<&dyn AsyncPools> {
-        self.properties
-            .async_pools
-            .then_some(self as &dyn AsyncPools)
+        self.properties.async_pools.then_some(self as &dyn AsyncPools)
     }
 
     fn virtual_memory(&self) -> Option<&dyn VirtualMemory> {
-        self.properties
-            .virtual_memory
-            .then_some(self as &dyn VirtualMemory)
+        self.properties.virtual_memory.then_some(self as &dyn VirtualMemory)
     }
 }

@@ -107,10 +107,7 @@ impl Faults {
     pub fn fail_nth(&self, call: Call, nth: u64, fault: Fault) {
         let mut state = self.shared.lock();
         let made = state.faults.count(self.ordinal, call);
-        state
-            .faults
-            .planned
-            .insert((self.ordinal, call, made + nth.max(1)), fault);
+        state.faults.planned.insert((self.ordinal, call, made + nth.max(1)), fault);
     }
 
     /// Runs out of memory once this many bytes are taken; `None` goes back to the capacity.
@@ -124,16 +121,9 @@ impl Faults {
     /// and orders nothing.
     pub fn hold_back(&self, stream: StreamHandle) -> DriverResult<Gate> {
         let mut state = self.shared.lock();
-        let held = state
-            .streams
-            .get_mut(&stream.0)
-            .filter(|s| s.ordinal == self.ordinal);
+        let held = state.streams.get_mut(&stream.0).filter(|s| s.ordinal == self.ordinal);
         let Some(held) = held else {
-            return Err(DriverError::invalid(
-                "hold_back",
-                stream,
-                "a live stream of this device",
-            ));
+            return Err(DriverError::invalid("hold_back", stream, "a live stream of this device"));
         };
         held.held_back += 1;
         drop(state);
@@ -150,8 +140,7 @@ impl Faults {
 
     /// Loses the device: whatever is queued is dropped, and every later call fails.
     pub fn lose_device(&self) {
-        self.shared
-            .lose(self.ordinal, 719, "lost by fault injection".to_owned());
+        self.shared.lose(self.ordinal, 719, "lost by fault injection".to_owned());
     }
 
     /// Forgets all planned failures and the memory limit.
@@ -171,9 +160,7 @@ impl Faults {
     /// How many calls were made in all.
     #[must_use]
     pub fn total_calls(&self) -> u64 {
-        self.shared.lock().faults.made[self.ordinal as usize]
-            .iter()
-            .sum()
+        self.shared.lock().faults.made[self.ordinal as usize].iter().sum()
     }
 }
 
@@ -185,10 +172,7 @@ pub(crate) struct FaultTable {
 
 impl FaultTable {
     pub(crate) fn new(ordinals: u32) -> Self {
-        Self {
-            planned: HashMap::new(),
-            made: vec![[0; CALLS]; ordinals as usize],
-        }
+        Self { planned: HashMap::new(), made: vec![[0; CALLS]; ordinals as usize] }
     }
 
     fn count(&self, ordinal: u32, call: Call) -> u64 {
@@ -199,10 +183,6 @@ impl FaultTable {
     pub(crate) fn on_call(&mut self, ordinal: u32, call: Call) -> Option<Fault> {
         let made = &mut self.made[ordinal as usize][call as usize];
         *made += 1;
-        if self.planned.is_empty() {
-            None
-        } else {
-            self.planned.remove(&(ordinal, call, *made))
-        }
+        if self.planned.is_empty() { None } else { self.planned.remove(&(ordinal, call, *made)) }
     }
 }

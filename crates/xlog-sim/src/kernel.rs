@@ -53,11 +53,7 @@ impl SimKernel {
         name: impl Into<Arc<str>>,
         body: impl FnOnce(&mut KernelArgs<'_>) + Send + 'static,
     ) -> Self {
-        Self {
-            name: name.into(),
-            ranges: Vec::new(),
-            body: Box::new(body),
-        }
+        Self { name: name.into(), ranges: Vec::new(), body: Box::new(body) }
     }
 
     /// Declares the next argument. Arguments of one kernel may overlap only where all of them read.

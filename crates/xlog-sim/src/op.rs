@@ -47,12 +47,7 @@ pub(crate) struct Reached {
 
 impl Marker {
     pub(crate) fn new(stream: StreamHandle, sequence: u64) -> Arc<Self> {
-        Arc::new(Self {
-            stream,
-            sequence,
-            reached: OnceLock::new(),
-            done: AtomicBool::new(false),
-        })
+        Arc::new(Self { stream, sequence, reached: OnceLock::new(), done: AtomicBool::new(false) })
     }
 
     pub(crate) fn is_done(&self) -> bool {
@@ -183,11 +178,7 @@ impl Op {
     pub(crate) fn touched(&self) -> Vec<(Piece, bool)> {
         let pieces = |argument: &Argument| {
             let writes = argument.access.writes();
-            argument
-                .pieces
-                .iter()
-                .map(move |piece| (piece.clone(), writes))
-                .collect::<Vec<_>>()
+            argument.pieces.iter().map(move |piece| (piece.clone(), writes)).collect::<Vec<_>>()
         };
         self.arguments.iter().flat_map(pieces).collect()
     }

@@ -64,27 +64,17 @@ impl SimDevice {
         let Some(least) = round_up(bytes, SEGMENT_ALIGN.min(GROWTH)) else {
             return false;
         };
-        let wanted = if least.max(GROWTH) <= room {
-            least.max(GROWTH)
-        } else {
-            least.min(room)
-        };
+        let wanted = if least.max(GROWTH) <= room { least.max(GROWTH) } else { least.min(room) };
         if wanted < bytes {
             return false;
         }
         let Some(backing) = usize::try_from(wanted).ok().and_then(Backing::new) else {
             return false;
         };
-        let Some(start) = state
-            .space
-            .take_addresses(self.ordinal(), wanted, SEGMENT_ALIGN)
-        else {
+        let Some(start) = state.space.take_addresses(self.ordinal(), wanted, SEGMENT_ALIGN) else {
             return false;
         };
-        if state
-            .take_bytes(Call::AllocAsync.name(), self.ordinal(), wanted)
-            .is_err()
-        {
+        if state.take_bytes(Call::AllocAsync.name(), self.ordinal(), wanted).is_err() {
             return false;
         }
         if let Some(known) = state.pools.get_mut(&pool) {
@@ -108,11 +98,7 @@ impl SimDevice {
             clock
         };
         let judge = |free: &Marker| {
-            let covered = || {
-                free.reached
-                    .get()
-                    .is_some_and(|point| clock.covers(point.epoch))
-            };
+            let covered = || free.reached.get().is_some_and(|point| clock.covers(point.epoch));
             if free.stream == stream || (reuse.follow_event_dependencies && covered()) {
                 Standing::Ordered
             } else if reuse.opportunistic && free.is_done() {
@@ -151,9 +137,7 @@ impl AsyncPools for SimDevice {
     fn pool_create(&self, options: &PoolOptions) -> DriverResult<PoolHandle> {
         let mut state = self.enter(Call::PoolCreate)?;
         let handle = state.handle();
-        state
-            .pools
-            .insert(handle, Pool::new(self.ordinal(), *options));
+        state.pools.insert(handle, Pool::new(self.ordinal(), *options));
         Ok(PoolHandle(handle))
     }
 
@@ -192,11 +176,7 @@ impl AsyncPools for SimDevice {
     fn pool_usage(&self, pool: PoolHandle) -> DriverResult<PoolUsage> {
         let state = self.enter(Call::PoolUsage)?;
         self.check_pool(&state, Call::PoolUsage, pool)?;
-        Ok(state
-            .pools
-            .get(&pool.0)
-            .map(|known| known.usage)
-            .unwrap_or_default())
+        Ok(state.pools.get(&pool.0).map(|known| known.usage).unwrap_or_default())
     }
 
     fn pool_trim(&self, pool: PoolHandle, keep_bytes: u64) -> DriverResult<()> {
@@ -217,11 +197,7 @@ impl AsyncPools for SimDevice {
         self.check_stream(&state, call, stream)?;
         self.check_pool(&state, call, pool)?;
         if bytes == 0 {
-            return Err(DriverError::invalid(
-                call.name(),
-                "0 bytes",
-                "at least one byte",
-            ));
+            return Err(DriverError::invalid(call.name(), "0 bytes", "at least one byte"));
         }
         Self::cost(&mut state, |model| model.async_alloc);
         let span = round_up(bytes as u64, BLOCK_ALIGN);
@@ -231,27 +207,16 @@ impl AsyncPools for SimDevice {
             Some((span, reuse, place))
         });
         let Some((span, reuse, (backing, offset))) = found else {
-            return Err(DriverError::OutOfMemory {
-                call: call.name(),
-                requested: bytes as u64,
-            });
+            return Err(DriverError::OutOfMemory { call: call.name(), requested: bytes as u64 });
         };
         let start = reuse.start;
         for free in reuse.wait_for {
             state.push(stream, Label::Fixed("wait"), OpKind::Wait(free), Vec::new());
         }
-        let kind = RegionKind::Block {
-            owner: Owner::Pool(pool.0),
-            backing,
-            offset,
-        };
-        state
-            .space
-            .insert(start, bytes as u64, span, self.ordinal(), kind);
+        let kind = RegionKind::Block { owner: Owner::Pool(pool.0), backing, offset };
+        state.space.insert(start, bytes as u64, span, self.ordinal(), kind);
         let block = self.whole_block(&state, call, start)?;
-        let kind = OpKind::Alloc {
-            completed: reuse.completed,
-        };
+        let kind = OpKind::Alloc { completed: reuse.completed };
         state.push(stream, Label::Fixed("alloc_async"), kind, vec![block]);
         self.shared.queued(&mut state, stream.0);
         Ok(start)
@@ -261,18 +226,12 @@ impl AsyncPools for SimDevice {
         let call = Call::FreeAsync;
         let mut state = self.enter(call)?;
         self.check_stream(&state, call, stream)?;
-        let pool = match state
-            .space
-            .starting_at(ptr)
-            .map(|region| (&region.kind, region.ordinal))
-        {
-            Some((
-                RegionKind::Block {
-                    owner: Owner::Pool(pool),
-                    ..
-                },
-                ordinal,
-            )) if ordinal == self.ordinal() => *pool,
+        let pool = match state.space.starting_at(ptr).map(|region| (&region.kind, region.ordinal)) {
+            Some((RegionKind::Block { owner: Owner::Pool(pool), .. }, ordinal))
+                if ordinal == self.ordinal() =>
+            {
+                *pool
+            }
             Some(_) => {
                 return Err(DriverError::invalid(
                     call.name(),
@@ -282,18 +241,11 @@ impl AsyncPools for SimDevice {
             }
             None => {
                 let accepted = state.space.why_unknown(ptr);
-                return Err(DriverError::invalid(
-                    call.name(),
-                    format!("{ptr:#x}"),
-                    accepted,
-                ));
+                return Err(DriverError::invalid(call.name(), format!("{ptr:#x}"), accepted));
             }
         };
         Self::cost(&mut state, |model| model.async_alloc);
-        let bytes = state
-            .space
-            .starting_at(ptr)
-            .map_or(0, |region| region.bytes as usize);
+        let bytes = state.space.starting_at(ptr).map_or(0, |region| region.bytes as usize);
         let block = self.argument(&state, call, ptr, bytes, Access::Write)?;
         state.space.remove(ptr);
         let meta = state.meta(Label::Fixed("free_async"), Some(stream));

@@ -55,11 +55,7 @@ impl Stream {
 
     /// What the stream stands at, for messages.
     pub(crate) fn standing(&self) -> String {
-        let held = if self.held_back > 0 {
-            ", held back by fault injection"
-        } else {
-            ""
-        };
+        let held = if self.held_back > 0 { ", held back by fault injection" } else { "" };
         match self.queue.front() {
             _ if self.running => format!("{} runs an operation{held}", self.handle),
             Some(op) if matches!(op.kind, OpKind::Gate(_)) && self.analysed == 0 => {
@@ -90,6 +86,9 @@ pub(crate) struct Ordinal {
     pub(crate) taken: u64,
     pub(crate) limit: Option<u64>,
     pub(crate) lost: Option<(u32, String)>,
+    /// What the streams that are gone were ordered after, and when: a synchronised host knows that too.
+    pub(crate) departed: VectorClock,
+    pub(crate) departed_time: u64,
 }
 
 pub(crate) struct State {
@@ -167,9 +166,7 @@ impl State {
 
     pub(crate) fn free_bytes(&self, ordinal: u32) -> u64 {
         let device = &self.ordinals[ordinal as usize];
-        self.capacity
-            .min(device.limit.unwrap_or(u64::MAX))
-            .saturating_sub(device.taken)
+        self.capacity.min(device.limit.unwrap_or(u64::MAX)).saturating_sub(device.taken)
     }
 
     /// Takes memory from the device, or says that there is too little.
@@ -180,10 +177,7 @@ impl State {
         bytes: u64,
     ) -> DriverResult<()> {
         if bytes > self.free_bytes(ordinal) {
-            return Err(DriverError::OutOfMemory {
-                call,
-                requested: bytes,
-            });
+            return Err(DriverError::OutOfMemory { call, requested: bytes });
         }
         self.ordinals[ordinal as usize].taken += bytes;
         Ok(())
@@ -199,10 +193,8 @@ impl State {
     pub(crate) fn add_stream(&mut self, ordinal: u32) -> StreamHandle {
         let host = Arc::clone(&self.host);
         let slots = &self.slots;
-        let (known, unknown): (Vec<u32>, Vec<u32>) = self
-            .retired_slots
-            .drain(..)
-            .partition(|&slot| host.get(slot) >= slots[slot as usize]);
+        let (known, unknown): (Vec<u32>, Vec<u32>) =
+            self.retired_slots.drain(..).partition(|&slot| host.get(slot) >= slots[slot as usize]);
         self.free_slots.extend(known);
         self.retired_slots = unknown;
         let slot = self.free_slots.pop().unwrap_or_else(|| {
@@ -232,16 +224,16 @@ impl State {
 
     /// Forgets a destroyed stream once it has nothing left to do.
     pub(crate) fn bury(&mut self, handle: u64) {
-        let gone = self
-            .streams
-            .get(&handle)
-            .is_some_and(|s| s.destroyed && s.is_drained());
+        let gone = self.streams.get(&handle).is_some_and(|s| s.destroyed && s.is_drained());
         if !gone {
             return;
         }
         if let Some(stream) = self.streams.remove(&handle) {
             // The slot's count goes on where this stream stopped; a new owner must be ordered after all of it.
             let slot = stream.line.slot;
+            let device = &mut self.ordinals[stream.ordinal as usize];
+            device.departed.join(&stream.line.clock);
+            device.departed_time = device.departed_time.max(stream.line.time);
             self.slots[slot as usize] = stream.line.clock.get(slot);
             self.retired_slots.push(slot);
         }
@@ -258,15 +250,9 @@ impl State {
     // Queueing.
 
     pub(crate) fn meta(&mut self, label: Label, stream: Option<StreamHandle>) -> Arc<OpMeta> {
-        let stream_name = stream
-            .and_then(|s| self.streams.get(&s.0))
-            .and_then(|stream| stream.name.clone());
-        Arc::new(OpMeta {
-            sequence: self.sequence(),
-            label,
-            stream,
-            stream_name,
-        })
+        let stream_name =
+            stream.and_then(|s| self.streams.get(&s.0)).and_then(|stream| stream.name.clone());
+        Arc::new(OpMeta { sequence: self.sequence(), label, stream, stream_name })
     }
 
     /// Queues an operation on a live stream.
@@ -310,12 +296,7 @@ impl State {
     pub(crate) fn push_marker(&mut self, stream: StreamHandle, label: &'static str) -> Arc<Marker> {
         let meta = self.meta(Label::Fixed(label), Some(stream));
         let marker = Marker::new(stream, meta.sequence);
-        self.push_as(
-            stream,
-            meta,
-            OpKind::Record(Arc::clone(&marker)),
-            Vec::new(),
-        );
+        self.push_as(stream, meta, OpKind::Record(Arc::clone(&marker)), Vec::new());
         marker
     }
 
@@ -422,11 +403,7 @@ impl State {
             match &op.kind {
                 OpKind::Record(marker) | OpKind::Free(marker) => {
                     let clock = Arc::new(line.clock.clone());
-                    let _ = marker.reached.set(Reached {
-                        epoch,
-                        clock,
-                        time: line.time,
-                    });
+                    let _ = marker.reached.set(Reached { epoch, clock, time: line.time });
                     reached = true;
                 }
                 OpKind::HostFn(_) | OpKind::CopyOut => {

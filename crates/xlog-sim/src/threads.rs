@@ -37,18 +37,12 @@ thread_local! {
 }
 
 fn member(machine: u64) -> Option<(Arc<Group>, usize)> {
-    MEMBER
-        .with(|slot| slot.borrow().clone())
-        .filter(|(group, _)| group.machine == machine)
+    MEMBER.with(|slot| slot.borrow().clone()).filter(|(group, _)| group.machine == machine)
 }
 
 /// True on a logical thread of this machine.
 pub(crate) fn is_logical(machine: u64) -> bool {
-    MEMBER.with(|slot| {
-        slot.borrow()
-            .as_ref()
-            .is_some_and(|(group, _)| group.machine == machine)
-    })
+    MEMBER.with(|slot| slot.borrow().as_ref().is_some_and(|(group, _)| group.machine == machine))
 }
 
 /// Lets the seed hand over to another thread.
@@ -103,10 +97,7 @@ pub(crate) fn run(machine: u64, seed: u64, bodies: Vec<Body<'_>>) {
             scope.spawn(move || {
                 let outcome = group.run_member(index, body);
                 if let Err(payload) = outcome {
-                    panic
-                        .lock()
-                        .unwrap_or_else(PoisonError::into_inner)
-                        .get_or_insert(payload);
+                    panic.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(payload);
                 }
             });
         }
@@ -160,10 +151,7 @@ impl Group {
 
     fn await_turn(&self, mut turn: MutexGuard<'_, Turn>, index: usize) {
         while turn.current != index {
-            turn = self
-                .changed
-                .wait(turn)
-                .unwrap_or_else(PoisonError::into_inner);
+            turn = self.changed.wait(turn).unwrap_or_else(PoisonError::into_inner);
         }
     }
 }

@@ -21,13 +21,7 @@ impl Timeline {
     pub(crate) fn new(slot: u32, count: u64, host: &Arc<VectorClock>) -> Self {
         let mut clock = VectorClock::clone(host);
         clock.set(slot, count);
-        Self {
-            slot,
-            clock,
-            time: 0,
-            snapshot: None,
-            host: Arc::clone(host),
-        }
+        Self { slot, clock, time: 0, snapshot: None, host: Arc::clone(host) }
     }
 
     pub(crate) fn join(&mut self, clock: &VectorClock, time: u64) {
@@ -51,13 +45,7 @@ impl Timeline {
 
     /// What an operation of this stream is ordered after, itself included.
     pub(crate) fn known(&mut self, epoch: Epoch) -> Known {
-        let snapshot = self
-            .snapshot
-            .get_or_insert_with(|| Arc::new(self.clock.clone()));
-        Known {
-            others: Arc::clone(snapshot),
-            epoch,
-            time: self.time,
-        }
+        let snapshot = self.snapshot.get_or_insert_with(|| Arc::new(self.clock.clone()));
+        Known { others: Arc::clone(snapshot), epoch, time: self.time }
     }
 }

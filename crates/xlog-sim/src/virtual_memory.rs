@@ -39,20 +39,15 @@ impl SimDevice {
             let value = format!("the range of {bytes} bytes at {ptr:#x}");
             Err(DriverError::invalid(call.name(), value, accepted))
         };
-        let region = state
-            .space
-            .containing(ptr)
-            .filter(|r| r.ordinal == self.ordinal());
+        let region = state.space.containing(ptr).filter(|r| r.ordinal == self.ordinal());
         let Some(RegionKind::Reservation { mappings }) = region.map(|region| &region.kind) else {
             return refuse("a range inside a reservation of this device");
         };
         let Some(end) = ptr.checked_add(bytes) else {
             return refuse("a range inside a reservation of this device");
         };
-        let found: Vec<(u64, Mapping)> = mappings
-            .range(ptr..end)
-            .map(|(&at, mapping)| (at, mapping.clone()))
-            .collect();
+        let found: Vec<(u64, Mapping)> =
+            mappings.range(ptr..end).map(|(&at, mapping)| (at, mapping.clone())).collect();
         let mut at = ptr;
         for (start, mapping) in &found {
             if *start != at {
@@ -68,10 +63,7 @@ impl SimDevice {
 
     /// Gives physical memory back once nobody needs it.
     fn drop_physical(state: &mut State, handle: u64) {
-        let idle = state
-            .physical
-            .get(&handle)
-            .is_some_and(|m| m.destroyed && m.mappings == 0);
+        let idle = state.physical.get(&handle).is_some_and(|m| m.destroyed && m.mappings == 0);
         if !idle {
             return;
         }
@@ -100,21 +92,12 @@ impl VirtualMemory for SimDevice {
         }
         Self::cost(&mut state, |model| model.map);
         let align = align.max(self.properties.granularity) as u64;
-        let start = state
-            .space
-            .take_addresses(self.ordinal(), bytes as u64, align);
+        let start = state.space.take_addresses(self.ordinal(), bytes as u64, align);
         let Some(start) = start else {
-            return Err(DriverError::OutOfMemory {
-                call: call.name(),
-                requested: bytes as u64,
-            });
+            return Err(DriverError::OutOfMemory { call: call.name(), requested: bytes as u64 });
         };
-        let kind = RegionKind::Reservation {
-            mappings: BTreeMap::new(),
-        };
-        state
-            .space
-            .insert(start, bytes as u64, bytes as u64, self.ordinal(), kind);
+        let kind = RegionKind::Reservation { mappings: BTreeMap::new() };
+        state.space.insert(start, bytes as u64, bytes as u64, self.ordinal(), kind);
         Ok(start)
     }
 
@@ -126,10 +109,9 @@ impl VirtualMemory for SimDevice {
                 RegionKind::Reservation { .. } if region.bytes != bytes as u64 => {
                     Some(format!("the whole reservation of {} bytes", region.bytes))
                 }
-                RegionKind::Reservation { mappings } if !mappings.is_empty() => Some(format!(
-                    "a reservation without mappings; {} remain",
-                    mappings.len()
-                )),
+                RegionKind::Reservation { mappings } if !mappings.is_empty() => {
+                    Some(format!("a reservation without mappings; {} remain", mappings.len()))
+                }
                 RegionKind::Reservation { .. } => None,
                 RegionKind::Block { .. } => Some("a reservation, not a block".to_owned()),
             },
@@ -140,9 +122,7 @@ impl VirtualMemory for SimDevice {
             return Err(DriverError::invalid(call.name(), value, accepted));
         }
         if let Some(region) = state.space.remove(ptr) {
-            state
-                .space
-                .give_addresses(region.ordinal, region.start, region.span);
+            state.space.give_addresses(region.ordinal, region.start, region.span);
         }
         Ok(())
     }
@@ -155,10 +135,7 @@ impl VirtualMemory for SimDevice {
         state.take_bytes(call.name(), self.ordinal(), bytes as u64)?;
         let Some(backing) = Backing::new(bytes) else {
             state.give_bytes(self.ordinal(), bytes as u64);
-            return Err(DriverError::OutOfMemory {
-                call: call.name(),
-                requested: bytes as u64,
-            });
+            return Err(DriverError::OutOfMemory { call: call.name(), requested: bytes as u64 });
         };
         let handle = state.handle();
         let memory = Physical {
@@ -180,11 +157,7 @@ impl VirtualMemory for SimDevice {
             Some(known) if known.ordinal == ordinal && !known.destroyed => known.destroyed = true,
             _ => {
                 let value = format!("{memory}, unknown or destroyed");
-                return Err(DriverError::invalid(
-                    call.name(),
-                    value,
-                    "live physical memory",
-                ));
+                return Err(DriverError::invalid(call.name(), value, "live physical memory"));
             }
         }
         Self::drop_physical(&mut state, memory.0);
@@ -201,11 +174,7 @@ impl VirtualMemory for SimDevice {
         let known = known.filter(|known| known.ordinal == ordinal && !known.destroyed);
         let Some(known) = known else {
             let value = format!("{memory}, unknown or destroyed");
-            return Err(DriverError::invalid(
-                call.name(),
-                value,
-                "live physical memory",
-            ));
+            return Err(DriverError::invalid(call.name(), value, "live physical memory"));
         };
         if known.bytes != bytes as u64 {
             return Err(DriverError::invalid(
@@ -217,10 +186,7 @@ impl VirtualMemory for SimDevice {
         let backing = Arc::clone(&known.backing);
         let value = format!("the range of {bytes} bytes at {ptr:#x}");
         state.space.check(call.name(), ptr, bytes as u64)?;
-        let region = state
-            .space
-            .containing_mut(ptr)
-            .map(|region| &mut region.kind);
+        let region = state.space.containing_mut(ptr).map(|region| &mut region.kind);
         let Some(RegionKind::Reservation { mappings }) = region else {
             return Err(DriverError::invalid(
                 call.name(),
@@ -229,10 +195,7 @@ impl VirtualMemory for SimDevice {
             ));
         };
         let end = ptr + bytes as u64;
-        let taken = mappings
-            .range(..end)
-            .next_back()
-            .is_some_and(|(at, m)| at + m.bytes > ptr);
+        let taken = mappings.range(..end).next_back().is_some_and(|(at, m)| at + m.bytes > ptr);
         if taken {
             return Err(DriverError::invalid(
                 call.name(),
@@ -242,12 +205,7 @@ impl VirtualMemory for SimDevice {
         }
         mappings.insert(
             ptr,
-            Mapping {
-                bytes: bytes as u64,
-                memory: memory.0,
-                backing,
-                access: MapAccess::None,
-            },
+            Mapping { bytes: bytes as u64, memory: memory.0, backing, access: MapAccess::None },
         );
         if let Some(known) = state.physical.get_mut(&memory.0) {
             known.mappings += 1;
@@ -266,15 +224,10 @@ impl VirtualMemory for SimDevice {
         for (at, mapping) in found {
             if let Some(piece) = Piece::new(&mapping.backing, 0, mapping.bytes as usize, at) {
                 let notices =
-                    state
-                        .detector
-                        .end_by_host(&piece, &host, &meta, RaceKind::UnmapUnderUse);
+                    state.detector.end_by_host(&piece, &host, &meta, RaceKind::UnmapUnderUse);
                 state.notify_races(notices);
             }
-            let region = state
-                .space
-                .containing_mut(at)
-                .map(|region| &mut region.kind);
+            let region = state.space.containing_mut(at).map(|region| &mut region.kind);
             if let Some(RegionKind::Reservation { mappings }) = region {
                 mappings.remove(&at);
             }
@@ -291,10 +244,7 @@ impl VirtualMemory for SimDevice {
         let mut state = self.enter(call)?;
         let found = self.exact_mappings(&state, call, ptr, bytes as u64)?;
         Self::cost(&mut state, |model| model.map);
-        let region = state
-            .space
-            .containing_mut(ptr)
-            .map(|region| &mut region.kind);
+        let region = state.space.containing_mut(ptr).map(|region| &mut region.kind);
         if let Some(RegionKind::Reservation { mappings }) = region {
             for (at, _) in found {
                 if let Some(mapping) = mappings.get_mut(&at) {

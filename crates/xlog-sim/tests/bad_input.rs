@@ -24,22 +24,10 @@ fn refuses<T: std::fmt::Debug>(outcome: DriverResult<T>, words: &[&str]) {
 #[test]
 fn configurations() {
     let open = |config: SimConfig| SimMachine::new(config);
-    refuses(
-        open(SimConfig::default().with_capacity(0)),
-        &["capacity = 0", "1 byte"],
-    );
-    refuses(
-        open(SimConfig::default().with_capacity(u64::MAX)),
-        &["18446744073709551615"],
-    );
-    refuses(
-        open(SimConfig::default().with_ordinals(0)),
-        &["ordinals = 0", "1 to 16"],
-    );
-    refuses(
-        open(SimConfig::default().with_ordinals(17)),
-        &["ordinals = 17"],
-    );
+    refuses(open(SimConfig::default().with_capacity(0)), &["capacity = 0", "1 byte"]);
+    refuses(open(SimConfig::default().with_capacity(u64::MAX)), &["18446744073709551615"]);
+    refuses(open(SimConfig::default().with_ordinals(0)), &["ordinals = 0", "1 to 16"]);
+    refuses(open(SimConfig::default().with_ordinals(17)), &["ordinals = 17"]);
     refuses(
         open(SimConfig::default().with_granularity(3000)),
         &["granularity = 3000", "power of two"],
@@ -56,10 +44,7 @@ fn streams_and_events_that_are_unknown_or_destroyed() {
         device.stream_destroy(gone).unwrap();
         let block = device.alloc(64).unwrap();
         let event = device.event_create().unwrap();
-        for (stream, name) in [
-            (gone, format!("{gone}")),
-            (StreamHandle(0xdead), "0xdead".into()),
-        ] {
+        for (stream, name) in [(gone, format!("{gone}")), (StreamHandle(0xdead), "0xdead".into())] {
             let words = [name.as_str(), "live stream"];
             refuses(device.stream_synchronize(stream), &words);
             refuses(device.stream_query(stream), &words);
@@ -114,20 +99,8 @@ fn ranges_that_are_freed_unknown_or_past_their_block() {
         let block = device.alloc(100).unwrap();
         memset(&device, block, 1, 100, stream);
         let at = format!("{block:#x}");
-        all_refuse(
-            &device,
-            stream,
-            block,
-            101,
-            &["101 bytes", &at, "its block of 100 bytes"],
-        );
-        all_refuse(
-            &device,
-            stream,
-            block + 60,
-            41,
-            &["41 bytes", &at, "its block of 100 bytes"],
-        );
+        all_refuse(&device, stream, block, 101, &["101 bytes", &at, "its block of 100 bytes"]);
+        all_refuse(&device, stream, block + 60, 41, &["41 bytes", &at, "its block of 100 bytes"]);
         all_refuse(&device, stream, 0x1000, 4, &["0x1000", "live memory"]);
         assert_eq!(read(&device, block, 100, stream), [1; 100]);
 
@@ -143,17 +116,11 @@ fn ranges_that_are_freed_unknown_or_past_their_block() {
         // SAFETY: refused.
         refuses(unsafe { device.free(block) }, &[&at, "block of alloc"]);
         // SAFETY: refused.
-        refuses(
-            unsafe { device.free_async(block + 8, stream) },
-            &["live memory"],
-        );
+        refuses(unsafe { device.free_async(block + 8, stream) }, &["live memory"]);
         // SAFETY: the block is live.
         unsafe { device.free_async(block, stream) }.unwrap();
         // SAFETY: refused.
-        refuses(
-            unsafe { device.free_async(block, stream) },
-            &[&at, "was freed"],
-        );
+        refuses(unsafe { device.free_async(block, stream) }, &[&at, "was freed"]);
         all_refuse(&device, stream, block, 10, &["10 bytes", &at, "was freed"]);
     }
 }
@@ -164,19 +131,10 @@ fn another_devices_memory() {
         let other = SimDevice::open(SimConfig::default()).unwrap();
         let stream = device.stream_create(0).unwrap();
         let foreign = other.alloc(64).unwrap();
-        all_refuse(
-            &device,
-            stream,
-            foreign,
-            64,
-            &[&format!("{foreign:#x}"), "this device"],
-        );
+        all_refuse(&device, stream, foreign, 64, &[&format!("{foreign:#x}"), "this device"]);
         // SAFETY: refused.
         refuses(unsafe { device.free(foreign) }, &[&format!("{foreign:#x}")]);
-        assert_eq!(
-            other.memory_info().unwrap().free,
-            other.memory_info().unwrap().total - 512
-        );
+        assert_eq!(other.memory_info().unwrap().free, other.memory_info().unwrap().total - 512);
     }
 }
 
@@ -186,10 +144,7 @@ fn sizes_of_zero_and_ranges_that_overlap() {
         let stream = device.stream_create(0).unwrap();
         let pool = device.pool_create(&PoolOptions::default()).unwrap();
         refuses(device.alloc(0), &["0 bytes", "at least one"]);
-        refuses(
-            device.alloc_async(0, pool, stream),
-            &["0 bytes", "at least one"],
-        );
+        refuses(device.alloc_async(0, pool, stream), &["0 bytes", "at least one"]);
         let block = device.alloc(64).unwrap();
         // SAFETY: nothing is touched, or the ranges are checked.
         unsafe {
@@ -197,10 +152,7 @@ fn sizes_of_zero_and_ranges_that_overlap() {
             device.copy_htod(0x1, &[], stream).unwrap();
             device.copy_dtoh(&mut [], 0x1, stream).unwrap();
             device.copy_dtod(0x1, 0x2, 0, stream).unwrap();
-            refuses(
-                device.copy_dtod(block, block + 8, 16, stream),
-                &["overlapping", "16 bytes"],
-            );
+            refuses(device.copy_dtod(block, block + 8, 16, stream), &["overlapping", "16 bytes"]);
         }
         let empty = SimKernel::new("k", |_| {}).arg(block, 0, Access::Read);
         refuses(device.launch(stream, empty), &["0 bytes"]);
@@ -212,20 +164,14 @@ fn pools_and_physical_memory_that_are_unknown() {
     for device in devices() {
         let stream = device.stream_create(0).unwrap();
         let pool = PoolHandle(0xfeed);
-        refuses(
-            device.alloc_async(1, pool, stream),
-            &["0xfeed", "live pool"],
-        );
+        refuses(device.alloc_async(1, pool, stream), &["0xfeed", "live pool"]);
         refuses(device.pool_trim(pool, 0), &["0xfeed"]);
         refuses(device.pool_usage(pool), &["0xfeed"]);
         refuses(device.pool_destroy(pool), &["0xfeed"]);
         let unit = device.granularity();
         let range = device.reserve(unit, 0).unwrap();
         // SAFETY: refused.
-        refuses(
-            unsafe { device.map(range, unit, MemoryHandle(0xfeed)) },
-            &["0xfeed", "physical"],
-        );
+        refuses(unsafe { device.map(range, unit, MemoryHandle(0xfeed)) }, &["0xfeed", "physical"]);
         refuses(device.destroy(MemoryHandle(0xfeed)), &["0xfeed"]);
     }
 }
@@ -242,23 +188,11 @@ fn mappings_that_do_not_fit() {
         let block = device.alloc(unit).unwrap();
         // SAFETY: whatever does not fit is refused.
         unsafe {
-            refuses(
-                device.map(range + 1, unit, memory),
-                &["address", "granularity"],
-            );
-            refuses(
-                device.map(range, 2 * unit, memory),
-                &["whole physical memory"],
-            );
-            refuses(
-                device.map(range + 2 * unit as u64, unit, memory),
-                &["inside a reservation"],
-            );
+            refuses(device.map(range + 1, unit, memory), &["address", "granularity"]);
+            refuses(device.map(range, 2 * unit, memory), &["whole physical memory"]);
+            refuses(device.map(range + 2 * unit as u64, unit, memory), &["inside a reservation"]);
             refuses(device.unmap(range, unit), &["whole mappings"]);
-            refuses(
-                device.set_access(range, unit, MapAccess::Read),
-                &["whole mappings"],
-            );
+            refuses(device.set_access(range, unit, MapAccess::Read), &["whole mappings"]);
             device.map(range, unit, memory).unwrap();
             refuses(device.map(range, unit, memory), &["nothing is mapped"]);
             refuses(device.unmap(range, 2 * unit), &["whole mappings"]);

@@ -19,9 +19,7 @@ fn work_of_one_stream_runs_in_the_order_it_was_queued() {
         let seen = Arc::new(Mutex::new(Vec::new()));
         for i in 0..300 {
             let seen = Arc::clone(&seen);
-            device
-                .host_fn(stream, Box::new(move || seen.lock().unwrap().push(i)))
-                .unwrap();
+            device.host_fn(stream, Box::new(move || seen.lock().unwrap().push(i))).unwrap();
         }
         device.stream_synchronize(stream).unwrap();
         assert_eq!(*seen.lock().unwrap(), (0..300).collect::<Vec<_>>());
@@ -67,10 +65,7 @@ fn a_wait_holds_to_the_record_it_saw_when_the_event_is_recorded_again() {
 #[test]
 fn an_event_destroyed_after_its_wait_was_queued_still_orders() {
     for device in devices() {
-        let (a, b) = (
-            device.stream_create(0).unwrap(),
-            device.stream_create(0).unwrap(),
-        );
+        let (a, b) = (device.stream_create(0).unwrap(), device.stream_create(0).unwrap());
         let block = device.alloc(64).unwrap();
         let gate = device.hold(a).unwrap();
         memset(&device, block, 5, 64, a);
@@ -85,14 +80,8 @@ fn an_event_destroyed_after_its_wait_was_queued_still_orders() {
 #[test]
 fn a_call_that_queues_work_returns_while_its_stream_is_held() {
     for device in devices() {
-        let (a, b) = (
-            device.stream_create(0).unwrap(),
-            device.stream_create(0).unwrap(),
-        );
-        let (x, y) = (
-            device.alloc(1 << 20).unwrap(),
-            device.alloc(1 << 20).unwrap(),
-        );
+        let (a, b) = (device.stream_create(0).unwrap(), device.stream_create(0).unwrap());
+        let (x, y) = (device.alloc(1 << 20).unwrap(), device.alloc(1 << 20).unwrap());
         let event = device.event_create().unwrap();
         let ran = Arc::new(AtomicUsize::new(0));
         let gate = device.hold(a).unwrap();
@@ -119,11 +108,7 @@ fn a_call_that_queues_work_returns_while_its_stream_is_held() {
         assert!(!device.stream_query(a).unwrap() && !device.stream_query(b).unwrap());
         assert!(!device.event_query(event).unwrap());
         gate.release();
-        assert_eq!(
-            ran.load(Ordering::SeqCst),
-            0,
-            "the second gate is still closed"
-        );
+        assert_eq!(ran.load(Ordering::SeqCst), 0, "the second gate is still closed");
         drop(second);
         let bytes = read(&device, y, 1 << 20, b);
         assert_eq!(ran.load(Ordering::SeqCst), 1);
@@ -156,10 +141,7 @@ fn a_wait_that_cannot_end_is_called_a_deadlock() {
 #[test]
 fn a_stalled_host_function_stalls_no_other_stream() {
     let device = SimDevice::open(SimConfig::default()).unwrap();
-    let (a, b) = (
-        device.stream_create(0).unwrap(),
-        device.stream_create(0).unwrap(),
-    );
+    let (a, b) = (device.stream_create(0).unwrap(), device.stream_create(0).unwrap());
     let (go, wait) = std::sync::mpsc::channel::<()>();
     let block = device.alloc(64).unwrap();
     memset(&device, block, 1, 64, a);
@@ -192,19 +174,13 @@ fn a_panicking_host_function_harms_nobody_and_a_panicking_kernel_loses_the_devic
     for device in devices() {
         let stream = device.stream_create(0).unwrap();
         device
-            .host_fn(
-                stream,
-                Box::new(|| std::panic::resume_unwind(Box::new("planned"))),
-            )
+            .host_fn(stream, Box::new(|| std::panic::resume_unwind(Box::new("planned"))))
             .unwrap();
         device.stream_synchronize(stream).unwrap();
         let kernel = SimKernel::new("bad", |_| std::panic::resume_unwind(Box::new("planned")));
         device.launch(stream, kernel).unwrap();
         let lost = device.stream_synchronize(stream).unwrap_err();
-        assert!(
-            lost.is_device_lost() && lost.to_string().contains("'bad'"),
-            "{lost}"
-        );
+        assert!(lost.is_device_lost() && lost.to_string().contains("'bad'"), "{lost}");
     }
 }
 
@@ -224,16 +200,10 @@ fn a_kernel_sees_exactly_what_it_declared() {
                 }
             }
         });
-        device
-            .launch(
-                stream,
-                kernel.arg(x, 16, Access::Read).arg(y, 16, Access::Write),
-            )
-            .unwrap();
+        device.launch(stream, kernel.arg(x, 16, Access::Read).arg(y, 16, Access::Write)).unwrap();
         assert_eq!(read(&device, y, 16, stream), [4; 16]);
-        let overlap = SimKernel::new("overlap", |_| {})
-            .arg(x, 16, Access::Read)
-            .arg(x + 8, 8, Access::Write);
+        let overlap =
+            SimKernel::new("overlap", |_| {}).arg(x, 16, Access::Read).arg(x + 8, 8, Access::Write);
         let refused = device.launch(stream, overlap).unwrap_err().to_string();
         assert!(
             refused.contains("overlapping") && refused.contains(&format!("{x:#x}")),
@@ -283,9 +253,7 @@ fn interplay(seed: u64) -> (u64, Vec<u32>) {
             Box::new(move || {
                 for round in 0..10 {
                     let mut log = log.lock();
-                    device
-                        .host_fn(streams[id as usize % 2], Box::new(|| {}))
-                        .unwrap();
+                    device.host_fn(streams[id as usize % 2], Box::new(|| {})).unwrap();
                     device.stream_synchronize(streams[id as usize % 2]).unwrap();
                     log.push(id * 100 + round);
                 }
@@ -310,23 +278,14 @@ fn logical_threads_are_replayed_by_their_seed() {
         assert_eq!(once.1.len(), 30);
         orders.insert(once.1);
     }
-    assert!(
-        orders.len() > 25,
-        "only {} interleavings of 30 seeds",
-        orders.len()
-    );
+    assert!(orders.len() > 25, "only {} interleavings of 30 seeds", orders.len());
 }
 
 #[test]
 fn a_deadlock_of_logical_threads_is_proven_not_timed_out() {
-    let config = SimConfig::default()
-        .with_seed(9)
-        .with_patience(Duration::from_secs(3600));
+    let config = SimConfig::default().with_seed(9).with_patience(Duration::from_secs(3600));
     let device = SimDevice::open(config).unwrap();
-    let (a, b) = (
-        device.stream_create(0).unwrap(),
-        device.stream_create(0).unwrap(),
-    );
+    let (a, b) = (device.stream_create(0).unwrap(), device.stream_create(0).unwrap());
     let gates = [device.hold(a).unwrap(), device.hold(b).unwrap()];
     let errors = AtomicUsize::new(0);
     let bodies: Vec<Box<dyn FnOnce() + Send>> = [a, b]
@@ -345,19 +304,13 @@ fn a_deadlock_of_logical_threads_is_proven_not_timed_out() {
         })
         .collect();
     device.run_threads(bodies);
-    assert_eq!(
-        errors.load(Ordering::SeqCst),
-        1,
-        "one is told, which lets the other go on"
-    );
+    assert_eq!(errors.load(Ordering::SeqCst), 1, "one is told, which lets the other go on");
     device.synchronize().unwrap();
 }
 
 #[test]
 fn a_lock_held_by_a_thread_that_waits_for_ever_is_a_proven_deadlock_too() {
-    let config = SimConfig::default()
-        .with_seed(3)
-        .with_patience(Duration::from_secs(3600));
+    let config = SimConfig::default().with_seed(3).with_patience(Duration::from_secs(3600));
     let device = SimDevice::open(config).unwrap();
     let stream = device.stream_create(0).unwrap();
     let gate = device.hold(stream).unwrap();
@@ -365,10 +318,7 @@ fn a_lock_held_by_a_thread_that_waits_for_ever_is_a_proven_deadlock_too() {
     let bodies: Vec<Box<dyn FnOnce() + Send>> = vec![
         Box::new(|| {
             let mut held = lock.lock();
-            assert!(matches!(
-                device.stream_synchronize(stream),
-                Err(DriverError::Deadlock { .. })
-            ));
+            assert!(matches!(device.stream_synchronize(stream), Err(DriverError::Deadlock { .. })));
             *held += 1;
         }),
         Box::new(|| {
@@ -406,13 +356,9 @@ fn simulated_time_adds_what_waits_and_overlaps_what_does_not() {
     let megabytes = 1 << 30;
     let one = Duration::from_nanos(model.work_start + megabytes / model.device_bandwidth);
     let run = |streams: usize, ordered: bool| {
-        let config = SimConfig::default()
-            .with_seed(1)
-            .with_latency(model.clone());
+        let config = SimConfig::default().with_seed(1).with_latency(model.clone());
         let device = SimDevice::open(config).unwrap();
-        let streams: Vec<_> = (0..streams)
-            .map(|_| device.stream_create(0).unwrap())
-            .collect();
+        let streams: Vec<_> = (0..streams).map(|_| device.stream_create(0).unwrap()).collect();
         for pair in streams.windows(2) {
             let block = device.alloc(megabytes as usize).unwrap();
             let kernel =
@@ -442,9 +388,7 @@ fn devices_and_gates_may_go_in_any_order() {
         let stream = device.stream_create(0).unwrap();
         let gate = device.hold(stream).unwrap();
         let kept = Arc::clone(&device);
-        device
-            .host_fn(stream, Box::new(move || drop(kept)))
-            .unwrap();
+        device.host_fn(stream, Box::new(move || drop(kept))).unwrap();
         drop(device);
         gate.release();
     }

@@ -18,32 +18,18 @@ fn the_nth_call_of_a_kind_fails_and_changes_nothing() {
         memset(&device, block, 2, 64, stream);
         // SAFETY: the block is live.
         let failed = unsafe { device.memset(block, 3, 64, stream) }.unwrap_err();
-        assert!(
-            matches!(
-                failed,
-                DriverError::Code {
-                    code: 42,
-                    call: "memset",
-                    ..
-                }
-            ),
-            "{failed}"
-        );
+        assert!(matches!(failed, DriverError::Code { code: 42, call: "memset", .. }), "{failed}");
         assert_eq!(read(&device, block, 64, stream), [2; 64]);
         assert_eq!(device.faults().calls(Call::Memset), 3);
 
         let free = device.memory_info().unwrap().free;
         device.faults().fail_nth(Call::Alloc, 1, Fault::OutOfMemory);
         assert!(device.alloc(64).unwrap_err().is_out_of_memory());
-        device
-            .faults()
-            .fail_nth(Call::Create, 1, Fault::Unsupported);
+        device.faults().fail_nth(Call::Create, 1, Fault::Unsupported);
         let refused = device.create(device.granularity()).unwrap_err();
         assert!(matches!(refused, DriverError::Unsupported { .. }));
         assert_eq!(device.memory_info().unwrap().free, free);
-        device
-            .faults()
-            .fail_nth(Call::EventCreate, 1, Fault::Code(1));
+        device.faults().fail_nth(Call::EventCreate, 1, Fault::Code(1));
         device.faults().clear();
         device.event_create().unwrap();
     }
@@ -57,12 +43,7 @@ fn memory_runs_out_where_the_test_says() {
         device.faults().limit_memory(Some(4096));
         let block = device.alloc(4096).unwrap();
         assert!(device.alloc(1).unwrap_err().is_out_of_memory());
-        assert!(
-            device
-                .alloc_async(1, pool, stream)
-                .unwrap_err()
-                .is_out_of_memory()
-        );
+        assert!(device.alloc_async(1, pool, stream).unwrap_err().is_out_of_memory());
         assert_eq!(device.memory_info().unwrap().free, 0);
         device.faults().limit_memory(None);
         device.alloc_async(1, pool, stream).unwrap();
@@ -74,10 +55,7 @@ fn memory_runs_out_where_the_test_says() {
 #[test]
 fn a_stream_held_back_runs_nothing_until_it_is_let_go() {
     for device in devices() {
-        let (a, b) = (
-            device.stream_create(0).unwrap(),
-            device.stream_create(0).unwrap(),
-        );
+        let (a, b) = (device.stream_create(0).unwrap(), device.stream_create(0).unwrap());
         let (x, y) = (device.alloc(64).unwrap(), device.alloc(64).unwrap());
         let held = device.faults().hold_back(a).unwrap();
         memset(&device, x, 1, 64, a);

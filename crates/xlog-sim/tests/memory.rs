@@ -33,10 +33,7 @@ fn exactly_the_capacity_fits_and_one_byte_more_does_not() {
     let whole = device.alloc(8192).unwrap();
     assert_eq!(device.memory_info().unwrap().free, 0);
     let refused = device.alloc(1).unwrap_err();
-    assert!(
-        matches!(refused, DriverError::OutOfMemory { requested: 512, .. }),
-        "{refused:?}"
-    );
+    assert!(matches!(refused, DriverError::OutOfMemory { requested: 512, .. }), "{refused:?}");
     // SAFETY: nothing was queued on it.
     unsafe { device.free(whole) }.unwrap();
     assert!(device.alloc(8193).unwrap_err().is_out_of_memory());
@@ -64,11 +61,7 @@ fn addresses_are_aligned_and_never_overlap_and_no_host_maps_them() {
         let ptr = device.alloc(bytes as usize).unwrap();
         assert_eq!(ptr % device.properties().allocation_alignment as u64, 0);
         assert!(ptr >= 1 << 52);
-        assert!(
-            blocks
-                .iter()
-                .all(|&(at, len)| ptr + bytes <= at || at + len <= ptr)
-        );
+        assert!(blocks.iter().all(|&(at, len)| ptr + bytes <= at || at + len <= ptr));
         blocks.push((ptr, bytes));
     }
 }
@@ -77,39 +70,16 @@ fn addresses_are_aligned_and_never_overlap_and_no_host_maps_them() {
 fn a_pool_reuses_a_streams_own_memory_at_once_and_anothers_by_its_switches() {
     let alternatives = [
         (ONLY_OWN, false, false, false),
-        (
-            ReusePolicy {
-                follow_event_dependencies: true,
-                ..ONLY_OWN
-            },
-            false,
-            true,
-            false,
-        ),
-        (
-            ReusePolicy {
-                opportunistic: true,
-                ..ONLY_OWN
-            },
-            false,
-            false,
-            true,
-        ),
+        (ReusePolicy { follow_event_dependencies: true, ..ONLY_OWN }, false, true, false),
+        (ReusePolicy { opportunistic: true, ..ONLY_OWN }, false, false, true),
         (ReusePolicy::ALL, false, true, true),
     ];
     for (reuse, unordered, ordered, completed) in alternatives {
         for case in 0..3 {
             let device = seeded(0);
-            let (a, b) = (
-                device.stream_create(0).unwrap(),
-                device.stream_create(0).unwrap(),
-            );
-            let pool = device
-                .pool_create(&PoolOptions {
-                    reuse,
-                    ..PoolOptions::default()
-                })
-                .unwrap();
+            let (a, b) = (device.stream_create(0).unwrap(), device.stream_create(0).unwrap());
+            let pool =
+                device.pool_create(&PoolOptions { reuse, ..PoolOptions::default() }).unwrap();
             let block = device.alloc_async(1000, pool, a).unwrap();
             assert_eq!(block, {
                 free(&device, block, a);
@@ -155,19 +125,9 @@ fn a_pool_reuses_a_streams_own_memory_at_once_and_anothers_by_its_switches() {
 fn a_full_pool_waits_for_another_streams_free_only_where_that_is_allowed() {
     for internal_dependencies in [false, true] {
         let device = seeded(5);
-        let (a, b) = (
-            device.stream_create(0).unwrap(),
-            device.stream_create(0).unwrap(),
-        );
-        let reuse = ReusePolicy {
-            internal_dependencies,
-            ..ONLY_OWN
-        };
-        let options = PoolOptions {
-            reuse,
-            max_bytes: Some(2 << 20),
-            ..PoolOptions::default()
-        };
+        let (a, b) = (device.stream_create(0).unwrap(), device.stream_create(0).unwrap());
+        let reuse = ReusePolicy { internal_dependencies, ..ONLY_OWN };
+        let options = PoolOptions { reuse, max_bytes: Some(2 << 20), ..PoolOptions::default() };
         let pool = device.pool_create(&options).unwrap();
         let block = device.alloc_async(2 << 20, pool, a).unwrap();
         let gate = device.hold(a).unwrap();
@@ -181,10 +141,7 @@ fn a_full_pool_waits_for_another_streams_free_only_where_that_is_allowed() {
         }
         let next = next.unwrap();
         memset(&device, next, 2, 1 << 20, b);
-        assert!(
-            !device.stream_query(b).unwrap(),
-            "b must wait for the held free"
-        );
+        assert!(!device.stream_query(b).unwrap(), "b must wait for the held free");
         gate.release();
         assert_eq!(read(&device, next, 1 << 20, b), vec![2; 1 << 20]);
         assert!(device.races().is_empty(), "{}", device.races()[0]);
@@ -195,21 +152,12 @@ fn a_full_pool_waits_for_another_streams_free_only_where_that_is_allowed() {
 fn a_pool_holds_to_its_maximum_its_threshold_and_its_trim() {
     let device = seeded(2);
     let stream = device.stream_create(0).unwrap();
-    let options = PoolOptions {
-        max_bytes: Some(100 << 20),
-        release_threshold: 0,
-        ..PoolOptions::default()
-    };
+    let options =
+        PoolOptions { max_bytes: Some(100 << 20), release_threshold: 0, ..PoolOptions::default() };
     let pool = device.pool_create(&options).unwrap();
-    let blocks: Vec<u64> = (0..3)
-        .map(|_| device.alloc_async(32 << 20, pool, stream).unwrap())
-        .collect();
-    assert!(
-        device
-            .alloc_async(8 << 20, pool, stream)
-            .unwrap_err()
-            .is_out_of_memory()
-    );
+    let blocks: Vec<u64> =
+        (0..3).map(|_| device.alloc_async(32 << 20, pool, stream).unwrap()).collect();
+    assert!(device.alloc_async(8 << 20, pool, stream).unwrap_err().is_out_of_memory());
     let usage = device.pool_usage(pool).unwrap();
     assert_eq!((usage.used, usage.reserved), (96 << 20, 96 << 20));
     assert_eq!(taken(&device), 96 << 20);
@@ -218,21 +166,14 @@ fn a_pool_holds_to_its_maximum_its_threshold_and_its_trim() {
     }
     device.stream_synchronize(stream).unwrap();
     let usage = device.pool_usage(pool).unwrap();
-    assert_eq!(
-        (usage.used, usage.reserved, usage.reserved_peak),
-        (0, 0, 96 << 20)
-    );
+    assert_eq!((usage.used, usage.reserved, usage.reserved_peak), (0, 0, 96 << 20));
     assert_eq!(taken(&device), 0);
 
     device.pool_set_release_threshold(pool, u64::MAX).unwrap();
     let block = device.alloc_async(64 << 20, pool, stream).unwrap();
     free(&device, block, stream);
     device.stream_synchronize(stream).unwrap();
-    assert_eq!(
-        device.pool_usage(pool).unwrap().reserved,
-        64 << 20,
-        "kept across a sync"
-    );
+    assert_eq!(device.pool_usage(pool).unwrap().reserved, 64 << 20, "kept across a sync");
     device.pool_trim(pool, 64 << 20).unwrap();
     assert_eq!(device.pool_usage(pool).unwrap().reserved, 64 << 20);
     device.pool_trim(pool, 0).unwrap();
@@ -259,10 +200,7 @@ fn a_destroyed_pool_gives_its_memory_back_with_its_last_block() {
 fn pieces_of_a_pool_merge_again_whatever_stream_freed_them() {
     let device = seeded(8);
     let streams: Vec<_> = (0..3).map(|_| device.stream_create(0).unwrap()).collect();
-    let options = PoolOptions {
-        max_bytes: Some(32 << 20),
-        ..PoolOptions::default()
-    };
+    let options = PoolOptions { max_bytes: Some(32 << 20), ..PoolOptions::default() };
     let pool = device.pool_create(&options).unwrap();
     let blocks: Vec<(u64, StreamHandle)> = (0..96)
         .map(|i| {
@@ -291,16 +229,11 @@ fn mapped_memory_moves_between_addresses_and_keeps_its_bytes() {
         unsafe {
             device.map(range, unit, x).unwrap();
             device.map(range + unit as u64, unit, y).unwrap();
-            device
-                .set_access(range, 2 * unit, MapAccess::ReadWrite)
-                .unwrap();
+            device.set_access(range, 2 * unit, MapAccess::ReadWrite).unwrap();
         }
         // One range over both pieces.
         memset(&device, range + unit as u64 - 8, 5, 16, stream);
-        assert_eq!(
-            read(&device, range + unit as u64 - 9, 18, stream)[..2],
-            [0, 5]
-        );
+        assert_eq!(read(&device, range + unit as u64 - 9, 18, stream)[..2], [0, 5]);
         device.stream_synchronize(stream).unwrap();
         let high = range + 2 * unit as u64;
         // SAFETY: the host has seen everything complete.
@@ -338,10 +271,7 @@ fn access_to_unmapped_memory_is_a_sticky_fault() {
         assert_eq!(read(&device, range, 4, stream), [0; 4]);
         memset(&device, range, 1, 4, stream); // queued; the device finds out that it may not
         let lost = device.stream_synchronize(stream).unwrap_err();
-        assert!(
-            matches!(lost, DriverError::DeviceLost { code: 700, .. }),
-            "{lost}"
-        );
+        assert!(matches!(lost, DriverError::DeviceLost { code: 700, .. }), "{lost}");
         assert!(lost.to_string().contains(&format!("{range:#x}")), "{lost}");
         for later in [
             device.alloc(1).unwrap_err(),
@@ -365,9 +295,7 @@ fn memory_mapped_while_its_work_waits_behind_a_gate_is_there_in_time() {
         // SAFETY: a fresh reservation.
         unsafe {
             device.map(range, unit, memory).unwrap();
-            device
-                .set_access(range, unit, MapAccess::ReadWrite)
-                .unwrap();
+            device.set_access(range, unit, MapAccess::ReadWrite).unwrap();
         }
         gate.release();
         assert_eq!(read(&device, range, 4, stream), [8; 4]);
@@ -376,9 +304,7 @@ fn memory_mapped_while_its_work_waits_behind_a_gate_is_there_in_time() {
 
 #[test]
 fn capabilities_can_be_missing() {
-    let config = SimConfig::default()
-        .with_async_pools(false)
-        .with_virtual_memory(false);
+    let config = SimConfig::default().with_async_pools(false).with_virtual_memory(false);
     let device = SimDevice::open(config).unwrap();
     let device: &dyn Driver = &*device;
     assert!(device.async_pools().is_none() && device.virtual_memory().is_none());

@@ -19,27 +19,17 @@ fn under_every_schedule(kind: RaceKind, program: impl Fn(&SimDevice, bool)) {
     for device in all {
         program(&device, false);
         let races = device.races();
-        assert!(
-            races.iter().any(|race| race.kind == kind),
-            "{device:?}: {kind} missed: {races:?}"
-        );
+        assert!(races.iter().any(|race| race.kind == kind), "{device:?}: {kind} missed: {races:?}");
     }
     for device in devices().into_iter().chain((100..160).map(seeded)) {
         program(&device, true);
-        assert!(
-            device.races().is_empty(),
-            "{device:?}: {}",
-            device.races()[0]
-        );
+        assert!(device.races().is_empty(), "{device:?}: {}", device.races()[0]);
         device.synchronize().unwrap();
     }
 }
 
 fn two_streams(device: &SimDevice) -> (StreamHandle, StreamHandle) {
-    (
-        device.stream_create(0).unwrap(),
-        device.stream_create(0).unwrap(),
-    )
+    (device.stream_create(0).unwrap(), device.stream_create(0).unwrap())
 }
 
 fn touch(device: &SimDevice, name: &str, ptr: u64, access: Access, stream: StreamHandle) {
@@ -123,12 +113,7 @@ fn a_reader_that_meets_the_next_block_at_the_same_place() {
     under_every_schedule(RaceKind::UseAcrossReuse, |device, ordered| {
         let (a, b) = two_streams(device);
         let reuse = ReusePolicy::DETERMINISTIC;
-        let pool = device
-            .pool_create(&PoolOptions {
-                reuse,
-                ..PoolOptions::default()
-            })
-            .unwrap();
+        let pool = device.pool_create(&PoolOptions { reuse, ..PoolOptions::default() }).unwrap();
         let block = device.alloc_async(64, pool, a).unwrap();
         edge(device, a, b);
         touch(device, "late", block, Access::Read, b);
@@ -232,15 +217,9 @@ fn a_report_names_both_operations_their_streams_the_bytes_and_the_tags() {
         assert_eq!((race.ptr, race.bytes), (block + 40, 20), "the shared bytes");
         assert_eq!((race.first.stream, race.second.stream), (Some(a), Some(b)));
         let text = race.to_string();
-        for part in [
-            "read/write",
-            "memset",
-            "probe_rows",
-            "build",
-            "probe",
-            "hash table",
-            "20 bytes",
-        ] {
+        for part in
+            ["read/write", "memset", "probe_rows", "build", "probe", "hash table", "20 bytes"]
+        {
             assert!(text.contains(part), "{part} is missing in: {text}");
         }
     }
@@ -337,10 +316,7 @@ fn work_behind_a_gate_on_a_block_freed_meanwhile_is_a_use_after_free() {
         // SAFETY: what this test is about.
         unsafe { device.free(block) }.unwrap();
         gate.release();
-        assert!(matches!(
-            device.stream_synchronize(a),
-            Err(DriverError::Race { .. })
-        ));
+        assert!(matches!(device.stream_synchronize(a), Err(DriverError::Race { .. })));
         assert_eq!(device.races()[0].kind, RaceKind::UseAfterFree);
     }
 }
@@ -355,12 +331,7 @@ fn reuse_of_memory_whose_free_has_completed_is_no_race() {
             opportunistic: true,
             internal_dependencies: false,
         };
-        let pool = device
-            .pool_create(&PoolOptions {
-                reuse,
-                ..PoolOptions::default()
-            })
-            .unwrap();
+        let pool = device.pool_create(&PoolOptions { reuse, ..PoolOptions::default() }).unwrap();
         for round in 0..20 {
             let (from, to) = if round % 2 == 0 { (a, b) } else { (b, a) };
             let block = device.alloc_async(5000, pool, from).unwrap();
@@ -373,11 +344,7 @@ fn reuse_of_memory_whose_free_has_completed_is_no_race() {
             unsafe { device.free_async(other, to) }.unwrap();
         }
         device.synchronize().unwrap();
-        assert!(
-            device.races().is_empty(),
-            "seed {seed}: {}",
-            device.races()[0]
-        );
+        assert!(device.races().is_empty(), "seed {seed}: {}", device.races()[0]);
     }
 }
 
@@ -388,10 +355,7 @@ fn streams_of_two_devices_order_each_other_by_events() {
         config.seed = seed;
         let machine = xlog_sim::SimMachine::new(config).unwrap();
         let (first, second) = (machine.device(0).unwrap(), machine.device(1).unwrap());
-        let (a, b) = (
-            first.stream_create(0).unwrap(),
-            second.stream_create(0).unwrap(),
-        );
+        let (a, b) = (first.stream_create(0).unwrap(), second.stream_create(0).unwrap());
         let block = first.alloc(64).unwrap();
         memset(&first, block, 9, 64, a);
         let event = first.event_create().unwrap();
@@ -403,10 +367,7 @@ fn streams_of_two_devices_order_each_other_by_events() {
         assert_eq!(read(&second, copy, 64, b), [9; 64]);
         assert!(first.races().is_empty());
         let wrong = second.stream_synchronize(a);
-        assert!(
-            matches!(wrong, Err(DriverError::Invalid { .. })),
-            "{wrong:?}"
-        );
+        assert!(matches!(wrong, Err(DriverError::Invalid { .. })), "{wrong:?}");
     }
 }
 
@@ -431,4 +392,20 @@ fn a_machine_with_many_dead_streams_still_orders_rightly() {
     memset(&device, block, 1, 64, keep);
     memset(&device, block, 1, 64, stray);
     assert_eq!(device.races().len(), 1);
+}
+
+#[test]
+fn a_synchronised_host_knows_what_destroyed_streams_did() {
+    for device in devices() {
+        let (a, b) = two_streams(&device);
+        let block = device.alloc(64).unwrap();
+        memset(&device, block, 1, 64, a);
+        device.stream_destroy(a).unwrap();
+        device.synchronize().unwrap();
+        memset(&device, block, 2, 64, b);
+        device.synchronize().unwrap();
+        // SAFETY: the host has seen everything complete.
+        unsafe { device.free(block) }.unwrap();
+        assert!(device.races().is_empty(), "{}", device.races()[0]);
+    }
 }

@@ -24,11 +24,7 @@ impl Buffer {
     #[must_use]
     pub fn new(device: &Arc<CudaDevice>, bytes: usize) -> Self {
         let ptr = device.driver().alloc(bytes).unwrap();
-        Self {
-            device: device.clone(),
-            ptr,
-            bytes,
-        }
+        Self { device: device.clone(), ptr, bytes }
     }
 
     /// The address on the device.
@@ -57,11 +53,7 @@ impl Buffer {
 
     /// Queues a copy of `bytes` to the start of the buffer.
     pub fn write(&self, stream: &DeviceStream, bytes: &[u8]) -> Result<()> {
-        assert!(
-            bytes.len() <= self.bytes,
-            "{} bytes into {self:?}",
-            bytes.len()
-        );
+        assert!(bytes.len() <= self.bytes, "{} bytes into {self:?}", bytes.len());
         // SAFETY: the range lies in this buffer, which is freed after a device-wide wait.
         unsafe { stream.copy_htod(self.ptr, bytes) }
     }

@@ -63,10 +63,7 @@ pub fn for_each_device(body: impl Fn(&Arc<CudaDevice>)) {
 /// Runs `body` on each simulated device to test on: on none at all when a GPU is asked for. Races are the body's affair.
 pub fn for_each_sim(body: impl Fn(&Arc<CudaDevice>, &Arc<SimDevice>)) {
     for spec in specs() {
-        if !spec
-            .parse::<DeviceSpec>()
-            .is_ok_and(DeviceSpec::is_simulated)
-        {
+        if !spec.parse::<DeviceSpec>().is_ok_and(DeviceSpec::is_simulated) {
             continue;
         }
         let device = open(&spec);
@@ -95,10 +92,7 @@ pub fn threads<'a>(device: &CudaDevice, bodies: Vec<Box<dyn FnOnce() + Send + 'a
 /// gates of another.
 fn alone(device: &CudaDevice) -> Option<MutexGuard<'static, ()>> {
     static GPU: Mutex<()> = Mutex::new(());
-    device
-        .sim()
-        .is_none()
-        .then(|| GPU.lock().unwrap_or_else(PoisonError::into_inner))
+    device.sim().is_none().then(|| GPU.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
 /// Says how to run a failed body again.
@@ -107,10 +101,7 @@ struct Replay<'a>(&'a str);
 impl Drop for Replay<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            eprintln!(
-                "failed on device {0}; run it again with {TEST_DEVICE_VARIABLE}={0}",
-                self.0
-            );
+            eprintln!("failed on device {0}; run it again with {TEST_DEVICE_VARIABLE}={0}", self.0);
         }
     }
 }

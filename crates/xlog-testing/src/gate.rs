@@ -27,10 +27,7 @@ impl WatchedGate {
             gate.release();
             late
         });
-        Self {
-            open: Some(open),
-            watchdog: Some(watchdog),
-        }
+        Self { open: Some(open), watchdog: Some(watchdog) }
     }
 
     /// Lets the stream go on.
@@ -39,17 +36,12 @@ impl WatchedGate {
     /// When the watchdog had to do so before.
     pub fn release(mut self) {
         let late = self.finish();
-        assert!(
-            !late,
-            "a call waited {LIMIT:?} for a held stream before it returned"
-        );
+        assert!(!late, "a call waited {LIMIT:?} for a held stream before it returned");
     }
 
     fn finish(&mut self) -> bool {
         drop(self.open.take());
-        self.watchdog
-            .take()
-            .is_some_and(|watchdog| watchdog.join().unwrap_or(true))
+        self.watchdog.take().is_some_and(|watchdog| watchdog.join().unwrap_or(true))
     }
 }
 

@@ -5,12 +5,7 @@ use clap::{Args, Parser, Subcommand};
 
 /// See, check and exercise device memory from the command line.
 #[derive(Parser, Debug)]
-#[command(
-    name = "xlogmem",
-    version,
-    max_term_width = 80,
-    disable_help_subcommand = true
-)]
+#[command(name = "xlogmem", version, max_term_width = 80, disable_help_subcommand = true)]
 #[command(after_help = "Exit status: 0 done, 1 the device or the work failed, \
                         2 the command line was refused.")]
 struct Cli {
@@ -64,16 +59,10 @@ pub(crate) fn parse() -> Result<Command, Refusal> {
 
 /// The first paragraph of the parser's message, which is what went wrong, as one line.
 fn one_line(message: &str) -> String {
-    let paragraph: Vec<&str> = message
-        .lines()
-        .map(str::trim)
-        .take_while(|line| !line.is_empty())
-        .collect();
+    let paragraph: Vec<&str> =
+        message.lines().map(str::trim).take_while(|line| !line.is_empty()).collect();
     let text = paragraph.join(" ");
-    format!(
-        "{}; try 'xlogmem --help'",
-        text.strip_prefix("error: ").unwrap_or(&text)
-    )
+    format!("{}; try 'xlogmem --help'", text.strip_prefix("error: ").unwrap_or(&text))
 }
 
 #[cfg(test)]
@@ -89,9 +78,6 @@ mod tests {
     #[test]
     fn a_message_of_many_lines_becomes_one() {
         let message = "error: the following are missing:\n  <A>\n  <B>\n\nUsage: x\n";
-        assert_eq!(
-            one_line(message),
-            "the following are missing: <A> <B>; try 'xlogmem --help'"
-        );
+        assert_eq!(one_line(message), "the following are missing: <A> <B>; try 'xlogmem --help'");
     }
 }

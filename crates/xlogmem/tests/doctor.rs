@@ -29,11 +29,7 @@ fn text(bytes: &[u8]) -> &str {
 
 fn json(output: &Output) -> Value {
     serde_json::from_slice(&output.stdout).unwrap_or_else(|error| {
-        panic!(
-            "{error}: {} / {}",
-            text(&output.stdout),
-            text(&output.stderr)
-        )
+        panic!("{error}: {} / {}", text(&output.stdout), text(&output.stderr))
     })
 }
 
@@ -116,22 +112,11 @@ fn the_text_says_what_the_json_says_in_eighty_columns() {
         let output = doctor(&["--device", &spec]);
         assert_eq!(output.status.code(), Some(0));
         let page = text(&output.stdout);
-        for pointer in [
-            "/selection/spec",
-            "/device/name",
-            "/device/uuid",
-            "/xlog_version",
-        ] {
+        for pointer in ["/selection/spec", "/device/name", "/device/uuid", "/xlog_version"] {
             let value = report.pointer(pointer).unwrap().as_str().unwrap();
-            assert!(
-                page.contains(value),
-                "{page} does not have {pointer} = {value}"
-            );
+            assert!(page.contains(value), "{page} does not have {pointer} = {value}");
         }
-        assert!(
-            page.contains("granularity") && page.contains("GPUs"),
-            "{page}"
-        );
+        assert!(page.contains("granularity") && page.contains("GPUs"), "{page}");
         assert!(page.ends_with(&format!("{spec} works\n")), "{page}");
         for line in page.lines() {
             assert!(line.chars().count() <= 80, "{line}");
@@ -152,21 +137,12 @@ fn without_flag_and_environment_it_takes_a_gpu_or_says_that_there_is_none() {
     } else {
         assert_eq!(report["selection"]["source"], "fallback");
         assert_eq!(report["selection"]["spec"], "sim");
-        assert!(
-            report["selection"]["reason"]
-                .as_str()
-                .unwrap()
-                .contains("no GPU")
-        );
+        assert!(report["selection"]["reason"].as_str().unwrap().contains("no GPU"));
         let missing = &report["missing"][0];
         assert!(!missing["what"].as_str().unwrap().is_empty());
         assert!(!missing["remedy"].as_str().unwrap().is_empty());
         let page = doctor(&[]);
-        assert!(
-            text(&page.stdout).contains("no GPU"),
-            "{}",
-            text(&page.stdout)
-        );
+        assert!(text(&page.stdout).contains("no GPU"), "{}", text(&page.stdout));
         assert!(text(&page.stdout).contains("how to get it"));
     }
 }
@@ -175,10 +151,7 @@ fn without_flag_and_environment_it_takes_a_gpu_or_says_that_there_is_none() {
 fn the_environment_decides_and_the_flag_decides_over_it() {
     let asked = |arguments: &[&str]| {
         let mut command = xlogmem();
-        command
-            .args(["doctor", "--json"])
-            .args(arguments)
-            .env("XLOG_DEVICE", "sim:7");
+        command.args(["doctor", "--json"]).args(arguments).env("XLOG_DEVICE", "sim:7");
         json(&command.output().unwrap())["selection"].clone()
     };
     let selection = asked(&[]);
@@ -186,41 +159,18 @@ fn the_environment_decides_and_the_flag_decides_over_it() {
         (&selection["spec"], &selection["source"]),
         (&"sim:7".into(), &"environment".into())
     );
-    assert!(
-        selection["reason"]
-            .as_str()
-            .unwrap()
-            .contains("XLOG_DEVICE")
-    );
+    assert!(selection["reason"].as_str().unwrap().contains("XLOG_DEVICE"));
     let selection = asked(&["--device", "sim:8"]);
-    assert_eq!(
-        (&selection["spec"], &selection["source"]),
-        (&"sim:8".into(), &"flag".into())
-    );
+    assert_eq!((&selection["spec"], &selection["source"]), (&"sim:8".into(), &"flag".into()));
 }
 
 #[test]
 fn a_bad_spec_is_refused_in_one_line_that_names_it() {
-    for spec in [
-        "cuda:x",
-        "sim:-1",
-        "",
-        "gpu",
-        "cuda:",
-        " sim",
-        "sim:99999999999999999999",
-    ] {
+    for spec in ["cuda:x", "sim:-1", "", "gpu", "cuda:", " sim", "sim:99999999999999999999"] {
         let quoted = format!("{spec:?}");
-        assert_refused(
-            &doctor(&["--device", spec]),
-            &[&quoted, "sim:SEED", "cuda:N"],
-        );
+        assert_refused(&doctor(&["--device", spec]), &[&quoted, "sim:SEED", "cuda:N"]);
         assert_refused(&doctor(&["--device", spec, "--json"]), &[&quoted]);
-        let output = xlogmem()
-            .arg("doctor")
-            .env("XLOG_DEVICE", spec)
-            .output()
-            .unwrap();
+        let output = xlogmem().arg("doctor").env("XLOG_DEVICE", spec).output().unwrap();
         assert_refused(&output, &[&quoted, "XLOG_DEVICE"]);
     }
 }
@@ -236,19 +186,13 @@ fn a_bad_command_line_is_refused_in_one_line() {
         &["--nonsense"],
         &[],
     ] {
-        assert_refused(
-            &xlogmem().args(arguments).output().unwrap(),
-            &["xlogmem", "--help"],
-        );
+        assert_refused(&xlogmem().args(arguments).output().unwrap(), &["xlogmem", "--help"]);
     }
 }
 
 #[test]
 fn a_gpu_that_is_not_there_is_exit_status_one() {
-    for arguments in [
-        &["--device", "cuda:99"][..],
-        &["--device", "cuda:99", "--json"],
-    ] {
+    for arguments in [&["--device", "cuda:99"][..], &["--device", "cuda:99", "--json"]] {
         let output = doctor(arguments);
         assert_eq!(output.status.code(), Some(1));
         let error = text(&output.stderr);
@@ -263,12 +207,7 @@ fn a_gpu_that_is_not_there_is_exit_status_one() {
 
 #[test]
 fn help_and_version_go_to_standard_output_and_fit_a_terminal() {
-    for arguments in [
-        &["--help"][..],
-        &["doctor", "--help"],
-        &["-h"],
-        &["--version"],
-    ] {
+    for arguments in [&["--help"][..], &["doctor", "--help"], &["-h"], &["--version"]] {
         let output = xlogmem().args(arguments).output().unwrap();
         assert_eq!(output.status.code(), Some(0), "{arguments:?}");
         assert!(output.stderr.is_empty());

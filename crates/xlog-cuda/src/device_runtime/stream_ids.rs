@@ -11,10 +11,7 @@ use super::StreamId;
 
 /// A standard mutex: all devices of the process share it, so a seeded scheduler that saw it would depend on strangers.
 /// Nothing is called while it is held.
-static SOURCE: Mutex<IdSource> = Mutex::new(IdSource {
-    next: 1,
-    live: BTreeSet::new(),
-});
+static SOURCE: Mutex<IdSource> = Mutex::new(IdSource { next: 1, live: BTreeSet::new() });
 
 fn source() -> MutexGuard<'static, IdSource> {
     SOURCE.lock().unwrap_or_else(PoisonError::into_inner)
@@ -71,20 +68,14 @@ mod tests {
 
     #[test]
     fn wrap_around_skips_zero_the_last_number_and_live_ids() {
-        let mut source = IdSource {
-            next: u32::MAX - 2,
-            live: BTreeSet::from([1, 2]),
-        };
+        let mut source = IdSource { next: u32::MAX - 2, live: BTreeSet::from([1, 2]) };
         let issued: Vec<u32> = (0..4).map(|_| source.issue()).collect();
         assert_eq!(issued, [u32::MAX - 2, u32::MAX - 1, 3, 4]);
     }
 
     #[test]
     fn a_dropped_id_may_be_issued_after_wrap_around_and_a_live_one_may_not() {
-        let mut source = IdSource {
-            next: 5,
-            live: BTreeSet::new(),
-        };
+        let mut source = IdSource { next: 5, live: BTreeSet::new() };
         assert_eq!((source.issue(), source.issue()), (5, 6));
         source.live.remove(&5);
         source.next = 5;

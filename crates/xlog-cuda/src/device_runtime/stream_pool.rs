@@ -89,9 +89,7 @@ impl StreamPool {
     /// A pool that lets out at most `max_streams` streams besides the default one; 0 is taken as 1.
     #[must_use]
     pub fn new(device: Arc<CudaDevice>, max_streams: usize) -> Self {
-        Self {
-            table: Arc::new(StreamTable::new(device, max_streams)),
-        }
+        Self { table: Arc::new(StreamTable::new(device, max_streams)) }
     }
 
     /// A pool of [`DEFAULT_MAX_STREAMS`].
@@ -118,10 +116,7 @@ impl StreamPool {
     /// [`StreamPool::lease`] with a priority.
     pub fn lease_with(&self, priority: StreamPriority) -> Result<StreamLease, StreamPoolError> {
         let stream = self.table.take_out(priority, Holder::Lease)?;
-        Ok(StreamLease {
-            table: self.table.clone(),
-            stream,
-        })
+        Ok(StreamLease { table: self.table.clone(), stream })
     }
 
     /// Gives an acquired stream back. Its queued work still runs.

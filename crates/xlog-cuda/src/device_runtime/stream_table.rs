@@ -101,10 +101,7 @@ impl StreamTable {
 
     /// The stream of an id other than the default one.
     pub(super) fn resolve(&self, id: StreamId) -> Option<Arc<DeviceStream>> {
-        self.shard(id)
-            .lock()
-            .get(&id)
-            .map(|slot| slot.stream.clone())
+        self.shard(id).lock().get(&id).map(|slot| slot.stream.clone())
     }
 
     fn shard(&self, id: StreamId) -> &Shard {
@@ -116,9 +113,7 @@ impl StreamTable {
             return Ok(stream.clone());
         }
         // Made without a lock: a thread that loses the race drops its own stream again.
-        let raw = self
-            .make(StreamPriority::Normal.on(&self.device))
-            .map_err(fork_failed)?;
+        let raw = self.make(StreamPriority::Normal.on(&self.device)).map_err(fork_failed)?;
         let made = Arc::new(DeviceStream::new(IssuedId::DEFAULT, raw));
         Ok(self.default.get_or_init(|| made).clone())
     }
@@ -131,19 +126,14 @@ impl StreamTable {
         {
             let mut state = self.state.lock();
             if state.out >= self.max_streams {
-                return Err(StreamPoolError::Capacity {
-                    max: self.max_streams,
-                });
+                return Err(StreamPoolError::Capacity { max: self.max_streams });
             }
             state.out += 1;
         }
         match self.fork(priority.on(&self.device)) {
             Ok(raw) => {
                 let stream = Arc::new(DeviceStream::new(IssuedId::issue(), raw));
-                let slot = Slot {
-                    stream: stream.clone(),
-                    holder,
-                };
+                let slot = Slot { stream: stream.clone(), holder };
                 self.shard(stream.id()).lock().insert(stream.id(), slot);
                 Ok(stream)
             }
@@ -181,8 +171,7 @@ impl StreamTable {
             }
         };
         drop(replaced);
-        self.make(priority)
-            .inspect_err(|_| self.state.lock().made -= 1)
+        self.make(priority).inspect_err(|_| self.state.lock().made -= 1)
     }
 
     fn take_candidate(&self, from: u64, priority: i32) -> Option<(u64, Arc<RawStream>)> {

@@ -92,10 +92,7 @@ pub(super) struct Location {
 impl Location {
     /// The memory of one device.
     pub(super) fn device(device: sys::CUdevice) -> Self {
-        Self {
-            kind: LOCATION_TYPE_DEVICE,
-            id: device,
-        }
+        Self { kind: LOCATION_TYPE_DEVICE, id: device }
     }
 }
 
@@ -132,10 +129,7 @@ pub(super) struct AccessDesc {
 
 // What the driver's headers fix on every 64-bit platform.
 const _: () = {
-    assert!(
-        size_of::<usize>() == 8,
-        "only 64-bit hosts have a CUDA driver"
-    );
+    assert!(size_of::<usize>() == 8, "only 64-bit hosts have a CUDA driver");
     assert!(size_of::<Location>() == 8 && offset_of!(Location, id) == 4);
     assert!(size_of::<PoolProps>() == 88 && offset_of!(PoolProps, location) == 8);
     assert!(offset_of!(PoolProps, win32_security_attributes) == 16);

@@ -45,12 +45,7 @@ impl Context {
         if code != code::SUCCESS {
             return Err(api.unavailable("cuDevicePrimaryCtxRetain", code));
         }
-        Ok(Self {
-            api,
-            device,
-            raw,
-            lost: AtomicU32::new(0),
-        })
+        Ok(Self { api, device, raw, lost: AtomicU32::new(0) })
     }
 
     /// Makes this context current until the guard goes. `call` is named if the device is lost.
@@ -118,9 +113,7 @@ impl Context {
     pub(super) fn note(&self, code: u32) {
         if is_sticky(code) {
             // The first code is kept: what follows a fault is often a consequence under another number.
-            let _ = self
-                .lost
-                .compare_exchange(0, code, Ordering::Relaxed, Ordering::Relaxed);
+            let _ = self.lost.compare_exchange(0, code, Ordering::Relaxed, Ordering::Relaxed);
         }
     }
 
@@ -169,10 +162,7 @@ pub(super) struct Bound<'a> {
 
 impl<'a> Bound<'a> {
     fn new(pushed_by: Option<&'a Context>) -> Self {
-        Self {
-            pushed_by,
-            thread: PhantomData,
-        }
+        Self { pushed_by, thread: PhantomData }
     }
 }
 

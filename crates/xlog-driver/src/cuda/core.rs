@@ -34,14 +34,7 @@ impl Core {
     pub(super) fn new(properties: DeviceProperties, context: Context) -> Self {
         let gates = Gates::new(&context.api);
         let staging = Staging::default();
-        Self {
-            parts: ManuallyDrop::new(Parts {
-                properties,
-                staging,
-                gates,
-                context,
-            }),
-        }
+        Self { parts: ManuallyDrop::new(Parts { properties, staging, gates, context }) }
     }
 }
 
@@ -86,9 +79,7 @@ pub(super) struct Registry {
 
 impl Registry {
     pub(super) const fn new() -> Self {
-        Self {
-            open: std::sync::Mutex::new(Vec::new()),
-        }
+        Self { open: std::sync::Mutex::new(Vec::new()) }
     }
 
     /// The device that is open as `ordinal`, or the one that `open` opens.
@@ -102,10 +93,8 @@ impl Registry {
     ) -> DriverResult<Arc<Core>> {
         let mut entries = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         entries.retain(|(_, core)| core.strong_count() > 0);
-        let found = entries
-            .iter()
-            .find(|(of, _)| *of == ordinal)
-            .and_then(|(_, core)| core.upgrade());
+        let found =
+            entries.iter().find(|(of, _)| *of == ordinal).and_then(|(_, core)| core.upgrade());
         if let Some(core) = found {
             return Ok(core);
         }

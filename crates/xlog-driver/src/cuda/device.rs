@@ -45,9 +45,7 @@ impl CudaDriver {
     /// Opens a device of the given driver, apart from those of the process.
     #[cfg(test)]
     pub(super) fn open_with(api: Arc<Api>, ordinal: usize) -> DriverResult<Arc<Self>> {
-        Ok(Arc::new(Self {
-            core: Arc::new(open::open_with(api, ordinal)?),
-        }))
+        Ok(Arc::new(Self { core: Arc::new(open::open_with(api, ordinal)?) }))
     }
 
     pub(super) fn api(&self) -> &Api {
@@ -91,11 +89,7 @@ impl fmt::Debug for CudaDriver {
 #[inline]
 pub(super) fn raw_stream(call: &'static str, stream: StreamHandle) -> DriverResult<CUstream> {
     if abi::DEFAULT_STREAMS.contains(&stream.0) {
-        return Err(DriverError::invalid(
-            call,
-            stream,
-            "a stream of stream_create",
-        ));
+        return Err(DriverError::invalid(call, stream, "a stream of stream_create"));
     }
     Ok(ptr::with_exposed_provenance_mut(stream.0 as usize))
 }
@@ -125,10 +119,7 @@ impl Driver for CudaDriver {
         // SAFETY: both out pointers are valid, and the context is current.
         let code = unsafe { (self.calls().mem_get_info)(&raw mut free, &raw mut total) };
         self.core.context.check("cuMemGetInfo", code)?;
-        Ok(MemoryInfo {
-            free: free as u64,
-            total: total as u64,
-        })
+        Ok(MemoryInfo { free: free as u64, total: total as u64 })
     }
 
     fn synchronize(&self) -> DriverResult<()> {
@@ -143,9 +134,7 @@ impl Driver for CudaDriver {
         let context = &self.core.context;
         let _bound = context.bind("stream_create")?;
         let range = &self.core.properties;
-        let priority = priority
-            .max(range.greatest_priority)
-            .min(range.least_priority);
+        let priority = priority.max(range.greatest_priority).min(range.least_priority);
         let mut stream: CUstream = ptr::null_mut();
         // SAFETY: the out pointer is valid, and the context is current.
         let code = unsafe {
@@ -212,9 +201,7 @@ impl Driver for CudaDriver {
     }
 
     fn raw_stream(&self, stream: StreamHandle) -> Option<*mut c_void> {
-        raw_stream("raw_stream", stream)
-            .ok()
-            .map(|stream| stream.cast())
+        raw_stream("raw_stream", stream).ok().map(|stream| stream.cast())
     }
 
     fn event_create(&self) -> DriverResult<EventHandle> {
@@ -262,9 +249,7 @@ impl Driver for CudaDriver {
         let mut block = 0;
         // SAFETY: the out pointer is valid, and the context is current.
         let code = unsafe { (self.calls().mem_alloc)(&raw mut block, bytes) };
-        self.core
-            .context
-            .check_allocation("cuMemAlloc", code, bytes as u64)?;
+        self.core.context.check_allocation("cuMemAlloc", code, bytes as u64)?;
         Ok(block)
     }
 
@@ -352,16 +337,10 @@ impl Driver for CudaDriver {
     }
 
     fn async_pools(&self) -> Option<&dyn AsyncPools> {
-        self.core
-            .properties
-            .async_pools
-            .then_some(self as &dyn AsyncPools)
+        self.core.properties.async_pools.then_some(self as &dyn AsyncPools)
     }
 
     fn virtual_memory(&self) -> Option<&dyn VirtualMemory> {
-        self.core
-            .properties
-            .virtual_memory
-            .then_some(self as &dyn VirtualMemory)
+        self.core.properties.virtual_memory.then_some(self as &dyn VirtualMemory)
     }
 }

@@ -39,11 +39,7 @@ impl Api {
     /// `Ok` for success, else the error `code` stands for; `requested` is what an allocation asked for.
     #[inline]
     pub(super) fn check(&self, call: &'static str, code: u32, requested: u64) -> DriverResult<()> {
-        if code == code::SUCCESS {
-            Ok(())
-        } else {
-            Err(self.error(call, code, requested))
-        }
+        if code == code::SUCCESS { Ok(()) } else { Err(self.error(call, code, requested)) }
     }
 
     /// The error that `code` stands for.
@@ -52,16 +48,10 @@ impl Api {
         match code {
             code::OUT_OF_MEMORY => DriverError::OutOfMemory { call, requested },
             code::NOT_SUPPORTED => DriverError::Unsupported { call },
-            lost if is_sticky(lost) => DriverError::DeviceLost {
-                call,
-                code,
-                reason: self.description(code),
-            },
-            _ => DriverError::Code {
-                call,
-                code,
-                name: self.name(code),
-            },
+            lost if is_sticky(lost) => {
+                DriverError::DeviceLost { call, code, reason: self.description(code) }
+            }
+            _ => DriverError::Code { call, code, name: self.name(code) },
         }
     }
 
@@ -71,15 +61,8 @@ impl Api {
     pub(super) fn host_memory_error(&self, code: u32, requested: usize) -> DriverError {
         const CALL: &str = "cuMemHostAlloc";
         if code == code::OUT_OF_MEMORY {
-            let name = format!(
-                "{}, {requested} bytes of pinned host memory",
-                self.name(code)
-            );
-            return DriverError::Code {
-                call: CALL,
-                code,
-                name,
-            };
+            let name = format!("{}, {requested} bytes of pinned host memory", self.name(code));
+            return DriverError::Code { call: CALL, code, name };
         }
         self.error(CALL, code, requested as u64)
     }
@@ -116,10 +99,7 @@ impl Api {
             _ => "see nvidia-smi for the state of the driver, or use the simulated device",
         };
         DriverError::Unavailable {
-            what: format!(
-                "{call} failed with driver code {code} ({})",
-                self.name(code)
-            ),
+            what: format!("{call} failed with driver code {code} ({})", self.name(code)),
             remedy: remedy.to_owned(),
         }
     }
@@ -134,10 +114,7 @@ impl Api {
     /// The driver's name for `code` with its explanation, where there is one.
     fn description(&self, code: u32) -> String {
         let name = self.name(code);
-        match self
-            .error_text
-            .and_then(|calls| text(calls.description, code))
-        {
+        match self.error_text.and_then(|calls| text(calls.description, code)) {
             Some(description) => format!("{name}, {description}"),
             None => name,
         }
@@ -158,9 +135,5 @@ fn text(
         return None;
     }
     // SAFETY: on success the driver points at a NUL-terminated string that lives as long as the library.
-    Some(
-        unsafe { CStr::from_ptr(text) }
-            .to_string_lossy()
-            .into_owned(),
-    )
+    Some(unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned())
 }

@@ -122,11 +122,7 @@ pub(super) fn run_queue() -> bool {
             }
             _ => false,
         });
-        if blocked {
-            None
-        } else {
-            state.queue.pop_front()
-        }
+        if blocked { None } else { state.queue.pop_front() }
     }) {
         perform(op);
     }

@@ -178,11 +178,7 @@ fn new_page(context: &Context) -> DriverResult<(Page, Vec<Slot>)> {
         let offset = index * SLOT_BYTES;
         // SAFETY: the offset lies in the page, and the page is aligned far beyond a counter.
         let counter = unsafe { page.cast::<u8>().add(offset) }.cast::<AtomicU32>();
-        Slot {
-            counter,
-            address: address + offset as u64,
-            holds: 0,
-        }
+        Slot { counter, address: address + offset as u64, holds: 0 }
     });
     Ok((Page(page), slots.collect()))
 }

@@ -46,10 +46,7 @@ pub fn library_path() -> Option<PathBuf> {
 
 /// The names under which cudarc looks for the library.
 pub(super) fn candidates() -> Vec<String> {
-    ["cuda", "nvcuda"]
-        .into_iter()
-        .flat_map(cudarc::get_lib_name_candidates)
-        .collect()
+    ["cuda", "nvcuda"].into_iter().flat_map(cudarc::get_lib_name_candidates).collect()
 }
 
 /// Loads the first candidate that loads.
@@ -86,9 +83,7 @@ pub(super) fn probe(candidates: &[String]) -> DriverResult<libloading::Library> 
 
 /// What the system's loader said. libloading keeps it in the source of its error.
 fn message(error: &libloading::Error) -> String {
-    error
-        .source()
-        .map_or_else(|| error.to_string(), ToString::to_string)
+    error.source().map_or_else(|| error.to_string(), ToString::to_string)
 }
 
 /// True when the loader says that the candidate itself is missing; a dependency that is missing is named instead.

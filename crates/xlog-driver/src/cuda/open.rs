@@ -144,21 +144,15 @@ fn read_properties(context: &Context, ordinal: u32) -> DriverResult<DeviceProper
     let code = unsafe { (api.calls.device_get_name)(name.as_mut_ptr(), 255, device) };
     fail("cuDeviceGetName", code)?;
     // SAFETY: the array was zeroed and the driver was not given its last byte, so there is a NUL inside.
-    let name = unsafe { CStr::from_ptr(name.as_ptr()) }
-        .to_string_lossy()
-        .into_owned();
+    let name = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned();
 
     let mut uuid = CUuuid { bytes: [0; 16] };
     // SAFETY: the out pointer is valid for the call.
-    fail("cuDeviceGetUuid", unsafe {
-        (api.calls.device_get_uuid)(&raw mut uuid, device)
-    })?;
+    fail("cuDeviceGetUuid", unsafe { (api.calls.device_get_uuid)(&raw mut uuid, device) })?;
 
     let mut total: usize = 0;
     // SAFETY: the out pointer is valid for the call.
-    fail("cuDeviceTotalMem", unsafe {
-        (api.calls.device_total_mem)(&raw mut total, device)
-    })?;
+    fail("cuDeviceTotalMem", unsafe { (api.calls.device_total_mem)(&raw mut total, device) })?;
 
     let (mut least, mut greatest): (c_int, c_int) = (0, 0);
     // SAFETY: both out pointers are valid, and the context is current.

@@ -24,10 +24,7 @@ const MAX_SIZE_SINCE: u32 = 12_020;
 
 impl CudaDriver {
     fn pool_calls(&self, call: &'static str) -> DriverResult<PoolCalls> {
-        let calls = self
-            .api()
-            .pools
-            .filter(|_| self.core.properties.async_pools);
+        let calls = self.api().pools.filter(|_| self.core.properties.async_pools);
         calls.ok_or(DriverError::Unsupported { call })
     }
 
@@ -65,18 +62,9 @@ impl CudaDriver {
         reuse: ReusePolicy,
     ) -> DriverResult<()> {
         let switches = [
-            (
-                pool_attribute::REUSE_FOLLOW_EVENT_DEPENDENCIES,
-                reuse.follow_event_dependencies,
-            ),
-            (
-                pool_attribute::REUSE_ALLOW_OPPORTUNISTIC,
-                reuse.opportunistic,
-            ),
-            (
-                pool_attribute::REUSE_ALLOW_INTERNAL_DEPENDENCIES,
-                reuse.internal_dependencies,
-            ),
+            (pool_attribute::REUSE_FOLLOW_EVENT_DEPENDENCIES, reuse.follow_event_dependencies),
+            (pool_attribute::REUSE_ALLOW_OPPORTUNISTIC, reuse.opportunistic),
+            (pool_attribute::REUSE_ALLOW_INTERNAL_DEPENDENCIES, reuse.internal_dependencies),
         ];
         for (attribute, is_on) in switches {
             // SAFETY: the three reuse switches are documented as `int`.
@@ -97,16 +85,10 @@ impl AsyncPools for CudaDriver {
         let max_size = match options.max_bytes {
             None => 0,
             Some(0) => {
-                return Err(DriverError::invalid(
-                    CALL,
-                    "max_bytes 0",
-                    "at least 1 byte, or none",
-                ));
+                return Err(DriverError::invalid(CALL, "max_bytes 0", "at least 1 byte, or none"));
             }
             Some(_) if self.core.properties.driver_version < MAX_SIZE_SINCE => {
-                return Err(DriverError::Unsupported {
-                    call: "pool_create with max_bytes",
-                });
+                return Err(DriverError::Unsupported { call: "pool_create with max_bytes" });
             }
             Some(bytes) => usize::try_from(bytes).unwrap_or(usize::MAX),
         };
@@ -199,9 +181,7 @@ impl AsyncPools for CudaDriver {
         // SAFETY: the out pointer is valid; the caller answers for the pool and the stream.
         let code =
             unsafe { (calls.alloc_from_pool_async)(&raw mut block, bytes, raw_pool(pool), stream) };
-        self.core
-            .context
-            .check_allocation("cuMemAllocFromPoolAsync", code, bytes as u64)?;
+        self.core.context.check_allocation("cuMemAllocFromPoolAsync", code, bytes as u64)?;
         Ok(block)
     }
 

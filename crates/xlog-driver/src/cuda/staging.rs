@@ -70,9 +70,7 @@ unsafe impl Send for Buffer {}
 
 impl Buffer {
     fn class(bytes: usize) -> usize {
-        let rounded = bytes
-            .clamp(SMALLEST_BYTES, LARGEST_BYTES)
-            .next_power_of_two();
+        let rounded = bytes.clamp(SMALLEST_BYTES, LARGEST_BYTES).next_power_of_two();
         (rounded.ilog2() - SMALLEST_BYTES.ilog2()) as usize
     }
 
@@ -234,12 +232,7 @@ impl Staging {
     }
 
     fn put_in_flight(&self, stream: CUstream, buffer: Buffer) {
-        self.state
-            .lock()
-            .in_flight
-            .entry(stream.addr())
-            .or_default()
-            .push_back(buffer);
+        self.state.lock().in_flight.entry(stream.addr()).or_default().push_back(buffer);
     }
 
     /// Makes a buffer of `class`. Outside the lock, for the driver takes its time over pinned memory.
@@ -254,12 +247,7 @@ impl Staging {
             context.note(code);
             return Err(context.api.host_memory_error(code, allocated));
         };
-        let buffer = Buffer {
-            host: memory.cast(),
-            bytes,
-            event: ptr::null_mut(),
-            is_whole,
-        };
+        let buffer = Buffer { host: memory.cast(), bytes, event: ptr::null_mut(), is_whole };
         if is_whole {
             self.whole_bytes.fetch_add(bytes, Ordering::Relaxed);
             return Ok(buffer);
@@ -269,12 +257,7 @@ impl Staging {
         for offset in (bytes..SLAB_BYTES).step_by(bytes) {
             // SAFETY: the offset lies inside the slab.
             let host = unsafe { memory.cast::<u8>().add(offset) };
-            state.idle[class].push(Buffer {
-                host,
-                bytes,
-                event: ptr::null_mut(),
-                is_whole,
-            });
+            state.idle[class].push(Buffer { host, bytes, event: ptr::null_mut(), is_whole });
         }
         Ok(buffer)
     }
@@ -287,9 +270,7 @@ impl Staging {
         if !stranded.is_empty() {
             let mut state = self.state.lock();
             match outcome {
-                Ok(()) => stranded
-                    .into_iter()
-                    .for_each(|buffer| state.put_idle(buffer)),
+                Ok(()) => stranded.into_iter().for_each(|buffer| state.put_idle(buffer)),
                 Err(_) => state.stranded.extend(stranded),
             }
         }
@@ -298,10 +279,7 @@ impl Staging {
 
     /// Frees what the cache holds beyond [`KEEP_BYTES`]. May wait for the device; the context is current.
     pub(super) fn trim(&self, context: &Context) {
-        let excess = self
-            .whole_bytes
-            .load(Ordering::Relaxed)
-            .saturating_sub(KEEP_BYTES);
+        let excess = self.whole_bytes.load(Ordering::Relaxed).saturating_sub(KEEP_BYTES);
         if excess == 0 {
             return;
         }
@@ -343,10 +321,7 @@ impl Staging {
     #[cfg(test)]
     pub(super) fn busy(&self) -> (usize, usize) {
         let state = self.state.lock();
-        (
-            state.in_flight.values().map(VecDeque::len).sum(),
-            state.stranded.len(),
-        )
+        (state.in_flight.values().map(VecDeque::len).sum(), state.stranded.len())
     }
 }
 

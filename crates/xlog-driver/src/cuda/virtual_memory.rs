@@ -16,10 +16,7 @@ use crate::{DriverError, DriverResult, MapAccess, MemoryHandle, VirtualMemory};
 
 impl CudaDriver {
     fn virtual_memory_calls(&self, call: &'static str) -> DriverResult<VirtualMemoryCalls> {
-        let calls = self
-            .api()
-            .virtual_memory
-            .filter(|_| self.core.properties.virtual_memory);
+        let calls = self.api().virtual_memory.filter(|_| self.core.properties.virtual_memory);
         calls.ok_or(DriverError::Unsupported { call })
     }
 }
@@ -36,9 +33,7 @@ impl VirtualMemory for CudaDriver {
         let mut address = 0;
         // SAFETY: the out pointer is valid; no particular address is asked for, so nothing can be displaced.
         let code = unsafe { (calls.address_reserve)(&raw mut address, bytes, align, 0, 0) };
-        self.core
-            .context
-            .check_allocation("cuMemAddressReserve", code, bytes as u64)?;
+        self.core.context.check_allocation("cuMemAddressReserve", code, bytes as u64)?;
         Ok(address)
     }
 
@@ -76,9 +71,7 @@ impl VirtualMemory for CudaDriver {
         let _bound = self.core.context.bind("map")?;
         // SAFETY: the caller promises a reserved range in which nothing is mapped.
         let code = unsafe { (calls.map)(ptr, bytes, 0, memory.0, 0) };
-        self.core
-            .context
-            .check_allocation("cuMemMap", code, bytes as u64)
+        self.core.context.check_allocation("cuMemMap", code, bytes as u64)
     }
 
     unsafe fn unmap(&self, ptr: u64, bytes: usize) -> DriverResult<()> {

@@ -38,9 +38,7 @@ pub(crate) struct Shared {
 
 impl std::fmt::Debug for Shared {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("SimMachine")
-            .field("config", &self.config)
-            .finish_non_exhaustive()
+        f.debug_struct("SimMachine").field("config", &self.config).finish_non_exhaustive()
     }
 }
 
@@ -49,12 +47,7 @@ pub(crate) type Guard<'a> = MutexGuard<'a, State>;
 impl Shared {
     pub(crate) fn new(config: SimConfig, machine: u64) -> Arc<Self> {
         let state = State::new(&config, machine);
-        Arc::new(Self {
-            machine,
-            config,
-            state: Mutex::new(state),
-            changed: Condvar::new(),
-        })
+        Arc::new(Self { machine, config, state: Mutex::new(state), changed: Condvar::new() })
     }
 
     pub(crate) fn lock(&self) -> Guard<'_> {
@@ -68,19 +61,12 @@ impl Shared {
         if let Some(fault) = state.faults.on_call(ordinal, call) {
             match fault {
                 Fault::OutOfMemory => {
-                    return Err(DriverError::OutOfMemory {
-                        call: call.name(),
-                        requested: 0,
-                    });
+                    return Err(DriverError::OutOfMemory { call: call.name(), requested: 0 });
                 }
                 Fault::Unsupported => return Err(DriverError::Unsupported { call: call.name() }),
                 Fault::Code(code) => {
                     let name = "injected fault".to_owned();
-                    return Err(DriverError::Code {
-                        call: call.name(),
-                        code,
-                        name,
-                    });
+                    return Err(DriverError::Code { call: call.name(), code, name });
                 }
                 Fault::DeviceLost => {
                     drop(state);
@@ -249,17 +235,12 @@ impl State {
 
     /// True when the operation at the end of `stream` touches only memory that is there.
     pub(crate) fn is_fault_free(&self, stream: u64) -> bool {
-        let last = self
-            .streams
-            .get(&stream)
-            .and_then(|stream| stream.queue.back());
+        let last = self.streams.get(&stream).and_then(|stream| stream.queue.back());
         last.is_some_and(|op| op.fault.is_none())
     }
 
     fn conflicts(&self, op: &Op) -> bool {
-        self.running
-            .iter()
-            .any(|(_, touched)| op.conflicts(touched))
+        self.running.iter().any(|(_, touched)| op.conflicts(touched))
     }
 
     /// Takes the operation at the front of a ready stream. Immediate ones are done with this.
@@ -288,11 +269,7 @@ impl State {
 
     /// The operation has run.
     pub(crate) fn finish(&mut self, handle: u64, sequence: u64) {
-        if let Some(at) = self
-            .running
-            .iter()
-            .position(|(running, _)| *running == sequence)
-        {
+        if let Some(at) = self.running.iter().position(|(running, _)| *running == sequence) {
             self.running.swap_remove(at);
         }
         if let Some(stream) = self.streams.get_mut(&handle) {
@@ -306,11 +283,9 @@ impl State {
 
 pub(crate) fn check_alive(state: &State, ordinal: u32, call: Call) -> DriverResult<()> {
     match &state.ordinals[ordinal as usize].lost {
-        Some((code, reason)) => Err(DriverError::DeviceLost {
-            call: call.name(),
-            code: *code,
-            reason: reason.clone(),
-        }),
+        Some((code, reason)) => {
+            Err(DriverError::DeviceLost { call: call.name(), code: *code, reason: reason.clone() })
+        }
         None => Ok(()),
     }
 }
@@ -322,13 +297,7 @@ fn deadlock(state: &State, call: Call) -> DriverError {
         .filter(|stream| !stream.is_drained())
         .map(|stream| stream.standing())
         .collect();
-    let reason = if standing.is_empty() {
-        "nothing is queued".to_owned()
-    } else {
-        standing.join("; ")
-    };
-    DriverError::Deadlock {
-        call: call.name(),
-        reason,
-    }
+    let reason =
+        if standing.is_empty() { "nothing is queued".to_owned() } else { standing.join("; ") };
+    DriverError::Deadlock { call: call.name(), reason }
 }

@@ -104,16 +104,14 @@ fn kernel(body: KernelBody, arguments: &[Argument]) -> Result<(), ()> {
         .iter()
         .zip(&lent)
         .zip(&mut copies)
-        .map(
-            |((argument, lent), copy)| match (lent, argument.access.writes()) {
-                // SAFETY: the engine runs nothing else on these bytes, and no other argument shares one that is written.
-                (Some(piece), true) => KernelSlice::Write(unsafe { piece.bytes_mut() }),
-                // SAFETY: as above; readers may share.
-                (Some(piece), false) => KernelSlice::Read(unsafe { piece.bytes() }),
-                (None, true) => KernelSlice::Write(copy),
-                (None, false) => KernelSlice::Read(copy),
-            },
-        )
+        .map(|((argument, lent), copy)| match (lent, argument.access.writes()) {
+            // SAFETY: the engine runs nothing else on these bytes, and no other argument shares one that is written.
+            (Some(piece), true) => KernelSlice::Write(unsafe { piece.bytes_mut() }),
+            // SAFETY: as above; readers may share.
+            (Some(piece), false) => KernelSlice::Read(unsafe { piece.bytes() }),
+            (None, true) => KernelSlice::Write(copy),
+            (None, false) => KernelSlice::Read(copy),
+        })
         .collect();
     let outcome = catch_unwind(AssertUnwindSafe(|| body(&mut KernelArgs { slices })));
     for ((argument, lent), copy) in arguments.iter().zip(&lent).zip(&copies) {

@@ -28,20 +28,13 @@ impl Shared {
 
     /// Executes one operation of a stream chosen by the seed; false when none can run.
     pub(crate) fn step<'a>(&'a self, mut state: Guard<'a>) -> (Guard<'a>, bool) {
-        let ready: Vec<u64> = state
-            .streams
-            .keys()
-            .copied()
-            .filter(|&stream| state.is_ready(stream))
-            .collect();
+        let ready: Vec<u64> =
+            state.streams.keys().copied().filter(|&stream| state.is_ready(stream)).collect();
         if ready.is_empty() {
             return (state, false);
         }
         let stream = ready[state.rng.below(ready.len())];
-        let ordinal = state
-            .streams
-            .get(&stream)
-            .map_or(0, |stream| stream.ordinal);
+        let ordinal = state.streams.get(&stream).map_or(0, |stream| stream.ordinal);
         if let Some(op) = state.start(stream) {
             let sequence = op.meta.sequence;
             drop(state);

@@ -70,11 +70,7 @@ pub(super) fn wake_all(state: &mut State) {
 }
 
 fn wake(state: &mut State, handle: u64) {
-    if let Some(worker) = state
-        .streams
-        .get_mut(&handle)
-        .and_then(|s| s.worker.as_mut())
-    {
+    if let Some(worker) = state.streams.get_mut(&handle).and_then(|s| s.worker.as_mut()) {
         worker.asleep = false;
         worker.wake.notify_one();
     }
@@ -134,11 +130,7 @@ fn run(shared: &Shared, handle: u64, wake: &Condvar, queued: &AtomicU64) {
             state = shared.lock();
             continue;
         }
-        if let Some(worker) = state
-            .streams
-            .get_mut(&handle)
-            .and_then(|s| s.worker.as_mut())
-        {
+        if let Some(worker) = state.streams.get_mut(&handle).and_then(|s| s.worker.as_mut()) {
             worker.asleep = true;
         }
         state = sleep(wake, state);

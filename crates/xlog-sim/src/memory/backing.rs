@@ -32,11 +32,7 @@ impl Backing {
         let layout = Layout::from_size_align(bytes.max(1), 16).ok()?;
         // SAFETY: the layout has a size of at least one.
         let start = NonNull::new(unsafe { alloc_zeroed(layout) })?;
-        Some(Arc::new(Self {
-            id: NEXT.fetch_add(1, Ordering::Relaxed),
-            start,
-            layout,
-        }))
+        Some(Arc::new(Self { id: NEXT.fetch_add(1, Ordering::Relaxed), start, layout }))
     }
 
     /// A number no other backing of this process has.

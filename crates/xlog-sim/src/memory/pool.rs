@@ -75,14 +75,7 @@ impl Pool {
     /// Adds a segment, wholly free and behind no free.
     pub(crate) fn grow(&mut self, start: u64, bytes: u64, backing: Arc<Backing>) {
         self.segments.insert(start, Segment { bytes, backing });
-        self.chunks.insert(
-            start,
-            Chunk {
-                bytes,
-                segment: start,
-                frees: Some(Vec::new()),
-            },
-        );
+        self.chunks.insert(start, Chunk { bytes, segment: start, frees: Some(Vec::new()) });
         self.free.insert((bytes, start));
         self.usage.reserved += bytes;
         self.usage.reserved_peak = self.usage.reserved_peak.max(self.usage.reserved);
@@ -106,11 +99,7 @@ impl Pool {
             Some((start, completed))
         })?;
         self.claim(start, bytes);
-        Some(Reuse {
-            start,
-            completed,
-            wait_for: Vec::new(),
-        })
+        Some(Reuse { start, completed, wait_for: Vec::new() })
     }
 
     /// The smallest chunk, together with everything the new owner has to wait for.
@@ -120,11 +109,7 @@ impl Pool {
         judge: impl Fn(&Marker) -> Standing,
     ) -> Option<Reuse> {
         let &(_, start) = self.free.range((bytes, 0)..).next()?;
-        let mut reuse = Reuse {
-            start,
-            completed: Vec::new(),
-            wait_for: Vec::new(),
-        };
+        let mut reuse = Reuse { start, completed: Vec::new(), wait_for: Vec::new() };
         for free in self.chunks.get(&start)?.frees.as_ref()? {
             match judge(free) {
                 Standing::Ordered => {}
@@ -147,14 +132,7 @@ impl Pool {
         let segment = chunk.segment;
         if rest > 0 {
             let at = start + bytes;
-            self.chunks.insert(
-                at,
-                Chunk {
-                    bytes: rest,
-                    segment,
-                    frees: Some(frees),
-                },
-            );
+            self.chunks.insert(at, Chunk { bytes: rest, segment, frees: Some(frees) });
             self.free.insert((rest, at));
         }
         self.usage.used += bytes;
@@ -165,10 +143,7 @@ impl Pool {
     pub(crate) fn place(&self, start: u64) -> Option<(Arc<Backing>, usize)> {
         let segment_start = self.chunks.get(&start)?.segment;
         let segment = self.segments.get(&segment_start)?;
-        Some((
-            Arc::clone(&segment.backing),
-            (start - segment_start) as usize,
-        ))
+        Some((Arc::clone(&segment.backing), (start - segment_start) as usize))
     }
 
     /// Takes a chunk back; it is free once `free` has run.
@@ -199,14 +174,7 @@ impl Pool {
             bytes += size;
             merge(&mut frees, theirs);
         }
-        self.chunks.insert(
-            at,
-            Chunk {
-                bytes,
-                segment,
-                frees: Some(frees),
-            },
-        );
+        self.chunks.insert(at, Chunk { bytes, segment, frees: Some(frees) });
         self.free.insert((bytes, at));
     }
 
@@ -223,10 +191,7 @@ impl Pool {
                 continue;
             };
             let idle = chunk.bytes == segment.bytes
-                && chunk
-                    .frees
-                    .as_ref()
-                    .is_some_and(|frees| frees.iter().all(|f| f.is_done()));
+                && chunk.frees.as_ref().is_some_and(|frees| frees.iter().all(|f| f.is_done()));
             if !idle {
                 continue;
             }

@@ -32,14 +32,8 @@ pub(crate) struct Mapping {
 
 #[derive(Debug)]
 pub(crate) enum RegionKind {
-    Block {
-        owner: Owner,
-        backing: Arc<Backing>,
-        offset: usize,
-    },
-    Reservation {
-        mappings: BTreeMap<u64, Mapping>,
-    },
+    Block { owner: Owner, backing: Arc<Backing>, offset: usize },
+    Reservation { mappings: BTreeMap<u64, Mapping> },
 }
 
 /// A live range of addresses.
@@ -118,17 +112,7 @@ impl AddressSpace {
         let generation = self.next_generation;
         self.next_generation += 1;
         self.freed.remove(&start);
-        self.regions.insert(
-            start,
-            Region {
-                start,
-                bytes,
-                span,
-                ordinal,
-                generation,
-                kind,
-            },
-        );
+        self.regions.insert(start, Region { start, bytes, span, ordinal, generation, kind });
     }
 
     /// Ends a region that starts at `start`.
@@ -142,11 +126,8 @@ impl AddressSpace {
                 self.freed.remove(&oldest);
             }
         }
-        let tagged: Vec<u64> = self
-            .tags
-            .range(start..start + region.span)
-            .map(|(&at, _)| at)
-            .collect();
+        let tagged: Vec<u64> =
+            self.tags.range(start..start + region.span).map(|(&at, _)| at).collect();
         for at in tagged {
             self.tags.remove(&at);
         }
@@ -217,9 +198,7 @@ impl Region {
     /// The bytes behind a range of this region; `None` where nothing that allows the access is mapped.
     pub(crate) fn pieces(&self, ptr: u64, bytes: u64, writes: bool) -> Option<Vec<Piece>> {
         match &self.kind {
-            RegionKind::Block {
-                backing, offset, ..
-            } => {
+            RegionKind::Block { backing, offset, .. } => {
                 let at = offset + (ptr - self.start) as usize;
                 Some(vec![Piece::new(backing, at, bytes as usize, ptr)?])
             }
@@ -239,12 +218,7 @@ impl Region {
                         return None;
                     }
                     let take = (mapping.bytes - inside).min(end - at);
-                    pieces.push(Piece::new(
-                        &mapping.backing,
-                        inside as usize,
-                        take as usize,
-                        at,
-                    )?);
+                    pieces.push(Piece::new(&mapping.backing, inside as usize, take as usize, at)?);
                     at += take;
                 }
                 Some(pieces)
@@ -255,14 +229,9 @@ impl Region {
     /// All the bytes a block takes, its rounding included.
     pub(crate) fn whole(&self) -> Option<Vec<Piece>> {
         match &self.kind {
-            RegionKind::Block {
-                backing, offset, ..
-            } => Some(vec![Piece::new(
-                backing,
-                *offset,
-                self.span as usize,
-                self.start,
-            )?]),
+            RegionKind::Block { backing, offset, .. } => {
+                Some(vec![Piece::new(backing, *offset, self.span as usize, self.start)?])
+            }
             RegionKind::Reservation { .. } => None,
         }
     }

@@ -84,9 +84,7 @@ impl Bits {
     }
 
     fn has(&self, i: usize) -> bool {
-        self.0
-            .get(i / 64)
-            .is_some_and(|word| word >> (i % 64) & 1 == 1)
+        self.0.get(i / 64).is_some_and(|word| word >> (i % 64) & 1 == 1)
     }
 
     fn join(&mut self, other: &Self) {
@@ -118,10 +116,7 @@ impl Program {
     /// A program in which every needed order is there.
     pub fn well_ordered(random: &mut Random, shape: &Shape) -> Self {
         let mut steps: Vec<Step> = Vec::new();
-        let mut draft = Draft {
-            tail: vec![Bits::default(); shape.streams],
-            host: Bits::default(),
-        };
+        let mut draft = Draft { tail: vec![Bits::default(); shape.streams], host: Bits::default() };
         let mut live: HashMap<usize, Live> = HashMap::new();
         let mut ids: Vec<usize> = Vec::new();
         let mut next_block = 0;
@@ -133,24 +128,11 @@ impl Program {
                 let block = next_block;
                 next_block += 1;
                 let bytes = 1 + random.below(MAX_BYTES);
-                draft.step(
-                    &mut steps,
-                    stream,
-                    Step::Alloc {
-                        block,
-                        stream,
-                        bytes,
-                    },
-                );
+                draft.step(&mut steps, stream, Step::Alloc { block, stream, bytes });
                 let at = steps.len() - 1;
                 live.insert(
                     block,
-                    Live {
-                        bytes,
-                        home: stream,
-                        writes: vec![(at, stream)],
-                        reads: vec![],
-                    },
+                    Live { bytes, home: stream, writes: vec![(at, stream)], reads: vec![] },
                 );
                 ids.push(block);
             } else if roll < 27 {
@@ -189,16 +171,7 @@ impl Program {
                     (block.writes, block.reads) = (vec![(at, stream)], Vec::new());
                 }
                 let salt = random.next() as u8;
-                draft.step(
-                    &mut steps,
-                    stream,
-                    Step::Work {
-                        stream,
-                        reads,
-                        writes,
-                        salt,
-                    },
-                );
+                draft.step(&mut steps, stream, Step::Work { stream, reads, writes, salt });
             } else if roll < 82 {
                 let block = ids[random.below(ids.len())];
                 draft.order(&mut steps, random, &mut held, stream, all(&live[&block]));
@@ -206,15 +179,7 @@ impl Program {
                 let target = live.get_mut(&block).unwrap();
                 (target.writes, target.reads) = (vec![(at, stream)], Vec::new());
                 let value = random.next() as u8;
-                draft.step(
-                    &mut steps,
-                    stream,
-                    Step::Memset {
-                        stream,
-                        block,
-                        value,
-                    },
-                );
+                draft.step(&mut steps, stream, Step::Memset { stream, block, value });
             } else if roll < 89 {
                 let to = ids[random.below(ids.len())];
                 let from = ids[random.below(ids.len())];
@@ -242,10 +207,7 @@ impl Program {
             }
         }
         steps.push(Step::ReleaseAll);
-        Self {
-            streams: shape.streams,
-            steps,
-        }
+        Self { streams: shape.streams, steps }
     }
 
     /// The same program without one step.
@@ -258,9 +220,7 @@ impl Program {
     /// The steps that only order others.
     pub fn dependencies(&self) -> Vec<usize> {
         let orders = |step: &Step| matches!(step, Step::Edge { .. } | Step::HostSync { .. });
-        (0..self.steps.len())
-            .filter(|&i| orders(&self.steps[i]))
-            .collect()
+        (0..self.steps.len()).filter(|&i| orders(&self.steps[i])).collect()
     }
 
     /// Every pair of conflicting steps that the program does not order, with the kinds a report may have.
@@ -356,12 +316,7 @@ impl Program {
                 Step::Free { block, .. } => {
                     blocks.remove(block);
                 }
-                Step::Work {
-                    reads,
-                    writes,
-                    salt,
-                    ..
-                } => {
+                Step::Work { reads, writes, salt, .. } => {
                     let inputs: Vec<Vec<u8>> = reads
                         .iter()
                         .filter(|block| !writes.contains(block))
@@ -386,9 +341,8 @@ impl Program {
 
     /// Runs the program and returns what the live blocks hold, read after everything completed.
     pub fn run(&self, device: &Arc<SimDevice>, options: &PoolOptions) -> HashMap<usize, Vec<u8>> {
-        let streams: Vec<StreamHandle> = (0..self.streams)
-            .map(|_| device.stream_create(0).unwrap())
-            .collect();
+        let streams: Vec<StreamHandle> =
+            (0..self.streams).map(|_| device.stream_create(0).unwrap()).collect();
         let pool = device.pool_create(options).unwrap();
         let events: Vec<_> = (0..4).map(|_| device.event_create().unwrap()).collect();
         let mut next_event = 0;
@@ -396,15 +350,9 @@ impl Program {
         let mut blocks: HashMap<usize, (u64, usize)> = HashMap::new();
         for (at, step) in self.steps.iter().enumerate() {
             match step {
-                Step::Alloc {
-                    block,
-                    stream,
-                    bytes,
-                } => {
+                Step::Alloc { block, stream, bytes } => {
                     let ptr = device.alloc_async(*bytes, pool, streams[*stream]).unwrap();
-                    device
-                        .tag_memory(ptr, *bytes, &format!("b{block}"))
-                        .unwrap();
+                    device.tag_memory(ptr, *bytes, &format!("b{block}")).unwrap();
                     // Reused memory holds what was there; the model starts from zero.
                     super::memset(device, ptr, 0, *bytes, streams[*stream]);
                     blocks.insert(*block, (ptr, *bytes));
@@ -414,18 +362,10 @@ impl Program {
                     // SAFETY: the block is live; whether it is in use is what the test is about.
                     unsafe { device.free_async(ptr, streams[*stream]) }.unwrap();
                 }
-                Step::Work {
-                    stream,
-                    reads,
-                    writes,
-                    salt,
-                } => {
+                Step::Work { stream, reads, writes, salt } => {
                     let salt = *salt;
-                    let inputs: Vec<usize> = reads
-                        .iter()
-                        .filter(|block| !writes.contains(block))
-                        .copied()
-                        .collect();
+                    let inputs: Vec<usize> =
+                        reads.iter().filter(|block| !writes.contains(block)).copied().collect();
                     let count = inputs.len();
                     let mut kernel = SimKernel::new(format!("k{at}"), move |args| {
                         let (reads, writes) = args.slices().split_at_mut(count);
@@ -450,11 +390,7 @@ impl Program {
                     }
                     device.launch(streams[*stream], kernel).unwrap();
                 }
-                Step::Memset {
-                    stream,
-                    block,
-                    value,
-                } => {
+                Step::Memset { stream, block, value } => {
                     super::memset(
                         device,
                         blocks[block].0,
@@ -532,10 +468,7 @@ fn all(live: &Live) -> Vec<(usize, usize)> {
 
 fn mix(inputs: &[&[u8]], salt: u8, out: &mut [u8]) {
     for (i, byte) in out.iter_mut().enumerate() {
-        let mut value = byte
-            .wrapping_mul(3)
-            .wrapping_add(salt)
-            .wrapping_add(i as u8);
+        let mut value = byte.wrapping_mul(3).wrapping_add(salt).wrapping_add(i as u8);
         for input in inputs {
             value = value.rotate_left(1) ^ input[i % input.len()];
         }
@@ -583,10 +516,7 @@ impl Draft {
                 let host = self.host.clone();
                 self.tail[stream].join(&host);
                 self.tail[stream].set(steps.len());
-                steps.push(Step::Edge {
-                    from: home,
-                    to: stream,
-                });
+                steps.push(Step::Edge { from: home, to: stream });
             }
         }
     }

@@ -18,12 +18,7 @@ pub(super) fn run(device: CudaDevice) -> Check {
     let outcome = round_trip(&device);
     let microseconds = u64::try_from(start.elapsed().as_micros()).unwrap_or(u64::MAX);
     let error = outcome.err().map(|error| error.to_string());
-    Check {
-        ok: error.is_none(),
-        bytes: BYTES,
-        microseconds,
-        error,
-    }
+    Check { ok: error.is_none(), bytes: BYTES, microseconds, error }
 }
 
 fn round_trip(device: &Arc<CudaDevice>) -> Result<()> {
@@ -65,10 +60,7 @@ struct Block {
 
 impl Block {
     fn new(device: &Arc<CudaDevice>) -> Result<Self> {
-        Ok(Self {
-            ptr: device.driver().alloc(BYTES)?,
-            device: device.clone(),
-        })
+        Ok(Self { ptr: device.driver().alloc(BYTES)?, device: device.clone() })
     }
 }
 

@@ -31,10 +31,7 @@ pub(crate) fn run(arguments: &DoctorArguments) -> Result<Output, Refusal> {
         match serde_json::to_string_pretty(&report) {
             Ok(json) => json + "\n",
             Err(error) => {
-                return Ok(Output {
-                    text: String::new(),
-                    failure: Some(error.to_string()),
-                });
+                return Ok(Output { text: String::new(), failure: Some(error.to_string()) });
             }
         }
     } else {
@@ -53,10 +50,8 @@ fn inspect(report: &mut Report, device: CudaDevice) {
     }
     let check = check::run(device);
     if let Some(error) = &check.error {
-        report.error = Some(format!(
-            "{} was opened but fails its check: {error}",
-            report.selection.spec
-        ));
+        report.error =
+            Some(format!("{} was opened but fails its check: {error}", report.selection.spec));
     }
     report.check = Some(check);
 }

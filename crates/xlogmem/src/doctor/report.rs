@@ -171,9 +171,7 @@ impl Cuda {
 
     /// Why there is no GPU, in a few words.
     pub(super) fn absence(&self) -> &str {
-        self.unavailable
-            .as_ref()
-            .map_or("the driver shows none", |missing| &missing.what)
+        self.unavailable.as_ref().map_or("the driver shows none", |missing| &missing.what)
     }
 }
 
@@ -189,10 +187,9 @@ fn known(count: DriverResult<usize>) -> Option<usize> {
 impl Missing {
     fn from_error(error: &DriverError) -> Self {
         match error {
-            DriverError::Unavailable { what, remedy } => Self {
-                what: what.clone(),
-                remedy: remedy.clone(),
-            },
+            DriverError::Unavailable { what, remedy } => {
+                Self { what: what.clone(), remedy: remedy.clone() }
+            }
             other => Self {
                 what: format!("an answer of the CUDA driver: {other}"),
                 remedy: "check nvidia-smi and the kernel log".to_owned(),
@@ -242,11 +239,7 @@ fn module_version(text: &str) -> Option<String> {
                 .split('.')
                 .all(|part| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit()))
     };
-    text.lines()
-        .next()?
-        .split_whitespace()
-        .find(is_version)
-        .map(str::to_owned)
+    text.lines().next()?.split_whitespace().find(is_version).map(str::to_owned)
 }
 
 #[cfg(test)]
@@ -266,9 +259,6 @@ mod tests {
 
     #[test]
     fn driver_versions_are_printed_as_people_say_them() {
-        assert_eq!(
-            (dotted(13000), dotted(12040)),
-            ("13.0".to_owned(), "12.4".to_owned())
-        );
+        assert_eq!((dotted(13000), dotted(12040)), ("13.0".to_owned(), "12.4".to_owned()));
     }
 }

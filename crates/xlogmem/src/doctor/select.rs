@@ -16,19 +16,11 @@ pub(super) struct Selected {
 pub(super) fn select(flag: Option<&str>, cuda: &Cuda) -> Result<Selected> {
     if let Some(spec) = flag {
         let reason = "asked for by --device".to_owned();
-        return Ok(Selected {
-            spec: spec.parse()?,
-            source: Source::Flag,
-            reason,
-        });
+        return Ok(Selected { spec: spec.parse()?, source: Source::Flag, reason });
     }
     if let Some(spec) = DeviceSpec::from_environment()? {
         let reason = format!("asked for by the environment variable {DEVICE_VARIABLE}");
-        return Ok(Selected {
-            spec,
-            source: Source::Environment,
-            reason,
-        });
+        return Ok(Selected { spec, source: Source::Environment, reason });
     }
     Ok(match cuda.gpu_count {
         Some(count) if count > 0 => Selected {
@@ -53,10 +45,6 @@ pub(super) fn select(flag: Option<&str>, cuda: &Cuda) -> Result<Selected> {
 
 impl Selected {
     pub(super) fn describe(&self) -> Selection {
-        Selection {
-            spec: self.spec.to_string(),
-            source: self.source,
-            reason: self.reason.clone(),
-        }
+        Selection { spec: self.spec.to_string(), source: self.source, reason: self.reason.clone() }
     }
 }

@@ -17,18 +17,9 @@ pub(super) fn render(report: &Report) -> String {
     page.title("Versions");
     page.line("xlog", report.xlog_version);
     let cuda = &report.cuda;
-    page.line(
-        "CUDA driver API",
-        cuda.driver_api_version.as_deref().unwrap_or("none"),
-    );
-    page.line(
-        "kernel module",
-        cuda.kernel_module_version.as_deref().unwrap_or("none"),
-    );
-    page.line(
-        "driver library",
-        cuda.library.as_deref().unwrap_or("not found"),
-    );
+    page.line("CUDA driver API", cuda.driver_api_version.as_deref().unwrap_or("none"));
+    page.line("kernel module", cuda.kernel_module_version.as_deref().unwrap_or("none"));
+    page.line("driver library", cuda.library.as_deref().unwrap_or("not found"));
     match cuda.gpu_count {
         Some(count) => page.line("GPUs", &count.to_string()),
         None => page.line("GPUs", "not known"),
@@ -39,10 +30,7 @@ pub(super) fn render(report: &Report) -> String {
     }
     if let Some(check) = &report.check {
         page.title("Check");
-        page.line(
-            "what",
-            "allocate, fill, copy in, copy across, read back, compare",
-        );
+        page.line("what", "allocate, fill, copy in, copy across, read back, compare");
         match &check.error {
             None => page.line(
                 "result",
@@ -90,10 +78,7 @@ impl Page {
 
     fn device(&mut self, device: &Device) {
         self.title("Device");
-        self.line(
-            "name",
-            &format!("{} ({} {})", device.name, device.kind, device.ordinal),
-        );
+        self.line("name", &format!("{} ({} {})", device.name, device.kind, device.ordinal));
         self.line("uuid", &device.uuid);
         self.line(
             "memory",
@@ -122,10 +107,7 @@ impl Page {
         self.line("alignment", &size(device.allocation_alignment_bytes as u64));
         self.line(
             "stream priorities",
-            &format!(
-                "{} (most urgent) to {}",
-                device.greatest_priority, device.least_priority
-            ),
+            &format!("{} (most urgent) to {}", device.greatest_priority, device.least_priority),
         );
     }
 
@@ -162,12 +144,8 @@ fn wrap(text: &str, width: usize) -> Vec<String> {
 
 /// Bytes in the largest unit that leaves at least one.
 fn size(bytes: u64) -> String {
-    const UNITS: [(u64, &str); 4] = [
-        (1 << 40, "TiB"),
-        (1 << 30, "GiB"),
-        (1 << 20, "MiB"),
-        (1 << 10, "KiB"),
-    ];
+    const UNITS: [(u64, &str); 4] =
+        [(1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
     match UNITS.iter().find(|(unit, _)| bytes >= *unit) {
         Some((unit, name)) if bytes.is_multiple_of(*unit) => format!("{} {name}", bytes / unit),
         Some((unit, name)) => format!("{:.1} {name}", bytes as f64 / *unit as f64),
@@ -184,12 +162,7 @@ mod tests {
         let text = "one two three four-and-a-very-long-word five";
         let lines = wrap(text, 10);
         assert_eq!(lines.join(" "), text);
-        assert!(
-            lines
-                .iter()
-                .all(|line| line.len() <= 10 || !line.contains(' ')),
-            "{lines:?}"
-        );
+        assert!(lines.iter().all(|line| line.len() <= 10 || !line.contains(' ')), "{lines:?}");
         assert_eq!(wrap("", 10), [""]);
     }
 

@@ -13,18 +13,9 @@ fn capabilities(missing: &'static [&'static CStr], off: u32) -> (bool, bool) {
     let api = fake::load(Without(missing)).unwrap();
     with(|state| state.attributes.insert(off, 0));
     let device = CudaDriver::open_with(api, 0).unwrap();
-    assert_eq!(
-        device.properties().async_pools,
-        device.async_pools().is_some()
-    );
-    assert_eq!(
-        device.properties().virtual_memory,
-        device.virtual_memory().is_some()
-    );
-    (
-        device.async_pools().is_some(),
-        device.virtual_memory().is_some(),
-    )
+    assert_eq!(device.properties().async_pools, device.async_pools().is_some());
+    assert_eq!(device.properties().virtual_memory, device.virtual_memory().is_some());
+    (device.async_pools().is_some(), device.virtual_memory().is_some())
 }
 
 #[test]
@@ -32,35 +23,21 @@ fn a_missing_symbol_or_a_zero_attribute_is_an_absent_capability() {
     assert_eq!(capabilities(&[], 0), (true, true));
     assert_eq!(capabilities(&[c"cuMemPoolTrimTo"], 0), (false, true));
     assert_eq!(capabilities(&[c"cuMemMap"], 0), (true, false));
-    assert_eq!(
-        capabilities(&[], attribute::MEMORY_POOLS_SUPPORTED),
-        (false, true)
-    );
-    assert_eq!(
-        capabilities(&[], attribute::VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED),
-        (true, false)
-    );
+    assert_eq!(capabilities(&[], attribute::MEMORY_POOLS_SUPPORTED), (false, true));
+    assert_eq!(capabilities(&[], attribute::VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED), (true, false));
 }
 
 #[test]
 fn an_attribute_the_driver_does_not_know_is_an_absent_capability() {
     let api = fake::api();
     with(|state| state.attributes.remove(&attribute::MEMORY_POOLS_SUPPORTED));
-    assert!(
-        CudaDriver::open_with(api, 0)
-            .unwrap()
-            .async_pools()
-            .is_none()
-    );
+    assert!(CudaDriver::open_with(api, 0).unwrap().async_pools().is_none());
     let api = fake::api();
     fail("cuMemGetAllocationGranularity", 801);
     let device = CudaDriver::open_with(api, 0).unwrap();
     assert!(device.virtual_memory().is_none());
     assert_eq!(device.properties().granularity, 0);
-    assert!(matches!(
-        device.create(2 << 20),
-        Err(DriverError::Unsupported { call: "create" })
-    ));
+    assert!(matches!(device.create(2 << 20), Err(DriverError::Unsupported { call: "create" })));
 }
 
 #[test]
@@ -80,12 +57,7 @@ fn a_pool_gets_all_its_options() {
     let mut values: Vec<_> = with(|state| state.pool_values.clone().into_iter().collect());
     values.sort_unstable();
     assert_eq!(values, [(1, 1), (2, 0), (3, 0), (4, 1 << 30)]);
-    let usage = PoolUsage {
-        reserved: 500,
-        reserved_peak: 600,
-        used: 700,
-        used_peak: 800,
-    };
+    let usage = PoolUsage { reserved: 500, reserved_peak: 600, used: 700, used_peak: 800 };
     assert_eq!(device.pool_usage(pool), Ok(usage));
     device.pool_destroy(pool).unwrap();
 }
@@ -103,24 +75,12 @@ fn a_maximum_is_refused_where_the_driver_would_not_keep_it() {
     let api = fake::api();
     with(|state| state.version = 12_010);
     let device = CudaDriver::open_with(api, 0).unwrap();
-    let options = PoolOptions {
-        max_bytes: Some(1 << 30),
-        ..PoolOptions::default()
-    };
-    assert!(matches!(
-        device.pool_create(&options),
-        Err(DriverError::Unsupported { .. })
-    ));
+    let options = PoolOptions { max_bytes: Some(1 << 30), ..PoolOptions::default() };
+    assert!(matches!(device.pool_create(&options), Err(DriverError::Unsupported { .. })));
     device.pool_create(&PoolOptions::default()).unwrap();
     assert_eq!(with(|state| state.pool_props).unwrap().max_size, 0);
-    let none = PoolOptions {
-        max_bytes: Some(0),
-        ..PoolOptions::default()
-    };
-    assert!(matches!(
-        device.pool_create(&none),
-        Err(DriverError::Invalid { .. })
-    ));
+    let none = PoolOptions { max_bytes: Some(0), ..PoolOptions::default() };
+    assert!(matches!(device.pool_create(&none), Err(DriverError::Invalid { .. })));
 }
 
 #[test]
@@ -128,18 +88,12 @@ fn pool_allocations_translate_their_failures() {
     let device = fake::device();
     let stream = device.stream_create(0).unwrap();
     let pool = device.pool_create(&PoolOptions::default()).unwrap();
-    assert!(matches!(
-        device.alloc_async(0, pool, stream),
-        Err(DriverError::Invalid { .. })
-    ));
+    assert!(matches!(device.alloc_async(0, pool, stream), Err(DriverError::Invalid { .. })));
     let block = device.alloc_async(100, pool, stream).unwrap();
     // SAFETY: the block is live and nothing uses it.
     unsafe { device.free_async(block, stream) }.unwrap();
     fail("cuMemAllocFromPoolAsync", 2);
-    let expected = DriverError::OutOfMemory {
-        call: "cuMemAllocFromPoolAsync",
-        requested: 100,
-    };
+    let expected = DriverError::OutOfMemory { call: "cuMemAllocFromPoolAsync", requested: 100 };
     assert_eq!(device.alloc_async(100, pool, stream), Err(expected));
 }
 
@@ -151,35 +105,22 @@ fn mappings_name_this_device_and_the_right_rights() {
     let memory = device.create(bytes).unwrap();
     let prop = with(|state| state.prop).unwrap();
     assert_eq!((prop.allocation_type, prop.requested_handle_types), (1, 0));
-    assert_eq!(
-        (prop.location.kind, prop.location.id, prop.flags),
-        (1, 0, [0; 8])
-    );
+    assert_eq!((prop.location.kind, prop.location.id, prop.flags), (1, 0, [0; 8]));
     // SAFETY: the range was reserved above and is empty.
     unsafe { device.map(address, bytes, memory) }.unwrap();
-    let rights = [
-        (MapAccess::None, 0),
-        (MapAccess::Read, 1),
-        (MapAccess::ReadWrite, 3),
-    ];
+    let rights = [(MapAccess::None, 0), (MapAccess::Read, 1), (MapAccess::ReadWrite, 3)];
     for (access, flags) in rights {
         // SAFETY: the range is one mapping and nothing is queued.
         unsafe { device.set_access(address, bytes, access) }.unwrap();
         let desc = with(|state| state.access).unwrap();
-        assert_eq!(
-            (desc.location.kind, desc.location.id, desc.flags),
-            (1, 0, flags)
-        );
+        assert_eq!((desc.location.kind, desc.location.id, desc.flags), (1, 0, flags));
     }
     // SAFETY: the range is one mapping and nothing is queued.
     unsafe { device.unmap(address, bytes) }.unwrap();
     device.destroy(memory).unwrap();
     // SAFETY: nothing is mapped in the reservation.
     unsafe { device.release(address, bytes) }.unwrap();
-    assert!(matches!(
-        device.reserve(0, 0),
-        Err(DriverError::Invalid { .. })
-    ));
+    assert!(matches!(device.reserve(0, 0), Err(DriverError::Invalid { .. })));
     assert!(matches!(device.create(0), Err(DriverError::Invalid { .. })));
     fail("cuMemCreate", 2);
     assert!(device.create(bytes).unwrap_err().is_out_of_memory());

@@ -34,9 +34,7 @@ fn the_source_may_be_reused_at_once() {
     copy_in(&device, &source, stream).unwrap();
     source.fill(9);
     assert!(run_queue());
-    assert!(with(|state| state.memory[..1000]
-        .iter()
-        .all(|byte| *byte == 7)));
+    assert!(with(|state| state.memory[..1000].iter().all(|byte| *byte == 7)));
     close(device);
 }
 
@@ -52,10 +50,7 @@ fn queueing_behind_a_held_stream_takes_new_buffers_and_never_waits() {
     assert_eq!(logged("cuEventSynchronize") + logged("cuCtxSynchronize"), 0);
     gate.release();
     assert!(run_queue());
-    assert_eq!(
-        with(|state| state.memory[..4].to_vec()),
-        999_u32.to_ne_bytes()
-    );
+    assert_eq!(with(|state| state.memory[..4].to_vec()), 999_u32.to_ne_bytes());
     close(device);
 }
 
@@ -98,13 +93,8 @@ fn what_is_beyond_the_cap_goes_when_the_caller_may_wait() {
     copy_in(&device, &source, stream).unwrap();
     assert_eq!(logged("cuMemFreeHost"), 0, "queueing frees nothing");
     device.synchronize().unwrap();
-    let kept: usize = with(|state| {
-        state
-            .host_blocks
-            .values()
-            .filter(|b| **b == LARGEST_BYTES)
-            .sum()
-    });
+    let kept: usize =
+        with(|state| state.host_blocks.values().filter(|b| **b == LARGEST_BYTES).sum());
     assert_eq!(kept, KEEP_BYTES);
     close(device);
 }
@@ -180,15 +170,6 @@ fn a_captured_stream_gets_no_pinned_copy() {
     let stream = device.stream_create(0).unwrap();
     with(|state| state.capturing = 1);
     let error = copy_in(&device, &[1], stream).unwrap_err();
-    assert!(
-        matches!(
-            error,
-            DriverError::Invalid {
-                call: "copy_htod",
-                ..
-            }
-        ),
-        "{error}"
-    );
+    assert!(matches!(error, DriverError::Invalid { call: "copy_htod", .. }), "{error}");
     assert_eq!(logged("cuMemcpyHtoDAsync_v2"), 0);
 }

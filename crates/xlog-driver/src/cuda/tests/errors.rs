@@ -17,10 +17,7 @@ fn an_unknown_code_is_only_a_number() {
         other => panic!("{other:?}"),
     }
     fail("cuMemGetInfo_v2", u32::MAX);
-    assert!(matches!(
-        device.memory_info(),
-        Err(DriverError::Code { code: u32::MAX, .. })
-    ));
+    assert!(matches!(device.memory_info(), Err(DriverError::Code { code: u32::MAX, .. })));
 }
 
 #[test]
@@ -28,10 +25,7 @@ fn a_known_code_has_the_drivers_name() {
     let device = fake::device();
     fail("cuEventCreate", 1);
     let error = device.event_create().unwrap_err();
-    assert!(
-        error.to_string().contains("CUDA_ERROR_INVALID_VALUE"),
-        "{error}"
-    );
+    assert!(error.to_string().contains("CUDA_ERROR_INVALID_VALUE"), "{error}");
 }
 
 #[test]
@@ -47,10 +41,7 @@ fn a_driver_without_names_still_has_numbers() {
 fn out_of_memory_carries_the_request() {
     let device = fake::device();
     fail("cuMemAlloc_v2", 2);
-    let expected = DriverError::OutOfMemory {
-        call: "cuMemAlloc",
-        requested: 4096,
-    };
+    let expected = DriverError::OutOfMemory { call: "cuMemAlloc", requested: 4096 };
     assert_eq!(device.alloc(4096), Err(expected));
 }
 
@@ -62,10 +53,7 @@ fn pinned_memory_that_is_out_is_not_device_memory_that_is_out() {
     // SAFETY: the fake device's memory is live.
     let error = unsafe { device.copy_htod(fake::BASE, &[1], stream) }.unwrap_err();
     assert!(!error.is_out_of_memory(), "{error}");
-    assert!(
-        matches!(error, DriverError::Code { code: 2, .. }),
-        "{error}"
-    );
+    assert!(matches!(error, DriverError::Code { code: 2, .. }), "{error}");
 }
 
 #[test]
@@ -73,9 +61,7 @@ fn not_supported_is_a_feature_to_do_without() {
     let device = fake::device();
     fail("cuStreamGetId", 801);
     let stream = device.stream_create(0).unwrap();
-    let expected = DriverError::Unsupported {
-        call: "cuStreamGetId",
-    };
+    let expected = DriverError::Unsupported { call: "cuStreamGetId" };
     assert_eq!(device.stream_id(stream), Err(expected));
 }
 
@@ -94,15 +80,11 @@ fn not_ready_is_no_error() {
 
 #[test]
 fn only_what_the_driver_calls_final_is_a_lost_device() {
-    let lost = [
-        4, 214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 810, 911,
-    ];
+    let lost = [4, 214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 810, 911];
     for code in lost {
         assert!(is_sticky(code), "{code}");
     }
-    for code in [
-        0, 1, 2, 3, 46, 100, 101, 201, 400, 600, 701, 713, 720, 801, 900, 999, 4242,
-    ] {
+    for code in [0, 1, 2, 3, 46, 100, 101, 201, 400, 600, 701, 713, 720, 801, 900, 999, 4242] {
         assert!(!is_sticky(code), "{code}");
     }
 }
@@ -113,9 +95,7 @@ fn a_lost_device_stays_lost_with_the_first_code() {
     let stream = device.stream_create(0).unwrap();
     fail("cuStreamSynchronize", 700);
     match device.stream_synchronize(stream).unwrap_err() {
-        DriverError::DeviceLost {
-            code: 700, reason, ..
-        } => {
+        DriverError::DeviceLost { code: 700, reason, .. } => {
             assert!(reason.contains("illegal memory access"), "{reason}");
         }
         other => panic!("{other:?}"),
@@ -124,18 +104,9 @@ fn a_lost_device_stays_lost_with_the_first_code() {
     let before = fake::with(|state| state.log.len());
     assert!(matches!(
         device.alloc(1),
-        Err(DriverError::DeviceLost {
-            call: "alloc",
-            code: 700,
-            ..
-        })
+        Err(DriverError::DeviceLost { call: "alloc", code: 700, .. })
     ));
-    assert!(
-        device
-            .event_query(EventHandle(0x77))
-            .unwrap_err()
-            .is_device_lost()
-    );
+    assert!(device.event_query(EventHandle(0x77)).unwrap_err().is_device_lost());
     let asked = fake::with(|state| state.log[before..].to_vec());
     let all_names = asked.iter().all(|call| call.starts_with("cuGetError"));
     assert!(all_names, "a lost device is not called: {asked:?}");
@@ -146,10 +117,7 @@ fn the_default_streams_are_refused() {
     let device = fake::device();
     for handle in 0..=2 {
         let stream = StreamHandle(handle);
-        assert!(matches!(
-            device.stream_synchronize(stream),
-            Err(DriverError::Invalid { .. })
-        ));
+        assert!(matches!(device.stream_synchronize(stream), Err(DriverError::Invalid { .. })));
         // SAFETY: the call is refused.
         let queued = unsafe { device.memset(fake::BASE, 0, 16, stream) };
         assert!(matches!(queued, Err(DriverError::Invalid { .. })));

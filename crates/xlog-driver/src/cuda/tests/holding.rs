@@ -34,18 +34,10 @@ fn a_slot_serves_the_next_hold_before_the_device_looked() {
     for _ in 0..500 {
         device.hold(stream).unwrap().release();
     }
-    assert_eq!(
-        with(|state| state.host_blocks.len()),
-        1,
-        "one page is enough"
-    );
+    assert_eq!(with(|state| state.host_blocks.len()), 1, "one page is enough");
     let last = device.hold(stream).unwrap();
     assert!(!run_queue());
-    assert_eq!(
-        with(|state| state.queue.len()),
-        1,
-        "the released 500 passed"
-    );
+    assert_eq!(with(|state| state.queue.len()), 1, "the released 500 passed");
     last.release();
     assert!(run_queue());
 }
@@ -74,10 +66,7 @@ fn a_gate_may_outlive_the_driver() {
     drop(device);
     assert_eq!(with(|state| state.retains), 1, "the gate keeps the context");
     gate.release();
-    assert_eq!(
-        with(|state| (state.retains, state.host_blocks.len())),
-        (0, 0)
-    );
+    assert_eq!(with(|state| (state.retains, state.host_blocks.len())), (0, 0));
     assert!(with(|state| state.queue.is_empty()));
 }
 
@@ -87,10 +76,7 @@ fn a_failed_hold_gives_the_slot_back() {
     let stream = device.stream_create(0).unwrap();
     fail("cuStreamWaitValue32_v2", 1);
     for _ in 0..100 {
-        assert!(matches!(
-            device.hold(stream),
-            Err(DriverError::Code { code: 1, .. })
-        ));
+        assert!(matches!(device.hold(stream), Err(DriverError::Code { code: 1, .. })));
     }
     assert_eq!(with(|state| state.host_blocks.len()), 1);
     fail("cuStreamWaitValue32_v2", 0);
@@ -124,11 +110,7 @@ fn without_wait_value_a_host_function_holds() {
     fail("cuStreamWaitValue32_v2", 801);
     refused.hold(stream).unwrap().release();
     refused.hold(stream).unwrap().release();
-    assert_eq!(
-        logged("cuStreamWaitValue32_v2"),
-        1,
-        "a refusal is remembered"
-    );
+    assert_eq!(logged("cuStreamWaitValue32_v2"), 1, "a refusal is remembered");
     assert_eq!(logged("cuLaunchHostFunc"), 2);
     assert!(run_queue());
 }
@@ -138,12 +120,7 @@ fn a_host_function_runs_once_and_is_dropped() {
     let device = fake::device();
     let stream = device.stream_create(0).unwrap();
     let (inside, outside) = token();
-    device
-        .host_fn(
-            stream,
-            Box::new(move || _ = inside.fetch_add(1, Ordering::Relaxed)),
-        )
-        .unwrap();
+    device.host_fn(stream, Box::new(move || _ = inside.fetch_add(1, Ordering::Relaxed))).unwrap();
     assert_eq!(outside.load(Ordering::Relaxed), 0);
     device.stream_synchronize(stream).unwrap();
     assert_eq!(outside.load(Ordering::Relaxed), 1);
@@ -165,10 +142,7 @@ fn a_panic_in_a_host_function_is_swallowed() {
         )
         .unwrap();
     device.stream_synchronize(stream).unwrap();
-    assert_eq!(
-        (outside.load(Ordering::Relaxed), Arc::strong_count(&outside)),
-        (1, 1)
-    );
+    assert_eq!((outside.load(Ordering::Relaxed), Arc::strong_count(&outside)), (1, 1));
 }
 
 #[test]
@@ -178,15 +152,10 @@ fn a_host_function_that_cannot_be_queued_is_dropped_unrun() {
         let stream = device.stream_create(0).unwrap();
         fail("cuLaunchHostFunc", code);
         let (inside, outside) = token();
-        let queued = device.host_fn(
-            stream,
-            Box::new(move || _ = inside.fetch_add(1, Ordering::Relaxed)),
-        );
+        let queued =
+            device.host_fn(stream, Box::new(move || _ = inside.fetch_add(1, Ordering::Relaxed)));
         assert!(queued.is_err());
-        assert_eq!(
-            (outside.load(Ordering::Relaxed), Arc::strong_count(&outside)),
-            (0, 1)
-        );
+        assert_eq!((outside.load(Ordering::Relaxed), Arc::strong_count(&outside)), (0, 1));
     }
 }
 
@@ -197,16 +166,11 @@ fn a_captured_stream_takes_no_host_function_and_no_gate() {
     with(|state| state.capturing = 1);
     assert_eq!(device.stream_capture(stream), Ok(CaptureStatus::Active));
     let (inside, outside) = token();
-    device
-        .host_fn(stream, Box::new(move || drop(inside)))
-        .unwrap_err();
+    device.host_fn(stream, Box::new(move || drop(inside))).unwrap_err();
     assert_eq!(Arc::strong_count(&outside), 1);
     device.hold(stream).unwrap_err();
     with(|state| state.capturing = 2);
-    assert_eq!(
-        device.stream_capture(stream),
-        Ok(CaptureStatus::Invalidated)
-    );
+    assert_eq!(device.stream_capture(stream), Ok(CaptureStatus::Invalidated));
 }
 
 #[test]
@@ -214,13 +178,8 @@ fn a_driver_that_goes_in_a_host_function_is_closed_elsewhere() {
     let device = fake::device();
     let stream = device.stream_create(0).unwrap();
     let last = Arc::clone(&device);
-    device
-        .host_fn(stream, Box::new(move || drop(last)))
-        .unwrap();
+    device.host_fn(stream, Box::new(move || drop(last))).unwrap();
     drop(device);
     assert!(run_queue());
-    assert_eq!(
-        logged("cuCtxSynchronize") + logged("cuDevicePrimaryCtxRelease_v2"),
-        0
-    );
+    assert_eq!(logged("cuCtxSynchronize") + logged("cuDevicePrimaryCtxRelease_v2"), 0);
 }
