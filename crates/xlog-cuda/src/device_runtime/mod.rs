@@ -7,7 +7,10 @@ pub(crate) mod stream_ids;
 pub mod stream_pool;
 mod stream_table;
 
-pub use resource::{Access, StreamId};
+pub use resource::{
+    Access, AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, Generation,
+    PhysicalMeter, ResourceError, ResourceResult, ResourceStatistics, StreamId,
+};
 pub use stream_pool::{
     DEFAULT_MAX_STREAMS, StreamLease, StreamPool, StreamPoolError, StreamPriority,
 };

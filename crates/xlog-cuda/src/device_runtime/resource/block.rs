@@ -1,0 +1,173 @@
+//! Blocks and their names.
+
+use std::cell::Cell;
+use std::collections::HashSet;
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+/// A stream of a [`StreamPool`](crate::device_runtime::StreamPool), by name.
+///
+/// [`StreamId::DEFAULT`] is a real stream of each pool. Any other id is issued by one pool for one lease: it resolves in
+/// that pool only, and no longer once the stream was given back. `u32::MAX` is never issued.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct StreamId(pub u32);
+
+impl StreamId {
+    /// The stream that every pool has.
+    pub const DEFAULT: Self = Self(0);
+}
+
+impl fmt::Display for StreamId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "stream id {}", self.0)
+    }
+}
+
+/// A label for logs and statistics.
+///
+/// ```
+/// use xlog_cuda::device_runtime::AllocTag;
+///
+/// const ROWS: AllocTag = AllocTag("rows");
+/// assert_eq!(AllocTag::intern(&format!("ro{}", "ws")), ROWS);
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct AllocTag(pub &'static str);
+
+impl AllocTag {
+    /// The tag of what has none.
+    pub const UNTAGGED: Self = Self("untagged");
+
+    /// A tag of a string that does not live long enough. Each different text is kept once, for ever.
+    #[must_use]
+    pub fn intern(text: &str) -> Self {
+        static TEXTS: OnceLock<Mutex<HashSet<&'static str>>> = OnceLock::new();
+        let texts = TEXTS.get_or_init(Mutex::default);
+        let mut texts = texts.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(&known) = texts.get(text) {
+            return Self(known);
+        }
+        let kept: &'static str = Box::leak(text.into());
+        texts.insert(kept);
+        Self(kept)
+    }
+}
+
+impl fmt::Display for AllocTag {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.0)
+    }
+}
+
+/// The low bits of a generation are free for the resource that uses it: ours keep the place of their record there.
+pub(crate) const SLOT_BITS: u32 = 24;
+
+/// Tells an address from its reuse. Never equal for two allocations, and increasing within a thread.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Generation(pub u64);
+
+impl Generation {
+    /// A generation that nobody has had.
+    ///
+    /// Threads take theirs from ranges of their own, so they do not meet on one counter.
+    #[must_use]
+    pub fn next() -> Self {
+        const RANGE: u64 = 1 << 12;
+        static RANGES: AtomicU64 = AtomicU64::new(1);
+        thread_local! {
+            static MINE: Cell<(u64, u64)> = const { Cell::new((0, 0)) };
+        }
+        MINE.with(|mine| {
+            let (mut next, mut end) = mine.get();
+            if next == end {
+                next = RANGES.fetch_add(RANGE, Ordering::Relaxed);
+                end = next + RANGE;
+            }
+            mine.set((next + 1, end));
+            Self(next << SLOT_BITS)
+        })
+    }
+
+    /// This generation with the place of its record.
+    pub(crate) fn at(self, slot: u32) -> Self {
+        Self(self.0 | u64::from(slot))
+    }
+
+    pub(crate) fn slot(self) -> u32 {
+        (self.0 & ((1 << SLOT_BITS) - 1)) as u32
+    }
+}
+
+impl fmt::Display for Generation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "generation {:#x}", self.0)
+    }
+}
+
+/// Where a block is in its life.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum BlockState {
+    /// Handed out.
+    Live,
+    /// Returned; work on it is still pending.
+    Retired,
+    /// Held back by a guard.
+    Quarantined,
+    /// Gone.
+    Freed,
+}
+
+/// One outstanding allocation, owned by the caller until it is given to `deallocate`.
+#[derive(Debug, PartialEq, Eq)]
+#[must_use = "a block that is dropped is never freed; give it to deallocate"]
+pub struct DeviceBlock {
+    /// The device address.
+    pub ptr: u64,
+    /// The device.
+    pub device_ordinal: u32,
+    /// The stream it was allocated on and is freed on.
+    pub alloc_stream: StreamId,
+    /// Its size; at least what was asked for.
+    pub bytes: usize,
+    /// What it is aligned to; at least 256.
+    pub align: usize,
+    /// Its label.
+    pub tag: AllocTag,
+    /// Tells it from others at the same address.
+    pub generation: Generation,
+    /// Its state when it was handed out.
+    pub state: BlockState,
+}
+
+/// The identity of a block, which outlives the block.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct BlockId {
+    /// The device address.
+    pub ptr: u64,
+    /// Tells it from others at the same address.
+    pub generation: Generation,
+    /// The stream it was allocated on.
+    pub alloc_stream: StreamId,
+    /// The device.
+    pub device_ordinal: u32,
+}
+
+impl BlockId {
+    /// The identity of a block.
+    #[must_use]
+    pub fn from_block(block: &DeviceBlock) -> Self {
+        Self {
+            ptr: block.ptr,
+            generation: block.generation,
+            alloc_stream: block.alloc_stream,
+            device_ordinal: block.device_ordinal,
+        }
+    }
+}
+
+impl From<&DeviceBlock> for BlockId {
+    fn from(block: &DeviceBlock) -> Self {
+        Self::from_block(block)
+    }
+}
