@@ -5,7 +5,7 @@
 
 use xlog_driver::DriverError;
 
-use crate::device_runtime::{StreamId, StreamPoolError};
+use crate::device_runtime::{ResourceError, StreamId, StreamPoolError};
 
 /// The result of a runtime call.
 pub type Result<T, E = XlogError> = std::result::Result<T, E>;
@@ -58,6 +58,21 @@ pub enum XlogError {
     /// A stream could not be had.
     #[error(transparent)]
     StreamPool(#[from] StreamPoolError),
+    /// A memory resource refused or failed.
+    #[error(transparent)]
+    Resource(#[from] ResourceError),
+    /// A setting has a value that is not accepted.
+    #[error("{name} = {value:?}: {reason}; accepted: {accepted}")]
+    BadSetting {
+        /// The setting: an environment variable, or what it is in code.
+        name: &'static str,
+        /// The value as given.
+        value: String,
+        /// What is wrong with it.
+        reason: &'static str,
+        /// What would have been accepted.
+        accepted: &'static str,
+    },
     /// Two things that must belong to one open device belong to two.
     #[error(
         "{call}: {left} and {right} belong to different open devices; use streams of one device"

@@ -33,15 +33,26 @@
 
 #![deny(unsafe_code)]
 
+#[cfg(feature = "conformance")]
+pub mod conformance;
 mod device;
 pub mod device_runtime;
 mod error;
+#[cfg(feature = "cudarc")]
+#[allow(unsafe_code)]
+pub mod interop;
+#[allow(unsafe_code)]
+pub mod kernels;
+pub mod launch;
+pub mod memory;
 mod spec;
 #[allow(unsafe_code)]
 mod stream;
 
 pub use device::CudaDevice;
 pub use error::{Result, XlogError};
+pub use launch::LaunchRecorder;
+pub use memory::{DeviceRepr, GpuMemoryManager, RawBlock, Reservation, TrackedCudaSlice};
 pub use spec::{DEVICE_VARIABLE, DeviceSpec};
 pub use stream::DeviceStream;
 

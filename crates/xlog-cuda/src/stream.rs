@@ -11,34 +11,157 @@
 use std::ffi::c_void;
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use xlog_driver::{Driver, DriverError, DriverResult, Gate, StreamHandle};
+use xlog_driver::{CaptureStatus, Driver, DriverError, DriverResult, Gate, StreamHandle};
 use xlog_sim::SimKernel;
 
 use crate::device_runtime::StreamId;
+use crate::device_runtime::ordering::OrderCounters;
+use crate::device_runtime::ordering::clock::{Recorded, StreamClock};
+use crate::device_runtime::ordering::events::PooledEvent;
 use crate::device_runtime::stream_ids::IssuedId;
 use crate::{CudaDevice, Result, XlogError};
 
-/// An owned driver stream.
+/// An owned driver stream, and its clock.
+#[derive(Debug)]
 pub(crate) struct RawStream {
     device: Arc<CudaDevice>,
     handle: StreamHandle,
     priority: i32,
+    clock: StreamClock<Arc<PooledEvent>>,
+    /// Where the stamp of the clock stands in the device's table.
+    place: u32,
+    /// The raw handle was handed out: others may have begun to capture the stream into a graph.
+    exposed: AtomicBool,
 }
 
 impl RawStream {
     pub(crate) fn create(device: Arc<CudaDevice>, priority: i32) -> DriverResult<Self> {
-        let handle = device.driver().stream_create(priority)?;
-        Ok(Self { device, handle, priority })
+        let Some((place, cell)) = device.clock_cells().take() else {
+            let accepted = "fewer streams of one device at a time";
+            return Err(DriverError::invalid("stream_create", "one more stream", accepted));
+        };
+        let clock = StreamClock::new(device.next_stream_key(), cell.cell());
+        match device.driver().stream_create(priority) {
+            Ok(handle) => {
+                let exposed = AtomicBool::new(false);
+                Ok(Self { device, handle, priority, clock, place, exposed })
+            }
+            Err(error) => {
+                device.clock_cells().give(place);
+                Err(error)
+            }
+        }
     }
 
     pub(crate) fn priority(&self) -> i32 {
         self.priority
     }
 
+    pub(crate) fn clock(&self) -> &StreamClock<Arc<PooledEvent>> {
+        &self.clock
+    }
+
+    pub(crate) fn place(&self) -> u32 {
+        self.place
+    }
+
+    /// Refuses a stream that is being captured: what is queued on it does not run now, so no stamp can stand for it.
+    pub(crate) fn check_not_capturing(&self, call: &'static str) -> DriverResult<()> {
+        if !self.exposed.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        match self.device.driver().stream_capture(self.handle)? {
+            CaptureStatus::None => Ok(()),
+            status => Err(DriverError::invalid(
+                call,
+                format!("{}, whose capture is {status:?}", self.handle),
+                "a stream that is not being captured into a graph",
+            )),
+        }
+    }
+
     /// True when all its work is known to be done. A stream that cannot be asked is not.
     pub(crate) fn is_done(&self) -> bool {
-        matches!(self.device.driver().stream_query(self.handle), Ok(true))
+        matches!(self.device.driver().stream_is_idle(self.handle), Ok(true))
+    }
+
+    /// Records an event at the tail of this stream.
+    pub(crate) fn record(
+        &self,
+        counters: &OrderCounters,
+    ) -> DriverResult<Recorded<Arc<PooledEvent>>> {
+        self.check_not_capturing("event_record")?;
+        let event = self.device.events().take()?;
+        let begun = self.clock.begin();
+        if let Err(error) = self.device.driver().event_record(event.handle(), self.handle) {
+            event.set_complete();
+            return Err(error);
+        }
+        OrderCounters::count(&counters.recorded);
+        let (recorded, ask) = self.clock.recorded(begun, event);
+        if let Some(ask) = ask {
+            let complete = ask.event.is_complete();
+            if complete {
+                self.completed_up_to(ask.covers);
+            }
+            self.clock.asked(complete);
+        }
+        Ok(recorded)
+    }
+
+    /// Makes later work of this stream follow everything of `other` up to `stamp`, if it does not already.
+    pub(crate) fn wait_for(
+        &self,
+        other: &Self,
+        stamp: u64,
+        counters: &OrderCounters,
+    ) -> DriverResult<()> {
+        let known = &other.clock;
+        if known.key() == self.clock.key() {
+            return Ok(());
+        }
+        if known.is_complete(stamp) || self.clock.covers(known.key(), stamp) {
+            OrderCounters::count(&counters.elided);
+            return Ok(());
+        }
+        self.check_not_capturing("stream_wait_event")?;
+        let recorded = match known.find(stamp) {
+            Some(recorded) => recorded,
+            None => other.record(counters)?,
+        };
+        self.device.driver().stream_wait_event(self.handle, recorded.event.handle())?;
+        OrderCounters::count(&counters.inserted);
+        self.clock.learn(known.key(), &recorded);
+        Ok(())
+    }
+
+    /// True when everything up to `stamp` has completed; `None` when no event covers it yet.
+    pub(crate) fn poll(&self, stamp: u64) -> Option<bool> {
+        if self.clock.is_complete(stamp) {
+            return Some(true);
+        }
+        let recorded = self.clock.find(stamp)?;
+        let complete = recorded.event.is_complete();
+        if complete {
+            self.completed_up_to(recorded.covers);
+        }
+        Some(complete)
+    }
+
+    /// Waits until everything queued so far, and so every stamp up to now, has completed; returns that stamp.
+    pub(crate) fn settle(&self, counters: &OrderCounters) -> DriverResult<u64> {
+        let recorded = self.record(counters)?;
+        recorded.event.synchronize()?;
+        self.completed_up_to(recorded.covers);
+        Ok(recorded.covers)
+    }
+
+    fn completed_up_to(&self, stamp: u64) {
+        for done in self.clock.completed_up_to(stamp) {
+            done.event.set_complete();
+        }
     }
 }
 
@@ -46,6 +169,8 @@ impl Drop for RawStream {
     fn drop(&mut self) {
         // Queued work still runs. A lost device has taken the stream with it; there is nobody left to tell.
         let _ = self.device.driver().stream_destroy(self.handle);
+        self.clock.cell().set_out(None);
+        self.device.clock_cells().give(self.place);
     }
 }
 
@@ -78,6 +203,7 @@ pub struct DeviceStream {
 impl DeviceStream {
     pub(crate) fn new(id: IssuedId, raw: Arc<RawStream>) -> Self {
         let stream = Self { id, raw };
+        stream.raw.clock.cell().set_out(Some(stream.id().0));
         if let Some(sim) = stream.device().sim() {
             // The name only makes race reports readable; work is the same without it.
             let _ = sim.name_stream(stream.handle(), &stream.id().to_string());
@@ -118,6 +244,7 @@ impl DeviceStream {
     /// It is valid as long as this object lives; it must not be destroyed.
     #[must_use]
     pub fn cu_stream(&self) -> Option<*mut c_void> {
+        self.raw.exposed.store(true, Ordering::Release);
         self.driver().raw_stream(self.handle())
     }
 

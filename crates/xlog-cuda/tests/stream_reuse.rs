@@ -189,7 +189,7 @@ fn a_stream_that_cannot_be_asked_whether_it_is_done_is_not_reused() {
     for_each_sim(|device, sim| {
         let pool = StreamPool::new(device.clone(), 1);
         let handle = pool.lease().unwrap().handle();
-        sim.faults().fail_nth(Call::StreamQuery, 1, Fault::Code(999));
+        sim.faults().fail_nth(Call::StreamIsIdle, 1, Fault::Code(999));
         assert_ne!(pool.lease().unwrap().handle(), handle);
     });
 }

@@ -49,6 +49,12 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// True when everything queued on `stream` has completed.
     fn stream_query(&self, stream: StreamHandle) -> DriverResult<bool>;
 
+    /// Like [`Driver::stream_query`], for the housekeeping of whoever owns the stream: a simulated device draws no order
+    /// from the answer.
+    fn stream_is_idle(&self, stream: StreamHandle) -> DriverResult<bool> {
+        self.stream_query(stream)
+    }
+
     /// A number that no other stream of this process ever has, unlike the handle, which is reused.
     fn stream_id(&self, stream: StreamHandle) -> DriverResult<u64>;
 
@@ -115,10 +121,10 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// The source range is live memory of this device when the work runs.
     unsafe fn copy_dtoh(&self, dst: &mut [u8], src: u64, stream: StreamHandle) -> DriverResult<()>;
 
-    /// Queues a copy inside the device. The ranges must not overlap.
+    /// Queues a copy inside the device, or between two devices of the same kind. The ranges must not overlap.
     ///
     /// # Safety
-    /// Both ranges are live memory of this device when the work runs.
+    /// Both ranges are live memory when the work runs.
     unsafe fn copy_dtod(
         &self,
         dst: u64,

@@ -9,8 +9,9 @@
 use std::cell::RefCell;
 use std::fmt;
 use std::rc::Rc;
+pub use std::sync::MutexGuard;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{MutexGuard, PoisonError, TryLockError};
+use std::sync::{PoisonError, TryLockError};
 
 /// How a thread lets its scheduler choose who goes on.
 pub type Scheduler = Rc<dyn Fn(Turn)>;
@@ -80,6 +81,15 @@ impl<T: ?Sized> Mutex<T> {
             Ok(guard) => guard,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Err(TryLockError::WouldBlock) => self.lock_contended(),
+        }
+    }
+
+    /// Locks if nobody holds it.
+    pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
+        match self.0.try_lock() {
+            Ok(guard) => Some(guard),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
         }
     }
 

@@ -33,7 +33,7 @@ pub struct SimConfig {
     pub granularity: usize,
     /// What calls and work cost in simulated time; `None` keeps no time.
     pub latency: Option<LatencyModel>,
-    /// How long a wait that makes no progress lasts before it is called a deadlock, where that cannot be proven.
+    /// How long nothing that a call waits for may get on before the wait is called a deadlock, where that cannot be proven.
     pub patience: Duration,
 }
 
@@ -102,7 +102,7 @@ impl SimConfig {
         self
     }
 
-    /// How long a wait without progress lasts before it is called a deadlock.
+    /// How long nothing that a call waits for may get on before the wait is called a deadlock.
     #[must_use]
     pub fn with_patience(mut self, patience: Duration) -> Self {
         self.patience = patience;

@@ -5,63 +5,42 @@
 //! later analysed one does not cover the other. That is decided by the program alone: when an operation ran, or whether
 //! two overlapped in time, plays no part.
 //!
-//! Kept per byte range: the last writes and the reads since. A write that is ordered after an entry replaces it, since
-//! whatever is ordered after the write is ordered after the entry too. Allocation and free are writes of the whole
-//! block. Entries that raced stay, so that every partner of a race is seen.
+//! Kept per byte range: the last writes, the reads since, and the allocation of the block that lives there. A write
+//! that is ordered after an entry replaces it, since whatever is ordered after the write is ordered after the entry
+//! too; a free is replaced by the next allocation only. Allocation and free are writes of the whole block. Entries that
+//! raced stay, so that every partner of a race is seen. Memory mapped twice keeps entries for each mapping, since one
+//! of them may go.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
-use std::sync::Arc;
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Weak};
 
 use xlog_driver::StreamHandle;
 
 use crate::clock::{Epoch, VectorClock};
-use crate::memory::Piece;
+use crate::memory::{Backing, Piece};
 use crate::op::OpMeta;
 use crate::race::{RaceKind, RaceReport, RaceSide};
+use crate::shadow::{Cells, Entry, Mode, split, unite};
 
-/// Reports kept; later ones are counted only.
+/// Reports kept; later ones are counted, and still fail a synchronisation.
 const MAX_REPORTS: usize = 1000;
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Mode {
-    Read,
-    Write,
-    Alloc,
-    Free,
-}
-
-impl Mode {
-    fn action(self) -> &'static str {
-        match self {
-            Self::Read => "reads",
-            Self::Write => "writes",
-            Self::Alloc => "allocates",
-            Self::Free => "frees",
-        }
-    }
-}
-
-#[derive(Clone)]
-struct Entry {
-    epoch: Epoch,
-    mode: Mode,
-    meta: Arc<OpMeta>,
-    tag: Option<Arc<str>>,
-}
-
-#[derive(Clone, Default)]
-struct Cell {
-    end: usize,
-    entries: Vec<Entry>,
-}
 
 /// Shadow memory and the reports drawn from it.
 #[derive(Default)]
 pub(crate) struct Detector {
-    shadow: HashMap<u64, BTreeMap<usize, Cell>>,
+    shadow: HashMap<u64, Cells>,
+    /// Backings that are gone, but that operations behind closed gates still mean.
+    fading: Vec<(u64, Weak<Backing>)>,
     reports: Vec<RaceReport>,
     seen: HashSet<(u64, u64)>,
     total: u64,
+}
+
+/// A race that the next synchronisation of a stream has to report.
+pub(crate) struct Notice {
+    pub(crate) stream: StreamHandle,
+    pub(crate) ordinal: u32,
+    pub(crate) message: Arc<str>,
 }
 
 /// An access on its way through the detector.
@@ -73,41 +52,86 @@ pub(crate) struct Visit<'a> {
     pub(crate) tag: Option<&'a Arc<str>>,
 }
 
+/// A host call that takes a range away from the work on it.
+pub(crate) struct HostEnd<'a> {
+    pub(crate) host: &'a VectorClock,
+    pub(crate) meta: &'a Arc<OpMeta>,
+    pub(crate) what: Taken,
+}
+
+/// What a host call takes away.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Taken {
+    /// The block.
+    Block,
+    /// One mapping of it.
+    Mapping,
+    /// The right to write through one mapping.
+    Writing,
+    /// Every right to one mapping.
+    Access,
+}
+
+/// The bytes that an access shares with one earlier operation.
+struct Partner {
+    entry: Entry,
+    kind: RaceKind,
+    from: usize,
+    to: usize,
+}
+
 impl Detector {
     pub(crate) fn reports(&self) -> &[RaceReport] {
         &self.reports
     }
 
-    /// Compares an access with what is there, remembers it, and returns the streams whose races it found.
-    pub(crate) fn visit(&mut self, piece: &Piece, visit: &Visit<'_>) -> Vec<(StreamHandle, usize)> {
-        let mut races: Vec<(Entry, usize, usize)> = Vec::new();
+    /// All races found, also those whose reports were not kept.
+    pub(crate) fn total(&self) -> u64 {
+        self.total
+    }
+
+    /// Compares an access with what is there, remembers it, and returns whom to tell of the races it found.
+    pub(crate) fn visit(&mut self, piece: &Piece, visit: &Visit<'_>) -> Vec<Notice> {
+        let mut partners: Vec<Partner> = Vec::new();
         let cells = self.shadow.entry(piece.backing_id()).or_default();
         let (start, end) = (piece.offset(), piece.offset() + piece.len());
+        let base = piece.base();
         split(cells, start, end);
+        let mine = Entry {
+            epoch: visit.epoch,
+            mode: visit.mode,
+            meta: Arc::clone(visit.meta),
+            tag: visit.tag.cloned(),
+            base: Some(base),
+        };
+        let birth = (visit.mode == Mode::Alloc).then(|| Arc::new(mine.clone()));
         for (&at, cell) in cells.range_mut(start..end) {
+            // Queued before this block existed, it meant the one before.
+            let stale =
+                cell.born.as_ref().filter(|born| visit.meta.sequence < born.meta.sequence).cloned();
+            if let Some(born) = &stale {
+                add(&mut partners, born, RaceKind::UseAcrossReuse, at, cell.end);
+            }
             for entry in &cell.entries {
-                if conflict(entry, visit).is_some() {
-                    races.push((entry.clone(), at, cell.end));
+                if let Some(kind) = conflict(entry, visit) {
+                    add(&mut partners, entry, kind, at, cell.end);
                 }
             }
-            cell.entries.retain(|entry| {
-                let superseded = match visit.mode {
-                    Mode::Read => entry.mode == Mode::Read,
-                    Mode::Write | Mode::Alloc | Mode::Free => true,
-                };
-                !(superseded && visit.clock.covers(entry.epoch))
-            });
-            cell.entries.push(Entry {
-                epoch: visit.epoch,
-                mode: visit.mode,
-                meta: Arc::clone(visit.meta),
-                tag: visit.tag.cloned(),
-            });
+            cell.entries.retain(|entry| !supersedes(visit, base, entry));
+            cell.entries.push(mine.clone());
+            if stale.is_none() && matches!(visit.mode, Mode::Alloc | Mode::Free) {
+                cell.born = birth.clone();
+            }
         }
         if visit.mode != Mode::Read {
             unite(cells, start, end);
         }
-        self.report(piece, visit, races)
+        let mut notices = Vec::new();
+        for partner in partners {
+            let side = side_of(visit.meta, visit.mode, visit.tag);
+            self.push(partner, side, piece, Some(visit.meta), &mut notices);
+        }
+        notices
     }
 
     /// Forgets what is ordered before a free that has completed, for a new owner that is not ordered after it.
@@ -122,44 +146,54 @@ impl Detector {
         }
     }
 
-    /// A host call that ends the life of a range: everything on it must have been seen to complete.
-    pub(crate) fn end_by_host(
-        &mut self,
-        piece: &Piece,
-        host: &VectorClock,
-        meta: &Arc<OpMeta>,
-        kind: RaceKind,
-    ) -> Vec<(StreamHandle, usize)> {
+    /// A host call that ends a range or the access to it: all work that it concerns must have been seen to complete.
+    pub(crate) fn end_by_host(&mut self, piece: &Piece, end: &HostEnd<'_>) -> Vec<Notice> {
         let Some(cells) = self.shadow.get_mut(&piece.backing_id()) else {
             return Vec::new();
         };
-        let (start, end) = (piece.offset(), piece.offset() + piece.len());
-        split(cells, start, end);
-        let mut races = Vec::new();
-        for (&at, cell) in cells.range(start..end) {
-            for entry in &cell.entries {
-                if !host.covers(entry.epoch) && entry.mode != Mode::Free {
-                    races.push((entry.clone(), at, cell.end));
+        let (kind, action) = match end.what {
+            Taken::Block => (RaceKind::UseAfterFree, "ends"),
+            Taken::Mapping => (RaceKind::UnmapUnderUse, "ends"),
+            Taken::Writing => (RaceKind::UnmapUnderUse, "forbids writing"),
+            Taken::Access => (RaceKind::UnmapUnderUse, "forbids access"),
+        };
+        let (start, stop) = (piece.offset(), piece.offset() + piece.len());
+        split(cells, start, stop);
+        let mut partners = Vec::new();
+        for (&at, cell) in cells.range_mut(start..stop) {
+            for entry in &mut cell.entries {
+                if end.what != Taken::Block && entry.base != Some(piece.base()) {
+                    continue;
+                }
+                let concerned = match entry.mode {
+                    Mode::Write => true,
+                    Mode::Read => end.what != Taken::Writing,
+                    Mode::Alloc | Mode::Free => false,
+                };
+                if concerned && !end.host.covers(entry.epoch) {
+                    add(&mut partners, entry, kind, at, cell.end);
+                }
+                if end.what == Taken::Mapping {
+                    entry.base = None;
                 }
             }
         }
         let mut notices = Vec::new();
-        for (entry, from, to) in races {
+        for partner in partners {
             let side = RaceSide {
-                operation: meta.label.to_string(),
+                operation: end.meta.label.to_string(),
                 stream: None,
                 stream_name: None,
-                sequence: meta.sequence,
-                action: "ends",
+                sequence: end.meta.sequence,
+                action,
                 tag: None,
             };
-            let ptr = piece.address + (from - start) as u64;
-            self.push(kind, &entry, side, ptr, (to - from) as u64, &mut notices);
+            self.push(partner, side, piece, None, &mut notices);
         }
         notices
     }
 
-    /// An operation that meant a block which is no longer the one at its address.
+    /// An operation that meant a block or a mapping which is no longer the one at its address.
     pub(crate) fn stale(
         &mut self,
         meta: &Arc<OpMeta>,
@@ -167,72 +201,91 @@ impl Detector {
         ptr: u64,
         bytes: u64,
         tag: Option<&Arc<str>>,
-    ) -> Vec<(StreamHandle, usize)> {
-        let side = |operation: String, sequence, action| RaceSide {
-            operation,
-            stream: meta.stream,
-            stream_name: meta.stream_name.as_deref().map(str::to_owned),
-            sequence,
-            action,
-            tag: tag.map(|tag| tag.to_string()),
-        };
-        let host = RaceSide {
+    ) -> Vec<Notice> {
+        let ended =
+            if kind == RaceKind::UnmapUnderUse { "end of its mapping" } else { "end of its block" };
+        let first = RaceSide {
+            operation: format!("the {ended}"),
             stream: None,
             stream_name: None,
-            ..side("the end of its block".to_owned(), meta.sequence, "ends")
+            sequence: meta.sequence,
+            action: "ends",
+            tag: tag.map(|tag| tag.to_string()),
         };
-        let used = side(meta.label.to_string(), meta.sequence, "uses");
-        self.total += 1;
-        if self.reports.len() >= MAX_REPORTS {
-            return Vec::new();
-        }
-        self.reports.push(RaceReport { kind, first: host, second: used, ptr, bytes });
-        meta.stream.map(|stream| (stream, self.reports.len() - 1)).into_iter().collect()
+        let second = RaceSide { action: "uses", ..side_of(meta, Mode::Read, tag) };
+        let mut notices = Vec::new();
+        let report = RaceReport { kind, first, second, ptr, bytes };
+        self.record(report, [Some(meta)], &mut notices);
+        notices
     }
 
-    /// Forgets a backing that is gone.
+    /// Forgets a backing that no operation can mean any more.
     pub(crate) fn forget(&mut self, backing: u64) {
         self.shadow.remove(&backing);
     }
 
-    fn report(
-        &mut self,
-        piece: &Piece,
-        visit: &Visit<'_>,
-        races: Vec<(Entry, usize, usize)>,
-    ) -> Vec<(StreamHandle, usize)> {
-        let mut notices = Vec::new();
-        for (entry, from, to) in races {
-            let Some(kind) = conflict(&entry, visit) else {
-                continue;
-            };
-            let side = side_of(visit.meta, visit.mode, visit.tag);
-            let ptr = piece.address + (from - piece.offset()) as u64;
-            self.push(kind, &entry, side, ptr, (to - from) as u64, &mut notices);
-        }
-        notices
+    /// Forgets a backing that is gone as soon as no queued operation means it: those meet the frees in it.
+    pub(crate) fn fade(&mut self, backing: &Arc<Backing>) {
+        self.fading.push((backing.id(), Arc::downgrade(backing)));
     }
 
+    /// Forgets what has faded.
+    pub(crate) fn sweep(&mut self) {
+        let shadow = &mut self.shadow;
+        self.fading.retain(|(id, backing)| {
+            let meant = backing.strong_count() > 0;
+            if !meant {
+                shadow.remove(id);
+            }
+            meant
+        });
+    }
+
+    /// Reports a race once, whatever number of ranges the two share.
     fn push(
         &mut self,
-        kind: RaceKind,
-        entry: &Entry,
+        partner: Partner,
         second: RaceSide,
-        ptr: u64,
-        bytes: u64,
-        notices: &mut Vec<(StreamHandle, usize)>,
+        piece: &Piece,
+        visitor: Option<&Arc<OpMeta>>,
+        notices: &mut Vec<Notice>,
     ) {
+        let Partner { entry, kind, from, to } = partner;
         if !self.seen.insert((entry.meta.sequence, second.sequence)) {
             return;
         }
-        self.total += 1;
-        if self.reports.len() >= MAX_REPORTS {
-            return;
-        }
         let first = side_of(&entry.meta, entry.mode, entry.tag.as_ref());
-        let index = self.reports.len();
-        notices.extend([first.stream, second.stream].into_iter().flatten().map(|s| (s, index)));
-        self.reports.push(RaceReport { kind, first, second, ptr, bytes });
+        let ptr = piece.address + (from - piece.offset()) as u64;
+        let report = RaceReport { kind, first, second, ptr, bytes: (to - from) as u64 };
+        self.record(report, [Some(&entry.meta), visitor], notices);
+    }
+
+    fn record<const N: usize>(
+        &mut self,
+        report: RaceReport,
+        sides: [Option<&Arc<OpMeta>>; N],
+        notices: &mut Vec<Notice>,
+    ) {
+        self.total += 1;
+        let message: Arc<str> = Arc::from(report.to_string());
+        for meta in sides.into_iter().flatten() {
+            if let Some(stream) = meta.stream {
+                let message = Arc::clone(&message);
+                notices.push(Notice { stream, ordinal: meta.ordinal, message });
+            }
+        }
+        if self.reports.len() < MAX_REPORTS {
+            self.reports.push(report);
+        }
+    }
+}
+
+/// Adds bytes to what is shared with the operation of `entry`.
+fn add(partners: &mut Vec<Partner>, entry: &Entry, kind: RaceKind, from: usize, to: usize) {
+    let known = partners.iter_mut().find(|p| Arc::ptr_eq(&p.entry.meta, &entry.meta));
+    match known {
+        Some(partner) => partner.to = to,
+        None => partners.push(Partner { entry: entry.clone(), kind, from, to }),
     }
 }
 
@@ -247,6 +300,16 @@ fn side_of(meta: &OpMeta, mode: Mode, tag: Option<&Arc<str>>) -> RaceSide {
     }
 }
 
+/// Whether whatever is ordered after this access needs no comparison with `entry` any more.
+fn supersedes(visit: &Visit<'_>, base: u64, entry: &Entry) -> bool {
+    let replaces = match visit.mode {
+        Mode::Read => entry.mode == Mode::Read,
+        Mode::Write => entry.mode != Mode::Free,
+        Mode::Alloc | Mode::Free => true,
+    };
+    replaces && entry.base.is_none_or(|theirs| theirs == base) && visit.clock.covers(entry.epoch)
+}
+
 /// Whether an earlier access and this one race, and how.
 fn conflict(entry: &Entry, visit: &Visit<'_>) -> Option<RaceKind> {
     let ordered = visit.clock.covers(entry.epoch);
@@ -254,9 +317,9 @@ fn conflict(entry: &Entry, visit: &Visit<'_>) -> Option<RaceKind> {
         (Mode::Read, Mode::Read) => None,
         // Nothing may touch a block after its free, however well it is ordered.
         (Mode::Free, Mode::Read | Mode::Write) => Some(RaceKind::UseAfterFree),
-        // Queued before this block existed, it meant the one before.
-        (Mode::Alloc, Mode::Read | Mode::Write) if visit.meta.sequence < entry.meta.sequence => {
-            Some(RaceKind::UseAcrossReuse)
+        // Queued after this allocation, it meant the block that only begins now.
+        (_, Mode::Alloc) if visit.meta.sequence < entry.meta.sequence => {
+            Some(RaceKind::UseBeforeAllocation)
         }
         _ if ordered => None,
         (Mode::Free, _) | (_, Mode::Alloc) => Some(RaceKind::UseAcrossReuse),
@@ -264,48 +327,5 @@ fn conflict(entry: &Entry, visit: &Visit<'_>) -> Option<RaceKind> {
         (Mode::Alloc, _) => Some(RaceKind::UseBeforeAllocation),
         (Mode::Write, Mode::Write) => Some(RaceKind::WriteWrite),
         (Mode::Write, Mode::Read) | (Mode::Read, Mode::Write) => Some(RaceKind::ReadWrite),
-    }
-}
-
-/// Makes `start` and `end` borders of cells and fills the gaps between them.
-fn split(cells: &mut BTreeMap<usize, Cell>, start: usize, end: usize) {
-    for border in [start, end] {
-        let Some((&at, cell)) = cells.range_mut(..border).next_back() else {
-            continue;
-        };
-        if at < border && border < cell.end {
-            let tail = cell.clone();
-            cell.end = border;
-            cells.insert(border, tail);
-        }
-    }
-    let mut at = start;
-    let mut gaps = Vec::new();
-    for (&from, cell) in cells.range(start..end) {
-        if at < from {
-            gaps.push((at, from));
-        }
-        at = cell.end;
-    }
-    if at < end {
-        gaps.push((at, end));
-    }
-    for (from, to) in gaps {
-        cells.insert(from, Cell { end: to, entries: Vec::new() });
-    }
-}
-
-/// Joins neighbouring cells that hold the same single entry.
-fn unite(cells: &mut BTreeMap<usize, Cell>, start: usize, end: usize) {
-    let lone = |cell: &Cell| cell.entries.len() == 1;
-    if cells.range(start..end).nth(1).is_none() || !cells.range(start..end).all(|(_, c)| lone(c)) {
-        return;
-    }
-    let rest: Vec<usize> = cells.range(start..end).skip(1).map(|(&at, _)| at).collect();
-    for at in rest {
-        cells.remove(&at);
-    }
-    if let Some(cell) = cells.get_mut(&start) {
-        cell.end = end;
     }
 }

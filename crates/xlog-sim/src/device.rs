@@ -17,7 +17,7 @@ use crate::memory::{BLOCK_ALIGN, Owner as BlockOwner, RegionKind};
 use crate::op::{Argument, Label, Marker, Meant, OpKind};
 use crate::race::RaceReport;
 use crate::state::State;
-use crate::threads::{self, Body};
+use crate::threads;
 
 /// Several simulated devices that share streams' clocks, so that one can wait for another's events.
 #[derive(Debug)]
@@ -135,10 +135,19 @@ impl SimDevice {
         self.shared.config.seed
     }
 
-    /// Every race found so far on this machine, in the order of analysis. At most 1000 are kept.
+    /// Every race found so far on this machine, in the order of analysis. The first 1000 are kept.
+    ///
+    /// A synchronisation fails with the first race since the last one and says nothing of the others: all of them are
+    /// here.
     #[must_use]
     pub fn races(&self) -> Vec<RaceReport> {
         self.shared.lock().detector.reports().to_vec()
+    }
+
+    /// How many races were found so far on this machine, also those whose reports were not kept.
+    #[must_use]
+    pub fn race_count(&self) -> u64 {
+        self.shared.lock().detector.total()
     }
 
     /// A hash of the order in which operations were executed. Equal for equal programs under equal seeds.
@@ -249,12 +258,7 @@ impl SimDevice {
                 let seed = self.shared.lock().rng.next();
                 threads::run(self.shared.machine, seed, bodies);
             }
-            None => std::thread::scope(|scope| {
-                for body in bodies {
-                    let body: Body<'a> = body;
-                    scope.spawn(body);
-                }
-            }),
+            None => threads::run_plain(bodies),
         }
     }
 
@@ -301,6 +305,18 @@ impl SimDevice {
         }
     }
 
+    /// Refuses memory of another device: only a copy inside the machine may reach it.
+    pub(crate) fn check_home(&self, call: Call, ptr: u64, owner: u32) -> DriverResult<()> {
+        if owner == self.ordinal() {
+            return Ok(());
+        }
+        Err(DriverError::invalid(
+            call.name(),
+            format!("{ptr:#x} of device {owner}"),
+            format!("memory of device {}; between devices there is copy_dtod", self.ordinal()),
+        ))
+    }
+
     /// A range as an argument of work, checked.
     pub(crate) fn argument(
         &self,
@@ -310,15 +326,22 @@ impl SimDevice {
         bytes: usize,
         access: Access,
     ) -> DriverResult<Argument> {
-        let region = state.space.check(call.name(), ptr, bytes as u64)?;
+        let (length, writes) = (bytes as u64, access.writes());
+        let region = state.space.check(call.name(), ptr, length)?;
+        if call != Call::CopyDtod {
+            self.check_home(call, ptr, region.ordinal)?;
+        }
         let meant = match &region.kind {
             RegionKind::Block { owner: BlockOwner::Plain, .. } => Meant::Plain(region.generation),
             RegionKind::Block { owner: BlockOwner::Pool(_), .. } => Meant::Ordered,
-            RegionKind::Reservation { .. } => Meant::Reserved,
+            RegionKind::Reservation { .. } => Meant::Reserved {
+                reservation: region.generation,
+                mappings: region.mapped(ptr, length, writes),
+            },
         };
         let pieces = match meant {
-            Meant::Reserved => Vec::new(),
-            _ => region.pieces(ptr, bytes as u64, access.writes()).unwrap_or_default(),
+            Meant::Reserved { .. } => Vec::new(),
+            _ => region.pieces(ptr, length, writes).unwrap_or_default(),
         };
         let tag = state.space.tag_of(ptr);
         Ok(Argument { ptr, bytes: bytes as u64, access, meant, tag, pieces })
@@ -345,13 +368,8 @@ impl SimDevice {
         call: Call,
         stream: StreamHandle,
     ) -> DriverResult<()> {
-        let Some(report) = state.streams.get_mut(&stream.0).and_then(|s| s.race.take()) else {
-            return Ok(());
-        };
-        match state.detector.reports().get(report) {
-            Some(report) => {
-                Err(DriverError::Race { call: call.name(), report: report.to_string() })
-            }
+        match state.streams.get_mut(&stream.0).and_then(|s| s.race.take()) {
+            Some(race) => Err(DriverError::Race { call: call.name(), report: race.to_string() }),
             None => Ok(()),
         }
     }

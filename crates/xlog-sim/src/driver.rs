@@ -10,12 +10,12 @@ use xlog_driver::{
     EventHandle, Gate, HostFn, MemoryInfo, StreamHandle, VirtualMemory,
 };
 
+use crate::detector::{HostEnd, Taken};
 use crate::device::SimDevice;
 use crate::engine::{check_alive, gather, scatter};
 use crate::faults::Call;
 use crate::memory::{BLOCK_ALIGN, Backing, Owner, RegionKind, round_up};
 use crate::op::{GateState, Label, OpKind};
-use crate::race::RaceKind;
 use crate::state::{Event, State};
 
 impl SimDevice {
@@ -80,11 +80,14 @@ impl Driver for SimDevice {
         for marker in markers {
             state = self.shared.wait_for(state, self.ordinal(), Call::Synchronize, &marker)?;
         }
-        let device = &state.ordinals[self.ordinal() as usize];
+        let device = &mut state.ordinals[self.ordinal() as usize];
         let (departed, time) = (device.departed.clone(), device.departed_time);
+        let race = device.departed_race.take();
         state.host_learns(&departed, time);
         self.release_cached(&mut state);
-        let mut outcome = Ok(());
+        let call = Call::Synchronize.name();
+        let mut outcome =
+            race.map_or(Ok(()), |race| Err(DriverError::Race { call, report: race.to_string() }));
         for stream in mine(&state) {
             let this = Self::report_race(&mut state, Call::Synchronize, stream);
             outcome = outcome.and(this);
@@ -130,6 +133,13 @@ impl Driver for SimDevice {
         };
         state.host_learns(&clock, time);
         Ok(true)
+    }
+
+    fn stream_is_idle(&self, stream: StreamHandle) -> DriverResult<bool> {
+        let mut state = self.enter(Call::StreamIsIdle)?;
+        self.check_stream(&state, Call::StreamIsIdle, stream)?;
+        Self::cost(&mut state, |model| model.stream_query);
+        Ok(state.streams.get(&stream.0).is_some_and(|stream| stream.is_drained()))
     }
 
     fn stream_id(&self, stream: StreamHandle) -> DriverResult<u64> {
@@ -246,8 +256,11 @@ impl Driver for SimDevice {
         let mut state = self.enter(call)?;
         let plain =
             |kind: &RegionKind| matches!(kind, RegionKind::Block { owner: Owner::Plain, .. });
+        if let Some(region) = state.space.containing(ptr) {
+            self.check_home(call, ptr, region.ordinal)?;
+        }
         match state.space.starting_at(ptr) {
-            Some(region) if plain(&region.kind) && region.ordinal == self.ordinal() => {}
+            Some(region) if plain(&region.kind) => {}
             _ => {
                 let accepted = match state.space.containing(ptr) {
                     Some(region) => format!(
@@ -264,8 +277,8 @@ impl Driver for SimDevice {
             let meta = state.meta(Label::Fixed("free"), None);
             let host = Arc::clone(&state.host);
             for piece in region.pieces(ptr, region.bytes, true).unwrap_or_default() {
-                let notices =
-                    state.detector.end_by_host(&piece, &host, &meta, RaceKind::UseAfterFree);
+                let end = HostEnd { host: &host, meta: &meta, what: Taken::Block };
+                let notices = state.detector.end_by_host(&piece, &end);
                 state.notify_races(notices);
                 state.detector.forget(piece.backing_id());
             }
@@ -345,7 +358,8 @@ impl Driver for SimDevice {
         let label = Label::Fixed("copy_dtoh");
         let sequence = self.push(&mut state, stream, label, OpKind::CopyOut, vec![source]);
         let ready = |state: &mut State| state.is_copy_out_ready(stream.0, sequence);
-        let mut state = match self.shared.wait(state, self.ordinal(), call, ready) {
+        let target = (stream.0, sequence);
+        let mut state = match self.shared.wait(state, self.ordinal(), call, target, ready) {
             Ok(state) => state,
             Err(error) => {
                 let mut state = self.shared.lock();

@@ -35,6 +35,7 @@ calls! {
     StreamDestroy = "stream_destroy",
     StreamSynchronize = "stream_synchronize",
     StreamQuery = "stream_query",
+    StreamIsIdle = "stream_is_idle",
     StreamId = "stream_id",
     StreamCapture = "stream_capture",
     StreamWaitEvent = "stream_wait_event",
@@ -115,7 +116,7 @@ impl Faults {
         self.shared.lock().ordinals[self.ordinal as usize].limit = bytes;
     }
 
-    /// Executes nothing more of a stream until the gate is released or dropped.
+    /// Executes nothing more of a stream, but what runs already, until the gate is released or dropped.
     ///
     /// Unlike [`Driver::hold`](xlog_driver::Driver::hold) this is no operation: it stops also what is queued already,
     /// and orders nothing.
@@ -126,6 +127,7 @@ impl Faults {
             return Err(DriverError::invalid("hold_back", stream, "a live stream of this device"));
         };
         held.held_back += 1;
+        held.interrupt();
         drop(state);
         let shared = Arc::clone(&self.shared);
         Ok(Gate::new(move || {
@@ -138,7 +140,7 @@ impl Faults {
         }))
     }
 
-    /// Loses the device: whatever is queued is dropped, and every later call fails.
+    /// Loses the device: what runs ends, whatever is queued is dropped, and every later call fails.
     pub fn lose_device(&self) {
         self.shared.lose(self.ordinal, 719, "lost by fault injection".to_owned());
     }

@@ -5,7 +5,7 @@
 //! - **Two engines.** Without a seed, every stream is a thread. With one, a scheduler decides at each driver call which
 //!   streams go on: any legal order can happen, and the same seed gives the same order again.
 //! - **A race detector** that decides by what the program orders, never by what overlapped in time: [`SimDevice::races`].
-//!   A race also fails the next synchronisation of either stream.
+//!   A race also fails the next synchronisation of either stream, or of the device.
 //! - **Fault injection**: [`SimDevice::faults`].
 //! - **Simulated kernels** with declared ranges: [`SimKernel`].
 //! - **Logical host threads**, scheduled from the same seed: [`SimDevice::run_threads`].
@@ -15,6 +15,7 @@
 //!
 //! Operations of one stream; an event recorded and waited for; a host that synchronised, or was told by a query that
 //! something is complete, and then queued work, on whatever thread; a gate opened by the host or by a host function.
+//! [`stream_is_idle`](xlog_driver::Driver::stream_is_idle) is a query that orders nothing.
 //! Host threads are taken as ordered among each other as their calls came. What a host function tells a host thread by
 //! other means than a gate is not seen: synchronise, or use a gate.
 //!
@@ -24,6 +25,7 @@
 
 #![deny(unsafe_code)]
 
+mod analysis;
 mod clock;
 mod config;
 mod detector;
@@ -38,6 +40,7 @@ mod op;
 mod pools;
 mod race;
 mod rng;
+mod shadow;
 mod state;
 mod threads;
 mod timeline;

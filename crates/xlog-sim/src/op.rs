@@ -66,14 +66,15 @@ pub(crate) struct GateState {
 }
 
 /// What an argument named when it was queued.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Meant {
     /// A block that ends by a host call, and its generation.
     Plain(u64),
     /// A block that ends in stream order: the detector sees its end.
     Ordered,
-    /// Addresses whose mappings may change until it runs.
-    Reserved,
+    /// Addresses of a reservation, by its generation. The mappings behind them may change until it runs; those that
+    /// allowed the access already when it was queued must not.
+    Reserved { reservation: u64, mappings: Vec<u64> },
 }
 
 /// A range of device addresses as the caller gave it.
@@ -147,6 +148,8 @@ pub(crate) struct OpMeta {
     pub(crate) label: Label,
     pub(crate) stream: Option<StreamHandle>,
     pub(crate) stream_name: Option<Arc<str>>,
+    /// The device of the stream.
+    pub(crate) ordinal: u32,
 }
 
 /// One queued operation.

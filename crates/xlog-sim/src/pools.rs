@@ -41,10 +41,11 @@ impl SimDevice {
         }
         let ordinal = known.ordinal;
         for (start, bytes, backing) in known.release(keep) {
-            state.detector.forget(backing.id());
+            state.detector.fade(&backing);
             state.space.give_addresses(ordinal, start, bytes);
             state.give_bytes(ordinal, bytes);
         }
+        state.detector.sweep();
         let gone = |known: &Pool| known.destroyed && known.usage.reserved == 0;
         if state.pools.get(&pool).is_some_and(gone) {
             state.pools.remove(&pool);
@@ -232,11 +233,11 @@ impl AsyncPools for SimDevice {
             {
                 *pool
             }
-            Some(_) => {
+            Some((_, owner)) => {
                 return Err(DriverError::invalid(
                     call.name(),
-                    format!("{ptr:#x}"),
-                    "the start of a block of alloc_async on this device",
+                    format!("{ptr:#x} of device {owner}"),
+                    format!("the start of a block of alloc_async on device {}", self.ordinal()),
                 ));
             }
             None => {

@@ -18,7 +18,7 @@ pub enum RaceKind {
     UseAfterFree,
     /// Work on a block that is not ordered against the next block at the same place.
     UseAcrossReuse,
-    /// A mapping was taken away while the host had not seen all work on it complete.
+    /// A mapping or its access rights were taken away while the host had not seen all work on it complete.
     UnmapUnderUse,
 }
 
@@ -40,7 +40,7 @@ impl fmt::Display for RaceKind {
 pub struct RaceSide {
     /// What it is: `memset`, `copy_htod`, `alloc_async`, or the name of a kernel.
     pub operation: String,
-    /// The stream it was queued on; `None` for a host call such as `unmap`.
+    /// The stream it was queued on; `None` for a host call such as `unmap` or `set_access`.
     pub stream: Option<StreamHandle>,
     /// The name given to that stream, if any.
     pub stream_name: Option<String>,
@@ -78,7 +78,7 @@ pub struct RaceReport {
     pub second: RaceSide,
     /// The first shared byte, as the second operation addresses it.
     pub ptr: u64,
-    /// How many bytes are shared.
+    /// How many bytes there are from the first shared one to the last.
     pub bytes: u64,
 }
 

@@ -1,23 +1,18 @@
 //! Everything a simulated machine knows, behind one lock.
-//!
-//! A queued operation is *analysed* once everything it is ordered after has been: at once, unless a closed gate stands
-//! ahead of it, and then when that gate opens. The analysis gives the operation its clock and shows it to the race
-//! detector. Only analysed operations are executed, and nothing about the analysis depends on when that happens.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar};
 
 use xlog_driver::{DriverError, DriverResult, StreamHandle};
 
 use crate::clock::{Epoch, VectorClock};
 use crate::config::SimConfig;
-use crate::detector::{Detector, Mode, Visit};
+use crate::detector::{Detector, Notice};
 use crate::faults::FaultTable;
 use crate::latency::LatencyModel;
 use crate::memory::{AddressSpace, Backing, Piece, Pool};
-use crate::op::{Argument, GateState, Label, Marker, Meant, Op, OpKind, OpMeta, Reached};
-use crate::race::RaceKind;
+use crate::op::{Argument, GateState, Label, Marker, Op, OpKind, OpMeta, Reached};
 use crate::rng::Rng;
 use crate::timeline::Timeline;
 
@@ -36,7 +31,7 @@ pub(crate) struct Stream {
     pub(crate) held_back: u32,
     pub(crate) destroyed: bool,
     /// The report the next synchronisation fails with.
-    pub(crate) race: Option<usize>,
+    pub(crate) race: Option<Arc<str>>,
     pub(crate) worker: Option<Worker>,
 }
 
@@ -45,12 +40,27 @@ pub(crate) struct Worker {
     pub(crate) wake: Arc<Condvar>,
     /// Counts what was queued, for a thread that looks without the lock.
     pub(crate) queued: Arc<AtomicU64>,
+    /// Tells the thread to stop after the operation it runs and to look again at what it took.
+    pub(crate) interrupt: Arc<AtomicBool>,
     pub(crate) asleep: bool,
 }
 
 impl Stream {
+    /// Stops the thread of the stream after the operation it runs.
+    pub(crate) fn interrupt(&self) {
+        if let Some(worker) = &self.worker {
+            worker.interrupt.store(true, Ordering::Relaxed);
+        }
+    }
+
     pub(crate) fn is_drained(&self) -> bool {
         self.queue.is_empty() && !self.running
+    }
+
+    /// True when the next operation waits for nothing but its turn, or for the end of one that runs on the same bytes.
+    pub(crate) fn can_go_on(&self) -> bool {
+        let next = self.queue.front().filter(|_| self.analysed > 0 && self.held_back == 0);
+        next.is_some_and(|op| !matches!(&op.kind, OpKind::Wait(marker) if !marker.is_done()))
     }
 
     /// What the stream stands at, for messages.
@@ -89,12 +99,14 @@ pub(crate) struct Ordinal {
     /// What the streams that are gone were ordered after, and when: a synchronised host knows that too.
     pub(crate) departed: VectorClock,
     pub(crate) departed_time: u64,
+    /// The first race of theirs that nobody was told of.
+    pub(crate) departed_race: Option<Arc<str>>,
 }
 
 pub(crate) struct State {
     pub(crate) streams: BTreeMap<u64, Stream>,
     pub(crate) events: HashMap<u64, (u32, Event)>,
-    pub(crate) pools: HashMap<u64, Pool>,
+    pub(crate) pools: BTreeMap<u64, Pool>,
     pub(crate) physical: HashMap<u64, Physical>,
     pub(crate) ordinals: Vec<Ordinal>,
     pub(crate) space: AddressSpace,
@@ -111,7 +123,10 @@ pub(crate) struct State {
     /// What the operations that run right now touch, and whether they write it.
     pub(crate) running: Vec<(u64, Vec<(Piece, bool)>)>,
     pub(crate) shutdown: bool,
-    stalled: BTreeSet<u64>,
+    /// Operations to drop once the lock is given up: their closures may own anything.
+    pub(crate) discarded: Vec<Op>,
+    /// Streams that stand at a closed gate, or at a wait for what is behind one.
+    pub(crate) stalled: BTreeSet<u64>,
     slots: Vec<u64>,
     free_slots: Vec<u32>,
     retired_slots: Vec<u32>,
@@ -125,7 +140,7 @@ impl State {
         Self {
             streams: BTreeMap::new(),
             events: HashMap::new(),
-            pools: HashMap::new(),
+            pools: BTreeMap::new(),
             physical: HashMap::new(),
             ordinals: vec![Ordinal::default(); config.ordinals as usize],
             space: AddressSpace::new(machine, config.ordinals),
@@ -140,6 +155,7 @@ impl State {
             waiters: 0,
             running: Vec::new(),
             shutdown: false,
+            discarded: Vec::new(),
             stalled: BTreeSet::new(),
             slots: Vec::new(),
             free_slots: Vec::new(),
@@ -234,6 +250,13 @@ impl State {
             let device = &mut self.ordinals[stream.ordinal as usize];
             device.departed.join(&stream.line.clock);
             device.departed_time = device.departed_time.max(stream.line.time);
+            if let Some(race) = stream.race {
+                device.departed_race.get_or_insert(race);
+            }
+            if let Some(worker) = &stream.worker {
+                // Whoever ran the last operation may not be its thread, which then has nothing left to wait for.
+                worker.wake.notify_one();
+            }
             self.slots[slot as usize] = stream.line.clock.get(slot);
             self.retired_slots.push(slot);
         }
@@ -250,9 +273,10 @@ impl State {
     // Queueing.
 
     pub(crate) fn meta(&mut self, label: Label, stream: Option<StreamHandle>) -> Arc<OpMeta> {
-        let stream_name =
-            stream.and_then(|s| self.streams.get(&s.0)).and_then(|stream| stream.name.clone());
-        Arc::new(OpMeta { sequence: self.sequence(), label, stream, stream_name })
+        let known = stream.and_then(|s| self.streams.get(&s.0));
+        let stream_name = known.and_then(|stream| stream.name.clone());
+        let ordinal = known.map_or(0, |stream| stream.ordinal);
+        Arc::new(OpMeta { sequence: self.sequence(), label, stream, stream_name, ordinal })
     }
 
     /// Queues an operation on a live stream.
@@ -310,119 +334,16 @@ impl State {
         }
     }
 
-    // Analysis.
-
-    fn analyse(&mut self, first: u64) {
-        if !self.analyse_stream(first) || self.stalled.is_empty() {
-            return;
-        }
-        let mut work: Vec<u64> = self.stalled.iter().copied().collect();
-        while let Some(handle) = work.pop() {
-            if self.analyse_stream(handle) {
-                work.extend(self.stalled.iter().copied());
-            }
-        }
-    }
-
-    /// Analyses as far as possible; true when something that other streams may wait for was reached.
-    fn analyse_stream(&mut self, handle: u64) -> bool {
-        let was_stalled = self.stalled.remove(&handle);
-        let Some(stream) = self.streams.get_mut(&handle) else {
-            return false;
-        };
-        let mut reached = false;
-        let mut notices = Vec::new();
-        while let Some(op) = stream.queue.get_mut(stream.analysed) {
-            match &op.kind {
-                OpKind::Wait(marker) => match marker.reached.get() {
-                    Some(point) => stream.line.join(&point.clock, point.time),
-                    None => {
-                        self.stalled.insert(handle);
-                        break;
-                    }
-                },
-                OpKind::Gate(gate) => match gate.opened.get() {
-                    Some((clock, time)) => stream.line.join(clock, *time),
-                    None => {
-                        self.stalled.insert(handle);
-                        break;
-                    }
-                },
-                _ => {}
-            }
-            stream.line.join_host(&op.host);
-            let line = &mut stream.line;
-            let epoch = line.tick();
-            if let Some(model) = &self.latency {
-                line.time = line.time.max(op.issued) + duration(model, op);
-            }
-            let mode = match &op.kind {
-                OpKind::Alloc { completed } => {
-                    for point in completed.iter().filter_map(|free| free.reached.get()) {
-                        for piece in op.arguments.iter().flat_map(|a| &a.pieces) {
-                            self.detector.retire(piece, &point.clock);
-                        }
-                    }
-                    Some(Mode::Alloc)
-                }
-                OpKind::Free(_) => Some(Mode::Free),
-                _ => None,
-            };
-            for argument in &mut op.arguments {
-                if mode.is_none() {
-                    match resolve(&self.space, argument, was_stalled) {
-                        Resolved::Ready => {}
-                        Resolved::Unmapped(why) => {
-                            op.fault.get_or_insert(why);
-                            argument.pieces.clear();
-                        }
-                        Resolved::Stale(kind) => notices.extend(self.detector.stale(
-                            &op.meta,
-                            kind,
-                            argument.ptr,
-                            argument.bytes,
-                            argument.tag.as_ref(),
-                        )),
-                    }
-                }
-                let visit = Visit {
-                    mode: mode.unwrap_or(if argument.access.writes() {
-                        Mode::Write
-                    } else {
-                        Mode::Read
-                    }),
-                    clock: &line.clock,
-                    epoch,
-                    meta: &op.meta,
-                    tag: argument.tag.as_ref(),
-                };
-                for piece in &argument.pieces {
-                    notices.extend(self.detector.visit(piece, &visit));
-                }
-            }
-            match &op.kind {
-                OpKind::Record(marker) | OpKind::Free(marker) => {
-                    let clock = Arc::new(line.clock.clone());
-                    let _ = marker.reached.set(Reached { epoch, clock, time: line.time });
-                    reached = true;
-                }
-                OpKind::HostFn(_) | OpKind::CopyOut => {
-                    op.known = Some(line.known(epoch));
-                }
-                _ => {}
-            }
-            stream.analysed += 1;
-        }
-        self.notify_races(notices);
-        reached
-    }
+    // Races.
 
     /// Makes the next synchronisation of the streams of a race fail.
-    pub(crate) fn notify_races(&mut self, notices: Vec<(StreamHandle, usize)>) {
-        for (stream, report) in notices {
-            if let Some(stream) = self.streams.get_mut(&stream.0) {
-                stream.race.get_or_insert(report);
-            }
+    pub(crate) fn notify_races(&mut self, notices: Vec<Notice>) {
+        for Notice { stream, ordinal, message } in notices {
+            let race = match self.streams.get_mut(&stream.0) {
+                Some(stream) => &mut stream.race,
+                None => &mut self.ordinals[ordinal as usize].departed_race,
+            };
+            race.get_or_insert(message);
         }
     }
 
@@ -440,6 +361,7 @@ impl State {
             if stream.ordinal == ordinal {
                 self.stalled.remove(&handle);
                 stream.analysed = 0;
+                stream.interrupt();
                 dropped.extend(stream.queue.drain(..));
             }
         }
@@ -458,56 +380,5 @@ impl State {
             self.analyse(handle);
         }
         dropped
-    }
-}
-
-enum Resolved {
-    Ready,
-    Unmapped(String),
-    Stale(RaceKind),
-}
-
-/// Finds the bytes of an argument as the machine stands now.
-fn resolve(space: &AddressSpace, argument: &mut Argument, was_stalled: bool) -> Resolved {
-    let region = space.containing(argument.ptr);
-    match argument.meant {
-        Meant::Ordered => return Resolved::Ready,
-        Meant::Plain(_) if !was_stalled => return Resolved::Ready,
-        Meant::Plain(generation) => {
-            return match region {
-                Some(region) if region.generation == generation => Resolved::Ready,
-                Some(_) => Resolved::Stale(RaceKind::UseAcrossReuse),
-                None => Resolved::Stale(RaceKind::UseAfterFree),
-            };
-        }
-        Meant::Reserved => {}
-    }
-    let writes = argument.access.writes();
-    match region.and_then(|region| region.pieces(argument.ptr, argument.bytes, writes)) {
-        Some(pieces) => {
-            argument.pieces = pieces;
-            Resolved::Ready
-        }
-        None => Resolved::Unmapped(format!(
-            "illegal address: {} bytes at {:#x} are not all mapped for {}",
-            argument.bytes,
-            argument.ptr,
-            if writes { "writing" } else { "reading" }
-        )),
-    }
-}
-
-/// What an operation costs on its stream in simulated time.
-fn duration(model: &LatencyModel, op: &Op) -> u64 {
-    let bytes: u64 = op.arguments.iter().map(|argument| argument.bytes).sum();
-    match &op.kind {
-        OpKind::CopyIn(_) | OpKind::CopyOut => {
-            model.work_start + bytes / model.host_bandwidth.max(1)
-        }
-        OpKind::Memset(_) | OpKind::CopyDevice | OpKind::Kernel(_) => {
-            model.work_start + bytes / model.device_bandwidth.max(1)
-        }
-        OpKind::HostFn(_) => model.work_start,
-        _ => 0,
     }
 }

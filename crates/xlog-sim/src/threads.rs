@@ -28,6 +28,8 @@ struct Turn {
     finished: Vec<bool>,
     /// For a thread that waits: the progress at which it found nothing to do.
     waiting: Vec<Option<u64>>,
+    /// Which threads have done nothing but wait since they last looked.
+    in_wait: Vec<bool>,
     /// The latest progress at which any thread found nothing to do.
     progress: u64,
 }
@@ -58,6 +60,7 @@ pub(crate) fn blocked(machine: u64, progress: u64) -> bool {
         return false;
     };
     let mut turn = group.lock();
+    turn.begin_wait(index);
     turn.progress = progress;
     turn.waiting[index] = Some(progress);
     let stuck = (0..turn.finished.len())
@@ -65,12 +68,24 @@ pub(crate) fn blocked(machine: u64, progress: u64) -> bool {
     if stuck {
         // It goes on with an error, and may yet free the others.
         turn.waiting[index] = None;
+        turn.in_wait[index] = false;
     }
     drop(turn);
     if !stuck {
         group.hand_over(index, true);
     }
     stuck
+}
+
+/// Runs the bodies as ordinary threads until all have returned; the panic of the first body that has one is passed on.
+pub(crate) fn run_plain(bodies: Vec<Body<'_>>) {
+    let outcomes: Vec<std::thread::Result<()>> = std::thread::scope(|scope| {
+        let threads: Vec<_> = bodies.into_iter().map(|body| scope.spawn(body)).collect();
+        threads.into_iter().map(|thread| thread.join()).collect()
+    });
+    if let Some(payload) = outcomes.into_iter().find_map(Result::err) {
+        resume_unwind(payload);
+    }
 }
 
 /// Runs the bodies as logical threads until all have returned; the first panic is passed on.
@@ -85,6 +100,7 @@ pub(crate) fn run(machine: u64, seed: u64, bodies: Vec<Body<'_>>) {
             current: rng.below(bodies.len()),
             finished: vec![false; bodies.len()],
             waiting: vec![None; bodies.len()],
+            in_wait: vec![false; bodies.len()],
             progress: 0,
             rng,
         }),
@@ -104,6 +120,16 @@ pub(crate) fn run(machine: u64, seed: u64, bodies: Vec<Body<'_>>) {
     });
     if let Some(payload) = panic.into_inner().unwrap_or_else(PoisonError::into_inner) {
         resume_unwind(payload);
+    }
+}
+
+impl Turn {
+    /// A thread begins to wait, or goes on waiting. One that ran before may have given up a lock, so all look again.
+    fn begin_wait(&mut self, index: usize) {
+        if !self.in_wait[index] {
+            self.in_wait[index] = true;
+            self.waiting.fill(None);
+        }
     }
 }
 
@@ -131,6 +157,11 @@ impl Group {
     /// Gives the baton to a thread the seed chooses, perhaps this one, and waits for it to come back.
     fn hand_over(&self, index: usize, must: bool) {
         let mut turn = self.lock();
+        if must {
+            turn.begin_wait(index);
+        } else {
+            turn.in_wait[index] = false;
+        }
         turn.waiting[index] = must.then_some(turn.progress);
         if !must && turn.rng.below(2) == 0 {
             return;

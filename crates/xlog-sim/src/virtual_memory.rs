@@ -7,11 +7,11 @@ use std::sync::Arc;
 
 use xlog_driver::{DriverError, DriverResult, MapAccess, MemoryHandle, VirtualMemory};
 
+use crate::detector::{HostEnd, Taken};
 use crate::device::SimDevice;
 use crate::faults::Call;
 use crate::memory::{Backing, Mapping, Piece, RegionKind};
 use crate::op::Label;
-use crate::race::RaceKind;
 use crate::state::{Physical, State};
 
 impl SimDevice {
@@ -39,7 +39,10 @@ impl SimDevice {
             let value = format!("the range of {bytes} bytes at {ptr:#x}");
             Err(DriverError::invalid(call.name(), value, accepted))
         };
-        let region = state.space.containing(ptr).filter(|r| r.ordinal == self.ordinal());
+        let region = state.space.containing(ptr);
+        if let Some(region) = region {
+            self.check_home(call, ptr, region.ordinal)?;
+        }
         let Some(RegionKind::Reservation { mappings }) = region.map(|region| &region.kind) else {
             return refuse("a range inside a reservation of this device");
         };
@@ -59,6 +62,50 @@ impl SimDevice {
             return refuse("exactly one or more whole mappings without a gap");
         }
         Ok(found)
+    }
+
+    fn check_physical<'a>(
+        &self,
+        state: &'a State,
+        call: Call,
+        memory: MemoryHandle,
+    ) -> DriverResult<&'a Physical> {
+        let known = state.physical.get(&memory.0).filter(|known| !known.destroyed);
+        let Some(known) = known else {
+            let value = format!("{memory}, unknown or destroyed");
+            return Err(DriverError::invalid(call.name(), value, "live physical memory"));
+        };
+        if known.ordinal != self.ordinal() {
+            return Err(DriverError::invalid(
+                call.name(),
+                format!("{memory} of device {}", known.ordinal),
+                format!("live physical memory of device {}", self.ordinal()),
+            ));
+        }
+        Ok(known)
+    }
+
+    /// Reports the work that has not been seen to complete on mappings from which `taken` takes something away.
+    fn take_away(
+        &self,
+        state: &mut State,
+        call: &'static str,
+        mappings: &[(u64, Mapping)],
+        taken: impl Fn(&Mapping) -> Option<Taken>,
+    ) {
+        if mappings.iter().all(|(_, mapping)| taken(mapping).is_none()) {
+            return;
+        }
+        let meta = state.meta(Label::Fixed(call), None);
+        let host = Arc::clone(&state.host);
+        for (at, mapping) in mappings {
+            let piece = Piece::new(&mapping.backing, 0, mapping.bytes as usize, *at);
+            if let (Some(what), Some(piece)) = (taken(mapping), piece) {
+                let end = HostEnd { host: &host, meta: &meta, what };
+                let notices = state.detector.end_by_host(&piece, &end);
+                state.notify_races(notices);
+            }
+        }
     }
 
     /// Gives physical memory back once nobody needs it.
@@ -104,8 +151,11 @@ impl VirtualMemory for SimDevice {
     unsafe fn release(&self, ptr: u64, bytes: usize) -> DriverResult<()> {
         let call = Call::Release;
         let mut state = self.enter(call)?;
+        if let Some(region) = state.space.containing(ptr) {
+            self.check_home(call, ptr, region.ordinal)?;
+        }
         let accepted = match state.space.starting_at(ptr) {
-            Some(region) if region.ordinal == self.ordinal() => match &region.kind {
+            Some(region) => match &region.kind {
                 RegionKind::Reservation { .. } if region.bytes != bytes as u64 => {
                     Some(format!("the whole reservation of {} bytes", region.bytes))
                 }
@@ -115,7 +165,7 @@ impl VirtualMemory for SimDevice {
                 RegionKind::Reservation { .. } => None,
                 RegionKind::Block { .. } => Some("a reservation, not a block".to_owned()),
             },
-            _ => Some("the start of a reservation of this device".to_owned()),
+            None => Some("the start of a reservation of this device".to_owned()),
         };
         if let Some(accepted) = accepted {
             let value = format!("the range of {bytes} bytes at {ptr:#x}");
@@ -152,13 +202,9 @@ impl VirtualMemory for SimDevice {
     fn destroy(&self, memory: MemoryHandle) -> DriverResult<()> {
         let call = Call::Destroy;
         let mut state = self.enter(call)?;
-        let ordinal = self.ordinal();
-        match state.physical.get_mut(&memory.0) {
-            Some(known) if known.ordinal == ordinal && !known.destroyed => known.destroyed = true,
-            _ => {
-                let value = format!("{memory}, unknown or destroyed");
-                return Err(DriverError::invalid(call.name(), value, "live physical memory"));
-            }
+        self.check_physical(&state, call, memory)?;
+        if let Some(known) = state.physical.get_mut(&memory.0) {
+            known.destroyed = true;
         }
         Self::drop_physical(&mut state, memory.0);
         Ok(())
@@ -169,13 +215,7 @@ impl VirtualMemory for SimDevice {
         let mut state = self.enter(call)?;
         self.check_granular(call, "address", ptr)?;
         self.check_granular(call, "size", bytes as u64)?;
-        let ordinal = self.ordinal();
-        let known = state.physical.get(&memory.0);
-        let known = known.filter(|known| known.ordinal == ordinal && !known.destroyed);
-        let Some(known) = known else {
-            let value = format!("{memory}, unknown or destroyed");
-            return Err(DriverError::invalid(call.name(), value, "live physical memory"));
-        };
+        let known = self.check_physical(&state, call, memory)?;
         if known.bytes != bytes as u64 {
             return Err(DriverError::invalid(
                 call.name(),
@@ -185,7 +225,9 @@ impl VirtualMemory for SimDevice {
         }
         let backing = Arc::clone(&known.backing);
         let value = format!("the range of {bytes} bytes at {ptr:#x}");
-        state.space.check(call.name(), ptr, bytes as u64)?;
+        let region = state.space.check(call.name(), ptr, bytes as u64)?;
+        self.check_home(call, ptr, region.ordinal)?;
+        let generation = state.space.generation();
         let region = state.space.containing_mut(ptr).map(|region| &mut region.kind);
         let Some(RegionKind::Reservation { mappings }) = region else {
             return Err(DriverError::invalid(
@@ -203,10 +245,10 @@ impl VirtualMemory for SimDevice {
                 "a range in which nothing is mapped",
             ));
         }
-        mappings.insert(
-            ptr,
-            Mapping { bytes: bytes as u64, memory: memory.0, backing, access: MapAccess::None },
-        );
+        let access = MapAccess::None;
+        let mapping =
+            Mapping { generation, bytes: bytes as u64, memory: memory.0, backing, access };
+        mappings.insert(ptr, mapping);
         if let Some(known) = state.physical.get_mut(&memory.0) {
             known.mappings += 1;
         }
@@ -219,14 +261,8 @@ impl VirtualMemory for SimDevice {
         let mut state = self.enter(call)?;
         let found = self.exact_mappings(&state, call, ptr, bytes as u64)?;
         Self::cost(&mut state, |model| model.map);
-        let meta = state.meta(Label::Fixed("unmap"), None);
-        let host = Arc::clone(&state.host);
+        self.take_away(&mut state, "unmap", &found, |_| Some(Taken::Mapping));
         for (at, mapping) in found {
-            if let Some(piece) = Piece::new(&mapping.backing, 0, mapping.bytes as usize, at) {
-                let notices =
-                    state.detector.end_by_host(&piece, &host, &meta, RaceKind::UnmapUnderUse);
-                state.notify_races(notices);
-            }
             let region = state.space.containing_mut(at).map(|region| &mut region.kind);
             if let Some(RegionKind::Reservation { mappings }) = region {
                 mappings.remove(&at);
@@ -244,12 +280,23 @@ impl VirtualMemory for SimDevice {
         let mut state = self.enter(call)?;
         let found = self.exact_mappings(&state, call, ptr, bytes as u64)?;
         Self::cost(&mut state, |model| model.map);
-        let region = state.space.containing_mut(ptr).map(|region| &mut region.kind);
-        if let Some(RegionKind::Reservation { mappings }) = region {
-            for (at, _) in found {
-                if let Some(mapping) = mappings.get_mut(&at) {
-                    mapping.access = access;
-                }
+        let lost = |mapping: &Mapping| match (mapping.access, access) {
+            (MapAccess::Read | MapAccess::ReadWrite, MapAccess::None) => Some(Taken::Access),
+            (MapAccess::ReadWrite, MapAccess::Read) => Some(Taken::Writing),
+            _ => None,
+        };
+        self.take_away(&mut state, "set_access", &found, lost);
+        for (at, mapping) in found {
+            // Work that is queued counts on rights it had, also when they come back before it is analysed.
+            let generation = match lost(&mapping) {
+                Some(_) => state.space.generation(),
+                None => mapping.generation,
+            };
+            let region = state.space.containing_mut(at).map(|region| &mut region.kind);
+            if let Some(RegionKind::Reservation { mappings }) = region
+                && let Some(mapping) = mappings.get_mut(&at)
+            {
+                (mapping.access, mapping.generation) = (access, generation);
             }
         }
         Ok(())

@@ -4,12 +4,12 @@
 
 mod support;
 
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
-use support::{Random, devices, edge, memset, read, seeded};
-use xlog_driver::{Access, Driver, DriverError, sync};
+use support::{Random, devices, edge, memset, read};
+use xlog_driver::{Access, Driver, DriverError, StreamHandle};
 use xlog_sim::{KernelSlice, LatencyModel, SimConfig, SimDevice, SimKernel};
 
 #[test]
@@ -138,6 +138,61 @@ fn a_wait_that_cannot_end_is_called_a_deadlock() {
     }
 }
 
+/// A host function that blocks until the sender is dropped.
+fn block(device: &SimDevice, stream: StreamHandle) -> mpsc::Sender<()> {
+    let (go, wait) = mpsc::channel::<()>();
+    let work = move || {
+        let _ = wait.recv();
+    };
+    device.host_fn(stream, Box::new(work)).unwrap();
+    go
+}
+
+#[test]
+fn patience_ends_although_a_stream_the_wait_does_not_depend_on_runs() {
+    let config = SimConfig::default().with_patience(Duration::from_millis(50));
+    let device = SimDevice::open(config).unwrap();
+    let (a, b, busy) = (stream(&device), stream(&device), stream(&device));
+    let go = block(&device, a);
+    let gate = device.hold(b).unwrap();
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                device.host_fn(busy, Box::new(|| {})).unwrap();
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        });
+        let stuck = device.stream_synchronize(b);
+        stop.store(true, Ordering::Relaxed);
+        assert!(matches!(stuck, Err(DriverError::Deadlock { .. })), "{stuck:?}");
+    });
+    gate.release();
+    drop(go);
+    device.synchronize().unwrap();
+}
+
+#[test]
+fn patience_lasts_while_anything_the_wait_depends_on_runs() {
+    let config = SimConfig::default().with_patience(Duration::from_millis(20));
+    let device = SimDevice::open(config).unwrap();
+    let (a, b, c) = (stream(&device), stream(&device), stream(&device));
+    let go = block(&device, a);
+    edge(&device, a, b);
+    edge(&device, b, c);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(Duration::from_millis(200));
+            drop(go);
+        });
+        device.stream_synchronize(c).unwrap();
+    });
+}
+
+fn stream(device: &SimDevice) -> StreamHandle {
+    device.stream_create(0).unwrap()
+}
+
 #[test]
 fn a_stalled_host_function_stalls_no_other_stream() {
     let device = SimDevice::open(SimConfig::default()).unwrap();
@@ -239,115 +294,6 @@ fn work_queued_by_many_threads_all_runs() {
         device.synchronize().unwrap();
         assert_eq!(count.load(Ordering::Relaxed), 800);
     }
-}
-
-/// Two logical threads that meet in every way they can: a lock held over driver calls, and gates.
-fn interplay(seed: u64) -> (u64, Vec<u32>) {
-    let device = seeded(seed);
-    let log = sync::Mutex::new(Vec::new());
-    let streams: Vec<_> = (0..3).map(|_| device.stream_create(0).unwrap()).collect();
-    let gate = Mutex::new(Some(device.hold(streams[2]).unwrap()));
-    let bodies: Vec<Box<dyn FnOnce() + Send>> = (0..3_u32)
-        .map(|id| {
-            let (device, log, streams, gate) = (&device, &log, &streams, &gate);
-            Box::new(move || {
-                for round in 0..10 {
-                    let mut log = log.lock();
-                    device.host_fn(streams[id as usize % 2], Box::new(|| {})).unwrap();
-                    device.stream_synchronize(streams[id as usize % 2]).unwrap();
-                    log.push(id * 100 + round);
-                }
-                if id == 0 {
-                    device.stream_synchronize(streams[2]).unwrap();
-                } else if id == 1 {
-                    drop(gate.lock().unwrap().take());
-                }
-            }) as Box<dyn FnOnce() + Send>
-        })
-        .collect();
-    device.run_threads(bodies);
-    (device.order_hash(), log.into_inner())
-}
-
-#[test]
-fn logical_threads_are_replayed_by_their_seed() {
-    let mut orders = std::collections::HashSet::new();
-    for seed in 0..30 {
-        let once = interplay(seed);
-        assert_eq!(once, interplay(seed), "seed {seed}");
-        assert_eq!(once.1.len(), 30);
-        orders.insert(once.1);
-    }
-    assert!(orders.len() > 25, "only {} interleavings of 30 seeds", orders.len());
-}
-
-#[test]
-fn a_deadlock_of_logical_threads_is_proven_not_timed_out() {
-    let config = SimConfig::default().with_seed(9).with_patience(Duration::from_secs(3600));
-    let device = SimDevice::open(config).unwrap();
-    let (a, b) = (device.stream_create(0).unwrap(), device.stream_create(0).unwrap());
-    let gates = [device.hold(a).unwrap(), device.hold(b).unwrap()];
-    let errors = AtomicUsize::new(0);
-    let bodies: Vec<Box<dyn FnOnce() + Send>> = [a, b]
-        .into_iter()
-        .zip(gates.into_iter().rev())
-        .map(|(mine, other)| {
-            let (device, errors) = (&device, &errors);
-            Box::new(move || {
-                // Each waits for its own stream before it opens the other's gate.
-                if let Err(error) = device.stream_synchronize(mine) {
-                    assert!(matches!(error, DriverError::Deadlock { .. }), "{error}");
-                    errors.fetch_add(1, Ordering::SeqCst);
-                }
-                other.release();
-            }) as Box<dyn FnOnce() + Send>
-        })
-        .collect();
-    device.run_threads(bodies);
-    assert_eq!(errors.load(Ordering::SeqCst), 1, "one is told, which lets the other go on");
-    device.synchronize().unwrap();
-}
-
-#[test]
-fn a_lock_held_by_a_thread_that_waits_for_ever_is_a_proven_deadlock_too() {
-    let config = SimConfig::default().with_seed(3).with_patience(Duration::from_secs(3600));
-    let device = SimDevice::open(config).unwrap();
-    let stream = device.stream_create(0).unwrap();
-    let gate = device.hold(stream).unwrap();
-    let lock = sync::Mutex::new(0);
-    let bodies: Vec<Box<dyn FnOnce() + Send>> = vec![
-        Box::new(|| {
-            let mut held = lock.lock();
-            assert!(matches!(device.stream_synchronize(stream), Err(DriverError::Deadlock { .. })));
-            *held += 1;
-        }),
-        Box::new(|| {
-            device.stream_query(stream).unwrap();
-            *lock.lock() += 1;
-        }),
-    ];
-    device.run_threads(bodies);
-    assert_eq!(*lock.lock(), 2);
-    gate.release();
-}
-
-#[test]
-fn a_panic_of_a_logical_thread_reaches_the_test_after_all_have_ended() {
-    let device = seeded(1);
-    let stream = device.stream_create(0).unwrap();
-    let done = AtomicUsize::new(0);
-    let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-        let (device, done) = (&device, &done);
-        device.run_threads(vec![
-            Box::new(|| std::panic::resume_unwind(Box::new("planned"))),
-            Box::new(move || {
-                device.stream_synchronize(stream).unwrap();
-                done.fetch_add(1, Ordering::SeqCst);
-            }),
-        ]);
-    }));
-    assert!(outcome.is_err());
-    assert_eq!(done.load(Ordering::SeqCst), 1);
 }
 
 #[test]

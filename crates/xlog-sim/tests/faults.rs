@@ -4,9 +4,13 @@
 
 mod support;
 
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
+use std::time::Duration;
+
 use support::{devices, memset, read};
-use xlog_driver::{AsyncPools, Driver, DriverError, PoolOptions, VirtualMemory};
-use xlog_sim::{Call, Fault};
+use xlog_driver::{AsyncPools, Driver, DriverError, PoolOptions, StreamHandle, VirtualMemory};
+use xlog_sim::{Call, Fault, SimConfig, SimDevice};
 
 #[test]
 fn the_nth_call_of_a_kind_fails_and_changes_nothing() {
@@ -95,4 +99,70 @@ fn a_lost_device_fails_every_call_and_every_waiter() {
         assert!(device.alloc(1).unwrap_err().is_device_lost());
         assert!(device.stream_create(0).unwrap_err().is_device_lost());
     }
+}
+
+#[test]
+fn a_lost_device_outranks_what_is_planned() {
+    for device in devices() {
+        for fault in [Fault::OutOfMemory, Fault::Unsupported, Fault::Code(3)] {
+            device.faults().fail_nth(Call::Alloc, 1, fault);
+        }
+        device.faults().lose_device();
+        assert!(device.alloc(8).unwrap_err().is_device_lost());
+        assert_eq!(device.faults().calls(Call::Alloc), 1, "it was called all the same");
+    }
+}
+
+/// A row of host functions, the first of which blocks until it is told to go on; returns how many of the others ran.
+fn interrupted(between: impl FnOnce(&SimDevice, StreamHandle)) -> (Arc<SimDevice>, u32) {
+    let device = SimDevice::open(SimConfig::default()).unwrap();
+    let stream = device.stream_create(0).unwrap();
+    let gate = device.hold(stream).unwrap();
+    let ran = Arc::new(AtomicU32::new(0));
+    let ((begun, has_begun), (go, wait)) = (mpsc::channel(), mpsc::channel());
+    let first = move || {
+        begun.send(()).unwrap();
+        wait.recv().unwrap();
+    };
+    device.host_fn(stream, Box::new(first)).unwrap();
+    for _ in 0..20 {
+        let ran = Arc::clone(&ran);
+        let count = move || {
+            ran.fetch_add(1, Ordering::SeqCst);
+        };
+        device.host_fn(stream, Box::new(count)).unwrap();
+    }
+    gate.release();
+    has_begun.recv().unwrap();
+    between(&device, stream);
+    go.send(()).unwrap();
+    std::thread::sleep(Duration::from_millis(50));
+    let ran = ran.load(Ordering::SeqCst);
+    (device, ran)
+}
+
+#[test]
+fn a_stream_held_back_in_a_row_of_host_functions_stops_after_the_one_that_runs() {
+    let held = Mutex::new(None);
+    let (device, ran) = interrupted(|device, stream| {
+        *held.lock().unwrap() = Some((device.faults().hold_back(stream).unwrap(), stream));
+    });
+    assert_eq!(ran, 0);
+    let (gate, stream) = held.into_inner().unwrap().unwrap();
+    assert!(!device.stream_query(stream).unwrap(), "the rest is still queued");
+    let order = Arc::new(Mutex::new(Vec::new()));
+    for i in 0..3 {
+        let order = Arc::clone(&order);
+        device.host_fn(stream, Box::new(move || order.lock().unwrap().push(i))).unwrap();
+    }
+    gate.release();
+    device.stream_synchronize(stream).unwrap();
+    assert_eq!(*order.lock().unwrap(), [0, 1, 2]);
+}
+
+#[test]
+fn a_device_lost_in_a_row_of_host_functions_runs_no_more_of_them() {
+    let (device, ran) = interrupted(|device, _| device.faults().lose_device());
+    assert_eq!(ran, 0);
+    assert!(device.synchronize().unwrap_err().is_device_lost());
 }

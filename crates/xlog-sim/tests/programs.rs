@@ -9,9 +9,10 @@
 mod support;
 
 use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
 
+use support::Random;
 use support::program::{Program, Shape};
-use support::{Random, seeded};
 use xlog_driver::{PoolOptions, ReusePolicy};
 use xlog_sim::{RaceKind, SimConfig, SimDevice};
 
@@ -33,13 +34,32 @@ fn schedules(program: u64, count: u64) -> Vec<u64> {
     }
 }
 
+/// A device with small mappings, so that many of them cost little.
+fn open(seed: Option<u64>) -> Arc<SimDevice> {
+    let mut config = SimConfig::default().with_granularity(4096);
+    config.seed = seed;
+    SimDevice::open(config).unwrap()
+}
+
+fn seeded(seed: u64) -> Arc<SimDevice> {
+    open(Some(seed))
+}
+
 fn shape(random: &mut Random) -> Shape {
     Shape {
         streams: 2 + random.below(7),
         steps: 1000 + random.below(2000),
         blocks: 4 + random.below(20),
         gates: random.chance(50),
+        pools: 1 + random.below(4),
+        trims: random.chance(50),
+        maps: random.chance(50),
     }
+}
+
+/// A small program over one pool that keeps what it has.
+fn small(streams: usize, steps: usize, blocks: usize) -> Shape {
+    Shape { streams, steps, blocks, gates: false, pools: 1, trims: false, maps: false }
 }
 
 fn options(random: &mut Random) -> PoolOptions {
@@ -48,7 +68,12 @@ fn options(random: &mut Random) -> PoolOptions {
         opportunistic: random.chance(75),
         internal_dependencies: random.chance(75),
     };
-    PoolOptions { reuse, ..PoolOptions::default() }
+    PoolOptions { reuse, release_threshold: release_threshold(random), ..PoolOptions::default() }
+}
+
+/// Everything goes back at each synchronisation, one segment stays, all stays.
+fn release_threshold(random: &mut Random) -> u64 {
+    [0, 32 << 20, u64::MAX][random.below(3)]
 }
 
 #[test]
@@ -77,7 +102,7 @@ fn well_ordered_programs_are_silent_and_compute_what_their_order_demands() {
 fn well_ordered_programs_survive_memory_so_scarce_that_every_free_is_reused() {
     for seed in programs(100) {
         let mut random = Random::new(seed ^ 0xabcd);
-        let shape = Shape { streams: 2 + random.below(5), steps: 800, blocks: 8, gates: false };
+        let shape = small(2 + random.below(5), 800, 8);
         let program = Program::well_ordered(&mut random, &shape);
         let expected = program.expected();
         // Ten blocks of at most 512 bytes: new memory is soon out, and a pool must wait for frees.
@@ -98,7 +123,7 @@ fn well_ordered_programs_are_silent_on_concurrent_streams() {
         let mut random = Random::new(seed ^ 0x1234);
         let shape = shape(&mut random);
         let program = Program::well_ordered(&mut random, &shape);
-        let device = SimDevice::open(SimConfig::default()).unwrap();
+        let device = open(None);
         let found = program.run(&device, &options(&mut random));
         assert!(device.races().is_empty(), "XLOG_SIM_PROGRAM={seed}: {}", device.races()[0]);
         assert!(found == program.expected(), "XLOG_SIM_PROGRAM={seed}: wrong bytes");
@@ -117,13 +142,14 @@ fn a_removed_dependency_is_reported_under_every_schedule() {
     for seed in programs(120) {
         let mut random = Random::new(seed ^ 0x7777);
         let shape = Shape {
-            streams: 2 + random.below(5),
-            steps: 300,
-            blocks: 3 + random.below(8),
             gates: random.chance(30),
+            pools: 1 + random.below(3),
+            maps: random.chance(50),
+            ..small(2 + random.below(5), 300, 3 + random.below(8))
         };
         let program = Program::well_ordered(&mut random, &shape);
-        // Completion must not decide which memory is reused: that would be another program under another schedule.
+        // Completion must not decide which memory is reused, nor which goes back to the device: that would be another
+        // program under another schedule.
         let options = PoolOptions { reuse: ReusePolicy::DETERMINISTIC, ..PoolOptions::default() };
         let dependencies = program.dependencies();
         for _ in 0..6 {
@@ -179,6 +205,7 @@ fn a_removed_dependency_is_reported_under_every_schedule() {
             RaceKind::UseBeforeAllocation,
             RaceKind::UseAfterFree,
             RaceKind::UseAcrossReuse,
+            RaceKind::UnmapUnderUse,
         ];
         for kind in kinds {
             assert!(seen.contains_key(&kind.to_string()), "no program showed a {kind}");
@@ -193,7 +220,9 @@ fn the_same_large_programs_with_one_needed_dependency_removed_are_reported() {
         let mut random = Random::new(seed);
         let shape = shape(&mut random);
         let program = Program::well_ordered(&mut random, &shape);
-        let options = PoolOptions { reuse: ReusePolicy::DETERMINISTIC, ..PoolOptions::default() };
+        let release_threshold = release_threshold(&mut random);
+        let reuse = ReusePolicy::DETERMINISTIC;
+        let options = PoolOptions { reuse, release_threshold, ..PoolOptions::default() };
         let dependencies = program.dependencies();
         let broken = (0..8).find_map(|_| {
             let dropped = *dependencies.get(random.below(dependencies.len().max(1)))?;
@@ -204,7 +233,7 @@ fn the_same_large_programs_with_one_needed_dependency_removed_are_reported() {
             continue;
         };
         tried += 1;
-        for schedule in schedules(seed, 1) {
+        for schedule in schedules(seed, 2) {
             let device = seeded(schedule);
             broken.run(&device, &options);
             assert!(
@@ -224,7 +253,7 @@ fn scarce_memory_may_order_what_the_program_does_not_but_never_accuses_it_wrongl
     let (mut reported, mut silent) = (0_u64, 0_u64);
     for seed in programs(60) {
         let mut random = Random::new(seed ^ 0x2222);
-        let shape = Shape { streams: 3, steps: 300, blocks: 8, gates: false };
+        let shape = small(3, 300, 8);
         let program = Program::well_ordered(&mut random, &shape);
         let dependencies = program.dependencies();
         let dropped = dependencies[random.below(dependencies.len())];
@@ -262,7 +291,7 @@ fn scarce_memory_may_order_what_the_program_does_not_but_never_accuses_it_wrongl
 fn the_same_seed_executes_the_same_order_and_others_do_not() {
     let mut hashes = HashSet::new();
     let mut random = Random::new(5);
-    let shape = Shape { streams: 6, steps: 800, blocks: 12, gates: true };
+    let shape = Shape { gates: true, maps: true, ..small(6, 800, 12) };
     let program = Program::well_ordered(&mut random, &shape);
     for schedule in 0..50 {
         let run = || {

@@ -6,12 +6,12 @@ mod support;
 
 use std::sync::Arc;
 
-use support::{devices, edge, memset, read, seeded};
+use support::{devices, edge, mapped, memset, read, seeded, two_streams};
 use xlog_driver::{
     Access, AsyncPools, Driver, DriverError, MapAccess, PoolOptions, ReusePolicy, StreamHandle,
     VirtualMemory,
 };
-use xlog_sim::{RaceKind, SimConfig, SimDevice, SimKernel};
+use xlog_sim::{RaceKind, SimDevice, SimKernel};
 
 /// Runs `program` on every engine and many seeds, broken and whole.
 fn under_every_schedule(kind: RaceKind, program: impl Fn(&SimDevice, bool)) {
@@ -26,10 +26,6 @@ fn under_every_schedule(kind: RaceKind, program: impl Fn(&SimDevice, bool)) {
         assert!(device.races().is_empty(), "{device:?}: {}", device.races()[0]);
         device.synchronize().unwrap();
     }
-}
-
-fn two_streams(device: &SimDevice) -> (StreamHandle, StreamHandle) {
-    (device.stream_create(0).unwrap(), device.stream_create(0).unwrap())
 }
 
 fn touch(device: &SimDevice, name: &str, ptr: u64, access: Access, stream: StreamHandle) {
@@ -148,13 +144,7 @@ fn a_sub_allocator_that_hands_memory_on_too_early() {
 fn a_mapping_taken_away_before_the_host_saw_its_work_complete() {
     under_every_schedule(RaceKind::UnmapUnderUse, |device, ordered| {
         let (a, b) = two_streams(device);
-        let unit = device.granularity();
-        let range = device.reserve(unit, 0).unwrap();
-        let memory = device.create(unit).unwrap();
-        // SAFETY: a fresh reservation.
-        unsafe { device.map(range, unit, memory) }.unwrap();
-        // SAFETY: just mapped.
-        unsafe { device.set_access(range, unit, MapAccess::ReadWrite) }.unwrap();
+        let (range, unit) = mapped(device);
         touch(device, "work", range, Access::Write, a);
         edge(device, a, b);
         if ordered {
@@ -198,48 +188,6 @@ fn memory_reached_through_two_mappings_is_one_memory() {
         }
         memset(device, range + unit as u64, 2, 64, b);
     });
-}
-
-#[test]
-fn a_report_names_both_operations_their_streams_the_bytes_and_the_tags() {
-    for device in devices() {
-        let (a, b) = two_streams(&device);
-        device.name_stream(a, "build").unwrap();
-        device.name_stream(b, "probe").unwrap();
-        let block = device.alloc(100).unwrap();
-        device.tag_memory(block, 100, "hash table").unwrap();
-        memset(&device, block, 1, 60, a);
-        let kernel = SimKernel::new("probe_rows", |_| {}).arg(block + 40, 60, Access::Read);
-        device.launch(b, kernel).unwrap();
-        let races = device.races();
-        assert_eq!(races.len(), 1, "{races:?}");
-        let race = &races[0];
-        assert_eq!((race.ptr, race.bytes), (block + 40, 20), "the shared bytes");
-        assert_eq!((race.first.stream, race.second.stream), (Some(a), Some(b)));
-        let text = race.to_string();
-        for part in
-            ["read/write", "memset", "probe_rows", "build", "probe", "hash table", "20 bytes"]
-        {
-            assert!(text.contains(part), "{part} is missing in: {text}");
-        }
-    }
-}
-
-#[test]
-fn a_race_fails_the_next_synchronisation_of_either_stream_once() {
-    for device in devices() {
-        let (a, b) = two_streams(&device);
-        let block = device.alloc(64).unwrap();
-        memset(&device, block, 1, 64, a);
-        memset(&device, block, 2, 64, b);
-        for stream in [a, b] {
-            let first = device.stream_synchronize(stream);
-            assert!(matches!(first, Err(DriverError::Race { .. })), "{first:?}");
-            device.stream_synchronize(stream).unwrap();
-        }
-        assert_eq!(device.races().len(), 1);
-        device.synchronize().unwrap();
-    }
 }
 
 #[test]
@@ -345,29 +293,6 @@ fn reuse_of_memory_whose_free_has_completed_is_no_race() {
         }
         device.synchronize().unwrap();
         assert!(device.races().is_empty(), "seed {seed}: {}", device.races()[0]);
-    }
-}
-
-#[test]
-fn streams_of_two_devices_order_each_other_by_events() {
-    for seed in [None, Some(1), Some(2), Some(3)] {
-        let mut config = SimConfig::default().with_ordinals(2);
-        config.seed = seed;
-        let machine = xlog_sim::SimMachine::new(config).unwrap();
-        let (first, second) = (machine.device(0).unwrap(), machine.device(1).unwrap());
-        let (a, b) = (first.stream_create(0).unwrap(), second.stream_create(0).unwrap());
-        let block = first.alloc(64).unwrap();
-        memset(&first, block, 9, 64, a);
-        let event = first.event_create().unwrap();
-        first.event_record(event, a).unwrap();
-        second.stream_wait_event(b, event).unwrap();
-        let copy = second.alloc(64).unwrap();
-        // SAFETY: both blocks are live; peers share addresses.
-        unsafe { second.copy_dtod(copy, block, 64, b) }.unwrap();
-        assert_eq!(read(&second, copy, 64, b), [9; 64]);
-        assert!(first.races().is_empty());
-        let wrong = second.stream_synchronize(a);
-        assert!(matches!(wrong, Err(DriverError::Invalid { .. })), "{wrong:?}");
     }
 }
 

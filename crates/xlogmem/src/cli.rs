@@ -1,7 +1,7 @@
 //! The command line.
 
 use clap::error::ErrorKind;
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, value_parser};
 
 /// See, check and exercise device memory from the command line.
 #[derive(Parser, Debug)]
@@ -18,6 +18,20 @@ struct Cli {
 pub(crate) enum Command {
     /// Say which device would be used and why, and check that it works
     Doctor(DoctorArguments),
+    /// Run a workload on a device and verify what came of it
+    #[command(subcommand, disable_help_subcommand = true)]
+    Run(RunCommand),
+}
+
+/// Which workload to run.
+#[derive(Subcommand, Debug)]
+pub(crate) enum RunCommand {
+    /// Pass buffers between streams, with the runtime keeping the order
+    ///
+    /// In each round one stream fills two buffers, a second mixes them into a third, and a third stream sums that up. Buffers
+    /// are allocated on the stream that first needs them and dropped as soon as their last use is queued. The host waits for
+    /// a sum only now and then, and compares every one with its own.
+    Handoff(HandoffArguments),
 }
 
 /// What `doctor` takes.
@@ -28,6 +42,47 @@ pub(crate) struct DoctorArguments {
     /// Without it: what XLOG_DEVICE says, else the first GPU, else the simulated device.
     #[arg(long, value_name = "SPEC")]
     pub(crate) device: Option<String>,
+
+    /// Print one JSON object instead of text
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// What `run handoff` takes.
+#[derive(Args, Debug)]
+pub(crate) struct HandoffArguments {
+    /// The device: cuda:N, sim, or sim:SEED.
+    ///
+    /// Without it: what XLOG_DEVICE says, else the first GPU, else the simulated device.
+    #[arg(long, value_name = "SPEC")]
+    pub(crate) device: Option<String>,
+
+    /// How many streams the buffers travel over
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = value_parser!(u32).range(2..=64))]
+    pub(crate) streams: u32,
+
+    /// How many host threads queue work, each its share of the rounds
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = value_parser!(u32).range(1..=64))]
+    pub(crate) threads: u32,
+
+    /// How many rounds [default: 20000 on a GPU, 2000 on a simulated device]
+    #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..=100_000_000))]
+    pub(crate) rounds: Option<u32>,
+
+    /// How many rows a buffer has, of four bytes each
+    #[arg(
+        long, value_name = "N", default_value_t = 16384,
+        value_parser = value_parser!(u32).range(1..=1 << 28)
+    )]
+    pub(crate) rows: u32,
+
+    /// The memory resource: async. The direct one tracks no uses and is refused
+    #[arg(long, value_name = "NAME", default_value = "async")]
+    pub(crate) resource: String,
+
+    /// What the contents of the buffers are made from
+    #[arg(long, value_name = "NUMBER", default_value_t = 1)]
+    pub(crate) seed: u64,
 
     /// Print one JSON object instead of text
     #[arg(long)]
@@ -63,6 +118,16 @@ fn one_line(message: &str) -> String {
         message.lines().map(str::trim).take_while(|line| !line.is_empty()).collect();
     let text = paragraph.join(" ");
     format!("{}; try 'xlogmem --help'", text.strip_prefix("error: ").unwrap_or(&text))
+}
+
+/// The arguments of `run handoff`, as if given on the command line.
+#[cfg(test)]
+pub(crate) fn parse_handoff(arguments: &[&str]) -> HandoffArguments {
+    let line = ["xlogmem", "run", "handoff"].iter().chain(arguments);
+    match Cli::try_parse_from(line).map(|cli| cli.command) {
+        Ok(Command::Run(RunCommand::Handoff(arguments))) => arguments,
+        other => panic!("not a handoff: {other:?}"),
+    }
 }
 
 #[cfg(test)]

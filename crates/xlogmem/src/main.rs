@@ -7,15 +7,18 @@
 
 mod cli;
 mod doctor;
+mod page;
+mod run;
 
 use std::io::{ErrorKind, Write};
 use std::process::ExitCode;
 
-use cli::{Command, Refusal};
+use cli::{Command, Refusal, RunCommand};
 
 fn main() -> ExitCode {
     let outcome = match cli::parse() {
         Ok(Command::Doctor(arguments)) => doctor::run(&arguments),
+        Ok(Command::Run(RunCommand::Handoff(arguments))) => run::handoff(&arguments),
         Err(refusal) => Err(refusal),
     };
     match outcome {

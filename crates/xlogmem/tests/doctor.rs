@@ -3,45 +3,16 @@
 // Helpers of tests fail tests.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-use std::process::{Command, Output, Stdio};
+mod support;
+
+use std::process::{Output, Stdio};
 
 use serde_json::Value;
+use support::{assert_refused, json, text, xlogmem};
 use xlog_testing::specs;
-
-/// The binary under test, without the environment of whoever runs the tests.
-///
-/// `XLOGMEM_BIN` names it where the build's own path does not exist.
-fn xlogmem() -> Command {
-    let binary =
-        std::env::var_os("XLOGMEM_BIN").unwrap_or_else(|| env!("CARGO_BIN_EXE_xlogmem").into());
-    let mut command = Command::new(binary);
-    command.env_remove("XLOG_DEVICE");
-    command
-}
 
 fn doctor(arguments: &[&str]) -> Output {
     xlogmem().arg("doctor").args(arguments).output().unwrap()
-}
-
-fn text(bytes: &[u8]) -> &str {
-    std::str::from_utf8(bytes).unwrap()
-}
-
-fn json(output: &Output) -> Value {
-    serde_json::from_slice(&output.stdout).unwrap_or_else(|error| {
-        panic!("{error}: {} / {}", text(&output.stdout), text(&output.stderr))
-    })
-}
-
-/// Exit status 2, one line on standard error that has all of `words`, and nothing else.
-fn assert_refused(output: &Output, words: &[&str]) {
-    let error = text(&output.stderr);
-    assert_eq!(output.status.code(), Some(2), "{error}");
-    assert_eq!(error.lines().count(), 1, "{error}");
-    assert!(output.stdout.is_empty(), "{}", text(&output.stdout));
-    for word in words {
-        assert!(error.contains(word), "{error} does not say {word}");
-    }
 }
 
 #[test]

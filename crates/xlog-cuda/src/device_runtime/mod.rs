@@ -2,14 +2,25 @@
 //!
 //! Every public name of a submodule is reachable here too, with the device and stream types it works on.
 
+pub mod async_resource;
+pub mod direct;
+pub(crate) mod ordering;
 pub mod resource;
+pub mod runtime;
 pub(crate) mod stream_ids;
 pub mod stream_pool;
 mod stream_table;
 
+pub use async_resource::AsyncCudaResource;
+pub use direct::DirectCudaResource;
+pub use ordering::EdgePolicy;
 pub use resource::{
     Access, AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, Generation,
     PhysicalMeter, ResourceError, ResourceResult, ResourceStatistics, StreamId,
+};
+pub use runtime::{
+    FailedFree, LeakReport, MAX_DEVICE_ORDINALS, RESOURCE_VARIABLE, ResourceKind, RuntimeConfig,
+    XlogDeviceRuntime, set_failed_free_handler, set_leak_handler,
 };
 pub use stream_pool::{
     DEFAULT_MAX_STREAMS, StreamLease, StreamPool, StreamPoolError, StreamPriority,
@@ -17,6 +28,8 @@ pub use stream_pool::{
 
 pub use crate::device::CudaDevice;
 pub use crate::error::{Result, XlogError};
+pub use crate::launch::LaunchRecorder;
+pub use crate::memory::{DeviceRepr, GpuMemoryManager, RawBlock, Reservation, TrackedCudaSlice};
 pub use crate::stream::DeviceStream;
 pub use xlog_driver::Gate;
 pub use xlog_sim::RaceReport;

@@ -194,6 +194,8 @@ impl StreamTable {
             return false;
         };
         let raw = slot.stream.raw().clone();
+        // From here on the id names no stream, also for blocks that were allocated on it.
+        raw.clock().cell().set_out(None);
         drop(slot);
         let mut state = self.state.lock();
         state.out -= 1;

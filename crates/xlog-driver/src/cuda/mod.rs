@@ -14,6 +14,7 @@
 //! It does not select devices, cache blocks, retry, or keep books on handles: that is the work of the layers above.
 
 mod abi;
+#[macro_use]
 mod api;
 mod context;
 mod core;
@@ -22,6 +23,7 @@ mod errors;
 mod gates;
 mod host_fn;
 mod library;
+mod module;
 mod open;
 mod pools;
 mod staging;
@@ -34,4 +36,5 @@ mod tests;
 
 pub use device::CudaDriver;
 pub use library::library_path;
+pub use module::{CudaFunction, CudaModule, KernelArgument, LaunchShape};
 pub use open::{MINIMUM_DRIVER_VERSION, device_count, driver_version};

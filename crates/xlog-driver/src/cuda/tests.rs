@@ -5,4 +5,5 @@ mod contexts;
 mod copies;
 mod errors;
 mod holding;
+mod modules;
 mod opening;

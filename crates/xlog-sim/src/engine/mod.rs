@@ -9,8 +9,9 @@ mod seeded;
 mod threaded;
 
 use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use xlog_driver::{DriverError, DriverResult};
 
@@ -58,7 +59,15 @@ impl Shared {
     pub(crate) fn enter(&self, ordinal: u32, call: Call) -> DriverResult<Guard<'_>> {
         threads::yield_point(self.machine);
         let mut state = self.lock();
-        if let Some(fault) = state.faults.on_call(ordinal, call) {
+        if !state.discarded.is_empty() {
+            let discarded = std::mem::take(&mut state.discarded);
+            drop(state);
+            drop(discarded);
+            state = self.lock();
+        }
+        let fault = state.faults.on_call(ordinal, call);
+        check_alive(&state, ordinal, call)?;
+        if let Some(fault) = fault {
             match fault {
                 Fault::OutOfMemory => {
                     return Err(DriverError::OutOfMemory { call: call.name(), requested: 0 });
@@ -72,10 +81,10 @@ impl Shared {
                     drop(state);
                     self.lose(ordinal, 719, "lost by fault injection".to_owned());
                     state = self.lock();
+                    check_alive(&state, ordinal, call)?;
                 }
             }
         }
-        check_alive(&state, ordinal, call)?;
         if self.config.seed.is_some() {
             state = self.advance(state);
             check_alive(&state, ordinal, call)?;
@@ -83,15 +92,19 @@ impl Shared {
         Ok(state)
     }
 
-    /// Waits until `ready` says yes.
+    /// Waits until `ready` says yes, for what `target` stands for: a stream, and the operation of it that must get done.
+    ///
+    /// Where a deadlock cannot be proven, it is assumed when nothing that the target depends on has moved for the
+    /// configured patience, and none of it runs or needs only its turn.
     pub(crate) fn wait<'a>(
         &'a self,
         mut state: Guard<'a>,
         ordinal: u32,
         call: Call,
+        target: (u64, u64),
         mut ready: impl FnMut(&mut State) -> bool,
     ) -> DriverResult<Guard<'a>> {
-        let mut since = (state.progress, Instant::now());
+        let mut since: Option<(u64, Instant)> = None;
         loop {
             if ready(&mut state) {
                 return Ok(state);
@@ -117,17 +130,20 @@ impl Shared {
                     continue;
                 }
             }
-            let busy = state.streams.values().any(|stream| stream.running);
-            if state.progress != since.0 || busy {
-                since = (state.progress, Instant::now());
-            } else if since.1.elapsed() >= self.config.patience {
-                return Err(deadlock(&state, call));
+            let mut left = since.map_or(Duration::ZERO, |(_, at)| {
+                self.config.patience.saturating_sub(at.elapsed())
+            });
+            if left.is_zero() {
+                let way = state.way_to(target);
+                if since.is_some_and(|(moved, _)| moved == way.moved) && !way.goes_on {
+                    return Err(deadlock(&state, call));
+                }
+                since = Some((way.moved, Instant::now()));
+                left = self.config.patience;
             }
             state.waiters += 1;
-            let (mut guard, _) = self
-                .changed
-                .wait_timeout(state, self.config.patience)
-                .unwrap_or_else(PoisonError::into_inner);
+            let (mut guard, _) =
+                self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner);
             guard.waiters -= 1;
             state = guard;
         }
@@ -141,7 +157,8 @@ impl Shared {
         call: Call,
         marker: &Marker,
     ) -> DriverResult<Guard<'a>> {
-        let mut state = self.wait(state, ordinal, call, |_| marker.is_done())?;
+        let target = (marker.stream.0, marker.sequence);
+        let mut state = self.wait(state, ordinal, call, target, |_| marker.is_done())?;
         check_alive(&state, ordinal, call)?;
         if let Some(point) = marker.reached.get() {
             state.host_learns(&point.clock, point.time);
@@ -239,6 +256,37 @@ impl State {
         last.is_some_and(|op| op.fault.is_none())
     }
 
+    /// How the work stands that an operation of a stream depends on: the work ahead of it there, and, where that waits
+    /// for a point of another stream, what is ahead of that.
+    fn way_to(&self, target: (u64, u64)) -> Way {
+        let mut way = Way { moved: 0, goes_on: false };
+        let mut upto: BTreeMap<u64, u64> = BTreeMap::new();
+        let mut open = vec![target];
+        while let Some((handle, sequence)) = open.pop() {
+            let looked_at = upto.get(&handle).copied();
+            let Some(stream) = self.streams.get(&handle) else {
+                continue;
+            };
+            if looked_at.is_some_and(|seen| seen >= sequence) {
+                continue;
+            }
+            upto.insert(handle, sequence);
+            if looked_at.is_none() {
+                let place = (handle << 32) ^ stream.executed;
+                way.moved = (way.moved ^ place).wrapping_mul(0x0000_0100_0000_01b3);
+                way.goes_on |= stream.running || stream.can_go_on();
+            }
+            for op in stream.queue.iter().take_while(|op| op.meta.sequence <= sequence) {
+                if let OpKind::Wait(marker) = &op.kind
+                    && !marker.is_done()
+                {
+                    open.push((marker.stream.0, marker.sequence));
+                }
+            }
+        }
+        way
+    }
+
     fn conflicts(&self, op: &Op) -> bool {
         self.running.iter().any(|(_, touched)| op.conflicts(touched))
     }
@@ -279,6 +327,14 @@ impl State {
         self.progress += 1;
         self.bury(handle);
     }
+}
+
+/// How the work stands that a wait depends on.
+struct Way {
+    /// A hash that changes when any of it gets on.
+    moved: u64,
+    /// Whether any of it runs, or needs only its turn.
+    goes_on: bool,
 }
 
 pub(crate) fn check_alive(state: &State, ordinal: u32, call: Call) -> DriverResult<()> {

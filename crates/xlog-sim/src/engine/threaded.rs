@@ -1,6 +1,6 @@
 //! The concurrent engine: a thread per stream, started with the first work.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, PoisonError};
 
 use super::{Guard, Shared, perform};
@@ -13,6 +13,13 @@ const BATCH: usize = 64;
 const LOOKS: usize = 1000;
 /// How long a thread that saw new work waits for more of it before it takes the lock from the one who queues.
 const GATHER: usize = 50;
+
+/// What a stream's thread shares with those who queue: its side of a `Worker`.
+struct Signals {
+    wake: Arc<Condvar>,
+    queued: Arc<AtomicU64>,
+    interrupt: Arc<AtomicBool>,
+}
 
 /// Something was queued: starts or wakes the thread of the stream.
 pub(super) fn queued(shared: &Arc<Shared>, state: &mut State, handle: u64) {
@@ -28,20 +35,26 @@ pub(super) fn queued(shared: &Arc<Shared>, state: &mut State, handle: u64) {
             }
         }
         None => {
-            let (wake, queued) = (Arc::new(Condvar::new()), Arc::new(AtomicU64::new(0)));
+            let signals = Signals {
+                wake: Arc::new(Condvar::new()),
+                queued: Arc::new(AtomicU64::new(0)),
+                interrupt: Arc::new(AtomicBool::new(false)),
+            };
             stream.worker = Some(Worker {
-                wake: Arc::clone(&wake),
-                queued: Arc::clone(&queued),
+                wake: Arc::clone(&signals.wake),
+                queued: Arc::clone(&signals.queued),
+                interrupt: Arc::clone(&signals.interrupt),
                 asleep: false,
             });
             let shared = Arc::clone(shared);
             let started = std::thread::Builder::new()
                 .name(format!("xlog-sim-{handle}"))
-                .spawn(move || run(&shared, handle, &wake, &queued));
+                .spawn(move || run(&shared, handle, &signals));
             if let Err(error) = started {
                 let ordinal = stream.ordinal;
                 stream.worker = None;
-                drop(state.lose(ordinal, 999, format!("no thread for a stream: {error}")));
+                let dropped = state.lose(ordinal, 999, format!("no thread for a stream: {error}"));
+                state.discarded.extend(dropped);
             }
         }
     }
@@ -76,7 +89,8 @@ fn wake(state: &mut State, handle: u64) {
     }
 }
 
-fn run(shared: &Shared, handle: u64, wake: &Condvar, queued: &AtomicU64) {
+fn run(shared: &Shared, handle: u64, signals: &Signals) {
+    let (wake, queued, interrupt) = (&signals.wake, &signals.queued, &signals.interrupt);
     let mut state = shared.lock();
     let mut looked = false;
     loop {
@@ -86,25 +100,32 @@ fn run(shared: &Shared, handle: u64, wake: &Condvar, queued: &AtomicU64) {
         let batch = take(shared, &mut state, handle);
         if !batch.is_empty() {
             looked = false;
-            let sequences: Vec<u64> = batch.iter().map(|op| op.meta.sequence).collect();
             drop(state);
+            let mut performed = Vec::with_capacity(batch.len());
             let mut outcome = Ok(());
-            for op in batch {
+            let mut rest = batch.into_iter();
+            for op in rest.by_ref() {
+                performed.push(op.meta.sequence);
                 outcome = perform(shared.machine, op);
-                if outcome.is_err() {
+                if outcome.is_err() || interrupt.load(Ordering::Relaxed) {
                     break;
                 }
             }
+            if let Err(reason) = outcome {
+                shared.lose(ordinal, 700, reason);
+            }
             state = shared.lock();
-            for sequence in sequences {
+            // First, so that a destroyed stream does not look empty when the operations performed are finished.
+            let lost = state.put_back(handle, rest.collect());
+            for sequence in performed {
                 state.finish(handle, sequence);
             }
-            if let Err(reason) = outcome {
+            shared.wake(&mut state);
+            if !lost.is_empty() {
                 drop(state);
-                shared.lose(ordinal, 700, reason);
+                drop(lost);
                 state = shared.lock();
             }
-            shared.wake(&mut state);
             continue;
         }
         if state.shutdown || !state.streams.contains_key(&handle) {
@@ -145,9 +166,14 @@ fn sleep<'a>(wake: &Condvar, state: Guard<'a>) -> Guard<'a> {
 /// Does what is immediate, and takes the next work: one operation, or a row of them that touch no memory.
 ///
 /// Such a row has no point in it that anybody could wait for, and holds no bytes that another stream needs, so it does no
-/// harm that all of it counts as running until its end, even when a host function in it blocks.
+/// harm that all of it counts as running until its end, even when a host function in it blocks. The thread can be made
+/// to put back what it has not begun.
 fn take(shared: &Shared, state: &mut State, handle: u64) -> Vec<Op> {
     let mut batch: Vec<Op> = Vec::new();
+    if let Some(worker) = state.streams.get(&handle).and_then(|stream| stream.worker.as_ref()) {
+        // Whatever it was, this look at the stream sees it.
+        worker.interrupt.store(false, Ordering::Relaxed);
+    }
     let mut immediate = false;
     loop {
         if batch.is_empty() {
@@ -179,6 +205,22 @@ fn touches_nothing(op: &Op) -> bool {
 }
 
 impl State {
+    /// Queues again what was taken and not begun; what a lost device leaves over comes back, to be dropped without the
+    /// lock.
+    fn put_back(&mut self, handle: u64, rest: Vec<Op>) -> Vec<Op> {
+        let ordinals = &self.ordinals;
+        match self.streams.get_mut(&handle) {
+            Some(stream) if ordinals[stream.ordinal as usize].lost.is_none() => {
+                stream.analysed += rest.len();
+                for op in rest.into_iter().rev() {
+                    stream.queue.push_front(op);
+                }
+                Vec::new()
+            }
+            _ => rest,
+        }
+    }
+
     /// True when the next operation of a stream that already runs may run in the same go.
     fn front_joins(&self, handle: u64) -> bool {
         self.streams.get(&handle).is_some_and(|stream| {

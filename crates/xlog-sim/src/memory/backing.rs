@@ -85,6 +85,11 @@ impl Piece {
         self.backing.id
     }
 
+    /// Where the backing would begin if all of it were reached like this: equal for all pieces of one mapping.
+    pub(crate) fn base(&self) -> u64 {
+        self.address.wrapping_sub(self.offset as u64)
+    }
+
     pub(crate) fn offset(&self) -> usize {
         self.offset
     }

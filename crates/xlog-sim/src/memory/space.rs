@@ -24,6 +24,8 @@ pub(crate) enum Owner {
 /// One mapping inside a reservation.
 #[derive(Clone, Debug)]
 pub(crate) struct Mapping {
+    /// Tells this mapping from an earlier one, and from itself before rights were taken away.
+    pub(crate) generation: u64,
     pub(crate) bytes: u64,
     pub(crate) memory: u64,
     pub(crate) backing: Arc<Backing>,
@@ -100,6 +102,13 @@ impl AddressSpace {
         self.spare.entry((ordinal, span)).or_default().push(start);
     }
 
+    /// A number that no region and no mapping has yet.
+    pub(crate) fn generation(&mut self) -> u64 {
+        let generation = self.next_generation;
+        self.next_generation += 1;
+        generation
+    }
+
     /// Makes a region live.
     pub(crate) fn insert(
         &mut self,
@@ -109,8 +118,7 @@ impl AddressSpace {
         ordinal: u32,
         kind: RegionKind,
     ) {
-        let generation = self.next_generation;
-        self.next_generation += 1;
+        let generation = self.generation();
         self.freed.remove(&start);
         self.regions.insert(start, Region { start, bytes, span, ordinal, generation, kind });
     }
@@ -223,6 +231,17 @@ impl Region {
                 }
                 Some(pieces)
             }
+        }
+    }
+
+    /// The mappings behind a range, by their generations; none where they do not all allow the access.
+    pub(crate) fn mapped(&self, ptr: u64, bytes: u64, writes: bool) -> Vec<u64> {
+        match &self.kind {
+            RegionKind::Reservation { mappings } if self.pieces(ptr, bytes, writes).is_some() => {
+                let first = mappings.range(..=ptr).next_back().map_or(ptr, |(&at, _)| at);
+                mappings.range(first..ptr + bytes).map(|(_, m)| m.generation).collect()
+            }
+            _ => Vec::new(),
         }
     }
 

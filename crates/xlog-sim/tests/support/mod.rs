@@ -1,11 +1,13 @@
 //! What the tests of the simulated device share.
 #![allow(dead_code, unreachable_pub, clippy::unwrap_used)]
 
+pub mod model;
 pub mod program;
+pub mod run;
 
 use std::sync::Arc;
 
-use xlog_driver::{Driver, StreamHandle};
+use xlog_driver::{Driver, MapAccess, StreamHandle, VirtualMemory};
 use xlog_sim::{SimConfig, SimDevice};
 
 /// A generator for tests; its numbers are part of every printed seed.
@@ -61,4 +63,21 @@ pub fn edge(device: &SimDevice, from: StreamHandle, to: StreamHandle) {
     device.event_record(event, from).unwrap();
     device.stream_wait_event(to, event).unwrap();
     device.event_destroy(event).unwrap();
+}
+
+/// A fresh range of one granularity, mapped and open for everything.
+pub fn mapped(device: &SimDevice) -> (u64, usize) {
+    let unit = device.granularity();
+    let range = device.reserve(unit, 0).unwrap();
+    let memory = device.create(unit).unwrap();
+    // SAFETY: a fresh reservation.
+    unsafe {
+        device.map(range, unit, memory).unwrap();
+        device.set_access(range, unit, MapAccess::ReadWrite).unwrap();
+    }
+    (range, unit)
+}
+
+pub fn two_streams(device: &SimDevice) -> (StreamHandle, StreamHandle) {
+    (device.stream_create(0).unwrap(), device.stream_create(0).unwrap())
 }

@@ -1,14 +1,9 @@
-//! Random programs over streams, and what must come of them.
-//!
-//! The model knows nothing of clocks: it is a graph of steps, and order is reachability in it.
+//! Random programs over streams: how they are written. `model` says what must come of them, `run` runs them.
 
 use std::collections::HashMap;
-use std::sync::Arc;
-
-use xlog_driver::{Access, AsyncPools, Driver, PoolOptions, StreamHandle};
-use xlog_sim::{RaceKind, SimDevice, SimKernel};
 
 use super::Random;
+use super::model::Bits;
 
 pub const MAX_BYTES: usize = 192;
 
@@ -18,6 +13,7 @@ pub enum Step {
         block: usize,
         stream: usize,
         bytes: usize,
+        pool: usize,
     },
     Free {
         block: usize,
@@ -55,11 +51,26 @@ pub enum Step {
         stream: usize,
     },
     ReleaseAll,
+    /// A block of virtual memory begins: a host call.
+    Map {
+        block: usize,
+        bytes: usize,
+    },
+    /// A block of virtual memory ends: a host call, which must have seen all work on it complete.
+    Unmap {
+        block: usize,
+    },
+    /// A pool gives back what it can.
+    Trim {
+        pool: usize,
+        keep: u64,
+    },
 }
 
 #[derive(Clone)]
 pub struct Program {
     pub streams: usize,
+    pub pools: usize,
     pub steps: Vec<Step>,
 }
 
@@ -69,32 +80,12 @@ pub struct Shape {
     pub steps: usize,
     pub blocks: usize,
     pub gates: bool,
-}
-
-/// Ancestors of a step, as bits.
-#[derive(Clone, Default, PartialEq)]
-struct Bits(Vec<u64>);
-
-impl Bits {
-    fn set(&mut self, i: usize) {
-        if self.0.len() <= i / 64 {
-            self.0.resize(i / 64 + 1, 0);
-        }
-        self.0[i / 64] |= 1 << (i % 64);
-    }
-
-    fn has(&self, i: usize) -> bool {
-        self.0.get(i / 64).is_some_and(|word| word >> (i % 64) & 1 == 1)
-    }
-
-    fn join(&mut self, other: &Self) {
-        if self.0.len() < other.0.len() {
-            self.0.resize(other.0.len(), 0);
-        }
-        for (a, b) in self.0.iter_mut().zip(&other.0) {
-            *a |= b;
-        }
-    }
+    /// Several, so that one of them is often empty.
+    pub pools: usize,
+    /// Whether pools are trimmed now and then.
+    pub trims: bool,
+    /// Whether some of the blocks are virtual memory.
+    pub maps: bool,
 }
 
 /// Order as the generator sees it while it writes: a gate orders nothing before it is released.
@@ -105,8 +96,8 @@ struct Draft {
 }
 
 struct Live {
-    bytes: usize,
-    home: usize,
+    /// The stream of its allocation; `None` for virtual memory.
+    home: Option<usize>,
     /// Steps that the next writer must follow, with their streams.
     writes: Vec<(usize, usize)>,
     reads: Vec<(usize, usize)>,
@@ -128,22 +119,35 @@ impl Program {
                 let block = next_block;
                 next_block += 1;
                 let bytes = 1 + random.below(MAX_BYTES);
-                draft.step(&mut steps, stream, Step::Alloc { block, stream, bytes });
-                let at = steps.len() - 1;
-                live.insert(
-                    block,
-                    Live { bytes, home: stream, writes: vec![(at, stream)], reads: vec![] },
-                );
+                if shape.maps && random.chance(15) {
+                    steps.push(Step::Map { block, bytes });
+                    live.insert(block, Live { home: None, writes: vec![], reads: vec![] });
+                } else {
+                    let (pool, at) = (random.below(shape.pools), steps.len());
+                    draft.step(&mut steps, stream, Step::Alloc { block, stream, bytes, pool });
+                    let writes = vec![(at, stream)];
+                    live.insert(block, Live { home: Some(stream), writes, reads: vec![] });
+                }
                 ids.push(block);
             } else if roll < 27 {
                 let block = ids.swap_remove(random.below(ids.len()));
-                // A free may come on any stream, mostly its own.
-                let home = live[&block].home;
-                let stream = if random.chance(70) { home } else { stream };
                 let needed = all(&live[&block]);
-                draft.order(&mut steps, random, &mut held, stream, needed);
-                live.remove(&block);
-                draft.step(&mut steps, stream, Step::Free { block, stream });
+                match live.remove(&block).and_then(|block| block.home) {
+                    Some(home) => {
+                        // A free may come on any stream, mostly its own.
+                        let stream = if random.chance(70) { home } else { stream };
+                        draft.order(&mut steps, random, &mut held, stream, needed);
+                        draft.step(&mut steps, stream, Step::Free { block, stream });
+                    }
+                    None => {
+                        for (step, stream) in needed {
+                            if !draft.host.has(step) {
+                                draft.host_sync(&mut steps, &mut held, stream);
+                            }
+                        }
+                        steps.push(Step::Unmap { block });
+                    }
+                }
             } else if roll < 75 {
                 let (mut reads, mut writes) = (Vec::new(), Vec::new());
                 for &block in &ids {
@@ -204,10 +208,13 @@ impl Program {
                 steps.push(Step::ReleaseAll);
             } else if roll < 98 {
                 draft.host_sync(&mut steps, &mut held, stream);
+            } else if shape.trims {
+                let keep = [0, 0, 48 << 20][random.below(3)];
+                steps.push(Step::Trim { pool: random.below(shape.pools), keep });
             }
         }
         steps.push(Step::ReleaseAll);
-        Self { streams: shape.streams, steps }
+        Self { streams: shape.streams, pools: shape.pools, steps }
     }
 
     /// The same program without one step.
@@ -222,258 +229,10 @@ impl Program {
         let orders = |step: &Step| matches!(step, Step::Edge { .. } | Step::HostSync { .. });
         (0..self.steps.len()).filter(|&i| orders(&self.steps[i])).collect()
     }
-
-    /// Every pair of conflicting steps that the program does not order, with the kinds a report may have.
-    pub fn races(&self) -> Vec<(usize, usize, RaceKind)> {
-        let before = self.ancestors();
-        let mut touched: HashMap<usize, Vec<(usize, Touch)>> = HashMap::new();
-        let mut races = Vec::new();
-        for (at, step) in self.steps.iter().enumerate() {
-            for (block, touch) in touches(step) {
-                let list = touched.entry(block).or_default();
-                for &(earlier, what) in list.iter() {
-                    let kind = match (what, touch) {
-                        (Touch::Read, Touch::Read) => continue,
-                        (_, Touch::Free) => RaceKind::UseAfterFree,
-                        (Touch::Alloc, _) => RaceKind::UseBeforeAllocation,
-                        (Touch::Write, Touch::Write) => RaceKind::WriteWrite,
-                        _ => RaceKind::ReadWrite,
-                    };
-                    if !before[at].has(earlier) && !before[earlier].has(at) {
-                        races.push((earlier, at, kind));
-                    }
-                }
-                list.push((at, touch));
-            }
-        }
-        races
-    }
-
-    /// For each step, everything that is ordered before it.
-    fn ancestors(&self) -> Vec<Bits> {
-        // A gate gets its order from a later step, so settle until nothing changes.
-        let mut before = vec![Bits::default(); self.steps.len()];
-        loop {
-            let previous = before.clone();
-            let mut tail: Vec<Option<usize>> = vec![None; self.streams];
-            let mut host = Bits::default();
-            let mut open: Vec<usize> = Vec::new();
-            for (at, step) in self.steps.iter().enumerate() {
-                let upto = |tail: Option<usize>, before: &[Bits]| {
-                    let mut bits = Bits::default();
-                    if let Some(tail) = tail {
-                        bits.join(&before[tail]);
-                        bits.set(tail);
-                    }
-                    bits
-                };
-                match step {
-                    Step::HostSync { stream } => host.join(&upto(tail[*stream], &before)),
-                    Step::ReleaseAll => {
-                        for gate in open.drain(..) {
-                            before[gate].join(&host);
-                        }
-                    }
-                    Step::Edge { from, to } => {
-                        // Both the record and the wait are made by a host that knows this much.
-                        let mut bits = upto(tail[*from], &before);
-                        bits.join(&upto(tail[*to], &before));
-                        bits.join(&host);
-                        before[at].join(&bits);
-                        tail[*to] = Some(at);
-                    }
-                    Step::Alloc { stream, .. }
-                    | Step::Free { stream, .. }
-                    | Step::Work { stream, .. }
-                    | Step::Memset { stream, .. }
-                    | Step::Copy { stream, .. }
-                    | Step::Nothing { stream }
-                    | Step::Hold { stream } => {
-                        let mut bits = upto(tail[*stream], &before);
-                        bits.join(&host);
-                        before[at].join(&bits);
-                        tail[*stream] = Some(at);
-                        if matches!(step, Step::Hold { .. }) {
-                            open.push(at);
-                        }
-                    }
-                }
-            }
-            if before == previous {
-                return before;
-            }
-        }
-    }
-
-    /// What every live block holds at the end, in program order.
-    pub fn expected(&self) -> HashMap<usize, Vec<u8>> {
-        let mut blocks: HashMap<usize, Vec<u8>> = HashMap::new();
-        for step in &self.steps {
-            match step {
-                Step::Alloc { block, bytes, .. } => {
-                    blocks.insert(*block, vec![0; *bytes]);
-                }
-                Step::Free { block, .. } => {
-                    blocks.remove(block);
-                }
-                Step::Work { reads, writes, salt, .. } => {
-                    let inputs: Vec<Vec<u8>> = reads
-                        .iter()
-                        .filter(|block| !writes.contains(block))
-                        .map(|block| blocks[block].clone())
-                        .collect();
-                    for block in writes {
-                        let inputs: Vec<&[u8]> = inputs.iter().map(Vec::as_slice).collect();
-                        mix(&inputs, *salt, blocks.get_mut(block).unwrap());
-                    }
-                }
-                Step::Memset { block, value, .. } => blocks.get_mut(block).unwrap().fill(*value),
-                Step::Copy { to, from, .. } => {
-                    let bytes = blocks[to].len().min(blocks[from].len());
-                    let source = blocks[from][..bytes].to_vec();
-                    blocks.get_mut(to).unwrap()[..bytes].copy_from_slice(&source);
-                }
-                _ => {}
-            }
-        }
-        blocks
-    }
-
-    /// Runs the program and returns what the live blocks hold, read after everything completed.
-    pub fn run(&self, device: &Arc<SimDevice>, options: &PoolOptions) -> HashMap<usize, Vec<u8>> {
-        let streams: Vec<StreamHandle> =
-            (0..self.streams).map(|_| device.stream_create(0).unwrap()).collect();
-        let pool = device.pool_create(options).unwrap();
-        let events: Vec<_> = (0..4).map(|_| device.event_create().unwrap()).collect();
-        let mut next_event = 0;
-        let mut gates = Vec::new();
-        let mut blocks: HashMap<usize, (u64, usize)> = HashMap::new();
-        for (at, step) in self.steps.iter().enumerate() {
-            match step {
-                Step::Alloc { block, stream, bytes } => {
-                    let ptr = device.alloc_async(*bytes, pool, streams[*stream]).unwrap();
-                    device.tag_memory(ptr, *bytes, &format!("b{block}")).unwrap();
-                    // Reused memory holds what was there; the model starts from zero.
-                    super::memset(device, ptr, 0, *bytes, streams[*stream]);
-                    blocks.insert(*block, (ptr, *bytes));
-                }
-                Step::Free { block, stream } => {
-                    let (ptr, _) = blocks.remove(block).unwrap();
-                    // SAFETY: the block is live; whether it is in use is what the test is about.
-                    unsafe { device.free_async(ptr, streams[*stream]) }.unwrap();
-                }
-                Step::Work { stream, reads, writes, salt } => {
-                    let salt = *salt;
-                    let inputs: Vec<usize> =
-                        reads.iter().filter(|block| !writes.contains(block)).copied().collect();
-                    let count = inputs.len();
-                    let mut kernel = SimKernel::new(format!("k{at}"), move |args| {
-                        let (reads, writes) = args.slices().split_at_mut(count);
-                        let inputs: Vec<&[u8]> = reads
-                            .iter()
-                            .map(|slice| match slice {
-                                xlog_sim::KernelSlice::Read(bytes) => *bytes,
-                                xlog_sim::KernelSlice::Write(bytes) => bytes,
-                            })
-                            .collect();
-                        for slice in writes {
-                            if let xlog_sim::KernelSlice::Write(bytes) = slice {
-                                mix(&inputs, salt, bytes);
-                            }
-                        }
-                    });
-                    for block in &inputs {
-                        kernel = kernel.arg(blocks[block].0, blocks[block].1, Access::Read);
-                    }
-                    for block in writes {
-                        kernel = kernel.arg(blocks[block].0, blocks[block].1, Access::ReadWrite);
-                    }
-                    device.launch(streams[*stream], kernel).unwrap();
-                }
-                Step::Memset { stream, block, value } => {
-                    super::memset(
-                        device,
-                        blocks[block].0,
-                        *value,
-                        blocks[block].1,
-                        streams[*stream],
-                    );
-                }
-                Step::Copy { stream, to, from } => {
-                    let bytes = blocks[to].1.min(blocks[from].1);
-                    // SAFETY: both blocks are live and at least this long.
-                    unsafe {
-                        device.copy_dtod(blocks[to].0, blocks[from].0, bytes, streams[*stream])
-                    }
-                    .unwrap();
-                }
-                Step::Nothing { stream } => {
-                    device.host_fn(streams[*stream], Box::new(|| {})).unwrap();
-                }
-                Step::Edge { from, to } => {
-                    // Few events, recorded again and again.
-                    let event = events[next_event % events.len()];
-                    next_event += 1;
-                    device.event_record(event, streams[*from]).unwrap();
-                    device.stream_wait_event(streams[*to], event).unwrap();
-                }
-                Step::HostSync { stream } => {
-                    let _ = device.stream_synchronize(streams[*stream]);
-                }
-                Step::Hold { stream } => gates.push(device.hold(streams[*stream]).unwrap()),
-                Step::ReleaseAll => gates.clear(),
-            }
-        }
-        let _ = device.synchronize();
-        let _ = device.synchronize();
-        blocks
-            .iter()
-            .map(|(&block, &(ptr, bytes))| {
-                let mut out = vec![0; bytes];
-                // SAFETY: the block is live.
-                let _ = unsafe { device.copy_dtoh(&mut out, ptr, streams[0]) };
-                (block, out)
-            })
-            .collect()
-    }
-}
-
-#[derive(Clone, Copy, PartialEq)]
-enum Touch {
-    Alloc,
-    Read,
-    Write,
-    Free,
-}
-
-fn touches(step: &Step) -> Vec<(usize, Touch)> {
-    match step {
-        Step::Alloc { block, .. } => vec![(*block, Touch::Alloc)],
-        Step::Free { block, .. } => vec![(*block, Touch::Free)],
-        Step::Work { reads, writes, .. } => reads
-            .iter()
-            .filter(|block| !writes.contains(block))
-            .map(|&block| (block, Touch::Read))
-            .chain(writes.iter().map(|&block| (block, Touch::Write)))
-            .collect(),
-        Step::Memset { block, .. } => vec![(*block, Touch::Write)],
-        Step::Copy { to, from, .. } => vec![(*to, Touch::Write), (*from, Touch::Read)],
-        _ => Vec::new(),
-    }
 }
 
 fn all(live: &Live) -> Vec<(usize, usize)> {
     live.writes.iter().chain(&live.reads).copied().collect()
-}
-
-fn mix(inputs: &[&[u8]], salt: u8, out: &mut [u8]) {
-    for (i, byte) in out.iter_mut().enumerate() {
-        let mut value = byte.wrapping_mul(3).wrapping_add(salt).wrapping_add(i as u8);
-        for input in inputs {
-            value = value.rotate_left(1) ^ input[i % input.len()];
-        }
-        *byte = value;
-    }
 }
 
 impl Draft {

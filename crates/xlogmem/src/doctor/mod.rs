@@ -12,7 +12,9 @@ use xlog_cuda::CudaDevice;
 
 use crate::Output;
 use crate::cli::{DoctorArguments, Refusal};
-use report::{Check, Cuda, Device, Report};
+use report::{Check, Device, Report};
+pub(crate) use report::{Cuda, Selection};
+pub(crate) use select::select;
 
 /// Runs the command. Only a bad device spec is refused; whatever is wrong with the device is in the output.
 pub(crate) fn run(arguments: &DoctorArguments) -> Result<Output, Refusal> {

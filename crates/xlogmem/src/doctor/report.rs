@@ -34,16 +34,16 @@ pub(super) struct Report {
 
 /// Which device, and who decided.
 #[derive(Serialize, Debug)]
-pub(super) struct Selection {
-    pub(super) spec: String,
-    pub(super) source: Source,
-    pub(super) reason: String,
+pub(crate) struct Selection {
+    pub(crate) spec: String,
+    pub(crate) source: Source,
+    pub(crate) reason: String,
 }
 
 /// Who decided.
 #[derive(Serialize, Clone, Copy, PartialEq, Eq, Debug)]
 #[serde(rename_all = "lowercase")]
-pub(super) enum Source {
+pub(crate) enum Source {
     Flag,
     Environment,
     Gpu,
@@ -52,7 +52,7 @@ pub(super) enum Source {
 
 /// What there is of CUDA on this machine, whichever device is selected.
 #[derive(Serialize, Debug)]
-pub(super) struct Cuda {
+pub(crate) struct Cuda {
     /// Where the driver library was found.
     pub(super) library: Option<String>,
     /// The CUDA version the driver speaks, such as "13.0".
@@ -154,7 +154,7 @@ impl Report {
 
 impl Cuda {
     /// Asks the driver what there is. Nothing is opened.
-    pub(super) fn find() -> Self {
+    pub(crate) fn find() -> Self {
         let version = cuda::driver_version();
         let count = cuda::device_count();
         let failure = version.as_ref().err().or(count.as_ref().err());

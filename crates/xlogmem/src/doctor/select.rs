@@ -6,14 +6,14 @@ use super::report::{Cuda, Selection, Source};
 
 /// The device that would be used.
 #[derive(Debug)]
-pub(super) struct Selected {
-    pub(super) spec: DeviceSpec,
+pub(crate) struct Selected {
+    pub(crate) spec: DeviceSpec,
     source: Source,
     reason: String,
 }
 
 /// Decides without opening anything.
-pub(super) fn select(flag: Option<&str>, cuda: &Cuda) -> Result<Selected> {
+pub(crate) fn select(flag: Option<&str>, cuda: &Cuda) -> Result<Selected> {
     if let Some(spec) = flag {
         let reason = "asked for by --device".to_owned();
         return Ok(Selected { spec: spec.parse()?, source: Source::Flag, reason });
@@ -44,7 +44,7 @@ pub(super) fn select(flag: Option<&str>, cuda: &Cuda) -> Result<Selected> {
 }
 
 impl Selected {
-    pub(super) fn describe(&self) -> Selection {
+    pub(crate) fn describe(&self) -> Selection {
         Selection { spec: self.spec.to_string(), source: self.source, reason: self.reason.clone() }
     }
 }

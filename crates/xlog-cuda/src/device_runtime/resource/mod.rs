@@ -15,6 +15,8 @@ pub use error::{ResourceError, ResourceResult};
 pub use meter::{PhysicalMeter, ResourceStatistics};
 pub use xlog_driver::Access;
 
+pub(crate) use block::SLOT_BITS;
+
 /// The alignment every block has at least.
 pub const MIN_ALIGN: usize = 256;
 

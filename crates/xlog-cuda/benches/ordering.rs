@@ -1,0 +1,275 @@
+//! What order costs, against what it is made of.
+//!
+//!     cargo bench -p xlog-cuda --bench ordering -- [--gate] [FILTER]
+//!
+//! Each figure compares two variants in one run: short batches of one and the other alternate, so that a change of clock or
+//! of load meets both, and the medians are compared. `--gate` ends with status 1 when a bar is missed. What needs a GPU takes
+//! the one that `XLOG_TEST_DEVICE` or `XLOG_DEVICE` names, else the first, and is left out where there is none.
+
+#![allow(missing_docs, clippy::unwrap_used)]
+
+use std::hint::black_box;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Instant;
+
+use xlog_cuda::device_runtime::{
+    Access, AllocTag, AsyncCudaResource, BlockId, DeviceMemoryResource, StreamLease, StreamPool,
+};
+use xlog_cuda::driver::{AsyncPools, DeviceKind};
+use xlog_cuda::{CudaDevice, DeviceSpec};
+
+const BATCHES: usize = 401;
+const PER_BATCH: usize = 256;
+const BLOCKS: usize = 64;
+
+const SAME_STREAM_BAR: f64 = 15.0;
+const RATIO_BAR: f64 = 1.15;
+
+fn main() -> ExitCode {
+    let mut gate = false;
+    let mut filter = None;
+    for argument in std::env::args().skip(1) {
+        match argument.as_str() {
+            "--gate" => gate = true,
+            // Cargo says so to every bench.
+            "--bench" => {}
+            flag if flag.starts_with('-') => {
+                eprintln!("ordering: unknown argument '{flag}'; accepted are --gate and a filter");
+                return ExitCode::from(2);
+            }
+            text => filter = Some(text.to_owned()),
+        }
+    }
+    let mut table = Table { filter, missed: 0 };
+    same_stream(&mut table);
+    match gpu() {
+        Ok(device) => {
+            println!("on {} ({})", device.spec(), device.properties().name);
+            alternating(&mut table, &device);
+            for bytes in [1 << 10, 1 << 20] {
+                allocation(&mut table, &device, bytes);
+            }
+        }
+        Err(reason) => println!("left out what needs a GPU: {reason}"),
+    }
+    match (table.missed, gate) {
+        (0, _) | (_, false) => ExitCode::SUCCESS,
+        (missed, true) => {
+            eprintln!("ordering: {missed} bars missed");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn gpu() -> Result<Arc<CudaDevice>, String> {
+    let named =
+        ["XLOG_TEST_DEVICE", "XLOG_DEVICE"].iter().find_map(|name| std::env::var(name).ok());
+    let spec = named.unwrap_or_else(|| "cuda:0".to_owned());
+    let is_gpu = matches!(spec.parse(), Ok(DeviceSpec::Cuda(_)));
+    match is_gpu.then(|| CudaDevice::open(&spec)) {
+        Some(Ok(device)) if device.properties().kind == DeviceKind::Cuda => Ok(Arc::new(device)),
+        Some(Err(error)) => Err(error.to_string()),
+        _ => Err(format!("the device asked for is {spec}")),
+    }
+}
+
+struct Table {
+    filter: Option<String>,
+    missed: usize,
+}
+
+impl Table {
+    fn wants(&self, name: &str) -> bool {
+        self.filter.as_ref().is_none_or(|text| name.contains(text.as_str()))
+    }
+
+    fn row(&mut self, name: &str, figure: &str, goal: &str, is_met: bool) {
+        let verdict = if is_met { "met" } else { "MISSED" };
+        println!("{name:<44} {figure:<48} goal {goal:<12} {verdict}");
+        self.missed += usize::from(!is_met);
+    }
+
+    /// Compares the medians of two variants, in nanoseconds.
+    fn ratio(&mut self, name: &str, ours: f64, bare: f64) {
+        let ratio = ours / bare;
+        let figure = format!("{ours:.0} ns against {bare:.0} ns bare = {ratio:.3}");
+        self.row(name, &figure, &format!("<= {RATIO_BAR}"), ratio <= RATIO_BAR);
+    }
+}
+
+/// Nanoseconds of each of `count` repetitions.
+fn time(count: usize, work: impl FnOnce()) -> f64 {
+    let start = Instant::now();
+    work();
+    start.elapsed().as_nanos() as f64 / count as f64
+}
+
+fn median(mut times: Vec<f64>) -> f64 {
+    times.sort_unstable_by(f64::total_cmp);
+    times[times.len() / 2]
+}
+
+/// Alternates batches of two variants, which return their time per repetition, and gives both medians.
+fn compare(mut ours: impl FnMut() -> f64, mut bare: impl FnMut() -> f64) -> (f64, f64) {
+    let mut times = (Vec::with_capacity(BATCHES), Vec::with_capacity(BATCHES));
+    for batch in 0..BATCHES + BATCHES / 10 {
+        // Each goes first as often as the other.
+        let pair = if batch % 2 == 0 {
+            let first = ours();
+            (first, bare())
+        } else {
+            let first = bare();
+            (ours(), first)
+        };
+        // The first tenth warms up.
+        if batch >= BATCHES / 10 {
+            times.0.push(pair.0);
+            times.1.push(pair.1);
+        }
+    }
+    (median(times.0), median(times.1))
+}
+
+struct Setup {
+    pool: Arc<StreamPool>,
+    resource: AsyncCudaResource,
+}
+
+fn setup(device: &Arc<CudaDevice>) -> Setup {
+    let pool = Arc::new(StreamPool::with_defaults(device.clone()));
+    let resource = AsyncCudaResource::new(device.clone(), device.ordinal(), pool.clone());
+    Setup { pool, resource }
+}
+
+/// Uses on the block's own stream, which reach no driver.
+fn same_stream(table: &mut Table) {
+    let device = Arc::new(CudaDevice::open("sim").unwrap());
+    let Setup { pool, resource } = setup(&device);
+    let lease = pool.lease().unwrap();
+    let stream = lease.id();
+    let blocks: Vec<_> =
+        (0..BLOCKS).map(|_| resource.allocate(256, stream, AllocTag::UNTAGGED).unwrap()).collect();
+    let ids: Vec<BlockId> = blocks.iter().map(BlockId::from_block).collect();
+    for (name, access) in [("read", Access::Read), ("write", Access::Write)] {
+        let name = format!("same stream, prepare+finish, {name}");
+        if !table.wants(&name) {
+            continue;
+        }
+        let calls = |device: &CudaDevice| device.sim().map(|sim| sim.faults().total_calls());
+        let before = calls(&device);
+        let batch = || {
+            time(PER_BATCH * BLOCKS, || {
+                for _ in 0..PER_BATCH {
+                    for id in black_box(&ids) {
+                        resource.prepare_block_use(*id, stream, access).unwrap();
+                        resource.finish_block_use(*id, stream, access).unwrap();
+                    }
+                }
+            })
+        };
+        let times: Vec<f64> = (0..BATCHES).map(|_| batch()).collect();
+        let best = times.iter().copied().fold(f64::INFINITY, f64::min);
+        let cost = median(times);
+        let made = calls(&device).zip(before).map_or(0, |(after, before)| after - before);
+        let figure = format!("{cost:.1} ns (best batch {best:.1}), {made} driver calls");
+        let goal = format!("<= {SAME_STREAM_BAR} ns");
+        table.row(&name, &figure, &goal, cost <= SAME_STREAM_BAR && made == 0);
+    }
+    resource.deallocate_batch(blocks).unwrap();
+    resource.reap_pending().unwrap();
+}
+
+/// One block written on two streams in turn, against the record and the wait that this takes.
+fn alternating(table: &mut Table, device: &Arc<CudaDevice>) {
+    let name = "alternating streams, prepare+finish";
+    if !table.wants(name) {
+        return;
+    }
+    let Setup { pool, resource } = setup(device);
+    let streams = [pool.lease().unwrap(), pool.lease().unwrap()];
+    let wait = |streams: &[StreamLease; 2]| {
+        for stream in streams {
+            stream.synchronize().unwrap();
+        }
+    };
+    let block = resource.allocate(256, streams[0].id(), AllocTag::UNTAGGED).unwrap();
+    let id = BlockId::from_block(&block);
+    let driver = device.driver();
+    let events: Vec<_> = (0..PER_BATCH).map(|_| driver.event_create().unwrap()).collect();
+    let (ours, bare) = compare(
+        || {
+            let cost = time(PER_BATCH, || {
+                for turn in 0..PER_BATCH {
+                    let stream = streams[turn % 2].id();
+                    resource.prepare_block_use(id, stream, Access::Write).unwrap();
+                    resource.finish_block_use(id, stream, Access::Write).unwrap();
+                }
+            });
+            wait(&streams);
+            cost
+        },
+        || {
+            let cost = time(PER_BATCH, || {
+                for (turn, event) in events.iter().enumerate() {
+                    let (own, other) = (&streams[turn % 2], &streams[(turn + 1) % 2]);
+                    driver.event_record(*event, other.handle()).unwrap();
+                    driver.stream_wait_event(own.handle(), *event).unwrap();
+                }
+            });
+            wait(&streams);
+            cost
+        },
+    );
+    let statistics = resource.statistics();
+    table.ratio(name, ours, bare);
+    let uses = ((BATCHES + BATCHES / 10) * PER_BATCH) as f64;
+    println!(
+        "{:<44} {:.2} events recorded and {:.2} waits queued per use",
+        "",
+        statistics.events_recorded as f64 / uses,
+        statistics.waits_inserted as f64 / uses
+    );
+    for event in events {
+        driver.event_destroy(event).unwrap();
+    }
+    resource.deallocate(block).unwrap();
+    resource.reap_pending().unwrap();
+}
+
+/// A block allocated and freed on one stream, against the two driver calls that this takes, in the same pool.
+fn allocation(table: &mut Table, device: &Arc<CudaDevice>, bytes: usize) {
+    let name = format!("async allocate+free, {} KiB", bytes >> 10);
+    if !table.wants(&name) {
+        return;
+    }
+    let Setup { pool, resource } = setup(device);
+    let stream = pool.lease().unwrap();
+    let driver_pool = device.memory_pool().unwrap();
+    let pools: &dyn AsyncPools = device.driver().async_pools().unwrap();
+    let (ours, bare) = compare(
+        || {
+            let cost = time(PER_BATCH, || {
+                for _ in 0..PER_BATCH {
+                    let block = resource.allocate(bytes, stream.id(), AllocTag::UNTAGGED).unwrap();
+                    resource.deallocate(black_box(block)).unwrap();
+                }
+            });
+            stream.synchronize().unwrap();
+            cost
+        },
+        || {
+            let cost = time(PER_BATCH, || {
+                for _ in 0..PER_BATCH {
+                    let ptr = pools.alloc_async(bytes, driver_pool, stream.handle()).unwrap();
+                    // SAFETY: just allocated on this stream, and nothing uses it.
+                    unsafe { pools.free_async(black_box(ptr), stream.handle()).unwrap() };
+                }
+            });
+            stream.synchronize().unwrap();
+            cost
+        },
+    );
+    table.ratio(&name, ours, bare);
+    resource.reap_pending().unwrap();
+}

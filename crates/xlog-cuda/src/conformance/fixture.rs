@@ -1,0 +1,267 @@
+//! What every check works with: a new resource, its device and streams, and how to stop.
+
+use std::sync::Arc;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use xlog_driver::{DriverError, Gate};
+
+use super::BoxedResource;
+use crate::device_runtime::{
+    Access, AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, ResourceError,
+    ResourceResult, StreamId, StreamLease, StreamPool, StreamPoolError,
+};
+use crate::{CudaDevice, DeviceStream, XlogError};
+
+/// Longer than any honest call on a loaded machine.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// The tag of the suite's blocks.
+pub(super) const TAG: AllocTag = AllocTag("conformance");
+
+/// Why a check ended early.
+#[derive(Debug)]
+pub(super) enum Stop {
+    Failed(String),
+    Skipped(String),
+}
+
+impl From<ResourceError> for Stop {
+    fn from(error: ResourceError) -> Self {
+        Self::Failed(format!("refused what must succeed: {error}"))
+    }
+}
+
+impl From<XlogError> for Stop {
+    fn from(error: XlogError) -> Self {
+        Self::Failed(error.to_string())
+    }
+}
+
+impl From<StreamPoolError> for Stop {
+    fn from(error: StreamPoolError) -> Self {
+        Self::Failed(error.to_string())
+    }
+}
+
+impl From<DriverError> for Stop {
+    fn from(error: DriverError) -> Self {
+        Self::Failed(error.to_string())
+    }
+}
+
+/// Fails the check unless `holds`.
+pub(super) fn ensure(holds: bool, otherwise: impl FnOnce() -> String) -> Result<(), Stop> {
+    if holds { Ok(()) } else { Err(Stop::Failed(otherwise())) }
+}
+
+/// The kinds of refusal that a rule names.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Refusal {
+    StreamMisuse,
+    Driver,
+    UseAfterFree,
+    OutOfMemory,
+    Any,
+}
+
+impl Refusal {
+    /// Fails the check unless `result` is this refusal.
+    pub(super) fn expect<T>(self, result: ResourceResult<T>, what: &str) -> Result<(), Stop> {
+        let error = match result {
+            Ok(_) => return Err(Stop::Failed(format!("{what} succeeded, {self:?} was due"))),
+            Err(error) => error,
+        };
+        let right = match self {
+            Self::StreamMisuse => matches!(error, ResourceError::StreamMisuse(_)),
+            Self::Driver => matches!(error, ResourceError::Driver(_)),
+            Self::UseAfterFree => matches!(error, ResourceError::UseAfterFree { .. }),
+            Self::OutOfMemory => matches!(
+                error,
+                ResourceError::OutOfMemory { .. } | ResourceError::OutOfBudget { .. }
+            ),
+            Self::Any => true,
+        };
+        ensure(right, || format!("{what} was refused with {error:?}, {self:?} was due"))
+    }
+}
+
+/// A block with the same fields: a claim that somebody else could make.
+pub(super) fn twin(block: &DeviceBlock) -> DeviceBlock {
+    DeviceBlock {
+        ptr: block.ptr,
+        device_ordinal: block.device_ordinal,
+        alloc_stream: block.alloc_stream,
+        bytes: block.bytes,
+        align: block.align,
+        tag: block.tag,
+        generation: block.generation,
+        state: block.state,
+    }
+}
+
+/// The numbers of a fixed sequence, for workloads.
+pub(super) struct Random(u64);
+
+impl Random {
+    pub(super) fn new(seed: u64) -> Self {
+        Self(seed ^ 0x5851_f42d_4c95_7f2d)
+    }
+
+    pub(super) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// A number below `bound`, which is not 0.
+    pub(super) fn below(&mut self, bound: usize) -> usize {
+        (self.next() % bound.max(1) as u64) as usize
+    }
+}
+
+/// A gate that opens by itself when a call waits for it too long.
+pub(super) struct Held {
+    open: Option<mpsc::Sender<()>>,
+    watchdog: Option<JoinHandle<bool>>,
+}
+
+impl Held {
+    /// Lets the stream go on; fails when the watchdog had to do so before.
+    pub(super) fn release(mut self) -> Result<(), Stop> {
+        ensure(!self.finish(), || format!("a call waited {PATIENCE:?} for a held stream"))
+    }
+
+    fn finish(&mut self) -> bool {
+        drop(self.open.take());
+        self.watchdog.take().is_some_and(|watchdog| watchdog.join().unwrap_or(true))
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.finish();
+    }
+}
+
+fn watch(gate: Gate) -> Result<Held, Stop> {
+    let (open, opened) = mpsc::channel::<()>();
+    let watchdog = std::thread::Builder::new()
+        .name("conformance watchdog".to_owned())
+        .spawn(move || {
+            let late = opened.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout);
+            gate.release();
+            late
+        })
+        .map_err(|error| Stop::Failed(format!("no watchdog thread: {error}")))?;
+    Ok(Held { open: Some(open), watchdog: Some(watchdog) })
+}
+
+/// A new resource and what belongs to it.
+pub(super) struct Fixture {
+    pub(super) device: Arc<CudaDevice>,
+    pub(super) pool: Arc<StreamPool>,
+    pub(super) resource: BoxedResource,
+}
+
+impl Fixture {
+    pub(super) fn new(
+        device: &Arc<CudaDevice>,
+        pool: &Arc<StreamPool>,
+        resource: BoxedResource,
+    ) -> Self {
+        Self { device: device.clone(), pool: pool.clone(), resource }
+    }
+
+    pub(super) fn tracks(&self) -> bool {
+        self.resource.supports_block_use_tracking()
+    }
+
+    /// For rules about uses, and about frees that do not wait.
+    pub(super) fn only_where_tracked(&self) -> Result<(), Stop> {
+        match self.tracks() {
+            true => Ok(()),
+            false => Err(Stop::Skipped("the resource tracks no uses".to_owned())),
+        }
+    }
+
+    pub(super) fn leases<const N: usize>(&self) -> Result<[StreamLease; N], Stop> {
+        let leases =
+            (0..N).map(|_| self.pool.lease()).collect::<Result<Vec<_>, StreamPoolError>>()?;
+        leases.try_into().map_err(|_| Stop::Failed("the pool gave too few streams".to_owned()))
+    }
+
+    pub(super) fn allocate(&self, bytes: usize, stream: StreamId) -> Result<DeviceBlock, Stop> {
+        Ok(self.resource.allocate(bytes, stream, TAG)?)
+    }
+
+    pub(super) fn outstanding(&self, due: usize, when: &str) -> Result<(), Stop> {
+        let counted = self.resource.bytes_outstanding();
+        ensure(counted == due, || format!("{counted} bytes outstanding {when}, {due} were due"))
+    }
+
+    pub(super) fn state(&self, block: BlockId, due: BlockState, when: &str) -> Result<(), Stop> {
+        let state = self.resource.block_state(block);
+        ensure(state == due, || format!("the block is {state:?} {when}, {due:?} was due"))
+    }
+
+    pub(super) fn hold(&self, stream: &DeviceStream) -> Result<Held, Stop> {
+        watch(stream.hold()?)
+    }
+
+    /// Work on a block in the way that this resource asks for: with the hooks where they are real, otherwise behind an edge
+    /// from the block's own stream.
+    pub(super) fn work<T>(
+        &self,
+        block: BlockId,
+        stream: &DeviceStream,
+        access: Access,
+        queue: impl FnOnce() -> Result<T, Stop>,
+    ) -> Result<T, Stop> {
+        if self.tracks() {
+            self.resource.prepare_block_use(block, stream.id(), access)?;
+            let queued = queue();
+            self.resource.finish_block_use(block, stream.id(), access)?;
+            return queued;
+        }
+        if stream.id() != block.alloc_stream {
+            stream.wait_for(&*self.pool.try_resolve(block.alloc_stream)?)?;
+        }
+        queue()
+    }
+
+    /// After the last free: nothing is left.
+    pub(super) fn settle(&self) -> Result<(), Stop> {
+        self.resource.reap_pending()?;
+        self.outstanding(0, "after the last free and a reap")
+    }
+
+    /// Runs the bodies as host threads, logical ones where the device schedules by a seed, and returns the first failure.
+    pub(super) fn threads<'a>(
+        &self,
+        bodies: Vec<Box<dyn FnOnce() -> Result<(), Stop> + Send + 'a>>,
+    ) -> Result<(), Stop> {
+        let outcomes = std::sync::Mutex::new(Vec::new());
+        let jobs = bodies.into_iter().map(|body| {
+            let outcomes = &outcomes;
+            let job: Box<dyn FnOnce() + Send + '_> = Box::new(move || {
+                let outcome = body();
+                outcomes.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(outcome);
+            });
+            job
+        });
+        let jobs = jobs.collect::<Vec<_>>();
+        match self.device.sim() {
+            Some(sim) => sim.run_threads(jobs),
+            None => std::thread::scope(|scope| {
+                for job in jobs {
+                    scope.spawn(job);
+                }
+            }),
+        }
+        let outcomes = outcomes.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
+        outcomes.into_iter().collect()
+    }
+}

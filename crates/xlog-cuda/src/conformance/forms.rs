@@ -1,0 +1,143 @@
+//! The forms with an alignment, of several blocks, and the counters.
+
+use super::bytes;
+use super::fixture::{Fixture, Refusal, Stop, TAG, ensure};
+use crate::device_runtime::{
+    Access, BlockId, BlockState, DeviceMemoryResource, Generation, ResourceError, StreamId,
+};
+
+pub(super) fn aligned(fixture: &Fixture) -> Result<(), Stop> {
+    let [stream] = fixture.leases()?;
+    for align in [1, 16, 256, 512, 4096, 1 << 16, 1 << 21] {
+        fixture.settle()?;
+        let block = match fixture.resource.allocate_aligned(1000, align, stream.id(), TAG) {
+            Ok(block) => block,
+            // A resource may have a largest alignment, but not below what every block has.
+            Err(ResourceError::InvalidRequest { .. }) if align > 256 => {
+                fixture.settle()?;
+                continue;
+            }
+            Err(error) => return Err(error.into()),
+        };
+        ensure(block.ptr.is_multiple_of(align as u64) && block.align >= align, || {
+            format!("alignment {align} gave {block:?}")
+        })?;
+        let id = BlockId::from_block(&block);
+        bytes::fill(&stream, id, 1, 1000)?;
+        bytes::expect(&stream, id, 0, 1, 1000)?;
+        fixture.resource.deallocate(block)?;
+    }
+    Ok(())
+}
+
+pub(super) fn bad_alignment_is_refused(fixture: &Fixture) -> Result<(), Stop> {
+    for align in [0, 3, 257, usize::MAX] {
+        let given = fixture.resource.allocate_aligned(1000, align, StreamId::DEFAULT, TAG);
+        Refusal::Any.expect(given, &format!("alignment {align}"))?;
+    }
+    let given = fixture.resource.allocate_aligned(0, 256, StreamId::DEFAULT, TAG);
+    Refusal::Any.expect(given, "0 aligned bytes")?;
+    fixture.outstanding(0, "after refused alignments")
+}
+
+pub(super) fn batches(fixture: &Fixture) -> Result<(), Stop> {
+    let [stream] = fixture.leases()?;
+    let sizes = [1, 256, 1000, 65_536, 3];
+    let blocks = fixture.resource.allocate_batch(&sizes, stream.id(), TAG)?;
+    ensure(blocks.len() == sizes.len(), || format!("{} blocks of {sizes:?}", blocks.len()))?;
+    for (n, block) in blocks.iter().enumerate() {
+        ensure(block.bytes >= sizes[n], || format!("{} bytes gave {block:?}", sizes[n]))?;
+        bytes::fill(&stream, block.into(), n as u8, block.bytes)?;
+    }
+    for (n, block) in blocks.iter().enumerate() {
+        bytes::expect(&stream, block.into(), 0, n as u8, block.bytes)?;
+    }
+    fixture.resource.deallocate_batch(blocks)?;
+    let none = fixture.resource.allocate_batch(&[], stream.id(), TAG)?;
+    ensure(none.is_empty(), || format!("a batch of none gave {none:?}"))?;
+    Ok(fixture.resource.deallocate_batch(none)?)
+}
+
+pub(super) fn a_failing_batch_leaves_nothing(fixture: &Fixture) -> Result<(), Stop> {
+    for sizes in [[1000, 1 << 50, 1000], [0, 1000, 1000], [1000, 1000, 0]] {
+        let given = fixture.resource.allocate_batch(&sizes, StreamId::DEFAULT, TAG);
+        Refusal::Any.expect(given, &format!("a batch of {sizes:?}"))?;
+        fixture.resource.reap_pending()?;
+        fixture.outstanding(0, "after a refused batch")?;
+    }
+    Ok(())
+}
+
+pub(super) fn batched_finishes(fixture: &Fixture) -> Result<(), Stop> {
+    fixture.only_where_tracked()?;
+    let [own, foreign] = fixture.leases()?;
+    for stream in [&own, &foreign] {
+        let blocks = fixture.resource.allocate_batch(&[512; 10], own.id(), TAG)?;
+        let mut uses = Vec::new();
+        for (n, block) in blocks.iter().enumerate() {
+            let id = BlockId::from_block(block);
+            let access = if n % 2 == 0 { Access::Write } else { Access::ReadWrite };
+            fixture.resource.prepare_block_use(id, stream.id(), access)?;
+            uses.push((id, access));
+        }
+        let gate = fixture.hold(stream)?;
+        for &(id, _) in &uses {
+            bytes::fill(stream, id, 0x11, 512)?;
+        }
+        fixture.resource.finish_block_uses(&uses, stream.id())?;
+        let again = fixture.resource.finish_block_uses(&uses, stream.id());
+        Refusal::Any.expect(again, "a second finish of a batch")?;
+        fixture.resource.finish_block_uses(&[], stream.id())?;
+        fixture.resource.deallocate_batch(blocks)?;
+        for &(id, _) in &uses {
+            fixture.state(id, BlockState::Retired, "freed behind a held use")?;
+        }
+        gate.release()?;
+        fixture.resource.reap_pending()?;
+        for &(id, _) in &uses {
+            fixture.state(id, BlockState::Freed, "after a reap")?;
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn a_failing_finish_does_not_stop_the_others(fixture: &Fixture) -> Result<(), Stop> {
+    fixture.only_where_tracked()?;
+    let [own, foreign] = fixture.leases()?;
+    let blocks = fixture.resource.allocate_batch(&[512; 4], own.id(), TAG)?;
+    let ids: Vec<_> = blocks.iter().map(BlockId::from_block).collect();
+    let mut uses = Vec::new();
+    for (n, &id) in ids.iter().enumerate() {
+        fixture.resource.prepare_block_use(id, foreign.id(), Access::Read)?;
+        uses.push((id, Access::Read));
+        if n % 2 == 0 {
+            uses.push((BlockId { generation: Generation::next(), ..id }, Access::Read));
+        }
+    }
+    let finished = fixture.resource.finish_block_uses(&uses, foreign.id());
+    Refusal::UseAfterFree.expect(finished, "a batch of finishes with a stale block")?;
+    // Had a use stayed open, its block would stay retired.
+    fixture.resource.deallocate_batch(blocks)?;
+    fixture.resource.reap_pending()?;
+    for id in ids {
+        fixture.state(id, BlockState::Freed, "after its use was closed beside a failing one")?;
+    }
+    Ok(())
+}
+
+pub(super) fn counters_agree(fixture: &Fixture) -> Result<(), Stop> {
+    let [stream] = fixture.leases()?;
+    let blocks = fixture.resource.allocate_batch(&[1000, 2000, 3000], stream.id(), TAG)?;
+    let counted = fixture.resource.statistics();
+    fixture.outstanding(counted.bytes_outstanding, "by its own statistics")?;
+    ensure([0, 3].contains(&counted.live_blocks), || format!("three live blocks: {counted:?}"))?;
+    ensure([0, 3].contains(&counted.allocations), || format!("three allocations: {counted:?}"))?;
+    fixture.resource.deallocate_batch(blocks)?;
+    fixture.resource.reap_pending()?;
+    let counted = fixture.resource.statistics();
+    ensure(counted.bytes_outstanding == 0, || format!("nothing is left: {counted:?}"))?;
+    ensure(counted.live_blocks == 0 && counted.retired_blocks == 0, || {
+        format!("no block is left: {counted:?}")
+    })?;
+    ensure([0, 3].contains(&counted.deallocations), || format!("three frees: {counted:?}"))
+}

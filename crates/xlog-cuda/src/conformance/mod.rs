@@ -1,0 +1,165 @@
+//! One suite that every memory resource passes, ours and a stranger's.
+//!
+//! A [`Suite`] takes a way to build a resource and runs every check against a new one: the rows of the
+//! [`DeviceMemoryResource`] contract, its ordering rules, its identity rules, and the workloads of other allocators' suites,
+//! with the bytes written and looked at. On the simulated devices the race detector judges too: a check whose program races
+//! has failed, whatever its bytes were. The hooks are checked where
+//! [`supports_block_use_tracking`](DeviceMemoryResource::supports_block_use_tracking) says that they are real; where it says
+//! that they are not, they must refuse.
+//!
+//! ```
+//! use std::sync::Arc;
+//! use xlog_cuda::CudaDevice;
+//! use xlog_cuda::conformance::Suite;
+//! use xlog_cuda::device_runtime::AsyncCudaResource;
+//!
+//! let device = Arc::new(CudaDevice::open("sim:7")?);
+//! let suite = Suite::new(|device, pool| {
+//!     Box::new(AsyncCudaResource::new(device.clone(), device.ordinal(), pool.clone()))
+//! });
+//! suite.only("identity").run(&device).assert_passed();
+//! # Ok::<(), xlog_cuda::XlogError>(())
+//! ```
+//!
+//! What it does not do: it measures nothing, and injects no driver failures.
+
+mod accounting;
+mod allocation;
+#[allow(unsafe_code)]
+mod bytes;
+mod fixture;
+mod forms;
+mod hooks;
+mod identity;
+mod lives;
+mod ordering;
+mod report;
+mod stalled;
+mod streams;
+mod workloads;
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::CudaDevice;
+use crate::device_runtime::{DeviceMemoryResource, StreamPool};
+use fixture::{Fixture, Stop};
+
+pub use report::{CheckReport, Outcome, Report};
+
+/// The resource a suite builds for each of its checks.
+pub type BoxedResource = Box<dyn DeviceMemoryResource + Send + Sync>;
+
+/// How many streams besides the default one each check may use.
+const STREAMS: usize = 16;
+
+/// A named check.
+struct Check {
+    name: &'static str,
+    run: fn(&Fixture) -> Result<(), Stop>,
+}
+
+/// The names of a group's checks are its module's name and the function's.
+macro_rules! checks {
+    ($($group:ident: $($check:ident),+;)+) => {
+        &[$($(Check {
+            name: concat!(stringify!($group), "::", stringify!($check)),
+            run: $group::$check,
+        },)+)+]
+    };
+}
+
+const CHECKS: &[Check] = checks! {
+    allocation: zero_bytes_are_refused, blocks_say_what_they_are, blocks_hold_what_is_written,
+        blocks_do_not_overlap, one_gibibyte, one_pebibyte_is_refused, generations_never_repeat;
+    accounting: every_byte_is_counted, retired_bytes_are_counted_until_reaped,
+        refusals_count_nothing, threads_lose_no_byte;
+    identity: a_stale_generation_is_refused, a_double_free_is_refused, a_forged_pointer_is_refused,
+        a_forged_ordinal_is_refused_first, other_forged_fields_are_ignored,
+        of_two_threads_freeing_twins_one_wins, an_address_reused_does_not_revive_its_old_name;
+    hooks: refuse_where_nothing_is_tracked, accept_own_and_foreign_streams,
+        refuse_unknown_streams, refuse_claims_that_are_not_the_live_block,
+        finish_without_prepare_is_refused, a_use_is_closed_once, many_uses_may_be_open;
+    lives: state_at_each_step, free_with_an_open_use, free_with_many_open_uses,
+        a_retired_block_refuses_new_uses, an_open_use_is_skipped_by_reaps;
+    ordering: a_first_use_elsewhere_waits_for_the_allocation, a_read_waits_for_writes,
+        a_read_does_not_wait_for_reads, a_write_waits_for_reads_and_writes,
+        a_free_waits_for_every_use, a_free_waits_for_a_recorded_use,
+        later_uses_wait_for_a_recorded_use, a_recorded_use_supersedes_nothing, two_open_writers_are_both_waited_for,
+        a_read_that_finishes_inside_a_write_is_kept, a_write_that_finishes_inside_a_write_is_kept,
+        unhooked_work_on_the_own_stream_precedes_the_free;
+    streams: unknown_streams_are_refused, anothers_pool_is_unknown,
+        a_block_outlives_its_allocation_stream, a_use_outlives_its_stream,
+        more_streams_than_the_pool_has;
+    stalled: calls_on_a_held_stream_return, reap_completed_does_not_wait,
+        reap_pending_waits_for_queued_frees;
+    forms: aligned, bad_alignment_is_refused, batches, a_failing_batch_leaves_nothing,
+        batched_finishes, a_failing_finish_does_not_stop_the_others, counters_agree;
+    workloads: sizes_of_the_shared_suite, random_kept_then_freed, random_on_several_streams,
+        random_by_four_threads, mixed, mixed_on_several_streams, mixed_by_four_threads,
+        producer_and_consumer;
+};
+
+/// The suite, for one way to build a resource.
+pub struct Suite<F> {
+    build: F,
+    only: Option<String>,
+}
+
+impl<F> Suite<F>
+where
+    F: Fn(&Arc<CudaDevice>, &Arc<StreamPool>) -> BoxedResource,
+{
+    /// A suite for the resources that `build` makes on a device, over the streams of a pool.
+    ///
+    /// Each check gets a new one, with nothing outstanding.
+    pub fn new(build: F) -> Self {
+        Self { build, only: None }
+    }
+
+    /// Runs only the checks whose names contain `text`.
+    #[must_use]
+    pub fn only(mut self, text: &str) -> Self {
+        self.only = Some(text.to_owned());
+        self
+    }
+
+    /// Runs the checks one after the other.
+    pub fn run(&self, device: &Arc<CudaDevice>) -> Report {
+        let wanted =
+            |check: &&Check| self.only.as_deref().is_none_or(|text| check.name.contains(text));
+        let checks = CHECKS.iter().filter(wanted).map(|check| self.run_one(device, check));
+        Report::new(device.spec(), checks.collect())
+    }
+
+    fn run_one(&self, device: &Arc<CudaDevice>, check: &Check) -> CheckReport {
+        let races = device.races().len();
+        let pool = Arc::new(StreamPool::new(device.clone(), STREAMS));
+        let resource = (self.build)(device, &pool);
+        let fixture = Fixture::new(device, &pool, resource);
+        // On a thread that a seeded device schedules, so that it can prove a wait that never ends.
+        let outcome = fixture.threads(vec![Box::new(|| {
+            (check.run)(&fixture)?;
+            fixture.settle()
+        })]);
+        let mut outcome = match outcome {
+            Ok(()) => Outcome::Passed,
+            Err(Stop::Skipped(reason)) => Outcome::Skipped(reason),
+            Err(Stop::Failed(reason)) => Outcome::Failed(reason),
+        };
+        if let Some(race) = device.races().get(races) {
+            let before = match outcome {
+                Outcome::Failed(reason) => format!("{reason}; "),
+                _ => String::new(),
+            };
+            outcome = Outcome::Failed(format!("{before}the program races: {race}"));
+        }
+        CheckReport { name: check.name, outcome }
+    }
+}
+
+impl<F> fmt::Debug for Suite<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Suite").field("only", &self.only).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,288 @@
+//! The ordering rules. Gates make the schedules in which a missing wait shows; the race detector sees it in any.
+
+use super::bytes;
+use super::fixture::{Fixture, Stop, ensure};
+use crate::DeviceStream;
+use crate::device_runtime::{Access, BlockId, BlockState, DeviceMemoryResource, StreamLease};
+
+const SIZE: usize = 64 << 10;
+
+/// A block, and one beside it to which it can be copied and which only `reader` uses.
+struct Pair {
+    block: BlockId,
+    copy: BlockId,
+}
+
+fn queue_read(fixture: &Fixture, pair: &Pair, reader: &StreamLease) -> Result<(), Stop> {
+    fixture
+        .work(pair.block, reader, Access::Read, || bytes::copy(reader, pair.copy, pair.block, SIZE))
+}
+
+fn queue_write(
+    fixture: &Fixture,
+    block: BlockId,
+    stream: &DeviceStream,
+    value: u8,
+) -> Result<(), Stop> {
+    fixture.work(block, stream, Access::Write, || bytes::fill(stream, block, value, SIZE))
+}
+
+fn stands(stream: &DeviceStream, why: &str) -> Result<(), Stop> {
+    let done = stream.query()?;
+    ensure(!done, || format!("work ran past what it had to wait for: {why}"))
+}
+
+/// Runs `body` with a block of `own` and a copy on `reader`, and frees both.
+fn with_pair(
+    fixture: &Fixture,
+    own: &StreamLease,
+    reader: &StreamLease,
+    body: impl FnOnce(&Pair) -> Result<(), Stop>,
+) -> Result<(), Stop> {
+    fixture.only_where_tracked()?;
+    let block = fixture.allocate(SIZE, own.id())?;
+    let copy = fixture.allocate(SIZE, reader.id())?;
+    body(&Pair { block: (&block).into(), copy: (&copy).into() })?;
+    fixture.resource.deallocate(block)?;
+    Ok(fixture.resource.deallocate(copy)?)
+}
+
+pub(super) fn a_first_use_elsewhere_waits_for_the_allocation(
+    fixture: &Fixture,
+) -> Result<(), Stop> {
+    fixture.only_where_tracked()?;
+    let [own, foreign] = fixture.leases()?;
+    let gate = fixture.hold(&own)?;
+    let block = fixture.allocate(SIZE, own.id())?;
+    let id = BlockId::from_block(&block);
+    queue_write(fixture, id, &foreign, 5)?;
+    stands(&foreign, "the block is not allocated yet")?;
+    gate.release()?;
+    fixture.work(id, &foreign, Access::Read, || bytes::expect(&foreign, id, 0, 5, SIZE))?;
+    Ok(fixture.resource.deallocate(block)?)
+}
+
+pub(super) fn a_read_waits_for_writes(fixture: &Fixture) -> Result<(), Stop> {
+    let [own, writer, reader] = fixture.leases()?;
+    with_pair(fixture, &own, &reader, |pair| {
+        for (value, writer) in [(1, &own), (2, &writer), (3, &own)] {
+            let gate = fixture.hold(writer)?;
+            queue_write(fixture, pair.block, writer, value)?;
+            queue_read(fixture, pair, &reader)?;
+            stands(&reader, "a write is held")?;
+            gate.release()?;
+            bytes::expect(&reader, pair.copy, 0, value, SIZE)?;
+        }
+        Ok(())
+    })
+}
+
+pub(super) fn a_read_does_not_wait_for_reads(fixture: &Fixture) -> Result<(), Stop> {
+    let [own, first, second] = fixture.leases()?;
+    with_pair(fixture, &own, &first, |pair| {
+        queue_write(fixture, pair.block, &own, 6)?;
+        let gate = fixture.hold(&first)?;
+        queue_read(fixture, pair, &first)?;
+        fixture.work(pair.block, &second, Access::Read, || {
+            bytes::expect(&second, pair.block, 0, 6, SIZE)
+        })?;
+        stands(&first, "it is held")?;
+        gate.release()?;
+        bytes::expect(&first, pair.copy, 0, 6, SIZE)
+    })
+}
+
+pub(super) fn a_write_waits_for_reads_and_writes(fixture: &Fixture) -> Result<(), Stop> {
+    let [own, reader, writer, other] = fixture.leases()?;
+    with_pair(fixture, &own, &reader, |pair| {
+        queue_write(fixture, pair.block, &own, 1)?;
+        let gate = fixture.hold(&reader)?;
+        queue_read(fixture, pair, &reader)?;
+        queue_write(fixture, pair.block, &writer, 2)?;
+        stands(&writer, "a read is held")?;
+        queue_write(fixture, pair.block, &other, 3)?;
+        stands(&other, "a read and a write are held")?;
+        queue_write(fixture, pair.block, &own, 4)?;
+        stands(&own, "a read and two writes are held")?;
+        gate.release()?;
+        bytes::expect(&reader, pair.copy, 0, 1, SIZE)?;
+        fixture.work(pair.block, &other, Access::ReadWrite, || {
+            bytes::expect(&other, pair.block, 0, 4, SIZE)
+        })
+    })
+}
+
+pub(super) fn a_free_waits_for_every_use(fixture: &Fixture) -> Result<(), Stop> {
+    fixture.only_where_tracked()?;
+    let [own, a, b, c] = fixture.leases()?;
+    for readers in [[&a, &b, &c], [&c, &a, &b]] {
+        let block = fixture.allocate(SIZE, own.id())?;
+        let id = BlockId::from_block(&block);
+        queue_write(fixture, id, &own, 8)?;
+        let copies = [a.id(), b.id(), c.id()].map(|stream| fixture.allocate(SIZE, stream));
+        let mut gates = Vec::new();
+        let mut kept = Vec::new();
+        for (reader, copy) in readers.iter().zip(copies) {
+            let copy = copy?;
+            let pair = Pair { block: id, copy: (&copy).into() };
+            gates.push(fixture.hold(reader)?);
+            // Every copy is used on the stream that reads into it, which the hooks of that block order.
+            fixture
+                .work(pair.copy, reader, Access::Write, || queue_read(fixture, &pair, reader))?;
+            kept.push((copy, reader.stream().clone()));
+        }
+        fixture.resource.deallocate(block)?;
+        // Whoever gets this memory next writes it at once.
+        let next = fixture.allocate(SIZE, own.id())?;
+        queue_write(fixture, (&next).into(), &own, 0xee)?;
+        fixture.state(id, BlockState::Retired, "while its readers are held")?;
+        for gate in gates {
+            gate.release()?;
+        }
+        for (copy, reader) in kept {
+            let id = BlockId::from_block(&copy);
+            fixture.work(id, &reader, Access::Read, || bytes::expect(&reader, id, 0, 8, SIZE))?;
+            fixture.resource.deallocate(copy)?;
+        }
+        fixture.resource.deallocate(next)?;
+        fixture.settle()?;
+    }
+    Ok(())
+}
+
+pub(super) fn a_free_waits_for_a_recorded_use(fixture: &Fixture) -> Result<(), Stop> {
+    fixture.only_where_tracked()?;
+    let [own, foreign] = fixture.leases()?;
+    let block = fixture.allocate(SIZE, own.id())?;
+    let copy = fixture.allocate(SIZE, foreign.id())?;
+    bytes::fill(&own, (&block).into(), 3, SIZE)?;
+    foreign.wait_for(&own)?;
+    let gate = fixture.hold(&foreign)?;
+    bytes::copy(&foreign, (&copy).into(), (&block).into(), SIZE)?;
+    fixture.resource.record_block_use(&block, foreign.id())?;
+    fixture.resource.deallocate(block)?;
+    let next = fixture.allocate(SIZE, own.id())?;
+    queue_write(fixture, (&next).into(), &own, 0xee)?;
+    gate.release()?;
+    bytes::expect(&foreign, (&copy).into(), 0, 3, SIZE)?;
+    fixture.resource.deallocate(next)?;
+    Ok(fixture.resource.deallocate(copy)?)
+}
+
+pub(super) fn later_uses_wait_for_a_recorded_use(fixture: &Fixture) -> Result<(), Stop> {
+    fixture.only_where_tracked()?;
+    let [own, foreign, later] = fixture.leases()?;
+    let block = fixture.allocate(SIZE, own.id())?;
+    let id = BlockId::from_block(&block);
+    for (value, access) in [(1, Access::Read), (2, Access::Write)] {
+        fixture.device.synchronize()?;
+        let gate = fixture.hold(&foreign)?;
+        bytes::fill(&foreign, id, value, SIZE)?;
+        fixture.resource.record_block_use(&block, foreign.id())?;
+        fixture.work(id, &later, access, || match access.writes() {
+            true => bytes::fill(&later, id, 0x55, SIZE),
+            false => later.host_fn(|| {}).map_err(Stop::from),
+        })?;
+        stands(&later, "work of unknown access is held")?;
+        gate.release()?;
+        let due = if access.writes() { 0x55 } else { value };
+        fixture.work(id, &later, Access::Read, || bytes::expect(&later, id, 0, due, SIZE))?;
+    }
+    Ok(fixture.resource.deallocate(block)?)
+}
+
+pub(super) fn a_recorded_use_supersedes_nothing(fixture: &Fixture) -> Result<(), Stop> {
+    fixture.only_where_tracked()?;
+    let [own, reader, foreign] = fixture.leases()?;
+    let block = fixture.allocate(SIZE, own.id())?;
+    let copy = fixture.allocate(SIZE, reader.id())?;
+    let pair = Pair { block: (&block).into(), copy: (&copy).into() };
+    queue_write(fixture, pair.block, &own, 4)?;
+    let gate = fixture.hold(&reader)?;
+    queue_read(fixture, &pair, &reader)?;
+    // A use that does no work is no excuse to forget the read.
+    fixture.resource.record_block_use(&block, foreign.id())?;
+    queue_write(fixture, pair.block, &own, 5)?;
+    stands(&own, "a read is held")?;
+    gate.release()?;
+    bytes::expect(&reader, pair.copy, 0, 4, SIZE)?;
+    fixture.resource.deallocate(block)?;
+    Ok(fixture.resource.deallocate(copy)?)
+}
+
+pub(super) fn two_open_writers_are_both_waited_for(fixture: &Fixture) -> Result<(), Stop> {
+    let [own, a, b, reader] = fixture.leases()?;
+    for order in [[&a, &b], [&b, &a]] {
+        with_pair(fixture, &own, &reader, |pair| {
+            let id = pair.block;
+            fixture.resource.prepare_block_use(id, a.id(), Access::Write)?;
+            fixture.resource.prepare_block_use(id, b.id(), Access::Write)?;
+            let gates = [fixture.hold(&a)?, fixture.hold(&b)?];
+            bytes::fill_at(&a, id, 0, 1, SIZE / 2)?;
+            bytes::fill_at(&b, id, SIZE / 2, 2, SIZE / 2)?;
+            for stream in order {
+                fixture.resource.finish_block_use(id, stream.id(), Access::Write)?;
+            }
+            queue_read(fixture, pair, &reader)?;
+            for gate in gates {
+                stands(&reader, "one of two writes is held")?;
+                gate.release()?;
+            }
+            bytes::expect(&reader, pair.copy, 0, 1, SIZE / 2)?;
+            bytes::expect(&reader, pair.copy, SIZE / 2, 2, SIZE / 2)
+        })?;
+    }
+    Ok(())
+}
+
+pub(super) fn a_read_that_finishes_inside_a_write_is_kept(fixture: &Fixture) -> Result<(), Stop> {
+    let [own, writer, reader, last] = fixture.leases()?;
+    with_pair(fixture, &own, &reader, |pair| {
+        let id = pair.block;
+        fixture.resource.prepare_block_use(id, writer.id(), Access::Write)?;
+        bytes::fill(&writer, id, 1, SIZE)?;
+        // The caller orders the read after the write; the resource hears of both only when they finish.
+        reader.wait_for(&writer)?;
+        let gate = fixture.hold(&reader)?;
+        queue_read(fixture, pair, &reader)?;
+        fixture.resource.finish_block_use(id, writer.id(), Access::Write)?;
+        queue_write(fixture, id, &last, 2)?;
+        stands(&last, "a read that finished inside a write is held")?;
+        gate.release()?;
+        bytes::expect(&reader, pair.copy, 0, 1, SIZE)
+    })
+}
+
+pub(super) fn a_write_that_finishes_inside_a_write_is_kept(fixture: &Fixture) -> Result<(), Stop> {
+    let [own, outer, inner, reader] = fixture.leases()?;
+    with_pair(fixture, &own, &reader, |pair| {
+        let id = pair.block;
+        fixture.resource.prepare_block_use(id, outer.id(), Access::Write)?;
+        bytes::fill(&outer, id, 1, SIZE)?;
+        inner.wait_for(&outer)?;
+        let gate = fixture.hold(&inner)?;
+        queue_write(fixture, id, &inner, 2)?;
+        fixture.resource.finish_block_use(id, outer.id(), Access::Write)?;
+        queue_read(fixture, pair, &reader)?;
+        stands(&reader, "a write that finished inside a write is held")?;
+        gate.release()?;
+        bytes::expect(&reader, pair.copy, 0, 2, SIZE)
+    })
+}
+
+pub(super) fn unhooked_work_on_the_own_stream_precedes_the_free(
+    fixture: &Fixture,
+) -> Result<(), Stop> {
+    fixture.only_where_tracked()?;
+    let [own, other] = fixture.leases()?;
+    let gate = fixture.hold(&own)?;
+    for value in 0..8 {
+        let block = fixture.allocate(SIZE, own.id())?;
+        bytes::fill(&own, (&block).into(), value, SIZE)?;
+        fixture.resource.deallocate(block)?;
+        let next = fixture.allocate(SIZE, other.id())?;
+        bytes::fill(&other, (&next).into(), 0xaa, SIZE)?;
+        fixture.resource.deallocate(next)?;
+    }
+    gate.release()
+}

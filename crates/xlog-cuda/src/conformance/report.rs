@@ -1,0 +1,86 @@
+//! What came of a run.
+
+use std::fmt;
+
+/// What came of one check.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Outcome {
+    /// The resource keeps the rule.
+    Passed,
+    /// It does not; the text says how.
+    Failed(String),
+    /// The rule does not apply here; the text says why.
+    Skipped(String),
+}
+
+/// One check and what came of it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct CheckReport {
+    /// The rule, as `group::rule`.
+    pub name: &'static str,
+    /// What came of it.
+    pub outcome: Outcome,
+}
+
+/// What came of a run of the suite. It prints as one line per check.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[must_use = "a report that nobody reads proves nothing; see assert_passed"]
+pub struct Report {
+    device: String,
+    checks: Vec<CheckReport>,
+}
+
+impl Report {
+    pub(super) fn new(device: &str, checks: Vec<CheckReport>) -> Self {
+        Self { device: device.to_owned(), checks }
+    }
+
+    /// Every check, in the order they ran.
+    #[must_use]
+    pub fn checks(&self) -> &[CheckReport] {
+        &self.checks
+    }
+
+    /// The checks that failed.
+    pub fn failed(&self) -> impl Iterator<Item = &CheckReport> {
+        self.checks.iter().filter(|check| matches!(check.outcome, Outcome::Failed(_)))
+    }
+
+    /// The checks that did not apply.
+    pub fn skipped(&self) -> impl Iterator<Item = &CheckReport> {
+        self.checks.iter().filter(|check| matches!(check.outcome, Outcome::Skipped(_)))
+    }
+
+    /// True when something was checked and nothing failed.
+    #[must_use]
+    pub fn passed(&self) -> bool {
+        self.failed().next().is_none()
+            && self.checks.iter().any(|check| check.outcome == Outcome::Passed)
+    }
+
+    /// For tests: fails with the whole report.
+    ///
+    /// # Panics
+    /// When a check failed, or none passed.
+    #[allow(clippy::panic)]
+    pub fn assert_passed(&self) {
+        if !self.passed() {
+            panic!("the resource does not conform\n{self}");
+        }
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for CheckReport { name, outcome } in &self.checks {
+            match outcome {
+                Outcome::Passed => writeln!(f, "passed   {name}")?,
+                Outcome::Skipped(reason) => writeln!(f, "skipped  {name}: {reason}")?,
+                Outcome::Failed(reason) => writeln!(f, "FAILED   {name}: {reason}")?,
+            }
+        }
+        let (failed, skipped) = (self.failed().count(), self.skipped().count());
+        let passed = self.checks.len() - failed - skipped;
+        write!(f, "{passed} passed, {failed} failed, {skipped} skipped on {}", self.device)
+    }
+}

@@ -1,0 +1,456 @@
+//! Stream-ordered memory from a driver pool of our own, with uses tracked across streams.
+//!
+//! Allocation and free are one driver call each on the block's own stream. Work on that stream needs nothing; work on another
+//! is announced by the hooks, which make streams wait by clocks (`ordering`). A free comes, on the allocation
+//! stream, after every outstanding use; with a use still open it is deferred until the last one closes.
+//!
+//! A freed block counts as outstanding until its free is known to have completed: when a reap says so, or when enough frees
+//! have come together on its stream for one event to settle them. No lock is held over a driver call.
+
+mod frees;
+mod use_hooks;
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use xlog_driver::{AsyncPools, DriverError};
+
+use self::frees::Frees;
+use super::direct::{alignment_of, too_many_blocks};
+use super::ordering::record::{BlockTable, Record, tag_of};
+use super::ordering::{EdgePolicy, OrderCounters};
+use super::resource::{
+    Access, AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, Generation,
+    PhysicalMeter, ResourceError, ResourceResult, ResourceStatistics, StreamId,
+};
+use super::stream_pool::StreamPool;
+use crate::{CudaDevice, DeviceStream};
+use physical::PhysicalBytes;
+
+mod physical;
+
+/// Blocks put by that an allocation looks at.
+const LOOK_AT: usize = 2;
+
+/// The production resource: `cuMemAllocAsync` and `cuMemFreeAsync` on the caller's stream.
+///
+/// ```
+/// use std::sync::Arc;
+/// use xlog_cuda::CudaDevice;
+/// use xlog_cuda::device_runtime::{
+///     Access, AllocTag, AsyncCudaResource, BlockId, DeviceMemoryResource, StreamPool,
+/// };
+///
+/// let device = Arc::new(CudaDevice::open("sim:3")?);
+/// let pool = Arc::new(StreamPool::with_defaults(Arc::clone(&device)));
+/// let resource = AsyncCudaResource::new(Arc::clone(&device), 0, Arc::clone(&pool));
+/// let (producer, consumer) = (pool.lease()?, pool.lease()?);
+///
+/// let block = resource.allocate(64, producer.id(), AllocTag("rows"))?;
+/// let id = BlockId::from_block(&block);
+/// // SAFETY: the block is live, and the hooks order what is queued on it.
+/// unsafe { producer.memset(block.ptr, 7, 64)? };
+/// let mut bytes = [0; 64];
+/// resource.prepare_block_use(id, consumer.id(), Access::Read)?;
+/// // SAFETY: as above.
+/// unsafe { consumer.copy_dtoh(&mut bytes, block.ptr)? };
+/// resource.finish_block_use(id, consumer.id(), Access::Read)?;
+/// resource.deallocate(block)?; // follows the read
+///
+/// resource.reap_pending()?;
+/// assert_eq!((bytes, resource.bytes_outstanding()), ([7; 64], 0));
+/// assert!(device.races().is_empty());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct AsyncCudaResource {
+    device: Arc<CudaDevice>,
+    ordinal: u32,
+    streams: Arc<StreamPool>,
+    policy: EdgePolicy,
+    /// Why nothing can be done with these parts, if they do not fit together.
+    misfit: Option<String>,
+    table: BlockTable,
+    frees: Frees,
+    counters: OrderCounters,
+    outstanding: AtomicUsize,
+    allocations: AtomicU64,
+    deallocations: AtomicU64,
+    /// Frees that are queued or deferred, and not yet counted.
+    retired: AtomicUsize,
+    physical: PhysicalBytes,
+}
+
+impl AsyncCudaResource {
+    /// Memory of `device`, which is number `ordinal`, on the streams of `streams`.
+    ///
+    /// Parts of different devices are refused by the first call, as a driver error.
+    #[must_use]
+    pub fn new(device: Arc<CudaDevice>, ordinal: u32, streams: Arc<StreamPool>) -> Self {
+        let misfit = if device.ordinal() != ordinal {
+            Some(format!("a resource of device {ordinal} was given device {}", device.ordinal()))
+        } else if !streams.device().is_same(&device) {
+            Some(format!(
+                "a resource of {} was given a stream pool of another open device, {}",
+                device.spec(),
+                streams.device().spec()
+            ))
+        } else {
+            None
+        };
+        Self {
+            table: BlockTable::new(ordinal),
+            frees: Frees::default(),
+            counters: OrderCounters::default(),
+            outstanding: AtomicUsize::new(0),
+            allocations: AtomicU64::new(0),
+            deallocations: AtomicU64::new(0),
+            retired: AtomicUsize::new(0),
+            physical: PhysicalBytes::default(),
+            policy: EdgePolicy::default(),
+            misfit,
+            device,
+            ordinal,
+            streams,
+        }
+    }
+
+    /// Records the events of closed uses by another policy.
+    #[must_use]
+    pub fn with_edges(mut self, policy: EdgePolicy) -> Self {
+        self.policy = policy;
+        self
+    }
+
+    fn check_parts(&self) -> ResourceResult<()> {
+        match &self.misfit {
+            None => Ok(()),
+            Some(misfit) => Err(ResourceError::Driver(misfit.clone())),
+        }
+    }
+
+    fn pools(&self) -> ResourceResult<&dyn AsyncPools> {
+        let unsupported = DriverError::Unsupported { call: "stream-ordered pools" };
+        self.device.driver().async_pools().ok_or_else(|| unsupported.into())
+    }
+
+    fn stream(&self, id: StreamId) -> ResourceResult<Arc<DeviceStream>> {
+        self.check_parts()?;
+        self.streams.resolve(id).ok_or_else(|| ResourceError::unknown_stream(id))
+    }
+
+    /// Frees a retired block without open uses: at once where its stream already follows all its uses, later otherwise.
+    ///
+    /// A wait queued here would make the stream's next work wait for another stream's. So a block that is still in use
+    /// elsewhere is put by, until that use completes, or memory or patience runs out.
+    fn free(&self, generation: Generation, record: &Record) -> ResourceResult<()> {
+        let at_once = {
+            let uses = record.uses();
+            match &uses.home {
+                Some(home) => uses.is_followed_by(home.raw()),
+                None => true,
+            }
+        };
+        if at_once || !self.frees.put_by(generation) {
+            return self.free_in_order(generation, record, false);
+        }
+        Ok(())
+    }
+
+    /// Frees up to `count` of the blocks put by whose uses have completed.
+    fn free_completed(&self, count: usize) -> ResourceResult<()> {
+        let mut outcome = Ok(());
+        for generation in self.frees.take_put_by(count) {
+            let Some(record) = self.table.at(generation) else { continue };
+            if record.uses().is_complete() || !self.frees.put_by(generation) {
+                let this = self.free_in_order(generation, record, true);
+                outcome = outcome.and(this);
+            }
+        }
+        outcome
+    }
+
+    /// Frees all blocks put by, with the waits that takes.
+    fn free_put_by(&self) -> ResourceResult<()> {
+        let mut outcome = Ok(());
+        for generation in self.frees.take_put_by(usize::MAX) {
+            if let Some(record) = self.table.at(generation) {
+                let this = self.free_in_order(generation, record, true);
+                outcome = outcome.and(this);
+            }
+        }
+        outcome
+    }
+
+    /// Queues the free of a retired block after everything outstanding on it. A `late` one may find its stream idle.
+    fn free_in_order(
+        &self,
+        generation: Generation,
+        record: &Record,
+        late: bool,
+    ) -> ResourceResult<()> {
+        let (home, outstanding) = {
+            let mut uses = record.uses();
+            (uses.home.clone(), uses.take_outstanding())
+        };
+        let Some(home) = home else {
+            return Err(ResourceError::UseAfterFree { generation });
+        };
+        // Asked only for blocks that were put by: a free that comes at once mostly follows running work.
+        let idle = late && outstanding.is_empty() && home.raw().is_done();
+        let queued = home
+            .raw()
+            .check_not_capturing("free_async")
+            .and_then(|()| {
+                outstanding.iter().try_for_each(|entry| {
+                    home.raw().wait_for(&entry.stream, entry.stamp, &self.counters)
+                })
+            })
+            .map_err(ResourceError::from)
+            .and_then(|()| {
+                let pools = self.pools()?;
+                #[allow(unsafe_code)]
+                // SAFETY: the record says that this block is ours and retired, which happens once; its stream has just been
+                // made to follow every use.
+                unsafe {
+                    pools.free_async(record.ptr(), home.handle())?;
+                }
+                Ok(())
+            });
+        if let Err(error) = queued {
+            record.uses().put_back(outstanding);
+            self.frees.keep(generation);
+            return Err(error);
+        }
+        if idle {
+            // It had nothing to come after.
+            self.freed(generation);
+            return Ok(());
+        }
+        for done in self.frees.queued(home.raw(), generation, &self.counters) {
+            self.freed(done);
+        }
+        Ok(())
+    }
+
+    /// The free of a block has completed.
+    fn freed(&self, generation: Generation) {
+        let bytes = self.table.end(generation);
+        self.retired.fetch_sub(1, Ordering::Relaxed);
+        self.outstanding.fetch_sub(bytes, Ordering::AcqRel);
+    }
+
+    /// Tries again what failed half way.
+    fn retry(&self) -> ResourceResult<()> {
+        let mut outcome = Ok(());
+        for generation in self.frees.take_kept() {
+            if let Some(record) = self.table.at(generation) {
+                let this = self.free_in_order(generation, record, true);
+                outcome = outcome.and(this);
+            }
+        }
+        outcome
+    }
+}
+
+impl Drop for AsyncCudaResource {
+    fn drop(&mut self) {
+        // In stream order, so nothing waits and nothing is freed under running work.
+        let _ = self.free_put_by();
+    }
+}
+
+impl DeviceMemoryResource for AsyncCudaResource {
+    fn allocate(
+        &self,
+        bytes: usize,
+        stream: StreamId,
+        tag: AllocTag,
+    ) -> ResourceResult<DeviceBlock> {
+        let home = self.stream(stream)?;
+        if bytes == 0 {
+            return Err(ResourceError::zero_bytes());
+        }
+        home.raw().check_not_capturing("alloc_async")?;
+        let pool = self.device.memory_pool().map_err(|error| match error {
+            crate::XlogError::Driver(error) => error.into(),
+            other => ResourceError::Driver(other.to_string()),
+        })?;
+        let pools = self.pools()?;
+        if self.frees.has_put_by()
+            && let Some(_turn) = self.frees.try_turn()
+        {
+            // A failure stays with the block and comes back with a reap.
+            let _ = self.free_completed(LOOK_AT);
+        }
+        let request = || Ok(pools.alloc_async(bytes, pool, home.handle())?);
+        let ptr = match self.physical.around(pools, pool, bytes, request) {
+            Err(ResourceError::OutOfMemory { .. }) if self.frees.has_put_by() => {
+                let turn = self.frees.turn();
+                self.free_put_by()?;
+                drop(turn);
+                self.physical.around(pools, pool, bytes, request)?
+            }
+            other => other?,
+        };
+        let quick = self.policy != EdgePolicy::Exact;
+        let begun = self.table.begin(ptr, bytes, Some(Arc::clone(&home)), quick);
+        let Some(generation) = begun else {
+            #[allow(unsafe_code)]
+            // SAFETY: just allocated on this stream, and nobody knows of it.
+            let freed = unsafe { pools.free_async(ptr, home.handle()) };
+            freed?;
+            return Err(too_many_blocks());
+        };
+        self.outstanding.fetch_add(bytes, Ordering::AcqRel);
+        self.allocations.fetch_add(1, Ordering::Relaxed);
+        Ok(DeviceBlock {
+            ptr,
+            device_ordinal: self.ordinal,
+            alloc_stream: stream,
+            bytes,
+            align: alignment_of(ptr),
+            tag,
+            generation,
+            state: BlockState::Live,
+        })
+    }
+
+    fn deallocate(&self, block: DeviceBlock) -> ResourceResult<()> {
+        self.check_parts()?;
+        let generation = block.generation;
+        let record = self.table.find_block(&block)?;
+        {
+            let mut uses = record.uses();
+            if !record.gate.retire(tag_of(generation)) {
+                return Err(ResourceError::UseAfterFree { generation });
+            }
+            self.deallocations.fetch_add(1, Ordering::Relaxed);
+            self.retired.fetch_add(1, Ordering::Relaxed);
+            if record.gate.has_open() || uses.has_open() {
+                uses.free_on_close = true;
+                return Ok(());
+            }
+        }
+        self.free(generation, record)
+    }
+
+    fn device_ordinal(&self) -> u32 {
+        self.ordinal
+    }
+
+    fn bytes_outstanding(&self) -> usize {
+        self.outstanding.load(Ordering::Acquire)
+    }
+
+    fn reap_pending(&self) -> ResourceResult<()> {
+        let turn = self.frees.turn();
+        let mut outcome = self.retry();
+        let put_by = self.free_put_by();
+        outcome = outcome.and(put_by);
+        drop(turn);
+        for stream in self.frees.streams() {
+            let settled = self.frees.settle(&stream, &self.counters);
+            match settled {
+                Ok(done) => done.into_iter().for_each(|generation| self.freed(generation)),
+                Err(error) => outcome = outcome.and(Err(error.into())),
+            }
+        }
+        outcome
+    }
+
+    fn reap_completed(&self) -> ResourceResult<()> {
+        let turn = self.frees.turn();
+        let mut outcome = self.retry();
+        let completed = self.free_completed(usize::MAX);
+        outcome = outcome.and(completed);
+        drop(turn);
+        for stream in self.frees.streams() {
+            match self.frees.poll(&stream, &self.counters) {
+                Ok(done) => done.into_iter().for_each(|generation| self.freed(generation)),
+                Err(error) => outcome = outcome.and(Err(error.into())),
+            }
+        }
+        outcome
+    }
+
+    fn record_block_use(&self, block: &DeviceBlock, use_stream: StreamId) -> ResourceResult<()> {
+        self.record_use(BlockId::from_block(block), use_stream)
+    }
+
+    fn supports_block_use_tracking(&self) -> bool {
+        true
+    }
+
+    #[inline]
+    fn prepare_block_use(
+        &self,
+        block: BlockId,
+        use_stream: StreamId,
+        access: Access,
+    ) -> ResourceResult<()> {
+        self.prepare(block, use_stream, access)
+    }
+
+    #[inline]
+    fn finish_block_use(
+        &self,
+        block: BlockId,
+        use_stream: StreamId,
+        access: Access,
+    ) -> ResourceResult<()> {
+        self.finish(block, use_stream, access)
+    }
+
+    fn finish_block_uses(
+        &self,
+        uses: &[(BlockId, Access)],
+        use_stream: StreamId,
+    ) -> ResourceResult<()> {
+        self.finish_all(uses, use_stream)
+    }
+
+    fn block_state(&self, block: BlockId) -> BlockState {
+        self.table.state(block)
+    }
+
+    fn statistics(&self) -> ResourceStatistics {
+        let allocations = self.allocations.load(Ordering::Relaxed);
+        let deallocations = self.deallocations.load(Ordering::Relaxed);
+        ResourceStatistics {
+            bytes_outstanding: self.bytes_outstanding(),
+            live_blocks: allocations.saturating_sub(deallocations) as usize,
+            retired_blocks: self.retired.load(Ordering::Relaxed),
+            allocations,
+            deallocations,
+            events_recorded: self.counters.recorded.load(Ordering::Relaxed),
+            waits_inserted: self.counters.inserted.load(Ordering::Relaxed),
+            waits_elided: self.counters.elided.load(Ordering::Relaxed),
+        }
+    }
+
+    fn trim(&self) -> ResourceResult<usize> {
+        let (Ok(pool), pools) = (self.device.memory_pool(), self.pools()?) else { return Ok(0) };
+        let before = pools.pool_usage(pool)?.reserved;
+        pools.pool_trim(pool, 0)?;
+        let after = pools.pool_usage(pool)?.reserved;
+        self.physical.settle(pools, pool);
+        Ok(before.saturating_sub(after) as usize)
+    }
+
+    fn meter_physical(&self, meter: Arc<dyn PhysicalMeter>) -> ResourceResult<()> {
+        self.check_parts()?;
+        let pool = self.device.memory_pool().map_err(|e| ResourceError::Driver(e.to_string()))?;
+        self.physical.start(self.pools()?, pool, meter)
+    }
+}
+
+impl fmt::Debug for AsyncCudaResource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AsyncCudaResource")
+            .field("device", &self.device.spec())
+            .field("policy", &self.policy)
+            .field("statistics", &self.statistics())
+            .finish_non_exhaustive()
+    }
+}

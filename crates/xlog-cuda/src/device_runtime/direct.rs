@@ -1,0 +1,213 @@
+//! One raw driver allocation per block, so that a memory checker sees every bound.
+//!
+//! A free waits for the whole device first, then calls the driver: slow, and exactly what a sanitizer run wants. It tracks no
+//! uses and knows no streams: the stream of a block is a label. What it promises nonetheless: a block is freed once, by its
+//! identity, and a free that the driver refuses is kept and tried again by a reap.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use xlog_driver::sync::Mutex;
+
+use super::ordering::record::{BlockTable, tag_of};
+use super::resource::{
+    AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, Generation, MIN_ALIGN,
+    PhysicalMeter, ResourceError, ResourceResult, ResourceStatistics, StreamId,
+};
+use crate::CudaDevice;
+
+/// Raw driver memory, one allocation per block.
+///
+/// ```
+/// use std::sync::Arc;
+/// use xlog_cuda::CudaDevice;
+/// use xlog_cuda::device_runtime::{AllocTag, DeviceMemoryResource, DirectCudaResource, StreamId};
+///
+/// let resource = DirectCudaResource::new(Arc::new(CudaDevice::open("sim")?), 0);
+/// let block = resource.allocate(100, StreamId::DEFAULT, AllocTag("rows"))?;
+/// assert_eq!((block.bytes, resource.bytes_outstanding()), (100, 100));
+/// resource.deallocate(block)?;
+/// assert_eq!(resource.bytes_outstanding(), 0);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct DirectCudaResource {
+    device: Arc<CudaDevice>,
+    ordinal: u32,
+    table: BlockTable,
+    outstanding: AtomicUsize,
+    allocations: AtomicU64,
+    deallocations: AtomicU64,
+    /// Blocks whose free failed half way.
+    unfinished: Mutex<Vec<Generation>>,
+    meter: Mutex<Option<Arc<dyn PhysicalMeter>>>,
+}
+
+impl DirectCudaResource {
+    /// Memory of `device`, which is number `ordinal`.
+    #[must_use]
+    pub fn new(device: Arc<CudaDevice>, ordinal: u32) -> Self {
+        Self {
+            device,
+            ordinal,
+            table: BlockTable::new(ordinal),
+            outstanding: AtomicUsize::new(0),
+            allocations: AtomicU64::new(0),
+            deallocations: AtomicU64::new(0),
+            unfinished: Mutex::new(Vec::new()),
+            meter: Mutex::new(None),
+        }
+    }
+
+    fn check_parts(&self) -> ResourceResult<()> {
+        let device = self.device.ordinal();
+        if device == self.ordinal {
+            return Ok(());
+        }
+        let own = self.ordinal;
+        Err(ResourceError::Driver(format!("a resource of device {own} was given device {device}")))
+    }
+
+    fn meter(&self) -> Option<Arc<dyn PhysicalMeter>> {
+        self.meter.lock().clone()
+    }
+
+    fn free(&self, generation: Generation) -> ResourceResult<()> {
+        let Some(record) = self.table.at(generation) else { return Ok(()) };
+        self.device.driver().synchronize()?;
+        #[allow(unsafe_code)]
+        // SAFETY: the record says that this block is ours and retired, which happens once; the device has just completed
+        // everything.
+        unsafe {
+            self.device.driver().free(record.ptr())?;
+        }
+        let bytes = self.table.end(generation);
+        self.outstanding.fetch_sub(bytes, Ordering::AcqRel);
+        if let Some(meter) = self.meter() {
+            meter.give(bytes);
+        }
+        Ok(())
+    }
+
+    fn free_or_keep(&self, generation: Generation) -> ResourceResult<()> {
+        self.free(generation).inspect_err(|_| self.unfinished.lock().push(generation))
+    }
+}
+
+impl DeviceMemoryResource for DirectCudaResource {
+    fn allocate(
+        &self,
+        bytes: usize,
+        stream: StreamId,
+        tag: AllocTag,
+    ) -> ResourceResult<DeviceBlock> {
+        self.check_parts()?;
+        if bytes == 0 {
+            return Err(ResourceError::zero_bytes());
+        }
+        let meter = self.meter();
+        if let Some(meter) = &meter {
+            meter.take(bytes)?;
+        }
+        let undo = |error: ResourceError| {
+            if let Some(meter) = &meter {
+                meter.give(bytes);
+            }
+            error
+        };
+        let ptr = self.device.driver().alloc(bytes).map_err(|error| undo(error.into()))?;
+        let Some(generation) = self.table.begin(ptr, bytes, None, false) else {
+            #[allow(unsafe_code)]
+            // SAFETY: just allocated, and nobody knows of it.
+            let freed = unsafe { self.device.driver().free(ptr) };
+            freed?;
+            return Err(undo(too_many_blocks()));
+        };
+        self.outstanding.fetch_add(bytes, Ordering::AcqRel);
+        self.allocations.fetch_add(1, Ordering::Relaxed);
+        Ok(DeviceBlock {
+            ptr,
+            device_ordinal: self.ordinal,
+            alloc_stream: stream,
+            bytes,
+            align: alignment_of(ptr),
+            tag,
+            generation,
+            state: BlockState::Live,
+        })
+    }
+
+    fn deallocate(&self, block: DeviceBlock) -> ResourceResult<()> {
+        let record = self.table.find_block(&block)?;
+        {
+            let _uses = record.uses();
+            if !record.gate.retire(tag_of(block.generation)) {
+                return Err(ResourceError::UseAfterFree { generation: block.generation });
+            }
+        }
+        self.deallocations.fetch_add(1, Ordering::Relaxed);
+        self.free_or_keep(block.generation)
+    }
+
+    fn device_ordinal(&self) -> u32 {
+        self.ordinal
+    }
+
+    fn bytes_outstanding(&self) -> usize {
+        self.outstanding.load(Ordering::Acquire)
+    }
+
+    fn reap_pending(&self) -> ResourceResult<()> {
+        let unfinished = std::mem::take(&mut *self.unfinished.lock());
+        let mut outcome = Ok(());
+        for generation in unfinished {
+            let this = self.free_or_keep(generation);
+            outcome = outcome.and(this);
+        }
+        outcome
+    }
+
+    fn block_state(&self, block: BlockId) -> BlockState {
+        self.table.state(block)
+    }
+
+    fn statistics(&self) -> ResourceStatistics {
+        let retired = self.unfinished.lock().len();
+        let allocations = self.allocations.load(Ordering::Relaxed);
+        let deallocations = self.deallocations.load(Ordering::Relaxed);
+        ResourceStatistics {
+            bytes_outstanding: self.bytes_outstanding(),
+            live_blocks: allocations.saturating_sub(deallocations) as usize,
+            retired_blocks: retired,
+            allocations,
+            deallocations,
+            ..Default::default()
+        }
+    }
+
+    fn meter_physical(&self, meter: Arc<dyn PhysicalMeter>) -> ResourceResult<()> {
+        meter.take(self.bytes_outstanding())?;
+        *self.meter.lock() = Some(meter);
+        Ok(())
+    }
+}
+
+impl std::fmt::Debug for DirectCudaResource {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("DirectCudaResource")
+            .field("device", &self.device.spec())
+            .field("bytes_outstanding", &self.bytes_outstanding())
+            .finish_non_exhaustive()
+    }
+}
+
+pub(super) fn too_many_blocks() -> ResourceError {
+    ResourceError::InvalidRequest {
+        value: "one more block".to_owned(),
+        accepted: "at most 16777216 blocks of one resource at a time".to_owned(),
+    }
+}
+
+/// What an address is aligned to, as far as anybody asks: at most 2 MiB.
+pub(super) fn alignment_of(ptr: u64) -> usize {
+    1_usize << ptr.trailing_zeros().clamp(MIN_ALIGN.trailing_zeros(), 21)
+}

@@ -1,0 +1,53 @@
+//! Order between streams, by clocks instead of events.
+//!
+//! Every stream has a clock: a *stamp* that work finishing now gets, and, for every other stream, how far it is ordered after
+//! it. A block remembers the stamps of its outstanding reads and writes. Work on the block's own stream costs no driver call;
+//! another stream waits for an event that covers the stamp it needs, unless its clock already does.
+//!
+//! | file | what it is |
+//! |---|---|
+//! | `clock` | the clock of a stream and what it has seen |
+//! | `gate` | the word by which a block is used on its own stream without a lock |
+//! | `uses` | the outstanding and open uses of a block, for everything else |
+//! | `record`, `slab` | what a resource knows of a block, at a place that never moves |
+//! | `events` | events, used again once they completed |
+//!
+//! `clock` and `gate` take their atomics and locks from `primitive`, so that a model checker can replace them.
+
+pub(crate) mod clock;
+pub(crate) mod events;
+pub(crate) mod gate;
+pub(crate) mod primitive;
+pub(crate) mod record;
+pub(crate) mod slab;
+pub(crate) mod uses;
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// When an event is recorded for a use that is closed.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+#[non_exhaustive]
+pub enum EdgePolicy {
+    /// At once for a use on another stream than the block's own, so that later work of that stream is not waited for. Work
+    /// on the own stream records nothing; the first stream that needs it records the tail then.
+    #[default]
+    ForeignExact,
+    /// At once for every use.
+    Exact,
+    /// Never at once: whoever needs it records the tail, and waits also for what was queued in between.
+    Lazy,
+}
+
+/// What ordering cost.
+#[derive(Debug, Default)]
+pub(crate) struct OrderCounters {
+    pub(crate) recorded: AtomicU64,
+    pub(crate) inserted: AtomicU64,
+    pub(crate) elided: AtomicU64,
+}
+
+impl OrderCounters {
+    pub(crate) fn count(counter: &AtomicU64) {
+        counter.fetch_add(1, Ordering::Relaxed);
+    }
+}

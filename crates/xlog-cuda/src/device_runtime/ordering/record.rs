@@ -1,0 +1,173 @@
+//! What a resource knows of its blocks.
+//!
+//! A record never moves and is used again for another block, so a stale identity finds a record and is told by its generation.
+//! The place of the record is in the low bits of the generation: no map, no lock.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use xlog_driver::sync::{Mutex, MutexGuard};
+
+use super::gate::BlockGate;
+use super::slab::Slab;
+use super::uses::Uses;
+use crate::DeviceStream;
+use crate::device_runtime::resource::{
+    BlockId, BlockState, DeviceBlock, Generation, ResourceError, ResourceResult,
+};
+
+/// Blocks a resource can have at a time.
+const MAX_BLOCKS: u32 = 1 << 24;
+
+/// One block. What a use on its own stream looks at lies on one cache line.
+#[derive(Debug, Default)]
+#[repr(C, align(64))]
+pub(crate) struct Record {
+    pub(crate) gate: BlockGate,
+    generation: AtomicU64,
+    ptr: AtomicU64,
+    bytes: AtomicU64,
+    stream_id: AtomicU32,
+    /// Where the clock of the allocation stream has its stamp.
+    clock_place: AtomicU32,
+    uses: Mutex<Uses>,
+}
+
+impl Record {
+    #[inline]
+    pub(crate) fn generation(&self) -> Generation {
+        Generation(self.generation.load(Ordering::Relaxed))
+    }
+
+    #[inline]
+    pub(crate) fn ptr(&self) -> u64 {
+        self.ptr.load(Ordering::Relaxed)
+    }
+
+    #[inline]
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes.load(Ordering::Relaxed) as usize
+    }
+
+    #[inline]
+    pub(crate) fn stream_id(&self) -> u32 {
+        self.stream_id.load(Ordering::Relaxed)
+    }
+
+    #[inline]
+    pub(crate) fn clock_place(&self) -> u32 {
+        self.clock_place.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn uses(&self) -> MutexGuard<'_, Uses> {
+        self.uses.lock()
+    }
+}
+
+/// The part of a generation that the gate of a record carries.
+#[inline]
+pub(crate) fn tag_of(generation: Generation) -> u32 {
+    (generation.0 >> crate::device_runtime::resource::SLOT_BITS) as u32
+}
+
+/// All blocks of one resource.
+#[derive(Debug)]
+pub(crate) struct BlockTable {
+    records: Slab<Record>,
+    ordinal: u32,
+}
+
+impl BlockTable {
+    pub(crate) fn new(ordinal: u32) -> Self {
+        Self { records: Slab::new(MAX_BLOCKS), ordinal }
+    }
+
+    /// Makes a block live; `None` when there are too many. Only a `quick` one is used on its own stream without the lock.
+    pub(crate) fn begin(
+        &self,
+        ptr: u64,
+        bytes: usize,
+        home: Option<Arc<DeviceStream>>,
+        quick: bool,
+    ) -> Option<Generation> {
+        let (place, record) = self.records.take()?;
+        let generation = Generation::next().at(place);
+        let (id, clock_place, stamp) = match &home {
+            Some(home) => {
+                let place = if quick { home.raw().place() } else { u32::MAX };
+                (home.id().0, place, home.raw().clock().now())
+            }
+            None => (u32::MAX, u32::MAX, 0),
+        };
+        record.ptr.store(ptr, Ordering::Relaxed);
+        record.bytes.store(bytes as u64, Ordering::Relaxed);
+        record.stream_id.store(id, Ordering::Relaxed);
+        record.clock_place.store(clock_place, Ordering::Relaxed);
+        record.generation.store(generation.0, Ordering::Relaxed);
+        record.uses.lock().begin(home);
+        record.gate.begin(tag_of(generation), stamp);
+        Some(generation)
+    }
+
+    /// The record that a claim of identity names: device, address, generation, in this order.
+    #[inline]
+    pub(crate) fn find(
+        &self,
+        ordinal: u32,
+        ptr: u64,
+        generation: Generation,
+    ) -> ResourceResult<&Record> {
+        if ordinal == self.ordinal
+            && let Some(record) = self.records.get(generation.slot())
+            && record.ptr() == ptr
+            && record.generation() == generation
+        {
+            return Ok(record);
+        }
+        Err(self.refusal(ordinal, generation))
+    }
+
+    #[inline]
+    pub(crate) fn find_id(&self, block: BlockId) -> ResourceResult<&Record> {
+        self.find(block.device_ordinal, block.ptr, block.generation)
+    }
+
+    pub(crate) fn find_block(&self, block: &DeviceBlock) -> ResourceResult<&Record> {
+        self.find(block.device_ordinal, block.ptr, block.generation)
+    }
+
+    #[cold]
+    fn refusal(&self, ordinal: u32, generation: Generation) -> ResourceError {
+        let own = self.ordinal;
+        if ordinal != own {
+            let text =
+                format!("a block of device {ordinal} was given to a resource of device {own}");
+            return ResourceError::Driver(text);
+        }
+        ResourceError::UseAfterFree { generation }
+    }
+
+    /// The block is gone; its record may serve another. Returns its bytes.
+    pub(crate) fn end(&self, generation: Generation) -> usize {
+        let place = generation.slot();
+        let Some(record) = self.records.get(place) else { return 0 };
+        let bytes = record.bytes();
+        record.gate.end();
+        record.generation.store(0, Ordering::Relaxed);
+        record.uses.lock().begin(None);
+        self.records.give(place);
+        bytes
+    }
+
+    pub(crate) fn at(&self, generation: Generation) -> Option<&Record> {
+        self.records.get(generation.slot()).filter(|record| record.generation() == generation)
+    }
+
+    pub(crate) fn state(&self, block: BlockId) -> BlockState {
+        match self.find_id(block) {
+            Ok(record) if record.gate.is_live(tag_of(block.generation)) => BlockState::Live,
+            Ok(_) => BlockState::Retired,
+            Err(_) => BlockState::Freed,
+        }
+    }
+}

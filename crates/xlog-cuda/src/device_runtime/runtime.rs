@@ -1,0 +1,373 @@
+//! The runtime of one device: a device, its streams and one memory resource, held together.
+//!
+//! [`XlogDeviceRuntime`] is a facade. It adds no lock and no bookkeeping over the resource; it keeps the parts alive for
+//! everything made from them (buffers and recorders hold the same core), refuses parts that belong to different devices, and
+//! says so when blocks are still live at the end.
+//!
+//! Invariants: whether the parts fit is decided once, when they are put together, and every call that could touch the
+//! device answers with that verdict; a resource whose blocks are still live is kept for ever rather than torn down under work
+//! that may still run. `table` holds the runtimes that the whole process shares, `config` says how one of those is built.
+
+mod config;
+mod report;
+mod table;
+
+use std::fmt;
+use std::sync::Arc;
+
+use super::resource::{
+    Access, AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, ResourceError,
+    ResourceResult, ResourceStatistics, StreamId,
+};
+use super::stream_pool::StreamPool;
+use crate::memory::{DeviceRepr, TrackedCudaSlice};
+use crate::{CudaDevice, Result};
+
+pub use config::{RESOURCE_VARIABLE, ResourceKind, RuntimeConfig};
+pub use report::{FailedFree, LeakReport, set_failed_free_handler, set_leak_handler};
+
+pub(crate) use report::{quietly, report_failed_free};
+
+/// How many device ordinals the process-wide table has room for.
+pub const MAX_DEVICE_ORDINALS: usize = 16;
+
+/// One device, its streams and its memory.
+///
+/// ```
+/// use std::sync::Arc;
+/// use xlog_cuda::CudaDevice;
+/// use xlog_cuda::device_runtime::{AllocTag, AsyncCudaResource, StreamId, StreamPool, XlogDeviceRuntime};
+///
+/// let device = Arc::new(CudaDevice::open("sim")?);
+/// let pool = Arc::new(StreamPool::with_defaults(device.clone()));
+/// let resource = AsyncCudaResource::new(device.clone(), 0, pool.clone());
+/// let runtime = XlogDeviceRuntime::with_resource(device, 0, pool, Box::new(resource));
+///
+/// let block = runtime.allocate(1024, StreamId::DEFAULT, AllocTag("rows"))?;
+/// assert!(runtime.bytes_outstanding() >= 1024);
+/// runtime.deallocate(block)?;
+/// runtime.reap_pending()?;
+/// assert_eq!(runtime.bytes_outstanding(), 0);
+/// # Ok::<(), xlog_cuda::XlogError>(())
+/// ```
+pub struct XlogDeviceRuntime {
+    core: Arc<Core>,
+}
+
+/// What buffers and recorders keep alive, so that they may outlive the runtime object.
+struct Core {
+    device: Arc<CudaDevice>,
+    ordinal: u32,
+    stream_pool: Arc<StreamPool>,
+    resource: Arc<dyn DeviceMemoryResource + Send + Sync>,
+    /// Why the parts do not fit together.
+    mismatch: Option<ResourceError>,
+}
+
+impl XlogDeviceRuntime {
+    /// A runtime of these parts, outside the process-wide table.
+    ///
+    /// Parts of different devices are refused at first use, with [`ResourceError::Driver`] that names both.
+    #[must_use]
+    pub fn with_resource(
+        device: Arc<CudaDevice>,
+        device_ordinal: u32,
+        stream_pool: Arc<StreamPool>,
+        resource: Box<dyn DeviceMemoryResource + Send + Sync>,
+    ) -> Self {
+        let mismatch = mismatch(&device, device_ordinal, &stream_pool, &*resource);
+        let resource = Arc::from(resource);
+        let core = Core { device, ordinal: device_ordinal, stream_pool, resource, mismatch };
+        Self { core: Arc::new(core) }
+    }
+
+    /// The runtime of this ordinal that the whole process shares, built at the first call.
+    ///
+    /// One thread builds, the others wait and get the same runtime. It is built as [`XlogDeviceRuntime::configure`] said, else as
+    /// the environment says ([`RuntimeConfig::from_environment`]): on GPU number `ordinal`, unless a simulated device is asked
+    /// for by name. An ordinal outside the table, a bad setting and a device that cannot be opened are
+    /// [`XlogError::Kernel`](crate::XlogError::Kernel); the next call tries again.
+    pub fn try_get(ordinal: u32) -> Result<&'static Self> {
+        table::shared(ordinal).map(|runtime| &**runtime)
+    }
+
+    /// [`XlogDeviceRuntime::try_get`], to be held.
+    pub fn try_get_arc(ordinal: u32) -> Result<Arc<Self>> {
+        table::shared(ordinal).cloned()
+    }
+
+    /// Says how the shared runtime of this ordinal is built, instead of the environment. The last call before first use counts.
+    ///
+    /// An error, with nothing changed, once the runtime was built, or for a configuration that names another GPU.
+    ///
+    /// ```
+    /// use xlog_cuda::DeviceSpec;
+    /// use xlog_cuda::device_runtime::{ResourceKind, RuntimeConfig, XlogDeviceRuntime};
+    ///
+    /// let config = RuntimeConfig::default().with_device(DeviceSpec::Sim).with_resource(ResourceKind::Direct);
+    /// XlogDeviceRuntime::configure(3, config.clone())?;
+    /// assert_eq!(XlogDeviceRuntime::try_get(3)?.device().spec(), "sim");
+    /// assert!(XlogDeviceRuntime::configure(3, config).is_err());
+    /// # Ok::<(), xlog_cuda::XlogError>(())
+    /// ```
+    pub fn configure(ordinal: u32, config: RuntimeConfig) -> Result<()> {
+        table::configure(ordinal, config)
+    }
+
+    /// The number of the device.
+    #[must_use]
+    pub fn device_ordinal(&self) -> u32 {
+        self.core.ordinal
+    }
+
+    /// The device.
+    #[must_use]
+    pub fn device(&self) -> &Arc<CudaDevice> {
+        &self.core.device
+    }
+
+    /// The streams that ids of this runtime name.
+    #[must_use]
+    pub fn stream_pool(&self) -> &Arc<StreamPool> {
+        &self.core.stream_pool
+    }
+
+    /// The top of the memory stack.
+    #[must_use]
+    pub fn resource(&self) -> &dyn DeviceMemoryResource {
+        &*self.core.resource
+    }
+
+    /// The resource, if the parts fit together.
+    #[inline]
+    fn checked(&self) -> ResourceResult<&dyn DeviceMemoryResource> {
+        match &self.core.mismatch {
+            None => Ok(&*self.core.resource),
+            Some(error) => Err(error.clone()),
+        }
+    }
+
+    /// [`DeviceMemoryResource::allocate`].
+    pub fn allocate(
+        &self,
+        bytes: usize,
+        stream: StreamId,
+        tag: AllocTag,
+    ) -> ResourceResult<DeviceBlock> {
+        self.checked()?.allocate(bytes, stream, tag)
+    }
+
+    pub(crate) fn allocate_aligned(
+        &self,
+        bytes: usize,
+        align: usize,
+        stream: StreamId,
+        tag: AllocTag,
+    ) -> ResourceResult<DeviceBlock> {
+        self.checked()?.allocate_aligned(bytes, align, stream, tag)
+    }
+
+    /// [`DeviceMemoryResource::deallocate`].
+    pub fn deallocate(&self, block: DeviceBlock) -> ResourceResult<()> {
+        self.checked()?.deallocate(block)
+    }
+
+    /// [`DeviceMemoryResource::bytes_outstanding`].
+    #[must_use]
+    pub fn bytes_outstanding(&self) -> usize {
+        self.resource().bytes_outstanding()
+    }
+
+    /// [`DeviceMemoryResource::reap_pending`].
+    pub fn reap_pending(&self) -> ResourceResult<()> {
+        self.checked()?.reap_pending()
+    }
+
+    /// [`DeviceMemoryResource::reap_completed`].
+    pub fn reap_completed(&self) -> ResourceResult<()> {
+        self.checked()?.reap_completed()
+    }
+
+    /// [`DeviceMemoryResource::record_block_use`].
+    pub fn record_block_use(
+        &self,
+        block: &DeviceBlock,
+        use_stream: StreamId,
+    ) -> ResourceResult<()> {
+        self.checked()?.record_block_use(block, use_stream)
+    }
+
+    /// [`DeviceMemoryResource::supports_block_use_tracking`].
+    #[must_use]
+    pub fn supports_block_use_tracking(&self) -> bool {
+        self.resource().supports_block_use_tracking()
+    }
+
+    /// [`DeviceMemoryResource::prepare_block_use`].
+    pub fn prepare_block_use(
+        &self,
+        block: BlockId,
+        use_stream: StreamId,
+        access: Access,
+    ) -> ResourceResult<()> {
+        self.checked()?.prepare_block_use(block, use_stream, access)
+    }
+
+    /// [`DeviceMemoryResource::finish_block_use`].
+    pub fn finish_block_use(
+        &self,
+        block: BlockId,
+        use_stream: StreamId,
+        access: Access,
+    ) -> ResourceResult<()> {
+        self.checked()?.finish_block_use(block, use_stream, access)
+    }
+
+    /// [`DeviceMemoryResource::finish_block_uses`].
+    pub fn finish_block_uses(
+        &self,
+        uses: &[(BlockId, Access)],
+        use_stream: StreamId,
+    ) -> ResourceResult<()> {
+        self.checked()?.finish_block_uses(uses, use_stream)
+    }
+
+    /// [`DeviceMemoryResource::block_state`].
+    #[must_use]
+    pub fn block_state(&self, block: BlockId) -> BlockState {
+        self.resource().block_state(block)
+    }
+
+    /// [`DeviceMemoryResource::statistics`].
+    #[must_use]
+    pub fn statistics(&self) -> ResourceStatistics {
+        self.resource().statistics()
+    }
+
+    /// [`XlogDeviceRuntime::prepare_block_use`] for a buffer.
+    ///
+    /// An empty buffer needs no order and is `Ok`; memory that no runtime backs is [`ResourceError::StreamMisuse`].
+    pub fn prepare_first_use<T: DeviceRepr>(
+        &self,
+        slice: &TrackedCudaSlice<T>,
+        use_stream: StreamId,
+        access: Access,
+    ) -> ResourceResult<()> {
+        match named(slice, "prepare_first_use")? {
+            Some(block) => self.prepare_block_use(block, use_stream, access),
+            None => Ok(()),
+        }
+    }
+
+    /// [`XlogDeviceRuntime::finish_block_use`] for a buffer, as [`XlogDeviceRuntime::prepare_first_use`].
+    pub fn finish_first_use<T: DeviceRepr>(
+        &self,
+        slice: &TrackedCudaSlice<T>,
+        use_stream: StreamId,
+        access: Access,
+    ) -> ResourceResult<()> {
+        match named(slice, "finish_first_use")? {
+            Some(block) => self.finish_block_use(block, use_stream, access),
+            None => Ok(()),
+        }
+    }
+
+    /// Another holder of the same runtime.
+    pub(crate) fn share(&self) -> Self {
+        Self { core: self.core.clone() }
+    }
+
+    /// Where the runtime lives: equal for the holders of one runtime.
+    pub(crate) fn address(&self) -> usize {
+        Arc::as_ptr(&self.core).addr()
+    }
+
+    /// Two runtime objects with one core are one runtime.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.core, &other.core)
+    }
+}
+
+/// The block of a buffer; `None` for an empty one.
+fn named<T>(slice: &TrackedCudaSlice<T>, call: &str) -> ResourceResult<Option<BlockId>> {
+    match slice.id() {
+        None if slice.is_foreign() => Err(ResourceError::StreamMisuse(format!(
+            "{call}: no runtime backs the slice at {:#x}, so its uses cannot be ordered",
+            slice.ptr()
+        ))),
+        id => Ok(id),
+    }
+}
+
+/// Why these parts are not of one device.
+fn mismatch(
+    device: &CudaDevice,
+    ordinal: u32,
+    pool: &StreamPool,
+    resource: &dyn DeviceMemoryResource,
+) -> Option<ResourceError> {
+    let differ = |what: String, other: String| {
+        Some(ResourceError::Driver(format!(
+            "the parts of this runtime belong to different devices: {what} and {other}; compose it of parts of one open device"
+        )))
+    };
+    if device.ordinal() != ordinal {
+        return differ(
+            format!("device {:?} of ordinal {}", device.spec(), device.ordinal()),
+            format!("the ordinal {ordinal} asked for"),
+        );
+    }
+    if resource.device_ordinal() != ordinal {
+        return differ(
+            format!("device {:?} of ordinal {ordinal}", device.spec()),
+            format!("a resource of ordinal {}", resource.device_ordinal()),
+        );
+    }
+    if !device.is_same(pool.device()) {
+        return differ(
+            format!("device {:?} of ordinal {ordinal}", device.spec()),
+            format!(
+                "a stream pool on another open device, {:?} of ordinal {}",
+                pool.device().spec(),
+                pool.device().ordinal()
+            ),
+        );
+    }
+    None
+}
+
+impl Drop for Core {
+    fn drop(&mut self) {
+        quietly(|| {
+            // Counts what has completed; waiting here could wait for a stream that this very thread holds.
+            let _ = self.resource.reap_completed();
+            let statistics = self.resource.statistics();
+            let bytes = self.resource.bytes_outstanding();
+            // Retired blocks have their free queued. A resource that counts no blocks at all has only its bytes to show.
+            let uncounted = statistics.live_blocks == 0 && statistics.retired_blocks == 0;
+            if statistics.live_blocks == 0 && !(uncounted && bytes > 0) {
+                return;
+            }
+            // Work on the live blocks may still run: nothing below them may go.
+            std::mem::forget(self.resource.clone());
+            report::report_leak(&LeakReport {
+                device: self.device.spec().to_owned(),
+                device_ordinal: self.ordinal,
+                live_blocks: statistics.live_blocks,
+                bytes,
+            });
+        });
+    }
+}
+
+impl fmt::Debug for XlogDeviceRuntime {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("XlogDeviceRuntime")
+            .field("device", &self.core.device.spec())
+            .field("ordinal", &self.core.ordinal)
+            .field("stream_pool", &self.core.stream_pool)
+            .field("statistics", &self.statistics())
+            .field("mismatch", &self.core.mismatch)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,128 @@
+//! What went wrong where no caller can be told: in a drop.
+//!
+//! A program that wants to know sets a handler, once, for the whole process; without one a line goes to standard error.
+//! Handlers run on the thread that drops, so they must not wait for the device. What they panic with goes no further: a drop
+//! never unwinds.
+
+use std::fmt;
+use std::io::Write;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{PoisonError, RwLock};
+
+use crate::device_runtime::resource::{AllocTag, BlockId, ResourceError};
+
+/// A runtime ended while blocks of it were live. They are never freed, nor is anything they depend on.
+///
+/// ```
+/// use xlog_cuda::device_runtime::{LeakReport, set_leak_handler};
+///
+/// fn complain(leak: &LeakReport) {
+///     eprintln!("{} blocks of {} were never freed", leak.live_blocks, leak.device);
+/// }
+/// set_leak_handler(complain);
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct LeakReport {
+    /// What the device was opened as.
+    pub device: String,
+    /// Its number.
+    pub device_ordinal: u32,
+    /// Blocks that were handed out and not returned; 0 where the resource does not count blocks.
+    pub live_blocks: usize,
+    /// Their bytes, with those of returned blocks whose free has not completed.
+    pub bytes: usize,
+}
+
+impl fmt::Display for LeakReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { device, device_ordinal, live_blocks, bytes } = self;
+        write!(
+            f,
+            "the runtime of device {device:?} (ordinal {device_ordinal}) ended with {live_blocks} live blocks, \
+             {bytes} bytes outstanding; they are leaked: free every block before the runtime goes"
+        )
+    }
+}
+
+/// A buffer was dropped and its resource did not free it.
+///
+/// ```
+/// use xlog_cuda::device_runtime::{FailedFree, set_failed_free_handler};
+///
+/// fn complain(failed: &FailedFree) {
+///     eprintln!("{} bytes tagged {}: {}", failed.bytes, failed.tag, failed.error);
+/// }
+/// set_failed_free_handler(complain);
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct FailedFree {
+    /// The block.
+    pub block: BlockId,
+    /// Its size.
+    pub bytes: usize,
+    /// Its label.
+    pub tag: AllocTag,
+    /// Why it was not freed. After a driver's failure the resource keeps the block and tries again when it reaps.
+    pub error: ResourceError,
+}
+
+impl fmt::Display for FailedFree {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { block, bytes, tag, error } = self;
+        let (ptr, ordinal) = (block.ptr, block.device_ordinal);
+        write!(f, "freeing {bytes} bytes ({tag}) at {ptr:#x} of device {ordinal} failed: {error}")
+    }
+}
+
+static LEAK: Hook<LeakReport> = Hook::new();
+static FAILED_FREE: Hook<FailedFree> = Hook::new();
+
+/// Sets who is told of leaks, for the whole process. The default writes one line to standard error.
+pub fn set_leak_handler(handler: fn(&LeakReport)) {
+    LEAK.set(handler);
+}
+
+/// Sets who is told of buffers that could not be freed, for the whole process. The default writes one line to standard error.
+pub fn set_failed_free_handler(handler: fn(&FailedFree)) {
+    FAILED_FREE.set(handler);
+}
+
+pub(super) fn report_leak(leak: &LeakReport) {
+    LEAK.call(leak);
+}
+
+pub(crate) fn report_failed_free(failed: &FailedFree) {
+    FAILED_FREE.call(failed);
+}
+
+/// Runs the work of a drop: a panic in it is reported by the panic hook and goes no further.
+pub(crate) fn quietly<R>(work: impl FnOnce() -> R) -> Option<R> {
+    catch_unwind(AssertUnwindSafe(work)).ok()
+}
+
+/// Who is told. The lock is not held while the handler runs, so that it may set another.
+struct Hook<T>(RwLock<Option<fn(&T)>>);
+
+impl<T: fmt::Display> Hook<T> {
+    const fn new() -> Self {
+        Self(RwLock::new(None))
+    }
+
+    fn set(&self, handler: fn(&T)) {
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = Some(handler);
+    }
+
+    fn call(&self, report: &T) {
+        let handler = *self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let write_line = |report: &T| {
+            // A closed standard error leaves nobody to tell; `eprintln` would panic.
+            let _ = writeln!(std::io::stderr(), "xlog-cuda: {report}");
+        };
+        quietly(|| match handler {
+            Some(handler) => handler(report),
+            None => write_line(report),
+        });
+    }
+}

@@ -1,0 +1,151 @@
+//! The runtimes that the whole process shares: one per ordinal, built once, never torn down.
+//!
+//! A slot is empty until a build succeeds. The lock of a slot is held over the build, so one thread builds and the others
+//! wait for it; a build that fails, or panics, leaves the slot empty and its configuration in place for the next call.
+//! Once a slot is filled no call takes the lock.
+//!
+//! Simulated devices of one kind stand on one machine, as the GPUs of a process do: ordinal n is device n of it.
+
+use std::sync::{Arc, OnceLock};
+
+use xlog_driver::sync::Mutex;
+use xlog_sim::{SimConfig, SimMachine};
+
+use super::config::RESOURCE_VARIABLE;
+use super::{MAX_DEVICE_ORDINALS, ResourceKind, RuntimeConfig, XlogDeviceRuntime};
+use crate::device_runtime::async_resource::AsyncCudaResource;
+use crate::device_runtime::direct::DirectCudaResource;
+use crate::device_runtime::resource::DeviceMemoryResource;
+use crate::device_runtime::stream_pool::StreamPool;
+use crate::{CudaDevice, DEVICE_VARIABLE, DeviceSpec, Result, XlogError};
+
+struct Slot {
+    built: OnceLock<Arc<XlogDeviceRuntime>>,
+    /// What code asked for before first use. Held while the runtime is built.
+    config: Mutex<Option<RuntimeConfig>>,
+}
+
+static TABLE: [Slot; MAX_DEVICE_ORDINALS] =
+    [const { Slot { built: OnceLock::new(), config: Mutex::new(None) } }; MAX_DEVICE_ORDINALS];
+
+fn slot(ordinal: u32) -> Result<&'static Slot> {
+    TABLE.get(ordinal as usize).ok_or_else(|| {
+        XlogError::Kernel(format!(
+            "device ordinal {ordinal} has no place in the table of shared runtimes; ask for 0 to {}, or compose a runtime \
+             with XlogDeviceRuntime::with_resource",
+            MAX_DEVICE_ORDINALS - 1
+        ))
+    })
+}
+
+pub(super) fn shared(ordinal: u32) -> Result<&'static Arc<XlogDeviceRuntime>> {
+    let slot = slot(ordinal)?;
+    if let Some(runtime) = slot.built.get() {
+        return Ok(runtime);
+    }
+    let config = slot.config.lock();
+    // Another thread may have built it while this one waited for the lock.
+    if let Some(runtime) = slot.built.get() {
+        return Ok(runtime);
+    }
+    let built = match &*config {
+        Some(config) => build(ordinal, config),
+        None => RuntimeConfig::from_environment().and_then(|config| build(ordinal, &config)),
+    };
+    match built {
+        Ok(runtime) => Ok(slot.built.get_or_init(|| Arc::new(runtime))),
+        Err(error) => {
+            Err(XlogError::Kernel(format!("no runtime for device ordinal {ordinal}: {error}")))
+        }
+    }
+}
+
+pub(super) fn configure(ordinal: u32, config: RuntimeConfig) -> Result<()> {
+    let slot = slot(ordinal)?;
+    if let Some(DeviceSpec::Cuda(gpu)) = config.device
+        && gpu != ordinal as usize
+    {
+        return Err(XlogError::Kernel(format!(
+            "the runtime of device ordinal {ordinal} cannot stand on \"cuda:{gpu}\"; configure ordinal {gpu} instead, or \
+             name \"cuda:{ordinal}\" or a simulated device"
+        )));
+    }
+    let mut wanted = slot.config.lock();
+    if slot.built.get().is_some() {
+        return Err(XlogError::Kernel(format!(
+            "the runtime of device ordinal {ordinal} is in use; configure it before its first use"
+        )));
+    }
+    *wanted = Some(config);
+    Ok(())
+}
+
+fn build(ordinal: u32, config: &RuntimeConfig) -> Result<XlogDeviceRuntime> {
+    stack(open(ordinal, config.device_of(ordinal))?, config)
+}
+
+fn stack(device: CudaDevice, config: &RuntimeConfig) -> Result<XlogDeviceRuntime> {
+    let ordinal = device.ordinal();
+    let device = Arc::new(device);
+    if config.resource == ResourceKind::Async && device.driver().async_pools().is_none() {
+        return Err(XlogError::Kernel(format!(
+            "device {:?} has no stream-ordered pools; set {RESOURCE_VARIABLE}=direct, or configure ResourceKind::Direct",
+            device.spec()
+        )));
+    }
+    let pool = Arc::new(StreamPool::new(device.clone(), config.max_streams));
+    let resource: Box<dyn DeviceMemoryResource + Send + Sync> = match config.resource {
+        ResourceKind::Direct => Box::new(DirectCudaResource::new(device.clone(), ordinal)),
+        ResourceKind::Async => {
+            Box::new(AsyncCudaResource::new(device.clone(), ordinal, pool.clone()))
+        }
+    };
+    Ok(XlogDeviceRuntime::with_resource(device, ordinal, pool, resource))
+}
+
+fn open(ordinal: u32, spec: DeviceSpec) -> Result<CudaDevice> {
+    let seed = match spec {
+        DeviceSpec::Sim => None,
+        DeviceSpec::SimSeeded(seed) => Some(seed),
+        DeviceSpec::Cuda(_) => {
+            return CudaDevice::open_spec(spec).map_err(|error| {
+                XlogError::Kernel(format!(
+                    "{error}; for the simulated device set {DEVICE_VARIABLE}=sim or call XlogDeviceRuntime::configure"
+                ))
+            });
+        }
+    };
+    let failed = |cause| XlogError::Open { spec: spec.to_string(), cause };
+    // Only device objects are made under the lock; none of them calls back.
+    static MACHINES: Mutex<Vec<(Option<u64>, SimMachine)>> = Mutex::new(Vec::new());
+    let mut machines = MACHINES.lock();
+    let machine = match machines.iter().position(|(known, _)| *known == seed) {
+        Some(index) => &machines[index].1,
+        None => {
+            let mut config = SimConfig::default().with_ordinals(MAX_DEVICE_ORDINALS as u32);
+            config.seed = seed;
+            machines.push((seed, SimMachine::new(config).map_err(failed)?));
+            &machines[machines.len() - 1].1
+        }
+    };
+    Ok(CudaDevice::from_sim(machine.device(ordinal).map_err(failed)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use xlog_sim::SimDevice;
+
+    use super::*;
+
+    #[test]
+    fn a_device_without_stream_ordered_pools_is_refused_with_the_way_out() {
+        let without = || {
+            let config = SimConfig::default().with_async_pools(false);
+            CudaDevice::from_sim(SimDevice::open(config).unwrap())
+        };
+        let said = stack(without(), &RuntimeConfig::default()).unwrap_err().to_string();
+        assert!(said.contains("XLOG_DEVICE_RESOURCE=direct"), "{said}");
+        let direct = RuntimeConfig::default().with_resource(ResourceKind::Direct);
+        assert!(stack(without(), &direct).is_ok());
+    }
+}

@@ -1,0 +1,201 @@
+//! Buffers as cudarc's `DevicePtr` and `DevicePtrMut`.
+//!
+//! A view is one open use of a buffer on one stream: prepared when it is made, finished when it is dropped. Between the two,
+//! whatever cudarc queues on that stream with the view's pointer is ordered by the use. cudarc may ask for the pointer for
+//! another stream; then that stream waits for ours before, and the host waits for that stream after, because the guard that
+//! cudarc takes back knows no third way. Keep to the view's stream where time matters.
+//!
+//! A view that is forgotten leaves its use open: the memory is then never freed, and never under running work.
+
+use std::fmt;
+use std::sync::Arc;
+
+use cudarc::driver::sys::CUdeviceptr;
+use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut, DeviceSlice, SyncOnDrop};
+
+use super::CudarcStream;
+use crate::device_runtime::{Access, ResourceError, ResourceResult};
+use crate::{DeviceRepr, TrackedCudaSlice};
+
+/// A buffer that is read on a stream as long as this lives.
+#[must_use = "dropping the view closes its use at once"]
+pub struct ReadView<'a, T: DeviceRepr> {
+    slice: &'a TrackedCudaSlice<T>,
+    opened: Opened<'a>,
+}
+
+/// A buffer that is read and written on a stream as long as this lives.
+#[must_use = "dropping the view closes its use at once"]
+pub struct WriteView<'a, T: DeviceRepr> {
+    slice: &'a mut TrackedCudaSlice<T>,
+    opened: Opened<'a>,
+}
+
+/// What both views do with their stream.
+struct Opened<'a> {
+    stream: &'a CudarcStream,
+    ptr: CUdeviceptr,
+    is_open: bool,
+}
+
+impl<'a> Opened<'a> {
+    fn prepare<T: DeviceRepr>(
+        stream: &'a CudarcStream,
+        slice: &TrackedCudaSlice<T>,
+        access: Access,
+    ) -> ResourceResult<Self> {
+        let ptr = slice.ptr();
+        if slice.is_empty() {
+            return Ok(Self { stream, ptr, is_open: false });
+        }
+        let Some(runtime) = slice.runtime() else {
+            return Err(ResourceError::StreamMisuse(format!(
+                "no runtime backs the slice at {ptr:#x}, so its uses cannot be ordered"
+            )));
+        };
+        // The default stream has the same id in every pool, so the id alone does not tell.
+        let known = runtime.stream_pool().resolve(stream.id());
+        if known.is_none_or(|known| known.handle() != stream.stream().handle()) {
+            return Err(ResourceError::unknown_stream(stream.id()));
+        }
+        runtime.prepare_first_use(slice, stream.id(), access)?;
+        Ok(Self { stream, ptr, is_open: true })
+    }
+
+    fn finish<T: DeviceRepr>(
+        &mut self,
+        slice: &TrackedCudaSlice<T>,
+        access: Access,
+    ) -> ResourceResult<()> {
+        match slice.runtime() {
+            Some(runtime) if std::mem::take(&mut self.is_open) => {
+                runtime.finish_first_use(slice, self.stream.id(), access)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The pointer for work on `user`, and what keeps that work in order.
+    fn pointer_for<'b>(&self, user: &'b CudaStream) -> (CUdeviceptr, SyncOnDrop<'b>) {
+        let ours = self.stream.cudarc();
+        if user.cu_stream() == ours.cu_stream() {
+            return (self.ptr, SyncOnDrop::Sync(None));
+        }
+        if user.join(ours).is_err() {
+            // Without an event the host waits; cudarc keeps the error for the next call that can return it.
+            user.context().record_err(ours.synchronize());
+        }
+        (self.ptr, SyncOnDrop::sync_stream(user))
+    }
+}
+
+impl<'a, T: DeviceRepr> ReadView<'a, T> {
+    pub(super) fn open(
+        stream: &'a CudarcStream,
+        slice: &'a TrackedCudaSlice<T>,
+    ) -> ResourceResult<Self> {
+        let opened = Opened::prepare(stream, slice, Access::Read)?;
+        Ok(Self { slice, opened })
+    }
+
+    /// Closes the use, as dropping does, and says how that went.
+    pub fn close(mut self) -> ResourceResult<()> {
+        self.opened.finish(self.slice, Access::Read)
+    }
+
+    pub(super) fn ptr(&self) -> &CUdeviceptr {
+        &self.opened.ptr
+    }
+}
+
+impl<'a, T: DeviceRepr> WriteView<'a, T> {
+    pub(super) fn open(
+        stream: &'a CudarcStream,
+        slice: &'a mut TrackedCudaSlice<T>,
+    ) -> ResourceResult<Self> {
+        let opened = Opened::prepare(stream, slice, Access::ReadWrite)?;
+        Ok(Self { slice, opened })
+    }
+
+    /// Closes the use, as dropping does, and says how that went.
+    pub fn close(mut self) -> ResourceResult<()> {
+        self.opened.finish(self.slice, Access::ReadWrite)
+    }
+
+    pub(super) fn ptr(&self) -> &CUdeviceptr {
+        &self.opened.ptr
+    }
+}
+
+impl<T: DeviceRepr> Drop for ReadView<'_, T> {
+    fn drop(&mut self) {
+        // A failure leaves the use to the resource, which keeps the block; `close` is for those who want to know.
+        let _ = self.opened.finish(self.slice, Access::Read);
+    }
+}
+
+impl<T: DeviceRepr> Drop for WriteView<'_, T> {
+    fn drop(&mut self) {
+        // As for a read.
+        let _ = self.opened.finish(self.slice, Access::ReadWrite);
+    }
+}
+
+impl<T: DeviceRepr> DeviceSlice<T> for ReadView<'_, T> {
+    fn len(&self) -> usize {
+        self.slice.len()
+    }
+
+    fn stream(&self) -> &Arc<CudaStream> {
+        self.opened.stream.cudarc()
+    }
+}
+
+impl<T: DeviceRepr> DeviceSlice<T> for WriteView<'_, T> {
+    fn len(&self) -> usize {
+        self.slice.len()
+    }
+
+    fn stream(&self) -> &Arc<CudaStream> {
+        self.opened.stream.cudarc()
+    }
+}
+
+impl<T: DeviceRepr> DevicePtr<T> for ReadView<'_, T> {
+    fn device_ptr<'b>(&'b self, stream: &'b CudaStream) -> (CUdeviceptr, SyncOnDrop<'b>) {
+        self.opened.pointer_for(stream)
+    }
+}
+
+impl<T: DeviceRepr> DevicePtr<T> for WriteView<'_, T> {
+    fn device_ptr<'b>(&'b self, stream: &'b CudaStream) -> (CUdeviceptr, SyncOnDrop<'b>) {
+        self.opened.pointer_for(stream)
+    }
+}
+
+impl<T: DeviceRepr> DevicePtrMut<T> for WriteView<'_, T> {
+    fn device_ptr_mut<'b>(&'b mut self, stream: &'b CudaStream) -> (CUdeviceptr, SyncOnDrop<'b>) {
+        self.opened.pointer_for(stream)
+    }
+}
+
+impl fmt::Debug for Opened<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Opened")
+            .field("stream", &self.stream.id())
+            .field("is_open", &self.is_open)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<T: DeviceRepr> fmt::Debug for ReadView<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ReadView").field("slice", &self.slice).field("use", &self.opened).finish()
+    }
+}
+
+impl<T: DeviceRepr> fmt::Debug for WriteView<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WriteView").field("slice", &self.slice).field("use", &self.opened).finish()
+    }
+}

@@ -1,0 +1,315 @@
+//! The buffers of one launch, ordered together.
+//!
+//! A [`LaunchRecorder`] collects what a launch reads and writes. `preflight` opens a use of every block, which makes the
+//! launch's stream wait for what it must follow; the launch is queued; `commit` closes all uses at once, so that one event
+//! serves them all. [`LaunchRecorder::run`] does the three in one call.
+//!
+//! Invariants: nothing is queued before every buffer was found acceptable; a use that was opened is closed exactly once, on the
+//! runtime it was opened on, whichever way the recorder ends: commit, an error, a panic, or a drop. Closing without a launch
+//! is harmless, leaving open is not: an open use keeps its block from ever being freed.
+
+use std::fmt;
+
+use crate::device_runtime::resource::{
+    Access, BlockId, BlockState, ResourceError, ResourceResult, StreamId,
+};
+use crate::device_runtime::runtime::{XlogDeviceRuntime, quietly};
+use crate::memory::TrackedCudaSlice;
+use crate::{DeviceStream, Result};
+
+/// Collects the buffers of one launch, and orders the launch against every other use of them.
+///
+/// ```
+/// # use std::sync::Arc;
+/// # use xlog_cuda::{CudaDevice, GpuMemoryManager, LaunchRecorder};
+/// # use xlog_cuda::device_runtime::{AsyncCudaResource, StreamPool, XlogDeviceRuntime};
+/// # let device = Arc::new(CudaDevice::open("sim")?);
+/// # let pool = Arc::new(StreamPool::with_defaults(device.clone()));
+/// # let resource = Box::new(AsyncCudaResource::new(device.clone(), 0, pool.clone()));
+/// # let runtime = Arc::new(XlogDeviceRuntime::with_resource(device, 0, pool, resource));
+/// let manager = GpuMemoryManager::with_runtime(runtime.clone());
+/// let stream = runtime.stream_pool().lease()?;
+/// let mut source = manager.alloc::<u8>(64)?;
+/// let copy = manager.alloc::<u8>(64)?;
+/// source.fill_bytes(5)?;
+///
+/// let mut recorder = LaunchRecorder::new_strict(stream.id());
+/// recorder.read(&source).write(&copy);
+/// recorder.preflight(&runtime)?;
+/// // SAFETY: both buffers are live, and the recorder orders the copy against all other work on them.
+/// unsafe { stream.copy_dtod(copy.ptr(), source.ptr(), 64)? };
+/// recorder.commit(&runtime)?;
+///
+/// drop(source); // freed after the copy
+/// assert_eq!(copy.to_vec()?, [5; 64]);
+/// # Ok::<(), xlog_cuda::XlogError>(())
+/// ```
+#[must_use = "a recorder that is not committed protects nothing that is launched after it"]
+pub struct LaunchRecorder {
+    stream: StreamId,
+    strict: bool,
+    wanted: Vec<Wanted>,
+    /// Memory that no runtime backs: how many buffers, and the address of the first.
+    foreign: Option<(usize, u64)>,
+    skipped: usize,
+    opened: Option<Opened>,
+    /// A buffer that was named too late; told at the next call that can tell.
+    late: Option<ResourceError>,
+}
+
+/// One block and what the launch does to it.
+#[derive(Clone, Copy, Debug)]
+struct Wanted {
+    block: BlockId,
+    access: Access,
+    /// Where the runtime that backs it lives; enough to compare, since a block's identity is never issued twice.
+    runtime: usize,
+    order: usize,
+}
+
+/// Uses that are open, and where.
+struct Opened {
+    runtime: XlogDeviceRuntime,
+    uses: Vec<(BlockId, Access)>,
+}
+
+impl LaunchRecorder {
+    /// A recorder for a launch on `stream` that refuses memory which the runtime does not track.
+    pub fn new_strict(stream: StreamId) -> Self {
+        Self::new(stream, true)
+    }
+
+    /// A recorder for a launch on `stream` that passes over memory which the runtime does not track: its order is the
+    /// caller's affair.
+    pub fn new_permissive(stream: StreamId) -> Self {
+        Self::new(stream, false)
+    }
+
+    fn new(stream: StreamId, strict: bool) -> Self {
+        Self {
+            stream,
+            strict,
+            wanted: Vec::new(),
+            foreign: None,
+            skipped: 0,
+            opened: None,
+            late: None,
+        }
+    }
+
+    /// The launch reads the buffer.
+    pub fn read<T>(&mut self, slice: &TrackedCudaSlice<T>) -> &mut Self {
+        self.add(slice, Access::Read)
+    }
+
+    /// The launch writes the buffer and does not look at what was there.
+    pub fn write<T>(&mut self, slice: &TrackedCudaSlice<T>) -> &mut Self {
+        self.add(slice, Access::Write)
+    }
+
+    /// The launch reads and writes the buffer.
+    pub fn read_write<T>(&mut self, slice: &TrackedCudaSlice<T>) -> &mut Self {
+        self.add(slice, Access::ReadWrite)
+    }
+
+    fn add<T>(&mut self, slice: &TrackedCudaSlice<T>, access: Access) -> &mut Self {
+        if self.opened.is_some() {
+            self.late.get_or_insert_with(|| {
+                ResourceError::StreamMisuse(format!(
+                    "the buffer at {:#x} was named after preflight, so the launch is not ordered against its other uses; \
+                     name every buffer before preflight",
+                    slice.ptr()
+                ))
+            });
+            return self;
+        }
+        match (slice.id(), slice.runtime()) {
+            (Some(block), Some(runtime)) => {
+                let (order, runtime) = (self.wanted.len(), runtime.address());
+                self.wanted.push(Wanted { block, access, runtime, order });
+            }
+            _ if slice.is_foreign() => self.foreign.get_or_insert((0, slice.ptr())).0 += 1,
+            // An empty buffer has no bytes to order.
+            _ => {}
+        }
+        self
+    }
+
+    /// The stream of the launch.
+    #[must_use]
+    pub fn stream(&self) -> StreamId {
+        self.stream
+    }
+
+    /// How many buffers the last preflight of a permissive recorder passed over.
+    #[must_use]
+    pub fn skipped(&self) -> usize {
+        self.skipped
+    }
+
+    /// Before the launch is queued: checks every buffer, then makes the stream wait for what the launch must follow.
+    ///
+    /// After an error nothing is open and it may be called again; after success it may not.
+    pub fn preflight(&mut self, runtime: &XlogDeviceRuntime) -> ResourceResult<()> {
+        if let Some(late) = &self.late {
+            return Err(late.clone());
+        }
+        if self.opened.is_some() {
+            return Err(ResourceError::StreamMisuse(
+                "preflight was called twice; its uses are open, commit or drop the recorder"
+                    .to_owned(),
+            ));
+        }
+        let uses = self.tracked(runtime)?;
+        // Kept in the recorder while it grows, so that even a panic below closes what is open.
+        let opened = self
+            .opened
+            .insert(Opened { runtime: runtime.share(), uses: Vec::with_capacity(uses.len()) });
+        for (block, access) in uses {
+            if let Err(error) = runtime.prepare_block_use(block, self.stream, access) {
+                // The refusal is what the caller can act on.
+                let _ = self.close();
+                return Err(error);
+            }
+            opened.uses.push((block, access));
+        }
+        Ok(())
+    }
+
+    /// After the launch is queued, or failed to be: records all its uses and closes them.
+    ///
+    /// One failure does not stop the others; the first is returned. Whatever is returned, no use is left open here.
+    pub fn commit(mut self, runtime: &XlogDeviceRuntime) -> ResourceResult<()> {
+        let Some(opened) = &self.opened else {
+            return Err(ResourceError::StreamMisuse(
+                "commit without a preflight that succeeded; the launch is not ordered".to_owned(),
+            ));
+        };
+        let elsewhere = (!opened.runtime.is_same(runtime)).then(|| {
+            ResourceError::StreamMisuse(format!(
+                "commit on another runtime (device {:?}) than preflight (device {:?}); the uses were closed where they were \
+                 opened",
+                runtime.device().spec(),
+                opened.runtime.device().spec()
+            ))
+        });
+        let closed = self.close();
+        match self.late.take().or(elsewhere) {
+            Some(misuse) => Err(misuse),
+            None => closed,
+        }
+    }
+
+    /// Preflight, `launch`, commit. The uses are closed also when `launch` fails or panics; its error comes first.
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use xlog_cuda::{CudaDevice, GpuMemoryManager, LaunchRecorder};
+    /// # use xlog_cuda::device_runtime::{AsyncCudaResource, StreamPool, XlogDeviceRuntime};
+    /// # let device = Arc::new(CudaDevice::open("sim")?);
+    /// # let pool = Arc::new(StreamPool::with_defaults(device.clone()));
+    /// # let resource = Box::new(AsyncCudaResource::new(device.clone(), 0, pool.clone()));
+    /// # let runtime = Arc::new(XlogDeviceRuntime::with_resource(device, 0, pool, resource));
+    /// # let buffer = GpuMemoryManager::with_runtime(runtime.clone()).alloc::<u8>(64)?;
+    /// let stream = runtime.stream_pool().lease()?;
+    /// let mut recorder = LaunchRecorder::new_strict(stream.id());
+    /// recorder.write(&buffer);
+    /// // SAFETY: the buffer is live, and the recorder orders the fill.
+    /// recorder.run(&runtime, |stream| unsafe { stream.memset(buffer.ptr(), 9, 64) })?;
+    /// assert_eq!(buffer.to_vec()?, [9; 64]);
+    /// # Ok::<(), xlog_cuda::XlogError>(())
+    /// ```
+    pub fn run<R>(
+        mut self,
+        runtime: &XlogDeviceRuntime,
+        launch: impl FnOnce(&DeviceStream) -> Result<R>,
+    ) -> Result<R> {
+        let stream = runtime.stream_pool().try_resolve(self.stream)?;
+        self.preflight(runtime)?;
+        let launched = launch(&stream);
+        let committed = self.commit(runtime);
+        let value = launched?;
+        committed?;
+        Ok(value)
+    }
+
+    /// The uses to open on `runtime`, each block once; what it does not track is refused or passed over.
+    fn tracked(&mut self, runtime: &XlogDeviceRuntime) -> ResourceResult<Vec<(BlockId, Access)>> {
+        self.merge();
+        let refuse = |ptr: u64, why: &str| {
+            Err(ResourceError::StreamMisuse(format!(
+                "a strict launch cannot use the buffer at {ptr:#x}: {why}, so its uses cannot be ordered (unsupported)"
+            )))
+        };
+        self.skipped = 0;
+        if let Some((count, ptr)) = self.foreign {
+            if self.strict {
+                return refuse(ptr, "no runtime backs it");
+            }
+            self.skipped += count;
+        }
+        let supported = runtime.supports_block_use_tracking();
+        let mut uses = Vec::with_capacity(self.wanted.len());
+        for wanted in &self.wanted {
+            let known = wanted.runtime == runtime.address()
+                || runtime.block_state(wanted.block) == BlockState::Live;
+            match (supported && known, self.strict) {
+                (true, _) => uses.push((wanted.block, wanted.access)),
+                (false, false) => self.skipped += 1,
+                (false, true) if known => {
+                    return refuse(wanted.block.ptr, "the runtime's resource tracks no uses");
+                }
+                (false, true) => return refuse(wanted.block.ptr, "it belongs to another runtime"),
+            }
+        }
+        Ok(uses)
+    }
+
+    /// Names each block once, with the union of its accesses, in the order of first mention: that order reaches the driver,
+    /// and a run that is replayed must repeat it.
+    fn merge(&mut self) {
+        let identity = |wanted: &Wanted| {
+            let BlockId { ptr, generation, device_ordinal, .. } = wanted.block;
+            (generation, ptr, device_ordinal)
+        };
+        self.wanted.sort_by_key(identity);
+        self.wanted.dedup_by(|later, first| {
+            let same = identity(later) == identity(first);
+            if same && later.access != first.access {
+                first.access = Access::ReadWrite;
+            }
+            same
+        });
+        self.wanted.sort_unstable_by_key(|wanted| wanted.order);
+    }
+
+    /// Closes what is open, once.
+    fn close(&mut self) -> ResourceResult<()> {
+        match self.opened.take() {
+            Some(Opened { runtime, uses }) if !uses.is_empty() => {
+                runtime.finish_block_uses(&uses, self.stream)
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Drop for LaunchRecorder {
+    fn drop(&mut self) {
+        // The launch may have been queued: recording a use that was not is harmless, losing one is not.
+        quietly(|| self.close());
+    }
+}
+
+impl fmt::Debug for LaunchRecorder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LaunchRecorder")
+            .field("stream", &self.stream)
+            .field("strict", &self.strict)
+            .field("wanted", &self.wanted)
+            .field("foreign", &self.foreign)
+            .field("open_uses", &self.opened.as_ref().map(|opened| &opened.uses))
+            .field("late", &self.late)
+            .finish()
+    }
+}

@@ -1,0 +1,123 @@
+//! The limit and the counters of a manager, shared by its clones, reservations and buffers.
+//!
+//! `charged` decides: it is raised before memory is asked for and lowered when the memory is gone or was not given, so the
+//! limit is never exceeded, not even for an instant. The other counters only tell. Each is exact by itself; between two of them
+//! another thread may come. They order nothing, hence `Relaxed`.
+
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+
+use crate::device_runtime::resource::{ResourceError, ResourceResult};
+
+/// No limit.
+const UNLIMITED: usize = usize::MAX;
+
+#[derive(Debug)]
+pub(super) struct Account {
+    limit: AtomicUsize,
+    /// Bytes of buffers, of reservations, and of allocations being made.
+    charged: AtomicUsize,
+    allocated: AtomicUsize,
+    reserved: AtomicUsize,
+    peak: AtomicUsize,
+    live: AtomicUsize,
+    total: AtomicU64,
+    failed_frees: AtomicU64,
+}
+
+impl Account {
+    pub(super) const fn new() -> Self {
+        Self {
+            limit: AtomicUsize::new(UNLIMITED),
+            charged: AtomicUsize::new(0),
+            allocated: AtomicUsize::new(0),
+            reserved: AtomicUsize::new(0),
+            peak: AtomicUsize::new(0),
+            live: AtomicUsize::new(0),
+            total: AtomicU64::new(0),
+            failed_frees: AtomicU64::new(0),
+        }
+    }
+
+    pub(super) fn set_limit(&self, bytes: usize) {
+        self.limit.store(bytes, Relaxed);
+    }
+
+    pub(super) fn limit(&self) -> Option<usize> {
+        Some(self.limit.load(Relaxed)).filter(|&limit| limit != UNLIMITED)
+    }
+
+    pub(super) fn remaining(&self) -> usize {
+        self.limit.load(Relaxed).saturating_sub(self.charged.load(Relaxed))
+    }
+
+    /// Takes bytes of the limit, or refuses with nothing changed.
+    pub(super) fn charge(&self, bytes: usize) -> ResourceResult<()> {
+        let limit = self.limit.load(Relaxed);
+        let within = |charged: usize| charged.checked_add(bytes).filter(|&sum| sum <= limit);
+        match self.charged.fetch_update(Relaxed, Relaxed, within) {
+            Ok(_) => Ok(()),
+            Err(charged) => Err(ResourceError::OutOfBudget {
+                requested: bytes,
+                remaining: limit.saturating_sub(charged),
+            }),
+        }
+    }
+
+    /// Gives charged bytes back.
+    pub(super) fn discharge(&self, bytes: usize) {
+        self.charged.fetch_sub(bytes, Relaxed);
+    }
+
+    /// Charged bytes are set aside.
+    pub(super) fn set_aside(&self, bytes: usize) {
+        self.reserved.fetch_add(bytes, Relaxed);
+    }
+
+    /// Bytes set aside are so no longer; they stay charged.
+    pub(super) fn unset_aside(&self, bytes: usize) {
+        self.reserved.fetch_sub(bytes, Relaxed);
+    }
+
+    /// Charged bytes became a buffer.
+    pub(super) fn opened(&self, bytes: usize) {
+        let allocated = self.allocated.fetch_add(bytes, Relaxed) + bytes;
+        self.peak.fetch_max(allocated, Relaxed);
+        self.live.fetch_add(1, Relaxed);
+        self.total.fetch_add(1, Relaxed);
+    }
+
+    /// A buffer is gone, and its charge with it.
+    pub(super) fn closed(&self, bytes: usize) {
+        self.live.fetch_sub(1, Relaxed);
+        self.allocated.fetch_sub(bytes, Relaxed);
+        self.discharge(bytes);
+    }
+
+    pub(super) fn free_failed(&self) {
+        self.failed_frees.fetch_add(1, Relaxed);
+    }
+
+    pub(super) fn allocated(&self) -> usize {
+        self.allocated.load(Relaxed)
+    }
+
+    pub(super) fn reserved(&self) -> usize {
+        self.reserved.load(Relaxed)
+    }
+
+    pub(super) fn peak(&self) -> usize {
+        self.peak.load(Relaxed)
+    }
+
+    pub(super) fn live(&self) -> usize {
+        self.live.load(Relaxed)
+    }
+
+    pub(super) fn total(&self) -> u64 {
+        self.total.load(Relaxed)
+    }
+
+    pub(super) fn failed_frees(&self) -> u64 {
+        self.failed_frees.load(Relaxed)
+    }
+}

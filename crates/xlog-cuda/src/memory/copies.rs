@@ -1,0 +1,119 @@
+//! Copies between the host and a buffer, ordered like any other use of it.
+//!
+//! Each call prepares the use, queues the copy and closes the use, also when the copy fails. A resource that tracks no uses
+//! can only be used on the buffer's own stream, where order needs no help.
+
+use std::slice;
+
+use super::{DeviceRepr, TrackedCudaSlice};
+use crate::device_runtime::resource::{Access, ResourceError, StreamId};
+use crate::{DeviceStream, Result};
+
+impl<T: DeviceRepr> TrackedCudaSlice<T> {
+    /// Copies `src`, which has as many elements as the buffer, to the device on the buffer's stream. `src` may be reused when
+    /// this returns; the host does not wait.
+    pub fn copy_from_slice(&mut self, src: &[T]) -> Result<()> {
+        self.copy_from_slice_on(src, self.stream())
+    }
+
+    /// [`TrackedCudaSlice::copy_from_slice`] on another stream of the runtime.
+    pub fn copy_from_slice_on(&mut self, src: &[T], stream: StreamId) -> Result<()> {
+        self.same_len(src.len())?;
+        self.ordered(stream, Access::Write, |stream| {
+            // SAFETY: the range is this buffer, live until it is dropped and then freed in the order of the use opened here.
+            unsafe { stream.copy_htod(self.ptr(), bytes_of(src)) }
+        })
+    }
+
+    /// Sets every byte of the buffer on its stream. The host does not wait.
+    pub fn fill_bytes(&mut self, value: u8) -> Result<()> {
+        self.ordered(self.stream(), Access::Write, |stream| {
+            // SAFETY: as for the copy to the device.
+            unsafe { stream.memset(self.ptr(), value, self.size_bytes()) }
+        })
+    }
+
+    /// Copies the buffer to `dst`, which has as many elements, on the buffer's stream, and waits for the bytes.
+    pub fn copy_to_slice(&self, dst: &mut [T]) -> Result<()> {
+        self.copy_to_slice_on(dst, self.stream())
+    }
+
+    /// [`TrackedCudaSlice::copy_to_slice`] on another stream of the runtime.
+    pub fn copy_to_slice_on(&self, dst: &mut [T], stream: StreamId) -> Result<()> {
+        self.same_len(dst.len())?;
+        self.ordered(stream, Access::Read, |stream| {
+            // SAFETY: the range is this buffer, which is borrowed until the copy is done.
+            unsafe { stream.copy_dtoh(bytes_of_mut(dst), self.ptr()) }
+        })
+    }
+
+    /// The elements, copied on the buffer's stream. Waits for them. What was never written is unspecified.
+    pub fn to_vec(&self) -> Result<Vec<T>> {
+        self.to_vec_on(self.stream())
+    }
+
+    /// [`TrackedCudaSlice::to_vec`] on another stream of the runtime.
+    pub fn to_vec_on(&self, stream: StreamId) -> Result<Vec<T>> {
+        // SAFETY: every pattern of bytes is a value of `T`, also zeros.
+        let zero = unsafe { std::mem::zeroed::<T>() };
+        let mut elements = vec![zero; self.len()];
+        self.copy_to_slice_on(&mut elements, stream)?;
+        Ok(elements)
+    }
+
+    fn same_len(&self, len: usize) -> Result<()> {
+        if len == self.len() {
+            return Ok(());
+        }
+        Err(ResourceError::InvalidRequest {
+            value: format!("a host slice of {len} elements"),
+            accepted: format!("{}, the length of the buffer", self.len()),
+        }
+        .into())
+    }
+
+    /// Runs `work` as one use of the buffer on `stream`; an empty buffer has none.
+    fn ordered(
+        &self,
+        stream: StreamId,
+        access: Access,
+        work: impl FnOnce(&DeviceStream) -> Result<()>,
+    ) -> Result<()> {
+        if self.size_bytes() == 0 {
+            return Ok(());
+        }
+        let (Some(runtime), Some(block)) = (self.runtime(), self.id()) else {
+            return Err(ResourceError::StreamMisuse(format!(
+                "no runtime backs the slice at {:#x}, so a copy of it cannot be ordered",
+                self.ptr()
+            ))
+            .into());
+        };
+        let queue = runtime.stream_pool().try_resolve(stream)?;
+        if !runtime.supports_block_use_tracking() {
+            if stream != block.alloc_stream {
+                return Err(ResourceError::StreamMisuse(format!(
+                    "a copy on {stream} is unsupported: the resource tracks no uses, so only {} is ordered",
+                    block.alloc_stream
+                ))
+                .into());
+            }
+            return work(&queue);
+        }
+        runtime.prepare_block_use(block, stream, access)?;
+        let worked = work(&queue);
+        let closed = runtime.finish_block_use(block, stream, access);
+        worked?;
+        Ok(closed?)
+    }
+}
+
+fn bytes_of<T: DeviceRepr>(elements: &[T]) -> &[u8] {
+    // SAFETY: plain data has no padding, so all its bytes are initialised, and any address is aligned for bytes.
+    unsafe { slice::from_raw_parts(elements.as_ptr().cast(), size_of_val(elements)) }
+}
+
+fn bytes_of_mut<T: DeviceRepr>(elements: &mut [T]) -> &mut [u8] {
+    // SAFETY: as above, and whatever bytes are written are values of `T`.
+    unsafe { slice::from_raw_parts_mut(elements.as_mut_ptr().cast(), size_of_val(elements)) }
+}

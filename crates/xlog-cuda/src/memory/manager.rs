@@ -1,0 +1,198 @@
+//! Allocation for one user of a runtime: a stream, a limit, counters.
+//!
+//! A manager is a cheap handle. Clones share the limit and the counters, whatever stream each allocates on; two managers of
+//! one runtime share only the runtime. The limit holds the bytes that were asked for, in buffers and in reservations; a
+//! dropped buffer leaves it at once, though its memory may still wait for work to complete.
+
+use std::fmt;
+use std::sync::Arc;
+
+use super::account::Account;
+use super::{DeviceRepr, RawBlock, Reservation, TrackedCudaSlice};
+use crate::Result;
+use crate::device_runtime::resource::{AllocTag, MIN_ALIGN, ResourceError, StreamId};
+use crate::device_runtime::runtime::XlogDeviceRuntime;
+
+/// Allocates typed buffers on one stream of a runtime, within a limit, and counts them.
+///
+/// ```
+/// # use std::sync::Arc;
+/// # use xlog_cuda::{CudaDevice, GpuMemoryManager};
+/// # use xlog_cuda::device_runtime::{AsyncCudaResource, StreamPool, XlogDeviceRuntime};
+/// # let device = Arc::new(CudaDevice::open("sim")?);
+/// # let pool = Arc::new(StreamPool::with_defaults(device.clone()));
+/// # let resource = Box::new(AsyncCudaResource::new(device.clone(), 0, pool.clone()));
+/// # let runtime = Arc::new(XlogDeviceRuntime::with_resource(device, 0, pool, resource));
+/// let manager = GpuMemoryManager::with_runtime(runtime).with_limit(1 << 20);
+/// let rows = manager.alloc::<u64>(1000)?;
+/// assert_eq!(manager.allocated_bytes(), 8000);
+/// assert!(manager.alloc::<u8>(1 << 20).is_err());
+/// drop(rows);
+/// assert_eq!((manager.live_allocations(), manager.peak_bytes()), (0, 8000));
+/// # Ok::<(), xlog_cuda::XlogError>(())
+/// ```
+#[derive(Clone)]
+pub struct GpuMemoryManager {
+    runtime: Arc<XlogDeviceRuntime>,
+    account: Arc<Account>,
+    stream: StreamId,
+}
+
+impl GpuMemoryManager {
+    /// A manager without a limit, on the default stream.
+    #[must_use]
+    pub fn with_runtime(runtime: Arc<XlogDeviceRuntime>) -> Self {
+        Self { runtime, account: Arc::new(Account::new()), stream: StreamId::DEFAULT }
+    }
+
+    /// Sets the limit of this manager and its clones. `usize::MAX` is none.
+    ///
+    /// A limit below what is held takes nothing away; it refuses until enough has gone.
+    #[must_use]
+    pub fn with_limit(self, bytes: usize) -> Self {
+        self.account.set_limit(bytes);
+        self
+    }
+
+    /// This manager on another stream of its runtime: limit and counters are the same.
+    #[must_use]
+    pub fn on_stream(&self, stream: StreamId) -> Self {
+        Self { stream, ..self.clone() }
+    }
+
+    /// The runtime.
+    #[must_use]
+    pub fn runtime(&self) -> &Arc<XlogDeviceRuntime> {
+        &self.runtime
+    }
+
+    /// The stream that allocations are ordered on.
+    #[must_use]
+    pub fn stream(&self) -> StreamId {
+        self.stream
+    }
+
+    /// A buffer of `len` elements, usable on this manager's stream at once. Its contents are unspecified.
+    ///
+    /// Beyond the limit it is [`ResourceError::OutOfBudget`]; a length whose bytes cannot be counted is
+    /// [`ResourceError::InvalidRequest`].
+    pub fn alloc<T: DeviceRepr>(&self, len: usize) -> Result<TrackedCudaSlice<T>> {
+        self.alloc_tagged(len, AllocTag::UNTAGGED)
+    }
+
+    /// [`GpuMemoryManager::alloc`] with a label for logs and statistics.
+    pub fn alloc_tagged<T: DeviceRepr>(
+        &self,
+        len: usize,
+        tag: AllocTag,
+    ) -> Result<TrackedCudaSlice<T>> {
+        let bytes = bytes_for::<T>(len)?;
+        Ok(TrackedCudaSlice::over(self.alloc_charging(bytes, align_of::<T>(), tag)?, len))
+    }
+
+    /// `bytes` bytes without a type, aligned to at least 256.
+    pub fn alloc_raw(&self, bytes: usize) -> Result<RawBlock> {
+        self.alloc_charging(bytes, 1, AllocTag::UNTAGGED)
+    }
+
+    /// Sets bytes of the limit aside for allocations to come. No memory is taken for them yet.
+    pub fn reserve_bytes(&self, bytes: usize) -> Result<Reservation> {
+        self.account.charge(bytes)?;
+        Ok(Reservation::charged(self.clone(), bytes))
+    }
+
+    fn alloc_charging(&self, bytes: usize, align: usize, tag: AllocTag) -> Result<RawBlock> {
+        self.account.charge(bytes)?;
+        self.alloc_charged(bytes, align, tag).inspect_err(|_| self.account.discharge(bytes))
+    }
+
+    /// Allocates bytes that are charged already. After an error they still are.
+    pub(super) fn alloc_charged(
+        &self,
+        bytes: usize,
+        align: usize,
+        tag: AllocTag,
+    ) -> Result<RawBlock> {
+        if bytes == 0 {
+            return Ok(RawBlock::empty(align.max(MIN_ALIGN), self.stream));
+        }
+        let block = match align {
+            0..=MIN_ALIGN => self.runtime.allocate(bytes, self.stream, tag)?,
+            _ => self.runtime.allocate_aligned(bytes, align, self.stream, tag)?,
+        };
+        Ok(RawBlock::owning(block, bytes, &self.runtime, &self.account))
+    }
+
+    pub(super) fn account(&self) -> &Account {
+        &self.account
+    }
+
+    /// The limit; `None` without one.
+    #[must_use]
+    pub fn limit(&self) -> Option<usize> {
+        self.account.limit()
+    }
+
+    /// Bytes that could be asked for within the limit now.
+    #[must_use]
+    pub fn remaining_bytes(&self) -> usize {
+        self.account.remaining()
+    }
+
+    /// Bytes of the buffers that are alive.
+    #[must_use]
+    pub fn allocated_bytes(&self) -> usize {
+        self.account.allocated()
+    }
+
+    /// Bytes set aside and not yet allocated.
+    #[must_use]
+    pub fn reserved_bytes(&self) -> usize {
+        self.account.reserved()
+    }
+
+    /// The most that [`GpuMemoryManager::allocated_bytes`] ever was.
+    #[must_use]
+    pub fn peak_bytes(&self) -> usize {
+        self.account.peak()
+    }
+
+    /// Buffers that are alive, empty ones not counted.
+    #[must_use]
+    pub fn live_allocations(&self) -> usize {
+        self.account.live()
+    }
+
+    /// Buffers that were ever made, empty ones not counted.
+    #[must_use]
+    pub fn total_allocations(&self) -> u64 {
+        self.account.total()
+    }
+
+    /// Buffers that were dropped and that the runtime failed to free.
+    #[must_use]
+    pub fn failed_frees(&self) -> u64 {
+        self.account.failed_frees()
+    }
+}
+
+/// The bytes of `len` elements.
+pub(super) fn bytes_for<T>(len: usize) -> Result<usize, ResourceError> {
+    let most = isize::MAX as usize;
+    len.checked_mul(size_of::<T>()).filter(|&bytes| bytes <= most).ok_or_else(|| {
+        ResourceError::InvalidRequest {
+            value: format!("a buffer of {len} elements of {} bytes", size_of::<T>()),
+            accepted: format!("at most {most} bytes in all"),
+        }
+    })
+}
+
+impl fmt::Debug for GpuMemoryManager {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GpuMemoryManager")
+            .field("device", &self.runtime.device().spec())
+            .field("stream", &self.stream)
+            .field("account", &self.account)
+            .finish()
+    }
+}

@@ -1,0 +1,31 @@
+//! Typed device memory that frees itself.
+//!
+//! | item | what it is |
+//! |---|---|
+//! | [`GpuMemoryManager`] | allocates on one stream of one runtime, within a limit, and counts |
+//! | [`TrackedCudaSlice`] | a buffer of `T`s; freed through its runtime when it is dropped |
+//! | [`RawBlock`] | the same without a type |
+//! | [`Reservation`] | bytes of the limit set aside for allocations to come |
+//! | [`DeviceRepr`] | which types may lie in device memory |
+//!
+//! Invariants: a buffer owns its block and keeps the runtime's parts alive, so the order of drops does not matter; no safe call
+//! gives the block away, so it is freed once; an empty buffer has no block and costs nothing. What is metered here is the
+//! bytes that were asked for; what the blocks really take is metered by the runtime's resource.
+
+mod account;
+#[allow(unsafe_code)]
+mod copies;
+mod manager;
+mod raw;
+#[allow(unsafe_code)]
+mod repr;
+mod reservation;
+#[allow(unsafe_code)]
+mod slice;
+
+pub use crate::device_runtime::runtime::{FailedFree, set_failed_free_handler};
+pub use manager::GpuMemoryManager;
+pub use raw::RawBlock;
+pub use repr::DeviceRepr;
+pub use reservation::Reservation;
+pub use slice::TrackedCudaSlice;

@@ -1,0 +1,154 @@
+//! The owner of one block.
+//!
+//! [`RawBlock`] is where memory is given back: typed buffers wrap it and have no drop of their own. The block inside leaves
+//! it once, in the drop, towards the runtime that it came from. A free that fails has no caller to tell; it is counted in the
+//! manager and told to the handler ([`set_failed_free_handler`](super::set_failed_free_handler)).
+
+use std::fmt;
+use std::sync::Arc;
+
+use super::account::Account;
+use super::slice::TrackedCudaSlice;
+use super::{DeviceRepr, FailedFree};
+use crate::Result;
+use crate::device_runtime::resource::{BlockId, DeviceBlock, ResourceError, StreamId};
+use crate::device_runtime::runtime::{XlogDeviceRuntime, quietly, report_failed_free};
+
+/// Untyped device memory that frees itself through its runtime, after every recorded use.
+///
+/// ```
+/// # use std::sync::Arc;
+/// # use xlog_cuda::{CudaDevice, GpuMemoryManager};
+/// # use xlog_cuda::device_runtime::{AsyncCudaResource, StreamPool, XlogDeviceRuntime};
+/// # let device = Arc::new(CudaDevice::open("sim")?);
+/// # let pool = Arc::new(StreamPool::with_defaults(device.clone()));
+/// # let resource = Box::new(AsyncCudaResource::new(device.clone(), 0, pool.clone()));
+/// # let runtime = Arc::new(XlogDeviceRuntime::with_resource(device, 0, pool, resource));
+/// let manager = GpuMemoryManager::with_runtime(runtime);
+/// let raw = manager.alloc_raw(64)?;
+/// assert_eq!(raw.bytes(), 64);
+/// let mut numbers = raw.into_slice::<u32>()?;
+/// numbers.copy_from_slice(&[7; 16])?;
+/// # Ok::<(), xlog_cuda::XlogError>(())
+/// ```
+#[must_use = "dropping the block frees it at once"]
+pub struct RawBlock {
+    ptr: u64,
+    bytes: usize,
+    stream: StreamId,
+    /// `None` for an empty block and for memory that somebody else frees.
+    owned: Option<Owned>,
+}
+
+/// A block and whom to return it to. Its charge in the account is the `bytes` beside it.
+struct Owned {
+    block: DeviceBlock,
+    runtime: XlogDeviceRuntime,
+    account: Arc<Account>,
+}
+
+impl RawBlock {
+    /// A block whose `bytes` are charged to `account` already.
+    pub(super) fn owning(
+        block: DeviceBlock,
+        bytes: usize,
+        runtime: &XlogDeviceRuntime,
+        account: &Arc<Account>,
+    ) -> Self {
+        account.opened(bytes);
+        Self {
+            ptr: block.ptr,
+            bytes,
+            stream: block.alloc_stream,
+            owned: Some(Owned { block, runtime: runtime.share(), account: account.clone() }),
+        }
+    }
+
+    /// No memory: an address that is aligned, not null, and never used.
+    pub(super) fn empty(align: usize, stream: StreamId) -> Self {
+        Self { ptr: align as u64, bytes: 0, stream, owned: None }
+    }
+
+    /// Memory that somebody else frees.
+    pub(super) fn foreign(ptr: u64, bytes: usize) -> Self {
+        Self { ptr, bytes, stream: StreamId::DEFAULT, owned: None }
+    }
+
+    /// True for memory that no runtime backs.
+    pub(super) fn is_foreign(&self) -> bool {
+        self.owned.is_none() && self.bytes > 0
+    }
+
+    pub(super) fn runtime(&self) -> Option<&XlogDeviceRuntime> {
+        self.owned.as_ref().map(|owned| &owned.runtime)
+    }
+
+    /// The device address; for an empty block some aligned address that is not null.
+    #[must_use]
+    pub fn ptr(&self) -> u64 {
+        self.ptr
+    }
+
+    /// The address where it is kept, for launches that copy their arguments from there.
+    #[cfg(feature = "cudarc")]
+    pub(super) fn ptr_ref(&self) -> &u64 {
+        &self.ptr
+    }
+
+    /// The bytes asked for. The block may have more.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// The stream it was allocated on and is freed on.
+    #[must_use]
+    pub fn stream(&self) -> StreamId {
+        self.stream
+    }
+
+    /// The runtime's block; `None` where there is none: an empty block, or memory that no runtime backs.
+    #[must_use]
+    pub fn runtime_block(&self) -> Option<&DeviceBlock> {
+        self.owned.as_ref().map(|owned| &owned.block)
+    }
+
+    /// The identity of the runtime's block.
+    #[must_use]
+    pub fn id(&self) -> Option<BlockId> {
+        self.runtime_block().map(BlockId::from_block)
+    }
+
+    /// The same memory as a buffer of `T`s, if it has a whole number of them and their alignment. Otherwise it is freed.
+    pub fn into_slice<T: DeviceRepr>(self) -> Result<TrackedCudaSlice<T>> {
+        TrackedCudaSlice::from_raw(self)
+    }
+}
+
+impl Drop for RawBlock {
+    fn drop(&mut self) {
+        let Some(Owned { block, runtime, account }) = self.owned.take() else {
+            return;
+        };
+        let (id, bytes, tag) = (BlockId::from_block(&block), block.bytes, block.tag);
+        let freed = quietly(|| runtime.deallocate(block)).unwrap_or_else(|| {
+            Err(ResourceError::Driver("the resource panicked in deallocate".to_owned()))
+        });
+        account.closed(self.bytes);
+        if let Err(error) = freed {
+            account.free_failed();
+            report_failed_free(&FailedFree { block: id, bytes, tag, error });
+        }
+    }
+}
+
+impl fmt::Debug for RawBlock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RawBlock")
+            .field("ptr", &format_args!("{:#x}", self.ptr))
+            .field("bytes", &self.bytes)
+            .field("stream", &self.stream)
+            .field("block", &self.runtime_block())
+            .finish()
+    }
+}

@@ -1,0 +1,101 @@
+//! Bytes of a limit that are promised to one user.
+//!
+//! An operator that needs three buffers or none reserves their sum first. What it allocates from the reservation cannot be
+//! refused by the manager's limit any more; the device may still be full. What is left goes back with the reservation.
+
+use super::manager::bytes_for;
+use super::{DeviceRepr, GpuMemoryManager, RawBlock, TrackedCudaSlice};
+use crate::Result;
+use crate::device_runtime::resource::{AllocTag, ResourceError, ResourceResult};
+
+/// Bytes of a manager's limit, set aside until they are allocated or this is dropped.
+///
+/// ```
+/// # use std::sync::Arc;
+/// # use xlog_cuda::{CudaDevice, GpuMemoryManager};
+/// # use xlog_cuda::device_runtime::{AsyncCudaResource, StreamPool, XlogDeviceRuntime};
+/// # let device = Arc::new(CudaDevice::open("sim")?);
+/// # let pool = Arc::new(StreamPool::with_defaults(device.clone()));
+/// # let resource = Box::new(AsyncCudaResource::new(device.clone(), 0, pool.clone()));
+/// # let runtime = Arc::new(XlogDeviceRuntime::with_resource(device, 0, pool, resource));
+/// let manager = GpuMemoryManager::with_runtime(runtime).with_limit(1000);
+/// let mut reservation = manager.reserve_bytes(900)?;
+/// assert!(manager.alloc::<u8>(101).is_err());
+/// let keys = reservation.alloc::<u32>(100)?;
+/// assert_eq!((reservation.bytes(), manager.allocated_bytes()), (500, 400));
+/// drop(reservation);
+/// assert_eq!(manager.remaining_bytes(), 600);
+/// # drop(keys);
+/// # Ok::<(), xlog_cuda::XlogError>(())
+/// ```
+#[derive(Debug)]
+#[must_use = "dropping the reservation gives its bytes back at once"]
+pub struct Reservation {
+    manager: GpuMemoryManager,
+    bytes: usize,
+}
+
+impl Reservation {
+    /// `bytes` are charged to the manager already.
+    pub(super) fn charged(manager: GpuMemoryManager, bytes: usize) -> Self {
+        manager.account().set_aside(bytes);
+        Self { manager, bytes }
+    }
+
+    /// Bytes that are left.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// A buffer of `len` elements out of the reservation, on the stream of the manager that made it.
+    ///
+    /// More than is left is [`ResourceError::OutOfBudget`]. After an error nothing has changed.
+    pub fn alloc<T: DeviceRepr>(&mut self, len: usize) -> Result<TrackedCudaSlice<T>> {
+        self.alloc_tagged(len, AllocTag::UNTAGGED)
+    }
+
+    /// [`Reservation::alloc`] with a label for logs and statistics.
+    pub fn alloc_tagged<T: DeviceRepr>(
+        &mut self,
+        len: usize,
+        tag: AllocTag,
+    ) -> Result<TrackedCudaSlice<T>> {
+        let raw = self.spend(bytes_for::<T>(len)?, align_of::<T>(), tag)?;
+        Ok(TrackedCudaSlice::over(raw, len))
+    }
+
+    /// `bytes` bytes without a type out of the reservation.
+    pub fn alloc_raw(&mut self, bytes: usize) -> Result<RawBlock> {
+        self.spend(bytes, 1, AllocTag::UNTAGGED)
+    }
+
+    /// A reservation of `bytes` bytes out of this one.
+    pub fn split(&mut self, bytes: usize) -> Result<Self> {
+        self.covers(bytes)?;
+        self.bytes -= bytes;
+        Ok(Self { manager: self.manager.clone(), bytes })
+    }
+
+    fn covers(&self, bytes: usize) -> ResourceResult<()> {
+        if bytes <= self.bytes {
+            return Ok(());
+        }
+        Err(ResourceError::OutOfBudget { requested: bytes, remaining: self.bytes })
+    }
+
+    fn spend(&mut self, bytes: usize, align: usize, tag: AllocTag) -> Result<RawBlock> {
+        self.covers(bytes)?;
+        let raw = self.manager.alloc_charged(bytes, align, tag)?;
+        self.bytes -= bytes;
+        self.manager.account().unset_aside(bytes);
+        Ok(raw)
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        self.manager.account().unset_aside(self.bytes);
+        self.manager.account().discharge(self.bytes);
+    }
+}

@@ -1,0 +1,148 @@
+//! The typed buffer.
+//!
+//! A [`TrackedCudaSlice`] is a [`RawBlock`] that knows how many `T`s lie in it. It cannot be indexed on the host: its bytes
+//! are reached by copies (`copies`) and by work that a launch names. It is freed in stream order when it is dropped, so
+//! dropping scratch right after a launch is fine, once the launch has recorded its use of it.
+
+use std::fmt;
+use std::marker::PhantomData;
+
+use super::{DeviceRepr, RawBlock};
+use crate::Result;
+use crate::device_runtime::resource::{BlockId, DeviceBlock, ResourceError, StreamId};
+use crate::device_runtime::runtime::XlogDeviceRuntime;
+
+/// A buffer of `T`s on the device that frees itself through its runtime, after every recorded use.
+///
+/// ```
+/// # use std::sync::Arc;
+/// # use xlog_cuda::{CudaDevice, GpuMemoryManager};
+/// # use xlog_cuda::device_runtime::{AsyncCudaResource, StreamPool, XlogDeviceRuntime};
+/// # let device = Arc::new(CudaDevice::open("sim")?);
+/// # let pool = Arc::new(StreamPool::with_defaults(device.clone()));
+/// # let resource = Box::new(AsyncCudaResource::new(device.clone(), 0, pool.clone()));
+/// # let runtime = Arc::new(XlogDeviceRuntime::with_resource(device, 0, pool, resource));
+/// let manager = GpuMemoryManager::with_runtime(runtime);
+/// let mut column = manager.alloc::<u32>(4)?;
+/// column.copy_from_slice(&[3, 1, 4, 1])?;
+/// assert_eq!(column.to_vec()?, [3, 1, 4, 1]);
+/// assert_eq!(column.into_bytes().len(), 16);
+/// # Ok::<(), xlog_cuda::XlogError>(())
+/// ```
+#[must_use = "dropping the buffer frees it at once"]
+pub struct TrackedCudaSlice<T> {
+    pub(super) raw: RawBlock,
+    len: usize,
+    element: PhantomData<T>,
+}
+
+impl<T> TrackedCudaSlice<T> {
+    /// `raw` has `len` elements.
+    pub(super) fn over(raw: RawBlock, len: usize) -> Self {
+        Self { raw, len, element: PhantomData }
+    }
+
+    /// How many elements it has.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// True when it has no elements.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The size of its elements in bytes.
+    #[must_use]
+    pub fn size_bytes(&self) -> usize {
+        self.raw.bytes()
+    }
+
+    /// The device address; for an empty buffer some aligned address that is not null.
+    #[must_use]
+    pub fn ptr(&self) -> u64 {
+        self.raw.ptr()
+    }
+
+    /// The stream it was allocated on and is freed on.
+    #[must_use]
+    pub fn stream(&self) -> StreamId {
+        self.raw.stream()
+    }
+
+    /// The runtime's block; `None` where there is none: an empty buffer, or memory that no runtime backs.
+    #[must_use]
+    pub fn runtime_block(&self) -> Option<&DeviceBlock> {
+        self.raw.runtime_block()
+    }
+
+    /// The identity of the runtime's block.
+    #[must_use]
+    pub fn id(&self) -> Option<BlockId> {
+        self.raw.id()
+    }
+
+    /// The same memory as bytes.
+    pub fn into_bytes(self) -> TrackedCudaSlice<u8> {
+        let bytes = self.raw.bytes();
+        TrackedCudaSlice::over(self.raw, bytes)
+    }
+
+    /// The same memory without a type.
+    pub fn into_raw(self) -> RawBlock {
+        self.raw
+    }
+
+    #[cfg(feature = "cudarc")]
+    pub(crate) fn ptr_ref(&self) -> &u64 {
+        self.raw.ptr_ref()
+    }
+
+    pub(crate) fn is_foreign(&self) -> bool {
+        self.raw.is_foreign()
+    }
+
+    pub(crate) fn runtime(&self) -> Option<&XlogDeviceRuntime> {
+        self.raw.runtime()
+    }
+}
+
+impl<T: DeviceRepr> TrackedCudaSlice<T> {
+    /// Memory that somebody else owns and frees, as an argument of work that is ordered by other means.
+    ///
+    /// No runtime backs it: [`runtime_block`](Self::runtime_block) is `None`, the copies of this type refuse it, and so does
+    /// a strict [`LaunchRecorder`](crate::LaunchRecorder).
+    ///
+    /// # Safety
+    /// `ptr` is aligned for `T`, and `len` elements at it are live device memory until all work that was given this buffer
+    /// has completed.
+    pub unsafe fn from_foreign(ptr: u64, len: usize) -> Self {
+        Self::over(RawBlock::foreign(ptr, len.saturating_mul(size_of::<T>())), len)
+    }
+
+    pub(super) fn from_raw(raw: RawBlock) -> Result<Self> {
+        let (bytes, size, align) = (raw.bytes(), size_of::<T>(), align_of::<T>());
+        let whole = if size == 0 { bytes == 0 } else { bytes.is_multiple_of(size) };
+        if whole && raw.ptr().is_multiple_of(align as u64) {
+            let len = bytes.checked_div(size).unwrap_or(0);
+            return Ok(Self::over(raw, len));
+        }
+        Err(ResourceError::InvalidRequest {
+            value: format!("a block of {bytes} bytes at {:#x}", raw.ptr()),
+            accepted: format!("a whole number of elements of {size} bytes, aligned to {align}"),
+        }
+        .into())
+    }
+}
+
+impl<T> fmt::Debug for TrackedCudaSlice<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TrackedCudaSlice")
+            .field("element", &std::any::type_name::<T>())
+            .field("len", &self.len)
+            .field("raw", &self.raw)
+            .finish()
+    }
+}

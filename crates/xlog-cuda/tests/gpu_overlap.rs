@@ -1,0 +1,157 @@
+//! The runtime keeps the order and adds no other: two streams that could work at the same time do.
+//!
+//! The program is a pipeline of kernels of about a millisecond. The producer's kernel of a round runs while the consumer's
+//! kernel of the round before does; whoever makes one wait for the other without need doubles the time.
+
+#![allow(clippy::unwrap_used)]
+
+#[path = "gpu/mod.rs"]
+mod gpu;
+
+use std::time::{Duration, Instant};
+
+use xlog_cuda::device_runtime::StreamLease;
+use xlog_cuda::kernels::exercise::Exercise;
+use xlog_cuda::{CudaDevice, GpuMemoryManager, LaunchRecorder, TrackedCudaSlice};
+
+const ROUNDS: u32 = 100;
+const REPEATS: usize = 5;
+const BAR: f64 = 1.1;
+
+struct Pipeline<'a> {
+    device: &'a CudaDevice,
+    manager: GpuMemoryManager,
+    kernels: Exercise,
+    producer: StreamLease,
+    consumer: StreamLease,
+    /// About a millisecond of the GPU's clock.
+    ticks: u64,
+}
+
+impl Pipeline<'_> {
+    fn wait(&self) {
+        self.producer.synchronize().unwrap();
+        self.consumer.synchronize().unwrap();
+    }
+
+    /// The same kernels on memory that stays, ordered by bare events: nothing can be faster.
+    fn ideal(&self, passed: u64, result: u64) -> Duration {
+        let driver = self.device.driver();
+        let events: Vec<_> = (0..ROUNDS).map(|_| driver.event_create().unwrap()).collect();
+        let start = Instant::now();
+        for (round, event) in (0..ROUNDS).zip(&events) {
+            // SAFETY: both words are live until the caller has waited for both streams, and each has one writer.
+            unsafe { self.kernels.spin(&self.producer, self.ticks, passed, round).unwrap() };
+            driver.event_record(*event, self.producer.handle()).unwrap();
+            driver.stream_wait_event(self.consumer.handle(), *event).unwrap();
+            // SAFETY: as above.
+            unsafe { self.kernels.spin(&self.consumer, self.ticks, result, round).unwrap() };
+        }
+        self.wait();
+        let time = start.elapsed();
+        for event in events {
+            driver.event_destroy(event).unwrap();
+        }
+        time
+    }
+
+    /// A block per round, handed over and freed; it is freed when `held` younger ones are on their way.
+    fn tracked(&self, result: &TrackedCudaSlice<u32>, held: usize) -> Duration {
+        let runtime = self.manager.runtime();
+        let memory = self.manager.on_stream(self.producer.id());
+        let mut on_their_way = std::collections::VecDeque::new();
+        let start = Instant::now();
+        for round in 0..ROUNDS {
+            let passed = memory.alloc::<u32>(1).unwrap();
+            let mut produce = LaunchRecorder::new_strict(self.producer.id());
+            produce.write(&passed);
+            produce
+                // SAFETY: the word is live, and the recorder orders the kernel.
+                .run(runtime, |stream| unsafe {
+                    self.kernels.spin(stream, self.ticks, passed.ptr(), round)
+                })
+                .unwrap();
+            let mut consume = LaunchRecorder::new_strict(self.consumer.id());
+            consume.read(&passed).write(result);
+            consume
+                // SAFETY: as above.
+                .run(runtime, |stream| unsafe {
+                    self.kernels.spin(stream, self.ticks, result.ptr(), round)
+                })
+                .unwrap();
+            on_their_way.push_back(passed);
+            if on_their_way.len() > held {
+                drop(on_their_way.pop_front());
+            }
+        }
+        drop(on_their_way);
+        self.wait();
+        start.elapsed()
+    }
+}
+
+/// The ticks of the GPU's clock in a millisecond, once it runs at speed.
+fn calibrate(kernels: &Exercise, stream: &StreamLease, word: u64) -> u64 {
+    const TICKS: u64 = 20_000_000;
+    let mut best = Duration::MAX;
+    for _ in 0..5 {
+        let start = Instant::now();
+        // SAFETY: the word is live until the stream was waited for.
+        unsafe { kernels.spin(stream, TICKS, word, 0).unwrap() };
+        stream.synchronize().unwrap();
+        best = best.min(start.elapsed());
+    }
+    (TICKS as f64 / best.as_secs_f64() / 1e3) as u64
+}
+
+fn median(mut times: Vec<Duration>) -> Duration {
+    times.sort_unstable();
+    times[times.len() / 2]
+}
+
+#[test]
+fn a_pipeline_over_two_streams_overlaps_as_with_bare_events() {
+    let Some(device) = gpu::gpu("a_pipeline_over_two_streams_overlaps_as_with_bare_events") else {
+        return;
+    };
+    let runtime = gpu::runtime(&device, 2);
+    let pool = runtime.stream_pool().clone();
+    let manager = GpuMemoryManager::with_runtime(runtime);
+    let kernels = Exercise::load(&device).unwrap();
+    let (producer, consumer) = (pool.lease().unwrap(), pool.lease().unwrap());
+    let words = manager.alloc::<u32>(2).unwrap();
+    let result = manager.on_stream(consumer.id()).alloc::<u32>(1).unwrap();
+    device.synchronize().unwrap();
+    let ticks = calibrate(&kernels, &producer, words.ptr());
+    let pipeline = Pipeline { device: &device, manager, kernels, producer, consumer, ticks };
+
+    let (mut ideal, mut tracked, mut at_once) = (Vec::new(), Vec::new(), Vec::new());
+    for repeat in 0..=REPEATS {
+        let times = (
+            pipeline.ideal(words.ptr(), words.ptr() + 4),
+            pipeline.tracked(&result, 1),
+            pipeline.tracked(&result, 0),
+        );
+        // The first of each fills caches and pools.
+        if repeat > 0 {
+            ideal.push(times.0);
+            tracked.push(times.1);
+            at_once.push(times.2);
+        }
+    }
+    assert_eq!(result.to_vec().unwrap(), [ROUNDS - 1]);
+    let (ideal, tracked, at_once) = (median(ideal), median(tracked), median(at_once));
+    let ratio = tracked.as_secs_f64() / ideal.as_secs_f64();
+    println!(
+        "{ROUNDS} rounds: bare events {ideal:?}, handoff and free {tracked:?}, ratio {ratio:.3} (bar {BAR}); freed while the \
+         consumer still reads {at_once:?}, ratio {:.3}, where the producer's stream waits for the consumer",
+        at_once.as_secs_f64() / ideal.as_secs_f64()
+    );
+    // Were it serial, it would take two kernels a round.
+    let overlaps = ideal.as_secs_f64() < 1.5e-3 * f64::from(ROUNDS);
+    assert!(
+        overlaps,
+        "the bare program does not overlap, so there is nothing to compare with: {ideal:?}"
+    );
+    assert!(ratio <= BAR, "{ratio:.3} times the ideal, more than {BAR}");
+}

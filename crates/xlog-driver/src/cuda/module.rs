@@ -1,0 +1,281 @@
+//! Kernels: loading PTX, and launching what is in it.
+//!
+//! A [`CudaModule`] owns what the driver made of one image, and a [`CudaFunction`] is a kernel of it that keeps the module,
+//! and with it the device, open. Loading compiles PTX for the device at hand, which takes milliseconds: load once.
+//!
+//! Invariant: a module is unloaded when its last kernel and its last owner are gone, after a wait for the device, so that
+//! no launched kernel loses its code. Drop it while a gate is held, and the wait lasts until the gate opens.
+//! Whether the arguments are those the kernel takes, and whether the memory behind them is live, is the caller's promise.
+
+use std::ffi::{CStr, CString, c_uint, c_void};
+use std::fmt;
+use std::ptr::{self, NonNull};
+use std::sync::{Arc, OnceLock};
+
+use cudarc::driver::sys::{self, CUfunction, CUmodule, CUstream};
+
+use super::api::Symbols;
+use super::core::Core;
+use super::device::{CudaDriver, raw_stream};
+use crate::{DriverError, DriverResult, StreamHandle};
+
+table! {
+    /// Modules and launches.
+    ModuleCalls {
+        load_data = c"cuModuleLoadData" (*mut CUmodule, *const c_void);
+        unload = c"cuModuleUnload" (CUmodule);
+        get_function = c"cuModuleGetFunction" (*mut CUfunction, CUmodule, *const std::ffi::c_char);
+        launch_kernel = c"cuLaunchKernel" (
+            CUfunction, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, CUstream,
+            *mut *mut c_void, *mut *mut c_void,
+        );
+    }
+}
+
+impl ModuleCalls {
+    pub(super) fn load(symbols: &dyn Symbols) -> DriverResult<Self> {
+        Self::find(symbols).map_err(|symbol| DriverError::Unavailable {
+            what: format!("libcuda has no symbol {}", symbol.to_string_lossy()),
+            remedy: "install an NVIDIA driver of CUDA 12.0 or later".to_owned(),
+        })
+    }
+
+    /// The calls of the loaded library. An open driver is the proof that it is loaded.
+    fn of_process(_open: &CudaDriver) -> DriverResult<Self> {
+        static CALLS: OnceLock<ModuleCalls> = OnceLock::new();
+        if let Some(calls) = CALLS.get() {
+            return Ok(*calls);
+        }
+        let calls = Self::load(&LoadedLibrary)?;
+        Ok(*CALLS.get_or_init(|| calls))
+    }
+}
+
+/// The library behind an open driver.
+struct LoadedLibrary;
+
+// SAFETY: the addresses are those libcuda exports, and the library is never unloaded.
+unsafe impl Symbols for LoadedLibrary {
+    fn address(&self, name: &CStr) -> Option<NonNull<c_void>> {
+        // SAFETY: a driver is open, so the library is loaded and its initialisers have run.
+        let library = unsafe { sys::culib() };
+        // SAFETY: the symbol is only taken as an address; its type is given by the table that asked for it.
+        let symbol = unsafe { library.get::<*mut c_void>(name) }.ok()?;
+        NonNull::new(*symbol)
+    }
+}
+
+/// Kernels that are loaded on one device.
+///
+/// ```no_run
+/// use xlog_driver::cuda::{CudaDriver, CudaModule, LaunchShape};
+/// use xlog_driver::Driver;
+///
+/// let driver = CudaDriver::open(0)?;
+/// let module = CudaModule::load(&driver, c"... PTX ...")?;
+/// let kernel = module.function("fill")?;
+/// let stream = driver.stream_create(0)?;
+/// let block = driver.alloc(1024)?;
+/// // SAFETY: the kernel takes an address and a number of rows, and the block is live and this long.
+/// unsafe { kernel.launch(stream, LaunchShape::for_rows(256), &[block.into(), 256_u64.into()])? };
+/// # Ok::<(), xlog_driver::DriverError>(())
+/// ```
+#[derive(Clone)]
+pub struct CudaModule {
+    loaded: Arc<Loaded>,
+}
+
+struct Loaded {
+    core: Arc<Core>,
+    calls: ModuleCalls,
+    raw: CUmodule,
+}
+
+// SAFETY: a module handle is a name the driver accepts on every thread; the driver does its own locking.
+unsafe impl Send for Loaded {}
+// SAFETY: as above; nothing here changes after it was made.
+unsafe impl Sync for Loaded {}
+
+impl CudaModule {
+    /// Loads PTX, compiling it for the device of `driver`.
+    pub fn load(driver: &CudaDriver, image: &CStr) -> DriverResult<Self> {
+        Self::load_with(driver, ModuleCalls::of_process(driver)?, image)
+    }
+
+    pub(super) fn load_with(
+        driver: &CudaDriver,
+        calls: ModuleCalls,
+        image: &CStr,
+    ) -> DriverResult<Self> {
+        let core = Arc::clone(&driver.core);
+        let mut raw: CUmodule = ptr::null_mut();
+        {
+            let _bound = core.context.bind("load")?;
+            // SAFETY: the out pointer is valid, the image is a string with a NUL at its end, and the context is current.
+            let code = unsafe { (calls.load_data)(&raw mut raw, image.as_ptr().cast()) };
+            core.context.check("cuModuleLoadData", code)?;
+        }
+        Ok(Self { loaded: Arc::new(Loaded { core, calls, raw }) })
+    }
+
+    /// The kernel called `name`, as an `extern "C"` function is called.
+    pub fn function(&self, name: &str) -> DriverResult<CudaFunction> {
+        let Ok(symbol) = CString::new(name) else {
+            return Err(DriverError::invalid("function", format!("{name:?}"), "a kernel's name"));
+        };
+        let Loaded { core, calls, raw } = &*self.loaded;
+        let _bound = core.context.bind("function")?;
+        let mut function: CUfunction = ptr::null_mut();
+        // SAFETY: the out pointer is valid, the name ends with a NUL, and the module is loaded.
+        let code = unsafe { (calls.get_function)(&raw mut function, *raw, symbol.as_ptr()) };
+        core.context.check("cuModuleGetFunction", code)?;
+        Ok(CudaFunction { module: self.clone(), raw: function, name: name.into() })
+    }
+
+    /// The ordinal of the device it is loaded on.
+    #[must_use]
+    pub fn device_ordinal(&self) -> u32 {
+        self.loaded.core.properties.ordinal
+    }
+}
+
+impl fmt::Debug for CudaModule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CudaModule")
+            .field("handle", &self.loaded.raw)
+            .field("device_ordinal", &self.device_ordinal())
+            .finish()
+    }
+}
+
+impl Drop for Loaded {
+    fn drop(&mut self) {
+        // A lost device has taken the module with it; there is nobody left to tell.
+        if let Ok(_bound) = self.core.context.bind("unload")
+            && self.core.context.synchronize().is_ok()
+        {
+            // SAFETY: the module was loaded once, this is its last owner, and nothing of it runs any more.
+            unsafe { (self.calls.unload)(self.raw) };
+        }
+    }
+}
+
+/// One kernel of a loaded module.
+#[derive(Clone)]
+pub struct CudaFunction {
+    module: CudaModule,
+    raw: CUfunction,
+    name: Arc<str>,
+}
+
+// SAFETY: a function handle is a name the driver accepts on every thread, alive as long as its module.
+unsafe impl Send for CudaFunction {}
+// SAFETY: as above; nothing here changes after it was made.
+unsafe impl Sync for CudaFunction {}
+
+impl CudaFunction {
+    /// Queues the kernel on `stream`.
+    ///
+    /// # Safety
+    /// `arguments` are those the kernel takes, in number, order and type. The memory it touches is live when it runs, and
+    /// the launch is ordered against all other work on that memory. `stream` is a live stream of the module's device.
+    pub unsafe fn launch(
+        &self,
+        stream: StreamHandle,
+        shape: LaunchShape,
+        arguments: &[KernelArgument],
+    ) -> DriverResult<()> {
+        let stream = raw_stream("launch", stream)?;
+        let Loaded { core, calls, .. } = &*self.module.loaded;
+        let mut pointers: Vec<*mut c_void> =
+            arguments.iter().map(|argument| argument.bytes.as_ptr().cast_mut().cast()).collect();
+        let LaunchShape { grid: (gx, gy, gz), block: (bx, by, bz), shared_bytes } = shape;
+        let _bound = core.context.bind("launch")?;
+        // SAFETY: the function belongs to a loaded module, each pointer leads to an argument, which the driver copies before
+        // it returns, and the caller promises that they are the kernel's arguments.
+        let code = unsafe {
+            (calls.launch_kernel)(
+                self.raw,
+                gx,
+                gy,
+                gz,
+                bx,
+                by,
+                bz,
+                shared_bytes,
+                stream,
+                pointers.as_mut_ptr(),
+                ptr::null_mut(),
+            )
+        };
+        core.context.check("cuLaunchKernel", code)
+    }
+
+    /// The name it was asked for by.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The module it belongs to.
+    #[must_use]
+    pub fn module(&self) -> &CudaModule {
+        &self.module
+    }
+}
+
+impl fmt::Debug for CudaFunction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CudaFunction")
+            .field("name", &self.name)
+            .field("module", &self.module)
+            .finish()
+    }
+}
+
+/// How many threads a launch has.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct LaunchShape {
+    /// Blocks in x, y and z.
+    pub grid: (u32, u32, u32),
+    /// Threads of a block in x, y and z.
+    pub block: (u32, u32, u32),
+    /// Dynamic shared memory of a block in bytes.
+    pub shared_bytes: u32,
+}
+
+impl LaunchShape {
+    const BLOCK: u32 = 256;
+    const MOST_BLOCKS: u64 = 1 << 16;
+
+    /// One thread.
+    pub const SINGLE: Self = Self { grid: (1, 1, 1), block: (1, 1, 1), shared_bytes: 0 };
+
+    /// A thread per row, for kernels that step over what is left when there are more rows than threads.
+    #[must_use]
+    pub fn for_rows(rows: usize) -> Self {
+        let blocks = (rows as u64).div_ceil(u64::from(Self::BLOCK)).clamp(1, Self::MOST_BLOCKS);
+        Self { grid: (blocks as u32, 1, 1), block: (Self::BLOCK, 1, 1), shared_bytes: 0 }
+    }
+}
+
+/// One scalar or address that a kernel takes, of at most eight bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(C, align(8))]
+pub struct KernelArgument {
+    bytes: [u8; 8],
+}
+
+macro_rules! arguments {
+    ($($type:ty),*) => {
+        $(impl From<$type> for KernelArgument {
+            fn from(value: $type) -> Self {
+                let mut bytes = [0; 8];
+                bytes[..size_of::<$type>()].copy_from_slice(&value.to_ne_bytes());
+                Self { bytes }
+            }
+        })*
+    };
+}
+
+arguments!(u32, i32, u64, i64, f32, f64);

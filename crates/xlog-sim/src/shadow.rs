@@ -1,0 +1,112 @@
+//! Shadow memory: for every byte range of one backing, the accesses that later ones must still be compared with.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::clock::Epoch;
+use crate::op::OpMeta;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Mode {
+    Read,
+    Write,
+    Alloc,
+    Free,
+}
+
+impl Mode {
+    pub(crate) fn action(self) -> &'static str {
+        match self {
+            Self::Read => "reads",
+            Self::Write => "writes",
+            Self::Alloc => "allocates",
+            Self::Free => "frees",
+        }
+    }
+}
+
+/// One access to a range.
+#[derive(Clone)]
+pub(crate) struct Entry {
+    pub(crate) epoch: Epoch,
+    pub(crate) mode: Mode,
+    pub(crate) meta: Arc<OpMeta>,
+    pub(crate) tag: Option<Arc<str>>,
+    /// The mapping it came through, as `Piece::base` has it; `None` once that mapping is gone.
+    pub(crate) base: Option<u64>,
+}
+
+/// What is known of a range of bytes that were all treated alike.
+#[derive(Clone, Default)]
+pub(crate) struct Cell {
+    pub(crate) end: usize,
+    pub(crate) entries: Vec<Entry>,
+    /// The allocation of the block that lives here. It outlasts the entries: what was queued before it meant another
+    /// block, however well it is ordered.
+    pub(crate) born: Option<Arc<Entry>>,
+}
+
+/// The cells of one backing by their first byte. They do not overlap.
+pub(crate) type Cells = BTreeMap<usize, Cell>;
+
+/// Makes `start` and `end` borders of cells and fills the gaps between them.
+pub(crate) fn split(cells: &mut Cells, start: usize, end: usize) {
+    for border in [start, end] {
+        let Some((&at, cell)) = cells.range_mut(..border).next_back() else {
+            continue;
+        };
+        if at < border && border < cell.end {
+            let tail = cell.clone();
+            cell.end = border;
+            cells.insert(border, tail);
+        }
+    }
+    let mut at = start;
+    let mut gaps = Vec::new();
+    for (&from, cell) in cells.range(start..end) {
+        if at < from {
+            gaps.push((at, from));
+        }
+        at = cell.end;
+    }
+    if at < end {
+        gaps.push((at, end));
+    }
+    for (from, to) in gaps {
+        cells.insert(from, Cell { end: to, ..Cell::default() });
+    }
+}
+
+/// Joins neighbouring cells of one block after one access became the single entry of both.
+pub(crate) fn unite(cells: &mut Cells, start: usize, end: usize) {
+    if cells.range(start..end).nth(1).is_none() {
+        return;
+    }
+    let mut rest: Vec<(usize, usize)> = Vec::new();
+    let mut last: Option<(usize, &Cell)> = None;
+    for (&at, cell) in cells.range(start..end) {
+        match last {
+            Some((first, kept)) if joins(kept, cell) => rest.push((at, first)),
+            _ => last = Some((at, cell)),
+        }
+    }
+    for (at, first) in rest {
+        let end = cells.remove(&at).map(|cell| cell.end);
+        if let (Some(end), Some(cell)) = (end, cells.get_mut(&first)) {
+            cell.end = end;
+        }
+    }
+}
+
+fn joins(one: &Cell, other: &Cell) -> bool {
+    let same_block = match (&one.born, &other.born) {
+        (Some(one), Some(other)) => Arc::ptr_eq(&one.meta, &other.meta),
+        (None, None) => true,
+        _ => false,
+    };
+    let same_entry = match (one.entries.as_slice(), other.entries.as_slice()) {
+        ([one], [other]) => Arc::ptr_eq(&one.meta, &other.meta) && one.base == other.base,
+        _ => false,
+    };
+    same_block && same_entry
+}

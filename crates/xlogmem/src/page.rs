@@ -1,0 +1,93 @@
+//! Text for people: titles, aligned labels, and lines no wider than 80 columns where a word allows it.
+
+use std::fmt::Write;
+
+const WIDTH: usize = 80;
+const LABEL: usize = 20;
+
+/// A text that grows line by line.
+#[derive(Default)]
+pub(crate) struct Page(String);
+
+impl Page {
+    /// Starts a section.
+    pub(crate) fn title(&mut self, title: &str) {
+        if !self.0.is_empty() {
+            self.0.push('\n');
+        }
+        self.0.push_str(title);
+        self.0.push('\n');
+    }
+
+    /// A label and its value, wrapped at spaces and indented under itself.
+    pub(crate) fn line(&mut self, label: &str, value: &str) {
+        let mut label = label;
+        for piece in wrap(value, WIDTH - LABEL - 2) {
+            // Writing to a string cannot fail.
+            let _ = writeln!(self.0, "  {label:<LABEL$}{piece}");
+            label = "";
+        }
+    }
+
+    /// The last words, after an empty line, and the whole text.
+    pub(crate) fn close(mut self, verdict: &str) -> String {
+        self.0.push('\n');
+        for line in wrap(verdict, WIDTH) {
+            self.0.push_str(&line);
+            self.0.push('\n');
+        }
+        self.0
+    }
+}
+
+/// Lines of at most `width` characters; a longer word has a line of its own.
+fn wrap(text: &str, width: usize) -> Vec<String> {
+    let mut lines = vec![String::new()];
+    for word in text.split_whitespace() {
+        let last = lines.len() - 1;
+        let line = &mut lines[last];
+        if line.is_empty() {
+            line.push_str(word);
+        } else if line.chars().count() + 1 + word.chars().count() <= width {
+            line.push(' ');
+            line.push_str(word);
+        } else {
+            lines.push(word.to_owned());
+        }
+    }
+    lines
+}
+
+/// Bytes in the largest unit that leaves at least one.
+pub(crate) fn size(bytes: u64) -> String {
+    const UNITS: [(u64, &str); 4] =
+        [(1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
+    match UNITS.iter().find(|(unit, _)| bytes >= *unit) {
+        Some((unit, name)) if bytes.is_multiple_of(*unit) => format!("{} {name}", bytes / unit),
+        Some((unit, name)) => format!("{:.1} {name}", bytes as f64 / *unit as f64),
+        None => format!("{bytes} bytes"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn wrapping_loses_no_word_and_keeps_the_width() {
+        let text = "one two three four-and-a-very-long-word five";
+        let lines = wrap(text, 10);
+        assert_eq!(lines.join(" "), text);
+        assert!(lines.iter().all(|line| line.len() <= 10 || !line.contains(' ')), "{lines:?}");
+        assert_eq!(wrap("", 10), [""]);
+    }
+
+    #[test]
+    fn sizes_have_the_unit_people_use() {
+        let sizes = [(256, "256 bytes"), (2 << 20, "2 MiB"), (32 << 30, "32 GiB")];
+        for (bytes, text) in sizes {
+            assert_eq!(size(bytes), text);
+        }
+        assert_eq!(size((139 << 30) + (512 << 20)), "139.5 GiB");
+    }
+}

@@ -1,0 +1,244 @@
+//! Buffers that travel over streams.
+//!
+//! A round has three steps on three streams of a ring, and the ring turns by one each round, so every stream produces,
+//! mixes and sums in turn, and every block is used on a stream that did not allocate it. The host waits only when a thread has
+//! [`IN_FLIGHT`] sums out: it reads the oldest and compares it with its own.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use serde::Serialize;
+
+use xlog_cuda::device_runtime::{AllocTag, StreamLease};
+use xlog_cuda::kernels::exercise::{Exercise, host};
+use xlog_cuda::{GpuMemoryManager, LaunchRecorder, Result, StreamId, TrackedCudaSlice, XlogError};
+
+use super::progress::Progress;
+use crate::cli::HandoffArguments;
+
+/// How many sums a thread may have out before it reads one.
+const IN_FLIGHT: usize = 32;
+
+const INPUT: AllocTag = AllocTag("handoff input");
+const OUTPUT: AllocTag = AllocTag("handoff output");
+const SUM: AllocTag = AllocTag("handoff sum");
+
+/// Everything a run needs.
+pub(super) struct Plan {
+    manager: GpuMemoryManager,
+    kernels: Exercise,
+    streams: Vec<StreamLease>,
+    threads: u32,
+    rounds: u32,
+    rows: usize,
+    seed: u64,
+}
+
+/// A sum that is not what the host computed.
+#[derive(Serialize, Clone, PartialEq, Eq, Debug)]
+pub(super) struct Wrong {
+    pub(super) round: u32,
+    pub(super) expected: u64,
+    pub(super) found: u64,
+}
+
+/// What came of a run.
+#[derive(Debug)]
+pub(super) struct Outcome {
+    pub(super) verified: u64,
+    pub(super) wrong: u64,
+    pub(super) first_wrong: Option<Wrong>,
+    pub(super) error: Option<XlogError>,
+}
+
+/// What the threads of a run share.
+struct Shared {
+    progress: Progress,
+    stop: AtomicBool,
+    verified: AtomicU64,
+    wrong: AtomicU64,
+    first_wrong: Mutex<Option<Wrong>>,
+    error: Mutex<Option<XlogError>>,
+}
+
+/// A sum that the device may still be working on.
+struct Pending {
+    round: u32,
+    sum: TrackedCudaSlice<u64>,
+}
+
+impl Plan {
+    pub(super) fn new(
+        manager: GpuMemoryManager,
+        arguments: &HandoffArguments,
+        rounds: u32,
+    ) -> Result<Self> {
+        let runtime = manager.runtime();
+        let kernels = Exercise::load(runtime.device())?;
+        let streams = (0..arguments.streams)
+            .map(|_| Ok(runtime.stream_pool().lease()?))
+            .collect::<Result<Vec<_>>>()?;
+        Ok(Self {
+            kernels,
+            streams,
+            threads: arguments.threads,
+            rounds,
+            rows: arguments.rows as usize,
+            seed: arguments.seed,
+            manager,
+        })
+    }
+
+    /// Runs all rounds; a thread that fails stops the others.
+    pub(super) fn run(&self) -> Outcome {
+        let shared = Shared {
+            progress: Progress::new("rounds", self.rounds),
+            stop: AtomicBool::new(false),
+            verified: AtomicU64::new(0),
+            wrong: AtomicU64::new(0),
+            first_wrong: Mutex::new(None),
+            error: Mutex::new(None),
+        };
+        let thread = |number: u32| {
+            if let Err(error) = self.rounds_of(number, &shared) {
+                shared.stop.store(true, Ordering::Relaxed);
+                lock(&shared.error).get_or_insert(error);
+            }
+        };
+        match self.manager.runtime().device().sim() {
+            // Under a seed these are logical threads that the device schedules.
+            Some(sim) => {
+                let body = |number| -> Box<dyn FnOnce() + Send + '_> {
+                    let thread = &thread;
+                    Box::new(move || thread(number))
+                };
+                sim.run_threads((0..self.threads).map(body).collect());
+            }
+            None => std::thread::scope(|scope| {
+                for number in 0..self.threads {
+                    let thread = &thread;
+                    scope.spawn(move || thread(number));
+                }
+            }),
+        }
+        Outcome {
+            verified: shared.verified.into_inner(),
+            wrong: shared.wrong.into_inner(),
+            first_wrong: shared.first_wrong.into_inner().unwrap_or_else(PoisonError::into_inner),
+            error: shared.error.into_inner().unwrap_or_else(PoisonError::into_inner),
+        }
+    }
+
+    /// The share of one thread: every round whose number leaves its own when divided by the number of threads.
+    fn rounds_of(&self, thread: u32, shared: &Shared) -> Result<()> {
+        let mut pending = VecDeque::with_capacity(IN_FLIGHT);
+        for round in (thread..self.rounds).step_by(self.threads as usize) {
+            if shared.stop.load(Ordering::Relaxed) {
+                break;
+            }
+            if pending.len() == IN_FLIGHT
+                && let Some(oldest) = pending.pop_front()
+            {
+                self.verify(&oldest, shared)?;
+            }
+            pending.push_back(Pending { round, sum: self.round(round)? });
+        }
+        pending.iter().try_for_each(|sum| self.verify(sum, shared))
+    }
+
+    /// Queues one round and gives the buffer that its sum will be in.
+    fn round(&self, round: u32) -> Result<TrackedCudaSlice<u64>> {
+        let stream = |step: usize| self.streams[(round as usize + step) % self.streams.len()].id();
+        let (left, right) = self.produce(stream(0), round)?;
+        let mixed = self.mix(stream(1), &left, &right)?;
+        // Freed once the mixing has read them. Nobody waits for it here.
+        drop((left, right));
+        self.fold(stream(2), &mixed)
+    }
+
+    #[allow(unsafe_code)]
+    fn produce(
+        &self,
+        stream: StreamId,
+        round: u32,
+    ) -> Result<(TrackedCudaSlice<u32>, TrackedCudaSlice<u32>)> {
+        let memory = self.manager.on_stream(stream);
+        let left = memory.alloc_tagged(self.rows, INPUT)?;
+        let right = memory.alloc_tagged(self.rows, INPUT)?;
+        let (left_salt, right_salt) = self.salts(round);
+        let mut recorder = LaunchRecorder::new_strict(stream);
+        recorder.write(&left).write(&right);
+        recorder.run(self.manager.runtime(), |stream| {
+            // SAFETY: both buffers are live and this long, and the recorder orders the work.
+            unsafe {
+                self.kernels.fill_pattern(stream, left.ptr(), self.rows, left_salt)?;
+                self.kernels.fill_pattern(stream, right.ptr(), self.rows, right_salt)
+            }
+        })?;
+        Ok((left, right))
+    }
+
+    #[allow(unsafe_code)]
+    fn mix(
+        &self,
+        stream: StreamId,
+        left: &TrackedCudaSlice<u32>,
+        right: &TrackedCudaSlice<u32>,
+    ) -> Result<TrackedCudaSlice<u32>> {
+        let mixed = self.manager.on_stream(stream).alloc_tagged(self.rows, OUTPUT)?;
+        let mut recorder = LaunchRecorder::new_strict(stream);
+        recorder.read(left).read(right).write(&mixed);
+        recorder.run(self.manager.runtime(), |stream| {
+            // SAFETY: the buffers are live and this long, and the recorder orders the work.
+            unsafe { self.kernels.mix(stream, mixed.ptr(), left.ptr(), right.ptr(), self.rows) }
+        })?;
+        Ok(mixed)
+    }
+
+    #[allow(unsafe_code)]
+    fn fold(
+        &self,
+        stream: StreamId,
+        mixed: &TrackedCudaSlice<u32>,
+    ) -> Result<TrackedCudaSlice<u64>> {
+        let sum = self.manager.on_stream(stream).alloc_tagged(1, SUM)?;
+        let mut recorder = LaunchRecorder::new_strict(stream);
+        recorder.read(mixed).read_write(&sum);
+        recorder.run(self.manager.runtime(), |stream| {
+            // SAFETY: both buffers are live and this long, and the recorder orders the work.
+            unsafe {
+                stream.memset(sum.ptr(), 0, sum.size_bytes())?;
+                self.kernels.fold(stream, mixed.ptr(), self.rows, sum.ptr())
+            }
+        })?;
+        Ok(sum)
+    }
+
+    /// What the two inputs of a round are made from.
+    fn salts(&self, round: u32) -> (u32, u32) {
+        let number = self.seed.wrapping_add(u64::from(round)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        (number as u32, (number >> 32) as u32)
+    }
+
+    /// Waits for a sum and compares it with the host's.
+    fn verify(&self, pending: &Pending, shared: &Shared) -> Result<()> {
+        let (left, right) = self.salts(pending.round);
+        let expected = host::mixed_sum(left, right, self.rows);
+        let mut found = [0];
+        pending.sum.copy_to_slice(&mut found)?;
+        shared.progress.step();
+        if found == [expected] {
+            shared.verified.fetch_add(1, Ordering::Relaxed);
+        } else {
+            shared.wrong.fetch_add(1, Ordering::Relaxed);
+            let wrong = Wrong { round: pending.round, expected, found: found[0] };
+            lock(&shared.first_wrong).get_or_insert(wrong);
+        }
+        Ok(())
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,47 @@
+//! How far a run is, on one line of a terminal.
+//!
+//! Nothing is written when standard error is not a terminal. Workers report from where they are and never wait for each other.
+
+use std::io::{IsTerminal, Write};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+const EVERY: Duration = Duration::from_millis(100);
+
+/// One line that is written over.
+pub(super) struct Progress {
+    what: &'static str,
+    total: u32,
+    done: AtomicU32,
+    /// When the line was last written; `None` where there is no terminal.
+    written: Option<Mutex<Instant>>,
+}
+
+impl Progress {
+    pub(super) fn new(what: &'static str, total: u32) -> Self {
+        let written = std::io::stderr().is_terminal().then(|| Mutex::new(Instant::now()));
+        Self { what, total, done: AtomicU32::new(0), written }
+    }
+
+    /// One more is done.
+    pub(super) fn step(&self) {
+        let done = self.done.fetch_add(1, Ordering::Relaxed) + 1;
+        let Some(Ok(mut written)) = self.written.as_ref().map(Mutex::try_lock) else {
+            return;
+        };
+        if written.elapsed() >= EVERY {
+            *written = Instant::now();
+            // A terminal that is gone is no reason to stop.
+            let _ = write!(std::io::stderr(), "\r{done} of {} {}", self.total, self.what);
+        }
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        if self.written.is_some() {
+            let _ = write!(std::io::stderr(), "\r\x1b[K");
+        }
+    }
+}
