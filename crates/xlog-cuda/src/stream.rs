@@ -49,7 +49,7 @@ impl RawStream {
                 Ok(Self { device, handle, priority, clock, place, exposed })
             }
             Err(error) => {
-                device.clock_cells().give(place);
+                device.clock_cells().give([place]);
                 Err(error)
             }
         }
@@ -170,7 +170,7 @@ impl Drop for RawStream {
         // Queued work still runs. A lost device has taken the stream with it; there is nobody left to tell.
         let _ = self.device.driver().stream_destroy(self.handle);
         self.clock.cell().set_out(None);
-        self.device.clock_cells().give(self.place);
+        self.device.clock_cells().give([self.place]);
     }
 }
 

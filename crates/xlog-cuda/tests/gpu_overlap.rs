@@ -1,11 +1,12 @@
 //! The runtime keeps the order and adds no other: two streams that could work at the same time do.
 //!
 //! The program is a pipeline of kernels of about a millisecond. The producer's kernel of a round runs while the consumer's
-//! kernel of the round before does; whoever makes one wait for the other without need doubles the time.
+//! kernel of the round before does; whoever makes one wait for the other without need doubles the time. Times are
+//! compared, so this is a binary of its own: no other test runs on the GPU meanwhile.
 
 #![allow(clippy::unwrap_used)]
 
-#[path = "gpu/mod.rs"]
+#[path = "gpu/gpu.rs"]
 mod gpu;
 
 use std::time::{Duration, Instant};

@@ -80,7 +80,7 @@ impl DirectCudaResource {
         unsafe {
             self.device.driver().free(record.ptr())?;
         }
-        let bytes = self.table.end(generation);
+        let bytes = self.table.end(&[generation]);
         self.outstanding.fetch_sub(bytes, Ordering::AcqRel);
         if let Some(meter) = self.meter() {
             meter.give(bytes);

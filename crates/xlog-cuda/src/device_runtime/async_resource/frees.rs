@@ -3,7 +3,7 @@
 //! Per stream they gather until there are enough for one event; a batch whose event has completed is counted. Nothing is asked
 //! of the driver for a single free.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
@@ -36,7 +36,7 @@ pub(super) struct Frees {
 
 #[derive(Debug, Default)]
 #[repr(align(64))]
-struct Shard(Mutex<HashMap<u64, StreamFrees>>);
+struct Shard(Mutex<Vec<StreamFrees>>);
 
 #[derive(Debug)]
 struct StreamFrees {
@@ -50,6 +50,10 @@ struct StreamFrees {
 }
 
 impl StreamFrees {
+    fn key(&self) -> u64 {
+        self.stream.clock().key()
+    }
+
     /// How far frees have been queued.
     fn end(&self) -> u64 {
         self.before + self.loose.len() as u64
@@ -70,7 +74,7 @@ impl StreamFrees {
 }
 
 impl Frees {
-    fn shard(&self, key: u64) -> &Mutex<HashMap<u64, StreamFrees>> {
+    fn shard(&self, key: u64) -> &Mutex<Vec<StreamFrees>> {
         &self.shards[key as usize % SHARDS].0
     }
 
@@ -153,7 +157,7 @@ impl Frees {
     /// The streams on which frees wait.
     pub(super) fn streams(&self) -> Vec<Arc<RawStream>> {
         let of = |shard: &Shard| -> Vec<Arc<RawStream>> {
-            shard.0.lock().values().map(|frees| Arc::clone(&frees.stream)).collect()
+            shard.0.lock().iter().map(|frees| Arc::clone(&frees.stream)).collect()
         };
         let mut streams: Vec<_> = self.shards.iter().flat_map(of).collect();
         streams.sort_by_key(|stream| stream.clock().key());
@@ -206,21 +210,25 @@ impl Frees {
     fn with<T>(&self, stream: &Arc<RawStream>, change: impl FnOnce(&mut StreamFrees) -> T) -> T {
         let key = stream.clock().key();
         let mut shard = self.shard(key).lock();
-        change(shard.entry(key).or_insert_with(|| StreamFrees {
-            stream: Arc::clone(stream),
-            loose: VecDeque::new(),
-            before: self.starts.fetch_add(1 << 32, Ordering::Relaxed),
-            batches: VecDeque::new(),
-        }))
+        let known = shard.iter().position(|frees| frees.key() == key);
+        let at = known.unwrap_or_else(|| {
+            shard.push(StreamFrees {
+                stream: Arc::clone(stream),
+                loose: VecDeque::new(),
+                before: self.starts.fetch_add(1 << 32, Ordering::Relaxed),
+                batches: VecDeque::new(),
+            });
+            shard.len() - 1
+        });
+        change(&mut shard[at])
     }
 
     /// A stream nothing waits on is let go of.
     fn forget_idle(&self, key: u64) {
         let mut shard = self.shard(key).lock();
-        if shard.get(&key).is_some_and(|f| f.loose.is_empty() && f.batches.is_empty()) {
-            let gone = shard.remove(&key);
-            drop(shard);
-            drop(gone);
-        }
+        let idle = |f: &StreamFrees| f.key() == key && f.loose.is_empty() && f.batches.is_empty();
+        let gone = shard.iter().position(idle).map(|at| shard.swap_remove(at));
+        drop(shard);
+        drop(gone);
     }
 }

@@ -19,6 +19,7 @@ use xlog_driver::{AsyncPools, DriverError};
 use self::frees::Frees;
 use super::direct::{alignment_of, too_many_blocks};
 use super::ordering::record::{BlockTable, Record, tag_of};
+use super::ordering::uses::Outstanding;
 use super::ordering::{EdgePolicy, OrderCounters};
 use super::resource::{
     Access, AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, Generation,
@@ -76,8 +77,8 @@ pub struct AsyncCudaResource {
     outstanding: AtomicUsize,
     allocations: AtomicU64,
     deallocations: AtomicU64,
-    /// Frees that are queued or deferred, and not yet counted.
-    retired: AtomicUsize,
+    /// Blocks whose free has completed.
+    freed: AtomicU64,
     physical: PhysicalBytes,
 }
 
@@ -105,7 +106,7 @@ impl AsyncCudaResource {
             outstanding: AtomicUsize::new(0),
             allocations: AtomicU64::new(0),
             deallocations: AtomicU64::new(0),
-            retired: AtomicUsize::new(0),
+            freed: AtomicU64::new(0),
             physical: PhysicalBytes::default(),
             policy: EdgePolicy::default(),
             misfit,
@@ -191,11 +192,23 @@ impl AsyncCudaResource {
     ) -> ResourceResult<()> {
         let (home, outstanding) = {
             let mut uses = record.uses();
-            (uses.home.clone(), uses.take_outstanding())
+            (uses.home.take(), uses.take_outstanding())
         };
-        let Some(home) = home else {
-            return Err(ResourceError::UseAfterFree { generation });
-        };
+        match home {
+            Some(home) => self.queue_free(generation, record, home, outstanding, late),
+            None => Err(ResourceError::UseAfterFree { generation }),
+        }
+    }
+
+    /// Queues the free on its stream, after `outstanding`. A failure leaves it to a reap.
+    fn queue_free(
+        &self,
+        generation: Generation,
+        record: &Record,
+        home: Arc<DeviceStream>,
+        outstanding: Vec<Outstanding>,
+        late: bool,
+    ) -> ResourceResult<()> {
         // Asked only for blocks that were put by: a free that comes at once mostly follows running work.
         let idle = late && outstanding.is_empty() && home.raw().is_done();
         let queued = home
@@ -218,25 +231,29 @@ impl AsyncCudaResource {
                 Ok(())
             });
         if let Err(error) = queued {
-            record.uses().put_back(outstanding);
+            let mut uses = record.uses();
+            uses.home = Some(home);
+            uses.put_back(outstanding);
+            drop(uses);
             self.frees.keep(generation);
             return Err(error);
         }
         if idle {
             // It had nothing to come after.
-            self.freed(generation);
+            self.freed(&[generation]);
             return Ok(());
         }
-        for done in self.frees.queued(home.raw(), generation, &self.counters) {
-            self.freed(done);
+        let done = self.frees.queued(home.raw(), generation, &self.counters);
+        if !done.is_empty() {
+            self.freed(&done);
         }
         Ok(())
     }
 
-    /// The free of a block has completed.
-    fn freed(&self, generation: Generation) {
-        let bytes = self.table.end(generation);
-        self.retired.fetch_sub(1, Ordering::Relaxed);
+    /// The frees of these blocks have completed.
+    fn freed(&self, generations: &[Generation]) {
+        let bytes = self.table.end(generations);
+        self.freed.fetch_add(generations.len() as u64, Ordering::Relaxed);
         self.outstanding.fetch_sub(bytes, Ordering::AcqRel);
     }
 
@@ -320,19 +337,23 @@ impl DeviceMemoryResource for AsyncCudaResource {
         self.check_parts()?;
         let generation = block.generation;
         let record = self.table.find_block(&block)?;
-        {
+        let home = {
             let mut uses = record.uses();
             if !record.gate.retire(tag_of(generation)) {
                 return Err(ResourceError::UseAfterFree { generation });
             }
             self.deallocations.fetch_add(1, Ordering::Relaxed);
-            self.retired.fetch_add(1, Ordering::Relaxed);
             if record.gate.has_open() || uses.has_open() {
                 uses.free_on_close = true;
                 return Ok(());
             }
+            // The common case: nothing but its own stream ever touched it.
+            if uses.is_quiet() { uses.home.take() } else { None }
+        };
+        match home {
+            Some(home) => self.queue_free(generation, record, home, Vec::new(), false),
+            None => self.free(generation, record),
         }
-        self.free(generation, record)
     }
 
     fn device_ordinal(&self) -> u32 {
@@ -352,7 +373,7 @@ impl DeviceMemoryResource for AsyncCudaResource {
         for stream in self.frees.streams() {
             let settled = self.frees.settle(&stream, &self.counters);
             match settled {
-                Ok(done) => done.into_iter().for_each(|generation| self.freed(generation)),
+                Ok(done) => self.freed(&done),
                 Err(error) => outcome = outcome.and(Err(error.into())),
             }
         }
@@ -367,7 +388,7 @@ impl DeviceMemoryResource for AsyncCudaResource {
         drop(turn);
         for stream in self.frees.streams() {
             match self.frees.poll(&stream, &self.counters) {
-                Ok(done) => done.into_iter().for_each(|generation| self.freed(generation)),
+                Ok(done) => self.freed(&done),
                 Err(error) => outcome = outcome.and(Err(error.into())),
             }
         }
@@ -420,7 +441,8 @@ impl DeviceMemoryResource for AsyncCudaResource {
         ResourceStatistics {
             bytes_outstanding: self.bytes_outstanding(),
             live_blocks: allocations.saturating_sub(deallocations) as usize,
-            retired_blocks: self.retired.load(Ordering::Relaxed),
+            retired_blocks: deallocations.saturating_sub(self.freed.load(Ordering::Relaxed))
+                as usize,
             allocations,
             deallocations,
             events_recorded: self.counters.recorded.load(Ordering::Relaxed),

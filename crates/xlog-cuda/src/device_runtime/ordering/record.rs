@@ -147,15 +147,16 @@ impl BlockTable {
         ResourceError::UseAfterFree { generation }
     }
 
-    /// The block is gone; its record may serve another. Returns its bytes.
-    pub(crate) fn end(&self, generation: Generation) -> usize {
-        let place = generation.slot();
-        let Some(record) = self.records.get(place) else { return 0 };
-        let bytes = record.bytes();
-        record.gate.end();
-        record.generation.store(0, Ordering::Relaxed);
-        record.uses.lock().begin(None);
-        self.records.give(place);
+    /// The blocks are gone; their records may serve others. Returns their bytes.
+    pub(crate) fn end(&self, generations: &[Generation]) -> usize {
+        let mut bytes = 0;
+        for generation in generations {
+            let Some(record) = self.records.get(generation.slot()) else { continue };
+            bytes += record.bytes();
+            record.gate.end();
+            record.generation.store(0, Ordering::Relaxed);
+        }
+        self.records.give(generations.iter().map(|generation| generation.slot()));
         bytes
     }
 

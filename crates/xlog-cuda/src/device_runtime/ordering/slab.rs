@@ -77,9 +77,9 @@ impl<T: Default> Slab<T> {
         Some(place)
     }
 
-    /// Gives a place back.
-    pub(crate) fn give(&self, place: u32) {
-        self.free[shard()].lock().push(place);
+    /// Gives places back.
+    pub(crate) fn give(&self, places: impl IntoIterator<Item = u32>) {
+        self.free[shard()].lock().extend(places);
     }
 
     /// What is at a place; `None` where there never was anything.

@@ -1,0 +1,10 @@
+//! Resources and the order they keep: the conformance suite, named hazards, random programs against a model, counted calls
+//! and faults.
+
+mod conformance;
+mod counted_calls;
+mod driver_faults;
+mod hazards;
+mod hazards_threads;
+mod ordering_model;
+mod support;

@@ -1,0 +1,7 @@
+//! The runtime, its typed buffers and launches.
+
+mod launch;
+mod memory_manager;
+mod runtime;
+mod singleton;
+mod support;

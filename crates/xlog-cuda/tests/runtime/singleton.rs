@@ -1,0 +1,214 @@
+//! The runtimes that the whole process shares. The table is the process's and so is the environment: each case runs in a
+//! process of its own, which is this test binary asked for one ignored test.
+
+// Helpers of tests fail tests.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::process::Command;
+use std::sync::{Arc, Barrier};
+
+use xlog_cuda::device_runtime::{
+    AllocTag, MAX_DEVICE_ORDINALS, ResourceKind, RuntimeConfig, StreamId, XlogDeviceRuntime,
+};
+use xlog_cuda::driver::DeviceKind;
+use xlog_cuda::{DeviceSpec, XlogError};
+
+const VARIABLES: [&str; 5] = [
+    "XLOG_DEVICE",
+    "XLOG_DEVICE_RESOURCE",
+    "XLOG_DEVICE_BUDGET",
+    "XLOG_DEVICE_LOG",
+    "XLOG_DEVICE_GUARD",
+];
+
+/// Set in the processes that this file starts; the ignored tests mean nothing elsewhere.
+const CHILD: &str = "XLOG_TEST_CHILD";
+
+fn is_child() -> bool {
+    std::env::var_os(CHILD).is_some()
+}
+
+/// Runs an ignored test of this file in a process with these variables and returns what it printed.
+fn child(test: &str, variables: &[(&str, &str)]) -> String {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--ignored", "--exact", "--nocapture", &format!("singleton::{test}")]);
+    for name in VARIABLES {
+        command.env_remove(name);
+    }
+    command.env(CHILD, "1");
+    let output = command.envs(variables.iter().copied()).output().unwrap();
+    let printed = String::from_utf8_lossy(&output.stdout).into_owned();
+    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{variables:?}\n{printed}\n{errors}");
+    assert!(printed.contains("1 passed"), "no test is called {test}:\n{printed}");
+    printed
+}
+
+fn message(ordinal: u32) -> String {
+    match XlogDeviceRuntime::try_get(ordinal) {
+        Err(XlogError::Kernel(message)) => message,
+        other => panic!("expected an error of kind Kernel, got {other:?}"),
+    }
+}
+
+#[test]
+fn a_cold_race_of_eight_threads_gives_one_runtime() {
+    for device in ["sim", "sim:5"] {
+        child("child_races_for_the_runtime", &[("XLOG_DEVICE", device)]);
+    }
+}
+
+#[test]
+#[ignore = "run in a process of its own"]
+fn child_races_for_the_runtime() {
+    if !is_child() {
+        return;
+    }
+    for ordinal in [0, 5, 15] {
+        let barrier = Barrier::new(8);
+        let found: Vec<usize> = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..8)
+                .map(|_| {
+                    scope.spawn(|| {
+                        barrier.wait();
+                        std::ptr::from_ref(XlogDeviceRuntime::try_get(ordinal).unwrap()).addr()
+                    })
+                })
+                .collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        let held = XlogDeviceRuntime::try_get_arc(ordinal).unwrap();
+        assert!(found.iter().all(|&one| one == Arc::as_ptr(&held).addr()), "{found:?}");
+        assert_eq!((held.device_ordinal(), held.device().ordinal()), (ordinal, ordinal));
+        assert_eq!(held.device().properties().kind, DeviceKind::Simulated);
+        let block = held.allocate(64, StreamId::DEFAULT, AllocTag::UNTAGGED).unwrap();
+        held.deallocate(block).unwrap();
+    }
+}
+
+#[test]
+fn a_build_that_failed_is_tried_again_and_a_built_runtime_is_not_changed() {
+    child("child_fails_then_succeeds", &[]);
+}
+
+#[test]
+#[ignore = "run in a process of its own"]
+fn child_fails_then_succeeds() {
+    if !is_child() {
+        return;
+    }
+    // No machine has that many GPUs, so the last ordinal fails with and without a GPU.
+    std::thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| {
+                let said = message(15);
+                assert!(said.contains("cuda:15") && said.contains("XLOG_DEVICE=sim"), "{said}");
+            });
+        }
+    });
+    let config = RuntimeConfig::default()
+        .with_device(DeviceSpec::SimSeeded(3))
+        .with_resource(ResourceKind::Direct)
+        .with_max_streams(2);
+    XlogDeviceRuntime::configure(15, config.clone().with_max_streams(9)).unwrap();
+    XlogDeviceRuntime::configure(15, config.clone()).unwrap();
+    let runtime = XlogDeviceRuntime::try_get(15).unwrap();
+    assert_eq!(runtime.device().spec(), "sim:3");
+    assert!(!runtime.supports_block_use_tracking());
+    assert_eq!(runtime.stream_pool().max_streams(), 2);
+
+    let late = XlogDeviceRuntime::configure(15, config).unwrap_err().to_string();
+    assert!(late.contains("15") && late.contains("before its first use"), "{late}");
+}
+
+#[test]
+fn without_being_asked_for_a_simulated_device_is_never_invented() {
+    child("child_asks_for_the_first_gpu", &[]);
+    child("child_asks_for_the_first_gpu", &[("XLOG_DEVICE", "cuda:7")]);
+}
+
+#[test]
+#[ignore = "run in a process of its own"]
+fn child_asks_for_the_first_gpu() {
+    if !is_child() {
+        return;
+    }
+    match XlogDeviceRuntime::try_get(0) {
+        Ok(runtime) => assert_eq!(runtime.device().properties().kind, DeviceKind::Cuda),
+        Err(XlogError::Kernel(said)) => {
+            assert!(said.contains("cuda:0") && said.contains("XLOG_DEVICE=sim"), "{said}");
+        }
+        Err(other) => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn settings_that_are_not_accepted_are_refused_by_name() {
+    let cases = [
+        ("XLOG_DEVICE", "gpu", "sim:SEED"),
+        ("XLOG_DEVICE", "", "sim:SEED"),
+        ("XLOG_DEVICE_RESOURCE", "pool", "not available in this build"),
+        ("XLOG_DEVICE_RESOURCE", "Async", "\"async\" and \"direct\""),
+        ("XLOG_DEVICE_RESOURCE", "", "\"async\" and \"direct\""),
+        ("XLOG_DEVICE_BUDGET", "8g", "not available in this build"),
+        ("XLOG_DEVICE_LOG", "", "not available in this build"),
+        ("XLOG_DEVICE_GUARD", "on", "not available in this build"),
+    ];
+    for (variable, value, expected) in cases {
+        let mut variables = vec![("XLOG_DEVICE", "sim")];
+        variables.retain(|(name, _)| *name != variable);
+        variables.push((variable, value));
+        let said = child("child_prints_the_error", &variables);
+        for part in [variable, &format!("{value:?}"), expected] {
+            assert!(said.contains(part), "{variable}={value}: {part} is missing in\n{said}");
+        }
+    }
+}
+
+#[test]
+#[ignore = "run in a process of its own"]
+fn child_prints_the_error() {
+    if !is_child() {
+        return;
+    }
+    println!("error: {}", message(0));
+    // What code asks for does not depend on the environment.
+    XlogDeviceRuntime::configure(0, RuntimeConfig::default().with_device(DeviceSpec::Sim)).unwrap();
+    XlogDeviceRuntime::try_get(0).unwrap();
+}
+
+#[test]
+fn the_resource_is_the_one_the_environment_names() {
+    for (value, tracks) in [("async", "true"), ("direct", "false")] {
+        let variables = [("XLOG_DEVICE", "sim:8"), ("XLOG_DEVICE_RESOURCE", value)];
+        let said = child("child_prints_what_it_got", &variables);
+        assert!(said.contains(&format!("tracks {tracks} on sim:8")), "{said}");
+    }
+    let said = child("child_prints_what_it_got", &[("XLOG_DEVICE", "sim:8")]);
+    assert!(said.contains("tracks true"), "the default is not the stream-ordered one: {said}");
+}
+
+#[test]
+#[ignore = "run in a process of its own"]
+fn child_prints_what_it_got() {
+    if !is_child() {
+        return;
+    }
+    let runtime = XlogDeviceRuntime::try_get(2).unwrap();
+    let tracks = runtime.supports_block_use_tracking();
+    println!("tracks {tracks} on {}", runtime.device().spec());
+}
+
+#[test]
+fn ordinals_outside_the_table_and_other_gpus_are_refused() {
+    assert_eq!(MAX_DEVICE_ORDINALS, 16);
+    for ordinal in [16, u32::MAX] {
+        let said = message(ordinal);
+        assert!(said.contains(&ordinal.to_string()) && said.contains("0 to 15"), "{said}");
+        let config = RuntimeConfig::default().with_device(DeviceSpec::Sim);
+        assert!(XlogDeviceRuntime::configure(ordinal, config).is_err());
+    }
+    let config = RuntimeConfig::default().with_device(DeviceSpec::Cuda(3));
+    let said = XlogDeviceRuntime::configure(4, config).unwrap_err().to_string();
+    assert!(said.contains("cuda:3") && said.contains("ordinal 4"), "{said}");
+}

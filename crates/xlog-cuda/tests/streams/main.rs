@@ -1,0 +1,8 @@
+//! A device, its streams and its memory.
+
+mod device;
+mod held_streams;
+mod memory;
+mod stream_order;
+mod stream_pool;
+mod stream_reuse;
