@@ -145,7 +145,7 @@ fn a_pipeline_over_two_streams_overlaps_as_with_bare_events() {
     let ratio = tracked.as_secs_f64() / ideal.as_secs_f64();
     println!(
         "{ROUNDS} rounds: bare events {ideal:?}, handoff and free {tracked:?}, ratio {ratio:.3} (bar {BAR}); freed while the \
-         consumer still reads {at_once:?}, ratio {:.3}, where the producer's stream waits for the consumer",
+         consumer still reads {at_once:?}, ratio {:.3}",
         at_once.as_secs_f64() / ideal.as_secs_f64()
     );
     // Were it serial, it would take two kernels a round.

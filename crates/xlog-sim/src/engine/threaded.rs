@@ -13,6 +13,8 @@ const BATCH: usize = 64;
 const LOOKS: usize = 1000;
 /// How long a thread that saw new work waits for more of it before it takes the lock from the one who queues.
 const GATHER: usize = 50;
+/// The same between two rows of operations that touch no memory, while nobody waits for them.
+const BETWEEN_ROWS: usize = 400;
 
 /// What a stream's thread shares with those who queue: its side of a `Worker`.
 struct Signals {
@@ -101,6 +103,7 @@ fn run(shared: &Shared, handle: u64, signals: &Signals) {
         if !batch.is_empty() {
             looked = false;
             drop(state);
+            let short = batch.len() < BATCH && batch.iter().all(touches_nothing);
             let mut performed = Vec::with_capacity(batch.len());
             let mut outcome = Ok(());
             let mut rest = batch.into_iter();
@@ -121,9 +124,14 @@ fn run(shared: &Shared, handle: u64, signals: &Signals) {
                 state.finish(handle, sequence);
             }
             shared.wake(&mut state);
-            if !lost.is_empty() {
+            // Nobody waits for the row, and it was not a full one: let the next become longer.
+            let pause = short && state.waiters == 0;
+            if !lost.is_empty() || pause {
                 drop(state);
                 drop(lost);
+                if pause {
+                    gather(BETWEEN_ROWS);
+                }
                 state = shared.lock();
             }
             continue;
@@ -136,10 +144,7 @@ fn run(shared: &Shared, handle: u64, signals: &Signals) {
             drop(state);
             for look in 0..LOOKS {
                 if queued.load(Ordering::Relaxed) != before {
-                    // Whoever queued one operation mostly queues more: let a few come together.
-                    for _ in 0..GATHER {
-                        std::hint::spin_loop();
-                    }
+                    gather(GATHER);
                     break;
                 }
                 std::hint::spin_loop();
@@ -156,6 +161,13 @@ fn run(shared: &Shared, handle: u64, signals: &Signals) {
         }
         state = sleep(wake, state);
         looked = false;
+    }
+}
+
+/// Whoever queued one operation mostly queues more: lets a few come together, instead of fighting for the lock over each.
+fn gather(spins: usize) {
+    for _ in 0..spins {
+        std::hint::spin_loop();
     }
 }
 
