@@ -5,7 +5,7 @@
 //! stream, after every outstanding use; with a use still open it is deferred until the last one closes.
 //!
 //! A freed block counts as outstanding until its free is known to have completed: when a reap says so, or when enough frees
-//! have come together on its stream for one event to settle them. No lock is held over a driver call.
+//! have come together on its stream for one event to settle them. Uses and frees hold no lock over a driver call.
 
 mod frees;
 mod use_hooks;

@@ -155,6 +155,10 @@ impl AsyncCudaResource {
         // Uses opened without the lock are the oldest, and superseded nothing.
         let raw = {
             let uses = record.uses();
+            // Under the lock, so that a claim which went stale meanwhile closes nobody else's use.
+            if record.generation() != block.generation {
+                return Err(stale(block));
+            }
             let home = || uses.home.as_ref().map(|home| Arc::clone(home.raw()));
             match own && record.gate.has_counted(access.writes()) {
                 true => home(),
@@ -165,6 +169,9 @@ impl AsyncCudaResource {
         let (stamp, recorded) = self.edge(&raw, own, edge);
         let closed = {
             let mut uses = record.uses();
+            if record.generation() != block.generation {
+                return Err(stale(block));
+            }
             let snapshot = if own && record.gate.close_counted(access.writes()) {
                 None
             } else {
