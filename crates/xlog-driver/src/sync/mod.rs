@@ -1,10 +1,17 @@
-//! A mutex that a deterministic scheduler can see through.
+//! Locks: a mutex that a deterministic scheduler can see through, and a lock that costs its usual owner no locked instruction.
 //!
 //! Under the seeded simulated device, host threads are logical: one runs at a time, and any driver call may hand over
 //! to another. A thread that holds a lock across a driver call could then be waited for by the only thread that runs.
 //! [`Mutex`] tells the scheduler instead of blocking, and lets it hand over before a lock is taken. Without a scheduler
 //! it is the standard mutex plus one load of a word that never changes. Poisoning is ignored: the data behind it is kept
 //! consistent by its owner.
+
+mod barrier;
+mod bias;
+mod biased_mutex;
+
+pub use bias::{Bias, Held};
+pub use biased_mutex::BiasedMutex;
 
 use std::cell::RefCell;
 use std::fmt;

@@ -1,0 +1,202 @@
+//! A mutex that costs the thread which mostly uses it no locked instruction.
+//!
+//! It is an ordinary mutex until one thread has locked it several times in a row; from then on that thread enters by plain
+//! stores. The first other thread takes the bias away, which costs a barrier through all running threads, and the mutex is an
+//! ordinary one again until another row; each loss makes the next row longer, so threads that alternate do not pay for it.
+//!
+//! It does not poison, and it does not tell a deterministic scheduler: nothing may be called inside that could hand over to
+//! another thread. Locking it again inside blocks for ever, as with any mutex.
+
+use super::bias::Bias;
+use std::cell::UnsafeCell;
+use std::fmt;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Uses in a row after which a thread becomes the owner.
+const ROW: u32 = 8;
+/// No row is longer than this.
+const LONGEST_ROW: u32 = 1 << 20;
+
+/// Mutual exclusion, biased to the thread that uses it most.
+pub struct BiasedMutex<T> {
+    bias: Bias,
+    slow: Mutex<Row>,
+    value: UnsafeCell<T>,
+}
+
+#[derive(Debug)]
+struct Row {
+    thread: u32,
+    length: u32,
+    enough: u32,
+}
+
+// SAFETY: `value` is only touched by the thread that is inside the bias, or by the one that holds `slow` after it revoked the
+// bias; never by both, see `Bias`. So it moves between threads, which needs `Send`.
+#[allow(unsafe_code)]
+unsafe impl<T: Send> Sync for BiasedMutex<T> {}
+
+impl<T> BiasedMutex<T> {
+    /// A mutex around `value`.
+    pub const fn new(value: T) -> Self {
+        let row = Row { thread: 0, length: 0, enough: ROW };
+        Self { bias: Bias::new(), slow: Mutex::new(row), value: UnsafeCell::new(value) }
+    }
+
+    /// Runs `body` with the value.
+    #[inline]
+    pub fn with<R>(&self, body: impl FnOnce(&mut T) -> R) -> R {
+        if let Some(_held) = self.bias.enter() {
+            #[allow(unsafe_code)]
+            // SAFETY: this thread owns the bias and is inside, and was not inside before; nobody else touches the value.
+            return body(unsafe { &mut *self.value.get() });
+        }
+        self.with_slow(body)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn with_slow<R>(&self, body: impl FnOnce(&mut T) -> R) -> R {
+        let mut row = self.lock();
+        #[allow(unsafe_code)]
+        // SAFETY: the lock is held and the bias revoked; nobody else touches the value.
+        let result = body(unsafe { &mut *self.value.get() });
+        let me = super::barrier::thread_name();
+        if row.thread != me {
+            row.thread = me;
+            row.length = 0;
+        }
+        row.length = row.length.saturating_add(1);
+        if row.length >= row.enough && self.bias.claim() {
+            row.enough = row.enough.saturating_mul(2).min(LONGEST_ROW);
+        }
+        result
+    }
+
+    /// Runs `body` with the values of all of `mutexes`, in the order given, which must be the same for all callers.
+    pub fn with_all<R>(mutexes: &[&Self], body: impl FnOnce(&mut [&mut T]) -> R) -> R {
+        let locks: Vec<_> = mutexes.iter().map(|mutex| mutex.lock_only()).collect();
+        let owners: Vec<u32> = mutexes.iter().map(|mutex| mutex.bias.owner()).collect();
+        Bias::revoke_all(mutexes.iter().map(|mutex| &mutex.bias));
+        let mut values: Vec<&mut T> = mutexes
+            .iter()
+            .map(|mutex| {
+                #[allow(unsafe_code)]
+                // SAFETY: every lock is held and every bias revoked; each mutex gives its value once.
+                unsafe {
+                    &mut *mutex.value.get()
+                }
+            })
+            .collect();
+        let result = body(&mut values);
+        drop(values);
+        // It was a visit: the owners go on as before.
+        for (mutex, owner) in mutexes.iter().zip(owners) {
+            mutex.bias.restore(owner);
+        }
+        drop(locks);
+        result
+    }
+
+    fn lock_only(&self) -> MutexGuard<'_, Row> {
+        self.slow.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Row> {
+        let row = self.lock_only();
+        self.bias.revoke();
+        row
+    }
+}
+
+impl<T: Default> Default for BiasedMutex<T> {
+    fn default() -> Self {
+        Self::new(T::default())
+    }
+}
+
+impl<T: fmt::Debug> fmt::Debug for BiasedMutex<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.with(|value| f.debug_tuple("BiasedMutex").field(value).finish())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    /// Two numbers that are equal whenever nobody is inside.
+    #[derive(Default)]
+    struct Twins(u64, u64);
+
+    fn step(twins: &mut Twins) {
+        assert_eq!(twins.0, twins.1);
+        twins.0 += 1;
+        std::hint::black_box(&mut *twins);
+        twins.1 += 1;
+    }
+
+    #[test]
+    fn an_owner_and_intruders_lose_no_step() {
+        let mutex = BiasedMutex::new(Twins::default());
+        let done = AtomicBool::new(false);
+        let (mut owned, mut intruded) = (0, 0);
+        std::thread::scope(|scope| {
+            let owner = scope.spawn(|| {
+                let mut steps = 0_u64;
+                while !done.load(Ordering::Relaxed) {
+                    mutex.with(step);
+                    steps += 1;
+                }
+                steps
+            });
+            let intruders: Vec<_> = (0..3)
+                .map(|_| {
+                    scope.spawn(|| {
+                        for round in 0..2_000 {
+                            mutex.with(step);
+                            if round % 8 == 0 {
+                                std::thread::yield_now();
+                            }
+                        }
+                        2_000
+                    })
+                })
+                .collect();
+            for intruder in intruders {
+                intruded += intruder.join().unwrap_or(0);
+            }
+            done.store(true, Ordering::Relaxed);
+            owned = owner.join().unwrap_or(0);
+        });
+        assert_eq!(intruded, 6_000);
+        mutex.with(|twins| assert_eq!((twins.0, twins.1), (owned + intruded, owned + intruded)));
+    }
+
+    #[test]
+    fn a_visit_sees_all_values_stand_still_and_leaves_the_owners_theirs() {
+        let mutexes = [BiasedMutex::new(Twins::default()), BiasedMutex::new(Twins::default())];
+        let all: Vec<_> = mutexes.iter().collect();
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for mutex in &mutexes {
+                let done = &done;
+                scope.spawn(move || {
+                    while !done.load(Ordering::Relaxed) {
+                        mutex.with(step);
+                    }
+                });
+            }
+            for _ in 0..2_000 {
+                BiasedMutex::with_all(&all, |values| {
+                    let before: u64 = values.iter().map(|twins| twins.0 + twins.1).sum();
+                    std::hint::black_box(&values);
+                    let after: u64 = values.iter().map(|twins| twins.0 + twins.1).sum();
+                    assert_eq!(before, after);
+                });
+            }
+            done.store(true, Ordering::Relaxed);
+        });
+    }
+}
