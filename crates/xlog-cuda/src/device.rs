@@ -8,8 +8,7 @@
 //! and is tried again at the next call. Everything made on a device holds it, so it outlives its streams.
 
 use std::fmt;
-use std::ops::Deref;
-use std::sync::atomic::{AtomicU64, Ordering};
+
 use std::sync::{Arc, OnceLock};
 
 use xlog_driver::cuda::CudaDriver;
@@ -19,9 +18,6 @@ use xlog_driver::{
 };
 use xlog_sim::{RaceReport, SimConfig, SimDevice};
 
-use crate::device_runtime::ordering::clock::ClockCell;
-use crate::device_runtime::ordering::events::EventPool;
-use crate::device_runtime::ordering::slab::Slab;
 use crate::{DeviceSpec, Result, XlogError};
 
 /// One open device: a GPU, or the simulated device.
@@ -40,38 +36,6 @@ pub struct CudaDevice {
     sim: Option<Arc<SimDevice>>,
     spec: String,
     memory_pool: OnceLock<PoolHandle>,
-    events: Arc<EventPool>,
-    clock_cells: Slab<CellPlace>,
-    /// Keys of streams: counted per device, so that a seed replays whatever else the process did.
-    stream_keys: AtomicU64,
-}
-
-/// Streams a device can have at a time.
-const MAX_STREAMS: u32 = 1 << 16;
-
-/// The stamp of one stream's clock, at a place that is used again for another stream but never moves.
-#[derive(Debug)]
-pub(crate) struct CellPlace(Arc<ClockCell>);
-
-impl CellPlace {
-    pub(crate) fn cell(&self) -> Arc<ClockCell> {
-        Arc::clone(&self.0)
-    }
-}
-
-impl Default for CellPlace {
-    fn default() -> Self {
-        Self(Arc::new(ClockCell::new()))
-    }
-}
-
-impl Deref for CellPlace {
-    type Target = ClockCell;
-
-    #[inline]
-    fn deref(&self) -> &ClockCell {
-        &self.0
-    }
 }
 
 impl CudaDevice {
@@ -139,11 +103,7 @@ impl CudaDevice {
     }
 
     fn of(driver: Arc<dyn Driver>, sim: Option<Arc<SimDevice>>, spec: String) -> Self {
-        let events = EventPool::new(Arc::clone(&driver));
-        let clock_cells = Slab::new(MAX_STREAMS);
-        let stream_keys = AtomicU64::new(1);
-        let memory_pool = OnceLock::new();
-        Self { driver, sim, spec, memory_pool, events, clock_cells, stream_keys }
+        Self { driver, sim, spec, memory_pool: OnceLock::new() }
     }
 
     /// The driver of this device.
@@ -210,20 +170,6 @@ impl CudaDevice {
             pools.pool_destroy(created)?;
         }
         Ok(kept)
-    }
-
-    /// A key that no other stream of this device has had.
-    pub(crate) fn next_stream_key(&self) -> u64 {
-        self.stream_keys.fetch_add(1, Ordering::Relaxed)
-    }
-
-    pub(crate) fn events(&self) -> &Arc<EventPool> {
-        &self.events
-    }
-
-    #[inline]
-    pub(crate) fn clock_cells(&self) -> &Slab<CellPlace> {
-        &self.clock_cells
     }
 
     pub(crate) fn is_same(&self, other: &Self) -> bool {

@@ -13,58 +13,53 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use xlog_driver::{CaptureStatus, Driver, DriverError, DriverResult, Gate, StreamHandle};
+use xlog_driver::{
+    CaptureStatus, Driver, DriverError, DriverResult, EventHandle, Gate, StreamHandle,
+};
 use xlog_sim::SimKernel;
 
 use crate::device_runtime::StreamId;
-use crate::device_runtime::ordering::OrderCounters;
+use crate::device_runtime::ordering::cells::CellRef;
 use crate::device_runtime::ordering::clock::{Recorded, StreamClock};
-use crate::device_runtime::ordering::events::PooledEvent;
+use crate::device_runtime::ordering::tally::Tally;
 use crate::device_runtime::stream_ids::IssuedId;
 use crate::{CudaDevice, Result, XlogError};
 
-/// An owned driver stream, and its clock.
+/// An owned driver stream, and its clock. It lives as long as the pool that made it, and longer if somebody has a handle.
 #[derive(Debug)]
 pub(crate) struct RawStream {
-    device: Arc<CudaDevice>,
+    clock: StreamClock<EventHandle, CellRef>,
     handle: StreamHandle,
-    priority: i32,
-    clock: StreamClock<Arc<PooledEvent>>,
-    /// Where the stamp of the clock stands in the device's table.
-    place: u32,
     /// The raw handle was handed out: others may have begun to capture the stream into a graph.
     exposed: AtomicBool,
+    priority: i32,
+    device: Arc<CudaDevice>,
 }
 
 impl RawStream {
-    pub(crate) fn create(device: Arc<CudaDevice>, priority: i32) -> DriverResult<Self> {
-        let Some((place, cell)) = device.clock_cells().take() else {
-            let accepted = "fewer streams of one device at a time";
-            return Err(DriverError::invalid("stream_create", "one more stream", accepted));
-        };
-        let clock = StreamClock::new(device.next_stream_key(), cell.cell());
-        match device.driver().stream_create(priority) {
-            Ok(handle) => {
-                let exposed = AtomicBool::new(false);
-                Ok(Self { device, handle, priority, clock, place, exposed })
-            }
-            Err(error) => {
-                device.clock_cells().give([place]);
-                Err(error)
-            }
-        }
+    /// A stream that stands at `place` in its pool.
+    pub(crate) fn create(
+        device: Arc<CudaDevice>,
+        priority: i32,
+        place: u32,
+        cell: CellRef,
+    ) -> DriverResult<Self> {
+        let handle = device.driver().stream_create(priority)?;
+        let exposed = AtomicBool::new(false);
+        Ok(Self { clock: StreamClock::new(place, cell), handle, exposed, priority, device })
     }
 
     pub(crate) fn priority(&self) -> i32 {
         self.priority
     }
 
-    pub(crate) fn clock(&self) -> &StreamClock<Arc<PooledEvent>> {
-        &self.clock
+    pub(crate) fn handle(&self) -> StreamHandle {
+        self.handle
     }
 
-    pub(crate) fn place(&self) -> u32 {
-        self.place
+    #[inline]
+    pub(crate) fn clock(&self) -> &StreamClock<EventHandle, CellRef> {
+        &self.clock
     }
 
     /// Refuses a stream that is being captured: what is queued on it does not run now, so no stamp can stand for it.
@@ -87,24 +82,30 @@ impl RawStream {
         matches!(self.device.driver().stream_is_idle(self.handle), Ok(true))
     }
 
-    /// Records an event at the tail of this stream.
-    pub(crate) fn record(
-        &self,
-        counters: &OrderCounters,
-    ) -> DriverResult<Recorded<Arc<PooledEvent>>> {
+    /// Records an event at the tail of this stream; returns the stamp it covers.
+    pub(crate) fn record(&self, tally: &Tally) -> DriverResult<u64> {
+        Ok(self.record_event(tally, false)?.covers)
+    }
+
+    /// With `pin`, the event is not used again before the clock is told.
+    fn record_event(&self, tally: &Tally, pin: bool) -> DriverResult<Recorded<EventHandle>> {
         self.check_not_capturing("event_record")?;
-        let event = self.device.events().take()?;
+        let driver = self.device.driver();
         let begun = self.clock.begin();
-        if let Err(error) = self.device.driver().event_record(event.handle(), self.handle) {
-            event.set_complete();
+        let event = match begun.spare {
+            Some(event) => event,
+            None => driver.event_create()?,
+        };
+        if let Err(error) = driver.event_record(event, self.handle) {
+            self.clock.failed(event);
             return Err(error);
         }
-        OrderCounters::count(&counters.recorded);
-        let (recorded, ask) = self.clock.recorded(begun, event);
-        if let Some(ask) = ask {
-            let complete = ask.event.is_complete();
+        tally.count(|counts| counts.recorded += 1);
+        let (recorded, ask) = self.clock.recorded(begun, event, pin);
+        if let Some((covers, event)) = ask {
+            let complete = matches!(driver.event_query(event), Ok(true));
             if complete {
-                self.completed_up_to(ask.covers);
+                self.clock.completed_up_to(covers);
             }
             self.clock.asked(complete);
         }
@@ -112,27 +113,30 @@ impl RawStream {
     }
 
     /// Makes later work of this stream follow everything of `other` up to `stamp`, if it does not already.
-    pub(crate) fn wait_for(
-        &self,
-        other: &Self,
-        stamp: u64,
-        counters: &OrderCounters,
-    ) -> DriverResult<()> {
+    pub(crate) fn wait_for(&self, other: &Self, stamp: u64, tally: &Tally) -> DriverResult<()> {
         let known = &other.clock;
         if known.key() == self.clock.key() {
             return Ok(());
         }
         if known.is_complete(stamp) || self.clock.covers(known.key(), stamp) {
-            OrderCounters::count(&counters.elided);
+            tally.count(|counts| counts.elided += 1);
             return Ok(());
         }
+        self.follow(other, stamp, tally)
+    }
+
+    /// [`RawStream::wait_for`] for what is known not to be followed yet.
+    pub(crate) fn follow(&self, other: &Self, stamp: u64, tally: &Tally) -> DriverResult<()> {
+        let known = &other.clock;
         self.check_not_capturing("stream_wait_event")?;
         let recorded = match known.find(stamp) {
             Some(recorded) => recorded,
-            None => other.record(counters)?,
+            None => other.record_event(tally, true)?,
         };
-        self.device.driver().stream_wait_event(self.handle, recorded.event.handle())?;
-        OrderCounters::count(&counters.inserted);
+        let queued = self.device.driver().stream_wait_event(self.handle, recorded.event);
+        known.unpin();
+        queued?;
+        tally.count(|counts| counts.inserted += 1);
         self.clock.learn(known.key(), &recorded);
         Ok(())
     }
@@ -143,34 +147,35 @@ impl RawStream {
             return Some(true);
         }
         let recorded = self.clock.find(stamp)?;
-        let complete = recorded.event.is_complete();
+        // An event that cannot be asked has not completed.
+        let complete = matches!(self.device.driver().event_query(recorded.event), Ok(true));
         if complete {
-            self.completed_up_to(recorded.covers);
+            self.clock.completed_up_to(recorded.covers);
         }
+        self.clock.unpin();
         Some(complete)
     }
 
     /// Waits until everything queued so far, and so every stamp up to now, has completed; returns that stamp.
-    pub(crate) fn settle(&self, counters: &OrderCounters) -> DriverResult<u64> {
-        let recorded = self.record(counters)?;
-        recorded.event.synchronize()?;
-        self.completed_up_to(recorded.covers);
-        Ok(recorded.covers)
-    }
-
-    fn completed_up_to(&self, stamp: u64) {
-        for done in self.clock.completed_up_to(stamp) {
-            done.event.set_complete();
+    pub(crate) fn settle(&self, tally: &Tally) -> DriverResult<u64> {
+        let recorded = self.record_event(tally, true)?;
+        let waited = self.device.driver().event_synchronize(recorded.event);
+        if waited.is_ok() {
+            self.clock.completed_up_to(recorded.covers);
         }
+        self.clock.unpin();
+        waited.map(|()| recorded.covers)
     }
 }
 
 impl Drop for RawStream {
     fn drop(&mut self) {
-        // Queued work still runs. A lost device has taken the stream with it; there is nobody left to tell.
-        let _ = self.device.driver().stream_destroy(self.handle);
-        self.clock.cell().set_out(None);
-        self.device.clock_cells().give([self.place]);
+        // Queued work still runs. A lost device has taken all this with it; there is nobody left to tell.
+        let driver = self.device.driver();
+        let _ = driver.stream_destroy(self.handle);
+        for event in self.clock.drain() {
+            let _ = driver.event_destroy(event);
+        }
     }
 }
 

@@ -1,11 +1,17 @@
 //! The concurrent core of ordering under a model checker.
 //!
-//! `clock` and `gate` are compiled here from the very files the runtime uses, over loom's atomics and locks: loom runs every
+//! `bias`, `clock` and `gate` are compiled here from the very files the runtime uses, over loom's atomics and locks: loom runs every
 //! interleaving of the threads below. A model driver stands for a stream: a list of what was queued on it, in order, behind one
 //! lock, which is all the core asks of a driver.
 
 #![forbid(unsafe_code)]
 
+#[cfg(test)]
+mod barrier;
+#[cfg(test)]
+#[allow(dead_code)]
+#[path = "../../xlog-driver/src/sync/bias.rs"]
+mod bias;
 #[cfg(test)]
 #[allow(dead_code)]
 #[path = "../../xlog-cuda/src/device_runtime/ordering/clock.rs"]

@@ -1,10 +1,10 @@
 //! Every interleaving of what the runtime does at the same time.
 
+use loom::sync::{Arc, Mutex};
 use loom::thread;
 
 use crate::clock::{ClockCell, StreamClock};
 use crate::gate::{Attempt, BlockGate};
-use crate::primitive::{Arc, Mutex};
 
 /// What stands in the queue of a stream.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -18,29 +18,29 @@ enum Queued {
 
 /// A stream: its clock, and the driver's queue.
 struct Stream {
-    clock: StreamClock<u64>,
+    clock: StreamClock<u64, Box<ClockCell>>,
     queue: Mutex<Vec<Queued>>,
 }
 
 impl Stream {
-    fn new(key: u64) -> Arc<Self> {
+    fn new(key: u32) -> Arc<Self> {
         Arc::new(Self {
-            clock: StreamClock::new(key, Arc::new(ClockCell::new())),
+            clock: StreamClock::new(key, Box::default()),
             queue: Mutex::new(Vec::new()),
         })
     }
 
     /// Queues work and finishes it: returns its stamp.
     fn work(&self) -> u64 {
-        self.queue.lock().push(Queued::Work);
+        self.queue.lock().unwrap().push(Queued::Work);
         self.clock.now()
     }
 
     /// Records an event: returns what it covers.
     fn record(&self, number: u64) -> u64 {
         let begun = self.clock.begin();
-        self.queue.lock().push(Queued::Event(number));
-        self.clock.recorded(begun, number).0.covers
+        self.queue.lock().unwrap().push(Queued::Event(number));
+        self.clock.recorded(begun, number, false).0.covers
     }
 }
 
@@ -59,7 +59,7 @@ fn an_event_never_claims_work_that_was_queued_after_it() {
         let mine = stream.record(1);
         let stamp = worker.join().unwrap();
         let theirs = other.join().unwrap();
-        let queue = stream.queue.lock().clone();
+        let queue = stream.queue.lock().unwrap().clone();
         let at = |what: Queued| queue.iter().position(|q| *q == what).unwrap();
         for (covers, event) in [(mine, 1), (theirs, 2)] {
             if covers >= stamp {
@@ -84,14 +84,14 @@ fn nobody_skips_a_wait_that_is_not_queued_yet() {
             let (a, b) = (Arc::clone(&a), Arc::clone(&b));
             thread::spawn(move || {
                 let begun = a.clock.begin();
-                a.queue.lock().push(Queued::Event(7));
-                let (recorded, _) = a.clock.recorded(begun, 7);
-                b.queue.lock().push(Queued::Wait(recorded.covers));
+                a.queue.lock().unwrap().push(Queued::Event(7));
+                let (recorded, _) = a.clock.recorded(begun, 7, true);
+                b.queue.lock().unwrap().push(Queued::Wait(recorded.covers));
                 b.clock.learn(1, &recorded);
             })
         };
         if b.clock.covers(1, stamp) {
-            let queue = b.queue.lock().clone();
+            let queue = b.queue.lock().unwrap().clone();
             assert!(queue.iter().any(|q| matches!(q, Queued::Wait(covers) if *covers >= stamp)));
         }
         waiter.join().unwrap();
@@ -110,17 +110,17 @@ fn what_a_stream_saw_travels_only_with_events_recorded_after_its_wait() {
         let waiter = {
             let b = Arc::clone(&b);
             thread::spawn(move || {
-                b.queue.lock().push(Queued::Wait(first.covers));
+                b.queue.lock().unwrap().push(Queued::Wait(first.covers));
                 b.clock.learn(1, &first);
             })
         };
         let begun = b.clock.begin();
-        b.queue.lock().push(Queued::Event(9));
-        let (recorded, _) = b.clock.recorded(begun, 9);
+        b.queue.lock().unwrap().push(Queued::Event(9));
+        let (recorded, _) = b.clock.recorded(begun, 9, true);
         c.clock.learn(2, &recorded);
         waiter.join().unwrap();
         if c.clock.covers(1, stamp) {
-            let queue = b.queue.lock().clone();
+            let queue = b.queue.lock().unwrap().clone();
             let wait = queue.iter().position(|q| matches!(q, Queued::Wait(_))).unwrap();
             let event = queue.iter().position(|q| *q == Queued::Event(9)).unwrap();
             assert!(wait < event, "{queue:?}");
@@ -161,7 +161,7 @@ impl Block {
         if self.gate.close(5, writes, 1) == Attempt::Done {
             return;
         }
-        let mut locked = self.locked.lock();
+        let mut locked = self.locked.lock().unwrap();
         assert!(self.gate.close_counted(writes), "the use was open");
         if locked.free_on_close && !self.gate.has_open() {
             locked.free_on_close = false;
@@ -171,7 +171,7 @@ impl Block {
 
     /// As the resource frees a block.
     fn free(&self) {
-        let mut locked = self.locked.lock();
+        let mut locked = self.locked.lock().unwrap();
         assert!(self.gate.retire(5));
         if self.gate.has_open() {
             locked.free_on_close = true;
@@ -200,7 +200,7 @@ fn a_block_returned_while_uses_close_is_freed_once_and_not_before_the_last() {
         block.free();
         reader.join().unwrap();
         writer.join().unwrap();
-        let locked = block.locked.lock();
+        let locked = block.locked.lock().unwrap();
         assert_eq!((locked.freed, locked.free_on_close), (1, false));
         assert!(!block.gate.has_open());
     });
@@ -216,7 +216,7 @@ fn a_use_opened_at_the_moment_of_the_free_is_refused_or_waited_for() {
             let block = Arc::clone(&block);
             thread::spawn(move || match block.gate.open(5, true) {
                 Attempt::Done => {
-                    assert_eq!(block.locked.lock().freed, 0, "freed under an open use");
+                    assert_eq!(block.locked.lock().unwrap().freed, 0, "freed under an open use");
                     block.close(true);
                     true
                 }
@@ -225,7 +225,7 @@ fn a_use_opened_at_the_moment_of_the_free_is_refused_or_waited_for() {
         };
         block.free();
         user.join().unwrap();
-        assert_eq!(block.locked.lock().freed, 1);
+        assert_eq!(block.locked.lock().unwrap().freed, 1);
     });
 }
 
@@ -250,5 +250,107 @@ fn another_stream_that_comes_in_sees_every_use_the_quick_way_finished_before() {
         if quick {
             assert_eq!(seen, 4);
         }
+    });
+}
+
+/// A block that belongs to this thread.
+fn granted() -> Arc<Block> {
+    let block =
+        Arc::new(Block { gate: BlockGate::default(), locked: Mutex::new(Locked::default()) });
+    block.gate.begin(5, 1);
+    {
+        let _locked = block.locked.lock().unwrap();
+        block.gate.grant(5);
+    }
+    block
+}
+
+#[test]
+fn a_block_taken_from_its_owner_while_it_opens_a_use_is_not_freed_under_it() {
+    loom::model(|| {
+        let block = granted();
+        let other = {
+            let block = Arc::clone(&block);
+            thread::spawn(move || block.free())
+        };
+        if block.gate.open(5, true) == Attempt::Done {
+            assert_eq!(block.locked.lock().unwrap().freed, 0, "freed under an open use");
+            block.close(true);
+        }
+        other.join().unwrap();
+        assert_eq!(block.locked.lock().unwrap().freed, 1);
+        assert!(!block.gate.has_open());
+    });
+}
+
+impl Block {
+    /// As the resource opens a use: without the lock, or, where the block is another thread's, with it.
+    fn open(&self, writes: bool) {
+        if self.gate.open(5, writes) == Attempt::Done {
+            return;
+        }
+        let _locked = self.locked.lock().unwrap();
+        self.gate.share();
+        assert_eq!(self.gate.open(5, writes), Attempt::Done);
+    }
+}
+
+#[test]
+fn an_owner_and_another_thread_lose_no_use_of_each_other() {
+    loom::model(|| {
+        let block = granted();
+        let other = {
+            let block = Arc::clone(&block);
+            thread::spawn(move || block.open(false))
+        };
+        block.open(true);
+        other.join().unwrap();
+        assert!(block.gate.has_counted(false), "the use of the other thread was lost");
+        assert!(block.gate.has_counted(true), "the use of the owner was lost");
+    });
+}
+
+#[test]
+fn a_block_is_granted_while_another_thread_opens_a_use() {
+    loom::model(|| {
+        let block =
+            Arc::new(Block { gate: BlockGate::default(), locked: Mutex::new(Locked::default()) });
+        block.gate.begin(5, 1);
+        let other = {
+            let block = Arc::clone(&block);
+            thread::spawn(move || block.gate.open(5, false) == Attempt::Done)
+        };
+        {
+            let _locked = block.locked.lock().unwrap();
+            block.gate.grant(5);
+        }
+        assert_eq!(block.gate.open(5, true), Attempt::Done);
+        let opened = other.join().unwrap();
+        assert_eq!(block.gate.has_counted(false), opened);
+        assert!(block.gate.has_counted(true));
+    });
+}
+
+#[test]
+fn an_event_that_somebody_names_to_the_driver_is_not_used_again() {
+    loom::model(|| {
+        let stream = Stream::new(1);
+        let stamp = stream.work();
+        stream.record(1);
+        let found = stream.clock.find(stamp).unwrap();
+        let reuser = {
+            let stream = Arc::clone(&stream);
+            thread::spawn(move || {
+                stream.clock.completed_up_to(stamp);
+                let begun = stream.clock.begin();
+                begun.spare
+            })
+        };
+        let named = found.event;
+        let pinned = stream.clock.begin().spare;
+        assert_ne!(pinned, Some(named));
+        stream.clock.unpin();
+        // The other one may have come before or after the pin was given up.
+        let _ = reuser.join().unwrap();
     });
 }

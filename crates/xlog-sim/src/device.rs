@@ -202,6 +202,17 @@ impl SimDevice {
         Ok(())
     }
 
+    /// From now on the stream says that it is, or is not, being captured into a graph. Work queued on it runs all the same: this
+    /// only shows how a program treats such a stream.
+    pub fn set_capturing(&self, stream: StreamHandle, capturing: bool) -> DriverResult<()> {
+        let mut state = self.shared.lock();
+        self.check_stream(&state, Call::StreamCapture, stream)?;
+        if let Some(stream) = state.streams.get_mut(&stream.0) {
+            stream.capturing = capturing;
+        }
+        Ok(())
+    }
+
     /// Names live memory for race reports of work queued from now on.
     pub fn tag_memory(&self, ptr: u64, bytes: usize, tag: &str) -> DriverResult<()> {
         let mut state = self.shared.lock();

@@ -152,7 +152,8 @@ impl Driver for SimDevice {
     fn stream_capture(&self, stream: StreamHandle) -> DriverResult<CaptureStatus> {
         let state = self.enter(Call::StreamCapture)?;
         self.check_stream(&state, Call::StreamCapture, stream)?;
-        Ok(CaptureStatus::None)
+        let capturing = state.streams.get(&stream.0).is_some_and(|stream| stream.capturing);
+        Ok(if capturing { CaptureStatus::Active } else { CaptureStatus::None })
     }
 
     fn stream_wait_event(&self, stream: StreamHandle, event: EventHandle) -> DriverResult<()> {

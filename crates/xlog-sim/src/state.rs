@@ -30,6 +30,8 @@ pub(crate) struct Stream {
     /// How many fault injections hold the stream back.
     pub(crate) held_back: u32,
     pub(crate) destroyed: bool,
+    /// A test says that others capture it into a graph.
+    pub(crate) capturing: bool,
     /// The report the next synchronisation fails with.
     pub(crate) race: Option<Arc<str>>,
     pub(crate) worker: Option<Worker>,
@@ -231,6 +233,7 @@ impl State {
                 running: false,
                 held_back: 0,
                 destroyed: false,
+                capturing: false,
                 race: None,
                 worker: None,
             },

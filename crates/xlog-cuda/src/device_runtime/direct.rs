@@ -115,7 +115,7 @@ impl DeviceMemoryResource for DirectCudaResource {
             error
         };
         let ptr = self.device.driver().alloc(bytes).map_err(|error| undo(error.into()))?;
-        let Some(generation) = self.table.begin(ptr, bytes, None, false) else {
+        let Some(generation) = self.table.begin(ptr, bytes, None) else {
             #[allow(unsafe_code)]
             // SAFETY: just allocated, and nobody knows of it.
             let freed = unsafe { self.device.driver().free(ptr) };
@@ -138,11 +138,8 @@ impl DeviceMemoryResource for DirectCudaResource {
 
     fn deallocate(&self, block: DeviceBlock) -> ResourceResult<()> {
         let record = self.table.find_block(&block)?;
-        {
-            let _uses = record.uses();
-            if !record.gate.retire(tag_of(block.generation)) {
-                return Err(ResourceError::UseAfterFree { generation: block.generation });
-            }
+        if !record.with_uses(|_| record.gate.retire(tag_of(block.generation))) {
+            return Err(ResourceError::UseAfterFree { generation: block.generation });
         }
         self.deallocations.fetch_add(1, Ordering::Relaxed);
         self.free_or_keep(block.generation)

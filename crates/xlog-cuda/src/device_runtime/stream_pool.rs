@@ -13,7 +13,9 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use super::StreamId;
+use super::ordering::cells::Cells;
 use super::stream_table::{Holder, StreamTable};
+use crate::stream::RawStream;
 use crate::{CudaDevice, DeviceStream, Result, XlogError};
 
 /// How many streams besides the default one [`StreamPool::with_defaults`] lets out at a time.
@@ -150,6 +152,23 @@ impl StreamPool {
     /// The stream behind [`StreamId::DEFAULT`], made at first use and tried again after a failure.
     pub fn default_stream(&self) -> Result<Arc<DeviceStream>, StreamPoolError> {
         self.table.default_stream()
+    }
+
+    /// The driver stream that is out under an id, without a handle on it.
+    #[inline]
+    pub(crate) fn raw(&self, id: StreamId) -> Option<&Arc<RawStream>> {
+        self.table.raw(id)
+    }
+
+    /// The driver stream at a place; see [`StreamClock::key`](super::ordering::clock::StreamClock::key).
+    #[inline]
+    pub(crate) fn at(&self, place: u32) -> Option<&Arc<RawStream>> {
+        self.table.at(place)
+    }
+
+    /// The cells of the clocks of its streams, by place.
+    pub(crate) fn cells(&self) -> &Arc<Cells> {
+        self.table.cells()
     }
 
     /// How many streams are out now, the default one not counted.

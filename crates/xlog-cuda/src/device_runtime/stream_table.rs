@@ -1,19 +1,23 @@
 //! The streams behind a pool: which are out, which were given back, and which serves next.
 //!
 //! A stream that was given back serves again, under a new id, once its work is done and nobody holds a handle of it.
-//! While there are only busy ones a new driver stream is made, up to twice `max_streams`. Beyond that the one given back
-//! first is reused as it is: a stream runs its work in order, so the new user merely queues behind the old.
+//! While there are only busy ones a new driver stream is made, up to twice `max_streams` of each priority. Beyond that the one
+//! given back first is reused as it is: a stream runs its work in order, so the new user merely queues behind the old.
 //!
-//! Invariants: no lock is held over a driver call; every driver stream that was made is in exactly one place: out, given
-//! back, or in the hands of one call of [`StreamTable::take_out`].
+//! Invariants: no lock is held over a driver call; every driver stream that was made is out, given back, or in the hands of one
+//! call of [`StreamTable::take_out`]; it also keeps the *place* where it was made for as long as the table lives, so that others
+//! can name it by a number.
 
 use std::collections::BTreeMap;
 use std::ops::Deref;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use xlog_driver::sync::Mutex;
 use xlog_driver::{DriverError, DriverResult};
 
+use super::ordering::cells::{CellRef, Cells};
+use super::ordering::slab::Slab;
 use super::stream_ids::IssuedId;
 use super::{StreamId, StreamPoolError, StreamPriority};
 use crate::stream::RawStream;
@@ -21,6 +25,10 @@ use crate::{CudaDevice, DeviceStream};
 
 /// Threads that resolve different ids seldom meet on one lock.
 const SHARDS: usize = 16;
+/// Ids that are found without a lock, if no other takes their place.
+const KNOWN: usize = 64;
+/// Driver streams a pool can have.
+const MAX_PLACES: u32 = 1 << 16;
 
 /// Who gives a stream back.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -53,8 +61,8 @@ impl Deref for Shard {
 struct State {
     /// Streams that are out, and calls that are about to take one out.
     out: usize,
-    /// Driver streams that are out, given back, or being made.
-    made: usize,
+    /// Driver streams that are out, given back, or being made, by priority.
+    made: BTreeMap<i32, usize>,
     /// The number of times a stream was given back.
     turn: u64,
     /// Streams given back, the first one first.
@@ -66,6 +74,11 @@ pub(super) struct StreamTable {
     device: Arc<CudaDevice>,
     max_streams: usize,
     default: OnceLock<Arc<DeviceStream>>,
+    /// Every driver stream that was made.
+    places: Slab<OnceLock<Arc<RawStream>>, 16>,
+    cells: Arc<Cells>,
+    /// An id and the place of its stream, plus one. Only a hint: whether a stream is out under an id, its clock says.
+    known: [AtomicU64; KNOWN],
     shards: [Shard; SHARDS],
     state: Mutex<State>,
 }
@@ -76,6 +89,9 @@ impl StreamTable {
             device,
             max_streams: max_streams.max(1),
             default: OnceLock::new(),
+            places: Slab::new(MAX_PLACES),
+            cells: Cells::new(MAX_PLACES),
+            known: [const { AtomicU64::new(0) }; KNOWN],
             shards: Default::default(),
             state: Mutex::new(State::default()),
         }
@@ -96,7 +112,40 @@ impl StreamTable {
 
     /// How many driver streams there are, the default one not counted.
     pub(super) fn made(&self) -> usize {
-        self.state.lock().made
+        self.state.lock().made.values().sum()
+    }
+
+    /// The driver stream at a place.
+    #[inline]
+    pub(super) fn at(&self, place: u32) -> Option<&Arc<RawStream>> {
+        self.places.get(place)?.get()
+    }
+
+    pub(super) fn cells(&self) -> &Arc<Cells> {
+        &self.cells
+    }
+
+    /// The driver stream that is out under an id.
+    #[inline]
+    pub(super) fn raw(&self, id: StreamId) -> Option<&Arc<RawStream>> {
+        let known = self.known[id.0 as usize % KNOWN].load(Ordering::Relaxed);
+        if known >> 32 == u64::from(id.0)
+            && let Some(raw) = self.at((known as u32).wrapping_sub(1))
+            && raw.clock().cell().is_out_as(id.0)
+        {
+            return Some(raw);
+        }
+        self.raw_by_map(id)
+    }
+
+    #[cold]
+    fn raw_by_map(&self, id: StreamId) -> Option<&Arc<RawStream>> {
+        let stream =
+            if id == StreamId::DEFAULT { self.default_stream().ok() } else { self.resolve(id) }?;
+        let place = stream.raw().clock().key();
+        let known = u64::from(id.0) << 32 | u64::from(place) + 1;
+        self.known[id.0 as usize % KNOWN].store(known, Ordering::Relaxed);
+        self.at(place)
     }
 
     /// The stream of an id other than the default one.
@@ -112,10 +161,18 @@ impl StreamTable {
         if let Some(stream) = self.default.get() {
             return Ok(stream.clone());
         }
-        // Made without a lock: a thread that loses the race drops its own stream again.
-        let raw = self.make(StreamPriority::Normal.on(&self.device)).map_err(fork_failed)?;
-        let made = Arc::new(DeviceStream::new(IssuedId::DEFAULT, raw));
-        Ok(self.default.get_or_init(|| made).clone())
+        // Made without a lock: the stream of a thread that loses the race serves a lease later.
+        let priority = StreamPriority::Normal.on(&self.device);
+        let raw = self.make(priority).map_err(fork_failed)?;
+        let mine = raw.clone();
+        let kept =
+            self.default.get_or_init(|| Arc::new(DeviceStream::new(IssuedId::DEFAULT, mine)));
+        if !Arc::ptr_eq(kept.raw(), &raw) {
+            let mut state = self.state.lock();
+            *state.made.entry(priority).or_default() += 1;
+            state.keep(raw);
+        }
+        Ok(kept.clone())
     }
 
     pub(super) fn take_out(
@@ -147,31 +204,31 @@ impl StreamTable {
     /// A driver stream for one lease, in the order of the module documentation. The caller counts in `out` already.
     ///
     /// Each caller holds at most one stream that is not in `given_back`, and at most `max_streams` of them are here or
-    /// have one out; so when `2 * max_streams` are made, `given_back` is not empty.
+    /// have one out; so when `2 * max_streams` of a priority are made, `given_back` has one of them.
     fn fork(&self, priority: i32) -> DriverResult<Arc<RawStream>> {
         let mut from = 0;
         while let Some((turn, raw)) = self.take_candidate(from, priority) {
-            // Nobody can make a handle of it while it is here, so a count of one stays one.
-            if Arc::strong_count(&raw) == 1 && raw.is_done() {
+            // Nobody can make a handle of it while it is here, so what is in `places` and here stays all.
+            if Arc::strong_count(&raw) == 2 && raw.is_done() {
                 return Ok(raw);
             }
             self.state.lock().given_back.insert(turn, raw);
             from = turn + 1;
         }
-        let replaced = {
+        {
             let mut state = self.state.lock();
-            if state.made < self.max_streams.saturating_mul(2) {
-                state.made += 1;
-                None
+            let made = state.made.entry(priority).or_default();
+            if *made < self.max_streams.saturating_mul(2) {
+                *made += 1;
             } else if let Some((_, raw)) = state.take_first(0, priority) {
                 return Ok(raw);
-            } else {
-                // All that are left have another priority: the first one makes room.
-                state.given_back.pop_first()
             }
-        };
-        drop(replaced);
-        self.make(priority).inspect_err(|_| self.state.lock().made -= 1)
+        }
+        self.make(priority).inspect_err(|_| {
+            if let Some(made) = self.state.lock().made.get_mut(&priority) {
+                *made -= 1;
+            }
+        })
     }
 
     fn take_candidate(&self, from: u64, priority: i32) -> Option<(u64, Arc<RawStream>)> {
@@ -179,7 +236,20 @@ impl StreamTable {
     }
 
     fn make(&self, priority: i32) -> DriverResult<Arc<RawStream>> {
-        RawStream::create(self.device.clone(), priority).map(Arc::new)
+        let taken = self.places.take();
+        let taken =
+            taken.and_then(|(place, at)| Some((place, at, CellRef::new(&self.cells, place)?)));
+        let Some((place, at, cell)) = taken else {
+            let accepted = "at most 65536 driver streams of one pool";
+            return Err(DriverError::invalid("stream_create", "one more stream", accepted));
+        };
+        match RawStream::create(self.device.clone(), priority, place, cell) {
+            Ok(raw) => Ok(at.get_or_init(|| Arc::new(raw)).clone()),
+            Err(error) => {
+                self.places.give([place]);
+                Err(error)
+            }
+        }
     }
 
     pub(super) fn give_back(&self, id: StreamId, holder: Holder) -> bool {
@@ -199,14 +269,17 @@ impl StreamTable {
         drop(slot);
         let mut state = self.state.lock();
         state.out -= 1;
-        state.turn += 1;
-        let turn = state.turn;
-        state.given_back.insert(turn, raw);
+        state.keep(raw);
         true
     }
 }
 
 impl State {
+    fn keep(&mut self, raw: Arc<RawStream>) {
+        self.turn += 1;
+        self.given_back.insert(self.turn, raw);
+    }
+
     /// Takes the stream of this priority that was given back first, at turn `from` or later.
     fn take_first(&mut self, from: u64, priority: i32) -> Option<(u64, Arc<RawStream>)> {
         let turn = self

@@ -139,3 +139,29 @@ fn a_stream_of_another_pool_is_refused_also_the_default_one() {
         assert!(matches!(refused, ResourceError::StreamMisuse(_)), "{refused}");
     }
 }
+
+#[test]
+fn a_stream_that_cudarc_captures_is_refused_until_the_capture_ends() {
+    use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
+
+    let Some(device) = gpu::gpu("a_stream_that_cudarc_captures_is_refused_until_the_capture_ends")
+    else {
+        return;
+    };
+    let runtime = gpu::runtime(&device, 2);
+    let pool = runtime.stream_pool().clone();
+    let lease = pool.lease().unwrap();
+    let stream = CudarcStream::new(Arc::clone(lease.stream())).unwrap();
+    let tag = xlog_cuda::device_runtime::AllocTag("captured");
+    stream.cudarc().begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED).unwrap();
+    let refused = runtime.allocate(4096, lease.id(), tag);
+    let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
+    stream.cudarc().end_capture(flags).unwrap();
+    let error = refused.unwrap_err();
+    let ResourceError::Driver(text) = &error else { unreachable!("{error:?}") };
+    assert!(text.contains("capture is Active"), "{text}");
+    let block = runtime.allocate(4096, lease.id(), tag).unwrap();
+    runtime.deallocate(block).unwrap();
+    runtime.reap_pending().unwrap();
+    assert_eq!(runtime.bytes_outstanding(), 0);
+}

@@ -1,6 +1,7 @@
 //! Resources and the order they keep: the conformance suite, named hazards, random programs against a model, counted calls
 //! and faults.
 
+mod capture;
 mod conformance;
 mod counted_calls;
 mod driver_faults;

@@ -4,12 +4,14 @@
 //! barrier (`membarrier`). Paired, they order like two full barriers. Where the system does not offer it, [`available`] says so and
 //! nobody may rely on the light half.
 
-use std::sync::atomic::{Ordering, compiler_fence};
+use std::sync::atomic::compiler_fence;
 
-/// Names this thread, never another one; 0 when the names have run out.
-pub(super) fn thread_name() -> u32 {
+pub(super) use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+/// A number for this thread that no other thread of the process has had; 0 when the numbers have run out.
+#[inline]
+pub fn thread_name() -> u32 {
     use std::cell::Cell;
-    use std::sync::atomic::AtomicU32;
     static NEXT: AtomicU32 = AtomicU32::new(1);
     thread_local! {
         static NAME: Cell<u32> = const { Cell::new(0) };
@@ -18,9 +20,19 @@ pub(super) fn thread_name() -> u32 {
     if name != 0 {
         return name;
     }
-    let next = NEXT.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |next| next.checked_add(1));
-    NAME.set(next.unwrap_or(0));
-    NAME.get()
+    first_name(&NEXT, &NAME)
+}
+
+#[cold]
+fn first_name(next: &AtomicU32, name: &'static std::thread::LocalKey<std::cell::Cell<u32>>) -> u32 {
+    let next = next.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |next| next.checked_add(1));
+    name.set(next.unwrap_or(0));
+    name.get()
+}
+
+/// Somebody must get on before this thread can.
+pub(super) fn pause(turns: u32) {
+    if turns < 64 { std::hint::spin_loop() } else { std::thread::yield_now() }
 }
 
 #[inline]

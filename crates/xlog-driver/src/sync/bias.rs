@@ -9,8 +9,7 @@
 //! The owner says that it is inside and then looks whether it still is the owner; the revoker takes the ownership away and then
 //! looks whether the owner is inside. With the barriers between the two, at least one of them sees the other.
 
-use super::barrier;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use super::barrier::{self, AtomicBool, AtomicU32, Ordering};
 
 /// Which thread, if any, may change something without a lock.
 #[derive(Debug, Default)]
@@ -31,12 +30,6 @@ pub struct Held<'a> {
 }
 
 impl Bias {
-    /// Nobody's.
-    #[must_use]
-    pub const fn new() -> Self {
-        Self { owner: AtomicU32::new(0), inside: AtomicBool::new(false) }
-    }
-
     /// Enters, if this thread is the owner and is not inside already.
     #[inline]
     #[must_use]
@@ -108,7 +101,7 @@ impl Bias {
             while bias.inside.load(Ordering::Acquire) {
                 // What is done inside is short, unless the owner was preempted there.
                 turns += 1;
-                if turns < 64 { std::hint::spin_loop() } else { std::thread::yield_now() }
+                barrier::pause(turns);
             }
         }
     }

@@ -38,9 +38,9 @@ unsafe impl<T: Send> Sync for BiasedMutex<T> {}
 
 impl<T> BiasedMutex<T> {
     /// A mutex around `value`.
-    pub const fn new(value: T) -> Self {
+    pub fn new(value: T) -> Self {
         let row = Row { thread: 0, length: 0, enough: ROW };
-        Self { bias: Bias::new(), slow: Mutex::new(row), value: UnsafeCell::new(value) }
+        Self { bias: Bias::default(), slow: Mutex::new(row), value: UnsafeCell::new(value) }
     }
 
     /// Runs `body` with the value.

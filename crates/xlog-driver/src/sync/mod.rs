@@ -10,6 +10,7 @@ mod barrier;
 mod bias;
 mod biased_mutex;
 
+pub use barrier::thread_name;
 pub use bias::{Bias, Held};
 pub use biased_mutex::BiasedMutex;
 
@@ -59,6 +60,16 @@ fn scheduler() -> Option<Scheduler> {
     SCHEDULER.with(|slot| slot.borrow().clone())
 }
 
+/// Lets the scheduler of this thread, if it has one, hand over to another thread.
+#[inline]
+pub fn scheduling_point() {
+    if SCHEDULED.load(Ordering::Relaxed) != 0
+        && let Some(scheduler) = scheduler()
+    {
+        scheduler(Turn::May);
+    }
+}
+
 /// Mutual exclusion, visible to a deterministic scheduler.
 #[derive(Default)]
 pub struct Mutex<T: ?Sized>(std::sync::Mutex<T>);
@@ -79,11 +90,7 @@ impl<T: ?Sized> Mutex<T> {
     /// Locks, waiting for the holder if there is one.
     #[inline]
     pub fn lock(&self) -> MutexGuard<'_, T> {
-        if SCHEDULED.load(Ordering::Relaxed) != 0
-            && let Some(scheduler) = scheduler()
-        {
-            scheduler(Turn::May);
-        }
+        scheduling_point();
         match self.0.try_lock() {
             Ok(guard) => guard,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),

@@ -4,25 +4,28 @@
 //! of the driver for a single free.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use xlog_driver::DriverResult;
 use xlog_driver::sync::{Mutex, MutexGuard};
 
-use crate::device_runtime::ordering::OrderCounters;
+use crate::device_runtime::ordering::primitive::Lock;
+use crate::device_runtime::ordering::slab::Slab;
+use crate::device_runtime::ordering::tally::Tally;
 use crate::device_runtime::resource::Generation;
 use crate::stream::RawStream;
 
 /// Frees for which one event is recorded.
 const BATCH: usize = 256;
-const SHARDS: usize = 16;
+/// Streams on which frees can wait: as many as a pool can have.
+const MAX_STREAMS: u32 = 1 << 16;
 /// More than this are freed with a wait.
 const MOST_PUT_BY: usize = 1024;
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Frees {
-    shards: [Shard; SHARDS],
+    /// By the place of the stream in its pool.
+    streams: Slab<StreamPlace, 16>,
     /// Frees that failed half way.
     kept: Mutex<Vec<Generation>>,
     /// Returned blocks whose uses on other streams have not completed.
@@ -30,17 +33,16 @@ pub(super) struct Frees {
     put_by_count: AtomicUsize,
     /// Held while blocks are taken out of `put_by` or `kept` and freed, so that a reap misses none that is on its way.
     turn: Mutex<()>,
-    /// Where the next stream begins to count, so that what was said of one that was let go of is not taken for another.
-    starts: AtomicU64,
 }
 
+/// On cache lines of its own: each stream has mostly another thread.
 #[derive(Debug, Default)]
-#[repr(align(64))]
-struct Shard(Mutex<Vec<StreamFrees>>);
+#[repr(align(128))]
+struct StreamPlace(Lock<StreamFrees>);
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct StreamFrees {
-    stream: Arc<RawStream>,
+    place: u32,
     /// Not covered by an event of ours, in the order they were queued.
     loose: VecDeque<Generation>,
     /// How many were loose before the first of them.
@@ -49,11 +51,19 @@ struct StreamFrees {
     batches: VecDeque<(u64, Vec<Generation>)>,
 }
 
-impl StreamFrees {
-    fn key(&self) -> u64 {
-        self.stream.clock().key()
+impl Default for Frees {
+    fn default() -> Self {
+        Self {
+            streams: Slab::new(MAX_STREAMS),
+            kept: Mutex::default(),
+            put_by: Mutex::default(),
+            put_by_count: AtomicUsize::new(0),
+            turn: Mutex::default(),
+        }
     }
+}
 
+impl StreamFrees {
     /// How far frees have been queued.
     fn end(&self) -> u64 {
         self.before + self.loose.len() as u64
@@ -74,16 +84,12 @@ impl StreamFrees {
 }
 
 impl Frees {
-    fn shard(&self, key: u64) -> &Mutex<Vec<StreamFrees>> {
-        &self.shards[key as usize % SHARDS].0
-    }
-
     /// A free was queued on `stream`. Returns older ones that turned out to be done.
     pub(super) fn queued(
         &self,
-        stream: &Arc<RawStream>,
+        stream: &RawStream,
         generation: Generation,
-        counters: &OrderCounters,
+        tally: &Tally,
     ) -> Vec<Generation> {
         let full = self.with(stream, |frees| {
             frees.loose.push_back(generation);
@@ -93,17 +99,13 @@ impl Frees {
             return Vec::new();
         }
         // A failure here only leaves them for a reap.
-        self.poll(stream, counters).unwrap_or_default()
+        self.poll(stream, tally).unwrap_or_default()
     }
 
     /// Returns what has completed, and records an event for what is loose. Never waits.
     ///
     /// The driver is asked without the lock, about what was there before; whoever takes an entry out counts it.
-    pub(super) fn poll(
-        &self,
-        stream: &Arc<RawStream>,
-        counters: &OrderCounters,
-    ) -> DriverResult<Vec<Generation>> {
+    pub(super) fn poll(&self, stream: &RawStream, tally: &Tally) -> DriverResult<Vec<Generation>> {
         let (end, stamps) = self.with(stream, |frees| {
             let stamps: Vec<u64> = frees.batches.iter().map(|(stamp, _)| *stamp).collect();
             (frees.end(), stamps)
@@ -114,19 +116,18 @@ impl Frees {
                 done.append(&mut frees.take_loose(end));
                 done
             });
-            self.forget_idle(stream.clock().key());
             return Ok(done);
         }
         let complete =
             stamps.into_iter().take_while(|&stamp| stream.poll(stamp) == Some(true)).last();
         let done = self.with(stream, |frees| frees.take_batches(complete.unwrap_or(0)));
         if !self.with(stream, |frees| frees.loose.is_empty()) {
-            match stream.record(counters) {
-                Ok(recorded) => self.with(stream, |frees| {
+            match stream.record(tally) {
+                Ok(covers) => self.with(stream, |frees| {
                     let loose = frees.take_loose(end);
-                    let at = frees.batches.partition_point(|(stamp, _)| *stamp < recorded.covers);
+                    let at = frees.batches.partition_point(|(stamp, _)| *stamp < covers);
                     if !loose.is_empty() {
-                        frees.batches.insert(at, (recorded.covers, loose));
+                        frees.batches.insert(at, (covers, loose));
                     }
                 }),
                 // What is known to be done is counted; the failure comes back with the next call.
@@ -140,28 +141,28 @@ impl Frees {
     /// Waits for everything queued on `stream`, and returns what was freed there.
     pub(super) fn settle(
         &self,
-        stream: &Arc<RawStream>,
-        counters: &OrderCounters,
+        stream: &RawStream,
+        tally: &Tally,
     ) -> DriverResult<Vec<Generation>> {
         let end = self.with(stream, |frees| frees.end());
-        let stamp = stream.settle(counters)?;
+        let stamp = stream.settle(tally)?;
         let done = self.with(stream, |frees| {
             let mut done = frees.take_batches(stamp);
             done.append(&mut frees.take_loose(end));
             done
         });
-        self.forget_idle(stream.clock().key());
         Ok(done)
     }
 
-    /// The streams on which frees wait.
-    pub(super) fn streams(&self) -> Vec<Arc<RawStream>> {
-        let of = |shard: &Shard| -> Vec<Arc<RawStream>> {
-            shard.0.lock().iter().map(|frees| Arc::clone(&frees.stream)).collect()
+    /// The places of the streams on which frees wait.
+    pub(super) fn places(&self) -> Vec<u32> {
+        let waiting = |at: &StreamPlace| {
+            at.0.with(|frees| {
+                let idle = frees.loose.is_empty() && frees.batches.is_empty();
+                (!idle).then_some(frees.place)
+            })
         };
-        let mut streams: Vec<_> = self.shards.iter().flat_map(of).collect();
-        streams.sort_by_key(|stream| stream.clock().key());
-        streams
+        self.streams.iter().filter_map(waiting).collect()
     }
 
     /// A free failed half way; a reap tries it again.
@@ -206,29 +207,22 @@ impl Frees {
         self.put_by_count.load(Ordering::Acquire) > 0
     }
 
-    /// The frees of a stream, which may have been let go of in between.
-    fn with<T>(&self, stream: &Arc<RawStream>, change: impl FnOnce(&mut StreamFrees) -> T) -> T {
-        let key = stream.clock().key();
-        let mut shard = self.shard(key).lock();
-        let known = shard.iter().position(|frees| frees.key() == key);
-        let at = known.unwrap_or_else(|| {
-            shard.push(StreamFrees {
-                stream: Arc::clone(stream),
-                loose: VecDeque::new(),
-                before: self.starts.fetch_add(1 << 32, Ordering::Relaxed),
-                batches: VecDeque::new(),
-            });
-            shard.len() - 1
-        });
-        change(&mut shard[at])
-    }
-
-    /// A stream nothing waits on is let go of.
-    fn forget_idle(&self, key: u64) {
-        let mut shard = self.shard(key).lock();
-        let idle = |f: &StreamFrees| f.key() == key && f.loose.is_empty() && f.batches.is_empty();
-        let gone = shard.iter().position(idle).map(|at| shard.swap_remove(at));
-        drop(shard);
-        drop(gone);
+    /// The frees of a stream.
+    #[inline]
+    fn with<T: Default>(
+        &self,
+        stream: &RawStream,
+        change: impl FnOnce(&mut StreamFrees) -> T,
+    ) -> T {
+        let place = stream.clock().key();
+        let at = self.streams.get(place).or_else(|| self.streams.make(place));
+        // A pool has no streams beyond the last place.
+        at.map(|at| {
+            at.0.with(|frees| {
+                frees.place = place;
+                change(frees)
+            })
+        })
+        .unwrap_or_default()
     }
 }

@@ -12,21 +12,24 @@ mod use_hooks;
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use xlog_driver::{AsyncPools, DriverError};
 
 use self::frees::Frees;
 use super::direct::{alignment_of, too_many_blocks};
+use super::ordering::EdgePolicy;
+use super::ordering::cells::Cells;
+use super::ordering::gate::Attempt;
 use super::ordering::record::{BlockTable, Record, tag_of};
-use super::ordering::uses::Outstanding;
-use super::ordering::{EdgePolicy, OrderCounters};
+use super::ordering::tally::Tally;
+use super::ordering::uses::OutstandingList;
 use super::resource::{
     Access, AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, Generation,
     PhysicalMeter, ResourceError, ResourceResult, ResourceStatistics, StreamId,
 };
 use super::stream_pool::StreamPool;
-use crate::{CudaDevice, DeviceStream};
+use crate::CudaDevice;
+use crate::stream::RawStream;
 use physical::PhysicalBytes;
 
 mod physical;
@@ -68,17 +71,14 @@ pub struct AsyncCudaResource {
     device: Arc<CudaDevice>,
     ordinal: u32,
     streams: Arc<StreamPool>,
+    /// Those of `streams`.
+    cells: Arc<Cells>,
     policy: EdgePolicy,
     /// Why nothing can be done with these parts, if they do not fit together.
     misfit: Option<String>,
     table: BlockTable,
     frees: Frees,
-    counters: OrderCounters,
-    outstanding: AtomicUsize,
-    allocations: AtomicU64,
-    deallocations: AtomicU64,
-    /// Blocks whose free has completed.
-    freed: AtomicU64,
+    tally: Tally,
     physical: PhysicalBytes,
 }
 
@@ -102,16 +102,13 @@ impl AsyncCudaResource {
         Self {
             table: BlockTable::new(ordinal),
             frees: Frees::default(),
-            counters: OrderCounters::default(),
-            outstanding: AtomicUsize::new(0),
-            allocations: AtomicU64::new(0),
-            deallocations: AtomicU64::new(0),
-            freed: AtomicU64::new(0),
+            tally: Tally::default(),
             physical: PhysicalBytes::default(),
             policy: EdgePolicy::default(),
             misfit,
             device,
             ordinal,
+            cells: Arc::clone(streams.cells()),
             streams,
         }
     }
@@ -135,9 +132,21 @@ impl AsyncCudaResource {
         self.device.driver().async_pools().ok_or_else(|| unsupported.into())
     }
 
-    fn stream(&self, id: StreamId) -> ResourceResult<Arc<DeviceStream>> {
+    #[inline]
+    fn stream(&self, id: StreamId) -> ResourceResult<&RawStream> {
         self.check_parts()?;
-        self.streams.resolve(id).ok_or_else(|| ResourceError::unknown_stream(id))
+        match self.streams.raw(id) {
+            Some(raw) => Ok(raw),
+            None => Err(ResourceError::unknown_stream(id)),
+        }
+    }
+
+    /// The stream that a block was allocated on.
+    fn home(&self, record: &Record) -> ResourceResult<&RawStream> {
+        match self.streams.at(record.home()) {
+            Some(raw) => Ok(raw),
+            None => Err(ResourceError::UseAfterFree { generation: record.generation() }),
+        }
     }
 
     /// Frees a retired block without open uses: at once where its stream already follows all its uses, later otherwise.
@@ -145,17 +154,20 @@ impl AsyncCudaResource {
     /// A wait queued here would make the stream's next work wait for another stream's. So a block that is still in use
     /// elsewhere is put by, until that use completes, or memory or patience runs out.
     fn free(&self, generation: Generation, record: &Record) -> ResourceResult<()> {
-        let at_once = {
-            let uses = record.uses();
-            match &uses.home {
-                Some(home) => uses.is_followed_by(home.raw()),
-                None => true,
-            }
-        };
+        let home = self.home(record)?;
+        let at_once = record.with_uses(|uses| uses.is_followed_by(&self.streams, home));
         if at_once || !self.frees.put_by(generation) {
             return self.free_in_order(generation, record, false);
         }
         Ok(())
+    }
+
+    /// True when everything outstanding on a block is known to have completed, or no event could tell.
+    fn is_complete(&self, record: &Record) -> bool {
+        record.with_uses(|uses| uses.copy_outstanding()).iter().all(|entry| {
+            let stream = self.streams.at(entry.place);
+            stream.is_none_or(|stream| stream.poll(entry.stamp) != Some(false))
+        })
     }
 
     /// Frees up to `count` of the blocks put by whose uses have completed.
@@ -163,7 +175,7 @@ impl AsyncCudaResource {
         let mut outcome = Ok(());
         for generation in self.frees.take_put_by(count) {
             let Some(record) = self.table.at(generation) else { continue };
-            if record.uses().is_complete() || !self.frees.put_by(generation) {
+            if self.is_complete(record) || !self.frees.put_by(generation) {
                 let this = self.free_in_order(generation, record, true);
                 outcome = outcome.and(this);
             }
@@ -190,51 +202,41 @@ impl AsyncCudaResource {
         record: &Record,
         late: bool,
     ) -> ResourceResult<()> {
-        let (home, outstanding) = {
-            let mut uses = record.uses();
-            (uses.home.take(), uses.take_outstanding())
-        };
-        match home {
-            Some(home) => self.queue_free(generation, record, home, outstanding, late),
-            None => Err(ResourceError::UseAfterFree { generation }),
-        }
+        let outstanding = record.with_uses(|uses| uses.take_outstanding(&self.streams));
+        self.queue_free(generation, record, outstanding, late)
     }
 
     /// Queues the free on its stream, after `outstanding`. A failure leaves it to a reap.
+    #[inline]
     fn queue_free(
         &self,
         generation: Generation,
         record: &Record,
-        home: Arc<DeviceStream>,
-        outstanding: Vec<Outstanding>,
+        outstanding: OutstandingList,
         late: bool,
     ) -> ResourceResult<()> {
+        let home = self.home(record)?;
         // Asked only for blocks that were put by: a free that comes at once mostly follows running work.
-        let idle = late && outstanding.is_empty() && home.raw().is_done();
-        let queued = home
-            .raw()
-            .check_not_capturing("free_async")
-            .and_then(|()| {
-                outstanding.iter().try_for_each(|entry| {
-                    home.raw().wait_for(&entry.stream, entry.stamp, &self.counters)
-                })
+        let idle = late && outstanding.is_empty() && home.is_done();
+        let follow = || {
+            home.check_not_capturing("free_async")?;
+            outstanding.iter().try_for_each(|entry| match self.streams.at(entry.place) {
+                Some(stream) => home.wait_for(stream, entry.stamp, &self.tally),
+                None => Ok(()),
             })
-            .map_err(ResourceError::from)
-            .and_then(|()| {
-                let pools = self.pools()?;
-                #[allow(unsafe_code)]
-                // SAFETY: the record says that this block is ours and retired, which happens once; its stream has just been
-                // made to follow every use.
-                unsafe {
-                    pools.free_async(record.ptr(), home.handle())?;
-                }
-                Ok(())
-            });
+        };
+        let queued = follow().map_err(ResourceError::from).and_then(|()| {
+            let pools = self.pools()?;
+            #[allow(unsafe_code)]
+            // SAFETY: the record says that this block is ours and retired, which happens once; its stream has just been
+            // made to follow every use.
+            unsafe {
+                pools.free_async(record.ptr(), home.handle())?;
+            }
+            Ok(())
+        });
         if let Err(error) = queued {
-            let mut uses = record.uses();
-            uses.home = Some(home);
-            uses.put_back(outstanding);
-            drop(uses);
+            record.with_uses(|uses| uses.put_back(outstanding));
             self.frees.keep(generation);
             return Err(error);
         }
@@ -243,7 +245,7 @@ impl AsyncCudaResource {
             self.freed(&[generation]);
             return Ok(());
         }
-        let done = self.frees.queued(home.raw(), generation, &self.counters);
+        let done = self.frees.queued(home, generation, &self.tally);
         if !done.is_empty() {
             self.freed(&done);
         }
@@ -253,8 +255,10 @@ impl AsyncCudaResource {
     /// The frees of these blocks have completed.
     fn freed(&self, generations: &[Generation]) {
         let bytes = self.table.end(generations);
-        self.freed.fetch_add(generations.len() as u64, Ordering::Relaxed);
-        self.outstanding.fetch_sub(bytes, Ordering::AcqRel);
+        self.tally.count(|counts| {
+            counts.freed = counts.freed.wrapping_add(generations.len() as u64);
+            counts.outstanding = counts.outstanding.wrapping_sub(bytes);
+        });
     }
 
     /// Tries again what failed half way.
@@ -288,7 +292,7 @@ impl DeviceMemoryResource for AsyncCudaResource {
         if bytes == 0 {
             return Err(ResourceError::zero_bytes());
         }
-        home.raw().check_not_capturing("alloc_async")?;
+        home.check_not_capturing("alloc_async")?;
         let pool = self.device.memory_pool().map_err(|error| match error {
             crate::XlogError::Driver(error) => error.into(),
             other => ResourceError::Driver(other.to_string()),
@@ -310,17 +314,19 @@ impl DeviceMemoryResource for AsyncCudaResource {
             }
             other => other?,
         };
-        let quick = self.policy != EdgePolicy::Exact;
-        let begun = self.table.begin(ptr, bytes, Some(Arc::clone(&home)), quick);
-        let Some(generation) = begun else {
+        // Where every use records an event none is quick: the record says so by an id that is never issued.
+        let id = if self.policy == EdgePolicy::Exact { StreamId(u32::MAX) } else { stream };
+        let Some(generation) = self.table.begin(ptr, bytes, Some((id, home))) else {
             #[allow(unsafe_code)]
             // SAFETY: just allocated on this stream, and nobody knows of it.
             let freed = unsafe { pools.free_async(ptr, home.handle()) };
             freed?;
             return Err(too_many_blocks());
         };
-        self.outstanding.fetch_add(bytes, Ordering::AcqRel);
-        self.allocations.fetch_add(1, Ordering::Relaxed);
+        self.tally.count(|counts| {
+            counts.allocations += 1;
+            counts.outstanding = counts.outstanding.wrapping_add(bytes);
+        });
         Ok(DeviceBlock {
             ptr,
             device_ordinal: self.ordinal,
@@ -337,23 +343,27 @@ impl DeviceMemoryResource for AsyncCudaResource {
         self.check_parts()?;
         let generation = block.generation;
         let record = self.table.find_block(&block)?;
-        let home = {
-            let mut uses = record.uses();
-            if !record.gate.retire(tag_of(generation)) {
-                return Err(ResourceError::UseAfterFree { generation });
-            }
-            self.deallocations.fetch_add(1, Ordering::Relaxed);
-            if record.gate.has_open() || uses.has_open() {
-                uses.free_on_close = true;
-                return Ok(());
-            }
+        let tag = tag_of(generation);
+        match record.gate.retire_quiet(tag) {
             // The common case: nothing but its own stream ever touched it.
-            if uses.is_quiet() { uses.home.take() } else { None }
-        };
-        match home {
-            Some(home) => self.queue_free(generation, record, home, Vec::new(), false),
-            None => self.free(generation, record),
+            Attempt::Done => {
+                self.tally.count(|counts| counts.deallocations += 1);
+                return self.queue_free(generation, record, OutstandingList::new(), false);
+            }
+            Attempt::Stale => return Err(ResourceError::UseAfterFree { generation }),
+            _ => {}
         }
+        let retired = record.with_uses(|uses| {
+            record.gate.retire(tag).then(|| {
+                uses.free_on_close = record.gate.has_open() || uses.has_open();
+                uses.free_on_close
+            })
+        });
+        let Some(later) = retired else {
+            return Err(ResourceError::UseAfterFree { generation });
+        };
+        self.tally.count(|counts| counts.deallocations += 1);
+        if later { Ok(()) } else { self.free(generation, record) }
     }
 
     fn device_ordinal(&self) -> u32 {
@@ -361,7 +371,7 @@ impl DeviceMemoryResource for AsyncCudaResource {
     }
 
     fn bytes_outstanding(&self) -> usize {
-        self.outstanding.load(Ordering::Acquire)
+        self.tally.sum().outstanding
     }
 
     fn reap_pending(&self) -> ResourceResult<()> {
@@ -370,9 +380,8 @@ impl DeviceMemoryResource for AsyncCudaResource {
         let put_by = self.free_put_by();
         outcome = outcome.and(put_by);
         drop(turn);
-        for stream in self.frees.streams() {
-            let settled = self.frees.settle(&stream, &self.counters);
-            match settled {
+        for stream in self.frees.places().into_iter().filter_map(|place| self.streams.at(place)) {
+            match self.frees.settle(stream, &self.tally) {
                 Ok(done) => self.freed(&done),
                 Err(error) => outcome = outcome.and(Err(error.into())),
             }
@@ -386,8 +395,8 @@ impl DeviceMemoryResource for AsyncCudaResource {
         let completed = self.free_completed(usize::MAX);
         outcome = outcome.and(completed);
         drop(turn);
-        for stream in self.frees.streams() {
-            match self.frees.poll(&stream, &self.counters) {
+        for stream in self.frees.places().into_iter().filter_map(|place| self.streams.at(place)) {
+            match self.frees.poll(stream, &self.tally) {
                 Ok(done) => self.freed(&done),
                 Err(error) => outcome = outcome.and(Err(error.into())),
             }
@@ -436,18 +445,16 @@ impl DeviceMemoryResource for AsyncCudaResource {
     }
 
     fn statistics(&self) -> ResourceStatistics {
-        let allocations = self.allocations.load(Ordering::Relaxed);
-        let deallocations = self.deallocations.load(Ordering::Relaxed);
+        let counts = self.tally.sum();
         ResourceStatistics {
-            bytes_outstanding: self.bytes_outstanding(),
-            live_blocks: allocations.saturating_sub(deallocations) as usize,
-            retired_blocks: deallocations.saturating_sub(self.freed.load(Ordering::Relaxed))
-                as usize,
-            allocations,
-            deallocations,
-            events_recorded: self.counters.recorded.load(Ordering::Relaxed),
-            waits_inserted: self.counters.inserted.load(Ordering::Relaxed),
-            waits_elided: self.counters.elided.load(Ordering::Relaxed),
+            bytes_outstanding: counts.outstanding,
+            live_blocks: counts.allocations.saturating_sub(counts.deallocations) as usize,
+            retired_blocks: counts.deallocations.saturating_sub(counts.freed) as usize,
+            allocations: counts.allocations,
+            deallocations: counts.deallocations,
+            events_recorded: counts.recorded,
+            waits_inserted: counts.inserted,
+            waits_elided: counts.elided,
         }
     }
 

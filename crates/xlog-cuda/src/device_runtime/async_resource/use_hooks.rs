@@ -1,12 +1,11 @@
 //! The hooks: uses are opened, ordered and remembered.
 
-use std::sync::Arc;
-
 use super::AsyncCudaResource;
 use crate::device_runtime::ordering::EdgePolicy;
 use crate::device_runtime::ordering::clock::ClockCell;
 use crate::device_runtime::ordering::gate::Attempt;
 use crate::device_runtime::ordering::record::{Record, tag_of};
+use crate::device_runtime::ordering::uses::{OutstandingList, Uses};
 use crate::device_runtime::resource::{Access, BlockId, ResourceError, ResourceResult, StreamId};
 use crate::stream::RawStream;
 
@@ -21,12 +20,10 @@ impl AsyncCudaResource {
     /// The clock of the block's own stream, if `stream` is that one and may go without the lock.
     #[inline]
     fn own_clock(&self, record: &Record, stream: StreamId) -> Option<&ClockCell> {
-        if record.stream_id() != stream.0 {
-            return None;
-        }
-        self.device.clock_cells().get(record.clock_place()).map(|place| &**place)
+        if record.stream_id() == stream.0 { self.cells.get(record.home()) } else { None }
     }
 
+    /// Opens a use. What is not the common case is done elsewhere, so that this stays short.
     #[inline]
     pub(super) fn prepare(
         &self,
@@ -34,19 +31,60 @@ impl AsyncCudaResource {
         stream: StreamId,
         access: Access,
     ) -> ResourceResult<()> {
-        let record = self.table.find_id(block)?;
-        // An id that was given back names no stream, so it must be out.
-        if let Some(clock) = self.own_clock(record, stream)
+        if let Some(record) = self.table.look(block)
+            && let Some(clock) = self.own_clock(record, stream)
+            // An id that was given back names no stream, so it must be out.
             && clock.is_out_as(stream.0)
-            && record.gate.open(tag_of(block.generation), access.writes()) == Attempt::Done
+            && record.gate.open_mine(tag_of(block.generation), access.writes())
         {
             return Ok(());
+        }
+        self.prepare_shared(block, stream, access)
+    }
+
+    #[inline(never)]
+    fn prepare_shared(
+        &self,
+        block: BlockId,
+        stream: StreamId,
+        access: Access,
+    ) -> ResourceResult<()> {
+        let record = self.table.find_id(block)?;
+        if let Some(clock) = self.own_clock(record, stream)
+            && clock.is_out_as(stream.0)
+        {
+            match record.gate.open(tag_of(block.generation), access.writes()) {
+                Attempt::Done => return Ok(()),
+                Attempt::Again => {
+                    // This thread keeps using the block: from now on without locked instructions.
+                    record.with_uses(|_| record.gate.grant(tag_of(block.generation)));
+                    return Ok(());
+                }
+                Attempt::Slow | Attempt::Stale => {}
+            }
         }
         self.prepare_locked(record, block, stream, access)
     }
 
+    /// Closes a use; as short as [`AsyncCudaResource::prepare`].
     #[inline]
     pub(super) fn finish(
+        &self,
+        block: BlockId,
+        stream: StreamId,
+        access: Access,
+    ) -> ResourceResult<()> {
+        if let Some(record) = self.table.look(block)
+            && let Some(clock) = self.own_clock(record, stream)
+            && record.gate.close_mine(tag_of(block.generation), access.writes(), clock.now())
+        {
+            return Ok(());
+        }
+        self.finish_shared(block, stream, access)
+    }
+
+    #[inline(never)]
+    fn finish_shared(
         &self,
         block: BlockId,
         stream: StreamId,
@@ -72,7 +110,6 @@ impl AsyncCudaResource {
         record.gate.close(tag, access.writes(), clock.now()) == Attempt::Done
     }
 
-    #[cold]
     #[inline(never)]
     fn prepare_locked(
         &self,
@@ -81,42 +118,45 @@ impl AsyncCudaResource {
         stream: StreamId,
         access: Access,
     ) -> ResourceResult<()> {
-        let stream = self.stream(stream)?;
-        let raw = stream.raw();
-        let mut needed = Vec::new();
-        let number = {
-            let mut uses = record.uses();
-            if !record.gate.enter_slow(tag_of(block.generation)) {
-                return Err(stale(block));
-            }
-            let (implied, number) = uses.open(&record.gate, &stream, access, &mut needed);
-            self.counters.elided.fetch_add(implied, std::sync::atomic::Ordering::Relaxed);
-            if needed.is_empty() {
-                if access.writes() {
-                    uses.prepared(number, raw.clock().snapshot());
-                }
-                return Ok(());
-            }
-            number
-        };
-        let waited = needed
-            .iter()
-            .try_for_each(|entry| raw.wait_for(&entry.stream, entry.stamp, &self.counters));
-        let mut uses = record.uses();
-        if let Err(error) = waited {
-            uses.cancel(number);
-            let free = self.settle_record(record, &mut uses);
-            drop(uses);
-            if matches!(free, Closed::Free) {
-                // The block was returned meanwhile; its free is reported by a reap if it fails.
-                let _ = self.free(block.generation, record);
-            }
-            return Err(error.into());
+        let raw = self.stream(stream)?;
+        let mut needed = OutstandingList::new();
+        let opened = record.with_uses(|uses| {
+            record.gate.enter_slow(tag_of(block.generation)).then(|| {
+                let of = (stream, raw);
+                uses.open(&record.gate, record.home(), &self.streams, of, access, &mut needed)
+            })
+        });
+        let Some((implied, number)) = opened else { return Err(stale(block)) };
+        if implied > 0 {
+            self.tally.count(|counts| counts.elided += implied);
         }
-        if access.writes() {
-            uses.prepared(number, raw.clock().snapshot());
+        for entry in &needed {
+            let Some(other) = self.streams.at(entry.place) else { continue };
+            if let Err(error) = raw.follow(other, entry.stamp, &self.tally) {
+                return self.cancel(record, block, number, error.into());
+            }
         }
         Ok(())
+    }
+
+    /// The waits of a use could not be queued: it is as if it had never been opened.
+    #[cold]
+    fn cancel(
+        &self,
+        record: &Record,
+        block: BlockId,
+        number: u64,
+        error: ResourceError,
+    ) -> ResourceResult<()> {
+        let closed = record.with_uses(|uses| {
+            uses.cancel(number);
+            settle(record, uses)
+        });
+        if matches!(closed, Closed::Free) {
+            // The block was returned meanwhile; its free is reported by a reap if it fails.
+            let _ = self.free(block.generation, record);
+        }
+        Err(error)
     }
 
     /// Closes uses of one launch: one event serves all that need one.
@@ -140,7 +180,6 @@ impl AsyncCudaResource {
         outcome
     }
 
-    #[cold]
     #[inline(never)]
     fn finish_locked(
         &self,
@@ -151,38 +190,37 @@ impl AsyncCudaResource {
         edge: &mut Option<u64>,
     ) -> ResourceResult<()> {
         self.check_parts()?;
-        let own = record.stream_id() == stream.0;
-        // Uses opened without the lock are the oldest, and superseded nothing.
-        let raw = {
-            let uses = record.uses();
+        let writes = access.writes();
+        let home = record.home();
+        // The place of its stream, and whether it was opened without the lock; such uses are the oldest, and superseded nothing.
+        let found = record.with_uses(|uses| {
             // Under the lock, so that a claim which went stale meanwhile closes nobody else's use.
             if record.generation() != block.generation {
                 return Err(stale(block));
             }
-            let home = || uses.home.as_ref().map(|home| Arc::clone(home.raw()));
-            match own && record.gate.has_counted(access.writes()) {
-                true => home(),
-                false => uses.find_open(stream, access),
-            }
-        };
-        let Some(raw) = raw else { return Err(not_open(block, stream, access)) };
-        let (stamp, recorded) = self.edge(&raw, own, edge);
-        let closed = {
-            let mut uses = record.uses();
+            record.gate.share();
+            let counted = record.stream_id() == stream.0 && record.gate.has_counted(writes);
+            let place = if counted { Some(home) } else { uses.find_open(stream, access) };
+            Ok(place.map(|place| (place, counted)))
+        })?;
+        let open = found.and_then(|(place, counted)| {
+            Some((&**self.streams.at(place)?, place == home, counted))
+        });
+        let Some((raw, own, counted)) = open else { return Err(not_open(block, stream, access)) };
+        let (stamp, recorded) = self.edge(raw, own, edge);
+        let closed = record.with_uses(|uses| {
             if record.generation() != block.generation {
                 return Err(stale(block));
             }
-            let snapshot = if own && record.gate.close_counted(access.writes()) {
+            let followed = if counted && record.gate.close_counted(writes) {
                 None
             } else {
-                match uses.close(stream, access) {
-                    Some(snapshot) => snapshot,
-                    None => return Err(not_open(block, stream, access)),
-                }
+                let followed = uses.close(stream, access);
+                Some(followed.ok_or_else(|| not_open(block, stream, access))?)
             };
-            uses.finished(&record.gate, &raw, stamp, access.writes(), snapshot.as_ref());
-            self.settle_record(record, &mut uses)
-        };
+            uses.finished(&record.gate, home, raw, stamp, writes, followed);
+            Ok(settle(record, uses))
+        })?;
         match closed {
             Closed::Open => recorded,
             Closed::Free => recorded.and(self.free(block.generation, record)),
@@ -207,10 +245,10 @@ impl AsyncCudaResource {
         if let Some(stamp) = *edge {
             return (stamp, Ok(()));
         }
-        match stream.record(&self.counters) {
-            Ok(recorded) => {
-                *edge = Some(recorded.covers);
-                (recorded.covers, Ok(()))
+        match stream.record(&self.tally) {
+            Ok(covers) => {
+                *edge = Some(covers);
+                (covers, Ok(()))
             }
             // Without an event whoever needs this work records the tail.
             Err(error) => (stream.clock().now(), Err(error.into())),
@@ -219,36 +257,34 @@ impl AsyncCudaResource {
 
     pub(super) fn record_use(&self, block: BlockId, stream: StreamId) -> ResourceResult<()> {
         let record = self.table.find_id(block)?;
-        let stream = self.stream(stream)?;
+        let raw = self.stream(stream)?;
         if !record.gate.is_live(tag_of(block.generation)) {
             return Err(stale(block));
         }
-        let own = record.stream_id() == stream.id().0;
-        let (stamp, recorded) = self.edge(stream.raw(), own, &mut None);
-        let mut uses = record.uses();
-        if !record.gate.enter_slow(tag_of(block.generation)) {
-            return Err(stale(block));
-        }
-        uses.finished(&record.gate, stream.raw(), stamp, true, None);
-        self.settle_record(record, &mut uses);
-        recorded
+        let home = record.home();
+        let (stamp, recorded) = self.edge(raw, raw.clock().key() == home, &mut None);
+        let live = record.with_uses(|uses| {
+            let live = record.gate.enter_slow(tag_of(block.generation));
+            if live {
+                uses.finished(&record.gate, home, raw, stamp, true, None);
+                settle(record, uses);
+            }
+            live
+        });
+        if live { recorded } else { Err(stale(block)) }
     }
+}
 
-    /// After a change under the lock: back to the quick way where only the own stream is left, and whether to free.
-    fn settle_record(
-        &self,
-        record: &Record,
-        uses: &mut crate::device_runtime::ordering::uses::Uses,
-    ) -> Closed {
-        if uses.free_on_close && !uses.has_open() && !record.gate.has_open() {
-            uses.free_on_close = false;
-            return Closed::Free;
-        }
-        if !uses.free_on_close && uses.is_quiet() {
-            record.gate.leave_slow();
-        }
-        Closed::Open
+/// After a change under the lock: back to the quick way where only the own stream is left, and whether to free.
+fn settle(record: &Record, uses: &mut Uses) -> Closed {
+    if uses.free_on_close && !uses.has_open() && !record.gate.has_open() {
+        uses.free_on_close = false;
+        return Closed::Free;
     }
+    if !uses.free_on_close && uses.is_quiet() {
+        record.gate.leave_slow();
+    }
+    Closed::Open
 }
 
 #[cold]

@@ -1,10 +1,11 @@
 //! The word by which a block is used on its own stream without a lock.
 //!
-//! Opening and closing such a use is one compare-and-swap on a word that holds the block's tag, its state and the number of
-//! open uses: whoever frees or recycles the block changes the word, so validation and change are one step. As soon as
-//! another stream comes in, the word says `SLOW`, and everybody goes through the block's lock.
+//! Opening and closing such a use changes a word that holds the block's tag, its state and the number of open uses: whoever frees
+//! or recycles the block changes the same word, so validation and change are one step. A thread that keeps using a block gets it
+//! `BIASED`: it changes the word by plain stores, and everybody else takes the bias away first, under the block's lock. Otherwise
+//! a change is a compare-and-swap. As soon as another stream comes in, the word says `SLOW`, and all go through the block's lock.
 
-use super::primitive::{AtomicU64, Ordering};
+use super::primitive::{AtomicU32, AtomicU64, Bias, Ordering, thread_name};
 
 const READ: u64 = 1;
 const READS: u64 = (1 << 10) - 1;
@@ -12,12 +13,20 @@ const WRITE: u64 = 1 << 10;
 const WRITES: u64 = READS << 10;
 const LIVE: u64 = 1 << 20;
 const SLOW: u64 = 1 << 21;
+const BIASED: u64 = 1 << 22;
 const TAG_SHIFT: u32 = 32;
+
+/// Uses in a row by one thread that make the block its own.
+const ROW: u32 = 16;
+/// In the place of a row: this block was taken from its owner once, and is not given to one again.
+const SHARED: u32 = u32::MAX;
 
 /// What became of an attempt without the lock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Attempt {
     Done,
+    /// Done; and [`BlockGate::grant`] would make the next ones cheaper.
+    Again,
     /// Take the lock and try there.
     Slow,
     /// Not the live block.
@@ -30,6 +39,9 @@ pub(crate) struct BlockGate {
     word: AtomicU64,
     own_write: AtomicU64,
     own_read: AtomicU64,
+    bias: Bias,
+    /// Who used it last, and how often in a row. A guess: nothing depends on it.
+    row: AtomicU32,
 }
 
 fn tag_of(word: u64) -> u32 {
@@ -41,6 +53,7 @@ impl BlockGate {
     pub(crate) fn begin(&self, tag: u32, stamp: u64) {
         self.own_write.store(stamp, Ordering::Relaxed);
         self.own_read.store(0, Ordering::Relaxed);
+        self.row.store(0, Ordering::Relaxed);
         self.word.store(u64::from(tag) << TAG_SHIFT | LIVE, Ordering::Release);
     }
 
@@ -54,16 +67,50 @@ impl BlockGate {
         tag_of(word) == tag && word & LIVE != 0
     }
 
-    /// Opens a use on the own stream.
+    /// Opens a use on the own stream, if the block belongs to this thread. False says nothing.
     #[inline]
-    pub(crate) fn open(&self, tag: u32, writes: bool) -> Attempt {
+    pub(crate) fn open_mine(&self, tag: u32, writes: bool) -> bool {
+        let Some(_held) = self.bias.enter() else { return false };
+        let word = self.word.load(Ordering::Relaxed);
         let (one, all) = if writes { (WRITE, WRITES) } else { (READ, READS) };
+        // Biased means live and not slow; only the claim may be wrong.
+        let opened = tag_of(word) == tag && word & all != all;
+        if opened {
+            self.word.store(word + one, Ordering::Release);
+        }
+        opened
+    }
+
+    /// Closes one, if the block belongs to this thread. False says nothing.
+    #[inline]
+    pub(crate) fn close_mine(&self, tag: u32, writes: bool, stamp: u64) -> bool {
+        let Some(_held) = self.bias.enter() else { return false };
+        let word = self.word.load(Ordering::Relaxed);
+        let (one, all) = if writes { (WRITE, WRITES) } else { (READ, READS) };
+        let closed = tag_of(word) == tag && word & all != 0;
+        if closed {
+            self.stamp(writes, stamp);
+            self.word.store(word - one, Ordering::Release);
+        }
+        closed
+    }
+
+    /// Opens a use on the own stream.
+    pub(crate) fn open(&self, tag: u32, writes: bool) -> Attempt {
+        if self.open_mine(tag, writes) {
+            return Attempt::Done;
+        }
+        let (one, all) = if writes { (WRITE, WRITES) } else { (READ, READS) };
+        self.open_shared(tag, one, all)
+    }
+
+    fn open_shared(&self, tag: u32, one: u64, all: u64) -> Attempt {
         let mut word = self.word.load(Ordering::Acquire);
         loop {
             if tag_of(word) != tag || word & LIVE == 0 {
                 return Attempt::Stale;
             }
-            if word & SLOW != 0 || word & all == all {
+            if word & (SLOW | BIASED) != 0 || word & all == all {
                 return Attempt::Slow;
             }
             match self.word.compare_exchange_weak(
@@ -72,23 +119,42 @@ impl BlockGate {
                 Ordering::AcqRel,
                 Ordering::Acquire,
             ) {
+                Ok(_) if self.lengthen_row() => return Attempt::Again,
                 Ok(_) => return Attempt::Done,
                 Err(now) => word = now,
             }
         }
     }
 
+    /// One more use by this thread; true when there have been enough in a row.
+    fn lengthen_row(&self) -> bool {
+        let row = self.row.load(Ordering::Relaxed);
+        if row == SHARED {
+            return false;
+        }
+        let me = thread_name() << 8;
+        let length = if row & !0xff == me { (row & 0xff) + 1 } else { 1 };
+        self.row.store(me | length.min(0xfe), Ordering::Relaxed);
+        length == ROW
+    }
+
     /// Closes a use on the own stream whose work finished at `stamp`.
-    #[inline]
     pub(crate) fn close(&self, tag: u32, writes: bool, stamp: u64) -> Attempt {
+        if self.close_mine(tag, writes, stamp) {
+            return Attempt::Done;
+        }
         let (one, all) = if writes { (WRITE, WRITES) } else { (READ, READS) };
+        self.close_shared(tag, writes, stamp, one, all)
+    }
+
+    fn close_shared(&self, tag: u32, writes: bool, stamp: u64, one: u64, all: u64) -> Attempt {
         let mut word = self.word.load(Ordering::Acquire);
         loop {
             if tag_of(word) != tag {
                 return Attempt::Stale;
             }
             // A block that is being freed needs the lock: the last use that closes completes the free.
-            if word & SLOW != 0 || word & LIVE == 0 || word & all == 0 {
+            if word & (SLOW | BIASED) != 0 || word & LIVE == 0 || word & all == 0 {
                 return Attempt::Slow;
             }
             self.stamp(writes, stamp);
@@ -104,10 +170,57 @@ impl BlockGate {
         }
     }
 
+    /// Takes the block from its user, if only its own stream ever had to do with it and no use is open.
+    pub(crate) fn retire_quiet(&self, tag: u32) -> Attempt {
+        let mut word = self.word.load(Ordering::Acquire);
+        loop {
+            if tag_of(word) != tag || word & LIVE == 0 {
+                return Attempt::Stale;
+            }
+            if word & (SLOW | BIASED | READS | WRITES) != 0 {
+                return Attempt::Slow;
+            }
+            let next = word & !LIVE | SLOW;
+            match self.word.compare_exchange_weak(word, next, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => return Attempt::Done,
+                Err(now) => word = now,
+            }
+        }
+    }
+
     // What follows is called with the block's lock held.
+
+    /// Makes the block this thread's own, if it is live and only its own stream has to do with it.
+    pub(crate) fn grant(&self, tag: u32) {
+        if self.bias.is_owned() || !self.bias.claim() {
+            return;
+        }
+        let quiet = LIVE | SLOW;
+        let granted = self.word.fetch_update(Ordering::AcqRel, Ordering::Acquire, |word| {
+            (tag_of(word) == tag && word & quiet == LIVE).then_some(word | BIASED)
+        });
+        if granted.is_err() {
+            self.bias.revoke();
+        }
+    }
+
+    /// Takes the block from the thread it belongs to. What is open stays open.
+    pub(crate) fn share(&self) {
+        if self.bias.is_owned() {
+            if !self.bias.is_mine() {
+                self.row.store(SHARED, Ordering::Relaxed);
+            }
+            self.bias.revoke();
+            self.word.fetch_and(!BIASED, Ordering::AcqRel);
+        }
+    }
 
     /// Sends everybody through the lock. False when it is not the live block.
     pub(crate) fn enter_slow(&self, tag: u32) -> bool {
+        let word = self.word.load(Ordering::Acquire);
+        if tag_of(word) == tag && word & (LIVE | SLOW) == LIVE | SLOW {
+            return true;
+        }
         self.change(|word| (tag_of(word) == tag && word & LIVE != 0).then_some(word | SLOW))
     }
 
@@ -116,7 +229,7 @@ impl BlockGate {
         self.change(|word| Some(word & !SLOW));
     }
 
-    /// Takes the block from its owner. False when it is not live: somebody else was first.
+    /// Takes the block from its user. False when it is not live: somebody else was first.
     pub(crate) fn retire(&self, tag: u32) -> bool {
         self.change(|word| (tag_of(word) == tag && word & LIVE != 0).then_some(word & !LIVE | SLOW))
     }
@@ -127,17 +240,18 @@ impl BlockGate {
         self.change(|word| (word & all != 0).then(|| word - one))
     }
 
-    /// True when a use of this kind that was opened without the lock is still open.
+    /// True when a use of this kind that was opened without the lock is still open. After [`BlockGate::share`].
     pub(crate) fn has_counted(&self, writes: bool) -> bool {
         self.word.load(Ordering::Acquire) & if writes { WRITES } else { READS } != 0
     }
 
-    /// True when a use that was opened without the lock is still open.
+    /// True when a use that was opened without the lock is still open. After [`BlockGate::share`].
     pub(crate) fn has_open(&self) -> bool {
         self.word.load(Ordering::Acquire) & (READS | WRITES) != 0
     }
 
     fn change(&self, next: impl Fn(u64) -> Option<u64>) -> bool {
+        self.share();
         self.word.fetch_update(Ordering::AcqRel, Ordering::Acquire, next).is_ok()
     }
 
@@ -164,7 +278,7 @@ impl BlockGate {
     pub(crate) fn supersede_own(&self, upto: u64) {
         for slot in [&self.own_write, &self.own_read] {
             let stamp = slot.load(Ordering::Acquire);
-            if stamp <= upto {
+            if stamp != 0 && stamp <= upto {
                 let _ = slot.compare_exchange(stamp, 0, Ordering::AcqRel, Ordering::Acquire);
             }
         }

@@ -6,23 +6,22 @@
 //!
 //! | file | what it is |
 //! |---|---|
-//! | `clock` | the clock of a stream and what it has seen |
+//! | `clock`, `cells` | the clock of a stream and what it has seen |
 //! | `gate` | the word by which a block is used on its own stream without a lock |
 //! | `uses` | the outstanding and open uses of a block, for everything else |
 //! | `record`, `slab` | what a resource knows of a block, at a place that never moves |
-//! | `events` | events, used again once they completed |
+//! | `tally` | counters that threads do not meet on |
 //!
 //! `clock` and `gate` take their atomics and locks from `primitive`, so that a model checker can replace them.
 
+pub(crate) mod cells;
 pub(crate) mod clock;
-pub(crate) mod events;
 pub(crate) mod gate;
 pub(crate) mod primitive;
 pub(crate) mod record;
 pub(crate) mod slab;
+pub(crate) mod tally;
 pub(crate) mod uses;
-
-use std::sync::atomic::{AtomicU64, Ordering};
 
 /// When an event is recorded for a use that is closed.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
@@ -36,18 +35,4 @@ pub enum EdgePolicy {
     Exact,
     /// Never at once: whoever needs it records the tail, and waits also for what was queued in between.
     Lazy,
-}
-
-/// What ordering cost.
-#[derive(Debug, Default)]
-pub(crate) struct OrderCounters {
-    pub(crate) recorded: AtomicU64,
-    pub(crate) inserted: AtomicU64,
-    pub(crate) elided: AtomicU64,
-}
-
-impl OrderCounters {
-    pub(crate) fn count(counter: &AtomicU64) {
-        counter.fetch_add(1, Ordering::Relaxed);
-    }
 }

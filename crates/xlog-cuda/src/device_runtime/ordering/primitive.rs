@@ -1,5 +1,29 @@
 //! The atomics and locks of the concurrent core.
 
-pub(crate) use std::sync::Arc;
-pub(crate) use std::sync::atomic::{AtomicU64, Ordering};
-pub(crate) use xlog_driver::sync::Mutex;
+pub(crate) use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+pub(crate) use xlog_driver::sync::{Bias, thread_name};
+
+use xlog_driver::sync::{BiasedMutex, scheduling_point};
+
+/// A lock around a value. Nothing that may block or call the driver is done inside; before it, a deterministic scheduler may
+/// hand over to another thread.
+#[derive(Debug, Default)]
+pub(crate) struct Lock<T>(BiasedMutex<T>);
+
+impl<T> Lock<T> {
+    pub(crate) fn new(value: T) -> Self {
+        Self(BiasedMutex::new(value))
+    }
+
+    #[inline]
+    pub(crate) fn with<R>(&self, body: impl FnOnce(&mut T) -> R) -> R {
+        scheduling_point();
+        self.0.with(body)
+    }
+
+    /// The same from inside another lock: nobody is let go ahead there.
+    #[inline]
+    pub(crate) fn with_nested<R>(&self, body: impl FnOnce(&mut T) -> R) -> R {
+        self.0.with(body)
+    }
+}

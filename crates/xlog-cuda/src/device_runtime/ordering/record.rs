@@ -3,18 +3,16 @@
 //! A record never moves and is used again for another block, so a stale identity finds a record and is told by its generation.
 //! The place of the record is in the low bits of the generation: no map, no lock.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use xlog_driver::sync::{Mutex, MutexGuard};
-
 use super::gate::BlockGate;
+use super::primitive::Lock;
 use super::slab::Slab;
 use super::uses::Uses;
-use crate::DeviceStream;
 use crate::device_runtime::resource::{
-    BlockId, BlockState, DeviceBlock, Generation, ResourceError, ResourceResult,
+    BlockId, BlockState, DeviceBlock, Generation, ResourceError, ResourceResult, StreamId,
 };
+use crate::stream::RawStream;
 
 /// Blocks a resource can have at a time.
 const MAX_BLOCKS: u32 = 1 << 24;
@@ -26,12 +24,15 @@ pub(crate) struct Record {
     pub(crate) gate: BlockGate,
     generation: AtomicU64,
     ptr: AtomicU64,
-    bytes: AtomicU64,
     stream_id: AtomicU32,
-    /// Where the clock of the allocation stream has its stamp.
-    clock_place: AtomicU32,
-    uses: Mutex<Uses>,
+    /// The place of the allocation stream in its pool.
+    home: AtomicU32,
+    bytes: AtomicU64,
+    uses: Lock<Uses>,
 }
+
+/// The home of a block that has none.
+pub(crate) const NOWHERE: u32 = u32::MAX;
 
 impl Record {
     #[inline]
@@ -54,13 +55,16 @@ impl Record {
         self.stream_id.load(Ordering::Relaxed)
     }
 
+    /// The place of the stream the block was allocated on.
     #[inline]
-    pub(crate) fn clock_place(&self) -> u32 {
-        self.clock_place.load(Ordering::Relaxed)
+    pub(crate) fn home(&self) -> u32 {
+        self.home.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn uses(&self) -> MutexGuard<'_, Uses> {
-        self.uses.lock()
+    /// Runs `body` with the lock of the block.
+    #[inline]
+    pub(crate) fn with_uses<R>(&self, body: impl FnOnce(&mut Uses) -> R) -> R {
+        self.uses.with(body)
     }
 }
 
@@ -82,31 +86,37 @@ impl BlockTable {
         Self { records: Slab::new(MAX_BLOCKS), ordinal }
     }
 
-    /// Makes a block live; `None` when there are too many. Only a `quick` one is used on its own stream without the lock.
+    /// Makes a block live; `None` when there are too many.
+    #[inline]
     pub(crate) fn begin(
         &self,
         ptr: u64,
         bytes: usize,
-        home: Option<Arc<DeviceStream>>,
-        quick: bool,
+        home: Option<(StreamId, &RawStream)>,
     ) -> Option<Generation> {
         let (place, record) = self.records.take()?;
         let generation = Generation::next().at(place);
-        let (id, clock_place, stamp) = match &home {
-            Some(home) => {
-                let place = if quick { home.raw().place() } else { u32::MAX };
-                (home.id().0, place, home.raw().clock().now())
-            }
-            None => (u32::MAX, u32::MAX, 0),
+        let (id, home, stamp) = match home {
+            Some((id, raw)) => (id.0, raw.clock().key(), raw.clock().now()),
+            None => (u32::MAX, NOWHERE, 0),
         };
         record.ptr.store(ptr, Ordering::Relaxed);
         record.bytes.store(bytes as u64, Ordering::Relaxed);
         record.stream_id.store(id, Ordering::Relaxed);
-        record.clock_place.store(clock_place, Ordering::Relaxed);
+        record.home.store(home, Ordering::Relaxed);
         record.generation.store(generation.0, Ordering::Relaxed);
-        record.uses.lock().begin(home);
         record.gate.begin(tag_of(generation), stamp);
         Some(generation)
+    }
+
+    /// The record that a claim of identity names, if it is one of this table's blocks.
+    #[inline]
+    pub(crate) fn look(&self, block: BlockId) -> Option<&Record> {
+        let record = self.records.get(block.generation.slot())?;
+        let same = block.device_ordinal == self.ordinal
+            && record.generation() == block.generation
+            && record.ptr() == block.ptr;
+        same.then_some(record)
     }
 
     /// The record that a claim of identity names: device, address, generation, in this order.

@@ -1,42 +1,32 @@
 //! Numbered places that never move: safe to look at by number, also when the number is stale.
 
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
 
-const CHUNK_BITS: u32 = 9;
-const CHUNK: usize = 1 << CHUNK_BITS;
+use xlog_driver::sync::{BiasedMutex, thread_name};
+
 const SHARDS: usize = 16;
 
-/// A growing array of `T`, and which of its places are free.
+/// A growing array of `T` in chunks of `CHUNK`, and which of its places are free.
 #[derive(Debug)]
-pub(crate) struct Slab<T> {
+pub(crate) struct Slab<T, const CHUNK: usize = 512> {
     chunks: Box<[OnceLock<Box<[T; CHUNK]>>]>,
     used: AtomicU32,
     free: [Shard; SHARDS],
 }
 
-/// A standard mutex: which shard a thread has depends on the whole process, so a seeded scheduler must not see it. Nothing is
-/// called while it is held.
+/// Which shard a thread has depends on the whole process, so a seeded scheduler must not see its lock.
 #[derive(Debug, Default)]
 #[repr(align(64))]
-struct Shard(Mutex<Vec<u32>>);
-
-impl Shard {
-    fn lock(&self) -> MutexGuard<'_, Vec<u32>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
+struct Shard(BiasedMutex<Vec<u32>>);
 
 /// Threads keep to a shard of their own as far as there are enough.
+#[inline]
 fn shard() -> usize {
-    static NEXT: AtomicUsize = AtomicUsize::new(0);
-    thread_local! {
-        static MINE: usize = NEXT.fetch_add(1, Ordering::Relaxed) % SHARDS;
-    }
-    MINE.with(|mine| *mine)
+    thread_name() as usize % SHARDS
 }
 
-impl<T: Default> Slab<T> {
+impl<T: Default, const CHUNK: usize> Slab<T, CHUNK> {
     /// Room for up to `places`, taken as they are needed.
     pub(crate) fn new(places: u32) -> Self {
         let chunks = (places as usize).div_ceil(CHUNK);
@@ -50,14 +40,14 @@ impl<T: Default> Slab<T> {
     /// A place nobody has, as its last owner left it; `None` when all are taken.
     pub(crate) fn take(&self) -> Option<(u32, &T)> {
         let mine = shard();
-        if let Some(place) = self.free[mine].lock().pop() {
+        if let Some(place) = self.free[mine].0.with(Vec::pop) {
             return self.get(place).map(|value| (place, value));
         }
         if let Some(place) = self.fresh() {
             return self.get(place).map(|value| (place, value));
         }
         // The last places may lie in the shards of other threads.
-        let place = self.free.iter().find_map(|shard| shard.lock().pop())?;
+        let place = self.free.iter().find_map(|shard| shard.0.with(Vec::pop))?;
         self.get(place).map(|value| (place, value))
     }
 
@@ -69,23 +59,34 @@ impl<T: Default> Slab<T> {
                 (used < limit).then_some(used + 1)
             })
             .ok()?;
-        self.chunks.get((place >> CHUNK_BITS) as usize)?.get_or_init(|| {
+        self.make(place);
+        Some(place)
+    }
+
+    /// What is at a place, made if there never was anything; `None` beyond the last place.
+    pub(crate) fn make(&self, place: u32) -> Option<&T> {
+        let chunk = self.chunks.get(place as usize / CHUNK)?.get_or_init(|| {
             // By way of a list: so large an array must not go over the stack.
             let list: Box<[T]> = (0..CHUNK).map(|_| T::default()).collect();
             list.try_into().unwrap_or_else(|_| Box::new(std::array::from_fn(|_| T::default())))
         });
-        Some(place)
+        chunk.get(place as usize % CHUNK)
+    }
+
+    /// All there are, used or not.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &T> {
+        self.chunks.iter().filter_map(|chunk| chunk.get()).flat_map(|chunk| chunk.iter())
     }
 
     /// Gives places back.
     pub(crate) fn give(&self, places: impl IntoIterator<Item = u32>) {
-        self.free[shard()].lock().extend(places);
+        self.free[shard()].0.with(|free| free.extend(places));
     }
 
     /// What is at a place; `None` where there never was anything.
     #[inline]
     pub(crate) fn get(&self, place: u32) -> Option<&T> {
-        let chunk = self.chunks.get((place >> CHUNK_BITS) as usize)?.get()?;
-        Some(&chunk[place as usize % CHUNK])
+        let chunk = self.chunks.get(place as usize / CHUNK)?.get()?;
+        chunk.get(place as usize % CHUNK)
     }
 }

@@ -1,21 +1,28 @@
 //! The uses of a block that its gate alone cannot hold: those of other streams, and those open while they are there.
+//!
+//! Changes are numbered. A finished write takes the place of exactly what was outstanding when it was prepared, and so waited
+//! for, and has not changed since.
 
-use std::sync::Arc;
-
+use smallvec::SmallVec;
 use xlog_driver::Access;
 
-use super::clock::Seen;
 use super::gate::BlockGate;
-use crate::DeviceStream;
 use crate::device_runtime::resource::StreamId;
+use crate::device_runtime::stream_pool::StreamPool;
 use crate::stream::RawStream;
 
 /// Finished work of one stream that later work may have to follow.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Outstanding {
-    pub(crate) stream: Arc<RawStream>,
+    /// The stream, by its place in the pool.
+    pub(crate) place: u32,
     pub(crate) stamp: u64,
+    /// The number of the change that brought it.
+    change: u64,
 }
+
+/// A few of them, without an allocation.
+pub(crate) type OutstandingList = SmallVec<[Outstanding; 2]>;
 
 /// A use between prepare and finish.
 #[derive(Debug)]
@@ -23,10 +30,10 @@ struct Open {
     number: u64,
     /// The id it was opened under: it closes under the same one, also when the stream was given back meanwhile.
     id: StreamId,
-    stream: Arc<RawStream>,
+    place: u32,
     access: Access,
-    /// What the stream had seen when it was prepared: a write supersedes what that covers.
-    snapshot: Option<Seen>,
+    /// The stamp of the own stream that it was prepared to follow.
+    own: u64,
 }
 
 impl Open {
@@ -36,32 +43,33 @@ impl Open {
     }
 }
 
-/// Behind the lock of a block's record.
+/// What a closed use had been prepared to follow: everything up to a change, and up to a stamp of the own stream.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Followed {
+    change: u64,
+    own: u64,
+}
+
+/// Behind the lock of a block's record. Between two blocks it is as it was made.
 #[derive(Debug, Default)]
 pub(crate) struct Uses {
-    /// The stream the block was allocated on; it lives as long as the block does.
-    pub(crate) home: Option<Arc<DeviceStream>>,
-    writes: Vec<Outstanding>,
-    reads: Vec<Outstanding>,
-    open: Vec<Open>,
-    opened: u64,
+    writes: OutstandingList,
+    reads: OutstandingList,
+    open: SmallVec<[Open; 2]>,
+    /// How many changes there were.
+    changes: u64,
     /// The block was returned while a use was open: the last one to close frees it.
     pub(crate) free_on_close: bool,
 }
 
 impl Uses {
-    pub(crate) fn begin(&mut self, home: Option<Arc<DeviceStream>>) {
-        self.home = home;
-        self.writes.clear();
-        self.reads.clear();
-        self.open.clear();
-        self.free_on_close = false;
-    }
-
     /// Forgets what the host knows to have completed.
-    fn prune(&mut self) {
-        self.writes.retain(|entry| !entry.stream.clock().is_complete(entry.stamp));
-        self.reads.retain(|entry| !entry.stream.clock().is_complete(entry.stamp));
+    fn prune(&mut self, streams: &StreamPool) {
+        let pending = |entry: &mut Outstanding| {
+            streams.at(entry.place).is_some_and(|s| !s.clock().is_complete(entry.stamp))
+        };
+        self.writes.retain(pending);
+        self.reads.retain(pending);
     }
 
     /// True when only the own stream is involved: its uses need no lock.
@@ -78,44 +86,37 @@ impl Uses {
     pub(crate) fn open(
         &mut self,
         gate: &BlockGate,
-        of: &DeviceStream,
+        home: u32,
+        streams: &StreamPool,
+        (id, stream): (StreamId, &RawStream),
         access: Access,
-        needed: &mut Vec<Outstanding>,
+        needed: &mut OutstandingList,
     ) -> (u64, u64) {
-        self.prune();
-        let stream = of.raw();
-        let key = stream.clock().key();
+        self.prune(streams);
+        let clock = stream.clock();
         let mut implied = 0;
-        let mut follow = |stream_of: &Arc<RawStream>, stamp: u64| {
-            if stamp == 0 || stream_of.clock().key() == key {
+        let mut follow = |entry: Outstanding| {
+            if entry.stamp == 0 || entry.place == clock.key() {
                 return;
             }
-            let known = stream_of.clock();
-            if known.is_complete(stamp) || stream.clock().covers(known.key(), stamp) {
+            let Some(of) = streams.at(entry.place) else { return };
+            if of.clock().is_complete(entry.stamp) || clock.covers(entry.place, entry.stamp) {
                 implied += 1;
             } else {
-                needed.push(Outstanding { stream: Arc::clone(stream_of), stamp });
+                needed.push(entry);
             }
         };
-        if let Some(home) = &self.home {
-            let own_read = if access.writes() { gate.own_read() } else { 0 };
-            follow(home.raw(), gate.own_write().max(own_read));
-        }
+        let own_read = if access.writes() { gate.own_read() } else { 0 };
+        let own = gate.own_write().max(own_read);
+        follow(Outstanding { place: home, stamp: own, change: 0 });
         let reads = if access.writes() { self.reads.as_slice() } else { &[] };
         for entry in self.writes.iter().chain(reads) {
-            follow(&entry.stream, entry.stamp);
+            follow(*entry);
         }
-        self.opened += 1;
-        let (number, stream) = (self.opened, Arc::clone(stream));
-        self.open.push(Open { number, id: of.id(), stream, access, snapshot: None });
-        (implied, self.opened)
-    }
-
-    /// After the waits of a write were queued: what its stream has seen then.
-    pub(crate) fn prepared(&mut self, number: u64, snapshot: Seen) {
-        if let Some(open) = self.open.iter_mut().find(|open| open.number == number) {
-            open.snapshot = Some(snapshot);
-        }
+        self.changes += 1;
+        let number = self.changes;
+        self.open.push(Open { number, id, place: clock.key(), access, own });
+        (implied, number)
     }
 
     /// The waits could not be queued: as if it had never been opened.
@@ -123,83 +124,86 @@ impl Uses {
         self.open.retain(|open| open.number != number);
     }
 
-    /// The stream of an open use of this id and access, if there is one.
-    pub(crate) fn find_open(&self, id: StreamId, access: Access) -> Option<Arc<RawStream>> {
-        let open = self.open.iter().find(|open| open.matches(id, access))?;
-        Some(Arc::clone(&open.stream))
+    /// The place of the stream of an open use of this id and access, if there is one.
+    pub(crate) fn find_open(&self, id: StreamId, access: Access) -> Option<u32> {
+        self.open.iter().find(|open| open.matches(id, access)).map(|open| open.place)
     }
 
-    /// Closes the oldest such use; `Some` with its snapshot when there was one.
-    pub(crate) fn close(&mut self, id: StreamId, access: Access) -> Option<Option<Seen>> {
+    /// Closes the oldest such use; says what it had been prepared to follow.
+    pub(crate) fn close(&mut self, id: StreamId, access: Access) -> Option<Followed> {
         let at = self.open.iter().position(|open| open.matches(id, access))?;
-        Some(self.open.remove(at).snapshot)
+        let open = self.open.remove(at);
+        Some(Followed { change: open.number, own: open.own })
     }
 
-    /// Finished work joins the outstanding; a write takes the place of what its snapshot covers.
+    /// Finished work joins the outstanding; a write takes the place of what it `followed`.
     pub(crate) fn finished(
         &mut self,
         gate: &BlockGate,
-        stream: &Arc<RawStream>,
+        home: u32,
+        stream: &RawStream,
         stamp: u64,
         writes: bool,
-        snapshot: Option<&Seen>,
+        followed: Option<Followed>,
     ) {
-        let key = stream.clock().key();
-        if writes && let Some(seen) = snapshot {
-            let kept = |entry: &Outstanding| {
-                let of = entry.stream.clock().key();
+        let place = stream.clock().key();
+        if writes && let Some(followed) = followed {
+            let kept = |entry: &mut Outstanding| match entry.place == place {
                 // Work of its own stream is covered by its stamp; another thread may have finished later.
-                if of == key { entry.stamp > stamp } else { seen.get(of) < entry.stamp }
+                true => entry.stamp > stamp,
+                false => entry.change > followed.change,
             };
             self.writes.retain(kept);
             self.reads.retain(kept);
-            if let Some(home) = &self.home {
-                let home = home.raw().clock().key();
-                if home != key {
-                    gate.supersede_own(seen.get(home));
-                }
+            if home != place {
+                gate.supersede_own(followed.own);
             }
         }
-        let own = self.home.as_ref().is_some_and(|home| home.raw().clock().key() == key);
-        if own {
+        if home == place {
             gate.stamp(writes, stamp);
             return;
         }
+        self.changes += 1;
+        let change = self.changes;
         let list = if writes { &mut self.writes } else { &mut self.reads };
-        match list.iter_mut().find(|entry| entry.stream.clock().key() == key) {
-            Some(entry) => entry.stamp = entry.stamp.max(stamp),
-            None => list.push(Outstanding { stream: Arc::clone(stream), stamp }),
+        match list.iter_mut().find(|entry| entry.place == place) {
+            Some(entry) if entry.stamp < stamp => {
+                entry.stamp = stamp;
+                entry.change = change;
+            }
+            Some(entry) => entry.change = change,
+            None => list.push(Outstanding { place, stamp, change }),
         }
     }
 
+    fn outstanding(&self) -> impl Iterator<Item = &Outstanding> {
+        self.writes.iter().chain(&self.reads)
+    }
+
     /// True when whatever is queued on `stream` now comes after everything outstanding, without a wait.
-    pub(crate) fn is_followed_by(&self, stream: &RawStream) -> bool {
-        self.writes.iter().chain(&self.reads).all(|entry| {
-            let of = entry.stream.clock();
-            of.is_complete(entry.stamp)
-                || of.key() == stream.clock().key()
-                || stream.clock().covers(of.key(), entry.stamp)
+    pub(crate) fn is_followed_by(&self, streams: &StreamPool, stream: &RawStream) -> bool {
+        self.outstanding().all(|entry| {
+            entry.place == stream.clock().key()
+                || streams.at(entry.place).is_none_or(|of| of.clock().is_complete(entry.stamp))
+                || stream.clock().covers(entry.place, entry.stamp)
         })
     }
 
-    /// True when everything outstanding is known to have completed, or no event could tell.
-    pub(crate) fn is_complete(&self) -> bool {
-        self.writes
-            .iter()
-            .chain(&self.reads)
-            .all(|entry| entry.stream.poll(entry.stamp) != Some(false))
+    /// Everything outstanding, to be asked about without the lock.
+    pub(crate) fn copy_outstanding(&self) -> OutstandingList {
+        self.outstanding().copied().collect()
     }
 
-    /// Everything a free must follow.
-    pub(crate) fn take_outstanding(&mut self) -> Vec<Outstanding> {
-        self.prune();
+    /// Everything a free must follow. Nothing is left.
+    pub(crate) fn take_outstanding(&mut self, streams: &StreamPool) -> OutstandingList {
+        self.prune(streams);
         let mut all = std::mem::take(&mut self.writes);
         all.append(&mut self.reads);
         all
     }
 
     /// The free could not be queued: it must still follow these.
-    pub(crate) fn put_back(&mut self, outstanding: Vec<Outstanding>) {
+    pub(crate) fn put_back(&mut self, outstanding: OutstandingList) {
         self.writes.extend(outstanding);
     }
 }

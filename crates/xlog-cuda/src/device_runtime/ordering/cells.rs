@@ -1,0 +1,61 @@
+//! The parts of the clocks that every use looks at, close together: by the place of a stream in its pool.
+
+use std::ops::Deref;
+use std::sync::Arc;
+
+use super::clock::ClockCell;
+use super::slab::Slab;
+
+/// Places that are found by one step.
+const NEAR: usize = 64;
+
+/// The cells of all streams of one pool.
+#[derive(Debug)]
+pub(crate) struct Cells {
+    near: [ClockCell; NEAR],
+    far: Slab<ClockCell, 64>,
+}
+
+impl Cells {
+    pub(crate) fn new(places: u32) -> Arc<Self> {
+        Arc::new(Self {
+            near: std::array::from_fn(|_| ClockCell::default()),
+            far: Slab::new(places),
+        })
+    }
+
+    #[inline]
+    pub(crate) fn get(&self, place: u32) -> Option<&ClockCell> {
+        match self.near.get(place as usize) {
+            Some(cell) => Some(cell),
+            None => self.far.get(place),
+        }
+    }
+}
+
+/// The cell of one stream.
+#[derive(Debug)]
+pub(crate) struct CellRef {
+    cells: Arc<Cells>,
+    place: u32,
+}
+
+impl CellRef {
+    /// `None` beyond the last place.
+    pub(crate) fn new(cells: &Arc<Cells>, place: u32) -> Option<Self> {
+        if place as usize >= NEAR {
+            cells.far.make(place)?;
+        }
+        Some(Self { cells: Arc::clone(cells), place })
+    }
+}
+
+impl Deref for CellRef {
+    type Target = ClockCell;
+
+    #[inline]
+    fn deref(&self) -> &ClockCell {
+        // It was made with the reference; the first is never used instead.
+        self.cells.get(self.place).unwrap_or(&self.cells.near[0])
+    }
+}

@@ -1,0 +1,71 @@
+//! A stream that others capture into a graph: what is queued on it does not run now, so it is refused, loudly and without loss.
+
+#![allow(clippy::unwrap_used)]
+
+use std::fmt::Debug;
+
+use crate::support::rig::{Rig, TAG, fill};
+use xlog_cuda::device_runtime::{
+    Access, BlockId, BlockState, DeviceMemoryResource, ResourceError, ResourceResult,
+};
+use xlog_cuda::sim::Call;
+use xlog_testing::for_each_sim;
+
+const SIZE: usize = 4096;
+
+fn refused<T: Debug>(result: ResourceResult<T>) {
+    let error = result.unwrap_err();
+    let ResourceError::Driver(text) = &error else { unreachable!("{error:?}") };
+    assert!(text.contains("capture is Active"), "{text}");
+    assert!(text.contains("a stream that is not being captured"), "{text}");
+}
+
+#[test]
+fn a_captured_stream_is_refused_and_serves_again_afterwards() {
+    for_each_sim(|device, sim| {
+        let rig = Rig::new(device);
+        let (own, other) = (rig.pool.lease().unwrap(), rig.pool.lease().unwrap());
+        let kept = rig.resource.allocate(SIZE, own.id(), TAG).unwrap();
+        let id = BlockId::from_block(&kept);
+        fill(&own, kept.ptr, 1, SIZE);
+
+        // Only a stream whose raw handle was handed out can be captured.
+        let _ = own.cu_stream();
+        let _ = other.cu_stream();
+        sim.set_capturing(other.handle(), true).unwrap();
+        refused(rig.resource.allocate(SIZE, other.id(), TAG));
+        refused(rig.resource.prepare_block_use(id, other.id(), Access::Read));
+        assert_eq!(rig.resource.bytes_outstanding(), SIZE, "a refused call took memory");
+
+        // The tail of a captured stream cannot be recorded either.
+        sim.set_capturing(other.handle(), false).unwrap();
+        sim.set_capturing(own.handle(), true).unwrap();
+        refused(rig.resource.prepare_block_use(id, other.id(), Access::Read));
+        assert_eq!(rig.state(id), BlockState::Live);
+
+        // A free is consumed, kept, and finished by a reap once the capture has ended.
+        refused(rig.resource.deallocate(kept));
+        assert_eq!(rig.state(id), BlockState::Retired);
+        assert_eq!(rig.resource.bytes_outstanding(), SIZE);
+        sim.set_capturing(own.handle(), false).unwrap();
+        rig.resource.reap_pending().unwrap();
+        assert_eq!((rig.state(id), rig.resource.bytes_outstanding()), (BlockState::Freed, 0));
+
+        let block = rig.resource.allocate(SIZE, other.id(), TAG).unwrap();
+        rig.resource.deallocate(block).unwrap();
+        rig.resource.reap_pending().unwrap();
+        assert!(device.races().is_empty());
+    });
+}
+
+#[test]
+fn a_stream_whose_handle_was_never_handed_out_is_not_asked() {
+    for_each_sim(|device, sim| {
+        let rig = Rig::new(device);
+        let own = rig.pool.lease().unwrap();
+        let block = rig.resource.allocate(SIZE, own.id(), TAG).unwrap();
+        rig.resource.deallocate(block).unwrap();
+        rig.resource.reap_pending().unwrap();
+        assert_eq!(sim.faults().calls(Call::StreamCapture), 0);
+    });
+}
