@@ -20,7 +20,7 @@ use xlog_sim::SimKernel;
 
 use crate::device_runtime::StreamId;
 use crate::device_runtime::ordering::cells::CellRef;
-use crate::device_runtime::ordering::clock::{Recorded, StreamClock};
+use crate::device_runtime::ordering::clock::{Begun, Cover, StreamClock};
 use crate::device_runtime::ordering::tally::Tally;
 use crate::device_runtime::stream_ids::IssuedId;
 use crate::{CudaDevice, Result, XlogError};
@@ -63,10 +63,13 @@ impl RawStream {
     }
 
     /// Refuses a stream that is being captured: what is queued on it does not run now, so no stamp can stand for it.
+    #[inline]
     pub(crate) fn check_not_capturing(&self, call: &'static str) -> DriverResult<()> {
-        if !self.exposed.load(Ordering::Acquire) {
-            return Ok(());
-        }
+        if self.exposed.load(Ordering::Acquire) { self.ask_capturing(call) } else { Ok(()) }
+    }
+
+    #[cold]
+    fn ask_capturing(&self, call: &'static str) -> DriverResult<()> {
         match self.device.driver().stream_capture(self.handle)? {
             CaptureStatus::None => Ok(()),
             status => Err(DriverError::invalid(
@@ -84,32 +87,37 @@ impl RawStream {
 
     /// Records an event at the tail of this stream; returns the stamp it covers.
     pub(crate) fn record(&self, tally: &Tally) -> DriverResult<u64> {
-        Ok(self.record_event(tally, false)?.covers)
+        self.check_not_capturing("event_record")?;
+        let begun = self.clock.begin();
+        let (covers, event) = self.record_begun(begun)?;
+        tally.count(|counts| counts.recorded += 1);
+        if let Some(ask) = self.clock.recorded(covers, event) {
+            self.ask(ask);
+        }
+        Ok(covers)
     }
 
-    /// With `pin`, the event is not used again before the clock is told.
-    fn record_event(&self, tally: &Tally, pin: bool) -> DriverResult<Recorded<EventHandle>> {
-        self.check_not_capturing("event_record")?;
+    /// Has the driver record an event that was begun; the clock is not told unless that fails.
+    #[inline]
+    fn record_begun(&self, begun: Begun<EventHandle>) -> DriverResult<(u64, EventHandle)> {
         let driver = self.device.driver();
-        let begun = self.clock.begin();
-        let event = match begun.spare {
-            Some(event) => event,
-            None => driver.event_create()?,
-        };
-        if let Err(error) = driver.event_record(event, self.handle) {
-            self.clock.failed(event);
-            return Err(error);
+        let mut event = begun.spare;
+        let recorded = event.map_or_else(|| driver.event_create(), Ok).and_then(|made| {
+            event = Some(made);
+            driver.event_record(made, self.handle)?;
+            Ok((begun.covers, made))
+        });
+        recorded.inspect_err(|_| self.clock.failed(begun.covers, event))
+    }
+
+    #[cold]
+    fn ask(&self, (covers, event): (u64, EventHandle)) {
+        // An event that cannot be asked has not completed.
+        let complete = matches!(self.device.driver().event_query(event), Ok(true));
+        if complete {
+            self.clock.completed_up_to(covers);
         }
-        tally.count(|counts| counts.recorded += 1);
-        let (recorded, ask) = self.clock.recorded(begun, event, pin);
-        if let Some((covers, event)) = ask {
-            let complete = matches!(driver.event_query(event), Ok(true));
-            if complete {
-                self.clock.completed_up_to(covers);
-            }
-            self.clock.asked(complete);
-        }
-        Ok(recorded)
+        self.clock.asked(complete);
     }
 
     /// Makes later work of this stream follow everything of `other` up to `stamp`, if it does not already.
@@ -127,16 +135,32 @@ impl RawStream {
 
     /// [`RawStream::wait_for`] for what is known not to be followed yet.
     pub(crate) fn follow(&self, other: &Self, stamp: u64, tally: &Tally) -> DriverResult<()> {
-        let known = &other.clock;
         self.check_not_capturing("stream_wait_event")?;
-        let recorded = match known.find(stamp) {
-            Some(recorded) => recorded,
-            None => other.record_event(tally, true)?,
+        let known = &other.clock;
+        let mut records = 0;
+        let recorded = match known.find_or_begin(stamp) {
+            Cover::Recorded(recorded) => recorded,
+            Cover::Begun(begun) => {
+                if let Err(error) = other.check_not_capturing("event_record") {
+                    known.failed(begun.covers, begun.spare);
+                    return Err(error);
+                }
+                let (covers, event) = other.record_begun(begun)?;
+                records = 1;
+                let (recorded, ask) = known.recorded_pinned(covers, event);
+                if let Some(ask) = ask {
+                    other.ask(ask);
+                }
+                recorded
+            }
         };
         let queued = self.device.driver().stream_wait_event(self.handle, recorded.event);
         known.unpin();
+        tally.count(|counts| {
+            counts.recorded += records;
+            counts.inserted += u64::from(queued.is_ok());
+        });
         queued?;
-        tally.count(|counts| counts.inserted += 1);
         self.clock.learn(known.key(), &recorded);
         Ok(())
     }
@@ -158,13 +182,19 @@ impl RawStream {
 
     /// Waits until everything queued so far, and so every stamp up to now, has completed; returns that stamp.
     pub(crate) fn settle(&self, tally: &Tally) -> DriverResult<u64> {
-        let recorded = self.record_event(tally, true)?;
-        let waited = self.device.driver().event_synchronize(recorded.event);
+        self.check_not_capturing("event_record")?;
+        let (covers, event) = self.record_begun(self.clock.begin())?;
+        let (_pinned, ask) = self.clock.recorded_pinned(covers, event);
+        tally.count(|counts| counts.recorded += 1);
+        if let Some(ask) = ask {
+            self.ask(ask);
+        }
+        let waited = self.device.driver().event_synchronize(event);
         if waited.is_ok() {
-            self.clock.completed_up_to(recorded.covers);
+            self.clock.completed_up_to(covers);
         }
         self.clock.unpin();
-        waited.map(|()| recorded.covers)
+        waited.map(|()| covers)
     }
 }
 

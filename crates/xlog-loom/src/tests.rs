@@ -40,7 +40,8 @@ impl Stream {
     fn record(&self, number: u64) -> u64 {
         let begun = self.clock.begin();
         self.queue.lock().unwrap().push(Queued::Event(number));
-        self.clock.recorded(begun, number, false).0.covers
+        self.clock.recorded(begun.covers, number);
+        begun.covers
     }
 }
 
@@ -85,7 +86,7 @@ fn nobody_skips_a_wait_that_is_not_queued_yet() {
             thread::spawn(move || {
                 let begun = a.clock.begin();
                 a.queue.lock().unwrap().push(Queued::Event(7));
-                let (recorded, _) = a.clock.recorded(begun, 7, true);
+                let (recorded, _) = a.clock.recorded_pinned(begun.covers, 7);
                 b.queue.lock().unwrap().push(Queued::Wait(recorded.covers));
                 b.clock.learn(1, &recorded);
             })
@@ -116,7 +117,7 @@ fn what_a_stream_saw_travels_only_with_events_recorded_after_its_wait() {
         };
         let begun = b.clock.begin();
         b.queue.lock().unwrap().push(Queued::Event(9));
-        let (recorded, _) = b.clock.recorded(begun, 9, true);
+        let (recorded, _) = b.clock.recorded_pinned(begun.covers, 9);
         c.clock.learn(2, &recorded);
         waiter.join().unwrap();
         if c.clock.covers(1, stamp) {
@@ -342,8 +343,7 @@ fn an_event_that_somebody_names_to_the_driver_is_not_used_again() {
             let stream = Arc::clone(&stream);
             thread::spawn(move || {
                 stream.clock.completed_up_to(stamp);
-                let begun = stream.clock.begin();
-                begun.spare
+                stream.clock.begin().spare
             })
         };
         let named = found.event;

@@ -143,7 +143,7 @@ impl StreamTable {
         let stream =
             if id == StreamId::DEFAULT { self.default_stream().ok() } else { self.resolve(id) }?;
         let place = stream.raw().clock().key();
-        let known = u64::from(id.0) << 32 | u64::from(place) + 1;
+        let known = (u64::from(id.0) << 32) | (u64::from(place) + 1);
         self.known[id.0 as usize % KNOWN].store(known, Ordering::Relaxed);
         self.at(place)
     }

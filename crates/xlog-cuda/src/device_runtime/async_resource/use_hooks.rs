@@ -31,25 +31,33 @@ impl AsyncCudaResource {
         stream: StreamId,
         access: Access,
     ) -> ResourceResult<()> {
-        if let Some(record) = self.table.look(block)
-            && let Some(clock) = self.own_clock(record, stream)
-            // An id that was given back names no stream, so it must be out.
-            && clock.is_out_as(stream.0)
+        let Some(record) = self.table.look(block) else { return self.refuse(block) };
+        let Some(clock) = self.own_clock(record, stream) else {
+            return self.prepare_locked(record, block, stream, access);
+        };
+        // An id that was given back names no stream, so it must be out.
+        if clock.is_out_as(stream.0)
             && record.gate.open_mine(tag_of(block.generation), access.writes())
         {
             return Ok(());
         }
-        self.prepare_shared(block, stream, access)
+        self.prepare_shared(record, block, stream, access)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn refuse(&self, block: BlockId) -> ResourceResult<()> {
+        self.table.find_id(block).map(|_| ())
     }
 
     #[inline(never)]
     fn prepare_shared(
         &self,
+        record: &Record,
         block: BlockId,
         stream: StreamId,
         access: Access,
     ) -> ResourceResult<()> {
-        let record = self.table.find_id(block)?;
         if let Some(clock) = self.own_clock(record, stream)
             && clock.is_out_as(stream.0)
         {
@@ -74,27 +82,65 @@ impl AsyncCudaResource {
         stream: StreamId,
         access: Access,
     ) -> ResourceResult<()> {
-        if let Some(record) = self.table.look(block)
-            && let Some(clock) = self.own_clock(record, stream)
-            && record.gate.close_mine(tag_of(block.generation), access.writes(), clock.now())
-        {
+        let Some(record) = self.table.look(block) else { return self.refuse(block) };
+        let Some(clock) = self.own_clock(record, stream) else {
+            return self.finish_foreign(record, block, access, stream, &mut None);
+        };
+        if record.gate.close_mine(tag_of(block.generation), access.writes(), clock.now()) {
             return Ok(());
         }
-        self.finish_shared(block, stream, access)
+        self.finish_shared(record, block, stream, access)
     }
 
     #[inline(never)]
     fn finish_shared(
         &self,
+        record: &Record,
         block: BlockId,
         stream: StreamId,
         access: Access,
     ) -> ResourceResult<()> {
-        let record = self.table.find_id(block)?;
         if self.close_quickly(record, block, stream, access) {
             return Ok(());
         }
-        self.finish_locked(record, block, access, stream, &mut None)
+        if self.policy == EdgePolicy::Exact {
+            return self.finish_locked(record, block, access, stream, &mut None);
+        }
+        self.finish_own(record, block, access, stream)
+    }
+
+    /// Closes a use on the block's own stream, for which no event is recorded.
+    fn finish_own(
+        &self,
+        record: &Record,
+        block: BlockId,
+        access: Access,
+        stream: StreamId,
+    ) -> ResourceResult<()> {
+        self.check_parts()?;
+        let home = self.home(record)?;
+        let stamp = home.clock().now();
+        let writes = access.writes();
+        let closed = record.with_uses(|uses| {
+            // Under the lock, so that a claim which went stale meanwhile closes nobody else's use.
+            if record.generation() != block.generation {
+                return Err(stale(block));
+            }
+            // Uses that were opened without the lock are the oldest, and superseded nothing.
+            let followed = match record.gate.close_counted(writes) {
+                true => None,
+                false => match uses.close(stream, access) {
+                    None => return Err(not_open(block, stream, access)),
+                    followed => followed,
+                },
+            };
+            uses.finished(&record.gate, home.clock().key(), home, stamp, writes, followed);
+            Ok(settle(record, uses))
+        })?;
+        match closed {
+            Closed::Open => Ok(()),
+            Closed::Free => self.free(block.generation, record),
+        }
     }
 
     #[inline]
@@ -173,11 +219,56 @@ impl AsyncCudaResource {
                 if self.close_quickly(record, block, stream, access) {
                     return Ok(());
                 }
-                self.finish_locked(record, block, access, stream, &mut edge)
+                match record.stream_id() == stream.0 && self.policy != EdgePolicy::Exact {
+                    true => self.finish_own(record, block, access, stream),
+                    false => self.finish_foreign(record, block, access, stream, &mut edge),
+                }
             });
             outcome = outcome.and(this);
         }
         outcome
+    }
+
+    /// Closes a use on another stream that is still out.
+    #[inline(never)]
+    fn finish_foreign(
+        &self,
+        record: &Record,
+        block: BlockId,
+        access: Access,
+        stream: StreamId,
+        edge: &mut Option<u64>,
+    ) -> ResourceResult<()> {
+        self.check_parts()?;
+        let home = record.home();
+        let Some(raw) = self.streams.raw(stream).filter(|raw| raw.clock().key() != home) else {
+            return self.finish_locked(record, block, access, stream, edge);
+        };
+        record.with_uses(|uses| {
+            if record.generation() != block.generation {
+                return Err(stale(block));
+            }
+            match uses.find_open(stream, access) {
+                Some(_) => Ok(()),
+                None => Err(not_open(block, stream, access)),
+            }
+        })?;
+        let (stamp, recorded) = self.edge(raw, false, edge);
+        let closed = record.with_uses(|uses| {
+            if record.generation() != block.generation {
+                return Err(stale(block));
+            }
+            let followed = uses.close(stream, access);
+            if followed.is_none() {
+                return Err(not_open(block, stream, access));
+            }
+            uses.finished(&record.gate, home, raw, stamp, access.writes(), followed);
+            Ok(settle(record, uses))
+        })?;
+        match closed {
+            Closed::Open => recorded,
+            Closed::Free => recorded.and(self.free(block.generation, record)),
+        }
     }
 
     #[inline(never)]

@@ -15,36 +15,84 @@
 use std::collections::VecDeque;
 use std::ops::Deref;
 
-use smallvec::SmallVec;
-
 use super::primitive::{AtomicU64, Lock, Ordering};
 
-/// How far a stream is ordered after each other stream.
+/// Streams that are kept without an allocation.
+const FEW: usize = 4;
+
+/// How far a stream is ordered after each other stream. A copy of a few is one cache line.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Seen(SmallVec<[(u32, u64); 4]>);
+pub(crate) struct Seen {
+    keys: [u32; FEW],
+    stamps: [u64; FEW],
+    len: usize,
+    more: Option<Box<Vec<(u32, u64)>>>,
+}
 
 impl Seen {
     /// The stamp of stream `key` up to which everything came before.
+    #[inline]
     fn get(&self, key: u32) -> u64 {
-        self.0.iter().find(|(at, _)| *at == key).map_or(0, |(_, stamp)| *stamp)
-    }
-
-    fn raise(&mut self, key: u32, stamp: u64) {
-        match self.0.iter_mut().find(|(at, _)| *at == key) {
-            Some(entry) => entry.1 = entry.1.max(stamp),
-            None => self.0.push((key, stamp)),
+        for (at, stamp) in self.keys.iter().zip(&self.stamps).take(self.len) {
+            if *at == key {
+                return *stamp;
+            }
+        }
+        match &self.more {
+            None => 0,
+            Some(more) => more.iter().find(|(at, _)| *at == key).map_or(0, |(_, stamp)| *stamp),
         }
     }
 
+    #[inline]
+    fn raise(&mut self, key: u32, stamp: u64) {
+        for (at, known) in self.keys.iter().zip(&mut self.stamps).take(self.len) {
+            if *at == key {
+                *known = stamp.max(*known);
+                return;
+            }
+        }
+        if let (Some(at), Some(known)) =
+            (self.keys.get_mut(self.len), self.stamps.get_mut(self.len))
+        {
+            (*at, *known) = (key, stamp);
+            self.len += 1;
+            return;
+        }
+        self.raise_more(key, stamp);
+    }
+
+    #[cold]
+    fn raise_more(&mut self, key: u32, stamp: u64) {
+        let more = self.more.get_or_insert_default();
+        match more.iter_mut().find(|(at, _)| *at == key) {
+            Some(entry) => entry.1 = entry.1.max(stamp),
+            None => more.push((key, stamp)),
+        }
+    }
+
+    #[inline]
     fn join(&mut self, other: &Self) {
-        for &(key, stamp) in &other.0 {
-            self.raise(key, stamp);
+        for (key, stamp) in other.keys.iter().zip(&other.stamps).take(other.len) {
+            self.raise(*key, *stamp);
+        }
+        for (key, stamp) in other.more.iter().flat_map(|more| more.iter()) {
+            self.raise(*key, *stamp);
         }
     }
 }
 
-/// A recorded event: what it covers, and what its stream had seen before it.
-#[derive(Clone, Debug)]
+/// An event of a clock: what it covers, and what its stream had seen before it.
+#[derive(Debug)]
+struct Entry<E> {
+    covers: u64,
+    /// `None` until the driver has recorded it.
+    event: Option<E>,
+    seen: Seen,
+}
+
+/// A recorded event, pinned: it is not used again before [`StreamClock::unpin`].
+#[derive(Debug)]
 pub(crate) struct Recorded<E> {
     pub(crate) covers: u64,
     pub(crate) event: E,
@@ -53,11 +101,18 @@ pub(crate) struct Recorded<E> {
 
 /// An event that is about to be recorded.
 #[derive(Debug)]
+#[must_use = "it is recorded or failed"]
 pub(crate) struct Begun<E> {
-    covers: u64,
-    seen: Seen,
+    pub(crate) covers: u64,
     /// An event to use again, if there is one.
     pub(crate) spare: Option<E>,
+}
+
+/// What there is to follow a stamp by.
+#[derive(Debug)]
+pub(crate) enum Cover<E> {
+    Recorded(Recorded<E>),
+    Begun(Begun<E>),
 }
 
 /// The part of a clock that work on the stream itself looks at.
@@ -106,7 +161,7 @@ pub(crate) struct StreamClock<E, C> {
 struct Inner<E> {
     seen: Seen,
     /// Events not known to have completed, by what they cover.
-    recorded: VecDeque<Recorded<E>>,
+    recorded: VecDeque<Entry<E>>,
     /// How long the list may grow before somebody asks which events have completed.
     ask_at: usize,
     /// Completed events.
@@ -118,6 +173,56 @@ struct Inner<E> {
 }
 
 const ASK_AT: usize = 64;
+
+impl<E: Copy> Inner<E> {
+    /// The entry of an event that was begun: mostly the last.
+    #[inline]
+    fn entry(&mut self, covers: u64) -> Option<&mut Entry<E>> {
+        self.recorded.iter_mut().rev().find(|entry| entry.covers == covers)
+    }
+
+    #[inline]
+    fn set(&mut self, covers: u64, event: E) {
+        if let Some(entry) = self.entry(covers) {
+            entry.event = Some(event);
+        }
+    }
+
+    /// The earliest recorded event that covers `stamp`; pinned.
+    #[inline]
+    fn find(&mut self, stamp: u64) -> Option<Recorded<E>> {
+        // Whoever asks mostly asks about the latest.
+        let last = self.recorded.back()?;
+        if last.covers < stamp {
+            return None;
+        }
+        let at = match self.recorded.iter().rev().nth(1) {
+            Some(before) if before.covers >= stamp => {
+                self.recorded.partition_point(|entry| entry.covers < stamp)
+            }
+            _ => self.recorded.len() - 1,
+        };
+        let (covers, event, seen) = self
+            .recorded
+            .range(at..)
+            .find_map(|entry| Some((entry.covers, entry.event?, &entry.seen)))?;
+        let seen = seen.clone();
+        self.pins += 1;
+        Some(Recorded { covers, event, seen })
+    }
+
+    /// One question for half of the list, when it has grown long.
+    #[inline]
+    fn ask(&mut self) -> Option<(u64, E)> {
+        if self.recorded.len() < self.ask_at {
+            return None;
+        }
+        let middle = self.recorded.get(self.recorded.len() / 2)?;
+        let ask = (middle.covers, middle.event?);
+        self.pins += 1;
+        Some(ask)
+    }
+}
 
 impl<E: Copy, C: Deref<Target = ClockCell>> StreamClock<E, C> {
     pub(crate) fn new(key: u32, cell: C) -> Self {
@@ -158,45 +263,43 @@ impl<E: Copy, C: Deref<Target = ClockCell>> StreamClock<E, C> {
 
     /// Before an event is recorded. [`StreamClock::recorded`] or [`StreamClock::failed`] follows.
     pub(crate) fn begin(&self) -> Begun<E> {
+        self.inner.with(|inner| self.begin_in(inner))
+    }
+
+    #[inline]
+    fn begin_in(&self, inner: &mut Inner<E>) -> Begun<E> {
+        let covers = self.cell.stamp.load(Ordering::Relaxed);
+        self.cell.stamp.store(covers + 1, Ordering::Release);
+        // What the stream has seen by now, and not what it will have when the event is recorded.
+        inner.recorded.push_back(Entry { covers, event: None, seen: inner.seen.clone() });
+        Begun { covers, spare: inner.spare.pop() }
+    }
+
+    /// After it was recorded. Now and then there is an event to ask about, which is pinned: [`StreamClock::asked`] takes the
+    /// answer.
+    pub(crate) fn recorded(&self, covers: u64, event: E) -> Option<(u64, E)> {
         self.inner.with(|inner| {
-            let covers = self.cell.stamp.load(Ordering::Relaxed);
-            self.cell.stamp.store(covers + 1, Ordering::Release);
-            Begun { covers, seen: inner.seen.clone(), spare: inner.spare.pop() }
+            inner.set(covers, event);
+            inner.ask()
         })
     }
 
-    /// After it was recorded. With `pin`, the event is pinned; see [`StreamClock::find`].
-    ///
-    /// Now and then there is an event to ask about, which is pinned too: [`StreamClock::asked`] takes the answer.
-    pub(crate) fn recorded(
-        &self,
-        begun: Begun<E>,
-        event: E,
-        pin: bool,
-    ) -> (Recorded<E>, Option<(u64, E)>) {
-        let recorded = Recorded { covers: begun.covers, event, seen: begun.seen };
+    /// [`StreamClock::recorded`] for one who needs the event: it is pinned.
+    pub(crate) fn recorded_pinned(&self, covers: u64, event: E) -> (Recorded<E>, Option<(u64, E)>) {
         self.inner.with(|inner| {
-            inner.pins += usize::from(pin);
-            let kept = recorded.clone();
-            if inner.recorded.back().is_none_or(|last| last.covers < kept.covers) {
-                inner.recorded.push_back(kept);
-            } else {
-                let at = inner.recorded.partition_point(|other| other.covers < kept.covers);
-                inner.recorded.insert(at, kept);
-            }
-            // One question for half of the list.
-            let ask = (inner.recorded.len() >= inner.ask_at)
-                .then(|| inner.recorded.get(inner.recorded.len() / 2))
-                .flatten()
-                .map(|middle| (middle.covers, middle.event));
-            inner.pins += usize::from(ask.is_some());
-            (recorded, ask)
+            inner.set(covers, event);
+            inner.pins += 1;
+            let seen = inner.entry(covers).map(|entry| entry.seen.clone()).unwrap_or_default();
+            (Recorded { covers, event, seen }, inner.ask())
         })
     }
 
-    /// It was not recorded.
-    pub(crate) fn failed(&self, event: E) {
-        self.inner.with(|inner| inner.spare.push(event));
+    /// It was not recorded; `event` is left if there was one.
+    pub(crate) fn failed(&self, covers: u64, event: Option<E>) {
+        self.inner.with(|inner| {
+            inner.recorded.retain(|entry| entry.covers != covers);
+            inner.spare.extend(event);
+        });
     }
 
     /// Whether the event asked about has completed: while the answer is no, ask more seldom.
@@ -207,14 +310,16 @@ impl<E: Copy, C: Deref<Target = ClockCell>> StreamClock<E, C> {
         self.unpin();
     }
 
-    /// The earliest event that covers `stamp`, if one was recorded. It is pinned, and so not recorded again before
-    /// [`StreamClock::unpin`].
+    /// The earliest event that covers `stamp`, if one was recorded; pinned.
     pub(crate) fn find(&self, stamp: u64) -> Option<Recorded<E>> {
-        self.inner.with(|inner| {
-            let at = inner.recorded.partition_point(|event| event.covers < stamp);
-            let found = inner.recorded.get(at).cloned();
-            inner.pins += usize::from(found.is_some());
-            found
+        self.inner.with(|inner| inner.find(stamp))
+    }
+
+    /// The earliest event that covers `stamp`, pinned; or else one that is about to be recorded.
+    pub(crate) fn find_or_begin(&self, stamp: u64) -> Cover<E> {
+        self.inner.with(|inner| match inner.find(stamp) {
+            Some(recorded) => Cover::Recorded(recorded),
+            None => Cover::Begun(self.begin_in(inner)),
         })
     }
 
@@ -232,9 +337,14 @@ impl<E: Copy, C: Deref<Target = ClockCell>> StreamClock<E, C> {
     pub(crate) fn completed_up_to(&self, stamp: u64) {
         self.completed.fetch_max(stamp, Ordering::AcqRel);
         self.inner.with(|inner| {
-            let at = inner.recorded.partition_point(|event| event.covers <= stamp);
             let to = if inner.pins == 0 { &mut inner.spare } else { &mut inner.resting };
-            to.extend(inner.recorded.drain(..at).map(|done| done.event));
+            while let Some(first) = inner.recorded.front()
+                && first.covers <= stamp
+                && let Some(event) = first.event
+            {
+                to.push(event);
+                inner.recorded.pop_front();
+            }
         });
     }
 
@@ -249,7 +359,8 @@ impl<E: Copy, C: Deref<Target = ClockCell>> StreamClock<E, C> {
     /// All its events, which nobody needs any longer.
     pub(crate) fn drain(&self) -> Vec<E> {
         self.inner.with(|inner| {
-            let mut events: Vec<E> = inner.recorded.drain(..).map(|done| done.event).collect();
+            let mut events: Vec<E> =
+                inner.recorded.drain(..).filter_map(|done| done.event).collect();
             events.append(&mut inner.spare);
             events.append(&mut inner.resting);
             events

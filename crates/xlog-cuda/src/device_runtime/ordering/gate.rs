@@ -226,6 +226,9 @@ impl BlockGate {
 
     /// Lets the own stream go without the lock again.
     pub(crate) fn leave_slow(&self) {
+        if self.word.load(Ordering::Acquire) & SLOW == 0 {
+            return;
+        }
         self.change(|word| Some(word & !SLOW));
     }
 
@@ -236,6 +239,10 @@ impl BlockGate {
 
     /// Closes a use that was opened without the lock. False when there is none.
     pub(crate) fn close_counted(&self, writes: bool) -> bool {
+        self.share();
+        if !self.has_counted(writes) {
+            return false;
+        }
         let (one, all) = if writes { (WRITE, WRITES) } else { (READ, READS) };
         self.change(|word| (word & all != 0).then(|| word - one))
     }

@@ -64,7 +64,11 @@ pub(crate) struct Uses {
 
 impl Uses {
     /// Forgets what the host knows to have completed.
+    #[inline]
     fn prune(&mut self, streams: &StreamPool) {
+        if self.writes.is_empty() && self.reads.is_empty() {
+            return;
+        }
         let pending = |entry: &mut Outstanding| {
             streams.at(entry.place).is_some_and(|s| !s.clock().is_complete(entry.stamp))
         };
@@ -153,8 +157,11 @@ impl Uses {
                 true => entry.stamp > stamp,
                 false => entry.change > followed.change,
             };
-            self.writes.retain(kept);
-            self.reads.retain(kept);
+            for list in [&mut self.writes, &mut self.reads] {
+                if !list.is_empty() {
+                    list.retain(kept);
+                }
+            }
             if home != place {
                 gate.supersede_own(followed.own);
             }
