@@ -26,7 +26,7 @@ pub(crate) struct Seen {
     keys: [u32; FEW],
     stamps: [u64; FEW],
     len: usize,
-    more: Option<Box<Vec<(u32, u64)>>>,
+    more: Vec<(u32, u64)>,
 }
 
 impl Seen {
@@ -38,10 +38,7 @@ impl Seen {
                 return *stamp;
             }
         }
-        match &self.more {
-            None => 0,
-            Some(more) => more.iter().find(|(at, _)| *at == key).map_or(0, |(_, stamp)| *stamp),
-        }
+        self.more.iter().find(|(at, _)| *at == key).map_or(0, |(_, stamp)| *stamp)
     }
 
     #[inline]
@@ -64,10 +61,9 @@ impl Seen {
 
     #[cold]
     fn raise_more(&mut self, key: u32, stamp: u64) {
-        let more = self.more.get_or_insert_default();
-        match more.iter_mut().find(|(at, _)| *at == key) {
+        match self.more.iter_mut().find(|(at, _)| *at == key) {
             Some(entry) => entry.1 = entry.1.max(stamp),
-            None => more.push((key, stamp)),
+            None => self.more.push((key, stamp)),
         }
     }
 
@@ -76,7 +72,7 @@ impl Seen {
         for (key, stamp) in other.keys.iter().zip(&other.stamps).take(other.len) {
             self.raise(*key, *stamp);
         }
-        for (key, stamp) in other.more.iter().flat_map(|more| more.iter()) {
+        for (key, stamp) in &other.more {
             self.raise(*key, *stamp);
         }
     }
