@@ -1,0 +1,11 @@
+//! The integration tests of the ledger, one module per kind of hazard.
+
+#![cfg(all(target_os = "linux", target_pointer_width = "64", target_endian = "little"))]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod damage;
+mod limits;
+mod openers;
+mod roles;
+mod support;
+mod threads;
