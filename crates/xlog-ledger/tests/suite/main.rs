@@ -3,9 +3,12 @@
 #![cfg(all(target_os = "linux", target_pointer_width = "64", target_endian = "little"))]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod cells;
 mod damage;
 mod limits;
 mod openers;
+mod processes;
 mod roles;
 mod support;
 mod threads;
+mod worker;

@@ -7,6 +7,7 @@ use std::time::Duration;
 use xlog_ledger::{DeviceKey, Ledger, LedgerConfig, UNIT};
 
 use crate::support::KEY;
+use crate::worker::{watch, work};
 
 fn wait_for_the_end() -> ! {
     // Bounded, so that nothing outlives a test run that was itself killed.
@@ -51,6 +52,8 @@ fn role() {
             ready(String::new());
             wait_for_the_end();
         }
+        "work" => work(&directory),
+        "watch" => watch(&directory),
         other => panic!("no role {other}"),
     }
 }
