@@ -133,6 +133,7 @@ class Ledger:
             self._open(directory, key, limit, slots, shared)
             self._map = mmap.mmap(self._fd, _HEADER_SIZE + self._slots * _SLOT_SIZE)
             self._words = memoryview(self._map).cast("Q")
+            self._limit()
             with self._file_lock():
                 self._claim(name)
         except BaseException:

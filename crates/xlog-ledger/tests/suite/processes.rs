@@ -169,7 +169,7 @@ impl Fleet {
         for row in 0..WORKERS {
             self.tell(row, RUN);
         }
-        self.pause(10_000);
+        self.pause(50_000);
         if self.random.below(2) == 0 {
             let row = self.any();
             self.workers[row].signal(libc::SIGSTOP);
@@ -263,15 +263,19 @@ fn eight_processes_killed_and_stopped_never_hold_more_than_the_limit() {
     let (steps, refused) = (fleet.total(Field::Steps), fleet.total(Field::Refused));
     println!(
         "{rounds} rounds in {:.1?}: {steps} steps, {refused} refused, {} busy, {samples} samples, \
-         at most {highest} of {LIMIT} units, {:?}",
+         at most {highest} of {LIMIT} units, {:?}; python: {} steps",
         begin.elapsed(),
         fleet.total(Field::Busy),
         fleet.counts,
+        if fleet.python.is_some() { fleet.cells.load(PYTHON, Field::Steps) } else { 0 },
     );
     assert_eq!(monitor(VIOLATIONS), 0, "at most {highest} of {LIMIT} units");
     assert!(samples > rounds * 10, "only {samples} samples");
     assert!(refused > rounds, "only {refused} refusals: the limit was not met");
     assert!(highest > LIMIT * 9 / 10, "at most {highest} of {LIMIT} units");
+    if fleet.python.is_some() {
+        assert!(fleet.cells.load(PYTHON, Field::Steps) > rounds, "Python took no part");
+    }
     if rounds >= 100 {
         let counts = &fleet.counts;
         assert!(counts.killed > 0 && counts.stopped > 0 && counts.dead_units_regained > 0);

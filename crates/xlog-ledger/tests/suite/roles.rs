@@ -7,6 +7,7 @@ use std::time::Duration;
 use xlog_ledger::{DeviceKey, Ledger, LedgerConfig, UNIT};
 
 use crate::support::KEY;
+use crate::system_calls::traced;
 use crate::worker::{watch, work};
 
 fn wait_for_the_end() -> ! {
@@ -52,6 +53,7 @@ fn role() {
             ready(String::new());
             wait_for_the_end();
         }
+        "be-traced" => traced(&directory),
         "work" => work(&directory),
         "watch" => watch(&directory),
         other => panic!("no role {other}"),
