@@ -18,6 +18,12 @@
 //! # Ok::<(), xlog_ledger::LedgerError>(())
 //! ```
 
+// Where there is no ledger, what only its file needs is compiled and not used.
+#![cfg_attr(
+    not(all(target_os = "linux", target_pointer_width = "64", target_endian = "little")),
+    allow(dead_code)
+)]
+
 mod config;
 mod error;
 mod format;
