@@ -298,3 +298,45 @@ pub(super) fn snapshot_of(
     };
     Ok(Snapshot::of_bytes(path.to_owned(), header.key, header.slots, &bytes, alive))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicBool;
+
+    use super::*;
+
+    /// An owner whose grant is taken away and renewed over and over never loses count of what it uses.
+    #[test]
+    fn a_recall_in_the_middle_of_a_take_loses_nothing() {
+        const TURNS: u32 = 10_000_000;
+        let slot = SlotCell::default();
+        let done = AtomicBool::new(false);
+        let keep = Keep::of_chunk(u32::MAX);
+        std::thread::scope(|scope| {
+            let owner = scope.spawn(|| {
+                let mut lost = 0;
+                for turn in 0..TURNS {
+                    let taken = replace(&slot, |word| word.take(1)).is_some();
+                    let used = Word::unpack(slot.word.load(Ordering::SeqCst)).used;
+                    lost += u32::from(used != u32::from(taken));
+                    let given = taken && replace(&slot, |word| word.give(1, keep)).is_none();
+                    lost += u32::from(given);
+                    if lost > 0 {
+                        done.store(true, Ordering::SeqCst);
+                        return Some(turn);
+                    }
+                }
+                done.store(true, Ordering::SeqCst);
+                None
+            });
+            let mut recalled = 0;
+            while !done.load(Ordering::SeqCst) {
+                replace(&slot, |word| Some(Word { granted: 8, ..word }));
+                recalled += drop_grant(&slot);
+            }
+            assert_eq!(owner.join().expect("no panic"), None, "the turn at which a unit was lost");
+            assert!(recalled > 0);
+        });
+        assert_eq!(Word::unpack(slot.word.load(Ordering::SeqCst)).used, 0);
+    }
+}

@@ -31,7 +31,7 @@ pub(super) struct HeaderCell {
 }
 
 /// One slot. `word` is the truth; the rest is for display.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 #[repr(C)]
 pub(super) struct SlotCell {
     pub(super) word: AtomicU64,
