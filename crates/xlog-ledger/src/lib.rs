@@ -42,5 +42,7 @@ pub use config::{LedgerConfig, Sharing};
 pub use error::{LedgerError, LedgerResult, LockHolder};
 pub use format::{MAX_LIMIT, MAX_SLOTS, UNIT};
 pub use key::DeviceKey;
-pub use platform::{FileLockGuard, Ledger, LedgerView, list};
+#[doc(hidden)]
+pub use platform::FileLockGuard;
+pub use platform::{Ledger, LedgerView, list};
 pub use snapshot::{LedgerFile, Reclaimed, SlotSnapshot, Snapshot};

@@ -1,10 +1,12 @@
 //! Who takes part: several openers, dead ones, forked ones, late ones, onlookers.
 
 use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::process::CommandExt;
 use std::sync::Barrier;
 use std::time::{Duration, SystemTime};
 
-use xlog_ledger::{Ledger, LedgerError, LedgerView, UNIT, list};
+use xlog_ledger::{Ledger, LedgerError, LedgerView, Sharing, UNIT, list};
 
 use crate::support::{KEY, Process, TestDirectory, role_command, wait_until};
 
@@ -92,6 +94,54 @@ fn a_program_started_by_a_killed_process_keeps_nothing() {
     ledger.take(100 * UNIT).expect("dead, whatever it started");
     // SAFETY: plain system call; the program was started for this test and waits for its end.
     unsafe { libc::kill(program as libc::pid_t, libc::SIGKILL) };
+}
+
+/// A child that was forked without exec shares the locks of its parent: the limit of what the kernel can tell.
+#[test]
+fn a_forked_child_that_lives_on_keeps_the_slot_of_its_dead_parent_until_it_ends() {
+    let directory = TestDirectory::new();
+    let ledger = directory.open(100);
+    let mut other = holder(&directory, "take-60-and-fork");
+    let child: i32 = fs::read_to_string(directory.path().join("ready")).unwrap().parse().unwrap();
+    other.kill();
+    let refused = ledger.take(100 * UNIT);
+    // SAFETY: plain system call; the child was forked for this test and sleeps.
+    unsafe { libc::kill(child, libc::SIGKILL) };
+    assert!(matches!(refused, Err(LedgerError::Full { available, .. }) if available == 40 * UNIT));
+    wait_until("the child is gone", || ledger.take(100 * UNIT).is_ok());
+}
+
+#[test]
+fn users_of_a_group_share_a_ledger() {
+    const GROUP: u32 = 4242;
+    const NOBODY: u32 = 65534;
+    let directory = TestDirectory::new();
+    if fs::metadata(directory.path()).unwrap().uid() != 0 {
+        println!("skipped: only root can become another user");
+        return;
+    }
+    fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let place = directory.path().join("shared");
+    let sharing = Sharing::Group { gid: Some(GROUP) };
+    let config = directory.config(100).with_directory(&place).with_sharing(sharing);
+    let ledger = Ledger::open(config).unwrap();
+    let mut command = role_command("take-60-and-wait", &place);
+    command.uid(NOBODY).gid(GROUP).env("XLOG_LEDGER_GROUP", GROUP.to_string());
+    let child = match command.spawn() {
+        Ok(child) => child,
+        Err(error) => {
+            println!("skipped: another user cannot run this test: {error}");
+            return;
+        }
+    };
+    let mut other = Process(child);
+    wait_until("the other user holds its bytes", || place.join("ready").exists());
+    assert!(
+        matches!(ledger.take(41 * UNIT), Err(LedgerError::Full { others, .. }) if others == 60 * UNIT)
+    );
+    ledger.take(40 * UNIT).unwrap();
+    other.kill();
+    ledger.take(60 * UNIT).expect("a dead process of another user is dead too");
 }
 
 #[test]

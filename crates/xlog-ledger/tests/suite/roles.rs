@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
-use xlog_ledger::{DeviceKey, Ledger, LedgerConfig, UNIT};
+use xlog_ledger::{DeviceKey, Ledger, LedgerConfig, Sharing, UNIT};
 
 use crate::support::KEY;
 use crate::system_calls::traced;
@@ -22,10 +22,13 @@ fn role() {
     let role = std::env::var("XLOG_LEDGER_ROLE").expect("started by a test");
     let directory = PathBuf::from(std::env::var_os("XLOG_LEDGER_DIRECTORY").unwrap());
     let open = |chunk: u64| {
-        let config = LedgerConfig::new(DeviceKey::new(KEY).unwrap())
+        let mut config = LedgerConfig::new(DeviceKey::new(KEY).unwrap())
             .with_directory(&directory)
             .with_chunk(chunk * UNIT)
             .with_name(role.as_str());
+        if let Ok(group) = std::env::var("XLOG_LEDGER_GROUP") {
+            config = config.with_sharing(Sharing::Group { gid: Some(group.parse().unwrap()) });
+        }
         Ledger::open(config).unwrap()
     };
     // Written aside and renamed, so that whoever sees it sees all of it.
@@ -46,6 +49,21 @@ fn role() {
             let mut program = Command::new("sleep").arg("60").spawn().unwrap();
             ready(program.id().to_string());
             program.wait().unwrap();
+        }
+        "take-60-and-fork" => {
+            let ledger = open(0);
+            ledger.take(60 * UNIT).unwrap();
+            // SAFETY: the child only sleeps, and leaves by _exit.
+            let child = unsafe { libc::fork() };
+            if child == 0 {
+                // SAFETY: as above.
+                unsafe {
+                    libc::sleep(60);
+                    libc::_exit(0);
+                }
+            }
+            ready(child.to_string());
+            wait_for_the_end();
         }
         "hold-the-lock" => {
             let ledger = open(0);
