@@ -4,15 +4,16 @@
 //! never replaces. An existing file is never repaired and never overwritten. Links are not followed, and neither
 //! the directory nor the file may be writable by more people than the configuration says.
 
-use std::fs::{self, DirBuilder, File, FileType, Metadata, OpenOptions, Permissions};
+use std::fs::{self, DirBuilder, File, FileType, OpenOptions, Permissions};
 use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::{
-    DirBuilderExt, FileExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt, fchown,
+    DirBuilderExt, FileExt, FileTypeExt, OpenOptionsExt, PermissionsExt, fchown,
 };
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, SystemTime};
 
+use super::access::{Access, check_directory, check_file};
 use super::mapping::effective_user;
 use crate::config::{LedgerConfig, Sharing, check_limit};
 use crate::error::{LedgerError, LedgerResult};
@@ -91,28 +92,6 @@ pub fn list(directory: &Path) -> LedgerResult<Vec<LedgerFile>> {
     Ok(found)
 }
 
-/// Who may own and write what.
-#[derive(Clone, Copy, Debug)]
-struct Access {
-    sharing: Sharing,
-    user: u32,
-    group: u32,
-}
-
-/// What the checks need to know of a file.
-#[derive(Clone, Copy, Debug)]
-struct Facts {
-    user: u32,
-    group: u32,
-    mode: u32,
-}
-
-impl From<&Metadata> for Facts {
-    fn from(metadata: &Metadata) -> Self {
-        Self { user: metadata.uid(), group: metadata.gid(), mode: metadata.mode() & 0o7777 }
-    }
-}
-
 /// Makes sure of the directory and answers the group of its files; `None` if it is missing and nothing is created.
 fn prepare_directory(directory: &Path, config: &LedgerConfig) -> LedgerResult<Option<u32>> {
     if config.limit.is_some() {
@@ -148,66 +127,6 @@ fn share_directory(directory: &Path, sharing: Sharing) -> LedgerResult<()> {
     handle
         .set_permissions(Permissions::from_mode(0o2770))
         .map_err(|error| failed(directory, "chmod", error))
-}
-
-fn check_directory(path: &Path, facts: Facts, sharing: Sharing, user: u32) -> LedgerResult<u32> {
-    match sharing {
-        Sharing::Private => {
-            check_owner(path, "user", facts.user, user)?;
-            check_closed(path, facts.mode, 0o022, "others", 0o700)?;
-            Ok(facts.group)
-        }
-        Sharing::Group { gid } => {
-            let group = gid.unwrap_or(facts.group);
-            check_owner(path, "group", facts.group, group)?;
-            check_closed(path, facts.mode, 0o002, "everybody", 0o2770)?;
-            Ok(group)
-        }
-    }
-}
-
-fn check_file(path: &Path, facts: Facts, access: Access) -> LedgerResult<()> {
-    let needed = match access.sharing {
-        Sharing::Private => {
-            check_owner(path, "user", facts.user, access.user)?;
-            check_closed(path, facts.mode, 0o022, "others", 0o600)?;
-            0o200
-        }
-        Sharing::Group { .. } => {
-            check_owner(path, "group", facts.group, access.group)?;
-            check_closed(path, facts.mode, 0o002, "everybody", 0o660)?;
-            0o220
-        }
-    };
-    if facts.mode & needed != needed {
-        let reason = format!("mode {:04o}", facts.mode);
-        return Err(LedgerError::ReadOnly { path: path.to_owned(), reason });
-    }
-    Ok(())
-}
-
-fn check_owner(path: &Path, kind: &str, found: u32, expected: u32) -> LedgerResult<()> {
-    if found == expected {
-        return Ok(());
-    }
-    Err(LedgerError::WrongOwner {
-        path: path.to_owned(),
-        found: format!("{kind} {found}"),
-        expected: format!("{kind} {expected}"),
-    })
-}
-
-fn check_closed(
-    path: &Path,
-    mode: u32,
-    forbidden: u32,
-    who: &'static str,
-    expected: u32,
-) -> LedgerResult<()> {
-    if mode & forbidden == 0 {
-        return Ok(());
-    }
-    Err(LedgerError::TooOpen { path: path.to_owned(), mode, who, expected })
 }
 
 /// Checks before the open, so that nothing strange is opened, and again on what was opened.
@@ -356,67 +275,4 @@ fn missing_or(path: &Path, call: &'static str, error: io::Error) -> LedgerError 
 
 pub(super) fn failed(path: &Path, call: &'static str, source: io::Error) -> LedgerError {
     LedgerError::Io { path: path.to_owned(), call, source }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const ME: u32 = 1000;
-    const TEAM: u32 = 50;
-
-    fn file(facts: Facts, sharing: Sharing) -> LedgerResult<()> {
-        check_file(Path::new("/d/k.ledger"), facts, Access { sharing, user: ME, group: TEAM })
-    }
-
-    #[test]
-    fn a_private_ledger_is_owned_and_closed() {
-        let mine = Facts { user: ME, group: 7, mode: 0o600 };
-        let check = |facts| file(facts, Sharing::Private);
-        assert!(check(mine).is_ok());
-        assert!(matches!(check(Facts { user: 0, ..mine }), Err(LedgerError::WrongOwner { .. })));
-        for mode in [0o620, 0o602, 0o666] {
-            let error = check(Facts { mode, ..mine });
-            assert!(matches!(error, Err(LedgerError::TooOpen { .. })), "{mode:o}");
-        }
-        for mode in [0o400, 0o000] {
-            let error = check(Facts { mode, ..mine });
-            assert!(matches!(error, Err(LedgerError::ReadOnly { .. })), "{mode:o}");
-        }
-    }
-
-    #[test]
-    fn a_shared_ledger_belongs_to_the_group_whoever_made_it() {
-        let shared = Facts { user: 4242, group: TEAM, mode: 0o660 };
-        let check = |facts| file(facts, Sharing::Group { gid: Some(TEAM) });
-        assert!(check(shared).is_ok());
-        assert!(matches!(check(Facts { group: 8, ..shared }), Err(LedgerError::WrongOwner { .. })));
-        assert!(matches!(check(Facts { mode: 0o662, ..shared }), Err(LedgerError::TooOpen { .. })));
-        assert!(matches!(
-            check(Facts { mode: 0o600, ..shared }),
-            Err(LedgerError::ReadOnly { .. })
-        ));
-    }
-
-    #[test]
-    fn a_directory_others_can_write_to_is_refused() {
-        let path = Path::new("/d");
-        let check = |facts, sharing| check_directory(path, facts, sharing, ME);
-        let mine = Facts { user: ME, group: TEAM, mode: 0o700 };
-        let group = |gid| Sharing::Group { gid };
-        assert_eq!(check(mine, Sharing::Private).expect("mine"), TEAM);
-        assert_eq!(
-            check(Facts { user: 0, mode: 0o2770, ..mine }, group(None)).expect("ours"),
-            TEAM
-        );
-        let foreign = check(Facts { user: 0, ..mine }, Sharing::Private);
-        assert!(matches!(foreign, Err(LedgerError::WrongOwner { .. })));
-        for mode in [0o720, 0o1777] {
-            let error = check(Facts { mode, ..mine }, Sharing::Private);
-            assert!(matches!(error, Err(LedgerError::TooOpen { .. })), "{mode:o}");
-        }
-        assert!(matches!(check(mine, group(Some(9))), Err(LedgerError::WrongOwner { .. })));
-        let open = check(Facts { mode: 0o2777, ..mine }, group(None));
-        assert!(matches!(open, Err(LedgerError::TooOpen { .. })));
-    }
 }

@@ -1,8 +1,9 @@
 //! The ledger on Linux: a mapped file, open-file-description locks, and what is built on them.
 //!
-//! `mapping` is the only file with `unsafe`; `file` decides which file is believed; `lock` is the file lock with
-//! its deadline; `ledger` is the fast path, `grants` what happens under the lock, `view` looks without a slot.
+//! `mapping` is the only file with `unsafe`; `access` and `file` decide which file is believed; `lock` is the file
+//! lock with its deadline; `ledger` is the fast path, `grants` what happens under the lock, `view` looks without a slot.
 
+mod access;
 mod file;
 mod grants;
 mod ledger;
