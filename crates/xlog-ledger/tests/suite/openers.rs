@@ -297,3 +297,23 @@ fn the_ledgers_of_a_directory() {
     assert!(found.iter().all(|file| LedgerView::open(&file.path).is_ok()));
     assert!(list(&directory.path().join("nowhere")).unwrap().is_empty());
 }
+
+#[test]
+fn the_default_directory_is_the_users() {
+    let directory = TestDirectory::new();
+    let named = |runtime: Option<&str>| {
+        let mut command = role_command("name-the-default-directory", directory.path());
+        match runtime {
+            Some(path) => command.env("XDG_RUNTIME_DIR", path),
+            None => command.env_remove("XDG_RUNTIME_DIR"),
+        };
+        assert!(command.status().unwrap().success());
+        fs::read_to_string(directory.path().join("ready")).unwrap()
+    };
+    let user = fs::metadata(directory.path()).unwrap().uid();
+    assert_eq!(named(Some("/run/user/7")), "/run/user/7/xlog");
+    assert_eq!(named(None), format!("/tmp/xlog-ledger-{user}"));
+    assert_eq!(named(Some("")), format!("/tmp/xlog-ledger-{user}"));
+    let refused = named(Some("run/user"));
+    assert!(refused.contains("XDG_RUNTIME_DIR") && refused.contains("run/user"), "{refused}");
+}

@@ -71,6 +71,10 @@ fn role() {
             ready(String::new());
             wait_for_the_end();
         }
+        "name-the-default-directory" => match LedgerConfig::default_directory() {
+            Ok(path) => ready(path.display().to_string()),
+            Err(error) => ready(error.to_string()),
+        },
         "be-traced" => traced(&directory),
         "work" => work(&directory),
         "watch" => watch(&directory),
