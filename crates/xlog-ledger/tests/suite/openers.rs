@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 
 use xlog_ledger::{Ledger, LedgerError, LedgerView, Sharing, UNIT, list};
 
-use crate::support::{KEY, Process, TestDirectory, role_command, wait_until};
+use crate::support::{KEY, Process, Random, TestDirectory, role_command, seed, wait_until};
 
 #[test]
 fn two_openings_in_one_process_have_a_slot_each() {
@@ -239,6 +239,26 @@ fn many_at_once_create_one_file() {
         assert_eq!(created, 1);
         assert_eq!(fs::read_dir(&place).unwrap().count(), 1, "drafts are left");
     }
+}
+
+#[test]
+fn a_creator_killed_at_any_point_leaves_a_whole_file_or_none() {
+    let mut random = Random(seed("a_creator_killed_at_any_point_leaves_a_whole_file_or_none"));
+    let mut drafts = 0;
+    for _ in 0..60 {
+        let directory = TestDirectory::new();
+        let mut creator = holder(&directory, "create-over-and-over");
+        std::thread::sleep(Duration::from_micros(random.below(2_000)));
+        creator.kill();
+        let names = fs::read_dir(directory.path()).unwrap();
+        let is_draft = |name: &str| name.ends_with(".tmp");
+        drafts += names
+            .filter(|name| is_draft(name.as_ref().unwrap().file_name().to_str().unwrap()))
+            .count();
+        let ledger = directory.open(100);
+        ledger.take(100 * UNIT).expect("nobody lives there");
+    }
+    println!("{drafts} drafts were left behind");
 }
 
 #[test]

@@ -65,6 +65,16 @@ fn role() {
             ready(child.to_string());
             wait_for_the_end();
         }
+        "create-over-and-over" => {
+            ready(String::new());
+            loop {
+                let config = LedgerConfig::new(DeviceKey::new(KEY).unwrap())
+                    .with_directory(&directory)
+                    .with_limit(100 * UNIT);
+                let ledger = Ledger::open(config).unwrap();
+                std::fs::remove_file(ledger.path()).unwrap();
+            }
+        }
         "hold-the-lock" => {
             let ledger = open(0);
             let _lock = ledger.hold_file_lock().unwrap();
