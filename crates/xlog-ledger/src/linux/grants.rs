@@ -2,8 +2,8 @@
 //!
 //! While the lock is held no other slot's total (used + granted) can grow: it only shrinks, by its owner's gives and by
 //! what is taken back here. So a sum that was read twice and did not change was true at one moment, and a
-//! refusal that rests on it, with no grant left to take back, is true. A kill at any point leaves each word as it was or as it will be, and never a sum
-//! above the limit: bytes leave one slot's word before they enter another's.
+//! refusal that rests on it, with no grant left to take back, is true. A kill at any point leaves each word as it
+//! was or as it will be, and never a sum above the limit: bytes leave one slot's word before they enter another's.
 
 use std::sync::atomic::Ordering;
 
