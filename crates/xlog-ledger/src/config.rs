@@ -1,0 +1,215 @@
+//! How a ledger is found, created and used.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use crate::error::{LedgerError, LedgerResult};
+use crate::format::{MAX_LIMIT, MAX_SLOTS, UNIT};
+use crate::key::DeviceKey;
+
+/// Who may take part in a ledger.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub enum Sharing {
+    /// Processes of this user: file 0600, directory 0700, both owned by the effective user.
+    #[default]
+    Private,
+    /// Processes of a group: file 0660, directory 2770. The file may belong to any member: members trust each other.
+    Group {
+        /// The group; `None` takes the group of the directory.
+        gid: Option<u32>,
+    },
+}
+
+/// What [`Ledger::open`](crate::Ledger::open) needs to know.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct LedgerConfig {
+    /// The device.
+    pub key: DeviceKey,
+    /// The limit in bytes, used only if the ledger does not exist yet. The limit of an existing file rules;
+    /// [`Ledger::set_limit`](crate::Ledger::set_limit) changes it.
+    pub limit: Option<u64>,
+    /// The directory of the files; `None` is [`LedgerConfig::default_directory`].
+    pub directory: Option<PathBuf>,
+    /// Who may take part.
+    pub sharing: Sharing,
+    /// How many slots a new file has: the most processes at one time.
+    pub slots: u32,
+    /// How many bytes a grant may hold beyond what was asked. 0 asks the file lock at every take.
+    pub chunk: u64,
+    /// How long the file lock is tried.
+    pub lock_deadline: Duration,
+    /// The name shown for this process; `None` is the name of its command.
+    pub name: Option<String>,
+}
+
+impl LedgerConfig {
+    /// The default of [`chunk`](Self::chunk).
+    pub const DEFAULT_CHUNK: u64 = 64 << 20;
+    /// The default of [`slots`](Self::slots).
+    pub const DEFAULT_SLOTS: u32 = 256;
+    /// The default of [`lock_deadline`](Self::lock_deadline).
+    pub const DEFAULT_LOCK_DEADLINE: Duration = Duration::from_secs(2);
+
+    /// The defaults for a device: private, no limit (an existing ledger is joined, none is created).
+    pub fn new(key: DeviceKey) -> Self {
+        Self {
+            key,
+            limit: None,
+            directory: None,
+            sharing: Sharing::Private,
+            slots: Self::DEFAULT_SLOTS,
+            chunk: Self::DEFAULT_CHUNK,
+            lock_deadline: Self::DEFAULT_LOCK_DEADLINE,
+            name: None,
+        }
+    }
+
+    /// Sets the limit of a ledger that does not exist yet, in bytes.
+    #[must_use]
+    pub fn with_limit(mut self, bytes: u64) -> Self {
+        self.limit = Some(bytes);
+        self
+    }
+
+    /// Sets the directory.
+    #[must_use]
+    pub fn with_directory(mut self, directory: impl Into<PathBuf>) -> Self {
+        self.directory = Some(directory.into());
+        self
+    }
+
+    /// Sets who may take part.
+    #[must_use]
+    pub fn with_sharing(mut self, sharing: Sharing) -> Self {
+        self.sharing = sharing;
+        self
+    }
+
+    /// Sets the number of slots of a new file.
+    #[must_use]
+    pub fn with_slots(mut self, slots: u32) -> Self {
+        self.slots = slots;
+        self
+    }
+
+    /// Sets how many bytes a grant may hold beyond what was asked.
+    #[must_use]
+    pub fn with_chunk(mut self, bytes: u64) -> Self {
+        self.chunk = bytes;
+        self
+    }
+
+    /// Sets how long the file lock is tried.
+    #[must_use]
+    pub fn with_lock_deadline(mut self, deadline: Duration) -> Self {
+        self.lock_deadline = deadline;
+        self
+    }
+
+    /// Sets the name shown for this process.
+    #[must_use]
+    pub fn with_name(mut self, name: impl Into<String>) -> Self {
+        self.name = Some(name.into());
+        self
+    }
+
+    /// `$XDG_RUNTIME_DIR/xlog` if that variable is set, else `/tmp/xlog-ledger-<effective user id>`.
+    pub fn default_directory() -> LedgerResult<PathBuf> {
+        match std::env::var_os("XDG_RUNTIME_DIR") {
+            Some(value) if !value.is_empty() => {
+                let runtime = Path::new(&value);
+                if runtime.is_absolute() {
+                    Ok(runtime.join("xlog"))
+                } else {
+                    Err(LedgerError::Config {
+                        setting: "XDG_RUNTIME_DIR",
+                        value: runtime.display().to_string(),
+                        accepted: "an absolute path".into(),
+                    })
+                }
+            }
+            _ => Ok(PathBuf::from(format!("/tmp/xlog-ledger-{}", crate::platform::user()?))),
+        }
+    }
+
+    /// The directory in use, absolute.
+    pub(crate) fn resolve_directory(&self) -> LedgerResult<PathBuf> {
+        let directory = match &self.directory {
+            Some(directory) => directory.clone(),
+            None => Self::default_directory()?,
+        };
+        std::path::absolute(&directory).map_err(|source| LedgerError::Config {
+            setting: "directory",
+            value: directory.display().to_string(),
+            accepted: format!("a path that can be made absolute ({source})"),
+        })
+    }
+
+    /// Refuses what the format cannot hold.
+    pub(crate) fn check(&self) -> LedgerResult<()> {
+        if let Some(limit) = self.limit {
+            check_limit(limit)?;
+        }
+        if self.slots == 0 || self.slots > MAX_SLOTS {
+            return Err(LedgerError::Config {
+                setting: "slots",
+                value: self.slots.to_string(),
+                accepted: format!("1 to {MAX_SLOTS}"),
+            });
+        }
+        if self.chunk > MAX_LIMIT {
+            return Err(LedgerError::Config {
+                setting: "chunk",
+                value: format!("{} bytes", self.chunk),
+                accepted: format!("0 to {MAX_LIMIT} bytes"),
+            });
+        }
+        Ok(())
+    }
+}
+
+/// The units of a limit, rounded down: the sum of what is granted is then never above it.
+pub(crate) fn check_limit(bytes: u64) -> LedgerResult<u32> {
+    match u32::try_from(bytes / UNIT) {
+        Ok(units) if units > 0 => Ok(units),
+        _ => Err(LedgerError::Config {
+            setting: "limit",
+            value: format!("{bytes} bytes"),
+            accepted: format!("{UNIT} to {MAX_LIMIT} bytes"),
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_limit_the_words_cannot_hold_is_refused() {
+        assert_eq!(check_limit(UNIT).expect("one unit"), 1);
+        assert_eq!(check_limit(2 * UNIT - 1).expect("rounds down"), 1);
+        assert_eq!(check_limit(MAX_LIMIT).expect("the most"), u32::MAX);
+        for bytes in [0, UNIT - 1, MAX_LIMIT + UNIT, u64::MAX] {
+            assert!(matches!(
+                check_limit(bytes),
+                Err(LedgerError::Config { setting: "limit", .. })
+            ));
+        }
+    }
+
+    #[test]
+    fn settings_out_of_range_are_refused() {
+        let config = || LedgerConfig::new(DeviceKey::new("k").expect("a key"));
+        assert!(config().with_slots(1).check().is_ok());
+        for bad in [
+            config().with_slots(0),
+            config().with_slots(MAX_SLOTS + 1),
+            config().with_chunk(MAX_LIMIT + 1),
+            config().with_limit(0),
+        ] {
+            assert!(matches!(bad.check(), Err(LedgerError::Config { .. })), "{bad:?}");
+        }
+    }
+}

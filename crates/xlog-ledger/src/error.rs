@@ -1,0 +1,213 @@
+//! What can go wrong with a ledger. Whatever concerns a file names it and says what to do.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Shorthand for the result of a ledger call.
+pub type LedgerResult<T> = Result<T, LedgerError>;
+
+/// Who held the file lock, as far as the file says. For display: what it says is not checked.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct LockHolder {
+    /// The process id in the holder's own namespace.
+    pub pid: u32,
+    /// The name of its command, if it had a slot.
+    pub name: Option<String>,
+}
+
+impl fmt::Display for LockHolder {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.name {
+            Some(name) => write!(formatter, "process {} ({name})", self.pid),
+            None => write!(formatter, "process {}", self.pid),
+        }
+    }
+}
+
+/// The failure of one ledger call. Nothing was changed unless the variant says so.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LedgerError {
+    /// This platform has no ledger.
+    #[error(
+        "the ledger needs 64-bit little-endian Linux, this is {platform}; switch the ledger off"
+    )]
+    Unsupported {
+        /// The platform.
+        platform: &'static str,
+    },
+    /// A device key that is no plain file name.
+    #[error(
+        "device key {key:?} is not accepted; expected 1 to 64 characters of A-Z a-z 0-9 . _ -, the first a letter or digit"
+    )]
+    Key {
+        /// The key as given.
+        key: String,
+    },
+    /// A setting out of range.
+    #[error("{setting}: {value} is not accepted; expected {accepted}")]
+    Config {
+        /// Which setting.
+        setting: &'static str,
+        /// The value as given.
+        value: String,
+        /// What would have been accepted.
+        accepted: String,
+    },
+    /// The system refused a call.
+    #[error("{}: {call} failed: {source}", path.display())]
+    Io {
+        /// The file or directory.
+        path: PathBuf,
+        /// What was tried.
+        call: &'static str,
+        /// The system's answer.
+        source: std::io::Error,
+    },
+    /// There is no ledger, and no limit to create one with.
+    #[error("{}: no such ledger; give a limit to create it", path.display())]
+    Missing {
+        /// The file that would have been opened.
+        path: PathBuf,
+    },
+    /// A link, directory, pipe or device where a file (or a directory) is expected.
+    #[error("{}: is {found}, expected {expected}; remove it or choose another directory", path.display())]
+    WrongKind {
+        /// The path.
+        path: PathBuf,
+        /// What is there.
+        found: &'static str,
+        /// What should be.
+        expected: &'static str,
+    },
+    /// The file or directory belongs to somebody else.
+    #[error("{}: belongs to {found}, expected {expected}; choose another directory, or share by group", path.display())]
+    WrongOwner {
+        /// The path.
+        path: PathBuf,
+        /// Whose it is.
+        found: String,
+        /// Whose it should be.
+        expected: String,
+    },
+    /// More people can write to it than the configuration says.
+    #[error("{}: mode {mode:04o} lets {who} write; expected {expected:04o}, repair it with chmod", path.display())]
+    TooOpen {
+        /// The path.
+        path: PathBuf,
+        /// The permission bits found.
+        mode: u32,
+        /// Who should not.
+        who: &'static str,
+        /// The permission bits expected.
+        expected: u32,
+    },
+    /// The file cannot be written.
+    #[error("{}: read-only ({reason}); make it writable (chmod u+w), or look at it with a view", path.display())]
+    ReadOnly {
+        /// The file.
+        path: PathBuf,
+        /// Mode or file system.
+        reason: String,
+    },
+    /// The file is shorter than its header says, or than any ledger.
+    #[error("{}: truncated, {size} bytes of {expected}; stop the processes that use it, then remove it", path.display())]
+    Truncated {
+        /// The file.
+        path: PathBuf,
+        /// Its size.
+        size: u64,
+        /// The size it should have.
+        expected: u64,
+    },
+    /// The file is no ledger, or its content is not what a ledger's can be.
+    #[error("{}: not a valid ledger ({what}); stop the processes that use it, then remove it", path.display())]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        what: String,
+    },
+    /// The file was made by a newer version.
+    #[error("{}: format version {version}, this program knows up to {supported}; update it, or choose another directory", path.display())]
+    NewerVersion {
+        /// The file.
+        path: PathBuf,
+        /// The version of the file.
+        version: u32,
+        /// The newest version known here.
+        supported: u32,
+    },
+    /// The file is another device's.
+    #[error("{}: is the ledger of device {found:?}, expected {expected:?}; it was copied or renamed: remove it", path.display())]
+    WrongKey {
+        /// The file.
+        path: PathBuf,
+        /// The key in the file.
+        found: String,
+        /// The key asked for.
+        expected: String,
+    },
+    /// The file was removed or cut while it was open: processes that come later would count in another one.
+    #[error("{}: was {how} while in use; restart the processes that use this device", path.display())]
+    Removed {
+        /// The file.
+        path: PathBuf,
+        /// What happened to it.
+        how: &'static str,
+    },
+    /// Every slot belongs to a living opener.
+    #[error("{}: all {slots} slots are in use; close a ledger, or recreate the file with more slots", path.display())]
+    NoSlot {
+        /// The file.
+        path: PathBuf,
+        /// How many slots it has.
+        slots: u32,
+    },
+    /// The file lock was not free within the deadline.
+    #[error("{}: file lock held by {} for {waited:?}; see whether that process is stopped", path.display(), name_of(holder))]
+    Busy {
+        /// The file.
+        path: PathBuf,
+        /// How long it was tried.
+        waited: Duration,
+        /// Who holds it, if the file says.
+        holder: Option<LockHolder>,
+    },
+    /// The bytes do not fit.
+    #[error("{requested} bytes do not fit: {available} of {limit} available, {own} used here, {others} by others ({})", path.display())]
+    Full {
+        /// The bytes asked for.
+        requested: u64,
+        /// The most that would have been granted.
+        available: u64,
+        /// The limit of the device.
+        limit: u64,
+        /// The bytes this opener uses.
+        own: u64,
+        /// The bytes the others use, or hold in a grant that could not be recalled.
+        others: u64,
+        /// The ledger.
+        path: PathBuf,
+    },
+    /// More was given back than was taken.
+    #[error("{given} bytes given back of {used} in use; give what was taken, once")]
+    Overdrawn {
+        /// The bytes given.
+        given: u64,
+        /// The bytes in use.
+        used: u64,
+    },
+    /// A forked child used its parent's ledger.
+    #[error("this ledger belongs to process {opener}, which forked; open one in the child")]
+    Forked {
+        /// The process that opened it.
+        opener: u32,
+    },
+}
+
+fn name_of(holder: &Option<LockHolder>) -> String {
+    holder.as_ref().map_or_else(|| "an unknown process".into(), ToString::to_string)
+}

@@ -1,0 +1,278 @@
+//! Which file is opened, and which is believed.
+//!
+//! A file appears under its name whole or not at all: it is written under another name and then linked, which
+//! never replaces. An existing file is never repaired and never overwritten. Links are not followed, and neither
+//! the directory nor the file may be writable by more people than the configuration says.
+
+use std::fs::{self, DirBuilder, File, FileType, OpenOptions, Permissions};
+use std::io::{self, ErrorKind, Write};
+use std::os::unix::fs::{
+    DirBuilderExt, FileExt, FileTypeExt, OpenOptionsExt, PermissionsExt, fchown,
+};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, SystemTime};
+
+use super::access::{Access, check_directory, check_file};
+use super::mapping::effective_user;
+use crate::config::{LedgerConfig, Sharing, check_limit};
+use crate::error::{LedgerError, LedgerResult};
+use crate::format::{HEADER_SIZE, Header, check_header, new_file};
+use crate::key::DeviceKey;
+use crate::snapshot::LedgerFile;
+
+const SUFFIX: &str = ".ledger";
+/// How often opening and creating take turns: each turn lost is another process that removed or created the file.
+const ATTEMPTS: usize = 16;
+/// A file that was being written so long ago was left by a killed process.
+const ABANDONED: Duration = Duration::from_secs(60);
+
+/// A file that passed every check.
+#[derive(Debug)]
+pub(super) struct OpenFile {
+    pub(super) file: File,
+    pub(super) path: PathBuf,
+    pub(super) header: Header,
+    pub(super) created: bool,
+}
+
+/// Opens the ledger of `config`, after creating it if it is missing and a limit is given.
+pub(super) fn open_or_create(config: &LedgerConfig) -> LedgerResult<OpenFile> {
+    let directory = config.resolve_directory()?;
+    let path = directory.join(format!("{}{SUFFIX}", config.key));
+    let Some(group) = prepare_directory(&directory, config)? else {
+        return Err(LedgerError::Missing { path });
+    };
+    let access = Access { sharing: config.sharing, user: effective_user(), group };
+    let mut created = false;
+    for _ in 0..ATTEMPTS {
+        match open_existing(&path, &config.key, access) {
+            Ok((file, header)) => return Ok(OpenFile { file, path, header, created }),
+            Err(LedgerError::Missing { .. }) if config.limit.is_some() => {
+                created = create(&directory, &path, config, group)?;
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    let source = io::Error::other("removed as often as it was created");
+    Err(LedgerError::Io { path, call: "create", source })
+}
+
+/// Opens a file for looking at it: any owner, never written.
+pub(super) fn open_for_reading(path: &Path) -> LedgerResult<(File, Header)> {
+    let metadata = fs::symlink_metadata(path).map_err(|error| missing_or(path, "stat", error))?;
+    expect_file(path, metadata.file_type())?;
+    let file = OpenOptions::new()
+        .read(true)
+        .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
+        .open(path)
+        .map_err(|error| missing_or(path, "open", error))?;
+    let header = read_header(path, &file)?;
+    Ok((file, header))
+}
+
+/// The ledgers of a directory, by name. A directory that does not exist has none.
+pub fn list(directory: &Path) -> LedgerResult<Vec<LedgerFile>> {
+    let entries = match fs::read_dir(directory) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(failed(directory, "read directory", error)),
+    };
+    let mut found = Vec::new();
+    for entry in entries {
+        let entry = entry.map_err(|error| failed(directory, "read directory", error))?;
+        let name = entry.file_name();
+        let key = name.to_str().and_then(|name| name.strip_suffix(SUFFIX));
+        let Some(key) = key.and_then(|key| DeviceKey::new(key).ok()) else { continue };
+        if entry.file_type().is_ok_and(|kind| kind.is_file()) {
+            found.push(LedgerFile { path: entry.path(), key });
+        }
+    }
+    found.sort_by(|left, right| left.key.cmp(&right.key));
+    Ok(found)
+}
+
+/// Makes sure of the directory and answers the group of its files; `None` if it is missing and nothing is created.
+fn prepare_directory(directory: &Path, config: &LedgerConfig) -> LedgerResult<Option<u32>> {
+    if config.limit.is_some() {
+        let shared = matches!(config.sharing, Sharing::Group { .. });
+        match DirBuilder::new().mode(0o700).create(directory) {
+            Ok(()) if shared => share_directory(directory, config.sharing)?,
+            Ok(()) => {}
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(failed(directory, "create directory", error)),
+        }
+    }
+    let metadata = match fs::symlink_metadata(directory) {
+        Ok(metadata) => metadata,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(failed(directory, "stat", error)),
+    };
+    if !metadata.is_dir() {
+        let (found, expected) = (kind_of(metadata.file_type()), "a directory");
+        return Err(LedgerError::WrongKind { path: directory.to_owned(), found, expected });
+    }
+    check_directory(directory, (&metadata).into(), config.sharing, effective_user()).map(Some)
+}
+
+fn share_directory(directory: &Path, sharing: Sharing) -> LedgerResult<()> {
+    let handle = OpenOptions::new()
+        .read(true)
+        .custom_flags(libc::O_NOFOLLOW | libc::O_DIRECTORY)
+        .open(directory)
+        .map_err(|error| failed(directory, "open", error))?;
+    if let Sharing::Group { gid: Some(gid) } = sharing {
+        fchown(&handle, None, Some(gid)).map_err(|error| failed(directory, "chgrp", error))?;
+    }
+    handle
+        .set_permissions(Permissions::from_mode(0o2770))
+        .map_err(|error| failed(directory, "chmod", error))
+}
+
+/// Checks before the open, so that nothing strange is opened, and again on what was opened.
+fn open_existing(path: &Path, key: &DeviceKey, access: Access) -> LedgerResult<(File, Header)> {
+    let metadata = fs::symlink_metadata(path).map_err(|error| missing_or(path, "stat", error))?;
+    expect_file(path, metadata.file_type())?;
+    check_file(path, (&metadata).into(), access)?;
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
+        .open(path)
+        .map_err(|error| match error.kind() {
+            ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => {
+                LedgerError::ReadOnly { path: path.to_owned(), reason: error.to_string() }
+            }
+            _ => missing_or(path, "open", error),
+        })?;
+    let metadata = file.metadata().map_err(|error| failed(path, "stat", error))?;
+    expect_file(path, metadata.file_type())?;
+    check_file(path, (&metadata).into(), access)?;
+    let header = read_header(path, &file)?;
+    if header.key != *key {
+        return Err(LedgerError::WrongKey {
+            path: path.to_owned(),
+            found: header.key.to_string(),
+            expected: key.to_string(),
+        });
+    }
+    Ok((file, header))
+}
+
+fn read_header(path: &Path, file: &File) -> LedgerResult<Header> {
+    let size = file.metadata().map_err(|error| failed(path, "stat", error))?.len();
+    let bytes = read_start(file, HEADER_SIZE).map_err(|error| failed(path, "read", error))?;
+    check_header(path, &bytes, size)
+}
+
+/// The first `length` bytes of a file, or fewer if it has fewer.
+pub(super) fn read_start(file: &File, length: usize) -> io::Result<Vec<u8>> {
+    let mut bytes = vec![0; length];
+    let mut filled = 0;
+    while let Some(rest) = bytes.get_mut(filled..).filter(|rest| !rest.is_empty()) {
+        match file.read_at(rest, filled as u64) {
+            Ok(0) => break,
+            Ok(count) => filled += count,
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    bytes.truncate(filled);
+    Ok(bytes)
+}
+
+/// Writes a new file and links it to its name. `false` if another process was first.
+fn create(directory: &Path, path: &Path, config: &LedgerConfig, group: u32) -> LedgerResult<bool> {
+    let Some(limit) = config.limit else { return Ok(false) };
+    let content = new_file(&config.key, config.slots, check_limit(limit)?);
+    sweep(directory, &config.key);
+    let draft = directory.join(draft_name(&config.key));
+    let written = write_draft(&draft, &content, config.sharing, group);
+    let linked = written.and_then(|()| match fs::hard_link(&draft, path) {
+        Ok(()) => Ok(true),
+        // The draft was swept, or the name is taken: the next attempt sees which.
+        Err(error) if matches!(error.kind(), ErrorKind::AlreadyExists | ErrorKind::NotFound) => {
+            Ok(false)
+        }
+        Err(error) => Err(failed(path, "link", error)),
+    });
+    // Best effort: what stays behind is swept by a later creator.
+    let _ = fs::remove_file(&draft);
+    linked
+}
+
+/// Writes every byte: a hole would be a page that a full file system cannot supply later.
+fn write_draft(draft: &Path, content: &[u8], sharing: Sharing, group: u32) -> LedgerResult<()> {
+    let mut file = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(draft)
+        .map_err(|error| failed(draft, "create", error))?;
+    let mode = match sharing {
+        Sharing::Private => 0o600,
+        Sharing::Group { .. } => {
+            fchown(&file, None, Some(group)).map_err(|error| failed(draft, "chgrp", error))?;
+            0o660
+        }
+    };
+    file.set_permissions(Permissions::from_mode(mode))
+        .map_err(|error| failed(draft, "chmod", error))?;
+    file.write_all(content).map_err(|error| failed(draft, "write", error))
+}
+
+fn draft_prefix(key: &DeviceKey) -> String {
+    format!(".{key}{SUFFIX}.")
+}
+
+fn draft_name(key: &DeviceKey) -> String {
+    static DRAFTS: AtomicU32 = AtomicU32::new(0);
+    let count = DRAFTS.fetch_add(1, Ordering::Relaxed);
+    let clock = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default().as_nanos();
+    format!("{}{}.{count}.{clock:x}.tmp", draft_prefix(key), std::process::id())
+}
+
+/// Removes what killed creators left. Best effort: a leftover is never opened, it only takes room.
+fn sweep(directory: &Path, key: &DeviceKey) {
+    let prefix = draft_prefix(key);
+    for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
+        let is_draft = entry
+            .file_name()
+            .to_str()
+            .is_some_and(|name| name.starts_with(&prefix) && name.ends_with(".tmp"));
+        let age = || entry.metadata().ok()?.modified().ok()?.elapsed().ok();
+        if is_draft && age().is_some_and(|age| age > ABANDONED) {
+            let _ = fs::remove_file(entry.path());
+        }
+    }
+}
+
+fn expect_file(path: &Path, kind: FileType) -> LedgerResult<()> {
+    if kind.is_file() {
+        return Ok(());
+    }
+    let (found, expected) = (kind_of(kind), "a regular file");
+    Err(LedgerError::WrongKind { path: path.to_owned(), found, expected })
+}
+
+fn kind_of(kind: FileType) -> &'static str {
+    match kind {
+        kind if kind.is_symlink() => "a symbolic link",
+        kind if kind.is_dir() => "a directory",
+        kind if kind.is_fifo() => "a pipe",
+        kind if kind.is_socket() => "a socket",
+        kind if kind.is_file() => "a regular file",
+        _ => "a device",
+    }
+}
+
+fn missing_or(path: &Path, call: &'static str, error: io::Error) -> LedgerError {
+    if error.kind() == ErrorKind::NotFound {
+        return LedgerError::Missing { path: path.to_owned() };
+    }
+    failed(path, call, error)
+}
+
+pub(super) fn failed(path: &Path, call: &'static str, source: io::Error) -> LedgerError {
+    LedgerError::Io { path: path.to_owned(), call, source }
+}

@@ -1,0 +1,177 @@
+//! What is decided under the file lock: who gets how much of what is free.
+//!
+//! While the lock is held no other slot's total (used + granted) can grow: it only shrinks, by its owner's gives and by
+//! what is taken back here. So a sum that was read twice and did not change was true at one moment, and a
+//! refusal that rests on it, with no grant left to take back, is true. A kill at any point leaves each word as it
+//! was or as it will be, and never a sum above the limit: bytes leave one slot's word before they enter another's.
+
+use std::sync::atomic::Ordering;
+
+use super::file::failed;
+use super::ledger::{Ledger, clear_display, drop_grant, note_peak, replace};
+use super::mapping::{SlotCell, try_lock, unlock};
+use crate::config::check_limit;
+use crate::error::{LedgerError, LedgerResult};
+use crate::format::{UNIT, pack_limit, slot_offset, units_of};
+use crate::snapshot::Reclaimed;
+use crate::word::{Word, slack};
+
+/// How often the others are read before a sum that keeps shrinking is given up on.
+const READINGS: usize = 64;
+
+/// The other slots, in units.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Others {
+    /// Used and granted.
+    total: u64,
+    /// Granted and not used.
+    granted: u64,
+    /// Slots that hold anything.
+    openers: u64,
+}
+
+impl Ledger {
+    /// Sets the limit of the device for all, in bytes, rounded down to [`UNIT`].
+    ///
+    /// Lowered below what is used, it takes back every unused grant and refuses requests until enough was given.
+    pub fn set_limit(&self, bytes: u64) -> LedgerResult<()> {
+        let units = check_limit(bytes)?;
+        let _lock = self.lock()?;
+        let header = self.mapping.header();
+        let own = Word::unpack(self.slot_cell()?.word.load(Ordering::SeqCst)).total();
+        // Counted before the limit changes: no total grows while the lock is held.
+        let short = self.others().total + own > u64::from(units);
+        if short {
+            header.pressure.store(1, Ordering::SeqCst);
+        }
+        header.limit.store(pack_limit(units), Ordering::SeqCst);
+        if short {
+            self.mapping.slots().iter().for_each(|slot| {
+                drop_grant(slot);
+            });
+        }
+        Ok(())
+    }
+
+    /// Frees the slots of dead processes now. Every request that would be refused does this first.
+    pub fn reclaim_dead(&self) -> LedgerResult<Reclaimed> {
+        let _lock = self.lock()?;
+        self.reclaim()
+    }
+
+    /// A request that the own grant does not cover.
+    #[cold]
+    pub(super) fn take_shared(&self, slot: &SlotCell, bytes: u64) -> LedgerResult<()> {
+        let limit = self.limit_units()?;
+        let Some(units) = units_of(bytes).filter(|units| *units <= limit) else {
+            return Err(self.full(slot, bytes, self.others(), limit));
+        };
+        let _lock = self.lock()?;
+        // Read again: it changes only under the lock.
+        let limit = self.limit_units()?;
+        let header = self.mapping.header();
+        if self.grow(slot, units, self.others(), limit) {
+            return Ok(());
+        }
+        self.reclaim()?;
+        let mut others = self.others();
+        if self.grow(slot, units, others, limit) {
+            return Ok(());
+        }
+        // Set before the grants are looked at, see `yield_to_pressure`.
+        header.pressure.store(1, Ordering::SeqCst);
+        for _ in 0..READINGS {
+            self.recall_grants();
+            let now = self.others();
+            if self.grow(slot, units, now, limit) {
+                return Ok(());
+            }
+            if now.total == others.total && now.granted == 0 {
+                break;
+            }
+            others = now;
+        }
+        Err(self.full(slot, bytes, others, limit))
+    }
+
+    /// Takes `units` into use if they fit beside the others, with some slack. The caller holds the file lock.
+    fn grow(&self, slot: &SlotCell, units: u32, others: Others, limit: u32) -> bool {
+        let pressure = &self.mapping.header().pressure;
+        let limit = u64::from(limit);
+        // Below this much free, a ledger under pressure stays under pressure.
+        let relief = limit / 8;
+        let pressed = pressure.load(Ordering::SeqCst) != 0;
+        let granted = replace(slot, |word| {
+            let free = limit.saturating_sub(others.total + word.total());
+            word.refill(units, free, |rest| {
+                if pressed && rest < relief {
+                    return 0;
+                }
+                slack(rest, self.keep.chunk, others.openers + 1)
+            })
+        });
+        let Some(word) = granted else { return false };
+        note_peak(slot, word);
+        if pressed && limit.saturating_sub(others.total + u64::from(word.used)) >= relief {
+            pressure.store(0, Ordering::SeqCst);
+        }
+        true
+    }
+
+    fn others(&self) -> Others {
+        let mut others = Others { total: 0, granted: 0, openers: 0 };
+        for (index, slot) in self.mapping.slots().iter().enumerate() {
+            let word = Word::unpack(slot.word.load(Ordering::SeqCst));
+            if index != self.own && word.total() != 0 {
+                others.total += word.total();
+                others.granted += u64::from(word.granted);
+                others.openers += 1;
+            }
+        }
+        others
+    }
+
+    /// Takes back what the others were granted and do not use. The caller holds the file lock.
+    fn recall_grants(&self) {
+        for (index, slot) in self.mapping.slots().iter().enumerate() {
+            if index != self.own {
+                drop_grant(slot);
+            }
+        }
+    }
+
+    /// Empties the slots whose liveness lock can be had. The caller holds the file lock, so none is claimed meanwhile.
+    fn reclaim(&self) -> LedgerResult<Reclaimed> {
+        let mut reclaimed = Reclaimed::default();
+        for (index, slot) in self.mapping.slots().iter().enumerate() {
+            let empty =
+                slot.word.load(Ordering::SeqCst) == 0 && slot.pid.load(Ordering::Relaxed) == 0;
+            if index == self.own || empty {
+                continue;
+            }
+            let lock_failed = |error| failed(&self.path, "lock", error);
+            if !try_lock(&self.file, slot_offset(index)).map_err(lock_failed)? {
+                continue;
+            }
+            let left = Word::unpack(slot.word.swap(0, Ordering::SeqCst)).total();
+            clear_display(slot);
+            unlock(&self.file, slot_offset(index)).map_err(lock_failed)?;
+            reclaimed.slots += 1;
+            reclaimed.bytes = reclaimed.bytes.saturating_add(left.saturating_mul(UNIT));
+        }
+        Ok(reclaimed)
+    }
+
+    fn full(&self, slot: &SlotCell, requested: u64, others: Others, limit: u32) -> LedgerError {
+        let own = u64::from(Word::unpack(slot.word.load(Ordering::SeqCst)).used);
+        let limit = u64::from(limit);
+        LedgerError::Full {
+            requested,
+            available: limit.saturating_sub(others.total + own) * UNIT,
+            limit: limit * UNIT,
+            own: own * UNIT,
+            others: others.total * UNIT,
+            path: self.path.clone(),
+        }
+    }
+}

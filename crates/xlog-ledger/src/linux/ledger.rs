@@ -1,0 +1,342 @@
+//! One opening of a ledger: its slot, and the path that needs neither lock nor system call.
+//!
+//! Only the owner raises what its slot uses. Under the file lock another opener may take away the *unused* grant of a
+//! living slot, and everything of a dead one. All changes of a word are compare-and-swap, so neither is ever lost.
+//! A ledger is of the process that opened it: a forked child is refused and leaves its parent's slot alone.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
+use std::time::SystemTime;
+
+use super::file::{OpenFile, failed, open_or_create, read_start};
+use super::lock::{FileLockGuard, Gate, Opened};
+use super::mapping::{ForkSentinel, Mapping, SlotCell, is_locked, try_lock, unlock};
+use crate::config::LedgerConfig;
+use crate::error::{LedgerError, LedgerResult};
+use crate::format::{
+    Header, SLOT_NAME_SIZE, UNIT, check_header, check_limit_word, slot_offset, u64_at, units_of,
+};
+use crate::key::DeviceKey;
+use crate::snapshot::Snapshot;
+use crate::word::{Keep, Word};
+
+/// A process's part in the ledger of a device. Dropping it gives everything back.
+///
+/// Threads share one through a reference. Two openings in one process are two openers with a slot each.
+#[must_use = "the slot is given back when the ledger is dropped"]
+#[derive(Debug)]
+pub struct Ledger {
+    pub(super) mapping: Mapping,
+    pub(super) file: File,
+    pub(super) path: PathBuf,
+    pub(super) own: usize,
+    pub(super) keep: Keep,
+    header: Header,
+    sentinel: ForkSentinel,
+    gate: Gate,
+    opener: u32,
+    created: bool,
+}
+
+impl Ledger {
+    /// Joins the ledger of a device; creates it if there is none and the configuration has a limit.
+    ///
+    /// The limit of an existing file rules, whatever the configuration says; see [`Ledger::set_limit`].
+    pub fn open(config: LedgerConfig) -> LedgerResult<Self> {
+        config.check()?;
+        let OpenFile { file, path, header, created } = open_or_create(&config)?;
+        let mapping =
+            Mapping::of_file(&file, header.slots).map_err(|error| failed(&path, "map", error))?;
+        let sentinel = ForkSentinel::new().map_err(|error| {
+            failed(&path, "madvise(MADV_WIPEONFORK), new in Linux 4.14,", error)
+        })?;
+        let gate = Gate::new(config.lock_deadline);
+        let name = config.name.clone().unwrap_or_else(command_name);
+        let own = {
+            let opened =
+                Opened { file: &file, path: &path, mapping: &mapping, sentinel: &sentinel };
+            let lock = gate.lock(opened, None)?;
+            let own = claim_slot(&file, &path, &mapping, &name)?;
+            drop(lock);
+            own
+        };
+        let keep = Keep::of_chunk(units_of(config.chunk).unwrap_or(u32::MAX));
+        let opener = std::process::id();
+        Ok(Self { mapping, file, path, own, keep, header, sentinel, gate, opener, created })
+    }
+
+    /// Counts `bytes` as used, before they are taken from the device. An error counts nothing.
+    ///
+    /// Bytes are rounded up to [`UNIT`]. What the own grant covers costs one compare-and-swap; otherwise dead slots
+    /// and the unused grants of others are taken back before anything is refused.
+    #[inline]
+    pub fn take(&self, bytes: u64) -> LedgerResult<()> {
+        self.check_process()?;
+        let slot = self.slot_cell()?;
+        if let Some(units) = units_of(bytes)
+            && let Some(word) = replace(slot, |word| word.take(units))
+        {
+            note_peak(slot, word);
+            self.yield_to_pressure(slot);
+            return Ok(());
+        }
+        self.take_shared(slot, bytes)
+    }
+
+    /// Counts `bytes` as no longer used, after they were returned to the device. Give what was taken, in the same
+    /// portions: each is rounded up by itself.
+    ///
+    /// Never takes a lock. They stay in the own grant up to two chunks, or go back to all when others need them.
+    #[inline]
+    pub fn give(&self, bytes: u64) -> LedgerResult<()> {
+        self.check_process()?;
+        let slot = self.slot_cell()?;
+        let given =
+            units_of(bytes).and_then(|units| replace(slot, |word| word.give(units, self.keep)));
+        if given.is_none() {
+            return Err(LedgerError::Overdrawn { given: bytes, used: self.used() });
+        }
+        self.yield_to_pressure(slot);
+        Ok(())
+    }
+
+    /// Hands the unused grant back and answers its bytes. Worth a call before a long pause.
+    pub fn hand_back(&self) -> LedgerResult<u64> {
+        self.check_process()?;
+        Ok(drop_grant(self.slot_cell()?) * UNIT)
+    }
+
+    /// The bytes this opener uses, as the ledger counts them.
+    pub fn used(&self) -> u64 {
+        u64::from(self.word().used) * UNIT
+    }
+
+    /// The bytes this opener may take without asking.
+    pub fn granted(&self) -> u64 {
+        u64::from(self.word().granted) * UNIT
+    }
+
+    /// The limit of the device, in bytes.
+    pub fn limit(&self) -> LedgerResult<u64> {
+        Ok(u64::from(self.limit_units()?) * UNIT)
+    }
+
+    /// Who holds what, as of about now. Takes no lock.
+    pub fn snapshot(&self) -> LedgerResult<Snapshot> {
+        snapshot_of(&self.file, &self.path, &self.header, Some(self.own))
+    }
+
+    /// The number of the own slot.
+    pub fn slot(&self) -> u32 {
+        self.own as u32
+    }
+
+    /// Whether this opening created the file.
+    pub fn created(&self) -> bool {
+        self.created
+    }
+
+    /// The device.
+    pub fn key(&self) -> &DeviceKey {
+        &self.header.key
+    }
+
+    /// The file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Holds the file lock, as a process does that is stopped in the middle of a request. For tests.
+    #[doc(hidden)]
+    pub fn hold_file_lock(&self) -> LedgerResult<FileLockGuard<'_>> {
+        self.lock()
+    }
+
+    pub(super) fn lock(&self) -> LedgerResult<FileLockGuard<'_>> {
+        self.check_process()?;
+        let Self { file, path, mapping, sentinel, .. } = self;
+        self.gate.lock(Opened { file, path, mapping, sentinel }, Some(self.own))
+    }
+
+    pub(super) fn limit_units(&self) -> LedgerResult<u32> {
+        check_limit_word(&self.path, self.mapping.header().limit.load(Ordering::Acquire))
+    }
+
+    #[inline]
+    pub(super) fn slot_cell(&self) -> LedgerResult<&SlotCell> {
+        self.mapping.slots().get(self.own).ok_or_else(|| LedgerError::Damaged {
+            path: self.path.clone(),
+            what: format!("there is no slot {}", self.own),
+        })
+    }
+
+    fn word(&self) -> Word {
+        let slot = self.mapping.slots().get(self.own);
+        slot.map_or_else(Word::default, |slot| Word::unpack(slot.word.load(Ordering::Acquire)))
+    }
+
+    #[inline]
+    fn check_process(&self) -> LedgerResult<()> {
+        if self.sentinel.forked() {
+            return Err(LedgerError::Forked { opener: self.opener });
+        }
+        Ok(())
+    }
+
+    /// Read after the own word was changed: whoever sets the pressure and then looks at the words either finds the
+    /// grant or is seen here.
+    #[inline]
+    fn yield_to_pressure(&self, slot: &SlotCell) {
+        if self.mapping.header().pressure.load(Ordering::SeqCst) != 0 {
+            drop_grant(slot);
+        }
+    }
+}
+
+impl Drop for Ledger {
+    fn drop(&mut self) {
+        // In a forked child the slot is still its parent's, and so is the lock.
+        if self.sentinel.forked() {
+            return;
+        }
+        if let Some(slot) = self.mapping.slots().get(self.own) {
+            slot.word.store(0, Ordering::SeqCst);
+            clear_display(slot);
+        }
+        // If this failed, the kernel would drop the lock with the file and the mapping, right after.
+        let _ = unlock(&self.file, slot_offset(self.own));
+    }
+}
+
+/// Changes a slot's word in one step. `None`, and nothing changed, if `change` refuses.
+#[inline]
+pub(super) fn replace(slot: &SlotCell, change: impl Fn(Word) -> Option<Word>) -> Option<Word> {
+    let mut raw = slot.word.load(Ordering::Acquire);
+    loop {
+        let next = change(Word::unpack(raw))?;
+        match slot.word.compare_exchange_weak(raw, next.pack(), Ordering::SeqCst, Ordering::Acquire)
+        {
+            Ok(_) => return Some(next),
+            Err(now) => raw = now,
+        }
+    }
+}
+
+/// Takes a slot's unused grant away and answers its units.
+pub(super) fn drop_grant(slot: &SlotCell) -> u64 {
+    let mut raw = slot.word.load(Ordering::SeqCst);
+    loop {
+        let word = Word::unpack(raw);
+        if word.granted == 0 {
+            return 0;
+        }
+        let next = word.without_grant().pack();
+        match slot.word.compare_exchange_weak(raw, next, Ordering::SeqCst, Ordering::SeqCst) {
+            Ok(_) => return u64::from(word.granted),
+            Err(now) => raw = now,
+        }
+    }
+}
+
+#[inline]
+pub(super) fn note_peak(slot: &SlotCell, word: Word) {
+    let used = u64::from(word.used);
+    if slot.peak.load(Ordering::Relaxed) < used {
+        slot.peak.fetch_max(used, Ordering::Relaxed);
+    }
+}
+
+pub(super) fn clear_display(slot: &SlotCell) {
+    for cell in [&slot.pid, &slot.peak, &slot.started].into_iter().chain(&slot.name) {
+        cell.store(0, Ordering::Relaxed);
+    }
+}
+
+/// Finds a slot without a living owner and locks it. The caller holds the file lock.
+fn claim_slot(file: &File, path: &Path, mapping: &Mapping, name: &str) -> LedgerResult<usize> {
+    for (index, slot) in mapping.slots().iter().enumerate() {
+        let free = try_lock(file, slot_offset(index));
+        if !free.map_err(|error| failed(path, "lock", error))? {
+            continue;
+        }
+        slot.word.store(0, Ordering::SeqCst);
+        clear_display(slot);
+        let started = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default().as_nanos();
+        slot.started.store(u64::try_from(started).unwrap_or(0), Ordering::Relaxed);
+        // The last byte stays zero, and a letter that does not fit is shown as damaged.
+        let mut letters = name.bytes().take(SLOT_NAME_SIZE - 1).collect::<Vec<u8>>();
+        letters.resize(SLOT_NAME_SIZE, 0);
+        for (part, cell) in slot.name.iter().enumerate() {
+            cell.store(u64_at(&letters, part * 8), Ordering::Relaxed);
+        }
+        slot.pid.store(u64::from(std::process::id()), Ordering::Relaxed);
+        return Ok(index);
+    }
+    Err(LedgerError::NoSlot { path: path.to_owned(), slots: mapping.slots().len() as u32 })
+}
+
+fn command_name() -> String {
+    std::fs::read_to_string("/proc/self/comm")
+        .map_or_else(|_| "unknown".into(), |name| name.trim_end().to_owned())
+}
+
+/// Reads the file as it is now. `own` is a slot whose lock belongs to `file` itself, which cannot see it.
+pub(super) fn snapshot_of(
+    file: &File,
+    path: &Path,
+    header: &Header,
+    own: Option<usize>,
+) -> LedgerResult<Snapshot> {
+    let bytes =
+        read_start(file, header.file_size as usize).map_err(|error| failed(path, "read", error))?;
+    let header = check_header(path, &bytes, bytes.len() as u64)?;
+    let alive = |index: u32| {
+        let index = index as usize;
+        // Where the kernel does not answer, nobody is declared dead.
+        own == Some(index) || is_locked(file, slot_offset(index)).unwrap_or(true)
+    };
+    Ok(Snapshot::of_bytes(path.to_owned(), header.key, header.slots, &bytes, alive))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicBool;
+
+    use super::*;
+
+    /// An owner whose grant is taken away and renewed over and over never loses count of what it uses.
+    #[test]
+    fn a_recall_in_the_middle_of_a_take_loses_nothing() {
+        const TURNS: u32 = 10_000_000;
+        let slot = SlotCell::default();
+        let done = AtomicBool::new(false);
+        let keep = Keep::of_chunk(u32::MAX);
+        std::thread::scope(|scope| {
+            let owner = scope.spawn(|| {
+                let mut lost = 0;
+                for turn in 0..TURNS {
+                    let taken = replace(&slot, |word| word.take(1)).is_some();
+                    let used = Word::unpack(slot.word.load(Ordering::SeqCst)).used;
+                    lost += u32::from(used != u32::from(taken));
+                    let given = taken && replace(&slot, |word| word.give(1, keep)).is_none();
+                    lost += u32::from(given);
+                    if lost > 0 {
+                        done.store(true, Ordering::SeqCst);
+                        return Some(turn);
+                    }
+                }
+                done.store(true, Ordering::SeqCst);
+                None
+            });
+            let mut recalled = 0;
+            while !done.load(Ordering::SeqCst) {
+                replace(&slot, |word| Some(Word { granted: 8, ..word }));
+                recalled += drop_grant(&slot);
+            }
+            assert_eq!(owner.join().expect("no panic"), None, "the turn at which a unit was lost");
+            assert!(recalled > 0);
+        });
+        assert_eq!(Word::unpack(slot.word.load(Ordering::SeqCst)).used, 0);
+    }
+}

@@ -1,0 +1,152 @@
+//! The file lock: one byte of the file, for everything that more than one slot is concerned with.
+//!
+//! The lock belongs to the open file description, so the threads that share one are kept apart by a gate. It is tried
+//! until a deadline: a process that was stopped while holding it costs the others an error, never a hang. A dead
+//! holder's lock is dropped by the kernel. Its name in the header is for display.
+
+use std::fs::File;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::sync::atomic::Ordering;
+use std::sync::{Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::file::failed;
+use super::mapping::{ForkSentinel, Mapping, SlotCell, try_lock, unlock};
+use crate::error::{LedgerError, LedgerResult, LockHolder};
+use crate::format::{AT_HOLDER, file_size};
+use crate::snapshot::shown;
+
+const FIRST_SLEEP: Duration = Duration::from_micros(20);
+const LONGEST_SLEEP: Duration = Duration::from_millis(2);
+
+/// What belongs to one opening of a file.
+#[derive(Debug)]
+pub(super) struct Opened<'a> {
+    pub(super) file: &'a File,
+    pub(super) path: &'a Path,
+    pub(super) mapping: &'a Mapping,
+    pub(super) sentinel: &'a ForkSentinel,
+}
+
+/// Lets one thread of this opening at a time try for the file lock.
+#[derive(Debug)]
+pub(super) struct Gate {
+    taken: Mutex<bool>,
+    left: Condvar,
+    deadline: Duration,
+}
+
+/// The file lock, held. Dropping it unlocks.
+#[must_use = "the file lock is held as long as this value lives"]
+#[derive(Debug)]
+pub struct FileLockGuard<'a> {
+    opened: Opened<'a>,
+    gate: &'a Gate,
+}
+
+impl Gate {
+    pub(super) fn new(deadline: Duration) -> Self {
+        Self { taken: Mutex::new(false), left: Condvar::new(), deadline }
+    }
+
+    /// Takes the lock, in the name of slot `slot` (`None` while there is none yet).
+    pub(super) fn lock<'a>(
+        &'a self,
+        opened: Opened<'a>,
+        slot: Option<usize>,
+    ) -> LedgerResult<FileLockGuard<'a>> {
+        let begin = Instant::now();
+        if !self.enter(begin) {
+            return Err(busy(&opened, begin.elapsed()));
+        }
+        match try_until(&opened, begin, self.deadline) {
+            Ok(()) => {}
+            Err(error) => {
+                self.leave();
+                return Err(error);
+            }
+        }
+        // From here on the drop of the guard unlocks, also if the file is refused.
+        let guard = FileLockGuard { opened, gate: self };
+        let place = slot.map_or(0, |slot| slot as u64 + 1);
+        let holder = u64::from(std::process::id()) << 32 | place;
+        guard.opened.mapping.header().holder.store(holder, Ordering::Relaxed);
+        check_in_place(&guard.opened)?;
+        Ok(guard)
+    }
+
+    fn enter(&self, begin: Instant) -> bool {
+        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        while *taken {
+            let Some(left) = self.deadline.checked_sub(begin.elapsed()) else { return false };
+            let woken = self.left.wait_timeout(taken, left);
+            taken = woken.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        *taken = true;
+        true
+    }
+
+    fn leave(&self) {
+        *self.taken.lock().unwrap_or_else(PoisonError::into_inner) = false;
+        self.left.notify_one();
+    }
+}
+
+impl Drop for FileLockGuard<'_> {
+    fn drop(&mut self) {
+        // A forked child shares the lock with its parent: unlocking here would unlock there.
+        if self.opened.sentinel.forked() {
+            return;
+        }
+        self.opened.mapping.header().holder.store(0, Ordering::Relaxed);
+        // Unlocking an open descriptor does not fail; if it did, the others would be told who holds the lock.
+        let _ = unlock(self.opened.file, AT_HOLDER);
+        self.gate.leave();
+    }
+}
+
+fn try_until(opened: &Opened<'_>, begin: Instant, deadline: Duration) -> LedgerResult<()> {
+    let mut sleep = FIRST_SLEEP;
+    loop {
+        match try_lock(opened.file, AT_HOLDER) {
+            Ok(true) => return Ok(()),
+            Ok(false) => {}
+            Err(error) => return Err(failed(opened.path, "lock", error)),
+        }
+        let Some(left) = deadline.checked_sub(begin.elapsed()).filter(|left| !left.is_zero())
+        else {
+            return Err(busy(opened, begin.elapsed()));
+        };
+        std::thread::sleep(sleep.min(left));
+        sleep = (sleep * 2).min(LONGEST_SLEEP);
+    }
+}
+
+/// A ledger that lost its name would be one of two: whoever comes later creates another.
+fn check_in_place(opened: &Opened<'_>) -> LedgerResult<()> {
+    let metadata = opened.file.metadata().map_err(|error| failed(opened.path, "stat", error))?;
+    let removed = |how| LedgerError::Removed { path: opened.path.to_owned(), how };
+    if metadata.nlink() == 0 {
+        return Err(removed("removed"));
+    }
+    if metadata.len() != file_size(opened.mapping.slots().len() as u32) {
+        return Err(removed("resized"));
+    }
+    Ok(())
+}
+
+fn busy(opened: &Opened<'_>, waited: Duration) -> LedgerError {
+    let raw = opened.mapping.header().holder.load(Ordering::Relaxed);
+    let place = (raw & u64::from(u32::MAX)) as usize;
+    let slot = place.checked_sub(1).and_then(|index| opened.mapping.slots().get(index));
+    let holder =
+        (raw != 0).then(|| LockHolder { pid: (raw >> 32) as u32, name: slot.map(name_of) });
+    LedgerError::Busy { path: opened.path.to_owned(), waited, holder }
+}
+
+fn name_of(slot: &SlotCell) -> String {
+    let bytes: Vec<u8> =
+        slot.name.iter().flat_map(|part| part.load(Ordering::Relaxed).to_le_bytes()).collect();
+    shown(&bytes)
+}

@@ -1,0 +1,158 @@
+//! What a ledger shows: who holds what. For people and reports; nothing is decided by it.
+//!
+//! The words are read one after the other while their owners go on, so the sums are those of about one moment.
+//! Names and process ids are what each process wrote of itself, with control characters taken out.
+
+use std::path::PathBuf;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use crate::format::{
+    AT_LIMIT, AT_PRESSURE, SLOT_NAME, SLOT_NAME_SIZE, SLOT_PEAK, SLOT_PID, SLOT_STARTED, SLOT_WORD,
+    UNIT, slot_offset, u64_at, unpack_limit,
+};
+use crate::key::DeviceKey;
+use crate::word::Word;
+
+/// A ledger found in a directory.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct LedgerFile {
+    /// The file.
+    pub path: PathBuf,
+    /// The device, by the file's name.
+    pub key: DeviceKey,
+}
+
+/// What a reclaim of dead slots brought.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub struct Reclaimed {
+    /// Slots whose owner was dead.
+    pub slots: u32,
+    /// Bytes that these held, used or granted.
+    pub bytes: u64,
+}
+
+/// One slot, in bytes.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct SlotSnapshot {
+    /// Its place in the file.
+    pub index: u32,
+    /// The process id in its owner's namespace.
+    pub pid: u32,
+    /// When its owner opened the ledger.
+    pub started: SystemTime,
+    /// The name of its owner's command.
+    pub name: String,
+    /// Whether its owner lives. What a dead one holds goes to the next request that needs it.
+    pub alive: bool,
+    /// Bytes in use.
+    pub used: u64,
+    /// Bytes granted and not in use.
+    pub granted: u64,
+    /// The most bytes in use at one time.
+    pub peak: u64,
+}
+
+/// A whole ledger, in bytes.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct Snapshot {
+    /// The file.
+    pub path: PathBuf,
+    /// The device.
+    pub key: DeviceKey,
+    /// The limit.
+    pub limit: u64,
+    /// The limit less what all slots use or are granted.
+    pub free: u64,
+    /// Whether grants are being handed back because a request needed them.
+    pub pressure: bool,
+    /// How many openers the file has room for.
+    pub capacity: u32,
+    /// The slots with an owner, or with bytes that a dead one left.
+    pub slots: Vec<SlotSnapshot>,
+}
+
+impl Snapshot {
+    /// Reads the content of a file whose header was checked. `alive` is asked for the slots in use.
+    pub(crate) fn of_bytes(
+        path: PathBuf,
+        key: DeviceKey,
+        capacity: u32,
+        bytes: &[u8],
+        mut alive: impl FnMut(u32) -> bool,
+    ) -> Self {
+        let mut held = 0u64;
+        let mut slots = Vec::new();
+        for index in 0..capacity {
+            let at = slot_offset(index as usize);
+            let word = Word::unpack(u64_at(bytes, at + SLOT_WORD));
+            let pid = u64_at(bytes, at + SLOT_PID);
+            if word == Word::default() && pid == 0 {
+                continue;
+            }
+            let alive = alive(index);
+            if word == Word::default() && !alive {
+                continue;
+            }
+            held = held.saturating_add(word.total());
+            let name = bytes.get(at + SLOT_NAME..at + SLOT_NAME + SLOT_NAME_SIZE);
+            slots.push(SlotSnapshot {
+                index,
+                pid: (pid & u64::from(u32::MAX)) as u32,
+                started: time_of(u64_at(bytes, at + SLOT_STARTED)),
+                name: shown(name.unwrap_or_default()),
+                alive,
+                used: u64::from(word.used) * UNIT,
+                granted: u64::from(word.granted) * UNIT,
+                peak: u64_at(bytes, at + SLOT_PEAK).saturating_mul(UNIT),
+            });
+        }
+        let limit = u64::from(unpack_limit(u64_at(bytes, AT_LIMIT)).unwrap_or(0));
+        Self {
+            path,
+            key,
+            limit: limit * UNIT,
+            free: limit.saturating_sub(held) * UNIT,
+            pressure: u64_at(bytes, AT_PRESSURE) != 0,
+            capacity,
+            slots,
+        }
+    }
+
+    /// Bytes in use by all slots.
+    pub fn used(&self) -> u64 {
+        self.slots.iter().map(|slot| slot.used).sum()
+    }
+
+    /// Bytes granted to all slots and not in use.
+    pub fn granted(&self) -> u64 {
+        self.slots.iter().map(|slot| slot.granted).sum()
+    }
+}
+
+/// A stored name as it may be printed: up to the first zero, without what could steer a terminal.
+pub(crate) fn shown(name: &[u8]) -> String {
+    let name = name.split(|byte| *byte == 0).next().unwrap_or_default();
+    let text = String::from_utf8_lossy(name);
+    text.chars().map(|letter| if letter.is_control() { '?' } else { letter }).collect()
+}
+
+fn time_of(nanoseconds: u64) -> SystemTime {
+    UNIX_EPOCH.checked_add(Duration::from_nanos(nanoseconds)).unwrap_or(UNIX_EPOCH)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_cannot_steer_a_terminal() {
+        assert_eq!(shown(b"worker\0rest"), "worker");
+        assert_eq!(shown(b"\x1b[2Jx\n"), "?[2Jx?");
+        assert_eq!(shown(&[0xff, b'a']), "\u{fffd}a");
+        assert_eq!(shown(b""), "");
+    }
+}

@@ -1,0 +1,138 @@
+//! One slot's word: what a process uses and what it may take without asking, in units, in one 64-bit value.
+//!
+//! Every change of a word is one atomic replacement, so that a kill between two changes loses nothing. This file
+//! holds the arithmetic alone; who may replace which word is decided by its callers. The total of a word
+//! (used + granted) grows only in `refill`, which needs the file lock.
+
+/// A word, unpacked.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Word {
+    /// Units in use.
+    pub(crate) used: u32,
+    /// Units granted and not in use.
+    pub(crate) granted: u32,
+}
+
+/// How much of a grant is kept when bytes come back.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Keep {
+    /// What is kept of a grant above the threshold.
+    pub(crate) chunk: u32,
+    /// A grant above this is handed back down to `chunk`.
+    pub(crate) threshold: u32,
+}
+
+impl Keep {
+    /// The rule for a chunk: two chunks are kept, so that a segment that comes and goes stays in the grant.
+    pub(crate) fn of_chunk(chunk: u32) -> Self {
+        Self { chunk, threshold: chunk.saturating_mul(2) }
+    }
+}
+
+impl Word {
+    /// From the stored form: used in the low half, granted in the high half.
+    pub(crate) fn unpack(raw: u64) -> Self {
+        Self { used: (raw & u64::from(u32::MAX)) as u32, granted: (raw >> 32) as u32 }
+    }
+
+    /// The stored form.
+    pub(crate) fn pack(self) -> u64 {
+        u64::from(self.granted) << 32 | u64::from(self.used)
+    }
+
+    /// What the word keeps from everybody else.
+    pub(crate) fn total(self) -> u64 {
+        u64::from(self.used) + u64::from(self.granted)
+    }
+
+    /// The word after `units` of the grant came into use, if the grant has them.
+    pub(crate) fn take(self, units: u32) -> Option<Self> {
+        Some(Self {
+            used: self.used.checked_add(units)?,
+            granted: self.granted.checked_sub(units)?,
+        })
+    }
+
+    /// The word after `units` went out of use, if so many are in use.
+    pub(crate) fn give(self, units: u32, keep: Keep) -> Option<Self> {
+        let used = self.used.checked_sub(units)?;
+        let granted = self.granted.saturating_add(units);
+        let granted = if granted > keep.threshold { keep.chunk } else { granted };
+        Some(Self { used, granted })
+    }
+
+    /// The word after `units` came into use out of the grant and of `free`, with `slack(rest)` granted beyond,
+    /// where `rest` is what is free after it. `None` if the two together have less than `units`.
+    pub(crate) fn refill(
+        self,
+        units: u32,
+        free: u64,
+        slack: impl FnOnce(u64) -> u64,
+    ) -> Option<Self> {
+        let rest = (free + u64::from(self.granted)).checked_sub(u64::from(units))?;
+        let used = self.used.checked_add(units)?;
+        let most = rest.min(u64::from(u32::MAX - used));
+        Some(Self { used, granted: slack(rest).min(most) as u32 })
+    }
+
+    /// The word with its grant handed back.
+    pub(crate) fn without_grant(self) -> Self {
+        Self { used: self.used, granted: 0 }
+    }
+}
+
+/// How much to grant beyond a request when `rest` units stay free: a chunk, but no more than half of an even
+/// share, so that grants shrink as the ledger fills up.
+pub(crate) fn slack(rest: u64, chunk: u32, openers: u64) -> u64 {
+    u64::from(chunk).min(rest / openers.max(1).saturating_mul(2))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn word(used: u32, granted: u32) -> Word {
+        Word { used, granted }
+    }
+
+    #[test]
+    fn the_stored_form_is_the_documented_one() {
+        assert_eq!(word(1, 2).pack(), 0x0000_0002_0000_0001);
+        for sample in [word(0, 0), word(u32::MAX, 0), word(0, u32::MAX), word(7, 9)] {
+            assert_eq!(Word::unpack(sample.pack()), sample);
+        }
+        assert_eq!(word(u32::MAX, u32::MAX).total(), 2 * u64::from(u32::MAX));
+    }
+
+    #[test]
+    fn a_take_leaves_the_total() {
+        assert_eq!(word(3, 5).take(5), Some(word(8, 0)));
+        assert_eq!(word(3, 5).take(6), None);
+        assert_eq!(word(u32::MAX, 1).take(1), None);
+    }
+
+    #[test]
+    fn a_give_never_raises_the_total_and_hands_back_above_the_threshold() {
+        let keep = Keep::of_chunk(4);
+        assert_eq!(word(9, 0).give(8, keep), Some(word(1, 8)));
+        assert_eq!(word(9, 0).give(9, keep), Some(word(0, 4)));
+        assert_eq!(word(9, 0).give(10, keep), None);
+        assert_eq!(word(5, 0).give(5, Keep::of_chunk(0)), Some(word(0, 0)));
+    }
+
+    #[test]
+    fn a_refill_takes_the_last_unit_and_not_one_more() {
+        assert_eq!(word(1, 2).refill(5, 3, |_| 9), Some(word(6, 0)));
+        assert_eq!(word(1, 2).refill(6, 3, |_| 9), None);
+        assert_eq!(word(1, 2).refill(4, 6, |rest| rest / 2), Some(word(5, 2)));
+        assert_eq!(word(u32::MAX, 0).refill(1, 5, |_| 0), None);
+    }
+
+    #[test]
+    fn slack_shrinks_as_the_ledger_fills_up() {
+        assert_eq!(slack(1000, 64, 2), 64);
+        assert_eq!(slack(100, 64, 2), 25);
+        assert_eq!(slack(3, 64, 2), 0);
+        assert_eq!(slack(1000, 64, 0), 64);
+    }
+}

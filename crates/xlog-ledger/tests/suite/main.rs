@@ -1,0 +1,16 @@
+//! The integration tests of the ledger, one module per kind of hazard.
+
+#![cfg(all(target_os = "linux", target_pointer_width = "64", target_endian = "little"))]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod cells;
+mod damage;
+mod limits;
+mod openers;
+mod processes;
+mod python;
+mod roles;
+mod support;
+mod system_calls;
+mod threads;
+mod worker;

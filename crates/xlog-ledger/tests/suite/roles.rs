@@ -1,0 +1,93 @@
+//! What this test binary does when a test starts it again as another process.
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+use xlog_ledger::{DeviceKey, Ledger, LedgerConfig, Sharing, UNIT};
+
+use crate::support::KEY;
+use crate::system_calls::traced;
+use crate::worker::{watch, work};
+
+fn wait_for_the_end() -> ! {
+    // Bounded, so that nothing outlives a test run that was itself killed.
+    std::thread::sleep(Duration::from_secs(60));
+    std::process::exit(3)
+}
+
+#[test]
+#[ignore = "a role of other tests, which start it as a process of its own"]
+fn role() {
+    let role = std::env::var("XLOG_LEDGER_ROLE").expect("started by a test");
+    let directory = PathBuf::from(std::env::var_os("XLOG_LEDGER_DIRECTORY").unwrap());
+    let open = |chunk: u64| {
+        let mut config = LedgerConfig::new(DeviceKey::new(KEY).unwrap())
+            .with_directory(&directory)
+            .with_chunk(chunk * UNIT)
+            .with_name(role.as_str());
+        if let Ok(group) = std::env::var("XLOG_LEDGER_GROUP") {
+            config = config.with_sharing(Sharing::Group { gid: Some(group.parse().unwrap()) });
+        }
+        Ledger::open(config).unwrap()
+    };
+    // Written aside and renamed, so that whoever sees it sees all of it.
+    let ready = |text: String| {
+        std::fs::write(directory.join("ready.new"), text).unwrap();
+        std::fs::rename(directory.join("ready.new"), directory.join("ready")).unwrap();
+    };
+    match role.as_str() {
+        "take-60-and-wait" | "take-60-with-slack-and-wait" => {
+            let ledger = open(if role.contains("slack") { 10 } else { 0 });
+            ledger.take(60 * UNIT).unwrap();
+            ready(String::new());
+            wait_for_the_end();
+        }
+        "take-60-and-start-a-program" => {
+            let ledger = open(0);
+            ledger.take(60 * UNIT).unwrap();
+            let mut program = Command::new("sleep").arg("60").spawn().unwrap();
+            ready(program.id().to_string());
+            program.wait().unwrap();
+        }
+        "take-60-and-fork" => {
+            let ledger = open(0);
+            ledger.take(60 * UNIT).unwrap();
+            // SAFETY: the child only sleeps, and leaves by _exit.
+            let child = unsafe { libc::fork() };
+            if child == 0 {
+                // SAFETY: as above.
+                unsafe {
+                    libc::sleep(60);
+                    libc::_exit(0);
+                }
+            }
+            ready(child.to_string());
+            wait_for_the_end();
+        }
+        "create-over-and-over" => {
+            ready(String::new());
+            loop {
+                let config = LedgerConfig::new(DeviceKey::new(KEY).unwrap())
+                    .with_directory(&directory)
+                    .with_limit(100 * UNIT);
+                let ledger = Ledger::open(config).unwrap();
+                std::fs::remove_file(ledger.path()).unwrap();
+            }
+        }
+        "hold-the-lock" => {
+            let ledger = open(0);
+            let _lock = ledger.hold_file_lock().unwrap();
+            ready(String::new());
+            wait_for_the_end();
+        }
+        "name-the-default-directory" => match LedgerConfig::default_directory() {
+            Ok(path) => ready(path.display().to_string()),
+            Err(error) => ready(error.to_string()),
+        },
+        "be-traced" => traced(&directory),
+        "work" => work(&directory),
+        "watch" => watch(&directory),
+        other => panic!("no role {other}"),
+    }
+}
