@@ -9,7 +9,7 @@
 #[cfg(test)]
 mod barrier;
 #[cfg(test)]
-#[allow(dead_code)]
+#[allow(dead_code, unreachable_pub)]
 #[path = "../../xlog-driver/src/sync/bias.rs"]
 mod bias;
 #[cfg(test)]
