@@ -8,7 +8,6 @@
 //! have come together on its stream for one event to settle them. Uses and frees hold no lock over a driver call.
 
 mod frees;
-mod use_hooks;
 
 use std::fmt;
 use std::sync::Arc;
@@ -18,10 +17,8 @@ use xlog_driver::{AsyncPools, DriverError};
 use self::frees::Frees;
 use super::direct::{alignment_of, too_many_blocks};
 use super::ordering::EdgePolicy;
-use super::ordering::cells::Cells;
-use super::ordering::gate::Attempt;
-use super::ordering::record::{BlockTable, Record, tag_of};
-use super::ordering::tally::Tally;
+use super::ordering::record::Record;
+use super::ordering::tracker::{Retired, Tracker, Tracks};
 use super::ordering::uses::OutstandingList;
 use super::resource::{
     Access, AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, Generation,
@@ -29,7 +26,6 @@ use super::resource::{
 };
 use super::stream_pool::StreamPool;
 use crate::CudaDevice;
-use crate::stream::RawStream;
 use physical::PhysicalBytes;
 
 mod physical;
@@ -68,17 +64,10 @@ const LOOK_AT: usize = 2;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct AsyncCudaResource {
+    tracker: Tracker,
     device: Arc<CudaDevice>,
     ordinal: u32,
-    streams: Arc<StreamPool>,
-    /// Those of `streams`.
-    cells: Arc<Cells>,
-    policy: EdgePolicy,
-    /// Why nothing can be done with these parts, if they do not fit together.
-    misfit: Option<String>,
-    table: BlockTable,
     frees: Frees,
-    tally: Tally,
     physical: PhysicalBytes,
 }
 
@@ -88,43 +77,20 @@ impl AsyncCudaResource {
     /// Parts of different devices are refused by the first call, as a driver error.
     #[must_use]
     pub fn new(device: Arc<CudaDevice>, ordinal: u32, streams: Arc<StreamPool>) -> Self {
-        let misfit = if device.ordinal() != ordinal {
-            Some(format!("a resource of device {ordinal} was given device {}", device.ordinal()))
-        } else if !streams.device().is_same(&device) {
-            Some(format!(
-                "a resource of {} was given a stream pool of another open device, {}",
-                device.spec(),
-                streams.device().spec()
-            ))
-        } else {
-            None
-        };
         Self {
-            table: BlockTable::new(ordinal),
+            tracker: Tracker::new(&device, ordinal, streams),
             frees: Frees::default(),
-            tally: Tally::default(),
             physical: PhysicalBytes::default(),
-            policy: EdgePolicy::default(),
-            misfit,
             device,
             ordinal,
-            cells: Arc::clone(streams.cells()),
-            streams,
         }
     }
 
     /// Records the events of closed uses by another policy.
     #[must_use]
     pub fn with_edges(mut self, policy: EdgePolicy) -> Self {
-        self.policy = policy;
+        self.tracker.policy = policy;
         self
-    }
-
-    fn check_parts(&self) -> ResourceResult<()> {
-        match &self.misfit {
-            None => Ok(()),
-            Some(misfit) => Err(ResourceError::Driver(misfit.clone())),
-        }
     }
 
     fn pools(&self) -> ResourceResult<&dyn AsyncPools> {
@@ -132,50 +98,12 @@ impl AsyncCudaResource {
         self.device.driver().async_pools().ok_or_else(|| unsupported.into())
     }
 
-    #[inline]
-    fn stream(&self, id: StreamId) -> ResourceResult<&RawStream> {
-        self.check_parts()?;
-        match self.streams.raw(id) {
-            Some(raw) => Ok(raw),
-            None => Err(ResourceError::unknown_stream(id)),
-        }
-    }
-
-    /// The stream that a block was allocated on.
-    fn home(&self, record: &Record) -> ResourceResult<&RawStream> {
-        match self.streams.at(record.home()) {
-            Some(raw) => Ok(raw),
-            None => Err(ResourceError::UseAfterFree { generation: record.generation() }),
-        }
-    }
-
-    /// Frees a retired block without open uses: at once where its stream already follows all its uses, later otherwise.
-    ///
-    /// A wait queued here would make the stream's next work wait for another stream's. So a block that is still in use
-    /// elsewhere is put by, until that use completes, or memory or patience runs out.
-    fn free(&self, generation: Generation, record: &Record) -> ResourceResult<()> {
-        let home = self.home(record)?;
-        let at_once = record.with_uses(|uses| uses.is_followed_by(&self.streams, home));
-        if at_once || !self.frees.put_by(generation) {
-            return self.free_in_order(generation, record, false);
-        }
-        Ok(())
-    }
-
-    /// True when everything outstanding on a block is known to have completed, or no event could tell.
-    fn is_complete(&self, record: &Record) -> bool {
-        record.with_uses(|uses| uses.copy_outstanding()).iter().all(|entry| {
-            let stream = self.streams.at(entry.place);
-            stream.is_none_or(|stream| stream.poll(entry.stamp) != Some(false))
-        })
-    }
-
     /// Frees up to `count` of the blocks put by whose uses have completed.
     fn free_completed(&self, count: usize) -> ResourceResult<()> {
         let mut outcome = Ok(());
         for generation in self.frees.take_put_by(count) {
-            let Some(record) = self.table.at(generation) else { continue };
-            if self.is_complete(record) || !self.frees.put_by(generation) {
+            let Some(record) = self.tracker.table.at(generation) else { continue };
+            if self.tracker.is_complete(record) || !self.frees.put_by(generation) {
                 let this = self.free_in_order(generation, record, true);
                 outcome = outcome.and(this);
             }
@@ -187,7 +115,7 @@ impl AsyncCudaResource {
     fn free_put_by(&self) -> ResourceResult<()> {
         let mut outcome = Ok(());
         for generation in self.frees.take_put_by(usize::MAX) {
-            if let Some(record) = self.table.at(generation) {
+            if let Some(record) = self.tracker.table.at(generation) {
                 let this = self.free_in_order(generation, record, true);
                 outcome = outcome.and(this);
             }
@@ -202,7 +130,7 @@ impl AsyncCudaResource {
         record: &Record,
         late: bool,
     ) -> ResourceResult<()> {
-        let outstanding = record.with_uses(|uses| uses.take_outstanding(&self.streams));
+        let outstanding = record.with_uses(|uses| uses.take_outstanding(&self.tracker.streams));
         self.queue_free(generation, record, outstanding, late)
     }
 
@@ -215,17 +143,14 @@ impl AsyncCudaResource {
         outstanding: OutstandingList,
         late: bool,
     ) -> ResourceResult<()> {
-        let home = self.home(record)?;
+        let home = self.tracker.home(record)?;
         // Asked only for blocks that were put by: a free that comes at once mostly follows running work.
         let idle = late && outstanding.is_empty() && home.is_done();
         let follow = || {
             home.check_not_capturing("free_async")?;
-            outstanding.iter().try_for_each(|entry| match self.streams.at(entry.place) {
-                Some(stream) => home.wait_for(stream, entry.stamp, &self.tally),
-                None => Ok(()),
-            })
+            self.tracker.follow_all(home, &outstanding)
         };
-        let queued = follow().map_err(ResourceError::from).and_then(|()| {
+        let queued = follow().and_then(|()| {
             let pools = self.pools()?;
             #[allow(unsafe_code)]
             // SAFETY: the record says that this block is ours and retired, which happens once; its stream has just been
@@ -245,7 +170,7 @@ impl AsyncCudaResource {
             self.freed(&[generation]);
             return Ok(());
         }
-        let done = self.frees.queued(home, generation, &self.tally);
+        let done = self.frees.queued(home, generation, &self.tracker.tally);
         if !done.is_empty() {
             self.freed(&done);
         }
@@ -254,8 +179,8 @@ impl AsyncCudaResource {
 
     /// The frees of these blocks have completed.
     fn freed(&self, generations: &[Generation]) {
-        let bytes = self.table.end(generations);
-        self.tally.count(|counts| {
+        let bytes = self.tracker.table.end(generations);
+        self.tracker.tally.count(|counts| {
             counts.freed = counts.freed.wrapping_add(generations.len() as u64);
             counts.outstanding = counts.outstanding.wrapping_sub(bytes);
         });
@@ -265,12 +190,33 @@ impl AsyncCudaResource {
     fn retry(&self) -> ResourceResult<()> {
         let mut outcome = Ok(());
         for generation in self.frees.take_kept() {
-            if let Some(record) = self.table.at(generation) {
+            if let Some(record) = self.tracker.table.at(generation) {
                 let this = self.free_in_order(generation, record, true);
                 outcome = outcome.and(this);
             }
         }
         outcome
+    }
+}
+
+impl Tracks for AsyncCudaResource {
+    #[inline]
+    fn tracker(&self) -> &Tracker {
+        &self.tracker
+    }
+
+    /// At once where its stream already follows all its uses, later otherwise.
+    ///
+    /// A wait queued here would make the stream's next work wait for another stream's. So a block that is still in use
+    /// elsewhere is put by, until that use completes, or memory or patience runs out.
+    fn free(&self, generation: Generation, record: &Record) -> ResourceResult<()> {
+        let home = self.tracker.home(record)?;
+        let streams = &self.tracker.streams;
+        let at_once = record.with_uses(|uses| uses.is_followed_by(streams, home));
+        if at_once || !self.frees.put_by(generation) {
+            return self.free_in_order(generation, record, false);
+        }
+        Ok(())
     }
 }
 
@@ -288,7 +234,7 @@ impl DeviceMemoryResource for AsyncCudaResource {
         stream: StreamId,
         tag: AllocTag,
     ) -> ResourceResult<DeviceBlock> {
-        let home = self.stream(stream)?;
+        let home = self.tracker.stream(stream)?;
         if bytes == 0 {
             return Err(ResourceError::zero_bytes());
         }
@@ -314,16 +260,15 @@ impl DeviceMemoryResource for AsyncCudaResource {
             }
             other => other?,
         };
-        // Where every use records an event none is quick: the record says so by an id that is never issued.
-        let id = if self.policy == EdgePolicy::Exact { StreamId(u32::MAX) } else { stream };
-        let Some(generation) = self.table.begin(ptr, bytes, Some((id, home))) else {
+        let id = self.tracker.quick_id(stream);
+        let Some(generation) = self.tracker.table.begin(ptr, bytes, Some((id, home))) else {
             #[allow(unsafe_code)]
             // SAFETY: just allocated on this stream, and nobody knows of it.
             let freed = unsafe { pools.free_async(ptr, home.handle()) };
             freed?;
             return Err(too_many_blocks());
         };
-        self.tally.count(|counts| {
+        self.tracker.tally.count(|counts| {
             counts.allocations += 1;
             counts.outstanding = counts.outstanding.wrapping_add(bytes);
         });
@@ -340,30 +285,16 @@ impl DeviceMemoryResource for AsyncCudaResource {
     }
 
     fn deallocate(&self, block: DeviceBlock) -> ResourceResult<()> {
-        self.check_parts()?;
+        self.tracker.check_parts()?;
         let generation = block.generation;
-        let record = self.table.find_block(&block)?;
-        let tag = tag_of(generation);
-        match record.gate.retire_quiet(tag) {
-            // The common case: nothing but its own stream ever touched it.
-            Attempt::Done => {
-                self.tally.count(|counts| counts.deallocations += 1);
-                return self.queue_free(generation, record, OutstandingList::new(), false);
-            }
-            Attempt::Stale => return Err(ResourceError::UseAfterFree { generation }),
-            _ => {}
+        let record = self.tracker.table.find_block(&block)?;
+        let retired = self.tracker.retire(record, generation)?;
+        self.tracker.tally.count(|counts| counts.deallocations += 1);
+        match retired {
+            Retired::Quiet => self.queue_free(generation, record, OutstandingList::new(), false),
+            Retired::Used => self.free(generation, record),
+            Retired::Open => Ok(()),
         }
-        let retired = record.with_uses(|uses| {
-            record.gate.retire(tag).then(|| {
-                uses.free_on_close = record.gate.has_open() || uses.has_open();
-                uses.free_on_close
-            })
-        });
-        let Some(later) = retired else {
-            return Err(ResourceError::UseAfterFree { generation });
-        };
-        self.tally.count(|counts| counts.deallocations += 1);
-        if later { Ok(()) } else { self.free(generation, record) }
     }
 
     fn device_ordinal(&self) -> u32 {
@@ -371,7 +302,7 @@ impl DeviceMemoryResource for AsyncCudaResource {
     }
 
     fn bytes_outstanding(&self) -> usize {
-        self.tally.sum().outstanding
+        self.tracker.tally.sum().outstanding
     }
 
     fn reap_pending(&self) -> ResourceResult<()> {
@@ -380,8 +311,10 @@ impl DeviceMemoryResource for AsyncCudaResource {
         let put_by = self.free_put_by();
         outcome = outcome.and(put_by);
         drop(turn);
-        for stream in self.frees.places().into_iter().filter_map(|place| self.streams.at(place)) {
-            match self.frees.settle(stream, &self.tally) {
+        for stream in
+            self.frees.places().into_iter().filter_map(|place| self.tracker.streams.at(place))
+        {
+            match self.frees.settle(stream, &self.tracker.tally) {
                 Ok(done) => self.freed(&done),
                 Err(error) => outcome = outcome.and(Err(error.into())),
             }
@@ -395,8 +328,10 @@ impl DeviceMemoryResource for AsyncCudaResource {
         let completed = self.free_completed(usize::MAX);
         outcome = outcome.and(completed);
         drop(turn);
-        for stream in self.frees.places().into_iter().filter_map(|place| self.streams.at(place)) {
-            match self.frees.poll(stream, &self.tally) {
+        for stream in
+            self.frees.places().into_iter().filter_map(|place| self.tracker.streams.at(place))
+        {
+            match self.frees.poll(stream, &self.tracker.tally) {
                 Ok(done) => self.freed(&done),
                 Err(error) => outcome = outcome.and(Err(error.into())),
             }
@@ -441,11 +376,11 @@ impl DeviceMemoryResource for AsyncCudaResource {
     }
 
     fn block_state(&self, block: BlockId) -> BlockState {
-        self.table.state(block)
+        self.tracker.table.state(block)
     }
 
     fn statistics(&self) -> ResourceStatistics {
-        let counts = self.tally.sum();
+        let counts = self.tracker.tally.sum();
         ResourceStatistics {
             bytes_outstanding: counts.outstanding,
             live_blocks: counts.allocations.saturating_sub(counts.deallocations) as usize,
@@ -468,7 +403,7 @@ impl DeviceMemoryResource for AsyncCudaResource {
     }
 
     fn meter_physical(&self, meter: Arc<dyn PhysicalMeter>) -> ResourceResult<()> {
-        self.check_parts()?;
+        self.tracker.check_parts()?;
         let pool = self.device.memory_pool().map_err(|e| ResourceError::Driver(e.to_string()))?;
         self.physical.start(self.pools()?, pool, meter)
     }
@@ -478,7 +413,7 @@ impl fmt::Debug for AsyncCudaResource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("AsyncCudaResource")
             .field("device", &self.device.spec())
-            .field("policy", &self.policy)
+            .field("policy", &self.tracker.policy)
             .field("statistics", &self.statistics())
             .finish_non_exhaustive()
     }

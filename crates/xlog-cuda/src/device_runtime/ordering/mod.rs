@@ -10,6 +10,7 @@
 //! | `gate` | the word by which a block is used on its own stream without a lock |
 //! | `uses` | the outstanding and open uses of a block, for everything else |
 //! | `record`, `slab` | what a resource knows of a block, at a place that never moves |
+//! | `tracker` | the hooks of every resource that tracks uses |
 //! | `tally` | counters that threads do not meet on |
 //!
 //! `clock` and `gate` take their atomics and locks from `primitive`, so that a model checker can replace them.
@@ -21,6 +22,7 @@ pub(crate) mod primitive;
 pub(crate) mod record;
 pub(crate) mod slab;
 pub(crate) mod tally;
+pub(crate) mod tracker;
 pub(crate) mod uses;
 
 /// When an event is recorded for a use that is closed.

@@ -1,38 +1,183 @@
-//! The hooks: uses are opened, ordered and remembered.
+//! Uses are opened, ordered and remembered: the hooks of every resource that tracks them.
+//!
+//! A resource has a [`Tracker`] and says how a block is freed; what it gets for that is [`Tracks`].
 
-use super::AsyncCudaResource;
-use crate::device_runtime::ordering::EdgePolicy;
-use crate::device_runtime::ordering::clock::ClockCell;
-use crate::device_runtime::ordering::gate::Attempt;
-use crate::device_runtime::ordering::record::{Record, tag_of};
-use crate::device_runtime::ordering::uses::{OutstandingList, Uses};
-use crate::device_runtime::resource::{Access, BlockId, ResourceError, ResourceResult, StreamId};
+use std::sync::Arc;
+
+use super::EdgePolicy;
+use super::cells::Cells;
+use super::clock::ClockCell;
+use super::gate::Attempt;
+use super::record::{BlockTable, Record, tag_of};
+use super::tally::Tally;
+use super::uses::{OutstandingList, Uses};
+use crate::CudaDevice;
+use crate::device_runtime::resource::{
+    Access, BlockId, Generation, ResourceError, ResourceResult, StreamId,
+};
+use crate::device_runtime::stream_pool::StreamPool;
 use crate::stream::RawStream;
 
-/// How a use turned out to be when it was closed.
-enum Closed {
-    Open,
-    /// It was the last one of a block that had been returned: free it now.
-    Free,
+/// The blocks of one resource, and the streams they are used on.
+#[derive(Debug)]
+pub(crate) struct Tracker {
+    pub(crate) table: BlockTable,
+    /// Those of `streams`.
+    cells: Arc<Cells>,
+    pub(crate) policy: EdgePolicy,
+    /// Why nothing can be done with these parts, if they do not fit together.
+    misfit: Option<String>,
+    pub(crate) streams: Arc<StreamPool>,
+    pub(crate) tally: Tally,
 }
 
-impl AsyncCudaResource {
+impl Tracker {
+    pub(crate) fn new(device: &CudaDevice, ordinal: u32, streams: Arc<StreamPool>) -> Self {
+        let misfit = if device.ordinal() != ordinal {
+            Some(format!("a resource of device {ordinal} was given device {}", device.ordinal()))
+        } else if !streams.device().is_same(device) {
+            Some(format!(
+                "a resource of {} was given a stream pool of another open device, {}",
+                device.spec(),
+                streams.device().spec()
+            ))
+        } else {
+            None
+        };
+        Self {
+            table: BlockTable::new(ordinal),
+            cells: Arc::clone(streams.cells()),
+            policy: EdgePolicy::default(),
+            misfit,
+            streams,
+            tally: Tally::default(),
+        }
+    }
+
+    #[inline]
+    pub(crate) fn check_parts(&self) -> ResourceResult<()> {
+        match &self.misfit {
+            None => Ok(()),
+            Some(misfit) => Err(ResourceError::Driver(misfit.clone())),
+        }
+    }
+
+    /// The stream that is out under an id.
+    #[inline]
+    pub(crate) fn stream(&self, id: StreamId) -> ResourceResult<&RawStream> {
+        self.check_parts()?;
+        match self.streams.raw(id) {
+            Some(raw) => Ok(raw),
+            None => Err(ResourceError::unknown_stream(id)),
+        }
+    }
+
+    /// The stream that a block was allocated on.
+    pub(crate) fn home(&self, record: &Record) -> ResourceResult<&RawStream> {
+        match self.streams.at(record.home()) {
+            Some(raw) => Ok(raw),
+            None => Err(ResourceError::UseAfterFree { generation: record.generation() }),
+        }
+    }
+
+    /// The id a block is begun under: where every use records an event none is quick, which an id that is never issued says.
+    pub(crate) fn quick_id(&self, stream: StreamId) -> StreamId {
+        if self.policy == EdgePolicy::Exact { StreamId(u32::MAX) } else { stream }
+    }
+
+    /// Takes a block from its user: `Err` if it is not the live one.
+    #[inline]
+    pub(crate) fn retire(
+        &self,
+        record: &Record,
+        generation: Generation,
+    ) -> ResourceResult<Retired> {
+        let tag = tag_of(generation);
+        match record.gate.retire_quiet(tag) {
+            Attempt::Done => return Ok(Retired::Quiet),
+            Attempt::Stale => return Err(ResourceError::UseAfterFree { generation }),
+            _ => {}
+        }
+        let retired = record.with_uses(|uses| {
+            record.gate.retire(tag).then(|| {
+                uses.free_on_close = record.gate.has_open() || uses.has_open();
+                uses.free_on_close
+            })
+        });
+        match retired {
+            None => Err(ResourceError::UseAfterFree { generation }),
+            Some(true) => Ok(Retired::Open),
+            Some(false) => Ok(Retired::Used),
+        }
+    }
+
+    /// True when everything outstanding on a block is known to have completed, or no event could tell.
+    pub(crate) fn is_complete(&self, record: &Record) -> bool {
+        record.with_uses(|uses| uses.copy_outstanding()).iter().all(|entry| {
+            let stream = self.streams.at(entry.place);
+            stream.is_none_or(|stream| stream.poll(entry.stamp) != Some(false))
+        })
+    }
+
+    /// Makes `home` follow these.
+    pub(crate) fn follow_all(
+        &self,
+        home: &RawStream,
+        outstanding: &OutstandingList,
+    ) -> ResourceResult<()> {
+        for entry in outstanding {
+            if let Some(stream) = self.streams.at(entry.place) {
+                home.wait_for(stream, entry.stamp, &self.tally)?;
+            }
+        }
+        Ok(())
+    }
+
     /// The clock of the block's own stream, if `stream` is that one and may go without the lock.
     #[inline]
     fn own_clock(&self, record: &Record, stream: StreamId) -> Option<&ClockCell> {
         if record.stream_id() == stream.0 { self.cells.get(record.home()) } else { None }
     }
 
+    #[cold]
+    #[inline(never)]
+    fn refuse(&self, block: BlockId) -> ResourceResult<()> {
+        self.table.find_id(block).map(|_| ())
+    }
+}
+
+/// How a returned block stands.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Retired {
+    /// Nothing but its own stream ever touched it.
+    Quiet,
+    /// Other streams have used it.
+    Used,
+    /// A use is open: the last one to close frees it.
+    Open,
+}
+
+/// How a use turned out to be when it was closed.
+pub(crate) enum Closed {
+    Open,
+    /// It was the last one of a block that had been returned: free it now.
+    Free,
+}
+
+/// What a resource with a tracker can do.
+pub(crate) trait Tracks {
+    fn tracker(&self) -> &Tracker;
+
+    /// Frees a retired block on which no use is open.
+    fn free(&self, generation: Generation, record: &Record) -> ResourceResult<()>;
+
     /// Opens a use. What is not the common case is done elsewhere, so that this stays short.
     #[inline]
-    pub(super) fn prepare(
-        &self,
-        block: BlockId,
-        stream: StreamId,
-        access: Access,
-    ) -> ResourceResult<()> {
-        let Some(record) = self.table.look(block) else { return self.refuse(block) };
-        let Some(clock) = self.own_clock(record, stream) else {
+    fn prepare(&self, block: BlockId, stream: StreamId, access: Access) -> ResourceResult<()> {
+        let Some(record) = self.tracker().table.look(block) else {
+            return self.tracker().refuse(block);
+        };
+        let Some(clock) = self.tracker().own_clock(record, stream) else {
             return self.prepare_locked(record, block, stream, access);
         };
         // An id that was given back names no stream, so it must be out.
@@ -44,12 +189,6 @@ impl AsyncCudaResource {
         self.prepare_shared(record, block, stream, access)
     }
 
-    #[cold]
-    #[inline(never)]
-    fn refuse(&self, block: BlockId) -> ResourceResult<()> {
-        self.table.find_id(block).map(|_| ())
-    }
-
     #[inline(never)]
     fn prepare_shared(
         &self,
@@ -58,7 +197,7 @@ impl AsyncCudaResource {
         stream: StreamId,
         access: Access,
     ) -> ResourceResult<()> {
-        if let Some(clock) = self.own_clock(record, stream)
+        if let Some(clock) = self.tracker().own_clock(record, stream)
             && clock.is_out_as(stream.0)
         {
             match record.gate.open(tag_of(block.generation), access.writes()) {
@@ -74,16 +213,13 @@ impl AsyncCudaResource {
         self.prepare_locked(record, block, stream, access)
     }
 
-    /// Closes a use; as short as [`AsyncCudaResource::prepare`].
+    /// Closes a use; as short as [`Tracks::prepare`].
     #[inline]
-    pub(super) fn finish(
-        &self,
-        block: BlockId,
-        stream: StreamId,
-        access: Access,
-    ) -> ResourceResult<()> {
-        let Some(record) = self.table.look(block) else { return self.refuse(block) };
-        let Some(clock) = self.own_clock(record, stream) else {
+    fn finish(&self, block: BlockId, stream: StreamId, access: Access) -> ResourceResult<()> {
+        let Some(record) = self.tracker().table.look(block) else {
+            return self.tracker().refuse(block);
+        };
+        let Some(clock) = self.tracker().own_clock(record, stream) else {
             return self.finish_foreign(record, block, access, stream, &mut None);
         };
         if record.gate.close_mine(tag_of(block.generation), access.writes(), clock.now()) {
@@ -103,7 +239,7 @@ impl AsyncCudaResource {
         if self.close_quickly(record, block, stream, access) {
             return Ok(());
         }
-        if self.policy == EdgePolicy::Exact {
+        if self.tracker().policy == EdgePolicy::Exact {
             return self.finish_locked(record, block, access, stream, &mut None);
         }
         self.finish_own(record, block, access, stream)
@@ -117,8 +253,8 @@ impl AsyncCudaResource {
         access: Access,
         stream: StreamId,
     ) -> ResourceResult<()> {
-        self.check_parts()?;
-        let home = self.home(record)?;
+        self.tracker().check_parts()?;
+        let home = self.tracker().home(record)?;
         let stamp = home.clock().now();
         let writes = access.writes();
         let closed = record.with_uses(|uses| {
@@ -151,7 +287,7 @@ impl AsyncCudaResource {
         stream: StreamId,
         access: Access,
     ) -> bool {
-        let Some(clock) = self.own_clock(record, stream) else { return false };
+        let Some(clock) = self.tracker().own_clock(record, stream) else { return false };
         let tag = tag_of(block.generation);
         record.gate.close(tag, access.writes(), clock.now()) == Attempt::Done
     }
@@ -164,21 +300,28 @@ impl AsyncCudaResource {
         stream: StreamId,
         access: Access,
     ) -> ResourceResult<()> {
-        let raw = self.stream(stream)?;
+        let raw = self.tracker().stream(stream)?;
         let mut needed = OutstandingList::new();
         let opened = record.with_uses(|uses| {
             record.gate.enter_slow(tag_of(block.generation)).then(|| {
                 let of = (stream, raw);
-                uses.open(&record.gate, record.home(), &self.streams, of, access, &mut needed)
+                uses.open(
+                    &record.gate,
+                    record.home(),
+                    &self.tracker().streams,
+                    of,
+                    access,
+                    &mut needed,
+                )
             })
         });
         let Some((implied, number)) = opened else { return Err(stale(block)) };
         if implied > 0 {
-            self.tally.count(|counts| counts.elided += implied);
+            self.tracker().tally.count(|counts| counts.elided += implied);
         }
         for entry in &needed {
-            let Some(other) = self.streams.at(entry.place) else { continue };
-            if let Err(error) = raw.follow(other, entry.stamp, &self.tally) {
+            let Some(other) = self.tracker().streams.at(entry.place) else { continue };
+            if let Err(error) = raw.follow(other, entry.stamp, &self.tracker().tally) {
                 return self.cancel(record, block, number, error.into());
             }
         }
@@ -207,19 +350,15 @@ impl AsyncCudaResource {
 
     /// Closes uses of one launch: one event serves all that need one.
     #[inline(never)]
-    pub(super) fn finish_all(
-        &self,
-        uses: &[(BlockId, Access)],
-        stream: StreamId,
-    ) -> ResourceResult<()> {
+    fn finish_all(&self, uses: &[(BlockId, Access)], stream: StreamId) -> ResourceResult<()> {
         let mut outcome = Ok(());
         let mut edge: Option<u64> = None;
         for &(block, access) in uses {
-            let this = self.table.find_id(block).and_then(|record| {
+            let this = self.tracker().table.find_id(block).and_then(|record| {
                 if self.close_quickly(record, block, stream, access) {
                     return Ok(());
                 }
-                match record.stream_id() == stream.0 && self.policy != EdgePolicy::Exact {
+                match record.stream_id() == stream.0 && self.tracker().policy != EdgePolicy::Exact {
                     true => self.finish_own(record, block, access, stream),
                     false => self.finish_foreign(record, block, access, stream, &mut edge),
                 }
@@ -239,9 +378,10 @@ impl AsyncCudaResource {
         stream: StreamId,
         edge: &mut Option<u64>,
     ) -> ResourceResult<()> {
-        self.check_parts()?;
+        self.tracker().check_parts()?;
         let home = record.home();
-        let Some(raw) = self.streams.raw(stream).filter(|raw| raw.clock().key() != home) else {
+        let Some(raw) = self.tracker().streams.raw(stream).filter(|raw| raw.clock().key() != home)
+        else {
             return self.finish_locked(record, block, access, stream, edge);
         };
         record.with_uses(|uses| {
@@ -280,7 +420,7 @@ impl AsyncCudaResource {
         stream: StreamId,
         edge: &mut Option<u64>,
     ) -> ResourceResult<()> {
-        self.check_parts()?;
+        self.tracker().check_parts()?;
         let writes = access.writes();
         let home = record.home();
         // The place of its stream, and whether it was opened without the lock; such uses are the oldest, and superseded nothing.
@@ -295,7 +435,7 @@ impl AsyncCudaResource {
             Ok(place.map(|place| (place, counted)))
         })?;
         let open = found.and_then(|(place, counted)| {
-            Some((&**self.streams.at(place)?, place == home, counted))
+            Some((&**self.tracker().streams.at(place)?, place == home, counted))
         });
         let Some((raw, own, counted)) = open else { return Err(not_open(block, stream, access)) };
         let (stamp, recorded) = self.edge(raw, own, edge);
@@ -325,7 +465,7 @@ impl AsyncCudaResource {
         own: bool,
         edge: &mut Option<u64>,
     ) -> (u64, ResourceResult<()>) {
-        let exact = match self.policy {
+        let exact = match self.tracker().policy {
             EdgePolicy::ForeignExact => !own,
             EdgePolicy::Exact => true,
             EdgePolicy::Lazy => false,
@@ -336,7 +476,7 @@ impl AsyncCudaResource {
         if let Some(stamp) = *edge {
             return (stamp, Ok(()));
         }
-        match stream.record(&self.tally) {
+        match stream.record(&self.tracker().tally) {
             Ok(covers) => {
                 *edge = Some(covers);
                 (covers, Ok(()))
@@ -346,9 +486,9 @@ impl AsyncCudaResource {
         }
     }
 
-    pub(super) fn record_use(&self, block: BlockId, stream: StreamId) -> ResourceResult<()> {
-        let record = self.table.find_id(block)?;
-        let raw = self.stream(stream)?;
+    fn record_use(&self, block: BlockId, stream: StreamId) -> ResourceResult<()> {
+        let record = self.tracker().table.find_id(block)?;
+        let raw = self.tracker().stream(stream)?;
         if !record.gate.is_live(tag_of(block.generation)) {
             return Err(stale(block));
         }
