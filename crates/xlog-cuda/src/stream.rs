@@ -180,6 +180,17 @@ impl RawStream {
         Some(complete)
     }
 
+    /// True when everything queued so far, and so every stamp up to now, has completed. Never waits.
+    pub(crate) fn poll_tail(&self) -> bool {
+        let stamp = self.clock.step();
+        // Others may build on the answer, so it is not merely housekeeping.
+        let done = matches!(self.device.driver().stream_query(self.handle), Ok(true));
+        if done {
+            self.clock.completed_up_to(stamp);
+        }
+        done
+    }
+
     /// Waits until everything queued so far, and so every stamp up to now, has completed; returns that stamp.
     pub(crate) fn settle(&self, tally: &Tally) -> DriverResult<u64> {
         self.check_not_capturing("event_record")?;

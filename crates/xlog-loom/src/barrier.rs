@@ -33,6 +33,10 @@ pub(crate) fn available() -> bool {
     true
 }
 
+pub(crate) fn is_gone(_name: u32) -> bool {
+    false
+}
+
 pub(crate) fn pause(_turns: u32) {
     loom::thread::yield_now();
 }

@@ -354,3 +354,25 @@ fn an_event_that_somebody_names_to_the_driver_is_not_used_again() {
         let _ = reuser.join().unwrap();
     });
 }
+
+#[test]
+fn a_thread_that_lost_its_block_while_it_entered_does_not_hide_the_next_owner() {
+    loom::model(|| {
+        let block = granted();
+        let next = {
+            let block = Arc::clone(&block);
+            thread::spawn(move || {
+                {
+                    let _locked = block.locked.lock().unwrap();
+                    block.gate.share();
+                    block.gate.grant(5);
+                }
+                block.open(false);
+            })
+        };
+        block.open(true);
+        next.join().unwrap();
+        assert!(block.gate.has_counted(false), "the use of the next owner was lost");
+        assert!(block.gate.has_counted(true), "the use of the first owner was lost");
+    });
+}

@@ -90,7 +90,11 @@ pub(super) fn batched_finishes(fixture: &Fixture) -> Result<(), Stop> {
         fixture.resource.finish_block_uses(&[], stream.id())?;
         fixture.resource.deallocate_batch(blocks)?;
         for &(id, _) in &uses {
-            fixture.state(id, BlockState::Retired, "freed behind a held use")?;
+            // A use on the own stream need not keep the block: its memory is reused there only after it.
+            if stream.id() == foreign.id() || fixture.resource.block_state(id) != BlockState::Freed
+            {
+                fixture.state(id, BlockState::Retired, "freed behind a held use")?;
+            }
         }
         gate.release()?;
         fixture.resource.reap_pending()?;

@@ -5,6 +5,7 @@
 pub mod async_resource;
 pub mod direct;
 pub(crate) mod ordering;
+pub mod pool;
 pub mod resource;
 pub mod runtime;
 pub(crate) mod stream_ids;
@@ -14,6 +15,7 @@ mod stream_table;
 pub use async_resource::AsyncCudaResource;
 pub use direct::DirectCudaResource;
 pub use ordering::EdgePolicy;
+pub use pool::{PoolConfig, PoolPaths, PoolResource, PoolReuse, PoolSegments, PoolSnapshot};
 pub use resource::{
     Access, AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, Generation,
     PhysicalMeter, ResourceError, ResourceResult, ResourceStatistics, StreamId,

@@ -2,9 +2,14 @@
 
 #![allow(clippy::unwrap_used)]
 
+use std::sync::Arc;
+
 use crate::support::stranger::{Flaw, Stranger};
+use xlog_cuda::CudaDevice;
 use xlog_cuda::conformance::{Outcome, Suite};
-use xlog_cuda::device_runtime::{AsyncCudaResource, DirectCudaResource};
+use xlog_cuda::device_runtime::{
+    AsyncCudaResource, DirectCudaResource, PoolConfig, PoolResource, PoolSegments, StreamPool,
+};
 use xlog_testing::{for_each_device, for_each_sim};
 
 #[test]
@@ -17,9 +22,44 @@ fn the_async_resource_conforms() {
         println!("{report}");
         report.assert_passed();
         // Only what is about resources that track nothing may be skipped.
-        let skipped: Vec<_> = report.skipped().map(|check| check.name).collect();
-        let allowed = ["hooks::refuse_where_nothing_is_tracked", "allocation::one_gibibyte"];
-        assert!(skipped.iter().all(|name| allowed.contains(name)), "{report}");
+        assert!(report.skipped().all(|check| SKIPPED.contains(&check.name)), "{report}");
+    });
+}
+
+/// What may be skipped by a resource that tracks uses.
+const SKIPPED: [&str; 2] = ["hooks::refuse_where_nothing_is_tracked", "allocation::one_gibibyte"];
+
+fn a_pool_conforms(make: fn(&Arc<CudaDevice>, &Arc<StreamPool>) -> PoolResource) {
+    for_each_device(|device| {
+        let suite = Suite::new(|device, pool| Box::new(make(device, pool)));
+        let report = suite.run(device);
+        println!("{report}");
+        report.assert_passed();
+        assert!(report.skipped().all(|check| SKIPPED.contains(&check.name)), "{report}");
+    });
+}
+
+#[test]
+fn a_pool_of_mapped_memory_conforms() {
+    a_pool_conforms(|device, streams| {
+        let config = PoolConfig::default().with_segments(PoolSegments::Mapped);
+        PoolResource::new(device.clone(), device.ordinal(), streams.clone(), config).unwrap()
+    });
+}
+
+#[test]
+fn a_pool_of_plain_memory_conforms() {
+    a_pool_conforms(|device, streams| {
+        let config = PoolConfig::default().with_segments(PoolSegments::Plain);
+        PoolResource::new(device.clone(), device.ordinal(), streams.clone(), config).unwrap()
+    });
+}
+
+#[test]
+fn a_pool_over_another_resource_conforms() {
+    a_pool_conforms(|device, streams| {
+        let inner = AsyncCudaResource::new(device.clone(), device.ordinal(), streams.clone());
+        PoolResource::over(Box::new(inner), streams.clone(), PoolConfig::default()).unwrap()
     });
 }
 

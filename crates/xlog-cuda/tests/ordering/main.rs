@@ -8,4 +8,5 @@ mod driver_faults;
 mod hazards;
 mod hazards_threads;
 mod ordering_model;
+mod pool;
 mod support;

@@ -20,7 +20,7 @@ use crate::support::runner::{Outcome, Runner};
 use crate::support::stranger::{Flaw, Stranger};
 use crate::support::{Random, number};
 use xlog_cuda::CudaDevice;
-use xlog_cuda::device_runtime::StreamPool;
+use xlog_cuda::device_runtime::{PoolConfig, PoolReuse, StreamPool};
 use xlog_testing::{for_each_device, specs};
 
 /// Without a choice of device, all of them; with one, only the tests that run on it.
@@ -61,11 +61,15 @@ impl Drop for Replay {
 }
 
 fn run(program: &Program, device: &Arc<CudaDevice>, place: &str) {
+    run_over(program, Rig::new(device), place);
+}
+
+fn run_over(program: &Program, rig: Rig, place: &str) {
     if number("XLOG_ORDERING_SCHEDULE").is_some() {
         println!("{place}: {program:#?}");
     }
     let _replay = Replay(place.to_owned());
-    let Outcome { problems, races } = Runner::new(program, Rig::new(device), None).run();
+    let Outcome { problems, races } = Runner::new(program, rig, None).run();
     assert!(races.is_empty(), "{place}: {}", races[0].text);
     assert!(problems.is_empty(), "{place}: {problems:?}");
 }
@@ -85,6 +89,50 @@ fn random_programs_are_silent_keep_their_bytes_and_leave_nothing() {
         }
     }
     println!("{steps} steps");
+}
+
+/// Pools that have room, that have hardly any, and that do not look at what has completed.
+fn pools() -> [PoolConfig; 3] {
+    let scarce = PoolConfig::default().with_growth(4096).with_maximum(SCARCE);
+    let steady = scarce.clone().with_reuse(PoolReuse::deterministic());
+    [PoolConfig::default(), scarce, steady]
+}
+
+/// Every block of these programs takes 256 bytes; this is little more than they have live.
+const SCARCE: usize = 8192;
+
+#[test]
+fn random_programs_hold_over_pools() {
+    if !simulated() {
+        return;
+    }
+    for seed in programs(400) {
+        let program = Program::random(seed);
+        for (schedule, config) in schedules(seed, 3).into_iter().zip(pools()) {
+            let place = format!(
+                "XLOG_ORDERING_PROGRAM={seed} XLOG_ORDERING_SCHEDULE={schedule} {config:?}"
+            );
+            run_over(&program, Rig::pooled(&seeded(schedule), config), &place);
+        }
+    }
+}
+
+#[test]
+fn random_programs_over_pools_hold_on_concurrent_streams_and_threads() {
+    for_each_device(|device| {
+        if device.sim().is_some_and(|sim| sim.seed().is_some()) {
+            return;
+        }
+        for seed in programs(60).take(2000) {
+            let program = Program::random(seed ^ 0x7654_3210);
+            for config in pools() {
+                let fresh =
+                    device.sim().map(|_| Arc::new(CudaDevice::open(device.spec()).unwrap()));
+                let place = format!("XLOG_ORDERING_PROGRAM={seed} {config:?}");
+                run_over(&program, Rig::pooled(fresh.as_ref().unwrap_or(device), config), &place);
+            }
+        }
+    });
 }
 
 #[test]

@@ -4,30 +4,62 @@
 //! barrier (`membarrier`). Paired, they order like two full barriers. Where the system does not offer it, [`available`] says so and
 //! nobody may rely on the light half.
 
+use std::cell::Cell;
+use std::collections::BTreeSet;
 use std::sync::atomic::compiler_fence;
+use std::sync::{Mutex, PoisonError};
 
 pub(super) use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-/// A number for this thread that no other thread of the process has had; 0 when the numbers have run out.
+/// In the place of a name: the thread is about to end.
+const ENDED: u32 = u32::MAX;
+
+thread_local! {
+    /// Without a destructor, so that it can be looked at to the very end.
+    static NAME: Cell<u32> = const { Cell::new(0) };
+    static END: End = const { End };
+}
+
+/// The threads that have ended, by name.
+static GONE: Mutex<BTreeSet<u32>> = Mutex::new(BTreeSet::new());
+
+/// Says that its thread has ended. What still runs on the thread after this has no name.
+struct End;
+
+impl Drop for End {
+    fn drop(&mut self) {
+        let name = NAME.replace(ENDED);
+        if name != 0 && name != ENDED {
+            GONE.lock().unwrap_or_else(PoisonError::into_inner).insert(name);
+        }
+    }
+}
+
+/// A number for this thread that no other thread of the process has had; 0 when there is none.
 #[inline]
 pub fn thread_name() -> u32 {
-    use std::cell::Cell;
-    static NEXT: AtomicU32 = AtomicU32::new(1);
-    thread_local! {
-        static NAME: Cell<u32> = const { Cell::new(0) };
-    }
     let name = NAME.get();
-    if name != 0 {
-        return name;
-    }
-    first_name(&NEXT, &NAME)
+    // Both ends of the range are special.
+    if name.wrapping_sub(1) < ENDED - 1 { name } else { first_name(name) }
 }
 
 #[cold]
-fn first_name(next: &AtomicU32, name: &'static std::thread::LocalKey<std::cell::Cell<u32>>) -> u32 {
-    let next = next.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |next| next.checked_add(1));
-    name.set(next.unwrap_or(0));
-    name.get()
+fn first_name(name: u32) -> u32 {
+    static NEXT: AtomicU32 = AtomicU32::new(1);
+    // A thread whose end would not be noticed gets no name.
+    if name == ENDED || END.try_with(|_| ()).is_err() {
+        return 0;
+    }
+    let next = NEXT.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |next| {
+        next.checked_add(1).filter(|next| *next < ENDED)
+    });
+    NAME.set(next.unwrap_or(0));
+    NAME.get()
+}
+
+/// True when the thread of this name will never enter anything again.
+pub(super) fn is_gone(name: u32) -> bool {
+    GONE.lock().unwrap_or_else(PoisonError::into_inner).contains(&name)
 }
 
 /// Somebody must get on before this thread can.

@@ -11,36 +11,58 @@
 
 use super::barrier::{self, AtomicBool, AtomicU32, Ordering};
 
+/// Looks at an owner that is inside before one who can do without gives up.
+const PATIENCE: u32 = 64;
+
+/// Threads that can own one bias by turns.
+const SEATS: usize = 4;
+const SEAT_BITS: u32 = 2;
+
 /// Which thread, if any, may change something without a lock.
+///
+/// A thread that is about to enter while the bias is taken from it notices too late to leave no trace: it says for a moment that
+/// it is inside. So every owner has a seat of its own to say so, for as long as it lives, and hides nobody else.
 #[derive(Debug, Default)]
 pub struct Bias {
-    /// The name of the owning thread; 0 when there is none.
+    /// The name of the owning thread and its seat; 0 when there is none.
     owner: AtomicU32,
-    /// The owner is inside. Only the owner writes it.
-    inside: AtomicBool,
+    /// Whose seats they are. A seat changes hands only when its thread is gone.
+    seats: [AtomicU32; SEATS],
+    /// The thread of the seat is inside. Only that thread writes it.
+    inside: [AtomicBool; SEATS],
 }
 
 /// The owner is inside, until this is dropped.
 #[derive(Debug)]
 #[must_use]
 pub struct Held<'a> {
-    bias: &'a Bias,
+    inside: &'a AtomicBool,
     /// Only the thread that entered leaves.
     _not_send: std::marker::PhantomData<*const ()>,
 }
 
+fn name_of(owner: u32) -> u32 {
+    owner >> SEAT_BITS
+}
+
 impl Bias {
+    fn seat_of(&self, owner: u32) -> &AtomicBool {
+        &self.inside[owner as usize % SEATS]
+    }
+
     /// Enters, if this thread is the owner and is not inside already.
     #[inline]
     #[must_use]
     pub fn enter(&self) -> Option<Held<'_>> {
         let owner = self.owner.load(Ordering::Relaxed);
-        if owner == 0 || owner != barrier::thread_name() || self.inside.load(Ordering::Relaxed) {
+        let inside = self.seat_of(owner);
+        if owner == 0 || name_of(owner) != barrier::thread_name() || inside.load(Ordering::Relaxed)
+        {
             return None;
         }
-        self.inside.store(true, Ordering::Relaxed);
+        inside.store(true, Ordering::Relaxed);
         barrier::light();
-        let held = Held { bias: self, _not_send: std::marker::PhantomData };
+        let held = Held { inside, _not_send: std::marker::PhantomData };
         // Acquire: what the last revoker changed before it gave the bias back is seen.
         (self.owner.load(Ordering::Acquire) == owner).then_some(held)
     }
@@ -57,16 +79,23 @@ impl Bias {
     #[must_use]
     pub fn is_mine(&self) -> bool {
         let owner = self.owner.load(Ordering::Relaxed);
-        owner != 0 && owner == barrier::thread_name()
+        owner != 0 && name_of(owner) == barrier::thread_name()
     }
 
-    /// Makes this thread the owner of what nobody owns. False where the system cannot take a bias away again.
+    /// Makes this thread the owner of what nobody owns. False where the system cannot take a bias away again, or as many threads
+    /// as there are seats have owned it before and are still there.
     pub fn claim(&self) -> bool {
         let name = barrier::thread_name();
-        if name == 0 || !barrier::available() {
+        if name == 0 || name >= 1 << (32 - SEAT_BITS) || !barrier::available() {
             return false;
         }
-        self.owner.store(name, Ordering::Release);
+        let had = |seat: &AtomicU32| seat.load(Ordering::Relaxed);
+        let seat = self.seats.iter().position(|seat| had(seat) == name).or_else(|| {
+            self.seats.iter().position(|seat| had(seat) == 0 || barrier::is_gone(had(seat)))
+        });
+        let Some(seat) = seat else { return false };
+        self.seats[seat].store(name, Ordering::Relaxed);
+        self.owner.store(name << SEAT_BITS | seat as u32, Ordering::Release);
         true
     }
 
@@ -80,36 +109,66 @@ impl Bias {
         self.owner.store(owner, Ordering::Release);
     }
 
-    /// Takes the bias away. When this returns, the owner is out and cannot enter.
-    pub fn revoke(&self) {
-        Self::revoke_all([self]);
+    /// Takes the ownership away, and makes sure that an owner which is inside is seen there; returns it.
+    fn take(&self) -> u32 {
+        self.owner.swap(0, Ordering::AcqRel)
     }
 
-    /// Takes several away, with one barrier for all.
-    pub fn revoke_all<'a>(biases: impl IntoIterator<Item = &'a Self> + Clone) {
-        let mut foreign = false;
-        for bias in biases.clone() {
-            let owner = bias.owner.swap(0, Ordering::AcqRel);
-            // The owner itself is where it says it is.
-            foreign |= owner != 0 && owner != barrier::thread_name();
-        }
-        if foreign {
+    /// Takes the bias away. When this returns, the owner is out and cannot enter.
+    pub fn revoke(&self) {
+        let owner = self.take();
+        if is_foreign(owner) {
             barrier::heavy();
         }
-        for bias in biases {
-            let mut turns = 0_u32;
-            while bias.inside.load(Ordering::Acquire) {
-                // What is done inside is short, unless the owner was preempted there.
-                turns += 1;
-                barrier::pause(turns);
-            }
+        self.wait_for(owner);
+    }
+
+    fn wait_for(&self, owner: u32) {
+        let mut turns = 0;
+        while owner != 0 && self.seat_of(owner).load(Ordering::Acquire) {
+            // What is done inside is short, unless the owner was preempted there.
+            barrier::pause(turns);
+            turns += 1;
         }
     }
+
+    /// Takes the bias away unless the owner stays inside. False when it does: then nothing has changed.
+    pub fn try_revoke(&self) -> bool {
+        let owner = self.take();
+        if is_foreign(owner) {
+            barrier::heavy();
+        }
+        for turns in 0..PATIENCE {
+            if owner == 0 || !self.seat_of(owner).load(Ordering::Acquire) {
+                return true;
+            }
+            barrier::pause(turns);
+        }
+        self.owner.store(owner, Ordering::Release);
+        false
+    }
+
+    /// Takes several away, with one barrier for all; returns their owners.
+    pub(super) fn revoke_all<'a>(biases: impl IntoIterator<Item = &'a Self> + Clone) -> Vec<u32> {
+        let owners: Vec<u32> = biases.clone().into_iter().map(Self::take).collect();
+        if owners.iter().any(|owner| is_foreign(*owner)) {
+            barrier::heavy();
+        }
+        for (bias, owner) in biases.into_iter().zip(&owners) {
+            bias.wait_for(*owner);
+        }
+        owners
+    }
+}
+
+/// The owner itself is where it says it is; of another thread that must be made sure.
+fn is_foreign(owner: u32) -> bool {
+    owner != 0 && name_of(owner) != barrier::thread_name()
 }
 
 impl Drop for Held<'_> {
     #[inline]
     fn drop(&mut self) {
-        self.bias.inside.store(false, Ordering::Release);
+        self.inside.store(false, Ordering::Release);
     }
 }

@@ -10,7 +10,7 @@
 use super::bias::Bias;
 use std::cell::UnsafeCell;
 use std::fmt;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
 /// Uses in a row after which a thread becomes the owner.
 const ROW: u32 = 8;
@@ -73,11 +73,34 @@ impl<T> BiasedMutex<T> {
         result
     }
 
+    /// Runs `body` with the value if nobody else has it for long.
+    pub fn try_with<R>(&self, body: impl FnOnce(&mut T) -> R) -> Option<R> {
+        if let Some(_held) = self.bias.enter() {
+            #[allow(unsafe_code)]
+            // SAFETY: as in `with`.
+            return Some(body(unsafe { &mut *self.value.get() }));
+        }
+        let _row = match self.slow.try_lock() {
+            Ok(row) => row,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return None,
+        };
+        let owner = self.bias.owner();
+        if !self.bias.try_revoke() {
+            return None;
+        }
+        #[allow(unsafe_code)]
+        // SAFETY: the lock is held and the bias revoked; nobody else touches the value.
+        let result = body(unsafe { &mut *self.value.get() });
+        // It was a visit: the owner goes on as before.
+        self.bias.restore(owner);
+        Some(result)
+    }
+
     /// Runs `body` with the values of all of `mutexes`, in the order given, which must be the same for all callers.
     pub fn with_all<R>(mutexes: &[&Self], body: impl FnOnce(&mut [&mut T]) -> R) -> R {
         let locks: Vec<_> = mutexes.iter().map(|mutex| mutex.lock_only()).collect();
-        let owners: Vec<u32> = mutexes.iter().map(|mutex| mutex.bias.owner()).collect();
-        Bias::revoke_all(mutexes.iter().map(|mutex| &mutex.bias));
+        let owners = Bias::revoke_all(mutexes.iter().map(|mutex| &mutex.bias));
         let mut values: Vec<&mut T> = mutexes
             .iter()
             .map(|mutex| {

@@ -4,10 +4,8 @@
 //! of the driver for a single free.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use xlog_driver::DriverResult;
-use xlog_driver::sync::{Mutex, MutexGuard};
 
 use crate::device_runtime::ordering::primitive::Lock;
 use crate::device_runtime::ordering::slab::Slab;
@@ -19,20 +17,11 @@ use crate::stream::RawStream;
 const BATCH: usize = 256;
 /// Streams on which frees can wait: as many as a pool can have.
 const MAX_STREAMS: u32 = 1 << 16;
-/// More than this are freed with a wait.
-const MOST_PUT_BY: usize = 1024;
 
 #[derive(Debug)]
 pub(super) struct Frees {
     /// By the place of the stream in its pool.
     streams: Slab<StreamPlace, 16>,
-    /// Frees that failed half way.
-    kept: Mutex<Vec<Generation>>,
-    /// Returned blocks whose uses on other streams have not completed.
-    put_by: Mutex<VecDeque<Generation>>,
-    put_by_count: AtomicUsize,
-    /// Held while blocks are taken out of `put_by` or `kept` and freed, so that a reap misses none that is on its way.
-    turn: Mutex<()>,
 }
 
 /// On cache lines of its own: each stream has mostly another thread.
@@ -53,13 +42,7 @@ struct StreamFrees {
 
 impl Default for Frees {
     fn default() -> Self {
-        Self {
-            streams: Slab::new(MAX_STREAMS),
-            kept: Mutex::default(),
-            put_by: Mutex::default(),
-            put_by_count: AtomicUsize::new(0),
-            turn: Mutex::default(),
-        }
+        Self { streams: Slab::new(MAX_STREAMS) }
     }
 }
 
@@ -163,48 +146,6 @@ impl Frees {
             })
         };
         self.streams.iter().filter_map(waiting).collect()
-    }
-
-    /// A free failed half way; a reap tries it again.
-    pub(super) fn keep(&self, generation: Generation) {
-        self.kept.lock().push(generation);
-    }
-
-    pub(super) fn take_kept(&self) -> Vec<Generation> {
-        std::mem::take(&mut *self.kept.lock())
-    }
-
-    /// Keeps a block until its uses have completed; false when too many are kept already.
-    pub(super) fn put_by(&self, generation: Generation) -> bool {
-        let mut put_by = self.put_by.lock();
-        if put_by.len() >= MOST_PUT_BY {
-            return false;
-        }
-        put_by.push_back(generation);
-        self.put_by_count.store(put_by.len(), Ordering::Release);
-        true
-    }
-
-    /// Takes up to `count` of those, the oldest first.
-    pub(super) fn take_put_by(&self, count: usize) -> Vec<Generation> {
-        let mut put_by = self.put_by.lock();
-        let count = count.min(put_by.len());
-        let taken = put_by.drain(..count).collect();
-        self.put_by_count.store(put_by.len(), Ordering::Release);
-        taken
-    }
-
-    pub(super) fn turn(&self) -> MutexGuard<'_, ()> {
-        self.turn.lock()
-    }
-
-    pub(super) fn try_turn(&self) -> Option<MutexGuard<'_, ()>> {
-        self.turn.try_lock()
-    }
-
-    #[inline]
-    pub(super) fn has_put_by(&self) -> bool {
-        self.put_by_count.load(Ordering::Acquire) > 0
     }
 
     /// The frees of a stream.

@@ -17,6 +17,7 @@ use xlog_driver::{AsyncPools, DriverError};
 use self::frees::Frees;
 use super::direct::{alignment_of, too_many_blocks};
 use super::ordering::EdgePolicy;
+use super::ordering::put_by::PutBy;
 use super::ordering::record::Record;
 use super::ordering::tracker::{Retired, Tracker, Tracks};
 use super::ordering::uses::OutstandingList;
@@ -68,6 +69,7 @@ pub struct AsyncCudaResource {
     device: Arc<CudaDevice>,
     ordinal: u32,
     frees: Frees,
+    put_by: PutBy,
     physical: PhysicalBytes,
 }
 
@@ -80,6 +82,7 @@ impl AsyncCudaResource {
         Self {
             tracker: Tracker::new(&device, ordinal, streams),
             frees: Frees::default(),
+            put_by: PutBy::default(),
             physical: PhysicalBytes::default(),
             device,
             ordinal,
@@ -101,9 +104,9 @@ impl AsyncCudaResource {
     /// Frees up to `count` of the blocks put by whose uses have completed.
     fn free_completed(&self, count: usize) -> ResourceResult<()> {
         let mut outcome = Ok(());
-        for generation in self.frees.take_put_by(count) {
+        for generation in self.put_by.take_put_by(count) {
             let Some(record) = self.tracker.table.at(generation) else { continue };
-            if self.tracker.is_complete(record) || !self.frees.put_by(generation) {
+            if self.tracker.is_complete(record) || !self.put_by.put_by(generation) {
                 let this = self.free_in_order(generation, record, true);
                 outcome = outcome.and(this);
             }
@@ -114,7 +117,7 @@ impl AsyncCudaResource {
     /// Frees all blocks put by, with the waits that takes.
     fn free_put_by(&self) -> ResourceResult<()> {
         let mut outcome = Ok(());
-        for generation in self.frees.take_put_by(usize::MAX) {
+        for generation in self.put_by.take_put_by(usize::MAX) {
             if let Some(record) = self.tracker.table.at(generation) {
                 let this = self.free_in_order(generation, record, true);
                 outcome = outcome.and(this);
@@ -162,7 +165,7 @@ impl AsyncCudaResource {
         });
         if let Err(error) = queued {
             record.with_uses(|uses| uses.put_back(outstanding));
-            self.frees.keep(generation);
+            self.put_by.keep(generation);
             return Err(error);
         }
         if idle {
@@ -189,7 +192,7 @@ impl AsyncCudaResource {
     /// Tries again what failed half way.
     fn retry(&self) -> ResourceResult<()> {
         let mut outcome = Ok(());
-        for generation in self.frees.take_kept() {
+        for generation in self.put_by.take_kept() {
             if let Some(record) = self.tracker.table.at(generation) {
                 let this = self.free_in_order(generation, record, true);
                 outcome = outcome.and(this);
@@ -213,7 +216,7 @@ impl Tracks for AsyncCudaResource {
         let home = self.tracker.home(record)?;
         let streams = &self.tracker.streams;
         let at_once = record.with_uses(|uses| uses.is_followed_by(streams, home));
-        if at_once || !self.frees.put_by(generation) {
+        if at_once || !self.put_by.put_by(generation) {
             return self.free_in_order(generation, record, false);
         }
         Ok(())
@@ -244,16 +247,16 @@ impl DeviceMemoryResource for AsyncCudaResource {
             other => ResourceError::Driver(other.to_string()),
         })?;
         let pools = self.pools()?;
-        if self.frees.has_put_by()
-            && let Some(_turn) = self.frees.try_turn()
+        if self.put_by.has_put_by()
+            && let Some(_turn) = self.put_by.try_turn()
         {
             // A failure stays with the block and comes back with a reap.
             let _ = self.free_completed(LOOK_AT);
         }
         let request = || Ok(pools.alloc_async(bytes, pool, home.handle())?);
         let ptr = match self.physical.around(pools, pool, bytes, request) {
-            Err(ResourceError::OutOfMemory { .. }) if self.frees.has_put_by() => {
-                let turn = self.frees.turn();
+            Err(ResourceError::OutOfMemory { .. }) if self.put_by.has_put_by() => {
+                let turn = self.put_by.turn();
                 self.free_put_by()?;
                 drop(turn);
                 self.physical.around(pools, pool, bytes, request)?
@@ -306,7 +309,7 @@ impl DeviceMemoryResource for AsyncCudaResource {
     }
 
     fn reap_pending(&self) -> ResourceResult<()> {
-        let turn = self.frees.turn();
+        let turn = self.put_by.turn();
         let mut outcome = self.retry();
         let put_by = self.free_put_by();
         outcome = outcome.and(put_by);
@@ -323,7 +326,7 @@ impl DeviceMemoryResource for AsyncCudaResource {
     }
 
     fn reap_completed(&self) -> ResourceResult<()> {
-        let turn = self.frees.turn();
+        let turn = self.put_by.turn();
         let mut outcome = self.retry();
         let completed = self.free_completed(usize::MAX);
         outcome = outcome.and(completed);

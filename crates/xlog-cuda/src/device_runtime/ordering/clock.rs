@@ -262,10 +262,21 @@ impl<E: Copy, C: Deref<Target = ClockCell>> StreamClock<E, C> {
         self.inner.with(|inner| self.begin_in(inner))
     }
 
+    /// Moves the stamp on, before the driver is asked whether everything up to the one returned has completed.
+    pub(crate) fn step(&self) -> u64 {
+        self.inner.with(|_| self.step_in())
+    }
+
+    #[inline]
+    fn step_in(&self) -> u64 {
+        let stamp = self.cell.stamp.load(Ordering::Relaxed);
+        self.cell.stamp.store(stamp + 1, Ordering::Release);
+        stamp
+    }
+
     #[inline]
     fn begin_in(&self, inner: &mut Inner<E>) -> Begun<E> {
-        let covers = self.cell.stamp.load(Ordering::Relaxed);
-        self.cell.stamp.store(covers + 1, Ordering::Release);
+        let covers = self.step_in();
         // What the stream has seen by now, and not what it will have when the event is recorded.
         inner.recorded.push_back(Entry { covers, event: None, seen: inner.seen.clone() });
         Begun { covers, spare: inner.spare.pop() }

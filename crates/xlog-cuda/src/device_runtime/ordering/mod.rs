@@ -11,6 +11,7 @@
 //! | `uses` | the outstanding and open uses of a block, for everything else |
 //! | `record`, `slab` | what a resource knows of a block, at a place that never moves |
 //! | `tracker` | the hooks of every resource that tracks uses |
+//! | `put_by` | returned blocks that wait for other streams |
 //! | `tally` | counters that threads do not meet on |
 //!
 //! `clock` and `gate` take their atomics and locks from `primitive`, so that a model checker can replace them.
@@ -19,6 +20,7 @@ pub(crate) mod cells;
 pub(crate) mod clock;
 pub(crate) mod gate;
 pub(crate) mod primitive;
+pub(crate) mod put_by;
 pub(crate) mod record;
 pub(crate) mod slab;
 pub(crate) mod tally;

@@ -21,6 +21,19 @@ impl<T> Lock<T> {
         self.0.with(body)
     }
 
+    /// Runs `body` with the values of several, which all callers give in the same order.
+    pub(crate) fn with_all<R>(locks: &[&Self], body: impl FnOnce(&mut [&mut T]) -> R) -> R {
+        scheduling_point();
+        let locks: Vec<_> = locks.iter().map(|lock| &lock.0).collect();
+        BiasedMutex::with_all(&locks, body)
+    }
+
+    /// The same, unless somebody else is inside for long.
+    pub(crate) fn try_with<R>(&self, body: impl FnOnce(&mut T) -> R) -> Option<R> {
+        scheduling_point();
+        self.0.try_with(body)
+    }
+
     /// The same from inside another lock: nobody is let go ahead there.
     #[inline]
     pub(crate) fn with_nested<R>(&self, body: impl FnOnce(&mut T) -> R) -> R {

@@ -28,6 +28,8 @@ pub(crate) struct Record {
     /// The place of the allocation stream in its pool.
     home: AtomicU32,
     bytes: AtomicU64,
+    /// Where a sub-allocator has the block in its own books.
+    node: AtomicU32,
     uses: Lock<Uses>,
 }
 
@@ -59,6 +61,35 @@ impl Record {
     #[inline]
     pub(crate) fn home(&self) -> u32 {
         self.home.load(Ordering::Relaxed)
+    }
+
+    #[inline]
+    pub(crate) fn node(&self) -> u32 {
+        self.node.load(Ordering::Relaxed)
+    }
+
+    /// Makes the block live, in a record that nobody else has.
+    #[inline]
+    fn begin(
+        &self,
+        generation: Generation,
+        ptr: u64,
+        bytes: usize,
+        (id, home, stamp): (u32, u32, u64),
+    ) {
+        self.ptr.store(ptr, Ordering::Relaxed);
+        self.bytes.store(bytes as u64, Ordering::Relaxed);
+        self.stream_id.store(id, Ordering::Relaxed);
+        self.home.store(home, Ordering::Relaxed);
+        self.generation.store(generation.0, Ordering::Relaxed);
+        self.gate.begin(tag_of(generation), stamp);
+    }
+
+    /// Ends a retired block; the record stays with whoever ends it.
+    #[inline]
+    pub(crate) fn end(&self) {
+        self.gate.end();
+        self.generation.store(0, Ordering::Relaxed);
     }
 
     /// Runs `body` with the lock of the block.
@@ -96,16 +127,35 @@ impl BlockTable {
     ) -> Option<Generation> {
         let (place, record) = self.records.take()?;
         let generation = Generation::next().at(place);
-        let (id, home, stamp) = match home {
+        let home = match home {
             Some((id, raw)) => (id.0, raw.clock().key(), raw.clock().now()),
             None => (u32::MAX, NOWHERE, 0),
         };
-        record.ptr.store(ptr, Ordering::Relaxed);
-        record.bytes.store(bytes as u64, Ordering::Relaxed);
-        record.stream_id.store(id, Ordering::Relaxed);
-        record.home.store(home, Ordering::Relaxed);
-        record.generation.store(generation.0, Ordering::Relaxed);
-        record.gate.begin(tag_of(generation), stamp);
+        record.begin(generation, ptr, bytes, home);
+        Some(generation)
+    }
+
+    /// A place for blocks of a sub-allocator that keeps records with its memory; `None` when there are too many.
+    pub(crate) fn take_place(&self) -> Option<u32> {
+        self.records.take().map(|(place, _)| place)
+    }
+
+    pub(crate) fn give_places(&self, places: impl IntoIterator<Item = u32>) {
+        self.records.give(places);
+    }
+
+    /// Makes a block live at a place that the caller has.
+    #[inline]
+    pub(crate) fn begin_at(
+        &self,
+        place: u32,
+        (ptr, bytes, node): (u64, usize, u32),
+        (id, home): (StreamId, &RawStream),
+    ) -> Option<Generation> {
+        let record = self.records.get(place)?;
+        let generation = Generation::next().at(place);
+        record.node.store(node, Ordering::Relaxed);
+        record.begin(generation, ptr, bytes, (id.0, home.clock().key(), home.clock().now()));
         Some(generation)
     }
 
@@ -163,8 +213,7 @@ impl BlockTable {
         for generation in generations {
             let Some(record) = self.records.get(generation.slot()) else { continue };
             bytes += record.bytes();
-            record.gate.end();
-            record.generation.store(0, Ordering::Relaxed);
+            record.end();
         }
         self.records.give(generations.iter().map(|generation| generation.slot()));
         bytes

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use xlog_cuda::device_runtime::{
     Access, AllocTag, AsyncCudaResource, BlockId, BlockState, DeviceBlock, DeviceMemoryResource,
-    DeviceStream, StreamLease, StreamPool,
+    DeviceStream, PoolConfig, PoolResource, StreamLease, StreamPool,
 };
 use xlog_cuda::sim::SimKernel;
 use xlog_cuda::{CudaDevice, Result};
@@ -52,6 +52,20 @@ pub fn read(stream: &DeviceStream, ptr: u64, bytes: usize) -> Result<Vec<u8>> {
     Ok(back)
 }
 
+pub fn sub_allocating(
+    device: &Arc<CudaDevice>,
+    streams: &Arc<StreamPool>,
+    config: PoolConfig,
+) -> PoolResource {
+    let (device, streams) = (device.clone(), streams.clone());
+    if config.growth_bytes >= 2 << 20 {
+        let ordinal = device.ordinal();
+        return PoolResource::new(device, ordinal, streams, config).unwrap();
+    }
+    let inner = AsyncCudaResource::new(device.clone(), device.ordinal(), streams.clone());
+    PoolResource::over(Box::new(inner), streams, config).unwrap()
+}
+
 impl Rig {
     pub fn new(device: &Arc<CudaDevice>) -> Self {
         Self::with_streams(device, 16)
@@ -61,6 +75,12 @@ impl Rig {
         let pool = Arc::new(StreamPool::new(device.clone(), max));
         let resource = AsyncCudaResource::new(device.clone(), device.ordinal(), pool.clone());
         Self::over(pool, Arc::new(resource))
+    }
+
+    /// The same over a pool that sub-allocates; one that grows by little takes its memory from another resource.
+    pub fn pooled(device: &Arc<CudaDevice>, config: PoolConfig) -> Self {
+        let pool = Arc::new(StreamPool::new(device.clone(), 16));
+        Self::over(pool.clone(), Arc::new(sub_allocating(device, &pool, config)))
     }
 
     pub fn over(

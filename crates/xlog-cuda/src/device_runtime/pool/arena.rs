@@ -1,0 +1,186 @@
+//! The memory of one stream: blocks ready to hand out in front, the index of its free memory behind.
+//!
+//! What lies here is free in the order of its stream: that stream takes it at once, another one only once it follows, or the host
+//! has seen, the stamp that stands at the memory. Blocks in the magazine keep their place in the index and their record, so
+//! handing one out again changes nothing but its generation.
+
+use super::index::{Index, Range};
+
+/// Blocks up to this are kept in the magazine.
+const MOST_CACHED: u64 = 1 << 20;
+pub(super) const UNIT: u64 = 256;
+const BINS: usize = 288;
+/// Blocks that a bin of one size keeps, and a bin of several.
+const MOST_OF_A_SIZE: usize = 64;
+const MOST_OF_SEVERAL: usize = 8;
+
+/// What served a request.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(super) enum Path {
+    Magazine,
+    Own,
+    Covered,
+    Completed,
+    Grown,
+    Waited,
+}
+
+/// How often each path served.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct PathCounts(pub(super) [u64; 6]);
+
+impl PathCounts {
+    #[inline]
+    pub(super) fn count(&mut self, path: Path) {
+        self.0[path as usize] += 1;
+    }
+}
+
+/// A piece of memory that the index knows as taken.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Piece {
+    pub(super) ptr: u64,
+    pub(super) bytes: u64,
+    pub(super) node: u32,
+    /// The record it has, or [`NO_PLACE`].
+    pub(super) place: u32,
+}
+
+/// A piece without a record.
+pub(super) const NO_PLACE: u32 = u32::MAX;
+
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct ArenaCounts {
+    pub(super) allocations: u64,
+    pub(super) deallocations: u64,
+    pub(super) freed: u64,
+    /// Live and retired.
+    pub(super) outstanding: u64,
+    pub(super) paths: PathCounts,
+}
+
+/// The memory of one stream, behind its lock.
+#[derive(Debug)]
+pub(super) struct Arena {
+    pub(super) index: Index,
+    bins: Box<[Vec<Piece>]>,
+    pub(super) cached: u64,
+    pub(super) counts: ArenaCounts,
+}
+
+impl Default for Arena {
+    fn default() -> Self {
+        Self {
+            index: Index::default(),
+            bins: (0..BINS).map(|_| Vec::new()).collect(),
+            cached: 0,
+            counts: ArenaCounts::default(),
+        }
+    }
+}
+
+/// The bin of a size: one per unit up to 32, then 32 for each doubling.
+#[inline]
+fn bin_of(bytes: u64) -> usize {
+    let units = (bytes / UNIT) as usize;
+    if units < 32 {
+        return units;
+    }
+    let doubling = units.ilog2() as usize;
+    32 + (doubling - 5) * 32 + ((units >> (doubling - 5)) & 31)
+}
+
+impl Arena {
+    /// Memory of exactly `bytes`, a multiple of the unit, with what is at hand.
+    #[inline]
+    pub(super) fn take(&mut self, bytes: u64, align: u64) -> Option<(Piece, Path)> {
+        if bytes <= MOST_CACHED
+            && let Some(bin) = self.bins.get_mut(bin_of(bytes))
+            && let Some(top) = bin.last()
+            && top.bytes == bytes
+            && top.ptr & (align - 1) == 0
+        {
+            let piece = *top;
+            bin.pop();
+            self.cached -= bytes;
+            self.counted(bytes, Path::Magazine);
+            return Some((piece, Path::Magazine));
+        }
+        let taken = self.index.take(bytes, align)?;
+        self.counted(taken.bytes, Path::Own);
+        let (ptr, bytes, node) = (taken.ptr, taken.bytes, taken.node);
+        Some((Piece { ptr, bytes, node, place: NO_PLACE }, Path::Own))
+    }
+
+    #[inline]
+    fn counted(&mut self, bytes: u64, path: Path) {
+        self.counts.allocations += 1;
+        self.counts.outstanding = self.counts.outstanding.wrapping_add(bytes);
+        self.counts.paths.count(path);
+    }
+
+    /// Adds memory and takes from it at once, so that nobody else gets it in between.
+    pub(super) fn add_and_take(
+        &mut self,
+        range: Range,
+        bytes: u64,
+        align: u64,
+        path: Path,
+    ) -> Option<Piece> {
+        self.index.add(range, true);
+        let taken = self.index.take(bytes, align)?;
+        self.counted(taken.bytes, path);
+        Some(Piece { ptr: taken.ptr, bytes: taken.bytes, node: taken.node, place: NO_PLACE })
+    }
+
+    /// Takes a freed block in; `Some` with its place when the magazine did not keep it.
+    #[inline]
+    pub(super) fn put(&mut self, piece: Piece, stamp: u64, magazine: u64) -> Option<u32> {
+        self.counts.freed += 1;
+        self.counts.outstanding = self.counts.outstanding.wrapping_sub(piece.bytes);
+        if piece.bytes <= MOST_CACHED
+            && let Some(bin) = self.bins.get_mut(bin_of(piece.bytes))
+        {
+            let most = if piece.bytes < 32 * UNIT { MOST_OF_A_SIZE } else { MOST_OF_SEVERAL };
+            // A sixty-fourth of what is live may be worth keeping, if that is more.
+            let room = magazine.max(self.index.taken_bytes() / 64);
+            if bin.len() < most && self.cached + piece.bytes <= room {
+                self.cached += piece.bytes;
+                bin.push(piece);
+                return None;
+            }
+            // What was freed last is asked for next: it takes the place of a block of another size.
+            if let Some(top) = bin.last_mut()
+                && top.bytes != piece.bytes
+            {
+                let old = std::mem::replace(top, piece);
+                self.cached = self.cached + piece.bytes - old.bytes;
+                self.index.give(old.node, stamp);
+                return Some(old.place);
+            }
+        }
+        self.index.give(piece.node, stamp);
+        Some(piece.place)
+    }
+
+    /// A block that was counted as handed out was not, after all.
+    pub(super) fn undo(&mut self, piece: Piece, stamp: u64) {
+        self.counts.allocations -= 1;
+        self.counts.outstanding = self.counts.outstanding.wrapping_sub(piece.bytes);
+        self.index.give(piece.node, stamp);
+    }
+
+    /// Empties the magazine into the index; the places of the records are added to `places`.
+    pub(super) fn flush(&mut self, stamp: u64, places: &mut Vec<u32>) {
+        if self.cached == 0 {
+            return;
+        }
+        for bin in &mut self.bins {
+            for piece in bin.drain(..) {
+                self.index.give(piece.node, stamp);
+                places.push(piece.place);
+            }
+        }
+        self.cached = 0;
+    }
+}

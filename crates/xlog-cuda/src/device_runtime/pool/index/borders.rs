@@ -1,0 +1,154 @@
+//! Memory that comes to an index and leaves it: spans and their borders.
+//!
+//! A span is a run of ranges between two border nodes. Borders are found by address, in two ordered maps that only
+//! coming and leaving memory touches; a split, a merge, a take or a give never does.
+
+use std::collections::BTreeMap;
+use std::ops::Bound;
+
+use super::classes::class_of;
+use super::nodes::{NIL, Node, State};
+use super::{Index, Range, UNIT};
+
+/// The border nodes by address.
+#[derive(Debug, Default)]
+pub(super) struct Borders {
+    begins: BTreeMap<u64, u32>,
+    ends: BTreeMap<u64, u32>,
+}
+
+impl Borders {
+    /// Whether a span holds part of the addresses from `ptr` to `end`.
+    fn overlap(&self, ptr: u64, end: u64) -> bool {
+        let Some((&begin, _)) = self.begins.range(..end).next_back() else { return false };
+        let ends = self.ends.range((Bound::Excluded(begin), Bound::Unbounded)).next();
+        ends.is_some_and(|(&end, _)| end > ptr)
+    }
+}
+
+impl Index {
+    /// Adds free memory, which merges with free memory of this index at either end when `join`.
+    ///
+    /// Returns false, and adds nothing, when the range is empty, is not made of whole units, or overlaps memory that the
+    /// index has.
+    pub(crate) fn add(&mut self, range: Range, join: bool) -> bool {
+        let Range { ptr, bytes, stamp } = range;
+        let Some(end) = ptr.checked_add(bytes) else { return false };
+        let whole = ptr % UNIT == 0 && bytes % UNIT == 0 && bytes > 0;
+        if !whole || !self.nodes.room(3) || self.borders.overlap(ptr, end) {
+            return false;
+        }
+        let left = if join { self.borders.ends.remove(&ptr) } else { None };
+        let before = match left {
+            Some(border) => {
+                let before = self.nodes.at(border).before;
+                self.nodes.remove(border);
+                before
+            }
+            None => self.border(ptr, NIL, NIL),
+        };
+        let right = if join { self.borders.begins.remove(&end) } else { None };
+        let after = match right {
+            Some(border) => {
+                let after = self.nodes.at(border).after;
+                self.nodes.remove(border);
+                after
+            }
+            None => self.border(end, NIL, NIL),
+        };
+        if left.is_none() {
+            self.borders.begins.insert(ptr, before);
+        }
+        if right.is_none() {
+            self.borders.ends.insert(end, after);
+        }
+        if let Some(id) = self.nodes.put(Node::new(range, State::Taken), before, after) {
+            self.bytes += bytes;
+            self.give(id, stamp);
+        }
+        true
+    }
+
+    /// Removes a taken range without freeing it, with the stamp it was taken with: its neighbours end and begin there.
+    /// `None` for a node that is not taken.
+    pub(crate) fn forget(&mut self, node: u32) -> Option<Range> {
+        let taken = self.nodes.at(node);
+        if !taken.is(State::Taken) || !self.nodes.room(2) {
+            return None;
+        }
+        let range = taken.range();
+        self.bytes -= range.bytes;
+        self.cut(node);
+        Some(range)
+    }
+
+    /// Removes from the free ranges of at least `min` bytes what `leave` names: a part of the range it is shown, made of
+    /// whole units. What is left of the range stays free and, if it still has `min` bytes, is shown again.
+    pub(crate) fn extract(
+        &mut self,
+        min: u64,
+        leave: &mut dyn FnMut(&Range) -> Option<Range>,
+    ) -> Vec<Range> {
+        let mut left = Vec::new();
+        let mut shown = Vec::new();
+        let mut from = self.classes.next_filled(class_of(min));
+        while let Some(class) = from {
+            let ranges = self.classes.newest(&self.nodes, class);
+            shown.extend(ranges.filter(|(_, node)| node.bytes >= min).map(|(id, _)| id));
+            from = self.classes.next_filled(class + 1);
+        }
+        while let Some(id) = shown.pop() {
+            let range = self.nodes.at(id).range();
+            let Range { ptr, bytes, stamp } = range;
+            let Some(part) = leave(&range) else { continue };
+            let inside = part.ptr >= ptr
+                && part.bytes > 0
+                && part.bytes <= bytes
+                && part.ptr - ptr <= bytes - part.bytes;
+            let whole = part.ptr % UNIT == 0 && part.bytes % UNIT == 0;
+            if !inside || !whole || !self.nodes.room(4) {
+                continue;
+            }
+            let Some(taken) = self.carve(id, part.ptr - ptr, part.bytes) else { continue };
+            let Node { before, after, .. } = *self.nodes.at(taken.node);
+            for rest in [before, after] {
+                let node = self.nodes.at(rest);
+                if node.is(State::Free) && node.bytes >= min {
+                    shown.push(rest);
+                }
+            }
+            self.bytes -= taken.bytes;
+            self.cut(taken.node);
+            left.push(Range { ptr: part.ptr, bytes: part.bytes, stamp });
+        }
+        left
+    }
+
+    /// Removes a node that is in no list, and puts borders in its place.
+    fn cut(&mut self, id: u32) {
+        let Node { before, after, .. } = *self.nodes.at(id);
+        let (ptr, end) = (self.nodes.at(id).ptr(), self.nodes.at(id).end());
+        self.nodes.remove(id);
+        self.nodes.at_mut(before).after = NIL;
+        self.nodes.at_mut(after).before = NIL;
+        if self.nodes.at(before).is(State::Border) {
+            self.borders.begins.remove(&ptr);
+            self.nodes.remove(before);
+        } else {
+            let border = self.border(ptr, before, NIL);
+            self.borders.ends.insert(ptr, border);
+        }
+        if self.nodes.at(after).is(State::Border) {
+            self.borders.ends.remove(&end);
+            self.nodes.remove(after);
+        } else {
+            let border = self.border(end, NIL, after);
+            self.borders.begins.insert(end, border);
+        }
+    }
+
+    fn border(&mut self, ptr: u64, before: u32, after: u32) -> u32 {
+        let border = Range { ptr, bytes: 0, stamp: 0 };
+        self.nodes.put(Node::new(border, State::Border), before, after).unwrap_or(NIL)
+    }
+}

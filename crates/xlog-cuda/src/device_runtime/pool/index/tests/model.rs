@@ -1,0 +1,252 @@
+//! Random programs on the index and on a model that keeps its ranges in an ordered map.
+//!
+//! A failing program prints its seed; `XLOG_INDEX_SEED=<seed>` runs that one alone, `XLOG_INDEX_PROGRAMS=<n>` runs more.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::super::classes::class_of;
+use super::super::nodes::State;
+use super::super::{Index, Range, Taken, UNIT};
+use super::Random;
+
+const BASE: u64 = 1 << 44;
+
+/// The same memory, kept the simple way.
+#[derive(Default)]
+struct Model {
+    /// Size and stamp by address.
+    free: BTreeMap<u64, (u64, u64)>,
+    live: Vec<Taken>,
+    /// Where ranges that touch stay apart.
+    walls: BTreeSet<u64>,
+    /// Memory that is in no index, for later.
+    outside: Vec<Range>,
+}
+
+impl Model {
+    fn insert(&mut self, mut range: Range) {
+        let before =
+            self.free.range(..range.ptr).next_back().map(|(&ptr, &(bytes, _))| (ptr, bytes));
+        if let Some((ptr, bytes)) = before {
+            assert!(ptr + bytes <= range.ptr, "free ranges overlap at {range:?}");
+            if ptr + bytes == range.ptr && !self.walls.contains(&range.ptr) {
+                let (bytes, stamp) = self.free.remove(&ptr).unwrap();
+                let stamp = stamp.max(range.stamp);
+                range = Range { ptr, bytes: bytes + range.bytes, stamp };
+            }
+        }
+        let end = range.ptr + range.bytes;
+        if let Some(&(bytes, stamp)) = self.free.get(&end)
+            && !self.walls.contains(&end)
+        {
+            self.free.remove(&end);
+            range.bytes += bytes;
+            range.stamp = range.stamp.max(stamp);
+        }
+        self.free.insert(range.ptr, (range.bytes, range.stamp));
+    }
+
+    /// Takes a part out of the free range that holds it, and says which stamp it had.
+    fn carve(&mut self, part_ptr: u64, part_bytes: u64) -> u64 {
+        let (&ptr, &(bytes, stamp)) = self.free.range(..=part_ptr).next_back().unwrap();
+        let (end, part_end) = (ptr + bytes, part_ptr + part_bytes);
+        assert!(part_end <= end, "{part_ptr:#x}+{part_bytes} is not free");
+        self.free.remove(&ptr);
+        if part_ptr > ptr {
+            self.free.insert(ptr, (part_ptr - ptr, stamp));
+        }
+        if end > part_end {
+            self.free.insert(part_end, (end - part_end, stamp));
+        }
+        stamp
+    }
+
+    fn fits(&self, bytes: u64, align: u64, mut usable: impl FnMut(u64) -> bool) -> bool {
+        self.free.iter().any(|(&ptr, &(free, stamp))| {
+            usable(stamp) && ptr.next_multiple_of(align) + bytes <= ptr + free
+        })
+    }
+
+    fn agrees(&self, index: &Index) {
+        let mut ranges: Vec<_> = index.ranges().collect();
+        ranges.sort_by_key(|range| range.ptr);
+        let expected: Vec<_> =
+            self.free.iter().map(|(&ptr, &(bytes, stamp))| Range { ptr, bytes, stamp }).collect();
+        assert_eq!(ranges, expected, "free ranges");
+        assert_eq!(index.free_ranges(), expected.len());
+        assert_eq!(index.free_bytes(), expected.iter().map(|range| range.bytes).sum::<u64>());
+        assert_eq!(index.taken_bytes(), self.live.iter().map(|taken| taken.bytes).sum::<u64>());
+        assert_eq!(
+            index.largest_free(),
+            expected.iter().map(|range| range.bytes).max().unwrap_or(0)
+        );
+    }
+}
+
+/// Every free node is in the list of its class, and nothing else is in a list; neighbours know each other.
+fn audit(index: &Index) {
+    let mut listed = 0;
+    let mut class = index.classes.next_filled(0);
+    while let Some(filled) = class {
+        let mut oldest: Vec<_> = index.classes.oldest(&index.nodes, filled).collect();
+        assert!(!oldest.is_empty(), "class {filled} is marked but empty");
+        for (id, node) in index.classes.newest(&index.nodes, filled) {
+            assert_eq!(oldest.pop().map(|(id, _)| id), Some(id));
+            assert!(node.is(State::Free) && class_of(node.bytes) == filled, "node {id}: {node:?}");
+            listed += 1;
+        }
+        assert!(oldest.is_empty(), "class {filled} has two lengths");
+        class = index.classes.next_filled(filled + 1);
+    }
+    assert_eq!(listed, index.free_ranges());
+    for state in [State::Free, State::Taken] {
+        for (id, node) in index.nodes.all(state) {
+            assert_eq!(index.nodes.at(node.before).end(), node.ptr());
+            assert_eq!(index.nodes.at(node.before).after, id);
+            assert_eq!(index.nodes.at(node.after).ptr(), node.end());
+            assert_eq!(index.nodes.at(node.after).before, id);
+        }
+    }
+}
+
+fn size(random: &mut Random) -> u64 {
+    let units = 1 << random.below(9);
+    1 + random.next() % (units * UNIT)
+}
+
+fn program(seed: u64) {
+    let mut random = Random::new(seed);
+    let (mut index, mut model) = (Index::default(), Model::default());
+    let mut top = BASE + random.below(8) as u64 * UNIT;
+    let mut stamp = 0;
+    for _ in 0..20 + random.below(80) {
+        match random.below(16) {
+            // Memory comes: at the top, after a gap, or back to where it left.
+            0 | 1 => {
+                let known = random.below(3) > 0 && !model.outside.is_empty();
+                let range = if known {
+                    let at = random.below(model.outside.len());
+                    model.outside.swap_remove(at)
+                } else {
+                    top += if random.below(3) == 0 { UNIT } else { 0 };
+                    let bytes = UNIT * (1 + random.next() % 600);
+                    let range = Range { ptr: top, bytes, stamp: random.next() % 4 };
+                    top += bytes;
+                    range
+                };
+                let join = random.below(4) > 0;
+                assert!(index.add(range, join), "{range:?}");
+                assert!(!index.add(range, join), "added twice: {range:?}");
+                for border in [range.ptr, range.ptr + range.bytes] {
+                    if join {
+                        model.walls.remove(&border);
+                    } else {
+                        model.walls.insert(border);
+                    }
+                }
+                model.insert(range);
+            }
+            2..=8 => {
+                let bytes = size(&mut random);
+                let align = if random.below(4) > 0 { UNIT } else { UNIT << random.below(8) };
+                let whole = bytes.next_multiple_of(UNIT);
+                let bound =
+                    if random.below(2) == 0 { u64::MAX } else { random.next() % (stamp + 1) };
+                let taken = if bound == u64::MAX {
+                    let taken = index.take(bytes, align);
+                    assert_eq!(
+                        taken.is_some(),
+                        model.fits(whole, align, |_| true),
+                        "{bytes} {align}"
+                    );
+                    taken
+                } else {
+                    let taken = index.take_if(bytes, align, &mut |stamp| stamp <= bound);
+                    let fits = model.fits(whole, align, |stamp| stamp <= bound);
+                    // With so few ranges the bounded search sees them all.
+                    if taken.is_some() || model.free.len() <= 4 {
+                        assert_eq!(taken.is_some(), fits, "{bytes} {align} {bound}");
+                    }
+                    taken
+                };
+                if let Some(taken) = taken {
+                    assert_eq!((taken.bytes, taken.ptr % align), (whole, 0));
+                    assert_eq!(taken.stamp, model.carve(taken.ptr, taken.bytes));
+                    assert!(taken.stamp <= bound);
+                    model.live.push(taken);
+                }
+            }
+            9..=12 if !model.live.is_empty() => {
+                let taken = model.live.swap_remove(random.below(model.live.len()));
+                stamp += random.next() % 3;
+                index.give(taken.node, stamp);
+                let Taken { ptr, bytes, .. } = taken;
+                model.insert(Range { ptr, bytes, stamp });
+            }
+            13 if !model.live.is_empty() => {
+                let taken = model.live.swap_remove(random.below(model.live.len()));
+                let Taken { ptr, bytes, stamp, .. } = taken;
+                assert_eq!(index.forget(taken.node), Some(Range { ptr, bytes, stamp }));
+                assert_eq!(index.forget(taken.node), None);
+                model.walls.extend([ptr, ptr + bytes]);
+                model.outside.push(Range { ptr, bytes, stamp });
+            }
+            14 => {
+                let min = UNIT * (random.next() % 64);
+                let mut pick = random;
+                let left = index.extract(min, &mut |range| {
+                    assert!(range.bytes >= min);
+                    let units = range.bytes / UNIT;
+                    let skip = pick.next() % units;
+                    let bytes = UNIT * (1 + pick.next() % (units - skip));
+                    let part = Range { ptr: range.ptr + skip * UNIT, bytes, stamp: range.stamp };
+                    (pick.below(2) == 0).then_some(part)
+                });
+                random.next();
+                for range in left {
+                    assert_eq!(model.carve(range.ptr, range.bytes), range.stamp);
+                    model.walls.extend([range.ptr, range.ptr + range.bytes]);
+                    model.outside.push(range);
+                }
+            }
+            // Ids that name nothing taken.
+            _ => {
+                let node = if random.below(2) == 0 { u32::MAX } else { 1_000_000 };
+                index.give(node, u64::MAX);
+                assert_eq!(index.forget(node), None);
+            }
+        }
+        model.agrees(&index);
+    }
+    audit(&index);
+    while let Some(taken) = model.live.pop() {
+        index.give(taken.node, stamp);
+        let Taken { ptr, bytes, .. } = taken;
+        model.insert(Range { ptr, bytes, stamp });
+    }
+    while let Some(range) = model.outside.pop() {
+        assert!(index.add(range, true));
+        model.walls.remove(&range.ptr);
+        model.walls.remove(&(range.ptr + range.bytes));
+        model.insert(range);
+    }
+    model.agrees(&index);
+    audit(&index);
+}
+
+fn number(variable: &str) -> Option<u64> {
+    std::env::var(variable).ok().map(|value| value.parse().expect("a whole number"))
+}
+
+#[test]
+fn random_programs_match_the_model() {
+    if let Some(seed) = number("XLOG_INDEX_SEED") {
+        return program(seed);
+    }
+    for seed in 0..number("XLOG_INDEX_PROGRAMS").unwrap_or(3000) {
+        if let Err(cause) = std::panic::catch_unwind(|| program(seed)) {
+            eprintln!("replay with XLOG_INDEX_SEED={seed}");
+            std::panic::resume_unwind(cause);
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! Times of the index alone, in a release build: `cargo test --release -p xlog-cuda --lib pool::index -- --ignored --nocapture`.
+//!
+//! Not run by default: times of a busy machine prove nothing.
+
+use std::hint::black_box;
+use std::time::Instant;
+
+use super::super::{Index, Range, UNIT};
+use super::Random;
+use super::workloads::{Op, handles, log_uniform, random_allocations, run, small_blocks, uniform};
+
+const BASE: u64 = 1 << 40;
+
+/// The best of several runs, in nanoseconds per operation.
+fn best(operations: u64, mut body: impl FnMut()) -> f64 {
+    let times = (0..9).map(|_| {
+        let start = Instant::now();
+        body();
+        start.elapsed().as_nanos() as f64 / operations as f64
+    });
+    times.fold(f64::MAX, f64::min)
+}
+
+fn with(bytes: u64) -> Index {
+    let mut index = Index::default();
+    assert!(index.add(Range { ptr: BASE, bytes, stamp: 0 }, true));
+    index
+}
+
+fn pair(index: &mut Index, bytes: u64) -> f64 {
+    const PAIRS: u64 = 200_000;
+    best(PAIRS, || {
+        for stamp in 0..PAIRS {
+            if let Some(taken) = index.take(black_box(bytes), UNIT) {
+                index.give(black_box(taken.node), stamp);
+            }
+        }
+    })
+}
+
+/// Every second one of blocks of one size is free.
+fn holes(count: usize, bytes: u64) -> Index {
+    let mut index = with((2 * count as u64 + 1) * bytes);
+    let taken: Vec<_> = (0..2 * count).map(|_| index.take(bytes, UNIT).unwrap()).collect();
+    for taken in taken.iter().step_by(2) {
+        index.give(taken.node, 1);
+    }
+    index
+}
+
+#[test]
+#[ignore = "times of the release build"]
+fn speed() {
+    for bytes in [1 << 10, 1 << 20, 64 << 20] {
+        println!(
+            "pair of {bytes:9} from one range       {:6.1} ns",
+            pair(&mut with(65 << 28), bytes)
+        );
+    }
+    for size in [1 << 10, 16 << 10] {
+        for count in [4_000, 16_000, 65_000] {
+            let mut index = holes(count, size);
+            println!(
+                "pair of 1 KiB, {count:6} holes of {size:5}  {:6.1} ns",
+                pair(&mut index, 1 << 10)
+            );
+        }
+    }
+    for live in [1_000, 10_000, 100_000, 1_000_000] {
+        churn(live);
+    }
+    for max in [1, 4, 64, 256] {
+        let (ops, _) = random_allocations(100_000, max << 20);
+        timed(&format!("random allocations, {max} MiB"), &ops);
+    }
+    timed("100000 uniform", &small_blocks(100_000, uniform));
+    timed("100000 log-uniform", &small_blocks(100_000, log_uniform));
+}
+
+fn timed(name: &str, ops: &[Op]) {
+    let ns = (0..5).map(|_| run(ops, handles).1).fold(f64::MAX, f64::min);
+    println!("{name:38} {ns:6.1} ns per operation");
+}
+
+/// A random live block is replaced by one of another size; then pairs, while all these are live.
+fn churn(live: usize) {
+    const STEPS: u64 = 1_000_000;
+    let mut random = Random::new(1);
+    let mut index = with(8192 * 2 * live as u64);
+    let mut blocks: Vec<_> =
+        (0..live).map(|_| index.take(size(&mut random), UNIT).unwrap().node).collect();
+    let idle = best(STEPS, || {
+        for _ in 0..STEPS {
+            black_box((blocks[random.below(live)], size(&mut random)));
+        }
+    });
+    let ns = best(STEPS, || {
+        for stamp in 0..STEPS {
+            let at = random.below(live);
+            index.give(blocks[at], stamp);
+            blocks[at] = index.take(size(&mut random), UNIT).unwrap().node;
+        }
+    });
+    let beside = pair(&mut index, 1 << 10);
+    println!(
+        "{live:8} live: replace one {ns:6.1} ns (the loop alone {idle:5.1}), pair {beside:5.1} ns"
+    );
+}
+
+fn size(random: &mut Random) -> u64 {
+    1 + random.next() % 8192
+}

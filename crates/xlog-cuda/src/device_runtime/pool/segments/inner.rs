@@ -1,0 +1,177 @@
+//! Segments that are blocks of another resource.
+//!
+//! A piece is one block, allocated on the stream that made the pool grow and freed when all of it is idle. As in plain segments,
+//! the last unit is never handed out, so that no range lies across two blocks. The inner resource announces its own physical
+//! memory; what is counted here is what its blocks are charged. No lock is held over a call of the inner resource.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+use xlog_driver::sync::Mutex;
+
+use super::super::super::resource::{
+    AllocTag, DeviceBlock, DeviceMemoryResource, PhysicalMeter, ResourceError, ResourceResult,
+    StreamId,
+};
+use super::account::Account;
+use super::config::SegmentConfig;
+use super::{Segments, Span, UNIT, generously, least_size, to_usize};
+
+/// What segments are called in the logs of the inner resource.
+const TAG: AllocTag = AllocTag("pool segment");
+
+/// Blocks of an inner resource for one pool.
+pub(crate) struct InnerSegments {
+    inner: Box<dyn DeviceMemoryResource + Send + Sync>,
+    config: SegmentConfig,
+    account: Account,
+    /// By address of what is handed out.
+    pieces: Mutex<BTreeMap<u64, Piece>>,
+}
+
+struct Piece {
+    span: Span,
+    block: DeviceBlock,
+}
+
+impl InnerSegments {
+    /// Segments from `inner`. Nothing is taken yet.
+    pub(crate) fn new(
+        inner: Box<dyn DeviceMemoryResource + Send + Sync>,
+        config: SegmentConfig,
+    ) -> ResourceResult<Self> {
+        config.validate()?;
+        let account = Account::new(config.maximum);
+        Ok(Self { inner, config, account, pieces: Mutex::new(BTreeMap::new()) })
+    }
+
+    /// The resource that the blocks come from.
+    #[cfg(test)]
+    pub(crate) fn inner(&self) -> &(dyn DeviceMemoryResource + Send + Sync) {
+        &*self.inner
+    }
+
+    /// Allocates a block of `size` bytes, of which at least `least` must be left.
+    fn grow_by(&self, size: u64, least: u64, stream: StreamId) -> ResourceResult<Span> {
+        let charge = self.inner.charge_for(to_usize(size)) as u64;
+        self.account.take(charge)?;
+        let allocated = self.inner.allocate(to_usize(size), stream, TAG);
+        let block = allocated.inspect_err(|_| self.account.give(charge))?;
+        let held = block.bytes as u64;
+        self.account.settle(charge, held);
+        let Some(span) = handed_out(&block).filter(|span| span.bytes >= least) else {
+            let given = format!("{held} bytes at {:#x}", block.ptr);
+            self.account.give(held);
+            self.inner.deallocate(block)?;
+            return Err(ResourceError::Driver(format!(
+                "the inner resource gave {given} for {size}: expected an address that is a multiple of {UNIT}"
+            )));
+        };
+        self.pieces.lock().insert(span.ptr, Piece { span, block });
+        Ok(span)
+    }
+
+    /// The pieces inside `idle`, the highest first and at most `bytes` in all, taken out of the table.
+    fn take_out(&self, idle: &[Span], bytes: u64) -> Vec<Piece> {
+        let mut pieces = self.pieces.lock();
+        let mut found: Vec<u64> = idle
+            .iter()
+            .flat_map(|range| {
+                let pieces = pieces.range(range.ptr..range.end().max(range.ptr));
+                pieces.filter(|(_, piece)| range.contains(piece.span)).map(|(&ptr, _)| ptr)
+            })
+            .collect();
+        found.sort_unstable_by(|a, b| b.cmp(a));
+        found.dedup();
+        let mut left = bytes;
+        let mut taken = Vec::new();
+        for ptr in found {
+            let held = pieces.get(&ptr).map_or(u64::MAX, |piece| piece.block.bytes as u64);
+            if held <= left
+                && let Some(piece) = pieces.remove(&ptr)
+            {
+                left -= held;
+                taken.push(piece);
+            }
+        }
+        taken
+    }
+}
+
+impl Segments for InnerSegments {
+    fn grow(&self, bytes: u64, stream: StreamId) -> ResourceResult<Span> {
+        let wanted = least_size(bytes, UNIT, u64::MAX - UNIT)?;
+        let least = wanted + UNIT;
+        generously(self.config.growth.max(least), least, |&size| self.grow_by(size, wanted, stream))
+    }
+
+    /// A block that the inner resource fails to free is gone all the same: it is kept there, and freed by a later reap.
+    fn release(&self, idle: &[Span], bytes: u64) -> (Vec<Span>, ResourceResult<()>) {
+        let mut gone = Vec::new();
+        let mut outcome = Ok(());
+        for Piece { span, block } in self.take_out(idle, bytes) {
+            let held = block.bytes as u64;
+            let this = self.inner.deallocate(block);
+            self.account.give(held);
+            gone.push(span);
+            outcome = outcome.and(this);
+        }
+        if !gone.is_empty() {
+            let trimmed = self.inner.reap_completed().and_then(|()| self.inner.trim());
+            outcome = outcome.and(trimmed.map(|_| ()));
+        }
+        gone.reverse();
+        (gone, outcome)
+    }
+
+    fn is_stream_ordered(&self) -> bool {
+        true
+    }
+
+    fn reserved(&self) -> u64 {
+        self.account.reserved()
+    }
+
+    fn pieces(&self) -> usize {
+        self.pieces.lock().len()
+    }
+
+    fn kind(&self) -> &'static str {
+        "inner"
+    }
+
+    fn granularity(&self) -> u64 {
+        UNIT
+    }
+
+    fn set_limit(&self, bytes: u64) {
+        self.account.set_limit(bytes);
+    }
+
+    fn limit(&self) -> u64 {
+        self.account.limit()
+    }
+
+    fn meter_physical(&self, meter: Arc<dyn PhysicalMeter>) -> ResourceResult<()> {
+        self.inner.meter_physical(meter)
+    }
+}
+
+impl fmt::Debug for InnerSegments {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("InnerSegments")
+            .field("device_ordinal", &self.inner.device_ordinal())
+            .field("config", &self.config)
+            .field("reserved", &self.reserved())
+            .field("limit", &self.limit())
+            .finish_non_exhaustive()
+    }
+}
+
+/// What the pool gets of a block: the whole units in it, but the last; `None` for an address that is no multiple of a unit.
+fn handed_out(block: &DeviceBlock) -> Option<Span> {
+    let units = block.bytes as u64 / UNIT;
+    let bytes = units.checked_sub(1)? * UNIT;
+    block.ptr.is_multiple_of(UNIT).then_some(Span { ptr: block.ptr, bytes })
+}

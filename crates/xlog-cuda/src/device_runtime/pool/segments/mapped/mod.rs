@@ -1,0 +1,337 @@
+//! Segments of virtual memory: physical handles, mapped one after the other into one large reservation of addresses.
+//!
+//! A piece is one physical handle. A small request takes a handle of the configured size; a large one takes as few handles as
+//! the largest allows, since making one costs the same whatever its size. A handle is unmapped and given back whole. Because
+//! addresses are apart from memory, idle handles can be mapped elsewhere, next to each other: [`Segments::gather`] fails only when
+//! the wholly idle handles and the free memory of the device are together too little.
+//!
+//! One lock is held while mappings change. What an undo could not undo is kept and tried again at the next call.
+
+mod addresses;
+mod state;
+
+use std::fmt;
+use std::sync::Arc;
+
+use xlog_driver::sync::Mutex;
+use xlog_driver::{DriverError, VirtualMemory};
+
+use super::super::super::resource::{PhysicalMeter, ResourceError, ResourceResult, StreamId};
+use super::account::Account;
+use super::config::SegmentConfig;
+use super::{Segments, Span, generously, least_size, out_of_memory, to_usize};
+use crate::CudaDevice;
+use addresses::Addresses;
+use state::{Piece, State};
+
+/// Virtual memory of one device for one pool.
+pub(crate) struct MappedSegments {
+    device: Arc<CudaDevice>,
+    config: SegmentConfig,
+    granularity: u64,
+    account: Account,
+    state: Mutex<State>,
+}
+
+impl MappedSegments {
+    /// Segments of `device`, which must offer virtual memory. Nothing is taken and no address reserved yet.
+    pub(crate) fn new(device: Arc<CudaDevice>, config: SegmentConfig) -> ResourceResult<Self> {
+        let granularity = virtual_memory(&device)?.granularity() as u64;
+        config.validate_handles(granularity)?;
+        let addresses = Addresses::new(granularity, device.properties().total_bytes);
+        Ok(Self {
+            account: Account::new(config.maximum),
+            state: Mutex::new(State::new(addresses)),
+            device,
+            config,
+            granularity,
+        })
+    }
+
+    /// Bytes that a failure left behind: held of the device, and not the pool's.
+    #[cfg(test)]
+    pub(super) fn hidden_bytes(&self) -> u64 {
+        self.state.lock().hidden_bytes()
+    }
+
+    fn memory(&self) -> ResourceResult<&dyn VirtualMemory> {
+        virtual_memory(&self.device)
+    }
+
+    /// The handles of the smallest memory that serves `least` bytes.
+    fn exactly(&self, least: u64) -> Vec<u64> {
+        let largest = self.config.largest_handle;
+        let mut handles = vec![largest; to_usize(least / largest)];
+        handles.extend(Some(least % largest).filter(|&rest| rest > 0));
+        handles
+    }
+
+    /// The handles of one step of growth that serves `least` bytes.
+    fn growth(&self, least: u64) -> Vec<u64> {
+        let SegmentConfig { growth, handle_bytes, .. } = self.config;
+        let mut handles =
+            if least <= handle_bytes { vec![handle_bytes] } else { self.exactly(least) };
+        let mut sum: u64 = handles.iter().sum();
+        while sum < growth {
+            let bytes = handle_bytes.min(growth - sum);
+            handles.push(bytes);
+            sum += bytes;
+        }
+        handles
+    }
+
+    /// Takes physical memory in handles of these sizes, for a request of `requested` bytes: all or nothing.
+    fn create(
+        &self,
+        memory: &dyn VirtualMemory,
+        sizes: &[u64],
+        requested: u64,
+    ) -> ResourceResult<Vec<Piece>> {
+        let mut missing: u64 = sizes.iter().sum();
+        if missing == 0 {
+            return Ok(Vec::new());
+        }
+        self.account.take(missing).map_err(|error| name_request(error, requested))?;
+        let mut pieces = Vec::with_capacity(sizes.len());
+        for &bytes in sizes {
+            match memory.create(to_usize(bytes)) {
+                Ok(memory) => pieces.push(Piece { bytes, memory }),
+                Err(error) => {
+                    self.account.give(missing);
+                    self.destroy(memory, pieces);
+                    return Err(name_request(error.into(), requested));
+                }
+            }
+            missing -= bytes;
+        }
+        Ok(pieces)
+    }
+
+    /// Gives pieces without address back. One that the driver refuses is kept for the next sweep.
+    fn destroy(&self, memory: &dyn VirtualMemory, pieces: Vec<Piece>) {
+        if pieces.is_empty() {
+            return;
+        }
+        let (freed, _) = self.state.lock().destroy(memory, pieces);
+        self.account.give(freed);
+    }
+
+    /// Gives back what an earlier failure left; a failure leaves it for the next time.
+    fn sweep(&self, memory: &dyn VirtualMemory) -> ResourceResult<()> {
+        let (freed, outcome) = self.state.lock().sweep(memory);
+        self.account.give(freed);
+        outcome
+    }
+
+    fn grow_by(
+        &self,
+        memory: &dyn VirtualMemory,
+        sizes: &[u64],
+        requested: u64,
+    ) -> ResourceResult<Span> {
+        let pieces = self.create(memory, sizes, requested)?;
+        let placed = self.state.lock().place(memory, pieces);
+        placed.map_err(|(pieces, error)| {
+            self.destroy(memory, pieces);
+            name_request(error.into(), requested)
+        })
+    }
+
+    /// Moves the pieces at `chosen`, followed by `fresh` ones, to one range of addresses.
+    fn move_together(
+        &self,
+        memory: &dyn VirtualMemory,
+        chosen: &[Span],
+        fresh: Vec<Piece>,
+    ) -> (Option<Span>, Vec<Span>, ResourceResult<()>) {
+        let mut state = self.state.lock();
+        let mut lifted: Vec<(Span, Piece)> = Vec::with_capacity(chosen.len());
+        let mut refused = None;
+        for &span in chosen {
+            match state.lift(memory, span) {
+                Ok(piece) => lifted.push((span, piece)),
+                Err(error) => {
+                    refused = Some(error);
+                    break;
+                }
+            }
+        }
+        let all = lifted.iter().map(|(_, piece)| *piece).chain(fresh).collect();
+        let placed = match refused {
+            None => state.place(memory, all),
+            Some(error) => Err((all, error)),
+        };
+        let (mut homeless, error) = match placed {
+            Ok(span) => {
+                for (old, _) in &lifted {
+                    state.addresses.give(old.ptr, old.bytes);
+                }
+                let gone = lifted.into_iter().map(|(old, _)| old).collect();
+                return (Some(span), gone, Ok(()));
+            }
+            Err(failed) => failed,
+        };
+        let mut gone = Vec::new();
+        for (old, piece) in lifted {
+            let Some(index) = homeless.iter().position(|other| *other == piece) else {
+                // Stranded where it was to be: only its old addresses are free.
+                state.addresses.give(old.ptr, old.bytes);
+                gone.push(old);
+                continue;
+            };
+            homeless.swap_remove(index);
+            if !state.put_back(memory, old.ptr, piece) {
+                gone.push(old);
+            }
+        }
+        let (freed, _) = state.destroy(memory, homeless);
+        drop(state);
+        self.account.give(freed);
+        (None, gone, Err(error.into()))
+    }
+}
+
+impl Segments for MappedSegments {
+    fn grow(&self, bytes: u64, _stream: StreamId) -> ResourceResult<Span> {
+        let least = least_size(bytes, self.granularity, self.device.properties().total_bytes)?;
+        let memory = self.memory()?;
+        // Leftovers are not this request's business, but their bytes may be what it needs.
+        let _ = self.sweep(memory);
+        generously(self.growth(least), self.exactly(least), |sizes| {
+            self.grow_by(memory, sizes, bytes)
+        })
+    }
+
+    fn release(&self, idle: &[Span], bytes: u64) -> (Vec<Span>, ResourceResult<()>) {
+        let memory = match self.memory() {
+            Ok(memory) => memory,
+            Err(error) => return (Vec::new(), Err(error)),
+        };
+        let mut state = self.state.lock();
+        let (mut freed, mut outcome) = state.sweep(memory);
+        let mut left = bytes;
+        let mut gone = Vec::new();
+        for span in state.inside(idle).into_iter().rev() {
+            if span.bytes > left {
+                continue;
+            }
+            match state.lift(memory, span) {
+                Ok(piece) => {
+                    left -= span.bytes;
+                    state.addresses.give(span.ptr, span.bytes);
+                    gone.push(span);
+                    let (destroyed, this) = state.destroy(memory, [piece]);
+                    freed += destroyed;
+                    outcome = outcome.and(this);
+                }
+                Err(error) => outcome = outcome.and(Err(error.into())),
+            }
+        }
+        drop(state);
+        self.account.give(freed);
+        gone.reverse();
+        (gone, outcome)
+    }
+
+    fn gather(
+        &self,
+        idle: &[Span],
+        bytes: u64,
+        _stream: StreamId,
+    ) -> (Option<Span>, Vec<Span>, ResourceResult<()>) {
+        let total = self.device.properties().total_bytes;
+        let checked = least_size(bytes, self.granularity, total)
+            .and_then(|least| Ok((least, self.memory()?)));
+        let (least, memory) = match checked {
+            Ok(checked) => checked,
+            Err(error) => return (None, Vec::new(), Err(error)),
+        };
+        let _ = self.sweep(memory);
+        let chosen = choose(self.state.lock().inside(idle), least);
+        let moved: u64 = chosen.iter().map(|span| span.bytes).sum();
+        // What is most likely to fail comes first, while nothing has moved.
+        let fresh = match self.create(memory, &self.exactly(least.saturating_sub(moved)), bytes) {
+            Ok(fresh) => fresh,
+            Err(error) => return (None, Vec::new(), Err(error)),
+        };
+        let (span, gone, outcome) = self.move_together(memory, &chosen, fresh);
+        (span, gone, outcome.map_err(|error| name_request(error, bytes)))
+    }
+
+    fn reserved(&self) -> u64 {
+        self.account.reserved()
+    }
+
+    fn pieces(&self) -> usize {
+        self.state.lock().pieces.len()
+    }
+
+    fn kind(&self) -> &'static str {
+        "mapped"
+    }
+
+    fn granularity(&self) -> u64 {
+        self.granularity
+    }
+
+    fn set_limit(&self, bytes: u64) {
+        self.account.set_limit(bytes);
+    }
+
+    fn limit(&self) -> u64 {
+        self.account.limit()
+    }
+
+    fn meter_physical(&self, meter: Arc<dyn PhysicalMeter>) -> ResourceResult<()> {
+        self.account.announce_to(meter)
+    }
+}
+
+impl Drop for MappedSegments {
+    fn drop(&mut self) {
+        let Ok(memory) = self.memory() else { return };
+        // Pieces that the pool has not released stay mapped, and their reservation with them: work may still run there.
+        let _ = self.sweep(memory);
+        self.state.lock().addresses.release(memory);
+    }
+}
+
+impl fmt::Debug for MappedSegments {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MappedSegments")
+            .field("device", &self.device.spec())
+            .field("config", &self.config)
+            .field("reserved", &self.reserved())
+            .field("limit", &self.limit())
+            .finish_non_exhaustive()
+    }
+}
+
+fn virtual_memory(device: &CudaDevice) -> ResourceResult<&dyn VirtualMemory> {
+    let unsupported = DriverError::Unsupported { call: "virtual memory" };
+    device.driver().virtual_memory().ok_or_else(|| unsupported.into())
+}
+
+/// The fewest pieces that make up `least` bytes, the last of them no larger than it must be; all, if they are too few.
+/// In order of their addresses.
+fn choose(mut idle: Vec<Span>, least: u64) -> Vec<Span> {
+    idle.sort_unstable_by_key(|span| (span.bytes, span.ptr));
+    let mut chosen = Vec::new();
+    let mut missing = least;
+    while missing > 0 && !idle.is_empty() {
+        let enough = idle.partition_point(|span| span.bytes < missing);
+        let span = idle.remove(enough.min(idle.len() - 1));
+        missing = missing.saturating_sub(span.bytes);
+        chosen.push(span);
+    }
+    chosen.sort_unstable();
+    chosen
+}
+
+/// Too little memory for a handle is too little memory for the request it was made for.
+fn name_request(error: ResourceError, requested: u64) -> ResourceError {
+    match error {
+        ResourceError::OutOfMemory { detail, .. } => out_of_memory(requested, detail),
+        other => other,
+    }
+}

@@ -1,0 +1,157 @@
+//! Segments of raw driver memory, one allocation each, for devices without virtual memory and for memory checkers.
+//!
+//! A piece is one allocation, freed when all of it is idle. Its last unit is never handed out: two allocations that happen to be
+//! adjacent must not become one range, since no copy may lie across them. Nothing can be moved to another address.
+//! No lock is held over a driver call.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+use xlog_driver::sync::Mutex;
+
+use super::super::super::resource::{PhysicalMeter, ResourceError, ResourceResult, StreamId};
+use super::account::Account;
+use super::config::SegmentConfig;
+use super::{Segments, Span, UNIT, generously, least_size, out_of_memory, to_usize};
+use crate::CudaDevice;
+
+/// What a driver takes from the device for a large allocation is a multiple of this.
+const GRANULARITY: u64 = 2 << 20;
+
+/// Raw driver memory of one device for one pool.
+pub(crate) struct PlainSegments {
+    device: Arc<CudaDevice>,
+    config: SegmentConfig,
+    account: Account,
+    /// By address: how many bytes were allocated there.
+    pieces: Mutex<BTreeMap<u64, u64>>,
+}
+
+impl PlainSegments {
+    /// Segments of `device`. Nothing is taken yet.
+    pub(crate) fn new(device: Arc<CudaDevice>, config: SegmentConfig) -> ResourceResult<Self> {
+        config.validate()?;
+        let account = Account::new(config.maximum);
+        Ok(Self { device, config, account, pieces: Mutex::new(BTreeMap::new()) })
+    }
+
+    fn grow_by(&self, bytes: u64, requested: u64) -> ResourceResult<Span> {
+        self.account.take(bytes)?;
+        let undo = |error: ResourceError| {
+            self.account.give(bytes);
+            error
+        };
+        let ptr = self.device.driver().alloc(to_usize(bytes)).map_err(|error| {
+            let error = ResourceError::from(error);
+            match undo(error) {
+                ResourceError::OutOfMemory { detail, .. } => out_of_memory(requested, detail),
+                other => other,
+            }
+        })?;
+        self.pieces.lock().insert(ptr, bytes);
+        Ok(handed_out(ptr, bytes))
+    }
+
+    /// The pieces inside `idle`, the highest first and at most `bytes` in all, taken out of the table.
+    fn take_out(&self, idle: &[Span], bytes: u64) -> Vec<(u64, u64)> {
+        let mut pieces = self.pieces.lock();
+        let mut found: Vec<(u64, u64)> = idle
+            .iter()
+            .flat_map(|range| {
+                let pieces = pieces.range(range.ptr..range.end().max(range.ptr));
+                let pieces = pieces.map(|(&ptr, &bytes)| (ptr, bytes));
+                pieces.filter(|&(ptr, bytes)| range.contains(handed_out(ptr, bytes)))
+            })
+            .collect();
+        found.sort_unstable_by(|a, b| b.cmp(a));
+        found.dedup();
+        let mut left = bytes;
+        found.retain(|(ptr, bytes)| {
+            let fits = *bytes <= left;
+            if fits {
+                left -= bytes;
+                pieces.remove(ptr);
+            }
+            fits
+        });
+        found
+    }
+}
+
+impl Segments for PlainSegments {
+    fn grow(&self, bytes: u64, _stream: StreamId) -> ResourceResult<Span> {
+        let total = self.device.properties().total_bytes;
+        least_size(bytes, UNIT, total)?;
+        let least = least_size(bytes.saturating_add(UNIT), GRANULARITY, total)?;
+        let generous = least_size(self.config.growth, GRANULARITY, total).unwrap_or(least);
+        generously(generous.max(least), least, |&size| self.grow_by(size, bytes))
+    }
+
+    fn release(&self, idle: &[Span], bytes: u64) -> (Vec<Span>, ResourceResult<()>) {
+        let mut gone = Vec::new();
+        let mut outcome = Ok(());
+        for (ptr, bytes) in self.take_out(idle, bytes) {
+            #[allow(unsafe_code)]
+            // SAFETY: the table had this allocation, once; the pool promises that nobody uses it and that the host has seen
+            // all work on it complete.
+            let freed = unsafe { self.device.driver().free(ptr) };
+            match freed {
+                Ok(()) => {
+                    self.account.give(bytes);
+                    gone.push(handed_out(ptr, bytes));
+                }
+                Err(error) => {
+                    self.pieces.lock().insert(ptr, bytes);
+                    outcome = outcome.and(Err(error.into()));
+                }
+            }
+        }
+        gone.reverse();
+        (gone, outcome)
+    }
+
+    fn reserved(&self) -> u64 {
+        self.account.reserved()
+    }
+
+    fn pieces(&self) -> usize {
+        self.pieces.lock().len()
+    }
+
+    fn kind(&self) -> &'static str {
+        "plain"
+    }
+
+    fn granularity(&self) -> u64 {
+        GRANULARITY
+    }
+
+    fn set_limit(&self, bytes: u64) {
+        self.account.set_limit(bytes);
+    }
+
+    fn limit(&self) -> u64 {
+        self.account.limit()
+    }
+
+    fn meter_physical(&self, meter: Arc<dyn PhysicalMeter>) -> ResourceResult<()> {
+        self.account.announce_to(meter)
+    }
+}
+
+impl fmt::Debug for PlainSegments {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PlainSegments")
+            .field("device", &self.device.spec())
+            .field("config", &self.config)
+            .field("reserved", &self.reserved())
+            .field("limit", &self.limit())
+            .finish_non_exhaustive()
+    }
+}
+
+/// What the pool gets of an allocation: all but the last unit.
+fn handed_out(ptr: u64, bytes: u64) -> Span {
+    Span { ptr, bytes: bytes.saturating_sub(UNIT) }
+}

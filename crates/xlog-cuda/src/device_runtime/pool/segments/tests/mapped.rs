@@ -1,0 +1,264 @@
+//! Virtual memory: contiguity, exact capacity, whole pieces, moves.
+
+use xlog_sim::{Call, Fault};
+
+use super::model::Model;
+use super::*;
+
+#[test]
+fn successive_growth_is_one_contiguous_range() {
+    for device in devices(64 * GRAIN) {
+        let segments = mapped(&device, SMALL);
+        let mut model = Model::new(&segments, &device);
+        for bytes in [1, 2 * GRAIN, 3 * GRAIN, GRAIN + 1, 20 * GRAIN] {
+            model.grow(bytes).unwrap();
+        }
+        let spans = model.idle.spans();
+        assert_eq!((spans.len(), spans[0].bytes), (1, (2 + 2 + 3 + 2 + 20) * GRAIN));
+        assert!(spans[0].ptr.is_multiple_of(2 * MIB));
+        assert_eq!(segments.reserved(), used(&device));
+        model.lend(spans[0], 5);
+        model.finish();
+        assert_eq!((segments.reserved(), segments.pieces(), used(&device)), (0, 0, 0));
+        assert!(device.races().is_empty());
+    }
+}
+
+#[test]
+fn a_large_request_makes_few_handles_and_a_growth_step_makes_small_ones() {
+    let device = device(None, 256 * GRAIN);
+    let config = SegmentConfig { growth: 6 * GRAIN, ..SMALL };
+    let segments = mapped(&device, config);
+    let pieces_of = |bytes| {
+        let before = segments.pieces();
+        let span = segments.grow(bytes, ON).unwrap();
+        (span.bytes / GRAIN, segments.pieces() - before)
+    };
+    assert_eq!(pieces_of(1), (6, 3));
+    assert_eq!(pieces_of(3 * GRAIN), (6, 3));
+    assert_eq!(pieces_of(5 * GRAIN), (6, 2));
+    assert_eq!(pieces_of(8 * GRAIN), (8, 1));
+    assert_eq!(pieces_of(19 * GRAIN - 1), (19, 3));
+    assert_eq!(sim(&device).faults().calls(Call::Create), 12);
+    assert_eq!(sim(&device).faults().calls(Call::SetAccess), 5, "one for each growth");
+    assert_eq!(sim(&device).faults().calls(Call::Reserve), 1);
+}
+
+#[test]
+fn the_last_byte_of_the_device_is_served_and_one_more_is_refused() {
+    for device in devices(33 * GRAIN) {
+        let segments = mapped(&device, SMALL);
+        let mut model = Model::new(&segments, &device);
+        model.grow(30 * GRAIN).unwrap();
+        model.grow(1).unwrap();
+        // A step of two does not fit any more; the one unit that is left does.
+        assert_eq!(model.grow(1).unwrap().bytes, GRAIN);
+        assert_eq!((used(&device), segments.reserved()), (33 * GRAIN, 33 * GRAIN));
+        assert!(is_out_of_memory(&model.grow(1), 1));
+        model.release(8 * GRAIN).unwrap();
+        assert!(is_out_of_memory(&model.grow(20 * GRAIN), 20 * GRAIN), "several handles");
+        assert!(is_out_of_memory(&model.grow(34 * GRAIN), 34 * GRAIN), "more than there is");
+        assert!(is_out_of_memory(&model.grow(u64::MAX), u64::MAX));
+        assert_eq!(segments.grow(0, ON), Err(ResourceError::zero_bytes()));
+        assert_eq!(segments.reserved(), used(&device));
+        model.finish();
+        assert_eq!(used(&device), 0);
+    }
+}
+
+#[test]
+fn the_limit_and_the_meter_are_exact_and_a_refusal_takes_nothing() {
+    let device = device(Some(3), 64 * GRAIN);
+    let segments = mapped(&device, SegmentConfig { maximum: 9 * GRAIN, ..SMALL });
+    segments.grow(6 * GRAIN, ON).unwrap();
+    let meter = Meter::new(10 * GRAIN);
+    segments.meter_physical(meter.clone()).unwrap();
+    assert_eq!(meter.held(), 6 * GRAIN, "what is held already is announced");
+    assert!(segments.meter_physical(Meter::new(0)).is_err(), "one meter only");
+    let refused = segments.grow(4 * GRAIN, ON);
+    assert!(is_out_of_memory(&refused, 4 * GRAIN));
+    let said = refused.unwrap_err().to_string();
+    assert!(said.contains(&format!("{} of at most {} bytes", 6 * GRAIN, 9 * GRAIN)), "{said}");
+    assert_eq!(segments.grow(3 * GRAIN, ON).unwrap().bytes, 3 * GRAIN);
+    segments.set_limit(u64::MAX);
+    assert_eq!(segments.limit(), u64::MAX);
+    // The meter has one unit left: no step of two, but the request.
+    assert_eq!(segments.grow(1, ON).unwrap().bytes, GRAIN);
+    let refused = segments.grow(1, ON);
+    assert_eq!(
+        refused,
+        Err(ResourceError::OutOfBudget { requested: GRAIN as usize, remaining: 0 })
+    );
+    assert_eq!(
+        (meter.held(), segments.reserved(), used(&device)),
+        (10 * GRAIN, 10 * GRAIN, 10 * GRAIN)
+    );
+    segments.set_limit(4 * GRAIN);
+    assert_eq!(segments.reserved(), 10 * GRAIN, "a lower limit takes nothing away");
+}
+
+#[test]
+fn a_meter_that_cannot_take_what_is_held_is_not_installed() {
+    let device = device(None, 64 * GRAIN);
+    let segments = mapped(&device, SMALL);
+    segments.grow(4 * GRAIN, ON).unwrap();
+    let small = Meter::new(4 * GRAIN - 1);
+    assert!(segments.meter_physical(small.clone()).is_err());
+    segments.grow(1, ON).unwrap();
+    assert_eq!(small.held(), 0);
+    segments.meter_physical(Meter::new(u64::MAX)).unwrap();
+}
+
+#[test]
+fn a_piece_that_is_in_use_at_either_end_is_not_given_back() {
+    for device in devices(64 * GRAIN) {
+        let segments = mapped(&device, SMALL);
+        let mut model = Model::new(&segments, &device);
+        // Three pieces in a row: 4, 4 and 4 units.
+        let first = model.grow(4 * GRAIN).unwrap().ptr;
+        model.grow(4 * GRAIN).unwrap();
+        model.grow(4 * GRAIN).unwrap();
+        model.lend(Span { ptr: first + 4 * GRAIN - UNIT, bytes: 2 * UNIT }, 9);
+        assert_eq!(model.release(4 * GRAIN - 1), Ok(0), "no piece is as small");
+        assert_eq!(model.release(u64::MAX), Ok(4 * GRAIN));
+        assert_eq!((segments.pieces(), segments.reserved()), (2, 8 * GRAIN));
+        model.take_back(0);
+        assert_eq!(model.release(5 * GRAIN), Ok(4 * GRAIN), "at most what was asked for");
+        assert_eq!(model.idle.spans(), [Span { ptr: first, bytes: 4 * GRAIN }]);
+        // What was given back is the first to be used again.
+        assert_eq!(model.grow(1).unwrap().ptr, first + 4 * GRAIN);
+        model.finish();
+        assert_eq!(used(&device), 0);
+    }
+}
+
+#[test]
+fn idle_handles_between_live_ones_serve_a_request_that_no_range_could() {
+    for device in devices(16 * GRAIN) {
+        let segments = mapped(&device, SMALL);
+        let mut model = Model::new(&segments, &device);
+        let spans: Vec<Span> = (0..8).map(|_| model.grow(2 * GRAIN).unwrap()).collect();
+        for (index, &span) in spans.iter().enumerate() {
+            model.lend(span, index as u8);
+        }
+        // Every other handle is free, and the device is full.
+        for index in [6, 4, 2, 0] {
+            model.take_back(index);
+        }
+        assert!(is_out_of_memory(&model.grow(7 * GRAIN), 7 * GRAIN));
+        assert!(is_out_of_memory(&model.gather(8 * GRAIN + 1), 8 * GRAIN + 1));
+        let before = model.idle.spans();
+        let creates = sim(&device).faults().calls(Call::Create);
+        let span = model.gather(7 * GRAIN).unwrap().unwrap();
+        assert_eq!((span.bytes, segments.pieces()), (8 * GRAIN, 8));
+        assert_eq!(sim(&device).faults().calls(Call::Create), creates, "nothing new was needed");
+        assert!(before.iter().all(|old| !model.idle.spans().contains(old)));
+        model.lend(span, 77);
+        assert_eq!((segments.reserved(), used(&device)), (16 * GRAIN, 16 * GRAIN));
+        model.finish();
+        assert!(device.races().is_empty());
+    }
+}
+
+#[test]
+fn a_gather_takes_fresh_memory_only_for_what_idle_handles_lack() {
+    let device = device(Some(11), 64 * GRAIN);
+    let segments = mapped(&device, SMALL);
+    let mut model = Model::new(&segments, &device);
+    let spans: Vec<Span> = [4, 3, 2, 5, 2].iter().map(|n| model.grow(n * GRAIN).unwrap()).collect();
+    model.lend(Span { ptr: spans[1].ptr, bytes: UNIT }, 1);
+    model.lend(Span { ptr: spans[3].ptr, bytes: UNIT }, 1);
+    // Idle are 4, 2 and 2 units, of which the fewest are moved.
+    assert_eq!(model.gather(5 * GRAIN).unwrap().unwrap().bytes, 6 * GRAIN);
+    assert_eq!(segments.reserved(), 16 * GRAIN);
+    // Idle are 4 and 2 together, and 2: all eight, and one more.
+    let span = model.gather(9 * GRAIN).unwrap().unwrap();
+    assert_eq!(
+        (span.bytes, segments.reserved(), used(&device)),
+        (9 * GRAIN, 17 * GRAIN, 17 * GRAIN)
+    );
+    // Without any idle memory it is growth by exactly what is needed.
+    let (span, gone, outcome) = segments.gather(&[], GRAIN, ON);
+    assert_eq!((span.map(|span| span.bytes), gone, outcome), (Some(GRAIN), vec![], Ok(())));
+}
+
+#[test]
+fn memory_in_use_is_neither_unmapped_under_work_nor_by_a_drop() {
+    let device = device(None, 64 * GRAIN);
+    let segments = mapped(&device, SMALL);
+    let stream = device.driver().stream_create(0).unwrap();
+    let (live, spare) = (segments.grow(1, ON).unwrap(), segments.grow(1, ON).unwrap());
+    let gate = device.driver().hold(stream).unwrap();
+    #[allow(unsafe_code)]
+    // SAFETY: the range is mapped, and segments that are dropped do not unmap what was not released.
+    unsafe { device.driver().memset(live.ptr, 3, live.bytes as usize, stream) }.unwrap();
+    let (gone, outcome) = segments.release(&[spare], u64::MAX);
+    assert_eq!((gone, outcome), (vec![spare], Ok(())));
+    drop(segments);
+    gate.release();
+    device.driver().stream_synchronize(stream).unwrap();
+    assert_eq!(used(&device), live.bytes);
+    assert!(device.races().is_empty());
+}
+
+#[test]
+fn a_driver_that_gives_few_addresses_is_asked_again_and_no_range_lies_across_two_reservations() {
+    for device in devices(128 * GRAIN) {
+        // 1 TiB, halved until there is room for no more than 32 units and the one that is never used.
+        for nth in 1..=19 {
+            sim(&device).faults().fail_nth(Call::Reserve, nth, Fault::OutOfMemory);
+        }
+        let segments = mapped(&device, SMALL);
+        let mut model = Model::new(&segments, &device);
+        for _ in 0..3 {
+            model.grow(32 * GRAIN).unwrap();
+        }
+        assert_eq!(sim(&device).faults().calls(Call::Reserve), 19 + 3);
+        let spans = model.idle.spans();
+        assert_eq!(spans.len(), 3, "{spans:?}");
+        spans.into_iter().for_each(|span| model.lend(span, 8));
+        model.finish();
+        // Addresses that came back are used before more are reserved.
+        let span = segments.grow(32 * GRAIN, ON).unwrap();
+        assert_eq!(sim(&device).faults().calls(Call::Reserve), 19 + 3);
+        segments.release(&[span], u64::MAX).1.unwrap();
+        drop(segments);
+        assert_eq!(sim(&device).faults().calls(Call::Release), 3);
+    }
+}
+
+#[test]
+fn a_drop_gives_the_addresses_back() {
+    let device = device(None, 64 * GRAIN);
+    for _ in 0..40 {
+        let segments = mapped(&device, SMALL);
+        let span = segments.grow(1, ON).unwrap();
+        segments.release(&[span], u64::MAX).1.unwrap();
+    }
+    let calls = |call| sim(&device).faults().calls(call);
+    assert_eq!((calls(Call::Reserve), calls(Call::Release)), (40, 40));
+}
+
+#[test]
+fn a_bad_configuration_names_the_field() {
+    let device = device(None, 64 * GRAIN);
+    let cases = [
+        (SegmentConfig { maximum: 0, ..SMALL }, "maximum = 0"),
+        (SegmentConfig { maximum: GRAIN, initial: 2 * GRAIN, ..SMALL }, "initial = 131072"),
+        (SegmentConfig { growth: 0, ..SMALL }, "growth = 0"),
+        (SegmentConfig { growth: GRAIN + 256, ..SMALL }, "growth = 65792"),
+        (SegmentConfig { handle_bytes: 1000, ..SMALL }, "handle_bytes = 1000"),
+        (SegmentConfig { largest_handle: GRAIN, ..SMALL }, "largest_handle = 65536"),
+        (SegmentConfig { largest_handle: 3, ..SMALL }, "largest_handle = 3"),
+    ];
+    for (config, named) in cases {
+        let refused = MappedSegments::new(Arc::clone(&device), config).unwrap_err();
+        assert!(refused.to_string().starts_with(named), "{refused}");
+    }
+    let without = SimDevice::open(SimConfig::default().with_virtual_memory(false)).unwrap();
+    let without = Arc::new(CudaDevice::from_sim(without));
+    let refused = MappedSegments::new(without, SegmentConfig::default()).unwrap_err();
+    assert!(refused.to_string().contains("not supported"), "{refused}");
+    MappedSegments::new(Arc::new(CudaDevice::open("sim").unwrap()), SegmentConfig::default())
+        .unwrap();
+}

@@ -1,0 +1,99 @@
+//! What segments must not get wrong, by hazard. Devices are small and simulated, so that every byte can be counted.
+
+mod faults;
+mod mapped;
+mod model;
+mod others;
+mod random;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use xlog_sim::{SimConfig, SimDevice};
+
+use super::super::super::resource::{PhysicalMeter, ResourceError, ResourceResult, StreamId};
+use super::{InnerSegments, MappedSegments, PlainSegments, SegmentConfig, Segments, Span, UNIT};
+use crate::CudaDevice;
+
+const ON: StreamId = StreamId::DEFAULT;
+/// The mapping granularity of the small devices.
+const GRAIN: u64 = 64 << 10;
+const MIB: u64 = 1 << 20;
+
+/// Handles of two units, at most eight.
+const SMALL: SegmentConfig = SegmentConfig {
+    initial: 0,
+    maximum: u64::MAX,
+    growth: 2 * GRAIN,
+    handle_bytes: 2 * GRAIN,
+    largest_handle: 8 * GRAIN,
+};
+
+/// A device of `capacity` bytes, under a seed or with a thread per stream.
+fn device(seed: Option<u64>, capacity: u64) -> Arc<CudaDevice> {
+    let config = SimConfig::default().with_capacity(capacity).with_granularity(GRAIN as usize);
+    let config = match seed {
+        Some(seed) => config.with_seed(seed),
+        None => config,
+    };
+    Arc::new(CudaDevice::from_sim(SimDevice::open(config).unwrap()))
+}
+
+fn sim(device: &CudaDevice) -> &Arc<SimDevice> {
+    device.sim().unwrap()
+}
+
+/// Both engines.
+fn devices(capacity: u64) -> [Arc<CudaDevice>; 2] {
+    [device(None, capacity), device(Some(7), capacity)]
+}
+
+/// Bytes that the device says are taken.
+fn used(device: &CudaDevice) -> u64 {
+    let info = device.memory_info().unwrap();
+    info.total - info.free
+}
+
+fn mapped(device: &Arc<CudaDevice>, config: SegmentConfig) -> MappedSegments {
+    MappedSegments::new(Arc::clone(device), config).unwrap()
+}
+
+/// Holds what it is told of, up to a limit.
+#[derive(Debug)]
+struct Meter {
+    held: AtomicU64,
+    limit: AtomicU64,
+}
+
+impl Meter {
+    fn new(limit: u64) -> Arc<Self> {
+        Arc::new(Self { held: AtomicU64::new(0), limit: AtomicU64::new(limit) })
+    }
+
+    fn held(&self) -> u64 {
+        self.held.load(Ordering::SeqCst)
+    }
+}
+
+impl PhysicalMeter for Meter {
+    fn take(&self, bytes: usize) -> ResourceResult<()> {
+        let (bytes, limit) = (bytes as u64, self.limit.load(Ordering::SeqCst));
+        let fits = |held: u64| held.checked_add(bytes).filter(|&sum| sum <= limit);
+        let order = Ordering::SeqCst;
+        self.held.fetch_update(order, order, fits).map(|_| ()).map_err(|held| {
+            ResourceError::OutOfBudget {
+                requested: bytes as usize,
+                remaining: limit.saturating_sub(held) as usize,
+            }
+        })
+    }
+
+    fn give(&self, bytes: usize) {
+        let before = self.held.fetch_sub(bytes as u64, Ordering::SeqCst);
+        assert!(before >= bytes as u64, "{bytes} given back of {before}");
+    }
+}
+
+fn is_out_of_memory<T: std::fmt::Debug>(outcome: &ResourceResult<T>, bytes: u64) -> bool {
+    matches!(outcome, Err(ResourceError::OutOfMemory { requested, .. }) if *requested as u64 == bytes)
+}

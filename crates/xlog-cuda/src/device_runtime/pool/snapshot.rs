@@ -1,0 +1,122 @@
+//! How a pool stands.
+
+use super::PoolResource;
+use super::arena::{ArenaCounts, Path};
+
+/// How often each way of serving a request was taken.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub struct PoolPaths {
+    /// A block of the same size that was just freed on the stream.
+    pub magazine: u64,
+    /// Free memory of the stream.
+    pub own: u64,
+    /// Memory of another stream that this one already followed.
+    pub covered: u64,
+    /// Memory whose last work had completed.
+    pub completed: u64,
+    /// Memory taken from the device.
+    pub grown: u64,
+    /// Memory of another stream, with a wait.
+    pub waited: u64,
+}
+
+/// How a pool stands. Streams go on while it is made, so its parts are true one by one.
+#[derive(Clone, PartialEq, Debug, Default)]
+#[non_exhaustive]
+pub struct PoolSnapshot {
+    /// Where memory comes from.
+    pub segment_kind: &'static str,
+    /// Pieces taken from there.
+    pub segments: usize,
+    /// Bytes taken from there.
+    pub reserved_bytes: usize,
+    /// Bytes of live blocks, and of returned ones that other streams still use.
+    pub live_bytes: usize,
+    /// Bytes in magazines.
+    pub magazine_bytes: usize,
+    /// Free bytes on which nothing is pending.
+    pub idle_bytes: usize,
+    /// Free bytes on which work of their stream may be pending.
+    pub waiting_bytes: usize,
+    /// The largest free range, magazines not counted.
+    pub largest_free: usize,
+    /// Free ranges, magazines not counted.
+    pub free_ranges: usize,
+    /// How requests were served.
+    pub paths: PoolPaths,
+}
+
+impl PoolSnapshot {
+    /// Free bytes, magazines not counted.
+    #[must_use]
+    pub fn free_bytes(&self) -> usize {
+        self.idle_bytes + self.waiting_bytes
+    }
+
+    /// What part of the free memory is not in the largest range: 0 when it lies together.
+    #[must_use]
+    pub fn fragmentation(&self) -> f64 {
+        match self.free_bytes() {
+            0 => 0.0,
+            free => 1.0 - self.largest_free as f64 / free as f64,
+        }
+    }
+}
+
+impl ArenaCounts {
+    pub(super) fn add(&mut self, other: &Self) {
+        self.allocations += other.allocations;
+        self.deallocations += other.deallocations;
+        self.freed += other.freed;
+        self.outstanding = self.outstanding.wrapping_add(other.outstanding);
+        for (sum, part) in self.paths.0.iter_mut().zip(other.paths.0) {
+            *sum += part;
+        }
+    }
+}
+
+impl PoolResource {
+    /// How the pool stands.
+    #[must_use]
+    pub fn snapshot(&self) -> PoolSnapshot {
+        let mut snapshot = PoolSnapshot {
+            segment_kind: self.segments.kind(),
+            segments: self.segments.pieces(),
+            reserved_bytes: self.segments.reserved() as usize,
+            ..PoolSnapshot::default()
+        };
+        let mut counts = ArenaCounts::default();
+        for (place, arena) in self.arenas_with_places() {
+            let Some(stream) = self.tracker.streams.at(place) else { continue };
+            arena.with(|arena| {
+                counts.add(&arena.counts);
+                snapshot.magazine_bytes += arena.cached as usize;
+                snapshot.largest_free =
+                    snapshot.largest_free.max(arena.index.largest_free() as usize);
+                snapshot.free_ranges += arena.index.free_ranges();
+                for range in arena.index.ranges() {
+                    let idle = range.stamp == 0 || stream.clock().is_complete(range.stamp);
+                    let bytes =
+                        if idle { &mut snapshot.idle_bytes } else { &mut snapshot.waiting_bytes };
+                    *bytes += range.bytes as usize;
+                }
+            });
+        }
+        let spare = self.spare.lock();
+        snapshot.idle_bytes += spare.free_bytes() as usize;
+        snapshot.free_ranges += spare.free_ranges();
+        snapshot.largest_free = snapshot.largest_free.max(spare.largest_free() as usize);
+        snapshot.live_bytes = counts.outstanding as usize;
+        let served = |path: Path| counts.paths.0[path as usize];
+        snapshot.paths = PoolPaths {
+            magazine: served(Path::Magazine),
+            own: served(Path::Own),
+            covered: served(Path::Covered),
+            completed: served(Path::Completed),
+            grown: served(Path::Grown),
+            waited: served(Path::Waited),
+        };
+        snapshot
+    }
+}

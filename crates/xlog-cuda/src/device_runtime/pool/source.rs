@@ -1,0 +1,44 @@
+//! Which segments a pool with a given configuration has.
+
+use std::sync::Arc;
+
+use super::arena::UNIT;
+use super::config::{PoolConfig, PoolSegments};
+use super::segments::{InnerSegments, MappedSegments, PlainSegments, SegmentConfig, Segments};
+use crate::CudaDevice;
+use crate::device_runtime::resource::{DeviceMemoryResource, ResourceResult};
+
+/// The pool decides how much it takes at a time; each time is one piece, unless it is very large.
+fn sizes(config: &PoolConfig, granularity: u64) -> SegmentConfig {
+    SegmentConfig {
+        initial: config.initial_bytes as u64,
+        maximum: config.maximum_bytes as u64,
+        growth: granularity,
+        handle_bytes: granularity,
+        ..SegmentConfig::default()
+    }
+}
+
+pub(super) fn of_device(
+    device: &Arc<CudaDevice>,
+    config: &PoolConfig,
+) -> ResourceResult<Box<dyn Segments>> {
+    let device = Arc::clone(device);
+    let granularity = device.driver().virtual_memory().map(|memory| memory.granularity() as u64);
+    match (config.segments, granularity) {
+        (PoolSegments::Plain, _) | (PoolSegments::Automatic, None) => {
+            Ok(Box::new(PlainSegments::new(device, sizes(config, UNIT))?))
+        }
+        (PoolSegments::Automatic | PoolSegments::Mapped, granularity) => {
+            let sizes = sizes(config, granularity.unwrap_or(UNIT));
+            Ok(Box::new(MappedSegments::new(device, sizes)?))
+        }
+    }
+}
+
+pub(super) fn of_inner(
+    inner: Box<dyn DeviceMemoryResource + Send + Sync>,
+    config: &PoolConfig,
+) -> ResourceResult<Box<dyn Segments>> {
+    Ok(Box::new(InnerSegments::new(inner, sizes(config, UNIT))?))
+}

@@ -1,0 +1,421 @@
+//! What goes wrong in pools, each as a test that would show it.
+
+#![allow(clippy::unwrap_used)]
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
+use crate::support::Random;
+use crate::support::rig::{TAG, assert_all, fill, read, sub_allocating};
+use xlog_cuda::CudaDevice;
+use xlog_cuda::device_runtime::{
+    Access, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, PoolConfig, PoolResource,
+    PoolReuse, PoolSegments, ResourceError, StreamLease, StreamPool,
+};
+use xlog_testing::{WatchedGate, for_each_device, for_each_sim};
+
+const MIB: usize = 1 << 20;
+
+struct Rig {
+    streams: Arc<StreamPool>,
+    pool: PoolResource,
+}
+
+fn rig(device: &Arc<CudaDevice>, config: PoolConfig) -> Rig {
+    let streams = Arc::new(StreamPool::with_defaults(device.clone()));
+    let pool = sub_allocating(device, &streams, config);
+    Rig { streams, pool }
+}
+
+/// A pool that cannot grow beyond `bytes`.
+fn scarce(bytes: usize) -> PoolConfig {
+    PoolConfig::default().with_growth(2 * MIB).with_maximum(bytes)
+}
+
+impl Rig {
+    fn leases<const N: usize>(&self) -> [StreamLease; N] {
+        std::array::from_fn(|_| self.streams.lease().unwrap())
+    }
+
+    fn allocate(&self, bytes: usize, stream: &StreamLease) -> DeviceBlock {
+        self.pool.allocate(bytes, stream.id(), TAG).unwrap()
+    }
+
+    fn empty(&self) {
+        self.pool.reap_pending().unwrap();
+        assert_eq!(self.pool.bytes_outstanding(), 0);
+        self.pool.trim().unwrap();
+        let snapshot = self.pool.snapshot();
+        assert_eq!((snapshot.reserved_bytes, snapshot.free_bytes()), (0, 0), "{snapshot:?}");
+    }
+}
+
+#[test]
+fn memory_that_went_through_a_second_stream_is_not_handed_to_a_third_under_the_first() {
+    for_each_device(|device| {
+        let rig = rig(device, scarce(2 * MIB));
+        let [first, second, third] = rig.leases();
+        let witness = rig.pool.allocate(MIB / 2, first.id(), TAG).unwrap();
+        let block = rig.allocate(MIB, &first);
+        fill(&first, block.ptr, 0x11, MIB);
+        let gate = WatchedGate::new(first.hold().unwrap());
+        // Behind the gate the first stream still reads what it is about to free.
+        // SAFETY: both blocks are live when this runs; the free below comes after it.
+        unsafe { first.copy_dtod(witness.ptr, block.ptr, MIB / 2).unwrap() };
+        rig.pool.deallocate(block).unwrap();
+        // The second stream gets it with a wait, and gives it back unused.
+        let passed = rig.allocate(MIB, &second);
+        rig.pool.deallocate(passed).unwrap();
+        // The third stream gets it from the second, and overwrites it.
+        let taken = rig.allocate(MIB, &third);
+        fill(&third, taken.ptr, 0xee, MIB);
+        gate.release();
+        assert_all(&read(&first, witness.ptr, MIB / 2).unwrap(), 0x11);
+        assert_all(&read(&third, taken.ptr, MIB).unwrap(), 0xee);
+        assert!(rig.pool.snapshot().paths.waited >= 1, "{:?}", rig.pool.snapshot());
+        rig.pool.deallocate(taken).unwrap();
+        rig.pool.deallocate(witness).unwrap();
+        rig.empty();
+        assert!(device.races().is_empty());
+    });
+}
+
+#[test]
+fn the_remainder_of_a_growth_serves_another_stream_at_once() {
+    for_each_device(|device| {
+        let rig = rig(device, PoolConfig::default());
+        let [first, second] = rig.leases();
+        let gate = WatchedGate::new(first.hold().unwrap());
+        let one = rig.allocate(MIB, &first);
+        fill(&first, one.ptr, 1, MIB);
+        let two = rig.allocate(MIB, &second);
+        fill(&second, two.ptr, 2, MIB);
+        assert_all(&read(&second, two.ptr, MIB).unwrap(), 2);
+        let snapshot = rig.pool.snapshot();
+        assert_eq!((snapshot.paths.grown, snapshot.paths.waited), (1, 0), "{snapshot:?}");
+        gate.release();
+        rig.pool.deallocate(one).unwrap();
+        rig.pool.deallocate(two).unwrap();
+        rig.empty();
+    });
+}
+
+#[test]
+fn the_blocks_of_a_stream_that_was_given_back_serve_others() {
+    for_each_device(|device| {
+        let rig = rig(device, scarce(2 * MIB));
+        let [keeper] = rig.leases();
+        {
+            let [gone] = rig.leases();
+            let blocks: Vec<_> = (0..40).map(|_| rig.allocate(32 << 10, &gone)).collect();
+            for block in blocks {
+                fill(&gone, block.ptr, 1, 32 << 10);
+                rig.pool.deallocate(block).unwrap();
+            }
+        }
+        let all = rig.allocate(2 * MIB, &keeper);
+        fill(&keeper, all.ptr, 2, 2 * MIB);
+        assert_all(&read(&keeper, all.ptr, 2 * MIB).unwrap(), 2);
+        rig.pool.deallocate(all).unwrap();
+        rig.empty();
+    });
+}
+
+#[test]
+fn two_streams_allocate_while_a_third_ones_memory_is_held() {
+    for_each_sim(|device, sim| {
+        if sim.seed().is_some() {
+            return; // its threads are logical, and must not block
+        }
+        let rig = rig(device, PoolConfig::default());
+        let [first, second, third] = rig.leases();
+        let own = rig.allocate(MIB, &third);
+        rig.pool.deallocate(own).unwrap();
+        rig.pool
+            .hold_stream_memory(third.id(), || {
+                std::thread::scope(|scope| {
+                    for stream in [&first, &second] {
+                        let rig = &rig;
+                        scope.spawn(move || {
+                            for size in [1000, MIB, 40 * MIB] {
+                                let block = rig.allocate(size, stream);
+                                rig.pool.deallocate(block).unwrap();
+                            }
+                        });
+                    }
+                });
+            })
+            .unwrap();
+        rig.empty();
+    });
+}
+
+#[test]
+fn the_hot_path_makes_no_driver_call() {
+    for_each_sim(|device, sim| {
+        let rig = rig(device, PoolConfig::default());
+        let [stream] = rig.leases();
+        for size in [1, 1000, 70_000, MIB, 5 * MIB].repeat(2) {
+            let block = rig.allocate(size, &stream);
+            rig.pool.deallocate(block).unwrap();
+        }
+        let warm = rig.pool.snapshot().paths;
+        let before = sim.faults().total_calls();
+        for size in [1, 1000, 70_000, MIB, 5 * MIB].repeat(100) {
+            let block = rig.allocate(size, &stream);
+            assert!(block.bytes >= size && block.align >= 256);
+            rig.pool.deallocate(block).unwrap();
+        }
+        assert_eq!(sim.faults().total_calls(), before);
+        let paths = rig.pool.snapshot().paths;
+        assert_eq!((paths.magazine - warm.magazine, paths.own - warm.own), (400, 100));
+        rig.empty();
+    });
+}
+
+#[test]
+fn a_large_request_is_served_by_moving_wholly_free_memory_together() {
+    for_each_device(|device| {
+        let config = PoolConfig::default()
+            .with_segments(PoolSegments::Mapped)
+            .with_growth(2 * MIB)
+            .with_maximum(16 * MIB);
+        let rig = rig(device, config);
+        let [stream] = rig.leases();
+        // Eight pieces of 2 MiB; every second one stays in use.
+        let mut blocks: Vec<_> = (0..8).map(|_| rig.allocate(2 * MIB, &stream)).collect();
+        for (n, block) in blocks.iter().enumerate() {
+            fill(&stream, block.ptr, n as u8, 2 * MIB);
+        }
+        for n in (0..8).rev().step_by(2) {
+            rig.pool.deallocate(blocks.remove(n)).unwrap();
+        }
+        let large = rig.allocate(8 * MIB, &stream);
+        fill(&stream, large.ptr, 0xaa, 8 * MIB);
+        assert_all(&read(&stream, large.ptr, 8 * MIB).unwrap(), 0xaa);
+        for (n, block) in blocks.iter().enumerate() {
+            assert_all(&read(&stream, block.ptr, 2 * MIB).unwrap(), 2 * n as u8);
+        }
+        let full = rig.pool.allocate(256, stream.id(), TAG).unwrap_err();
+        assert!(matches!(full, ResourceError::OutOfMemory { requested: 256, .. }), "{full}");
+        blocks.into_iter().chain([large]).for_each(|block| rig.pool.deallocate(block).unwrap());
+        rig.empty();
+    });
+}
+
+#[test]
+fn alignment_is_honoured_up_to_two_mebibytes_and_refused_by_name_beyond() {
+    for_each_device(|device| {
+        let rig = rig(device, PoolConfig::default());
+        let [stream] = rig.leases();
+        let mut blocks = Vec::new();
+        for power in 0..=21 {
+            let align = 1_usize << power;
+            let block = rig.pool.allocate_aligned(1000, align, stream.id(), TAG).unwrap();
+            assert!(block.ptr.is_multiple_of(align as u64) && block.align >= align, "{block:?}");
+            blocks.push(block);
+        }
+        for align in [0, 3, 4 * MIB] {
+            let refused = rig.pool.allocate_aligned(1000, align, stream.id(), TAG).unwrap_err();
+            assert!(refused.to_string().contains(&format!("alignment {align}")), "{refused}");
+        }
+        blocks.into_iter().for_each(|block| rig.pool.deallocate(block).unwrap());
+        rig.empty();
+    });
+}
+
+#[test]
+fn a_bad_configuration_is_refused_by_the_name_of_its_field() {
+    for_each_sim(|device, _| {
+        let streams = Arc::new(StreamPool::with_defaults(device.clone()));
+        for (config, field) in [
+            (PoolConfig::default().with_maximum(0), "maximum_bytes = 0"),
+            (PoolConfig::default().with_growth(1000), "growth_bytes = 1000"),
+            (PoolConfig::default().with_maximum(5).with_initial(6), "initial_bytes = 6"),
+            (PoolConfig::default().with_magazines(usize::MAX), "magazine_bytes"),
+        ] {
+            let made = PoolResource::new(device.clone(), 0, streams.clone(), config);
+            let refused = made.map(|_| ()).unwrap_err();
+            assert!(refused.to_string().contains(field), "{refused}");
+        }
+    });
+}
+
+#[test]
+fn two_streams_leave_one_free_range_after_idle_and_trim() {
+    for_each_device(|device| {
+        let config = PoolConfig::default().with_initial(64 * MIB).with_maximum(64 * MIB);
+        let rig = rig(device, config);
+        let streams: [StreamLease; 2] = rig.leases();
+        let mut random = Random::new(7);
+        let mut live: Vec<DeviceBlock> = Vec::new();
+        for step in 0..3000 {
+            if live.len() < 60 && random.chance(60) {
+                let size = 1 + random.below(400 << 10);
+                live.push(rig.allocate(size, &streams[random.below(2)]));
+            } else if !live.is_empty() {
+                let block = live.swap_remove(random.below(live.len()));
+                if step % 7 == 0 {
+                    let user = &streams[random.below(2)];
+                    let id = BlockId::from_block(&block);
+                    rig.pool.prepare_block_use(id, user.id(), Access::Write).unwrap();
+                    fill(user, block.ptr, 1, 64);
+                    rig.pool.finish_block_use(id, user.id(), Access::Write).unwrap();
+                }
+                rig.pool.deallocate(block).unwrap();
+            }
+        }
+        live.into_iter().for_each(|block| rig.pool.deallocate(block).unwrap());
+        rig.pool.reap_pending().unwrap();
+        let held = rig.pool.snapshot().reserved_bytes;
+        rig.pool.trim_to(held - 1).unwrap();
+        let snapshot = rig.pool.snapshot();
+        assert!(snapshot.free_ranges <= 1 && snapshot.fragmentation() == 0.0, "{snapshot:?}");
+        rig.empty();
+        assert!(device.races().is_empty());
+    });
+}
+
+/// Who has which bytes.
+#[derive(Default)]
+struct Oracle(Mutex<BTreeMap<u64, u64>>);
+
+impl Oracle {
+    fn begin(&self, block: &DeviceBlock) {
+        let mut live = self.0.lock().unwrap();
+        let end = block.ptr + block.bytes as u64;
+        if let Some((ptr, other)) = live.range(..end).next_back() {
+            assert!(*other <= block.ptr, "{block:?} overlaps {ptr:#x}..{other:#x}");
+        }
+        live.insert(block.ptr, end);
+    }
+
+    fn end(&self, block: &DeviceBlock) {
+        self.0.lock().unwrap().remove(&block.ptr).unwrap();
+    }
+}
+
+#[test]
+fn eight_threads_on_eight_streams_never_overlap() {
+    let steps = crate::support::number("XLOG_POOL_STEPS").unwrap_or(4000);
+    for_each_device(|device| {
+        if device.sim().is_some_and(|sim| sim.seed().is_some()) {
+            return;
+        }
+        let config = PoolConfig::default().with_growth(4 * MIB).with_maximum(96 * MIB);
+        let rig = rig(device, config);
+        let oracle = Oracle::default();
+        let shared: Mutex<Vec<DeviceBlock>> = Mutex::default();
+        std::thread::scope(|scope| {
+            for thread in 0..8_u64 {
+                let (rig, oracle, shared) = (&rig, &oracle, &shared);
+                let stream = rig.streams.lease().unwrap();
+                scope.spawn(move || {
+                    let mut random = Random::new(thread);
+                    let mut live: Vec<DeviceBlock> = Vec::new();
+                    for _ in 0..steps {
+                        match random.below(10) {
+                            0..5 if live.len() < 32 => {
+                                let size = 1 << random.below(18);
+                                let size = size + random.below(size);
+                                let block = rig.allocate(size, &stream);
+                                oracle.begin(&block);
+                                live.push(block);
+                            }
+                            5 if !live.is_empty() => {
+                                // Somebody else frees it.
+                                let block = live.swap_remove(random.below(live.len()));
+                                shared.lock().unwrap().push(block);
+                            }
+                            6 => {
+                                let other = shared.lock().unwrap().pop();
+                                if let Some(block) = other {
+                                    oracle.end(&block);
+                                    rig.pool.deallocate(block).unwrap();
+                                }
+                            }
+                            _ if !live.is_empty() => {
+                                let block = live.swap_remove(random.below(live.len()));
+                                oracle.end(&block);
+                                rig.pool.deallocate(block).unwrap();
+                            }
+                            _ => {}
+                        }
+                    }
+                    for block in live {
+                        oracle.end(&block);
+                        rig.pool.deallocate(block).unwrap();
+                    }
+                });
+            }
+        });
+        for block in shared.into_inner().unwrap() {
+            oracle.end(&block);
+            rig.pool.deallocate(block).unwrap();
+        }
+        rig.empty();
+        assert!(device.races().is_empty());
+    });
+}
+
+#[test]
+fn a_deterministic_pool_gives_the_same_addresses_under_every_schedule() {
+    let mut first: Option<Vec<u64>> = None;
+    for seed in 0..20 {
+        let device = Arc::new(CudaDevice::open(&format!("sim:{seed}")).unwrap());
+        let config = PoolConfig::default()
+            .with_growth(64 << 10)
+            .with_maximum(256 << 10)
+            .with_reuse(PoolReuse::deterministic());
+        let rig = rig(&device, config);
+        let streams: [StreamLease; 3] = rig.leases();
+        let mut random = Random::new(3);
+        let mut live: Vec<DeviceBlock> = Vec::new();
+        let mut addresses = Vec::new();
+        for _ in 0..400 {
+            if live.len() < 12 && random.chance(55) {
+                let stream = &streams[random.below(3)];
+                let block = rig.allocate(1 + random.below(8000), stream);
+                fill(stream, block.ptr, 1, 16);
+                addresses.push(block.ptr - live.first().map_or(block.ptr, |first| first.ptr));
+                live.push(block);
+            } else if live.len() > 1 {
+                rig.pool.deallocate(live.remove(1 + random.below(live.len() - 1))).unwrap();
+            }
+        }
+        assert!(device.races().is_empty());
+        live.into_iter().for_each(|block| rig.pool.deallocate(block).unwrap());
+        match &first {
+            None => first = Some(addresses),
+            Some(first) => assert_eq!(first, &addresses, "seed {seed}"),
+        }
+    }
+}
+
+#[test]
+fn a_block_still_read_elsewhere_is_retired_and_its_memory_not_reused() {
+    for_each_device(|device| {
+        let rig = rig(device, PoolConfig::default());
+        let [owner, reader] = rig.leases();
+        let copied = rig.allocate(MIB, &reader);
+        let block = rig.allocate(MIB, &owner);
+        let (id, ptr) = (BlockId::from_block(&block), block.ptr);
+        fill(&owner, ptr, 0x42, MIB);
+        let gate = WatchedGate::new(reader.hold().unwrap());
+        rig.pool.prepare_block_use(id, reader.id(), Access::Read).unwrap();
+        // SAFETY: both blocks live until frees that come after this.
+        unsafe { reader.copy_dtod(copied.ptr, ptr, MIB).unwrap() };
+        rig.pool.finish_block_use(id, reader.id(), Access::Read).unwrap();
+        rig.pool.deallocate(block).unwrap();
+        assert_eq!(rig.pool.block_state(id), BlockState::Retired);
+        let next = rig.allocate(MIB, &owner);
+        assert_ne!(next.ptr, ptr, "handed out under a reader");
+        fill(&owner, next.ptr, 0xee, MIB);
+        gate.release();
+        assert_all(&read(&reader, copied.ptr, MIB).unwrap(), 0x42);
+        rig.pool.deallocate(next).unwrap();
+        rig.pool.deallocate(copied).unwrap();
+        rig.empty();
+        assert_eq!(rig.pool.block_state(id), BlockState::Freed);
+    });
+}
