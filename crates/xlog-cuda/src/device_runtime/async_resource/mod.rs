@@ -435,6 +435,10 @@ impl DeviceMemoryResource for AsyncCudaResource {
         self.table.state(block)
     }
 
+    fn places_blocks(&self) -> bool {
+        true
+    }
+
     fn statistics(&self) -> ResourceStatistics {
         let allocations = self.allocations.load(Ordering::Relaxed);
         let deallocations = self.deallocations.load(Ordering::Relaxed);

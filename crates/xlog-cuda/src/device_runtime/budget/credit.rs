@@ -1,0 +1,404 @@
+//! Who may take how many bytes: credits per shard, a pot behind them, and a way to refuse that is never wrong.
+//!
+//! Every byte of the limit is in exactly one place: charged, in the credit of a shard, or in the pot. A thread takes from and gives
+//! to its own shard; shards take from the pot in pieces and give back what exceeds their bound. Nothing is refused by that.
+//! A refusal is decided with all shards locked:
+//!
+//! - *In flight* are the bytes of operations that have told the budget but whose result is open: an allocation that may fail, a free
+//!   that may have happened. *Pending* are returned blocks that the resource below had not freed when it was last asked.
+//! - If the request would not fit even without these, it is refused: the other bytes are with the resource at this instant.
+//! - Else the pot is closed, so that no allocation begins; what is in flight ends; pending blocks are asked for. What is charged then
+//!   was with the resource below at the instant the last one in flight ended, and a refusal is true for that instant.
+//!
+//! Invariant: while the pot holds less than scopes are guaranteed, or waiters wait, no shard has credit.
+
+use super::primitive::{BiasedMutex, Mutex, Turnstile, pause};
+use super::tree::{DEVICE, ScopeIndex, ScopeTree};
+
+/// More than this a shard never takes ahead.
+const MOST_AHEAD: usize = 64 << 20;
+
+/// What one shard has. `T` is what else its users keep there.
+#[derive(Debug)]
+pub(crate) struct Shard<T> {
+    credit: usize,
+    /// More credit than this flows back to the pot.
+    bound: usize,
+    in_flight: usize,
+    pending: usize,
+    pub(crate) extra: T,
+}
+
+/// Shards of different threads share no cache line, nor the one that is fetched along with it.
+#[derive(Debug)]
+#[repr(align(128))]
+struct Place<T>(BiasedMutex<Shard<T>>);
+
+/// What is nobody's, and the rules.
+#[derive(Debug)]
+pub(crate) struct Pot {
+    /// Below zero when the limit was lowered below what is charged.
+    free: i128,
+    limit: usize,
+    closed: bool,
+    waiters: usize,
+    pub(crate) scopes: ScopeTree,
+}
+
+/// The books at one instant.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Sight {
+    pub(crate) limit: usize,
+    pub(crate) charged: usize,
+    pub(crate) in_flight: usize,
+    pub(crate) pending: usize,
+    /// The most that would have been admitted.
+    pub(crate) room: usize,
+    /// Nobody may begin: a refusal is being decided.
+    pub(crate) closed: bool,
+}
+
+impl Sight {
+    /// The limit less what is charged.
+    pub(crate) fn free(&self) -> usize {
+        self.limit.saturating_sub(self.charged)
+    }
+
+    /// True when a request that was not admitted would not have been either if everything in flight and pending had ended.
+    pub(crate) fn is_final(&self, charge: usize) -> bool {
+        let open = self.in_flight.saturating_add(self.pending);
+        open == 0 || charge > self.free().saturating_add(open)
+    }
+}
+
+/// How an operation in flight ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Ended {
+    /// The bytes stay charged.
+    Kept,
+    /// The bytes are free.
+    Released,
+    /// The block was returned, and is not free yet.
+    Pending,
+}
+
+/// The credits of one budget.
+#[derive(Debug)]
+pub(crate) struct Credits<T> {
+    shards: Box<[Place<T>]>,
+    pot: Mutex<Pot>,
+    deciding: Turnstile<()>,
+}
+
+impl Pot {
+    fn spare(&self) -> usize {
+        let spare = self.free - self.scopes.need() as i128;
+        usize::try_from(spare.max(0)).unwrap_or(usize::MAX)
+    }
+}
+
+impl<T: Default> Credits<T> {
+    pub(crate) fn new(limit: usize, shards: usize) -> Self {
+        let shard = || Shard { credit: 0, bound: 0, in_flight: 0, pending: 0, extra: T::default() };
+        let pot =
+            Pot { free: limit as i128, limit, closed: false, waiters: 0, scopes: ScopeTree::new() };
+        Self {
+            shards: (0..shards.max(1)).map(|_| Place(BiasedMutex::new(shard()))).collect(),
+            pot: Mutex::new(pot),
+            deciding: Turnstile::new(()),
+        }
+    }
+}
+
+impl<T> Credits<T> {
+    #[inline]
+    fn shard(&self, shard: usize) -> &BiasedMutex<Shard<T>> {
+        &self.shards[shard % self.shards.len()].0
+    }
+
+    /// Takes a charge, in flight from now on, without a look at other shards. `None`: this says nothing about whether it fits.
+    #[inline]
+    pub(crate) fn take<R>(
+        &self,
+        shard: usize,
+        charge: usize,
+        scope: ScopeIndex,
+        note: impl FnOnce(&mut T) -> R,
+    ) -> Option<R> {
+        self.shard(shard).with(|mine| {
+            if scope == DEVICE && charge <= mine.credit {
+                mine.credit -= charge;
+            } else if !self.refill(mine, charge, scope) {
+                return None;
+            }
+            mine.in_flight += charge;
+            Some(note(&mut mine.extra))
+        })
+    }
+
+    #[cold]
+    fn refill(&self, mine: &mut Shard<T>, charge: usize, scope: ScopeIndex) -> bool {
+        let mut pot = self.pot.lock();
+        if pot.closed {
+            return false;
+        }
+        if scope != DEVICE {
+            // The credit in shards only adds to what is free.
+            if !pot.scopes.admits(scope, charge, pot.free) {
+                return false;
+            }
+            pot.scopes.charge(scope, charge);
+            pot.free -= charge as i128;
+            return true;
+        }
+        let missing = charge.saturating_sub(mine.credit);
+        let spare = pot.spare();
+        if spare < missing {
+            return false;
+        }
+        let ahead = match pot.waiters {
+            0 => ((spare - missing) / (4 * self.shards.len())).min(MOST_AHEAD),
+            _ => 0,
+        };
+        pot.free -= (missing + ahead) as i128;
+        mine.credit = mine.credit + missing + ahead - charge;
+        mine.bound = if pot.waiters == 0 { charge.saturating_add(2 * ahead) } else { 0 };
+        true
+    }
+
+    /// An operation on charged bytes begins whose result is open.
+    #[inline]
+    pub(crate) fn begin<R>(
+        &self,
+        shard: usize,
+        charge: usize,
+        note: impl FnOnce(&mut T) -> R,
+    ) -> R {
+        self.shard(shard).with(|mine| {
+            mine.in_flight += charge;
+            note(&mut mine.extra)
+        })
+    }
+
+    /// An operation begun in this shard has ended. True when somebody waits for what was released.
+    #[inline]
+    pub(crate) fn end(
+        &self,
+        shard: usize,
+        charge: usize,
+        scope: ScopeIndex,
+        ended: Ended,
+        note: impl FnOnce(&mut T),
+    ) -> bool {
+        self.shard(shard).with(|mine| {
+            mine.in_flight -= charge;
+            note(&mut mine.extra);
+            match ended {
+                Ended::Kept => false,
+                Ended::Released => self.give(mine, charge, scope),
+                Ended::Pending => {
+                    mine.pending += charge;
+                    false
+                }
+            }
+        })
+    }
+
+    #[inline]
+    fn give(&self, mine: &mut Shard<T>, charge: usize, scope: ScopeIndex) -> bool {
+        if scope == DEVICE {
+            mine.credit = mine.credit.saturating_add(charge);
+            if mine.credit <= mine.bound {
+                return false;
+            }
+        }
+        self.give_back(mine, charge, scope)
+    }
+
+    #[cold]
+    fn give_back(&self, mine: &mut Shard<T>, charge: usize, scope: ScopeIndex) -> bool {
+        let mut pot = self.pot.lock();
+        if scope == DEVICE {
+            let kept = mine.bound / 2;
+            pot.free += (mine.credit - kept) as i128;
+            mine.credit = kept;
+        } else {
+            pot.free += charge as i128;
+            pot.scopes.discharge(scope, charge);
+        }
+        pot.waiters > 0
+    }
+
+    /// Runs `body` with everything standing still.
+    pub(crate) fn audit<R>(&self, body: impl FnOnce(&mut [&mut Shard<T>], &mut Pot) -> R) -> R {
+        let all: Vec<&BiasedMutex<Shard<T>>> = self.shards.iter().map(|place| &place.0).collect();
+        BiasedMutex::with_all(&all, |shards| body(shards, &mut self.pot.lock()))
+    }
+
+    /// The books, and the room for a request of `charge`.
+    pub(crate) fn sight(&self, charge: usize, scope: ScopeIndex) -> Sight {
+        self.audit(|shards, pot| look(shards, pot, charge, scope))
+    }
+
+    /// Takes a charge out of everything that is free, wherever it is.
+    pub(crate) fn gather<R>(
+        &self,
+        shard: usize,
+        charge: usize,
+        scope: ScopeIndex,
+        note: impl FnOnce(&mut T) -> R,
+    ) -> Result<R, Sight> {
+        let shard = shard % self.shards.len();
+        self.audit(|shards, pot| {
+            if pot.closed {
+                return Err(look(shards, pot, charge, scope));
+            }
+            grant(shards, pot, shard, charge, scope, note)
+                .map_err(|_| look(shards, pot, charge, scope))
+        })
+    }
+
+    /// Takes a charge, or refuses what did not fit at some instant of this call. `ask` ends what is pending and is free by now.
+    pub(crate) fn decide<R>(
+        &self,
+        shard: usize,
+        charge: usize,
+        scope: ScopeIndex,
+        ask: impl FnOnce(),
+        note: impl FnOnce(&mut T) -> R,
+    ) -> Result<R, Sight> {
+        let shard = shard % self.shards.len();
+        let _turn = self.deciding.lock();
+        let mut note = note;
+        let mut round = 0;
+        loop {
+            let attempt = self.audit(|shards, pot| {
+                pot.closed = false;
+                match grant(shards, pot, shard, charge, scope, note) {
+                    Ok(granted) => Ok(granted),
+                    Err(note) => {
+                        drain(shards, pot);
+                        pot.closed = true;
+                        let in_flight: usize = shards.iter().map(|shard| shard.in_flight).sum();
+                        Err((note, in_flight))
+                    }
+                }
+            });
+            let in_flight;
+            (note, in_flight) = match attempt {
+                Ok(granted) => return Ok(granted),
+                Err(left) => left,
+            };
+            if in_flight == 0 || !pause(round) {
+                break;
+            }
+            round += 1;
+        }
+        ask();
+        self.audit(|shards, pot| {
+            pot.closed = false;
+            grant(shards, pot, shard, charge, scope, note)
+                .map_err(|_| look(shards, pot, charge, scope))
+        })
+    }
+
+    /// Another limit; what is charged stays. Returns by how much it is exceeded.
+    pub(crate) fn set_limit(&self, limit: usize) -> usize {
+        self.audit(|shards, pot| {
+            drain(shards, pot);
+            pot.free += limit as i128 - pot.limit as i128;
+            pot.limit = limit;
+            usize::try_from((-pot.free).max(0)).unwrap_or(usize::MAX)
+        })
+    }
+
+    /// Changes the scopes. Their guarantees hold from now on.
+    pub(crate) fn change_scopes<R>(&self, change: impl FnOnce(&mut ScopeTree) -> R) -> R {
+        self.audit(|shards, pot| {
+            drain(shards, pot);
+            change(&mut pot.scopes)
+        })
+    }
+
+    /// Reads the scopes.
+    pub(crate) fn with_scopes<R>(&self, read: impl FnOnce(&ScopeTree) -> R) -> R {
+        read(&self.pot.lock().scopes)
+    }
+
+    /// From now on whoever releases bytes is told that somebody waits.
+    pub(crate) fn begin_waiting(&self) {
+        self.audit(|shards, pot| {
+            drain(shards, pot);
+            pot.waiters += 1;
+        });
+    }
+
+    pub(crate) fn end_waiting(&self) {
+        self.pot.lock().waiters -= 1;
+    }
+
+    /// Takes what the shards keep as pending, for `extra` to be looked through; the bytes are in flight in `shard`.
+    pub(crate) fn take_pending<R>(
+        &self,
+        shard: usize,
+        take: impl FnOnce(&mut [&mut Shard<T>]) -> R,
+    ) -> R {
+        let shard = shard % self.shards.len();
+        self.audit(|shards, _| {
+            let pending: usize = shards.iter().map(|shard| shard.pending).sum();
+            shards.iter_mut().for_each(|shard| shard.pending = 0);
+            shards[shard].in_flight += pending;
+            take(shards)
+        })
+    }
+
+    /// [`Credits::take_pending`] of one shard.
+    pub(crate) fn take_own_pending<R>(&self, shard: usize, take: impl FnOnce(&mut T) -> R) -> R {
+        self.shard(shard).with(|mine| {
+            mine.in_flight += mine.pending;
+            mine.pending = 0;
+            take(&mut mine.extra)
+        })
+    }
+}
+
+/// Puts all credit into the pot. Shards get a bound again with their next refill.
+fn drain<T>(shards: &mut [&mut Shard<T>], pot: &mut Pot) {
+    for shard in shards {
+        pot.free += shard.credit as i128;
+        shard.credit = 0;
+        shard.bound = 0;
+    }
+}
+
+fn grant<T, R, N: FnOnce(&mut T) -> R>(
+    shards: &mut [&mut Shard<T>],
+    pot: &mut Pot,
+    shard: usize,
+    charge: usize,
+    scope: ScopeIndex,
+    note: N,
+) -> Result<R, N> {
+    let credit: i128 = shards.iter().map(|shard| shard.credit as i128).sum();
+    if !pot.scopes.admits(scope, charge, pot.free + credit) {
+        return Err(note);
+    }
+    drain(shards, pot);
+    pot.free -= charge as i128;
+    pot.scopes.charge(scope, charge);
+    shards[shard].in_flight += charge;
+    Ok(note(&mut shards[shard].extra))
+}
+
+fn look<T>(shards: &[&mut Shard<T>], pot: &Pot, charge: usize, scope: ScopeIndex) -> Sight {
+    let credit: i128 = shards.iter().map(|shard| shard.credit as i128).sum();
+    let free = pot.free + credit;
+    Sight {
+        limit: pot.limit,
+        charged: usize::try_from(pot.limit as i128 - free).unwrap_or(usize::MAX),
+        in_flight: shards.iter().map(|shard| shard.in_flight).sum(),
+        pending: shards.iter().map(|shard| shard.pending).sum(),
+        room: pot.scopes.room(scope, free, charge),
+        closed: pot.closed,
+    }
+}

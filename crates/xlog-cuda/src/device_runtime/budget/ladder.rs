@@ -1,0 +1,423 @@
+//! What is done before a request is refused.
+//!
+//! What can never fit is refused at once. Else, rung by rung, with a new attempt after each: credit is gathered from all shards;
+//! completed frees are counted; a quarantine below is emptied; pending frees are waited for; pressure functions are called; and
+//! the caller waits in the queue, if the policy says so. The last rung decides, and its refusal is true.
+//!
+//! No lock is held while the resource below or a function is called, except that the last rung asks it for the state of blocks.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::GlobalDeviceBudget;
+use super::callbacks;
+use super::core::Claim;
+use super::credit::{Ended, Sight};
+use super::primitive::pause;
+use super::report::{NAMED, OomCause, OomReport};
+use super::tally::{Pending, TagIndex, Tally};
+use super::tree::DEVICE;
+use super::waiting::Ticket;
+use crate::device_runtime::resource::{BlockState, DeviceMemoryResource, ResourceError};
+
+/// The first and the longest pause between two looks at pending frees.
+const PAUSES: (Duration, Duration) = (Duration::from_micros(2), Duration::from_micros(100));
+/// Returned blocks that a shard lets come together before it looks through them.
+const LOOK_AT: usize = 64;
+
+/// How far a request goes before it is refused.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct OomPolicy {
+    /// How long blocks that were returned, and whose work has not completed, are waited for if they would make room.
+    ///
+    /// It counts the pauses between two looks, so that a seeded device replays it.
+    pub patience: Duration,
+    /// Whether to wait for blocks that nobody has returned yet. By default nobody does.
+    pub wait: Option<WaitPolicy>,
+}
+
+impl Default for OomPolicy {
+    fn default() -> Self {
+        Self { patience: Duration::from_secs(1), wait: None }
+    }
+}
+
+impl OomPolicy {
+    /// Refuses what does not fit now.
+    #[must_use]
+    pub fn impatient() -> Self {
+        Self { patience: Duration::ZERO, wait: None }
+    }
+
+    /// With another patience.
+    #[must_use]
+    pub fn with_patience(mut self, patience: Duration) -> Self {
+        self.patience = patience;
+        self
+    }
+
+    /// With waiting.
+    #[must_use]
+    pub fn with_wait(mut self, wait: WaitPolicy) -> Self {
+        self.wait = Some(wait);
+        self
+    }
+}
+
+/// Waits for memory instead of being refused.
+///
+/// Waiters are served by priority, then in the order they came; a large one at the front is not overtaken by small ones behind it.
+/// Requests that do not wait do not queue. What exceeds the limit is refused at once, also when the limit is lowered meanwhile;
+/// everybody else is refused after the deadline, so a thread that waits for what only itself could free does not wait for ever.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct WaitPolicy {
+    /// How long at most.
+    pub deadline: Duration,
+    /// Higher is served earlier.
+    pub priority: u8,
+}
+
+impl WaitPolicy {
+    /// Waits up to `deadline`, with priority 0.
+    #[must_use]
+    pub fn up_to(deadline: Duration) -> Self {
+        Self { deadline, priority: 0 }
+    }
+
+    /// With another priority.
+    #[must_use]
+    pub fn with_priority(mut self, priority: u8) -> Self {
+        self.priority = priority;
+        self
+    }
+}
+
+/// What a pressure function is told.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct Pressure {
+    /// Bytes that should be freed.
+    pub needed: usize,
+    /// The request, if there is one; otherwise the limit was lowered below what is used.
+    pub requested: Option<usize>,
+}
+
+impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
+    /// Takes a charge by way of the ladder.
+    #[cold]
+    pub(super) fn take_slow(
+        &self,
+        shard: usize,
+        claim: Claim,
+        policy: &OomPolicy,
+    ) -> Result<TagIndex, ResourceError> {
+        let core = &*self.core;
+        if self.never_fits(claim) {
+            return Err(self.refuse(claim, core.sight(claim.charge, claim.scope)));
+        }
+        if policy.wait.is_some() && !core.queue.is_empty() {
+            return self.wait(shard, claim, policy);
+        }
+        let mut sight = match core.gather(shard, claim) {
+            Ok(tag) => return Ok(tag),
+            Err(sight) => sight,
+        };
+        let functions = core.pressure.outermost();
+        if sight.is_final(claim.charge) && functions.is_empty() && policy.wait.is_none() {
+            return Err(self.refuse(claim, sight));
+        }
+        match self.reap(shard, claim, policy, &mut sight) {
+            Some(tag) => return Ok(tag),
+            None if policy.wait.is_some() && functions.is_empty() => {}
+            None => {
+                for function in functions {
+                    let needed = claim.charge.saturating_sub(sight.room);
+                    let pressure = Pressure { needed, requested: Some(claim.charge) };
+                    callbacks::inside(|| function(&pressure));
+                    if let Some(tag) = self.retry(shard, claim, &mut sight) {
+                        return Ok(tag);
+                    }
+                }
+            }
+        }
+        if policy.wait.is_some() {
+            return self.wait(shard, claim, policy);
+        }
+        self.decide(shard, claim)
+    }
+
+    fn decide(&self, shard: usize, claim: Claim) -> Result<TagIndex, ResourceError> {
+        let ask = || {
+            self.look_through_all(shard);
+        };
+        self.core.decide(shard, claim, ask).map_err(|sight| self.refuse(claim, sight))
+    }
+
+    fn never_fits(&self, claim: Claim) -> bool {
+        let hard = || self.core.credits.with_scopes(|tree| tree.hard_limit(claim.scope));
+        claim.charge > self.core.limit() || (claim.scope != DEVICE && claim.charge > hard())
+    }
+
+    /// Counts what has completed and tries again.
+    fn retry(&self, shard: usize, claim: Claim, sight: &mut Sight) -> Option<TagIndex> {
+        if sight.pending > 0 {
+            // Its failure stays with the blocks, and comes back to whoever reaps.
+            let _ = self.inner.reap_completed();
+        }
+        self.look_through_all(shard);
+        match self.core.gather(shard, claim) {
+            Ok(tag) => return Some(tag),
+            Err(now) => *sight = now,
+        }
+        None
+    }
+
+    /// The rungs about blocks that were returned.
+    fn reap(
+        &self,
+        shard: usize,
+        claim: Claim,
+        policy: &OomPolicy,
+        sight: &mut Sight,
+    ) -> Option<TagIndex> {
+        if sight.pending == 0 {
+            return None;
+        }
+        if let Some(tag) = self.retry(shard, claim, sight) {
+            return Some(tag);
+        }
+        if self.look_through_all(shard) > 0 {
+            // Some are held back by a guard: a trim lets go of them.
+            let _ = self.inner.trim();
+            if let Some(tag) = self.retry(shard, claim, sight) {
+                return Some(tag);
+            }
+        }
+        let (mut step, longest) = PAUSES;
+        let mut paused = Duration::ZERO;
+        while sight.pending > 0 && !sight.is_final(claim.charge) && paused < policy.patience {
+            std::thread::sleep(step);
+            pause(0);
+            paused += step;
+            step = (2 * step).min(longest);
+            if let Some(tag) = self.retry(shard, claim, sight) {
+                return Some(tag);
+            }
+        }
+        None
+    }
+
+    /// Waits in the queue.
+    fn wait(
+        &self,
+        shard: usize,
+        claim: Claim,
+        policy: &OomPolicy,
+    ) -> Result<TagIndex, ResourceError> {
+        let Some(wait) = policy.wait else { return self.decide(shard, claim) };
+        let ticket = Ticket::new(&self.core, wait.priority, wait.deadline);
+        let mut sight = self.core.sight(claim.charge, claim.scope);
+        loop {
+            if ticket.is_first()
+                && let Some(tag) = self.retry(shard, claim, &mut sight)
+            {
+                return Ok(tag);
+            }
+            if self.never_fits(claim) || !ticket.sleep() {
+                break;
+            }
+        }
+        if ticket.is_first() {
+            return self.decide(shard, claim);
+        }
+        Err(self.refuse(claim, self.core.sight(claim.charge, claim.scope)))
+    }
+
+    /// Makes room below, one step further than the last time; false when there are no steps left.
+    #[cold]
+    pub(super) fn relieve(&self, shard: usize, claim: Claim, steps: &mut Relief) -> bool {
+        let step = steps.next;
+        steps.next += 1;
+        match step {
+            0 => {
+                let _ = self.inner.reap_completed();
+                self.look_through_all(shard);
+                true
+            }
+            1 => {
+                let _ = self.inner.trim();
+                true
+            }
+            _ => {
+                let pending = self.core.sight(0, DEVICE).pending;
+                if pending > 0 && steps.paused < steps.policy.patience {
+                    let pause_for = steps.pause.max(PAUSES.0);
+                    std::thread::sleep(pause_for);
+                    pause(0);
+                    steps.paused += pause_for;
+                    steps.pause = (2 * pause_for).min(PAUSES.1);
+                    let _ = self.inner.reap_completed();
+                    return self.look_through_all(shard) > 0 || steps.next < u32::MAX;
+                }
+                let functions = self.core.pressure.outermost();
+                let Some(function) = functions.get(steps.called) else { return false };
+                steps.called += 1;
+                let pressure = Pressure { needed: claim.charge, requested: Some(claim.charge) };
+                callbacks::inside(|| function(&pressure));
+                let _ = self.inner.reap_completed();
+                self.look_through_all(shard);
+                let _ = self.inner.trim();
+                true
+            }
+        }
+    }
+
+    /// A block was returned and is not free yet.
+    pub(super) fn keep_pending(&self, shard: usize, pending: Pending) {
+        let mut many = false;
+        let note = |tally: &mut Tally| {
+            tally.pending.push(pending);
+            many = tally.pending.len() >= tally.look_at.max(LOOK_AT);
+        };
+        self.core.credits.end(shard, pending.charge, pending.scope, Ended::Pending, note);
+        if many {
+            let take = |tally: &mut Tally| std::mem::take(&mut tally.pending);
+            let taken = self.core.credits.take_own_pending(shard, take);
+            self.look_through(shard, taken);
+        }
+    }
+
+    /// Releases the pending blocks that are free by now. Returns the bytes that a guard holds back.
+    pub(super) fn look_through_all(&self, shard: usize) -> usize {
+        let taken = self.core.credits.take_pending(shard, |shards| {
+            let mut taken = Vec::new();
+            shards.iter_mut().for_each(|shard| taken.append(&mut shard.extra.pending));
+            taken
+        });
+        self.look_through(shard, taken)
+    }
+
+    /// The blocks are in flight in `shard`.
+    fn look_through(&self, shard: usize, taken: Vec<Pending>) -> usize {
+        let mut quarantined = 0;
+        let mut kept = 0;
+        for pending in taken {
+            match self.inner.block_state(pending.block) {
+                BlockState::Freed => {
+                    let Pending { charge, tag, scope, .. } = pending;
+                    self.core.release(shard, charge, scope, tag, 1);
+                    continue;
+                }
+                BlockState::Quarantined => quarantined += pending.charge,
+                BlockState::Retired | BlockState::Live => {}
+            }
+            kept += 1;
+            let note = |tally: &mut Tally| {
+                tally.pending.push(pending);
+                tally.look_at = 2 * kept;
+            };
+            self.core.credits.end(shard, pending.charge, pending.scope, Ended::Pending, note);
+        }
+        quarantined
+    }
+
+    /// The budget's refusal, with its report.
+    #[cold]
+    pub(super) fn refuse(&self, claim: Claim, sight: Sight) -> ResourceError {
+        let scope = self.scope_of(claim);
+        let hard = self.core.credits.with_scopes(|tree| tree.hard_room(claim.scope));
+        let cause = if self.never_fits(claim) {
+            OomCause::AboveLimit
+        } else if claim.scope != DEVICE && hard < claim.charge {
+            OomCause::Scope
+        } else if claim.charge <= sight.free() {
+            OomCause::Guaranteed
+        } else if claim.charge <= sight.free().saturating_add(sight.pending) {
+            OomCause::WaitingOnStreams
+        } else {
+            OomCause::Budget
+        };
+        self.report(OomReport { scope, ..self.describe(claim, sight, cause, None) });
+        ResourceError::OutOfBudget { requested: claim.charge, remaining: sight.room }
+    }
+
+    /// The report of a failure below.
+    #[cold]
+    pub(super) fn report_below(&self, claim: Claim, error: &ResourceError) {
+        let sight = self.core.sight(claim.charge, claim.scope);
+        let mut report = self.describe(claim, sight, OomCause::Device, Some(error.to_string()));
+        let fits = |space: usize| space >= claim.charge;
+        report.cause = match (report.free_space, report.others) {
+            (Some(space), _) if fits(space.bytes) && !fits(space.largest) => {
+                OomCause::Fragmentation
+            }
+            _ if sight.pending >= claim.charge => OomCause::WaitingOnStreams,
+            (_, Some(others)) if others.bytes > sight.charged => OomCause::OtherProcesses,
+            _ => OomCause::Device,
+        };
+        report.scope = self.scope_of(claim);
+        self.report(report);
+    }
+
+    fn scope_of(&self, claim: Claim) -> Option<super::report::ScopeUsage> {
+        let name = self.core.scope_names.lock().get(&claim.scope).cloned()?;
+        self.core.scopes().into_iter().find(|scope| scope.name == *name)
+    }
+
+    fn describe(
+        &self,
+        claim: Claim,
+        sight: Sight,
+        cause: OomCause,
+        detail: Option<String>,
+    ) -> OomReport {
+        let (mut tags, mut scopes) = (self.core.tags(), self.core.scopes());
+        tags.truncate(NAMED);
+        scopes.truncate(NAMED);
+        let others = self.core.other_use.lock().clone();
+        OomReport {
+            cause,
+            device_ordinal: self.inner.device_ordinal(),
+            requested: claim.charge,
+            remaining: sight.room,
+            tag: claim.tag,
+            scope: None,
+            limit: sight.limit,
+            reserved: sight.charged,
+            waiting: sight.pending,
+            tags,
+            scopes,
+            others: others.and_then(|others| others()),
+            statistics: self.inner.statistics(),
+            free_space: self.inner.free_space(),
+            detail,
+        }
+    }
+
+    fn report(&self, report: OomReport) {
+        let report = Arc::new(report);
+        OomReport::keep_for_thread(&report);
+        *self.core.last_oom.lock() = Some(report.clone());
+        for function in self.core.refusals.outermost() {
+            callbacks::inside(|| function(&report));
+        }
+    }
+}
+
+/// How far [`GlobalDeviceBudget::relieve`] has come.
+#[derive(Debug)]
+pub(super) struct Relief {
+    policy: OomPolicy,
+    next: u32,
+    called: usize,
+    paused: Duration,
+    pause: Duration,
+}
+
+impl Relief {
+    pub(super) fn new(policy: OomPolicy) -> Self {
+        Self { policy, next: 0, called: 0, paused: Duration::ZERO, pause: Duration::ZERO }
+    }
+}

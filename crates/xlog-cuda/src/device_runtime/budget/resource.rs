@@ -1,0 +1,470 @@
+//! The budget as a resource: charges around the calls of the one below.
+
+use std::sync::Arc;
+
+use super::GlobalDeviceBudget;
+use super::core::{self, Claim, Core};
+use super::ladder::{OomPolicy, Relief};
+use super::records::Record;
+use super::reservation::{BudgetReservation, RESERVED};
+use super::tally::{Pending, TagIndex, Tally};
+use super::tree::ScopeIndex;
+use crate::device_runtime::resource::{
+    Access, AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, FreeSpace, MIN_ALIGN,
+    PhysicalMeter, ResourceError, ResourceResult, ResourceStatistics, StreamId,
+};
+
+/// How often a block that is larger than was announced is asked for again.
+const TRIES: u32 = 4;
+
+/// A charge whose inner call is under way. Dropped by a panic below, it gives the charge back.
+struct Flight<'a> {
+    core: &'a Core,
+    shard: usize,
+    charge: usize,
+    scope: ScopeIndex,
+    tag: TagIndex,
+    blocks: usize,
+}
+
+impl Drop for Flight<'_> {
+    fn drop(&mut self) {
+        self.core.release(self.shard, self.charge, self.scope, self.tag, self.blocks);
+    }
+}
+
+/// A free under way. Dropped by a panic below, it leaves the block charged.
+struct UnderWay<'a> {
+    core: &'a Core,
+    shard: usize,
+    charge: usize,
+}
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        self.core.keep(self.shard, self.charge);
+    }
+}
+
+/// How an inner call went.
+pub(super) enum Outcome<B> {
+    Given(B),
+    Failed(ResourceError),
+    /// The block was larger than announced and did not fit: it would have been this.
+    Larger(usize),
+}
+
+/// One block or several.
+trait Blocks: Sized {
+    fn blocks(&self) -> &[DeviceBlock];
+    fn into_vec(self) -> Vec<DeviceBlock>;
+}
+
+impl Blocks for DeviceBlock {
+    fn blocks(&self) -> &[DeviceBlock] {
+        std::slice::from_ref(self)
+    }
+    fn into_vec(self) -> Vec<DeviceBlock> {
+        vec![self]
+    }
+}
+
+impl Blocks for Vec<DeviceBlock> {
+    fn blocks(&self) -> &[DeviceBlock] {
+        self
+    }
+    fn into_vec(self) -> Vec<DeviceBlock> {
+        self
+    }
+}
+
+impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
+    /// One block, charged.
+    #[inline]
+    pub(super) fn obtain(
+        &self,
+        claim: Claim,
+        policy: Option<&OomPolicy>,
+        call: impl Fn() -> ResourceResult<DeviceBlock>,
+    ) -> ResourceResult<DeviceBlock> {
+        let shard = core::shard();
+        let failed = match self.core.take(shard, claim) {
+            None => None,
+            Some(tag) => {
+                let flight = self.flight(shard, claim, tag);
+                match call() {
+                    Ok(block) if block.bytes <= claim.charge => {
+                        std::mem::forget(flight);
+                        let record = Record { charge: claim.charge, tag, scope: claim.scope };
+                        self.core.records.put(block.ptr, block.generation, record);
+                        self.core.keep(shard, claim.charge);
+                        return Ok(block);
+                    }
+                    Ok(block) => match self.settle(flight, block, |_| claim.charge) {
+                        Outcome::Given(block) => return Ok(block),
+                        other => Some(other),
+                    },
+                    Err(error @ ResourceError::OutOfMemory { .. }) => Some(Outcome::Failed(error)),
+                    Err(error) => return Err(error),
+                }
+            }
+        };
+        match policy {
+            Some(policy) => self.obtain_slow(claim, policy, failed, call),
+            None => self.obtain_slow(claim, &self.core.policy(), failed, call),
+        }
+    }
+
+    fn flight(&self, shard: usize, claim: Claim, tag: TagIndex) -> Flight<'_> {
+        let Claim { charge, scope, blocks, .. } = claim;
+        Flight { core: &self.core, shard, charge, scope, tag, blocks }
+    }
+
+    /// By way of the ladder, after `failed`.
+    #[cold]
+    pub(super) fn obtain_slow<F>(
+        &self,
+        claim: Claim,
+        policy: &OomPolicy,
+        failed: Option<Outcome<DeviceBlock>>,
+        call: F,
+    ) -> ResourceResult<DeviceBlock>
+    where
+        F: Fn() -> ResourceResult<DeviceBlock>,
+    {
+        self.climb(claim, policy, failed, call, |_| claim.charge)
+    }
+
+    /// Takes, calls, and makes room below while there is a way to.
+    fn climb<B: Blocks>(
+        &self,
+        mut claim: Claim,
+        policy: &OomPolicy,
+        failed: Option<Outcome<B>>,
+        call: impl Fn() -> ResourceResult<B>,
+        announced: impl Fn(usize) -> usize,
+    ) -> ResourceResult<B> {
+        let shard = core::shard();
+        let mut relief = Relief::new(policy.clone());
+        let mut failed = failed;
+        let mut larger = 0;
+        loop {
+            match failed {
+                None => {}
+                Some(Outcome::Given(given)) => return Ok(given),
+                Some(Outcome::Failed(error)) => {
+                    if !matches!(error, ResourceError::OutOfMemory { .. }) {
+                        return Err(error);
+                    }
+                    if !self.relieve(shard, claim, &mut relief) {
+                        self.report_below(claim, &error);
+                        return Err(error);
+                    }
+                }
+                Some(Outcome::Larger(charge)) => {
+                    claim.charge = charge;
+                    larger += 1;
+                    if larger > TRIES {
+                        let sight = self.core.sight(charge, claim.scope);
+                        return Err(self.refuse(claim, sight));
+                    }
+                }
+            }
+            let tag = match self.core.take(shard, claim) {
+                Some(tag) => tag,
+                None => self.take_slow(shard, claim, policy)?,
+            };
+            let flight = self.flight(shard, claim, tag);
+            failed = Some(match call() {
+                Ok(given) => self.settle(flight, given, &announced),
+                Err(error) => Outcome::Failed(error),
+            });
+        }
+    }
+
+    /// Records what was given; takes what it is larger than announced, or returns it.
+    #[cold]
+    fn settle<B: Blocks>(
+        &self,
+        flight: Flight<'_>,
+        given: B,
+        announced: impl Fn(usize) -> usize,
+    ) -> Outcome<B> {
+        let Flight { shard, charge, scope, tag, .. } = flight;
+        let charges: Vec<usize> = given
+            .blocks()
+            .iter()
+            .enumerate()
+            .map(|(n, block)| announced(n).max(block.bytes))
+            .collect();
+        let real = charges.iter().fold(0, |sum: usize, charge| sum.saturating_add(*charge));
+        let extra = real.saturating_sub(charge);
+        if extra > 0 {
+            let name = self.core.names.name(tag as usize);
+            let claim = Claim { charge: extra, scope, tag: name, blocks: 0 };
+            if self.core.gather(shard, claim).is_err() {
+                // Recorded, so that the free releases what was charged, whenever it completes.
+                std::mem::forget(flight);
+                let mut left = charge;
+                let count = charges.len();
+                for (n, block) in given.blocks().iter().enumerate() {
+                    let share = if n + 1 == count { left } else { announced(n).min(left) };
+                    left -= share;
+                    let record = Record { charge: share, tag, scope };
+                    self.core.records.put(block.ptr, block.generation, record);
+                }
+                self.core.keep(shard, charge);
+                let _ = self.deallocate_batch(given.into_vec());
+                return Outcome::Larger(real);
+            }
+            self.core.keep(shard, extra);
+        }
+        std::mem::forget(flight);
+        for (block, charge) in given.blocks().iter().zip(&charges) {
+            let record = Record { charge: *charge, tag, scope };
+            self.core.records.put(block.ptr, block.generation, record);
+        }
+        if charge > real {
+            // It was asked for again with the size of a larger block.
+            self.core.keep(shard, real);
+            self.core.release(shard, charge - real, scope, tag, 0);
+        } else {
+            self.core.keep(shard, charge);
+        }
+        Outcome::Given(given)
+    }
+
+    /// A free below has returned: releases the charge, or keeps it until the block is free.
+    fn settle_free(&self, shard: usize, id: BlockId, record: Record, state: BlockState) {
+        self.core.records.forget(id.ptr, id.generation);
+        let Record { charge, tag, scope } = record;
+        if state == BlockState::Freed {
+            self.core.release(shard, charge, scope, tag, 1);
+        } else {
+            self.keep_pending(shard, Pending { block: id, charge, tag, scope });
+        }
+    }
+}
+
+impl<R: DeviceMemoryResource> DeviceMemoryResource for GlobalDeviceBudget<R> {
+    #[inline]
+    fn allocate(
+        &self,
+        bytes: usize,
+        stream: StreamId,
+        tag: AllocTag,
+    ) -> ResourceResult<DeviceBlock> {
+        let claim = self.claim(bytes, tag)?;
+        self.obtain(claim, None, || self.inner.allocate(bytes, stream, tag))
+    }
+
+    #[inline]
+    fn deallocate(&self, block: DeviceBlock) -> ResourceResult<()> {
+        let id = BlockId::from_block(&block);
+        let Some(record) = self.core.records.find(id.ptr, id.generation) else {
+            return self.inner.deallocate(block);
+        };
+        let shard = core::shard();
+        self.core.credits.begin(shard, record.charge, |_| {});
+        let under_way = UnderWay { core: &self.core, shard, charge: record.charge };
+        let returned = self.inner.deallocate(block);
+        std::mem::forget(under_way);
+        match &returned {
+            Ok(()) => {
+                let state = self.inner.block_state(id);
+                self.settle_free(shard, id, record, state);
+            }
+            Err(error) => {
+                // A claim that was refused changed nothing. Any other failure came half way: the block was taken.
+                let refused = id.device_ordinal != self.inner.device_ordinal()
+                    || matches!(error, ResourceError::UseAfterFree { generation } if *generation == id.generation);
+                let state = self.inner.block_state(id);
+                if refused || state == BlockState::Live {
+                    self.core.keep(shard, record.charge);
+                } else {
+                    self.settle_free(shard, id, record, state);
+                }
+            }
+        }
+        returned
+    }
+
+    fn device_ordinal(&self) -> u32 {
+        self.inner.device_ordinal()
+    }
+
+    fn bytes_outstanding(&self) -> usize {
+        self.inner.bytes_outstanding()
+    }
+
+    fn reap_pending(&self) -> ResourceResult<()> {
+        let reaped = self.inner.reap_pending();
+        self.look_through_all(core::shard());
+        reaped
+    }
+
+    fn reap_completed(&self) -> ResourceResult<()> {
+        let reaped = self.inner.reap_completed();
+        self.look_through_all(core::shard());
+        reaped
+    }
+
+    fn record_block_use(&self, block: &DeviceBlock, use_stream: StreamId) -> ResourceResult<()> {
+        self.inner.record_block_use(block, use_stream)
+    }
+
+    fn supports_block_use_tracking(&self) -> bool {
+        self.inner.supports_block_use_tracking()
+    }
+
+    #[inline]
+    fn prepare_block_use(
+        &self,
+        block: BlockId,
+        use_stream: StreamId,
+        access: Access,
+    ) -> ResourceResult<()> {
+        self.inner.prepare_block_use(block, use_stream, access)
+    }
+
+    #[inline]
+    fn finish_block_use(
+        &self,
+        block: BlockId,
+        use_stream: StreamId,
+        access: Access,
+    ) -> ResourceResult<()> {
+        self.inner.finish_block_use(block, use_stream, access)
+    }
+
+    fn finish_block_uses(
+        &self,
+        uses: &[(BlockId, Access)],
+        use_stream: StreamId,
+    ) -> ResourceResult<()> {
+        self.inner.finish_block_uses(uses, use_stream)
+    }
+
+    fn block_state(&self, block: BlockId) -> BlockState {
+        self.inner.block_state(block)
+    }
+
+    fn allocate_aligned(
+        &self,
+        bytes: usize,
+        align: usize,
+        stream: StreamId,
+        tag: AllocTag,
+    ) -> ResourceResult<DeviceBlock> {
+        let claim = self.claim(bytes, tag)?;
+        self.obtain(claim, None, || self.inner.allocate_aligned(bytes, align, stream, tag))
+    }
+
+    fn allocate_batch(
+        &self,
+        sizes: &[usize],
+        stream: StreamId,
+        tag: AllocTag,
+    ) -> ResourceResult<Vec<DeviceBlock>> {
+        if sizes.is_empty() {
+            return self.inner.allocate_batch(sizes, stream, tag);
+        }
+        let mut claim =
+            Claim { charge: 0, scope: super::scope::current(&self.core), tag, blocks: sizes.len() };
+        let mut charges = Vec::with_capacity(sizes.len());
+        for &bytes in sizes {
+            let one = self.claim(bytes, tag)?;
+            claim.charge = claim.charge.saturating_add(one.charge);
+            charges.push(one.charge);
+        }
+        let call = || self.inner.allocate_batch(sizes, stream, tag);
+        let announced = |n: usize| charges.get(n).copied().unwrap_or(0);
+        self.climb(claim, &self.core.policy(), None, call, announced)
+    }
+
+    fn charge_for(&self, bytes: usize) -> usize {
+        self.inner.charge_for(bytes)
+    }
+
+    fn statistics(&self) -> ResourceStatistics {
+        self.inner.statistics()
+    }
+
+    fn free_space(&self) -> Option<FreeSpace> {
+        self.inner.free_space()
+    }
+
+    fn trim(&self) -> ResourceResult<usize> {
+        let trimmed = self.inner.trim();
+        self.look_through_all(core::shard());
+        trimmed
+    }
+
+    fn meter_physical(&self, meter: Arc<dyn PhysicalMeter>) -> ResourceResult<()> {
+        self.inner.meter_physical(meter)
+    }
+
+    fn places_blocks(&self) -> bool {
+        self.inner.places_blocks()
+    }
+
+    fn reserve_budget(&self, bytes: usize) -> ResourceResult<Option<BudgetReservation>> {
+        self.reserve(bytes).map(Some)
+    }
+
+    fn allocate_reserved(
+        &self,
+        reservation: &mut BudgetReservation,
+        bytes: usize,
+        align: usize,
+        stream: StreamId,
+        tag: AllocTag,
+    ) -> ResourceResult<DeviceBlock> {
+        if !Arc::ptr_eq(&self.core, &reservation.core) {
+            return Err(ResourceError::InvalidRequest {
+                value: "a reservation of another budget".to_owned(),
+                accepted: "one that this budget gave".to_owned(),
+            });
+        }
+        let mut claim = self.claim(bytes, tag)?;
+        reservation.covers(claim.charge)?;
+        claim.scope = reservation.scope_index();
+        let mut relief = Relief::new(self.core.policy());
+        let shard = core::shard();
+        let block = loop {
+            let given = match &mut reservation.below {
+                Some(below) => self.inner.allocate_reserved(below, bytes, align, stream, tag),
+                None if align <= MIN_ALIGN => self.inner.allocate(bytes, stream, tag),
+                None => self.inner.allocate_aligned(bytes, align, stream, tag),
+            };
+            match given {
+                Ok(block) => break block,
+                Err(error @ ResourceError::OutOfMemory { .. }) => {
+                    if !self.relieve(shard, claim, &mut relief) {
+                        self.report_below(claim, &error);
+                        return Err(error);
+                    }
+                }
+                Err(error) => return Err(error),
+            }
+        };
+        let charge = claim.charge.max(block.bytes);
+        if charge > reservation.bytes {
+            let remaining = reservation.bytes;
+            self.inner.deallocate(block)?;
+            return Err(ResourceError::OutOfBudget { requested: charge, remaining });
+        }
+        reservation.bytes -= charge;
+        let note = |tally: &mut Tally| {
+            let reserved = tally.index_of(RESERVED, &self.core.names);
+            let index = tally.index_of(tag, &self.core.names);
+            tally.remove(reserved, charge, 0);
+            tally.add(index, charge, 1);
+            index
+        };
+        let tag = self.core.credits.begin(shard, 0, note);
+        let record = Record { charge, tag, scope: claim.scope };
+        self.core.records.put(block.ptr, block.generation, record);
+        Ok(block)
+    }
+}
