@@ -4,20 +4,26 @@
 //! barrier (`membarrier`). Paired, they order like two full barriers. Where the system does not offer it, [`available`] says so and
 //! nobody may rely on the light half.
 
-use std::sync::atomic::{Ordering, compiler_fence};
+use std::cell::Cell;
+use std::sync::atomic::{AtomicU32, Ordering, compiler_fence};
+
+thread_local! {
+    static NAME: Cell<u32> = const { Cell::new(0) };
+}
 
 /// Names this thread, never another one; 0 when the names have run out.
+#[inline]
 pub(super) fn thread_name() -> u32 {
-    use std::cell::Cell;
-    use std::sync::atomic::AtomicU32;
+    match NAME.get() {
+        0 => new_name(),
+        name => name,
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn new_name() -> u32 {
     static NEXT: AtomicU32 = AtomicU32::new(1);
-    thread_local! {
-        static NAME: Cell<u32> = const { Cell::new(0) };
-    }
-    let name = NAME.get();
-    if name != 0 {
-        return name;
-    }
     let next = NEXT.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |next| next.checked_add(1));
     NAME.set(next.unwrap_or(0));
     NAME.get()

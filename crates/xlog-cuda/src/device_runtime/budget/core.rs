@@ -6,18 +6,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use super::callbacks::Callbacks;
-use super::credit::{Credits, Ended, Sight};
+use super::credit::{Credits, Seat, Sight};
 use super::ladder::{OomPolicy, Pressure};
 use super::primitive::Mutex;
 use super::records::Records;
 use super::report::{OomReport, OtherUse, ScopeUsage, TagUsage};
+use super::seats::SEATS;
 use super::tally::{TagIndex, TagNames, Tally};
 use super::tree::{DEVICE, ScopeIndex};
 use super::waiting::Queue;
 use crate::device_runtime::resource::AllocTag;
-
-/// Threads keep to a shard each as far as there are enough.
-const SHARDS: usize = 64;
 
 pub(crate) type OtherUseHook = Arc<dyn Fn() -> Option<OtherUse> + Send + Sync>;
 
@@ -38,22 +36,6 @@ pub(crate) struct Core {
     pub(crate) queue: Queue,
 }
 
-/// The shard of this thread.
-#[inline]
-pub(crate) fn shard() -> usize {
-    use std::cell::Cell;
-    static NEXT: AtomicUsize = AtomicUsize::new(0);
-    thread_local! {
-        static MINE: Cell<usize> = const { Cell::new(usize::MAX) };
-    }
-    let mine = MINE.get();
-    if mine != usize::MAX {
-        return mine;
-    }
-    MINE.set(NEXT.fetch_add(1, Ordering::Relaxed) % SHARDS);
-    MINE.get()
-}
-
 /// Whom a charge is for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Claim {
@@ -61,7 +43,7 @@ pub(crate) struct Claim {
     pub(crate) scope: ScopeIndex,
     pub(crate) tag: AllocTag,
     /// 0 for what only sets bytes aside.
-    pub(crate) blocks: usize,
+    pub(crate) blocks: u32,
 }
 
 impl Core {
@@ -69,7 +51,7 @@ impl Core {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         Self {
             id: NEXT.fetch_add(1, Ordering::Relaxed),
-            credits: Credits::new(limit, SHARDS),
+            credits: Credits::new(limit, SEATS),
             names: TagNames::default(),
             records: Records::new(placed),
             limit: AtomicUsize::new(limit),
@@ -97,52 +79,52 @@ impl Core {
     }
 
     /// Takes a charge from this thread's shard or the pot; it is in flight. `None` says nothing about whether it fits.
-    #[inline]
-    pub(crate) fn take(&self, shard: usize, claim: Claim) -> Option<TagIndex> {
-        let note = |tally: &mut Tally| self.note(tally, claim);
-        self.credits.take(shard, claim.charge, claim.scope, note)
+    #[inline(always)]
+    pub(crate) fn take(&self, seat: Seat, claim: &Claim) -> Option<TagIndex> {
+        let note = move |tally: &mut Tally| self.note(tally, claim);
+        self.credits.take(seat, claim.charge, claim.scope, note)
     }
 
-    pub(crate) fn gather(&self, shard: usize, claim: Claim) -> Result<TagIndex, Sight> {
+    pub(crate) fn gather(&self, seat: Seat, claim: &Claim) -> Result<TagIndex, Sight> {
         let note = |tally: &mut Tally| self.note(tally, claim);
-        self.credits.gather(shard, claim.charge, claim.scope, note)
+        self.credits.gather(seat, claim.charge, claim.scope, note)
     }
 
     pub(crate) fn decide(
         &self,
-        shard: usize,
-        claim: Claim,
+        seat: Seat,
+        claim: &Claim,
         ask: impl FnOnce(),
     ) -> Result<TagIndex, Sight> {
         let note = |tally: &mut Tally| self.note(tally, claim);
-        self.credits.decide(shard, claim.charge, claim.scope, ask, note)
+        self.credits.decide(seat, claim.charge, claim.scope, ask, note)
     }
 
-    #[inline]
-    fn note(&self, tally: &mut Tally, claim: Claim) -> TagIndex {
+    #[inline(always)]
+    fn note(&self, tally: &mut Tally, claim: &Claim) -> TagIndex {
         let tag = tally.index_of(claim.tag, &self.names);
         tally.add(tag, claim.charge, claim.blocks);
         tag
     }
 
-    /// What was taken is a block, or is set aside.
-    #[inline]
-    pub(crate) fn keep(&self, shard: usize, charge: usize) {
-        self.credits.end(shard, charge, DEVICE, Ended::Kept, |_| {});
+    /// What was in flight is charged as before.
+    #[inline(always)]
+    pub(crate) fn keep(&self, seat: Seat, charge: usize) {
+        self.credits.end(seat, charge);
     }
 
     /// What was in flight is free.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn release(
         &self,
-        shard: usize,
+        seat: Seat,
         charge: usize,
         scope: ScopeIndex,
         tag: TagIndex,
-        blocks: usize,
+        blocks: u32,
     ) {
-        let note = |tally: &mut Tally| tally.remove(tag, charge, blocks);
-        if self.credits.end(shard, charge, scope, Ended::Released, note) {
+        let note = move |tally: &mut Tally| tally.remove(tag, charge, blocks);
+        if self.credits.release(seat, charge, scope, note) {
             self.queue.wake();
         }
     }
@@ -161,7 +143,11 @@ impl Core {
         });
         let held = sums.into_iter().enumerate().filter(|(_, sum)| *sum != (0, 0));
         let mut tags: Vec<TagUsage> = held
-            .map(|(index, (bytes, blocks))| TagUsage { tag: self.names.name(index), bytes, blocks })
+            .map(|(index, (bytes, blocks))| TagUsage {
+                tag: self.names.name(index),
+                bytes,
+                blocks: blocks as usize,
+            })
             .collect();
         tags.sort_by(|a, b| b.bytes.cmp(&a.bytes).then(a.tag.0.cmp(b.tag.0)));
         tags

@@ -12,7 +12,7 @@
 //!
 //! Invariant: while the pot holds less than scopes are guaranteed, or waiters wait, no shard has credit.
 
-use super::primitive::{BiasedMutex, Mutex, Turnstile, pause};
+use super::primitive::{AtomicUsize, BiasedMutex, Mutex, Ordering, Turnstile, pause};
 use super::tree::{DEVICE, ScopeIndex, ScopeTree};
 
 /// More than this a shard never takes ahead.
@@ -24,15 +24,66 @@ pub(crate) struct Shard<T> {
     credit: usize,
     /// More credit than this flows back to the pot.
     bound: usize,
-    in_flight: usize,
     pending: usize,
     pub(crate) extra: T,
+}
+
+/// The shard of a thread.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Seat {
+    pub(crate) index: usize,
+    /// Other threads may have it too.
+    pub(crate) shared: bool,
+}
+
+/// Bytes of operations that began and that ended; what is between is in flight. Both wrap.
+///
+/// A seat of one thread has one writer, so plain loads and stores do. Who decides with all shards locked may see an operation as in
+/// flight a little longer than it was, never shorter: it reads the ends first.
+#[derive(Debug)]
+struct Flights {
+    begun: AtomicUsize,
+    ended: AtomicUsize,
+}
+
+impl Flights {
+    fn new() -> Self {
+        Self { begun: AtomicUsize::new(0), ended: AtomicUsize::new(0) }
+    }
+
+    #[inline(always)]
+    fn begin(&self, seat: Seat, bytes: usize) {
+        advance(&self.begun, seat, bytes);
+    }
+
+    #[inline(always)]
+    fn end(&self, seat: Seat, bytes: usize) {
+        advance(&self.ended, seat, bytes);
+    }
+
+    fn bytes(&self) -> usize {
+        let ended = self.ended.load(Ordering::Acquire);
+        self.begun.load(Ordering::Acquire).wrapping_sub(ended)
+    }
+}
+
+#[inline(always)]
+fn advance(counter: &AtomicUsize, seat: Seat, bytes: usize) {
+    if seat.shared {
+        counter.fetch_add(bytes, Ordering::AcqRel);
+    } else {
+        let now = counter.load(Ordering::Relaxed);
+        counter.store(now.wrapping_add(bytes), Ordering::Release);
+    }
 }
 
 /// Shards of different threads share no cache line, nor the one that is fetched along with it.
 #[derive(Debug)]
 #[repr(align(128))]
-struct Place<T>(BiasedMutex<Shard<T>>);
+struct Place<T> {
+    shard: BiasedMutex<Shard<T>>,
+    flights: Flights,
+}
 
 /// What is nobody's, and the rules.
 #[derive(Debug)]
@@ -54,8 +105,6 @@ pub(crate) struct Sight {
     pub(crate) pending: usize,
     /// The most that would have been admitted.
     pub(crate) room: usize,
-    /// Nobody may begin: a refusal is being decided.
-    pub(crate) closed: bool,
 }
 
 impl Sight {
@@ -69,17 +118,6 @@ impl Sight {
         let open = self.in_flight.saturating_add(self.pending);
         open == 0 || charge > self.free().saturating_add(open)
     }
-}
-
-/// How an operation in flight ended.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Ended {
-    /// The bytes stay charged.
-    Kept,
-    /// The bytes are free.
-    Released,
-    /// The block was returned, and is not free yet.
-    Pending,
 }
 
 /// The credits of one budget.
@@ -99,11 +137,12 @@ impl Pot {
 
 impl<T: Default> Credits<T> {
     pub(crate) fn new(limit: usize, shards: usize) -> Self {
-        let shard = || Shard { credit: 0, bound: 0, in_flight: 0, pending: 0, extra: T::default() };
+        let shard = || Shard { credit: 0, bound: 0, pending: 0, extra: T::default() };
+        let place = || Place { shard: BiasedMutex::new(shard()), flights: Flights::new() };
         let pot =
             Pot { free: limit as i128, limit, closed: false, waiters: 0, scopes: ScopeTree::new() };
         Self {
-            shards: (0..shards.max(1)).map(|_| Place(BiasedMutex::new(shard()))).collect(),
+            shards: (0..shards.next_power_of_two()).map(|_| place()).collect(),
             pot: Mutex::new(pot),
             deciding: Turnstile::new(()),
         }
@@ -111,32 +150,39 @@ impl<T: Default> Credits<T> {
 }
 
 impl<T> Credits<T> {
-    #[inline]
-    fn shard(&self, shard: usize) -> &BiasedMutex<Shard<T>> {
-        &self.shards[shard % self.shards.len()].0
+    #[inline(always)]
+    fn place(&self, seat: Seat) -> &Place<T> {
+        // Their number is a power of two: no division.
+        &self.shards[seat.index & (self.shards.len() - 1)]
+    }
+
+    fn in_flight(&self) -> usize {
+        self.shards.iter().fold(0, |sum: usize, place| sum.saturating_add(place.flights.bytes()))
     }
 
     /// Takes a charge, in flight from now on, without a look at other shards. `None`: this says nothing about whether it fits.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn take<R>(
         &self,
-        shard: usize,
+        seat: Seat,
         charge: usize,
         scope: ScopeIndex,
         note: impl FnOnce(&mut T) -> R,
     ) -> Option<R> {
-        self.shard(shard).with(|mine| {
+        let place = self.place(seat);
+        place.shard.with(move |mine| {
             if scope == DEVICE && charge <= mine.credit {
                 mine.credit -= charge;
             } else if !self.refill(mine, charge, scope) {
                 return None;
             }
-            mine.in_flight += charge;
+            place.flights.begin(seat, charge);
             Some(note(&mut mine.extra))
         })
     }
 
     #[cold]
+    #[inline(never)]
     fn refill(&self, mine: &mut Shard<T>, charge: usize, scope: ScopeIndex) -> bool {
         let mut pot = self.pot.lock();
         if pot.closed {
@@ -167,44 +213,56 @@ impl<T> Credits<T> {
     }
 
     /// An operation on charged bytes begins whose result is open.
-    #[inline]
-    pub(crate) fn begin<R>(
+    #[inline(always)]
+    pub(crate) fn begin(&self, seat: Seat, charge: usize) {
+        self.place(seat).flights.begin(seat, charge);
+    }
+
+    /// It has ended, and the bytes are as charged as before.
+    #[inline(always)]
+    pub(crate) fn end(&self, seat: Seat, charge: usize) {
+        self.place(seat).flights.end(seat, charge);
+    }
+
+    /// It has ended, and the bytes are free. True when somebody waits for them.
+    #[inline(always)]
+    pub(crate) fn release(
         &self,
-        shard: usize,
+        seat: Seat,
+        charge: usize,
+        scope: ScopeIndex,
+        note: impl FnOnce(&mut T),
+    ) -> bool {
+        let place = self.place(seat);
+        place.shard.with(move |mine| {
+            note(&mut mine.extra);
+            let waited_for = self.give(mine, charge, scope);
+            place.flights.end(seat, charge);
+            waited_for
+        })
+    }
+
+    /// It has ended, and the bytes are free once the resource below says so.
+    pub(crate) fn set_pending<R>(
+        &self,
+        seat: Seat,
         charge: usize,
         note: impl FnOnce(&mut T) -> R,
     ) -> R {
-        self.shard(shard).with(|mine| {
-            mine.in_flight += charge;
+        let place = self.place(seat);
+        place.shard.with(move |mine| {
+            mine.pending += charge;
+            place.flights.end(seat, charge);
             note(&mut mine.extra)
         })
     }
 
-    /// An operation begun in this shard has ended. True when somebody waits for what was released.
-    #[inline]
-    pub(crate) fn end(
-        &self,
-        shard: usize,
-        charge: usize,
-        scope: ScopeIndex,
-        ended: Ended,
-        note: impl FnOnce(&mut T),
-    ) -> bool {
-        self.shard(shard).with(|mine| {
-            mine.in_flight -= charge;
-            note(&mut mine.extra);
-            match ended {
-                Ended::Kept => false,
-                Ended::Released => self.give(mine, charge, scope),
-                Ended::Pending => {
-                    mine.pending += charge;
-                    false
-                }
-            }
-        })
+    /// What this shard keeps.
+    pub(crate) fn with_extra<R>(&self, seat: Seat, change: impl FnOnce(&mut T) -> R) -> R {
+        self.place(seat).shard.with(|mine| change(&mut mine.extra))
     }
 
-    #[inline]
+    #[inline(always)]
     fn give(&self, mine: &mut Shard<T>, charge: usize, scope: ScopeIndex) -> bool {
         if scope == DEVICE {
             mine.credit = mine.credit.saturating_add(charge);
@@ -216,6 +274,7 @@ impl<T> Credits<T> {
     }
 
     #[cold]
+    #[inline(never)]
     fn give_back(&self, mine: &mut Shard<T>, charge: usize, scope: ScopeIndex) -> bool {
         let mut pot = self.pot.lock();
         if scope == DEVICE {
@@ -231,58 +290,53 @@ impl<T> Credits<T> {
 
     /// Runs `body` with everything standing still.
     pub(crate) fn audit<R>(&self, body: impl FnOnce(&mut [&mut Shard<T>], &mut Pot) -> R) -> R {
-        let all: Vec<&BiasedMutex<Shard<T>>> = self.shards.iter().map(|place| &place.0).collect();
+        let all: Vec<&BiasedMutex<Shard<T>>> =
+            self.shards.iter().map(|place| &place.shard).collect();
         BiasedMutex::with_all(&all, |shards| body(shards, &mut self.pot.lock()))
     }
 
     /// The books, and the room for a request of `charge`.
     pub(crate) fn sight(&self, charge: usize, scope: ScopeIndex) -> Sight {
-        self.audit(|shards, pot| look(shards, pot, charge, scope))
+        self.audit(|shards, pot| self.look(shards, pot, charge, scope))
     }
 
     /// Takes a charge out of everything that is free, wherever it is.
     pub(crate) fn gather<R>(
         &self,
-        shard: usize,
+        seat: Seat,
         charge: usize,
         scope: ScopeIndex,
         note: impl FnOnce(&mut T) -> R,
     ) -> Result<R, Sight> {
-        let shard = shard % self.shards.len();
         self.audit(|shards, pot| {
             if pot.closed {
-                return Err(look(shards, pot, charge, scope));
+                return Err(self.look(shards, pot, charge, scope));
             }
-            grant(shards, pot, shard, charge, scope, note)
-                .map_err(|_| look(shards, pot, charge, scope))
+            let granted = self.grant(shards, pot, seat, charge, scope, note);
+            granted.map_err(|_| self.look(shards, pot, charge, scope))
         })
     }
 
     /// Takes a charge, or refuses what did not fit at some instant of this call. `ask` ends what is pending and is free by now.
     pub(crate) fn decide<R>(
         &self,
-        shard: usize,
+        seat: Seat,
         charge: usize,
         scope: ScopeIndex,
         ask: impl FnOnce(),
         note: impl FnOnce(&mut T) -> R,
     ) -> Result<R, Sight> {
-        let shard = shard % self.shards.len();
         let _turn = self.deciding.lock();
         let mut note = note;
         let mut round = 0;
         loop {
             let attempt = self.audit(|shards, pot| {
                 pot.closed = false;
-                match grant(shards, pot, shard, charge, scope, note) {
-                    Ok(granted) => Ok(granted),
-                    Err(note) => {
-                        drain(shards, pot);
-                        pot.closed = true;
-                        let in_flight: usize = shards.iter().map(|shard| shard.in_flight).sum();
-                        Err((note, in_flight))
-                    }
-                }
+                self.grant(shards, pot, seat, charge, scope, note).map_err(|note| {
+                    drain(shards, pot);
+                    pot.closed = true;
+                    (note, self.in_flight())
+                })
             });
             let in_flight;
             (note, in_flight) = match attempt {
@@ -297,9 +351,40 @@ impl<T> Credits<T> {
         ask();
         self.audit(|shards, pot| {
             pot.closed = false;
-            grant(shards, pot, shard, charge, scope, note)
-                .map_err(|_| look(shards, pot, charge, scope))
+            let granted = self.grant(shards, pot, seat, charge, scope, note);
+            granted.map_err(|_| self.look(shards, pot, charge, scope))
         })
+    }
+
+    fn grant<R, N: FnOnce(&mut T) -> R>(
+        &self,
+        shards: &mut [&mut Shard<T>],
+        pot: &mut Pot,
+        seat: Seat,
+        charge: usize,
+        scope: ScopeIndex,
+        note: N,
+    ) -> Result<R, N> {
+        let index = seat.index & (shards.len() - 1);
+        if !pot.scopes.admits(scope, charge, pot.free + credit(shards)) {
+            return Err(note);
+        }
+        drain(shards, pot);
+        pot.free -= charge as i128;
+        pot.scopes.charge(scope, charge);
+        self.begin(seat, charge);
+        Ok(note(&mut shards[index].extra))
+    }
+
+    fn look(&self, shards: &[&mut Shard<T>], pot: &Pot, charge: usize, scope: ScopeIndex) -> Sight {
+        let free = pot.free + credit(shards);
+        Sight {
+            limit: pot.limit,
+            charged: usize::try_from(pot.limit as i128 - free).unwrap_or(usize::MAX),
+            in_flight: self.in_flight(),
+            pending: shards.iter().map(|shard| shard.pending).sum(),
+            room: pot.scopes.room(scope, free, charge),
+        }
     }
 
     /// Another limit; what is charged stays. Returns by how much it is exceeded.
@@ -337,25 +422,25 @@ impl<T> Credits<T> {
         self.pot.lock().waiters -= 1;
     }
 
-    /// Takes what the shards keep as pending, for `extra` to be looked through; the bytes are in flight in `shard`.
+    /// Takes what the shards keep as pending, for `extra` to be looked through; the bytes are in flight from now on.
     pub(crate) fn take_pending<R>(
         &self,
-        shard: usize,
+        seat: Seat,
         take: impl FnOnce(&mut [&mut Shard<T>]) -> R,
     ) -> R {
-        let shard = shard % self.shards.len();
         self.audit(|shards, _| {
             let pending: usize = shards.iter().map(|shard| shard.pending).sum();
             shards.iter_mut().for_each(|shard| shard.pending = 0);
-            shards[shard].in_flight += pending;
+            self.begin(seat, pending);
             take(shards)
         })
     }
 
     /// [`Credits::take_pending`] of one shard.
-    pub(crate) fn take_own_pending<R>(&self, shard: usize, take: impl FnOnce(&mut T) -> R) -> R {
-        self.shard(shard).with(|mine| {
-            mine.in_flight += mine.pending;
+    pub(crate) fn take_own_pending<R>(&self, seat: Seat, take: impl FnOnce(&mut T) -> R) -> R {
+        let place = self.place(seat);
+        place.shard.with(move |mine| {
+            place.flights.begin(seat, mine.pending);
             mine.pending = 0;
             take(&mut mine.extra)
         })
@@ -371,34 +456,6 @@ fn drain<T>(shards: &mut [&mut Shard<T>], pot: &mut Pot) {
     }
 }
 
-fn grant<T, R, N: FnOnce(&mut T) -> R>(
-    shards: &mut [&mut Shard<T>],
-    pot: &mut Pot,
-    shard: usize,
-    charge: usize,
-    scope: ScopeIndex,
-    note: N,
-) -> Result<R, N> {
-    let credit: i128 = shards.iter().map(|shard| shard.credit as i128).sum();
-    if !pot.scopes.admits(scope, charge, pot.free + credit) {
-        return Err(note);
-    }
-    drain(shards, pot);
-    pot.free -= charge as i128;
-    pot.scopes.charge(scope, charge);
-    shards[shard].in_flight += charge;
-    Ok(note(&mut shards[shard].extra))
-}
-
-fn look<T>(shards: &[&mut Shard<T>], pot: &Pot, charge: usize, scope: ScopeIndex) -> Sight {
-    let credit: i128 = shards.iter().map(|shard| shard.credit as i128).sum();
-    let free = pot.free + credit;
-    Sight {
-        limit: pot.limit,
-        charged: usize::try_from(pot.limit as i128 - free).unwrap_or(usize::MAX),
-        in_flight: shards.iter().map(|shard| shard.in_flight).sum(),
-        pending: shards.iter().map(|shard| shard.pending).sum(),
-        room: pot.scopes.room(scope, free, charge),
-        closed: pot.closed,
-    }
+fn credit<T>(shards: &[&mut Shard<T>]) -> i128 {
+    shards.iter().map(|shard| shard.credit as i128).sum()
 }

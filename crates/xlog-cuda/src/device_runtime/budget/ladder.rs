@@ -12,7 +12,7 @@ use std::time::Duration;
 use super::GlobalDeviceBudget;
 use super::callbacks;
 use super::core::Claim;
-use super::credit::{Ended, Sight};
+use super::credit::{Seat, Sight};
 use super::primitive::pause;
 use super::report::{NAMED, OomCause, OomReport};
 use super::tally::{Pending, TagIndex, Tally};
@@ -109,8 +109,8 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
     #[cold]
     pub(super) fn take_slow(
         &self,
-        shard: usize,
-        claim: Claim,
+        seat: Seat,
+        claim: &Claim,
         policy: &OomPolicy,
     ) -> Result<TagIndex, ResourceError> {
         let core = &*self.core;
@@ -118,9 +118,9 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
             return Err(self.refuse(claim, core.sight(claim.charge, claim.scope)));
         }
         if policy.wait.is_some() && !core.queue.is_empty() {
-            return self.wait(shard, claim, policy);
+            return self.wait(seat, claim, policy);
         }
-        let mut sight = match core.gather(shard, claim) {
+        let mut sight = match core.gather(seat, claim) {
             Ok(tag) => return Ok(tag),
             Err(sight) => sight,
         };
@@ -128,7 +128,7 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
         if sight.is_final(claim.charge) && functions.is_empty() && policy.wait.is_none() {
             return Err(self.refuse(claim, sight));
         }
-        match self.reap(shard, claim, policy, &mut sight) {
+        match self.reap(seat, claim, policy, &mut sight) {
             Some(tag) => return Ok(tag),
             None if policy.wait.is_some() && functions.is_empty() => {}
             None => {
@@ -136,38 +136,38 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
                     let needed = claim.charge.saturating_sub(sight.room);
                     let pressure = Pressure { needed, requested: Some(claim.charge) };
                     callbacks::inside(|| function(&pressure));
-                    if let Some(tag) = self.retry(shard, claim, &mut sight) {
+                    if let Some(tag) = self.retry(seat, claim, &mut sight) {
                         return Ok(tag);
                     }
                 }
             }
         }
         if policy.wait.is_some() {
-            return self.wait(shard, claim, policy);
+            return self.wait(seat, claim, policy);
         }
-        self.decide(shard, claim)
+        self.decide(seat, claim)
     }
 
-    fn decide(&self, shard: usize, claim: Claim) -> Result<TagIndex, ResourceError> {
+    fn decide(&self, seat: Seat, claim: &Claim) -> Result<TagIndex, ResourceError> {
         let ask = || {
-            self.look_through_all(shard);
+            self.look_through_all(seat);
         };
-        self.core.decide(shard, claim, ask).map_err(|sight| self.refuse(claim, sight))
+        self.core.decide(seat, claim, ask).map_err(|sight| self.refuse(claim, sight))
     }
 
-    fn never_fits(&self, claim: Claim) -> bool {
+    fn never_fits(&self, claim: &Claim) -> bool {
         let hard = || self.core.credits.with_scopes(|tree| tree.hard_limit(claim.scope));
         claim.charge > self.core.limit() || (claim.scope != DEVICE && claim.charge > hard())
     }
 
     /// Counts what has completed and tries again.
-    fn retry(&self, shard: usize, claim: Claim, sight: &mut Sight) -> Option<TagIndex> {
+    fn retry(&self, seat: Seat, claim: &Claim, sight: &mut Sight) -> Option<TagIndex> {
         if sight.pending > 0 {
             // Its failure stays with the blocks, and comes back to whoever reaps.
             let _ = self.inner.reap_completed();
         }
-        self.look_through_all(shard);
-        match self.core.gather(shard, claim) {
+        self.look_through_all(seat);
+        match self.core.gather(seat, claim) {
             Ok(tag) => return Some(tag),
             Err(now) => *sight = now,
         }
@@ -177,21 +177,21 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
     /// The rungs about blocks that were returned.
     fn reap(
         &self,
-        shard: usize,
-        claim: Claim,
+        seat: Seat,
+        claim: &Claim,
         policy: &OomPolicy,
         sight: &mut Sight,
     ) -> Option<TagIndex> {
         if sight.pending == 0 {
             return None;
         }
-        if let Some(tag) = self.retry(shard, claim, sight) {
+        if let Some(tag) = self.retry(seat, claim, sight) {
             return Some(tag);
         }
-        if self.look_through_all(shard) > 0 {
+        if self.look_through_all(seat) > 0 {
             // Some are held back by a guard: a trim lets go of them.
             let _ = self.inner.trim();
-            if let Some(tag) = self.retry(shard, claim, sight) {
+            if let Some(tag) = self.retry(seat, claim, sight) {
                 return Some(tag);
             }
         }
@@ -202,7 +202,7 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
             pause(0);
             paused += step;
             step = (2 * step).min(longest);
-            if let Some(tag) = self.retry(shard, claim, sight) {
+            if let Some(tag) = self.retry(seat, claim, sight) {
                 return Some(tag);
             }
         }
@@ -212,16 +212,16 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
     /// Waits in the queue.
     fn wait(
         &self,
-        shard: usize,
-        claim: Claim,
+        seat: Seat,
+        claim: &Claim,
         policy: &OomPolicy,
     ) -> Result<TagIndex, ResourceError> {
-        let Some(wait) = policy.wait else { return self.decide(shard, claim) };
+        let Some(wait) = policy.wait else { return self.decide(seat, claim) };
         let ticket = Ticket::new(&self.core, wait.priority, wait.deadline);
         let mut sight = self.core.sight(claim.charge, claim.scope);
         loop {
             if ticket.is_first()
-                && let Some(tag) = self.retry(shard, claim, &mut sight)
+                && let Some(tag) = self.retry(seat, claim, &mut sight)
             {
                 return Ok(tag);
             }
@@ -230,20 +230,20 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
             }
         }
         if ticket.is_first() {
-            return self.decide(shard, claim);
+            return self.decide(seat, claim);
         }
         Err(self.refuse(claim, self.core.sight(claim.charge, claim.scope)))
     }
 
     /// Makes room below, one step further than the last time; false when there are no steps left.
     #[cold]
-    pub(super) fn relieve(&self, shard: usize, claim: Claim, steps: &mut Relief) -> bool {
+    pub(super) fn relieve(&self, seat: Seat, claim: &Claim, steps: &mut Relief) -> bool {
         let step = steps.next;
         steps.next += 1;
         match step {
             0 => {
                 let _ = self.inner.reap_completed();
-                self.look_through_all(shard);
+                self.look_through_all(seat);
                 true
             }
             1 => {
@@ -259,7 +259,7 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
                     steps.paused += pause_for;
                     steps.pause = (2 * pause_for).min(PAUSES.1);
                     let _ = self.inner.reap_completed();
-                    return self.look_through_all(shard) > 0 || steps.next < u32::MAX;
+                    return self.look_through_all(seat) > 0 || steps.next < u32::MAX;
                 }
                 let functions = self.core.pressure.outermost();
                 let Some(function) = functions.get(steps.called) else { return false };
@@ -267,7 +267,7 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
                 let pressure = Pressure { needed: claim.charge, requested: Some(claim.charge) };
                 callbacks::inside(|| function(&pressure));
                 let _ = self.inner.reap_completed();
-                self.look_through_all(shard);
+                self.look_through_all(seat);
                 let _ = self.inner.trim();
                 true
             }
@@ -275,57 +275,54 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
     }
 
     /// A block was returned and is not free yet.
-    pub(super) fn keep_pending(&self, shard: usize, pending: Pending) {
-        let mut many = false;
-        let note = |tally: &mut Tally| {
+    pub(super) fn keep_pending(&self, seat: Seat, pending: Pending) {
+        let many = self.core.credits.set_pending(seat, pending.charge, |tally: &mut Tally| {
             tally.pending.push(pending);
-            many = tally.pending.len() >= tally.look_at.max(LOOK_AT);
-        };
-        self.core.credits.end(shard, pending.charge, pending.scope, Ended::Pending, note);
+            tally.pending.len() >= tally.look_at.max(LOOK_AT)
+        });
         if many {
             let take = |tally: &mut Tally| std::mem::take(&mut tally.pending);
-            let taken = self.core.credits.take_own_pending(shard, take);
-            self.look_through(shard, taken);
+            let taken = self.core.credits.take_own_pending(seat, take);
+            self.look_through(seat, taken);
         }
     }
 
     /// Releases the pending blocks that are free by now. Returns the bytes that a guard holds back.
-    pub(super) fn look_through_all(&self, shard: usize) -> usize {
-        let taken = self.core.credits.take_pending(shard, |shards| {
+    pub(super) fn look_through_all(&self, seat: Seat) -> usize {
+        let taken = self.core.credits.take_pending(seat, |shards| {
             let mut taken = Vec::new();
             shards.iter_mut().for_each(|shard| taken.append(&mut shard.extra.pending));
             taken
         });
-        self.look_through(shard, taken)
+        self.look_through(seat, taken)
     }
 
     /// The blocks are in flight in `shard`.
-    fn look_through(&self, shard: usize, taken: Vec<Pending>) -> usize {
+    fn look_through(&self, seat: Seat, taken: Vec<Pending>) -> usize {
         let mut quarantined = 0;
         let mut kept = 0;
         for pending in taken {
             match self.inner.block_state(pending.block) {
                 BlockState::Freed => {
                     let Pending { charge, tag, scope, .. } = pending;
-                    self.core.release(shard, charge, scope, tag, 1);
+                    self.core.release(seat, charge, scope, tag, 1);
                     continue;
                 }
                 BlockState::Quarantined => quarantined += pending.charge,
                 BlockState::Retired | BlockState::Live => {}
             }
             kept += 1;
-            let note = |tally: &mut Tally| {
+            self.core.credits.set_pending(seat, pending.charge, |tally: &mut Tally| {
                 tally.pending.push(pending);
                 tally.look_at = 2 * kept;
-            };
-            self.core.credits.end(shard, pending.charge, pending.scope, Ended::Pending, note);
+            });
         }
         quarantined
     }
 
     /// The budget's refusal, with its report.
     #[cold]
-    pub(super) fn refuse(&self, claim: Claim, sight: Sight) -> ResourceError {
+    pub(super) fn refuse(&self, claim: &Claim, sight: Sight) -> ResourceError {
         let scope = self.scope_of(claim);
         let hard = self.core.credits.with_scopes(|tree| tree.hard_room(claim.scope));
         let cause = if self.never_fits(claim) {
@@ -345,7 +342,7 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
 
     /// The report of a failure below.
     #[cold]
-    pub(super) fn report_below(&self, claim: Claim, error: &ResourceError) {
+    pub(super) fn report_below(&self, claim: &Claim, error: &ResourceError) {
         let sight = self.core.sight(claim.charge, claim.scope);
         let mut report = self.describe(claim, sight, OomCause::Device, Some(error.to_string()));
         let fits = |space: usize| space >= claim.charge;
@@ -361,14 +358,14 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
         self.report(report);
     }
 
-    fn scope_of(&self, claim: Claim) -> Option<super::report::ScopeUsage> {
+    fn scope_of(&self, claim: &Claim) -> Option<super::report::ScopeUsage> {
         let name = self.core.scope_names.lock().get(&claim.scope).cloned()?;
         self.core.scopes().into_iter().find(|scope| scope.name == *name)
     }
 
     fn describe(
         &self,
-        claim: Claim,
+        claim: &Claim,
         sight: Sight,
         cause: OomCause,
         detail: Option<String>,

@@ -41,6 +41,7 @@ mod report;
 mod reservation;
 mod resource;
 mod scope;
+mod seats;
 mod tally;
 mod tree;
 mod waiting;
@@ -50,9 +51,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use self::core::{Claim, Core};
-use super::resource::{
-    AllocTag, DeviceBlock, DeviceMemoryResource, ResourceError, ResourceResult, StreamId,
-};
+use super::resource::{AllocTag, DeviceBlock, DeviceMemoryResource, ResourceResult, StreamId};
 
 pub use callbacks::Registration;
 pub use handle::BudgetHandle;
@@ -133,12 +132,15 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
         tag: AllocTag,
         policy: &OomPolicy,
     ) -> ResourceResult<DeviceBlock> {
-        let claim = self.claim(bytes, tag)?;
+        if bytes == 0 {
+            return resource::zero_bytes();
+        }
+        let claim = self.claim(bytes, tag);
         let call = || self.inner.allocate(bytes, stream, tag);
         if policy.wait.is_some() && !self.core.queue.is_empty() {
-            return self.obtain_slow(claim, policy, None, call);
+            return self.obtain_slow(&claim, Some(policy), None, call);
         }
-        self.obtain(claim, Some(policy), call)
+        self.obtain(&claim, Some(policy), call)
     }
 
     /// Sets bytes aside, all or none, for blocks to come. They are charged to this thread's scope.
@@ -146,24 +148,21 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
         let scope = scope::current_scope(&self.core);
         let index = scope.as_ref().map_or(tree::DEVICE, BudgetScope::index);
         let claim = Claim { charge: bytes, scope: index, tag: reservation::RESERVED, blocks: 0 };
-        let shard = core::shard();
-        if self.core.take(shard, claim).is_none() {
-            self.take_slow(shard, claim, &self.core.policy())?;
+        let seat = seats::seat();
+        if self.core.take(seat, &claim).is_none() {
+            self.take_slow(seat, &claim, &self.core.policy())?;
         }
-        self.core.keep(shard, bytes);
+        self.core.keep(seat, bytes);
         let mut reservation =
             BudgetReservation { core: self.core.clone(), bytes, scope, below: None };
         reservation.below = self.inner.reserve_budget(bytes)?.map(Box::new);
         Ok(reservation)
     }
 
-    #[inline]
-    fn claim(&self, bytes: usize, tag: AllocTag) -> ResourceResult<Claim> {
-        if bytes == 0 {
-            return Err(ResourceError::zero_bytes());
-        }
+    #[inline(always)]
+    fn claim(&self, bytes: usize, tag: AllocTag) -> Claim {
         let charge = self.inner.charge_for(bytes);
-        Ok(Claim { charge, scope: scope::current(&self.core), tag, blocks: 1 })
+        Claim { charge, scope: scope::current(&self.core), tag, blocks: 1 }
     }
 }
 

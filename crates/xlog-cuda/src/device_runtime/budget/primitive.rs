@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+pub(crate) use std::sync::atomic::{AtomicUsize, Ordering};
 pub(crate) use xlog_driver::sync::BiasedMutex;
 /// Held across calls into the resource below, so a deterministic scheduler must see it.
 pub(crate) use xlog_driver::sync::Mutex as Turnstile;

@@ -57,7 +57,7 @@ impl Records {
     }
 
     /// Remembers a block that is about to be handed out.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn put(&self, ptr: u64, generation: Generation, record: Record) {
         match self {
             Self::Placed(chunks) => {
@@ -77,7 +77,7 @@ impl Records {
     }
 
     /// What a block was charged; `None` for one that did not come from this budget.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn find(&self, ptr: u64, generation: Generation) -> Option<Record> {
         match self {
             Self::Placed(chunks) => {
@@ -98,7 +98,7 @@ impl Records {
     }
 
     /// Forgets a block that was returned.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn forget(&self, ptr: u64, generation: Generation) {
         if let Self::Mapped(maps) = self {
             map_of(maps, ptr).lock().remove(&(ptr, generation));

@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
-use super::core::{self, Core};
+use super::core::Core;
 use super::scope::BudgetScope;
+use super::seats::seat;
 use super::tally::Tally;
 use super::tree::{DEVICE, ScopeIndex};
 use crate::device_runtime::resource::{
@@ -109,9 +110,10 @@ impl Drop for BudgetReservation {
         if self.bytes == 0 {
             return;
         }
-        let shard = core::shard();
+        let seat = seat();
+        self.core.credits.begin(seat, self.bytes);
         let note = |tally: &mut Tally| tally.index_of(RESERVED, &self.core.names);
-        let tag = self.core.credits.begin(shard, self.bytes, note);
-        self.core.release(shard, self.bytes, self.scope_index(), tag, 0);
+        let tag = self.core.credits.with_extra(seat, note);
+        self.core.release(seat, self.bytes, self.scope_index(), tag, 0);
     }
 }

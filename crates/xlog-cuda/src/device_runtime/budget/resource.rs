@@ -3,12 +3,13 @@
 use std::sync::Arc;
 
 use super::GlobalDeviceBudget;
-use super::core::{self, Claim, Core};
+use super::core::{Claim, Core};
+use super::credit::Seat;
 use super::ladder::{OomPolicy, Relief};
 use super::records::Record;
 use super::reservation::{BudgetReservation, RESERVED};
+use super::seats::seat;
 use super::tally::{Pending, TagIndex, Tally};
-use super::tree::ScopeIndex;
 use crate::device_runtime::resource::{
     Access, AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, FreeSpace, MIN_ALIGN,
     PhysicalMeter, ResourceError, ResourceResult, ResourceStatistics, StreamId,
@@ -20,29 +21,29 @@ const TRIES: u32 = 4;
 /// A charge whose inner call is under way. Dropped by a panic below, it gives the charge back.
 struct Flight<'a> {
     core: &'a Core,
-    shard: usize,
-    charge: usize,
-    scope: ScopeIndex,
+    claim: &'a Claim,
+    seat: Seat,
     tag: TagIndex,
-    blocks: usize,
 }
 
 impl Drop for Flight<'_> {
+    #[cold]
     fn drop(&mut self) {
-        self.core.release(self.shard, self.charge, self.scope, self.tag, self.blocks);
+        let Claim { charge, scope, blocks, .. } = *self.claim;
+        self.core.release(self.seat, charge, scope, self.tag, blocks);
     }
 }
 
 /// A free under way. Dropped by a panic below, it leaves the block charged.
 struct UnderWay<'a> {
     core: &'a Core,
-    shard: usize,
+    seat: Seat,
     charge: usize,
 }
 
 impl Drop for UnderWay<'_> {
     fn drop(&mut self) {
-        self.core.keep(self.shard, self.charge);
+        self.core.keep(self.seat, self.charge);
     }
 }
 
@@ -80,71 +81,64 @@ impl Blocks for Vec<DeviceBlock> {
 
 impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
     /// One block, charged.
-    #[inline]
+    #[inline(always)]
     pub(super) fn obtain(
         &self,
-        claim: Claim,
+        claim: &Claim,
         policy: Option<&OomPolicy>,
         call: impl Fn() -> ResourceResult<DeviceBlock>,
     ) -> ResourceResult<DeviceBlock> {
-        let shard = core::shard();
-        let failed = match self.core.take(shard, claim) {
-            None => None,
-            Some(tag) => {
-                let flight = self.flight(shard, claim, tag);
-                match call() {
-                    Ok(block) if block.bytes <= claim.charge => {
-                        std::mem::forget(flight);
-                        let record = Record { charge: claim.charge, tag, scope: claim.scope };
-                        self.core.records.put(block.ptr, block.generation, record);
-                        self.core.keep(shard, claim.charge);
-                        return Ok(block);
-                    }
-                    Ok(block) => match self.settle(flight, block, |_| claim.charge) {
-                        Outcome::Given(block) => return Ok(block),
-                        other => Some(other),
-                    },
-                    Err(error @ ResourceError::OutOfMemory { .. }) => Some(Outcome::Failed(error)),
-                    Err(error) => return Err(error),
-                }
-            }
+        let seat = seat();
+        let Some(tag) = self.core.take(seat, claim) else {
+            return self.obtain_slow(claim, policy, None, call);
         };
-        match policy {
-            Some(policy) => self.obtain_slow(claim, policy, failed, call),
-            None => self.obtain_slow(claim, &self.core.policy(), failed, call),
+        let flight = Flight { core: &self.core, claim, seat, tag };
+        match call() {
+            Ok(block) if block.bytes <= claim.charge => {
+                std::mem::forget(flight);
+                let record = Record { charge: claim.charge, tag, scope: claim.scope };
+                self.core.records.put(block.ptr, block.generation, record);
+                self.core.keep(seat, claim.charge);
+                Ok(by_fields(block))
+            }
+            Ok(block) => {
+                let outcome = self.settle(flight, by_fields(block), |_| claim.charge);
+                self.obtain_slow(claim, policy, Some(outcome), call)
+            }
+            Err(error) => {
+                drop(flight);
+                self.obtain_slow(claim, policy, Some(Outcome::Failed(error)), call)
+            }
         }
-    }
-
-    fn flight(&self, shard: usize, claim: Claim, tag: TagIndex) -> Flight<'_> {
-        let Claim { charge, scope, blocks, .. } = claim;
-        Flight { core: &self.core, shard, charge, scope, tag, blocks }
     }
 
     /// By way of the ladder, after `failed`.
     #[cold]
-    pub(super) fn obtain_slow<F>(
+    #[inline(never)]
+    pub(super) fn obtain_slow(
         &self,
-        claim: Claim,
-        policy: &OomPolicy,
+        claim: &Claim,
+        policy: Option<&OomPolicy>,
         failed: Option<Outcome<DeviceBlock>>,
-        call: F,
-    ) -> ResourceResult<DeviceBlock>
-    where
-        F: Fn() -> ResourceResult<DeviceBlock>,
-    {
-        self.climb(claim, policy, failed, call, |_| claim.charge)
+        call: impl Fn() -> ResourceResult<DeviceBlock>,
+    ) -> ResourceResult<DeviceBlock> {
+        match policy {
+            Some(policy) => self.climb(claim, policy, failed, call, |_| claim.charge),
+            None => self.climb(claim, &self.core.policy(), failed, call, |_| claim.charge),
+        }
     }
 
     /// Takes, calls, and makes room below while there is a way to.
     fn climb<B: Blocks>(
         &self,
-        mut claim: Claim,
+        claim: &Claim,
         policy: &OomPolicy,
         failed: Option<Outcome<B>>,
         call: impl Fn() -> ResourceResult<B>,
         announced: impl Fn(usize) -> usize,
     ) -> ResourceResult<B> {
-        let shard = core::shard();
+        let seat = seat();
+        let mut claim = *claim;
         let mut relief = Relief::new(policy.clone());
         let mut failed = failed;
         let mut larger = 0;
@@ -156,8 +150,8 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
                     if !matches!(error, ResourceError::OutOfMemory { .. }) {
                         return Err(error);
                     }
-                    if !self.relieve(shard, claim, &mut relief) {
-                        self.report_below(claim, &error);
+                    if !self.relieve(seat, &claim, &mut relief) {
+                        self.report_below(&claim, &error);
                         return Err(error);
                     }
                 }
@@ -166,15 +160,15 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
                     larger += 1;
                     if larger > TRIES {
                         let sight = self.core.sight(charge, claim.scope);
-                        return Err(self.refuse(claim, sight));
+                        return Err(self.refuse(&claim, sight));
                     }
                 }
             }
-            let tag = match self.core.take(shard, claim) {
+            let tag = match self.core.take(seat, &claim) {
                 Some(tag) => tag,
-                None => self.take_slow(shard, claim, policy)?,
+                None => self.take_slow(seat, &claim, policy)?,
             };
-            let flight = self.flight(shard, claim, tag);
+            let flight = Flight { core: &self.core, claim: &claim, seat, tag };
             failed = Some(match call() {
                 Ok(given) => self.settle(flight, given, &announced),
                 Err(error) => Outcome::Failed(error),
@@ -190,7 +184,7 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
         given: B,
         announced: impl Fn(usize) -> usize,
     ) -> Outcome<B> {
-        let Flight { shard, charge, scope, tag, .. } = flight;
+        let Flight { seat, tag, claim: &Claim { charge, scope, .. }, .. } = flight;
         let charges: Vec<usize> = given
             .blocks()
             .iter()
@@ -202,7 +196,7 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
         if extra > 0 {
             let name = self.core.names.name(tag as usize);
             let claim = Claim { charge: extra, scope, tag: name, blocks: 0 };
-            if self.core.gather(shard, claim).is_err() {
+            if self.core.gather(seat, &claim).is_err() {
                 // Recorded, so that the free releases what was charged, whenever it completes.
                 std::mem::forget(flight);
                 let mut left = charge;
@@ -213,11 +207,11 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
                     let record = Record { charge: share, tag, scope };
                     self.core.records.put(block.ptr, block.generation, record);
                 }
-                self.core.keep(shard, charge);
+                self.core.keep(seat, charge);
                 let _ = self.deallocate_batch(given.into_vec());
                 return Outcome::Larger(real);
             }
-            self.core.keep(shard, extra);
+            self.core.keep(seat, extra);
         }
         std::mem::forget(flight);
         for (block, charge) in given.blocks().iter().zip(&charges) {
@@ -226,24 +220,54 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
         }
         if charge > real {
             // It was asked for again with the size of a larger block.
-            self.core.keep(shard, real);
-            self.core.release(shard, charge - real, scope, tag, 0);
+            self.core.keep(seat, real);
+            self.core.release(seat, charge - real, scope, tag, 0);
         } else {
-            self.core.keep(shard, charge);
+            self.core.keep(seat, charge);
         }
         Outcome::Given(given)
     }
 
-    /// A free below has returned: releases the charge, or keeps it until the block is free.
-    fn settle_free(&self, shard: usize, id: BlockId, record: Record, state: BlockState) {
-        self.core.records.forget(id.ptr, id.generation);
+    /// A free below failed, or the block is not free yet.
+    #[cold]
+    #[inline(never)]
+    fn settle_free(&self, seat: Seat, id: BlockId, record: Record, error: Option<&ResourceError>) {
+        // A claim that was refused changed nothing. Any other failure came half way: the block was taken.
+        let refused = match error {
+            None => false,
+            Some(ResourceError::UseAfterFree { generation }) if *generation == id.generation => {
+                true
+            }
+            Some(_) => {
+                id.device_ordinal != self.inner.device_ordinal()
+                    || self.inner.block_state(id) == BlockState::Live
+            }
+        };
         let Record { charge, tag, scope } = record;
-        if state == BlockState::Freed {
-            self.core.release(shard, charge, scope, tag, 1);
-        } else {
-            self.keep_pending(shard, Pending { block: id, charge, tag, scope });
+        if refused {
+            self.core.keep(seat, charge);
+            return;
+        }
+        self.core.records.forget(id.ptr, id.generation);
+        self.keep_pending(seat, Pending { block: id, charge, tag, scope });
+        if error.is_some() && self.inner.block_state(id) == BlockState::Freed {
+            self.look_through_all(seat);
         }
     }
+}
+
+/// The same block, moved field by field: as a whole it would be read back before it is all written, which costs more than the rest.
+#[inline(always)]
+fn by_fields(block: DeviceBlock) -> DeviceBlock {
+    let DeviceBlock { ptr, device_ordinal, alloc_stream, bytes, align, tag, generation, state } =
+        block;
+    DeviceBlock { ptr, device_ordinal, alloc_stream, bytes, align, tag, generation, state }
+}
+
+#[cold]
+#[inline(never)]
+pub(super) fn zero_bytes() -> ResourceResult<DeviceBlock> {
+    Err(ResourceError::zero_bytes())
 }
 
 impl<R: DeviceMemoryResource> DeviceMemoryResource for GlobalDeviceBudget<R> {
@@ -254,8 +278,11 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for GlobalDeviceBudget<R> {
         stream: StreamId,
         tag: AllocTag,
     ) -> ResourceResult<DeviceBlock> {
-        let claim = self.claim(bytes, tag)?;
-        self.obtain(claim, None, || self.inner.allocate(bytes, stream, tag))
+        if bytes == 0 {
+            return zero_bytes();
+        }
+        let claim = self.claim(bytes, tag);
+        self.obtain(&claim, None, || self.inner.allocate(bytes, stream, tag))
     }
 
     #[inline]
@@ -264,29 +291,26 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for GlobalDeviceBudget<R> {
         let Some(record) = self.core.records.find(id.ptr, id.generation) else {
             return self.inner.deallocate(block);
         };
-        let shard = core::shard();
-        self.core.credits.begin(shard, record.charge, |_| {});
-        let under_way = UnderWay { core: &self.core, shard, charge: record.charge };
-        let returned = self.inner.deallocate(block);
-        std::mem::forget(under_way);
-        match &returned {
+        let seat = seat();
+        self.core.credits.begin(seat, record.charge);
+        let under_way = UnderWay { core: &self.core, seat, charge: record.charge };
+        match self.inner.deallocate(block) {
             Ok(()) => {
-                let state = self.inner.block_state(id);
-                self.settle_free(shard, id, record, state);
+                std::mem::forget(under_way);
+                if self.inner.block_state(id) == BlockState::Freed {
+                    self.core.records.forget(id.ptr, id.generation);
+                    self.core.release(seat, record.charge, record.scope, record.tag, 1);
+                } else {
+                    self.settle_free(seat, id, record, None);
+                }
+                Ok(())
             }
             Err(error) => {
-                // A claim that was refused changed nothing. Any other failure came half way: the block was taken.
-                let refused = id.device_ordinal != self.inner.device_ordinal()
-                    || matches!(error, ResourceError::UseAfterFree { generation } if *generation == id.generation);
-                let state = self.inner.block_state(id);
-                if refused || state == BlockState::Live {
-                    self.core.keep(shard, record.charge);
-                } else {
-                    self.settle_free(shard, id, record, state);
-                }
+                std::mem::forget(under_way);
+                self.settle_free(seat, id, record, Some(&error));
+                Err(error)
             }
         }
-        returned
     }
 
     fn device_ordinal(&self) -> u32 {
@@ -299,13 +323,13 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for GlobalDeviceBudget<R> {
 
     fn reap_pending(&self) -> ResourceResult<()> {
         let reaped = self.inner.reap_pending();
-        self.look_through_all(core::shard());
+        self.look_through_all(seat());
         reaped
     }
 
     fn reap_completed(&self) -> ResourceResult<()> {
         let reaped = self.inner.reap_completed();
-        self.look_through_all(core::shard());
+        self.look_through_all(seat());
         reaped
     }
 
@@ -356,8 +380,11 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for GlobalDeviceBudget<R> {
         stream: StreamId,
         tag: AllocTag,
     ) -> ResourceResult<DeviceBlock> {
-        let claim = self.claim(bytes, tag)?;
-        self.obtain(claim, None, || self.inner.allocate_aligned(bytes, align, stream, tag))
+        if bytes == 0 {
+            return zero_bytes();
+        }
+        let claim = self.claim(bytes, tag);
+        self.obtain(&claim, None, || self.inner.allocate_aligned(bytes, align, stream, tag))
     }
 
     fn allocate_batch(
@@ -369,17 +396,24 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for GlobalDeviceBudget<R> {
         if sizes.is_empty() {
             return self.inner.allocate_batch(sizes, stream, tag);
         }
-        let mut claim =
-            Claim { charge: 0, scope: super::scope::current(&self.core), tag, blocks: sizes.len() };
+        let mut claim = Claim {
+            charge: 0,
+            scope: super::scope::current(&self.core),
+            tag,
+            blocks: sizes.len() as u32,
+        };
         let mut charges = Vec::with_capacity(sizes.len());
         for &bytes in sizes {
-            let one = self.claim(bytes, tag)?;
+            if bytes == 0 {
+                return Err(ResourceError::zero_bytes());
+            }
+            let one = self.claim(bytes, tag);
             claim.charge = claim.charge.saturating_add(one.charge);
             charges.push(one.charge);
         }
         let call = || self.inner.allocate_batch(sizes, stream, tag);
         let announced = |n: usize| charges.get(n).copied().unwrap_or(0);
-        self.climb(claim, &self.core.policy(), None, call, announced)
+        self.climb(&claim, &self.core.policy(), None, call, announced)
     }
 
     fn charge_for(&self, bytes: usize) -> usize {
@@ -396,7 +430,7 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for GlobalDeviceBudget<R> {
 
     fn trim(&self) -> ResourceResult<usize> {
         let trimmed = self.inner.trim();
-        self.look_through_all(core::shard());
+        self.look_through_all(seat());
         trimmed
     }
 
@@ -426,11 +460,14 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for GlobalDeviceBudget<R> {
                 accepted: "one that this budget gave".to_owned(),
             });
         }
-        let mut claim = self.claim(bytes, tag)?;
+        if bytes == 0 {
+            return zero_bytes();
+        }
+        let mut claim = self.claim(bytes, tag);
         reservation.covers(claim.charge)?;
         claim.scope = reservation.scope_index();
         let mut relief = Relief::new(self.core.policy());
-        let shard = core::shard();
+        let seat = seat();
         let block = loop {
             let given = match &mut reservation.below {
                 Some(below) => self.inner.allocate_reserved(below, bytes, align, stream, tag),
@@ -440,8 +477,8 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for GlobalDeviceBudget<R> {
             match given {
                 Ok(block) => break block,
                 Err(error @ ResourceError::OutOfMemory { .. }) => {
-                    if !self.relieve(shard, claim, &mut relief) {
-                        self.report_below(claim, &error);
+                    if !self.relieve(seat, &claim, &mut relief) {
+                        self.report_below(&claim, &error);
                         return Err(error);
                     }
                 }
@@ -462,7 +499,7 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for GlobalDeviceBudget<R> {
             tally.add(index, charge, 1);
             index
         };
-        let tag = self.core.credits.begin(shard, 0, note);
+        let tag = self.core.credits.with_extra(seat, note);
         let record = Record { charge, tag, scope: claim.scope };
         self.core.records.put(block.ptr, block.generation, record);
         Ok(block)

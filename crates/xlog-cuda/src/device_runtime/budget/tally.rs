@@ -41,12 +41,12 @@ pub(crate) struct Tally {
 #[derive(Clone, Copy, Debug, Default)]
 struct Count {
     bytes: usize,
-    blocks: usize,
+    blocks: u32,
 }
 
 impl Tally {
     /// The number of a tag.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn index_of(&mut self, tag: AllocTag, names: &TagNames) -> TagIndex {
         let (address, length) = (tag.0.as_ptr().addr(), tag.0.len());
         let place = (address >> 3) % CACHED;
@@ -58,6 +58,7 @@ impl Tally {
     }
 
     #[cold]
+    #[inline(never)]
     fn learn(&mut self, tag: AllocTag, place: usize, names: &TagNames) -> TagIndex {
         let index = names.index_of(tag);
         self.cache[place] = (tag.0.as_ptr().addr(), tag.0.len(), index);
@@ -65,22 +66,22 @@ impl Tally {
     }
 
     /// Bytes and blocks of a tag more.
-    #[inline]
-    pub(crate) fn add(&mut self, tag: TagIndex, bytes: usize, blocks: usize) {
+    #[inline(always)]
+    pub(crate) fn add(&mut self, tag: TagIndex, bytes: usize, blocks: u32) {
         let count = self.count(tag);
         count.bytes = count.bytes.wrapping_add(bytes);
         count.blocks = count.blocks.wrapping_add(blocks);
     }
 
     /// Bytes and blocks of a tag less.
-    #[inline]
-    pub(crate) fn remove(&mut self, tag: TagIndex, bytes: usize, blocks: usize) {
+    #[inline(always)]
+    pub(crate) fn remove(&mut self, tag: TagIndex, bytes: usize, blocks: u32) {
         let count = self.count(tag);
         count.bytes = count.bytes.wrapping_sub(bytes);
         count.blocks = count.blocks.wrapping_sub(blocks);
     }
 
-    #[inline]
+    #[inline(always)]
     fn count(&mut self, tag: TagIndex) -> &mut Count {
         let index = tag as usize;
         if index >= self.counts.len() {
@@ -90,12 +91,13 @@ impl Tally {
     }
 
     #[cold]
+    #[inline(never)]
     fn grow(&mut self, index: usize) {
         self.counts.resize(index + 1, Count::default());
     }
 
     /// Adds this shard's counts to a sum by tag.
-    pub(crate) fn sum_into(&self, sums: &mut Vec<(usize, usize)>) {
+    pub(crate) fn sum_into(&self, sums: &mut Vec<(usize, u32)>) {
         if sums.len() < self.counts.len() {
             sums.resize(self.counts.len(), (0, 0));
         }
