@@ -11,7 +11,7 @@ mod bias;
 mod biased_mutex;
 
 pub use bias::{Bias, Held};
-pub use biased_mutex::BiasedMutex;
+pub use biased_mutex::{BiasedMutex, Inside};
 
 use std::cell::RefCell;
 use std::fmt;

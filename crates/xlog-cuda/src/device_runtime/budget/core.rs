@@ -78,10 +78,19 @@ impl Core {
         over
     }
 
-    /// Takes a charge from this thread's shard or the pot; it is in flight. `None` says nothing about whether it fits.
+    /// Takes a charge of one block out of this thread's own credit, outside all scopes; it is in flight.
     #[inline(always)]
+    pub(crate) fn take_own(&self, seat: Seat, charge: usize, tag: AllocTag) -> Option<TagIndex> {
+        self.credits.take_own(seat, charge, |tally| {
+            let tag = tally.index_of(tag, &self.names);
+            tally.add(tag, charge, 1);
+            tag
+        })
+    }
+
+    /// Takes a charge from this thread's shard or the pot; it is in flight. `None` says nothing about whether it fits.
     pub(crate) fn take(&self, seat: Seat, claim: &Claim) -> Option<TagIndex> {
-        let note = move |tally: &mut Tally| self.note(tally, claim);
+        let note = |tally: &mut Tally| self.note(tally, claim);
         self.credits.take(seat, claim.charge, claim.scope, note)
     }
 
@@ -100,7 +109,6 @@ impl Core {
         self.credits.decide(seat, claim.charge, claim.scope, ask, note)
     }
 
-    #[inline(always)]
     fn note(&self, tally: &mut Tally, claim: &Claim) -> TagIndex {
         let tag = tally.index_of(claim.tag, &self.names);
         tally.add(tag, claim.charge, claim.blocks);
@@ -113,8 +121,24 @@ impl Core {
         self.credits.end(seat, charge);
     }
 
-    /// What was in flight is free.
+    /// What was in flight, a block, is free.
     #[inline(always)]
+    pub(crate) fn release_block(
+        &self,
+        seat: Seat,
+        charge: usize,
+        scope: ScopeIndex,
+        tag: TagIndex,
+    ) {
+        let note = |tally: &mut Tally| tally.remove(tag, charge, 1);
+        if scope != DEVICE || !self.credits.release_own(seat, charge, note) {
+            self.release(seat, charge, scope, tag, 1);
+        }
+    }
+
+    /// What was in flight is free.
+    #[cold]
+    #[inline(never)]
     pub(crate) fn release(
         &self,
         seat: Seat,
@@ -123,7 +147,7 @@ impl Core {
         tag: TagIndex,
         blocks: u32,
     ) {
-        let note = move |tally: &mut Tally| tally.remove(tag, charge, blocks);
+        let note = |tally: &mut Tally| tally.remove(tag, charge, blocks);
         if self.credits.release(seat, charge, scope, note) {
             self.queue.wake();
         }

@@ -160,8 +160,23 @@ impl<T> Credits<T> {
         self.shards.iter().fold(0, |sum: usize, place| sum.saturating_add(place.flights.bytes()))
     }
 
-    /// Takes a charge, in flight from now on, without a look at other shards. `None`: this says nothing about whether it fits.
+    /// [`Credits::take`] where this thread's own credit covers a charge outside all scopes.
     #[inline(always)]
+    pub(crate) fn take_own<R>(
+        &self,
+        seat: Seat,
+        charge: usize,
+        note: impl FnOnce(&mut T) -> R,
+    ) -> Option<R> {
+        let place = self.place(seat);
+        let mut mine = place.shard.enter()?;
+        let left = mine.credit.checked_sub(charge)?;
+        mine.credit = left;
+        place.flights.begin(seat, charge);
+        Some(note(&mut mine.extra))
+    }
+
+    /// Takes a charge, in flight from now on, without a look at other shards. `None`: this says nothing about whether it fits.
     pub(crate) fn take<R>(
         &self,
         seat: Seat,
@@ -181,11 +196,10 @@ impl<T> Credits<T> {
         })
     }
 
-    #[cold]
-    #[inline(never)]
     fn refill(&self, mine: &mut Shard<T>, charge: usize, scope: ScopeIndex) -> bool {
         let mut pot = self.pot.lock();
-        if pot.closed {
+        // Past waiters goes only who does not wait, and by another way.
+        if pot.closed || pot.waiters > 0 {
             return false;
         }
         if scope != DEVICE {
@@ -202,13 +216,10 @@ impl<T> Credits<T> {
         if spare < missing {
             return false;
         }
-        let ahead = match pot.waiters {
-            0 => ((spare - missing) / (4 * self.shards.len())).min(MOST_AHEAD),
-            _ => 0,
-        };
+        let ahead = ((spare - missing) / (4 * self.shards.len())).min(MOST_AHEAD);
         pot.free -= (missing + ahead) as i128;
         mine.credit = mine.credit + missing + ahead - charge;
-        mine.bound = if pot.waiters == 0 { charge.saturating_add(2 * ahead) } else { 0 };
+        mine.bound = charge.saturating_add(2 * ahead);
         true
     }
 
@@ -224,8 +235,22 @@ impl<T> Credits<T> {
         self.place(seat).flights.end(seat, charge);
     }
 
-    /// It has ended, and the bytes are free. True when somebody waits for them.
+    /// [`Credits::release`] where this thread's own shard keeps the bytes. False when it was not done.
     #[inline(always)]
+    pub(crate) fn release_own(&self, seat: Seat, charge: usize, note: impl FnOnce(&mut T)) -> bool {
+        let place = self.place(seat);
+        let Some(mut mine) = place.shard.enter() else { return false };
+        let credit = mine.credit.saturating_add(charge);
+        if credit > mine.bound {
+            return false;
+        }
+        mine.credit = credit;
+        note(&mut mine.extra);
+        place.flights.end(seat, charge);
+        true
+    }
+
+    /// It has ended, and the bytes are free. True when somebody waits for them.
     pub(crate) fn release(
         &self,
         seat: Seat,
@@ -262,7 +287,6 @@ impl<T> Credits<T> {
         self.place(seat).shard.with(|mine| change(&mut mine.extra))
     }
 
-    #[inline(always)]
     fn give(&self, mine: &mut Shard<T>, charge: usize, scope: ScopeIndex) -> bool {
         if scope == DEVICE {
             mine.credit = mine.credit.saturating_add(charge);
@@ -273,8 +297,6 @@ impl<T> Credits<T> {
         self.give_back(mine, charge, scope)
     }
 
-    #[cold]
-    #[inline(never)]
     fn give_back(&self, mine: &mut Shard<T>, charge: usize, scope: ScopeIndex) -> bool {
         let mut pot = self.pot.lock();
         if scope == DEVICE {

@@ -51,7 +51,9 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use self::core::{Claim, Core};
-use super::resource::{AllocTag, DeviceBlock, DeviceMemoryResource, ResourceResult, StreamId};
+use super::resource::{
+    AllocTag, DeviceBlock, DeviceMemoryResource, ResourceError, ResourceResult, StreamId,
+};
 
 pub use callbacks::Registration;
 pub use handle::BudgetHandle;
@@ -132,15 +134,9 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
         tag: AllocTag,
         policy: &OomPolicy,
     ) -> ResourceResult<DeviceBlock> {
-        if bytes == 0 {
-            return resource::zero_bytes();
-        }
-        let claim = self.claim(bytes, tag);
+        let claim = self.claim(bytes, tag)?;
         let call = || self.inner.allocate(bytes, stream, tag);
-        if policy.wait.is_some() && !self.core.queue.is_empty() {
-            return self.obtain_slow(&claim, Some(policy), None, call);
-        }
-        self.obtain(&claim, Some(policy), call)
+        self.climb(&claim, Some(policy), None, call, |_| claim.charge)
     }
 
     /// Sets bytes aside, all or none, for blocks to come. They are charged to this thread's scope.
@@ -159,10 +155,12 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
         Ok(reservation)
     }
 
-    #[inline(always)]
-    fn claim(&self, bytes: usize, tag: AllocTag) -> Claim {
+    fn claim(&self, bytes: usize, tag: AllocTag) -> ResourceResult<Claim> {
+        if bytes == 0 {
+            return Err(ResourceError::zero_bytes());
+        }
         let charge = self.inner.charge_for(bytes);
-        Claim { charge, scope: scope::current(&self.core), tag, blocks: 1 }
+        Ok(Claim { charge, scope: scope::current(&self.core), tag, blocks: 1 })
     }
 }
 

@@ -10,6 +10,7 @@ use super::records::Record;
 use super::reservation::{BudgetReservation, RESERVED};
 use super::seats::seat;
 use super::tally::{Pending, TagIndex, Tally};
+use super::tree::{DEVICE, ScopeIndex};
 use crate::device_runtime::resource::{
     Access, AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, FreeSpace, MIN_ALIGN,
     PhysicalMeter, ResourceError, ResourceResult, ResourceStatistics, StreamId,
@@ -21,16 +22,16 @@ const TRIES: u32 = 4;
 /// A charge whose inner call is under way. Dropped by a panic below, it gives the charge back.
 struct Flight<'a> {
     core: &'a Core,
-    claim: &'a Claim,
     seat: Seat,
+    charge: usize,
+    scope: ScopeIndex,
     tag: TagIndex,
+    blocks: u32,
 }
 
 impl Drop for Flight<'_> {
-    #[cold]
     fn drop(&mut self) {
-        let Claim { charge, scope, blocks, .. } = *self.claim;
-        self.core.release(self.seat, charge, scope, self.tag, blocks);
+        self.core.release(self.seat, self.charge, self.scope, self.tag, self.blocks);
     }
 }
 
@@ -56,7 +57,7 @@ pub(super) enum Outcome<B> {
 }
 
 /// One block or several.
-trait Blocks: Sized {
+pub(super) trait Blocks: Sized {
     fn blocks(&self) -> &[DeviceBlock];
     fn into_vec(self) -> Vec<DeviceBlock>;
 }
@@ -80,66 +81,71 @@ impl Blocks for Vec<DeviceBlock> {
 }
 
 impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
-    /// One block, charged.
+    /// One block, charged. The usual way takes the charge out of this thread's own credit.
     #[inline(always)]
     pub(super) fn obtain(
         &self,
-        claim: &Claim,
-        policy: Option<&OomPolicy>,
+        bytes: usize,
+        tag: AllocTag,
         call: impl Fn() -> ResourceResult<DeviceBlock>,
     ) -> ResourceResult<DeviceBlock> {
+        let charge = self.inner.charge_for(bytes);
         let seat = seat();
-        let Some(tag) = self.core.take(seat, claim) else {
-            return self.obtain_slow(claim, policy, None, call);
+        if bytes == 0 || super::scope::current(&self.core) != DEVICE {
+            return self.obtain_slow(bytes, tag, None, call);
+        }
+        let Some(index) = self.core.take_own(seat, charge, tag) else {
+            return self.obtain_slow(bytes, tag, None, call);
         };
-        let flight = Flight { core: &self.core, claim, seat, tag };
+        let flight =
+            Flight { core: &self.core, seat, charge, scope: DEVICE, tag: index, blocks: 1 };
         match call() {
-            Ok(block) if block.bytes <= claim.charge => {
+            Ok(block) if block.bytes <= charge => {
                 std::mem::forget(flight);
-                let record = Record { charge: claim.charge, tag, scope: claim.scope };
+                let record = Record { charge, tag: index, scope: DEVICE };
                 self.core.records.put(block.ptr, block.generation, record);
-                self.core.keep(seat, claim.charge);
+                self.core.keep(seat, charge);
                 Ok(by_fields(block))
             }
             Ok(block) => {
-                let outcome = self.settle(flight, by_fields(block), |_| claim.charge);
-                self.obtain_slow(claim, policy, Some(outcome), call)
+                let outcome = self.settle(flight, by_fields(block), |_| charge);
+                self.obtain_slow(bytes, tag, Some(outcome), call)
             }
             Err(error) => {
                 drop(flight);
-                self.obtain_slow(claim, policy, Some(Outcome::Failed(error)), call)
+                self.obtain_slow(bytes, tag, Some(Outcome::Failed(error)), call)
             }
         }
     }
 
-    /// By way of the ladder, after `failed`.
+    /// By way of the pot and the ladder, after what has failed.
     #[cold]
     #[inline(never)]
-    pub(super) fn obtain_slow(
+    fn obtain_slow(
         &self,
-        claim: &Claim,
-        policy: Option<&OomPolicy>,
+        bytes: usize,
+        tag: AllocTag,
         failed: Option<Outcome<DeviceBlock>>,
         call: impl Fn() -> ResourceResult<DeviceBlock>,
     ) -> ResourceResult<DeviceBlock> {
-        match policy {
-            Some(policy) => self.climb(claim, policy, failed, call, |_| claim.charge),
-            None => self.climb(claim, &self.core.policy(), failed, call, |_| claim.charge),
-        }
+        let claim = self.claim(bytes, tag)?;
+        self.climb(&claim, None, failed, call, |_| claim.charge)
     }
 
     /// Takes, calls, and makes room below while there is a way to.
-    fn climb<B: Blocks>(
+    pub(super) fn climb<B: Blocks>(
         &self,
         claim: &Claim,
-        policy: &OomPolicy,
+        policy: Option<&OomPolicy>,
         failed: Option<Outcome<B>>,
         call: impl Fn() -> ResourceResult<B>,
         announced: impl Fn(usize) -> usize,
     ) -> ResourceResult<B> {
         let seat = seat();
         let mut claim = *claim;
-        let mut relief = Relief::new(policy.clone());
+        // The budget's own, unless the caller has one; asked for when it is needed.
+        let policy = || policy.cloned().unwrap_or_else(|| self.core.policy());
+        let mut relief = None;
         let mut failed = failed;
         let mut larger = 0;
         loop {
@@ -150,7 +156,8 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
                     if !matches!(error, ResourceError::OutOfMemory { .. }) {
                         return Err(error);
                     }
-                    if !self.relieve(seat, &claim, &mut relief) {
+                    let relief = relief.get_or_insert_with(|| Relief::new(policy()));
+                    if !self.relieve(seat, &claim, relief) {
                         self.report_below(&claim, &error);
                         return Err(error);
                     }
@@ -166,9 +173,10 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
             }
             let tag = match self.core.take(seat, &claim) {
                 Some(tag) => tag,
-                None => self.take_slow(seat, &claim, policy)?,
+                None => self.take_slow(seat, &claim, &policy())?,
             };
-            let flight = Flight { core: &self.core, claim: &claim, seat, tag };
+            let Claim { charge, scope, blocks, .. } = claim;
+            let flight = Flight { core: &self.core, seat, charge, scope, tag, blocks };
             failed = Some(match call() {
                 Ok(given) => self.settle(flight, given, &announced),
                 Err(error) => Outcome::Failed(error),
@@ -184,7 +192,7 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
         given: B,
         announced: impl Fn(usize) -> usize,
     ) -> Outcome<B> {
-        let Flight { seat, tag, claim: &Claim { charge, scope, .. }, .. } = flight;
+        let Flight { seat, charge, scope, tag, .. } = flight;
         let charges: Vec<usize> = given
             .blocks()
             .iter()
@@ -264,12 +272,6 @@ fn by_fields(block: DeviceBlock) -> DeviceBlock {
     DeviceBlock { ptr, device_ordinal, alloc_stream, bytes, align, tag, generation, state }
 }
 
-#[cold]
-#[inline(never)]
-pub(super) fn zero_bytes() -> ResourceResult<DeviceBlock> {
-    Err(ResourceError::zero_bytes())
-}
-
 impl<R: DeviceMemoryResource> DeviceMemoryResource for GlobalDeviceBudget<R> {
     #[inline]
     fn allocate(
@@ -278,11 +280,7 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for GlobalDeviceBudget<R> {
         stream: StreamId,
         tag: AllocTag,
     ) -> ResourceResult<DeviceBlock> {
-        if bytes == 0 {
-            return zero_bytes();
-        }
-        let claim = self.claim(bytes, tag);
-        self.obtain(&claim, None, || self.inner.allocate(bytes, stream, tag))
+        self.obtain(bytes, tag, move || self.inner.allocate(bytes, stream, tag))
     }
 
     #[inline]
@@ -299,7 +297,7 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for GlobalDeviceBudget<R> {
                 std::mem::forget(under_way);
                 if self.inner.block_state(id) == BlockState::Freed {
                     self.core.records.forget(id.ptr, id.generation);
-                    self.core.release(seat, record.charge, record.scope, record.tag, 1);
+                    self.core.release_block(seat, record.charge, record.scope, record.tag);
                 } else {
                     self.settle_free(seat, id, record, None);
                 }
@@ -380,11 +378,7 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for GlobalDeviceBudget<R> {
         stream: StreamId,
         tag: AllocTag,
     ) -> ResourceResult<DeviceBlock> {
-        if bytes == 0 {
-            return zero_bytes();
-        }
-        let claim = self.claim(bytes, tag);
-        self.obtain(&claim, None, || self.inner.allocate_aligned(bytes, align, stream, tag))
+        self.obtain(bytes, tag, move || self.inner.allocate_aligned(bytes, align, stream, tag))
     }
 
     fn allocate_batch(
@@ -404,16 +398,13 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for GlobalDeviceBudget<R> {
         };
         let mut charges = Vec::with_capacity(sizes.len());
         for &bytes in sizes {
-            if bytes == 0 {
-                return Err(ResourceError::zero_bytes());
-            }
-            let one = self.claim(bytes, tag);
+            let one = self.claim(bytes, tag)?;
             claim.charge = claim.charge.saturating_add(one.charge);
             charges.push(one.charge);
         }
         let call = || self.inner.allocate_batch(sizes, stream, tag);
         let announced = |n: usize| charges.get(n).copied().unwrap_or(0);
-        self.climb(&claim, &self.core.policy(), None, call, announced)
+        self.climb(&claim, None, None, call, announced)
     }
 
     fn charge_for(&self, bytes: usize) -> usize {
@@ -460,10 +451,7 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for GlobalDeviceBudget<R> {
                 accepted: "one that this budget gave".to_owned(),
             });
         }
-        if bytes == 0 {
-            return zero_bytes();
-        }
-        let mut claim = self.claim(bytes, tag);
+        let mut claim = self.claim(bytes, tag)?;
         reservation.covers(claim.charge)?;
         claim.scope = reservation.scope_index();
         let mut relief = Relief::new(self.core.policy());
