@@ -113,10 +113,10 @@ impl Sight {
         self.limit.saturating_sub(self.charged)
     }
 
-    /// True when a request that was not admitted would not have been either if everything in flight and pending had ended.
+    /// True when a request is not admitted, and would not be if everything in flight and pending had ended.
     pub(crate) fn is_final(&self, charge: usize) -> bool {
         let open = self.in_flight.saturating_add(self.pending);
-        open == 0 || charge > self.free().saturating_add(open)
+        self.room < charge && (open == 0 || charge > self.free().saturating_add(open))
     }
 }
 

@@ -124,6 +124,16 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
             Ok(tag) => return Ok(tag),
             Err(sight) => sight,
         };
+        if sight.room >= claim.charge {
+            // It fits; but somebody else's refusal is being decided, and nobody may begin.
+            let ask = || {
+                self.look_through_all(seat);
+            };
+            match core.decide(seat, claim, ask) {
+                Ok(tag) => return Ok(tag),
+                Err(now) => sight = now,
+            }
+        }
         let functions = core.pressure.outermost();
         if sight.is_final(claim.charge) && functions.is_empty() && policy.wait.is_none() {
             return Err(self.refuse(claim, sight));
