@@ -168,8 +168,8 @@ fn a_limit_lowered_meanwhile_loses_nothing() {
                 }
             })
         };
-        budget.credits.set_limit(1);
-        budget.credits.set_limit(4);
+        budget.credits.set_limit(1, || {});
+        budget.credits.set_limit(4, || {});
         other.join().unwrap();
         budget.is_whole();
         assert!(budget.allocate(0, 4, true));

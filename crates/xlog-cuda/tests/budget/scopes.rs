@@ -1,6 +1,6 @@
 //! Scopes: by example, and random ones against a model that counts everything anew for each request.
 
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, clippy::panic)]
 
 use crate::support::{Counting, TAG, allocate, budget, random, refusal};
 use xlog_cuda::device_runtime::{

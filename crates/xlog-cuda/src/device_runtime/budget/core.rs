@@ -72,8 +72,7 @@ impl Core {
 
     /// Another limit; returns by how much it is exceeded.
     pub(crate) fn set_limit(&self, limit: usize) -> usize {
-        let over = self.credits.set_limit(limit);
-        self.limit.store(limit, Ordering::Relaxed);
+        let over = self.credits.set_limit(limit, || self.limit.store(limit, Ordering::Relaxed));
         self.queue.wake();
         over
     }

@@ -409,9 +409,10 @@ impl<T> Credits<T> {
         }
     }
 
-    /// Another limit; what is charged stays. Returns by how much it is exceeded.
-    pub(crate) fn set_limit(&self, limit: usize) -> usize {
+    /// Another limit; what is charged stays. Returns by how much it is exceeded. `note` is called in the order of the changes.
+    pub(crate) fn set_limit(&self, limit: usize, note: impl FnOnce()) -> usize {
         self.audit(|shards, pot| {
+            note();
             drain(shards, pot);
             pot.free += limit as i128 - pot.limit as i128;
             pot.limit = limit;

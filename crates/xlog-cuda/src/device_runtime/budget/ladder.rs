@@ -138,18 +138,15 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
         if sight.is_final(claim.charge) && functions.is_empty() && policy.wait.is_none() {
             return Err(self.refuse(claim, sight));
         }
-        match self.reap(seat, claim, policy, &mut sight) {
-            Some(tag) => return Ok(tag),
-            None if policy.wait.is_some() && functions.is_empty() => {}
-            None => {
-                for function in functions {
-                    let needed = claim.charge.saturating_sub(sight.room);
-                    let pressure = Pressure { needed, requested: Some(claim.charge) };
-                    callbacks::inside(|| function(&pressure));
-                    if let Some(tag) = self.retry(seat, claim, &mut sight) {
-                        return Ok(tag);
-                    }
-                }
+        if let Some(tag) = self.reap(seat, claim, policy, &mut sight) {
+            return Ok(tag);
+        }
+        for function in functions {
+            let needed = claim.charge.saturating_sub(sight.room);
+            let pressure = Pressure { needed, requested: Some(claim.charge) };
+            callbacks::inside(|| function(&pressure));
+            if let Some(tag) = self.retry(seat, claim, &mut sight) {
+                return Ok(tag);
             }
         }
         if policy.wait.is_some() {
@@ -247,41 +244,39 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
 
     /// Makes room below, one step further than the last time; false when there are no steps left.
     #[cold]
-    pub(super) fn relieve(&self, seat: Seat, claim: &Claim, steps: &mut Relief) -> bool {
-        let step = steps.next;
-        steps.next += 1;
-        match step {
-            0 => {
-                let _ = self.inner.reap_completed();
-                self.look_through_all(seat);
-                true
-            }
+    pub(super) fn relieve(&self, seat: Seat, claim: &Claim, relief: &mut Relief) -> bool {
+        match relief.step {
+            0 => self.reap_below(seat),
             1 => {
                 let _ = self.inner.trim();
-                true
+            }
+            _ if relief.paused < relief.policy.patience
+                && self.core.sight(0, DEVICE).pending > 0 =>
+            {
+                std::thread::sleep(relief.pause);
+                pause(0);
+                relief.paused += relief.pause;
+                relief.pause = (2 * relief.pause).min(PAUSES.1);
+                self.reap_below(seat);
             }
             _ => {
-                let pending = self.core.sight(0, DEVICE).pending;
-                if pending > 0 && steps.paused < steps.policy.patience {
-                    let pause_for = steps.pause.max(PAUSES.0);
-                    std::thread::sleep(pause_for);
-                    pause(0);
-                    steps.paused += pause_for;
-                    steps.pause = (2 * pause_for).min(PAUSES.1);
-                    let _ = self.inner.reap_completed();
-                    return self.look_through_all(seat) > 0 || steps.next < u32::MAX;
-                }
                 let functions = self.core.pressure.outermost();
-                let Some(function) = functions.get(steps.called) else { return false };
-                steps.called += 1;
+                let Some(function) = functions.get(relief.called) else { return false };
+                relief.called += 1;
                 let pressure = Pressure { needed: claim.charge, requested: Some(claim.charge) };
                 callbacks::inside(|| function(&pressure));
-                let _ = self.inner.reap_completed();
-                self.look_through_all(seat);
+                self.reap_below(seat);
                 let _ = self.inner.trim();
-                true
             }
         }
+        relief.step = relief.step.saturating_add(1);
+        true
+    }
+
+    fn reap_below(&self, seat: Seat) {
+        // Its failure stays with the blocks, and comes back to whoever reaps.
+        let _ = self.inner.reap_completed();
+        self.look_through_all(seat);
     }
 
     /// A block was returned and is not free yet.
@@ -417,7 +412,7 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
 #[derive(Debug)]
 pub(super) struct Relief {
     policy: OomPolicy,
-    next: u32,
+    step: u32,
     called: usize,
     paused: Duration,
     pause: Duration,
@@ -425,6 +420,6 @@ pub(super) struct Relief {
 
 impl Relief {
     pub(super) fn new(policy: OomPolicy) -> Self {
-        Self { policy, next: 0, called: 0, paused: Duration::ZERO, pause: Duration::ZERO }
+        Self { policy, step: 0, called: 0, paused: Duration::ZERO, pause: PAUSES.0 }
     }
 }

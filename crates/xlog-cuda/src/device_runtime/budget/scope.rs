@@ -174,13 +174,13 @@ fn refresh() {
 }
 
 /// The scope of this thread in a budget.
-#[inline]
+#[inline(always)]
 pub(crate) fn current(core: &Core) -> ScopeIndex {
     let (budget, index) = CURRENT.get();
-    if budget == core.id {
-        index
-    } else if budget == 0 {
+    if budget == 0 {
         DEVICE
+    } else if budget == core.id {
+        index
     } else {
         current_scope(core).map_or(DEVICE, |scope| scope.index())
     }
