@@ -11,7 +11,7 @@ use xlog_cuda::device_runtime::{
     AllocTag, AsyncCudaResource, BlockState, DeviceMemoryResource, GlobalDeviceBudget, OomCause,
     OomPolicy, OomReport, OtherUse, ResourceError, StreamId, StreamPool,
 };
-use xlog_testing::for_each_device;
+use xlog_testing::{for_each_device, threads};
 
 #[test]
 fn churn_of_a_hundred_limits_without_a_reap_never_fails() {
@@ -35,6 +35,57 @@ fn churn_of_a_hundred_limits_without_a_reap_never_fails() {
         budget.reap_pending().unwrap();
         assert_eq!(budget.reserved_bytes(), 0);
     });
+}
+
+/// Each has its share, so together they always fit; what they have returned and the streams have not freed yet is waited for.
+#[test]
+fn threads_that_keep_to_their_share_are_never_refused() {
+    const SHARE: usize = 64 << 10;
+    for_each_device(|device| {
+        let pool = Arc::new(StreamPool::with_defaults(device.clone()));
+        let inner = AsyncCudaResource::new(device.clone(), device.ordinal(), pool.clone());
+        let budget = GlobalDeviceBudget::over(inner, 4 * SHARE);
+        let streams: Vec<_> = (0..4).map(|_| pool.lease().unwrap()).collect();
+        let body = |thread: usize| {
+            let (budget, stream) = (&budget, &streams[thread]);
+            move || {
+                for round in 0..40 {
+                    let half = SHARE / 2 - round;
+                    let a = budget.allocate(half, stream.id(), TAG).unwrap();
+                    let b = budget.allocate(SHARE - half, stream.id(), TAG).unwrap();
+                    budget.deallocate(a).unwrap();
+                    budget.deallocate(b).unwrap();
+                }
+            }
+        };
+        let bodies = (0..4).map(|n| Box::new(body(n)) as Box<dyn FnOnce() + Send>).collect();
+        threads(device, bodies);
+        budget.reap_pending().unwrap();
+        assert_eq!((budget.reserved_bytes(), budget.bytes_outstanding()), (0, 0));
+    });
+}
+
+/// The functions of the budget below run while an operation of the one above is under way.
+#[test]
+fn pressure_below_may_free_and_allocate_above() {
+    let (below, _) = budget(1000);
+    let below = Arc::new(below);
+    let above = Arc::new(GlobalDeviceBudget::over(below.clone(), 2000));
+    let cached = Mutex::new(Some(allocate(&*above, 900).unwrap()));
+    let _registered = below.on_pressure({
+        let above = Arc::downgrade(&above);
+        move |_| {
+            let above = above.upgrade().unwrap();
+            if let Some(block) = cached.lock().unwrap().take() {
+                above.deallocate(block).unwrap();
+            }
+            let spill = allocate(&*above, 10).unwrap();
+            above.deallocate(spill).unwrap();
+        }
+    });
+    let rows = allocate(&*above, 800).unwrap();
+    above.deallocate(rows).unwrap();
+    assert_eq!((above.reserved_bytes(), below.reserved_bytes()), (0, 0));
 }
 
 #[test]
