@@ -8,7 +8,7 @@ use crate::tree::DEVICE;
 
 /// What a budget does around a resource that counts bytes.
 struct Model {
-    credits: Credits<()>,
+    credits: Credits<(), 2>,
     limit: usize,
     /// The lowest that the limit is.
     least: usize,
@@ -32,7 +32,7 @@ impl Model {
 
     fn lowered(limit: usize, least: usize) -> Arc<Self> {
         let below = Mutex::new(Below { used: 0, most: [0; 2] });
-        Arc::new(Self { credits: Credits::new(limit, 2), limit, least, below })
+        Arc::new(Self { credits: Credits::new(limit), limit, least, below })
     }
 
     /// True when granted; a refusal is checked. `works` says what the resource does.

@@ -22,7 +22,7 @@ pub(crate) type OtherUseHook = Arc<dyn Fn() -> Option<OtherUse> + Send + Sync>;
 pub(crate) struct Core {
     /// Never 0.
     pub(crate) id: u64,
-    pub(crate) credits: Credits<Tally>,
+    pub(crate) credits: Credits<Tally, SEATS>,
     pub(crate) names: TagNames,
     pub(crate) records: Records,
     /// What the pot says, to be read without it.
@@ -51,7 +51,7 @@ impl Core {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         Self {
             id: NEXT.fetch_add(1, Ordering::Relaxed),
-            credits: Credits::new(limit, SEATS),
+            credits: Credits::new(limit),
             names: TagNames::default(),
             records: Records::new(placed),
             limit: AtomicUsize::new(limit),

@@ -120,10 +120,10 @@ impl Sight {
     }
 }
 
-/// The credits of one budget.
+/// The credits of one budget, in `N` shards, a power of two.
 #[derive(Debug)]
-pub(crate) struct Credits<T> {
-    shards: Box<[Place<T>]>,
+pub(crate) struct Credits<T, const N: usize> {
+    shards: Box<[Place<T>; N]>,
     pot: Mutex<Pot>,
     deciding: Turnstile<()>,
 }
@@ -135,25 +135,25 @@ impl Pot {
     }
 }
 
-impl<T: Default> Credits<T> {
-    pub(crate) fn new(limit: usize, shards: usize) -> Self {
+impl<T: Default, const N: usize> Credits<T, N> {
+    pub(crate) fn new(limit: usize) -> Self {
+        const { assert!(N.is_power_of_two()) };
         let shard = || Shard { credit: 0, bound: 0, pending: 0, extra: T::default() };
         let place = || Place { shard: BiasedMutex::new(shard()), flights: Flights::new() };
         let pot =
             Pot { free: limit as i128, limit, closed: false, waiters: 0, scopes: ScopeTree::new() };
         Self {
-            shards: (0..shards.next_power_of_two()).map(|_| place()).collect(),
+            shards: Box::new(std::array::from_fn(|_| place())),
             pot: Mutex::new(pot),
             deciding: Turnstile::new(()),
         }
     }
 }
 
-impl<T> Credits<T> {
+impl<T, const N: usize> Credits<T, N> {
     #[inline(always)]
     fn place(&self, seat: Seat) -> &Place<T> {
-        // Their number is a power of two: no division.
-        &self.shards[seat.index & (self.shards.len() - 1)]
+        &self.shards[seat.index & (N - 1)]
     }
 
     fn in_flight(&self) -> usize {
@@ -216,7 +216,7 @@ impl<T> Credits<T> {
         if spare < missing {
             return false;
         }
-        let ahead = ((spare - missing) / (4 * self.shards.len())).min(MOST_AHEAD);
+        let ahead = ((spare - missing) / (4 * N)).min(MOST_AHEAD);
         pot.free -= (missing + ahead) as i128;
         mine.credit = mine.credit + missing + ahead - charge;
         mine.bound = charge.saturating_add(2 * ahead);
@@ -378,16 +378,16 @@ impl<T> Credits<T> {
         })
     }
 
-    fn grant<R, N: FnOnce(&mut T) -> R>(
+    fn grant<R, F: FnOnce(&mut T) -> R>(
         &self,
         shards: &mut [&mut Shard<T>],
         pot: &mut Pot,
         seat: Seat,
         charge: usize,
         scope: ScopeIndex,
-        note: N,
-    ) -> Result<R, N> {
-        let index = seat.index & (shards.len() - 1);
+        note: F,
+    ) -> Result<R, F> {
+        let index = seat.index & (N - 1);
         if !pot.scopes.admits(scope, charge, pot.free + credit(shards)) {
             return Err(note);
         }

@@ -40,9 +40,12 @@ pub(crate) struct Entry {
 /// The records of one budget.
 #[derive(Debug)]
 pub(crate) enum Records {
-    Placed(Box<[OnceLock<Box<[Entry]>>]>),
-    Mapped(Box<[Map]>),
+    Placed(Box<[Chunk; CHUNKS]>),
+    Mapped(Box<[Map; MAPS]>),
 }
+
+/// Made when the first of its places is used.
+type Chunk = OnceLock<Box<[Entry; CHUNK]>>;
 
 /// Records by address and generation.
 pub(crate) type Map = Mutex<HashMap<(u64, Generation), Record>>;
@@ -50,9 +53,9 @@ pub(crate) type Map = Mutex<HashMap<(u64, Generation), Record>>;
 impl Records {
     pub(crate) fn new(placed: bool) -> Self {
         if placed {
-            Self::Placed((0..CHUNKS).map(|_| OnceLock::new()).collect())
+            Self::Placed(boxed(OnceLock::new))
         } else {
-            Self::Mapped((0..MAPS).map(|_| Mutex::default()).collect())
+            Self::Mapped(boxed(Mutex::default))
         }
     }
 
@@ -62,8 +65,7 @@ impl Records {
         match self {
             Self::Placed(chunks) => {
                 let place = generation.slot() as usize;
-                let Some(chunk) = chunks.get(place >> CHUNK_BITS) else { return };
-                let chunk = chunk.get_or_init(new_chunk);
+                let chunk = chunks[(place >> CHUNK_BITS) % CHUNKS].get_or_init(new_chunk);
                 let entry = &chunk[place % CHUNK];
                 entry.charge.store(record.charge as u64, Ordering::Relaxed);
                 let whose = u64::from(record.tag) | u64::from(record.scope) << 32;
@@ -82,7 +84,7 @@ impl Records {
         match self {
             Self::Placed(chunks) => {
                 let place = generation.slot() as usize;
-                let entry = &chunks.get(place >> CHUNK_BITS)?.get()?[place % CHUNK];
+                let entry = &chunks[(place >> CHUNK_BITS) % CHUNKS].get()?[place % CHUNK];
                 if entry.generation.load(Ordering::Acquire) != generation.0 {
                     return None;
                 }
@@ -107,11 +109,17 @@ impl Records {
 }
 
 #[cold]
-fn new_chunk() -> Box<[Entry]> {
-    (0..CHUNK).map(|_| Entry::default()).collect()
+fn new_chunk() -> Box<[Entry; CHUNK]> {
+    boxed(Entry::default)
 }
 
-fn map_of(maps: &[Map], ptr: u64) -> &Map {
+/// By way of a list: so large an array must not go over the stack.
+fn boxed<T, const N: usize>(new: fn() -> T) -> Box<[T; N]> {
+    let list: Box<[T]> = std::iter::repeat_with(new).take(N).collect();
+    list.try_into().unwrap_or_else(|_| Box::new(std::array::from_fn(|_| new())))
+}
+
+fn map_of(maps: &[Map; MAPS], ptr: u64) -> &Map {
     // Blocks are aligned to 256 bytes at least.
-    &maps[(ptr >> 8) as usize % maps.len()]
+    &maps[(ptr >> 8) as usize % MAPS]
 }
