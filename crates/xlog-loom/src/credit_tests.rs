@@ -2,7 +2,8 @@
 
 use loom::thread;
 
-use crate::credit::{Credits, Seat};
+use crate::credit::Credits;
+use crate::flights::Seat;
 use crate::primitive::{Arc, Mutex};
 use crate::tree::DEVICE;
 

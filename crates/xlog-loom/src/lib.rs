@@ -18,6 +18,10 @@ mod credit;
 mod credit_tests;
 #[cfg(test)]
 #[allow(dead_code)]
+#[path = "../../xlog-cuda/src/device_runtime/budget/flights.rs"]
+mod flights;
+#[cfg(test)]
+#[allow(dead_code)]
 #[path = "../../xlog-cuda/src/device_runtime/ordering/gate.rs"]
 mod gate;
 #[cfg(test)]

@@ -2,12 +2,14 @@
 
 #![allow(clippy::unwrap_used)]
 
-use std::sync::Arc;
-use std::sync::Mutex;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use crate::support::{Counting, TAG, allocate, budget, refusal, twin};
 use xlog_cuda::device_runtime::{
-    AllocTag, DeviceMemoryResource, GlobalDeviceBudget, ResourceError, StreamId,
+    AllocTag, BudgetHandle, BudgetReservation, BudgetScope, DeviceMemoryResource,
+    GlobalDeviceBudget, OomReport, Registration, ResourceError, StreamId,
 };
 
 #[test]
@@ -216,6 +218,34 @@ fn what_each_tag_holds_is_counted_by_its_text() {
         scope.spawn(|| budget.deallocate_batch(blocks.into()).unwrap());
     });
     assert!(budget.usage_by_tag().is_empty());
+}
+
+#[test]
+fn a_resource_that_panics_leaves_the_books_as_they_were() {
+    let (budget, inner) = budget(1000);
+    let kept = allocate(&budget, 300).unwrap();
+    inner.set(|state| state.panics = true);
+    let caught = |body: &dyn Fn()| catch_unwind(AssertUnwindSafe(body)).is_err();
+    assert!(caught(&|| drop(allocate(&budget, 100))));
+    assert!(caught(&|| drop(budget.deallocate(twin(&kept)))));
+    inner.set(|state| state.panics = false);
+    // Nothing is under way for ever: a refusal is decided at once.
+    let begin = Instant::now();
+    assert_eq!(allocate(&budget, 701).err(), refusal(701, 700));
+    assert!(begin.elapsed() < Duration::from_millis(900), "{:?}", begin.elapsed());
+    budget.deallocate(kept).unwrap();
+    assert_eq!((budget.reserved_bytes(), inner.used()), (0, 0));
+}
+
+#[test]
+fn everything_may_go_to_other_threads() {
+    fn check<T: Send + Sync>() {}
+    check::<GlobalDeviceBudget>();
+    check::<BudgetHandle>();
+    check::<BudgetScope>();
+    check::<BudgetReservation>();
+    check::<OomReport>();
+    check::<Registration>();
 }
 
 #[test]

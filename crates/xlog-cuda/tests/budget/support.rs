@@ -35,12 +35,13 @@ pub(crate) struct State {
     pub(crate) larger: usize,
     /// Returned blocks stay retired (or quarantined) until a reap.
     pub(crate) retire: Option<BlockState>,
-    /// Which reaps free them: 0 none, 1 both.
+    /// Whether a reap finds them done.
     pub(crate) reapable: bool,
     /// Of how many allocations one fails, and how.
     pub(crate) fail: Option<ResourceError>,
     pub(crate) fail_one_in: u64,
     pub(crate) fail_frees: bool,
+    pub(crate) panics: bool,
     random: u64,
     /// The most that was used since each thread began its call.
     calls: Vec<usize>,
@@ -68,6 +69,7 @@ impl Counting {
                 fail: None,
                 fail_one_in: 0,
                 fail_frees: false,
+                panics: false,
                 random: 7,
                 calls: Vec::new(),
             }),
@@ -97,6 +99,11 @@ impl Counting {
 
     pub(crate) fn used(&self) -> usize {
         self.state.lock().unwrap().used
+    }
+
+    fn panic_if_told(&self) {
+        let told = self.state.lock().unwrap().panics;
+        assert!(!told, "told to panic");
     }
 
     fn reap(&self) {
@@ -129,6 +136,7 @@ impl DeviceMemoryResource for Counting {
         stream: StreamId,
         tag: AllocTag,
     ) -> ResourceResult<DeviceBlock> {
+        self.panic_if_told();
         let mut state = self.state.lock().unwrap();
         let State { random: seed, fail_one_in, .. } = &mut *state;
         if *fail_one_in > 0
@@ -161,6 +169,7 @@ impl DeviceMemoryResource for Counting {
     }
 
     fn deallocate(&self, block: DeviceBlock) -> ResourceResult<()> {
+        self.panic_if_told();
         let mut state = self.state.lock().unwrap();
         if block.device_ordinal != 0 {
             return Err(ResourceError::Driver("another device".to_owned()));

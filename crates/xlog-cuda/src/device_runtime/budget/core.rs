@@ -6,8 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use super::callbacks::Callbacks;
-use super::credit::{Credits, Seat, Sight};
-use super::ladder::{OomPolicy, Pressure};
+use super::credit::{Credits, Sight};
+use super::flights::Seat;
+use super::policy::{OomPolicy, Pressure};
 use super::primitive::Mutex;
 use super::records::Records;
 use super::report::{OomReport, OtherUse, ScopeUsage, TagUsage};
@@ -102,9 +103,12 @@ impl Core {
         &self,
         seat: Seat,
         claim: &Claim,
-        ask: impl FnOnce(),
+        ask: impl FnOnce() -> usize,
     ) -> Result<TagIndex, Sight> {
         let note = |tally: &mut Tally| self.note(tally, claim);
+        let ask = || {
+            ask();
+        };
         self.credits.decide(seat, claim.charge, claim.scope, ask, note)
     }
 

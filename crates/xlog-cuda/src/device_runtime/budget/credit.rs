@@ -5,14 +5,16 @@
 //! A refusal is decided with all shards locked:
 //!
 //! - *In flight* are the bytes of operations that have told the budget but whose result is open: an allocation that may fail, a free
-//!   that may have happened. *Pending* are returned blocks that the resource below had not freed when it was last asked.
+//!   that may have happened. *Pending* are returned blocks that the resource below had not freed when it was last asked; while it is
+//!   asked again they are both.
 //! - If the request would not fit even without these, it is refused: the other bytes are with the resource at this instant.
 //! - Else the pot is closed, so that no allocation begins; what is in flight ends; pending blocks are asked for. What is charged then
 //!   was with the resource below at the instant the last one in flight ended, and a refusal is true for that instant.
 //!
 //! Invariant: while the pot holds less than scopes are guaranteed, or waiters wait, no shard has credit.
 
-use super::primitive::{AtomicUsize, BiasedMutex, Mutex, Ordering, Turnstile, pause};
+use super::flights::{Flights, Seat};
+use super::primitive::{BiasedMutex, Mutex, Turnstile, pause};
 use super::tree::{DEVICE, ScopeIndex, ScopeTree};
 
 /// More than this a shard never takes ahead.
@@ -25,56 +27,9 @@ pub(crate) struct Shard<T> {
     /// More credit than this flows back to the pot.
     bound: usize,
     pending: usize,
+    /// Of the pending ones, those that are being looked through.
+    looked_at: usize,
     pub(crate) extra: T,
-}
-
-/// The shard of a thread.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Seat {
-    pub(crate) index: usize,
-    /// Other threads may have it too.
-    pub(crate) shared: bool,
-}
-
-/// Bytes of operations that began and that ended; what is between is in flight. Both wrap.
-///
-/// A seat of one thread has one writer, so plain loads and stores do. Who decides with all shards locked may see an operation as in
-/// flight a little longer than it was, never shorter: it reads the ends first.
-#[derive(Debug)]
-struct Flights {
-    begun: AtomicUsize,
-    ended: AtomicUsize,
-}
-
-impl Flights {
-    fn new() -> Self {
-        Self { begun: AtomicUsize::new(0), ended: AtomicUsize::new(0) }
-    }
-
-    #[inline(always)]
-    fn begin(&self, seat: Seat, bytes: usize) {
-        advance(&self.begun, seat, bytes);
-    }
-
-    #[inline(always)]
-    fn end(&self, seat: Seat, bytes: usize) {
-        advance(&self.ended, seat, bytes);
-    }
-
-    fn bytes(&self) -> usize {
-        let ended = self.ended.load(Ordering::Acquire);
-        self.begun.load(Ordering::Acquire).wrapping_sub(ended)
-    }
-}
-
-#[inline(always)]
-fn advance(counter: &AtomicUsize, seat: Seat, bytes: usize) {
-    if seat.shared {
-        counter.fetch_add(bytes, Ordering::AcqRel);
-    } else {
-        let now = counter.load(Ordering::Relaxed);
-        counter.store(now.wrapping_add(bytes), Ordering::Release);
-    }
 }
 
 /// Shards of different threads share no cache line, nor the one that is fetched along with it.
@@ -138,7 +93,7 @@ impl Pot {
 impl<T: Default, const N: usize> Credits<T, N> {
     pub(crate) fn new(limit: usize) -> Self {
         const { assert!(N.is_power_of_two()) };
-        let shard = || Shard { credit: 0, bound: 0, pending: 0, extra: T::default() };
+        let shard = || Shard { credit: 0, bound: 0, pending: 0, looked_at: 0, extra: T::default() };
         let place = || Place { shard: BiasedMutex::new(shard()), flights: Flights::new() };
         let pot =
             Pot { free: limit as i128, limit, closed: false, waiters: 0, scopes: ScopeTree::new() };
@@ -445,16 +400,23 @@ impl<T, const N: usize> Credits<T, N> {
         self.pot.lock().waiters -= 1;
     }
 
-    /// Takes what the shards keep as pending, for `extra` to be looked through; the bytes are in flight from now on.
+    /// Takes what the shards keep as pending, for `extra` to be looked through. The bytes stay pending, here, and are in flight too
+    /// until [`Credits::release_pending`] or [`Credits::put_back_pending`].
     pub(crate) fn take_pending<R>(
         &self,
         seat: Seat,
         take: impl FnOnce(&mut [&mut Shard<T>]) -> R,
     ) -> R {
         self.audit(|shards, _| {
-            let pending: usize = shards.iter().map(|shard| shard.pending).sum();
-            shards.iter_mut().for_each(|shard| shard.pending = 0);
-            self.begin(seat, pending);
+            // What others are looking through is theirs.
+            let taken: usize = shards.iter().map(|shard| shard.pending - shard.looked_at).sum();
+            for shard in shards.iter_mut() {
+                shard.pending = shard.looked_at;
+            }
+            let mine = &mut shards[seat.index & (N - 1)];
+            mine.pending += taken;
+            mine.looked_at += taken;
+            self.begin(seat, taken);
             take(shards)
         })
     }
@@ -463,10 +425,39 @@ impl<T, const N: usize> Credits<T, N> {
     pub(crate) fn take_own_pending<R>(&self, seat: Seat, take: impl FnOnce(&mut T) -> R) -> R {
         let place = self.place(seat);
         place.shard.with(move |mine| {
-            place.flights.begin(seat, mine.pending);
-            mine.pending = 0;
+            place.flights.begin(seat, mine.pending - mine.looked_at);
+            mine.looked_at = mine.pending;
             take(&mut mine.extra)
         })
+    }
+
+    /// Of what was taken to be looked through, this is free. True when somebody waits for it.
+    pub(crate) fn release_pending(
+        &self,
+        seat: Seat,
+        charge: usize,
+        scope: ScopeIndex,
+        note: impl FnOnce(&mut T),
+    ) -> bool {
+        let place = self.place(seat);
+        place.shard.with(move |mine| {
+            mine.pending -= charge;
+            mine.looked_at -= charge;
+            note(&mut mine.extra);
+            let waited_for = self.give(mine, charge, scope);
+            place.flights.end(seat, charge);
+            waited_for
+        })
+    }
+
+    /// Of what was taken to be looked through, this is pending still.
+    pub(crate) fn put_back_pending(&self, seat: Seat, charge: usize, note: impl FnOnce(&mut T)) {
+        let place = self.place(seat);
+        place.shard.with(move |mine| {
+            mine.looked_at -= charge;
+            note(&mut mine.extra);
+            place.flights.end(seat, charge);
+        });
     }
 }
 

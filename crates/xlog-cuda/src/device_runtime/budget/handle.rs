@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::callbacks::{self, Registration};
 use super::core::Core;
-use super::ladder::{OomPolicy, Pressure};
+use super::policy::{OomPolicy, Pressure};
 use super::report::{OomReport, OtherUse, ScopeUsage, TagUsage};
 use super::scope::BudgetScope;
 use super::tree::DEVICE;

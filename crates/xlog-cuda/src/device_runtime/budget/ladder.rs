@@ -6,15 +6,15 @@
 //!
 //! No lock is held while the resource below or a function is called, except that the last rung asks it for the state of blocks.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use super::GlobalDeviceBudget;
 use super::callbacks;
 use super::core::Claim;
-use super::credit::{Seat, Sight};
+use super::credit::Sight;
+use super::flights::Seat;
+use super::policy::{OomPolicy, Pressure};
 use super::primitive::pause;
-use super::report::{NAMED, OomCause, OomReport};
 use super::tally::{Pending, TagIndex, Tally};
 use super::tree::DEVICE;
 use super::waiting::Ticket;
@@ -24,85 +24,6 @@ use crate::device_runtime::resource::{BlockState, DeviceMemoryResource, Resource
 const PAUSES: (Duration, Duration) = (Duration::from_micros(2), Duration::from_micros(100));
 /// Returned blocks that a shard lets come together before it looks through them.
 const LOOK_AT: usize = 64;
-
-/// How far a request goes before it is refused.
-#[derive(Clone, PartialEq, Eq, Debug)]
-#[non_exhaustive]
-pub struct OomPolicy {
-    /// How long blocks that were returned, and whose work has not completed, are waited for if they would make room.
-    ///
-    /// It counts the pauses between two looks, so that a seeded device replays it.
-    pub patience: Duration,
-    /// Whether to wait for blocks that nobody has returned yet. By default nobody does.
-    pub wait: Option<WaitPolicy>,
-}
-
-impl Default for OomPolicy {
-    fn default() -> Self {
-        Self { patience: Duration::from_secs(1), wait: None }
-    }
-}
-
-impl OomPolicy {
-    /// Refuses what does not fit now.
-    #[must_use]
-    pub fn impatient() -> Self {
-        Self { patience: Duration::ZERO, wait: None }
-    }
-
-    /// With another patience.
-    #[must_use]
-    pub fn with_patience(mut self, patience: Duration) -> Self {
-        self.patience = patience;
-        self
-    }
-
-    /// With waiting.
-    #[must_use]
-    pub fn with_wait(mut self, wait: WaitPolicy) -> Self {
-        self.wait = Some(wait);
-        self
-    }
-}
-
-/// Waits for memory instead of being refused.
-///
-/// Waiters are served by priority, then in the order they came; a large one at the front is not overtaken by small ones behind it.
-/// Requests that do not wait do not queue. What exceeds the limit is refused at once, also when the limit is lowered meanwhile;
-/// everybody else is refused after the deadline, so a thread that waits for what only itself could free does not wait for ever.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[non_exhaustive]
-pub struct WaitPolicy {
-    /// How long at most.
-    pub deadline: Duration,
-    /// Higher is served earlier.
-    pub priority: u8,
-}
-
-impl WaitPolicy {
-    /// Waits up to `deadline`, with priority 0.
-    #[must_use]
-    pub fn up_to(deadline: Duration) -> Self {
-        Self { deadline, priority: 0 }
-    }
-
-    /// With another priority.
-    #[must_use]
-    pub fn with_priority(mut self, priority: u8) -> Self {
-        self.priority = priority;
-        self
-    }
-}
-
-/// What a pressure function is told.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[non_exhaustive]
-pub struct Pressure {
-    /// Bytes that should be freed.
-    pub needed: usize,
-    /// The request, if there is one; otherwise the limit was lowered below what is used.
-    pub requested: Option<usize>,
-}
 
 impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
     /// Takes a charge by way of the ladder.
@@ -126,10 +47,7 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
         };
         if sight.room >= claim.charge {
             // It fits; but somebody else's refusal is being decided, and nobody may begin.
-            let ask = || {
-                self.look_through_all(seat);
-            };
-            match core.decide(seat, claim, ask) {
+            match core.decide(seat, claim, || self.look_through_all(seat)) {
                 Ok(tag) => return Ok(tag),
                 Err(now) => sight = now,
             }
@@ -138,8 +56,23 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
         if sight.is_final(claim.charge) && functions.is_empty() && policy.wait.is_none() {
             return Err(self.refuse(claim, sight));
         }
-        if let Some(tag) = self.reap(seat, claim, policy, &mut sight) {
-            return Ok(tag);
+        let mut paused = Duration::ZERO;
+        loop {
+            if let Some(tag) = self.reap(seat, claim, policy, &mut sight, &mut paused) {
+                return Ok(tag);
+            }
+            match core.decide(seat, claim, || self.look_through_all(seat)) {
+                Ok(tag) => return Ok(tag),
+                Err(now) => sight = now,
+            }
+            // A free that was in flight may have left its block pending.
+            let is_pending = sight.pending > 0 && !sight.is_final(claim.charge);
+            if !is_pending || paused >= policy.patience {
+                break;
+            }
+        }
+        if functions.is_empty() && policy.wait.is_none() {
+            return Err(self.refuse(claim, sight));
         }
         for function in functions {
             let needed = claim.charge.saturating_sub(sight.room);
@@ -156,13 +89,11 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
     }
 
     fn decide(&self, seat: Seat, claim: &Claim) -> Result<TagIndex, ResourceError> {
-        let ask = || {
-            self.look_through_all(seat);
-        };
+        let ask = || self.look_through_all(seat);
         self.core.decide(seat, claim, ask).map_err(|sight| self.refuse(claim, sight))
     }
 
-    fn never_fits(&self, claim: &Claim) -> bool {
+    pub(super) fn never_fits(&self, claim: &Claim) -> bool {
         let hard = || self.core.credits.with_scopes(|tree| tree.hard_limit(claim.scope));
         claim.charge > self.core.limit() || (claim.scope != DEVICE && claim.charge > hard())
     }
@@ -188,6 +119,7 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
         claim: &Claim,
         policy: &OomPolicy,
         sight: &mut Sight,
+        paused: &mut Duration,
     ) -> Option<TagIndex> {
         if sight.pending == 0 {
             return None;
@@ -203,11 +135,10 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
             }
         }
         let (mut step, longest) = PAUSES;
-        let mut paused = Duration::ZERO;
-        while sight.pending > 0 && !sight.is_final(claim.charge) && paused < policy.patience {
+        while sight.pending > 0 && !sight.is_final(claim.charge) && *paused < policy.patience {
             std::thread::sleep(step);
             pause(0);
-            paused += step;
+            *paused += step;
             step = (2 * step).min(longest);
             if let Some(tag) = self.retry(seat, claim, sight) {
                 return Some(tag);
@@ -310,101 +241,22 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
             match self.inner.block_state(pending.block) {
                 BlockState::Freed => {
                     let Pending { charge, tag, scope, .. } = pending;
-                    self.core.release(seat, charge, scope, tag, 1);
+                    let note = |tally: &mut Tally| tally.remove(tag, charge, 1);
+                    if self.core.credits.release_pending(seat, charge, scope, note) {
+                        self.core.queue.wake();
+                    }
                     continue;
                 }
                 BlockState::Quarantined => quarantined += pending.charge,
                 BlockState::Retired | BlockState::Live => {}
             }
             kept += 1;
-            self.core.credits.set_pending(seat, pending.charge, |tally: &mut Tally| {
+            self.core.credits.put_back_pending(seat, pending.charge, |tally: &mut Tally| {
                 tally.pending.push(pending);
                 tally.look_at = 2 * kept;
             });
         }
         quarantined
-    }
-
-    /// The budget's refusal, with its report.
-    #[cold]
-    pub(super) fn refuse(&self, claim: &Claim, sight: Sight) -> ResourceError {
-        let scope = self.scope_of(claim);
-        let hard = self.core.credits.with_scopes(|tree| tree.hard_room(claim.scope));
-        let cause = if self.never_fits(claim) {
-            OomCause::AboveLimit
-        } else if claim.scope != DEVICE && hard < claim.charge {
-            OomCause::Scope
-        } else if claim.charge <= sight.free() {
-            OomCause::Guaranteed
-        } else if claim.charge <= sight.free().saturating_add(sight.pending) {
-            OomCause::WaitingOnStreams
-        } else {
-            OomCause::Budget
-        };
-        self.report(OomReport { scope, ..self.describe(claim, sight, cause, None) });
-        ResourceError::OutOfBudget { requested: claim.charge, remaining: sight.room }
-    }
-
-    /// The report of a failure below.
-    #[cold]
-    pub(super) fn report_below(&self, claim: &Claim, error: &ResourceError) {
-        let sight = self.core.sight(claim.charge, claim.scope);
-        let mut report = self.describe(claim, sight, OomCause::Device, Some(error.to_string()));
-        let fits = |space: usize| space >= claim.charge;
-        report.cause = match (report.free_space, report.others) {
-            (Some(space), _) if fits(space.bytes) && !fits(space.largest) => {
-                OomCause::Fragmentation
-            }
-            _ if sight.pending >= claim.charge => OomCause::WaitingOnStreams,
-            (_, Some(others)) if others.bytes > sight.charged => OomCause::OtherProcesses,
-            _ => OomCause::Device,
-        };
-        report.scope = self.scope_of(claim);
-        self.report(report);
-    }
-
-    fn scope_of(&self, claim: &Claim) -> Option<super::report::ScopeUsage> {
-        let name = self.core.scope_names.lock().get(&claim.scope).cloned()?;
-        self.core.scopes().into_iter().find(|scope| scope.name == *name)
-    }
-
-    fn describe(
-        &self,
-        claim: &Claim,
-        sight: Sight,
-        cause: OomCause,
-        detail: Option<String>,
-    ) -> OomReport {
-        let (mut tags, mut scopes) = (self.core.tags(), self.core.scopes());
-        tags.truncate(NAMED);
-        scopes.truncate(NAMED);
-        let others = self.core.other_use.lock().clone();
-        OomReport {
-            cause,
-            device_ordinal: self.inner.device_ordinal(),
-            requested: claim.charge,
-            remaining: sight.room,
-            tag: claim.tag,
-            scope: None,
-            limit: sight.limit,
-            reserved: sight.charged,
-            waiting: sight.pending,
-            tags,
-            scopes,
-            others: others.and_then(|others| others()),
-            statistics: self.inner.statistics(),
-            free_space: self.inner.free_space(),
-            detail,
-        }
-    }
-
-    fn report(&self, report: OomReport) {
-        let report = Arc::new(report);
-        OomReport::keep_for_thread(&report);
-        *self.core.last_oom.lock() = Some(report.clone());
-        for function in self.core.refusals.outermost() {
-            callbacks::inside(|| function(&report));
-        }
     }
 }
 

@@ -29,14 +29,18 @@
 //! ```
 
 mod callbacks;
+mod charging;
 mod core;
 mod credit;
+mod flights;
 mod handle;
 mod json;
 mod ladder;
 mod limit;
+mod policy;
 mod primitive;
 mod records;
+mod refusal;
 mod report;
 mod reservation;
 mod resource;
@@ -57,8 +61,8 @@ use super::resource::{
 
 pub use callbacks::Registration;
 pub use handle::BudgetHandle;
-pub use ladder::{OomPolicy, Pressure, WaitPolicy};
 pub use limit::{EffectiveLimit, LimitSource};
+pub use policy::{OomPolicy, Pressure, WaitPolicy};
 pub use report::{OomCause, OomReport, OtherUse, ScopeUsage, TagUsage};
 pub use reservation::BudgetReservation;
 pub use scope::{BudgetScope, EnteredScope};

@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::credit::Seat;
+use super::flights::Seat;
 
 /// Threads beyond this share the last seat.
 pub(crate) const SEATS: usize = 64;
