@@ -48,7 +48,7 @@ fn run(threads: usize, operations: usize, placed: bool, retire: bool, seed: u64)
                 let mut blocks = Vec::new();
                 for _ in 0..operations {
                     let turn = random(&mut seed);
-                    if turn % 5 < 3 || blocks.is_empty() {
+                    if turn % 4 < 3 || blocks.is_empty() {
                         let bytes = 1 + (random(&mut seed) % LARGEST) as usize;
                         inner.begin_call(thread);
                         counts.requests.fetch_add(1, Ordering::Relaxed);
