@@ -65,6 +65,29 @@ fn threads_that_keep_to_their_share_are_never_refused() {
     });
 }
 
+/// What a function frees is only free when its stream has come that far.
+#[test]
+fn what_a_pressure_function_frees_on_a_stream_is_waited_for() {
+    for_each_device(|device| {
+        let pool = Arc::new(StreamPool::with_defaults(device.clone()));
+        let inner = AsyncCudaResource::new(device.clone(), device.ordinal(), pool.clone());
+        let budget = Arc::new(GlobalDeviceBudget::over(inner, 10_000));
+        let stream = pool.lease().unwrap();
+        let cached = Mutex::new(vec![budget.allocate(9000, stream.id(), TAG).unwrap()]);
+        let _registered = budget.on_pressure({
+            let budget = Arc::downgrade(&budget);
+            move |_| {
+                let blocks = std::mem::take(&mut *cached.lock().unwrap());
+                budget.upgrade().unwrap().deallocate_batch(blocks).unwrap();
+            }
+        });
+        let all = allocate(&*budget, 10_000).unwrap();
+        budget.deallocate(all).unwrap();
+        budget.reap_pending().unwrap();
+        assert_eq!(budget.reserved_bytes(), 0);
+    });
+}
+
 /// The functions of the budget below run while an operation of the one above is under way.
 #[test]
 fn pressure_below_may_free_and_allocate_above() {

@@ -56,36 +56,48 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
         if sight.is_final(claim.charge) && functions.is_empty() && policy.wait.is_none() {
             return Err(self.refuse(claim, sight));
         }
-        let mut paused = Duration::ZERO;
-        loop {
-            if let Some(tag) = self.reap(seat, claim, policy, &mut sight, &mut paused) {
-                return Ok(tag);
-            }
-            match core.decide(seat, claim, || self.look_through_all(seat)) {
-                Ok(tag) => return Ok(tag),
-                Err(now) => sight = now,
-            }
-            // A free that was in flight may have left its block pending.
-            let is_pending = sight.pending > 0 && !sight.is_final(claim.charge);
-            if !is_pending || paused >= policy.patience {
-                break;
-            }
-        }
-        if functions.is_empty() && policy.wait.is_none() {
-            return Err(self.refuse(claim, sight));
+        if let Some(tag) = self.try_patiently(seat, claim, policy, &mut sight) {
+            return Ok(tag);
         }
         for function in functions {
             let needed = claim.charge.saturating_sub(sight.room);
             let pressure = Pressure { needed, requested: Some(claim.charge) };
             callbacks::inside(|| function(&pressure));
-            if let Some(tag) = self.retry(seat, claim, &mut sight) {
+            if let Some(tag) = self.try_patiently(seat, claim, policy, &mut sight) {
                 return Ok(tag);
             }
         }
         if policy.wait.is_some() {
             return self.wait(seat, claim, policy);
         }
-        self.decide(seat, claim)
+        Err(self.refuse(claim, sight))
+    }
+
+    /// Reaps and decides, until it is granted, or refused for more than what is pending. What is left in `sight` is true.
+    fn try_patiently(
+        &self,
+        seat: Seat,
+        claim: &Claim,
+        policy: &OomPolicy,
+        sight: &mut Sight,
+    ) -> Option<TagIndex> {
+        let mut paused = Duration::ZERO;
+        loop {
+            if let Some(tag) = self.reap(seat, claim, policy, sight, &mut paused) {
+                return Some(tag);
+            }
+            match self.core.decide(seat, claim, || self.look_through_all(seat)) {
+                Ok(tag) => return Some(tag),
+                Err(now) => *sight = now,
+            }
+            // A free that was in flight may have left its block pending.
+            let is_pending = sight.pending > 0 && !sight.is_final(claim.charge);
+            if !is_pending || paused >= policy.patience {
+                return None;
+            }
+            // However often that happens, patience ends.
+            paused += PAUSES.1;
+        }
     }
 
     fn decide(&self, seat: Seat, claim: &Claim) -> Result<TagIndex, ResourceError> {
@@ -196,6 +208,8 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
                 relief.called += 1;
                 let pressure = Pressure { needed: claim.charge, requested: Some(claim.charge) };
                 callbacks::inside(|| function(&pressure));
+                // What it freed may have to be waited for, too.
+                relief.paused = Duration::ZERO;
                 self.reap_below(seat);
                 let _ = self.inner.trim();
             }
