@@ -1,7 +1,7 @@
-//! The concurrent core of ordering under a model checker.
+//! The concurrent core of ordering, and the credits of the budget, under a model checker.
 //!
-//! `bias`, `clock` and `gate` are compiled here from the very files the runtime uses, over loom's atomics and locks: loom runs every
-//! interleaving of the threads below. A model driver stands for a stream: a list of what was queued on it, in order, behind one
+//! `bias`, `clock`, `gate` and `credit` are compiled here from the very files the runtime uses, over loom's atomics and locks: loom
+//! runs every interleaving of the threads below. A model driver stands for a stream: a list of what was queued on it, in order, behind one
 //! lock, which is all the core asks of a driver.
 
 #![forbid(unsafe_code)]
@@ -18,9 +18,23 @@ mod bias;
 mod clock;
 #[cfg(test)]
 #[allow(dead_code)]
+#[path = "../../xlog-cuda/src/device_runtime/budget/credit.rs"]
+mod credit;
+#[cfg(test)]
+mod credit_tests;
+#[cfg(test)]
+#[allow(dead_code)]
+#[path = "../../xlog-cuda/src/device_runtime/budget/flights.rs"]
+mod flights;
+#[cfg(test)]
+#[allow(dead_code)]
 #[path = "../../xlog-cuda/src/device_runtime/ordering/gate.rs"]
 mod gate;
 #[cfg(test)]
 mod primitive;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+#[allow(dead_code)]
+#[path = "../../xlog-cuda/src/device_runtime/budget/tree.rs"]
+mod tree;

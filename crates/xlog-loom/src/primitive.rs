@@ -1,11 +1,59 @@
-//! What `ordering::primitive` gives the core, from loom.
+//! What `ordering::primitive` and `budget::primitive` give, from loom.
 
-pub(crate) use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+pub(crate) use loom::sync::Arc;
+pub(crate) use loom::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 pub(crate) use crate::barrier::thread_name;
 pub(crate) use crate::bias::Bias;
 
+/// Held across calls.
+pub(crate) type Turnstile<T> = Mutex<T>;
+
+/// Another thread goes on. Nobody gives up.
+pub(crate) fn pause(_round: u32) -> bool {
+    loom::thread::yield_now();
+    true
+}
+
+/// To the credits a biased mutex is a mutex like any other; what makes it quick is not modelled here.
+#[derive(Debug)]
+pub(crate) struct BiasedMutex<T>(Mutex<T>);
+
+impl<T> BiasedMutex<T> {
+    pub(crate) fn new(value: T) -> Self {
+        Self(Mutex::new(value))
+    }
+
+    pub(crate) fn enter(&self) -> Option<loom::sync::MutexGuard<'_, T>> {
+        Some(self.0.lock())
+    }
+
+    pub(crate) fn with<R>(&self, body: impl FnOnce(&mut T) -> R) -> R {
+        body(&mut self.0.lock())
+    }
+
+    pub(crate) fn with_all<R>(all: &[&Self], body: impl FnOnce(&mut [&mut T]) -> R) -> R {
+        let mut guards: Vec<_> = all.iter().map(|mutex| mutex.0.lock()).collect();
+        let mut values: Vec<&mut T> = guards.iter_mut().map(|guard| &mut **guard).collect();
+        body(&mut values)
+    }
+}
+
 /// Loom's mutex with the runtime's signature.
+#[derive(Debug)]
+pub(crate) struct Mutex<T>(loom::sync::Mutex<T>);
+
+impl<T> Mutex<T> {
+    pub(crate) fn new(value: T) -> Self {
+        Self(loom::sync::Mutex::new(value))
+    }
+
+    pub(crate) fn lock(&self) -> loom::sync::MutexGuard<'_, T> {
+        self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+}
+
+/// The same for what is locked by a closure.
 #[derive(Debug)]
 pub(crate) struct Lock<T>(loom::sync::Mutex<T>);
 

@@ -167,6 +167,10 @@ impl DeviceMemoryResource for DirectCudaResource {
         self.table.state(block)
     }
 
+    fn places_blocks(&self) -> bool {
+        true
+    }
+
     fn statistics(&self) -> ResourceStatistics {
         let retired = self.unfinished.lock().len();
         let allocations = self.allocations.load(Ordering::Relaxed);

@@ -3,6 +3,7 @@
 //! Every public name of a submodule is reachable here too, with the device and stream types it works on.
 
 pub mod async_resource;
+pub mod budget;
 pub mod direct;
 pub(crate) mod ordering;
 pub mod pool;
@@ -13,12 +14,17 @@ pub mod stream_pool;
 mod stream_table;
 
 pub use async_resource::AsyncCudaResource;
+pub use budget::{
+    BudgetHandle, BudgetReservation, BudgetScope, EffectiveLimit, EnteredScope, GlobalDeviceBudget,
+    LimitSource, OomCause, OomPolicy, OomReport, OtherUse, Pressure, Registration, ScopeUsage,
+    TagUsage, WaitPolicy,
+};
 pub use direct::DirectCudaResource;
 pub use ordering::EdgePolicy;
 pub use pool::{PoolConfig, PoolPaths, PoolResource, PoolReuse, PoolSegments, PoolSnapshot};
 pub use resource::{
-    Access, AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, Generation,
-    PhysicalMeter, ResourceError, ResourceResult, ResourceStatistics, StreamId,
+    Access, AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, FreeSpace,
+    Generation, PhysicalMeter, ResourceError, ResourceResult, ResourceStatistics, StreamId,
 };
 pub use runtime::{
     FailedFree, LeakReport, MAX_DEVICE_ORDINALS, RESOURCE_VARIABLE, ResourceKind, RuntimeConfig,

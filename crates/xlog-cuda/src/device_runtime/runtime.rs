@@ -15,6 +15,7 @@ mod table;
 use std::fmt;
 use std::sync::Arc;
 
+use super::budget::BudgetReservation;
 use super::resource::{
     Access, AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, ResourceError,
     ResourceResult, ResourceStatistics, StreamId,
@@ -165,6 +166,21 @@ impl XlogDeviceRuntime {
         tag: AllocTag,
     ) -> ResourceResult<DeviceBlock> {
         self.checked()?.allocate_aligned(bytes, align, stream, tag)
+    }
+
+    pub(crate) fn reserve_budget(&self, bytes: usize) -> ResourceResult<Option<BudgetReservation>> {
+        self.checked()?.reserve_budget(bytes)
+    }
+
+    pub(crate) fn allocate_reserved(
+        &self,
+        reservation: &mut BudgetReservation,
+        bytes: usize,
+        align: usize,
+        stream: StreamId,
+        tag: AllocTag,
+    ) -> ResourceResult<DeviceBlock> {
+        self.checked()?.allocate_reserved(reservation, bytes, align, stream, tag)
     }
 
     /// [`DeviceMemoryResource::deallocate`].

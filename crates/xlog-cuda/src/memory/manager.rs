@@ -10,6 +10,7 @@ use std::sync::Arc;
 use super::account::Account;
 use super::{DeviceRepr, RawBlock, Reservation, TrackedCudaSlice};
 use crate::Result;
+use crate::device_runtime::budget::BudgetReservation;
 use crate::device_runtime::resource::{AllocTag, MIN_ALIGN, ResourceError, StreamId};
 use crate::device_runtime::runtime::XlogDeviceRuntime;
 
@@ -95,10 +96,13 @@ impl GpuMemoryManager {
         self.alloc_charging(bytes, 1, AllocTag::UNTAGGED)
     }
 
-    /// Sets bytes of the limit aside for allocations to come. No memory is taken for them yet.
+    /// Sets bytes of the limit aside for allocations to come, and as many of the runtime's budget where it has one. No memory is
+    /// taken for them yet.
     pub fn reserve_bytes(&self, bytes: usize) -> Result<Reservation> {
         self.account.charge(bytes)?;
-        Ok(Reservation::charged(self.clone(), bytes))
+        let budget =
+            self.runtime.reserve_budget(bytes).inspect_err(|_| self.account.discharge(bytes))?;
+        Ok(Reservation::charged(self.clone(), bytes, budget))
     }
 
     fn alloc_charging(&self, bytes: usize, align: usize, tag: AllocTag) -> Result<RawBlock> {
@@ -120,6 +124,18 @@ impl GpuMemoryManager {
             0..=MIN_ALIGN => self.runtime.allocate(bytes, self.stream, tag)?,
             _ => self.runtime.allocate_aligned(bytes, align, self.stream, tag)?,
         };
+        Ok(RawBlock::owning(block, bytes, &self.runtime, &self.account))
+    }
+
+    /// [`GpuMemoryManager::alloc_charged`] out of bytes that the runtime's budget has set aside.
+    pub(super) fn alloc_reserved(
+        &self,
+        budget: &mut BudgetReservation,
+        bytes: usize,
+        align: usize,
+        tag: AllocTag,
+    ) -> Result<RawBlock> {
+        let block = self.runtime.allocate_reserved(budget, bytes, align, self.stream, tag)?;
         Ok(RawBlock::owning(block, bytes, &self.runtime, &self.account))
     }
 

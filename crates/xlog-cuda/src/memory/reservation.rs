@@ -1,11 +1,14 @@
 //! Bytes of a limit that are promised to one user.
 //!
 //! An operator that needs three buffers or none reserves their sum first. What it allocates from the reservation cannot be
-//! refused by the manager's limit any more; the device may still be full. What is left goes back with the reservation.
+//! refused by the manager's limit any more, nor by the runtime's budget as long as blocks are charged what was asked for; what a
+//! block is charged beyond is taken from the budget like any other. The device may still be full. What is left goes back with the
+//! reservation.
 
 use super::manager::bytes_for;
 use super::{DeviceRepr, GpuMemoryManager, RawBlock, TrackedCudaSlice};
 use crate::Result;
+use crate::device_runtime::budget::BudgetReservation;
 use crate::device_runtime::resource::{AllocTag, ResourceError, ResourceResult};
 
 /// Bytes of a manager's limit, set aside until they are allocated or this is dropped.
@@ -33,13 +36,19 @@ use crate::device_runtime::resource::{AllocTag, ResourceError, ResourceResult};
 pub struct Reservation {
     manager: GpuMemoryManager,
     bytes: usize,
+    /// As many bytes of the runtime's budget, where it has one.
+    budget: Option<BudgetReservation>,
 }
 
 impl Reservation {
     /// `bytes` are charged to the manager already.
-    pub(super) fn charged(manager: GpuMemoryManager, bytes: usize) -> Self {
+    pub(super) fn charged(
+        manager: GpuMemoryManager,
+        bytes: usize,
+        budget: Option<BudgetReservation>,
+    ) -> Self {
         manager.account().set_aside(bytes);
-        Self { manager, bytes }
+        Self { manager, bytes, budget }
     }
 
     /// Bytes that are left.
@@ -73,8 +82,12 @@ impl Reservation {
     /// A reservation of `bytes` bytes out of this one.
     pub fn split(&mut self, bytes: usize) -> Result<Self> {
         self.covers(bytes)?;
+        let budget = match &mut self.budget {
+            Some(budget) => Some(budget.split(bytes.min(budget.bytes()))?),
+            None => None,
+        };
         self.bytes -= bytes;
-        Ok(Self { manager: self.manager.clone(), bytes })
+        Ok(Self { manager: self.manager.clone(), bytes, budget })
     }
 
     fn covers(&self, bytes: usize) -> ResourceResult<()> {
@@ -86,7 +99,19 @@ impl Reservation {
 
     fn spend(&mut self, bytes: usize, align: usize, tag: AllocTag) -> Result<RawBlock> {
         self.covers(bytes)?;
-        let raw = self.manager.alloc_charged(bytes, align, tag)?;
+        let charge = self.manager.runtime().resource().charge_for(bytes);
+        let raw = match &mut self.budget {
+            Some(budget) if bytes > 0 && charge <= budget.bytes() => {
+                self.manager.alloc_reserved(budget, bytes, align, tag)?
+            }
+            Some(budget) => {
+                let raw = self.manager.alloc_charged(bytes, align, tag)?;
+                // The block has its own charge; what was set aside for it goes back.
+                drop(budget.split(bytes.min(budget.bytes()))?);
+                raw
+            }
+            None => self.manager.alloc_charged(bytes, align, tag)?,
+        };
         self.bytes -= bytes;
         self.manager.account().unset_aside(bytes);
         Ok(raw)

@@ -7,9 +7,10 @@
 //! It does not poison, and it does not tell a deterministic scheduler: nothing may be called inside that could hand over to
 //! another thread. Locking it again inside blocks for ever, as with any mutex.
 
-use super::bias::Bias;
+use super::bias::{Bias, Held};
 use std::cell::UnsafeCell;
 use std::fmt;
+use std::ops::{Deref, DerefMut};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
 /// Uses in a row after which a thread becomes the owner.
@@ -41,6 +42,13 @@ impl<T> BiasedMutex<T> {
     pub fn new(value: T) -> Self {
         let row = Row { thread: 0, length: 0, enough: ROW };
         Self { bias: Bias::default(), slow: Mutex::new(row), value: UnsafeCell::new(value) }
+    }
+
+    /// The value, if this thread is the owner and not inside already; otherwise take [`BiasedMutex::with`].
+    #[inline(always)]
+    pub fn enter(&self) -> Option<Inside<'_, T>> {
+        let held = self.bias.enter()?;
+        Some(Inside { value: &self.value, _held: held })
     }
 
     /// Runs `body` with the value.
@@ -129,6 +137,43 @@ impl<T> BiasedMutex<T> {
         let row = self.lock_only();
         self.bias.revoke();
         row
+    }
+}
+
+/// The owner has the value, until this is dropped.
+#[must_use]
+pub struct Inside<'a, T> {
+    value: &'a UnsafeCell<T>,
+    _held: Held<'a>,
+}
+
+impl<T> Deref for Inside<'_, T> {
+    type Target = T;
+
+    #[inline(always)]
+    fn deref(&self) -> &T {
+        #[allow(unsafe_code)]
+        // SAFETY: this thread owns the bias and is inside, and was not inside before; nobody else touches the value.
+        unsafe {
+            &*self.value.get()
+        }
+    }
+}
+
+impl<T> DerefMut for Inside<'_, T> {
+    #[inline(always)]
+    fn deref_mut(&mut self) -> &mut T {
+        #[allow(unsafe_code)]
+        // SAFETY: as above, and this guard is borrowed exclusively.
+        unsafe {
+            &mut *self.value.get()
+        }
+    }
+}
+
+impl<T: fmt::Debug> fmt::Debug for Inside<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Inside").field(&**self).finish()
     }
 }
 

@@ -12,7 +12,7 @@ mod biased_mutex;
 
 pub use barrier::thread_name;
 pub use bias::{Bias, Held};
-pub use biased_mutex::BiasedMutex;
+pub use biased_mutex::{BiasedMutex, Inside};
 
 use std::cell::RefCell;
 use std::fmt;

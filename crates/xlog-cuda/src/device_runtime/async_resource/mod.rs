@@ -382,6 +382,10 @@ impl DeviceMemoryResource for AsyncCudaResource {
         self.tracker.table.state(block)
     }
 
+    fn places_blocks(&self) -> bool {
+        true
+    }
+
     fn statistics(&self) -> ResourceStatistics {
         let counts = self.tracker.tally.sum();
         ResourceStatistics {

@@ -39,8 +39,8 @@ use super::ordering::record::Record;
 use super::ordering::slab::Slab;
 use super::ordering::tracker::{Retired, Tracker, Tracks};
 use super::resource::{
-    Access, AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, Generation,
-    PhysicalMeter, ResourceError, ResourceResult, ResourceStatistics, StreamId,
+    Access, AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, FreeSpace,
+    Generation, PhysicalMeter, ResourceError, ResourceResult, ResourceStatistics, StreamId,
 };
 use super::stream_pool::StreamPool;
 use crate::CudaDevice;
@@ -490,6 +490,15 @@ impl DeviceMemoryResource for PoolResource {
             waits_inserted: order.inserted,
             waits_elided: order.elided,
         }
+    }
+
+    fn places_blocks(&self) -> bool {
+        true
+    }
+
+    fn free_space(&self) -> Option<FreeSpace> {
+        let snapshot = self.snapshot();
+        Some(FreeSpace { bytes: snapshot.free_bytes(), largest: snapshot.largest_free })
     }
 
     fn trim(&self) -> ResourceResult<usize> {

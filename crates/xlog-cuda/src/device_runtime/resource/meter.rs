@@ -34,3 +34,20 @@ pub struct ResourceStatistics {
     /// Waits that were needed for order but already implied.
     pub waits_elided: u64,
 }
+
+/// Memory that a resource holds and nobody has.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct FreeSpace {
+    /// All of it.
+    pub bytes: usize,
+    /// The largest piece.
+    pub largest: usize,
+}
+
+impl FreeSpace {
+    /// 0 for one piece, towards 1 for many.
+    #[must_use]
+    pub fn fragmentation(&self) -> f64 {
+        if self.bytes == 0 { 0.0 } else { 1.0 - self.largest as f64 / self.bytes as f64 }
+    }
+}

@@ -10,9 +10,11 @@ mod meter;
 
 use std::sync::Arc;
 
+use super::budget::BudgetReservation;
+
 pub use block::{AllocTag, BlockId, BlockState, DeviceBlock, Generation, StreamId};
 pub use error::{ResourceError, ResourceResult};
-pub use meter::{PhysicalMeter, ResourceStatistics};
+pub use meter::{FreeSpace, PhysicalMeter, ResourceStatistics};
 pub use xlog_driver::Access;
 
 pub(crate) use block::SLOT_BITS;
@@ -194,6 +196,36 @@ pub trait DeviceMemoryResource: Send + Sync {
                 .to_owned(),
         })
     }
+
+    /// What this resource could hand out without taking more from the device, where it knows.
+    fn free_space(&self) -> Option<FreeSpace> {
+        None
+    }
+
+    /// True where no two blocks that are live or retired share the low bits of their generation: a place of their own.
+    fn places_blocks(&self) -> bool {
+        false
+    }
+
+    /// Sets bytes of a budget aside, all or none; `None` where there is no budget.
+    fn reserve_budget(&self, _bytes: usize) -> ResourceResult<Option<BudgetReservation>> {
+        Ok(None)
+    }
+
+    /// [`allocate_aligned`](Self::allocate_aligned) out of a reservation, without another check of the budget that gave it.
+    fn allocate_reserved(
+        &self,
+        _reservation: &mut BudgetReservation,
+        _bytes: usize,
+        _align: usize,
+        _stream: StreamId,
+        _tag: AllocTag,
+    ) -> ResourceResult<DeviceBlock> {
+        Err(ResourceError::InvalidRequest {
+            value: "a reservation".to_owned(),
+            accepted: "none: there is no budget here (unsupported)".to_owned(),
+        })
+    }
 }
 
 macro_rules! forward {
@@ -284,6 +316,25 @@ macro_rules! forward {
         }
         fn meter_physical(&self, meter: Arc<dyn PhysicalMeter>) -> ResourceResult<()> {
             (**self).meter_physical(meter)
+        }
+        fn free_space(&self) -> Option<FreeSpace> {
+            (**self).free_space()
+        }
+        fn places_blocks(&self) -> bool {
+            (**self).places_blocks()
+        }
+        fn reserve_budget(&self, bytes: usize) -> ResourceResult<Option<BudgetReservation>> {
+            (**self).reserve_budget(bytes)
+        }
+        fn allocate_reserved(
+            &self,
+            reservation: &mut BudgetReservation,
+            bytes: usize,
+            align: usize,
+            stream: StreamId,
+            tag: AllocTag,
+        ) -> ResourceResult<DeviceBlock> {
+            (**self).allocate_reserved(reservation, bytes, align, stream, tag)
         }
     };
 }

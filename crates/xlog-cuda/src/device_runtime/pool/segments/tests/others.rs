@@ -1,7 +1,6 @@
 //! Plain and inner segments, and what all three have in common.
 
 use super::super::super::super::async_resource::AsyncCudaResource;
-use super::super::super::super::resource::DeviceMemoryResource;
 use super::super::super::super::stream_pool::StreamPool;
 use super::model::Model;
 use super::*;

@@ -1,0 +1,222 @@
+//! The books of a budget: what a handle, a scope or a reservation reaches without the resource below.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use super::callbacks::Callbacks;
+use super::credit::{Credits, Sight};
+use super::flights::Seat;
+use super::policy::{OomPolicy, Pressure};
+use super::primitive::Mutex;
+use super::records::Records;
+use super::report::{OomReport, OtherUse, ScopeUsage, TagUsage};
+use super::seats::SEATS;
+use super::tally::{TagIndex, TagNames, Tally};
+use super::tree::{DEVICE, ScopeIndex};
+use super::waiting::Queue;
+use crate::device_runtime::resource::AllocTag;
+
+pub(crate) type OtherUseHook = Arc<dyn Fn() -> Option<OtherUse> + Send + Sync>;
+
+pub(crate) struct Core {
+    /// Never 0.
+    pub(crate) id: u64,
+    pub(crate) credits: Credits<Tally, SEATS>,
+    pub(crate) names: TagNames,
+    pub(crate) records: Records,
+    /// What the pot says, to be read without it.
+    limit: AtomicUsize,
+    pub(crate) scope_names: Mutex<HashMap<ScopeIndex, Arc<str>>>,
+    pub(crate) policy: Mutex<OomPolicy>,
+    pub(crate) pressure: Callbacks<Pressure>,
+    pub(crate) refusals: Callbacks<OomReport>,
+    pub(crate) other_use: Mutex<Option<OtherUseHook>>,
+    pub(crate) last_oom: Mutex<Option<Arc<OomReport>>>,
+    pub(crate) queue: Queue,
+}
+
+/// Whom a charge is for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Claim {
+    pub(crate) charge: usize,
+    pub(crate) scope: ScopeIndex,
+    pub(crate) tag: AllocTag,
+    /// 0 for what only sets bytes aside.
+    pub(crate) blocks: u32,
+}
+
+impl Core {
+    pub(crate) fn new(limit: usize, placed: bool) -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        Self {
+            id: NEXT.fetch_add(1, Ordering::Relaxed),
+            credits: Credits::new(limit),
+            names: TagNames::default(),
+            records: Records::new(placed),
+            limit: AtomicUsize::new(limit),
+            scope_names: Mutex::default(),
+            policy: Mutex::default(),
+            pressure: Callbacks::default(),
+            refusals: Callbacks::default(),
+            other_use: Mutex::default(),
+            last_oom: Mutex::default(),
+            queue: Queue::default(),
+        }
+    }
+
+    #[inline]
+    pub(crate) fn limit(&self) -> usize {
+        self.limit.load(Ordering::Relaxed)
+    }
+
+    /// Another limit; returns by how much it is exceeded.
+    pub(crate) fn set_limit(&self, limit: usize) -> usize {
+        let over = self.credits.set_limit(limit, || self.limit.store(limit, Ordering::Relaxed));
+        self.queue.wake();
+        over
+    }
+
+    /// Takes a charge of one block out of this thread's own credit, outside all scopes; it is in flight.
+    #[inline(always)]
+    pub(crate) fn take_own(&self, seat: Seat, charge: usize, tag: AllocTag) -> Option<TagIndex> {
+        self.credits.take_own(seat, charge, |tally| {
+            let tag = tally.index_of(tag, &self.names);
+            tally.add(tag, charge, 1);
+            tag
+        })
+    }
+
+    /// Takes a charge from this thread's shard or the pot; it is in flight. `None` says nothing about whether it fits.
+    pub(crate) fn take(&self, seat: Seat, claim: &Claim) -> Option<TagIndex> {
+        let note = |tally: &mut Tally| self.note(tally, claim);
+        self.credits.take(seat, claim.charge, claim.scope, note)
+    }
+
+    pub(crate) fn gather(&self, seat: Seat, claim: &Claim) -> Result<TagIndex, Sight> {
+        let note = |tally: &mut Tally| self.note(tally, claim);
+        self.credits.gather(seat, claim.charge, claim.scope, note)
+    }
+
+    pub(crate) fn decide(
+        &self,
+        seat: Seat,
+        claim: &Claim,
+        ask: impl FnOnce() -> usize,
+    ) -> Result<TagIndex, Sight> {
+        let note = |tally: &mut Tally| self.note(tally, claim);
+        let ask = || {
+            ask();
+        };
+        self.credits.decide(seat, claim.charge, claim.scope, ask, note)
+    }
+
+    fn note(&self, tally: &mut Tally, claim: &Claim) -> TagIndex {
+        let tag = tally.index_of(claim.tag, &self.names);
+        tally.add(tag, claim.charge, claim.blocks);
+        tag
+    }
+
+    /// What was in flight is charged as before.
+    #[inline(always)]
+    pub(crate) fn keep(&self, seat: Seat, charge: usize) {
+        self.credits.end(seat, charge);
+    }
+
+    /// What was in flight, a block, is free.
+    #[inline(always)]
+    pub(crate) fn release_block(
+        &self,
+        seat: Seat,
+        charge: usize,
+        scope: ScopeIndex,
+        tag: TagIndex,
+    ) {
+        let note = |tally: &mut Tally| tally.remove(tag, charge, 1);
+        if scope != DEVICE || !self.credits.release_own(seat, charge, note) {
+            self.release(seat, charge, scope, tag, 1);
+        }
+    }
+
+    /// What was in flight is free.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn release(
+        &self,
+        seat: Seat,
+        charge: usize,
+        scope: ScopeIndex,
+        tag: TagIndex,
+        blocks: u32,
+    ) {
+        let note = |tally: &mut Tally| tally.remove(tag, charge, blocks);
+        if self.credits.release(seat, charge, scope, note) {
+            self.queue.wake();
+        }
+    }
+
+    /// The books as they are, and the room for a request.
+    pub(crate) fn sight(&self, charge: usize, scope: ScopeIndex) -> Sight {
+        self.credits.sight(charge, scope)
+    }
+
+    /// What each tag holds, the largest first.
+    pub(crate) fn tags(&self) -> Vec<TagUsage> {
+        let sums = self.credits.audit(|shards, _| {
+            let mut sums = Vec::new();
+            shards.iter().for_each(|shard| shard.extra.sum_into(&mut sums));
+            sums
+        });
+        let held = sums.into_iter().enumerate().filter(|(_, sum)| *sum != (0, 0));
+        let mut tags: Vec<TagUsage> = held
+            .map(|(index, (bytes, blocks))| TagUsage {
+                tag: self.names.name(index),
+                bytes,
+                blocks: blocks as usize,
+            })
+            .collect();
+        tags.sort_by(|a, b| b.bytes.cmp(&a.bytes).then(a.tag.0.cmp(b.tag.0)));
+        tags
+    }
+
+    /// What each scope holds, the largest first.
+    pub(crate) fn scopes(&self) -> Vec<ScopeUsage> {
+        let mut scopes = Vec::new();
+        let mut names = self.scope_names.lock();
+        self.credits.with_scopes(|tree| {
+            // A scope that was left open by nobody and has no bytes is gone.
+            names.retain(|&index, name| match tree.figures(index) {
+                Some(figures) => {
+                    scopes.push(ScopeUsage {
+                        name: name.to_string(),
+                        used: figures.used,
+                        soft: figures.soft,
+                        hard: figures.hard,
+                    });
+                    true
+                }
+                None => false,
+            });
+        });
+        drop(names);
+        scopes.sort_by(|a, b| b.used.cmp(&a.used).then(a.name.cmp(&b.name)));
+        scopes
+    }
+
+    pub(crate) fn policy(&self) -> OomPolicy {
+        self.policy.lock().clone()
+    }
+}
+
+impl fmt::Debug for Core {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let sight = self.sight(0, DEVICE);
+        f.debug_struct("Budget")
+            .field("limit", &sight.limit)
+            .field("reserved", &sight.charged)
+            .field("in_flight", &sight.in_flight)
+            .field("pending", &sight.pending)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,52 @@
+//! Operations whose result is open, counted by the threads that run them.
+
+use super::primitive::{AtomicUsize, Ordering};
+
+/// The shard of a thread.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Seat {
+    pub(crate) index: usize,
+    /// Other threads may have it too.
+    pub(crate) shared: bool,
+}
+
+/// Bytes of operations that began and that ended; what is between is in flight. Both wrap.
+///
+/// A seat of one thread has one writer, so plain loads and stores do. Who decides with all shards locked may see an operation as in
+/// flight a little longer than it was, never shorter: it reads the ends first.
+#[derive(Debug)]
+pub(crate) struct Flights {
+    begun: AtomicUsize,
+    ended: AtomicUsize,
+}
+
+impl Flights {
+    pub(crate) fn new() -> Self {
+        Self { begun: AtomicUsize::new(0), ended: AtomicUsize::new(0) }
+    }
+
+    #[inline(always)]
+    pub(crate) fn begin(&self, seat: Seat, bytes: usize) {
+        advance(&self.begun, seat, bytes);
+    }
+
+    #[inline(always)]
+    pub(crate) fn end(&self, seat: Seat, bytes: usize) {
+        advance(&self.ended, seat, bytes);
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        let ended = self.ended.load(Ordering::Acquire);
+        self.begun.load(Ordering::Acquire).wrapping_sub(ended)
+    }
+}
+
+#[inline(always)]
+fn advance(counter: &AtomicUsize, seat: Seat, bytes: usize) {
+    if seat.shared {
+        counter.fetch_add(bytes, Ordering::AcqRel);
+    } else {
+        let now = counter.load(Ordering::Relaxed);
+        counter.store(now.wrapping_add(bytes), Ordering::Release);
+    }
+}

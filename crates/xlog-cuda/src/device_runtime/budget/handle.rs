@@ -1,0 +1,121 @@
+//! The part of a budget that needs no resource: limits, usage, scopes, callbacks.
+
+use std::fmt;
+use std::sync::Arc;
+
+use super::callbacks::{self, Registration};
+use super::core::Core;
+use super::policy::{OomPolicy, Pressure};
+use super::report::{OomReport, OtherUse, ScopeUsage, TagUsage};
+use super::scope::BudgetScope;
+use super::tree::DEVICE;
+use crate::device_runtime::resource::ResourceResult;
+
+/// A holder of a budget's books. Cheap to clone; it does not keep the resource.
+#[derive(Clone)]
+pub struct BudgetHandle {
+    core: Arc<Core>,
+}
+
+impl BudgetHandle {
+    pub(super) fn new(core: Arc<Core>) -> Self {
+        Self { core }
+    }
+
+    /// The limit.
+    #[must_use]
+    pub fn limit(&self) -> usize {
+        self.core.limit()
+    }
+
+    /// Another limit. Below what is charged it takes nothing away: it refuses until enough has gone, and tells the pressure functions.
+    pub fn set_limit(&self, bytes: usize) {
+        let over = self.core.set_limit(bytes);
+        if over == 0 {
+            return;
+        }
+        let pressure = Pressure { needed: over, requested: None };
+        for function in self.core.pressure.outermost() {
+            callbacks::inside(|| function(&pressure));
+        }
+    }
+
+    /// Bytes charged: blocks until they are free, reservations, and operations under way.
+    #[must_use]
+    pub fn reserved_bytes(&self) -> usize {
+        self.core.sight(0, DEVICE).charged
+    }
+
+    /// The limit less what is charged; 0 when the limit was lowered below.
+    #[must_use]
+    pub fn remaining(&self) -> usize {
+        self.core.sight(0, DEVICE).free()
+    }
+
+    /// Bytes of returned blocks that the resource below had not freed when it was last asked.
+    #[must_use]
+    pub fn pending_bytes(&self) -> usize {
+        self.core.sight(0, DEVICE).pending
+    }
+
+    /// How far requests go before they are refused.
+    #[must_use]
+    pub fn policy(&self) -> OomPolicy {
+        self.core.policy()
+    }
+
+    /// Another policy, from the next request on.
+    pub fn set_policy(&self, policy: OomPolicy) {
+        *self.core.policy.lock() = policy;
+    }
+
+    /// A scope of this budget: at least `soft` bytes guaranteed, never more than `hard`.
+    pub fn scope(&self, name: &str, soft: usize, hard: usize) -> ResourceResult<BudgetScope> {
+        BudgetScope::open(&self.core, None, name, soft, hard)
+    }
+
+    /// What each tag holds, the largest first.
+    #[must_use]
+    pub fn usage_by_tag(&self) -> Vec<TagUsage> {
+        self.core.tags()
+    }
+
+    /// What each scope holds, the largest first.
+    #[must_use]
+    pub fn usage_by_scope(&self) -> Vec<ScopeUsage> {
+        self.core.scopes()
+    }
+
+    /// Calls `function` when memory is short, before a request is refused, and when the limit is lowered below what is used.
+    ///
+    /// It runs on the thread that needs the memory, without locks: it may allocate and free. What it asks of a budget calls no
+    /// function again. After each function the request is tried again.
+    pub fn on_pressure(
+        &self,
+        function: impl Fn(&Pressure) + Send + Sync + 'static,
+    ) -> Registration {
+        self.core.pressure.register(Arc::new(function))
+    }
+
+    /// Calls `function` with the report of each refusal, on the thread that was refused, without locks.
+    pub fn on_oom(&self, function: impl Fn(&OomReport) + Send + Sync + 'static) -> Registration {
+        self.core.refusals.register(Arc::new(function))
+    }
+
+    /// The report of the last refusal. [`OomReport::last_of_thread`] is that of the calling thread.
+    #[must_use]
+    pub fn last_oom(&self) -> Option<Arc<OomReport>> {
+        self.core.last_oom.lock().clone()
+    }
+
+    /// Asks `hook` for what other processes hold whenever a report is written.
+    pub fn set_other_use(&self, hook: impl Fn() -> Option<OtherUse> + Send + Sync + 'static) {
+        *self.core.other_use.lock() = Some(Arc::new(hook));
+    }
+}
+
+impl fmt::Debug for BudgetHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.core.fmt(f)
+    }
+}

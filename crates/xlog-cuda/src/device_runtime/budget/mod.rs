@@ -1,0 +1,186 @@
+//! One limit per device that really holds.
+//!
+//! [`GlobalDeviceBudget`] stands over any resource and meters what blocks are charged. Exactly the limit succeeds; users on any
+//! number of threads never exceed it together, and nothing is refused that would have fitted at every instant of the call. What a
+//! block was charged is known by its identity alone. A charge ends when the resource below says that the block is free.
+//!
+//! It does not see memory that is taken past it, and does not join processes: that is a matter of physical bytes.
+//!
+//! ```
+//! use std::sync::Arc;
+//! use xlog_cuda::CudaDevice;
+//! use xlog_cuda::device_runtime::{
+//!     AllocTag, AsyncCudaResource, DeviceMemoryResource, GlobalDeviceBudget, ResourceError, StreamId, StreamPool,
+//! };
+//!
+//! let device = Arc::new(CudaDevice::open("sim")?);
+//! let pool = Arc::new(StreamPool::with_defaults(device.clone()));
+//! let budget = GlobalDeviceBudget::new(Box::new(AsyncCudaResource::new(device, 0, pool)), 4096);
+//!
+//! let rows = budget.allocate(3000, StreamId::DEFAULT, AllocTag("rows"))?;
+//! let refused = budget.allocate(1097, StreamId::DEFAULT, AllocTag("keys"));
+//! assert_eq!(refused, Err(ResourceError::OutOfBudget { requested: 1097, remaining: 1096 }));
+//! println!("{}", budget.last_oom().expect("it was refused")); // names 'rows'
+//!
+//! budget.deallocate(rows)?;
+//! let all = budget.allocate(4096, StreamId::DEFAULT, AllocTag("all"))?; // what was returned is reaped first
+//! # budget.deallocate(all)?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod callbacks;
+mod charging;
+mod core;
+mod credit;
+mod flights;
+mod handle;
+mod json;
+mod ladder;
+mod limit;
+mod policy;
+mod primitive;
+mod records;
+mod refusal;
+mod report;
+mod reservation;
+mod resource;
+mod scope;
+mod seats;
+mod tally;
+mod tree;
+mod waiting;
+
+use std::fmt;
+use std::ops::Deref;
+use std::sync::Arc;
+
+use self::core::{Claim, Core};
+use super::resource::{
+    AllocTag, DeviceBlock, DeviceMemoryResource, ResourceError, ResourceResult, StreamId,
+};
+
+pub use callbacks::Registration;
+pub use handle::BudgetHandle;
+pub use limit::{EffectiveLimit, LimitSource};
+pub use policy::{OomPolicy, Pressure, WaitPolicy};
+pub use report::{OomCause, OomReport, OtherUse, ScopeUsage, TagUsage};
+pub use reservation::BudgetReservation;
+pub use scope::{BudgetScope, EnteredScope};
+
+/// A byte limit over a resource. See the [module](self).
+///
+/// Everything that needs no resource is on its [`BudgetHandle`], which it derefs to.
+pub struct GlobalDeviceBudget<R = Box<dyn DeviceMemoryResource + Send + Sync>> {
+    inner: R,
+    handle: BudgetHandle,
+    /// The handle's, one step nearer.
+    core: Arc<Core>,
+}
+
+impl GlobalDeviceBudget {
+    /// At most `limit` bytes of `inner`.
+    #[must_use]
+    pub fn new(inner: Box<dyn DeviceMemoryResource + Send + Sync>, limit: usize) -> Self {
+        Self::over(inner, limit)
+    }
+}
+
+impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
+    /// [`GlobalDeviceBudget::new`] over a resource of a known type, which costs no indirect call.
+    #[must_use]
+    pub fn over(inner: R, limit: usize) -> Self {
+        let core = Arc::new(Core::new(limit, inner.places_blocks()));
+        Self { handle: BudgetHandle::new(core.clone()), core, inner }
+    }
+
+    /// With another policy for what does not fit at once.
+    #[must_use]
+    pub fn with_policy(self, policy: OomPolicy) -> Self {
+        self.set_policy(policy);
+        self
+    }
+
+    /// The limit.
+    #[must_use]
+    pub fn limit(&self) -> usize {
+        self.handle.limit()
+    }
+
+    /// Bytes charged: blocks until they are free, reservations, and operations under way.
+    #[must_use]
+    pub fn reserved_bytes(&self) -> usize {
+        self.handle.reserved_bytes()
+    }
+
+    /// The limit less what is charged; 0 when the limit was lowered below.
+    #[must_use]
+    pub fn remaining(&self) -> usize {
+        self.handle.remaining()
+    }
+
+    /// The resource below.
+    #[must_use]
+    pub fn inner(&self) -> &R {
+        &self.inner
+    }
+
+    /// A handle that stays when the budget itself has become part of a runtime.
+    #[must_use]
+    pub fn handle(&self) -> BudgetHandle {
+        self.handle.clone()
+    }
+
+    /// [`DeviceMemoryResource::allocate`] by another policy than the budget's own.
+    pub fn allocate_with(
+        &self,
+        bytes: usize,
+        stream: StreamId,
+        tag: AllocTag,
+        policy: &OomPolicy,
+    ) -> ResourceResult<DeviceBlock> {
+        let claim = self.claim(bytes, tag)?;
+        let call = || self.inner.allocate(bytes, stream, tag);
+        self.climb(&claim, Some(policy), None, call, |_| claim.charge)
+    }
+
+    /// Sets bytes aside, all or none, for blocks to come. They are charged to this thread's scope.
+    pub fn reserve(&self, bytes: usize) -> ResourceResult<BudgetReservation> {
+        let scope = scope::current_scope(&self.core);
+        let index = scope.as_ref().map_or(tree::DEVICE, BudgetScope::index);
+        let claim = Claim { charge: bytes, scope: index, tag: reservation::RESERVED, blocks: 0 };
+        let seat = seats::seat();
+        if self.core.take(seat, &claim).is_none() {
+            self.take_slow(seat, &claim, &self.core.policy())?;
+        }
+        self.core.keep(seat, bytes);
+        let mut reservation =
+            BudgetReservation { core: self.core.clone(), bytes, scope, below: None };
+        reservation.below = self.inner.reserve_budget(bytes)?.map(Box::new);
+        Ok(reservation)
+    }
+
+    fn claim(&self, bytes: usize, tag: AllocTag) -> ResourceResult<Claim> {
+        if bytes == 0 {
+            return Err(ResourceError::zero_bytes());
+        }
+        let charge = self.inner.charge_for(bytes);
+        Ok(Claim { charge, scope: scope::current(&self.core), tag, blocks: 1 })
+    }
+}
+
+impl<R> Deref for GlobalDeviceBudget<R> {
+    type Target = BudgetHandle;
+
+    fn deref(&self) -> &BudgetHandle {
+        &self.handle
+    }
+}
+
+impl<R: fmt::Debug> fmt::Debug for GlobalDeviceBudget<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GlobalDeviceBudget")
+            .field("books", &self.core)
+            .field("inner", &self.inner)
+            .finish()
+    }
+}

@@ -1,0 +1,119 @@
+//! Bytes of a budget that are promised to one user.
+
+use std::sync::Arc;
+
+use super::core::Core;
+use super::scope::BudgetScope;
+use super::seats::seat;
+use super::tally::Tally;
+use super::tree::{DEVICE, ScopeIndex};
+use crate::device_runtime::resource::{
+    AllocTag, DeviceBlock, DeviceMemoryResource, MIN_ALIGN, ResourceError, ResourceResult, StreamId,
+};
+
+/// What is set aside is counted under this tag until it is a block.
+pub(super) const RESERVED: AllocTag = AllocTag("(reserved)");
+
+/// Bytes of a budget, set aside until they are allocated or this is dropped.
+///
+/// They were granted all or not at all. A block out of them is not checked against the budget again; the device may still be full.
+///
+/// ```
+/// # use std::sync::Arc;
+/// # use xlog_cuda::CudaDevice;
+/// use xlog_cuda::device_runtime::{
+///     AllocTag, DeviceMemoryResource, DirectCudaResource, GlobalDeviceBudget, StreamId,
+/// };
+///
+/// # let device = Arc::new(CudaDevice::open("sim")?);
+/// let budget = GlobalDeviceBudget::new(Box::new(DirectCudaResource::new(device, 0)), 1000);
+/// let mut three = budget.reserve(900)?;
+/// assert!(budget.allocate(101, StreamId::DEFAULT, AllocTag("other")).is_err());
+/// let keys = three.allocate(&budget, 400, StreamId::DEFAULT, AllocTag("keys"))?;
+/// assert_eq!((three.bytes(), budget.reserved_bytes()), (500, 900));
+/// drop(three);
+/// assert_eq!(budget.remaining(), 600);
+/// # budget.deallocate(keys)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+#[must_use = "dropping the reservation gives its bytes back at once"]
+pub struct BudgetReservation {
+    pub(super) core: Arc<Core>,
+    pub(super) bytes: usize,
+    /// Kept open, so that its number stays its own.
+    pub(super) scope: Option<BudgetScope>,
+    /// The same bytes of a budget below.
+    pub(super) below: Option<Box<BudgetReservation>>,
+}
+
+impl BudgetReservation {
+    /// Bytes that are left.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// A block out of the reservation. `resource` is the budget it came from, or what stands above it.
+    ///
+    /// More than is left is [`ResourceError::OutOfBudget`]. After an error nothing has changed.
+    pub fn allocate(
+        &mut self,
+        resource: &dyn DeviceMemoryResource,
+        bytes: usize,
+        stream: StreamId,
+        tag: AllocTag,
+    ) -> ResourceResult<DeviceBlock> {
+        resource.allocate_reserved(self, bytes, MIN_ALIGN, stream, tag)
+    }
+
+    /// A reservation of `bytes` bytes out of this one.
+    pub fn split(&mut self, bytes: usize) -> ResourceResult<Self> {
+        self.covers(bytes)?;
+        let below = match &mut self.below {
+            Some(below) => Some(Box::new(below.split(bytes)?)),
+            None => None,
+        };
+        self.bytes -= bytes;
+        Ok(Self { core: self.core.clone(), bytes, scope: self.scope.clone(), below })
+    }
+
+    /// Adds the bytes of another reservation of the same budget and scope.
+    pub fn merge(&mut self, mut other: Self) -> ResourceResult<()> {
+        if !Arc::ptr_eq(&self.core, &other.core) || self.scope_index() != other.scope_index() {
+            return Err(ResourceError::InvalidRequest {
+                value: "a reservation of another budget or scope".to_owned(),
+                accepted: "one of the same budget and scope".to_owned(),
+            });
+        }
+        if let (Some(mine), Some(theirs)) = (&mut self.below, other.below.take()) {
+            mine.merge(*theirs)?;
+        }
+        self.bytes += std::mem::take(&mut other.bytes);
+        Ok(())
+    }
+
+    pub(super) fn covers(&self, bytes: usize) -> ResourceResult<()> {
+        if bytes <= self.bytes {
+            return Ok(());
+        }
+        Err(ResourceError::OutOfBudget { requested: bytes, remaining: self.bytes })
+    }
+
+    pub(super) fn scope_index(&self) -> ScopeIndex {
+        self.scope.as_ref().map_or(DEVICE, BudgetScope::index)
+    }
+}
+
+impl Drop for BudgetReservation {
+    fn drop(&mut self) {
+        if self.bytes == 0 {
+            return;
+        }
+        let seat = seat();
+        self.core.credits.begin(seat, self.bytes);
+        let note = |tally: &mut Tally| tally.index_of(RESERVED, &self.core.names);
+        let tag = self.core.credits.with_extra(seat, note);
+        self.core.release(seat, self.bytes, self.scope_index(), tag, 0);
+    }
+}

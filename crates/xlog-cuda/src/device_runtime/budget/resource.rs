@@ -1,0 +1,280 @@
+//! The budget as a resource: frees and their charges, and everything else of the one below.
+
+use std::sync::Arc;
+
+use super::GlobalDeviceBudget;
+use super::core::{Claim, Core};
+use super::flights::Seat;
+use super::ladder::Relief;
+use super::records::Record;
+use super::reservation::{BudgetReservation, RESERVED};
+use super::seats::seat;
+use super::tally::{Pending, Tally};
+use crate::device_runtime::resource::{
+    Access, AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, FreeSpace, MIN_ALIGN,
+    PhysicalMeter, ResourceError, ResourceResult, ResourceStatistics, StreamId,
+};
+
+/// A free under way. Dropped by a panic below, it leaves the block charged.
+struct UnderWay<'a> {
+    core: &'a Core,
+    seat: Seat,
+    charge: usize,
+}
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        self.core.keep(self.seat, self.charge);
+    }
+}
+
+impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
+    /// A free below failed, or the block is not free yet.
+    #[cold]
+    #[inline(never)]
+    fn settle_free(&self, seat: Seat, id: BlockId, record: Record, error: Option<&ResourceError>) {
+        // A claim that was refused changed nothing. Any other failure came half way: the block was taken.
+        let refused = match error {
+            None => false,
+            Some(ResourceError::UseAfterFree { generation }) if *generation == id.generation => {
+                true
+            }
+            Some(_) => {
+                id.device_ordinal != self.inner.device_ordinal()
+                    || self.inner.block_state(id) == BlockState::Live
+            }
+        };
+        let Record { charge, tag, scope } = record;
+        if refused {
+            self.core.keep(seat, charge);
+            return;
+        }
+        self.core.records.forget(id.ptr, id.generation);
+        self.keep_pending(seat, Pending { block: id, charge, tag, scope });
+        if error.is_some() && self.inner.block_state(id) == BlockState::Freed {
+            self.look_through_all(seat);
+        }
+    }
+}
+
+impl<R: DeviceMemoryResource> DeviceMemoryResource for GlobalDeviceBudget<R> {
+    #[inline]
+    fn allocate(
+        &self,
+        bytes: usize,
+        stream: StreamId,
+        tag: AllocTag,
+    ) -> ResourceResult<DeviceBlock> {
+        self.obtain(bytes, tag, move || self.inner.allocate(bytes, stream, tag))
+    }
+
+    #[inline]
+    fn deallocate(&self, block: DeviceBlock) -> ResourceResult<()> {
+        let id = BlockId::from_block(&block);
+        let Some(record) = self.core.records.find(id.ptr, id.generation) else {
+            return self.inner.deallocate(block);
+        };
+        let seat = seat();
+        self.core.credits.begin(seat, record.charge);
+        let under_way = UnderWay { core: &self.core, seat, charge: record.charge };
+        match self.inner.deallocate(block) {
+            Ok(()) => {
+                std::mem::forget(under_way);
+                if self.inner.block_state(id) == BlockState::Freed {
+                    self.core.records.forget(id.ptr, id.generation);
+                    self.core.release_block(seat, record.charge, record.scope, record.tag);
+                } else {
+                    self.settle_free(seat, id, record, None);
+                }
+                Ok(())
+            }
+            Err(error) => {
+                std::mem::forget(under_way);
+                self.settle_free(seat, id, record, Some(&error));
+                Err(error)
+            }
+        }
+    }
+
+    fn device_ordinal(&self) -> u32 {
+        self.inner.device_ordinal()
+    }
+
+    fn bytes_outstanding(&self) -> usize {
+        self.inner.bytes_outstanding()
+    }
+
+    fn reap_pending(&self) -> ResourceResult<()> {
+        let reaped = self.inner.reap_pending();
+        self.look_through_all(seat());
+        reaped
+    }
+
+    fn reap_completed(&self) -> ResourceResult<()> {
+        let reaped = self.inner.reap_completed();
+        self.look_through_all(seat());
+        reaped
+    }
+
+    fn record_block_use(&self, block: &DeviceBlock, use_stream: StreamId) -> ResourceResult<()> {
+        self.inner.record_block_use(block, use_stream)
+    }
+
+    fn supports_block_use_tracking(&self) -> bool {
+        self.inner.supports_block_use_tracking()
+    }
+
+    #[inline]
+    fn prepare_block_use(
+        &self,
+        block: BlockId,
+        use_stream: StreamId,
+        access: Access,
+    ) -> ResourceResult<()> {
+        self.inner.prepare_block_use(block, use_stream, access)
+    }
+
+    #[inline]
+    fn finish_block_use(
+        &self,
+        block: BlockId,
+        use_stream: StreamId,
+        access: Access,
+    ) -> ResourceResult<()> {
+        self.inner.finish_block_use(block, use_stream, access)
+    }
+
+    fn finish_block_uses(
+        &self,
+        uses: &[(BlockId, Access)],
+        use_stream: StreamId,
+    ) -> ResourceResult<()> {
+        self.inner.finish_block_uses(uses, use_stream)
+    }
+
+    fn block_state(&self, block: BlockId) -> BlockState {
+        self.inner.block_state(block)
+    }
+
+    fn allocate_aligned(
+        &self,
+        bytes: usize,
+        align: usize,
+        stream: StreamId,
+        tag: AllocTag,
+    ) -> ResourceResult<DeviceBlock> {
+        self.obtain(bytes, tag, move || self.inner.allocate_aligned(bytes, align, stream, tag))
+    }
+
+    fn allocate_batch(
+        &self,
+        sizes: &[usize],
+        stream: StreamId,
+        tag: AllocTag,
+    ) -> ResourceResult<Vec<DeviceBlock>> {
+        if sizes.is_empty() {
+            return self.inner.allocate_batch(sizes, stream, tag);
+        }
+        let mut claim = Claim {
+            charge: 0,
+            scope: super::scope::current(&self.core),
+            tag,
+            blocks: sizes.len() as u32,
+        };
+        let mut charges = Vec::with_capacity(sizes.len());
+        for &bytes in sizes {
+            let one = self.claim(bytes, tag)?;
+            claim.charge = claim.charge.saturating_add(one.charge);
+            charges.push(one.charge);
+        }
+        let call = || self.inner.allocate_batch(sizes, stream, tag);
+        let announced = |n: usize| charges.get(n).copied().unwrap_or(0);
+        self.climb(&claim, None, None, call, announced)
+    }
+
+    fn charge_for(&self, bytes: usize) -> usize {
+        self.inner.charge_for(bytes)
+    }
+
+    fn statistics(&self) -> ResourceStatistics {
+        self.inner.statistics()
+    }
+
+    fn free_space(&self) -> Option<FreeSpace> {
+        self.inner.free_space()
+    }
+
+    fn trim(&self) -> ResourceResult<usize> {
+        let trimmed = self.inner.trim();
+        self.look_through_all(seat());
+        trimmed
+    }
+
+    fn meter_physical(&self, meter: Arc<dyn PhysicalMeter>) -> ResourceResult<()> {
+        self.inner.meter_physical(meter)
+    }
+
+    fn places_blocks(&self) -> bool {
+        self.inner.places_blocks()
+    }
+
+    fn reserve_budget(&self, bytes: usize) -> ResourceResult<Option<BudgetReservation>> {
+        self.reserve(bytes).map(Some)
+    }
+
+    fn allocate_reserved(
+        &self,
+        reservation: &mut BudgetReservation,
+        bytes: usize,
+        align: usize,
+        stream: StreamId,
+        tag: AllocTag,
+    ) -> ResourceResult<DeviceBlock> {
+        if !Arc::ptr_eq(&self.core, &reservation.core) {
+            return Err(ResourceError::InvalidRequest {
+                value: "a reservation of another budget".to_owned(),
+                accepted: "one that this budget gave".to_owned(),
+            });
+        }
+        let mut claim = self.claim(bytes, tag)?;
+        reservation.covers(claim.charge)?;
+        claim.scope = reservation.scope_index();
+        let mut relief = Relief::new(self.core.policy());
+        let seat = seat();
+        let block = loop {
+            let given = match &mut reservation.below {
+                Some(below) => self.inner.allocate_reserved(below, bytes, align, stream, tag),
+                None if align <= MIN_ALIGN => self.inner.allocate(bytes, stream, tag),
+                None => self.inner.allocate_aligned(bytes, align, stream, tag),
+            };
+            match given {
+                Ok(block) => break block,
+                Err(error @ ResourceError::OutOfMemory { .. }) => {
+                    if !self.relieve(seat, &claim, &mut relief) {
+                        self.report_below(&claim, &error);
+                        return Err(error);
+                    }
+                }
+                Err(error) => return Err(error),
+            }
+        };
+        let charge = claim.charge.max(block.bytes);
+        if charge > reservation.bytes {
+            let remaining = reservation.bytes;
+            self.inner.deallocate(block)?;
+            return Err(ResourceError::OutOfBudget { requested: charge, remaining });
+        }
+        reservation.bytes -= charge;
+        let note = |tally: &mut Tally| {
+            let reserved = tally.index_of(RESERVED, &self.core.names);
+            let index = tally.index_of(tag, &self.core.names);
+            tally.remove(reserved, charge, 0);
+            tally.add(index, charge, 1);
+            index
+        };
+        let tag = self.core.credits.with_extra(seat, note);
+        let record = Record { charge, tag, scope: claim.scope };
+        self.core.records.put(block.ptr, block.generation, record);
+        Ok(block)
+    }
+}

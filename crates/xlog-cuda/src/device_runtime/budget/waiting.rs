@@ -1,0 +1,92 @@
+//! Threads that wait for memory: the highest priority first, of equal ones the first that came.
+//!
+//! Only the first in the queue tries; the others sleep. A waiter never sleeps long at a time: work that completes on a stream tells
+//! nobody, and a deterministic scheduler must get its turn.
+
+use std::thread::{self, Thread};
+use std::time::{Duration, Instant};
+
+use super::core::Core;
+use super::primitive::{Mutex, Turnstile};
+
+/// How long a waiter sleeps at most.
+const STEP: Duration = Duration::from_millis(1);
+
+#[derive(Debug, Default)]
+pub(crate) struct Queue(Mutex<List>);
+
+#[derive(Debug, Default)]
+struct List {
+    next: u64,
+    /// Sorted: the first is served next.
+    waiters: Vec<Waiter>,
+}
+
+#[derive(Debug)]
+struct Waiter {
+    priority: u8,
+    number: u64,
+    thread: Thread,
+}
+
+impl Queue {
+    /// Memory was released: the first in the queue looks again.
+    pub(crate) fn wake(&self) {
+        if let Some(first) = self.0.lock().waiters.first() {
+            first.thread.unpark();
+        }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.lock().waiters.is_empty()
+    }
+}
+
+/// A place in the queue, given up when it is dropped.
+#[derive(Debug)]
+#[must_use]
+pub(crate) struct Ticket<'a> {
+    core: &'a Core,
+    number: u64,
+    end: Option<Instant>,
+}
+
+impl<'a> Ticket<'a> {
+    pub(crate) fn new(core: &'a Core, priority: u8, patience: Duration) -> Self {
+        let mut list = core.queue.0.lock();
+        let number = list.next;
+        list.next += 1;
+        let at = list.waiters.partition_point(|other| other.priority >= priority);
+        list.waiters.insert(at, Waiter { priority, number, thread: thread::current() });
+        drop(list);
+        core.credits.begin_waiting();
+        Self { core, number, end: Instant::now().checked_add(patience) }
+    }
+
+    pub(crate) fn is_first(&self) -> bool {
+        self.core.queue.0.lock().waiters.first().is_some_and(|first| first.number == self.number)
+    }
+
+    /// Sleeps until something may have changed; false when the time is over.
+    pub(crate) fn sleep(&self) -> bool {
+        static TURN: Turnstile<()> = Turnstile::new(());
+        drop(TURN.lock());
+        // A deadline that cannot be counted is none.
+        let left = self.end.map_or(STEP, |end| end.saturating_duration_since(Instant::now()));
+        if left.is_zero() {
+            return false;
+        }
+        thread::park_timeout(left.min(STEP));
+        true
+    }
+}
+
+impl Drop for Ticket<'_> {
+    fn drop(&mut self) {
+        self.core.credits.end_waiting();
+        let mut list = self.core.queue.0.lock();
+        list.waiters.retain(|waiter| waiter.number != self.number);
+        drop(list);
+        self.core.queue.wake();
+    }
+}

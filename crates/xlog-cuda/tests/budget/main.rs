@@ -1,0 +1,10 @@
+//! The budget: its limit, its books under threads, its ladder, scopes and reservations, and the suite that every resource passes.
+
+mod books;
+mod conformance;
+mod ladder;
+mod limits;
+mod reservations;
+mod scopes;
+mod support;
+mod waiting;
