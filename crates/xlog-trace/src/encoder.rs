@@ -72,13 +72,8 @@ const WRITE_SIZE: usize = 256 << 10;
 impl<W: Write> LogWriter<W> {
     /// Begins a log in `inner`.
     pub fn new(format: Format, header: &Header, inner: W) -> Self {
-        let mut writer = Self {
-            encoder: encoder(format),
-            buffer: Vec::new(),
-            inner,
-            written: 0,
-            left_out: 0,
-        };
+        let mut writer =
+            Self { encoder: encoder(format), buffer: Vec::new(), inner, written: 0, left_out: 0 };
         writer.encoder.begin(header, &mut writer.buffer);
         writer
     }

@@ -2,7 +2,7 @@
 //!
 //! A log is a row of [`Record`]s: who allocated or freed what, when, on which stream, for whom.
 //! This crate reads and writes it as a binary file, as CSV and as RMM's CSV ([`Reader`],
-//! [`LogWriter`]), and
+//! [`LogWriter`]), turns it into what other tools show ([`export`]), sums it up ([`Summary`]), and
 //! writes it from a running program at the cost of a copy ([`Recorder`]). It knows nothing of
 //! allocators.
 
@@ -10,27 +10,31 @@
 
 mod action;
 mod binary;
+mod convert;
 mod csv;
 mod encoder;
 mod error;
+pub mod export;
 mod header;
 mod lines;
+mod live;
 mod names;
 mod ordered;
 mod reader;
 mod record;
 mod recorder;
 mod rmm;
+mod summary;
 
 pub use action::{Action, ServedBy, UseAccess};
 pub use binary::{BinaryEncoder, BinaryReader, MAX_PAYLOAD_BYTES, VERSION};
+pub use convert::{Converted, convert};
 pub use csv::{COLUMNS, Column, CsvEncoder, CsvReader, MAX_LINE_BYTES};
 pub use encoder::{Encoder, Format, LogWriter, encoder};
 pub use error::{BadInput, Place, TraceError};
 pub use header::Header;
-pub use names::{
-    MAX_NAME_BYTES, MAX_NAME_TABLE_BYTES, MAX_NAMES, MAX_STREAM_NAMES, NameId, Names,
-};
+pub use live::LiveBlock;
+pub use names::{MAX_NAME_BYTES, MAX_NAME_TABLE_BYTES, MAX_NAMES, MAX_STREAM_NAMES, NameId, Names};
 pub use ordered::{DEFAULT_WINDOW, Ordered};
 pub use reader::{ReadReport, Reader, Source, Strictness};
 pub use record::{Failure, Record};
@@ -38,3 +42,4 @@ pub use recorder::{
     OnError, Overflow, Recorder, RecorderConfig, RecorderStats, intern, intern_text,
 };
 pub use rmm::{RMM_HEADER, RmmEncoder, RmmReader};
+pub use summary::{Leak, MAX_LISTED_LEAKS, Summarizer, Summary, Usage};

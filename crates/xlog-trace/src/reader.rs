@@ -137,7 +137,8 @@ impl Reader {
     /// Opens a file and finds out its format.
     pub fn open_with(path: impl AsRef<Path>, strictness: Strictness) -> Result<Self, TraceError> {
         let path = path.as_ref();
-        let file = File::open(path).map_err(TraceError::io(format!("opening {}", path.display())))?;
+        let file =
+            File::open(path).map_err(TraceError::io(format!("opening {}", path.display())))?;
         Self::from_stream(BufReader::with_capacity(64 << 10, file), strictness)
     }
 

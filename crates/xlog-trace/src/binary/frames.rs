@@ -112,7 +112,10 @@ impl<R: Read> Frames<R> {
     fn cut(&mut self, frame: Frame, place: u64) -> Result<Found, TraceError> {
         let bad = BadInput {
             place: Place::Byte(place),
-            expected: format!("at least {} bytes of chunk", FRAME_BYTES + frame.payload_bytes as usize),
+            expected: format!(
+                "at least {} bytes of chunk",
+                FRAME_BYTES + frame.payload_bytes as usize
+            ),
             found: format!("the end of the file after {} bytes", self.rest().len()),
             good_records: 0,
         };

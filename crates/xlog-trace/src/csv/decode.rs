@@ -222,11 +222,7 @@ pub(crate) fn refuse(
     if cut && strictness == Strictness::Lenient {
         return Ok(());
     }
-    let bad = BadInput {
-        place: Place::Line(line.number),
-        expected,
-        found,
-        good_records: report.records,
-    };
+    let bad =
+        BadInput { place: Place::Line(line.number), expected, found, good_records: report.records };
     report.refuse(bad, strictness)
 }

@@ -92,9 +92,9 @@ pub(crate) fn hex(bytes: &[u8]) -> Option<u64> {
     if digits.is_empty() || digits.len() > 16 {
         return None;
     }
-    digits.iter().try_fold(0u64, |value, &byte| {
-        Some(value << 4 | u64::from(char::from(byte).to_digit(16)?))
-    })
+    digits
+        .iter()
+        .try_fold(0u64, |value, &byte| Some(value << 4 | u64::from(char::from(byte).to_digit(16)?)))
 }
 
 /// Appends a decimal number.

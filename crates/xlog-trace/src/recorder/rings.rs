@@ -304,7 +304,8 @@ impl Shared {
 
     pub(super) fn stats(&self) -> RecorderStats {
         let registry = self.registry();
-        let overflow: u64 = registry.dropped.iter().map(|count| count.load(Ordering::Relaxed)).sum();
+        let overflow: u64 =
+            registry.dropped.iter().map(|count| count.load(Ordering::Relaxed)).sum();
         RecorderStats {
             written: self.written.load(Ordering::Relaxed),
             dropped_overflow: overflow + self.unplaced.load(Ordering::Relaxed),

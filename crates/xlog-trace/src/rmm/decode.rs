@@ -94,8 +94,7 @@ impl<R: Read> RmmReader<R> {
                 Ok(None) => {}
                 Err(wrong) => {
                     self.lines.reconsider(&line);
-                    let result =
-                        refuse(&mut self.report, self.strictness, &line, wrong);
+                    let result = refuse(&mut self.report, self.strictness, &line, wrong);
                     self.done |= result.is_err();
                     result?;
                 }

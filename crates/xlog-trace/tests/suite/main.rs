@@ -1,1 +1,14 @@
+//! Tests of the allocation log, by hazard. Random cases print their seed; `XLOG_TRACE_SEED` replays one.
 
+mod chrome;
+mod damage;
+mod fuzz;
+mod hostile;
+mod kill;
+mod recorder;
+mod recorder_failures;
+mod rmm;
+mod round_trip;
+mod snapshot;
+mod summary;
+mod support;
