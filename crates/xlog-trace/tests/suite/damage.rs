@@ -190,8 +190,7 @@ fn a_newer_version_is_refused_and_newer_chunks_are_passed_over() {
     newer[28..32].copy_from_slice(&payload_crc);
     let frame_crc = crc(&newer[..32]).to_le_bytes();
     newer[32..36].copy_from_slice(&frame_crc);
-    let error =
-        Reader::from_stream(std::io::Cursor::new(newer), Strictness::Lenient).unwrap_err();
+    let error = Reader::from_stream(std::io::Cursor::new(newer), Strictness::Lenient).unwrap_err();
     assert!(
         matches!(error, TraceError::NewerVersion { found, .. } if found == VERSION + 1),
         "{error}"
