@@ -3,13 +3,16 @@
 //! Emitting is timed in runs that fit the ring, with the flush between them left out: the writer
 //! has its own thread and its own core.
 
+#![allow(clippy::unwrap_used)]
+
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use xlog_trace::{Action, Format, Record, Recorder, RecorderConfig, ServedBy, intern};
 
-const RUN: u64 = 1 << 15;
+/// Half the default ring.
+const RUN: u64 = 1 << 13;
 
 fn record(order: u64) -> Record {
     Record::new(Action::Allocate, 0, order, order * 100)

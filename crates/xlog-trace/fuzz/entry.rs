@@ -48,6 +48,7 @@ fn assert_same(a: &[Spelled], b: &[Spelled]) {
 }
 
 /// Reads `data` as `format` (or finds it out) in every way there is, and checks what must hold.
+#[allow(unreachable_pub)]
 pub fn check(format: Option<Format>, data: &[u8]) {
     let Ok(mut lenient) = open(format, data, Strictness::Lenient) else { return };
     let found = records(&mut lenient);

@@ -25,6 +25,7 @@ mod record;
 mod recorder;
 mod rmm;
 mod summary;
+mod summary_text;
 
 pub use action::{Action, ServedBy, UseAccess};
 pub use binary::{BinaryEncoder, BinaryReader, MAX_PAYLOAD_BYTES, VERSION};
@@ -36,7 +37,7 @@ pub use header::Header;
 pub use live::LiveBlock;
 pub use names::{MAX_NAME_BYTES, MAX_NAME_TABLE_BYTES, MAX_NAMES, MAX_STREAM_NAMES, NameId, Names};
 pub use ordered::{DEFAULT_WINDOW, Ordered};
-pub use reader::{ReadReport, Reader, Source, Strictness};
+pub use reader::{ReadReport, Reader, Source, Strictness, rotated_files};
 pub use record::{Failure, Record};
 pub use recorder::{
     OnError, Overflow, Recorder, RecorderConfig, RecorderStats, intern, intern_text,

@@ -66,6 +66,15 @@ impl Names {
         id
     }
 
+    /// The number of `text`, if it has one.
+    pub fn find(&self, text: &str) -> Option<NameId> {
+        self.ids.get(cut(text)).copied()
+    }
+
+    pub(crate) fn is_half_full(&self) -> bool {
+        self.texts.len() >= MAX_NAMES / 2 || self.bytes >= MAX_NAME_TABLE_BYTES / 2
+    }
+
     /// The text of a name, if this table issued it.
     pub fn text(&self, id: NameId) -> Option<&str> {
         if id == NameId::LOST {

@@ -6,7 +6,7 @@
 use std::fmt;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::binary::{BinaryReader, SYNC};
 use crate::csv::{CsvReader, MAX_LINE_BYTES, looks_like_header};
@@ -111,6 +111,21 @@ impl<S: Source + ?Sized> Source for Box<S> {
     fn report(&self) -> &ReadReport {
         (**self).report()
     }
+}
+
+/// The files of a rotated log that exist, the oldest first: `name.2`, `name.1`, `name`.
+pub fn rotated_files(path: impl AsRef<Path>) -> Vec<PathBuf> {
+    let path = path.as_ref();
+    let numbered = |number: u32| {
+        let mut name = path.as_os_str().to_owned();
+        name.push(format!(".{number}"));
+        PathBuf::from(name)
+    };
+    let mut files: Vec<PathBuf> =
+        (1..=10_000).map(numbered).take_while(|file| file.exists()).collect();
+    files.reverse();
+    files.extend(path.exists().then(|| path.to_owned()));
+    files
 }
 
 type Input = Box<dyn BufRead + Send>;

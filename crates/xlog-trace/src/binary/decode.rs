@@ -149,7 +149,8 @@ impl<R: Read> BinaryReader<R> {
             }
             KIND_RECORDS | KIND_FAILURES => {
                 self.run = Some((frame, 0));
-                run_size(&frame).is_some_and(|size| (frame.payload_bytes as usize) % size == 0)
+                run_size(&frame)
+                    .is_some_and(|size| (frame.payload_bytes as usize).is_multiple_of(size))
             }
             // A kind of a later version: none of this reader's business, and no damage.
             _ => true,

@@ -4,7 +4,7 @@
 //! complete events on their stream's track, the lives of blocks are async events, live bytes are a
 //! counter, failures are instants. Memory grows with the live blocks and the tracks.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io::Write;
 
 use crate::action::Action;
@@ -32,7 +32,7 @@ struct Track {
     pid: u64,
     live_bytes: u64,
     /// Streams that already have a name in the trace.
-    named: Vec<u64>,
+    named: HashSet<u64>,
 }
 
 struct Chrome {
@@ -141,13 +141,7 @@ impl Chrome {
         }
         let pid = track.pid;
         let tid = record.stream().map_or(0, |stream| u64::from(stream) + 1);
-        let new_stream = match track.named.binary_search(&tid) {
-            Ok(_) => false,
-            Err(place) => {
-                track.named.insert(place, tid);
-                true
-            }
-        };
+        let new_stream = track.named.insert(tid);
         if new {
             let name = format!("device {} (process {})", record.device, record.process);
             self.name_track("process_name", pid, 0, &name);

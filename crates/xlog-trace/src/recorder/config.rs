@@ -48,14 +48,17 @@ impl fmt::Debug for OnError {
 pub struct RecorderConfig {
     /// The file's format.
     pub format: Format,
-    /// What the file says of itself.
+    /// What the file says of itself. Times of records count from its epoch: set that to zero to
+    /// emit wall-clock nanoseconds.
     pub header: Header,
-    /// Records in each thread's ring. A record is 96 bytes: the default of 65,536 is 6 MiB of
-    /// address space a thread, which becomes memory as the thread first goes round.
+    /// Records in each thread's ring. A record is 96 bytes: the default of 16,384 is 1.5 MiB a
+    /// thread. A larger ring takes longer bursts and costs more per record, since a thread goes
+    /// round the whole of it and it must fit a core's cache to be fast.
     pub ring_records: usize,
     /// What happens when a ring is full.
     pub overflow: Overflow,
-    /// Longest wait for room under [`Overflow::Block`].
+    /// Longest wait for room under [`Overflow::Block`]. After one wait that long nobody waits again
+    /// until the writer moves on.
     pub block_limit: Duration,
     /// How often the writer looks at the rings when none of them fills up.
     pub write_interval: Duration,
@@ -72,7 +75,7 @@ impl Default for RecorderConfig {
         Self {
             format: Format::Binary,
             header: Header::of_this_process(),
-            ring_records: 1 << 16,
+            ring_records: 1 << 14,
             overflow: Overflow::Drop,
             block_limit: Duration::from_secs(5),
             write_interval: Duration::from_millis(10),

@@ -28,22 +28,30 @@ pub fn intern(text: &'static str) -> NameId {
     let place = (address ^ (address >> 7) ^ len.wrapping_mul(31)) % CACHE_ENTRIES;
     CACHE
         .try_with(|cache| {
-            let Some(entry) = cache.get(place) else { return intern_text(text) };
+            let Some(entry) = cache.get(place) else { return table().intern(text) };
             match entry.get() {
                 (known, known_len, Some(id)) if known == address && known_len == len => id,
                 _ => {
-                    let id = intern_text(text);
+                    let id = table().intern(text);
                     entry.set((address, len, Some(id)));
                     id
                 }
             }
         })
-        .unwrap_or_else(|_| intern_text(text))
+        .unwrap_or_else(|_| table().intern(text))
 }
 
 /// The number of a text of any lifetime. Takes a lock: for errors, not for every record.
+///
+/// Such texts fill at most half of the table, so that messages with numbers in them leave room for
+/// tags; beyond that they are [`NameId::LOST`].
 pub fn intern_text(text: &str) -> NameId {
-    table().intern(text)
+    let mut table = table();
+    match table.find(text) {
+        Some(known) => known,
+        None if table.is_half_full() => NameId::LOST,
+        None => table.intern(text),
+    }
 }
 
 /// Brings a copy of the table up to date.

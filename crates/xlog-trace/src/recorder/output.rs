@@ -7,6 +7,7 @@
 use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
+use std::panic::{self, AssertUnwindSafe};
 use std::path::{Path, PathBuf};
 
 use super::config::{OnError, RecorderConfig};
@@ -41,6 +42,8 @@ pub(super) struct Output {
     pending: u64,
     /// Whether the encoder began a file that is still the one to write to.
     begun: bool,
+    /// Whether opening the file failed in this round: it is tried once a round, not once a record.
+    gave_up: bool,
     /// Good bytes in the file.
     size: u64,
     in_file: u64,
@@ -67,6 +70,7 @@ impl Output {
             buffer: Vec::new(),
             pending: 0,
             begun: false,
+            gave_up: false,
             size: 0,
             in_file: 0,
             write_bytes: config.rotate_bytes.map_or(WRITE_BYTES, |size| WRITE_BYTES.min(size / 4)),
@@ -84,7 +88,8 @@ impl Output {
 
     /// Adds a record, in front of the next write.
     pub(super) fn record(&mut self, record: &Record, names: &Names) {
-        if !self.begun && !self.ensure_begun() {
+        if !self.begun && (self.gave_up || !self.ensure_begun()) {
+            self.gave_up = true;
             self.tally.dropped += 1;
             return;
         }
@@ -100,6 +105,7 @@ impl Output {
 
     /// Writes what was added, then sees to the next file if this one is full.
     pub(super) fn write_out(&mut self) {
+        self.gave_up = false;
         self.encoder.seal(&mut self.buffer);
         if self.buffer.is_empty() {
             return;
@@ -213,7 +219,10 @@ impl Output {
         if !std::mem::replace(&mut self.reported, true) {
             match &self.on_error {
                 OnError::Silent => {}
-                OnError::Call(call) => call(&text),
+                // A callback that panics must not take the writer with it.
+                OnError::Call(call) => {
+                    drop(panic::catch_unwind(AssertUnwindSafe(|| call(&text))));
+                }
                 // Nobody is left to tell if this fails.
                 OnError::Stderr => drop(writeln!(
                     io::stderr(),

@@ -90,6 +90,8 @@ pub(super) struct Shared {
     pub(super) left_out: AtomicU64,
     pub(super) io_errors: AtomicU64,
     requests: AtomicU64,
+    /// A wait for room went on to its limit, and the writer has taken nothing since.
+    stalled: AtomicBool,
     closing: AtomicBool,
     progress: Mutex<Progress>,
     progressed: Condvar,
@@ -111,6 +113,7 @@ impl Shared {
             left_out: AtomicU64::new(0),
             io_errors: AtomicU64::new(0),
             requests: AtomicU64::new(0),
+            stalled: AtomicBool::new(false),
             closing: AtomicBool::new(false),
             progress: Mutex::default(),
             progressed: Condvar::new(),
@@ -204,7 +207,7 @@ impl Shared {
     #[cold]
     pub(super) fn overflowed(self: &Arc<Self>, record: Record) {
         self.wake();
-        if self.overflow == Overflow::Block {
+        if self.overflow == Overflow::Block && !self.stalled.load(Ordering::Relaxed) {
             let started = Instant::now();
             let mut rounds = 0u32;
             while started.elapsed() < self.block_limit && !self.progress().ended {
@@ -219,6 +222,7 @@ impl Shared {
                 }
                 self.wake();
             }
+            self.stalled.store(true, Ordering::Relaxed);
         }
         let counted = SLOTS.try_with(|slots| {
             let slots = slots.try_borrow().ok()?;
@@ -238,6 +242,13 @@ impl Shared {
 
     pub(super) fn take_fresh(&self, rings: &mut Vec<Consumer<Record>>) {
         rings.append(&mut self.registry().fresh);
+    }
+
+    /// The writer has taken records out of the rings.
+    pub(super) fn moved_on(&self) {
+        if self.stalled.load(Ordering::Relaxed) {
+            self.stalled.store(false, Ordering::Relaxed);
+        }
     }
 
     /// Asks for a flush and waits for it, at most `limit`.

@@ -91,6 +91,7 @@ impl Writer {
                     self.output.record(record, &self.names);
                 }
                 chunk.commit_all();
+                self.shared.moved_on();
             }
         }
         self.output.write_out();

@@ -1,5 +1,7 @@
 //! Tests of the allocation log, by hazard. Random cases print their seed; `XLOG_TRACE_SEED` replays one.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
 mod chrome;
 mod damage;
 mod fuzz;

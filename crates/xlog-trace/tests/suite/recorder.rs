@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use xlog_trace::{
     Action, Failure, Format, Header, Ordered, Overflow, Reader, Record, Recorder, RecorderConfig,
-    Source, Strictness, intern, intern_text,
+    Source, Strictness, intern, intern_text, rotated_files,
 };
 
 use crate::support::{Scratch, child, child_argument, read_all};
@@ -225,7 +225,9 @@ fn rotated_files_are_bounded_and_each_reads_by_itself() {
         let numbered = |number: u32| scratch.path(&format!("log.{number}"));
         assert!(!numbered(4).exists(), "three finished files are kept");
         let mut expected = None;
-        for file in [numbered(3), numbered(2), numbered(1), path.clone()] {
+        let files = [numbered(3), numbered(2), numbered(1), path.clone()];
+        assert_eq!(rotated_files(&path), files);
+        for file in files {
             let size = std::fs::metadata(&file).unwrap().len();
             assert!(size < (64 << 10) + (32 << 10), "{size} bytes in {}", file.display());
             for (record, texts) in read_all(&mut open(&file)) {
