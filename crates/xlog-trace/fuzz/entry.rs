@@ -16,10 +16,16 @@ fn open(format: Option<Format>, data: &[u8], strictness: Strictness) -> Result<R
     }
 }
 
-/// All records up to the end or the first error, with their strings spelled out.
-fn records(reader: &mut Reader) -> Vec<Spelled> {
+/// All records up to the end or the first error, with their strings spelled out; and whether there
+/// was an error.
+fn records(reader: &mut Reader) -> (Vec<Spelled>, bool) {
     let mut all = Vec::new();
-    while let Ok(Some(record)) = reader.next_record() {
+    loop {
+        let record = match reader.next_record() {
+            Ok(Some(record)) => record,
+            Ok(None) => return (all, false),
+            Err(_) => return (all, true),
+        };
         let names = reader.names();
         let failure = record.failure();
         let ids = [record.tag(), failure.map(|f| f.kind), failure.map(|f| f.message)];
@@ -27,7 +33,6 @@ fn records(reader: &mut Reader) -> Vec<Spelled> {
         let texts = texts.map(|id| names.text(id).expect("a name of the reader").to_owned());
         all.push((record, texts.collect()));
     }
-    all
 }
 
 /// What a record says apart from its strings, whose numbers differ from file to file.
@@ -51,13 +56,13 @@ fn assert_same(a: &[Spelled], b: &[Spelled]) {
 #[allow(unreachable_pub)]
 pub fn check(format: Option<Format>, data: &[u8]) {
     let Ok(mut lenient) = open(format, data, Strictness::Lenient) else { return };
-    let found = records(&mut lenient);
+    let (found, stopped) = records(&mut lenient);
     assert!(found.len() <= data.len(), "more records than bytes");
     assert_eq!(lenient.report().records, found.len() as u64);
 
     // A strict reader gives the same records up to the first thing that is wrong.
     if let Ok(mut strict) = open(format, data, Strictness::Strict) {
-        let prefix = records(&mut strict);
+        let (prefix, _) = records(&mut strict);
         assert!(prefix.len() <= found.len());
         assert_same(&prefix, &found);
     }
@@ -70,17 +75,20 @@ pub fn check(format: Option<Format>, data: &[u8]) {
     }
     let bytes = writer.finish().expect("writing to memory");
     let mut copy = open(Some(Format::Binary), &bytes, Strictness::Strict).expect("our own file");
-    let copied = records(&mut copy);
-    assert_eq!(copied.len(), found.len());
+    let (copied, failed) = records(&mut copy);
+    assert!(!failed && copied.len() == found.len());
     assert_same(&copied, &found);
 
-    // And everything else can be done with it.
+    // And everything else can be done with it; what stopped the reader (a newer version in the
+    // middle) stops the others, and nothing else does.
     let reopen = || open(format, data, Strictness::Lenient);
-    write_chrome_trace(&mut reopen().expect("as before"), std::io::sink()).expect("a trace");
-    write_torch_snapshot(reopen, std::io::sink()).expect("a snapshot");
-    Summary::of(&mut reopen().expect("as before")).expect("a summary");
+    let done = |result: Result<(), TraceError>| assert_eq!(result.is_err(), stopped, "{result:?}");
+    let mut source = reopen().expect("as before");
+    done(write_chrome_trace(&mut source, std::io::sink()).map(drop));
+    done(write_torch_snapshot(reopen, std::io::sink()).map(drop));
+    done(Summary::of(&mut reopen().expect("as before")).map(drop));
     for format in [Format::Csv, Format::RmmCsv] {
-        xlog_trace::convert(&mut reopen().expect("as before"), format, std::io::sink())
-            .expect("a conversion");
+        let mut source = reopen().expect("as before");
+        done(xlog_trace::convert(&mut source, format, std::io::sink()).map(drop));
     }
 }

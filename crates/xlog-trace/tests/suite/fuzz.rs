@@ -1,6 +1,6 @@
 //! A deterministic fuzzer: the committed corpus, mutated from seeds, into every reader.
 //!
-//! Runs two seconds a reader; `XLOG_TRACE_FUZZ_SECONDS` for longer. A failure prints its seed, and
+//! Runs one second a reader; `XLOG_TRACE_FUZZ_SECONDS` for longer. A failure prints its seed, and
 //! `XLOG_TRACE_SEED` replays it.
 
 use std::path::{Path, PathBuf};
@@ -112,7 +112,7 @@ fn fuzz(format: Option<Format>, names: &[&str]) {
         return run(seed.parse().unwrap(), format, &corpus);
     }
     let seconds =
-        std::env::var("XLOG_TRACE_FUZZ_SECONDS").map_or(2.0, |text| text.parse().unwrap());
+        std::env::var("XLOG_TRACE_FUZZ_SECONDS").map_or(1.0, |text| text.parse().unwrap());
     let (started, limit) = (Instant::now(), Duration::from_secs_f64(seconds));
     let mut runs = 0;
     while started.elapsed() < limit {

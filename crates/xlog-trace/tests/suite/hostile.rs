@@ -8,7 +8,7 @@ use xlog_trace::{Format, Reader, Source, Strictness};
 use crate::support::{child, child_argument};
 
 /// Lines or bytes without end, cut at this size.
-const SIZE: u64 = 16 << 20;
+const SIZE: u64 = 8 << 20;
 
 fn endless(pattern: &'static [u8]) -> impl Read + Send {
     struct Endless(&'static [u8], usize);
@@ -89,7 +89,7 @@ fn nested_frames_with_false_checksums_do_not_multiply_the_work() {
     // A sound frame that claims a megabyte, over and over: each could be the start of a chunk.
     let mut bytes = Vec::new();
     let frame = frame_of(3, 80, 1 << 20, 0xdead_beef);
-    while bytes.len() < 4 << 20 {
+    while bytes.len() < 2 << 20 {
         bytes.extend_from_slice(&frame);
     }
     let started = Instant::now();
