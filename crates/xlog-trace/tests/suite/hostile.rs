@@ -89,15 +89,17 @@ fn nested_frames_with_false_checksums_do_not_multiply_the_work() {
     // A sound frame that claims a megabyte, over and over: each could be the start of a chunk.
     let mut bytes = Vec::new();
     let frame = frame_of(3, 80, 1 << 20, 0xdead_beef);
-    while bytes.len() < 2 << 20 {
+    while bytes.len() < 4 << 20 {
         bytes.extend_from_slice(&frame);
     }
     let started = Instant::now();
     let input = std::io::Cursor::new(bytes);
     let mut reader = Reader::with_format(Format::Binary, input, Strictness::Lenient).unwrap();
     while reader.next_record().unwrap().is_some() {}
-    assert!(started.elapsed() < Duration::from_secs(10), "{:?}", started.elapsed());
-    assert!(reader.report().skipped > 0);
+    assert!(started.elapsed() < Duration::from_secs(4), "{:?}", started.elapsed());
+    // Each place is a payload whose checksum was computed: a bounded number of megabytes.
+    let places = reader.report().skipped;
+    assert!((1..1000).contains(&places), "{places} payloads were checked");
 }
 
 fn frame_of(kind: u16, record_bytes: u16, payload: u32, payload_crc: u32) -> Vec<u8> {

@@ -135,3 +135,16 @@ fn any_log_becomes_a_snapshot_the_viewer_can_walk() {
         }
     });
 }
+
+#[test]
+fn numbers_of_every_length_survive_the_pickle() {
+    let sizes: Vec<u64> =
+        (0..64).flat_map(|bit| [(1 << bit) - 1, 1 << bit]).chain([u64::MAX]).collect();
+    let records: Vec<Record> = (0..)
+        .zip(&sizes)
+        .map(|(order, &size)| Record::new(Action::AllocateFailure, 0, order, 0).with_bytes(size))
+        .collect();
+    let (bytes, _) = export(&records, &Names::new());
+    let more = format!("assert [e['size'] for e in snap['device_traces'][0]] == {sizes:?}");
+    python(&bytes, &more);
+}
