@@ -5,6 +5,24 @@
 //! [`LogWriter`]), turns it into what other tools show ([`export`]), sums it up ([`Summary`]), and
 //! writes it from a running program at the cost of a copy ([`Recorder`]). It knows nothing of
 //! allocators.
+//!
+//! ```
+//! use xlog_trace::{Action, Reader, Record, Recorder, RecorderConfig, Summary, intern};
+//!
+//! # fn main() -> Result<(), xlog_trace::TraceError> {
+//! let path = std::env::temp_dir().join(format!("example-{}.xtrace", std::process::id()));
+//! let recorder = Recorder::create(&path, RecorderConfig::new())?;
+//! let block = Record::new(Action::Allocate, 0, 1, 0).with_ptr(0x7f00).with_bytes(4096);
+//! recorder.emit(block.with_stream(0).with_tag(intern("hash table")));
+//! drop(recorder);
+//!
+//! let summary = Summary::of(&mut Reader::open(&path)?)?;
+//! assert_eq!(summary.total.live_bytes, 4096);
+//! assert_eq!(summary.leaks[0].tag, "hash table");
+//! # std::fs::remove_file(&path).ok();
+//! # Ok(())
+//! # }
+//! ```
 
 #![deny(unsafe_code)]
 

@@ -93,7 +93,7 @@ impl Record {
         self.order
     }
 
-    /// Nanoseconds since the epoch in the log's header.
+    /// When the call began: nanoseconds since the epoch in the log's header.
     pub const fn time_nanos(&self) -> u64 {
         self.time
     }

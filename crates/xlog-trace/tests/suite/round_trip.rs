@@ -153,3 +153,16 @@ fn threads_written_one_after_the_other_come_back_as_one_history() {
         assert!(narrow.late() > 0, "a window of two cannot order turns of a hundred");
     });
 }
+
+#[test]
+fn a_text_of_many_lines_stays_one_csv_record() {
+    let mut names = Names::new();
+    let text = "line\n".repeat(300);
+    let tag = names.intern(&text);
+    let records = [Record::new(Action::Allocate, 0, 0, 0).with_tag(tag).with_ptr(1); 3];
+    let read = read_all(&mut reader(&encode(Format::Csv, &records, &names), Strictness::Strict));
+    assert_eq!(read.len(), 3);
+    let kept = read[0].1[0].as_deref().unwrap();
+    assert_eq!(kept.replace('\n', " "), text.replace('\n', " "), "breaks became spaces");
+    assert_eq!(kept.matches('\n').count(), 19);
+}
