@@ -33,6 +33,14 @@ macro_rules! vocabulary {
                 }
             }
 
+            /// The name used in CSV; none for numbers without one.
+            pub const fn name(self) -> Option<&'static str> {
+                match Self::from_code(self.code()) {
+                    $(Self::$variant => Some($text),)*
+                    Self::Other(_) => None,
+                }
+            }
+
             /// The value a CSV field names: a known name, or the prefix and a number.
             pub fn from_text(text: &str) -> Option<Self> {
                 match text {
@@ -44,9 +52,9 @@ macro_rules! vocabulary {
 
         impl fmt::Display for $name {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                match Self::from_code(self.code()) {
-                    $(Self::$variant => f.write_str($text),)*
-                    Self::Other(code) => write!(f, concat!($prefix, "{}"), code),
+                match self.name() {
+                    Some(name) => f.write_str(name),
+                    None => write!(f, concat!($prefix, "{}"), self.code()),
                 }
             }
         }

@@ -12,8 +12,6 @@ use super::fields::{put_decimal, put_hex, put_text};
 #[derive(Debug, Default)]
 pub struct CsvEncoder {
     epoch: u64,
-    /// Scratch for the words of the vocabularies.
-    word: String,
 }
 
 impl CsvEncoder {
@@ -21,13 +19,13 @@ impl CsvEncoder {
     pub fn new() -> Self {
         Self::default()
     }
+}
 
-    fn put_word(&mut self, word: impl std::fmt::Display, out: &mut Vec<u8>) {
-        use std::fmt::Write;
-        self.word.clear();
-        // Formatting into a string cannot fail.
-        let _ = write!(self.word, "{word}");
-        out.extend_from_slice(self.word.as_bytes());
+/// Appends the name of a value, or what stands for a number without one.
+fn put_word(name: Option<&str>, value: impl std::fmt::Display, out: &mut Vec<u8>) {
+    match name {
+        Some(name) => out.extend_from_slice(name.as_bytes()),
+        None => out.extend_from_slice(value.to_string().as_bytes()),
     }
 }
 
@@ -62,7 +60,7 @@ impl Encoder for CsvEncoder {
         out.push(b',');
         put_decimal(self.epoch.saturating_add(record.time), out);
         out.push(b',');
-        self.put_word(record.action(), out);
+        put_word(record.action().name(), record.action(), out);
         out.push(b',');
         if let Some(ptr) = record.ptr() {
             put_hex(ptr, out);
@@ -82,7 +80,7 @@ impl Encoder for CsvEncoder {
         out.push(b',');
         put_decimal(u64::from(record.latency), out);
         out.push(b',');
-        self.put_word(record.served_by(), out);
+        put_word(record.served_by().name(), record.served_by(), out);
         out.push(b',');
         put_optional_text(record.access().map(crate::UseAccess::text), out);
         out.push(b',');

@@ -50,6 +50,7 @@ pub struct RecorderStats {
 }
 
 /// A log being written. Dropping it writes what is left and closes the file.
+#[must_use = "dropping a recorder closes its log"]
 #[derive(Debug)]
 pub struct Recorder {
     shared: Arc<Shared>,

@@ -291,3 +291,15 @@ fn records_of_a_static_recorder_are_written_at_exit_and_on_panic() {
         assert_eq!(read_all(&mut open(&path)).len(), 1000, "{how}");
     }
 }
+
+#[test]
+fn handles_cross_threads() {
+    fn shared<T: Send + Sync + 'static>() {}
+    fn sent<T: Send + 'static>() {}
+    shared::<Recorder>();
+    shared::<Record>();
+    shared::<xlog_trace::Names>();
+    shared::<xlog_trace::Summary>();
+    sent::<Reader>();
+    sent::<Ordered<Reader>>();
+}

@@ -4,7 +4,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use xlog_trace::{
-    Action, Format, OnError, Overflow, Reader, Record, Recorder, RecorderConfig, Source, TraceError,
+    Action, Format, OnError, Overflow, Reader, Record, Recorder, RecorderConfig, Source,
+    Strictness, TraceError,
 };
 
 use crate::support::{Scratch, read_all};
@@ -110,4 +111,46 @@ fn a_rotation_that_fails_goes_on_in_the_same_file() {
     let mut reader = Reader::open(&path).unwrap();
     assert_eq!(read_all(&mut reader).len(), 1000);
     assert_eq!(reader.report().skipped, 0);
+}
+
+/// A pipe that nobody reads stands for a file system that hangs.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_writer_that_hangs_blocks_nobody_for_long_and_goes_on_when_it_can() {
+    use std::io::Read;
+    use std::os::fd::AsRawFd;
+
+    let (mut reading, writing) = std::io::pipe().unwrap();
+    let path = format!("/proc/self/fd/{}", writing.as_raw_fd());
+    let config = RecorderConfig::new()
+        .with_overflow(Overflow::Block)
+        .with_block_limit(Duration::from_millis(50))
+        .with_ring_records(64);
+    let recorder = Recorder::create(path, config).unwrap();
+    let started = Instant::now();
+    for index in 0..20_000 {
+        recorder.emit(record(index));
+    }
+    assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
+    let dropped = recorder.dropped_records();
+    assert!(dropped > 0, "a pipe does not hold 20000 records");
+    let reader = std::thread::spawn(move || {
+        let mut bytes = Vec::new();
+        reading.read_to_end(&mut bytes).unwrap();
+        bytes
+    });
+    recorder.flush().unwrap();
+    for index in 20_000..20_010 {
+        recorder.emit(record(index));
+    }
+    recorder.flush().unwrap();
+    let stats = recorder.stats();
+    assert_eq!((stats.written, stats.dropped_overflow), (20_010 - dropped, dropped));
+    drop(recorder);
+    drop(writing);
+    let mut log =
+        Reader::from_stream(std::io::Cursor::new(reader.join().unwrap()), Strictness::Strict)
+            .unwrap();
+    assert_eq!(read_all(&mut log).len() as u64, stats.written);
+    assert_eq!(log.report().dropped_at_source, dropped);
 }
