@@ -167,12 +167,17 @@ impl<R: Read> RmmReader<R> {
             day += 1;
         } else if time_of_day > self.last_time + HALF && day > 0 {
             // A record of before midnight, written after one of after midnight.
-            return (day - 1) * NANOS_PER_DAY + time_of_day;
+            return at(day - 1, time_of_day);
         }
         self.day = day;
         self.last_time = time_of_day;
-        day * NANOS_PER_DAY + time_of_day
+        at(day, time_of_day)
     }
+}
+
+/// The time on a day. Saturates: a log can claim more midnights than 64 bits of nanoseconds hold.
+fn at(day: u64, time_of_day: u64) -> u64 {
+    day.saturating_mul(NANOS_PER_DAY).saturating_add(time_of_day)
 }
 
 /// The number of a stream by its handle, the same for the same handle.
@@ -198,4 +203,19 @@ fn time_of_day(text: &[u8]) -> Option<u64> {
     let micros = if micros.len() == 6 { decimal(micros)? } else { return None };
     let seconds = pair(*h1, *h2, 24)? * 3600 + pair(*m1, *m2, 60)? * 60 + pair(*s1, *s2, 60)?;
     Some(seconds * 1_000_000_000 + micros * 1000)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn more_midnights_than_the_clock_holds_saturate() {
+        let log = format!("{RMM_HEADER}\n");
+        let mut reader = RmmReader::new(log.as_bytes(), Strictness::Strict).unwrap();
+        reader.day = u64::MAX / NANOS_PER_DAY;
+        reader.last_time = NANOS_PER_DAY - 1;
+        assert_eq!(reader.absolute(5), u64::MAX);
+        assert_eq!(reader.absolute(NANOS_PER_DAY - 5), u64::MAX);
+    }
 }
