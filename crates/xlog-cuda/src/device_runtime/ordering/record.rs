@@ -30,7 +30,8 @@ pub(crate) struct Record {
     bytes: AtomicU64,
     /// Where a sub-allocator has the block in its own books.
     node: AtomicU32,
-    uses: Lock<Uses>,
+    /// Made at the first use that needs it, and kept for later blocks.
+    uses: Lock<Option<Box<Uses>>>,
 }
 
 /// The home of a block that has none.
@@ -95,7 +96,7 @@ impl Record {
     /// Runs `body` with the lock of the block.
     #[inline]
     pub(crate) fn with_uses<R>(&self, body: impl FnOnce(&mut Uses) -> R) -> R {
-        self.uses.with(body)
+        self.uses.with(|uses| body(uses.get_or_insert_default()))
     }
 }
 
@@ -156,6 +157,22 @@ impl BlockTable {
         let generation = Generation::next().at(place);
         record.node.store(node, Ordering::Relaxed);
         record.begin(generation, ptr, bytes, (id.0, home.clock().key(), home.clock().now()));
+        Some(generation)
+    }
+
+    /// Makes a block live again at its place, with the memory it had.
+    #[inline]
+    pub(crate) fn begin_again(
+        &self,
+        place: u32,
+        (id, home, stamp): (StreamId, u32, u64),
+    ) -> Option<Generation> {
+        let record = self.records.get(place)?;
+        let generation = Generation::next().at(place);
+        record.stream_id.store(id.0, Ordering::Relaxed);
+        record.home.store(home, Ordering::Relaxed);
+        record.generation.store(generation.0, Ordering::Relaxed);
+        record.gate.begin(tag_of(generation), stamp);
         Some(generation)
     }
 
