@@ -51,7 +51,7 @@ impl Bias {
     }
 
     /// Enters, if this thread is the owner and is not inside already.
-    #[inline]
+    #[inline(always)]
     #[must_use]
     pub fn enter(&self) -> Option<Held<'_>> {
         let owner = self.owner.load(Ordering::Relaxed);

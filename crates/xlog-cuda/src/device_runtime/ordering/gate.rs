@@ -50,6 +50,7 @@ fn tag_of(word: u64) -> u32 {
 
 impl BlockGate {
     /// A new block, whose allocation is the first write of its stream.
+    #[inline(always)]
     pub(crate) fn begin(&self, tag: u32, stamp: u64) {
         self.own_write.store(stamp, Ordering::Relaxed);
         self.own_read.store(0, Ordering::Relaxed);
@@ -171,6 +172,7 @@ impl BlockGate {
     }
 
     /// Takes the block from its user, if only its own stream ever had to do with it and no use is open.
+    #[inline(always)]
     pub(crate) fn retire_quiet(&self, tag: u32) -> Attempt {
         let mut word = self.word.load(Ordering::Acquire);
         loop {

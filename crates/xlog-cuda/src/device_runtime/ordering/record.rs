@@ -70,7 +70,7 @@ impl Record {
     }
 
     /// Makes the block live, in a record that nobody else has.
-    #[inline]
+    #[inline(always)]
     fn begin(
         &self,
         generation: Generation,
@@ -153,31 +153,26 @@ impl BlockTable {
         (ptr, bytes, node): (u64, usize, u32),
         (id, home): (StreamId, &RawStream),
     ) -> Option<Generation> {
-        let record = self.records.get(place)?;
-        let generation = Generation::next().at(place);
-        record.node.store(node, Ordering::Relaxed);
-        record.begin(generation, ptr, bytes, (id.0, home.clock().key(), home.clock().now()));
-        Some(generation)
+        self.begin_near(place, (ptr, bytes, node), (id, home.clock().key(), home.clock().now()))
     }
 
-    /// Makes a block live again at its place, with the memory it had.
-    #[inline]
-    pub(crate) fn begin_again(
+    /// [`BlockTable::begin_at`] with what is known of the stream: its id, its place, and its stamp.
+    #[inline(always)]
+    pub(crate) fn begin_near(
         &self,
         place: u32,
+        (ptr, bytes, node): (u64, usize, u32),
         (id, home, stamp): (StreamId, u32, u64),
     ) -> Option<Generation> {
         let record = self.records.get(place)?;
         let generation = Generation::next().at(place);
-        record.stream_id.store(id.0, Ordering::Relaxed);
-        record.home.store(home, Ordering::Relaxed);
-        record.generation.store(generation.0, Ordering::Relaxed);
-        record.gate.begin(tag_of(generation), stamp);
+        record.node.store(node, Ordering::Relaxed);
+        record.begin(generation, ptr, bytes, (id.0, home, stamp));
         Some(generation)
     }
 
     /// The record that a claim of identity names, if it is one of this table's blocks.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn look(&self, block: BlockId) -> Option<&Record> {
         let record = self.records.get(block.generation.slot())?;
         let same = block.device_ordinal == self.ordinal

@@ -80,6 +80,12 @@ impl Tracker {
         }
     }
 
+    /// The cell of the stream at a place, if it is found by one step.
+    #[inline]
+    pub(crate) fn near_cell(&self, place: u32) -> Option<&ClockCell> {
+        self.cells.near(place)
+    }
+
     /// The id a block is begun under: where every use records an event none is quick, which an id that is never issued says.
     pub(crate) fn quick_id(&self, stream: StreamId) -> StreamId {
         if self.policy == EdgePolicy::Exact { StreamId(u32::MAX) } else { stream }

@@ -29,7 +29,7 @@ use std::time::Instant;
 use xlog_driver::sync::Mutex;
 use xlog_sim::SimDevice;
 
-use self::arena::{Arena, MOST_CACHED, NO_PLACE, Piece, UNIT};
+use self::arena::{Arena, MOST_CACHED, NO_PLACE, Path, Piece, UNIT};
 use self::index::Index;
 use self::segments::Segments;
 use super::direct::{alignment_of, too_many_blocks};
@@ -193,21 +193,32 @@ impl PoolResource {
         }
     }
 
-    /// A block from the magazine of a stream whose memory this thread mostly uses: the shortest way there is.
+    /// A block of a stream whose memory this thread mostly uses: the shortest way there is.
     #[inline(always)]
     fn serve_at_once(&self, bytes: usize, stream: StreamId, tag: AllocTag) -> Option<DeviceBlock> {
         let size = (bytes as u64).wrapping_add(UNIT - 1) & !(UNIT - 1);
-        if size.wrapping_sub(1) >= MOST_CACHED || !self.quick {
+        if bytes.wrapping_sub(1) >= MAX_BYTES || !self.quick {
             return None;
         }
-        let (place, cell) = self.tracker.streams.near(stream)?;
+        let (home, cell) = self.tracker.streams.near(stream)?;
         if cell.is_exposed() {
             return None;
         }
-        let piece = self.arenas.get(place)?.0.enter()?.pop(size, UNIT)?;
-        let home = (stream, place, cell.now());
-        // The piece was in the magazine, so it has a record, and a record has a place.
-        let generation = self.tracker.table.begin_again(piece.place, home)?;
+        let piece = {
+            let mut arena = self.arenas.get(home)?.0.enter()?;
+            let ready = if size <= MOST_CACHED { arena.pop(size, UNIT) } else { None };
+            match ready {
+                Some(piece) => piece,
+                None => arena.take_free(size, UNIT, Path::Own)?,
+            }
+        };
+        let place = match piece.place {
+            NO_PLACE => self.place_for(piece, home)?,
+            place => place,
+        };
+        let block = (piece.ptr, piece.bytes as usize, piece.node);
+        // Every place that a piece has is one of the table's.
+        let generation = self.tracker.table.begin_near(place, block, (stream, home, cell.now()))?;
         Some(DeviceBlock {
             ptr: piece.ptr,
             device_ordinal: self.ordinal,
@@ -220,29 +231,47 @@ impl PoolResource {
         })
     }
 
-    /// Puts a retired block into the magazine of its stream, if this thread mostly uses that one's memory.
+    /// A record for a piece that has none; without one, the piece goes back.
+    #[cold]
+    fn place_for(&self, piece: Piece, home: u32) -> Option<u32> {
+        let place = self.tracker.table.take_place();
+        if place.is_none()
+            && let (Ok(arena), Some(stream)) = (self.arena(home), self.tracker.streams.at(home))
+        {
+            arena.with(|arena| arena.undo(piece, stream.clock().now()));
+        }
+        place
+    }
+
+    /// Puts a retired block back to a stream whose memory this thread mostly uses.
     #[inline(always)]
     fn put_at_once(&self, generation: Generation, record: &Record) -> bool {
         if !self.quick {
             return false;
         }
+        let home = record.home();
         let piece = Piece {
             ptr: record.ptr(),
             bytes: record.bytes() as u64,
             node: record.node(),
             place: generation.slot(),
         };
-        let Some(mut arena) = self.arenas.get(record.home()).and_then(|place| place.0.enter())
-        else {
+        let Some(cell) = self.tracker.near_cell(home) else { return false };
+        let Some(mut arena) = self.arenas.get(home).and_then(|place| place.0.enter()) else {
             return false;
         };
-        // Nobody gets at the magazine before this thread has left it, so the block may end after that.
-        let pushed = arena.push(piece, self.magazine);
-        if pushed {
-            arena.counts.deallocations += 1;
-            record.end();
+        // Nobody gets at the memory before this thread has left the arena, so the block may end before or after that.
+        record.end();
+        arena.counts.deallocations += 1;
+        if arena.push(piece, self.magazine) {
+            return true;
         }
-        pushed
+        let place = arena.put(piece, cell.now(), self.magazine);
+        drop(arena);
+        if let Some(place) = place {
+            self.tracker.table.give_places([place]);
+        }
+        true
     }
 
     fn serve(
