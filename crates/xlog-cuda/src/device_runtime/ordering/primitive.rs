@@ -15,7 +15,7 @@ impl<T> Lock<T> {
         Self(BiasedMutex::new(value))
     }
 
-    #[inline]
+    #[inline(always)]
     pub(crate) fn with<R>(&self, body: impl FnOnce(&mut T) -> R) -> R {
         scheduling_point();
         self.0.with(body)
@@ -41,7 +41,7 @@ impl<T> Lock<T> {
     }
 
     /// The same from inside another lock: nobody is let go ahead there.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn with_nested<R>(&self, body: impl FnOnce(&mut T) -> R) -> R {
         self.0.with(body)
     }

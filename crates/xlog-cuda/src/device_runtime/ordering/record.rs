@@ -94,7 +94,7 @@ impl Record {
     }
 
     /// Runs `body` with the lock of the block.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn with_uses<R>(&self, body: impl FnOnce(&mut Uses) -> R) -> R {
         self.uses.with(|uses| body(uses.get_or_insert_default()))
     }
