@@ -5,19 +5,20 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use super::gate::BlockGate;
+use super::gate::{BlockGate, OwnStamps};
 use super::primitive::Lock;
 use super::slab::Slab;
 use super::uses::Uses;
 use crate::device_runtime::resource::{
-    BlockId, BlockState, DeviceBlock, Generation, ResourceError, ResourceResult, StreamId,
+    BlockId, BlockState, DeviceBlock, Generation, MIN_ALIGN, ResourceError, ResourceResult,
+    StreamId,
 };
 use crate::stream::RawStream;
 
 /// Blocks a resource can have at a time.
 const MAX_BLOCKS: u32 = 1 << 24;
 
-/// One block. What a use on its own stream looks at lies on one cache line.
+/// One block. What a free looks at lies on one cache line.
 #[derive(Debug, Default)]
 #[repr(C, align(64))]
 pub(crate) struct Record {
@@ -27,9 +28,12 @@ pub(crate) struct Record {
     stream_id: AtomicU32,
     /// The place of the allocation stream in its pool.
     home: AtomicU32,
-    bytes: AtomicU64,
     /// Where a sub-allocator has the block in its own books.
     node: AtomicU32,
+    /// In units, where it is whole ones; the exact size is with the stamps.
+    units: AtomicU32,
+    pub(crate) stamps: OwnStamps,
+    bytes: AtomicU64,
     /// Made at the first use that needs it, and kept for later blocks.
     uses: Lock<Option<Box<Uses>>>,
 }
@@ -50,7 +54,10 @@ impl Record {
 
     #[inline]
     pub(crate) fn bytes(&self) -> usize {
-        self.bytes.load(Ordering::Relaxed) as usize
+        match self.units.load(Ordering::Relaxed) {
+            0 => self.bytes.load(Ordering::Relaxed) as usize,
+            units => units as usize * MIN_ALIGN,
+        }
     }
 
     #[inline]
@@ -79,11 +86,14 @@ impl Record {
         (id, home, stamp): (u32, u32, u64),
     ) {
         self.ptr.store(ptr, Ordering::Relaxed);
+        let units = if bytes.is_multiple_of(MIN_ALIGN) { bytes / MIN_ALIGN } else { 0 };
+        self.units.store(u32::try_from(units).unwrap_or(0), Ordering::Relaxed);
         self.bytes.store(bytes as u64, Ordering::Relaxed);
         self.stream_id.store(id, Ordering::Relaxed);
         self.home.store(home, Ordering::Relaxed);
         self.generation.store(generation.0, Ordering::Relaxed);
-        self.gate.begin(tag_of(generation), stamp);
+        self.stamps.begin(stamp);
+        self.gate.begin(tag_of(generation));
     }
 
     /// Ends a retired block; the record stays with whoever ends it.
