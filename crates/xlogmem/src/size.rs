@@ -7,8 +7,7 @@
 use std::str::FromStr;
 
 /// What is accepted, for messages.
-pub const ACCEPTED: &str =
-    "a number of bytes such as 4096 or 1e9, or one with a unit such as 512MB (decimal) or 4GiB (binary)";
+pub const ACCEPTED: &str = "a number of bytes such as 4096 or 1e9, or one with a unit such as 512MB (decimal) or 4GiB (binary)";
 
 const UNITS: [(&str, u64); 9] = [
     ("kib", 1 << 10),
@@ -116,13 +115,36 @@ mod tests {
     #[test]
     fn what_is_no_size_is_refused_by_name() {
         for text in [
-            "", " ", "GiB", "4G", "4 XiB", "4  GiB", "-1", "-1GiB", "0", "0KiB", "0.5", "1e-3", "nan", "inf",
-            "1e30", "18446744073709551616", "17000000TiB", "0x10", "1,000", "4GiB4", "1e", "--",
+            "",
+            " ",
+            "GiB",
+            "4G",
+            "4 XiB",
+            "4  GiB",
+            "-1",
+            "-1GiB",
+            "0",
+            "0KiB",
+            "0.5",
+            "1e-3",
+            "nan",
+            "inf",
+            "1e30",
+            "18446744073709551616",
+            "17000000TiB",
+            "0x10",
+            "1,000",
+            "4GiB4",
+            "1e",
+            "--",
         ] {
             let error = text.parse::<Size>().unwrap_err();
             assert_eq!(error.value, text);
             let message = error.to_string();
-            assert!(message.contains(&format!("{text:?}")) && message.contains("4GiB"), "{message}");
+            assert!(
+                message.contains(&format!("{text:?}")) && message.contains("4GiB"),
+                "{message}"
+            );
         }
     }
 }

@@ -98,9 +98,8 @@ impl SmallBlocks {
 
     fn steps<T: Target>(&self, run: &mut Run<'_, T>) -> Result<(), T::Error> {
         let mut random = Minstd::new(self.seed);
-        let size = |random: &mut Minstd| {
-            draw_size(random, self.sizes, self.min_bytes, self.max_bytes)
-        };
+        let size =
+            |random: &mut Minstd| draw_size(random, self.sizes, self.min_bytes, self.max_bytes);
         for _ in 0..self.blocks {
             let bytes = size(&mut random);
             run.allocate(bytes)?;

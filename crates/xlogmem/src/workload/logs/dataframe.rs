@@ -97,9 +97,8 @@ impl Model for Dataframe {
 
         let groups = (groups / random.draw(10, 10_000)).max(1);
         let table = script.allocate((groups * 2).next_power_of_two() * 16, "hash table");
-        let result: Vec<_> = (0..random.draw(1, 4))
-            .map(|_| script.allocate(groups * 8, "aggregate"))
-            .collect();
+        let result: Vec<_> =
+            (0..random.draw(1, 4)).map(|_| script.allocate(groups * 8, "aggregate")).collect();
         script.work(found / 4);
         script.free(table);
         script.free_all(kept);

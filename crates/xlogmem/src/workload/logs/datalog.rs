@@ -45,7 +45,8 @@ impl Model for Datalog {
             let total = script.allocate(8, "join total");
             script.work(facts / 16 + 5_000);
             // More in the first third of the rounds, fewer after.
-            let growth = if round * 3 < rounds { random.draw(90, 220) } else { random.draw(30, 90) };
+            let growth =
+                if round * 3 < rounds { random.draw(90, 220) } else { random.draw(30, 90) };
             let joined = (fresh * growth / 100).max(1);
             let output = script.allocate(joined * width, "join output");
             script.free_all([counts, offsets, index]);
