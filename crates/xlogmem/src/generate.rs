@@ -49,7 +49,7 @@ pub(crate) struct GenerateArguments {
     seed: u64,
 
     /// Multiplies the sizes; 1 has a peak of a few GiB
-    #[arg(long, value_name = "X", default_value_t = 1.0)]
+    #[arg(long, value_name = "X", default_value_t = 1.0, allow_negative_numbers = true)]
     scale: f64,
 
     /// Print one JSON object instead of text

@@ -54,7 +54,7 @@ pub(crate) struct ReplayArguments {
     compare: Option<String>,
 
     /// Bytes that blocks may have together, such as 4GiB or 512MB [default: no limit]
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, value_name = "SIZE", allow_negative_numbers = true)]
     budget: Option<String>,
 
     /// sequential: one thread, in recorded order; threads: a thread for each recorded one, as fast as possible; recorded:
@@ -63,7 +63,7 @@ pub(crate) struct ReplayArguments {
     mode: String,
 
     /// How much faster recorded time goes by
-    #[arg(long, value_name = "X", default_value_t = 1.0)]
+    #[arg(long, value_name = "X", default_value_t = 1.0, allow_negative_numbers = true)]
     speed: f64,
 
     /// The format of the log, where its beginning is damaged [default: what the file begins with]

@@ -253,3 +253,37 @@ impl Target for Dry {
 fn nanos_since(start: Instant) -> u64 {
     u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use xlog_cuda::DeviceSpec;
+    use xlog_cuda::device_runtime::{BlockState, Generation};
+    use xlogmem::stack::StackKind;
+
+    #[test]
+    fn a_block_over_a_live_one_is_counted_wherever_they_meet() {
+        let stack = Stack::open(DeviceSpec::Sim, StackKind::Direct, None, 1).unwrap();
+        let streams = [stack.streams().lease().unwrap()];
+        let checks = Checks::new(&stack, &streams, None);
+        let place = |ptr: u64, bytes: usize| {
+            let block = DeviceBlock {
+                ptr,
+                device_ordinal: 0,
+                alloc_stream: streams[0].id(),
+                bytes,
+                align: 256,
+                tag: TAG,
+                generation: Generation::next(),
+                state: BlockState::Live,
+            };
+            checks.note_range(&Held { block, number: 0, bytes: 1 });
+            checks.overlaps()
+        };
+        assert_eq!(place(0x1000, 0x1000), 0);
+        assert_eq!((place(0x2000, 0x100), place(0x800, 0x800)), (0, 0), "they only touch");
+        assert_eq!(place(0x1f00, 0x100), 1, "inside the first");
+        assert_eq!(place(0x700, 0x101), 2, "into the beginning of another");
+        assert_eq!(place(0x600, 0x5000), 3, "around all");
+    }
+}

@@ -53,7 +53,7 @@ pub(crate) struct ChurnArguments {
     pub(super) resource: String,
 
     /// Bytes that blocks may have together, such as 4GiB [default: no limit]
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, value_name = "SIZE", allow_negative_numbers = true)]
     pub(super) budget: Option<String>,
 
     /// How many allocations; of small-blocks, how many live blocks [default: a few seconds' worth]
@@ -61,7 +61,7 @@ pub(crate) struct ChurnArguments {
     pub(super) allocations: Option<u64>,
 
     /// The largest block [default: 1MiB; 4KiB for small-blocks]
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, value_name = "SIZE", allow_negative_numbers = true)]
     pub(super) max: Option<String>,
 
     /// How small blocks and those of threads are spread: uniform, or log-uniform

@@ -184,11 +184,14 @@ mod tests {
             let tag = AllocTag::UNTAGGED;
             let block = resource.allocate(bytes as usize, StreamId::DEFAULT, tag).unwrap();
             witness.write(number as u64, &block, bytes, &stream).unwrap();
-            // SAFETY: the block is live; the stream orders this between the write and the read.
-            match number {
-                1 => unsafe { stream.memset(block.ptr + 7, 0xee, 1).unwrap() },
-                4 => unsafe { stream.memset(block.ptr + 999, 0xee, 1).unwrap() },
-                _ => {}
+            let damage = match number {
+                1 => Some(7),
+                4 => Some(999),
+                _ => None,
+            };
+            if let Some(at) = damage {
+                // SAFETY: the block is live; the stream orders this between the write and the read.
+                unsafe { stream.memset(block.ptr + at, 0xee, 1).unwrap() };
             }
             witness.read(number as u64, &block, bytes, &stream).unwrap();
             resource.deallocate(block).unwrap();
