@@ -35,8 +35,9 @@ pub(super) enum Mode {
 pub(super) struct Failed {
     pub(super) order: u64,
     pub(super) action: &'static str,
-    pub(super) thread: u16,
-    pub(super) stream: u16,
+    /// As recorded; `null` where the log has more than are told apart.
+    pub(super) thread: Option<u64>,
+    pub(super) stream: Option<u32>,
     pub(super) bytes: Option<u64>,
     pub(super) tag: Option<String>,
     pub(super) error: String,
@@ -237,7 +238,8 @@ impl Replay<'_> {
         if let Err(error) = called {
             outcome.failures += 1;
             let tag = self.tag_of(operation).map(|tag| tag.0.to_owned());
-            let Operation { order, thread, stream, .. } = *operation;
+            let (thread, stream) = (self.plan.thread_of(operation), self.plan.stream_of(operation));
+            let order = operation.order;
             let error = error.to_string();
             outcome.note(|| Failed { order, action, thread, stream, bytes, tag, error });
         }
@@ -374,8 +376,8 @@ impl Failed {
         Self {
             order: u64::MAX,
             action: "free of what the log left",
-            thread: 0,
-            stream: 0,
+            thread: None,
+            stream: None,
             bytes: None,
             tag: None,
             error: error.to_string(),

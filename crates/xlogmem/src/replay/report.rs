@@ -100,6 +100,10 @@ pub(super) struct RunReport {
     skipped: u64,
     behind_nanos: u64,
     bytes_left: usize,
+    /// What the order between streams took: events, waits for them, and waits that were already implied.
+    events_recorded: u64,
+    waits_inserted: u64,
+    waits_elided: u64,
     races: Vec<String>,
     pool: Option<PoolReport>,
     /// To the first resource of a comparison.
@@ -115,6 +119,7 @@ impl RunReport {
         let reserved = stack.peak_reserved();
         let ratio = |reserved: u64| reserved as f64 / outcome.peak_live_bytes as f64;
         let bytes_left = stack.resource().bytes_outstanding();
+        let statistics = stack.resource().statistics();
         let races: Vec<String> = stack.device().races().iter().map(ToString::to_string).collect();
         Self {
             resource: kind.name(),
@@ -138,6 +143,9 @@ impl RunReport {
             skipped: outcome.skipped,
             behind_nanos: outcome.behind_nanos,
             bytes_left,
+            events_recorded: statistics.events_recorded,
+            waits_inserted: statistics.waits_inserted,
+            waits_elided: statistics.waits_elided,
             races,
             pool: outcome.at_end.as_ref().map(|end| PoolReport::new(end, outcome.at_peak.as_ref())),
             time_ratio: None,
@@ -162,18 +170,26 @@ impl RunReport {
 
 impl std::fmt::Display for Failed {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(
-            f,
-            "{} of order {} (thread {}, stream {}",
-            self.action, self.order, self.thread, self.stream
-        )?;
+        write!(f, "{} of order {}", self.action, self.order)?;
+        let mut between = " (";
+        let mut part = |f: &mut std::fmt::Formatter<'_>, text: String| {
+            let begun = std::mem::replace(&mut between, ", ");
+            write!(f, "{begun}{text}")
+        };
+        if let Some(thread) = self.thread {
+            part(f, format!("thread {thread}"))?;
+        }
+        if let Some(stream) = self.stream {
+            part(f, format!("stream {stream}"))?;
+        }
         if let Some(bytes) = self.bytes {
-            write!(f, ", {bytes} bytes")?;
+            part(f, format!("{bytes} bytes"))?;
         }
         if let Some(tag) = &self.tag {
-            write!(f, ", {tag}")?;
+            part(f, tag.clone())?;
         }
-        write!(f, "): {}", self.error)
+        let end = if between == ", " { ")" } else { "" };
+        write!(f, "{end}: {}", self.error)
     }
 }
 
@@ -361,6 +377,15 @@ fn run_lines(page: &mut Page, run: &RunReport) {
     );
     if let Some(pool) = &run.pool {
         pool.render(page);
+    }
+    if run.resource != "direct" {
+        page.line(
+            "order",
+            &format!(
+                "{} events recorded, {} waits inserted, {} elided",
+                run.events_recorded, run.waits_inserted, run.waits_elided
+            ),
+        );
     }
     if run.behind_nanos > 0 {
         page.line("behind", &format!("at most {:.3} ms", run.behind_nanos as f64 / 1e6));

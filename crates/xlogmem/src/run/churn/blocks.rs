@@ -179,7 +179,6 @@ impl<'a> Checks<'a> {
 pub(super) struct Blocks<'a> {
     checks: &'a Checks<'a>,
     next: u64,
-    most: u64,
     pub(super) counts: Counts,
     /// After which calls the pool is looked at.
     pub(super) look_at: [u64; 2],
@@ -187,9 +186,9 @@ pub(super) struct Blocks<'a> {
 }
 
 impl<'a> Blocks<'a> {
-    pub(super) fn new(checks: &'a Checks<'a>, most: u64) -> Self {
+    pub(super) fn new(checks: &'a Checks<'a>) -> Self {
         let counts = Counts::default();
-        Self { checks, next: 0, most, counts, look_at: [u64::MAX; 2], looks: [None, None] }
+        Self { checks, next: 0, counts, look_at: [u64::MAX; 2], looks: [None, None] }
     }
 
     fn look(&mut self) {
@@ -207,7 +206,6 @@ impl Target for Blocks<'_> {
     type Error = XlogError;
 
     fn allocate(&mut self, bytes: u64) -> Result<Option<Held>> {
-        debug_assert!(self.next < self.most, "every block has a place in the witness");
         let held = self.checks.allocate(self.next, bytes, &mut self.counts)?;
         self.next += u64::from(held.is_some());
         self.look();

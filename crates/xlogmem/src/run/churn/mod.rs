@@ -239,7 +239,7 @@ fn measure(spec: DeviceSpec, plan: &Plan, report: &mut Report) -> Result<()> {
 fn alone(plan: &Plan, checks: &Checks<'_>, report: &mut Report) -> Result<()> {
     let mut dry = Dry::default();
     let Ok(expected) = plan.drive(&mut dry);
-    let mut blocks = Blocks::new(checks, plan.most_blocks());
+    let mut blocks = Blocks::new(checks);
     blocks.look_at = [dry.peak_at, expected.allocations + expected.frees];
     let outcome = plan.drive(&mut blocks);
     let [peak, end] = blocks.looks;
