@@ -48,7 +48,7 @@ pub(crate) struct GenerateArguments {
     #[arg(long, value_name = "NUMBER", default_value_t = 1)]
     seed: u64,
 
-    /// Multiplies the sizes; 1 has a peak of a few GiB
+    /// Multiplies the sizes; 1 has a peak of 0.5 to 3 GiB
     #[arg(long, value_name = "X", default_value_t = 1.0, allow_negative_numbers = true)]
     scale: f64,
 

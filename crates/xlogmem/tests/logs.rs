@@ -135,6 +135,20 @@ fn a_log_may_be_converted_onto_itself() {
     assert_eq!((&report["format"], &report["reading"]["records"]), (&"csv".into(), &6.into()));
 }
 
+#[cfg(unix)]
+#[test]
+fn an_output_that_is_no_plain_file_is_written_to_and_stays_what_it_is() {
+    let scratch = Scratch::new("special");
+    let rmm = scratch.write("log.csv", RMM);
+    let (target, link) = (scratch.write("target.csv", "old"), scratch.path("link.csv"));
+    std::os::unix::fs::symlink(&target, &link).unwrap();
+    good(&["convert", &rmm, &link]);
+    assert!(std::fs::symlink_metadata(&link).unwrap().is_symlink());
+    assert!(std::fs::read_to_string(&target).unwrap().starts_with("thread,"));
+    good(&["convert", &rmm, "/dev/null", "--to", "csv"]);
+    assert!(!std::fs::metadata("/dev/null").unwrap().is_file());
+}
+
 #[test]
 fn the_summary_names_who_holds_what_and_what_was_never_freed() {
     let scratch = Scratch::new("summary");

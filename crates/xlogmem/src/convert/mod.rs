@@ -159,42 +159,53 @@ fn encode(input: &Input<'_>, to: LogFormat, file: &File) -> Result<(u64, u64, Re
 }
 
 /// The file that becomes the output when it is complete.
+///
+/// What is there already and no plain file, such as a pipe or a device, is written to as it is and never replaced.
 pub(crate) struct Part {
-    path: PathBuf,
+    /// Where it is written, and where it goes; `None` when it is there already.
+    moves: Option<(PathBuf, PathBuf)>,
     pub(crate) file: File,
-    committed: bool,
 }
 
 impl Part {
     pub(crate) fn create(output: &Path) -> Result<Self, String> {
-        let mut name: OsString = output.as_os_str().to_owned();
-        name.push(format!(".part-{}", std::process::id()));
-        let path = PathBuf::from(name);
+        let blame = |error: std::io::Error| format!("{}: {error}", output.display());
         if output.is_dir() {
             return Err(format!(
                 "{}: it is a folder; expected the name of a file",
                 output.display()
             ));
         }
-        let file = File::create(&path).map_err(|error| format!("{}: {error}", output.display()))?;
-        Ok(Self { path, file, committed: false })
+        if output.exists() && !output.is_file() {
+            let file = File::options().write(true).open(output).map_err(blame)?;
+            return Ok(Self { moves: None, file });
+        }
+        // A link stays, and what it leads to is replaced.
+        let place = std::fs::canonicalize(output).unwrap_or_else(|_| output.to_owned());
+        let mut name: OsString = place.as_os_str().to_owned();
+        name.push(format!(".part-{}", std::process::id()));
+        let path = PathBuf::from(name);
+        let file = File::create(&path).map_err(blame)?;
+        Ok(Self { moves: Some((path, place)), file })
     }
 
     /// Puts it in place; returns its size.
     pub(crate) fn commit(mut self, output: &Path) -> Result<u64, String> {
         let blame = |error: std::io::Error| format!("{}: {error}", output.display());
         let bytes = self.file.metadata().map_err(blame)?.len();
-        std::fs::rename(&self.path, output).map_err(blame)?;
-        self.committed = true;
+        if let Some((path, place)) = &self.moves {
+            std::fs::rename(path, place).map_err(blame)?;
+        }
+        self.moves = None;
         Ok(bytes)
     }
 }
 
 impl Drop for Part {
     fn drop(&mut self) {
-        if !self.committed {
+        if let Some((path, _)) = &self.moves {
             // The failure that led here is what is reported.
-            let _ = std::fs::remove_file(&self.path);
+            let _ = std::fs::remove_file(path);
         }
     }
 }

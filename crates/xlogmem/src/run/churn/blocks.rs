@@ -14,6 +14,7 @@ use xlog_cuda::{Result, XlogError};
 use xlogmem::stack::Stack;
 use xlogmem::workload::Target;
 
+use super::super::progress::Progress;
 use super::witness::Witness;
 
 const TAG: AllocTag = AllocTag("churn");
@@ -55,6 +56,7 @@ pub(super) struct Checks<'a> {
     anywhere: bool,
     /// Where live blocks begin and end, while blocks are verified.
     ranges: Mutex<BTreeMap<u64, u64>>,
+    progress: Progress,
     overlaps: AtomicU64,
     live: AtomicU64,
     peak: AtomicU64,
@@ -65,6 +67,7 @@ impl<'a> Checks<'a> {
         stack: &'a Stack,
         streams: &'a [StreamLease],
         witness: Option<&'a Witness>,
+        most_blocks: u64,
     ) -> Self {
         let resource = stack.resource();
         let anywhere = streams.len() > 1 && resource.supports_block_use_tracking();
@@ -75,6 +78,10 @@ impl<'a> Checks<'a> {
             witness,
             anywhere,
             ranges: Mutex::default(),
+            progress: Progress::new(
+                "blocks at most",
+                u32::try_from(most_blocks).unwrap_or(u32::MAX),
+            ),
             overlaps: AtomicU64::new(0),
             live: AtomicU64::new(0),
             peak: AtomicU64::new(0),
@@ -116,6 +123,7 @@ impl<'a> Checks<'a> {
             Err(error) => return Err(error.into()),
         };
         counts.allocations += 1;
+        self.progress.step();
         let live = self.live.fetch_add(bytes, Ordering::Relaxed) + bytes;
         self.peak.fetch_max(live, Ordering::Relaxed);
         let held = Held { block, number, bytes };
@@ -263,7 +271,7 @@ mod tests {
     fn a_block_over_a_live_one_is_counted_wherever_they_meet() {
         let stack = Stack::open(DeviceSpec::Sim, StackKind::Direct, None, 1).unwrap();
         let streams = [stack.streams().lease().unwrap()];
-        let checks = Checks::new(&stack, &streams, None);
+        let checks = Checks::new(&stack, &streams, None, 5);
         let place = |ptr: u64, bytes: usize| {
             let block = DeviceBlock {
                 ptr,

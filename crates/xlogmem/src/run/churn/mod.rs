@@ -215,7 +215,7 @@ fn measure(spec: DeviceSpec, plan: &Plan, report: &mut Report) -> Result<()> {
         true => Some(Witness::new(stack.device(), plan.most_blocks(), plan.seed)?),
         false => None,
     };
-    let checks = Checks::new(&stack, &streams, witness.as_ref());
+    let checks = Checks::new(&stack, &streams, witness.as_ref(), plan.most_blocks());
     let start = Instant::now();
     let outcome = match plan.workload {
         Workload::Threads => threads::run(plan, &checks, &stack, report),

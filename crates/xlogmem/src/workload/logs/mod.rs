@@ -60,7 +60,7 @@ pub struct LogSettings {
     pub records: u64,
     /// What the generator begins with.
     pub seed: u64,
-    /// Multiplies rows, model width and facts, and so the bytes; 1 has a peak of a few GiB.
+    /// Multiplies rows, model width and facts, and so the bytes; 1 has a peak of 0.5 to 3 GiB.
     pub scale: f64,
 }
 
@@ -198,4 +198,51 @@ impl Script {
 /// `count` times `scale`, at least one.
 fn scaled(count: u64, scale: f64) -> u64 {
     ((count as f64 * scale) as u64).max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::io::Cursor;
+
+    use super::*;
+    use xlog_trace::{Action, Reader, Strictness};
+
+    #[test]
+    fn live_blocks_never_overlap_and_the_history_is_legal() {
+        for (kind, seed) in LogKind::ALL.into_iter().zip([1, 77, 4711]) {
+            let settings = LogSettings::default().with_records(20_000).with_seed(seed);
+            let mut bytes = Vec::new();
+            let made = write_log(kind, &settings, Format::Binary, &mut bytes).unwrap();
+            let reader = Reader::from_stream(Cursor::new(bytes), Strictness::Strict).unwrap();
+            let (mut order, mut time, mut records) = (0, 0, 0);
+            let mut live: BTreeMap<u64, (u64, Option<u64>)> = BTreeMap::new();
+            let (mut foreign, mut homes) = (0, BTreeMap::new());
+            for record in reader {
+                let record = record.unwrap();
+                let context = format!("{} from seed {seed}: {record:?}", kind.name());
+                assert!(record.order() > order && record.time_nanos() >= time, "{context}");
+                (order, time) = (record.order(), record.time_nanos());
+                records += 1;
+                let ptr = record.ptr().unwrap();
+                match record.action() {
+                    Action::Allocate => {
+                        let end = ptr + record.bytes().unwrap();
+                        let before = live.range(..end).next_back();
+                        assert!(before.is_none_or(|(_, (end, _))| *end <= ptr), "{context}");
+                        live.insert(ptr, (end, record.generation()));
+                        homes.insert(ptr, record.thread());
+                    }
+                    _ => {
+                        let (_, generation) = live.remove(&ptr).expect(&context);
+                        assert_eq!(generation, record.generation(), "{context}");
+                        foreign += u64::from(homes.get(&ptr) != Some(&record.thread()));
+                    }
+                }
+            }
+            assert_eq!((records, live.len()), (made.records, 0));
+            // Threads free what others allocated, where there are several and something is kept.
+            assert_eq!(foreign > 0, kind != LogKind::Llm, "{}", kind.name());
+        }
+    }
 }
