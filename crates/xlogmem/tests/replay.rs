@@ -218,6 +218,26 @@ fn a_log_with_gaps_is_mended_and_counted_or_refused_when_strict() {
 }
 
 #[test]
+fn one_address_on_two_devices_is_two_blocks() {
+    let scratch = Scratch::new("replay-devices");
+    let path = scratch.write(
+        "two.csv",
+        "thread,action,pointer,bytes,stream,device,process,order
+1,allocate,0x1000,100,1,0,1,1
+1,allocate,0x1000,200,1,1,1,2
+1,allocate,0x1000,400,1,0,2,3
+1,deallocate,0x1000,100,1,0,1,4
+1,deallocate,0x1000,200,1,1,1,5
+1,deallocate,0x1000,400,1,0,2,6
+",
+    );
+    let report = good(&["replay", &path, "--device", "sim", "--strict", "--resource", "pool"]);
+    let figures = &report["log_figures"];
+    assert_eq!((&figures["devices"], &figures["threads"]), (&3.into(), &2.into()));
+    assert_eq!((&figures["peak_live_bytes"], &figures["missing_frees"]), (&700.into(), &0.into()));
+}
+
+#[test]
 fn uses_are_replayed_where_they_are_tracked() {
     let scratch = Scratch::new("replay-uses");
     let path = scratch.write(

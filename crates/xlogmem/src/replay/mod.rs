@@ -28,7 +28,7 @@ use report::{Report, RunReport};
 #[command(
     after_help = "Calls that had failed when the log was written are not replayed. Frees of unknown blocks are counted and left \
                         out; a block whose address is handed out again is freed before. Blocks that the log never frees are \
-                        freed after the replay. A free on another stream than the allocation's waits for that stream. Up to \
+                        freed after the replay. A free on another stream than the allocation's waits for that stream. All devices and processes of a log go to the one device. Up to \
                         128 streams and 64 threads are told apart.
 
 Exit status: 0 every operation of the log was served; 1 some were not, or the log or the device cannot be used, or --strict \

@@ -4,7 +4,7 @@
 //! does not have, allocations at live addresses) is counted, and mended where it can be: a block whose address is handed out
 //! again was freed before. Operations on one block have numbers, which every replay keeps to. Memory: 56 bytes an operation.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 
 use serde::Serialize;
 use xlog_cuda::device_runtime::{Access, AllocTag};
@@ -54,6 +54,8 @@ pub(super) struct LogFigures {
     pub(super) uses: u64,
     pub(super) threads: usize,
     pub(super) streams: usize,
+    /// Devices of all processes; all are replayed on one.
+    pub(super) devices: usize,
     /// Most requested bytes live at a time, in the recorded order.
     pub(super) peak_live_bytes: u64,
     pub(super) peak_live_blocks: u64,
@@ -120,6 +122,7 @@ struct Linker {
     tags: HashMap<Option<xlog_trace::NameId>, u32>,
     /// Uses that are open: of which block, on which stream, with which access.
     open: HashMap<(Key, u16, u8), VecDeque<Operation>>,
+    devices: HashSet<(u32, u32)>,
     live_bytes: u64,
 }
 
@@ -281,6 +284,7 @@ impl Linker {
             self.plan.threads.push(record.thread());
             (count % MAX_THREADS) as u16
         });
+        self.devices.insert((record.process(), record.device()));
         let (time, order) = (record.time_nanos(), record.order());
         Operation { what, block, turn: 0, stream, thread, time, order }
     }
@@ -326,6 +330,7 @@ impl Linker {
         figures.never_freed = self.live.len() as u64;
         figures.threads = self.threads.len();
         figures.streams = self.streams.len();
+        figures.devices = self.devices.len();
         self.plan.blocks = self.turns.len() as u32;
         self.plan
     }

@@ -342,6 +342,9 @@ fn log_lines(page: &mut Page, figures: &LogFigures) {
             figures.missing_frees, figures.never_freed
         ),
     );
+    if figures.devices > 1 {
+        page.line("devices", &format!("{} in the log, all replayed on this one", figures.devices));
+    }
     if figures.late_records > 0 {
         page.line("out of order", &format!("{} records", figures.late_records));
     }

@@ -33,7 +33,7 @@ use witness::Witness;
   small-blocks  4 B to --max (4 KiB), many live, freed and allocated ten
                 times over
   threads       4 B to --max on all streams by all threads, a fifth of the
-                blocks freed by another thread
+                blocks left for any thread to free
 
 Exit status: 0 every block verified and all memory back; 1 something is
 wrong, or the device failed; 2 the command line was refused.")]

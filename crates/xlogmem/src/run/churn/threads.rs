@@ -75,8 +75,7 @@ struct Worker<'a> {
 
 impl Worker<'_> {
     fn run(&mut self, plan: &Plan, thread: u64, numbers: std::ops::Range<u64>) -> Result<()> {
-        let outcome = self.steps(plan, thread, numbers);
-        let mut outcome = outcome;
+        let mut outcome = self.steps(plan, thread, numbers);
         while let Some(held) = self.live.pop() {
             let freed = self.checks.free(held, &mut self.counts);
             outcome = outcome.and(freed);
@@ -114,7 +113,7 @@ impl Worker<'_> {
             if left.len() < 8 {
                 return Ok(());
             }
-            // The oldest, which another thread has most likely left.
+            // One that has waited, most likely left by another thread.
             held = left.swap_remove(0);
         }
         self.checks.free(held, &mut self.counts)
