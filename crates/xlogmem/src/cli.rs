@@ -21,6 +21,17 @@ pub(crate) enum Command {
     /// Run a workload on a device and verify what came of it
     #[command(subcommand, disable_help_subcommand = true)]
     Run(RunCommand),
+    /// Replay an allocation log, ours or RMM's, on a device
+    ///
+    /// Every allocation and free of the log is done again, on streams and by threads as recorded, and timed. The log may have
+    /// been written by any resource on any device.
+    Replay(crate::replay::ReplayArguments),
+    /// Write an allocation log in another format
+    Convert(crate::convert::ConvertArguments),
+    /// Sum up an allocation log: peak, who held it, what was never freed
+    Summary(crate::summary::SummaryArguments),
+    /// Make an allocation log as programs of a kind would write it, for replay
+    Generate(crate::generate::GenerateArguments),
 }
 
 /// Which workload to run.
@@ -32,6 +43,12 @@ pub(crate) enum RunCommand {
     /// are allocated on the stream that first needs them and dropped as soon as their last use is queued. The host waits for
     /// a sum only now and then, and compares every one with its own.
     Handoff(HandoffArguments),
+    /// Allocate and free at random, and verify that no block was damaged
+    ///
+    /// Both ends of every block are written on the device and copied aside, in stream order, just before the block is freed. At
+    /// the end the copies are compared with what was written: memory that was handed out twice shows. With several streams,
+    /// a block is written and read on other streams than its own, where the resource tracks uses.
+    Churn(crate::run::ChurnArguments),
 }
 
 /// What `doctor` takes.
