@@ -16,6 +16,7 @@
 #include <atomic>
 #include <chrono>
 #include <cinttypes>
+#include <cmath>
 #include <exception>
 #include <memory>
 #include <optional>
@@ -29,6 +30,13 @@
 namespace peers {
 
 inline constexpr std::size_t mib = std::size_t{1} << 20;
+
+inline std::string text(double seconds)
+{
+  char digits[32];
+  std::snprintf(digits, sizeof digits, "%g", seconds);
+  return digits;
+}
 
 class Stopwatch {
  public:
@@ -122,13 +130,13 @@ void holes(Rows const& rows, std::size_t count, Make const& make)
       trouble = "an allocation failed";
     } else {
       blocks.push_back(block);
-      if (watch.seconds() > limit) { trouble = "filling took over " + std::to_string(limit) + " s"; }
+      if (watch.seconds() > limit) { trouble = "filling took over " + text(limit) + " s"; }
     }
   }
   for (std::size_t at = 0; at < blocks.size() && trouble.empty(); at += 2) {
     peer->free(blocks[at], size, stream);
     blocks[at] = nullptr;
-    if (watch.seconds() > limit) { trouble = "making the holes took over " + std::to_string(limit) + " s"; }
+    if (watch.seconds() > limit) { trouble = "making the holes took over " + text(limit) + " s"; }
   }
   peer->synchronize();
   if (trouble.empty()) {
@@ -263,9 +271,9 @@ void random(Rows const& rows, std::size_t max_mib, Make const& make)
   if (!warmed.complete) {
     return rows.skipped(name,
                         max_mib,
-                        "over " + std::to_string(seconds) + " s; " + std::to_string(warmed.operations) + " of " +
+                        "over " + text(seconds) + " s; " + std::to_string(warmed.operations) + " of " +
                           std::to_string(2 * allocations) + " operations done; " +
-                          std::to_string(warmed.seconds * 1e9 / static_cast<double>(warmed.operations)) + " ns each");
+                          text(std::round(warmed.seconds * 1e9 / static_cast<double>(warmed.operations))) + " ns each so far");
   }
   if (warmed.failed == 0) { check(warmed, allocations, max_mib); }
   double best        = 0;
@@ -328,14 +336,25 @@ void threads(Rows const& rows, std::size_t count, Make const& make)
         }
         return most;
       };
-      work(steps / 10, limit / 2);
+      // A peer that throws must neither end the program nor keep the others waiting.
+      auto guarded = [&](auto const& part) {
+        try {
+          part();
+        } catch (std::exception const& error) {
+          failed = true;
+          rows.note(error.what());
+        }
+      };
+      guarded([&] { work(steps / 10, limit / 2); });
       ++ready;
       while (!go) { std::this_thread::yield(); }
-      done += work(steps, limit);
+      guarded([&] { done += work(steps, limit); });
       ends[thread] = watch->seconds();
-      for (Slot const& slot : slots) {
-        if (slot.address != nullptr) { peer->free(slot.address, slot.bytes, stream); }
-      }
+      guarded([&] {
+        for (Slot const& slot : slots) {
+          if (slot.address != nullptr) { peer->free(slot.address, slot.bytes, stream); }
+        }
+      });
     });
   }
   while (ready < count) { std::this_thread::yield(); }
