@@ -1,0 +1,244 @@
+//! Reading the binary layout as a stream of records, in the memory of one chunk.
+
+use std::io::Read;
+
+use crate::error::{BadInput, TraceError};
+use crate::header::Header;
+use crate::names::{MAX_NAMES, NameId, Names};
+use crate::reader::{ReadReport, Strictness};
+use crate::record::Record;
+
+use super::frames::{Found, Frames};
+use super::layout::{
+    BYTE_ORDER, FAILURE_BYTES, Fields, Frame, KIND_FAILURES, KIND_HEADER, KIND_NAMES, KIND_RECORDS,
+    KIND_TALLY, NAME_STREAM, NAME_TEXT, RECORD_BYTES, VERSION, take_record,
+};
+
+/// Reads a binary log from any byte stream; it does its own buffering.
+#[derive(Debug)]
+pub struct BinaryReader<R> {
+    frames: Frames<R>,
+    run: Option<(Frame, usize)>,
+    header: Header,
+    names: Names,
+    /// From the file's numbers to those of `names`; a new header starts it afresh.
+    numbers: Vec<u32>,
+    /// What brings the times of a later log in the same file to the first one's epoch.
+    shift: i64,
+    report: ReadReport,
+    strictness: Strictness,
+    done: bool,
+}
+
+impl<R: Read> BinaryReader<R> {
+    /// A reader at the start of a log. Reads the header, so that it is known before the records.
+    pub fn new(inner: R, strictness: Strictness) -> Result<Self, TraceError> {
+        let mut reader = Self {
+            frames: Frames::new(inner),
+            run: None,
+            header: Header::default(),
+            names: Names::new(),
+            numbers: Vec::new(),
+            shift: 0,
+            report: ReadReport::default(),
+            strictness,
+            done: false,
+        };
+        reader.step()?;
+        Ok(reader)
+    }
+
+    /// What the log says of itself.
+    pub fn header(&self) -> &Header {
+        &self.header
+    }
+
+    /// The strings of the records read so far.
+    pub fn names(&self) -> &Names {
+        &self.names
+    }
+
+    /// How reading went so far.
+    pub fn report(&self) -> &ReadReport {
+        &self.report
+    }
+
+    /// The next record, or none at the end.
+    pub fn next_record(&mut self) -> Result<Option<Record>, TraceError> {
+        loop {
+            if let Some(record) = self.take() {
+                self.report.records += 1;
+                return Ok(Some(record));
+            }
+            if self.done {
+                return Ok(None);
+            }
+            self.step()?;
+        }
+    }
+
+    fn take(&mut self) -> Option<Record> {
+        let (frame, at) = self.run?;
+        let size = usize::from(frame.record_bytes);
+        let Some(bytes) = self.frames.payload().get(at..at + size) else {
+            self.run = None;
+            return None;
+        };
+        self.run = Some((frame, at + size));
+        let mut fields = Fields(bytes);
+        let mut record = take_record(&mut fields, &frame)?;
+        record.time = record.time.saturating_add_signed(self.shift);
+        record.tag = self.number(record.tag);
+        if frame.kind == KIND_FAILURES {
+            let lost = NameId::LOST.raw();
+            let (kind, message) = (fields.u32()?, fields.u32()?);
+            record.error_kind = if kind == 0 { lost } else { self.number(kind) };
+            record.error_message = if message == 0 { lost } else { self.number(message) };
+        }
+        Some(record)
+    }
+
+    fn number(&self, in_file: u32) -> u32 {
+        if in_file == 0 {
+            return 0;
+        }
+        match self.numbers.get(in_file as usize) {
+            Some(&known) if known != 0 => known,
+            _ => NameId::LOST.raw(),
+        }
+    }
+
+    /// Takes the next chunk in.
+    fn step(&mut self) -> Result<(), TraceError> {
+        let place = self.frames.offset();
+        let found = self.frames.next();
+        self.report.skipped_bytes = self.frames.skipped();
+        let found = found.inspect_err(|_| self.done = true)?;
+        match found {
+            Found::End => self.done = true,
+            Found::Damage(bad) => self.refuse(bad)?,
+            Found::Cut(frame, bad) => {
+                self.done = true;
+                self.report.truncated = true;
+                if run_size(&frame).is_some() {
+                    self.run = Some((frame, 0));
+                }
+                if self.strictness == Strictness::Strict {
+                    self.run = None;
+                    self.refuse(bad)?;
+                }
+            }
+            Found::Chunk(frame) => self.take_in(frame, place)?,
+        }
+        Ok(())
+    }
+
+    fn take_in(&mut self, frame: Frame, place: u64) -> Result<(), TraceError> {
+        let sound = match frame.kind {
+            KIND_HEADER => self.take_header()?,
+            KIND_NAMES => self.take_names(),
+            KIND_TALLY => {
+                let mut fields = Fields(self.frames.payload());
+                let tally = fields.u64().zip(fields.u64());
+                if let Some((_, dropped)) = tally {
+                    self.report.closed = true;
+                    self.report.dropped_at_source =
+                        self.report.dropped_at_source.saturating_add(dropped);
+                }
+                tally.is_some()
+            }
+            KIND_RECORDS | KIND_FAILURES => {
+                self.run = Some((frame, 0));
+                run_size(&frame)
+                    .is_some_and(|size| (frame.payload_bytes as usize).is_multiple_of(size))
+            }
+            // A kind of a later version: none of this reader's business, and no damage.
+            _ => true,
+        };
+        if sound {
+            return Ok(());
+        }
+        self.run = None;
+        self.refuse(BadInput {
+            place: crate::Place::Byte(place),
+            expected: format!("a well-formed chunk of kind {}", frame.kind),
+            found: format!("{} bytes, records of {}", frame.payload_bytes, frame.record_bytes),
+            good_records: 0,
+        })
+    }
+
+    fn take_header(&mut self) -> Result<bool, TraceError> {
+        let mut fields = Fields(self.frames.payload());
+        let (Some(version), Some(order)) = (fields.u16(), fields.u16()) else { return Ok(false) };
+        if order != BYTE_ORDER {
+            return Ok(false);
+        }
+        if version > VERSION {
+            self.done = true;
+            return Err(TraceError::NewerVersion { found: version, supported: VERSION });
+        }
+        let (Some(process), Some(epoch), Some(len)) = (fields.u32(), fields.u64(), fields.u16())
+        else {
+            return Ok(false);
+        };
+        let Some(name) = fields.bytes(usize::from(len)) else { return Ok(false) };
+        let header = Header {
+            process,
+            epoch_unix_nanos: epoch,
+            device_name: String::from_utf8_lossy(name).into_owned(),
+        };
+        // Of several logs put together, the first one's clock is the clock of all.
+        if self.report.records == 0 {
+            self.header = header;
+        } else {
+            self.shift = epoch.wrapping_sub(self.header.epoch_unix_nanos).cast_signed();
+        }
+        self.numbers.clear();
+        self.report.closed = false;
+        Ok(true)
+    }
+
+    fn take_names(&mut self) -> bool {
+        let mut fields = Fields(self.frames.payload());
+        while !fields.0.is_empty() {
+            let (Some(space), Some(id), Some(len)) = (fields.u8(), fields.u32(), fields.u16())
+            else {
+                return false;
+            };
+            let Some(text) = fields.bytes(usize::from(len)) else { return false };
+            let text = String::from_utf8_lossy(text);
+            let index = id as usize;
+            match space {
+                NAME_TEXT if (1..=MAX_NAMES).contains(&index) => {
+                    if self.numbers.len() <= index {
+                        self.numbers.resize(index + 1, 0);
+                    }
+                    let known = self.names.intern(&text).raw();
+                    if let Some(slot) = self.numbers.get_mut(index) {
+                        *slot = known;
+                    }
+                }
+                NAME_TEXT => return false,
+                NAME_STREAM => {
+                    self.names.name_stream(id, &text);
+                }
+                _ => {}
+            }
+        }
+        true
+    }
+
+    fn refuse(&mut self, mut bad: BadInput) -> Result<(), TraceError> {
+        bad.good_records = self.report.records;
+        let result = self.report.refuse(bad, self.strictness);
+        self.done |= result.is_err();
+        result
+    }
+}
+
+/// The size of one record in a run, if it can hold what this version reads.
+fn run_size(frame: &Frame) -> Option<usize> {
+    let least = if frame.kind == KIND_FAILURES { FAILURE_BYTES } else { RECORD_BYTES };
+    let size = usize::from(frame.record_bytes);
+    (matches!(frame.kind, KIND_RECORDS | KIND_FAILURES) && size >= least).then_some(size)
+}

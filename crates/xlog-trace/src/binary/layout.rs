@@ -1,0 +1,191 @@
+//! Sizes, offsets and numbers of the binary layout, and the frame in front of every chunk.
+
+use crate::record::{
+    HAS_BYTES, HAS_GENERATION, HAS_GRANTED, HAS_PTR, HAS_QUERY, HAS_STREAM, Record,
+};
+
+/// Version of the layout. Readers refuse a higher one; within a version, records may grow at
+/// their end and kinds of chunks may be added, which older readers skip.
+pub const VERSION: u16 = 1;
+/// Most bytes that one chunk carries.
+pub const MAX_PAYLOAD_BYTES: usize = 1 << 20;
+
+/// First bytes of every chunk. Not text, so that no tag or path can imitate it by accident.
+pub(crate) const SYNC: [u8; 8] = *b"\x89XTRACE\n";
+/// Byte order mark in the header chunk.
+pub(super) const BYTE_ORDER: u16 = 0x1a2b;
+
+pub(super) const KIND_HEADER: u16 = 1;
+pub(super) const KIND_NAMES: u16 = 2;
+pub(super) const KIND_RECORDS: u16 = 3;
+pub(super) const KIND_FAILURES: u16 = 4;
+pub(super) const KIND_TALLY: u16 = 5;
+
+/// In a names chunk: a string of the table.
+pub(super) const NAME_TEXT: u8 = 0;
+/// In a names chunk: the name of a stream.
+pub(super) const NAME_STREAM: u8 = 1;
+
+pub(super) const FRAME_BYTES: usize = 36;
+pub(super) const RECORD_BYTES: usize = 80;
+pub(super) const FAILURE_BYTES: usize = 88;
+
+/// What stands in front of a chunk's payload.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Frame {
+    pub(super) kind: u16,
+    pub(super) record_bytes: u16,
+    pub(super) payload_bytes: u32,
+    pub(super) process: u32,
+    pub(super) device: u32,
+    pub(super) count: u32,
+    pub(super) payload_crc: u32,
+}
+
+impl Frame {
+    pub(super) fn to_bytes(self) -> [u8; FRAME_BYTES] {
+        let mut bytes = [0; FRAME_BYTES];
+        let mut at = Cursor { bytes: &mut bytes, at: 0 };
+        at.put(&SYNC);
+        at.put(&self.kind.to_le_bytes());
+        at.put(&self.record_bytes.to_le_bytes());
+        at.put(&self.payload_bytes.to_le_bytes());
+        at.put(&self.process.to_le_bytes());
+        at.put(&self.device.to_le_bytes());
+        at.put(&self.count.to_le_bytes());
+        at.put(&self.payload_crc.to_le_bytes());
+        let crc = crc32fast::hash(&bytes[..FRAME_BYTES - 4]);
+        bytes[FRAME_BYTES - 4..].copy_from_slice(&crc.to_le_bytes());
+        bytes
+    }
+
+    /// The frame at the start of `bytes`; none unless its mark, its checksum and its length hold.
+    pub(super) fn parse(bytes: &[u8]) -> Option<Self> {
+        let bytes: &[u8; FRAME_BYTES] = bytes.first_chunk()?;
+        if !bytes.starts_with(&SYNC) {
+            return None;
+        }
+        let mut fields = Fields(&bytes[8..]);
+        let frame = Self {
+            kind: fields.u16()?,
+            record_bytes: fields.u16()?,
+            payload_bytes: fields.u32()?,
+            process: fields.u32()?,
+            device: fields.u32()?,
+            count: fields.u32()?,
+            payload_crc: fields.u32()?,
+        };
+        let sound = fields.u32()? == crc32fast::hash(&bytes[..FRAME_BYTES - 4]);
+        (sound && frame.payload_bytes as usize <= MAX_PAYLOAD_BYTES).then_some(frame)
+    }
+}
+
+struct Cursor<'a> {
+    bytes: &'a mut [u8],
+    at: usize,
+}
+
+impl Cursor<'_> {
+    fn put(&mut self, field: &[u8]) {
+        if let Some(slot) = self.bytes.get_mut(self.at..self.at + field.len()) {
+            slot.copy_from_slice(field);
+        }
+        self.at += field.len();
+    }
+}
+
+/// Takes little-endian numbers off the front of a slice.
+pub(super) struct Fields<'a>(pub(super) &'a [u8]);
+
+impl<'a> Fields<'a> {
+    pub(super) fn bytes(&mut self, len: usize) -> Option<&'a [u8]> {
+        let (head, tail) = self.0.split_at_checked(len)?;
+        self.0 = tail;
+        Some(head)
+    }
+
+    fn array<const N: usize>(&mut self) -> Option<[u8; N]> {
+        let (head, tail) = self.0.split_first_chunk::<N>()?;
+        self.0 = tail;
+        Some(*head)
+    }
+
+    pub(super) fn u8(&mut self) -> Option<u8> {
+        self.array::<1>().map(|[byte]| byte)
+    }
+
+    pub(super) fn u16(&mut self) -> Option<u16> {
+        self.array().map(u16::from_le_bytes)
+    }
+
+    pub(super) fn u32(&mut self) -> Option<u32> {
+        self.array().map(u32::from_le_bytes)
+    }
+
+    pub(super) fn u64(&mut self) -> Option<u64> {
+        self.array().map(u64::from_le_bytes)
+    }
+}
+
+/// Appends the fixed part of a record.
+pub(super) fn put_record(record: &Record, out: &mut Vec<u8>) {
+    let mut bytes = [0u8; RECORD_BYTES];
+    let words = [
+        record.order,
+        record.time,
+        record.thread,
+        record.ptr,
+        record.bytes,
+        record.granted,
+        record.generation,
+        record.query,
+    ];
+    for (slot, word) in bytes.chunks_exact_mut(8).zip(words) {
+        slot.copy_from_slice(&word.to_le_bytes());
+    }
+    let halves = [record.stream, record.tag, record.latency];
+    for (slot, half) in bytes[64..76].chunks_exact_mut(4).zip(halves) {
+        slot.copy_from_slice(&half.to_le_bytes());
+    }
+    bytes[76..].copy_from_slice(&[record.action, record.path, record.alignment, record.flags]);
+    out.extend_from_slice(&bytes);
+}
+
+/// The fixed part of a record, its absent fields zeroed and its tag still the file's number.
+pub(super) fn take_record(fields: &mut Fields<'_>, frame: &Frame) -> Option<Record> {
+    let mut record = Record {
+        order: fields.u64()?,
+        time: fields.u64()?,
+        thread: fields.u64()?,
+        ptr: fields.u64()?,
+        bytes: fields.u64()?,
+        granted: fields.u64()?,
+        generation: fields.u64()?,
+        query: fields.u64()?,
+        stream: fields.u32()?,
+        tag: fields.u32()?,
+        latency: fields.u32()?,
+        device: frame.device,
+        process: frame.process,
+        error_kind: 0,
+        error_message: 0,
+        action: fields.u8()?,
+        path: fields.u8()?,
+        alignment: fields.u8()?,
+        flags: fields.u8()?,
+    };
+    let flags = record.flags;
+    let keep = |bit: u8, value: u64| if flags & bit != 0 { value } else { 0 };
+    record.ptr = keep(HAS_PTR, record.ptr);
+    record.bytes = keep(HAS_BYTES, record.bytes);
+    record.granted = keep(HAS_GRANTED, record.granted);
+    record.generation = keep(HAS_GENERATION, record.generation);
+    record.query = keep(HAS_QUERY, record.query);
+    if flags & HAS_STREAM == 0 {
+        record.stream = 0;
+    }
+    if record.alignment > 64 {
+        record.alignment = 0;
+    }
+    Some(record)
+}

@@ -1,0 +1,32 @@
+//! From any format to any other, one record at a time.
+
+use std::io::Write;
+
+use crate::encoder::{Format, LogWriter};
+use crate::error::TraceError;
+use crate::reader::Source;
+
+/// What a conversion did. What the reader skipped is in its own report.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Converted {
+    /// Records written.
+    pub written: u64,
+    /// Records that the target format has no way to say.
+    pub left_out: u64,
+}
+
+/// Writes the rest of `source` to `out` in `format`.
+pub fn convert<W: Write>(
+    source: &mut impl Source,
+    format: Format,
+    out: W,
+) -> Result<Converted, TraceError> {
+    let mut writer = LogWriter::new(format, source.header(), out);
+    while let Some(record) = source.next_record()? {
+        writer.write(&record, source.names())?;
+    }
+    let converted = Converted { written: writer.written(), left_out: writer.left_out() };
+    writer.finish()?;
+    Ok(converted)
+}

@@ -1,0 +1,101 @@
+//! Writing our CSV.
+
+use crate::encoder::Encoder;
+use crate::header::Header;
+use crate::names::Names;
+use crate::record::Record;
+
+use super::columns::COLUMNS;
+use super::fields::{put_decimal, put_hex, put_text};
+
+/// Encodes records as CSV lines.
+#[derive(Debug, Default)]
+pub struct CsvEncoder {
+    epoch: u64,
+}
+
+impl CsvEncoder {
+    /// An encoder.
+    pub fn new() -> Self {
+        Self::default()
+    }
+}
+
+/// Appends the name of a value, or what stands for a number without one.
+fn put_word(name: Option<&str>, value: impl std::fmt::Display, out: &mut Vec<u8>) {
+    match name {
+        Some(name) => out.extend_from_slice(name.as_bytes()),
+        None => out.extend_from_slice(value.to_string().as_bytes()),
+    }
+}
+
+fn put_optional(value: Option<u64>, out: &mut Vec<u8>) {
+    if let Some(value) = value {
+        put_decimal(value, out);
+    }
+    out.push(b',');
+}
+
+fn put_optional_text(text: Option<&str>, out: &mut Vec<u8>) {
+    if let Some(text) = text {
+        put_text(text, out);
+    }
+}
+
+impl Encoder for CsvEncoder {
+    fn begin(&mut self, header: &Header, out: &mut Vec<u8>) {
+        self.epoch = header.epoch_unix_nanos;
+        for (index, column) in COLUMNS.iter().enumerate() {
+            if index > 0 {
+                out.push(b',');
+            }
+            out.extend_from_slice(column.name().as_bytes());
+        }
+        out.push(b'\n');
+    }
+
+    fn record(&mut self, record: &Record, names: &Names, out: &mut Vec<u8>) -> bool {
+        let text = |id| names.text(id).unwrap_or("(unknown)");
+        put_decimal(record.thread, out);
+        out.push(b',');
+        put_decimal(self.epoch.saturating_add(record.time), out);
+        out.push(b',');
+        put_word(record.action().name(), record.action(), out);
+        out.push(b',');
+        if let Some(ptr) = record.ptr() {
+            put_hex(ptr, out);
+        }
+        out.push(b',');
+        put_optional(record.bytes(), out);
+        put_optional(record.stream().map(u64::from), out);
+        put_decimal(u64::from(record.device), out);
+        out.push(b',');
+        put_optional_text(record.tag().map(text), out);
+        out.push(b',');
+        put_optional(record.query_id(), out);
+        put_optional(record.granted(), out);
+        put_optional(record.alignment(), out);
+        put_optional(record.generation(), out);
+        put_decimal(record.order, out);
+        out.push(b',');
+        put_decimal(u64::from(record.latency), out);
+        out.push(b',');
+        put_word(record.served_by().name(), record.served_by(), out);
+        out.push(b',');
+        put_optional_text(record.access().map(crate::UseAccess::text), out);
+        out.push(b',');
+        put_decimal(u64::from(record.process), out);
+        out.push(b',');
+        put_optional_text(record.failure().map(|failure| text(failure.kind)), out);
+        out.push(b',');
+        put_optional_text(record.failure().map(|failure| text(failure.message)), out);
+        out.push(b',');
+        put_optional_text(record.stream().and_then(|id| names.stream_name(id)), out);
+        out.push(b'\n');
+        true
+    }
+
+    fn seal(&mut self, _out: &mut Vec<u8>) {}
+
+    fn end(&mut self, _written: u64, _dropped: u64, _out: &mut Vec<u8>) {}
+}

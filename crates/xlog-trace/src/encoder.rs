@@ -1,0 +1,128 @@
+//! From records to bytes: the one seam that every output format implements.
+//!
+//! An encoder appends to a byte buffer and never fails; whoever owns the buffer decides when it
+//! becomes a `write`. After [`Encoder::seal`] the buffer ends at a boundary that a reader accepts
+//! as the end of a file.
+
+use std::fmt;
+use std::io::Write;
+
+use crate::binary::BinaryEncoder;
+use crate::csv::CsvEncoder;
+use crate::error::TraceError;
+use crate::header::Header;
+use crate::names::Names;
+use crate::record::Record;
+use crate::rmm::RmmEncoder;
+
+/// The file formats that are both read and written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Format {
+    /// The binary layout, `.xtrace`.
+    Binary,
+    /// CSV with a header of our columns.
+    Csv,
+    /// The six columns of RMM's logging adaptor.
+    RmmCsv,
+}
+
+impl fmt::Display for Format {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Binary => "xtrace binary",
+            Self::Csv => "csv",
+            Self::RmmCsv => "rmm csv",
+        })
+    }
+}
+
+/// Turns records into the bytes of one format.
+pub trait Encoder: Send {
+    /// Begins a file: everything before the first record. May be called again for the next file.
+    fn begin(&mut self, header: &Header, out: &mut Vec<u8>);
+    /// Adds a record. Returns false when the format has no way to say it, and nothing was added.
+    fn record(&mut self, record: &Record, names: &Names, out: &mut Vec<u8>) -> bool;
+    /// Completes what was added, so that `out` may be written.
+    fn seal(&mut self, out: &mut Vec<u8>);
+    /// Ends a file: how many records it holds and how many its writer had to drop.
+    fn end(&mut self, written: u64, dropped: u64, out: &mut Vec<u8>);
+}
+
+/// The encoder of a format.
+pub fn encoder(format: Format) -> Box<dyn Encoder> {
+    match format {
+        Format::Binary => Box::new(BinaryEncoder::new()),
+        Format::Csv => Box::new(CsvEncoder::new()),
+        Format::RmmCsv => Box::new(RmmEncoder::new()),
+    }
+}
+
+/// Writes records in any format to a byte stream, in pieces that end at record boundaries.
+pub struct LogWriter<W: Write> {
+    encoder: Box<dyn Encoder>,
+    buffer: Vec<u8>,
+    inner: W,
+    written: u64,
+    left_out: u64,
+}
+
+const WRITE_SIZE: usize = 256 << 10;
+
+impl<W: Write> LogWriter<W> {
+    /// Begins a log in `inner`.
+    pub fn new(format: Format, header: &Header, inner: W) -> Self {
+        let mut writer =
+            Self { encoder: encoder(format), buffer: Vec::new(), inner, written: 0, left_out: 0 };
+        writer.encoder.begin(header, &mut writer.buffer);
+        writer
+    }
+
+    /// Adds one record, whose strings are in `names`.
+    pub fn write(&mut self, record: &Record, names: &Names) -> Result<(), TraceError> {
+        if self.encoder.record(record, names, &mut self.buffer) {
+            self.written += 1;
+        } else {
+            self.left_out += 1;
+        }
+        if self.buffer.len() >= WRITE_SIZE {
+            self.encoder.seal(&mut self.buffer);
+            self.drain()?;
+        }
+        Ok(())
+    }
+
+    /// Records written so far.
+    pub fn written(&self) -> u64 {
+        self.written
+    }
+
+    /// Records that the format has no way to say.
+    pub fn left_out(&self) -> u64 {
+        self.left_out
+    }
+
+    /// Ends the log and gives the stream back.
+    pub fn finish(mut self) -> Result<W, TraceError> {
+        self.encoder.seal(&mut self.buffer);
+        self.encoder.end(self.written, 0, &mut self.buffer);
+        self.drain()?;
+        self.inner.flush().map_err(TraceError::io("flushing the log"))?;
+        Ok(self.inner)
+    }
+
+    fn drain(&mut self) -> Result<(), TraceError> {
+        self.inner.write_all(&self.buffer).map_err(TraceError::io("writing the log"))?;
+        self.buffer.clear();
+        Ok(())
+    }
+}
+
+impl<W: Write> fmt::Debug for LogWriter<W> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LogWriter")
+            .field("written", &self.written)
+            .field("left_out", &self.left_out)
+            .finish_non_exhaustive()
+    }
+}

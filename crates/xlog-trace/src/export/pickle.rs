@@ -1,0 +1,128 @@
+//! Python's pickle, protocol 4, as far as plain data needs it: numbers, texts, lists and dicts.
+//!
+//! Written as a stream: a list grows by one append an element, so nothing is held back. Texts that
+//! repeat are kept in the pickle's memo. The viewer's own small unpickler knows all these opcodes.
+
+const PROTO: u8 = 0x80;
+const STOP: u8 = b'.';
+const NEWFALSE: u8 = 0x89;
+const BININT1: u8 = b'K';
+const BININT2: u8 = b'M';
+const BININT: u8 = b'J';
+const LONG1: u8 = 0x8a;
+const SHORT_BINUNICODE: u8 = 0x8c;
+const BINUNICODE: u8 = b'X';
+const EMPTY_LIST: u8 = b']';
+const APPEND: u8 = b'a';
+const EMPTY_DICT: u8 = b'}';
+const MARK: u8 = b'(';
+const SETITEMS: u8 = b'u';
+const TUPLE2: u8 = 0x86;
+const LONG_BINPUT: u8 = b'r';
+const LONG_BINGET: u8 = b'j';
+
+/// A place in the pickle's memo.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Memo(u32);
+
+/// A pickle in the making.
+#[derive(Debug)]
+pub(super) struct Pickle {
+    pub(super) out: Vec<u8>,
+    next_memo: u32,
+    keys: Vec<(&'static str, Memo)>,
+}
+
+impl Pickle {
+    pub(super) fn new() -> Self {
+        Self { out: vec![PROTO, 4], next_memo: 0, keys: Vec::new() }
+    }
+
+    pub(super) fn stop(&mut self) {
+        self.out.push(STOP);
+    }
+
+    pub(super) fn no(&mut self) {
+        self.out.push(NEWFALSE);
+    }
+
+    pub(super) fn number(&mut self, value: u64) {
+        if let Ok(value) = u8::try_from(value) {
+            self.out.extend_from_slice(&[BININT1, value]);
+        } else if let Ok(value) = u16::try_from(value) {
+            self.out.push(BININT2);
+            self.out.extend_from_slice(&value.to_le_bytes());
+        } else if let Ok(value) = i32::try_from(value) {
+            self.out.push(BININT);
+            self.out.extend_from_slice(&value.to_le_bytes());
+        } else {
+            // Two's complement: a set top bit needs a zero byte above it.
+            let bytes = value.to_le_bytes();
+            let len = (64 - value.leading_zeros() as usize) / 8 + 1;
+            self.out.extend_from_slice(&[LONG1, len as u8]);
+            self.out.extend_from_slice(&bytes[..len.min(8)]);
+            if len > 8 {
+                self.out.push(0);
+            }
+        }
+    }
+
+    pub(super) fn text(&mut self, text: &str) {
+        if let Ok(len) = u8::try_from(text.len()) {
+            self.out.extend_from_slice(&[SHORT_BINUNICODE, len]);
+        } else {
+            self.out.push(BINUNICODE);
+            self.out.extend_from_slice(&(text.len() as u32).to_le_bytes());
+        }
+        self.out.extend_from_slice(text.as_bytes());
+    }
+
+    /// A text of the program itself, written once and then referred to.
+    pub(super) fn key(&mut self, key: &'static str) {
+        match self.keys.iter().find(|(known, _)| *known == key) {
+            Some(&(_, memo)) => self.recall(memo),
+            None => {
+                self.text(key);
+                let memo = self.memorize();
+                self.keys.push((key, memo));
+            }
+        }
+    }
+
+    /// Keeps the value written last.
+    pub(super) fn memorize(&mut self) -> Memo {
+        let memo = Memo(self.next_memo);
+        self.next_memo += 1;
+        self.out.push(LONG_BINPUT);
+        self.out.extend_from_slice(&memo.0.to_le_bytes());
+        memo
+    }
+
+    pub(super) fn recall(&mut self, memo: Memo) {
+        self.out.push(LONG_BINGET);
+        self.out.extend_from_slice(&memo.0.to_le_bytes());
+    }
+
+    pub(super) fn list(&mut self) {
+        self.out.push(EMPTY_LIST);
+    }
+
+    /// Moves the value written last into the list before it.
+    pub(super) fn append(&mut self) {
+        self.out.push(APPEND);
+    }
+
+    /// Begins a dict; keys and values follow in turn.
+    pub(super) fn dict(&mut self) {
+        self.out.extend_from_slice(&[EMPTY_DICT, MARK]);
+    }
+
+    pub(super) fn end_dict(&mut self) {
+        self.out.push(SETITEMS);
+    }
+
+    /// Makes a pair of the two values written last.
+    pub(super) fn pair(&mut self) {
+        self.out.push(TUPLE2);
+    }
+}

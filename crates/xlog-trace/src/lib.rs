@@ -1,0 +1,64 @@
+//! The allocation log as a file format.
+//!
+//! A log is a row of [`Record`]s: who allocated or freed what, when, on which stream, for whom.
+//! This crate reads and writes it as a binary file, as CSV and as RMM's CSV ([`Reader`],
+//! [`LogWriter`]), turns it into what other tools show ([`export`]), sums it up ([`Summary`]), and
+//! writes it from a running program at the cost of a copy ([`Recorder`]). It knows nothing of
+//! allocators.
+//!
+//! ```
+//! use xlog_trace::{Action, Reader, Record, Recorder, RecorderConfig, Summary, intern};
+//!
+//! # fn main() -> Result<(), xlog_trace::TraceError> {
+//! let path = std::env::temp_dir().join(format!("example-{}.xtrace", std::process::id()));
+//! let recorder = Recorder::create(&path, RecorderConfig::new())?;
+//! let block = Record::new(Action::Allocate, 0, 1, 0).with_ptr(0x7f00).with_bytes(4096);
+//! recorder.emit(block.with_stream(0).with_tag(intern("hash table")));
+//! drop(recorder);
+//!
+//! let summary = Summary::of(&mut Reader::open(&path)?)?;
+//! assert_eq!(summary.total.live_bytes, 4096);
+//! assert_eq!(summary.leaks[0].tag, "hash table");
+//! # std::fs::remove_file(&path).ok();
+//! # Ok(())
+//! # }
+//! ```
+
+#![deny(unsafe_code)]
+
+mod action;
+mod binary;
+mod convert;
+mod csv;
+mod encoder;
+mod error;
+pub mod export;
+mod header;
+mod lines;
+mod live;
+mod names;
+mod ordered;
+mod reader;
+mod record;
+mod recorder;
+mod rmm;
+mod summary;
+mod summary_text;
+
+pub use action::{Action, ServedBy, UseAccess};
+pub use binary::{BinaryEncoder, BinaryReader, MAX_PAYLOAD_BYTES, VERSION};
+pub use convert::{Converted, convert};
+pub use csv::{COLUMNS, Column, CsvEncoder, CsvReader, MAX_LINE_BYTES};
+pub use encoder::{Encoder, Format, LogWriter, encoder};
+pub use error::{BadInput, Place, TraceError};
+pub use header::Header;
+pub use live::LiveBlock;
+pub use names::{MAX_NAME_BYTES, MAX_NAME_TABLE_BYTES, MAX_NAMES, MAX_STREAM_NAMES, NameId, Names};
+pub use ordered::{DEFAULT_WINDOW, Ordered};
+pub use reader::{ReadReport, Reader, Source, Strictness, rotated_files};
+pub use record::{Failure, Record};
+pub use recorder::{
+    OnError, Overflow, Recorder, RecorderConfig, RecorderStats, intern, intern_text,
+};
+pub use rmm::{RMM_HEADER, RmmEncoder, RmmReader};
+pub use summary::{Leak, MAX_LISTED_LEAKS, Summarizer, Summary, Usage};

@@ -1,0 +1,166 @@
+//! The strings of a log: an append-only table from numbers to text, and the names of streams.
+//!
+//! The table is bounded in entries and in bytes. What no longer fits becomes [`NameId::LOST`]:
+//! memory stays bounded whatever a file or a program feeds it, and no record is refused for it.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+/// Most strings one table holds.
+pub const MAX_NAMES: usize = 1 << 16;
+/// Most bytes of text one table holds.
+pub const MAX_NAME_TABLE_BYTES: usize = 16 << 20;
+/// Longest text of one name; longer texts are cut at a character boundary.
+pub const MAX_NAME_BYTES: usize = 4096;
+/// Most streams that carry a name.
+pub const MAX_STREAM_NAMES: usize = 1 << 16;
+
+/// An interned string: its number in a [`Names`] table. Zero is never issued.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct NameId(u32);
+
+impl NameId {
+    /// Stands for a text that did not fit the bounded table.
+    pub const LOST: Self = Self(u32::MAX);
+
+    pub(crate) const fn from_raw(raw: u32) -> Option<Self> {
+        if raw == 0 { None } else { Some(Self(raw)) }
+    }
+
+    pub(crate) const fn raw(self) -> u32 {
+        self.0
+    }
+}
+
+/// A bounded table of strings.
+#[derive(Clone, Debug, Default)]
+pub struct Names {
+    texts: Vec<Arc<str>>,
+    ids: HashMap<Arc<str>, NameId>,
+    bytes: usize,
+    lost: u64,
+    streams: BTreeMap<u32, Arc<str>>,
+}
+
+impl Names {
+    /// An empty table.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The number of `text`, new or known; [`NameId::LOST`] when the table is full.
+    pub fn intern(&mut self, text: &str) -> NameId {
+        let text = cut(text);
+        if let Some(&id) = self.ids.get(text) {
+            return id;
+        }
+        if self.texts.len() >= MAX_NAMES || self.bytes + text.len() > MAX_NAME_TABLE_BYTES {
+            self.lost += 1;
+            return NameId::LOST;
+        }
+        let text: Arc<str> = text.into();
+        self.bytes += text.len();
+        self.texts.push(Arc::clone(&text));
+        let id = NameId(self.texts.len() as u32);
+        self.ids.insert(text, id);
+        id
+    }
+
+    /// The number of `text`, if it has one.
+    pub fn find(&self, text: &str) -> Option<NameId> {
+        self.ids.get(cut(text)).copied()
+    }
+
+    pub(crate) fn is_half_full(&self) -> bool {
+        self.texts.len() >= MAX_NAMES / 2 || self.bytes >= MAX_NAME_TABLE_BYTES / 2
+    }
+
+    /// The text of a name, if this table issued it.
+    pub fn text(&self, id: NameId) -> Option<&str> {
+        if id == NameId::LOST {
+            return Some("(lost)");
+        }
+        self.texts.get((id.0 as usize).checked_sub(1)?).map(|text| &**text)
+    }
+
+    /// The text of an optional name; a number without text reads `(unknown)`, no name is empty.
+    pub fn text_or_empty(&self, id: Option<NameId>) -> &str {
+        id.map_or("", |id| self.text(id).unwrap_or("(unknown)"))
+    }
+
+    /// How many strings the table holds.
+    pub fn len(&self) -> usize {
+        self.texts.len()
+    }
+
+    /// Whether the table is empty.
+    pub fn is_empty(&self) -> bool {
+        self.texts.is_empty()
+    }
+
+    /// How often a text did not fit.
+    pub fn lost(&self) -> u64 {
+        self.lost
+    }
+
+    /// The text another tool uses for a stream, where the log knows one.
+    pub fn stream_name(&self, stream: u32) -> Option<&str> {
+        self.streams.get(&stream).map(|name| &**name)
+    }
+
+    /// Names a stream; the first name stays. False when the table of streams is full.
+    pub fn name_stream(&mut self, stream: u32, name: &str) -> bool {
+        if self.streams.contains_key(&stream) {
+            return true;
+        }
+        if self.streams.len() >= MAX_STREAM_NAMES {
+            return false;
+        }
+        self.streams.insert(stream, cut(name).into());
+        true
+    }
+
+    /// Strings from number `known + 1` on, for a copy of the table that holds the first `known`.
+    pub(crate) fn since(&self, known: usize) -> &[Arc<str>] {
+        self.texts.get(known..).unwrap_or(&[])
+    }
+}
+
+fn cut(text: &str) -> &str {
+    if text.len() <= MAX_NAME_BYTES {
+        return text;
+    }
+    let mut end = MAX_NAME_BYTES;
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    text.get(..end).unwrap_or("")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_table_loses_names_and_counts_them() {
+        let mut names = Names::new();
+        let first = names.intern("first");
+        for index in 1..MAX_NAMES {
+            assert_ne!(names.intern(&index.to_string()), NameId::LOST);
+        }
+        assert_eq!(names.intern("one more"), NameId::LOST);
+        assert_eq!((names.len(), names.lost()), (MAX_NAMES, 1));
+        assert_eq!(names.intern("first"), first);
+        assert_eq!(names.text(NameId::LOST), Some("(lost)"));
+    }
+
+    #[test]
+    fn long_texts_are_cut_at_a_character() {
+        let mut names = Names::new();
+        let id = names.intern(&"ä".repeat(MAX_NAME_BYTES));
+        let text = names.text(id).unwrap();
+        assert!(text.len() <= MAX_NAME_BYTES && text.chars().all(|c| c == 'ä'));
+        let long = names.intern(&format!("x{}", "ä".repeat(MAX_NAME_BYTES)));
+        assert_eq!(names.text(long).unwrap().len(), MAX_NAME_BYTES - 1);
+    }
+}

@@ -1,0 +1,264 @@
+//! Opening a log of any format and reading it as a stream of records.
+//!
+//! Readers hold one chunk or one line at a time, plus the bounded table of names: a file larger
+//! than memory, or one made to hurt, is read in the same few megabytes.
+
+use std::fmt;
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+
+use crate::binary::{BinaryReader, SYNC};
+use crate::csv::{CsvReader, MAX_LINE_BYTES, looks_like_header};
+use crate::encoder::Format;
+use crate::error::{BadInput, TraceError, excerpt};
+use crate::header::Header;
+use crate::names::Names;
+use crate::record::Record;
+use crate::rmm::{RMM_HEADER, RmmReader};
+
+/// What a reader does with input that is wrong.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Strictness {
+    /// Skips it and counts it; see [`ReadReport`].
+    #[default]
+    Lenient,
+    /// Returns it as an error and ends.
+    Strict,
+}
+
+/// How the reading of a log went.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ReadReport {
+    /// Good records.
+    pub records: u64,
+    /// Places where something was wrong and was skipped: lines, or stretches of bytes.
+    pub skipped: u64,
+    /// Bytes skipped in a binary file.
+    pub skipped_bytes: u64,
+    /// The first thing that was wrong.
+    pub first_bad: Option<BadInput>,
+    /// The file ends in the middle of a chunk or a line, as after a kill.
+    pub truncated: bool,
+    /// The writer closed the file in order (binary only).
+    pub closed: bool,
+    /// Records the writer says it had to drop (binary only).
+    pub dropped_at_source: u64,
+}
+
+impl ReadReport {
+    pub(crate) fn refuse(
+        &mut self,
+        bad: BadInput,
+        strictness: Strictness,
+    ) -> Result<(), TraceError> {
+        self.skipped += 1;
+        if self.first_bad.is_none() {
+            self.first_bad = Some(bad.clone());
+        }
+        match strictness {
+            Strictness::Strict => Err(TraceError::Bad(bad)),
+            Strictness::Lenient => Ok(()),
+        }
+    }
+}
+
+impl fmt::Display for ReadReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} records", self.records)?;
+        if self.skipped > 0 {
+            write!(f, ", {} bad places skipped", self.skipped)?;
+        }
+        if let Some(bad) = &self.first_bad {
+            write!(f, " (the first at {bad})")?;
+        }
+        if self.truncated {
+            f.write_str(", cut off at the end")?;
+        }
+        if self.dropped_at_source > 0 {
+            write!(f, ", {} dropped by the writer", self.dropped_at_source)?;
+        }
+        Ok(())
+    }
+}
+
+/// Anything that gives records one after the other, with the names they use.
+pub trait Source {
+    /// The next record, or none at the end.
+    fn next_record(&mut self) -> Result<Option<Record>, TraceError>;
+    /// What the log says of itself.
+    fn header(&self) -> &Header;
+    /// The strings of the records given so far.
+    fn names(&self) -> &Names;
+    /// How reading went so far.
+    fn report(&self) -> &ReadReport;
+}
+
+impl<S: Source + ?Sized> Source for Box<S> {
+    fn next_record(&mut self) -> Result<Option<Record>, TraceError> {
+        (**self).next_record()
+    }
+
+    fn header(&self) -> &Header {
+        (**self).header()
+    }
+
+    fn names(&self) -> &Names {
+        (**self).names()
+    }
+
+    fn report(&self) -> &ReadReport {
+        (**self).report()
+    }
+}
+
+/// The files of a rotated log that exist, the oldest first: `name.2`, `name.1`, `name`.
+pub fn rotated_files(path: impl AsRef<Path>) -> Vec<PathBuf> {
+    let path = path.as_ref();
+    let numbered = |number: u32| {
+        let mut name = path.as_os_str().to_owned();
+        name.push(format!(".{number}"));
+        PathBuf::from(name)
+    };
+    let mut files: Vec<PathBuf> =
+        (1..=10_000).map(numbered).take_while(|file| file.exists()).collect();
+    files.reverse();
+    files.extend(path.exists().then(|| path.to_owned()));
+    files
+}
+
+type Input = Box<dyn BufRead + Send>;
+
+enum Inner {
+    Binary(Box<BinaryReader<Input>>),
+    Csv(Box<CsvReader<Input>>),
+    Rmm(Box<RmmReader<Input>>),
+}
+
+/// A log of any format.
+///
+/// It is an iterator of records; [`names`](Source::names) resolves their strings.
+pub struct Reader {
+    inner: Inner,
+}
+
+impl Reader {
+    /// Opens a file and finds out its format; bad input is skipped and counted.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self, TraceError> {
+        Self::open_with(path, Strictness::Lenient)
+    }
+
+    /// Opens a file and finds out its format.
+    pub fn open_with(path: impl AsRef<Path>, strictness: Strictness) -> Result<Self, TraceError> {
+        let path = path.as_ref();
+        let file =
+            File::open(path).map_err(TraceError::io(format!("opening {}", path.display())))?;
+        Self::from_stream(BufReader::with_capacity(64 << 10, file), strictness)
+    }
+
+    /// Reads a byte stream and finds out its format.
+    pub fn from_stream(
+        input: impl BufRead + Send + 'static,
+        strictness: Strictness,
+    ) -> Result<Self, TraceError> {
+        let (format, input) = detect(Box::new(input))?;
+        Self::with_format(format, input, strictness)
+    }
+
+    /// Reads a byte stream of a known format, as one must whose beginning is damaged.
+    pub fn with_format(
+        format: Format,
+        input: impl BufRead + Send + 'static,
+        strictness: Strictness,
+    ) -> Result<Self, TraceError> {
+        let input: Input = Box::new(input);
+        let inner = match format {
+            Format::Binary => Inner::Binary(Box::new(BinaryReader::new(input, strictness)?)),
+            Format::Csv => Inner::Csv(Box::new(CsvReader::new(input, strictness)?)),
+            Format::RmmCsv => Inner::Rmm(Box::new(RmmReader::new(input, strictness)?)),
+        };
+        Ok(Self { inner })
+    }
+
+    /// The format that is being read.
+    pub fn format(&self) -> Format {
+        match self.inner {
+            Inner::Binary(_) => Format::Binary,
+            Inner::Csv(_) => Format::Csv,
+            Inner::Rmm(_) => Format::RmmCsv,
+        }
+    }
+}
+
+impl Source for Reader {
+    fn next_record(&mut self) -> Result<Option<Record>, TraceError> {
+        match &mut self.inner {
+            Inner::Binary(reader) => reader.next_record(),
+            Inner::Csv(reader) => reader.next_record(),
+            Inner::Rmm(reader) => reader.next_record(),
+        }
+    }
+
+    fn header(&self) -> &Header {
+        match &self.inner {
+            Inner::Binary(reader) => reader.header(),
+            Inner::Csv(reader) => reader.header(),
+            Inner::Rmm(reader) => reader.header(),
+        }
+    }
+
+    fn names(&self) -> &Names {
+        match &self.inner {
+            Inner::Binary(reader) => reader.names(),
+            Inner::Csv(reader) => reader.names(),
+            Inner::Rmm(reader) => reader.names(),
+        }
+    }
+
+    fn report(&self) -> &ReadReport {
+        match &self.inner {
+            Inner::Binary(reader) => reader.report(),
+            Inner::Csv(reader) => reader.report(),
+            Inner::Rmm(reader) => reader.report(),
+        }
+    }
+}
+
+impl Iterator for Reader {
+    type Item = Result<Record, TraceError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        self.next_record().transpose()
+    }
+}
+
+impl fmt::Debug for Reader {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Reader")
+            .field("format", &self.format())
+            .field("report", self.report())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Looks at the first line or mark without losing it.
+fn detect(mut input: Input) -> Result<(Format, Input), TraceError> {
+    let mut head = Vec::new();
+    (&mut input)
+        .take(MAX_LINE_BYTES as u64)
+        .read_until(b'\n', &mut head)
+        .map_err(TraceError::io("reading the beginning of the log"))?;
+    let line = head.trim_ascii_end();
+    let line = line.strip_prefix(b"\xef\xbb\xbf").unwrap_or(line);
+    let format = if head.starts_with(&SYNC) {
+        Format::Binary
+    } else if line == RMM_HEADER.as_bytes() {
+        Format::RmmCsv
+    } else if looks_like_header(line) {
+        Format::Csv
+    } else {
+        return Err(TraceError::UnknownFormat { found: excerpt(line) });
+    };
+    Ok((format, Box::new(std::io::Cursor::new(head).chain(input))))
+}

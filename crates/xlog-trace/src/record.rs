@@ -1,0 +1,340 @@
+//! One line of the log: a plain `Copy` struct of fixed size, with every string an interned number.
+//!
+//! Absent values cost a presence bit, not a discriminant, so that a record is 96 bytes in a ring
+//! and 80 in a file. A record says nothing by itself of its strings: [`Names`](crate::Names) does.
+
+use crate::action::{Action, ServedBy, UseAccess};
+use crate::names::NameId;
+
+pub(crate) const HAS_STREAM: u8 = 1 << 0;
+pub(crate) const HAS_PTR: u8 = 1 << 1;
+pub(crate) const HAS_BYTES: u8 = 1 << 2;
+pub(crate) const HAS_GRANTED: u8 = 1 << 3;
+pub(crate) const HAS_GENERATION: u8 = 1 << 4;
+pub(crate) const HAS_QUERY: u8 = 1 << 5;
+const ACCESS_SHIFT: u8 = 6;
+
+/// What went wrong, by the names of its kind and of its message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Failure {
+    /// The error's kind, a short stable word.
+    pub kind: NameId,
+    /// The error's text.
+    pub message: NameId,
+}
+
+/// One operation of an allocator.
+///
+/// Fields that are absent hold zero, so that equality of records is equality of what they say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Record {
+    pub(crate) order: u64,
+    pub(crate) time: u64,
+    pub(crate) thread: u64,
+    pub(crate) ptr: u64,
+    pub(crate) bytes: u64,
+    pub(crate) granted: u64,
+    pub(crate) generation: u64,
+    pub(crate) query: u64,
+    pub(crate) stream: u32,
+    pub(crate) tag: u32,
+    pub(crate) latency: u32,
+    pub(crate) device: u32,
+    pub(crate) process: u32,
+    pub(crate) error_kind: u32,
+    pub(crate) error_message: u32,
+    pub(crate) action: u8,
+    pub(crate) path: u8,
+    /// Binary logarithm of the alignment plus one; zero when absent.
+    pub(crate) alignment: u8,
+    pub(crate) flags: u8,
+}
+
+impl Record {
+    /// A record of `action` on `device`, the `order`-th of its log, `time_nanos` after the epoch
+    /// of the log's header.
+    #[inline]
+    pub const fn new(action: Action, device: u32, order: u64, time_nanos: u64) -> Self {
+        Self {
+            order,
+            time: time_nanos,
+            thread: 0,
+            ptr: 0,
+            bytes: 0,
+            granted: 0,
+            generation: 0,
+            query: 0,
+            stream: 0,
+            tag: 0,
+            latency: 0,
+            device,
+            process: 0,
+            error_kind: 0,
+            error_message: 0,
+            action: action.code(),
+            path: 0,
+            alignment: 0,
+            flags: 0,
+        }
+    }
+
+    /// What was done.
+    pub const fn action(&self) -> Action {
+        Action::from_code(self.action)
+    }
+
+    /// Ordinal of the device.
+    pub const fn device(&self) -> u32 {
+        self.device
+    }
+
+    /// Position in the history of the whole process: strictly increasing, with gaps allowed.
+    pub const fn order(&self) -> u64 {
+        self.order
+    }
+
+    /// When the call began: nanoseconds since the epoch in the log's header.
+    pub const fn time_nanos(&self) -> u64 {
+        self.time
+    }
+
+    /// The thread that called.
+    pub const fn thread(&self) -> u64 {
+        self.thread
+    }
+
+    /// The process that called.
+    pub const fn process(&self) -> u32 {
+        self.process
+    }
+
+    /// The stream the call was ordered on.
+    pub const fn stream(&self) -> Option<u32> {
+        if self.flags & HAS_STREAM != 0 { Some(self.stream) } else { None }
+    }
+
+    /// Device address of the block.
+    pub const fn ptr(&self) -> Option<u64> {
+        if self.flags & HAS_PTR != 0 { Some(self.ptr) } else { None }
+    }
+
+    /// Bytes that were asked for.
+    pub const fn bytes(&self) -> Option<u64> {
+        if self.flags & HAS_BYTES != 0 { Some(self.bytes) } else { None }
+    }
+
+    /// Bytes that the block was charged: what was granted, at least what was asked for.
+    pub const fn granted(&self) -> Option<u64> {
+        if self.flags & HAS_GRANTED != 0 { Some(self.granted) } else { None }
+    }
+
+    /// Alignment of the request, a power of two.
+    pub const fn alignment(&self) -> Option<u64> {
+        match self.alignment {
+            0 => None,
+            log => 1u64.checked_shl(log as u32 - 1),
+        }
+    }
+
+    /// The label of the allocation.
+    pub const fn tag(&self) -> Option<NameId> {
+        NameId::from_raw(self.tag)
+    }
+
+    /// The query the thread was working for.
+    pub const fn query_id(&self) -> Option<u64> {
+        if self.flags & HAS_QUERY != 0 { Some(self.query) } else { None }
+    }
+
+    /// Tells a block from the next one at its address.
+    pub const fn generation(&self) -> Option<u64> {
+        if self.flags & HAS_GENERATION != 0 { Some(self.generation) } else { None }
+    }
+
+    /// How long the call took; `u32::MAX` means that or more.
+    pub const fn latency_nanos(&self) -> u32 {
+        self.latency
+    }
+
+    /// Which path served the request.
+    pub const fn served_by(&self) -> ServedBy {
+        ServedBy::from_code(self.path)
+    }
+
+    /// What a use does to the bytes, in records of uses.
+    pub const fn access(&self) -> Option<UseAccess> {
+        UseAccess::from_bits(self.flags >> ACCESS_SHIFT)
+    }
+
+    /// The error, when the call failed and the log knows it.
+    pub const fn failure(&self) -> Option<Failure> {
+        match (NameId::from_raw(self.error_kind), NameId::from_raw(self.error_message)) {
+            (Some(kind), Some(message)) => Some(Failure { kind, message }),
+            _ => None,
+        }
+    }
+
+    /// Whether the call failed.
+    pub const fn is_failure(&self) -> bool {
+        self.error_kind != 0 || matches!(self.action(), Action::AllocateFailure)
+    }
+
+    /// What the block weighs in accounts: the granted bytes, or else those asked for.
+    pub const fn charged_bytes(&self) -> u64 {
+        if self.flags & HAS_GRANTED != 0 { self.granted } else { self.bytes }
+    }
+
+    /// The same record by this thread.
+    #[inline]
+    #[must_use]
+    pub const fn with_thread(mut self, thread: u64) -> Self {
+        self.thread = thread;
+        self
+    }
+
+    /// The same record of this process. A recorder fills in its own.
+    #[inline]
+    #[must_use]
+    pub const fn with_process(mut self, process: u32) -> Self {
+        self.process = process;
+        self
+    }
+
+    /// The same record on this stream.
+    #[inline]
+    #[must_use]
+    pub const fn with_stream(mut self, stream: u32) -> Self {
+        self.stream = stream;
+        self.flags |= HAS_STREAM;
+        self
+    }
+
+    /// The same record of the block at this address.
+    #[inline]
+    #[must_use]
+    pub const fn with_ptr(mut self, ptr: u64) -> Self {
+        self.ptr = ptr;
+        self.flags |= HAS_PTR;
+        self
+    }
+
+    /// The same record with the bytes asked for.
+    #[inline]
+    #[must_use]
+    pub const fn with_bytes(mut self, bytes: u64) -> Self {
+        self.bytes = bytes;
+        self.flags |= HAS_BYTES;
+        self
+    }
+
+    /// The same record with the bytes granted.
+    #[inline]
+    #[must_use]
+    pub const fn with_granted(mut self, granted: u64) -> Self {
+        self.granted = granted;
+        self.flags |= HAS_GRANTED;
+        self
+    }
+
+    /// The same record with this alignment; one that is not a power of two is left out.
+    #[inline]
+    #[must_use]
+    pub const fn with_alignment(mut self, alignment: u64) -> Self {
+        self.alignment =
+            if alignment.is_power_of_two() { alignment.trailing_zeros() as u8 + 1 } else { 0 };
+        self
+    }
+
+    /// The same record with this label.
+    #[inline]
+    #[must_use]
+    pub const fn with_tag(mut self, tag: NameId) -> Self {
+        self.tag = tag.raw();
+        self
+    }
+
+    /// The same record for this query.
+    #[inline]
+    #[must_use]
+    pub const fn with_query_id(mut self, query: u64) -> Self {
+        self.query = query;
+        self.flags |= HAS_QUERY;
+        self
+    }
+
+    /// The same record of the block of this generation.
+    #[inline]
+    #[must_use]
+    pub const fn with_generation(mut self, generation: u64) -> Self {
+        self.generation = generation;
+        self.flags |= HAS_GENERATION;
+        self
+    }
+
+    /// The same record with the time the call took, saturating.
+    #[inline]
+    #[must_use]
+    pub const fn with_latency_nanos(mut self, nanos: u64) -> Self {
+        self.latency = if nanos > u32::MAX as u64 { u32::MAX } else { nanos as u32 };
+        self
+    }
+
+    /// The same record served by this path.
+    #[inline]
+    #[must_use]
+    pub const fn with_served_by(mut self, path: ServedBy) -> Self {
+        self.path = path.code();
+        self
+    }
+
+    /// The same record with what the use does to the bytes.
+    #[inline]
+    #[must_use]
+    pub const fn with_access(mut self, access: UseAccess) -> Self {
+        self.flags = (self.flags & !(3 << ACCESS_SHIFT)) | (access.bits() << ACCESS_SHIFT);
+        self
+    }
+
+    /// The same record, failed.
+    #[inline]
+    #[must_use]
+    pub const fn with_failure(mut self, failure: Failure) -> Self {
+        self.error_kind = failure.kind.raw();
+        self.error_message = failure.message.raw();
+        self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_is_96_bytes_in_a_ring() {
+        assert_eq!(size_of::<Record>(), 96);
+    }
+
+    #[test]
+    fn absent_values_are_absent_and_zero_is_a_value() {
+        let bare = Record::new(Action::Allocate, 0, 1, 2);
+        assert_eq!((bare.ptr(), bare.stream(), bare.query_id()), (None, None, None));
+        let zero = bare.with_ptr(0).with_stream(0).with_query_id(0).with_granted(0);
+        assert_eq!((zero.ptr(), zero.stream(), zero.query_id()), (Some(0), Some(0), Some(0)));
+        assert_ne!(bare, zero);
+        assert_eq!(bare.with_alignment(1).alignment(), Some(1));
+        assert_eq!(bare.with_alignment(1 << 63).alignment(), Some(1 << 63));
+        assert_eq!(bare.with_alignment(24).alignment(), None);
+        assert_eq!(bare.with_latency_nanos(u64::MAX).latency_nanos(), u32::MAX);
+    }
+
+    #[test]
+    fn every_number_survives_its_vocabulary() {
+        for code in 0..=u8::MAX {
+            let action = Action::from_code(code);
+            assert_eq!(action.code(), code);
+            assert_eq!(Action::from_text(&action.to_string()), Some(action));
+            let path = ServedBy::from_code(code);
+            assert_eq!(ServedBy::from_text(&path.to_string()), Some(path));
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! Writing a log from a running program: a copy into the thread's own ring, a thread that writes.
+//!
+//! No lock is shared between emitting threads, nothing is formatted and, after a thread's first
+//! record, nothing is allocated. Emitting never fails: what finds no room, or cannot be written, is
+//! counted. A kill loses at most what the last [`RecorderConfig::write_interval`] left in the rings;
+//! what was written before is in the kernel's hands and ends at a record. Not flushed to the disk
+//! itself: a power failure may lose more.
+
+mod config;
+mod exit;
+mod intern;
+mod output;
+mod rings;
+mod writer;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use crate::error::TraceError;
+use crate::record::Record;
+
+pub use config::{OnError, Overflow, RecorderConfig};
+pub use intern::{intern, intern_text};
+
+use output::Output;
+use rings::{Placed, Shared};
+use writer::Writer;
+
+/// How long a flush at exit or on panic waits for the writer.
+const LAST_FLUSH_LIMIT: Duration = Duration::from_secs(2);
+
+/// What a recorder has done so far. Exact once the emitting threads and a flush are done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct RecorderStats {
+    /// Records handed to the system.
+    pub written: u64,
+    /// Records that found their ring full (or no ring: a thread already taken down).
+    pub dropped_overflow: u64,
+    /// Records that could not be written.
+    pub dropped_io: u64,
+    /// Records that the format has no way to say.
+    pub left_out: u64,
+    /// Failed attempts to open, rotate or write.
+    pub io_errors: u64,
+    /// Rings in existence, in use or waiting for a thread.
+    pub rings: usize,
+}
+
+/// A log being written. Dropping it writes what is left and closes the file.
+#[must_use = "dropping a recorder closes its log"]
+#[derive(Debug)]
+pub struct Recorder {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Recorder {
+    /// Creates the file (an existing one is replaced) and starts the writer.
+    pub fn create(path: impl AsRef<Path>, config: RecorderConfig) -> Result<Self, TraceError> {
+        config.check()?;
+        let output = Output::create(path.as_ref(), &config)?;
+        let shared = Arc::new(Shared::new(&config));
+        let writer = Writer::new(Arc::clone(&shared), output, &config);
+        let thread = std::thread::Builder::new()
+            .name("xlog-trace".to_owned())
+            .spawn(move || writer.run())
+            .map_err(TraceError::io("starting the writer thread"))?;
+        shared.set_writer(thread.thread().clone());
+        exit::watch(&shared);
+        Ok(Self { shared, thread: Some(thread) })
+    }
+
+    /// Adds a record. Its process is this one, unless it names another.
+    ///
+    /// Under [`Overflow::Drop`] it never waits. Under [`Overflow::Block`] it waits for room, at
+    /// most as long as the configuration says.
+    #[inline]
+    pub fn emit(&self, mut record: Record) {
+        if record.process == 0 {
+            record.process = self.shared.process;
+        }
+        match self.shared.place(record) {
+            Placed::Yes => {}
+            Placed::Full => self.shared.overflowed(record),
+            Placed::NoRing => self.shared.count_unplaced(),
+        }
+    }
+
+    /// Waits until everything emitted before is in the file, or counted as lost.
+    ///
+    /// An error says that the file could not be written of late, and why.
+    pub fn flush(&self) -> Result<(), TraceError> {
+        self.shared.flush(None);
+        self.shared.last_error()
+    }
+
+    /// Records that were emitted and are not, and will not be, in a file.
+    pub fn dropped_records(&self) -> u64 {
+        let stats = self.stats();
+        stats.dropped_overflow + stats.dropped_io
+    }
+
+    /// What has been done so far.
+    pub fn stats(&self) -> RecorderStats {
+        self.shared.stats()
+    }
+}
+
+impl Drop for Recorder {
+    fn drop(&mut self) {
+        self.shared.close();
+        if let Some(thread) = self.thread.take() {
+            // A writer that panicked has nothing left to say.
+            let _ = thread.join();
+        }
+    }
+}

@@ -1,0 +1,256 @@
+//! The files of a recorder: opened, rotated, and kept readable through failed writes.
+//!
+//! Every `write` ends at a record. After a failed one the file is cut back to its last good end and
+//! begun anew in place (header and names again), so that what follows is readable on its own. A
+//! file that was deleted is created again when its directory is there.
+
+use std::ffi::OsString;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::panic::{self, AssertUnwindSafe};
+use std::path::{Path, PathBuf};
+
+use super::config::{OnError, RecorderConfig};
+use crate::encoder::{Encoder, encoder};
+use crate::error::TraceError;
+use crate::header::Header;
+use crate::names::Names;
+use crate::record::Record;
+
+const WRITE_BYTES: u64 = 256 << 10;
+
+/// Whether the last attempt failed, and how: none when nothing was attempted.
+pub(super) type State = Option<Option<(io::ErrorKind, String)>>;
+
+/// What happened since the last time it was asked.
+#[derive(Debug, Default)]
+pub(super) struct Tally {
+    pub(super) written: u64,
+    pub(super) dropped: u64,
+    pub(super) left_out: u64,
+    pub(super) errors: u64,
+    pub(super) state: State,
+}
+
+pub(super) struct Output {
+    path: PathBuf,
+    file: Option<File>,
+    encoder: Box<dyn Encoder>,
+    header: Header,
+    buffer: Vec<u8>,
+    /// Records in `buffer`.
+    pending: u64,
+    /// Whether the encoder began a file that is still the one to write to.
+    begun: bool,
+    /// Whether opening the file failed in this round: it is tried once a round, not once a record.
+    gave_up: bool,
+    /// Good bytes in the file.
+    size: u64,
+    in_file: u64,
+    write_bytes: u64,
+    rotate_bytes: Option<u64>,
+    keep_files: u32,
+    on_error: OnError,
+    reported: bool,
+    tally: Tally,
+}
+
+impl Output {
+    pub(super) fn create(path: &Path, config: &RecorderConfig) -> Result<Self, TraceError> {
+        let context = || TraceError::io(format!("creating {}", path.display()));
+        // Kept absolute: the program may change its directory.
+        let path_abs = std::path::absolute(path).map_err(context())?;
+        let file = File::create(path).map_err(context())?;
+        drop(file);
+        let mut output = Self {
+            file: Some(append(&path_abs).map_err(context())?),
+            path: path_abs,
+            encoder: encoder(config.format),
+            header: config.header.clone(),
+            buffer: Vec::new(),
+            pending: 0,
+            begun: false,
+            gave_up: false,
+            size: 0,
+            in_file: 0,
+            write_bytes: config.rotate_bytes.map_or(WRITE_BYTES, |size| WRITE_BYTES.min(size / 4)),
+            rotate_bytes: config.rotate_bytes,
+            keep_files: config.keep_files,
+            on_error: config.on_error.clone(),
+            reported: false,
+            tally: Tally::default(),
+        };
+        // The header is in the file before the first record: a log of nothing is a log.
+        output.ensure_begun();
+        output.write_out();
+        Ok(output)
+    }
+
+    /// Adds a record, in front of the next write.
+    pub(super) fn record(&mut self, record: &Record, names: &Names) {
+        if !self.begun && (self.gave_up || !self.ensure_begun()) {
+            self.gave_up = true;
+            self.tally.dropped += 1;
+            return;
+        }
+        if self.encoder.record(record, names, &mut self.buffer) {
+            self.pending += 1;
+        } else {
+            self.tally.left_out += 1;
+        }
+        if self.buffer.len() as u64 >= self.write_bytes {
+            self.write_out();
+        }
+    }
+
+    /// Writes what was added, then sees to the next file if this one is full.
+    pub(super) fn write_out(&mut self) {
+        self.gave_up = false;
+        self.encoder.seal(&mut self.buffer);
+        if self.buffer.is_empty() {
+            return;
+        }
+        let result = match &mut self.file {
+            Some(file) if !is_deleted(file) => file.write_all(&self.buffer),
+            Some(_) => Err(io::Error::new(io::ErrorKind::NotFound, "the file was deleted")),
+            None => Err(io::Error::new(io::ErrorKind::NotFound, "the file is not open")),
+        };
+        match result {
+            Ok(()) => {
+                self.size += self.buffer.len() as u64;
+                self.in_file += self.pending;
+                self.tally.written += self.pending;
+                self.tally.state = Some(None);
+            }
+            Err(error) => {
+                self.tally.dropped += self.pending;
+                self.failed(&error);
+                self.step_back();
+            }
+        }
+        self.buffer.clear();
+        self.pending = 0;
+        if self.rotate_bytes.is_some_and(|limit| self.size >= limit) {
+            self.rotate();
+        }
+    }
+
+    /// Ends the last file.
+    pub(super) fn end(&mut self, dropped: u64) {
+        if self.begun {
+            self.encoder.end(self.in_file, dropped, &mut self.buffer);
+            self.rotate_bytes = None;
+            self.write_out();
+        }
+    }
+
+    pub(super) fn take_tally(&mut self) -> Tally {
+        std::mem::take(&mut self.tally)
+    }
+
+    /// Makes sure that there is a file, and that the encoder has begun it.
+    fn ensure_begun(&mut self) -> bool {
+        if self.file.as_ref().is_none_or(is_deleted) {
+            match append(&self.path).and_then(|file| Ok((file.metadata()?.len(), file))) {
+                Ok((size, file)) => {
+                    self.file = Some(file);
+                    self.size = size;
+                    self.in_file = 0;
+                }
+                Err(error) => {
+                    self.failed(&error);
+                    return false;
+                }
+            }
+        }
+        self.encoder.begin(&self.header, &mut self.buffer);
+        self.begun = true;
+        true
+    }
+
+    /// After a failed write: cuts off what it may have left, and begins again at the next record.
+    fn step_back(&mut self) {
+        self.begun = false;
+        match &self.file {
+            Some(file) if is_deleted(file) => self.file = None,
+            // Devices cannot be cut; the reader finds its way past a torn end.
+            Some(file) => drop(file.set_len(self.size)),
+            None => {}
+        }
+    }
+
+    fn rotate(&mut self) {
+        self.encoder.end(self.in_file, 0, &mut self.buffer);
+        let closed = match &mut self.file {
+            Some(file) => file.write_all(&self.buffer),
+            None => Ok(()),
+        };
+        self.buffer.clear();
+        self.file = None;
+        self.begun = false;
+        if let Err(error) = closed.and_then(|()| self.shift_files()) {
+            // The full file stays the one that is written to, and grows.
+            self.failed(&error);
+            return;
+        }
+        self.size = 0;
+        self.in_file = 0;
+        self.ensure_begun();
+    }
+
+    /// `name.1` becomes `name.2` and so on; the last one goes.
+    fn shift_files(&self) -> io::Result<()> {
+        if self.keep_files == 0 {
+            return std::fs::remove_file(&self.path);
+        }
+        for number in (1..self.keep_files).rev() {
+            let from = numbered(&self.path, number);
+            match std::fs::rename(from, numbered(&self.path, number + 1)) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+        }
+        std::fs::rename(&self.path, numbered(&self.path, 1))
+    }
+
+    fn failed(&mut self, error: &io::Error) {
+        self.tally.errors += 1;
+        let text = format!("writing {}: {error}", self.path.display());
+        if !std::mem::replace(&mut self.reported, true) {
+            match &self.on_error {
+                OnError::Silent => {}
+                // A callback that panics must not take the writer with it.
+                OnError::Call(call) => {
+                    drop(panic::catch_unwind(AssertUnwindSafe(|| call(&text))));
+                }
+                // Nobody is left to tell if this fails.
+                OnError::Stderr => drop(writeln!(
+                    io::stderr(),
+                    "xlog-trace: {text}; records are counted as dropped, this is said once"
+                )),
+            }
+        }
+        self.tally.state = Some(Some((error.kind(), text)));
+    }
+}
+
+fn append(path: &Path) -> io::Result<File> {
+    OpenOptions::new().append(true).create(true).open(path)
+}
+
+fn numbered(path: &Path, number: u32) -> PathBuf {
+    let mut name = OsString::from(path);
+    name.push(format!(".{number}"));
+    name.into()
+}
+
+#[cfg(unix)]
+fn is_deleted(file: &File) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    file.metadata().is_ok_and(|metadata| metadata.nlink() == 0)
+}
+
+#[cfg(not(unix))]
+fn is_deleted(_file: &File) -> bool {
+    false
+}

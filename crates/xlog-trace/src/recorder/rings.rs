@@ -1,0 +1,334 @@
+//! The rings between emitting threads and the writer, and what both sides share.
+//!
+//! Each thread has one ring per recorder, single producer and single consumer. A thread that ends
+//! hands its ring back for the next thread; the writer reads it all the while, so nothing in it is
+//! lost.
+
+use std::cell::RefCell;
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::thread::Thread;
+use std::time::{Duration, Instant};
+
+use rtrb::{Consumer, Producer, PushError, RingBuffer};
+
+use super::RecorderStats;
+use super::config::{Overflow, RecorderConfig};
+use crate::error::TraceError;
+use crate::record::Record;
+
+static NEXT_ID: AtomicU64 = AtomicU64::new(1);
+
+thread_local! {
+    static SLOTS: RefCell<Slots> = const { RefCell::new(Slots(Vec::new())) };
+}
+
+/// The rings of one thread, the one used last in front.
+struct Slots(Vec<Slot>);
+
+struct Slot {
+    recorder: u64,
+    ring: Ring,
+    until_wake: usize,
+    home: Weak<Shared>,
+}
+
+/// The emitting end of a ring, with the count of what it refused.
+#[derive(Debug)]
+struct Ring {
+    producer: Producer<Record>,
+    dropped: Arc<AtomicU64>,
+}
+
+impl Drop for Slots {
+    fn drop(&mut self) {
+        for slot in self.0.drain(..) {
+            if let Some(home) = slot.home.upgrade() {
+                home.registry().idle.push(slot.ring);
+            }
+        }
+    }
+}
+
+/// What became of a record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Placed {
+    Yes,
+    Full,
+    NoRing,
+}
+
+#[derive(Debug, Default)]
+struct Registry {
+    /// Rings the writer has not taken over yet.
+    fresh: Vec<Consumer<Record>>,
+    /// Rings of threads that ended.
+    idle: Vec<Ring>,
+    dropped: Vec<Arc<AtomicU64>>,
+}
+
+#[derive(Debug, Default)]
+struct Progress {
+    flushed: u64,
+    ended: bool,
+    error: Option<(io::ErrorKind, String)>,
+}
+
+/// What the handle, the threads and the writer have in common.
+#[derive(Debug)]
+pub(super) struct Shared {
+    id: u64,
+    pub(super) process: u32,
+    ring_records: usize,
+    overflow: Overflow,
+    block_limit: Duration,
+    registry: Mutex<Registry>,
+    unplaced: AtomicU64,
+    pub(super) written: AtomicU64,
+    pub(super) dropped_io: AtomicU64,
+    pub(super) left_out: AtomicU64,
+    pub(super) io_errors: AtomicU64,
+    requests: AtomicU64,
+    /// A wait for room went on to its limit, and the writer has taken nothing since.
+    stalled: AtomicBool,
+    closing: AtomicBool,
+    progress: Mutex<Progress>,
+    progressed: Condvar,
+    writer: OnceLock<Thread>,
+}
+
+impl Shared {
+    pub(super) fn new(config: &RecorderConfig) -> Self {
+        Self {
+            id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
+            process: std::process::id(),
+            ring_records: config.ring_records,
+            overflow: config.overflow,
+            block_limit: config.block_limit,
+            registry: Mutex::default(),
+            unplaced: AtomicU64::new(0),
+            written: AtomicU64::new(0),
+            dropped_io: AtomicU64::new(0),
+            left_out: AtomicU64::new(0),
+            io_errors: AtomicU64::new(0),
+            requests: AtomicU64::new(0),
+            stalled: AtomicBool::new(false),
+            closing: AtomicBool::new(false),
+            progress: Mutex::default(),
+            progressed: Condvar::new(),
+            writer: OnceLock::new(),
+        }
+    }
+
+    fn registry(&self) -> MutexGuard<'_, Registry> {
+        self.registry.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn progress(&self) -> MutexGuard<'_, Progress> {
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn set_writer(&self, thread: Thread) {
+        // Set once, by the only caller of `new`.
+        let _ = self.writer.set(thread);
+    }
+
+    fn wake(&self) {
+        if let Some(thread) = self.writer.get() {
+            thread.unpark();
+        }
+    }
+
+    /// Copies a record into this thread's ring.
+    #[inline]
+    pub(super) fn place(self: &Arc<Self>, record: Record) -> Placed {
+        SLOTS
+            .try_with(|slots| {
+                let Ok(mut slots) = slots.try_borrow_mut() else { return Placed::NoRing };
+                match slots.0.first_mut() {
+                    Some(slot) if slot.recorder == self.id => self.push(slot, record),
+                    _ => self.place_elsewhere(&mut slots.0, record),
+                }
+            })
+            .unwrap_or(Placed::NoRing)
+    }
+
+    #[inline]
+    fn push(&self, slot: &mut Slot, record: Record) -> Placed {
+        match slot.ring.producer.push(record) {
+            Ok(()) => {
+                slot.until_wake -= 1;
+                if slot.until_wake == 0 {
+                    slot.until_wake = wake_after(self.ring_records);
+                    self.wake();
+                }
+                Placed::Yes
+            }
+            Err(PushError::Full(_)) => Placed::Full,
+        }
+    }
+
+    /// The thread used another recorder last, or has no ring of this one yet.
+    #[cold]
+    fn place_elsewhere(self: &Arc<Self>, slots: &mut Vec<Slot>, record: Record) -> Placed {
+        if let Some(index) = slots.iter().position(|slot| slot.recorder == self.id) {
+            slots.swap(0, index);
+        } else {
+            // Rings of recorders that are gone.
+            slots.retain(|slot| !slot.ring.producer.is_abandoned());
+            let slot = Slot {
+                recorder: self.id,
+                ring: self.ring(),
+                until_wake: wake_after(self.ring_records),
+                home: Arc::downgrade(self),
+            };
+            slots.insert(0, slot);
+        }
+        match slots.first_mut() {
+            Some(slot) => self.push(slot, record),
+            None => Placed::NoRing,
+        }
+    }
+
+    fn ring(&self) -> Ring {
+        let mut registry = self.registry();
+        if let Some(ring) = registry.idle.pop() {
+            return ring;
+        }
+        let (producer, consumer) = RingBuffer::new(self.ring_records);
+        let dropped = Arc::new(AtomicU64::new(0));
+        registry.fresh.push(consumer);
+        registry.dropped.push(Arc::clone(&dropped));
+        Ring { producer, dropped }
+    }
+
+    /// A record found its ring full: waits for room or counts it, as configured.
+    #[cold]
+    pub(super) fn overflowed(self: &Arc<Self>, record: Record) {
+        self.wake();
+        if self.overflow == Overflow::Block && !self.stalled.load(Ordering::Relaxed) {
+            let started = Instant::now();
+            let mut rounds = 0u32;
+            while started.elapsed() < self.block_limit && !self.progress().ended {
+                if rounds < 20 {
+                    std::thread::yield_now();
+                } else {
+                    std::thread::sleep(Duration::from_micros(100));
+                }
+                rounds += 1;
+                if self.place(record) == Placed::Yes {
+                    return;
+                }
+                self.wake();
+            }
+            self.stalled.store(true, Ordering::Relaxed);
+        }
+        let counted = SLOTS.try_with(|slots| {
+            let slots = slots.try_borrow().ok()?;
+            let slot = slots.0.first().filter(|slot| slot.recorder == self.id)?;
+            slot.ring.dropped.fetch_add(1, Ordering::Relaxed);
+            Some(())
+        });
+        if !matches!(counted, Ok(Some(()))) {
+            self.count_unplaced();
+        }
+    }
+
+    #[cold]
+    pub(super) fn count_unplaced(&self) {
+        self.unplaced.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn take_fresh(&self, rings: &mut Vec<Consumer<Record>>) {
+        rings.append(&mut self.registry().fresh);
+    }
+
+    /// The writer has taken records out of the rings.
+    pub(super) fn moved_on(&self) {
+        if self.stalled.load(Ordering::Relaxed) {
+            self.stalled.store(false, Ordering::Relaxed);
+        }
+    }
+
+    /// Asks for a flush and waits for it, at most `limit`.
+    pub(super) fn flush(&self, limit: Option<Duration>) {
+        let mine = self.requests.fetch_add(1, Ordering::AcqRel) + 1;
+        self.wake();
+        let started = Instant::now();
+        let mut progress = self.progress();
+        while progress.flushed < mine && !progress.ended {
+            let wait = match limit {
+                Some(limit) => match limit.checked_sub(started.elapsed()) {
+                    Some(left) => left,
+                    None => return,
+                },
+                None => Duration::from_secs(1),
+            };
+            progress = self
+                .progressed
+                .wait_timeout(progress, wait)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
+        }
+    }
+
+    pub(super) fn requested(&self) -> u64 {
+        self.requests.load(Ordering::Acquire)
+    }
+
+    pub(super) fn flushed(&self, request: u64) {
+        let mut progress = self.progress();
+        if progress.flushed < request {
+            progress.flushed = request;
+            self.progressed.notify_all();
+        }
+    }
+
+    pub(super) fn ended(&self) {
+        self.progress().ended = true;
+        self.progressed.notify_all();
+    }
+
+    pub(super) fn close(&self) {
+        self.closing.store(true, Ordering::Release);
+        self.wake();
+    }
+
+    pub(super) fn is_closing(&self) -> bool {
+        self.closing.load(Ordering::Acquire)
+    }
+
+    pub(super) fn set_error(&self, error: Option<(io::ErrorKind, String)>) {
+        self.progress().error = error;
+    }
+
+    pub(super) fn last_error(&self) -> Result<(), TraceError> {
+        match &self.progress().error {
+            None => Ok(()),
+            Some((kind, text)) => Err(TraceError::Io {
+                context: "recording".to_owned(),
+                source: io::Error::new(*kind, text.clone()),
+            }),
+        }
+    }
+
+    pub(super) fn stats(&self) -> RecorderStats {
+        let registry = self.registry();
+        let overflow: u64 =
+            registry.dropped.iter().map(|count| count.load(Ordering::Relaxed)).sum();
+        RecorderStats {
+            written: self.written.load(Ordering::Relaxed),
+            dropped_overflow: overflow + self.unplaced.load(Ordering::Relaxed),
+            dropped_io: self.dropped_io.load(Ordering::Relaxed),
+            left_out: self.left_out.load(Ordering::Relaxed),
+            io_errors: self.io_errors.load(Ordering::Relaxed),
+            rings: registry.dropped.len(),
+        }
+    }
+}
+
+/// Records after which a thread wakes the writer, whatever the writer is doing.
+fn wake_after(ring_records: usize) -> usize {
+    (ring_records / 4).max(1)
+}

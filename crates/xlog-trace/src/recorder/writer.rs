@@ -1,0 +1,122 @@
+//! The thread that empties the rings into the file.
+//!
+//! It looks at every ring at least once per write interval, and without a pause while they fill
+//! up. A flush is answered after a full round that began after the request, so that everything
+//! emitted before the request is written. The rings are emptied whatever becomes of the file.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use rtrb::Consumer;
+
+use super::config::RecorderConfig;
+use super::exit;
+use super::intern;
+use super::output::Output;
+use super::rings::Shared;
+use crate::names::{NameId, Names};
+use crate::record::Record;
+
+/// Records taken from one ring before the next: keeps threads close to each other in the file.
+const TURN_RECORDS: usize = 4096;
+
+pub(super) struct Writer {
+    shared: Arc<Shared>,
+    rings: Vec<Consumer<Record>>,
+    names: Names,
+    output: Output,
+    ring_records: usize,
+    interval: Duration,
+}
+
+/// Tells waiters that no writer is left, also when it ends by a panic.
+struct Ending(Arc<Shared>);
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        self.0.ended();
+    }
+}
+
+impl Writer {
+    pub(super) fn new(shared: Arc<Shared>, output: Output, config: &RecorderConfig) -> Self {
+        Self {
+            shared,
+            rings: Vec::new(),
+            names: Names::new(),
+            output,
+            ring_records: config.ring_records,
+            interval: config.write_interval,
+        }
+    }
+
+    pub(super) fn run(mut self) {
+        exit::this_thread_writes();
+        let ending = Ending(Arc::clone(&self.shared));
+        loop {
+            let closing = self.shared.is_closing();
+            let request = self.shared.requested();
+            let fullest = self.empty_rings();
+            if closing {
+                let dropped = self.shared.stats();
+                self.output.end(dropped.dropped_overflow + dropped.dropped_io);
+                self.report();
+            }
+            self.shared.flushed(request);
+            if closing {
+                break;
+            }
+            if fullest < self.ring_records / 8 && self.shared.requested() == request {
+                std::thread::park_timeout(self.interval);
+            }
+        }
+        drop(ending);
+    }
+
+    /// One round over all rings. Returns the most that one of them held.
+    fn empty_rings(&mut self) -> usize {
+        self.shared.take_fresh(&mut self.rings);
+        // What is in the rings now is what this round owes; producers may go on.
+        let mut owed: Vec<usize> = self.rings.iter().map(Consumer::slots).collect();
+        let fullest = owed.iter().copied().max().unwrap_or(0);
+        while owed.iter().any(|&left| left > 0) {
+            for (ring, left) in self.rings.iter_mut().zip(&mut owed) {
+                let count = (*left).min(TURN_RECORDS);
+                *left -= count;
+                let Ok(chunk) = ring.read_chunk(count) else { continue };
+                let (first, second) = chunk.as_slices();
+                for record in first.iter().chain(second) {
+                    catch_up(&mut self.names, record);
+                    self.output.record(record, &self.names);
+                }
+                chunk.commit_all();
+                self.shared.moved_on();
+            }
+        }
+        self.output.write_out();
+        self.report();
+        fullest
+    }
+
+    fn report(&mut self) {
+        let tally = self.output.take_tally();
+        self.shared.written.fetch_add(tally.written, Ordering::Relaxed);
+        self.shared.dropped_io.fetch_add(tally.dropped, Ordering::Relaxed);
+        self.shared.left_out.fetch_add(tally.left_out, Ordering::Relaxed);
+        self.shared.io_errors.fetch_add(tally.errors, Ordering::Relaxed);
+        if let Some(error) = tally.state {
+            self.shared.set_error(error);
+        }
+    }
+}
+
+/// Copies names that are new since the copy was made.
+fn catch_up(names: &mut Names, record: &Record) {
+    let lost = NameId::LOST.raw();
+    let known = names.len() as u32;
+    let new = |id: u32| id > known && id != lost;
+    if new(record.tag) || new(record.error_kind) || new(record.error_message) {
+        intern::catch_up(names);
+    }
+}

@@ -1,0 +1,273 @@
+//! A log in numbers: who allocated how much, what was the peak and what was left.
+//!
+//! One pass. Memory grows with live blocks, tags and streams, not with the log. Peaks are those of
+//! the order in which the records come: read logs of many threads through [`Ordered`](crate::Ordered).
+
+use std::collections::{BTreeMap, HashMap};
+
+use crate::action::{Action, ServedBy};
+use crate::error::TraceError;
+use crate::live::{Change, LiveBlock, LiveBlocks};
+use crate::names::{NameId, Names};
+use crate::reader::Source;
+use crate::record::Record;
+
+/// Leaks that are listed one by one; the totals count all.
+pub const MAX_LISTED_LEAKS: usize = 1000;
+/// Streams that are counted apart; further ones are counted together.
+const MAX_STREAMS: usize = 1 << 16;
+
+/// What was allocated under one label or on one stream. Bytes are charged bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Usage {
+    /// Blocks allocated.
+    pub allocations: u64,
+    /// Blocks given back.
+    pub frees: u64,
+    /// Calls that failed.
+    pub failures: u64,
+    /// Bytes allocated, over all time.
+    pub total_bytes: u64,
+    /// Bytes alive at the end.
+    pub live_bytes: u64,
+    /// Blocks alive at the end.
+    pub live_blocks: u64,
+    /// Most bytes alive at one time.
+    pub peak_bytes: u64,
+    /// Most blocks alive at one time.
+    pub peak_blocks: u64,
+}
+
+impl Usage {
+    fn born(&mut self, block: &LiveBlock) {
+        self.allocations += 1;
+        self.total_bytes = self.total_bytes.saturating_add(block.charged);
+        self.live_bytes = self.live_bytes.saturating_add(block.charged);
+        self.live_blocks += 1;
+        self.peak_bytes = self.peak_bytes.max(self.live_bytes);
+        self.peak_blocks = self.peak_blocks.max(self.live_blocks);
+    }
+
+    fn died(&mut self, block: &LiveBlock) {
+        self.live_bytes = self.live_bytes.saturating_sub(block.charged);
+        self.live_blocks = self.live_blocks.saturating_sub(1);
+    }
+}
+
+/// A block that was never given back.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Leak {
+    /// The block.
+    pub block: LiveBlock,
+    /// Its label; empty when it has none.
+    pub tag: String,
+    /// Nanoseconds from its allocation to the last record.
+    pub age_nanos: u64,
+}
+
+/// A log in numbers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Summary {
+    /// Records seen.
+    pub records: u64,
+    /// Records of each action.
+    pub actions: BTreeMap<Action, u64>,
+    /// Allocations served by each path.
+    pub paths: BTreeMap<ServedBy, u64>,
+    /// Everything together.
+    pub total: Usage,
+    /// Place in the history of the record that reached the peak.
+    pub peak_order: u64,
+    /// Time of the record that reached the peak.
+    pub peak_time_nanos: u64,
+    /// Usage by label, the largest peak first.
+    pub by_tag: Vec<(String, Usage)>,
+    /// Usage by stream, the largest peak first.
+    pub by_stream: Vec<(String, Usage)>,
+    /// Usage by device ordinal.
+    pub by_device: BTreeMap<u32, Usage>,
+    /// Failed calls by the kind of their error.
+    pub failures: BTreeMap<String, u64>,
+    /// Requests by size: entry `n` counts sizes of `n` significant bits (0, 1, 2-3, 4-7, ...).
+    pub sizes: [u64; 65],
+    /// Calls by duration, in the same way.
+    pub latencies: [u64; 65],
+    /// Blocks never given back, the largest first, at most [`MAX_LISTED_LEAKS`].
+    pub leaks: Vec<Leak>,
+    /// Frees of blocks whose allocation is not in the log.
+    pub unknown_frees: u64,
+    /// Allocations at the address of a live block: a free is missing from the log.
+    pub missing_frees: u64,
+    /// Time of the earliest and of the latest record.
+    pub time_nanos: Option<(u64, u64)>,
+}
+
+/// Sums up a log record by record.
+#[derive(Debug)]
+pub struct Summarizer {
+    live: LiveBlocks,
+    summary: Summary,
+    tags: HashMap<Option<NameId>, Usage>,
+    streams: HashMap<Option<u32>, Usage>,
+    kinds: HashMap<Option<NameId>, u64>,
+}
+
+impl Default for Summarizer {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Summarizer {
+    /// Nothing yet.
+    pub fn new() -> Self {
+        Self {
+            live: LiveBlocks::default(),
+            summary: Summary {
+                records: 0,
+                actions: BTreeMap::new(),
+                paths: BTreeMap::new(),
+                total: Usage::default(),
+                peak_order: 0,
+                peak_time_nanos: 0,
+                by_tag: Vec::new(),
+                by_stream: Vec::new(),
+                by_device: BTreeMap::new(),
+                failures: BTreeMap::new(),
+                sizes: [0; 65],
+                latencies: [0; 65],
+                leaks: Vec::new(),
+                unknown_frees: 0,
+                missing_frees: 0,
+                time_nanos: None,
+            },
+            tags: HashMap::new(),
+            streams: HashMap::new(),
+            kinds: HashMap::new(),
+        }
+    }
+
+    /// Adds a record.
+    pub fn push(&mut self, record: &Record) {
+        let summary = &mut self.summary;
+        summary.records += 1;
+        *summary.actions.entry(record.action()).or_default() += 1;
+        count(&mut summary.latencies, u64::from(record.latency));
+        let (first, last) = summary.time_nanos.unwrap_or((record.time, record.time));
+        summary.time_nanos = Some((first.min(record.time), last.max(record.time)));
+        if record.is_failure() {
+            summary.total.failures += 1;
+            *self.kinds.entry(record.failure().map(|failure| failure.kind)).or_default() += 1;
+            let (tag, stream) = (record.tag(), record.stream());
+            self.each(tag, stream, record.device, |usage| usage.failures += 1);
+        }
+        match self.live.apply(record) {
+            Change::None => {}
+            Change::UnknownFree => self.summary.unknown_frees += 1,
+            Change::Born(born) => self.born(&born, record),
+            Change::Replaced { born, lost } => {
+                self.summary.missing_frees += 1;
+                self.died(&lost, false);
+                self.born(&born, record);
+            }
+            Change::Died(died) => self.died(&died, true),
+        }
+    }
+
+    fn each(
+        &mut self,
+        tag: Option<NameId>,
+        stream: Option<u32>,
+        device: u32,
+        change: impl Fn(&mut Usage),
+    ) {
+        change(self.tags.entry(tag).or_default());
+        let known = self.streams.len() < MAX_STREAMS || self.streams.contains_key(&stream);
+        change(self.streams.entry(if known { stream } else { Some(u32::MAX) }).or_default());
+        let devices = &mut self.summary.by_device;
+        let known = devices.len() < MAX_STREAMS || devices.contains_key(&device);
+        change(devices.entry(if known { device } else { u32::MAX }).or_default());
+    }
+
+    fn born(&mut self, block: &LiveBlock, record: &Record) {
+        let before = self.summary.total.peak_bytes;
+        self.summary.total.born(block);
+        if self.summary.total.peak_bytes > before {
+            self.summary.peak_order = record.order;
+            self.summary.peak_time_nanos = record.time;
+        }
+        count(&mut self.summary.sizes, block.bytes);
+        *self.summary.paths.entry(record.served_by()).or_default() += 1;
+        self.each(block.tag, block.stream, block.device, |usage| usage.born(block));
+    }
+
+    fn died(&mut self, block: &LiveBlock, freed: bool) {
+        let change = |usage: &mut Usage| {
+            usage.died(block);
+            usage.frees += u64::from(freed);
+        };
+        change(&mut self.summary.total);
+        self.each(block.tag, block.stream, block.device, change);
+    }
+
+    /// The numbers, with the names that the records used.
+    pub fn finish(self, names: &Names) -> Summary {
+        let Self { live, mut summary, tags, streams, kinds } = self;
+        let by_peak =
+            |(name, usage): &(String, Usage)| (std::cmp::Reverse(usage.peak_bytes), name.clone());
+        summary.by_tag =
+            tags.into_iter().map(|(tag, usage)| (names.text_or_empty(tag).into(), usage)).collect();
+        summary.by_tag.sort_by_cached_key(by_peak);
+        summary.by_stream =
+            streams.into_iter().map(|(id, usage)| (stream_name(id, names), usage)).collect();
+        summary.by_stream.sort_by_cached_key(by_peak);
+        for (kind, times) in kinds {
+            let kind = kind.map_or("unknown", |kind| names.text_or_empty(Some(kind)));
+            *summary.failures.entry(kind.to_owned()).or_default() += times;
+        }
+        let last = summary.time_nanos.map_or(0, |(_, last)| last);
+        let mut blocks: Vec<LiveBlock> = live.into_blocks().collect();
+        blocks.sort_unstable_by_key(|block| (std::cmp::Reverse(block.charged), block.order));
+        blocks.truncate(MAX_LISTED_LEAKS);
+        summary.leaks = blocks
+            .into_iter()
+            .map(|block| Leak {
+                tag: names.text_or_empty(block.tag).to_owned(),
+                age_nanos: last.saturating_sub(block.time_nanos),
+                block,
+            })
+            .collect();
+        summary
+    }
+}
+
+impl Summary {
+    /// Sums up the rest of a log.
+    pub fn of(source: &mut impl Source) -> Result<Self, TraceError> {
+        let mut summarizer = Summarizer::new();
+        while let Some(record) = source.next_record()? {
+            summarizer.push(&record);
+        }
+        Ok(summarizer.finish(source.names()))
+    }
+}
+
+fn count(histogram: &mut [u64; 65], value: u64) {
+    if let Some(entry) = histogram.get_mut(64 - value.leading_zeros() as usize) {
+        *entry += 1;
+    }
+}
+
+fn stream_name(stream: Option<u32>, names: &Names) -> String {
+    match stream {
+        None => "none".to_owned(),
+        Some(u32::MAX) => "others".to_owned(),
+        Some(id) => match names.stream_name(id) {
+            Some(name) => format!("{id} ({name})"),
+            None => id.to_string(),
+        },
+    }
+}

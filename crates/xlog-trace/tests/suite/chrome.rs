@@ -1,0 +1,113 @@
+//! The Chrome trace keeps the rules of the trace-event format.
+
+use std::collections::{HashMap, HashSet};
+
+use serde_json::Value;
+use xlog_trace::export::write_chrome_trace;
+use xlog_trace::{Action, Failure, Format, Names, Record, Strictness};
+
+use crate::support::{Random, any_record, encode, for_seeds, reader};
+
+fn export(records: &[Record], names: &Names) -> Value {
+    let bytes = encode(Format::Binary, records, names);
+    let mut out = Vec::new();
+    let counts = write_chrome_trace(&mut reader(&bytes, Strictness::Strict), &mut out).unwrap();
+    let trace: Value = serde_json::from_slice(&out).expect("valid JSON");
+    assert_eq!(trace["traceEvents"].as_array().unwrap().len() as u64, counts.events);
+    trace
+}
+
+/// What the format demands of each phase of event.
+fn check(trace: &Value) {
+    let number = |event: &Value, key: &str| {
+        let value = event[key].as_f64();
+        value.filter(|value| value.is_finite() && *value >= 0.0).unwrap_or_else(|| {
+            panic!("`{key}` is not a number of at least 0 in {event}");
+        })
+    };
+    assert!(["ms", "ns"].contains(&trace["displayTimeUnit"].as_str().unwrap()));
+    let mut open: HashSet<(u64, String, String)> = HashSet::new();
+    let mut process_names = HashSet::new();
+    let mut thread_names = HashSet::new();
+    for event in trace["traceEvents"].as_array().unwrap() {
+        let phase = event["ph"].as_str().expect("every event has a phase");
+        assert!(event["name"].is_string() && event["cat"].is_string(), "{event}");
+        number(event, "ts");
+        let pid = event["pid"].as_u64().expect("an integer pid");
+        let tid = event["tid"].as_u64().expect("an integer tid");
+        let id = || {
+            let text = |key: &str| event[key].as_str().unwrap().to_owned();
+            (pid, text("cat"), text("id"))
+        };
+        match phase {
+            "M" => {
+                assert!(event["args"]["name"].is_string(), "{event}");
+                match event["name"].as_str().unwrap() {
+                    "process_name" => assert!(process_names.insert(pid), "named twice: {event}"),
+                    "thread_name" => assert!(thread_names.insert((pid, tid)), "twice: {event}"),
+                    other => panic!("unknown metadata {other}"),
+                }
+                continue;
+            }
+            "X" => assert!(number(event, "dur") >= 0.0),
+            "b" => assert!(open.insert(id()), "begun twice: {event}"),
+            "e" => assert!(open.remove(&id()), "ended without a beginning: {event}"),
+            "C" => {
+                let args = event["args"].as_object().unwrap();
+                assert!(!args.is_empty() && args.values().all(Value::is_number), "{event}");
+            }
+            "i" => assert!(["g", "p", "t"].contains(&event["s"].as_str().unwrap()), "{event}"),
+            other => panic!("unknown phase {other}"),
+        }
+        assert!(process_names.contains(&pid), "a process without a name: {event}");
+        assert!(phase == "C" || thread_names.contains(&(pid, tid)), "no track: {event}");
+    }
+}
+
+#[test]
+fn any_log_becomes_a_trace_within_the_rules() {
+    for_seeds(10, |seed| {
+        let mut random = Random::new(seed);
+        let mut names = Names::new();
+        let records: Vec<Record> = (0..500)
+            .map(|_| {
+                let record = any_record(&mut random, &mut names);
+                // Few addresses, so that blocks meet their frees.
+                if random.one_in(2) { record.with_ptr(random.below(20)) } else { record }
+            })
+            .collect();
+        check(&export(&records, &names));
+    });
+}
+
+#[test]
+fn lives_counters_and_failures_are_there() {
+    let mut names = Names::new();
+    let tag = names.intern("join \"a\"\n");
+    let failure = Failure { kind: names.intern("OutOfBudget"), message: names.intern("full") };
+    let base = |action, order: u64| {
+        Record::new(action, 0, order, 5_000_000_000 + order * 1500).with_stream(2)
+    };
+    let records = [
+        base(Action::Allocate, 0).with_ptr(256).with_bytes(100).with_granted(256).with_tag(tag),
+        base(Action::Allocate, 1).with_ptr(512).with_bytes(50).with_latency_nanos(250),
+        base(Action::Allocate, 2).with_bytes(1 << 40).with_failure(failure),
+        base(Action::Deallocate, 3).with_ptr(256),
+    ];
+    let trace = export(&records, &names);
+    check(&trace);
+    let events = trace["traceEvents"].as_array().unwrap();
+    let of = |phase: &str| events.iter().filter(|event| event["ph"] == phase).collect::<Vec<_>>();
+    let counters: Vec<u64> =
+        of("C").iter().map(|event| event["args"]["live"].as_u64().unwrap()).collect();
+    assert_eq!(counters, [256, 306, 50]);
+    let lives: HashMap<&str, usize> =
+        [("b", of("b").len()), ("e", of("e").len()), ("i", of("i").len())].into();
+    assert_eq!(lives, HashMap::from([("b", 2), ("e", 1), ("i", 1)]));
+    assert_eq!(of("b")[0]["name"], "join \"a\"\n");
+    assert_eq!(of("e")[0]["ts"], 4.5, "microseconds since the first record");
+    assert_eq!(of("i")[0]["args"]["kind"], "OutOfBudget");
+    assert_eq!(of("X")[1]["dur"], 0.25);
+    let tracks: Vec<&Value> = of("M").iter().map(|event| &event["args"]["name"]).collect();
+    assert_eq!(tracks, ["device 0 (process 0)", "stream 2"]);
+}

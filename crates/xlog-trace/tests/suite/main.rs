@@ -1,0 +1,16 @@
+//! Tests of the allocation log, by hazard. Random cases print their seed; `XLOG_TRACE_SEED` replays one.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod chrome;
+mod damage;
+mod fuzz;
+mod hostile;
+mod kill;
+mod recorder;
+mod recorder_failures;
+mod rmm;
+mod round_trip;
+mod snapshot;
+mod summary;
+mod support;

@@ -1,0 +1,101 @@
+//! The summary agrees with a simple model.
+
+use std::collections::HashMap;
+
+use xlog_trace::{Action, Failure, Format, Names, Record, ServedBy, Strictness, Summary};
+
+use crate::support::{Random, encode, for_seeds, reader};
+
+#[test]
+fn totals_peaks_and_leaks_agree_with_a_model() {
+    for_seeds(20, |seed| {
+        let mut random = Random::new(seed);
+        let mut names = Names::new();
+        let tags: Vec<_> = (0..3).map(|index| names.intern(&format!("tag {index}"))).collect();
+        // The model: live blocks by address, with size and tag.
+        let mut live: HashMap<u64, (u64, usize)> = HashMap::new();
+        let (mut now, mut peak, mut peak_order, mut total) = (0, 0, 0, 0);
+        let mut tag_now = [0u64; 3];
+        let mut tag_peak = [0u64; 3];
+        let mut records = Vec::new();
+        for order in 0..2000 {
+            let base = |action| Record::new(action, 0, order, order * 10).with_stream(1);
+            if live.is_empty() || random.below(100) < 55 {
+                let tag = random.below(3) as usize;
+                let size = 1 + random.below(1 << 20);
+                let ptr = (order + 1) * 256;
+                live.insert(ptr, (size, tag));
+                now += size;
+                total += size;
+                tag_now[tag] += size;
+                tag_peak[tag] = tag_peak[tag].max(tag_now[tag]);
+                if now > peak {
+                    (peak, peak_order) = (now, order);
+                }
+                let record = base(Action::Allocate).with_ptr(ptr).with_bytes(size / 2);
+                records.push(record.with_granted(size).with_tag(tags[tag]));
+            } else {
+                let mut addresses: Vec<u64> = live.keys().copied().collect();
+                addresses.sort_unstable();
+                let ptr = addresses[random.below(addresses.len() as u64) as usize];
+                let (size, tag) = live.remove(&ptr).unwrap();
+                now -= size;
+                tag_now[tag] -= size;
+                records.push(base(Action::Deallocate).with_ptr(ptr));
+            }
+        }
+        let bytes = encode(Format::Binary, &records, &names);
+        let summary = Summary::of(&mut reader(&bytes, Strictness::Strict)).unwrap();
+        assert_eq!(summary.records, 2000);
+        assert_eq!((summary.total.peak_bytes, summary.peak_order), (peak, peak_order));
+        assert_eq!((summary.total.live_bytes, summary.total.total_bytes), (now, total));
+        assert_eq!(summary.total.live_blocks as usize, live.len());
+        assert_eq!(summary.by_stream.len(), 1);
+        assert_eq!(summary.by_stream[0].1, summary.total);
+        assert_eq!(summary.by_device[&0], summary.total);
+        assert!(summary.by_tag.is_sorted_by(|a, b| a.1.peak_bytes >= b.1.peak_bytes));
+        for (name, usage) in &summary.by_tag {
+            let tag: usize = name.strip_prefix("tag ").unwrap().parse().unwrap();
+            assert_eq!((usage.peak_bytes, usage.live_bytes), (tag_peak[tag], tag_now[tag]));
+        }
+        let mut leaks: Vec<u64> = live.values().map(|(size, _)| *size).collect();
+        leaks.sort_unstable_by(|a, b| b.cmp(a));
+        leaks.truncate(xlog_trace::MAX_LISTED_LEAKS);
+        let found: Vec<u64> = summary.leaks.iter().map(|leak| leak.block.charged).collect();
+        assert_eq!(found, leaks);
+        assert_eq!((summary.unknown_frees, summary.missing_frees), (0, 0));
+    });
+}
+
+#[test]
+fn odd_histories_are_counted_not_believed() {
+    let mut names = Names::new();
+    let failure = Failure { kind: names.intern("OutOfBudget"), message: names.intern("x") };
+    let base = |action, order| Record::new(action, 0, order, 100 + order);
+    let records = [
+        // A block whose free is missing, then one at its address.
+        base(Action::Allocate, 0).with_ptr(256).with_bytes(10).with_generation(1),
+        base(Action::Allocate, 1).with_ptr(256).with_bytes(20).with_generation(2),
+        // A stale free, a free of nothing, a refused free.
+        base(Action::Deallocate, 2).with_ptr(256).with_generation(1),
+        base(Action::Deallocate, 3).with_ptr(512),
+        base(Action::Deallocate, 4).with_ptr(256).with_generation(2).with_failure(failure),
+        // Failures of both kinds.
+        base(Action::Allocate, 5).with_bytes(99).with_failure(failure),
+        base(Action::AllocateFailure, 6).with_bytes(99),
+        base(Action::Allocate, 7).with_ptr(1024).with_bytes(0).with_served_by(ServedBy::Grown),
+    ];
+    let bytes = encode(Format::Binary, &records, &names);
+    let summary = Summary::of(&mut reader(&bytes, Strictness::Strict)).unwrap();
+    assert_eq!((summary.missing_frees, summary.unknown_frees), (1, 2));
+    assert_eq!((summary.total.live_bytes, summary.total.live_blocks), (20, 2));
+    assert_eq!((summary.total.allocations, summary.total.frees), (3, 0));
+    assert_eq!(summary.total.failures, 3);
+    assert_eq!(summary.failures["OutOfBudget"], 2);
+    assert_eq!(summary.failures["unknown"], 1);
+    assert_eq!((summary.sizes[0], summary.sizes[4], summary.sizes[5]), (1, 1, 1));
+    assert_eq!(summary.paths[&ServedBy::Grown], 1);
+    assert_eq!(summary.actions[&Action::Deallocate], 3);
+    assert_eq!(summary.time_nanos, Some((100, 107)));
+    assert_eq!(summary.leaks[0].age_nanos, 6);
+}
