@@ -4,6 +4,7 @@
 
 pub mod async_resource;
 pub mod direct;
+pub mod logging;
 pub(crate) mod ordering;
 pub mod resource;
 pub mod runtime;
@@ -13,6 +14,10 @@ mod stream_table;
 
 pub use async_resource::AsyncCudaResource;
 pub use direct::DirectCudaResource;
+pub use logging::{
+    BinarySink, CsvSink, InMemorySink, LogAction, LogRecord, LogResult, LoggingResource, LoggingSink, NullSink,
+    QueryScope, ServedBy, SinkError,
+};
 pub use ordering::EdgePolicy;
 pub use resource::{
     Access, AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, Generation,
