@@ -8,6 +8,7 @@ pub mod logging;
 pub(crate) mod ordering;
 pub mod resource;
 pub mod runtime;
+pub mod statistics;
 pub(crate) mod stream_ids;
 pub mod stream_pool;
 mod stream_table;
@@ -15,8 +16,8 @@ mod stream_table;
 pub use async_resource::AsyncCudaResource;
 pub use direct::DirectCudaResource;
 pub use logging::{
-    BinarySink, CsvSink, InMemorySink, LogAction, LogRecord, LogResult, LoggingResource, LoggingSink, NullSink,
-    QueryScope, ServedBy, SinkError,
+    BinarySink, CsvSink, InMemorySink, LogAction, LogRecord, LogResult, LoggingResource,
+    LoggingSink, NullSink, QueryScope, ServedBy, SinkError,
 };
 pub use ordering::EdgePolicy;
 pub use resource::{
@@ -26,6 +27,10 @@ pub use resource::{
 pub use runtime::{
     FailedFree, LeakReport, MAX_DEVICE_ORDINALS, RESOURCE_VARIABLE, ResourceKind, RuntimeConfig,
     XlogDeviceRuntime, set_failed_free_handler, set_leak_handler,
+};
+pub use statistics::{
+    Backtraces, LiveBlock, LiveReport, Statistics, StatisticsConfig, StatisticsResource,
+    StatisticsScope, StatisticsSnapshot,
 };
 pub use stream_pool::{
     DEFAULT_MAX_STREAMS, StreamLease, StreamPool, StreamPoolError, StreamPriority,

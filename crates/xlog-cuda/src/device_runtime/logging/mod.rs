@@ -5,9 +5,10 @@
 //! [`order_counter`](LogRecord::order_counter) gives a legal history whatever the threads did: a free takes its number before the
 //! inner call, an allocation after it. A sink that fails is counted and never fails the operation.
 //!
-//! What it does not do: it keeps no account of blocks, and it knows nothing of file
+//! What it does not do: it keeps no account of blocks (see [`statistics`](super::statistics)), and it knows nothing of file
 //! formats (see the crate `xlog-trace`).
 
+pub(crate) mod clock;
 mod file;
 mod query;
 mod record;

@@ -4,9 +4,7 @@ use std::fmt;
 
 use xlog_trace::ServedBy;
 
-use crate::device_runtime::resource::{
-    Access, AllocTag, Generation, ResourceError, StreamId,
-};
+use crate::device_runtime::resource::{Access, AllocTag, Generation, ResourceError, StreamId};
 
 /// What was done.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

@@ -3,16 +3,17 @@
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use xlog_driver::sync::thread_name;
 use xlog_trace::ServedBy;
 
+use super::clock;
 use super::query::take_path;
 use super::{LogAction, LogRecord, LogResult, LoggingSink, QueryScope};
 use crate::device_runtime::resource::{
-    Access, AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, Generation, PhysicalMeter,
-    ResourceError, ResourceResult, ResourceStatistics, StreamId,
+    Access, AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, Generation,
+    PhysicalMeter, ResourceError, ResourceResult, ResourceStatistics, StreamId,
 };
 
 /// On a cache line of its own: every thread that logs writes it.
@@ -60,7 +61,7 @@ pub struct LoggingResource<R = Box<dyn DeviceMemoryResource + Send + Sync>> {
     device_ordinal: u32,
     process_id: u32,
     /// The clock of the records: wall time at creation, advanced by a clock that never steps.
-    started: Instant,
+    started: u64,
     started_unix_nanos: u64,
     refused: AtomicU64,
 }
@@ -87,8 +88,8 @@ impl<R: DeviceMemoryResource> LoggingResource<R> {
             sink,
             logs_uses: false,
             process_id: std::process::id(),
-            started: Instant::now(),
-            started_unix_nanos: nanos(unix),
+            started: clock::now(),
+            started_unix_nanos: u64::try_from(unix.as_nanos()).unwrap_or(u64::MAX),
             refused: AtomicU64::new(0),
         }
     }
@@ -175,12 +176,8 @@ impl<R: DeviceMemoryResource> LoggingResource<R> {
 
     /// A call that began at `start` and has just ended.
     #[inline(always)]
-    fn ended(&self, start: Instant) -> Call {
-        let end = Instant::now();
-        Call {
-            began: nanos(start.saturating_duration_since(self.started)),
-            took: nanos(end.saturating_duration_since(start)),
-        }
+    fn ended(&self, start: u64) -> Call {
+        Call { began: start.wrapping_sub(self.started), took: clock::now().saturating_sub(start) }
     }
 
     #[inline(always)]
@@ -243,7 +240,7 @@ impl<R: DeviceMemoryResource> LoggingResource<R> {
         if !self.logs_uses {
             return call();
         }
-        let (order, start) = (next_order(), Instant::now());
+        let (order, start) = (next_order(), clock::now());
         let result = call();
         let about = About {
             stream: Some(stream),
@@ -316,11 +313,6 @@ struct Request {
     tag: AllocTag,
 }
 
-#[inline]
-fn nanos(duration: Duration) -> u64 {
-    duration.as_secs().wrapping_mul(1_000_000_000) + u64::from(duration.subsec_nanos())
-}
-
 impl<R: DeviceMemoryResource> DeviceMemoryResource for LoggingResource<R> {
     fn allocate(
         &self,
@@ -328,7 +320,7 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for LoggingResource<R> {
         stream: StreamId,
         tag: AllocTag,
     ) -> ResourceResult<DeviceBlock> {
-        let start = Instant::now();
+        let start = clock::now();
         let result = self.inner.allocate(bytes, stream, tag);
         let call = self.ended(start);
         self.log_allocation(call, Request { bytes, align: None, stream, tag }, result.as_ref());
@@ -337,7 +329,7 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for LoggingResource<R> {
 
     fn deallocate(&self, block: DeviceBlock) -> ResourceResult<()> {
         let about = About::claim(&block);
-        let (order, start) = (next_order(), Instant::now());
+        let (order, start) = (next_order(), clock::now());
         let result = self.inner.deallocate(block);
         self.log(LogAction::Deallocate, order, self.ended(start), about, &result);
         result
@@ -352,7 +344,7 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for LoggingResource<R> {
     }
 
     fn reap_pending(&self) -> ResourceResult<()> {
-        let start = Instant::now();
+        let start = clock::now();
         let result = self.inner.reap_pending();
         let call = self.ended(start);
         self.log(LogAction::ReapPending, next_order(), call, About::NOTHING, &result);
@@ -424,7 +416,7 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for LoggingResource<R> {
         stream: StreamId,
         tag: AllocTag,
     ) -> ResourceResult<DeviceBlock> {
-        let start = Instant::now();
+        let start = clock::now();
         let result = self.inner.allocate_aligned(bytes, align, stream, tag);
         let call = self.ended(start);
         let request = Request { bytes, align: Some(align), stream, tag };
@@ -438,7 +430,7 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for LoggingResource<R> {
         stream: StreamId,
         tag: AllocTag,
     ) -> ResourceResult<Vec<DeviceBlock>> {
-        let start = Instant::now();
+        let start = clock::now();
         let result = self.inner.allocate_batch(sizes, stream, tag);
         let call = self.ended(start);
         let request = |bytes| Request { bytes, align: None, stream, tag };
@@ -465,7 +457,7 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for LoggingResource<R> {
             .iter()
             .map(|block| (next_order(), BlockId::from_block(block), About::claim(block)))
             .collect();
-        let start = Instant::now();
+        let start = clock::now();
         let result = self.inner.deallocate_batch(blocks);
         let call = self.ended(start);
         for (order, id, about) in claims {
