@@ -15,7 +15,8 @@ use std::time::Instant;
 
 use xlog_cuda::device_runtime::{
     AllocTag, BinarySink, BlockState, DeviceBlock, DeviceMemoryResource, Generation,
-    LoggingResource, LoggingSink, NullSink, QueryScope, ResourceResult, StreamId,
+    LoggingResource, LoggingSink, NullSink, QueryScope, ResourceResult, StatisticsConfig,
+    StatisticsResource, StreamId,
 };
 
 const BATCHES: usize = 301;
@@ -24,6 +25,7 @@ const PAIRS: usize = 4096;
 
 const NULL_BAR: f64 = 10.0;
 const BINARY_BAR: f64 = 40.0;
+const STATISTICS_BAR: f64 = 15.0;
 
 /// Hands out addresses and checks nothing.
 struct Nothing;
@@ -126,11 +128,16 @@ fn main() -> ExitCode {
     let null: Boxed = Box::new(LoggingResource::new(Box::new(Nothing), Arc::new(NullSink::new())));
     let file = Arc::new(BinarySink::create(directory.join("log.xtrace")).unwrap());
     let binary: Boxed = Box::new(LoggingResource::new(Box::new(Nothing), file.clone()));
+    let counted: Boxed = Box::new(StatisticsResource::new(Box::new(Nothing)));
+    let config = StatisticsConfig::new().with_ages(false);
+    let ageless: Boxed = Box::new(StatisticsResource::over(Nothing, config));
     let flushed = file.clone();
     let mut variants = vec![
         variant("clock", time_clock),
         variant("bare", move || time_pairs(&bare)),
         variant("null sink", move || time_pairs(&null)),
+        variant("statistics without ages", move || time_pairs(&ageless)),
+        variant("statistics", move || time_pairs(&counted)),
         variant("binary sink", move || {
             let cost = time_pairs(&binary);
             flushed.flush().unwrap();
@@ -165,6 +172,15 @@ fn main() -> ExitCode {
         println!(
             "{name:<44} {added:.1} ns an operation, above the clock  goal <= {bar} ns  {verdict}"
         );
+    }
+    for name in ["statistics", "statistics without ages"] {
+        if !name.contains(&filter) {
+            continue;
+        }
+        let added = cost(&mut variants, name) - bare;
+        let verdict = if added <= STATISTICS_BAR { "met" } else { "MISSED" };
+        missed += usize::from(added > STATISTICS_BAR);
+        println!("{name:<44} {added:.1} ns a pair  goal <= {STATISTICS_BAR} ns  {verdict}");
     }
     match (missed, gate) {
         (0, _) | (_, false) => ExitCode::SUCCESS,

@@ -41,15 +41,23 @@ pub enum Backtraces {
 }
 
 /// Settings of a [`StatisticsResource`](super::StatisticsResource).
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct StatisticsConfig {
     /// Which allocations are remembered with their backtrace.
     pub backtraces: Backtraces,
+    /// Whether the time of each allocation is remembered, for the ages of live blocks. It is by default.
+    pub ages: bool,
+}
+
+impl Default for StatisticsConfig {
+    fn default() -> Self {
+        Self { backtraces: Backtraces::Off, ages: true }
+    }
 }
 
 impl StatisticsConfig {
-    /// No backtraces.
+    /// Ages, and no backtraces.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -59,6 +67,13 @@ impl StatisticsConfig {
     #[must_use]
     pub fn with_backtraces(mut self, backtraces: Backtraces) -> Self {
         self.backtraces = backtraces;
+        self
+    }
+
+    /// The same with or without ages. Without, an allocation saves a look at the clock, and every age is zero.
+    #[must_use]
+    pub fn with_ages(mut self, ages: bool) -> Self {
+        self.ages = ages;
         self
     }
 }
@@ -126,7 +141,7 @@ impl Core {
         block: &DeviceBlock,
     ) {
         let key = Key { tag, stream, query: QueryScope::current() };
-        let born = clock::coarse();
+        let born = if self.config.ages { clock::coarse() } else { u64::MAX };
         let (at, shard) = self.mine();
         let known = shard.counts.with(|counts| {
             let ids = counts.cached(&key)?;

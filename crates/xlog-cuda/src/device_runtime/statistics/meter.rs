@@ -66,7 +66,7 @@ impl Meter {
         }
     }
 
-    pub(super) fn fail(&mut self) {
+    pub(super) fn fail(&mut self, _all: &Published) {
         self.failures += 1;
     }
 

@@ -74,19 +74,33 @@ fn grown(meters: &mut Vec<Meter>, id: usize) {
     meters.resize_with((id + 1).next_power_of_two(), Meter::default);
 }
 
+/// The account of a number, in this shard and on the board.
 #[inline(always)]
-fn change(
-    meters: &mut Vec<Meter>,
-    all: &[Published],
+fn account<'a>(
+    meters: &'a mut Vec<Meter>,
+    board: &'a [Published],
     id: usize,
-    how: impl Fn(&mut Meter, &Published),
-) {
+) -> Option<(&'a mut Meter, &'a Published)> {
     if id >= meters.len() {
         grown(meters, id);
     }
-    if let (Some(meter), Some(all)) = (meters.get_mut(id), all.get(id)) {
-        how(meter, all);
-    }
+    Some((meters.get_mut(id)?, board.get(id)?))
+}
+
+/// Does the same to the accounts of everything, of a tag, of a stream and of a query.
+macro_rules! each {
+    ($counts:ident, $ids:ident, $board:ident, $method:ident($($argument:expr),*)) => {
+        $counts.total.$method($($argument,)* &$board.total);
+        if let Some((meter, all)) = account(&mut $counts.tags, &$board.tags, $ids.tag()) {
+            meter.$method($($argument,)* all);
+        }
+        if let Some((meter, all)) = account(&mut $counts.streams, &$board.streams, $ids.stream()) {
+            meter.$method($($argument,)* all);
+        }
+        if let Some((meter, all)) = account(&mut $counts.queries, &$board.queries, $ids.query()) {
+            meter.$method($($argument,)* all);
+        }
+    };
 }
 
 impl Counts {
@@ -108,7 +122,7 @@ impl Counts {
 
     #[inline(always)]
     pub(super) fn allocate(&mut self, ids: Ids, requested: usize, bytes: u64, board: &Board) {
-        self.each(ids, board, |meter, all| meter.allocate(bytes, all));
+        each!(self, ids, board, allocate(bytes));
         self.requested_bytes = self.requested_bytes.wrapping_add(requested as u64);
         self.sizes[class_of(requested)] += 1;
         self.until_look -= 1;
@@ -120,22 +134,14 @@ impl Counts {
 
     #[inline(always)]
     pub(super) fn free(&mut self, ids: Ids, bytes: u64, board: &Board) {
-        self.each(ids, board, |meter, all| meter.free(bytes, all));
+        each!(self, ids, board, free(bytes));
     }
 
     pub(super) fn fail(&mut self, ids: Ids, kind: &'static str, board: &Board) {
-        self.each(ids, board, |meter, _| meter.fail());
+        each!(self, ids, board, fail());
         match self.failures.iter_mut().find(|(known, _)| *known == kind) {
             Some((_, count)) => *count += 1,
             None => self.failures.push((kind, 1)),
         }
-    }
-
-    #[inline(always)]
-    fn each(&mut self, ids: Ids, board: &Board, how: impl Fn(&mut Meter, &Published)) {
-        how(&mut self.total, &board.total);
-        change(&mut self.tags, &board.tags, ids.tag(), &how);
-        change(&mut self.streams, &board.streams, ids.stream(), &how);
-        change(&mut self.queries, &board.queries, ids.query(), &how);
     }
 }

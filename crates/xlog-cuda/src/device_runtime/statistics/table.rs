@@ -50,11 +50,12 @@ fn key_of(generation: Generation) -> u64 {
     generation.0.wrapping_add(1)
 }
 
-/// Generations that follow each other share a row, so that short lives stay in few cache lines.
+/// Generations that follow each other share a row, so that short lives stay in few cache lines. `rows` is a power of two.
 #[inline(always)]
 fn row_of(generation: Generation, rows: usize) -> usize {
     let sequence = (generation.0 >> SLOT_BITS) / ROW as u64;
-    (sequence ^ (generation.0 & ((1 << SLOT_BITS) - 1)) / ROW as u64) as usize % rows
+    let slot = (generation.0 & ((1 << SLOT_BITS) - 1)) / ROW as u64;
+    (sequence ^ slot) as usize & (rows - 1)
 }
 
 impl Table {
