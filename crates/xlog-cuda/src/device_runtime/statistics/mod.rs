@@ -9,6 +9,8 @@
 //! [`PEAK_STEP_BLOCKS`] for every other shard (15 at most): a shard tells the others only when it has moved that far.
 
 mod core;
+#[cfg(feature = "metrics")]
+mod export;
 mod live;
 mod meter;
 mod names;
@@ -20,6 +22,8 @@ mod snapshot;
 mod table;
 
 pub use self::core::{Backtraces, Statistics, StatisticsConfig};
+#[cfg(feature = "metrics")]
+pub use export::{MetricsServer, describe_metrics, publish_metrics, serve_metrics};
 pub use live::{LiveBlock, LiveReport, TagShare};
 pub use meter::{PEAK_STEP_BLOCKS, PEAK_STEP_BYTES};
 pub use openmetrics::openmetrics_text;

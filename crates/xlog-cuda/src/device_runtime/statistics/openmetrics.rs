@@ -5,9 +5,9 @@ use std::fmt::Write;
 use super::snapshot::{StatisticsSnapshot, Usage};
 
 /// A family of samples: name, kind, help, and the value of an account.
-type Family = (&'static str, &'static str, &'static str, fn(&Usage) -> u64);
+pub(super) type Family = (&'static str, &'static str, &'static str, fn(&Usage) -> u64);
 
-const FAMILIES: &[Family] = &[
+pub(super) const FAMILIES: &[Family] = &[
     ("current_bytes", "gauge", "Bytes of live blocks.", |usage| usage.current_bytes as u64),
     ("current_blocks", "gauge", "Live blocks.", |usage| usage.current_blocks as u64),
     ("peak_bytes", "gauge", "The most bytes that were live at once.", |usage| {
