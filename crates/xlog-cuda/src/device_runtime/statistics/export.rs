@@ -39,7 +39,7 @@ pub fn describe_metrics() {
 /// the device, and for tags the tag, as labels.
 pub fn publish_metrics(snapshot: &StatisticsSnapshot) {
     let device = Label::new("device", snapshot.device_ordinal.to_string());
-    publish("xlog_device_memory", &snapshot.total, &[device.clone()]);
+    publish("xlog_device_memory", &snapshot.total, std::slice::from_ref(&device));
     for (tag, usage) in &snapshot.by_tag {
         let tag = Label::new("tag", tag.0);
         publish("xlog_device_memory_tag", usage, &[device.clone(), tag]);
