@@ -200,7 +200,7 @@ impl Core {
         let mut names = lock(&self.names);
         let ids = names.ids(&key, |names| self.make_room(names));
         self.mine().1.counts.with(|counts| {
-            counts.remember(key, ids);
+            counts.remember(key, ids, &self.board);
             count(counts, ids)
         })
     }
@@ -254,9 +254,13 @@ impl Core {
         self.shards.iter().find_map(|shard| shard.table.take(generation))
     }
 
+    /// Sees all shards at one instant, with everything settled.
     fn visit<T>(&self, body: impl FnOnce(&mut [&mut Counts]) -> T) -> T {
         let all: [&BiasedMutex<Counts>; SHARDS] = std::array::from_fn(|at| &self.shards[at].counts);
-        BiasedMutex::with_all(&all, body)
+        BiasedMutex::with_all(&all, |shards| {
+            shards.iter_mut().for_each(|counts| counts.settle(&self.board));
+            body(shards)
+        })
     }
 
     /// Gives the numbers of streams and queries with nothing live to others; their totals go to number 0.
@@ -269,7 +273,7 @@ impl Core {
             let streams = names.streams.recycle(|id| idle(shards, id, false));
             let queries = names.queries.recycle(|id| idle(shards, id, true));
             for counts in shards.iter_mut() {
-                counts.forget_cache();
+                counts.forget_entries();
                 for (meters, ids) in
                     [(&mut counts.streams, &streams), (&mut counts.queries, &queries)]
                 {

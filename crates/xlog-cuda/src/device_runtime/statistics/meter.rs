@@ -6,12 +6,17 @@
 
 use std::sync::atomic::{AtomicI64, Ordering};
 
+use super::shard::Moved;
 use super::snapshot::Usage;
 
 /// Bytes by which a shard may have moved before it tells the others.
 pub const PEAK_STEP_BYTES: usize = 64 << 10;
 /// Blocks by which a shard may have moved before it tells the others.
 pub const PEAK_STEP_BLOCKS: usize = 64;
+
+/// Half of it may be in a shard's meters, and half in front of them.
+pub(super) const HALF_STEP_BYTES: i64 = PEAK_STEP_BYTES as i64 / 2;
+pub(super) const HALF_STEP_BLOCKS: i64 = PEAK_STEP_BLOCKS as i64 / 2;
 
 /// What the shards have published of one account.
 #[derive(Debug, Default)]
@@ -33,45 +38,64 @@ pub(super) struct Meter {
     freed_bytes: u64,
     freed_blocks: u64,
     failures: u64,
+    /// Room given in `epoch`.
+    given_bytes: i64,
+    given_blocks: i64,
+    epoch: u64,
 }
 
 impl Meter {
-    #[inline(always)]
+    /// Counts a block, and looks whether that is a new peak.
     pub(super) fn allocate(&mut self, bytes: u64, all: &Published) {
-        self.allocated_bytes = self.allocated_bytes.wrapping_add(bytes);
-        self.allocated_blocks += 1;
-        self.pending_bytes += bytes as i64;
-        self.pending_blocks += 1;
-        let live_bytes = all.bytes.load(Ordering::Relaxed) + self.pending_bytes;
-        let live_blocks = all.blocks.load(Ordering::Relaxed) + self.pending_blocks;
-        self.peak_bytes = self.peak_bytes.max(live_bytes);
-        self.peak_blocks = self.peak_blocks.max(live_blocks);
-        if self.pending_bytes >= PEAK_STEP_BYTES as i64
-            || self.pending_blocks >= PEAK_STEP_BLOCKS as i64
+        let moved = Moved { allocated_bytes: bytes, allocated_blocks: 1, ..Moved::default() };
+        self.settle(&moved, all);
+    }
+
+    /// Takes in what was counted elsewhere, and looks whether that is a new peak.
+    pub(super) fn settle(&mut self, moved: &Moved, all: &Published) {
+        self.allocated_bytes = self.allocated_bytes.wrapping_add(moved.allocated_bytes);
+        self.allocated_blocks = self.allocated_blocks.wrapping_add(moved.allocated_blocks);
+        self.freed_bytes = self.freed_bytes.wrapping_add(moved.freed_bytes);
+        self.freed_blocks = self.freed_blocks.wrapping_add(moved.freed_blocks);
+        self.pending_bytes += moved.allocated_bytes.wrapping_sub(moved.freed_bytes) as i64;
+        self.pending_blocks += moved.allocated_blocks.wrapping_sub(moved.freed_blocks) as i64;
+        let (bytes, blocks) = self.estimate(all);
+        self.peak_bytes = self.peak_bytes.max(bytes);
+        self.peak_blocks = self.peak_blocks.max(blocks);
+        if self.pending_bytes.abs() >= HALF_STEP_BYTES
+            || self.pending_blocks.abs() >= HALF_STEP_BLOCKS
         {
             self.publish(all);
         }
     }
 
-    #[inline(always)]
-    pub(super) fn free(&mut self, bytes: u64, all: &Published) {
-        self.freed_bytes = self.freed_bytes.wrapping_add(bytes);
-        self.freed_blocks += 1;
-        self.pending_bytes -= bytes as i64;
-        self.pending_blocks -= 1;
-        if self.pending_bytes <= -(PEAK_STEP_BYTES as i64)
-            || self.pending_blocks <= -(PEAK_STEP_BLOCKS as i64)
-        {
-            self.publish(all);
-        }
+    /// What is live, as far as this shard knows.
+    fn estimate(&self, all: &Published) -> (i64, i64) {
+        let bytes = all.bytes.load(Ordering::Relaxed) + self.pending_bytes;
+        (bytes, all.blocks.load(Ordering::Relaxed) + self.pending_blocks)
     }
 
-    pub(super) fn fail(&mut self, _all: &Published) {
+    /// What lies below the peak and was given to nobody in this epoch.
+    pub(super) fn room(&self, epoch: u64, all: &Published) -> (i64, i64) {
+        let (bytes, blocks) = self.estimate(all);
+        let given =
+            if self.epoch == epoch { (self.given_bytes, self.given_blocks) } else { (0, 0) };
+        (self.peak_bytes - bytes - given.0, self.peak_blocks - blocks - given.1)
+    }
+
+    /// Remembers room that was given to an entry.
+    pub(super) fn give_room(&mut self, epoch: u64, room: (i64, i64)) {
+        if self.epoch != epoch {
+            (self.epoch, self.given_bytes, self.given_blocks) = (epoch, 0, 0);
+        }
+        self.given_bytes += room.0;
+        self.given_blocks += room.1;
+    }
+
+    pub(super) fn fail(&mut self) {
         self.failures += 1;
     }
 
-    #[cold]
-    #[inline(never)]
     pub(super) fn publish(&mut self, all: &Published) {
         all.bytes.fetch_add(self.pending_bytes, Ordering::Relaxed);
         all.blocks.fetch_add(self.pending_blocks, Ordering::Relaxed);

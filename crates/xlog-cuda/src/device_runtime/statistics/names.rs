@@ -6,6 +6,7 @@
 use std::collections::HashMap;
 use std::hash::Hash;
 
+use super::shard::ENTRIES;
 use crate::device_runtime::resource::{AllocTag, StreamId};
 
 /// Different tags that are counted apart; further ones share an account.
@@ -40,15 +41,27 @@ impl Key {
     }
 }
 
-/// The numbers of a tag, a stream and a query, and a mark, in one word.
+/// The numbers of a tag, a stream and a query, the place of their entry in a shard, and a mark, in one word.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct Ids(pub(super) u64);
 
 impl Ids {
     const TRACED: u64 = 1 << 63;
 
-    fn new(tag: u16, stream: u16, query: u16) -> Self {
-        Self(u64::from(tag) | u64::from(stream) << 16 | u64::from(query) << 32)
+    fn new(tag: u16, stream: u16, query: u16, place: usize) -> Self {
+        let numbers = u64::from(tag) | u64::from(stream) << 16 | u64::from(query) << 32;
+        Self(numbers | (place as u64) << 48)
+    }
+
+    /// Where a shard has its entry for these numbers, if it has one.
+    #[inline(always)]
+    pub(super) fn place(self) -> usize {
+        (self.0 >> 48) as usize % ENTRIES
+    }
+
+    #[inline(always)]
+    pub(super) fn untraced(self) -> Self {
+        Self(self.0 & !Self::TRACED)
     }
 
     #[inline(always)]
@@ -166,6 +179,6 @@ impl Names {
             make_room(self);
             (stream, query) = find(self);
         }
-        Ids::new(tag, stream.unwrap_or(0), query.unwrap_or(0))
+        Ids::new(tag, stream.unwrap_or(0), query.unwrap_or(0), key.place(ENTRIES))
     }
 }
