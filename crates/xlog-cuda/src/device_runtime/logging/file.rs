@@ -6,7 +6,7 @@
 use std::path::Path;
 
 use xlog_trace::{
-    Action, Failure, Format, Record, Recorder, RecorderConfig, RecorderStats, TraceError,
+    Action, Failure, Fields, Format, NameId, Recorder, RecorderConfig, RecorderStats, TraceError,
     UseAccess, intern, intern_text,
 };
 
@@ -43,7 +43,12 @@ impl FileSink {
 
     #[inline]
     fn emit(&self, record: &LogRecord) {
-        self.recorder.emit(to_trace(record, self.epoch));
+        let tag = record.tag.map(|tag| intern(tag.0));
+        let failure = match &record.result {
+            LogResult::Ok => None,
+            LogResult::Err { kind, message } => Some(failure(kind, message)),
+        };
+        self.recorder.emit_fields(fields(record, tag, failure, self.epoch));
     }
 }
 
@@ -54,8 +59,8 @@ fn default_config() -> RecorderConfig {
     config.with_header(header)
 }
 
-#[inline]
-fn to_trace(record: &LogRecord, epoch: u64) -> Record {
+#[inline(always)]
+fn fields(record: &LogRecord, tag: Option<NameId>, failure: Option<Failure>, epoch: u64) -> Fields {
     let action = match record.action {
         LogAction::Allocate => Action::Allocate,
         LogAction::Deallocate => Action::Deallocate,
@@ -63,47 +68,31 @@ fn to_trace(record: &LogRecord, epoch: u64) -> Record {
         LogAction::UsePrepare => Action::UsePrepare,
         LogAction::UseFinish => Action::UseFinish,
     };
-    // Nanoseconds fill 64 bits in the year 2554.
-    let time = (record.timestamp_nanos as u64).saturating_sub(epoch);
-    let mut out = Record::new(action, record.device_ordinal, record.order_counter, time)
-        .with_thread(record.thread_id)
-        .with_process(record.process_id)
-        .with_latency_nanos(record.latency_nanos)
-        .with_served_by(record.served_by);
-    if let Some(stream) = record.stream_id {
-        out = out.with_stream(stream.0);
-    }
-    if let Some(ptr) = record.ptr {
-        out = out.with_ptr(ptr);
-    }
-    if let Some(bytes) = record.bytes {
-        out = out.with_bytes(bytes as u64);
-    }
-    if let Some(granted) = record.granted {
-        out = out.with_granted(granted as u64);
-    }
-    if let Some(align) = record.align {
-        out = out.with_alignment(align as u64);
-    }
-    if let Some(generation) = record.generation {
-        out = out.with_generation(generation.0);
-    }
-    if let Some(query) = record.query_id {
-        out = out.with_query_id(query);
-    }
-    if let Some(tag) = record.tag {
-        out = out.with_tag(intern(tag.0));
-    }
-    if let Some(access) = record.access {
-        out = out.with_access(match access {
-            Access::Read => UseAccess::Read,
-            Access::Write => UseAccess::Write,
-            Access::ReadWrite => UseAccess::ReadWrite,
-        });
-    }
-    match &record.result {
-        LogResult::Ok => out,
-        LogResult::Err { kind, message } => out.with_failure(failure(kind, message)),
+    let access = record.access.map(|access| match access {
+        Access::Read => UseAccess::Read,
+        Access::Write => UseAccess::Write,
+        Access::ReadWrite => UseAccess::ReadWrite,
+    });
+    Fields {
+        action,
+        device: record.device_ordinal,
+        order: record.order_counter,
+        // Nanoseconds fill 64 bits in the year 2554.
+        time_nanos: (record.timestamp_nanos as u64).saturating_sub(epoch),
+        thread: record.thread_id,
+        process: record.process_id,
+        stream: record.stream_id.map(|stream| stream.0),
+        ptr: record.ptr,
+        bytes: record.bytes.map(|bytes| bytes as u64),
+        granted: record.granted.map(|granted| granted as u64),
+        alignment: record.align.map(|align| align as u64),
+        tag,
+        query_id: record.query_id,
+        generation: record.generation.map(|generation| generation.0),
+        latency_nanos: record.latency_nanos,
+        served_by: record.served_by,
+        access,
+        failure,
     }
 }
 

@@ -5,8 +5,8 @@
 //! totals are exact and agree with each other. What a block weighs is remembered here by its generation: what a caller passes to
 //! `deallocate` is not believed.
 //!
-//! Peaks are exact while one thread at a time changes what they are about, and otherwise within [`PEAK_STEP_BYTES`] and
-//! [`PEAK_STEP_BLOCKS`] for every other shard (15 at most): a shard tells the others only when it has moved that far.
+//! The peak of an account that one thread alone changes is exact; otherwise it is within [`PEAK_STEP_BYTES`] and
+//! [`PEAK_STEP_BLOCKS`] for every other shard (15 at most): a shard tells the others when it has moved that far.
 
 mod core;
 #[cfg(feature = "metrics")]
