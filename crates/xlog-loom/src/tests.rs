@@ -186,8 +186,11 @@ impl Block {
 #[test]
 fn a_block_returned_while_uses_close_is_freed_once_and_not_before_the_last() {
     loom::model(|| {
-        let block =
-            Arc::new(Block { gate: BlockGate::default(), stamps: OwnStamps::default(), locked: Mutex::new(Locked::default()) });
+        let block = Arc::new(Block {
+            gate: BlockGate::default(),
+            stamps: OwnStamps::default(),
+            locked: Mutex::new(Locked::default()),
+        });
         block.gate.begin(5);
         assert_eq!(block.gate.open(5, false), Attempt::Done);
         assert_eq!(block.gate.open(5, true), Attempt::Done);
@@ -211,8 +214,11 @@ fn a_block_returned_while_uses_close_is_freed_once_and_not_before_the_last() {
 #[test]
 fn a_use_opened_at_the_moment_of_the_free_is_refused_or_waited_for() {
     loom::model(|| {
-        let block =
-            Arc::new(Block { gate: BlockGate::default(), stamps: OwnStamps::default(), locked: Mutex::new(Locked::default()) });
+        let block = Arc::new(Block {
+            gate: BlockGate::default(),
+            stamps: OwnStamps::default(),
+            locked: Mutex::new(Locked::default()),
+        });
         block.gate.begin(5);
         let user = {
             let block = Arc::clone(&block);
@@ -258,8 +264,11 @@ fn another_stream_that_comes_in_sees_every_use_the_quick_way_finished_before() {
 
 /// A block that belongs to this thread.
 fn granted() -> Arc<Block> {
-    let block =
-        Arc::new(Block { gate: BlockGate::default(), stamps: OwnStamps::default(), locked: Mutex::new(Locked::default()) });
+    let block = Arc::new(Block {
+        gate: BlockGate::default(),
+        stamps: OwnStamps::default(),
+        locked: Mutex::new(Locked::default()),
+    });
     block.gate.begin(5);
     {
         let _locked = block.locked.lock().unwrap();
@@ -316,8 +325,11 @@ fn an_owner_and_another_thread_lose_no_use_of_each_other() {
 #[test]
 fn a_block_is_granted_while_another_thread_opens_a_use() {
     loom::model(|| {
-        let block =
-            Arc::new(Block { gate: BlockGate::default(), stamps: OwnStamps::default(), locked: Mutex::new(Locked::default()) });
+        let block = Arc::new(Block {
+            gate: BlockGate::default(),
+            stamps: OwnStamps::default(),
+            locked: Mutex::new(Locked::default()),
+        });
         block.gate.begin(5);
         let other = {
             let block = Arc::clone(&block);

@@ -5,10 +5,12 @@
 pub mod async_resource;
 pub mod budget;
 pub mod direct;
+pub mod logging;
 pub(crate) mod ordering;
 pub mod pool;
 pub mod resource;
 pub mod runtime;
+pub mod statistics;
 pub(crate) mod stream_ids;
 pub mod stream_pool;
 mod stream_table;
@@ -20,6 +22,10 @@ pub use budget::{
     TagUsage, WaitPolicy,
 };
 pub use direct::DirectCudaResource;
+pub use logging::{
+    BinarySink, CsvSink, InMemorySink, LogAction, LogRecord, LogResult, LoggingResource,
+    LoggingSink, NullSink, QueryScope, ServedBy, SinkError,
+};
 pub use ordering::EdgePolicy;
 pub use pool::{PoolConfig, PoolPaths, PoolResource, PoolReuse, PoolSegments, PoolSnapshot};
 pub use resource::{
@@ -29,6 +35,10 @@ pub use resource::{
 pub use runtime::{
     FailedFree, LeakReport, MAX_DEVICE_ORDINALS, RESOURCE_VARIABLE, ResourceKind, RuntimeConfig,
     XlogDeviceRuntime, set_failed_free_handler, set_leak_handler,
+};
+pub use statistics::{
+    Backtraces, LiveBlock, LiveReport, Statistics, StatisticsConfig, StatisticsResource,
+    StatisticsScope, StatisticsSnapshot,
 };
 pub use stream_pool::{
     DEFAULT_MAX_STREAMS, StreamLease, StreamPool, StreamPoolError, StreamPriority,
