@@ -5,6 +5,7 @@
 pub mod async_resource;
 pub mod budget;
 pub mod direct;
+pub mod ledger;
 pub(crate) mod ordering;
 pub mod pool;
 pub mod resource;
@@ -20,6 +21,7 @@ pub use budget::{
     TagUsage, WaitPolicy,
 };
 pub use direct::DirectCudaResource;
+pub use ledger::LedgerMeter;
 pub use ordering::EdgePolicy;
 pub use pool::{PoolConfig, PoolPaths, PoolResource, PoolReuse, PoolSegments, PoolSnapshot};
 pub use resource::{
@@ -27,7 +29,8 @@ pub use resource::{
     Generation, PhysicalMeter, ResourceError, ResourceResult, ResourceStatistics, StreamId,
 };
 pub use runtime::{
-    FailedFree, LeakReport, MAX_DEVICE_ORDINALS, RESOURCE_VARIABLE, ResourceKind, RuntimeConfig,
+    BUDGET_VARIABLE, FailedFree, LEDGER_VARIABLE, LeakReport, LedgerOutlook, LedgerSetting,
+    LedgerStatus, LimitSurvey, MAX_DEVICE_ORDINALS, RESOURCE_VARIABLE, ResourceKind, RuntimeConfig,
     XlogDeviceRuntime, set_failed_free_handler, set_leak_handler,
 };
 pub use stream_pool::{

@@ -13,10 +13,11 @@ use xlog_cuda::device_runtime::{
 use xlog_cuda::driver::DeviceKind;
 use xlog_cuda::{DeviceSpec, XlogError};
 
-const VARIABLES: [&str; 5] = [
+const VARIABLES: [&str; 6] = [
     "XLOG_DEVICE",
     "XLOG_DEVICE_RESOURCE",
     "XLOG_DEVICE_BUDGET",
+    "XLOG_DEVICE_LEDGER",
     "XLOG_DEVICE_LOG",
     "XLOG_DEVICE_GUARD",
 ];
@@ -147,10 +148,15 @@ fn settings_that_are_not_accepted_are_refused_by_name() {
     let cases = [
         ("XLOG_DEVICE", "gpu", "sim:SEED"),
         ("XLOG_DEVICE", "", "sim:SEED"),
-        ("XLOG_DEVICE_RESOURCE", "pool", "not available in this build"),
-        ("XLOG_DEVICE_RESOURCE", "Async", "\"async\" and \"direct\""),
-        ("XLOG_DEVICE_RESOURCE", "", "\"async\" and \"direct\""),
-        ("XLOG_DEVICE_BUDGET", "8g", "not available in this build"),
+        ("XLOG_DEVICE_RESOURCE", "Async", "\"async\", \"pool\" and \"direct\""),
+        ("XLOG_DEVICE_RESOURCE", "", "\"async\", \"pool\" and \"direct\""),
+        ("XLOG_DEVICE_BUDGET", "8g", "4GiB"),
+        ("XLOG_DEVICE_BUDGET", "", "4GiB"),
+        ("XLOG_DEVICE_BUDGET", "0", "nothing at all"),
+        ("XLOG_DEVICE_BUDGET", "101%", "more than the whole"),
+        ("XLOG_DEVICE_LEDGER", "", "\"off\""),
+        ("XLOG_DEVICE_LEDGER", "here", "absolute"),
+        ("XLOG_DEVICE_LEDGER", "/tmp/a b.ledger", "no device key"),
         ("XLOG_DEVICE_LOG", "", "not available in this build"),
         ("XLOG_DEVICE_GUARD", "on", "not available in this build"),
     ];
@@ -179,7 +185,7 @@ fn child_prints_the_error() {
 
 #[test]
 fn the_resource_is_the_one_the_environment_names() {
-    for (value, tracks) in [("async", "true"), ("direct", "false")] {
+    for (value, tracks) in [("async", "true"), ("pool", "true"), ("direct", "false")] {
         let variables = [("XLOG_DEVICE", "sim:8"), ("XLOG_DEVICE_RESOURCE", value)];
         let said = child("child_prints_what_it_got", &variables);
         assert!(said.contains(&format!("tracks {tracks} on sim:8")), "{said}");

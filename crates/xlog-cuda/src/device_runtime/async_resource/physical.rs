@@ -1,7 +1,11 @@
 //! What the driver pool holds of the card, announced to a meter.
 //!
-//! The driver decides when its pool grows. A request that does not fit what the pool has reserved is announced with its own size
-//! before it is made, and set right after by what the pool then says it holds.
+//! The driver decides when its pool grows, and by how much. A request that does not fit what the pool has free is announced before
+//! it is made, with what drivers grow by, and set right after by what the pool then says it holds. A pool that grew
+//! unforeseen (its free memory was in pieces, or behind other streams) is announced at once after; if the meter refuses
+//! that, the block goes back and the request is refused.
+//!
+//! Invariant: what is announced covers what the pool holds, but for growth under way. No lock is held over a call.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,6 +14,10 @@ use xlog_driver::sync::Mutex;
 use xlog_driver::{AsyncPools, PoolHandle};
 
 use crate::device_runtime::resource::{PhysicalMeter, ResourceResult};
+
+/// What drivers are known to grow a pool by, at least, and in multiples of.
+const GROWTH: usize = 32 << 20;
+const GRAIN: usize = 2 << 20;
 
 #[derive(Default)]
 pub(super) struct PhysicalBytes {
@@ -21,6 +29,8 @@ pub(super) struct PhysicalBytes {
 struct State {
     meter: Option<Arc<dyn PhysicalMeter>>,
     announced: usize,
+    /// Of those, what was announced for requests that are being made: the pool may be about to hold it.
+    ahead: usize,
 }
 
 impl PhysicalBytes {
@@ -32,14 +42,13 @@ impl PhysicalBytes {
         meter: Arc<dyn PhysicalMeter>,
     ) -> ResourceResult<()> {
         let held = pools.pool_usage(pool)?.reserved as usize;
-        let mut state = self.state.lock();
         meter.take(held)?;
-        *state = State { meter: Some(meter), announced: held };
+        *self.state.lock() = State { meter: Some(meter), announced: held, ahead: 0 };
         self.metered.store(true, Ordering::Release);
         Ok(())
     }
 
-    /// Makes a request of `bytes`, announced before if the pool must grow for it.
+    /// Makes a request of `bytes`, announced before if the pool must grow for it. What the meter refuses after is undone.
     #[inline]
     pub(super) fn around<T>(
         &self,
@@ -47,40 +56,81 @@ impl PhysicalBytes {
         pool: PoolHandle,
         bytes: usize,
         request: impl FnOnce() -> ResourceResult<T>,
+        undo: impl FnOnce(T),
     ) -> ResourceResult<T> {
         if !self.metered.load(Ordering::Acquire) {
             return request();
         }
-        let usage = pools.pool_usage(pool)?;
-        let room = usage.reserved.saturating_sub(usage.used) as usize;
-        let ahead = if bytes > room { bytes } else { 0 };
-        {
-            let mut state = self.state.lock();
-            if let (Some(meter), 1..) = (&state.meter, ahead) {
-                meter.take(ahead)?;
-                state.announced += ahead;
-            }
-        }
+        let before = pools.pool_usage(pool)?;
+        let room = before.reserved.saturating_sub(before.used) as usize;
+        let ahead = if bytes > room { foreseen(bytes) } else { 0 };
+        self.announce(ahead)?;
         let outcome = request();
-        self.settle(pools, pool);
-        outcome
+        match (outcome, self.correct(pools, pool, ahead)) {
+            (Ok(given), Err(error)) => {
+                undo(given);
+                // What is still in the way of a trim is announced by the next call.
+                let _ = pools.pool_trim(pool, 0);
+                self.settle(pools, pool);
+                Err(error)
+            }
+            (outcome, _) => outcome,
+        }
     }
 
-    /// Sets the announced bytes right by what the pool holds now.
-    pub(super) fn settle(&self, pools: &dyn AsyncPools, pool: PoolHandle) {
-        if !self.metered.load(Ordering::Acquire) {
-            return;
+    fn meter(&self) -> Option<Arc<dyn PhysicalMeter>> {
+        self.state.lock().meter.clone()
+    }
+
+    fn announce(&self, ahead: usize) -> ResourceResult<()> {
+        if let (Some(meter), 1..) = (self.meter(), ahead) {
+            meter.take(ahead)?;
+            let mut state = self.state.lock();
+            state.announced += ahead;
+            state.ahead += ahead;
         }
-        let Ok(usage) = pools.pool_usage(pool) else { return };
-        let held = usage.reserved as usize;
-        let mut state = self.state.lock();
-        let Some(meter) = state.meter.clone() else { return };
-        if held < state.announced {
-            meter.give(state.announced - held);
-            state.announced = held;
-        } else if held > state.announced && meter.take(held - state.announced).is_ok() {
-            // The memory is taken already: a meter that refuses it now is asked again at the next call.
-            state.announced = held;
+        Ok(())
+    }
+
+    /// Sets the announced bytes right by what the pool holds now. What the meter refuses is asked for again by the next call.
+    pub(super) fn settle(&self, pools: &dyn AsyncPools, pool: PoolHandle) {
+        if self.metered.load(Ordering::Acquire) {
+            let _ = self.correct(pools, pool, 0);
         }
     }
+
+    /// A request that announced `ahead` is over. An error: the pool holds what the meter does not grant.
+    fn correct(
+        &self,
+        pools: &dyn AsyncPools,
+        pool: PoolHandle,
+        ahead: usize,
+    ) -> ResourceResult<()> {
+        let (meter, missing) = {
+            let mut state = self.state.lock();
+            state.ahead -= ahead;
+            let Some(meter) = state.meter.clone() else { return Ok(()) };
+            // Asked with the lock held: growth that this does not see is of requests that correct it themselves. A failed query
+            // corrects nothing: what is announced stays.
+            let Ok(usage) = pools.pool_usage(pool) else { return Ok(()) };
+            let held = usage.reserved as usize;
+            let surplus = state.announced.saturating_sub(held.saturating_add(state.ahead));
+            if surplus > 0 {
+                state.announced -= surplus;
+                // A give never waits.
+                meter.give(surplus);
+            }
+            (meter, held.saturating_sub(state.announced))
+        };
+        if missing > 0 {
+            meter.take(missing)?;
+            self.state.lock().announced += missing;
+        }
+        Ok(())
+    }
+}
+
+/// What the pool will grow by for a request that does not fit.
+fn foreseen(bytes: usize) -> usize {
+    bytes.checked_next_multiple_of(GRAIN).unwrap_or(bytes).max(GROWTH)
 }
