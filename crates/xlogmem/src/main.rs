@@ -7,6 +7,7 @@
 
 mod cli;
 mod doctor;
+mod ledger;
 mod page;
 mod run;
 
@@ -18,7 +19,9 @@ use cli::{Command, Refusal, RunCommand};
 fn main() -> ExitCode {
     let outcome = match cli::parse() {
         Ok(Command::Doctor(arguments)) => doctor::run(&arguments),
+        Ok(Command::Ledger(arguments)) => ledger::run(&arguments),
         Ok(Command::Run(RunCommand::Handoff(arguments))) => run::handoff(&arguments),
+        Ok(Command::Run(RunCommand::Tenants(arguments))) => run::tenants(&arguments),
         Err(refusal) => Err(refusal),
     };
     match outcome {

@@ -5,6 +5,7 @@
 mod handoff;
 mod progress;
 mod report;
+mod tenants;
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -20,6 +21,7 @@ use crate::cli::{HandoffArguments, Refusal};
 use crate::doctor::{Cuda, select};
 use handoff::{Outcome, Plan};
 use report::Report;
+pub(crate) use tenants::{TenantsArguments, tenants};
 
 /// Rounds of a GPU and of a simulated device that take a second or two.
 const GPU_ROUNDS: u32 = 20_000;

@@ -58,8 +58,8 @@ impl Capacity {
     pub(super) fn with_ledger(&self, ledger: Option<u64>) -> EffectiveLimit {
         EffectiveLimit::device(size(self.total), size(self.reserve))
             .and(LimitSource::Driver, Some(size(self.driver)))
-            .and(LimitSource::Ledger, ledger.map(size))
             .and(LimitSource::Configuration, self.configured.map(size))
+            .and(LimitSource::Ledger, ledger.map(size))
     }
 }
 
