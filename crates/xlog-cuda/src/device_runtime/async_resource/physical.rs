@@ -2,15 +2,17 @@
 //!
 //! The driver decides when its pool grows, and by how much. A request that does not fit what the pool has free is announced before
 //! it is made, with what drivers grow by, and set right after by what the pool then says it holds. A pool that grew
-//! unforeseen (its free memory was in pieces, or behind other streams) is announced at once after; if the meter refuses
-//! that, the block goes back and the request is refused.
+//! unforeseen (its free memory was in pieces, or behind other streams) is announced at once after. If the meter refuses
+//! that, the block goes back, the request is refused, and so is every other until the excess was trimmed or announced.
 //!
-//! Invariant: what is announced covers what the pool holds, but for growth under way. No lock is held over a call.
+//! Invariant: what is announced covers what the pool holds, but for growth under way and one unforeseen step that could not be
+//! trimmed yet. Nobody waits with the lock held.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
-use xlog_driver::sync::Mutex;
+use xlog_driver::sync::{Mutex, scheduling_point};
 use xlog_driver::{AsyncPools, PoolHandle};
 
 use crate::device_runtime::resource::{PhysicalMeter, ResourceResult};
@@ -18,6 +20,10 @@ use crate::device_runtime::resource::{PhysicalMeter, ResourceResult};
 /// What drivers are known to grow a pool by, at least, and in multiples of.
 const GROWTH: usize = 32 << 20;
 const GRAIN: usize = 2 << 20;
+
+/// How often, and how far apart, a pool is trimmed of what the meter refused before that is left to the next call.
+const ATTEMPTS: u32 = 10;
+const PAUSE: Duration = Duration::from_micros(500);
 
 #[derive(Default)]
 pub(super) struct PhysicalBytes {
@@ -31,6 +37,8 @@ struct State {
     announced: usize,
     /// Of those, what was announced for requests that are being made: the pool may be about to hold it.
     ahead: usize,
+    /// The pool holds what the meter refused.
+    is_over: bool,
 }
 
 impl PhysicalBytes {
@@ -43,7 +51,8 @@ impl PhysicalBytes {
     ) -> ResourceResult<()> {
         let held = pools.pool_usage(pool)?.reserved as usize;
         meter.take(held)?;
-        *self.state.lock() = State { meter: Some(meter), announced: held, ahead: 0 };
+        *self.state.lock() =
+            State { meter: Some(meter), announced: held, ahead: 0, is_over: false };
         self.metered.store(true, Ordering::Release);
         Ok(())
     }
@@ -61,6 +70,9 @@ impl PhysicalBytes {
         if !self.metered.load(Ordering::Acquire) {
             return request();
         }
+        if self.state.lock().is_over {
+            self.recover(pools, pool)?;
+        }
         let before = pools.pool_usage(pool)?;
         let room = before.reserved.saturating_sub(before.used) as usize;
         let ahead = if bytes > room { foreseen(bytes) } else { 0 };
@@ -69,9 +81,8 @@ impl PhysicalBytes {
         match (outcome, self.correct(pools, pool, ahead)) {
             (Ok(given), Err(error)) => {
                 undo(given);
-                // What is still in the way of a trim is announced by the next call.
-                let _ = pools.pool_trim(pool, 0);
-                self.settle(pools, pool);
+                // What is still in the way of a trim is the next call's affair.
+                let _ = self.recover(pools, pool);
                 Err(error)
             }
             (outcome, _) => outcome,
@@ -90,6 +101,25 @@ impl PhysicalBytes {
             state.ahead += ahead;
         }
         Ok(())
+    }
+
+    /// Lets go of what the meter does not grant, or has it granted after all. A free on a stream may be in the way for a while.
+    #[cold]
+    fn recover(&self, pools: &dyn AsyncPools, pool: PoolHandle) -> ResourceResult<()> {
+        let mut outcome = Ok(());
+        for attempt in 0..ATTEMPTS {
+            if attempt > 0 {
+                std::thread::sleep(PAUSE);
+                scheduling_point();
+            }
+            let announced = self.state.lock().announced;
+            let _ = pools.pool_trim(pool, announced as u64);
+            outcome = self.correct(pools, pool, 0);
+            if outcome.is_ok() {
+                break;
+            }
+        }
+        outcome
     }
 
     /// Sets the announced bytes right by what the pool holds now. What the meter refuses is asked for again by the next call.
@@ -120,13 +150,19 @@ impl PhysicalBytes {
                 // A give never waits.
                 meter.give(surplus);
             }
+            state.is_over &= held > state.announced;
             (meter, held.saturating_sub(state.announced))
         };
-        if missing > 0 {
-            meter.take(missing)?;
-            self.state.lock().announced += missing;
+        if missing == 0 {
+            return Ok(());
         }
-        Ok(())
+        let taken = meter.take(missing);
+        let mut state = self.state.lock();
+        state.is_over = taken.is_err();
+        if taken.is_ok() {
+            state.announced += missing;
+        }
+        taken
     }
 }
 

@@ -11,6 +11,8 @@
 //! A value that is not accepted is an error that names it, never a default that nobody asked for. So are the settings this
 //! build does not have: a program that was told to keep a log and does not is worse than one that refuses to start.
 
+use std::time::Duration;
+
 use super::kind::ResourceKind;
 use super::setting::LedgerSetting;
 use crate::device_runtime::stream_pool::DEFAULT_MAX_STREAMS;
@@ -54,6 +56,8 @@ pub struct RuntimeConfig {
     pub ledger: LedgerSetting,
     /// The limit of a ledger that does not exist yet; `None`: the budget if the ledger was named, else what the device allows.
     pub ledger_limit: Option<ByteSize>,
+    /// How long a request tries for the ledger's file lock, which a stopped process may hold; `None`: two seconds.
+    pub ledger_deadline: Option<Duration>,
 }
 
 impl Default for RuntimeConfig {
@@ -66,6 +70,7 @@ impl Default for RuntimeConfig {
             reserve: None,
             ledger: LedgerSetting::default(),
             ledger_limit: None,
+            ledger_deadline: None,
         }
     }
 }
@@ -144,6 +149,13 @@ impl RuntimeConfig {
     #[must_use]
     pub fn with_ledger_limit(mut self, limit: ByteSize) -> Self {
         self.ledger_limit = Some(limit);
+        self
+    }
+
+    /// How long a request tries for the ledger's file lock.
+    #[must_use]
+    pub fn with_ledger_deadline(mut self, deadline: Duration) -> Self {
+        self.ledger_deadline = Some(deadline);
         self
     }
 

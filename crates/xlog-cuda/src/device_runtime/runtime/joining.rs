@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use xlog_driver::sync::Mutex;
-use xlog_ledger::{Ledger, LedgerError, Snapshot};
+use xlog_ledger::{Ledger, LedgerError, LedgerResult, Snapshot};
 
 use super::config::LEDGER_VARIABLE;
 use super::limits::Capacity;
@@ -60,17 +60,26 @@ pub(super) fn join(
     config: &RuntimeConfig,
     capacity: &Capacity,
 ) -> Result<LedgerStatus> {
-    let opened = match config.ledger.config_for(device) {
+    let wanted = match config.ledger.config_for(device) {
         Ok(None) => return Ok(LedgerStatus::Off),
-        Ok(Some(wanted)) => Ledger::open(wanted.with_limit(capacity.of_new_ledger(config))),
+        Ok(Some(wanted)) => Ok(wanted.with_limit(capacity.of_new_ledger(config))),
         Err(error) => Err(error),
     };
+    let opened = wanted.and_then(|mut wanted| {
+        wanted.lock_deadline = config.ledger_deadline.unwrap_or(wanted.lock_deadline);
+        Ledger::open(wanted)
+    });
+    let status = status_of(opened, config.ledger.is_demanded())?;
+    if let Some(ledger) = status.ledger() {
+        claim(ledger, device, &config.ledger)?;
+    }
+    Ok(status)
+}
+
+fn status_of(opened: LedgerResult<Ledger>, is_demanded: bool) -> Result<LedgerStatus> {
     match opened {
-        Ok(ledger) => {
-            claim(&ledger, device, &config.ledger)?;
-            Ok(LedgerStatus::Joined(Arc::new(ledger)))
-        }
-        Err(error) if !config.ledger.is_demanded() && has_no_place(&error) => {
+        Ok(ledger) => Ok(LedgerStatus::Joined(Arc::new(ledger))),
+        Err(error) if !is_demanded && has_no_place(&error) => {
             Ok(LedgerStatus::Unavailable { reason: error.to_string() })
         }
         Err(error) => Err(failure(&error)),
@@ -186,4 +195,64 @@ pub(super) fn survey(device: &CudaDevice, config: &RuntimeConfig) -> Result<Limi
         Err(error) => (None, LedgerOutlook::Refused { reason: failure(&error).to_string() }),
     };
     Ok(LimitSurvey { limit: capacity.with_ledger(limit), ledger })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use xlog_ledger::{DeviceKey, LedgerConfig};
+
+    use super::*;
+
+    fn open(directory: &str) -> LedgerResult<Ledger> {
+        let config = LedgerConfig::new(DeviceKey::new("k").unwrap()).with_limit(1 << 20);
+        Ledger::open(config.with_directory(directory))
+    }
+
+    #[test]
+    fn an_automatic_ledger_without_a_place_is_given_up_and_a_demanded_one_is_an_error() {
+        let nowhere = || open("/nonexistent-place/of/ledgers");
+        match status_of(nowhere(), false).unwrap() {
+            LedgerStatus::Unavailable { reason } => {
+                assert!(reason.contains("/nonexistent-place"), "{reason}");
+            }
+            other => panic!("{other}"),
+        }
+        let said = status_of(nowhere(), true).unwrap_err().to_string();
+        assert!(said.contains("/nonexistent-place") && said.contains("XLOG_DEVICE_LEDGER=off"));
+    }
+
+    #[test]
+    fn only_the_lack_of_a_place_gives_a_ledger_up() {
+        let path = || PathBuf::from("/d/k.ledger");
+        let io = |kind: ErrorKind| LedgerError::Io {
+            path: path(),
+            call: "create",
+            source: io::Error::from(kind),
+        };
+        for kind in [
+            ErrorKind::NotFound,
+            ErrorKind::PermissionDenied,
+            ErrorKind::ReadOnlyFilesystem,
+            ErrorKind::StorageFull,
+        ] {
+            assert!(has_no_place(&io(kind)), "{kind}");
+        }
+        let others_may_count_in_it = [
+            io(ErrorKind::Other),
+            LedgerError::ReadOnly { path: path(), reason: "mode 0400".to_owned() },
+            LedgerError::Damaged { path: path(), what: "zeros".to_owned() },
+            LedgerError::Truncated { path: path(), size: 1, expected: 4096 },
+            LedgerError::NewerVersion { path: path(), version: 9, supported: 1 },
+            LedgerError::WrongOwner {
+                path: path(),
+                found: "user 1".to_owned(),
+                expected: "user 2".to_owned(),
+            },
+        ];
+        for error in others_may_count_in_it {
+            assert!(!has_no_place(&error), "{error}");
+        }
+    }
 }
