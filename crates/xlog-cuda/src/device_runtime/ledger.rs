@@ -80,7 +80,7 @@ impl LedgerMeter {
     fn complain(&self, problem: &dyn std::fmt::Display) {
         if self.failed_gives.fetch_add(1, Ordering::Relaxed) == 0 {
             super::runtime::say(format_args!(
-                "memory was returned but the ledger {} still counts it: {problem}",
+                "memory was returned that the ledger {} could not be told of: {problem}",
                 self.ledger.path().display()
             ));
         }
