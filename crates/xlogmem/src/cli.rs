@@ -86,7 +86,7 @@ pub(crate) struct HandoffArguments {
     )]
     pub(crate) rows: u32,
 
-    /// The memory resource: async. The direct one tracks no uses and is refused
+    /// The memory resource: async or pool. The direct one tracks no uses and is refused
     #[arg(long, value_name = "NAME", default_value = "async")]
     pub(crate) resource: String,
 

@@ -218,7 +218,8 @@ fn the_budget_and_the_ledger_are_those_the_environment_names() {
         .unwrap();
     let (in_directory, in_file) = (directory.display().to_string(), file.display().to_string());
     let gib = 1_u64 << 30;
-    let cases: [(&[(&str, &str)], u64, &str, &str); 8] = [
+    type Variables<'a> = &'a [(&'a str, &'a str)];
+    let cases: [(Variables<'_>, u64, &str, &str); 8] = [
         (&[], 31 * gib, "device total less reserve", "off"),
         (&[("XLOG_DEVICE_BUDGET", "4GiB")], 4 * gib, "configuration", "off"),
         (&[("XLOG_DEVICE_BUDGET", "512MB")], 512_000_000, "configuration", "off"),

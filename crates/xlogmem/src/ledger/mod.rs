@@ -17,7 +17,7 @@ use xlog_cuda::{ByteSize, XlogError};
 use crate::cli::Refusal;
 use crate::{Output, print};
 pub(crate) use arguments::LedgerArguments;
-use report::{Found, Report};
+use report::{Found, Freed, Report};
 
 /// Where to look.
 enum Place {
@@ -146,8 +146,13 @@ fn look(
     reclaim: bool,
     limit: Option<u64>,
 ) -> LedgerResult<Found> {
-    let mut reclaimed = None;
+    let mut freed = None;
     if reclaim || limit.is_some() {
+        // Counted before this joins: it may be given the slot of a dead process, and empties it then.
+        let dead = match LedgerView::open(&path).and_then(|view| view.snapshot()) {
+            Ok(snapshot) => Freed::of_dead(&snapshot),
+            Err(_) => Freed::default(),
+        };
         let mut config = LedgerConfig::new(key).with_directory(directory);
         config.limit = limit;
         let ledger = Ledger::open(config)?;
@@ -155,9 +160,10 @@ fn look(
             ledger.set_limit(limit)?;
         }
         if reclaim {
-            reclaimed = Some(ledger.reclaim_dead()?);
+            ledger.reclaim_dead()?;
+            freed = Some(dead);
         }
     }
     let snapshot = LedgerView::open(path)?.snapshot()?;
-    Ok(Found::of(&snapshot, reclaimed))
+    Ok(Found::of(&snapshot, freed))
 }

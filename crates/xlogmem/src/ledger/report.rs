@@ -6,7 +6,7 @@
 use std::time::SystemTime;
 
 use serde::Serialize;
-use xlog_cuda::ledger::{Reclaimed, SlotSnapshot, Snapshot};
+use xlog_cuda::ledger::{SlotSnapshot, Snapshot};
 
 use crate::page::{Page, size};
 
@@ -44,9 +44,9 @@ pub(super) struct Found {
     slots: Vec<Slot>,
 }
 
-#[derive(Serialize, Debug)]
+#[derive(Serialize, Debug, Default)]
 pub(super) struct Freed {
-    slots: u32,
+    slots: usize,
     bytes: u64,
 }
 
@@ -62,14 +62,19 @@ struct Slot {
     seconds: Option<f64>,
 }
 
-impl From<Reclaimed> for Freed {
-    fn from(reclaimed: Reclaimed) -> Self {
-        Self { slots: reclaimed.slots, bytes: reclaimed.bytes }
+impl Freed {
+    /// What dead processes hold.
+    pub(super) fn of_dead(snapshot: &Snapshot) -> Self {
+        let dead = || snapshot.slots.iter().filter(|slot| !slot.alive);
+        Self {
+            slots: dead().count(),
+            bytes: dead().map(|slot| slot.used.saturating_add(slot.granted)).sum(),
+        }
     }
 }
 
 impl Found {
-    pub(super) fn of(snapshot: &Snapshot, reclaimed: Option<Reclaimed>) -> Self {
+    pub(super) fn of(snapshot: &Snapshot, reclaimed: Option<Freed>) -> Self {
         Self {
             path: snapshot.path.display().to_string(),
             error: None,
@@ -80,7 +85,7 @@ impl Found {
             free_bytes: Some(snapshot.free),
             pressure: Some(snapshot.pressure),
             capacity: Some(snapshot.capacity),
-            reclaimed: reclaimed.map(Freed::from),
+            reclaimed,
             slots: snapshot.slots.iter().map(Slot::of).collect(),
         }
     }
