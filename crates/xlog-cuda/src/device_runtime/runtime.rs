@@ -470,6 +470,10 @@ impl Drop for Core {
             // Retired blocks have their free queued. A resource that counts no blocks at all has only its bytes to show.
             let uncounted = statistics.live_blocks == 0 && statistics.retired_blocks == 0;
             if statistics.live_blocks == 0 && !(uncounted && bytes > 0) {
+                // The device may stay open: what is cached on it would be counted by nobody once the ledger's slot is gone.
+                if self.oversight.as_ref().is_some_and(|oversight| oversight.meter.is_some()) {
+                    let _ = self.resource.trim();
+                }
                 return;
             }
             // Work on the live blocks may still run: nothing below them may go.

@@ -138,6 +138,25 @@ fn a_cache_is_given_up_before_a_request_is_refused() {
     }
 }
 
+/// The device stays open after its runtime: nothing may be left on it that no ledger counts.
+#[test]
+fn a_runtime_that_ends_takes_its_cache_off_the_device_and_its_bytes_off_the_ledger() {
+    for kind in KINDS {
+        let directory = TestDirectory::new();
+        let watcher = directory.ledger(96 * MIB);
+        let runtime = directory.runtime(kind, 96 * MIB);
+        let device = runtime.device().clone();
+        let block = runtime.allocate(1 << 20, StreamId::DEFAULT, TAG).unwrap();
+        runtime.deallocate(block).unwrap();
+        device.synchronize().unwrap();
+        drop(runtime);
+        let memory = device.memory_info().unwrap();
+        assert_eq!(memory.total - memory.free, 0, "{kind}");
+        let left = watcher.snapshot().unwrap();
+        assert_eq!((left.used(), left.granted(), left.slots.len()), (0, 0, 1), "{kind}: {left:?}");
+    }
+}
+
 #[test]
 fn churn_of_many_times_the_limit_never_fails_while_memory_is_free() {
     for kind in KINDS {

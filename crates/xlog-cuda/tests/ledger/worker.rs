@@ -3,11 +3,11 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use xlog_cuda::StreamId;
 use xlog_cuda::device_runtime::{
     AllocTag, DeviceBlock, LedgerStatus, ResourceError, RuntimeConfig, XlogDeviceRuntime,
 };
 use xlog_cuda::driver::DeviceKind;
+use xlog_cuda::{CudaDevice, DeviceSpec, StreamId};
 
 use crate::cells::{Cells, Field, HOLD, PAUSE, QUIT, RUN, Truth};
 use crate::support::Random;
@@ -69,9 +69,13 @@ fn role() {
 /// The singleton, as the environment says. A stopped holder of the file lock is waited out.
 fn join(cells: &Cells, row: usize) -> &'static XlogDeviceRuntime {
     let config = RuntimeConfig::from_environment().unwrap().with_ledger_deadline(LOCK_DEADLINE);
-    XlogDeviceRuntime::configure(0, config).unwrap();
+    let ordinal = match CudaDevice::default_spec().unwrap() {
+        DeviceSpec::Cuda(ordinal) => ordinal as u32,
+        _ => 0,
+    };
+    XlogDeviceRuntime::configure(ordinal, config).unwrap();
     loop {
-        match XlogDeviceRuntime::try_get(0) {
+        match XlogDeviceRuntime::try_get(ordinal) {
             Ok(runtime) => return runtime,
             Err(error) if error.to_string().contains("file lock") => cells.add(row, Field::Busy, 1),
             Err(error) => panic!("{error}"),
