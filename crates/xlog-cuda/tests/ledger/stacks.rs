@@ -1,6 +1,7 @@
 //! Runtimes that are built by configuration: what they hold of the device is what the ledger counts, at every step.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use xlog_cuda::CudaDevice;
 use xlog_cuda::device_runtime::{
@@ -135,6 +136,59 @@ fn a_cache_is_given_up_before_a_request_is_refused() {
         let all = runtime.allocate(96 << 20, StreamId::DEFAULT, TAG).unwrap();
         runtime.deallocate(all).unwrap();
         empty(&runtime);
+    }
+}
+
+/// Threads of one runtime at a limit that refuses many of them: the books agree at every look, and at the end.
+#[test]
+fn threads_at_the_limit_lose_no_byte_of_the_ledger() {
+    const THREADS: u64 = 4;
+    let seed = seed("threads_at_the_limit_lose_no_byte_of_the_ledger");
+    for kind in KINDS {
+        let directory = TestDirectory::new();
+        let limit = 160 * MIB;
+        let runtime = directory.runtime(kind, limit);
+        let (refused, excess) = (AtomicU64::new(0), AtomicU64::new(0));
+        std::thread::scope(|scope| {
+            for thread in 0..THREADS {
+                let (runtime, refused, excess) = (&runtime, &refused, &excess);
+                scope.spawn(move || {
+                    let mut random = Random(seed ^ (thread << 40));
+                    let stream = runtime.stream_pool().lease().unwrap();
+                    let mut blocks = Vec::new();
+                    for _ in 0..150 {
+                        if blocks.is_empty() || random.below(5) < 3 {
+                            let bytes = 1 + random.below(14 * MIB) as usize;
+                            match runtime.allocate(bytes, stream.id(), TAG) {
+                                Ok(block) => blocks.push(block),
+                                Err(ResourceError::OutOfBudget { .. }) => {
+                                    refused.fetch_add(1, Ordering::Relaxed);
+                                    blocks.pop().into_iter().for_each(|block| {
+                                        runtime.deallocate(block).unwrap();
+                                    });
+                                }
+                                Err(error) => panic!("{kind}: {error}"),
+                            }
+                        } else {
+                            let index = random.below(blocks.len() as u64) as usize;
+                            runtime.deallocate(blocks.swap_remove(index)).unwrap();
+                        }
+                        let over = held(runtime).saturating_sub(limit);
+                        excess.fetch_max(over, Ordering::Relaxed);
+                    }
+                    blocks.into_iter().for_each(|block| runtime.deallocate(block).unwrap());
+                });
+            }
+        });
+        let (refused, excess) = (refused.into_inner(), excess.into_inner());
+        println!("{kind}: {refused} refused, at most {excess} bytes above the limit");
+        // Only a driver pool grows unforeseen, by one step for each thread at once.
+        let allowed = if kind == ResourceKind::Async { THREADS * 32 * MIB } else { 0 };
+        assert!(excess <= allowed, "{kind}: {excess} bytes above the limit");
+        assert!(refused > 0, "{kind}: the limit was not met");
+        empty(&runtime);
+        let meter = runtime.ledger_meter().unwrap();
+        assert_eq!((meter.bytes(), meter.failed_gives()), (0, 0), "{kind}");
     }
 }
 

@@ -5,8 +5,8 @@
 //! unforeseen (its free memory was in pieces, or behind other streams) is announced at once after. If the meter refuses
 //! that, the block goes back, the request is refused, and so is every other until the excess was trimmed or announced.
 //!
-//! Invariant: what is announced covers what the pool holds, but for growth under way and one unforeseen step that could not be
-//! trimmed yet. Nobody waits with the lock held.
+//! Invariant: what is announced covers what the pool holds, but for growth under way and unforeseen steps, one for each
+//! thread that met them at once, that could not be trimmed yet. Nobody waits with the lock held.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
