@@ -20,6 +20,8 @@ use crate::device_runtime::resource::{PhysicalMeter, ResourceResult};
 /// What drivers are known to grow a pool by, at least, and in multiples of.
 const GROWTH: usize = 32 << 20;
 const GRAIN: usize = 2 << 20;
+/// What driver pools hand memory out in multiples of.
+const CHUNK: usize = 512;
 
 /// How often, and how far apart, a pool is trimmed of what the meter refused before that is left to the next call.
 const ATTEMPTS: u32 = 10;
@@ -37,8 +39,19 @@ struct State {
     announced: usize,
     /// Of those, what was announced for requests that are being made: the pool may be about to hold it.
     ahead: usize,
+    /// Free memory of the pool that requests being made are expected to be served from.
+    claimed: usize,
     /// The pool holds what the meter refused.
     is_over: bool,
+}
+
+/// What a request that is being made has in the books.
+#[derive(Clone, Copy)]
+enum Part {
+    /// Announced, because the pool must grow for it.
+    Ahead(usize),
+    /// Expected to be served from what the pool has free.
+    Claimed(usize),
 }
 
 impl PhysicalBytes {
@@ -51,8 +64,7 @@ impl PhysicalBytes {
     ) -> ResourceResult<()> {
         let held = pools.pool_usage(pool)?.reserved as usize;
         meter.take(held)?;
-        *self.state.lock() =
-            State { meter: Some(meter), announced: held, ahead: 0, is_over: false };
+        *self.state.lock() = State { meter: Some(meter), announced: held, ..State::default() };
         self.metered.store(true, Ordering::Release);
         Ok(())
     }
@@ -73,12 +85,12 @@ impl PhysicalBytes {
         if self.state.lock().is_over {
             self.recover(pools, pool)?;
         }
-        let before = pools.pool_usage(pool)?;
-        let room = before.reserved.saturating_sub(before.used) as usize;
-        let ahead = if bytes > room { foreseen(bytes) } else { 0 };
-        self.announce(ahead)?;
+        let part = self.claim(pools, pool, bytes)?;
+        if let Part::Ahead(bytes) = part {
+            self.announce(bytes)?;
+        }
         let outcome = request();
-        match (outcome, self.correct(pools, pool, ahead)) {
+        match (outcome, self.correct(pools, pool, part)) {
             (Ok(given), Err(error)) => {
                 undo(given);
                 // What is still in the way of a trim is the next call's affair.
@@ -93,8 +105,26 @@ impl PhysicalBytes {
         self.state.lock().meter.clone()
     }
 
+    /// Whether a request fits what the pool has free and nobody else is about to take.
+    fn claim(
+        &self,
+        pools: &dyn AsyncPools,
+        pool: PoolHandle,
+        bytes: usize,
+    ) -> ResourceResult<Part> {
+        let mut state = self.state.lock();
+        let usage = pools.pool_usage(pool)?;
+        let room = usage.reserved.saturating_sub(usage.used) as usize;
+        let claimed = bytes.checked_next_multiple_of(CHUNK).unwrap_or(bytes);
+        if claimed > room.saturating_sub(state.claimed) {
+            return Ok(Part::Ahead(foreseen(bytes)));
+        }
+        state.claimed += claimed;
+        Ok(Part::Claimed(claimed))
+    }
+
     fn announce(&self, ahead: usize) -> ResourceResult<()> {
-        if let (Some(meter), 1..) = (self.meter(), ahead) {
+        if let Some(meter) = self.meter() {
             meter.take(ahead)?;
             let mut state = self.state.lock();
             state.announced += ahead;
@@ -114,7 +144,7 @@ impl PhysicalBytes {
             }
             let announced = self.state.lock().announced;
             let _ = pools.pool_trim(pool, announced as u64);
-            outcome = self.correct(pools, pool, 0);
+            outcome = self.correct(pools, pool, Part::Claimed(0));
             if outcome.is_ok() {
                 break;
             }
@@ -125,20 +155,18 @@ impl PhysicalBytes {
     /// Sets the announced bytes right by what the pool holds now. What the meter refuses is asked for again by the next call.
     pub(super) fn settle(&self, pools: &dyn AsyncPools, pool: PoolHandle) {
         if self.metered.load(Ordering::Acquire) {
-            let _ = self.correct(pools, pool, 0);
+            let _ = self.correct(pools, pool, Part::Claimed(0));
         }
     }
 
-    /// A request that announced `ahead` is over. An error: the pool holds what the meter does not grant.
-    fn correct(
-        &self,
-        pools: &dyn AsyncPools,
-        pool: PoolHandle,
-        ahead: usize,
-    ) -> ResourceResult<()> {
+    /// A request with this part in the books is over. An error: the pool holds what the meter does not grant.
+    fn correct(&self, pools: &dyn AsyncPools, pool: PoolHandle, part: Part) -> ResourceResult<()> {
         let (meter, missing) = {
             let mut state = self.state.lock();
-            state.ahead -= ahead;
+            match part {
+                Part::Ahead(bytes) => state.ahead -= bytes,
+                Part::Claimed(bytes) => state.claimed -= bytes,
+            }
             let Some(meter) = state.meter.clone() else { return Ok(()) };
             // Asked with the lock held: growth that this does not see is of requests that correct it themselves. A failed query
             // corrects nothing: what is announced stays.
