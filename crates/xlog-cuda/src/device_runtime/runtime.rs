@@ -147,7 +147,7 @@ impl XlogDeviceRuntime {
     /// One thread builds, the others wait and get the same runtime. It is built as [`XlogDeviceRuntime::configure`] said, else as
     /// the environment says ([`RuntimeConfig::from_environment`]): on GPU number `ordinal`, unless a simulated device is asked
     /// for by name. An ordinal outside the table, a bad setting and a device that cannot be opened are
-    /// [`XlogError::Kernel`](crate::XlogError::Kernel); the next call tries again.
+    /// [`XlogError::Kernel`]; the next call tries again.
     pub fn try_get(ordinal: u32) -> Result<&'static Self> {
         table::shared(ordinal).map(|runtime| &**runtime)
     }
