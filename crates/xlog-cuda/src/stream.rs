@@ -11,7 +11,6 @@
 use std::ffi::c_void;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use xlog_driver::{
     CaptureStatus, Driver, DriverError, DriverResult, EventHandle, Gate, StreamHandle,
@@ -30,8 +29,6 @@ use crate::{CudaDevice, Result, XlogError};
 pub(crate) struct RawStream {
     clock: StreamClock<EventHandle, CellRef>,
     handle: StreamHandle,
-    /// The raw handle was handed out: others may have begun to capture the stream into a graph.
-    exposed: AtomicBool,
     priority: i32,
     device: Arc<CudaDevice>,
 }
@@ -45,8 +42,7 @@ impl RawStream {
         cell: CellRef,
     ) -> DriverResult<Self> {
         let handle = device.driver().stream_create(priority)?;
-        let exposed = AtomicBool::new(false);
-        Ok(Self { clock: StreamClock::new(place, cell), handle, exposed, priority, device })
+        Ok(Self { clock: StreamClock::new(place, cell), handle, priority, device })
     }
 
     pub(crate) fn priority(&self) -> i32 {
@@ -65,7 +61,7 @@ impl RawStream {
     /// Refuses a stream that is being captured: what is queued on it does not run now, so no stamp can stand for it.
     #[inline]
     pub(crate) fn check_not_capturing(&self, call: &'static str) -> DriverResult<()> {
-        if self.exposed.load(Ordering::Acquire) { self.ask_capturing(call) } else { Ok(()) }
+        if self.clock.cell().is_exposed() { self.ask_capturing(call) } else { Ok(()) }
     }
 
     #[cold]
@@ -224,8 +220,7 @@ impl Drop for RawStream {
 ///
 /// ```
 /// use std::sync::Arc;
-/// use std::sync::atomic::{AtomicBool, Ordering};
-/// use xlog_cuda::{CudaDevice, device_runtime::StreamPool};
+/// /// use xlog_cuda::{CudaDevice, device_runtime::StreamPool};
 ///
 /// let pool = StreamPool::with_defaults(Arc::new(CudaDevice::open("sim")?));
 /// let stream = pool.lease()?;
@@ -290,7 +285,7 @@ impl DeviceStream {
     /// It is valid as long as this object lives; it must not be destroyed.
     #[must_use]
     pub fn cu_stream(&self) -> Option<*mut c_void> {
-        self.raw.exposed.store(true, Ordering::Release);
+        self.raw.clock.cell().expose();
         self.driver().raw_stream(self.handle())
     }
 

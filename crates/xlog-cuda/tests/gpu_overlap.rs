@@ -9,9 +9,12 @@
 #[path = "gpu/gpu.rs"]
 mod gpu;
 
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use xlog_cuda::device_runtime::StreamLease;
+use xlog_cuda::device_runtime::{
+    AllocTag, PoolConfig, PoolResource, StreamLease, StreamPool, XlogDeviceRuntime,
+};
 use xlog_cuda::kernels::exercise::Exercise;
 use xlog_cuda::{CudaDevice, GpuMemoryManager, LaunchRecorder, TrackedCudaSlice};
 
@@ -110,21 +113,96 @@ fn median(mut times: Vec<Duration>) -> Duration {
     times[times.len() / 2]
 }
 
+/// Tests that compare times come one after the other.
+static TURN: Mutex<()> = Mutex::new(());
+
 #[test]
 fn a_pipeline_over_two_streams_overlaps_as_with_bare_events() {
     let Some(device) = gpu::gpu("a_pipeline_over_two_streams_overlaps_as_with_bare_events") else {
         return;
     };
-    let runtime = gpu::runtime(&device, 2);
+    overlaps("async", &device, gpu::runtime(&device, 2));
+}
+
+#[test]
+fn a_pipeline_over_two_streams_of_a_pool_overlaps_as_with_bare_events() {
+    let name = "a_pipeline_over_two_streams_of_a_pool_overlaps_as_with_bare_events";
+    let Some(device) = gpu::gpu(name) else { return };
+    let (runtime, _) = pooled(&device, 2);
+    overlaps("pool", &device, runtime);
+}
+
+fn pooled(device: &Arc<CudaDevice>, streams: usize) -> (Arc<XlogDeviceRuntime>, Arc<PoolResource>) {
+    let streams = Arc::new(StreamPool::new(device.clone(), streams));
+    let ordinal = device.ordinal();
+    let config = PoolConfig::default();
+    let pool = PoolResource::new(device.clone(), ordinal, streams.clone(), config).unwrap();
+    let pool = Arc::new(pool);
+    let resource = Box::new(pool.clone());
+    let runtime = XlogDeviceRuntime::with_resource(device.clone(), ordinal, streams, resource);
+    (Arc::new(runtime), pool)
+}
+
+/// Kernels on several streams, each with a block of its own, on a pool that has memory and on one that has none yet.
+#[test]
+fn streams_of_a_cold_pool_take_what_those_of_a_warm_one_take() {
+    const STREAMS: usize = 4;
+    const KERNELS: usize = 4;
+    const TICKS: u64 = 1_000_000;
+    const COLD_BAR: f64 = 1.25;
+    let name = "streams_of_a_cold_pool_take_what_those_of_a_warm_one_take";
+    let Some(device) = gpu::gpu(name) else { return };
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let kernels = Exercise::load(&device).unwrap();
+    let round = |warm: bool| {
+        let (runtime, pool) = pooled(&device, STREAMS);
+        let tag = AllocTag("multi_stream");
+        let leases: Vec<_> = (0..STREAMS).map(|_| runtime.stream_pool().lease().unwrap()).collect();
+        if warm {
+            for lease in &leases {
+                let block = runtime.allocate(8, lease.id(), tag).unwrap();
+                runtime.deallocate(block).unwrap();
+            }
+            device.synchronize().unwrap();
+        }
+        let start = Instant::now();
+        for kernel in 0..KERNELS {
+            let lease = &leases[kernel % STREAMS];
+            let block = runtime.allocate(8, lease.id(), tag).unwrap();
+            // SAFETY: the block is live, and this is its own stream.
+            unsafe { kernels.spin(lease, TICKS, block.ptr, 1).unwrap() };
+            runtime.deallocate(block).unwrap();
+        }
+        device.synchronize().unwrap();
+        let time = start.elapsed();
+        assert_eq!(pool.snapshot().paths.waited, 0, "a stream was made to wait for another");
+        time
+    };
+    round(true);
+    let (mut cold, mut warm) = (Vec::new(), Vec::new());
+    for _ in 0..15 {
+        cold.push(round(false));
+        warm.push(round(true));
+    }
+    let (cold, warm) = (median(cold), median(warm));
+    let ratio = cold.as_secs_f64() / warm.as_secs_f64();
+    println!(
+        "{STREAMS} streams x {KERNELS} kernels: cold {cold:?}, warm {warm:?}, ratio {ratio:.3} (bar {COLD_BAR})"
+    );
+    assert!(ratio <= COLD_BAR, "a cold pool takes {ratio:.3} times as long");
+}
+
+fn overlaps(name: &str, device: &Arc<CudaDevice>, runtime: Arc<XlogDeviceRuntime>) {
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let pool = runtime.stream_pool().clone();
     let manager = GpuMemoryManager::with_runtime(runtime);
-    let kernels = Exercise::load(&device).unwrap();
+    let kernels = Exercise::load(device).unwrap();
     let (producer, consumer) = (pool.lease().unwrap(), pool.lease().unwrap());
     let words = manager.alloc::<u32>(2).unwrap();
     let result = manager.on_stream(consumer.id()).alloc::<u32>(1).unwrap();
     device.synchronize().unwrap();
     let ticks = calibrate(&kernels, &producer, words.ptr());
-    let pipeline = Pipeline { device: &device, manager, kernels, producer, consumer, ticks };
+    let pipeline = Pipeline { device, manager, kernels, producer, consumer, ticks };
 
     let (mut ideal, mut tracked, mut at_once) = (Vec::new(), Vec::new(), Vec::new());
     for repeat in 0..=REPEATS {
@@ -144,7 +222,7 @@ fn a_pipeline_over_two_streams_overlaps_as_with_bare_events() {
     let (ideal, tracked, at_once) = (median(ideal), median(tracked), median(at_once));
     let ratio = tracked.as_secs_f64() / ideal.as_secs_f64();
     println!(
-        "{ROUNDS} rounds: bare events {ideal:?}, handoff and free {tracked:?}, ratio {ratio:.3} (bar {BAR}); freed while the \
+        "{name}, {ROUNDS} rounds: bare events {ideal:?}, handoff and free {tracked:?}, ratio {ratio:.3} (bar {BAR}); freed while the \
          consumer still reads {at_once:?}, ratio {:.3}",
         at_once.as_secs_f64() / ideal.as_secs_f64()
     );

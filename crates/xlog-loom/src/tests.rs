@@ -4,7 +4,7 @@ use loom::sync::{Arc, Mutex};
 use loom::thread;
 
 use crate::clock::{ClockCell, StreamClock};
-use crate::gate::{Attempt, BlockGate};
+use crate::gate::{Attempt, BlockGate, OwnStamps};
 
 /// What stands in the queue of a stream.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -133,7 +133,7 @@ fn what_a_stream_saw_travels_only_with_events_recorded_after_its_wait() {
 fn of_two_threads_that_free_twins_one_wins() {
     loom::model(|| {
         let gate = Arc::new(BlockGate::default());
-        gate.begin(5, 1);
+        gate.begin(5);
         let other = {
             let gate = Arc::clone(&gate);
             thread::spawn(move || gate.retire(5))
@@ -153,13 +153,14 @@ struct Locked {
 
 struct Block {
     gate: BlockGate,
+    stamps: OwnStamps,
     locked: Mutex<Locked>,
 }
 
 impl Block {
     /// As the resource closes a use of the own stream.
     fn close(&self, writes: bool) {
-        if self.gate.close(5, writes, 1) == Attempt::Done {
+        if self.gate.close(5, writes, 1, &self.stamps) == Attempt::Done {
             return;
         }
         let mut locked = self.locked.lock().unwrap();
@@ -185,9 +186,12 @@ impl Block {
 #[test]
 fn a_block_returned_while_uses_close_is_freed_once_and_not_before_the_last() {
     loom::model(|| {
-        let block =
-            Arc::new(Block { gate: BlockGate::default(), locked: Mutex::new(Locked::default()) });
-        block.gate.begin(5, 1);
+        let block = Arc::new(Block {
+            gate: BlockGate::default(),
+            stamps: OwnStamps::default(),
+            locked: Mutex::new(Locked::default()),
+        });
+        block.gate.begin(5);
         assert_eq!(block.gate.open(5, false), Attempt::Done);
         assert_eq!(block.gate.open(5, true), Attempt::Done);
         let reader = {
@@ -210,9 +214,12 @@ fn a_block_returned_while_uses_close_is_freed_once_and_not_before_the_last() {
 #[test]
 fn a_use_opened_at_the_moment_of_the_free_is_refused_or_waited_for() {
     loom::model(|| {
-        let block =
-            Arc::new(Block { gate: BlockGate::default(), locked: Mutex::new(Locked::default()) });
-        block.gate.begin(5, 1);
+        let block = Arc::new(Block {
+            gate: BlockGate::default(),
+            stamps: OwnStamps::default(),
+            locked: Mutex::new(Locked::default()),
+        });
+        block.gate.begin(5);
         let user = {
             let block = Arc::clone(&block);
             thread::spawn(move || match block.gate.open(5, true) {
@@ -233,19 +240,20 @@ fn a_use_opened_at_the_moment_of_the_free_is_refused_or_waited_for() {
 #[test]
 fn another_stream_that_comes_in_sees_every_use_the_quick_way_finished_before() {
     loom::model(|| {
-        let gate = Arc::new(BlockGate::default());
-        gate.begin(5, 1);
+        let block = Arc::new((BlockGate::default(), OwnStamps::default()));
+        block.0.begin(5);
         let own = {
-            let gate = Arc::clone(&gate);
+            let block = Arc::clone(&block);
             thread::spawn(move || {
+                let (gate, stamps) = &*block;
                 if gate.open(5, true) != Attempt::Done {
                     return false;
                 }
-                gate.close(5, true, 4) == Attempt::Done
+                gate.close(5, true, 4, stamps) == Attempt::Done
             })
         };
-        assert!(gate.enter_slow(5));
-        let seen = gate.own_write();
+        assert!(block.0.enter_slow(5));
+        let seen = block.1.last_write();
         let quick = own.join().unwrap();
         // Closed without the lock means: before the other stream came in.
         if quick {
@@ -256,9 +264,12 @@ fn another_stream_that_comes_in_sees_every_use_the_quick_way_finished_before() {
 
 /// A block that belongs to this thread.
 fn granted() -> Arc<Block> {
-    let block =
-        Arc::new(Block { gate: BlockGate::default(), locked: Mutex::new(Locked::default()) });
-    block.gate.begin(5, 1);
+    let block = Arc::new(Block {
+        gate: BlockGate::default(),
+        stamps: OwnStamps::default(),
+        locked: Mutex::new(Locked::default()),
+    });
+    block.gate.begin(5);
     {
         let _locked = block.locked.lock().unwrap();
         block.gate.grant(5);
@@ -314,9 +325,12 @@ fn an_owner_and_another_thread_lose_no_use_of_each_other() {
 #[test]
 fn a_block_is_granted_while_another_thread_opens_a_use() {
     loom::model(|| {
-        let block =
-            Arc::new(Block { gate: BlockGate::default(), locked: Mutex::new(Locked::default()) });
-        block.gate.begin(5, 1);
+        let block = Arc::new(Block {
+            gate: BlockGate::default(),
+            stamps: OwnStamps::default(),
+            locked: Mutex::new(Locked::default()),
+        });
+        block.gate.begin(5);
         let other = {
             let block = Arc::clone(&block);
             thread::spawn(move || block.gate.open(5, false) == Attempt::Done)

@@ -26,6 +26,17 @@ pub(crate) enum Command {
     /// Run a workload on a device and verify what came of it
     #[command(subcommand, disable_help_subcommand = true)]
     Run(RunCommand),
+    /// Replay an allocation log, ours or RMM's, on a device
+    ///
+    /// Every allocation and free of the log is done again, on streams and by threads as recorded, and timed. The log may have
+    /// been written by any resource on any device.
+    Replay(crate::replay::ReplayArguments),
+    /// Write an allocation log in another format
+    Convert(crate::convert::ConvertArguments),
+    /// Sum up an allocation log: peak, who held it, what was never freed
+    Summary(crate::summary::SummaryArguments),
+    /// Make an allocation log as programs of a kind would write it, for replay
+    Generate(crate::generate::GenerateArguments),
 }
 
 /// Which workload to run.
@@ -42,6 +53,12 @@ pub(crate) enum RunCommand {
     /// Starts several processes that share a ledger, each with several tenants under a budget. Together they want more than
     /// there is. Every buffer is read back before it goes; the ledger is watched all the while.
     Tenants(TenantsArguments),
+    /// Allocate and free at random, and verify that no block was damaged
+    ///
+    /// Both ends of every block are written on the device and copied aside, in stream order, just before the block is freed. At
+    /// the end the copies are compared with what was written: memory that was handed out twice shows. With several streams,
+    /// a block is written and read on other streams than its own, where the resource tracks uses.
+    Churn(crate::run::ChurnArguments),
 }
 
 /// What `doctor` takes.

@@ -6,10 +6,14 @@
 #![deny(unsafe_code)]
 
 mod cli;
+mod convert;
 mod doctor;
+mod generate;
 mod ledger;
 mod page;
+mod replay;
 mod run;
+mod summary;
 
 use std::io::{ErrorKind, Write};
 use std::process::ExitCode;
@@ -22,6 +26,11 @@ fn main() -> ExitCode {
         Ok(Command::Ledger(arguments)) => ledger::run(&arguments),
         Ok(Command::Run(RunCommand::Handoff(arguments))) => run::handoff(&arguments),
         Ok(Command::Run(RunCommand::Tenants(arguments))) => run::tenants(&arguments),
+        Ok(Command::Run(RunCommand::Churn(arguments))) => run::churn(&arguments),
+        Ok(Command::Convert(arguments)) => convert::run(&arguments),
+        Ok(Command::Summary(arguments)) => summary::run(&arguments),
+        Ok(Command::Replay(arguments)) => replay::run(&arguments),
+        Ok(Command::Generate(arguments)) => generate::run(&arguments),
         Err(refusal) => Err(refusal),
     };
     match outcome {
@@ -51,6 +60,21 @@ pub(crate) struct Output {
     pub(crate) text: String,
     /// One line for standard error, when the command failed.
     pub(crate) failure: Option<String>,
+}
+
+impl Output {
+    /// A text that may not have come about, and the failure of the command, which goes before that.
+    pub(crate) fn new(text: Result<String, String>, failure: Option<String>) -> Self {
+        match text {
+            Ok(text) => Self { text, failure },
+            Err(error) => Self { text: String::new(), failure: failure.or(Some(error)) },
+        }
+    }
+}
+
+/// A report as one JSON object.
+pub(crate) fn json_text(report: &impl serde::Serialize) -> Result<String, String> {
+    serde_json::to_string_pretty(report).map(|json| json + "\n").map_err(|error| error.to_string())
 }
 
 /// A reader that has gone away, such as `head`, is no failure.

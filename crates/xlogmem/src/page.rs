@@ -30,7 +30,7 @@ impl Page {
     }
 
     /// A row of a table: the first cell and the last to the left, those between to the right.
-    pub(crate) fn row(&mut self, cells: &[&str]) {
+    pub(crate) fn columns(&mut self, cells: &[&str]) {
         let mut line = String::new();
         for (index, cell) in cells.iter().enumerate() {
             // Writing to a string cannot fail.
@@ -42,6 +42,11 @@ impl Page {
         }
         self.0.push_str(line.trim_end());
         self.0.push('\n');
+    }
+
+    /// A line as it is, such as one of a table.
+    pub(crate) fn row(&mut self, text: &str) {
+        let _ = writeln!(self.0, "  {}", text.trim_end());
     }
 
     /// The last words, after an empty line, and the whole text.

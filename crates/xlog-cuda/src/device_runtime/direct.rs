@@ -222,6 +222,9 @@ pub(super) fn too_many_blocks() -> ResourceError {
 }
 
 /// What an address is aligned to, as far as anybody asks: at most 2 MiB.
+#[inline(always)]
 pub(super) fn alignment_of(ptr: u64) -> usize {
-    1_usize << ptr.trailing_zeros().clamp(MIN_ALIGN.trailing_zeros(), 21)
+    const MOST: u64 = 2 << 20;
+    let lowest = (ptr | MOST).trailing_zeros();
+    1_usize << lowest.max(MIN_ALIGN.trailing_zeros())
 }

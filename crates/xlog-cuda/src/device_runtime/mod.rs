@@ -6,10 +6,12 @@ pub mod async_resource;
 pub mod budget;
 pub mod direct;
 pub mod ledger;
+pub mod logging;
 pub(crate) mod ordering;
 pub mod pool;
 pub mod resource;
 pub mod runtime;
+pub mod statistics;
 pub(crate) mod stream_ids;
 pub mod stream_pool;
 mod stream_table;
@@ -22,6 +24,10 @@ pub use budget::{
 };
 pub use direct::DirectCudaResource;
 pub use ledger::LedgerMeter;
+pub use logging::{
+    BinarySink, CsvSink, InMemorySink, LogAction, LogRecord, LogResult, LoggingResource,
+    LoggingSink, NullSink, QueryScope, ServedBy, SinkError,
+};
 pub use ordering::EdgePolicy;
 pub use pool::{PoolConfig, PoolPaths, PoolResource, PoolReuse, PoolSegments, PoolSnapshot};
 pub use resource::{
@@ -32,6 +38,10 @@ pub use runtime::{
     BUDGET_VARIABLE, FailedFree, LEDGER_VARIABLE, LeakReport, LedgerOutlook, LedgerSetting,
     LedgerStatus, LimitSurvey, MAX_DEVICE_ORDINALS, RESOURCE_VARIABLE, ResourceKind, RuntimeConfig,
     XlogDeviceRuntime, set_failed_free_handler, set_leak_handler,
+};
+pub use statistics::{
+    Backtraces, LiveBlock, LiveReport, Statistics, StatisticsConfig, StatisticsResource,
+    StatisticsScope, StatisticsSnapshot,
 };
 pub use stream_pool::{
     DEFAULT_MAX_STREAMS, StreamLease, StreamPool, StreamPoolError, StreamPriority,

@@ -14,6 +14,7 @@ use std::sync::Arc;
 
 use super::StreamId;
 use super::ordering::cells::Cells;
+use super::ordering::clock::ClockCell;
 use super::stream_table::{Holder, StreamTable};
 use crate::stream::RawStream;
 use crate::{CudaDevice, DeviceStream, Result, XlogError};
@@ -158,6 +159,12 @@ impl StreamPool {
     #[inline]
     pub(crate) fn raw(&self, id: StreamId) -> Option<&Arc<RawStream>> {
         self.table.raw(id)
+    }
+
+    /// The place of a stream that is out, and its cell, if they are found at once.
+    #[inline]
+    pub(crate) fn near(&self, id: StreamId) -> Option<(u32, &ClockCell)> {
+        self.table.near(id)
     }
 
     /// The driver stream at a place; see [`StreamClock::key`](super::ordering::clock::StreamClock::key).

@@ -17,6 +17,7 @@ use xlog_driver::sync::Mutex;
 use xlog_driver::{DriverError, DriverResult};
 
 use super::ordering::cells::{CellRef, Cells};
+use super::ordering::clock::ClockCell;
 use super::ordering::slab::Slab;
 use super::stream_ids::IssuedId;
 use super::{StreamId, StreamPoolError, StreamPriority};
@@ -136,6 +137,15 @@ impl StreamTable {
             return Some(raw);
         }
         self.raw_by_map(id)
+    }
+
+    /// The place of the stream that is out under an id, and its cell, if it is one of those that are found at once.
+    #[inline]
+    pub(super) fn near(&self, id: StreamId) -> Option<(u32, &ClockCell)> {
+        let known = self.known[id.0 as usize % KNOWN].load(Ordering::Relaxed);
+        let place = (known as u32).wrapping_sub(1);
+        let cell = self.cells.near(place)?;
+        (known >> 32 == u64::from(id.0) && cell.is_out_as(id.0)).then_some((place, cell))
     }
 
     #[cold]

@@ -14,16 +14,17 @@ use super::barrier::{self, AtomicBool, AtomicU32, Ordering};
 /// Looks at an owner that is inside before one who can do without gives up.
 const PATIENCE: u32 = 64;
 
-/// Threads that can own one bias by turns.
-const SEATS: usize = 4;
+/// Owners are told by name and seat; there are at most four seats.
 const SEAT_BITS: u32 = 2;
 
 /// Which thread, if any, may change something without a lock.
 ///
 /// A thread that is about to enter while the bias is taken from it notices too late to leave no trace: it says for a moment that
 /// it is inside. So every owner has a seat of its own to say so, for as long as it lives, and hides nobody else.
-#[derive(Debug, Default)]
-pub struct Bias {
+///
+/// `SEATS` threads, at most four, can own it by turns.
+#[derive(Debug)]
+pub struct Bias<const SEATS: usize = 4> {
     /// The name of the owning thread and its seat; 0 when there is none.
     owner: AtomicU32,
     /// Whose seats they are. A seat changes hands only when its thread is gone.
@@ -45,13 +46,24 @@ fn name_of(owner: u32) -> u32 {
     owner >> SEAT_BITS
 }
 
-impl Bias {
+impl<const SEATS: usize> Default for Bias<SEATS> {
+    fn default() -> Self {
+        const { assert!(SEATS > 0 && SEATS <= 1 << SEAT_BITS) };
+        Self {
+            owner: AtomicU32::new(0),
+            seats: std::array::from_fn(|_| AtomicU32::new(0)),
+            inside: std::array::from_fn(|_| AtomicBool::new(false)),
+        }
+    }
+}
+
+impl<const SEATS: usize> Bias<SEATS> {
     fn seat_of(&self, owner: u32) -> &AtomicBool {
-        &self.inside[owner as usize % SEATS]
+        &self.inside[(owner & ((1 << SEAT_BITS) - 1)) as usize % SEATS]
     }
 
     /// Enters, if this thread is the owner and is not inside already.
-    #[inline]
+    #[inline(always)]
     #[must_use]
     pub fn enter(&self) -> Option<Held<'_>> {
         let owner = self.owner.load(Ordering::Relaxed);

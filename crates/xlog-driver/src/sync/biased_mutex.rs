@@ -15,8 +15,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
 /// Uses in a row after which a thread becomes the owner.
 const ROW: u32 = 8;
-/// No row is longer than this.
-const LONGEST_ROW: u32 = 1 << 20;
+/// No row is longer than this: what a loss costs is little beside so many uses.
+const LONGEST_ROW: u32 = 4096;
 
 /// Mutual exclusion, biased to the thread that uses it most.
 pub struct BiasedMutex<T> {
@@ -52,23 +52,24 @@ impl<T> BiasedMutex<T> {
     }
 
     /// Runs `body` with the value.
-    #[inline]
+    #[inline(always)]
     pub fn with<R>(&self, body: impl FnOnce(&mut T) -> R) -> R {
-        if let Some(_held) = self.bias.enter() {
-            #[allow(unsafe_code)]
-            // SAFETY: this thread owns the bias and is inside, and was not inside before; nobody else touches the value.
-            return body(unsafe { &mut *self.value.get() });
-        }
-        self.with_slow(body)
+        let way = match self.bias.enter() {
+            Some(held) => Way::Held(held),
+            None => Way::Locked(self.lock()),
+        };
+        // Leaves, also by a panic, when it is dropped.
+        let _guard = Guard { mutex: self, way };
+        #[allow(unsafe_code)]
+        // SAFETY: this thread owns the bias and is inside, and was not inside before; or it holds the lock and has revoked the
+        // bias. Either way nobody else touches the value.
+        body(unsafe { &mut *self.value.get() })
     }
 
+    /// One more use by this thread through the lock; after enough in a row it owns the bias.
     #[cold]
     #[inline(never)]
-    fn with_slow<R>(&self, body: impl FnOnce(&mut T) -> R) -> R {
-        let mut row = self.lock();
-        #[allow(unsafe_code)]
-        // SAFETY: the lock is held and the bias revoked; nobody else touches the value.
-        let result = body(unsafe { &mut *self.value.get() });
+    fn lengthen(&self, row: &mut Row) {
         let me = super::barrier::thread_name();
         if row.thread != me {
             row.thread = me;
@@ -78,7 +79,6 @@ impl<T> BiasedMutex<T> {
         if row.length >= row.enough && self.bias.claim() {
             row.enough = row.enough.saturating_mul(2).min(LONGEST_ROW);
         }
-        result
     }
 
     /// Runs `body` with the value if nobody else has it for long.
@@ -133,10 +133,33 @@ impl<T> BiasedMutex<T> {
         self.slow.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    #[cold]
+    #[inline(never)]
     fn lock(&self) -> MutexGuard<'_, Row> {
         let row = self.lock_only();
         self.bias.revoke();
         row
+    }
+}
+
+/// How a thread came to the value.
+enum Way<'a> {
+    Held(#[allow(dead_code, reason = "leaves when it is dropped")] Held<'a>),
+    Locked(MutexGuard<'a, Row>),
+}
+
+/// This thread has the value.
+struct Guard<'a, T> {
+    mutex: &'a BiasedMutex<T>,
+    way: Way<'a>,
+}
+
+impl<T> Drop for Guard<'_, T> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        if let Way::Locked(row) = &mut self.way {
+            self.mutex.lengthen(row);
+        }
     }
 }
 

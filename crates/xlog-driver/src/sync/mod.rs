@@ -60,6 +60,12 @@ fn scheduler() -> Option<Scheduler> {
     SCHEDULER.with(|slot| slot.borrow().clone())
 }
 
+/// True when some thread of the process runs under a scheduler.
+#[inline]
+pub fn is_scheduled() -> bool {
+    SCHEDULED.load(Ordering::Relaxed) != 0
+}
+
 /// Lets the scheduler of this thread, if it has one, hand over to another thread.
 #[inline]
 pub fn scheduling_point() {

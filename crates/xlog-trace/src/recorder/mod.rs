@@ -19,7 +19,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use crate::error::TraceError;
-use crate::record::Record;
+use crate::record::{Fields, Record};
 
 pub use config::{OnError, Overflow, RecorderConfig};
 pub use intern::{intern, intern_text};
@@ -85,6 +85,16 @@ impl Recorder {
         match self.shared.place(record) {
             Placed::Yes => {}
             Placed::Full => self.shared.overflowed(record),
+            Placed::NoRing => self.shared.count_unplaced(),
+        }
+    }
+
+    /// [`Recorder::emit`] of a record that is made in its place in the ring, which saves a copy. Its process must be set.
+    #[inline(always)]
+    pub fn emit_fields(&self, fields: Fields) {
+        match self.shared.place_fields(&fields) {
+            Placed::Yes => {}
+            Placed::Full => self.shared.overflowed(Record::from_fields(fields)),
             Placed::NoRing => self.shared.count_unplaced(),
         }
     }

@@ -16,7 +16,7 @@ use rtrb::{Consumer, Producer, PushError, RingBuffer};
 use super::RecorderStats;
 use super::config::{Overflow, RecorderConfig};
 use crate::error::TraceError;
-use crate::record::Record;
+use crate::record::{Fields, Record};
 
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
@@ -154,15 +154,46 @@ impl Shared {
             .unwrap_or(Placed::NoRing)
     }
 
+    /// Makes a record in its place in this thread's ring.
+    #[inline(always)]
+    pub(super) fn place_fields(self: &Arc<Self>, fields: &Fields) -> Placed {
+        SLOTS
+            .try_with(|slots| {
+                let Ok(mut slots) = slots.try_borrow_mut() else { return Placed::NoRing };
+                let slot = match slots.0.first_mut() {
+                    Some(slot) if slot.recorder == self.id => slot,
+                    _ => return self.place_elsewhere(&mut slots.0, Record::from_fields(*fields)),
+                };
+                let Ok(mut room) = slot.ring.producer.write_chunk_uninit(1) else {
+                    return Placed::Full;
+                };
+                let Some(place) = room.as_mut_slices().0.first_mut() else { return Placed::Full };
+                place.write(Record::from_fields(*fields));
+                #[allow(unsafe_code)]
+                // SAFETY: the chunk is one record long, and that one was just written.
+                unsafe {
+                    room.commit_all();
+                }
+                self.placed(slot);
+                Placed::Yes
+            })
+            .unwrap_or(Placed::NoRing)
+    }
+
+    #[inline]
+    fn placed(&self, slot: &mut Slot) {
+        slot.until_wake -= 1;
+        if slot.until_wake == 0 {
+            slot.until_wake = wake_after(self.ring_records);
+            self.wake();
+        }
+    }
+
     #[inline]
     fn push(&self, slot: &mut Slot, record: Record) -> Placed {
         match slot.ring.producer.push(record) {
             Ok(()) => {
-                slot.until_wake -= 1;
-                if slot.until_wake == 0 {
-                    slot.until_wake = wake_after(self.ring_records);
-                    self.wake();
-                }
+                self.placed(slot);
                 Placed::Yes
             }
             Err(PushError::Full(_)) => Placed::Full,

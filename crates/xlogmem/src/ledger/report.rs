@@ -132,7 +132,7 @@ impl Found {
         let (slots, capacity) = (self.slots.len(), self.capacity.unwrap_or(0));
         page.line("processes", &format!("{slots} of at most {capacity}"));
         if slots > 0 {
-            page.row(&["", "pid", "used", "granted", "peak", "since", "name"]);
+            page.columns(&["", "pid", "used", "granted", "peak", "since", "name"]);
         }
         for slot in &self.slots {
             slot.render(page);
@@ -159,7 +159,7 @@ impl Slot {
     }
 
     fn render(&self, page: &mut Page) {
-        page.row(&[
+        page.columns(&[
             if self.alive { "" } else { "dead" },
             &self.pid.to_string(),
             &size(self.used_bytes),

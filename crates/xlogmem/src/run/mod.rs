@@ -2,6 +2,7 @@
 //!
 //! Like the doctor, a workload measures first and judges after: what came of it is one report, printed as text or as JSON.
 
+mod churn;
 mod handoff;
 mod progress;
 mod report;
@@ -20,6 +21,7 @@ use xlog_cuda::{CudaDevice, GpuMemoryManager, Result};
 use crate::Output;
 use crate::cli::{HandoffArguments, Refusal};
 use crate::doctor::{Cuda, select};
+pub(crate) use churn::{ChurnArguments, churn};
 use handoff::{Outcome, Plan};
 use report::Report;
 pub(crate) use tenants::{TenantsArguments, tenants};

@@ -24,6 +24,12 @@ impl Cells {
         })
     }
 
+    /// One of those that are found by one step.
+    #[inline]
+    pub(crate) fn near(&self, place: u32) -> Option<&ClockCell> {
+        self.near.get(place as usize)
+    }
+
     #[inline]
     pub(crate) fn get(&self, place: u32) -> Option<&ClockCell> {
         match self.near.get(place as usize) {

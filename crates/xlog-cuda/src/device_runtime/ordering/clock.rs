@@ -118,11 +118,13 @@ pub(crate) struct ClockCell {
     stamp: AtomicU64,
     /// The id the stream is out under, plus one; 0 while it is not out.
     out: AtomicU64,
+    /// Not 0 once the raw handle was handed out: others may have begun to capture the stream into a graph.
+    exposed: AtomicU64,
 }
 
 impl Default for ClockCell {
     fn default() -> Self {
-        Self { stamp: AtomicU64::new(1), out: AtomicU64::new(0) }
+        Self { stamp: AtomicU64::new(1), out: AtomicU64::new(0), exposed: AtomicU64::new(0) }
     }
 }
 
@@ -136,6 +138,15 @@ impl ClockCell {
     #[inline]
     pub(crate) fn is_out_as(&self, id: u32) -> bool {
         self.out.load(Ordering::Acquire) == u64::from(id) + 1
+    }
+
+    #[inline]
+    pub(crate) fn is_exposed(&self) -> bool {
+        self.exposed.load(Ordering::Acquire) != 0
+    }
+
+    pub(crate) fn expose(&self) {
+        self.exposed.store(1, Ordering::Release);
     }
 
     pub(crate) fn set_out(&self, id: Option<u32>) {

@@ -33,13 +33,54 @@ pub(crate) enum Attempt {
     Stale,
 }
 
+/// The stamps of finished work on the own stream. 0 is before everything.
+#[derive(Debug, Default)]
+pub(crate) struct OwnStamps {
+    write: AtomicU64,
+    read: AtomicU64,
+}
+
+impl OwnStamps {
+    /// A new block, whose allocation is the first write of its stream.
+    #[inline(always)]
+    pub(crate) fn begin(&self, stamp: u64) {
+        self.write.store(stamp, Ordering::Relaxed);
+        self.read.store(0, Ordering::Relaxed);
+    }
+
+    #[inline]
+    pub(crate) fn stamp(&self, writes: bool, stamp: u64) {
+        let slot = if writes { &self.write } else { &self.read };
+        // Stamps move only when an event is recorded, so mostly there is nothing to store.
+        if slot.load(Ordering::Acquire) < stamp {
+            slot.fetch_max(stamp, Ordering::AcqRel);
+        }
+    }
+
+    pub(crate) fn last_write(&self) -> u64 {
+        self.write.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn last_read(&self) -> u64 {
+        self.read.load(Ordering::Acquire)
+    }
+
+    /// Forgets stamps that a write on another stream was ordered after; a newer one stays.
+    pub(crate) fn supersede(&self, upto: u64) {
+        for slot in [&self.write, &self.read] {
+            let stamp = slot.load(Ordering::Acquire);
+            if stamp != 0 && stamp <= upto {
+                let _ = slot.compare_exchange(stamp, 0, Ordering::AcqRel, Ordering::Acquire);
+            }
+        }
+    }
+}
+
 /// The state of a block as its own stream sees it.
 #[derive(Debug, Default)]
 pub(crate) struct BlockGate {
     word: AtomicU64,
-    own_write: AtomicU64,
-    own_read: AtomicU64,
-    bias: Bias,
+    bias: Bias<2>,
     /// Who used it last, and how often in a row. A guess: nothing depends on it.
     row: AtomicU32,
 }
@@ -49,10 +90,9 @@ fn tag_of(word: u64) -> u32 {
 }
 
 impl BlockGate {
-    /// A new block, whose allocation is the first write of its stream.
-    pub(crate) fn begin(&self, tag: u32, stamp: u64) {
-        self.own_write.store(stamp, Ordering::Relaxed);
-        self.own_read.store(0, Ordering::Relaxed);
+    /// A new block; its stamps have begun.
+    #[inline(always)]
+    pub(crate) fn begin(&self, tag: u32) {
         self.row.store(0, Ordering::Relaxed);
         self.word.store(u64::from(tag) << TAG_SHIFT | LIVE, Ordering::Release);
     }
@@ -83,13 +123,19 @@ impl BlockGate {
 
     /// Closes one, if the block belongs to this thread. False says nothing.
     #[inline]
-    pub(crate) fn close_mine(&self, tag: u32, writes: bool, stamp: u64) -> bool {
+    pub(crate) fn close_mine(
+        &self,
+        tag: u32,
+        writes: bool,
+        stamp: u64,
+        stamps: &OwnStamps,
+    ) -> bool {
         let Some(_held) = self.bias.enter() else { return false };
         let word = self.word.load(Ordering::Relaxed);
         let (one, all) = if writes { (WRITE, WRITES) } else { (READ, READS) };
         let closed = tag_of(word) == tag && word & all != 0;
         if closed {
-            self.stamp(writes, stamp);
+            stamps.stamp(writes, stamp);
             self.word.store(word - one, Ordering::Release);
         }
         closed
@@ -139,15 +185,11 @@ impl BlockGate {
     }
 
     /// Closes a use on the own stream whose work finished at `stamp`.
-    pub(crate) fn close(&self, tag: u32, writes: bool, stamp: u64) -> Attempt {
-        if self.close_mine(tag, writes, stamp) {
+    pub(crate) fn close(&self, tag: u32, writes: bool, stamp: u64, stamps: &OwnStamps) -> Attempt {
+        if self.close_mine(tag, writes, stamp, stamps) {
             return Attempt::Done;
         }
         let (one, all) = if writes { (WRITE, WRITES) } else { (READ, READS) };
-        self.close_shared(tag, writes, stamp, one, all)
-    }
-
-    fn close_shared(&self, tag: u32, writes: bool, stamp: u64, one: u64, all: u64) -> Attempt {
         let mut word = self.word.load(Ordering::Acquire);
         loop {
             if tag_of(word) != tag {
@@ -157,7 +199,7 @@ impl BlockGate {
             if word & (SLOW | BIASED) != 0 || word & LIVE == 0 || word & all == 0 {
                 return Attempt::Slow;
             }
-            self.stamp(writes, stamp);
+            stamps.stamp(writes, stamp);
             match self.word.compare_exchange_weak(
                 word,
                 word - one,
@@ -171,6 +213,7 @@ impl BlockGate {
     }
 
     /// Takes the block from its user, if only its own stream ever had to do with it and no use is open.
+    #[inline(always)]
     pub(crate) fn retire_quiet(&self, tag: u32) -> Attempt {
         let mut word = self.word.load(Ordering::Acquire);
         loop {
@@ -260,34 +303,5 @@ impl BlockGate {
     fn change(&self, next: impl Fn(u64) -> Option<u64>) -> bool {
         self.share();
         self.word.fetch_update(Ordering::AcqRel, Ordering::Acquire, next).is_ok()
-    }
-
-    // The stamps of finished work on the own stream. 0 is before everything.
-
-    #[inline]
-    pub(crate) fn stamp(&self, writes: bool, stamp: u64) {
-        let slot = if writes { &self.own_write } else { &self.own_read };
-        // Stamps move only when an event is recorded, so mostly there is nothing to store.
-        if slot.load(Ordering::Acquire) < stamp {
-            slot.fetch_max(stamp, Ordering::AcqRel);
-        }
-    }
-
-    pub(crate) fn own_write(&self) -> u64 {
-        self.own_write.load(Ordering::Acquire)
-    }
-
-    pub(crate) fn own_read(&self) -> u64 {
-        self.own_read.load(Ordering::Acquire)
-    }
-
-    /// Forgets own stamps that a write on another stream was ordered after; a newer one stays.
-    pub(crate) fn supersede_own(&self, upto: u64) {
-        for slot in [&self.own_write, &self.own_read] {
-            let stamp = slot.load(Ordering::Acquire);
-            if stamp != 0 && stamp <= upto {
-                let _ = slot.compare_exchange(stamp, 0, Ordering::AcqRel, Ordering::Acquire);
-            }
-        }
     }
 }

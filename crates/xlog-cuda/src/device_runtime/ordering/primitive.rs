@@ -3,7 +3,7 @@
 pub(crate) use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 pub(crate) use xlog_driver::sync::{Bias, thread_name};
 
-use xlog_driver::sync::{BiasedMutex, scheduling_point};
+use xlog_driver::sync::{BiasedMutex, Inside, is_scheduled, scheduling_point};
 
 /// A lock around a value. Nothing that may block or call the driver is done inside; before it, a deterministic scheduler may
 /// hand over to another thread.
@@ -15,7 +15,7 @@ impl<T> Lock<T> {
         Self(BiasedMutex::new(value))
     }
 
-    #[inline]
+    #[inline(always)]
     pub(crate) fn with<R>(&self, body: impl FnOnce(&mut T) -> R) -> R {
         scheduling_point();
         self.0.with(body)
@@ -34,8 +34,14 @@ impl<T> Lock<T> {
         self.0.try_with(body)
     }
 
+    /// The value, if this thread is the one that mostly uses it; otherwise take [`Lock::with`].
+    #[inline(always)]
+    pub(crate) fn enter(&self) -> Option<Inside<'_, T>> {
+        if is_scheduled() { None } else { self.0.enter() }
+    }
+
     /// The same from inside another lock: nobody is let go ahead there.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn with_nested<R>(&self, body: impl FnOnce(&mut T) -> R) -> R {
         self.0.with(body)
     }

@@ -5,19 +5,20 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use super::gate::BlockGate;
+use super::gate::{BlockGate, OwnStamps};
 use super::primitive::Lock;
 use super::slab::Slab;
 use super::uses::Uses;
 use crate::device_runtime::resource::{
-    BlockId, BlockState, DeviceBlock, Generation, ResourceError, ResourceResult, StreamId,
+    BlockId, BlockState, DeviceBlock, Generation, MIN_ALIGN, ResourceError, ResourceResult,
+    StreamId,
 };
 use crate::stream::RawStream;
 
 /// Blocks a resource can have at a time.
 const MAX_BLOCKS: u32 = 1 << 24;
 
-/// One block. What a use on its own stream looks at lies on one cache line.
+/// One block. What a free looks at lies on one cache line.
 #[derive(Debug, Default)]
 #[repr(C, align(64))]
 pub(crate) struct Record {
@@ -27,10 +28,14 @@ pub(crate) struct Record {
     stream_id: AtomicU32,
     /// The place of the allocation stream in its pool.
     home: AtomicU32,
-    bytes: AtomicU64,
     /// Where a sub-allocator has the block in its own books.
     node: AtomicU32,
-    uses: Lock<Uses>,
+    /// In units, where it is whole ones; the exact size is with the stamps.
+    units: AtomicU32,
+    pub(crate) stamps: OwnStamps,
+    bytes: AtomicU64,
+    /// Made at the first use that needs it, and kept for later blocks.
+    uses: Lock<Option<Box<Uses>>>,
 }
 
 /// The home of a block that has none.
@@ -49,7 +54,10 @@ impl Record {
 
     #[inline]
     pub(crate) fn bytes(&self) -> usize {
-        self.bytes.load(Ordering::Relaxed) as usize
+        match self.units.load(Ordering::Relaxed) {
+            0 => self.bytes.load(Ordering::Relaxed) as usize,
+            units => units as usize * MIN_ALIGN,
+        }
     }
 
     #[inline]
@@ -69,7 +77,7 @@ impl Record {
     }
 
     /// Makes the block live, in a record that nobody else has.
-    #[inline]
+    #[inline(always)]
     fn begin(
         &self,
         generation: Generation,
@@ -78,11 +86,14 @@ impl Record {
         (id, home, stamp): (u32, u32, u64),
     ) {
         self.ptr.store(ptr, Ordering::Relaxed);
+        let units = if bytes.is_multiple_of(MIN_ALIGN) { bytes / MIN_ALIGN } else { 0 };
+        self.units.store(u32::try_from(units).unwrap_or(0), Ordering::Relaxed);
         self.bytes.store(bytes as u64, Ordering::Relaxed);
         self.stream_id.store(id, Ordering::Relaxed);
         self.home.store(home, Ordering::Relaxed);
         self.generation.store(generation.0, Ordering::Relaxed);
-        self.gate.begin(tag_of(generation), stamp);
+        self.stamps.begin(stamp);
+        self.gate.begin(tag_of(generation));
     }
 
     /// Ends a retired block; the record stays with whoever ends it.
@@ -93,9 +104,9 @@ impl Record {
     }
 
     /// Runs `body` with the lock of the block.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn with_uses<R>(&self, body: impl FnOnce(&mut Uses) -> R) -> R {
-        self.uses.with(body)
+        self.uses.with(|uses| body(uses.get_or_insert_default()))
     }
 }
 
@@ -152,15 +163,26 @@ impl BlockTable {
         (ptr, bytes, node): (u64, usize, u32),
         (id, home): (StreamId, &RawStream),
     ) -> Option<Generation> {
+        self.begin_near(place, (ptr, bytes, node), (id, home.clock().key(), home.clock().now()))
+    }
+
+    /// [`BlockTable::begin_at`] with what is known of the stream: its id, its place, and its stamp.
+    #[inline(always)]
+    pub(crate) fn begin_near(
+        &self,
+        place: u32,
+        (ptr, bytes, node): (u64, usize, u32),
+        (id, home, stamp): (StreamId, u32, u64),
+    ) -> Option<Generation> {
         let record = self.records.get(place)?;
         let generation = Generation::next().at(place);
         record.node.store(node, Ordering::Relaxed);
-        record.begin(generation, ptr, bytes, (id.0, home.clock().key(), home.clock().now()));
+        record.begin(generation, ptr, bytes, (id.0, home, stamp));
         Some(generation)
     }
 
     /// The record that a claim of identity names, if it is one of this table's blocks.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn look(&self, block: BlockId) -> Option<&Record> {
         let record = self.records.get(block.generation.slot())?;
         let same = block.device_ordinal == self.ordinal

@@ -84,7 +84,7 @@ impl<T: Default, const CHUNK: usize> Slab<T, CHUNK> {
     }
 
     /// What is at a place; `None` where there never was anything.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn get(&self, place: u32) -> Option<&T> {
         let chunk = self.chunks.get(place as usize / CHUNK)?.get()?;
         chunk.get(place as usize % CHUNK)

@@ -80,6 +80,12 @@ impl Tracker {
         }
     }
 
+    /// The cell of the stream at a place, if it is found by one step.
+    #[inline]
+    pub(crate) fn near_cell(&self, place: u32) -> Option<&ClockCell> {
+        self.cells.near(place)
+    }
+
     /// The id a block is begun under: where every use records an event none is quick, which an id that is never issued says.
     pub(crate) fn quick_id(&self, stream: StreamId) -> StreamId {
         if self.policy == EdgePolicy::Exact { StreamId(u32::MAX) } else { stream }
@@ -222,7 +228,12 @@ pub(crate) trait Tracks {
         let Some(clock) = self.tracker().own_clock(record, stream) else {
             return self.finish_foreign(record, block, access, stream, &mut None);
         };
-        if record.gate.close_mine(tag_of(block.generation), access.writes(), clock.now()) {
+        if record.gate.close_mine(
+            tag_of(block.generation),
+            access.writes(),
+            clock.now(),
+            &record.stamps,
+        ) {
             return Ok(());
         }
         self.finish_shared(record, block, stream, access)
@@ -270,7 +281,7 @@ pub(crate) trait Tracks {
                     followed => followed,
                 },
             };
-            uses.finished(&record.gate, home.clock().key(), home, stamp, writes, followed);
+            uses.finished(&record.stamps, home.clock().key(), home, stamp, writes, followed);
             Ok(settle(record, uses))
         })?;
         match closed {
@@ -289,7 +300,7 @@ pub(crate) trait Tracks {
     ) -> bool {
         let Some(clock) = self.tracker().own_clock(record, stream) else { return false };
         let tag = tag_of(block.generation);
-        record.gate.close(tag, access.writes(), clock.now()) == Attempt::Done
+        record.gate.close(tag, access.writes(), clock.now(), &record.stamps) == Attempt::Done
     }
 
     #[inline(never)]
@@ -306,7 +317,7 @@ pub(crate) trait Tracks {
             record.gate.enter_slow(tag_of(block.generation)).then(|| {
                 let of = (stream, raw);
                 uses.open(
-                    &record.gate,
+                    &record.stamps,
                     record.home(),
                     &self.tracker().streams,
                     of,
@@ -402,7 +413,7 @@ pub(crate) trait Tracks {
             if followed.is_none() {
                 return Err(not_open(block, stream, access));
             }
-            uses.finished(&record.gate, home, raw, stamp, access.writes(), followed);
+            uses.finished(&record.stamps, home, raw, stamp, access.writes(), followed);
             Ok(settle(record, uses))
         })?;
         match closed {
@@ -449,7 +460,7 @@ pub(crate) trait Tracks {
                 let followed = uses.close(stream, access);
                 Some(followed.ok_or_else(|| not_open(block, stream, access))?)
             };
-            uses.finished(&record.gate, home, raw, stamp, writes, followed);
+            uses.finished(&record.stamps, home, raw, stamp, writes, followed);
             Ok(settle(record, uses))
         })?;
         match closed {
@@ -497,7 +508,7 @@ pub(crate) trait Tracks {
         let live = record.with_uses(|uses| {
             let live = record.gate.enter_slow(tag_of(block.generation));
             if live {
-                uses.finished(&record.gate, home, raw, stamp, true, None);
+                uses.finished(&record.stamps, home, raw, stamp, true, None);
                 settle(record, uses);
             }
             live

@@ -6,7 +6,7 @@
 use smallvec::SmallVec;
 use xlog_driver::Access;
 
-use super::gate::BlockGate;
+use super::gate::OwnStamps;
 use crate::device_runtime::resource::StreamId;
 use crate::device_runtime::stream_pool::StreamPool;
 use crate::stream::RawStream;
@@ -89,7 +89,7 @@ impl Uses {
     /// the number of the use.
     pub(crate) fn open(
         &mut self,
-        gate: &BlockGate,
+        stamps: &OwnStamps,
         home: u32,
         streams: &StreamPool,
         (id, stream): (StreamId, &RawStream),
@@ -110,8 +110,8 @@ impl Uses {
                 needed.push(entry);
             }
         };
-        let own_read = if access.writes() { gate.own_read() } else { 0 };
-        let own = gate.own_write().max(own_read);
+        let own_read = if access.writes() { stamps.last_read() } else { 0 };
+        let own = stamps.last_write().max(own_read);
         follow(Outstanding { place: home, stamp: own, change: 0 });
         let reads = if access.writes() { self.reads.as_slice() } else { &[] };
         for entry in self.writes.iter().chain(reads) {
@@ -143,7 +143,7 @@ impl Uses {
     /// Finished work joins the outstanding; a write takes the place of what it `followed`.
     pub(crate) fn finished(
         &mut self,
-        gate: &BlockGate,
+        stamps: &OwnStamps,
         home: u32,
         stream: &RawStream,
         stamp: u64,
@@ -163,11 +163,11 @@ impl Uses {
                 }
             }
             if home != place {
-                gate.supersede_own(followed.own);
+                stamps.supersede(followed.own);
             }
         }
         if home == place {
-            gate.stamp(writes, stamp);
+            stamps.stamp(writes, stamp);
             return;
         }
         self.changes += 1;

@@ -7,12 +7,14 @@
 use super::index::{Index, Range};
 
 /// Blocks up to this are kept in the magazine.
-const MOST_CACHED: u64 = 1 << 20;
+pub(super) const MOST_CACHED: u64 = 1 << 20;
 pub(super) const UNIT: u64 = 256;
 const BINS: usize = 288;
 /// Blocks that a bin of one size keeps, and a bin of several.
 const MOST_OF_A_SIZE: usize = 64;
 const MOST_OF_SEVERAL: usize = 8;
+/// Records without a block that are kept.
+const MOST_PLACES: usize = 1024;
 
 /// What served a request.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -64,6 +66,8 @@ pub(super) struct ArenaCounts {
 pub(super) struct Arena {
     pub(super) index: Index,
     bins: Box<[Vec<Piece>]>,
+    /// Records without a block, for the next ones.
+    places: Vec<u32>,
     pub(super) cached: u64,
     pub(super) counts: ArenaCounts,
 }
@@ -73,6 +77,7 @@ impl Default for Arena {
         Self {
             index: Index::default(),
             bins: (0..BINS).map(|_| Vec::new()).collect(),
+            places: Vec::new(),
             cached: 0,
             counts: ArenaCounts::default(),
         }
@@ -91,25 +96,59 @@ fn bin_of(bytes: u64) -> usize {
 }
 
 impl Arena {
+    /// A block of exactly `bytes` from the magazine.
+    #[inline(always)]
+    pub(super) fn pop(&mut self, bytes: u64, align: u64) -> Option<Piece> {
+        let bin = self.bins.get_mut(bin_of(bytes))?;
+        let piece = *bin.last()?;
+        if piece.bytes != bytes || piece.ptr & (align - 1) != 0 {
+            return None;
+        }
+        bin.pop();
+        self.cached -= bytes;
+        self.counted(bytes, Path::Magazine);
+        Some(piece)
+    }
+
+    /// Puts a freed block into the magazine, if there is room.
+    #[inline(always)]
+    pub(super) fn push(&mut self, piece: Piece, magazine: u64) -> bool {
+        let most = if piece.bytes < 32 * UNIT { MOST_OF_A_SIZE } else { MOST_OF_SEVERAL };
+        let cached = self.cached + piece.bytes;
+        let Some(bin) = self.bins.get_mut(bin_of(piece.bytes)) else { return false };
+        if piece.bytes > MOST_CACHED || bin.len() >= most || cached > magazine {
+            return false;
+        }
+        bin.push(piece);
+        self.cached = cached;
+        self.uncounted(piece.bytes);
+        true
+    }
+
     /// Memory of exactly `bytes`, a multiple of the unit, with what is at hand.
     #[inline]
-    pub(super) fn take(&mut self, bytes: u64, align: u64) -> Option<(Piece, Path)> {
+    pub(super) fn take(&mut self, bytes: u64, align: u64) -> Option<Piece> {
         if bytes <= MOST_CACHED
-            && let Some(bin) = self.bins.get_mut(bin_of(bytes))
-            && let Some(top) = bin.last()
-            && top.bytes == bytes
-            && top.ptr & (align - 1) == 0
+            && let Some(piece) = self.pop(bytes, align)
         {
-            let piece = *top;
-            bin.pop();
-            self.cached -= bytes;
-            self.counted(bytes, Path::Magazine);
-            return Some((piece, Path::Magazine));
+            return Some(piece);
         }
+        self.take_free(bytes, align, Path::Own)
+    }
+
+    #[inline(never)]
+    pub(super) fn take_free(&mut self, bytes: u64, align: u64, path: Path) -> Option<Piece> {
         let taken = self.index.take(bytes, align)?;
-        self.counted(taken.bytes, Path::Own);
         let (ptr, bytes, node) = (taken.ptr, taken.bytes, taken.node);
-        Some((Piece { ptr, bytes, node, place: NO_PLACE }, Path::Own))
+        self.counted(bytes, path);
+        let place = self.places.pop().unwrap_or(NO_PLACE);
+        Some(Piece { ptr, bytes, node, place })
+    }
+
+    #[inline]
+    fn uncounted(&mut self, bytes: u64) {
+        self.counts.freed += 1;
+        self.counts.outstanding = self.counts.outstanding.wrapping_sub(bytes);
     }
 
     #[inline]
@@ -128,39 +167,45 @@ impl Arena {
         path: Path,
     ) -> Option<Piece> {
         self.index.add(range, true);
-        let taken = self.index.take(bytes, align)?;
-        self.counted(taken.bytes, path);
-        Some(Piece { ptr: taken.ptr, bytes: taken.bytes, node: taken.node, place: NO_PLACE })
+        self.take_free(bytes, align, path)
     }
 
-    /// Takes a freed block in; `Some` with its place when the magazine did not keep it.
-    #[inline]
+    /// Takes a freed block in; `Some` with the place of a record that is one too many.
     pub(super) fn put(&mut self, piece: Piece, stamp: u64, magazine: u64) -> Option<u32> {
-        self.counts.freed += 1;
-        self.counts.outstanding = self.counts.outstanding.wrapping_sub(piece.bytes);
+        // A sixty-fourth of what is live may be worth keeping, if that is more.
+        if self.push(piece, magazine.max(self.index.taken_bytes() / 64)) {
+            return None;
+        }
+        self.put_rest(piece, stamp)
+    }
+
+    /// What the magazine has no room for.
+    #[inline(never)]
+    fn put_rest(&mut self, piece: Piece, stamp: u64) -> Option<u32> {
+        self.uncounted(piece.bytes);
+        let place = self.give(piece, stamp);
+        if self.places.len() < MOST_PLACES {
+            self.places.push(place);
+            return None;
+        }
+        Some(place)
+    }
+
+    /// Gives a freed block, or one of the magazine that it takes the place of, to the index; returns the place of its record.
+    #[inline]
+    fn give(&mut self, piece: Piece, stamp: u64) -> u32 {
+        // What was freed last is asked for next: it takes the place of a block of another size.
         if piece.bytes <= MOST_CACHED
-            && let Some(bin) = self.bins.get_mut(bin_of(piece.bytes))
+            && let Some(top) = self.bins.get_mut(bin_of(piece.bytes)).and_then(|bin| bin.last_mut())
+            && top.bytes != piece.bytes
         {
-            let most = if piece.bytes < 32 * UNIT { MOST_OF_A_SIZE } else { MOST_OF_SEVERAL };
-            // A sixty-fourth of what is live may be worth keeping, if that is more.
-            let room = magazine.max(self.index.taken_bytes() / 64);
-            if bin.len() < most && self.cached + piece.bytes <= room {
-                self.cached += piece.bytes;
-                bin.push(piece);
-                return None;
-            }
-            // What was freed last is asked for next: it takes the place of a block of another size.
-            if let Some(top) = bin.last_mut()
-                && top.bytes != piece.bytes
-            {
-                let old = std::mem::replace(top, piece);
-                self.cached = self.cached + piece.bytes - old.bytes;
-                self.index.give(old.node, stamp);
-                return Some(old.place);
-            }
+            let old = std::mem::replace(top, piece);
+            self.cached = self.cached + piece.bytes - old.bytes;
+            self.index.give(old.node, stamp);
+            return old.place;
         }
         self.index.give(piece.node, stamp);
-        Some(piece.place)
+        piece.place
     }
 
     /// A block that was counted as handed out was not, after all.
@@ -168,6 +213,9 @@ impl Arena {
         self.counts.allocations -= 1;
         self.counts.outstanding = self.counts.outstanding.wrapping_sub(piece.bytes);
         self.index.give(piece.node, stamp);
+        if piece.place != NO_PLACE {
+            self.places.push(piece.place);
+        }
     }
 
     /// Empties the magazine into the index; the places of the records are added to `places`.

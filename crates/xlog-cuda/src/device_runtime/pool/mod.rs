@@ -29,13 +29,15 @@ use std::time::Instant;
 use xlog_driver::sync::Mutex;
 use xlog_sim::SimDevice;
 
-use self::arena::{Arena, NO_PLACE, Piece, UNIT};
+use self::arena::{Arena, MOST_CACHED, NO_PLACE, Path, Piece, UNIT};
 use self::index::Index;
 use self::segments::Segments;
 use super::direct::{alignment_of, too_many_blocks};
+use super::ordering::EdgePolicy;
+use super::ordering::gate::Attempt;
 use super::ordering::primitive::Lock;
 use super::ordering::put_by::PutBy;
-use super::ordering::record::Record;
+use super::ordering::record::{Record, tag_of};
 use super::ordering::slab::Slab;
 use super::ordering::tracker::{Retired, Tracker, Tracks};
 use super::resource::{
@@ -96,6 +98,8 @@ impl ArenaPlace {
 pub struct PoolResource {
     tracker: Tracker,
     arenas: Slab<ArenaPlace, 16>,
+    /// Blocks may go the shortest way: nobody is told of them, and their own stream needs no events.
+    quick: bool,
     /// The simulated device, whose detector is told of every block.
     sim: Option<Arc<SimDevice>>,
     magazine: u64,
@@ -150,6 +154,7 @@ impl PoolResource {
         let pool = Self {
             tracker,
             arenas: Slab::new(MAX_STREAMS),
+            quick: device.sim().is_none() && config.edges != EdgePolicy::Exact,
             sim: device.sim().cloned(),
             magazine: config.magazine_bytes as u64,
             device,
@@ -188,7 +193,87 @@ impl PoolResource {
         }
     }
 
-    #[inline]
+    /// A block of a stream whose memory this thread mostly uses: the shortest way there is.
+    #[inline(always)]
+    fn serve_at_once(&self, bytes: usize, stream: StreamId, tag: AllocTag) -> Option<DeviceBlock> {
+        let size = (bytes as u64).wrapping_add(UNIT - 1) & !(UNIT - 1);
+        if bytes.wrapping_sub(1) >= MAX_BYTES || !self.quick {
+            return None;
+        }
+        let (home, cell) = self.tracker.streams.near(stream)?;
+        if cell.is_exposed() {
+            return None;
+        }
+        let piece = {
+            let mut arena = self.arenas.get(home)?.0.enter()?;
+            let ready = if size <= MOST_CACHED { arena.pop(size, UNIT) } else { None };
+            match ready {
+                Some(piece) => piece,
+                None => arena.take_free(size, UNIT, Path::Own)?,
+            }
+        };
+        let place = match piece.place {
+            NO_PLACE => self.place_for(piece, home)?,
+            place => place,
+        };
+        let block = (piece.ptr, piece.bytes as usize, piece.node);
+        // Every place that a piece has is one of the table's.
+        let generation = self.tracker.table.begin_near(place, block, (stream, home, cell.now()))?;
+        Some(DeviceBlock {
+            ptr: piece.ptr,
+            device_ordinal: self.ordinal,
+            alloc_stream: stream,
+            bytes: piece.bytes as usize,
+            align: alignment_of(piece.ptr),
+            tag,
+            generation,
+            state: BlockState::Live,
+        })
+    }
+
+    /// A record for a piece that has none; without one, the piece goes back.
+    #[cold]
+    fn place_for(&self, piece: Piece, home: u32) -> Option<u32> {
+        let place = self.tracker.table.take_place();
+        if place.is_none()
+            && let (Ok(arena), Some(stream)) = (self.arena(home), self.tracker.streams.at(home))
+        {
+            arena.with(|arena| arena.undo(piece, stream.clock().now()));
+        }
+        place
+    }
+
+    /// Puts a retired block back to a stream whose memory this thread mostly uses.
+    #[inline(always)]
+    fn put_at_once(&self, generation: Generation, record: &Record) -> bool {
+        if !self.quick {
+            return false;
+        }
+        let home = record.home();
+        let piece = Piece {
+            ptr: record.ptr(),
+            bytes: record.bytes() as u64,
+            node: record.node(),
+            place: generation.slot(),
+        };
+        let Some(cell) = self.tracker.near_cell(home) else { return false };
+        let Some(mut arena) = self.arenas.get(home).and_then(|place| place.0.enter()) else {
+            return false;
+        };
+        // Nobody gets at the memory before this thread has left the arena, so the block may end before or after that.
+        record.end();
+        arena.counts.deallocations += 1;
+        if arena.push(piece, self.magazine) {
+            return true;
+        }
+        let place = arena.put(piece, cell.now(), self.magazine);
+        drop(arena);
+        if let Some(place) = place {
+            self.tracker.table.give_places([place]);
+        }
+        true
+    }
+
     fn serve(
         &self,
         bytes: usize,
@@ -201,14 +286,13 @@ impl PoolResource {
         home.check_not_capturing("pool allocate")?;
         let arena = self.arena(home.clock().key())?;
         let piece = match arena.with(|arena| arena.take(size, align as u64)) {
-            Some((piece, _)) => piece,
+            Some(piece) => piece,
             None => self.serve_from_elsewhere(stream, home, arena, (size, align as u64))?,
         };
         self.hand_out(piece, home, stream, tag)
     }
 
     /// Makes a live block of a piece that was taken for it.
-    #[inline]
     fn hand_out(
         &self,
         piece: Piece,
@@ -249,7 +333,6 @@ impl PoolResource {
     }
 
     /// Puts the memory of a retired block, which its own stream now follows all uses of, back into its arena.
-    #[inline]
     fn put(&self, generation: Generation, record: &Record, returned: bool) -> ResourceResult<()> {
         let home = self.tracker.home(record)?;
         let (ptr, bytes) = (record.ptr(), record.bytes());
@@ -312,6 +395,21 @@ impl PoolResource {
         self.put_all(self.put_by.take_put_by(usize::MAX))
     }
 
+    /// A free that is not the common one.
+    #[inline(never)]
+    fn give_back(&self, block: &DeviceBlock) -> ResourceResult<()> {
+        let generation = block.generation;
+        let record = self.tracker.table.find_block(block)?;
+        match self.tracker.retire(record, generation)? {
+            Retired::Quiet => self.put(generation, record, true),
+            Retired::Used => {
+                self.count_return(record)?;
+                self.free(generation, record)
+            }
+            Retired::Open => self.count_return(record),
+        }
+    }
+
     fn count_return(&self, record: &Record) -> ResourceResult<()> {
         let arena = self.arena(record.home())?;
         arena.with(|arena| arena.counts.deallocations += 1);
@@ -372,7 +470,10 @@ impl DeviceMemoryResource for PoolResource {
         stream: StreamId,
         tag: AllocTag,
     ) -> ResourceResult<DeviceBlock> {
-        self.serve(bytes, UNIT as usize, stream, tag)
+        match self.serve_at_once(bytes, stream, tag) {
+            Some(block) => Ok(block),
+            None => self.serve(bytes, UNIT as usize, stream, tag),
+        }
     }
 
     fn allocate_aligned(
@@ -394,15 +495,15 @@ impl DeviceMemoryResource for PoolResource {
     #[inline]
     fn deallocate(&self, block: DeviceBlock) -> ResourceResult<()> {
         let generation = block.generation;
-        let record = self.tracker.table.find_block(&block)?;
-        match self.tracker.retire(record, generation)? {
-            Retired::Quiet => self.put(generation, record, true),
-            Retired::Used => {
-                self.count_return(record)?;
-                self.free(generation, record)
+        if let Some(record) = self.tracker.table.look(BlockId::from_block(&block))
+            && record.gate.retire_quiet(tag_of(generation)) == Attempt::Done
+        {
+            if self.put_at_once(generation, record) {
+                return Ok(());
             }
-            Retired::Open => self.count_return(record),
+            return self.put(generation, record, true);
         }
+        self.give_back(&block)
     }
 
     fn device_ordinal(&self) -> u32 {

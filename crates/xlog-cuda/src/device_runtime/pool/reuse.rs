@@ -132,7 +132,7 @@ impl PoolResource {
             arena.take(request.size, request.align)
         });
         self.tracker.table.give_places(places);
-        taken.map(|(piece, _)| piece)
+        taken
     }
 
     fn take_spare(&self, request: &Request<'_>) -> Option<Piece> {
@@ -235,7 +235,7 @@ impl PoolResource {
         let mut grown = self.growing.lock();
         // Another thread of this stream may have grown meanwhile.
         let (size, align) = (request.size, request.align);
-        if let Some((piece, _)) = request.arena.with(|arena| arena.take(size, align)) {
+        if let Some(piece) = request.arena.with(|arena| arena.take(size, align)) {
             return Ok(piece);
         }
         // Pieces begin at multiples of the granularity; what must be aligned better needs room to be moved in.

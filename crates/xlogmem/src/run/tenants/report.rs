@@ -161,9 +161,9 @@ impl Report {
         page.line("highest", &format!("{highest}, in {} readings", self.samples));
         page.line("left", &size(self.left_bytes));
         page.line("time", &format!("{seconds:.2} s"));
-        page.row(&["", "pid", "blocks", "refused", "verified", "wrong", "peak"]);
+        page.columns(&["", "pid", "blocks", "refused", "verified", "wrong", "peak"]);
         for outcome in &self.outcomes {
-            page.row(&[
+            page.columns(&[
                 &outcome.process.to_string(),
                 &outcome.pid.to_string(),
                 &outcome.blocks.to_string(),
@@ -173,7 +173,7 @@ impl Report {
                 &size(outcome.peak_bytes as u64),
             ]);
         }
-        page.row(&[
+        page.columns(&[
             "all",
             "",
             &self.sum(|outcome| outcome.blocks).to_string(),

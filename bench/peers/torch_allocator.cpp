@@ -1,0 +1,66 @@
+// PyTorch's caching allocator from C++, without a tensor around it. It is one per process: every row starts with an empty cache.
+
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAStream.h>
+#include <cuda_runtime_api.h>
+
+#include "workloads.hpp"
+
+namespace {
+
+namespace caching = c10::cuda::CUDACachingAllocator;
+
+class Torch {
+ public:
+  using Stream = cudaStream_t;
+
+  Torch() = default;
+
+  Torch(Torch const&)            = delete;
+  Torch& operator=(Torch const&) = delete;
+
+  ~Torch()
+  {
+    cudaDeviceSynchronize();
+    caching::emptyCache();
+  }
+
+  // PyTorch hands out 32 streams in turn and keeps them, so that 16 threads have 16 different ones.
+  Stream stream() { return c10::cuda::getStreamFromPool(false, 0).stream(); }
+
+  void enter_thread() { cudaSetDevice(0); }
+
+  void* allocate(std::size_t bytes, Stream stream)
+  {
+    try {
+      return caching::raw_alloc_with_stream(bytes, stream);
+    } catch (c10::Error const&) {
+      return nullptr;
+    }
+  }
+
+  void free(void* block, std::size_t, Stream) { caching::raw_delete(block); }
+
+  void synchronize() { cudaDeviceSynchronize(); }
+
+  std::uint64_t total_bytes()
+  {
+    std::size_t free  = 0;
+    std::size_t total = 0;
+    cudaMemGetInfo(&free, &total);
+    return total;
+  }
+};
+
+}  // namespace
+
+int main(int count, char** values)
+{
+  auto const options = peers::parse(count, values);
+  if (auto const status = cudaFree(nullptr); status != cudaSuccess) {
+    std::fprintf(stderr, "torch: no device: %s\n", cudaGetErrorString(status));
+    return 1;
+  }
+  caching::init(1);
+  peers::run(options, "torch", "cpp", [] { return std::make_unique<Torch>(); });
+}

@@ -1,0 +1,432 @@
+//! What a pool costs.
+//!
+//!     cargo bench -p xlog-cuda --bench pool -- [--gate] [--csv] [--device SPEC] [FILTER]
+//!
+//! Every request goes through the trait object. On a GPU the bare driver runs beside it. Without one, memory is the simulated
+//! device's behind the plain driver seam, so that what is measured is the pool and not the detector. `--gate` ends with status 1
+//! when a bar is missed.
+
+#![allow(missing_docs, clippy::unwrap_used)]
+
+use std::hint::black_box;
+use std::process::ExitCode;
+use std::sync::{Arc, Barrier};
+use std::time::Instant;
+
+use xlog_cuda::CudaDevice;
+use xlog_cuda::device_runtime::{
+    AllocTag, DeviceBlock, DeviceMemoryResource, GlobalDeviceBudget, PoolConfig, PoolResource,
+    StreamId, StreamPool,
+};
+use xlog_cuda::sim::SimDevice;
+
+const BATCHES: usize = 101;
+const PER_BATCH: usize = 1000;
+const TAG: AllocTag = AllocTag("bench");
+const MIB: usize = 1 << 20;
+
+type Resource = Box<dyn DeviceMemoryResource + Send + Sync>;
+
+struct Table {
+    filter: Option<String>,
+    missed: usize,
+    /// Prints `peer,variant,workload,parameter,value,unit` instead of a table.
+    csv: bool,
+}
+
+impl Table {
+    fn wants(&self, name: &str) -> bool {
+        self.filter.as_ref().is_none_or(|filter| name.contains(filter.as_str()))
+    }
+
+    fn raw(&self, workload: &str, parameter: impl std::fmt::Display, value: f64, unit: &str) {
+        if self.csv {
+            println!("xlog,pool,{workload},{parameter},{value:.3},{unit}");
+        }
+    }
+
+    fn row(&mut self, name: &str, figure: &str, bar: Option<(f64, f64)>) {
+        if self.csv {
+            return;
+        }
+        match bar {
+            None => println!("{name:<44} {figure}"),
+            Some((value, bar)) => {
+                let met = value <= bar;
+                self.missed += usize::from(!met);
+                let verdict = if met { "met" } else { "MISSED" };
+                println!("{name:<44} {figure:<44} goal <= {bar:<8} {verdict}");
+            }
+        }
+    }
+}
+
+fn main() -> ExitCode {
+    let (mut gate, mut csv, mut filter, mut spec) = (false, false, None, None);
+    let mut arguments = std::env::args().skip(1);
+    while let Some(argument) = arguments.next() {
+        match argument.as_str() {
+            "--gate" => gate = true,
+            "--csv" => csv = true,
+            "--device" => spec = arguments.next(),
+            "--bench" => {}
+            flag if flag.starts_with('-') => {
+                eprintln!(
+                    "pool: unknown argument '{flag}'; accepted are --gate, --csv, --device SPEC and a filter"
+                );
+                return ExitCode::from(2);
+            }
+            text => filter = Some(text.to_owned()),
+        }
+    }
+    let device = device(spec.as_deref());
+    if !csv {
+        println!("on {} ({})", device.spec(), device.properties().name);
+    }
+    let mut table = Table { filter, missed: 0, csv };
+    for bytes in [256, 1 << 10, 64 << 10, MIB, 64 * MIB] {
+        pair(&mut table, &device, bytes);
+    }
+    stack(&mut table, &device);
+    holes(&mut table, &device);
+    live(&mut table, &device);
+    for max in [1, 4, 64, 256, 1024, 4096] {
+        random(&mut table, &device, max);
+    }
+    threads(&mut table, &device);
+    if gate && table.missed > 0 {
+        eprintln!("pool: {} bars missed", table.missed);
+        return ExitCode::FAILURE;
+    }
+    ExitCode::SUCCESS
+}
+
+/// A GPU where there is one, unless another device is asked for.
+fn device(spec: Option<&str>) -> Arc<CudaDevice> {
+    if let Some(spec) = spec {
+        return Arc::new(CudaDevice::open(spec).unwrap());
+    }
+    if let Ok(gpu) = CudaDevice::open("cuda:0") {
+        return Arc::new(gpu);
+    }
+    Arc::new(CudaDevice::from_driver(SimDevice::open(Default::default()).unwrap()))
+}
+
+struct Setup {
+    streams: Arc<StreamPool>,
+    pool: Arc<PoolResource>,
+    resource: Resource,
+}
+
+fn setup(device: &Arc<CudaDevice>) -> Setup {
+    let streams = Arc::new(StreamPool::with_defaults(device.clone()));
+    let pool =
+        PoolResource::new(device.clone(), device.ordinal(), streams.clone(), PoolConfig::default());
+    let pool = Arc::new(pool.unwrap());
+    Setup { streams, resource: Box::new(pool.clone()), pool }
+}
+
+/// The median and the best of batches, in nanoseconds for each repetition.
+fn measure(mut batch: impl FnMut()) -> (f64, f64) {
+    let mut times: Vec<f64> = (0..BATCHES + 10)
+        .map(|_| {
+            let start = Instant::now();
+            batch();
+            start.elapsed().as_nanos() as f64 / PER_BATCH as f64
+        })
+        .skip(10)
+        .collect();
+    times.sort_unstable_by(f64::total_cmp);
+    (times[times.len() / 2], times[0])
+}
+
+fn pairs(resource: &Resource, stream: StreamId, bytes: usize) -> (f64, f64) {
+    measure(|| {
+        for _ in 0..PER_BATCH {
+            let block = resource.allocate(black_box(bytes), stream, TAG).unwrap();
+            resource.deallocate(black_box(block)).unwrap();
+        }
+    })
+}
+
+fn size(bytes: usize) -> String {
+    if bytes >= MIB { format!("{} MiB", bytes / MIB) } else { format!("{} B", bytes) }
+}
+
+fn pair(table: &mut Table, device: &Arc<CudaDevice>, bytes: usize) {
+    let name = format!("pair, {}", size(bytes));
+    if !table.wants(&name) {
+        return;
+    }
+    let setup = setup(device);
+    let stream = setup.streams.lease().unwrap();
+    let (median, best) = pairs(&setup.resource, stream.id(), bytes);
+    table.raw("pair", bytes, median, "ns");
+    let bar = if bytes > MIB { 80.0 } else { 40.0 };
+    let mut figure = format!("{median:.1} ns (best {best:.1})");
+    if device.sim().is_none()
+        && device.spec().starts_with("cuda")
+        && let Some(pools) = device.driver().async_pools()
+    {
+        let pool = device.memory_pool().unwrap();
+        let (bare, _) = measure(|| {
+            for _ in 0..PER_BATCH {
+                let ptr = pools.alloc_async(bytes, pool, stream.handle()).unwrap();
+                // SAFETY: just allocated on this stream, and nothing uses it.
+                unsafe { pools.free_async(black_box(ptr), stream.handle()).unwrap() };
+            }
+        });
+        figure += &format!(", driver {bare:.0} = 1/{:.1}", bare / median);
+    }
+    table.row(&name, &figure, Some((median, bar)));
+}
+
+/// The production stack: a budget over the pool.
+fn stack(table: &mut Table, device: &Arc<CudaDevice>) {
+    let name = "pair, 1 KiB, budget over pool";
+    if !table.wants(name) {
+        return;
+    }
+    let Setup { streams, resource, .. } = setup(device);
+    let stream = streams.lease().unwrap();
+    let resource: Resource = Box::new(GlobalDeviceBudget::new(resource, 1 << 36));
+    let (median, best) = pairs(&resource, stream.id(), 1 << 10);
+    table.raw("stack", 1 << 10, median, "ns");
+    table.row(name, &format!("{median:.1} ns (best {best:.1})"), Some((median, 90.0)));
+}
+
+fn holes(table: &mut Table, device: &Arc<CudaDevice>) {
+    if !table.wants("holes") {
+        return;
+    }
+    let mut first = None;
+    for count in [4 << 10, 16 << 10, 64 << 10] {
+        let setup = setup(device);
+        let stream = setup.streams.lease().unwrap();
+        let mut blocks: Vec<Option<DeviceBlock>> = (0..2 * count)
+            .map(|_| Some(setup.resource.allocate(4096, stream.id(), TAG).unwrap()))
+            .collect();
+        for hole in blocks.iter_mut().step_by(2) {
+            setup.resource.deallocate(hole.take().unwrap()).unwrap();
+        }
+        let (median, _) = pairs(&setup.resource, stream.id(), 1 << 10);
+        let first = *first.get_or_insert(median);
+        let ratio = median / first;
+        table.raw("holes", count, median, "ns");
+        let name = format!("holes, {count}");
+        table.row(&name, &format!("{median:.1} ns, {ratio:.2} of the first"), Some((ratio, 1.3)));
+        setup.resource.deallocate_batch(blocks.into_iter().flatten().collect()).unwrap();
+    }
+}
+
+/// Random replacement among many live blocks.
+fn live(table: &mut Table, device: &Arc<CudaDevice>) {
+    if !table.wants("live") {
+        return;
+    }
+    let mut first = None;
+    for count in [1_000, 1_000_000] {
+        let setup = setup(device);
+        let stream = setup.streams.lease().unwrap();
+        let mut random = Xorshift(7);
+        let mut blocks: Vec<DeviceBlock> =
+            (0..count).map(|_| setup.resource.allocate(1024, stream.id(), TAG).unwrap()).collect();
+        let (pair, _) = pairs(&setup.resource, stream.id(), 1 << 10);
+        let (replaced, _) = measure(|| {
+            for _ in 0..PER_BATCH {
+                let at = random.below(count);
+                let new = setup.resource.allocate(1024, stream.id(), TAG).unwrap();
+                let old = std::mem::replace(&mut blocks[at], new);
+                setup.resource.deallocate(old).unwrap();
+            }
+        });
+        let first = *first.get_or_insert((pair, replaced));
+        let name = format!("live, {count} blocks");
+        let ratio = pair / first.0;
+        let figure = format!(
+            "pair {pair:.1} ns = {ratio:.2}, any replaced {replaced:.1} ns = {:.2}",
+            replaced / first.1
+        );
+        table.row(&name, &figure, Some((ratio, 1.5)));
+        setup.resource.deallocate_batch(blocks).unwrap();
+    }
+}
+
+struct Xorshift(u64);
+
+impl Xorshift {
+    fn below(&mut self, bound: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 % bound as u64) as usize
+    }
+}
+
+/// The minimal standard generator with the bounded draw that goes with it.
+struct Minstd(u64);
+
+impl Minstd {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0 * 16807 % 2_147_483_647;
+        self.0
+    }
+
+    fn draw(&mut self, low: u64, high: u64) -> u64 {
+        const RANGE: u64 = 2_147_483_645;
+        let span = high - low;
+        if RANGE > span {
+            let scale = RANGE / (span + 1);
+            loop {
+                let value = self.next() - 1;
+                if value < (span + 1) * scale {
+                    return low + value / scale;
+                }
+            }
+        }
+        if RANGE < span {
+            loop {
+                let upper = 2_147_483_646 * self.draw(0, span / 2_147_483_646);
+                let value = upper + (self.next() - 1);
+                if value <= span && value >= upper {
+                    return low + value;
+                }
+            }
+        }
+        low + self.next() - 1
+    }
+}
+
+/// RMM's random allocations: what was done, and how long it took with `resource`, or with nothing.
+fn random_run(
+    resource: Option<(&Resource, StreamId)>,
+    n: usize,
+    max: usize,
+) -> (usize, usize, f64) {
+    const CAP: u64 = 16_000 << 20;
+    let mut random = Minstd(1);
+    let mut live: Vec<(u64, Option<DeviceBlock>)> = Vec::with_capacity(n);
+    let (mut allocated, mut bytes, mut peak, mut operations) = (0, 0_u64, 0_u64, 0);
+    let start = Instant::now();
+    for _ in 0..2 * n {
+        let size = random.draw(1, (max * MIB) as u64);
+        let choice = if live.is_empty() { 0 } else { random.draw(0, 99) };
+        let allocate = live.is_empty() || choice < 73 && allocated < n && bytes + size < CAP;
+        operations += 1;
+        if allocate {
+            let block = resource
+                .map(|(resource, stream)| resource.allocate(size as usize, stream, TAG).unwrap());
+            live.push((size, block));
+            allocated += 1;
+            bytes += size;
+            peak = peak.max(bytes);
+        } else {
+            let at = random.draw(0, n as u64 - 1) as usize % live.len();
+            let (size, block) = live.swap_remove(at);
+            bytes -= size;
+            if let (Some((resource, _)), Some(block)) = (resource, block) {
+                resource.deallocate(block).unwrap();
+            }
+        }
+    }
+    let time = start.elapsed().as_nanos() as f64;
+    if let Some((resource, _)) = resource {
+        resource
+            .deallocate_batch(live.into_iter().filter_map(|(_, block)| block).collect())
+            .unwrap();
+    }
+    (operations, peak as usize, time)
+}
+
+fn random(table: &mut Table, device: &Arc<CudaDevice>, max: usize) {
+    const N: usize = 100_000;
+    let name = format!("random, {max} MiB");
+    if !table.wants(&name) {
+        return;
+    }
+    if device.properties().total_bytes < 64 << 30 {
+        table.row(&name, "left out: needs a device of 64 GiB", None);
+        return;
+    }
+    let setup = setup(device);
+    let stream = setup.streams.lease().unwrap();
+    random_run(Some((&setup.resource, stream.id())), N, max);
+    let reserved = setup.pool.snapshot().reserved_bytes;
+    let best = |run: &mut dyn FnMut() -> f64| (0..5).map(|_| run()).fold(f64::INFINITY, f64::min);
+    let mut operations = 0;
+    let mut peak = 0;
+    let ours = best(&mut || {
+        let (ops, most, time) = random_run(Some((&setup.resource, stream.id())), N, max);
+        (operations, peak) = (ops, most);
+        time
+    });
+    let nothing = best(&mut || random_run(None, N, max).2);
+    let per = (ours - nothing) / operations as f64;
+    let ratio = reserved as f64 / peak as f64;
+    table.raw("random", max, per, "ns");
+    table.raw("random-reserved", max, ratio, "ratio");
+    let figure = format!("{per:.1} ns per operation, reserved {ratio:.3} of the peak");
+    let bar = (max <= 4).then_some((per, 90.0));
+    table.row(&name, &figure, bar);
+}
+
+fn threads(table: &mut Table, device: &Arc<CudaDevice>) {
+    if !table.wants("threads") {
+        return;
+    }
+    const STEPS: usize = 1_000_000;
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let mut single = 0.0;
+    for count in [1, 2, 4, 8, 16] {
+        if count > 2 * cores {
+            break;
+        }
+        let setup = setup(device);
+        let barrier = Barrier::new(count + 1);
+        let time = std::thread::scope(|scope| {
+            for thread in 0..count {
+                let (setup, barrier) = (&setup, &barrier);
+                let stream = setup.streams.lease().unwrap();
+                scope.spawn(move || {
+                    let mut random = Xorshift(0x9e37_79b9 + thread as u64);
+                    let mut slots: Vec<Option<DeviceBlock>> = (0..64).map(|_| None).collect();
+                    let mut step = |steps: usize| {
+                        for _ in 0..steps {
+                            let at = random.below(64);
+                            match slots[at].take() {
+                                Some(block) => setup.resource.deallocate(block).unwrap(),
+                                None => {
+                                    let bytes = 1 + random.below(MIB);
+                                    let block =
+                                        setup.resource.allocate(bytes, stream.id(), TAG).unwrap();
+                                    slots[at] = Some(block);
+                                }
+                            }
+                        }
+                    };
+                    step(STEPS / 10);
+                    barrier.wait();
+                    step(STEPS);
+                    barrier.wait();
+                    let left = slots.into_iter().flatten().collect();
+                    setup.resource.deallocate_batch(left).unwrap();
+                });
+            }
+            barrier.wait();
+            let start = Instant::now();
+            barrier.wait();
+            start.elapsed().as_secs_f64()
+        });
+        let rate = (count * STEPS) as f64 / time / 1e6;
+        if count == 1 {
+            single = rate;
+        }
+        table.raw("threads", count, rate, "Mops/s");
+        let name = format!("threads, {count}");
+        let figure = format!(
+            "{rate:.1} Mops/s, {:.2} of the first per thread",
+            rate / single / count as f64
+        );
+        table.row(&name, &figure, None);
+    }
+}

@@ -1,0 +1,81 @@
+//! One hot path, many times: what `scripts/instruction-counts` counts the instructions of.
+//!
+//!     hot_paths PATH COUNT
+//!
+//! Memory is the simulated device's behind the plain driver seam, so that what is counted is the runtime and not the detector.
+
+#![allow(clippy::unwrap_used)]
+
+use std::hint::black_box;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use xlog_cuda::CudaDevice;
+use xlog_cuda::device_runtime::{
+    Access, AllocTag, AsyncCudaResource, BlockId, DeviceMemoryResource, GlobalDeviceBudget,
+    PoolConfig, PoolResource, StreamId, StreamPool,
+};
+use xlog_cuda::sim::SimDevice;
+
+const TAG: AllocTag = AllocTag("hot");
+const PATHS: [&str; 5] = [
+    "pool-pair-1KiB",
+    "pool-pair-64MiB",
+    "pool-pair-varied",
+    "budget-pool-pair-1KiB",
+    "own-stream-use",
+];
+
+type Resource = Box<dyn DeviceMemoryResource + Send + Sync>;
+
+fn pairs(resource: &Resource, stream: StreamId, count: usize, size: impl Fn(usize) -> usize) {
+    for n in 0..count {
+        let block = resource.allocate(black_box(size(n)), stream, TAG).unwrap();
+        resource.deallocate(black_box(block)).unwrap();
+    }
+}
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let [path, count] = arguments.as_slice() else {
+        eprintln!("hot_paths: expected PATH and COUNT; a path is one of {PATHS:?}");
+        return ExitCode::from(2);
+    };
+    let Ok(count) = count.parse::<usize>() else {
+        eprintln!("hot_paths: '{count}' is not a count; expected a number");
+        return ExitCode::from(2);
+    };
+    let device = CudaDevice::from_driver(SimDevice::open(Default::default()).unwrap());
+    let device = Arc::new(device);
+    let streams = Arc::new(StreamPool::with_defaults(device.clone()));
+    let lease = streams.lease().unwrap();
+    let pool = || {
+        let config = PoolConfig::default();
+        Box::new(PoolResource::new(device.clone(), 0, streams.clone(), config).unwrap()) as Resource
+    };
+    match path.as_str() {
+        "pool-pair-1KiB" => pairs(&pool(), lease.id(), count, |_| 1 << 10),
+        "pool-pair-64MiB" => pairs(&pool(), lease.id(), count, |_| 64 << 20),
+        // Never the same size twice in a row, so the magazine does not serve it.
+        "pool-pair-varied" => pairs(&pool(), lease.id(), count, |n| (2 << 20) + 256 * (n % 97)),
+        "budget-pool-pair-1KiB" => {
+            let budget: Resource = Box::new(GlobalDeviceBudget::new(pool(), 1 << 32));
+            pairs(&budget, lease.id(), count, |_| 1 << 10);
+        }
+        "own-stream-use" => {
+            let resource = AsyncCudaResource::new(device.clone(), 0, streams.clone());
+            let block = resource.allocate(256, lease.id(), TAG).unwrap();
+            let id = BlockId::from_block(&block);
+            for _ in 0..count {
+                resource.prepare_block_use(black_box(id), lease.id(), Access::Write).unwrap();
+                resource.finish_block_use(black_box(id), lease.id(), Access::Write).unwrap();
+            }
+            resource.deallocate(block).unwrap();
+        }
+        other => {
+            eprintln!("hot_paths: unknown path '{other}'; accepted are {PATHS:?}");
+            return ExitCode::from(2);
+        }
+    }
+    ExitCode::SUCCESS
+}

@@ -1,0 +1,42 @@
+//! The clock of records: nanoseconds as one number, so that a difference is a subtraction.
+//!
+//! The standard library's `Instant` reads the same clock; taking two of them apart costs a third of reading one.
+
+#[cfg(target_os = "linux")]
+mod system {
+    use rustix::time::{ClockId, Timespec, clock_gettime};
+
+    #[inline]
+    fn nanos(time: Timespec) -> u64 {
+        (time.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(time.tv_nsec as u64)
+    }
+
+    #[inline]
+    pub(crate) fn now() -> u64 {
+        nanos(clock_gettime(ClockId::Monotonic))
+    }
+
+    #[inline]
+    pub(crate) fn coarse() -> u64 {
+        nanos(clock_gettime(ClockId::MonotonicCoarse))
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+mod system {
+    use std::sync::OnceLock;
+    use std::time::Instant;
+
+    pub(crate) fn now() -> u64 {
+        static START: OnceLock<Instant> = OnceLock::new();
+        u64::try_from(START.get_or_init(Instant::now).elapsed().as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    pub(crate) use now as coarse;
+}
+
+/// Nanoseconds of a clock that never steps back, also between threads.
+pub(crate) use system::now;
+
+/// The same clock as of its last tick, a few milliseconds ago at most. Much cheaper to read.
+pub(crate) use system::coarse;

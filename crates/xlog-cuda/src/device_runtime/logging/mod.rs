@@ -1,0 +1,25 @@
+//! One record per operation of a memory resource, to a sink of the user's choice.
+//!
+//! [`LoggingResource`] wraps any resource; a [`LoggingSink`] takes the records: in memory, nowhere, or to a file
+//! ([`BinarySink`], [`CsvSink`]). Records are numbered so that sorting them by
+//! [`order_counter`](LogRecord::order_counter) gives a legal history whatever the threads did: a free takes its number before the
+//! inner call, an allocation after it. A sink that fails is counted and never fails the operation.
+//!
+//! What it does not do: it keeps no account of blocks (see [`statistics`](super::statistics)), and it knows nothing of file
+//! formats (see the crate `xlog-trace`).
+
+pub(crate) mod clock;
+mod file;
+mod query;
+mod record;
+mod resource;
+mod sink;
+
+pub use file::{BinarySink, CsvSink};
+pub use query::{QueryScope, note_path};
+pub use record::{LogAction, LogRecord, LogResult};
+pub use resource::LoggingResource;
+pub use sink::{InMemorySink, LoggingSink, NullSink, SinkError};
+
+#[doc(inline)]
+pub use xlog_trace::{Overflow, RecorderConfig, RecorderStats, ServedBy};

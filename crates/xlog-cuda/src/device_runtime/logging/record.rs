@@ -1,0 +1,131 @@
+//! What is written of one operation. Plain values: building a record of a success allocates and formats nothing.
+
+use std::fmt;
+
+use xlog_trace::ServedBy;
+
+use crate::device_runtime::resource::{Access, AllocTag, Generation, ResourceError, StreamId};
+
+/// What was done.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
+pub enum LogAction {
+    /// A block was asked for.
+    Allocate,
+    /// A block was given back.
+    Deallocate,
+    /// Pending frees were waited for and counted.
+    ReapPending,
+    /// A use of a block was opened on a stream. Only where uses are logged.
+    UsePrepare,
+    /// A use of a block was closed, or recorded after the fact, then without an access. Only where uses are logged.
+    UseFinish,
+}
+
+impl fmt::Display for LogAction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Allocate => "allocate",
+            Self::Deallocate => "deallocate",
+            Self::ReapPending => "reap_pending",
+            Self::UsePrepare => "use_prepare",
+            Self::UseFinish => "use_finish",
+        })
+    }
+}
+
+/// How it ended.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum LogResult {
+    /// It succeeded.
+    Ok,
+    /// It was refused or failed.
+    Err {
+        /// The error's kind, one word: [`ResourceError::kind`].
+        kind: &'static str,
+        /// The error's text.
+        message: String,
+    },
+}
+
+impl LogResult {
+    /// True for [`LogResult::Ok`].
+    #[must_use]
+    pub fn is_ok(&self) -> bool {
+        matches!(self, Self::Ok)
+    }
+
+    #[cold]
+    pub(super) fn failed(error: &ResourceError) -> Self {
+        Self::Err { kind: error.kind(), message: error.to_string() }
+    }
+}
+
+/// One operation of a resource.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct LogRecord {
+    /// What was done.
+    pub action: LogAction,
+    /// The device.
+    pub device_ordinal: u32,
+    /// The stream it was ordered on; none for what has no stream.
+    pub stream_id: Option<StreamId>,
+    /// The block's address; none when there is no block.
+    pub ptr: Option<u64>,
+    /// Allocation: the bytes asked for. Free: the bytes of the block, as its owner passed it.
+    pub bytes: Option<usize>,
+    /// The block's label.
+    pub tag: Option<AllocTag>,
+    /// Tells the block from others at its address.
+    pub generation: Option<Generation>,
+    /// The thread, by a number that no other thread of the process has had.
+    pub thread_id: u64,
+    /// Place in the history of the process: strictly increasing, with gaps.
+    pub order_counter: u64,
+    /// When the call began, in nanoseconds since 1970. It never steps back within one resource.
+    pub timestamp_nanos: u128,
+    /// How it ended.
+    pub result: LogResult,
+    /// The query the thread worked for; see [`QueryScope`](super::QueryScope).
+    pub query_id: Option<u64>,
+    /// Allocation: the bytes granted, which the block is charged.
+    pub granted: Option<usize>,
+    /// What the block is aligned to; of a failed request, what was asked for, if anything was.
+    pub align: Option<usize>,
+    /// How long the call took, in nanoseconds. Blocks of a batch each say the whole call's.
+    pub latency_nanos: u64,
+    /// Which path of the resource served the request, where it said so; see [`note_path`](super::note_path).
+    pub served_by: ServedBy,
+    /// What a use does to the bytes.
+    pub access: Option<Access>,
+    /// The process.
+    pub process_id: u32,
+}
+
+impl LogRecord {
+    /// A record of an action on a device, with everything else absent: for tests of sinks.
+    #[must_use]
+    pub fn new(action: LogAction, device_ordinal: u32) -> Self {
+        Self {
+            action,
+            device_ordinal,
+            stream_id: None,
+            ptr: None,
+            bytes: None,
+            tag: None,
+            generation: None,
+            thread_id: 0,
+            order_counter: 0,
+            timestamp_nanos: 0,
+            result: LogResult::Ok,
+            query_id: None,
+            granted: None,
+            align: None,
+            latency_nanos: 0,
+            served_by: ServedBy::Unknown,
+            access: None,
+            process_id: 0,
+        }
+    }
+}

@@ -1,0 +1,528 @@
+//! The resource that logs the one below it.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use xlog_driver::sync::thread_name;
+use xlog_trace::ServedBy;
+
+use super::clock;
+use super::query::take_path;
+use super::{LogAction, LogRecord, LogResult, LoggingSink, QueryScope};
+use crate::device_runtime::budget::BudgetReservation;
+use crate::device_runtime::resource::{
+    Access, AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, FreeSpace,
+    Generation, PhysicalMeter, ResourceError, ResourceResult, ResourceStatistics, StreamId,
+};
+
+/// On a cache line of its own: every thread that logs writes it.
+#[repr(align(128))]
+struct Order(AtomicU64);
+
+/// One for the process, so that the logs of several resources in one sink merge.
+static ORDER: Order = Order(AtomicU64::new(1));
+
+/// The next place in the history. Relaxed is enough: a block moves between threads only by what orders them, and one atomic's
+/// changes agree with that order.
+#[inline]
+fn next_order() -> u64 {
+    ORDER.0.fetch_add(1, Ordering::Relaxed)
+}
+
+/// Logs every operation of the resource below.
+///
+/// Allocations, frees and [`reap_pending`](DeviceMemoryResource::reap_pending) give one record each, failures included; a batch
+/// gives one for each block. Uses of blocks are logged on request ([`with_use_logging`](Self::with_use_logging)). Everything is
+/// forwarded; nothing a sink does changes the outcome of an operation.
+///
+/// ```
+/// use std::sync::Arc;
+/// use xlog_cuda::CudaDevice;
+/// use xlog_cuda::device_runtime::{
+///     AllocTag, DeviceMemoryResource, DirectCudaResource, InMemorySink, LogAction, LoggingResource, StreamId,
+/// };
+///
+/// let sink = Arc::new(InMemorySink::new());
+/// let direct = DirectCudaResource::new(Arc::new(CudaDevice::open("sim")?), 0);
+/// let resource = LoggingResource::new(Box::new(direct), sink.clone());
+/// let block = resource.allocate(100, StreamId::DEFAULT, AllocTag("rows"))?;
+/// resource.deallocate(block)?;
+///
+/// let log = sink.snapshot();
+/// assert_eq!((log[0].action, log[0].bytes), (LogAction::Allocate, Some(100)));
+/// assert_eq!((log[1].action, log[1].ptr), (LogAction::Deallocate, log[0].ptr));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct LoggingResource<R = Box<dyn DeviceMemoryResource + Send + Sync>> {
+    inner: R,
+    sink: Arc<dyn LoggingSink>,
+    logs_uses: bool,
+    device_ordinal: u32,
+    process_id: u32,
+    /// The clock of the records: wall time at creation, advanced by a clock that never steps.
+    started: u64,
+    started_unix_nanos: u64,
+    refused: AtomicU64,
+}
+
+impl LoggingResource {
+    /// Logs what `inner` does to `sink`.
+    #[must_use]
+    pub fn new(
+        inner: Box<dyn DeviceMemoryResource + Send + Sync>,
+        sink: Arc<dyn LoggingSink>,
+    ) -> Self {
+        Self::over(inner, sink)
+    }
+}
+
+impl<R: DeviceMemoryResource> LoggingResource<R> {
+    /// [`LoggingResource::new`] over a resource of known type, called without indirection.
+    #[must_use]
+    pub fn over(inner: R, sink: Arc<dyn LoggingSink>) -> Self {
+        let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Self {
+            device_ordinal: inner.device_ordinal(),
+            inner,
+            sink,
+            logs_uses: false,
+            process_id: std::process::id(),
+            started: clock::now(),
+            started_unix_nanos: u64::try_from(unix.as_nanos()).unwrap_or(u64::MAX),
+            refused: AtomicU64::new(0),
+        }
+    }
+
+    /// Whether uses of blocks (prepare, finish, record) are logged too. They are not by default.
+    #[must_use]
+    pub fn with_use_logging(mut self, enabled: bool) -> Self {
+        self.logs_uses = enabled;
+        self
+    }
+
+    /// Operations whose record is not in the log: the sink refused it, or says that it lost it.
+    ///
+    /// Exact once the operations and, for sinks with a writer of their own, a flush are done. What a sink lost of other
+    /// resources that share it is in here too.
+    #[must_use]
+    pub fn dropped_records(&self) -> u64 {
+        self.refused.load(Ordering::Relaxed).saturating_add(self.sink.dropped_records())
+    }
+
+    /// The sink.
+    #[must_use]
+    pub fn sink(&self) -> &Arc<dyn LoggingSink> {
+        &self.sink
+    }
+
+    /// The resource below.
+    #[must_use]
+    pub fn inner(&self) -> &R {
+        &self.inner
+    }
+
+    /// A record of a success, made in one piece: a record is large, and copying it would cost more than filling it in.
+    #[inline(always)]
+    fn record(&self, action: LogAction, order: u64, call: Call, about: About) -> LogRecord {
+        LogRecord {
+            action,
+            device_ordinal: self.device_ordinal,
+            stream_id: about.stream,
+            ptr: about.block.map(|block| block.0),
+            bytes: about.bytes,
+            tag: about.tag,
+            generation: about.block.map(|block| block.1),
+            thread_id: u64::from(thread_name()),
+            order_counter: order,
+            timestamp_nanos: u128::from(self.started_unix_nanos.wrapping_add(call.began)),
+            result: LogResult::Ok,
+            query_id: QueryScope::current(),
+            granted: about.granted,
+            align: about.align,
+            latency_nanos: call.took,
+            served_by: about.served_by,
+            access: about.access,
+            process_id: self.process_id,
+        }
+    }
+
+    #[inline(always)]
+    fn emit(&self, record: LogRecord) {
+        if self.sink.emit(record).is_err() {
+            self.count_refused();
+        }
+    }
+
+    #[cold]
+    fn count_refused(&self) {
+        self.refused.fetch_add(1, Ordering::Relaxed);
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn emit_failure(
+        &self,
+        action: LogAction,
+        order: u64,
+        call: Call,
+        about: About,
+        error: &ResourceError,
+    ) {
+        let mut record = self.record(action, order, call, about);
+        record.result = LogResult::failed(error);
+        self.emit(record);
+    }
+
+    /// A call that began at `start` and has just ended.
+    #[inline(always)]
+    fn ended(&self, start: u64) -> Call {
+        Call { began: start.wrapping_sub(self.started), took: clock::now().saturating_sub(start) }
+    }
+
+    #[inline(always)]
+    fn log_allocation(
+        &self,
+        call: Call,
+        request: Request,
+        result: Result<&DeviceBlock, &ResourceError>,
+    ) {
+        let order = next_order();
+        let about = About {
+            stream: Some(request.stream),
+            bytes: Some(request.bytes),
+            tag: Some(request.tag),
+            served_by: take_path(),
+            ..About::NOTHING
+        };
+        match result {
+            Ok(block) => self.emit(self.record(
+                LogAction::Allocate,
+                order,
+                call,
+                About {
+                    block: Some((block.ptr, block.generation)),
+                    granted: Some(block.bytes),
+                    align: Some(block.align),
+                    ..about
+                },
+            )),
+            Err(error) => {
+                let about = About { align: request.align, ..about };
+                self.emit_failure(LogAction::Allocate, order, call, about, error);
+            }
+        }
+    }
+
+    /// One record of `action`; `result` is how it ended for what it is about.
+    #[inline(always)]
+    fn log<T>(
+        &self,
+        action: LogAction,
+        order: u64,
+        call: Call,
+        about: About,
+        result: &ResourceResult<T>,
+    ) {
+        match result {
+            Ok(_) => self.emit(self.record(action, order, call, about)),
+            Err(error) => self.emit_failure(action, order, call, about, error),
+        }
+    }
+
+    #[inline]
+    fn log_use(
+        &self,
+        action: LogAction,
+        (block, stream, access): (BlockId, StreamId, Option<Access>),
+        call: impl FnOnce() -> ResourceResult<()>,
+    ) -> ResourceResult<()> {
+        if !self.logs_uses {
+            return call();
+        }
+        let (order, start) = (next_order(), clock::now());
+        let result = call();
+        let about = About {
+            stream: Some(stream),
+            block: Some((block.ptr, block.generation)),
+            access,
+            ..About::NOTHING
+        };
+        self.log(action, order, self.ended(start), about, &result);
+        result
+    }
+
+    /// Of a batch whose free failed in part, only the first error is known: whether a block was kept is asked of the resource.
+    fn was_refused(&self, block: BlockId, error: &ResourceError) -> bool {
+        let named = matches!(error, ResourceError::UseAfterFree { generation } if *generation == block.generation);
+        named || self.inner.block_state(block) == BlockState::Live
+    }
+}
+
+/// When a call began, after the resource's own start, and how long it took.
+#[derive(Clone, Copy)]
+struct Call {
+    began: u64,
+    took: u64,
+}
+
+/// What a record is about.
+#[derive(Clone, Copy)]
+struct About {
+    stream: Option<StreamId>,
+    block: Option<(u64, Generation)>,
+    bytes: Option<usize>,
+    tag: Option<AllocTag>,
+    granted: Option<usize>,
+    align: Option<usize>,
+    served_by: ServedBy,
+    access: Option<Access>,
+}
+
+impl About {
+    const NOTHING: Self = Self {
+        stream: None,
+        block: None,
+        bytes: None,
+        tag: None,
+        granted: None,
+        align: None,
+        served_by: ServedBy::Unknown,
+        access: None,
+    };
+
+    /// A block as its owner passed it.
+    #[inline(always)]
+    fn claim(block: &DeviceBlock) -> Self {
+        Self {
+            stream: Some(block.alloc_stream),
+            block: Some((block.ptr, block.generation)),
+            bytes: Some(block.bytes),
+            tag: Some(block.tag),
+            align: Some(block.align),
+            ..Self::NOTHING
+        }
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Request {
+    bytes: usize,
+    align: Option<usize>,
+    stream: StreamId,
+    tag: AllocTag,
+}
+
+impl<R: DeviceMemoryResource> DeviceMemoryResource for LoggingResource<R> {
+    fn allocate(
+        &self,
+        bytes: usize,
+        stream: StreamId,
+        tag: AllocTag,
+    ) -> ResourceResult<DeviceBlock> {
+        let start = clock::now();
+        let result = self.inner.allocate(bytes, stream, tag);
+        let call = self.ended(start);
+        self.log_allocation(call, Request { bytes, align: None, stream, tag }, result.as_ref());
+        result
+    }
+
+    fn deallocate(&self, block: DeviceBlock) -> ResourceResult<()> {
+        let about = About::claim(&block);
+        let (order, start) = (next_order(), clock::now());
+        let result = self.inner.deallocate(block);
+        self.log(LogAction::Deallocate, order, self.ended(start), about, &result);
+        result
+    }
+
+    fn device_ordinal(&self) -> u32 {
+        self.inner.device_ordinal()
+    }
+
+    fn bytes_outstanding(&self) -> usize {
+        self.inner.bytes_outstanding()
+    }
+
+    fn reap_pending(&self) -> ResourceResult<()> {
+        let start = clock::now();
+        let result = self.inner.reap_pending();
+        let call = self.ended(start);
+        self.log(LogAction::ReapPending, next_order(), call, About::NOTHING, &result);
+        result
+    }
+
+    fn reap_completed(&self) -> ResourceResult<()> {
+        self.inner.reap_completed()
+    }
+
+    fn record_block_use(&self, block: &DeviceBlock, use_stream: StreamId) -> ResourceResult<()> {
+        let id = BlockId::from_block(block);
+        self.log_use(LogAction::UseFinish, (id, use_stream, None), || {
+            self.inner.record_block_use(block, use_stream)
+        })
+    }
+
+    fn supports_block_use_tracking(&self) -> bool {
+        self.inner.supports_block_use_tracking()
+    }
+
+    fn prepare_block_use(
+        &self,
+        block: BlockId,
+        use_stream: StreamId,
+        access: Access,
+    ) -> ResourceResult<()> {
+        self.log_use(LogAction::UsePrepare, (block, use_stream, Some(access)), || {
+            self.inner.prepare_block_use(block, use_stream, access)
+        })
+    }
+
+    fn finish_block_use(
+        &self,
+        block: BlockId,
+        use_stream: StreamId,
+        access: Access,
+    ) -> ResourceResult<()> {
+        self.log_use(LogAction::UseFinish, (block, use_stream, Some(access)), || {
+            self.inner.finish_block_use(block, use_stream, access)
+        })
+    }
+
+    fn block_state(&self, block: BlockId) -> BlockState {
+        self.inner.block_state(block)
+    }
+
+    fn finish_block_uses(
+        &self,
+        uses: &[(BlockId, Access)],
+        use_stream: StreamId,
+    ) -> ResourceResult<()> {
+        if !self.logs_uses {
+            return self.inner.finish_block_uses(uses, use_stream);
+        }
+        // One by one, so that each record says how its own use ended.
+        let mut outcome = Ok(());
+        for &(block, access) in uses {
+            let this = self.finish_block_use(block, use_stream, access);
+            outcome = outcome.and(this);
+        }
+        outcome
+    }
+
+    fn allocate_aligned(
+        &self,
+        bytes: usize,
+        align: usize,
+        stream: StreamId,
+        tag: AllocTag,
+    ) -> ResourceResult<DeviceBlock> {
+        let start = clock::now();
+        let result = self.inner.allocate_aligned(bytes, align, stream, tag);
+        let call = self.ended(start);
+        let request = Request { bytes, align: Some(align), stream, tag };
+        self.log_allocation(call, request, result.as_ref());
+        result
+    }
+
+    fn allocate_batch(
+        &self,
+        sizes: &[usize],
+        stream: StreamId,
+        tag: AllocTag,
+    ) -> ResourceResult<Vec<DeviceBlock>> {
+        let start = clock::now();
+        let result = self.inner.allocate_batch(sizes, stream, tag);
+        let call = self.ended(start);
+        let request = |bytes| Request { bytes, align: None, stream, tag };
+        match &result {
+            Ok(blocks) => {
+                let served_by = take_path();
+                for (at, block) in blocks.iter().enumerate() {
+                    super::note_path(served_by);
+                    let bytes = sizes.get(at).copied().unwrap_or(block.bytes);
+                    self.log_allocation(call, request(bytes), Ok(block));
+                }
+            }
+            Err(error) => {
+                // None of the blocks is there: one failure, of all the bytes.
+                let bytes = sizes.iter().fold(0_usize, |sum, bytes| sum.saturating_add(*bytes));
+                self.log_allocation(call, request(bytes), Err(error));
+            }
+        }
+        result
+    }
+
+    fn deallocate_batch(&self, blocks: Vec<DeviceBlock>) -> ResourceResult<()> {
+        let claims: Vec<_> = blocks
+            .iter()
+            .map(|block| (next_order(), BlockId::from_block(block), About::claim(block)))
+            .collect();
+        let start = clock::now();
+        let result = self.inner.deallocate_batch(blocks);
+        let call = self.ended(start);
+        for (order, id, about) in claims {
+            match &result {
+                Err(error) if self.was_refused(id, error) => {
+                    self.emit_failure(LogAction::Deallocate, order, call, about, error);
+                }
+                _ => self.emit(self.record(LogAction::Deallocate, order, call, about)),
+            }
+        }
+        result
+    }
+
+    fn charge_for(&self, bytes: usize) -> usize {
+        self.inner.charge_for(bytes)
+    }
+
+    fn statistics(&self) -> ResourceStatistics {
+        self.inner.statistics()
+    }
+
+    fn trim(&self) -> ResourceResult<usize> {
+        self.inner.trim()
+    }
+
+    fn meter_physical(&self, meter: Arc<dyn PhysicalMeter>) -> ResourceResult<()> {
+        self.inner.meter_physical(meter)
+    }
+
+    fn free_space(&self) -> Option<FreeSpace> {
+        self.inner.free_space()
+    }
+
+    fn places_blocks(&self) -> bool {
+        self.inner.places_blocks()
+    }
+
+    fn reserve_budget(&self, bytes: usize) -> ResourceResult<Option<BudgetReservation>> {
+        self.inner.reserve_budget(bytes)
+    }
+
+    fn allocate_reserved(
+        &self,
+        reservation: &mut BudgetReservation,
+        bytes: usize,
+        align: usize,
+        stream: StreamId,
+        tag: AllocTag,
+    ) -> ResourceResult<DeviceBlock> {
+        let start = clock::now();
+        let result = self.inner.allocate_reserved(reservation, bytes, align, stream, tag);
+        let call = self.ended(start);
+        let request = Request { bytes, align: Some(align), stream, tag };
+        self.log_allocation(call, request, result.as_ref());
+        result
+    }
+}
+
+impl<R: DeviceMemoryResource> fmt::Debug for LoggingResource<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LoggingResource")
+            .field("device_ordinal", &self.device_ordinal)
+            .field("logs_uses", &self.logs_uses)
+            .field("dropped_records", &self.dropped_records())
+            .finish_non_exhaustive()
+    }
+}

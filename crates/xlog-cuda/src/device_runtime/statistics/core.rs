@@ -1,0 +1,426 @@
+//! The counts of one resource, shared by the resource and those who read.
+//!
+//! Locks, always in this order: names, scopes, shards. A number is only given to another stream or query under the lock of the
+//! names, and an operation that does not find its numbers in its shard's cache counts itself under that lock.
+
+use std::backtrace::Backtrace;
+use std::collections::HashMap;
+use std::fmt;
+use std::num::NonZeroU32;
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use xlog_driver::sync::{BiasedMutex, thread_name};
+
+use super::names::{Ids, Key, Names};
+use super::scope::{self, Peaks};
+use super::shard::{Board, Counts};
+use super::snapshot::{SizeHistogram, StatisticsSnapshot, Usage};
+use super::table::{Entry, Table};
+use crate::device_runtime::logging::{QueryScope, clock};
+use crate::device_runtime::resource::{
+    AllocTag, DeviceBlock, Generation, ResourceError, SLOT_BITS, StreamId,
+};
+
+const SHARDS: usize = 16;
+/// Generations of one thread come in rows of 4096; which shard a row is in is remembered here.
+const HINTS: usize = 1024;
+const HINT_SHIFT: u32 = SLOT_BITS + 12;
+
+/// Which allocations are remembered with where they were made.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+#[non_exhaustive]
+pub enum Backtraces {
+    /// None.
+    #[default]
+    Off,
+    /// One in so many, in each shard.
+    Sampled(NonZeroU32),
+    /// All. Walking the stack takes microseconds.
+    All,
+}
+
+/// Settings of a [`StatisticsResource`](super::StatisticsResource).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct StatisticsConfig {
+    /// Which allocations are remembered with their backtrace.
+    pub backtraces: Backtraces,
+    /// Whether the time of each allocation is remembered, for the ages of live blocks. It is by default.
+    pub ages: bool,
+}
+
+impl Default for StatisticsConfig {
+    fn default() -> Self {
+        Self { backtraces: Backtraces::Off, ages: true }
+    }
+}
+
+impl StatisticsConfig {
+    /// Ages, and no backtraces.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The same with these backtraces.
+    #[must_use]
+    pub fn with_backtraces(mut self, backtraces: Backtraces) -> Self {
+        self.backtraces = backtraces;
+        self
+    }
+
+    /// The same with or without ages. Without, an allocation saves a look at the clock, and every age is zero.
+    #[must_use]
+    pub fn with_ages(mut self, ages: bool) -> Self {
+        self.ages = ages;
+        self
+    }
+}
+
+/// On cache lines of its own.
+#[repr(align(128))]
+struct Shard {
+    counts: BiasedMutex<Counts>,
+    table: Table,
+}
+
+/// Reads the counts of a [`StatisticsResource`](super::StatisticsResource), also when that is boxed away or gone.
+#[derive(Clone)]
+pub struct Statistics(pub(super) Arc<Core>);
+
+pub(super) struct Core {
+    pub(super) number: u64,
+    device_ordinal: u32,
+    config: StatisticsConfig,
+    shards: [Shard; SHARDS],
+    board: Board,
+    hints: Box<[AtomicU8]>,
+    names: Mutex<Names>,
+    pub(super) peaks: Mutex<Peaks>,
+    traces: Mutex<HashMap<Generation, Arc<Backtrace>>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Core {
+    pub(super) fn new(device_ordinal: u32, config: StatisticsConfig) -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        Self {
+            number: NEXT.fetch_add(1, Ordering::Relaxed),
+            device_ordinal,
+            config,
+            shards: std::array::from_fn(|_| Shard {
+                counts: BiasedMutex::default(),
+                table: Table::new(),
+            }),
+            board: Board::new(),
+            hints: (0..HINTS).map(|_| AtomicU8::new(0)).collect(),
+            names: Mutex::new(Names::new()),
+            peaks: Mutex::default(),
+            traces: Mutex::default(),
+        }
+    }
+
+    /// Threads keep to a shard of their own as far as there are enough.
+    #[inline(always)]
+    fn mine(&self) -> (usize, &Shard) {
+        let at = thread_name() as usize % SHARDS;
+        (at, &self.shards[at])
+    }
+
+    /// Counts a block that was handed out.
+    #[inline]
+    pub(super) fn allocated(
+        &self,
+        requested: usize,
+        stream: StreamId,
+        tag: AllocTag,
+        block: &DeviceBlock,
+    ) {
+        let key = Key { tag, stream, query: QueryScope::current() };
+        let born = if self.config.ages { clock::coarse() } else { u64::MAX };
+        let (at, shard) = self.mine();
+        let known = shard.counts.with(|counts| {
+            let ids = counts.cached(&key)?;
+            Some(self.count(shard, counts, ids, requested, block, born))
+        });
+        let traced = match known {
+            Some(traced) => traced,
+            None => self.with_ids(key, |counts, ids| {
+                self.count(shard, counts, ids, requested, block, born)
+            }),
+        };
+        let hint = &self.hints[(block.generation.0 >> HINT_SHIFT) as usize % HINTS];
+        if hint.load(Ordering::Relaxed) != at as u8 {
+            hint.store(at as u8, Ordering::Relaxed);
+        }
+        if traced {
+            self.trace(block.generation);
+        }
+        scope::note_allocation(self.number, block.bytes);
+    }
+
+    /// Counts a block inside its shard. True when it is one to be remembered with its backtrace.
+    #[inline(always)]
+    fn count(
+        &self,
+        shard: &Shard,
+        counts: &mut Counts,
+        ids: Ids,
+        requested: usize,
+        block: &DeviceBlock,
+        born: u64,
+    ) -> bool {
+        let bytes = block.bytes as u64;
+        counts.allocate(ids, requested, bytes, &self.board);
+        let traced = match self.config.backtraces {
+            Backtraces::Off => false,
+            Backtraces::All => true,
+            Backtraces::Sampled(every) => {
+                let due = counts.until_trace == 0;
+                counts.until_trace = if due { every.get() - 1 } else { counts.until_trace - 1 };
+                due
+            }
+        };
+        let ids = if traced { ids.traced() } else { ids };
+        let entry = Entry { ptr: block.ptr, bytes, ids, born };
+        let mut first = counts.first_segment;
+        shard.table.put(block.generation, &entry, &mut first);
+        counts.first_segment = first;
+        traced
+    }
+
+    /// The slow way: finds the numbers of `key`, and counts before they can be given to another.
+    #[cold]
+    #[inline(never)]
+    fn with_ids<T>(&self, key: Key, count: impl FnOnce(&mut Counts, Ids) -> T) -> T {
+        let mut names = lock(&self.names);
+        let ids = names.ids(&key, |names| self.make_room(names));
+        self.mine().1.counts.with(|counts| {
+            counts.remember(key, ids, &self.board);
+            count(counts, ids)
+        })
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn trace(&self, generation: Generation) {
+        let trace = Arc::new(Backtrace::force_capture());
+        lock(&self.traces).insert(generation, trace);
+    }
+
+    /// Counts an allocation that failed.
+    #[cold]
+    pub(super) fn failed(&self, stream: StreamId, tag: AllocTag, error: &ResourceError) {
+        let key = Key { tag, stream, query: QueryScope::current() };
+        self.with_ids(key, |counts, ids| counts.fail(ids, error.kind(), &self.board));
+    }
+
+    /// Counts a block whose free has succeeded.
+    #[inline]
+    pub(super) fn freed(&self, generation: Generation) {
+        match self.take(generation) {
+            Some(entry) => {
+                self.mine()
+                    .1
+                    .counts
+                    .with(|counts| counts.free(entry.ids, entry.bytes, &self.board));
+                if entry.ids.is_traced() {
+                    lock(&self.traces).remove(&generation);
+                }
+                scope::note_free(self.number, entry.bytes as usize);
+            }
+            None => self.mine().1.counts.with(|counts| counts.unknown_frees += 1),
+        }
+    }
+
+    /// Whether a block is known here.
+    pub(super) fn knows(&self, generation: Generation) -> bool {
+        self.shards.iter().any(|shard| shard.table.has(generation))
+    }
+
+    #[inline]
+    fn take(&self, generation: Generation) -> Option<Entry> {
+        let hint = &self.hints[(generation.0 >> HINT_SHIFT) as usize % HINTS];
+        let likely = usize::from(hint.load(Ordering::Relaxed)) % SHARDS;
+        self.shards[likely].table.take(generation).or_else(|| self.take_anywhere(generation))
+    }
+
+    #[cold]
+    fn take_anywhere(&self, generation: Generation) -> Option<Entry> {
+        self.shards.iter().find_map(|shard| shard.table.take(generation))
+    }
+
+    /// Sees all shards at one instant, with everything settled.
+    fn visit<T>(&self, body: impl FnOnce(&mut [&mut Counts]) -> T) -> T {
+        let all: [&BiasedMutex<Counts>; SHARDS] = std::array::from_fn(|at| &self.shards[at].counts);
+        BiasedMutex::with_all(&all, |shards| {
+            shards.iter_mut().for_each(|counts| counts.settle(&self.board));
+            body(shards)
+        })
+    }
+
+    /// Gives the numbers of streams and queries with nothing live to others; their totals go to number 0.
+    fn make_room(&self, names: &mut Names) {
+        self.visit(|shards| {
+            let idle = |shards: &[&mut Counts], id: usize, queries: bool| {
+                let meters = shards.iter().map(|c| if queries { &c.queries } else { &c.streams });
+                meters.filter_map(|list| list.get(id)).map(|meter| meter.live().1).sum::<i64>() == 0
+            };
+            let streams = names.streams.recycle(|id| idle(shards, id, false));
+            let queries = names.queries.recycle(|id| idle(shards, id, true));
+            for counts in shards.iter_mut() {
+                counts.forget_entries();
+                for (meters, ids) in
+                    [(&mut counts.streams, &streams), (&mut counts.queries, &queries)]
+                {
+                    for &id in ids {
+                        if let Some((other, rest)) = meters.split_first_mut()
+                            && let Some(ended) = id.checked_sub(1).and_then(|at| rest.get_mut(at))
+                        {
+                            other.absorb(ended);
+                        }
+                    }
+                }
+            }
+            streams.iter().filter_map(|&id| self.board.streams.get(id)).for_each(|all| all.reset());
+            queries.iter().filter_map(|&id| self.board.queries.get(id)).for_each(|all| all.reset());
+        });
+    }
+
+    /// The account of everything at one instant, with the peaks since the last time folded into `peaks`.
+    pub(super) fn fold(&self, peaks: &mut Peaks) -> Usage {
+        self.visit(|shards| self.fold_shards(peaks, shards))
+    }
+
+    fn fold_shards(&self, peaks: &mut Peaks, shards: &mut [&mut Counts]) -> Usage {
+        let mut now = Usage::default();
+        let (mut bytes, mut blocks) = (0, 0);
+        for counts in shards.iter_mut() {
+            counts.total.publish(&self.board.total);
+            counts.total.add_to(&mut now);
+        }
+        for counts in shards.iter_mut() {
+            let seen = counts.total.take_peak(now.current_bytes as i64, now.current_blocks as i64);
+            (bytes, blocks) = (seen.0.max(bytes), seen.1.max(blocks));
+        }
+        peaks.fold((bytes.max(0) as usize, blocks.max(0) as usize), &now);
+        (now.peak_bytes, now.peak_blocks) = peaks.overall();
+        now
+    }
+
+    fn snapshot(&self) -> StatisticsSnapshot {
+        let names = lock(&self.names);
+        let mut peaks = lock(&self.peaks);
+        self.visit(|shards| {
+            let total = self.fold_shards(&mut peaks, shards);
+            let sum = |part: fn(&Counts) -> &Vec<super::meter::Meter>, id: usize| {
+                let mut usage = Usage::default();
+                for counts in shards.iter() {
+                    if let Some(meter) = part(counts).get(id) {
+                        meter.add_to(&mut usage);
+                    }
+                }
+                usage.peak_bytes = usage.peak_bytes.max(usage.current_bytes);
+                usage.peak_blocks = usage.peak_blocks.max(usage.current_blocks);
+                usage
+            };
+            let (tags, streams, queries) = (&names.tags, &names.streams, &names.queries);
+            let mut by_tag: Vec<_> = (1..tags.len())
+                .filter_map(|id| Some((tags.key(id)?, sum(|counts| &counts.tags, id))))
+                .collect();
+            by_tag.sort_by_key(|(_, usage)| {
+                std::cmp::Reverse((usage.current_bytes, usage.peak_bytes))
+            });
+            let mut by_stream: Vec<_> = (1..streams.len())
+                .filter_map(|id| Some((streams.key(id)?, sum(|counts| &counts.streams, id))))
+                .collect();
+            by_stream.sort_by_key(|(stream, _)| *stream);
+            let mut by_query: Vec<_> = (1..queries.len())
+                .filter_map(|id| Some((queries.key(id)?, sum(|counts| &counts.queries, id))))
+                .collect();
+            by_query.sort_by_key(|(query, _)| *query);
+            let mut sizes = SizeHistogram([0; super::snapshot::CLASSES]);
+            let mut failures: Vec<(&'static str, u64)> = Vec::new();
+            let (mut requested_bytes, mut unknown_frees) = (0_u64, 0);
+            for counts in shards.iter() {
+                sizes.0.iter_mut().zip(counts.sizes).for_each(|(sum, count)| *sum += count);
+                requested_bytes = requested_bytes.wrapping_add(counts.requested_bytes);
+                unknown_frees += counts.unknown_frees;
+                for &(kind, count) in &counts.failures {
+                    match failures.iter_mut().find(|(known, _)| *known == kind) {
+                        Some((_, sum)) => *sum += count,
+                        None => failures.push((kind, count)),
+                    }
+                }
+            }
+            failures.sort_unstable();
+            StatisticsSnapshot {
+                device_ordinal: self.device_ordinal,
+                total,
+                by_tag,
+                by_stream,
+                by_query,
+                other_tags: sum(|counts| &counts.tags, 0),
+                other_streams: sum(|counts| &counts.streams, 0),
+                other_queries: sum(|counts| &counts.queries, 0),
+                requested_bytes,
+                sizes,
+                failures,
+                unknown_frees,
+            }
+        })
+    }
+
+    /// Sees every live block with what it was allocated for, and its backtrace.
+    pub(super) fn for_each_live(
+        &self,
+        mut see: impl FnMut(Generation, Entry, Key, Option<Arc<Backtrace>>),
+    ) {
+        let names = lock(&self.names);
+        let traces = lock(&self.traces);
+        self.visit(|_| {
+            for shard in &self.shards {
+                shard.table.for_each(|generation, entry| {
+                    let ids = entry.ids;
+                    let key = Key {
+                        tag: names.tags.key(ids.tag()).unwrap_or(AllocTag("(other tags)")),
+                        stream: names.streams.key(ids.stream()).unwrap_or(StreamId(u32::MAX)),
+                        query: names.queries.key(ids.query()).flatten(),
+                    };
+                    see(generation, entry, key, traces.get(&generation).cloned());
+                });
+            }
+        });
+    }
+}
+
+impl Statistics {
+    pub(super) fn new(device_ordinal: u32, config: StatisticsConfig) -> Self {
+        Self(Arc::new(Core::new(device_ordinal, config)))
+    }
+
+    /// All counts, as they were at one instant. Takes a few microseconds, and holds no thread up for longer.
+    #[must_use]
+    pub fn snapshot(&self) -> StatisticsSnapshot {
+        self.0.snapshot()
+    }
+
+    /// The device.
+    #[must_use]
+    pub fn device_ordinal(&self) -> u32 {
+        self.0.device_ordinal
+    }
+}
+
+impl fmt::Debug for Statistics {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Statistics")
+            .field("device_ordinal", &self.0.device_ordinal)
+            .field("config", &self.0.config)
+            .finish_non_exhaustive()
+    }
+}

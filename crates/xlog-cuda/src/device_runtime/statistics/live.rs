@@ -1,0 +1,196 @@
+//! Blocks that are live: who holds them, since when, and where they were allocated.
+
+use std::backtrace::Backtrace;
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::core::Statistics;
+use super::snapshot::Bytes;
+use crate::device_runtime::logging::clock;
+use crate::device_runtime::resource::{AllocTag, Generation, StreamId};
+
+/// Lines of a report: tags, then blocks.
+const TAGS_SHOWN: usize = 10;
+const BLOCKS_SHOWN: usize = 5;
+/// Lines of a backtrace that a report shows.
+const FRAMES_SHOWN: usize = 12;
+
+/// A block between its allocation and its free.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct LiveBlock {
+    /// Its address.
+    pub ptr: u64,
+    /// Its size.
+    pub bytes: usize,
+    /// Tells it from others at its address.
+    pub generation: Generation,
+    /// Its label.
+    pub tag: AllocTag,
+    /// The stream it was allocated on; none where there were too many to tell.
+    pub stream: Option<StreamId>,
+    /// The query it was allocated for.
+    pub query_id: Option<u64>,
+    /// How long ago it was allocated, within a few milliseconds.
+    pub age: Duration,
+    /// Where it was allocated, if that was remembered.
+    pub backtrace: Option<Arc<Backtrace>>,
+}
+
+/// What one tag holds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct TagShare {
+    /// The tag.
+    pub tag: AllocTag,
+    /// Its live blocks.
+    pub blocks: usize,
+    /// Their bytes.
+    pub bytes: usize,
+    /// The age of the oldest.
+    pub oldest: Duration,
+    /// The age of the youngest.
+    pub youngest: Duration,
+}
+
+/// The live blocks of a resource, by tag and age. Shows on one screen.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct LiveReport {
+    /// The device.
+    pub device_ordinal: u32,
+    /// How many blocks are live.
+    pub blocks: usize,
+    /// Their bytes.
+    pub bytes: usize,
+    /// By tag, those that hold most first.
+    pub tags: Vec<TagShare>,
+    /// The oldest blocks, those with a backtrace first: a few of them.
+    pub oldest: Vec<LiveBlock>,
+}
+
+impl Statistics {
+    /// All live blocks, the oldest first. A free that is under way may still be in it.
+    #[must_use]
+    pub fn live_blocks(&self) -> Vec<LiveBlock> {
+        let mut blocks = Vec::new();
+        let now = clock::coarse();
+        self.0.for_each_live(|generation, entry, key, backtrace| {
+            blocks.push(LiveBlock {
+                ptr: entry.ptr,
+                bytes: entry.bytes as usize,
+                generation,
+                tag: key.tag,
+                stream: (key.stream.0 != u32::MAX).then_some(key.stream),
+                query_id: key.query,
+                age: Duration::from_nanos(now.saturating_sub(entry.born)),
+                backtrace,
+            });
+        });
+        blocks.sort_by_key(|block| (std::cmp::Reverse(block.age), block.generation));
+        blocks
+    }
+
+    /// The live blocks by tag and age: at the end of a program, its leaks.
+    #[must_use]
+    pub fn live_report(&self) -> LiveReport {
+        let mut blocks = self.live_blocks();
+        let mut tags: HashMap<AllocTag, TagShare> = HashMap::new();
+        for block in &blocks {
+            let tag = block.tag;
+            let share = tags.entry(tag).or_insert(TagShare {
+                tag,
+                blocks: 0,
+                bytes: 0,
+                oldest: block.age,
+                youngest: block.age,
+            });
+            share.blocks += 1;
+            share.bytes = share.bytes.saturating_add(block.bytes);
+            share.oldest = share.oldest.max(block.age);
+            share.youngest = share.youngest.min(block.age);
+        }
+        let mut tags: Vec<_> = tags.into_values().collect();
+        tags.sort_by_key(|share| (std::cmp::Reverse(share.bytes), share.tag.0));
+        let (count, bytes) = (blocks.len(), tags.iter().map(|share| share.bytes).sum());
+        blocks.sort_by_key(|block| block.backtrace.is_none());
+        blocks.truncate(BLOCKS_SHOWN);
+        LiveReport {
+            device_ordinal: self.device_ordinal(),
+            blocks: count,
+            bytes,
+            tags,
+            oldest: blocks,
+        }
+    }
+}
+
+impl fmt::Display for LiveReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { device_ordinal, blocks, bytes, tags, oldest } = self;
+        if *blocks == 0 {
+            return write!(f, "device {device_ordinal}: no live blocks");
+        }
+        writeln!(f, "device {device_ordinal}: {blocks} live blocks, {}", Bytes(*bytes as u64))?;
+        for share in tags.iter().take(TAGS_SHOWN) {
+            let TagShare { tag, blocks, bytes, oldest, youngest } = share;
+            let bytes = Bytes(*bytes as u64);
+            let (old, young) = (Age(*oldest), Age(*youngest));
+            writeln!(f, "  {:<32} {bytes:>10} in {blocks} blocks, {young} to {old} old", tag.0)?;
+        }
+        if tags.len() > TAGS_SHOWN {
+            writeln!(f, "  ... and {} more tags", tags.len() - TAGS_SHOWN)?;
+        }
+        write!(f, "the oldest:")?;
+        let mut shows_trace = true;
+        for block in oldest {
+            let bytes = Bytes(block.bytes as u64);
+            write!(f, "\n  {:#x} {bytes} ({}), {} old", block.ptr, block.tag, Age(block.age))?;
+            if let Some(stream) = block.stream {
+                write!(f, ", {stream}")?;
+            }
+            if let Some(query) = block.query_id {
+                write!(f, ", query {query}")?;
+            }
+            // One is enough for a screen; all are in `live_blocks`.
+            if let Some(trace) =
+                block.backtrace.as_ref().filter(|_| std::mem::take(&mut shows_trace))
+            {
+                for line in own_frames(&trace.to_string()) {
+                    write!(f, "\n    {line}")?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The lines of a backtrace from the first that is not of the machinery which took it.
+fn own_frames(trace: &str) -> Vec<String> {
+    let is_machinery = |line: &str| {
+        ["backtrace", "device_runtime::statistics", "device_runtime::logging", "/rustc/"]
+            .iter()
+            .any(|word| line.contains(word))
+    };
+    let lines: Vec<&str> = trace.lines().map(str::trim).collect();
+    let from = lines.iter().position(|line| !line.starts_with("at ") && !is_machinery(line));
+    lines.iter().skip(from.unwrap_or(0)).take(FRAMES_SHOWN).map(|line| (*line).to_owned()).collect()
+}
+
+/// A duration for people.
+struct Age(Duration);
+
+impl fmt::Display for Age {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let seconds = self.0.as_secs();
+        match seconds {
+            0 => write!(f, "{} ms", self.0.as_millis()),
+            1..120 => write!(f, "{seconds} s"),
+            120..7200 => write!(f, "{} min", seconds / 60),
+            7200..172_800 => write!(f, "{} h", seconds / 3600),
+            _ => write!(f, "{} days", seconds / 86_400),
+        }
+    }
+}

@@ -1,0 +1,184 @@
+//! The numbers of tags, streams and queries: small, so that accounts are arrays.
+//!
+//! Number 0 is for what found no room. Streams and queries come and go, so numbers of those with nothing live are used again;
+//! tags stay.
+
+use std::collections::HashMap;
+use std::hash::Hash;
+
+use super::shard::ENTRIES;
+use crate::device_runtime::resource::{AllocTag, StreamId};
+
+/// Different tags that are counted apart; further ones share an account.
+pub(super) const MAX_TAGS: usize = 1024;
+/// Streams with live blocks that are counted apart.
+pub(super) const MAX_STREAMS: usize = 256;
+/// Queries with live blocks that are counted apart.
+pub(super) const MAX_QUERIES: usize = 1024;
+
+/// What an operation is counted under.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Key {
+    pub(super) tag: AllocTag,
+    pub(super) stream: StreamId,
+    pub(super) query: Option<u64>,
+}
+
+impl Key {
+    /// Equal without looking at the text: false is not certain.
+    #[inline(always)]
+    pub(super) fn is_same(&self, other: &Self) -> bool {
+        std::ptr::eq(self.tag.0, other.tag.0)
+            && self.stream == other.stream
+            && self.query == other.query
+    }
+
+    #[inline(always)]
+    pub(super) fn place(&self, places: usize) -> usize {
+        let text = self.tag.0.as_ptr() as usize;
+        let query = self.query.map_or(0, |query| query.wrapping_mul(0x9e37_79b9)) as usize;
+        ((text >> 3) ^ (text >> 9) ^ self.stream.0 as usize ^ query) % places
+    }
+}
+
+/// The numbers of a tag, a stream and a query, the place of their entry in a shard, and a mark, in one word.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct Ids(pub(super) u64);
+
+impl Ids {
+    const TRACED: u64 = 1 << 63;
+
+    fn new(tag: u16, stream: u16, query: u16, place: usize) -> Self {
+        let numbers = u64::from(tag) | u64::from(stream) << 16 | u64::from(query) << 32;
+        Self(numbers | (place as u64) << 48)
+    }
+
+    /// Where a shard has its entry for these numbers, if it has one.
+    #[inline(always)]
+    pub(super) fn place(self) -> usize {
+        (self.0 >> 48) as usize % ENTRIES
+    }
+
+    #[inline(always)]
+    pub(super) fn untraced(self) -> Self {
+        Self(self.0 & !Self::TRACED)
+    }
+
+    #[inline(always)]
+    pub(super) fn tag(self) -> usize {
+        (self.0 & 0xffff) as usize
+    }
+
+    #[inline(always)]
+    pub(super) fn stream(self) -> usize {
+        (self.0 >> 16 & 0xffff) as usize
+    }
+
+    #[inline(always)]
+    pub(super) fn query(self) -> usize {
+        (self.0 >> 32 & 0xffff) as usize
+    }
+
+    /// The same for a block with a backtrace.
+    pub(super) fn traced(self) -> Self {
+        Self(self.0 | Self::TRACED)
+    }
+
+    #[inline(always)]
+    pub(super) fn is_traced(self) -> bool {
+        self.0 & Self::TRACED != 0
+    }
+}
+
+/// The numbers of one kind of thing.
+#[derive(Debug)]
+pub(super) struct Numbers<K> {
+    ids: HashMap<K, u16>,
+    keys: Vec<Option<K>>,
+    free: Vec<u16>,
+    limit: usize,
+}
+
+impl<K: Copy + Eq + Hash> Numbers<K> {
+    fn new(limit: usize) -> Self {
+        Self { ids: HashMap::new(), keys: vec![None], free: Vec::new(), limit }
+    }
+
+    /// The number of `key`, a new one if it has none; none when all are taken.
+    fn number(&mut self, key: K) -> Option<u16> {
+        if let Some(&known) = self.ids.get(&key) {
+            return Some(known);
+        }
+        let id = match self.free.pop() {
+            Some(id) => id,
+            None if self.keys.len() < self.limit => {
+                self.keys.push(None);
+                (self.keys.len() - 1) as u16
+            }
+            None => return None,
+        };
+        if let Some(place) = self.keys.get_mut(usize::from(id)) {
+            *place = Some(key);
+        }
+        self.ids.insert(key, id);
+        Some(id)
+    }
+
+    /// What has this number; none for 0 and for numbers that are free.
+    pub(super) fn key(&self, id: usize) -> Option<K> {
+        self.keys.get(id).copied().flatten()
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.keys.len()
+    }
+
+    /// Frees the numbers that `is_idle`. Returns them.
+    pub(super) fn recycle(&mut self, is_idle: impl Fn(usize) -> bool) -> Vec<usize> {
+        let mut gone = Vec::new();
+        for (id, place) in self.keys.iter_mut().enumerate() {
+            if let Some(key) = *place
+                && is_idle(id)
+            {
+                *place = None;
+                self.ids.remove(&key);
+                self.free.push(id as u16);
+                gone.push(id);
+            }
+        }
+        gone
+    }
+}
+
+/// All numbers of one resource.
+#[derive(Debug)]
+pub(super) struct Names {
+    pub(super) tags: Numbers<AllocTag>,
+    pub(super) streams: Numbers<StreamId>,
+    pub(super) queries: Numbers<Option<u64>>,
+}
+
+impl Names {
+    pub(super) fn new() -> Self {
+        Self {
+            tags: Numbers::new(MAX_TAGS),
+            streams: Numbers::new(MAX_STREAMS),
+            queries: Numbers::new(MAX_QUERIES),
+        }
+    }
+
+    /// The numbers of `key`. `make_room` is called once when a table is full.
+    pub(super) fn ids(&mut self, key: &Key, make_room: impl FnOnce(&mut Self)) -> Ids {
+        let find = |names: &mut Self| {
+            let stream = names.streams.number(key.stream);
+            (stream, names.queries.number(key.query))
+        };
+        let tag = self.tags.number(key.tag).unwrap_or(0);
+        let (mut stream, mut query) = find(self);
+        if stream.is_none() || query.is_none() {
+            make_room(self);
+            (stream, query) = find(self);
+        }
+        Ids::new(tag, stream.unwrap_or(0), query.unwrap_or(0), key.place(ENTRIES))
+    }
+}

@@ -1,0 +1,266 @@
+//! The resource that counts what the one below it hands out.
+
+use std::fmt;
+use std::sync::Arc;
+
+use super::core::{Statistics, StatisticsConfig};
+use crate::device_runtime::budget::BudgetReservation;
+use crate::device_runtime::resource::{
+    Access, AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, FreeSpace,
+    PhysicalMeter, ResourceError, ResourceResult, ResourceStatistics, StreamId,
+};
+
+/// Counts every block of the resource below: current, peak and total, by tag, stream and query.
+///
+/// A block counts from the moment it is handed out until its free has returned. Everything is forwarded.
+///
+/// ```
+/// use std::sync::Arc;
+/// use xlog_cuda::CudaDevice;
+/// use xlog_cuda::device_runtime::{
+///     AllocTag, DeviceMemoryResource, DirectCudaResource, StatisticsResource, StreamId,
+/// };
+///
+/// let direct = DirectCudaResource::new(Arc::new(CudaDevice::open("sim")?), 0);
+/// let resource = StatisticsResource::new(Box::new(direct));
+/// let statistics = resource.handle();
+/// let rows = resource.allocate(1000, StreamId::DEFAULT, AllocTag("rows"))?;
+/// let keys = resource.allocate(500, StreamId::DEFAULT, AllocTag("keys"))?;
+/// resource.deallocate(rows)?;
+///
+/// let now = statistics.snapshot();
+/// assert_eq!((now.total.current_bytes, now.total.peak_bytes), (500, 1500));
+/// assert_eq!(now.tag(AllocTag("rows")).total_bytes, 1000);
+/// println!("{}", statistics.live_report());
+/// # resource.deallocate(keys)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct StatisticsResource<R = Box<dyn DeviceMemoryResource + Send + Sync>> {
+    inner: R,
+    statistics: Statistics,
+}
+
+impl StatisticsResource {
+    /// Counts what `inner` hands out from now on.
+    #[must_use]
+    pub fn new(inner: Box<dyn DeviceMemoryResource + Send + Sync>) -> Self {
+        Self::over(inner, StatisticsConfig::new())
+    }
+}
+
+impl<R: DeviceMemoryResource> StatisticsResource<R> {
+    /// Counts what a resource of any type hands out, as `config` says.
+    #[must_use]
+    pub fn over(inner: R, config: StatisticsConfig) -> Self {
+        let statistics = Statistics::new(inner.device_ordinal(), config);
+        Self { inner, statistics }
+    }
+
+    /// A handle to the counts, which outlives this.
+    #[must_use]
+    pub fn handle(&self) -> Statistics {
+        self.statistics.clone()
+    }
+
+    /// The resource below.
+    #[must_use]
+    pub fn inner(&self) -> &R {
+        &self.inner
+    }
+
+    #[inline]
+    fn count(
+        &self,
+        bytes: usize,
+        stream: StreamId,
+        tag: AllocTag,
+        result: ResourceResult<DeviceBlock>,
+    ) -> ResourceResult<DeviceBlock> {
+        match &result {
+            Ok(block) => self.statistics.0.allocated(bytes, stream, tag, block),
+            Err(error) => self.statistics.0.failed(stream, tag, error),
+        }
+        result
+    }
+
+    /// A free that failed half way has taken the block all the same; one that was refused has not.
+    #[cold]
+    fn free_failed(&self, block: BlockId, error: &ResourceError) {
+        let core = &self.statistics.0;
+        let is_refusal = matches!(error, ResourceError::UseAfterFree { .. });
+        if !is_refusal && core.knows(block.generation) {
+            let state = self.inner.block_state(block);
+            if matches!(state, BlockState::Retired | BlockState::Quarantined) {
+                core.freed(block.generation);
+            }
+        }
+    }
+}
+
+impl<R: DeviceMemoryResource> DeviceMemoryResource for StatisticsResource<R> {
+    fn allocate(
+        &self,
+        bytes: usize,
+        stream: StreamId,
+        tag: AllocTag,
+    ) -> ResourceResult<DeviceBlock> {
+        self.count(bytes, stream, tag, self.inner.allocate(bytes, stream, tag))
+    }
+
+    fn deallocate(&self, block: DeviceBlock) -> ResourceResult<()> {
+        let id = BlockId::from_block(&block);
+        let result = self.inner.deallocate(block);
+        match &result {
+            Ok(()) => self.statistics.0.freed(id.generation),
+            Err(error) => self.free_failed(id, error),
+        }
+        result
+    }
+
+    fn device_ordinal(&self) -> u32 {
+        self.inner.device_ordinal()
+    }
+
+    fn bytes_outstanding(&self) -> usize {
+        self.inner.bytes_outstanding()
+    }
+
+    fn reap_pending(&self) -> ResourceResult<()> {
+        self.inner.reap_pending()
+    }
+
+    fn reap_completed(&self) -> ResourceResult<()> {
+        self.inner.reap_completed()
+    }
+
+    fn record_block_use(&self, block: &DeviceBlock, use_stream: StreamId) -> ResourceResult<()> {
+        self.inner.record_block_use(block, use_stream)
+    }
+
+    fn supports_block_use_tracking(&self) -> bool {
+        self.inner.supports_block_use_tracking()
+    }
+
+    fn prepare_block_use(
+        &self,
+        block: BlockId,
+        use_stream: StreamId,
+        access: Access,
+    ) -> ResourceResult<()> {
+        self.inner.prepare_block_use(block, use_stream, access)
+    }
+
+    fn finish_block_use(
+        &self,
+        block: BlockId,
+        use_stream: StreamId,
+        access: Access,
+    ) -> ResourceResult<()> {
+        self.inner.finish_block_use(block, use_stream, access)
+    }
+
+    fn block_state(&self, block: BlockId) -> BlockState {
+        self.inner.block_state(block)
+    }
+
+    fn finish_block_uses(
+        &self,
+        uses: &[(BlockId, Access)],
+        use_stream: StreamId,
+    ) -> ResourceResult<()> {
+        self.inner.finish_block_uses(uses, use_stream)
+    }
+
+    fn allocate_aligned(
+        &self,
+        bytes: usize,
+        align: usize,
+        stream: StreamId,
+        tag: AllocTag,
+    ) -> ResourceResult<DeviceBlock> {
+        self.count(bytes, stream, tag, self.inner.allocate_aligned(bytes, align, stream, tag))
+    }
+
+    fn allocate_batch(
+        &self,
+        sizes: &[usize],
+        stream: StreamId,
+        tag: AllocTag,
+    ) -> ResourceResult<Vec<DeviceBlock>> {
+        let core = &self.statistics.0;
+        let result = self.inner.allocate_batch(sizes, stream, tag);
+        match &result {
+            Ok(blocks) => {
+                for (at, block) in blocks.iter().enumerate() {
+                    let bytes = sizes.get(at).copied().unwrap_or(block.bytes);
+                    core.allocated(bytes, stream, tag, block);
+                }
+            }
+            Err(error) => core.failed(stream, tag, error),
+        }
+        result
+    }
+
+    fn deallocate_batch(&self, blocks: Vec<DeviceBlock>) -> ResourceResult<()> {
+        let core = &self.statistics.0;
+        let ids: Vec<_> = blocks.iter().map(BlockId::from_block).collect();
+        let result = self.inner.deallocate_batch(blocks);
+        for id in ids {
+            // After an error only the resource knows which blocks it took; those refused are live, or were never known here.
+            let is_freed = result.is_ok()
+                || (core.knows(id.generation) && self.inner.block_state(id) != BlockState::Live);
+            if is_freed {
+                core.freed(id.generation);
+            }
+        }
+        result
+    }
+
+    fn charge_for(&self, bytes: usize) -> usize {
+        self.inner.charge_for(bytes)
+    }
+
+    fn statistics(&self) -> ResourceStatistics {
+        self.inner.statistics()
+    }
+
+    fn trim(&self) -> ResourceResult<usize> {
+        self.inner.trim()
+    }
+
+    fn meter_physical(&self, meter: Arc<dyn PhysicalMeter>) -> ResourceResult<()> {
+        self.inner.meter_physical(meter)
+    }
+
+    fn free_space(&self) -> Option<FreeSpace> {
+        self.inner.free_space()
+    }
+
+    fn places_blocks(&self) -> bool {
+        self.inner.places_blocks()
+    }
+
+    fn reserve_budget(&self, bytes: usize) -> ResourceResult<Option<BudgetReservation>> {
+        self.inner.reserve_budget(bytes)
+    }
+
+    fn allocate_reserved(
+        &self,
+        reservation: &mut BudgetReservation,
+        bytes: usize,
+        align: usize,
+        stream: StreamId,
+        tag: AllocTag,
+    ) -> ResourceResult<DeviceBlock> {
+        let block = self.inner.allocate_reserved(reservation, bytes, align, stream, tag);
+        self.count(bytes, stream, tag, block)
+    }
+}
+
+impl<R> fmt::Debug for StatisticsResource<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StatisticsResource")
+            .field("statistics", &self.statistics)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,11 @@
+//! The log, the statistics and what they promise: sinks, order, exact counts, conformance of both decorators.
+
+mod conformance;
+mod history;
+mod leaks;
+mod metrics;
+mod records;
+mod sinks;
+mod statistics;
+mod statistics_model;
+mod support;

@@ -1,0 +1,177 @@
+//! A log as it is read by every command: its format found out or given, progress on a terminal, and how reading went.
+
+use std::fs::File;
+use std::io::{BufReader, IsTerminal, Read, Write};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+use xlog_trace::{
+    Format, Header, Names, ReadReport, Reader, Record, Source, Strictness, TraceError,
+};
+
+use super::LogFormat;
+use crate::page::Page;
+
+const EVERY: Duration = Duration::from_millis(200);
+/// Records between looks at the clock.
+const LOOK: u64 = 4096;
+
+/// Whether the first bad record ends it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Strict(pub(crate) bool);
+
+/// A log that can be read any number of times.
+pub(crate) struct Input<'a> {
+    path: &'a Path,
+    format: Option<LogFormat>,
+    strict: Strict,
+}
+
+impl<'a> Input<'a> {
+    pub(crate) fn new(path: &'a Path, format: Option<LogFormat>, strict: Strict) -> Self {
+        Self { path, format, strict }
+    }
+
+    /// Reads it from its beginning.
+    pub(crate) fn open(&self) -> Result<Watched, TraceError> {
+        let io = |source| TraceError::Io { context: "opening the log".to_owned(), source };
+        let file = File::open(self.path).map_err(io)?;
+        let metadata = file.metadata().map_err(io)?;
+        if metadata.is_dir() {
+            return Err(io(std::io::ErrorKind::IsADirectory.into()));
+        }
+        let total = metadata.len();
+        let read = Arc::new(AtomicU64::new(0));
+        let counted = Counted { file, read: Arc::clone(&read) };
+        let stream = BufReader::with_capacity(1 << 18, counted);
+        let strictness = if self.strict.0 { Strictness::Strict } else { Strictness::Lenient };
+        let reader = match self.format.and_then(LogFormat::log) {
+            Some(format) => Reader::with_format(format, stream, strictness)?,
+            None => Reader::from_stream(stream, strictness)?,
+        };
+        let written = std::io::stderr().is_terminal().then(Instant::now);
+        Ok(Watched { reader, read, total, records: 0, written, shown: false })
+    }
+
+    /// An error with the file it is about.
+    pub(crate) fn blame(&self, error: &TraceError) -> String {
+        format!("{}: {error}", self.path.display())
+    }
+}
+
+struct Counted {
+    file: File,
+    read: Arc<AtomicU64>,
+}
+
+impl Read for Counted {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        let bytes = self.file.read(buffer)?;
+        self.read.fetch_add(bytes as u64, Ordering::Relaxed);
+        Ok(bytes)
+    }
+}
+
+/// A reader that says on a terminal how far it is.
+pub(crate) struct Watched {
+    reader: Reader,
+    read: Arc<AtomicU64>,
+    total: u64,
+    records: u64,
+    /// When the line was last written; `None` where there is no terminal.
+    written: Option<Instant>,
+    shown: bool,
+}
+
+impl Watched {
+    pub(crate) fn format(&self) -> Format {
+        self.reader.format()
+    }
+
+    #[cold]
+    fn look(&mut self) {
+        let Some(written) = &mut self.written else { return };
+        if written.elapsed() >= EVERY {
+            *written = Instant::now();
+            self.shown = true;
+            let read = self.read.load(Ordering::Relaxed);
+            let percent = (read * 100).checked_div(self.total).unwrap_or(100).min(100);
+            // A terminal that is gone is no reason to stop.
+            let _ = write!(std::io::stderr(), "\r{} records, {percent} %", self.records);
+        }
+    }
+}
+
+impl Source for Watched {
+    fn next_record(&mut self) -> Result<Option<Record>, TraceError> {
+        self.records += 1;
+        if self.records.is_multiple_of(LOOK) {
+            self.look();
+        }
+        self.reader.next_record()
+    }
+
+    fn header(&self) -> &Header {
+        self.reader.header()
+    }
+
+    fn names(&self) -> &Names {
+        self.reader.names()
+    }
+
+    fn report(&self) -> &ReadReport {
+        self.reader.report()
+    }
+}
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        if self.shown {
+            let _ = write!(std::io::stderr(), "\r\x1b[K");
+        }
+    }
+}
+
+/// How reading went, in the shape of its JSON.
+#[derive(Serialize, Clone, Debug)]
+pub(crate) struct ReadingReport {
+    /// Good records.
+    pub(crate) records: u64,
+    /// Places where something was wrong: lines, or stretches of bytes.
+    pub(crate) skipped: u64,
+    /// The first of them, with its line or byte and what was expected.
+    pub(crate) first_bad: Option<String>,
+    /// The file ends in the middle of a record.
+    pub(crate) cut_off: bool,
+    /// Records that the writer says it had to drop.
+    pub(crate) dropped_by_writer: u64,
+}
+
+impl ReadingReport {
+    pub(crate) fn new(report: &ReadReport) -> Self {
+        Self {
+            records: report.records,
+            skipped: report.skipped,
+            first_bad: report.first_bad.as_ref().map(ToString::to_string),
+            cut_off: report.truncated,
+            dropped_by_writer: report.dropped_at_source,
+        }
+    }
+
+    pub(crate) fn render(&self, page: &mut Page) {
+        page.line("good records", &self.records.to_string());
+        page.line("bad places skipped", &self.skipped.to_string());
+        if let Some(bad) = &self.first_bad {
+            page.line("first bad place", bad);
+        }
+        if self.cut_off {
+            page.line("end", "cut off in the middle of a record");
+        }
+        if self.dropped_by_writer > 0 {
+            page.line("dropped by writer", &self.dropped_by_writer.to_string());
+        }
+    }
+}

@@ -1,0 +1,232 @@
+//! `xlogmem convert`: an allocation log in another format.
+//!
+//! The output is written beside its place and moved there when it is complete, so a failure leaves what was there, and a log may be
+//! converted onto itself. Bad input is skipped and counted, or with `--strict` ends the conversion.
+
+mod format;
+pub(crate) mod input;
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use serde::Serialize;
+use xlog_trace::export::{write_chrome_trace, write_torch_snapshot};
+use xlog_trace::{Ordered, ReadReport, Source, TraceError, convert};
+
+use crate::Output;
+use crate::cli::Refusal;
+use crate::page::Page;
+pub(crate) use format::LogFormat;
+use input::{Input, ReadingReport, Strict};
+
+const SCHEMA: u32 = 1;
+
+/// What `convert` takes.
+#[derive(Args, Debug)]
+#[command(
+    after_help = "Exit status: 0 written, also when bad records were skipped; 1 the input cannot be read, --strict found \
+                        something bad, or the output cannot be written; 2 the command line was refused."
+)]
+pub(crate) struct ConvertArguments {
+    /// The log to read: xtrace, csv or rmm-csv
+    #[arg(value_name = "IN")]
+    input: PathBuf,
+
+    /// The file to write
+    #[arg(value_name = "OUT")]
+    output: PathBuf,
+
+    /// The format of IN, where its beginning is damaged [default: what the file begins with]
+    #[arg(long, value_name = "FORMAT")]
+    from: Option<String>,
+
+    /// The format of OUT: xtrace, csv, rmm-csv, chrome (trace events for Perfetto) or torch (memory snapshot for
+    /// pytorch.org/memory_viz)
+    ///
+    /// Without it: .xtrace, .csv, .rmm.csv, .json or .pickle, by the end of the name.
+    #[arg(long, value_name = "FORMAT")]
+    to: Option<String>,
+
+    /// Stop at the first bad record instead of skipping it
+    #[arg(long)]
+    strict: bool,
+
+    /// Print one JSON object instead of text
+    #[arg(long)]
+    json: bool,
+}
+
+/// What a conversion did. Every field is always there.
+#[derive(Serialize, Debug)]
+struct Report {
+    schema: u32,
+    ok: bool,
+    error: Option<String>,
+    input: String,
+    output: String,
+    from: Option<&'static str>,
+    to: &'static str,
+    reading: Option<ReadingReport>,
+    /// Records, events or trace entries.
+    written: u64,
+    /// Records that the format has no way to say.
+    left_out: u64,
+    bytes: u64,
+}
+
+/// Runs the command.
+pub(crate) fn run(arguments: &ConvertArguments) -> Result<Output, Refusal> {
+    let from = arguments.from.as_deref().map(LogFormat::parse_input).transpose();
+    let from = from.map_err(|error| Refusal::Line(format!("--from: {error}")))?;
+    let to = match &arguments.to {
+        Some(name) => LogFormat::parse(name).map_err(|error| format!("--to: {error}")),
+        None => LogFormat::of_path(&arguments.output),
+    };
+    let to = to.map_err(Refusal::Line)?;
+    let mut report = Report {
+        schema: SCHEMA,
+        ok: false,
+        error: None,
+        input: arguments.input.display().to_string(),
+        output: arguments.output.display().to_string(),
+        from: from.map(LogFormat::name),
+        to: to.name(),
+        reading: None,
+        written: 0,
+        left_out: 0,
+        bytes: 0,
+    };
+    let strict = Strict(arguments.strict);
+    report.error = write(arguments, from, to, strict, &mut report).err();
+    report.ok = report.error.is_none();
+    let failure = report.error.clone();
+    let text = match arguments.json {
+        true => crate::json_text(&report),
+        false => Ok(render(&report)),
+    };
+    Ok(Output::new(text, failure))
+}
+
+fn write(
+    arguments: &ConvertArguments,
+    from: Option<LogFormat>,
+    to: LogFormat,
+    strict: Strict,
+    report: &mut Report,
+) -> Result<(), String> {
+    let input = Input::new(&arguments.input, from, strict);
+    // Nothing is created for a log that cannot be opened.
+    let probe = input.open().map_err(|error| input.blame(&error))?;
+    report.from = Some(LogFormat::from(probe.format()).name());
+    drop(probe);
+
+    let part = Part::create(&arguments.output)?;
+    let (written, left_out, reading) = encode(&input, to, &part.file)?;
+    report.bytes = part.commit(&arguments.output)?;
+    (report.written, report.left_out) = (written, left_out);
+    report.reading = Some(ReadingReport::new(&reading));
+    Ok(())
+}
+
+fn encode(input: &Input<'_>, to: LogFormat, file: &File) -> Result<(u64, u64, ReadReport), String> {
+    let blame = |error: TraceError| input.blame(&error);
+    let mut out = BufWriter::with_capacity(1 << 20, file);
+    let counts = match (to, to.log()) {
+        (_, Some(format)) => {
+            let mut source = input.open().map_err(blame)?;
+            let converted = convert(&mut source, format, &mut out).map_err(blame)?;
+            (converted.written, converted.left_out, source.report().clone())
+        }
+        (LogFormat::Torch, None) => {
+            let open = || input.open().map(Ordered::new);
+            let counts = write_torch_snapshot(open, &mut out).map_err(blame)?;
+            // The exporter reads the log once a device and keeps its sources; one more pass says how reading goes.
+            let mut source = input.open().map_err(blame)?;
+            while source.next_record().map_err(blame)?.is_some() {}
+            (counts.trace_entries, counts.left_out, source.report().clone())
+        }
+        (_, None) => {
+            let mut source = Ordered::new(input.open().map_err(blame)?);
+            let counts = write_chrome_trace(&mut source, &mut out).map_err(blame)?;
+            (counts.events, 0, source.report().clone())
+        }
+    };
+    out.flush().map_err(|error| format!("writing the output: {error}"))?;
+    Ok(counts)
+}
+
+/// The file that becomes the output when it is complete.
+///
+/// What is there already and no plain file, such as a pipe or a device, is written to as it is and never replaced.
+pub(crate) struct Part {
+    /// Where it is written, and where it goes; `None` when it is there already.
+    moves: Option<(PathBuf, PathBuf)>,
+    pub(crate) file: File,
+}
+
+impl Part {
+    pub(crate) fn create(output: &Path) -> Result<Self, String> {
+        let blame = |error: std::io::Error| format!("{}: {error}", output.display());
+        if output.is_dir() {
+            return Err(format!(
+                "{}: it is a folder; expected the name of a file",
+                output.display()
+            ));
+        }
+        if output.exists() && !output.is_file() {
+            let file = File::options().write(true).open(output).map_err(blame)?;
+            return Ok(Self { moves: None, file });
+        }
+        // A link stays, and what it leads to is replaced.
+        let place = std::fs::canonicalize(output).unwrap_or_else(|_| output.to_owned());
+        let mut name: OsString = place.as_os_str().to_owned();
+        name.push(format!(".part-{}", std::process::id()));
+        let path = PathBuf::from(name);
+        let file = File::create(&path).map_err(blame)?;
+        Ok(Self { moves: Some((path, place)), file })
+    }
+
+    /// Puts it in place; returns its size.
+    pub(crate) fn commit(mut self, output: &Path) -> Result<u64, String> {
+        let blame = |error: std::io::Error| format!("{}: {error}", output.display());
+        let bytes = self.file.metadata().map_err(blame)?.len();
+        if let Some((path, place)) = &self.moves {
+            std::fs::rename(path, place).map_err(blame)?;
+        }
+        self.moves = None;
+        Ok(bytes)
+    }
+}
+
+impl Drop for Part {
+    fn drop(&mut self) {
+        if let Some((path, _)) = &self.moves {
+            // The failure that led here is what is reported.
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+fn render(report: &Report) -> String {
+    let mut page = Page::default();
+    page.title("Convert");
+    let named = |path: &str, format: Option<&str>| match format {
+        Some(format) => format!("{path} ({format})"),
+        None => path.to_owned(),
+    };
+    page.line("from", &named(&report.input, report.from));
+    page.line("to", &named(&report.output, Some(report.to)));
+    if let Some(reading) = &report.reading {
+        reading.render(&mut page);
+        page.line("written", &report.written.to_string());
+        page.line("left out", &report.left_out.to_string());
+        page.line("size", &crate::page::size(report.bytes));
+    }
+    match &report.error {
+        Some(error) => page.close(error),
+        None => page.close(&format!("{} is written", report.output)),
+    }
+}

@@ -1,0 +1,390 @@
+//! One replay of a plan on one stack.
+//!
+//! Sequential: one thread, in recorded order. By threads: a thread for each recorded one, in its own order; an operation waits until
+//! the operations before it on its block are done, wherever they are. Both times only the calls of the resource; blocks that the
+//! log never frees are freed after, untimed.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+use xlog_cuda::Result;
+use xlog_cuda::device_runtime::{
+    AllocTag, BlockId, DeviceBlock, DeviceMemoryResource, PoolSnapshot, ResourceError, StreamLease,
+};
+use xlog_cuda::driver::sync::Mutex;
+use xlogmem::stack::Stack;
+
+use super::plan::{MAX_STREAMS, MAX_THREADS, Operation, Plan, What};
+use super::times::Times;
+
+/// Failures that are listed one by one.
+const LISTED: usize = 10;
+
+/// In which order and when operations are done.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(super) enum Mode {
+    Sequential,
+    Threads,
+    /// By threads, each operation not before its recorded time, which goes by so much faster.
+    Recorded(f64),
+}
+
+/// A call that failed, with the record it is of.
+#[derive(Serialize, Clone, Debug)]
+pub(super) struct Failed {
+    pub(super) order: u64,
+    pub(super) action: &'static str,
+    /// As recorded; `null` where the log has more than are told apart.
+    pub(super) thread: Option<u64>,
+    pub(super) stream: Option<u32>,
+    pub(super) bytes: Option<u64>,
+    pub(super) tag: Option<String>,
+    pub(super) error: String,
+}
+
+/// What came of a replay.
+#[derive(Debug, Default)]
+pub(super) struct Outcome {
+    pub(super) seconds: f64,
+    pub(super) allocate: Times,
+    pub(super) free: Times,
+    pub(super) uses: Times,
+    pub(super) failures: u64,
+    pub(super) first_failures: Vec<Failed>,
+    /// Frees and uses of blocks whose allocation failed.
+    pub(super) skipped: u64,
+    pub(super) peak_live_bytes: u64,
+    /// The furthest that an operation was behind its recorded time.
+    pub(super) behind_nanos: u64,
+    pub(super) at_peak: Option<PoolSnapshot>,
+    pub(super) at_end: Option<PoolSnapshot>,
+}
+
+/// A block of the log.
+#[derive(Debug, Default)]
+enum State {
+    #[default]
+    Pending,
+    Live(DeviceBlock, u64),
+    Failed,
+    Gone(BlockId),
+}
+
+#[derive(Debug, Default)]
+struct Slot {
+    /// Operations that were done on it.
+    turns: u32,
+    state: State,
+}
+
+/// What one thread has seen.
+#[derive(Default)]
+struct Worker {
+    outcome: Outcome,
+}
+
+struct Replay<'a> {
+    plan: &'a Plan,
+    stack: &'a Stack,
+    resource: &'a (dyn DeviceMemoryResource + Send + Sync),
+    tracks: bool,
+    streams: Vec<StreamLease>,
+    live: AtomicU64,
+    peak: AtomicU64,
+    at_peak: Mutex<Option<PoolSnapshot>>,
+}
+
+/// Streams that a replay of `plan` needs.
+pub(super) fn streams_of(plan: &Plan) -> usize {
+    plan.figures.streams.clamp(1, MAX_STREAMS)
+}
+
+/// Replays `plan` on `stack`. What the resource refuses is in the outcome; an error is what kept the replay from being done.
+pub(super) fn replay(plan: &Plan, stack: &Stack, mode: Mode) -> Result<Outcome> {
+    let streams =
+        (0..streams_of(plan)).map(|_| Ok(stack.streams().lease()?)).collect::<Result<Vec<_>>>()?;
+    let resource = stack.resource();
+    let replay = Replay {
+        plan,
+        stack,
+        resource,
+        tracks: resource.supports_block_use_tracking(),
+        streams,
+        live: AtomicU64::new(0),
+        peak: AtomicU64::new(0),
+        at_peak: Mutex::new(None),
+    };
+    let (mut outcome, slots) = match mode {
+        Mode::Sequential => replay.sequential(),
+        Mode::Threads => replay.by_threads(None),
+        Mode::Recorded(speed) => replay.by_threads(Some(speed)),
+    };
+    outcome.peak_live_bytes = replay.peak.load(Ordering::Relaxed);
+    outcome.at_end = stack.snapshot();
+    outcome.at_peak = replay.at_peak.into_inner();
+    for slot in slots {
+        if let State::Live(block, _) = slot.state
+            && let Err(error) = resource.deallocate(block)
+        {
+            outcome.failures += 1;
+            outcome.note(|| Failed::after_the_log(&error));
+        }
+    }
+    Ok(outcome)
+}
+
+impl Replay<'_> {
+    fn slots(&self) -> impl Iterator<Item = Slot> {
+        (0..self.plan.blocks).map(|_| Slot::default())
+    }
+
+    fn sequential(&self) -> (Outcome, Vec<Slot>) {
+        let mut slots: Vec<Slot> = self.slots().collect();
+        let mut worker = Worker::default();
+        let mut none = Slot::default();
+        let start = Instant::now();
+        for (at, operation) in self.plan.operations.iter().enumerate() {
+            let slot = slots.get_mut(operation.block as usize).unwrap_or(&mut none);
+            self.perform(at, operation, slot, &mut worker);
+        }
+        worker.outcome.seconds = start.elapsed().as_secs_f64();
+        (worker.outcome, slots)
+    }
+
+    fn by_threads(&self, speed: Option<f64>) -> (Outcome, Vec<Slot>) {
+        let slots: Vec<Mutex<Slot>> = self.slots().map(Mutex::new).collect();
+        let threads = self.plan.figures.threads.clamp(1, MAX_THREADS);
+        let mut shares: Vec<Vec<u32>> = vec![Vec::new(); threads];
+        for (at, operation) in self.plan.operations.iter().enumerate() {
+            if let Some(share) = shares.get_mut(operation.thread as usize) {
+                share.push(at as u32);
+            }
+        }
+        let first = self.plan.operations.iter().map(|operation| operation.time).min().unwrap_or(0);
+        let total = Mutex::new(Outcome::default());
+        let start = Instant::now();
+        let bodies = shares.iter().map(|share| -> Box<dyn FnOnce() + Send + '_> {
+            let (slots, total) = (&slots, &total);
+            Box::new(move || {
+                let mut worker = Worker::default();
+                for &at in share {
+                    let Some(operation) = self.plan.operations.get(at as usize) else { continue };
+                    if let Some(speed) = speed {
+                        let due = (operation.time - first) as f64 / speed;
+                        worker.wait_until(start, Duration::from_nanos(due as u64));
+                    }
+                    self.perform_in_turn(at as usize, operation, slots, &mut worker);
+                }
+                total.lock().merge(worker.outcome);
+            })
+        });
+        self.stack.run_threads(bodies.collect());
+        let mut outcome = total.into_inner();
+        outcome.seconds = start.elapsed().as_secs_f64();
+        (outcome, slots.into_iter().map(Mutex::into_inner).collect())
+    }
+
+    /// Waits for the operations before this one on its block. They are before it in the history, so nobody waits in a circle.
+    fn perform_in_turn(
+        &self,
+        at: usize,
+        operation: &Operation,
+        slots: &[Mutex<Slot>],
+        worker: &mut Worker,
+    ) {
+        let Some(slot) =
+            slots.get(operation.block as usize).filter(|_| operation.what != What::Reap)
+        else {
+            return self.perform(at, operation, &mut Slot::default(), worker);
+        };
+        let mut looks = 0_u32;
+        loop {
+            // Under a seed, every look lets another thread go on.
+            let mut slot = slot.lock();
+            if slot.turns >= operation.turn {
+                return self.perform(at, operation, &mut slot, worker);
+            }
+            drop(slot);
+            looks += 1;
+            match looks {
+                0..64 => std::hint::spin_loop(),
+                64..1024 => std::thread::yield_now(),
+                _ => std::thread::sleep(Duration::from_micros(50)),
+            }
+        }
+    }
+
+    fn perform(&self, at: usize, operation: &Operation, slot: &mut Slot, worker: &mut Worker) {
+        slot.turns += 1;
+        let outcome = &mut worker.outcome;
+        let (called, action, bytes) = match operation.what {
+            What::Allocate { bytes, align, tag } => (
+                self.allocate(operation, (bytes, align, tag), slot, outcome),
+                "allocate",
+                Some(bytes),
+            ),
+            What::Free => (self.free(operation, slot, outcome), "free", None),
+            What::Prepare(access) => {
+                let call = |id, stream| self.resource.prepare_block_use(id, stream, access);
+                (self.use_block(operation, slot, outcome, call), "use_prepare", None)
+            }
+            What::Finish(access) => {
+                let call = |id, stream| self.resource.finish_block_use(id, stream, access);
+                (self.use_block(operation, slot, outcome, call), "use_finish", None)
+            }
+            What::Reap => (self.resource.reap_pending(), "reap_pending", None),
+        };
+        if let Err(error) = called {
+            outcome.failures += 1;
+            let tag = self.tag_of(operation).map(|tag| tag.0.to_owned());
+            let (thread, stream) = (self.plan.thread_of(operation), self.plan.stream_of(operation));
+            let order = operation.order;
+            let error = error.to_string();
+            outcome.note(|| Failed { order, action, thread, stream, bytes, tag, error });
+        }
+        if at == self.plan.peak_at {
+            *self.at_peak.lock() = self.stack.snapshot();
+        }
+    }
+
+    fn tag_of(&self, operation: &Operation) -> Option<AllocTag> {
+        let What::Allocate { tag, .. } = operation.what else { return None };
+        self.plan.tags.get(tag as usize).copied()
+    }
+
+    fn stream(&self, number: u16) -> xlog_cuda::StreamId {
+        let lease = self.streams.get(number as usize % self.streams.len().max(1));
+        lease.map_or(xlog_cuda::StreamId::DEFAULT, StreamLease::id)
+    }
+
+    fn allocate(
+        &self,
+        operation: &Operation,
+        (bytes, align, _): (u64, u32, u32),
+        slot: &mut Slot,
+        outcome: &mut Outcome,
+    ) -> std::result::Result<(), ResourceError> {
+        let stream = self.stream(operation.stream);
+        let tag = self.tag_of(operation).unwrap_or(AllocTag::UNTAGGED);
+        let size = usize::try_from(bytes).unwrap_or(usize::MAX);
+        let start = Instant::now();
+        let made = match align {
+            0 => self.resource.allocate(size, stream, tag),
+            align => self.resource.allocate_aligned(size, align as usize, stream, tag),
+        };
+        outcome.allocate.add(nanos_since(start));
+        match made {
+            Ok(block) => {
+                slot.state = State::Live(block, bytes);
+                let live = self.live.fetch_add(bytes, Ordering::Relaxed) + bytes;
+                self.peak.fetch_max(live, Ordering::Relaxed);
+                Ok(())
+            }
+            Err(error) => {
+                slot.state = State::Failed;
+                Err(error)
+            }
+        }
+    }
+
+    fn free(
+        &self,
+        operation: &Operation,
+        slot: &mut Slot,
+        outcome: &mut Outcome,
+    ) -> std::result::Result<(), ResourceError> {
+        let State::Live(block, bytes) = std::mem::replace(&mut slot.state, State::Failed) else {
+            outcome.skipped += 1;
+            return Ok(());
+        };
+        slot.state = State::Gone(BlockId::from_block(&block));
+        let stream = self.stream(operation.stream);
+        let start = Instant::now();
+        // The log frees in the order of another stream: what that did so far comes before.
+        let used = match self.tracks && stream != block.alloc_stream {
+            true => self.resource.record_block_use(&block, stream),
+            false => Ok(()),
+        };
+        let freed = self.resource.deallocate(block);
+        outcome.free.add(nanos_since(start));
+        self.live.fetch_sub(bytes, Ordering::Relaxed);
+        used.and(freed)
+    }
+
+    fn use_block(
+        &self,
+        operation: &Operation,
+        slot: &Slot,
+        outcome: &mut Outcome,
+        call: impl FnOnce(BlockId, xlog_cuda::StreamId) -> std::result::Result<(), ResourceError>,
+    ) -> std::result::Result<(), ResourceError> {
+        let id = match &slot.state {
+            State::Live(block, _) if self.tracks => BlockId::from_block(block),
+            State::Gone(id) if self.tracks => *id,
+            _ => {
+                outcome.skipped += 1;
+                return Ok(());
+            }
+        };
+        let start = Instant::now();
+        let called = call(id, self.stream(operation.stream));
+        outcome.uses.add(nanos_since(start));
+        called
+    }
+}
+
+impl Worker {
+    fn wait_until(&mut self, start: Instant, due: Duration) {
+        loop {
+            let now = start.elapsed();
+            let Some(left) = due.checked_sub(now).filter(|left| !left.is_zero()) else {
+                let behind = u64::try_from((now - due).as_nanos()).unwrap_or(u64::MAX);
+                self.outcome.behind_nanos = self.outcome.behind_nanos.max(behind);
+                return;
+            };
+            match left > Duration::from_micros(200) {
+                true => std::thread::sleep(left - Duration::from_micros(100)),
+                false => std::hint::spin_loop(),
+            }
+        }
+    }
+}
+
+impl Outcome {
+    fn note(&mut self, failed: impl FnOnce() -> Failed) {
+        if self.first_failures.len() < LISTED {
+            self.first_failures.push(failed());
+        }
+    }
+
+    fn merge(&mut self, other: Self) {
+        self.allocate.merge(&other.allocate);
+        self.free.merge(&other.free);
+        self.uses.merge(&other.uses);
+        self.failures += other.failures;
+        self.skipped += other.skipped;
+        self.behind_nanos = self.behind_nanos.max(other.behind_nanos);
+        self.first_failures.extend(other.first_failures);
+        self.first_failures.sort_by_key(|failed| failed.order);
+        self.first_failures.truncate(LISTED);
+    }
+}
+
+impl Failed {
+    fn after_the_log(error: &ResourceError) -> Self {
+        Self {
+            order: u64::MAX,
+            action: "free of what the log left",
+            thread: None,
+            stream: None,
+            bytes: None,
+            tag: None,
+            error: error.to_string(),
+        }
+    }
+}
+
+fn nanos_since(start: Instant) -> u64 {
+    u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,187 @@
+//! `xlogmem replay`: a log done again on a device, by one resource or by several side by side.
+
+mod execute;
+mod plan;
+mod report;
+mod times;
+
+use std::path::PathBuf;
+
+use clap::Args;
+use xlog_cuda::DeviceSpec;
+use xlog_trace::{Ordered, Source};
+use xlogmem::size::Size;
+use xlogmem::stack::{Stack, StackKind};
+
+use crate::Output;
+use crate::cli::Refusal;
+use crate::convert::LogFormat;
+use crate::convert::input::{Input, ReadingReport, Strict};
+use crate::doctor::{Cuda, select};
+use execute::{Mode, replay, streams_of};
+use plan::Plan;
+pub(crate) use report::PoolReport;
+use report::{Report, RunReport};
+
+/// What `replay` takes.
+#[derive(Args, Debug)]
+#[command(
+    after_help = "Calls that had failed when the log was written are not replayed. Frees of unknown blocks are counted and left \
+                        out; a block whose address is handed out again is freed before. Blocks that the log never frees are \
+                        freed after the replay. A free on another stream than the allocation's waits for that stream. All devices and processes of a log go to the one device. Up to \
+                        128 streams and 64 threads are told apart.
+
+Exit status: 0 every operation of the log was served; 1 some were not, or the log or the device cannot be used, or --strict \
+                        found something wrong with the log; 2 the command line was refused."
+)]
+pub(crate) struct ReplayArguments {
+    /// The log: xtrace, csv or rmm-csv
+    #[arg(value_name = "LOG")]
+    log: PathBuf,
+
+    /// The device: cuda:N, sim, or sim:SEED
+    ///
+    /// Without it: what XLOG_DEVICE says, else the first GPU, else the simulated device.
+    #[arg(long, value_name = "SPEC")]
+    device: Option<String>,
+
+    /// The memory resource: direct, async or pool
+    #[arg(long, value_name = "NAME", default_value = "async")]
+    resource: String,
+
+    /// Several resources side by side, such as direct,async,pool; ratios are to the first
+    #[arg(long, value_name = "NAMES", conflicts_with = "resource")]
+    compare: Option<String>,
+
+    /// Bytes that blocks may have together, such as 4GiB or 512MB [default: no limit]
+    #[arg(long, value_name = "SIZE", allow_negative_numbers = true)]
+    budget: Option<String>,
+
+    /// sequential: one thread, in recorded order; threads: a thread for each recorded one, as fast as possible; recorded:
+    /// the same, in recorded time
+    #[arg(long, value_name = "MODE", default_value = "sequential")]
+    mode: String,
+
+    /// How much faster recorded time goes by
+    #[arg(long, value_name = "X", default_value_t = 1.0, allow_negative_numbers = true)]
+    speed: f64,
+
+    /// The format of the log, where its beginning is damaged [default: what the file begins with]
+    #[arg(long, value_name = "FORMAT")]
+    from: Option<String>,
+
+    /// Fail at the first bad record, free of an unknown block or missing free, before anything is replayed
+    #[arg(long)]
+    strict: bool,
+
+    /// Print one JSON object instead of text
+    #[arg(long)]
+    json: bool,
+}
+
+/// What was asked for, understood.
+struct Request {
+    kinds: Vec<StackKind>,
+    budget: Option<u64>,
+    mode: Mode,
+    from: Option<LogFormat>,
+}
+
+impl Request {
+    fn new(arguments: &ReplayArguments) -> Result<Self, String> {
+        let names = arguments.compare.as_deref().unwrap_or(&arguments.resource);
+        let option = if arguments.compare.is_some() { "--compare" } else { "--resource" };
+        let mut kinds = Vec::new();
+        for name in names.split(',') {
+            let kind: StackKind = name.parse().map_err(|error| format!("{option}: {error}"))?;
+            if kinds.contains(&kind) {
+                return Err(format!("{option}: {kind} is there twice; expected each once"));
+            }
+            kinds.push(kind);
+        }
+        if arguments.compare.is_none() && kinds.len() > 1 {
+            return Err(format!(
+                "--resource {names}: expected one resource; --compare takes several"
+            ));
+        }
+        if !(arguments.speed > 0.0 && arguments.speed <= 1e9) {
+            let speed = arguments.speed;
+            return Err(format!("--speed {speed}: expected a number above 0, at most 1e9"));
+        }
+        let mode = match arguments.mode.as_str() {
+            "sequential" => Mode::Sequential,
+            "threads" => Mode::Threads,
+            "recorded" => Mode::Recorded(arguments.speed),
+            other => {
+                return Err(format!("--mode {other:?}: expected sequential, threads or recorded"));
+            }
+        };
+        if arguments.speed != 1.0 && !matches!(mode, Mode::Recorded(_)) {
+            return Err("--speed: only --mode recorded keeps time".to_owned());
+        }
+        let budget = arguments.budget.as_deref().map(str::parse::<Size>).transpose();
+        let budget = budget.map_err(|error| format!("--budget: {error}"))?.map(|size| size.0);
+        let from = arguments.from.as_deref().map(LogFormat::parse_input).transpose();
+        let from = from.map_err(|error| format!("--from: {error}"))?;
+        Ok(Self { kinds, budget, mode, from })
+    }
+}
+
+/// Runs the command.
+pub(crate) fn run(arguments: &ReplayArguments) -> Result<Output, Refusal> {
+    let request = Request::new(arguments).map_err(Refusal::Line)?;
+    let selection = select(arguments.device.as_deref(), &Cuda::find())
+        .map_err(|error| Refusal::Line(error.to_string()))?;
+    let spec = selection.spec;
+    if matches!((request.mode, spec), (Mode::Recorded(_), DeviceSpec::SimSeeded(_))) {
+        return Err(Refusal::Line(format!(
+            "--mode recorded: the scheduler of {spec} keeps no time; use --device sim, or --mode threads"
+        )));
+    }
+    let mut report =
+        Report::new(selection.describe(), &arguments.log, request.mode, request.budget);
+    report.error = work(arguments, &request, spec, &mut report).err();
+    report.judge();
+    let failure = report.error.clone();
+    let text = match arguments.json {
+        true => crate::json_text(&report),
+        false => Ok(report.render()),
+    };
+    Ok(Output::new(text, failure))
+}
+
+fn work(
+    arguments: &ReplayArguments,
+    request: &Request,
+    spec: DeviceSpec,
+    report: &mut Report,
+) -> Result<(), String> {
+    let input = Input::new(&arguments.log, request.from, Strict(arguments.strict));
+    let source = input.open().map_err(|error| input.blame(&error))?;
+    report.format = Some(LogFormat::from(source.format()).name());
+    let mut source = Ordered::new(source);
+    let plan = Plan::read(&mut source, arguments.strict);
+    report.reading = Some(ReadingReport::new(source.report()));
+    let mut plan = plan.map_err(|error| format!("{}: {error}", arguments.log.display()))?;
+    plan.figures.late_records = source.late();
+    drop(source);
+    report.log_figures = Some(plan.figures.clone());
+    for &kind in &request.kinds {
+        let run = run_once(&plan, request, spec, kind)
+            .map_err(|error| format!("{spec}, {kind}: {error}"))?;
+        report.add(run);
+    }
+    Ok(())
+}
+
+fn run_once(
+    plan: &Plan,
+    request: &Request,
+    spec: DeviceSpec,
+    kind: StackKind,
+) -> xlog_cuda::Result<RunReport> {
+    let stack = Stack::open(spec, kind, request.budget, streams_of(plan))?;
+    let outcome = replay(plan, &stack, request.mode)?;
+    stack.settle()?;
+    Ok(RunReport::new(kind, &stack, &outcome))
+}

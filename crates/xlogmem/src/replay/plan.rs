@@ -1,0 +1,440 @@
+//! A log made ready to be replayed: every record that does something, with its block, stream and thread by number.
+//!
+//! All looking up happens here, so that a replay does nothing but call the resource. What a log has wrong (frees of blocks it
+//! does not have, allocations at live addresses) is counted, and mended where it can be: a block whose address is handed out
+//! again was freed before. Operations on one block have numbers, which every replay keeps to. Memory: 56 bytes an operation.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+
+use serde::Serialize;
+use xlog_cuda::device_runtime::{Access, AllocTag};
+use xlog_trace::{Action, Names, Record, Source, UseAccess};
+
+/// Streams that are told apart; further ones share them.
+pub(super) const MAX_STREAMS: usize = 128;
+/// Threads that are told apart; further ones share them.
+pub(super) const MAX_THREADS: usize = 64;
+/// Operations of one replay.
+const MAX_OPERATIONS: usize = u32::MAX as usize;
+
+/// What an operation does.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum What {
+    Allocate {
+        bytes: u64,
+        /// An alignment above what every block has, or 0.
+        align: u32,
+        tag: u32,
+    },
+    /// `stream` of the operation is where the log says the block was freed.
+    Free,
+    Prepare(Access),
+    Finish(Access),
+    Reap,
+}
+
+/// One operation.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Operation {
+    pub(super) what: What,
+    pub(super) block: u32,
+    /// Its place among the operations on its block.
+    pub(super) turn: u32,
+    pub(super) stream: u16,
+    pub(super) thread: u16,
+    pub(super) time: u64,
+    pub(super) order: u64,
+}
+
+/// What the log holds, in the shape of its JSON.
+#[derive(Serialize, Clone, Debug, Default)]
+pub(super) struct LogFigures {
+    pub(super) allocations: u64,
+    pub(super) frees: u64,
+    pub(super) uses: u64,
+    pub(super) threads: usize,
+    pub(super) streams: usize,
+    /// Devices of all processes; all are replayed on one.
+    pub(super) devices: usize,
+    /// Most requested bytes live at a time, in the recorded order.
+    pub(super) peak_live_bytes: u64,
+    pub(super) peak_live_blocks: u64,
+    /// Blocks that the log never frees; they are freed after the replay.
+    pub(super) never_freed: u64,
+    /// Frees on another stream than the allocation's.
+    pub(super) cross_stream_frees: u64,
+    /// Calls that had failed when the log was written; they are not replayed.
+    pub(super) recorded_failures: u64,
+    /// Allocations of nothing, and frees of no pointer; not replayed.
+    pub(super) empty: u64,
+    /// Frees and uses of blocks whose allocation is not in the log; not replayed.
+    pub(super) unknown_blocks: u64,
+    /// Allocations at the address of a live block: its free is missing, and put in before.
+    pub(super) missing_frees: u64,
+    /// Records of actions that are not replayed.
+    pub(super) other: u64,
+    /// Records that came too late for their place in the history.
+    pub(super) late_records: u64,
+    /// The first thing that is wrong with the log.
+    pub(super) first_problem: Option<String>,
+}
+
+impl LogFigures {
+    /// How many records do not fit the others.
+    pub(super) fn problems(&self) -> u64 {
+        self.unknown_blocks + self.missing_frees
+    }
+}
+
+/// A log made ready.
+#[derive(Debug, Default)]
+pub(super) struct Plan {
+    pub(super) operations: Vec<Operation>,
+    pub(super) blocks: u32,
+    pub(super) tags: Vec<AllocTag>,
+    /// The recorded threads and streams by number.
+    threads: Vec<u64>,
+    streams: Vec<Option<u32>>,
+    /// The operation at which the most bytes are live.
+    pub(super) peak_at: usize,
+    pub(super) figures: LogFigures,
+}
+
+/// What names a block in a log: process, device, address.
+type Key = (u32, u32, u64);
+
+#[derive(Clone, Copy)]
+struct Live {
+    block: u32,
+    bytes: u64,
+    stream: u16,
+    generation: Option<u64>,
+}
+
+#[derive(Default)]
+struct Linker {
+    plan: Plan,
+    live: HashMap<Key, Live>,
+    /// How many operations each block has so far.
+    turns: Vec<u32>,
+    streams: HashMap<Option<u32>, u16>,
+    threads: HashMap<(u32, u64), u16>,
+    tags: HashMap<Option<xlog_trace::NameId>, u32>,
+    /// Uses that are open: of which block, on which stream, with which access.
+    open: HashMap<(Key, u16, u8), VecDeque<Operation>>,
+    devices: HashSet<(u32, u32)>,
+    live_bytes: u64,
+}
+
+impl Plan {
+    /// Reads a log to its end. `strict`: the first thing that is wrong with it is an error.
+    pub(super) fn read(source: &mut impl Source, strict: bool) -> Result<Self, String> {
+        let mut linker = Linker::default();
+        while let Some(record) = source.next_record().map_err(|error| error.to_string())? {
+            linker.push(&record, source.names());
+            if let (true, Some(problem)) = (strict, &linker.plan.figures.first_problem) {
+                return Err(problem.clone());
+            }
+            if linker.plan.operations.len() >= MAX_OPERATIONS {
+                return Err(format!("a replay has at most {MAX_OPERATIONS} operations"));
+            }
+        }
+        Ok(linker.finish())
+    }
+
+    /// The recorded thread of an operation; `None` where several share its number.
+    pub(super) fn thread_of(&self, operation: &Operation) -> Option<u64> {
+        let told_apart = self.figures.threads <= MAX_THREADS;
+        self.threads.get(operation.thread as usize).copied().filter(|_| told_apart)
+    }
+
+    /// The recorded stream of an operation; `None` where several share its number, or where it had none.
+    pub(super) fn stream_of(&self, operation: &Operation) -> Option<u32> {
+        let told_apart = self.figures.streams <= MAX_STREAMS;
+        self.streams.get(operation.stream as usize).copied().flatten().filter(|_| told_apart)
+    }
+}
+
+impl Linker {
+    fn push(&mut self, record: &Record, names: &Names) {
+        if record.is_failure() {
+            self.plan.figures.recorded_failures += 1;
+            return;
+        }
+        let key = record
+            .ptr()
+            .filter(|ptr| *ptr != 0)
+            .map(|ptr| (record.process(), record.device(), ptr));
+        match (record.action(), key) {
+            (Action::Allocate, Some(key)) if record.bytes().unwrap_or(0) > 0 => {
+                self.allocate(record, key, names);
+            }
+            (Action::Deallocate, Some(key)) => self.free(record, key),
+            (Action::UsePrepare, Some(key)) => self.use_block(record, key, true),
+            (Action::UseFinish, Some(key)) => self.use_block(record, key, false),
+            (Action::ReapPending, _) => {
+                let operation = self.operation(record, What::Reap, 0);
+                self.plan.operations.push(operation);
+            }
+            (Action::Allocate | Action::Deallocate, _) => self.plan.figures.empty += 1,
+            _ => self.plan.figures.other += 1,
+        }
+    }
+
+    fn allocate(&mut self, record: &Record, key: Key, names: &Names) {
+        if let Some(lost) = self.live.remove(&key) {
+            self.plan.figures.missing_frees += 1;
+            self.problem(record, "allocates at the address of a live block, whose free is missing");
+            let mut operation = self.on_block(record, What::Free, lost.block);
+            operation.stream = lost.stream;
+            self.plan.operations.push(operation);
+            self.live_bytes -= lost.bytes;
+        }
+        let next = self.tags.len() as u32;
+        let tag = *self.tags.entry(record.tag()).or_insert(next);
+        if tag == next {
+            self.plan.tags.push(match names.text_or_empty(record.tag()) {
+                "" => AllocTag::UNTAGGED,
+                text => AllocTag::intern(text),
+            });
+        }
+        let bytes = record.bytes().unwrap_or(0);
+        let align = record.alignment().filter(|align| *align > 256).unwrap_or(0);
+        let block = self.turns.len() as u32;
+        self.turns.push(0);
+        let what = What::Allocate { bytes, align: u32::try_from(align).unwrap_or(u32::MAX), tag };
+        let operation = self.on_block(record, what, block);
+        let live = Live { block, bytes, stream: operation.stream, generation: record.generation() };
+        self.live.insert(key, live);
+        self.live_bytes = self.live_bytes.saturating_add(bytes);
+        let figures = &mut self.plan.figures;
+        figures.allocations += 1;
+        figures.peak_live_blocks = figures.peak_live_blocks.max(self.live.len() as u64);
+        if self.live_bytes > figures.peak_live_bytes {
+            figures.peak_live_bytes = self.live_bytes;
+            self.plan.peak_at = self.plan.operations.len();
+        }
+        self.plan.operations.push(operation);
+    }
+
+    fn free(&mut self, record: &Record, key: Key) {
+        let Some(live) = self.find(record, key) else {
+            self.plan.figures.unknown_blocks += 1;
+            self.problem(record, "frees a block whose allocation is not in the log");
+            return;
+        };
+        self.live.remove(&key);
+        self.live_bytes -= live.bytes;
+        let mut operation = self.on_block(record, What::Free, live.block);
+        if record.stream().is_none() {
+            operation.stream = live.stream;
+        }
+        self.plan.figures.frees += 1;
+        self.plan.figures.cross_stream_frees += u64::from(operation.stream != live.stream);
+        self.plan.operations.push(operation);
+    }
+
+    fn use_block(&mut self, record: &Record, key: Key, begins: bool) {
+        let access = match record.access() {
+            Some(UseAccess::Read) => Access::Read,
+            Some(UseAccess::Write) => Access::Write,
+            _ => Access::ReadWrite,
+        };
+        let stream = self.operation(record, What::Reap, 0).stream;
+        let place = (key, stream, access as u8);
+        if begins {
+            let Some(live) = self.find(record, key) else {
+                self.plan.figures.unknown_blocks += 1;
+                self.problem(record, "uses a block whose allocation is not in the log");
+                return;
+            };
+            let operation = self.on_block(record, What::Prepare(access), live.block);
+            self.open.entry(place).or_default().push_back(operation);
+            self.plan.figures.uses += 1;
+            self.plan.operations.push(operation);
+            return;
+        }
+        // A use may be closed after its block was freed, so it is the open use that says which block it is.
+        match self.open.get_mut(&place).and_then(VecDeque::pop_front) {
+            Some(begun) => {
+                let operation = self.on_block(record, What::Finish(access), begun.block);
+                self.plan.operations.push(operation);
+            }
+            None => {
+                self.plan.figures.unknown_blocks += 1;
+                self.problem(record, "closes a use that the log does not open");
+            }
+        }
+    }
+
+    fn find(&self, record: &Record, key: Key) -> Option<Live> {
+        let stale = |live: &Live| matches!((live.generation, record.generation()), (Some(a), Some(b)) if a != b);
+        self.live.get(&key).copied().filter(|live| !stale(live))
+    }
+
+    fn operation(&mut self, record: &Record, what: What, block: u32) -> Operation {
+        let count = self.streams.len();
+        let stream = *self.streams.entry(record.stream()).or_insert_with(|| {
+            self.plan.streams.push(record.stream());
+            (count % MAX_STREAMS) as u16
+        });
+        let count = self.threads.len();
+        let thread = (record.process(), record.thread());
+        let thread = *self.threads.entry(thread).or_insert_with(|| {
+            self.plan.threads.push(record.thread());
+            (count % MAX_THREADS) as u16
+        });
+        self.devices.insert((record.process(), record.device()));
+        let (time, order) = (record.time_nanos(), record.order());
+        Operation { what, block, turn: 0, stream, thread, time, order }
+    }
+
+    fn on_block(&mut self, record: &Record, what: What, block: u32) -> Operation {
+        let mut operation = self.operation(record, what, block);
+        if let Some(turns) = self.turns.get_mut(block as usize) {
+            operation.turn = *turns;
+            *turns += 1;
+        }
+        operation
+    }
+
+    fn problem(&mut self, record: &Record, what: &str) {
+        if self.plan.figures.first_problem.is_none() {
+            self.plan.figures.first_problem = Some(format!(
+                "the record of order {} by thread {} {what} ({:#x})",
+                record.order(),
+                record.thread(),
+                record.ptr().unwrap_or(0)
+            ));
+        }
+    }
+
+    fn finish(mut self) -> Plan {
+        // Uses that the log leaves open would keep their blocks for ever.
+        let mut open: Vec<Operation> = self.open.drain().flat_map(|(_, begun)| begun).collect();
+        open.sort_unstable_by_key(|begun| begun.order);
+        for begun in open {
+            let (What::Prepare(access), Some(turns)) =
+                (begun.what, self.turns.get_mut(begun.block as usize))
+            else {
+                continue;
+            };
+            self.plan.operations.push(Operation {
+                what: What::Finish(access),
+                turn: *turns,
+                ..begun
+            });
+            *turns += 1;
+        }
+        let figures = &mut self.plan.figures;
+        figures.never_freed = self.live.len() as u64;
+        figures.threads = self.threads.len();
+        figures.streams = self.streams.len();
+        figures.devices = self.devices.len();
+        self.plan.blocks = self.turns.len() as u32;
+        self.plan
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Cursor;
+
+    use super::*;
+    use xlog_trace::{Format, Header, LogWriter, Reader, Strictness};
+    use xlogmem::workload::Minstd;
+
+    fn plan_of(records: &[Record]) -> Plan {
+        let names = Names::new();
+        let mut writer = LogWriter::new(Format::Binary, &Header::new(), Vec::new());
+        for record in records {
+            writer.write(record, &names).unwrap();
+        }
+        let bytes = Cursor::new(writer.finish().unwrap());
+        Plan::read(&mut Reader::from_stream(bytes, Strictness::Strict).unwrap(), false).unwrap()
+    }
+
+    /// Records that mean nothing to each other: few addresses, so that gaps of every kind are frequent.
+    fn nonsense(seed: u64) -> Vec<Record> {
+        let mut random = Minstd::new(seed);
+        let actions = [Action::Allocate, Action::Deallocate, Action::UsePrepare, Action::UseFinish];
+        let record = |order| {
+            let action = actions[random.draw(0, 3) as usize];
+            let record = Record::new(action, 0, order, order)
+                .with_thread(random.draw(0, 3))
+                .with_stream(random.draw(0, 2) as u32)
+                .with_ptr(random.draw(0, 4) * 4096)
+                .with_access(UseAccess::Read);
+            match action {
+                Action::Allocate => record.with_bytes(random.draw(0, 9)),
+                _ => record,
+            }
+        };
+        (0..400).map(record).collect()
+    }
+
+    #[test]
+    fn whatever_a_log_says_a_plan_can_be_done() {
+        for seed in 1..200 {
+            let plan = plan_of(&nonsense(seed));
+            // What a resource would see: how far each block is, whether it is live, and its open uses.
+            let mut blocks = vec![(0, false, 0_i64); plan.blocks as usize];
+            let (mut live, mut peak) = (0, (0, 0));
+            let mut sizes = HashMap::new();
+            for (at, operation) in plan.operations.iter().enumerate() {
+                let (turns, alive, open) = &mut blocks[operation.block as usize];
+                assert_eq!(*turns, operation.turn, "seed {seed}, operation {at}");
+                *turns += 1;
+                match operation.what {
+                    What::Allocate { bytes, .. } => {
+                        assert!(operation.turn == 0 && bytes > 0, "seed {seed}, operation {at}");
+                        *alive = true;
+                        sizes.insert(operation.block, bytes);
+                        live += bytes;
+                        if live > peak.0 {
+                            peak = (live, at);
+                        }
+                    }
+                    What::Free => {
+                        assert!(std::mem::take(alive), "seed {seed}, operation {at} frees twice");
+                        live -= sizes[&operation.block];
+                    }
+                    What::Prepare(_) => {
+                        assert!(*alive, "seed {seed}, operation {at} uses what is gone");
+                        *open += 1;
+                    }
+                    What::Finish(_) => *open -= 1,
+                    What::Reap => {}
+                }
+                assert!(*open >= 0, "seed {seed}, operation {at} closes what is not open");
+            }
+            assert!(blocks.iter().all(|(_, _, open)| *open == 0), "seed {seed}");
+            let figures = &plan.figures;
+            assert_eq!((figures.peak_live_bytes, plan.peak_at), peak, "seed {seed}");
+            let left = blocks.iter().filter(|(_, alive, _)| *alive).count();
+            assert_eq!(figures.never_freed, left as u64, "seed {seed}");
+            assert!(figures.unknown_blocks > 0 && figures.missing_frees > 0, "seed {seed}");
+        }
+    }
+
+    #[test]
+    fn more_streams_and_threads_than_there_are_numbers_share_them() {
+        let records: Vec<_> = (0..300)
+            .map(|at| {
+                let record = Record::new(Action::Allocate, 0, at, at).with_bytes(1);
+                record.with_ptr(4096 + at).with_stream(at as u32).with_thread(at)
+            })
+            .collect();
+        let plan = plan_of(&records);
+        assert_eq!((plan.figures.streams, plan.figures.threads), (300, 300));
+        for (at, operation) in plan.operations.iter().enumerate() {
+            assert_eq!(operation.stream as usize, at % MAX_STREAMS);
+            assert_eq!(operation.thread as usize, at % MAX_THREADS);
+            assert_eq!((plan.thread_of(operation), plan.stream_of(operation)), (None, None));
+        }
+        let few = plan_of(&records[200..210]);
+        let last = &few.operations[9];
+        assert_eq!((few.thread_of(last), few.stream_of(last)), (Some(209), Some(209)));
+        assert_eq!(size_of::<Operation>(), 56);
+    }
+}

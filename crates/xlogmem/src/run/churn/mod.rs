@@ -1,0 +1,251 @@
+//! Random allocations and frees through any stack, with the bytes of every block checked.
+//!
+//! A run measures first and judges after, as all workloads do. The sequence comes from `xlogmem::workload`; what is done to each
+//! block is in `blocks`.
+
+mod blocks;
+mod report;
+mod threads;
+mod witness;
+
+use std::time::Instant;
+
+use clap::{Args, value_parser};
+use xlog_cuda::device_runtime::StreamLease;
+use xlog_cuda::driver::DeviceKind;
+use xlog_cuda::{DeviceSpec, Result};
+use xlogmem::size::Size;
+use xlogmem::stack::{Stack, StackKind};
+use xlogmem::workload::{RandomAllocations, Sizes, SmallBlocks, Tally, Target};
+
+use crate::Output;
+use crate::cli::Refusal;
+use crate::doctor::{Cuda, select};
+use blocks::{Blocks, Checks, Dry};
+use report::Report;
+use witness::Witness;
+
+/// What `run churn` takes.
+#[derive(Args, Debug)]
+#[command(after_help = "Workloads:
+  rmm-random    RMM's random allocations, bit for bit: sizes uniform up to
+                --max, at most 16000 MiB live
+  small-blocks  4 B to --max (4 KiB), many live, freed and allocated ten
+                times over
+  threads       4 B to --max on all streams by all threads, a fifth of the
+                blocks left for any thread to free
+
+Exit status: 0 every block verified and all memory back; 1 something is
+wrong, or the device failed; 2 the command line was refused.")]
+pub(crate) struct ChurnArguments {
+    /// rmm-random, small-blocks or threads
+    #[arg(long, value_name = "NAME", default_value = "rmm-random")]
+    pub(super) workload: String,
+
+    /// The device: cuda:N, sim, or sim:SEED.
+    ///
+    /// Without it: what XLOG_DEVICE says, else the first GPU, else the simulated device.
+    #[arg(long, value_name = "SPEC")]
+    pub(super) device: Option<String>,
+
+    /// The memory resource: direct, async or pool
+    #[arg(long, value_name = "NAME", default_value = "pool")]
+    pub(super) resource: String,
+
+    /// Bytes that blocks may have together, such as 4GiB [default: no limit]
+    #[arg(long, value_name = "SIZE", allow_negative_numbers = true)]
+    pub(super) budget: Option<String>,
+
+    /// How many allocations; of small-blocks, how many live blocks [default: a few seconds' worth]
+    #[arg(long, value_name = "N", value_parser = value_parser!(u64).range(1..=10_000_000))]
+    pub(super) allocations: Option<u64>,
+
+    /// The largest block [default: 1MiB; 4KiB for small-blocks]
+    #[arg(long, value_name = "SIZE", allow_negative_numbers = true)]
+    pub(super) max: Option<String>,
+
+    /// How small blocks and those of threads are spread: uniform, or log-uniform
+    #[arg(long, value_name = "NAME", default_value = "uniform")]
+    pub(super) sizes: String,
+
+    /// How many threads, in the workload of that name [default: 4]
+    #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..=64))]
+    pub(super) threads: Option<u32>,
+
+    /// How many streams blocks are allocated and used on [default: 1; 4 with threads]
+    #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..=64))]
+    pub(super) streams: Option<u32>,
+
+    /// What the generator begins with; RMM's is 1
+    #[arg(long, value_name = "NUMBER", default_value_t = 1)]
+    pub(super) seed: u64,
+
+    /// Write and check both ends of every block; the default
+    #[arg(long, overrides_with = "no_verify")]
+    pub(super) verify: bool,
+
+    /// Only allocate and free
+    #[arg(long)]
+    pub(super) no_verify: bool,
+
+    /// Print one JSON object instead of text
+    #[arg(long)]
+    pub(super) json: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Workload {
+    RmmRandom,
+    SmallBlocks,
+    Threads,
+}
+
+/// What was asked for, understood.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Plan {
+    pub(super) workload: Workload,
+    pub(super) kind: StackKind,
+    pub(super) budget: Option<u64>,
+    pub(super) allocations: u64,
+    pub(super) max: u64,
+    pub(super) sizes: Sizes,
+    pub(super) threads: u32,
+    pub(super) streams: u32,
+    pub(super) seed: u64,
+    pub(super) verify: bool,
+}
+
+impl Plan {
+    fn new(arguments: &ChurnArguments, is_gpu: bool) -> Result<Self, String> {
+        let workload = match arguments.workload.as_str() {
+            "rmm-random" => Workload::RmmRandom,
+            "small-blocks" => Workload::SmallBlocks,
+            "threads" => Workload::Threads,
+            other => {
+                return Err(format!(
+                    "--workload {other:?}: expected rmm-random, small-blocks or threads"
+                ));
+            }
+        };
+        let threaded = workload == Workload::Threads;
+        if !threaded && arguments.threads.is_some_and(|threads| threads > 1) {
+            return Err("--threads: only --workload threads has more than one".to_owned());
+        }
+        let parse = |option: &str, text: Option<&str>| {
+            let size = text.map(str::parse::<Size>).transpose();
+            size.map(|size| size.map(|size| size.0)).map_err(|error| format!("{option}: {error}"))
+        };
+        let kind = arguments.resource.parse().map_err(|error| format!("--resource: {error}"))?;
+        let small = workload == Workload::SmallBlocks;
+        let usual = match (small, is_gpu) {
+            (true, true) => 100_000,
+            (true, false) => 10_000,
+            (false, true) => 100_000,
+            (false, false) => 20_000,
+        };
+        Ok(Self {
+            workload,
+            kind,
+            budget: parse("--budget", arguments.budget.as_deref())?,
+            allocations: arguments.allocations.unwrap_or(usual),
+            max: parse("--max", arguments.max.as_deref())?.unwrap_or(if small {
+                4 << 10
+            } else {
+                1 << 20
+            }),
+            sizes: arguments
+                .sizes
+                .parse()
+                .map_err(|error| format!("--sizes {:?}: {error}", arguments.sizes))?,
+            threads: if threaded { arguments.threads.unwrap_or(4) } else { 1 },
+            streams: arguments.streams.unwrap_or(if threaded { 4 } else { 1 }),
+            seed: arguments.seed,
+            verify: !arguments.no_verify,
+        })
+    }
+
+    /// Blocks that there can be in all, each of which has a number.
+    fn most_blocks(&self) -> u64 {
+        match self.workload {
+            Workload::SmallBlocks => self.allocations.saturating_mul(11),
+            Workload::RmmRandom | Workload::Threads => self.allocations,
+        }
+    }
+
+    /// Runs a workload of one thread.
+    fn drive<T: Target>(&self, target: &mut T) -> Result<Tally, T::Error> {
+        match self.workload {
+            Workload::SmallBlocks => SmallBlocks::new(self.allocations, self.sizes)
+                .with_max_bytes(self.max)
+                .with_seed(self.seed)
+                .run(target),
+            Workload::RmmRandom | Workload::Threads => {
+                RandomAllocations::new(self.allocations, self.max).with_seed(self.seed).run(target)
+            }
+        }
+    }
+}
+
+/// Runs `run churn`. What cannot be understood is refused; what fails on the device is in the output.
+pub(crate) fn churn(arguments: &ChurnArguments) -> Result<Output, Refusal> {
+    let selection = select(arguments.device.as_deref(), &Cuda::find())
+        .map_err(|error| Refusal::Line(error.to_string()))?;
+    let spec = selection.spec;
+    let plan = Plan::new(arguments, !spec.is_simulated()).map_err(Refusal::Line)?;
+    let mut report = Report::new(selection.describe(), &plan);
+    if let Err(error) = measure(spec, &plan, &mut report) {
+        report.error = Some(format!("{spec}: {error}"));
+    }
+    report.judge();
+    let failure = report.error.clone();
+    let text = match arguments.json {
+        true => crate::json_text(&report),
+        false => Ok(report.render()),
+    };
+    Ok(Output::new(text, failure))
+}
+
+fn measure(spec: DeviceSpec, plan: &Plan, report: &mut Report) -> Result<()> {
+    let stack = Stack::open(spec, plan.kind, plan.budget, plan.streams as usize)?;
+    report.device_name = Some(stack.device().properties().name.clone());
+    let streams = (0..plan.streams)
+        .map(|_| Ok(stack.streams().lease()?))
+        .collect::<Result<Vec<StreamLease>>>()?;
+    let witness = match plan.verify {
+        true => Some(Witness::new(stack.device(), plan.most_blocks(), plan.seed)?),
+        false => None,
+    };
+    let checks = Checks::new(&stack, &streams, witness.as_ref(), plan.most_blocks());
+    let start = Instant::now();
+    let outcome = match plan.workload {
+        Workload::Threads => threads::run(plan, &checks, &stack, report),
+        Workload::RmmRandom | Workload::SmallBlocks => alone(plan, &checks, report),
+    };
+    report.seconds = Some(start.elapsed().as_secs_f64());
+    let settled = stack.settle();
+    // What is counted below has to be settled, also after a failure.
+    report.note(&checks, &stack);
+    if let Some(witness) = &witness {
+        report.note_witness(witness.compare()?);
+    }
+    report.races = stack.device().races().iter().map(ToString::to_string).collect();
+    report.detects_races = stack.device().properties().kind != DeviceKind::Cuda;
+    outcome?;
+    settled
+}
+
+/// A workload of one thread. A dry run finds out first when the most is live and when the workload ends, so that the pool can be
+/// looked at there.
+fn alone(plan: &Plan, checks: &Checks<'_>, report: &mut Report) -> Result<()> {
+    let mut dry = Dry::default();
+    let Ok(expected) = plan.drive(&mut dry);
+    let mut blocks = Blocks::new(checks);
+    blocks.look_at = [dry.peak_at, expected.allocations + expected.frees];
+    let outcome = plan.drive(&mut blocks);
+    let [peak, end] = blocks.looks;
+    report.note_blocks(&blocks.counts);
+    report.note_pool(peak.as_ref(), end.as_ref());
+    let tally = outcome?;
+    report.note_tally(&tally, &expected);
+    Ok(())
+}

@@ -1,0 +1,263 @@
+//! What came of a churn, in the shape of its JSON.
+//!
+//! Field names are the interface: a field may be added, none changes its name or meaning without a new `schema` number.
+//! Every field is always there; what is not known is `null`.
+
+use serde::Serialize;
+use xlog_cuda::device_runtime::PoolSnapshot;
+use xlogmem::stack::Stack;
+use xlogmem::workload::Tally;
+
+use super::blocks::{Checks, Counts};
+use super::witness::{Compared, Wrong};
+use super::{Plan, Workload};
+use crate::doctor::Selection;
+use crate::page::{Page, size};
+use crate::replay::PoolReport;
+
+const SCHEMA: u32 = 1;
+
+/// All of it.
+#[derive(Serialize, Debug)]
+pub(super) struct Report {
+    schema: u32,
+    workload: &'static str,
+    /// Whether every block was verified, nothing overlapped or raced, and nothing is left.
+    ok: bool,
+    /// Why not, in one line.
+    pub(super) error: Option<String>,
+    pub(super) selection: Selection,
+    pub(super) device_name: Option<String>,
+    resource: &'static str,
+    budget: Option<u64>,
+    allocations_asked: u64,
+    max_bytes: u64,
+    /// How sizes are spread.
+    sizes: &'static str,
+    threads: u32,
+    streams: u32,
+    seed: u64,
+    verify: bool,
+    allocations: u64,
+    frees: u64,
+    /// Requests that there was no memory for.
+    failures: u64,
+    blocks_verified: u64,
+    blocks_wrong: u64,
+    first_wrong: Option<Wrong>,
+    /// Blocks that were handed out over a live one.
+    overlaps: u64,
+    /// What the race detector of a simulated device found.
+    pub(super) races: Vec<String>,
+    #[serde(skip)]
+    pub(super) detects_races: bool,
+    /// Most requested bytes live at a time.
+    peak_requested_bytes: u64,
+    /// The most that was taken from the device.
+    peak_reserved_bytes: Option<u64>,
+    reserved_ratio: Option<f64>,
+    pool: Option<PoolReport>,
+    /// FNV-1a of the sequence, in hexadecimal; of workloads of one thread.
+    check: Option<String>,
+    /// What it must be, when nothing fails.
+    check_expected: Option<String>,
+    bytes_left: usize,
+    pub(super) seconds: Option<f64>,
+    /// In calls of the resource.
+    allocate_nanos: Option<f64>,
+    free_nanos: Option<f64>,
+}
+
+impl Report {
+    pub(super) fn new(selection: Selection, plan: &Plan) -> Self {
+        Self {
+            schema: SCHEMA,
+            workload: match plan.workload {
+                Workload::RmmRandom => "rmm-random",
+                Workload::SmallBlocks => "small-blocks",
+                Workload::Threads => "threads",
+            },
+            ok: false,
+            error: None,
+            selection,
+            device_name: None,
+            resource: plan.kind.name(),
+            budget: plan.budget,
+            allocations_asked: plan.allocations,
+            max_bytes: plan.max,
+            // RMM's are always uniform.
+            sizes: if plan.workload == Workload::RmmRandom { "uniform" } else { plan.sizes.name() },
+            threads: plan.threads,
+            streams: plan.streams,
+            seed: plan.seed,
+            verify: plan.verify,
+            allocations: 0,
+            frees: 0,
+            failures: 0,
+            blocks_verified: 0,
+            blocks_wrong: 0,
+            first_wrong: None,
+            overlaps: 0,
+            races: Vec::new(),
+            detects_races: false,
+            peak_requested_bytes: 0,
+            peak_reserved_bytes: None,
+            reserved_ratio: None,
+            pool: None,
+            check: None,
+            check_expected: None,
+            bytes_left: 0,
+            seconds: None,
+            allocate_nanos: None,
+            free_nanos: None,
+        }
+    }
+
+    pub(super) fn note(&mut self, checks: &Checks<'_>, stack: &Stack) {
+        self.overlaps = checks.overlaps();
+        self.peak_requested_bytes = checks.peak_bytes();
+        self.peak_reserved_bytes = stack.peak_reserved();
+        self.reserved_ratio = self
+            .peak_reserved_bytes
+            .filter(|_| self.peak_requested_bytes > 0)
+            .map(|reserved| reserved as f64 / self.peak_requested_bytes as f64);
+        self.bytes_left = stack.resource().bytes_outstanding();
+    }
+
+    pub(super) fn note_blocks(&mut self, counts: &Counts) {
+        (self.allocations, self.frees) = (counts.allocations, counts.frees);
+        self.failures = counts.failures;
+        let mean = |nanos: u64, calls: u64| (calls > 0).then(|| nanos as f64 / calls as f64);
+        self.allocate_nanos = mean(counts.allocate_nanos, counts.allocations + counts.failures);
+        self.free_nanos = mean(counts.free_nanos, counts.frees);
+    }
+
+    pub(super) fn note_pool(&mut self, peak: Option<&PoolSnapshot>, end: Option<&PoolSnapshot>) {
+        self.pool = end.or(peak).map(|end| PoolReport::new(end, peak));
+    }
+
+    pub(super) fn note_tally(&mut self, tally: &Tally, expected: &Tally) {
+        self.check = Some(format!("{:016x}", tally.check));
+        self.check_expected = (tally.failures == 0).then(|| format!("{:016x}", expected.check));
+    }
+
+    pub(super) fn note_witness(&mut self, compared: Compared) {
+        self.blocks_verified = compared.verified;
+        self.blocks_wrong = compared.wrong;
+        self.first_wrong = compared.first;
+    }
+
+    /// Says whether the run is good, and in one line why not.
+    pub(super) fn judge(&mut self) {
+        let spec = self.selection.spec.clone();
+        self.error = self
+            .error
+            .take()
+            .or_else(|| self.problem().map(|problem| format!("{spec}: {problem}")));
+        self.ok = self.error.is_none();
+    }
+
+    fn problem(&self) -> Option<String> {
+        if let Some(wrong) = &self.first_wrong {
+            return Some(format!(
+                "{} blocks are wrong; the first, block {}, had {} instead of {} at its {}",
+                self.blocks_wrong, wrong.block, wrong.found, wrong.expected, wrong.end
+            ));
+        }
+        if self.overlaps > 0 {
+            return Some(format!("{} blocks were handed out over live ones", self.overlaps));
+        }
+        if let Some(race) = self.races.first() {
+            return Some(format!("{} races; the first: {race}", self.races.len()));
+        }
+        if self.verify && self.blocks_verified != self.allocations {
+            let (verified, blocks) = (self.blocks_verified, self.allocations);
+            return Some(format!("{verified} of {blocks} blocks were verified"));
+        }
+        if let Some(expected) = &self.check_expected
+            && self.check.as_ref() != Some(expected)
+        {
+            let check = self.check.as_deref().unwrap_or("nothing");
+            return Some(format!("the sequence has the check value {check} instead of {expected}"));
+        }
+        if self.allocations == 0 {
+            return Some("no request was served".to_owned());
+        }
+        (self.bytes_left > 0 || self.frees != self.allocations).then(|| {
+            let (left, frees, blocks) = (self.bytes_left, self.frees, self.allocations);
+            format!("{left} bytes were not returned, {frees} of {blocks} blocks were freed")
+        })
+    }
+
+    /// The report for people.
+    pub(super) fn render(&self) -> String {
+        let mut page = Page::default();
+        page.title("Churn");
+        let (spec, name) = (&self.selection.spec, self.device_name.as_deref());
+        page.line("device", &name.map_or_else(|| spec.clone(), |name| format!("{spec} ({name})")));
+        page.line("why", &self.selection.reason);
+        page.line("workload", self.workload);
+        page.line("resource", self.resource);
+        page.line("budget", &self.budget.map_or_else(|| "none".to_owned(), size));
+        page.line(
+            "work",
+            &format!(
+                "{} blocks, {} up to {}, over {} streams by {} threads",
+                self.allocations_asked,
+                self.sizes,
+                size(self.max_bytes),
+                self.streams,
+                self.threads
+            ),
+        );
+        page.line("seed", &self.seed.to_string());
+        if let Some(seconds) = self.seconds {
+            self.figures(&mut page, seconds);
+        }
+        match (&self.error, self.verify) {
+            (Some(error), _) => page.close(error),
+            (None, true) => page.close(&format!("{spec}: every block verified")),
+            (None, false) => page.close(&format!("{spec}: done; the blocks were not looked at")),
+        }
+    }
+
+    fn figures(&self, page: &mut Page, seconds: f64) {
+        page.title("Result");
+        page.line("allocations", &self.allocations.to_string());
+        page.line("failures", &self.failures.to_string());
+        if self.verify {
+            page.line("blocks verified", &self.blocks_verified.to_string());
+            page.line("blocks wrong", &self.blocks_wrong.to_string());
+            page.line("overlaps", &self.overlaps.to_string());
+        }
+        page.line(
+            "races",
+            &match self.detects_races {
+                true => self.races.len().to_string(),
+                false => "not looked for: only a simulated device can".to_owned(),
+            },
+        );
+        page.line("peak requested", &size(self.peak_requested_bytes));
+        page.line(
+            "peak reserved",
+            &match (self.peak_reserved_bytes, self.reserved_ratio) {
+                (Some(bytes), Some(ratio)) => {
+                    format!("{}, {ratio:.3} of what was asked for", size(bytes))
+                }
+                (Some(bytes), None) => size(bytes),
+                (None, _) => "unknown".to_owned(),
+            },
+        );
+        if let Some(pool) = &self.pool {
+            pool.render(page);
+        }
+        if let Some(check) = &self.check {
+            page.line("check value", check);
+        }
+        page.line("left", &size(self.bytes_left as u64));
+        page.line("time", &format!("{seconds:.2} s"));
+        if let (Some(allocate), Some(free)) = (self.allocate_nanos, self.free_nanos) {
+            page.line("per call", &format!("allocate {allocate:.0} ns, free {free:.0} ns"));
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! Many threads on many streams.
+//!
+//! Each thread allocates and frees its share at random; a fifth of what it gives up it leaves to the others, who free it with their
+//! next free, so that blocks are freed by threads that did not allocate them.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use xlog_cuda::Result;
+use xlog_cuda::XlogError;
+use xlog_cuda::driver::sync::Mutex;
+use xlogmem::stack::Stack;
+use xlogmem::workload::{Minstd, draw_size};
+
+use super::Plan;
+use super::blocks::{Checks, Counts, Held};
+use super::report::Report;
+
+/// Blocks that one thread has live, at most.
+const MOST_LIVE: u64 = 500;
+
+/// What the threads share.
+struct Shared {
+    left: Mutex<Vec<Held>>,
+    counts: Mutex<Counts>,
+    error: Mutex<Option<XlogError>>,
+    stop: AtomicBool,
+}
+
+pub(super) fn run(
+    plan: &Plan,
+    checks: &Checks<'_>,
+    stack: &Stack,
+    report: &mut Report,
+) -> Result<()> {
+    let shared = Shared {
+        left: Mutex::new(Vec::new()),
+        counts: Mutex::new(Counts::default()),
+        error: Mutex::new(None),
+        stop: AtomicBool::new(false),
+    };
+    let threads = u64::from(plan.threads);
+    let bodies = (0..threads).map(|thread| -> Box<dyn FnOnce() + Send + '_> {
+        let shared = &shared;
+        // Numbers of blocks are shared out like the allocations.
+        let (from, to) =
+            (plan.allocations * thread / threads, plan.allocations * (thread + 1) / threads);
+        Box::new(move || {
+            let mut worker = Worker { checks, shared, live: Vec::new(), counts: Counts::default() };
+            if let Err(error) = worker.run(plan, thread, from..to) {
+                shared.stop.store(true, Ordering::Relaxed);
+                shared.error.lock().get_or_insert(error);
+            }
+            shared.counts.lock().add(&worker.counts);
+        })
+    });
+    stack.run_threads(bodies.collect());
+    let Shared { left, counts, error, .. } = shared;
+    let mut counts = counts.into_inner();
+    report.note_pool(None, stack.snapshot().as_ref());
+    let mut outcome = error.into_inner().map_or(Ok(()), Err);
+    for held in left.into_inner() {
+        let freed = checks.free(held, &mut counts);
+        outcome = outcome.and(freed);
+    }
+    report.note_blocks(&counts);
+    outcome
+}
+
+struct Worker<'a> {
+    checks: &'a Checks<'a>,
+    shared: &'a Shared,
+    live: Vec<Held>,
+    counts: Counts,
+}
+
+impl Worker<'_> {
+    fn run(&mut self, plan: &Plan, thread: u64, numbers: std::ops::Range<u64>) -> Result<()> {
+        let mut outcome = self.steps(plan, thread, numbers);
+        while let Some(held) = self.live.pop() {
+            let freed = self.checks.free(held, &mut self.counts);
+            outcome = outcome.and(freed);
+        }
+        outcome
+    }
+
+    fn steps(&mut self, plan: &Plan, thread: u64, numbers: std::ops::Range<u64>) -> Result<()> {
+        let mut random = Minstd::new(plan.seed.wrapping_add(thread.wrapping_mul(7919)));
+        for number in numbers {
+            if self.shared.stop.load(Ordering::Relaxed) {
+                break;
+            }
+            let bytes = draw_size(&mut random, plan.sizes, 4.min(plan.max), plan.max);
+            let held = self.checks.allocate(number, bytes, &mut self.counts)?;
+            let full = held.is_none() || self.live.len() as u64 >= MOST_LIVE;
+            self.live.extend(held);
+            // Grows slowly to the most, and gives way when there is no memory.
+            let frees = if full { 2 } else { u64::from(random.draw(0, 99) < 90) };
+            for _ in 0..frees {
+                self.give_up(&mut random)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn give_up(&mut self, random: &mut Minstd) -> Result<()> {
+        let Some(at) = random.draw(0, MOST_LIVE).checked_rem(self.live.len() as u64) else {
+            return Ok(());
+        };
+        let mut held = self.live.swap_remove(at as usize);
+        if random.draw(0, 4) == 0 {
+            let mut left = self.shared.left.lock();
+            left.push(held);
+            if left.len() < 8 {
+                return Ok(());
+            }
+            // One that has waited, most likely left by another thread.
+            held = left.swap_remove(0);
+        }
+        self.checks.free(held, &mut self.counts)
+    }
+}

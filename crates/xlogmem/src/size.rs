@@ -1,0 +1,150 @@
+//! Sizes as people write them: `4GiB`, `512MB`, `1e9`, `4096`.
+//!
+//! A number, whole or with a fraction or an exponent, and a unit: decimal `KB`, `MB`, `GB`, `TB`, binary `KiB`, `MiB`, `GiB`, `TiB`,
+//! or `B` or nothing for bytes. Case does not matter, nor does one space in between. What is not a whole number of bytes is
+//! rounded down. Zero, negative numbers and what does not fit 64 bits are refused.
+
+use std::str::FromStr;
+
+/// What is accepted, for messages.
+pub const ACCEPTED: &str = "a number of bytes such as 4096 or 1e9, or one with a unit such as 512MB (decimal) or 4GiB (binary)";
+
+const UNITS: [(&str, u64); 9] = [
+    ("kib", 1 << 10),
+    ("mib", 1 << 20),
+    ("gib", 1 << 30),
+    ("tib", 1 << 40),
+    ("kb", 1_000),
+    ("mb", 1_000_000),
+    ("gb", 1_000_000_000),
+    ("tb", 1_000_000_000_000),
+    ("b", 1),
+];
+
+/// A number of bytes, at least one.
+///
+/// ```
+/// use xlogmem::size::Size;
+///
+/// assert_eq!("4GiB".parse(), Ok(Size(4 << 30)));
+/// assert_eq!("1.5 kb".parse(), Ok(Size(1500)));
+/// assert!("4 GiBs".parse::<Size>().is_err());
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Size(pub u64);
+
+/// A text that is no size.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{value:?} is not a size: {reason}; expected {ACCEPTED}")]
+pub struct BadSize {
+    /// The text.
+    pub value: String,
+    /// What is wrong with it.
+    pub reason: &'static str,
+}
+
+impl FromStr for Size {
+    type Err = BadSize;
+
+    fn from_str(text: &str) -> Result<Self, BadSize> {
+        parse(text).map(Self).map_err(|reason| BadSize { value: text.to_owned(), reason })
+    }
+}
+
+fn parse(text: &str) -> Result<u64, &'static str> {
+    let lower = text.trim().to_ascii_lowercase();
+    let (number, unit) = UNITS
+        .iter()
+        .find_map(|(name, unit)| Some((lower.strip_suffix(name)?, *unit)))
+        .unwrap_or((&lower, 1));
+    let number = number.strip_suffix(' ').unwrap_or(number);
+    if number.is_empty() {
+        return Err("it has no number");
+    }
+    if let Ok(whole) = number.parse::<u64>() {
+        return match whole.checked_mul(unit) {
+            Some(0) => Err("it must be at least one byte"),
+            Some(bytes) => Ok(bytes),
+            None => Err("it does not fit 64 bits"),
+        };
+    }
+    // The standard parser also takes words such as "inf" and a sign.
+    if !number.bytes().all(|byte| byte.is_ascii_digit() || b".e+-".contains(&byte)) {
+        return Err("it has an unknown unit or is no number");
+    }
+    let value: f64 = number.parse().map_err(|_| "it is no number")?;
+    let bytes = value * unit as f64;
+    if bytes < 1.0 {
+        return Err("it must be at least one byte");
+    }
+    // The largest f64 below 2^64; casts of what is within the range are exact but for the fraction.
+    if bytes >= u64::MAX as f64 {
+        return Err("it does not fit 64 bits");
+    }
+    Ok(bytes as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_unit_is_what_its_name_says() {
+        for (text, bytes) in [
+            ("1", 1),
+            ("4096", 4096),
+            ("7b", 7),
+            ("2KB", 2_000),
+            ("2KiB", 2_048),
+            ("512MB", 512_000_000),
+            ("512mib", 512 << 20),
+            ("3 GB", 3_000_000_000),
+            ("4GiB", 4 << 30),
+            ("1TB", 1_000_000_000_000),
+            ("1TiB", 1 << 40),
+            ("1e9", 1_000_000_000),
+            ("1.5e3", 1_500),
+            ("1.5GiB", 3 << 29),
+            ("2e3KiB", 2_048_000),
+            ("18446744073709551615", u64::MAX),
+        ] {
+            assert_eq!(text.parse(), Ok(Size(bytes)), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_size_is_refused_by_name() {
+        for text in [
+            "",
+            " ",
+            "GiB",
+            "4G",
+            "4 XiB",
+            "4  GiB",
+            "-1",
+            "-1GiB",
+            "0",
+            "0KiB",
+            "0.5",
+            "1e-3",
+            "nan",
+            "inf",
+            "1e30",
+            "18446744073709551616",
+            "17000000TiB",
+            "0x10",
+            "1,000",
+            "4GiB4",
+            "1e",
+            "--",
+        ] {
+            let error = text.parse::<Size>().unwrap_err();
+            assert_eq!(error.value, text);
+            let message = error.to_string();
+            assert!(
+                message.contains(&format!("{text:?}")) && message.contains("4GiB"),
+                "{message}"
+            );
+        }
+    }
+}

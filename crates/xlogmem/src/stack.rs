@@ -1,0 +1,219 @@
+//! A device with one resource on it, as commands and benches compare them.
+//!
+//! Each stack opens the device for itself, so that no memory of a stack before it is left in a driver pool. It knows how much the
+//! device had to give at the most: metered where the resource announces it, asked of the driver pool where it does not.
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use xlog_cuda::device_runtime::{
+    AsyncCudaResource, DeviceMemoryResource, DirectCudaResource, GlobalDeviceBudget, PhysicalMeter,
+    PoolConfig, PoolResource, PoolSnapshot, ResourceResult, StreamPool,
+};
+use xlog_cuda::{CudaDevice, DeviceSpec, Result};
+
+/// Which resource a stack has.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
+pub enum StackKind {
+    /// One raw driver allocation per block; tracks no uses.
+    Direct,
+    /// Stream-ordered allocation by the driver.
+    Async,
+    /// Memory sub-allocated from segments.
+    Pool,
+}
+
+impl StackKind {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Direct, Self::Async, Self::Pool];
+
+    /// Its name on the command line.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Direct => "direct",
+            Self::Async => "async",
+            Self::Pool => "pool",
+        }
+    }
+}
+
+impl fmt::Display for StackKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for StackKind {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
+        Self::ALL
+            .into_iter()
+            .find(|kind| kind.name() == text)
+            .ok_or_else(|| format!("there is no resource {text:?}; expected direct, async or pool"))
+    }
+}
+
+/// What a resource holds of the device, and the most it ever held.
+#[derive(Debug, Default)]
+struct Reserved {
+    now: AtomicUsize,
+    peak: AtomicUsize,
+}
+
+impl PhysicalMeter for Reserved {
+    fn take(&self, bytes: usize) -> ResourceResult<()> {
+        let now = self.now.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        self.peak.fetch_max(now, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn give(&self, bytes: usize) {
+        self.now.fetch_sub(bytes, Ordering::Relaxed);
+    }
+}
+
+/// A device with one resource on it.
+pub struct Stack {
+    resource: Arc<dyn DeviceMemoryResource + Send + Sync>,
+    pool: Option<Arc<PoolResource>>,
+    metered: Option<Arc<Reserved>>,
+    streams: Arc<StreamPool>,
+    device: Arc<CudaDevice>,
+}
+
+impl Stack {
+    /// Opens the device and builds the stack: at most `budget` bytes of blocks, if there is one, and `streams` streams.
+    pub fn open(
+        spec: DeviceSpec,
+        kind: StackKind,
+        budget: Option<u64>,
+        streams: usize,
+    ) -> Result<Self> {
+        let device = Arc::new(CudaDevice::open_spec(spec)?);
+        let ordinal = device.ordinal();
+        let streams = Arc::new(StreamPool::new(Arc::clone(&device), streams.max(1)));
+        let mut pool = None;
+        let mut resource: Arc<dyn DeviceMemoryResource + Send + Sync> = match kind {
+            StackKind::Direct => Arc::new(DirectCudaResource::new(Arc::clone(&device), ordinal)),
+            StackKind::Async => {
+                let streams = Arc::clone(&streams);
+                Arc::new(AsyncCudaResource::new(Arc::clone(&device), ordinal, streams))
+            }
+            StackKind::Pool => {
+                let (streams, config) = (Arc::clone(&streams), PoolConfig::default());
+                let made = PoolResource::new(Arc::clone(&device), ordinal, streams, config)?;
+                let made = Arc::new(made);
+                pool = Some(Arc::clone(&made));
+                made
+            }
+        };
+        // The driver pool is not metered: it would be asked at every request, and it keeps its own peak.
+        let metered = match kind {
+            StackKind::Async => None,
+            StackKind::Direct | StackKind::Pool => {
+                let meter = Arc::new(Reserved::default());
+                resource.meter_physical(Arc::clone(&meter) as Arc<dyn PhysicalMeter>)?;
+                Some(meter)
+            }
+        };
+        if let Some(limit) = budget {
+            let limit = usize::try_from(limit).unwrap_or(usize::MAX);
+            resource = Arc::new(GlobalDeviceBudget::over(resource, limit));
+        }
+        Ok(Self { resource, pool, metered, streams, device })
+    }
+
+    /// The device.
+    #[must_use]
+    pub fn device(&self) -> &Arc<CudaDevice> {
+        &self.device
+    }
+
+    /// Its streams.
+    #[must_use]
+    pub fn streams(&self) -> &Arc<StreamPool> {
+        &self.streams
+    }
+
+    /// The top of the stack.
+    #[must_use]
+    pub fn resource(&self) -> &(dyn DeviceMemoryResource + Send + Sync) {
+        &*self.resource
+    }
+
+    /// How the pool stands, if it has one.
+    #[must_use]
+    pub fn snapshot(&self) -> Option<PoolSnapshot> {
+        self.pool.as_ref().map(|pool| pool.snapshot())
+    }
+
+    /// The most bytes of the device that the stack ever held; `None` when the driver does not say.
+    #[must_use]
+    pub fn peak_reserved(&self) -> Option<u64> {
+        if let Some(metered) = &self.metered {
+            return Some(metered.peak.load(Ordering::Relaxed) as u64);
+        }
+        let pool = self.device.memory_pool().ok()?;
+        let usage = self.device.driver().async_pools()?.pool_usage(pool).ok()?;
+        Some(usage.reserved_peak)
+    }
+
+    /// Waits for everything and counts what was returned.
+    pub fn settle(&self) -> Result<()> {
+        self.device.synchronize()?;
+        self.resource.reap_pending()?;
+        Ok(())
+    }
+
+    /// Runs `bodies` as threads: logical ones, which the device schedules, under a seed.
+    pub fn run_threads<'a>(&self, bodies: Vec<Box<dyn FnOnce() + Send + 'a>>) {
+        match self.device.sim() {
+            Some(sim) => sim.run_threads(bodies),
+            None => std::thread::scope(|scope| {
+                for body in bodies {
+                    scope.spawn(body);
+                }
+            }),
+        }
+    }
+}
+
+impl fmt::Debug for Stack {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Stack")
+            .field("device", &self.device.spec())
+            .field("pool", &self.pool)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use xlog_cuda::StreamId;
+    use xlog_cuda::device_runtime::{AllocTag, ResourceError};
+
+    #[test]
+    fn every_stack_knows_what_the_device_gave_and_keeps_its_budget() {
+        for kind in StackKind::ALL {
+            let stack = Stack::open(DeviceSpec::Sim, kind, Some(1 << 20), 2).unwrap();
+            let resource = stack.resource();
+            let block =
+                resource.allocate(600 << 10, StreamId::DEFAULT, AllocTag::UNTAGGED).unwrap();
+            let refused = resource.allocate(600 << 10, StreamId::DEFAULT, AllocTag::UNTAGGED);
+            assert!(matches!(refused, Err(ResourceError::OutOfBudget { .. })), "{kind}");
+            resource.deallocate(block).unwrap();
+            stack.settle().unwrap();
+            assert_eq!(resource.bytes_outstanding(), 0);
+            assert!(stack.peak_reserved().unwrap() >= 600 << 10, "{kind}");
+            assert_eq!(stack.snapshot().is_some(), kind == StackKind::Pool);
+            assert_eq!(kind.name().parse(), Ok(kind));
+        }
+        assert!("fast".parse::<StackKind>().unwrap_err().contains("\"fast\""));
+    }
+}

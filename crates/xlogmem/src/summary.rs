@@ -1,0 +1,329 @@
+//! `xlogmem summary`: a log in numbers.
+//!
+//! Records are taken by their order in the history, in bounded memory; how many came too late for that is in the report.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use serde::Serialize;
+use xlog_trace::{Ordered, Source, Summary, Usage};
+
+use crate::Output;
+use crate::cli::Refusal;
+use crate::convert::LogFormat;
+use crate::convert::input::{Input, ReadingReport, Strict};
+use crate::page::{Page, size};
+
+const SCHEMA: u32 = 1;
+/// Rows shown of each table; the JSON has all.
+const ROWS: usize = 10;
+
+/// What `summary` takes.
+#[derive(Args, Debug)]
+#[command(
+    after_help = "Exit status: 0 read, also when bad records were skipped; 1 the log cannot be read, or --strict found \
+                        something bad; 2 the command line was refused."
+)]
+pub(crate) struct SummaryArguments {
+    /// The log: xtrace, csv or rmm-csv
+    #[arg(value_name = "LOG")]
+    log: PathBuf,
+
+    /// Its format, where its beginning is damaged [default: what the file begins with]
+    #[arg(long, value_name = "FORMAT")]
+    from: Option<String>,
+
+    /// Stop at the first bad record instead of skipping it
+    #[arg(long)]
+    strict: bool,
+
+    /// Print one JSON object instead of text
+    #[arg(long)]
+    json: bool,
+}
+
+/// What is under one name.
+#[derive(Serialize, Debug)]
+struct Held {
+    name: String,
+    allocations: u64,
+    frees: u64,
+    failures: u64,
+    total_bytes: u64,
+    live_bytes: u64,
+    live_blocks: u64,
+    peak_bytes: u64,
+    peak_blocks: u64,
+}
+
+impl Held {
+    fn new(name: &str, usage: &Usage) -> Self {
+        Self {
+            name: name.to_owned(),
+            allocations: usage.allocations,
+            frees: usage.frees,
+            failures: usage.failures,
+            total_bytes: usage.total_bytes,
+            live_bytes: usage.live_bytes,
+            live_blocks: usage.live_blocks,
+            peak_bytes: usage.peak_bytes,
+            peak_blocks: usage.peak_blocks,
+        }
+    }
+}
+
+/// Requests of one power of two of sizes.
+#[derive(Serialize, Debug)]
+struct SizeRow {
+    /// The least size that counts here.
+    from: u64,
+    requests: u64,
+}
+
+#[derive(Serialize, Debug)]
+struct LeakRow {
+    pointer: String,
+    bytes: u64,
+    tag: String,
+    stream: Option<u32>,
+    thread: u64,
+    order: u64,
+    age_nanos: u64,
+}
+
+#[derive(Serialize, Debug)]
+struct Named {
+    name: String,
+    count: u64,
+}
+
+/// The numbers, in the shape of their JSON. Every field is always there.
+#[derive(Serialize, Debug, Default)]
+struct Numbers {
+    actions: Vec<Named>,
+    paths: Vec<Named>,
+    failures: Vec<Named>,
+    total: Option<Held>,
+    peak_order: u64,
+    peak_time_nanos: u64,
+    duration_nanos: u64,
+    by_tag: Vec<Held>,
+    by_stream: Vec<Held>,
+    by_device: Vec<Held>,
+    sizes: Vec<SizeRow>,
+    leaks: Vec<LeakRow>,
+    unknown_frees: u64,
+    missing_frees: u64,
+    /// Records that came too late for their place in the history; none means that peaks are exact.
+    late_records: u64,
+}
+
+#[derive(Serialize, Debug)]
+struct Report {
+    schema: u32,
+    ok: bool,
+    error: Option<String>,
+    log: String,
+    format: Option<&'static str>,
+    reading: Option<ReadingReport>,
+    numbers: Option<Numbers>,
+}
+
+/// Runs the command.
+pub(crate) fn run(arguments: &SummaryArguments) -> Result<Output, Refusal> {
+    let from = arguments.from.as_deref().map(LogFormat::parse_input).transpose();
+    let from = from.map_err(|error| Refusal::Line(format!("--from: {error}")))?;
+    let mut report = Report {
+        schema: SCHEMA,
+        ok: false,
+        error: None,
+        log: arguments.log.display().to_string(),
+        format: None,
+        reading: None,
+        numbers: None,
+    };
+    let input = Input::new(&arguments.log, from, Strict(arguments.strict));
+    report.error = sum_up(&input, &mut report).err();
+    report.ok = report.error.is_none();
+    let failure = report.error.clone();
+    let text = match arguments.json {
+        true => crate::json_text(&report),
+        false => Ok(render(&report)),
+    };
+    Ok(Output::new(text, failure))
+}
+
+fn sum_up(input: &Input<'_>, report: &mut Report) -> Result<(), String> {
+    let source = input.open().map_err(|error| input.blame(&error))?;
+    report.format = Some(LogFormat::from(source.format()).name());
+    let mut source = Ordered::new(source);
+    let summary = Summary::of(&mut source);
+    report.reading = Some(ReadingReport::new(source.report()));
+    let summary = summary.map_err(|error| input.blame(&error))?;
+    report.numbers = Some(Numbers::new(&summary, source.late()));
+    Ok(())
+}
+
+impl Numbers {
+    fn new(summary: &Summary, late_records: u64) -> Self {
+        let all = |rows: &[(String, Usage)]| {
+            rows.iter().map(|(name, usage)| Held::new(name, usage)).collect()
+        };
+        let named = |name: &dyn ToString, count: u64| Named { name: name.to_string(), count };
+        Self {
+            actions: summary.actions.iter().map(|(name, count)| named(name, *count)).collect(),
+            paths: summary.paths.iter().map(|(name, count)| named(name, *count)).collect(),
+            failures: summary.failures.iter().map(|(name, count)| named(name, *count)).collect(),
+            total: Some(Held::new("all", &summary.total)),
+            peak_order: summary.peak_order,
+            peak_time_nanos: summary.peak_time_nanos,
+            duration_nanos: summary.time_nanos.map_or(0, |(first, last)| last - first),
+            by_tag: all(&summary.by_tag),
+            by_stream: all(&summary.by_stream),
+            by_device: summary
+                .by_device
+                .iter()
+                .map(|(device, usage)| Held::new(&device.to_string(), usage))
+                .collect(),
+            sizes: sizes(&summary.sizes),
+            leaks: summary
+                .leaks
+                .iter()
+                .map(|leak| LeakRow {
+                    pointer: format!("{:#x}", leak.block.ptr),
+                    bytes: leak.block.charged,
+                    tag: leak.tag.clone(),
+                    stream: leak.block.stream,
+                    thread: leak.block.thread,
+                    order: leak.block.order,
+                    age_nanos: leak.age_nanos,
+                })
+                .collect(),
+            unknown_frees: summary.unknown_frees,
+            missing_frees: summary.missing_frees,
+            late_records,
+        }
+    }
+}
+
+fn sizes(histogram: &[u64; 65]) -> Vec<SizeRow> {
+    let rows = histogram.iter().enumerate().filter(|(_, requests)| **requests > 0);
+    // Entry n counts sizes of n significant bits.
+    rows.map(|(bits, &requests)| SizeRow {
+        from: (1_u64 << bits.min(64).saturating_sub(1)) * u64::from(bits > 0),
+        requests,
+    })
+    .collect()
+}
+
+fn render(report: &Report) -> String {
+    let mut page = Page::default();
+    page.title("Log");
+    page.line("file", &report.log);
+    if let Some(format) = report.format {
+        page.line("format", format);
+    }
+    if let Some(reading) = &report.reading {
+        reading.render(&mut page);
+    }
+    if let Some(numbers) = &report.numbers {
+        figures(&mut page, numbers);
+    }
+    let verdict = match (&report.error, report.numbers.as_ref().and_then(|n| n.total.as_ref())) {
+        (Some(error), _) => error.clone(),
+        (None, Some(total)) if total.live_blocks > 0 => format!(
+            "{}: {} in {} blocks was never freed",
+            report.log,
+            size(total.live_bytes),
+            total.live_blocks
+        ),
+        (None, _) => format!("{}: every block was freed", report.log),
+    };
+    page.close(&verdict)
+}
+
+fn figures(page: &mut Page, numbers: &Numbers) {
+    page.title("Memory");
+    if let Some(total) = &numbers.total {
+        page.line(
+            "calls",
+            &format!(
+                "{} allocations, {} frees, {} failures",
+                total.allocations, total.frees, total.failures
+            ),
+        );
+        page.line("peak", &format!("{} in {} blocks", size(total.peak_bytes), total.peak_blocks));
+        page.line("at", &format!("order {}", numbers.peak_order));
+        page.line(
+            "at the end",
+            &format!("{} in {} blocks", size(total.live_bytes), total.live_blocks),
+        );
+    }
+    page.line("duration", &format!("{:.3} s", numbers.duration_nanos as f64 / 1e9));
+    if numbers.unknown_frees + numbers.missing_frees + numbers.late_records > 0 {
+        page.line(
+            "gaps",
+            &format!(
+                "{} frees of unknown blocks, {} frees missing, {} records out of order",
+                numbers.unknown_frees, numbers.missing_frees, numbers.late_records
+            ),
+        );
+    }
+    for failure in &numbers.failures {
+        page.line("failed", &format!("{} times: {}", failure.count, failure.name));
+    }
+    table(page, "By tag", &numbers.by_tag);
+    table(page, "By stream", &numbers.by_stream);
+    if numbers.by_device.len() > 1 {
+        table(page, "By device", &numbers.by_device);
+    }
+    page.title("Sizes");
+    for row in &numbers.sizes {
+        page.line(&format!("from {}", size(row.from)), &format!("{} requests", row.requests));
+    }
+    if !numbers.leaks.is_empty() {
+        page.title("Never freed");
+    }
+    for leak in numbers.leaks.iter().take(ROWS) {
+        let tag = if leak.tag.is_empty() { "untagged" } else { &leak.tag };
+        page.line(
+            &leak.pointer,
+            &format!(
+                "{}, {tag}, order {}, age {:.3} s",
+                size(leak.bytes),
+                leak.order,
+                leak.age_nanos as f64 / 1e9
+            ),
+        );
+    }
+    more(page, numbers.leaks.len());
+}
+
+fn table(page: &mut Page, title: &str, rows: &[Held]) {
+    page.title(title);
+    for row in rows.iter().take(ROWS) {
+        let name = if row.name.is_empty() { "untagged" } else { &row.name };
+        // A long name has its place on a line of its own, above its figures.
+        let mut label = name;
+        if name.chars().count() > 18 {
+            page.line("", name);
+            label = "";
+        }
+        page.line(
+            label,
+            &format!(
+                "peak {}, at the end {}, {} allocations",
+                size(row.peak_bytes),
+                size(row.live_bytes),
+                row.allocations
+            ),
+        );
+    }
+    more(page, rows.len());
+}
+
+fn more(page: &mut Page, rows: usize) {
+    if rows > ROWS {
+        page.line("", &format!("and {} more; --json has them", rows - ROWS));
+    }
+}

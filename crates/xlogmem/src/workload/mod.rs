@@ -1,0 +1,132 @@
+//! Workloads: sequences of allocations and frees, made from a seed alone.
+//!
+//! A workload knows nothing of devices. It drives a [`Target`], which may be a resource, a model, or nothing at all: the same seed
+//! gives the same sequence as long as the target fails nothing, and [`Tally::check`] says so in one number.
+
+pub mod logs;
+mod minstd;
+mod random_allocations;
+mod small_blocks;
+
+pub use minstd::Minstd;
+pub use random_allocations::{CAP_BYTES, RandomAllocations};
+pub use small_blocks::{Sizes, SmallBlocks, draw_size};
+
+/// What a workload allocates from.
+pub trait Target {
+    /// What stands for a live block.
+    type Block;
+    /// Why the whole run ends.
+    type Error;
+
+    /// A block, or `None` when there is no memory for it, which the workload goes on without.
+    fn allocate(&mut self, bytes: u64) -> Result<Option<Self::Block>, Self::Error>;
+
+    /// Gives a block back.
+    fn free(&mut self, block: Self::Block) -> Result<(), Self::Error>;
+}
+
+/// The target that does nothing: for the cost and the check value of a workload itself.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Nothing;
+
+impl Target for Nothing {
+    type Block = ();
+    type Error = std::convert::Infallible;
+
+    fn allocate(&mut self, _bytes: u64) -> Result<Option<()>, Self::Error> {
+        Ok(Some(()))
+    }
+
+    fn free(&mut self, (): ()) -> Result<(), Self::Error> {
+        Ok(())
+    }
+}
+
+/// What a workload did. Blocks that are live at its end are freed after that and not counted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct Tally {
+    /// Blocks allocated.
+    pub allocations: u64,
+    /// Blocks freed by the workload.
+    pub frees: u64,
+    /// Requests that the target had no memory for.
+    pub failures: u64,
+    /// Most blocks live at a time.
+    pub peak_blocks: u64,
+    /// Most requested bytes live at a time.
+    pub peak_bytes: u64,
+    /// FNV-1a over the sequence: (1, size) for each allocation, (2, index) for each free, as little-endian 64-bit pairs.
+    pub check: u64,
+}
+
+impl Default for Tally {
+    fn default() -> Self {
+        Self {
+            allocations: 0,
+            frees: 0,
+            failures: 0,
+            peak_blocks: 0,
+            peak_bytes: 0,
+            check: 14_695_981_039_346_656_037,
+        }
+    }
+}
+
+impl Tally {
+    fn note(&mut self, kind: u64, value: u64) {
+        for byte in kind.to_le_bytes().into_iter().chain(value.to_le_bytes()) {
+            self.check = (self.check ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
+        }
+    }
+}
+
+/// The live blocks of a run, and what it did so far.
+struct Run<'a, T: Target> {
+    target: &'a mut T,
+    live: Vec<(T::Block, u64)>,
+    bytes: u64,
+    tally: Tally,
+}
+
+impl<'a, T: Target> Run<'a, T> {
+    fn new(target: &'a mut T) -> Self {
+        Self { target, live: Vec::new(), bytes: 0, tally: Tally::default() }
+    }
+
+    /// True when there was memory for it.
+    fn allocate(&mut self, bytes: u64) -> Result<bool, T::Error> {
+        let Some(block) = self.target.allocate(bytes)? else {
+            self.tally.failures += 1;
+            return Ok(false);
+        };
+        self.live.push((block, bytes));
+        self.bytes += bytes;
+        self.tally.allocations += 1;
+        self.tally.peak_blocks = self.tally.peak_blocks.max(self.live.len() as u64);
+        self.tally.peak_bytes = self.tally.peak_bytes.max(self.bytes);
+        self.tally.note(1, bytes);
+        Ok(true)
+    }
+
+    /// Frees the live block that `draw` leads to; the last one takes its place.
+    fn free(&mut self, draw: u64) -> Result<(), T::Error> {
+        let Some(at) = draw.checked_rem(self.live.len() as u64) else { return Ok(()) };
+        let (block, bytes) = self.live.swap_remove(at as usize);
+        self.bytes -= bytes;
+        self.tally.frees += 1;
+        self.tally.note(2, at);
+        self.target.free(block)
+    }
+
+    /// Frees what is left; also after a failure, so that nothing leaks.
+    fn end(mut self, outcome: Result<(), T::Error>) -> Result<Tally, T::Error> {
+        let mut outcome = outcome;
+        for (block, _) in self.live.drain(..) {
+            let freed = self.target.free(block);
+            outcome = outcome.and(freed);
+        }
+        outcome.map(|()| self.tally)
+    }
+}

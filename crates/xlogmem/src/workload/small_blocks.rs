@@ -1,0 +1,152 @@
+//! Small blocks: the sizes of scalars, counters and short columns, thousands of them alive at a time.
+
+use std::str::FromStr;
+
+use super::{Minstd, Run, Tally, Target};
+
+/// How sizes are spread.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+#[non_exhaustive]
+pub enum Sizes {
+    /// Every size as likely as another.
+    #[default]
+    Uniform,
+    /// Every power of two as likely as another.
+    LogUniform,
+}
+
+impl Sizes {
+    /// Its name on the command line.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Uniform => "uniform",
+            Self::LogUniform => "log-uniform",
+        }
+    }
+}
+
+impl FromStr for Sizes {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "uniform" => Ok(Self::Uniform),
+            "log-uniform" => Ok(Self::LogUniform),
+            _ => Err("expected uniform or log-uniform".to_owned()),
+        }
+    }
+}
+
+/// A size from `low` to `high`, both included.
+pub fn draw_size(random: &mut Minstd, sizes: Sizes, low: u64, high: u64) -> u64 {
+    match sizes {
+        Sizes::Uniform => random.draw(low, high),
+        Sizes::LogUniform => {
+            let part = random.draw(0, 1 << 30) as f64 / (1_u64 << 30) as f64;
+            let low_log = (low as f64).ln();
+            let size = (low_log + part * ((high as f64).ln() - low_log)).exp();
+            (size as u64).clamp(low, high.max(low))
+        }
+    }
+}
+
+/// Fills up to a number of blocks, then frees or allocates at random below that, ten times as often.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct SmallBlocks {
+    /// Most blocks live at a time.
+    pub blocks: u64,
+    /// The smallest size.
+    pub min_bytes: u64,
+    /// The largest size.
+    pub max_bytes: u64,
+    /// How sizes are spread.
+    pub sizes: Sizes,
+    /// What the generator begins with.
+    pub seed: u64,
+}
+
+impl SmallBlocks {
+    /// Blocks of 4 B to 4 KiB.
+    #[must_use]
+    pub fn new(blocks: u64, sizes: Sizes) -> Self {
+        Self { blocks, min_bytes: 4, max_bytes: 4096, sizes, seed: 1 }
+    }
+
+    /// The same from another seed.
+    #[must_use]
+    pub fn with_seed(mut self, seed: u64) -> Self {
+        self.seed = seed;
+        self
+    }
+
+    /// The same with sizes up to this.
+    #[must_use]
+    pub fn with_max_bytes(mut self, bytes: u64) -> Self {
+        self.max_bytes = bytes;
+        self.min_bytes = self.min_bytes.min(bytes);
+        self
+    }
+
+    /// Runs it. A request that the target has no memory for is left out.
+    pub fn run<T: Target>(&self, target: &mut T) -> Result<Tally, T::Error> {
+        let mut run = Run::new(target);
+        let outcome = self.steps(&mut run);
+        run.end(outcome)
+    }
+
+    fn steps<T: Target>(&self, run: &mut Run<'_, T>) -> Result<(), T::Error> {
+        let mut random = Minstd::new(self.seed);
+        let size =
+            |random: &mut Minstd| draw_size(random, self.sizes, self.min_bytes, self.max_bytes);
+        for _ in 0..self.blocks {
+            let bytes = size(&mut random);
+            run.allocate(bytes)?;
+        }
+        for _ in 0..self.blocks.saturating_mul(10) {
+            let live = run.live.len() as u64;
+            if live > 0 && random.draw(0, 1) == 0 {
+                run.free(random.draw(0, live - 1))?;
+            } else if live < self.blocks {
+                let bytes = size(&mut random);
+                run.allocate(bytes)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Nothing;
+    use super::*;
+
+    #[test]
+    fn sizes_stay_in_bounds_and_are_spread_as_their_name_says() {
+        let mut random = Minstd::new(1);
+        let mut median = |sizes| {
+            let mut drawn: Vec<_> =
+                (0..10_001).map(|_| draw_size(&mut random, sizes, 4, 4096)).collect();
+            drawn.sort_unstable();
+            assert!(drawn[0] >= 4 && drawn[10_000] <= 4096);
+            assert!(drawn[0] < 20 && drawn[10_000] > 4000);
+            drawn[5_000]
+        };
+        assert!((1_900..2_200).contains(&median(Sizes::Uniform)));
+        // The middle of the powers of two from 2^2 to 2^12.
+        assert!((110..150).contains(&median(Sizes::LogUniform)));
+    }
+
+    #[test]
+    fn the_same_seed_is_the_same_sequence_and_another_is_not() {
+        let run = |seed| {
+            let Ok(tally) = SmallBlocks::new(500, Sizes::Uniform).with_seed(seed).run(&mut Nothing);
+            tally
+        };
+        assert_eq!(run(3), run(3));
+        assert_ne!(run(3).check, run(4).check);
+        assert_eq!(run(3).peak_blocks, 500);
+        assert!(run(3).allocations > 2_000, "{:?}", run(3));
+    }
+}

@@ -1,0 +1,265 @@
+//! `xlogmem convert`, `summary` and `generate` as their users meet them.
+
+// Helpers of tests fail tests.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod scratch;
+mod support;
+
+use scratch::{Scratch, bad, good, page, run};
+use support::{assert_refused, text};
+
+/// Three allocations, two frees, one failure; one block is never freed.
+const RMM: &str = "Thread,Time,Action,Pointer,Size,Stream
+7,10:00:00.000001,allocate,0x7f0000000000,1000,0x2
+7,10:00:00.000002,allocate,0x7f0000001000,500,0x55aa00
+8,10:00:00.000003,allocate failure,(nil),99999999,0
+7,10:00:00.000004,free,0x7f0000000000,1000,0x2
+8,10:00:00.000005,allocate,0x7f0000000000,64,0x2
+8,10:00:00.000006,free,0x7f0000001000,500,0x55aa00
+";
+
+#[test]
+fn every_kind_of_log_is_made_the_same_from_the_same_seed_and_sums_up() {
+    let scratch = Scratch::new("generate");
+    for kind in ["dataframe", "llm", "datalog"] {
+        let (one, two, other) = (
+            scratch.path(&format!("{kind}-1.xtrace")),
+            scratch.path(&format!("{kind}-2.xtrace")),
+            scratch.path(&format!("{kind}-3.xtrace")),
+        );
+        let make = |path: &str, seed: &str| {
+            good(&["generate", kind, "-o", path, "--records", "5000", "--seed", seed])
+        };
+        let made = make(&one, "3");
+        make(&two, "3");
+        make(&other, "4");
+        let read = |path: &str| std::fs::read(path).unwrap();
+        assert_eq!(read(&one), read(&two), "{kind}: the same seed");
+        assert_ne!(read(&one), read(&other), "{kind}: another seed");
+
+        let records = made["records"].as_u64().unwrap();
+        assert!((5_000..10_000).contains(&records), "{made:#}");
+        let summary = good(&["summary", &one]);
+        assert_eq!(summary["reading"]["records"], records);
+        let numbers = &summary["numbers"];
+        let total = &numbers["total"];
+        // All is freed, nothing overlaps or is freed twice, and no other record is there.
+        assert_eq!((&total["live_blocks"], &total["failures"]), (&0.into(), &0.into()));
+        assert_eq!((&numbers["unknown_frees"], &numbers["missing_frees"]), (&0.into(), &0.into()));
+        assert_eq!(total["allocations"], total["frees"]);
+        assert_eq!(total["allocations"].as_u64().unwrap() * 2, records);
+        assert_eq!(total["peak_blocks"], made["peak_blocks"]);
+        assert!(numbers["by_tag"].as_array().unwrap().len() >= 8, "{numbers:#}");
+        assert!(numbers["by_stream"].as_array().unwrap().len() >= 2);
+        let sizes: u64 = numbers["sizes"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|row| row["requests"].as_u64().unwrap())
+            .sum();
+        assert_eq!(total["allocations"], sizes);
+    }
+}
+
+#[test]
+fn scale_makes_blocks_larger_and_not_more() {
+    let scratch = Scratch::new("scale");
+    for kind in ["dataframe", "llm", "datalog"] {
+        let peak = |scale: &str| {
+            let path = scratch.path(&format!("{kind}-{scale}.csv"));
+            let report =
+                good(&["generate", kind, "-o", &path, "--records", "3000", "--scale", scale]);
+            report["peak_bytes"].as_u64().unwrap()
+        };
+        assert!(peak("4") > 2 * peak("0.5"), "{kind}");
+    }
+}
+
+#[test]
+fn a_log_survives_a_journey_through_every_format() {
+    let scratch = Scratch::new("journey");
+    let [first, csv, back, rmm, again] =
+        ["a.xtrace", "b.csv", "c.xtrace", "d.rmm.csv", "e.rmm.csv"].map(|name| scratch.path(name));
+    let made = good(&["generate", "datalog", "-o", &first, "--records", "2000"]);
+    let report = good(&["convert", &first, &csv]);
+    assert_eq!((&report["from"], &report["to"]), (&"xtrace".into(), &"csv".into()));
+    assert_eq!(report["written"], made["records"]);
+    assert_eq!((&report["left_out"], &report["reading"]["skipped"]), (&0.into(), &0.into()));
+    good(&["convert", &csv, &back]);
+    let summary = |path: &str| {
+        let mut report = good(&["summary", path]);
+        let numbers = report["numbers"].as_object_mut().unwrap();
+        // CSV has times of day.
+        numbers.remove("peak_time_nanos");
+        report["numbers"].clone()
+    };
+    assert_eq!(summary(&first), summary(&csv));
+    assert_eq!(summary(&first), summary(&back));
+
+    good(&["convert", &back, &rmm]);
+    good(&["convert", &rmm, &csv]);
+    good(&["convert", &csv, &again]);
+    assert_eq!(std::fs::read(&rmm).unwrap(), std::fs::read(&again).unwrap());
+    assert!(scratch.names().iter().all(|name| !name.contains(".part")), "{:?}", scratch.names());
+}
+
+#[test]
+fn exports_are_what_other_tools_open() {
+    let scratch = Scratch::new("exports");
+    let rmm = scratch.write("in.csv", RMM);
+    let (json, pickle) = (scratch.path("out.json"), scratch.path("out.pickle"));
+    let report = good(&["convert", &rmm, &json]);
+    assert_eq!((&report["from"], &report["to"]), (&"rmm-csv".into(), &"chrome".into()));
+    let trace: serde_json::Value = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
+    let events = trace["traceEvents"].as_array().unwrap();
+    assert_eq!(report["written"], events.len());
+    let report = good(&["convert", &rmm, &pickle]);
+    assert_eq!(report["reading"]["records"], 6);
+    assert!(report["written"].as_u64().unwrap() >= 5, "{report:#}");
+    let bytes = std::fs::read(&pickle).unwrap();
+    assert!(bytes.starts_with(&[0x80]) && bytes.ends_with(b"."), "a pickle");
+    assert_eq!(report["bytes"], bytes.len());
+    // The format may also be said, whatever the name.
+    let named = scratch.path("trace");
+    good(&["convert", &rmm, &named, "--to", "torch"]);
+    assert_eq!(std::fs::read(&named).unwrap(), bytes);
+}
+
+#[test]
+fn a_log_may_be_converted_onto_itself() {
+    let scratch = Scratch::new("itself");
+    let path = scratch.write("log.csv", RMM);
+    good(&["convert", &path, &path, "--to", "csv"]);
+    let report = good(&["summary", &path]);
+    assert_eq!((&report["format"], &report["reading"]["records"]), (&"csv".into(), &6.into()));
+}
+
+#[cfg(unix)]
+#[test]
+fn an_output_that_is_no_plain_file_is_written_to_and_stays_what_it_is() {
+    let scratch = Scratch::new("special");
+    let rmm = scratch.write("log.csv", RMM);
+    let (target, link) = (scratch.write("target.csv", "old"), scratch.path("link.csv"));
+    std::os::unix::fs::symlink(&target, &link).unwrap();
+    good(&["convert", &rmm, &link]);
+    assert!(std::fs::symlink_metadata(&link).unwrap().is_symlink());
+    assert!(std::fs::read_to_string(&target).unwrap().starts_with("thread,"));
+    good(&["convert", &rmm, "/dev/null", "--to", "csv"]);
+    assert!(!std::fs::metadata("/dev/null").unwrap().is_file());
+}
+
+#[test]
+fn the_summary_names_who_holds_what_and_what_was_never_freed() {
+    let scratch = Scratch::new("summary");
+    let path = scratch.write("log.csv", RMM);
+    let report = good(&["summary", &path]);
+    let numbers = &report["numbers"];
+    assert_eq!((&report["schema"], &report["format"]), (&1.into(), &"rmm-csv".into()));
+    let total = &numbers["total"];
+    assert_eq!((&total["allocations"], &total["frees"]), (&3.into(), &2.into()));
+    assert_eq!((&total["peak_bytes"], &total["live_bytes"]), (&1500.into(), &64.into()));
+    assert_eq!((&total["failures"], &numbers["failures"][0]["count"]), (&1.into(), &1.into()));
+    let leak = &numbers["leaks"][0];
+    assert_eq!((&leak["pointer"], &leak["bytes"]), (&"0x7f0000000000".into(), &64.into()));
+    assert_eq!((&leak["thread"], &leak["age_nanos"]), (&8.into(), &1000.into()));
+    assert_eq!(numbers["by_stream"].as_array().unwrap().len(), 3, "{numbers:#}");
+    assert_eq!(numbers["sizes"][0]["from"], 64);
+
+    let text = page(&["summary", &path], 0);
+    for part in
+        ["3 allocations, 2 frees, 1 failures", "0x7f0000000000", "0x55aa00", "64 bytes in 1 blocks"]
+    {
+        assert!(text.contains(part), "{text} does not have {part}");
+    }
+    assert!(text.ends_with("was never freed\n"), "{text}");
+}
+
+#[test]
+fn bad_records_are_skipped_and_counted_or_stop_a_strict_reader() {
+    let scratch = Scratch::new("bad-records");
+    let path = scratch.write("log.csv", &RMM.replace("allocate failure,(nil)", "explode,(nil)"));
+    let out = scratch.path("out.xtrace");
+    let report = good(&["convert", &path, &out]);
+    assert_eq!((&report["written"], &report["reading"]["skipped"]), (&5.into(), &1.into()));
+    let first = report["reading"]["first_bad"].as_str().unwrap();
+    assert!(first.contains("line 4") && first.contains("explode"), "{first}");
+    assert!(page(&["convert", &path, &out], 0).contains("line 4"));
+
+    std::fs::remove_file(&out).unwrap();
+    for command in [&["convert", &path, &out, "--strict"][..], &["summary", &path, "--strict"]] {
+        bad(command, &[&path, "line 4", "expected", "explode", "2 records before it are good"]);
+    }
+    // Nothing is left of an output that did not come about.
+    assert_eq!(scratch.names(), ["log.csv"]);
+}
+
+#[test]
+fn what_is_no_log_is_said_to_be_none_with_its_name() {
+    let scratch = Scratch::new("no-log");
+    let out = scratch.path("out.csv");
+    let letter = scratch.write("letter.txt", "Dear reader,\n");
+    let empty = scratch.write("empty.xtrace", "");
+    let missing = scratch.path("missing.xtrace");
+    let folder = scratch.folder().to_str().unwrap();
+    for (path, words) in [
+        (letter.as_str(), ["not an allocation log", "Dear reader"]),
+        (&empty, ["not an allocation log", "nothing"]),
+        (&missing, ["opening the log", "missing.xtrace"]),
+        (folder, ["opening the log", "directory"]),
+    ] {
+        bad(&["convert", path, &out], &[&[path], &words[..]].concat());
+        bad(&["summary", path], &[&[path], &words[..]].concat());
+    }
+    assert!(!std::path::Path::new(&out).exists());
+    let rmm = scratch.write("rmm.csv", RMM);
+    bad(&["convert", &rmm, folder, "--to", "csv"], &[folder, "folder"]);
+    let nowhere = scratch.path("no/such/folder.csv");
+    bad(&["convert", &rmm, &nowhere], &[&nowhere]);
+    bad(&["generate", "llm", "-o", &nowhere], &[&nowhere]);
+}
+
+#[test]
+fn a_bad_command_line_is_refused_in_one_line() {
+    let scratch = Scratch::new("refused");
+    let rmm = scratch.write("rmm.csv", RMM);
+    let out = scratch.path("out.bin");
+    assert_refused(&run(&["convert", &rmm, &out]), &["out.bin", ".xtrace", "--to"]);
+    assert_refused(&run(&["convert", &rmm, &out, "--to", "xml"]), &["--to", "\"xml\"", "rmm-csv"]);
+    assert_refused(
+        &run(&["convert", &rmm, &out, "--to", "csv", "--from", "torch"]),
+        &["--from", "\"torch\"", "only written"],
+    );
+    assert_refused(&run(&["summary", &rmm, "--from", "json"]), &["--from", "\"json\"", "xtrace"]);
+    assert_refused(&run(&["convert", &rmm]), &["<OUT>"]);
+    assert_refused(&run(&["summary"]), &["<LOG>"]);
+    let csv = scratch.path("out.csv");
+    assert_refused(&run(&["generate", "poem", "-o", &csv]), &["\"poem\"", "datalog"]);
+    assert_refused(&run(&["generate", "llm"]), &["--output"]);
+    assert_refused(&run(&["generate", "llm", "-o", &scratch.path("x.json")]), &["chrome", ".csv"]);
+    for scale in ["0", "nan", "1e9"] {
+        assert_refused(
+            &run(&["generate", "llm", "-o", &csv, "--scale", scale]),
+            &["--scale", "0.001"],
+        );
+    }
+    assert_refused(&run(&["generate", "llm", "-o", &csv, "--records", "0"]), &["--records"]);
+    assert_eq!(scratch.names(), ["rmm.csv"]);
+}
+
+#[test]
+fn help_fits_a_terminal_and_says_the_exit_status() {
+    for command in [
+        &["convert", "--help"][..],
+        &["summary", "--help"],
+        &["generate", "--help"],
+        &["replay", "--help"],
+        &["run", "churn", "--help"],
+    ] {
+        let output = run(command);
+        assert_eq!(output.status.code(), Some(0), "{command:?}");
+        let page = text(&output.stdout);
+        assert!(page.lines().all(|line| line.chars().count() <= 80), "{page}");
+        assert!(page.contains("Exit status: 0"), "{page}");
+    }
+}
