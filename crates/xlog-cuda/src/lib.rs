@@ -33,6 +33,7 @@
 
 #![deny(unsafe_code)]
 
+mod bytes;
 #[cfg(feature = "conformance")]
 pub mod conformance;
 mod device;
@@ -49,6 +50,7 @@ mod spec;
 #[allow(unsafe_code)]
 mod stream;
 
+pub use bytes::ByteSize;
 pub use device::CudaDevice;
 pub use error::{Result, XlogError};
 pub use launch::LaunchRecorder;
@@ -61,5 +63,6 @@ pub use device_runtime::StreamId;
 
 pub use xlog_driver as driver;
 pub use xlog_driver::Gate;
+pub use xlog_ledger as ledger;
 pub use xlog_sim as sim;
 pub use xlog_sim::RaceReport;

@@ -3,6 +3,9 @@
 use clap::error::ErrorKind;
 use clap::{Args, Parser, Subcommand, value_parser};
 
+use crate::ledger::LedgerArguments;
+use crate::run::TenantsArguments;
+
 /// See, check and exercise device memory from the command line.
 #[derive(Parser, Debug)]
 #[command(name = "xlogmem", version, max_term_width = 80, disable_help_subcommand = true)]
@@ -18,6 +21,8 @@ struct Cli {
 pub(crate) enum Command {
     /// Say which device would be used and why, and check that it works
     Doctor(DoctorArguments),
+    /// Show who holds what of each device, among the processes that share it
+    Ledger(LedgerArguments),
     /// Run a workload on a device and verify what came of it
     #[command(subcommand, disable_help_subcommand = true)]
     Run(RunCommand),
@@ -43,6 +48,11 @@ pub(crate) enum RunCommand {
     /// are allocated on the stream that first needs them and dropped as soon as their last use is queued. The host waits for
     /// a sum only now and then, and compares every one with its own.
     Handoff(HandoffArguments),
+    /// Share one limit between processes and executors, and verify that it holds
+    ///
+    /// Starts several processes that share a ledger, each with several tenants under a budget. Together they want more than
+    /// there is. Every buffer is read back before it goes; the ledger is watched all the while.
+    Tenants(TenantsArguments),
     /// Allocate and free at random, and verify that no block was damaged
     ///
     /// Both ends of every block are written on the device and copied aside, in stream order, just before the block is freed. At
@@ -93,7 +103,7 @@ pub(crate) struct HandoffArguments {
     )]
     pub(crate) rows: u32,
 
-    /// The memory resource: async. The direct one tracks no uses and is refused
+    /// The memory resource: async or pool. The direct one tracks no uses and is refused
     #[arg(long, value_name = "NAME", default_value = "async")]
     pub(crate) resource: String,
 
@@ -144,6 +154,16 @@ pub(crate) fn parse_handoff(arguments: &[&str]) -> HandoffArguments {
     match Cli::try_parse_from(line).map(|cli| cli.command) {
         Ok(Command::Run(RunCommand::Handoff(arguments))) => arguments,
         other => panic!("not a handoff: {other:?}"),
+    }
+}
+
+/// The arguments of `run tenants`, as if given on the command line.
+#[cfg(test)]
+pub(crate) fn parse_tenants(arguments: &[&str]) -> TenantsArguments {
+    let line = ["xlogmem", "run", "tenants"].iter().chain(arguments);
+    match Cli::try_parse_from(line).map(|cli| cli.command) {
+        Ok(Command::Run(RunCommand::Tenants(arguments))) => arguments,
+        other => panic!("not a tenants run: {other:?}"),
     }
 }
 

@@ -9,6 +9,7 @@ mod cli;
 mod convert;
 mod doctor;
 mod generate;
+mod ledger;
 mod page;
 mod replay;
 mod run;
@@ -22,7 +23,9 @@ use cli::{Command, Refusal, RunCommand};
 fn main() -> ExitCode {
     let outcome = match cli::parse() {
         Ok(Command::Doctor(arguments)) => doctor::run(&arguments),
+        Ok(Command::Ledger(arguments)) => ledger::run(&arguments),
         Ok(Command::Run(RunCommand::Handoff(arguments))) => run::handoff(&arguments),
+        Ok(Command::Run(RunCommand::Tenants(arguments))) => run::tenants(&arguments),
         Ok(Command::Run(RunCommand::Churn(arguments))) => run::churn(&arguments),
         Ok(Command::Convert(arguments)) => convert::run(&arguments),
         Ok(Command::Summary(arguments)) => summary::run(&arguments),

@@ -29,6 +29,21 @@ impl Page {
         }
     }
 
+    /// A row of a table: the first cell and the last to the left, those between to the right.
+    pub(crate) fn columns(&mut self, cells: &[&str]) {
+        let mut line = String::new();
+        for (index, cell) in cells.iter().enumerate() {
+            // Writing to a string cannot fail.
+            let _ = match index {
+                0 => write!(line, "  {cell:<5}"),
+                _ if index + 1 == cells.len() => write!(line, "  {cell}"),
+                _ => write!(line, " {cell:>10}"),
+            };
+        }
+        self.0.push_str(line.trim_end());
+        self.0.push('\n');
+    }
+
     /// A line as it is, such as one of a table.
     pub(crate) fn row(&mut self, text: &str) {
         let _ = writeln!(self.0, "  {}", text.trim_end());
@@ -36,7 +51,9 @@ impl Page {
 
     /// The last words, after an empty line, and the whole text.
     pub(crate) fn close(mut self, verdict: &str) -> String {
-        self.0.push('\n');
+        if !self.0.is_empty() {
+            self.0.push('\n');
+        }
         for line in wrap(verdict, WIDTH) {
             self.0.push_str(&line);
             self.0.push('\n');

@@ -77,6 +77,50 @@ fn the_json_has_every_field_also_when_a_device_cannot_be_opened() {
 }
 
 #[test]
+fn the_limit_that_rules_and_the_state_of_the_ledger_are_shown() {
+    let asked = |variables: &[(&str, &str)], arguments: &[&str]| {
+        let mut command = xlogmem();
+        command.args(["doctor", "--device", "sim"]).args(arguments);
+        command.envs(variables.iter().copied()).output().unwrap()
+    };
+    let report = json(&asked(&[], &["--json"]));
+    assert_eq!(report["limit"]["ruled_by"], "device total less reserve");
+    assert_eq!(report["limit"]["effective_bytes"], 31_u64 << 30);
+    assert_eq!(report["ledger"]["state"], "off");
+
+    let budget = ("XLOG_DEVICE_BUDGET", "25%");
+    let report = json(&asked(&[budget], &["--json"]));
+    assert_eq!(report["limit"]["ruled_by"], "configuration");
+    assert_eq!(report["limit"]["effective_bytes"], 8_u64 << 30);
+
+    let directory = std::env::temp_dir().join(format!("xlogmem-doctor-{}", std::process::id()));
+    let place = directory.to_str().unwrap();
+    let variables = [budget, ("XLOG_DEVICE_LEDGER", place)];
+    let report = json(&asked(&variables, &["--json"]));
+    assert_eq!(report["ledger"]["state"], "absent");
+    assert_eq!(report["ledger"]["limit_bytes"], 8_u64 << 30);
+    assert!(!directory.exists(), "the doctor changes nothing");
+    let page = asked(&variables, &[]);
+    let page = text(&page.stdout);
+    for part in ["8 GiB, by configuration", "sim-0.ledger", "not there yet"] {
+        assert!(page.contains(part), "{part} is missing in {page}");
+    }
+
+    std::fs::create_dir(&directory).unwrap();
+    std::fs::write(directory.join("sim-0.ledger"), "nonsense").unwrap();
+    let output = asked(&variables, &["--json"]);
+    assert_eq!(output.status.code(), Some(1));
+    let report = json(&output);
+    assert_eq!((&report["ledger"]["state"], &report["ok"]), (&"refused".into(), &false.into()));
+    assert!(report["error"].as_str().unwrap().contains("sim-0.ledger"), "{report:#}");
+    std::fs::remove_dir_all(&directory).unwrap();
+
+    let output = asked(&[("XLOG_DEVICE_BUDGET", "lots")], &["--json"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stderr).contains("XLOG_DEVICE_BUDGET"), "{}", text(&output.stderr));
+}
+
+#[test]
 fn the_text_says_what_the_json_says_in_eighty_columns() {
     for spec in specs() {
         let report = json(&doctor(&["--device", &spec, "--json"]));

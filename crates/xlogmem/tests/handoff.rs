@@ -98,7 +98,10 @@ fn the_text_says_what_the_json_says_in_eighty_columns() {
 fn a_resource_that_tracks_no_uses_is_refused_with_the_one_that_does() {
     let words = ["--resource direct", "tracks no uses", "--resource async"];
     assert_refused(&handoff(&["--resource", "direct", "--device", "sim"]), &words);
-    for resource in ["pool", "fast", ""] {
+    let pooled =
+        json(&handoff(&["--resource", "pool", "--device", "sim", "--rounds", "50", "--json"]));
+    assert_eq!((&pooled["ok"], &pooled["resource"]), (&true.into(), &"pool".into()), "{pooled:#}");
+    for resource in ["fast", ""] {
         let quoted = format!("{resource:?}");
         assert_refused(&handoff(&["--resource", resource]), &["--resource", &quoted, "async"]);
     }

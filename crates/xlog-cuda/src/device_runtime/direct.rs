@@ -35,6 +35,8 @@ pub struct DirectCudaResource {
     ordinal: u32,
     table: BlockTable,
     outstanding: AtomicUsize,
+    /// What the outstanding blocks take of the device.
+    physical: AtomicUsize,
     allocations: AtomicU64,
     deallocations: AtomicU64,
     /// Blocks whose free failed half way.
@@ -51,6 +53,7 @@ impl DirectCudaResource {
             ordinal,
             table: BlockTable::new(ordinal),
             outstanding: AtomicUsize::new(0),
+            physical: AtomicUsize::new(0),
             allocations: AtomicU64::new(0),
             deallocations: AtomicU64::new(0),
             unfinished: Mutex::new(Vec::new()),
@@ -71,6 +74,12 @@ impl DirectCudaResource {
         self.meter.lock().clone()
     }
 
+    /// What a block of `bytes` takes of the device at least: the driver hands out whole steps of its alignment.
+    fn physical(&self, bytes: usize) -> usize {
+        let step = self.device.properties().allocation_alignment.max(1);
+        bytes.checked_next_multiple_of(step).unwrap_or(bytes)
+    }
+
     fn free(&self, generation: Generation) -> ResourceResult<()> {
         let Some(record) = self.table.at(generation) else { return Ok(()) };
         self.device.driver().synchronize()?;
@@ -82,8 +91,10 @@ impl DirectCudaResource {
         }
         let bytes = self.table.end(&[generation]);
         self.outstanding.fetch_sub(bytes, Ordering::AcqRel);
+        let physical = self.physical(bytes);
+        self.physical.fetch_sub(physical, Ordering::AcqRel);
         if let Some(meter) = self.meter() {
-            meter.give(bytes);
+            meter.give(physical);
         }
         Ok(())
     }
@@ -104,13 +115,14 @@ impl DeviceMemoryResource for DirectCudaResource {
         if bytes == 0 {
             return Err(ResourceError::zero_bytes());
         }
+        let physical = self.physical(bytes);
         let meter = self.meter();
         if let Some(meter) = &meter {
-            meter.take(bytes)?;
+            meter.take(physical)?;
         }
         let undo = |error: ResourceError| {
             if let Some(meter) = &meter {
-                meter.give(bytes);
+                meter.give(physical);
             }
             error
         };
@@ -123,6 +135,7 @@ impl DeviceMemoryResource for DirectCudaResource {
             return Err(undo(too_many_blocks()));
         };
         self.outstanding.fetch_add(bytes, Ordering::AcqRel);
+        self.physical.fetch_add(physical, Ordering::AcqRel);
         self.allocations.fetch_add(1, Ordering::Relaxed);
         Ok(DeviceBlock {
             ptr,
@@ -186,7 +199,7 @@ impl DeviceMemoryResource for DirectCudaResource {
     }
 
     fn meter_physical(&self, meter: Arc<dyn PhysicalMeter>) -> ResourceResult<()> {
-        meter.take(self.bytes_outstanding())?;
+        meter.take(self.physical.load(Ordering::Acquire))?;
         *self.meter.lock() = Some(meter);
         Ok(())
     }

@@ -5,6 +5,7 @@
 pub mod async_resource;
 pub mod budget;
 pub mod direct;
+pub mod ledger;
 pub mod logging;
 pub(crate) mod ordering;
 pub mod pool;
@@ -22,6 +23,7 @@ pub use budget::{
     TagUsage, WaitPolicy,
 };
 pub use direct::DirectCudaResource;
+pub use ledger::LedgerMeter;
 pub use logging::{
     BinarySink, CsvSink, InMemorySink, LogAction, LogRecord, LogResult, LoggingResource,
     LoggingSink, NullSink, QueryScope, ServedBy, SinkError,
@@ -33,7 +35,8 @@ pub use resource::{
     Generation, PhysicalMeter, ResourceError, ResourceResult, ResourceStatistics, StreamId,
 };
 pub use runtime::{
-    FailedFree, LeakReport, MAX_DEVICE_ORDINALS, RESOURCE_VARIABLE, ResourceKind, RuntimeConfig,
+    BUDGET_VARIABLE, FailedFree, LEDGER_VARIABLE, LeakReport, LedgerOutlook, LedgerSetting,
+    LedgerStatus, LimitSurvey, MAX_DEVICE_ORDINALS, RESOURCE_VARIABLE, ResourceKind, RuntimeConfig,
     XlogDeviceRuntime, set_failed_free_handler, set_leak_handler,
 };
 pub use statistics::{

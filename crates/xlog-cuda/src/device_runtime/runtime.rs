@@ -9,25 +9,38 @@
 //! that may still run. `table` holds the runtimes that the whole process shares, `config` says how one of those is built.
 
 mod config;
+mod joining;
+mod kind;
+mod limits;
 mod report;
+mod setting;
+mod stack;
 mod table;
 
 use std::fmt;
 use std::sync::Arc;
 
-use super::budget::BudgetReservation;
+use xlog_ledger::Snapshot;
+
+use self::limits::Capacity;
+use super::budget::{BudgetHandle, BudgetReservation, EffectiveLimit};
+use super::ledger::LedgerMeter;
 use super::resource::{
     Access, AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, ResourceError,
     ResourceResult, ResourceStatistics, StreamId,
 };
 use super::stream_pool::StreamPool;
 use crate::memory::{DeviceRepr, TrackedCudaSlice};
-use crate::{CudaDevice, Result};
+use crate::{CudaDevice, Result, XlogError};
 
-pub use config::{RESOURCE_VARIABLE, ResourceKind, RuntimeConfig};
+pub use config::{BUDGET_VARIABLE, LEDGER_VARIABLE, RESOURCE_VARIABLE, RuntimeConfig};
+pub use joining::{LedgerOutlook, LedgerStatus, LimitSurvey};
+pub use kind::ResourceKind;
 pub use report::{FailedFree, LeakReport, set_failed_free_handler, set_leak_handler};
 
-pub(crate) use report::{quietly, report_failed_free};
+pub use setting::LedgerSetting;
+
+pub(crate) use report::{quietly, report_failed_free, say};
 
 /// How many device ordinals the process-wide table has room for.
 pub const MAX_DEVICE_ORDINALS: usize = 16;
@@ -63,6 +76,16 @@ struct Core {
     resource: Arc<dyn DeviceMemoryResource + Send + Sync>,
     /// Why the parts do not fit together.
     mismatch: Option<ResourceError>,
+    oversight: Option<Oversight>,
+}
+
+/// What keeps a runtime that was built by configuration within its limits.
+#[derive(Debug)]
+struct Oversight {
+    budget: BudgetHandle,
+    capacity: Capacity,
+    ledger: LedgerStatus,
+    meter: Option<Arc<LedgerMeter>>,
 }
 
 impl XlogDeviceRuntime {
@@ -76,10 +99,47 @@ impl XlogDeviceRuntime {
         stream_pool: Arc<StreamPool>,
         resource: Box<dyn DeviceMemoryResource + Send + Sync>,
     ) -> Self {
-        let mismatch = mismatch(&device, device_ordinal, &stream_pool, &*resource);
+        Self::compose(device, device_ordinal, stream_pool, resource, None)
+    }
+
+    fn compose(
+        device: Arc<CudaDevice>,
+        ordinal: u32,
+        stream_pool: Arc<StreamPool>,
+        resource: Box<dyn DeviceMemoryResource + Send + Sync>,
+        oversight: Option<Oversight>,
+    ) -> Self {
+        let mismatch = mismatch(&device, ordinal, &stream_pool, &*resource);
         let resource = Arc::from(resource);
-        let core = Core { device, ordinal: device_ordinal, stream_pool, resource, mismatch };
-        Self { core: Arc::new(core) }
+        Self {
+            core: Arc::new(Core { device, ordinal, stream_pool, resource, mismatch, oversight }),
+        }
+    }
+
+    /// A runtime of its own on an open device, built as a shared one is: a budget over a resource, metered by a ledger.
+    ///
+    /// The device of the configuration is not looked at. A ledger that cannot be joined is an error, as
+    /// [`LedgerSetting`] says.
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use xlog_cuda::{ByteSize, CudaDevice};
+    /// use xlog_cuda::device_runtime::{AllocTag, RuntimeConfig, StreamId, XlogDeviceRuntime};
+    ///
+    /// let device = Arc::new(CudaDevice::open("sim")?);
+    /// let config = RuntimeConfig::default().with_budget("64MiB".parse()?);
+    /// let runtime = XlogDeviceRuntime::with_config(device, &config)?;
+    /// assert!(runtime.allocate((64 << 20) + 1, StreamId::DEFAULT, AllocTag("rows")).is_err());
+    /// assert_eq!(runtime.effective_limit().map(|limit| limit.bytes()), Some(64 << 20));
+    /// # Ok::<(), xlog_cuda::XlogError>(())
+    /// ```
+    pub fn with_config(device: Arc<CudaDevice>, config: &RuntimeConfig) -> Result<Self> {
+        stack::stack(device, config)
+    }
+
+    /// What a runtime built by `config` on this device would find: its limit, and the state of its ledger. Nothing is created.
+    pub fn survey(device: &CudaDevice, config: &RuntimeConfig) -> Result<LimitSurvey> {
+        joining::survey(device, config)
     }
 
     /// The runtime of this ordinal that the whole process shares, built at the first call.
@@ -87,7 +147,7 @@ impl XlogDeviceRuntime {
     /// One thread builds, the others wait and get the same runtime. It is built as [`XlogDeviceRuntime::configure`] said, else as
     /// the environment says ([`RuntimeConfig::from_environment`]): on GPU number `ordinal`, unless a simulated device is asked
     /// for by name. An ordinal outside the table, a bad setting and a device that cannot be opened are
-    /// [`XlogError::Kernel`](crate::XlogError::Kernel); the next call tries again.
+    /// [`XlogError::Kernel`]; the next call tries again.
     pub fn try_get(ordinal: u32) -> Result<&'static Self> {
         table::shared(ordinal).map(|runtime| &**runtime)
     }
@@ -137,6 +197,49 @@ impl XlogDeviceRuntime {
     #[must_use]
     pub fn resource(&self) -> &dyn DeviceMemoryResource {
         &*self.core.resource
+    }
+
+    /// The budget over everything; `None` for a runtime that was composed of parts.
+    #[must_use]
+    pub fn budget(&self) -> Option<&BudgetHandle> {
+        self.core.oversight.as_ref().map(|oversight| &oversight.budget)
+    }
+
+    /// How this runtime stands to the ledger of its device.
+    #[must_use]
+    pub fn ledger(&self) -> &LedgerStatus {
+        self.core.oversight.as_ref().map_or(&LedgerStatus::Off, |oversight| &oversight.ledger)
+    }
+
+    /// Who holds what in the ledger; `None` where there is none.
+    pub fn ledger_snapshot(&self) -> Result<Option<Snapshot>> {
+        let taken = self.ledger().ledger().map(|ledger| ledger.snapshot()).transpose();
+        taken.map_err(|error| XlogError::Resource(ResourceError::Ledger(error.to_string())))
+    }
+
+    /// The meter that counts this runtime's physical bytes in the ledger; `None` where there is none.
+    #[must_use]
+    pub fn ledger_meter(&self) -> Option<&Arc<LedgerMeter>> {
+        self.core.oversight.as_ref()?.meter.as_ref()
+    }
+
+    /// The least of all limits, and which one it is; `None` for a runtime that was composed of parts.
+    ///
+    /// The limit of the ledger is that of now. The budget keeps the one it was built with until
+    /// [`XlogDeviceRuntime::refresh_limit`]; physical bytes follow the ledger at once.
+    #[must_use]
+    pub fn effective_limit(&self) -> Option<EffectiveLimit> {
+        let oversight = self.core.oversight.as_ref()?;
+        // A ledger that cannot be read any more refuses what it is asked for; it sets no limit.
+        let agreed = oversight.ledger.ledger().and_then(|ledger| ledger.limit().ok());
+        Some(oversight.capacity.with_ledger(agreed))
+    }
+
+    /// Sets the budget to [`XlogDeviceRuntime::effective_limit`], after the limit of the ledger was changed.
+    pub fn refresh_limit(&self) -> Option<EffectiveLimit> {
+        let limit = self.effective_limit()?;
+        self.budget()?.set_limit(limit.bytes());
+        Some(limit)
     }
 
     /// The resource, if the parts fit together.
@@ -202,6 +305,11 @@ impl XlogDeviceRuntime {
     /// [`DeviceMemoryResource::reap_completed`].
     pub fn reap_completed(&self) -> ResourceResult<()> {
         self.checked()?.reap_completed()
+    }
+
+    /// [`DeviceMemoryResource::trim`].
+    pub fn trim(&self) -> ResourceResult<usize> {
+        self.checked()?.trim()
     }
 
     /// [`DeviceMemoryResource::record_block_use`].
@@ -362,6 +470,10 @@ impl Drop for Core {
             // Retired blocks have their free queued. A resource that counts no blocks at all has only its bytes to show.
             let uncounted = statistics.live_blocks == 0 && statistics.retired_blocks == 0;
             if statistics.live_blocks == 0 && !(uncounted && bytes > 0) {
+                // The device may stay open: what is cached on it would be counted by nobody once the ledger's slot is gone.
+                if self.oversight.as_ref().is_some_and(|oversight| oversight.meter.is_some()) {
+                    let _ = self.resource.trim();
+                }
                 return;
             }
             // Work on the live blocks may still run: nothing below them may go.
@@ -384,6 +496,8 @@ impl fmt::Debug for XlogDeviceRuntime {
             .field("stream_pool", &self.core.stream_pool)
             .field("statistics", &self.statistics())
             .field("mismatch", &self.core.mismatch)
+            .field("limit", &self.effective_limit())
+            .field("ledger", self.ledger())
             .finish_non_exhaustive()
     }
 }

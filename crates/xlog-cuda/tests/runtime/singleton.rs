@@ -8,15 +8,17 @@ use std::process::Command;
 use std::sync::{Arc, Barrier};
 
 use xlog_cuda::device_runtime::{
-    AllocTag, MAX_DEVICE_ORDINALS, ResourceKind, RuntimeConfig, StreamId, XlogDeviceRuntime,
+    AllocTag, MAX_DEVICE_ORDINALS, ResourceError, ResourceKind, RuntimeConfig, StreamId,
+    XlogDeviceRuntime,
 };
 use xlog_cuda::driver::DeviceKind;
 use xlog_cuda::{DeviceSpec, XlogError};
 
-const VARIABLES: [&str; 5] = [
+const VARIABLES: [&str; 6] = [
     "XLOG_DEVICE",
     "XLOG_DEVICE_RESOURCE",
     "XLOG_DEVICE_BUDGET",
+    "XLOG_DEVICE_LEDGER",
     "XLOG_DEVICE_LOG",
     "XLOG_DEVICE_GUARD",
 ];
@@ -147,10 +149,15 @@ fn settings_that_are_not_accepted_are_refused_by_name() {
     let cases = [
         ("XLOG_DEVICE", "gpu", "sim:SEED"),
         ("XLOG_DEVICE", "", "sim:SEED"),
-        ("XLOG_DEVICE_RESOURCE", "pool", "not available in this build"),
-        ("XLOG_DEVICE_RESOURCE", "Async", "\"async\" and \"direct\""),
-        ("XLOG_DEVICE_RESOURCE", "", "\"async\" and \"direct\""),
-        ("XLOG_DEVICE_BUDGET", "8g", "not available in this build"),
+        ("XLOG_DEVICE_RESOURCE", "Async", "\"async\", \"pool\" and \"direct\""),
+        ("XLOG_DEVICE_RESOURCE", "", "\"async\", \"pool\" and \"direct\""),
+        ("XLOG_DEVICE_BUDGET", "8g", "4GiB"),
+        ("XLOG_DEVICE_BUDGET", "", "4GiB"),
+        ("XLOG_DEVICE_BUDGET", "0", "nothing at all"),
+        ("XLOG_DEVICE_BUDGET", "101%", "more than the whole"),
+        ("XLOG_DEVICE_LEDGER", "", "\"off\""),
+        ("XLOG_DEVICE_LEDGER", "here", "absolute"),
+        ("XLOG_DEVICE_LEDGER", "/tmp/a b.ledger", "no device key"),
         ("XLOG_DEVICE_LOG", "", "not available in this build"),
         ("XLOG_DEVICE_GUARD", "on", "not available in this build"),
     ];
@@ -179,7 +186,7 @@ fn child_prints_the_error() {
 
 #[test]
 fn the_resource_is_the_one_the_environment_names() {
-    for (value, tracks) in [("async", "true"), ("direct", "false")] {
+    for (value, tracks) in [("async", "true"), ("pool", "true"), ("direct", "false")] {
         let variables = [("XLOG_DEVICE", "sim:8"), ("XLOG_DEVICE_RESOURCE", value)];
         let said = child("child_prints_what_it_got", &variables);
         assert!(said.contains(&format!("tracks {tracks} on sim:8")), "{said}");
@@ -197,6 +204,85 @@ fn child_prints_what_it_got() {
     let runtime = XlogDeviceRuntime::try_get(2).unwrap();
     let tracks = runtime.supports_block_use_tracking();
     println!("tracks {tracks} on {}", runtime.device().spec());
+}
+
+/// What the limits of the shared runtime are, as the environment sets them.
+#[test]
+fn the_budget_and_the_ledger_are_those_the_environment_names() {
+    let directory = std::env::temp_dir().join(format!("xlog-singleton-{}", std::process::id()));
+    let file = directory.join("team.ledger");
+    std::fs::create_dir_all(&directory).unwrap();
+    // Private, whatever the mask of whoever runs the tests.
+    #[cfg(unix)]
+    std::fs::set_permissions(&directory, std::os::unix::fs::PermissionsExt::from_mode(0o700))
+        .unwrap();
+    let (in_directory, in_file) = (directory.display().to_string(), file.display().to_string());
+    let gib = 1_u64 << 30;
+    type Variables<'a> = &'a [(&'a str, &'a str)];
+    let cases: [(Variables<'_>, u64, &str, &str); 8] = [
+        (&[], 31 * gib, "device total less reserve", "off"),
+        (&[("XLOG_DEVICE_BUDGET", "4GiB")], 4 * gib, "configuration", "off"),
+        (&[("XLOG_DEVICE_BUDGET", "512MB")], 512_000_000, "configuration", "off"),
+        (&[("XLOG_DEVICE_BUDGET", "1e9")], 1_000_000_000, "configuration", "off"),
+        (&[("XLOG_DEVICE_BUDGET", "50%")], 16 * gib, "configuration", "off"),
+        (&[("XLOG_DEVICE_BUDGET", "1TiB")], 31 * gib, "device total less reserve", "off"),
+        (&[("XLOG_DEVICE_LEDGER", "off")], 31 * gib, "device total less reserve", "off"),
+        (
+            &[("XLOG_DEVICE_LEDGER", &in_file), ("XLOG_DEVICE_BUDGET", "2GiB")],
+            2 * gib,
+            "configuration",
+            &in_file,
+        ),
+    ];
+    let run = |variables: &[(&str, &str)], bytes: u64, by: &str, ledger: &str| {
+        for resource in ["async", "pool", "direct"] {
+            let mut all = vec![("XLOG_DEVICE", "sim"), ("XLOG_DEVICE_RESOURCE", resource)];
+            all.extend(variables);
+            let said = child("child_prints_its_limits", &all);
+            let expected = format!("limit {bytes} by {by};");
+            assert!(said.contains(&expected) && said.contains(ledger), "{all:?}: {said}");
+        }
+    };
+    for (variables, bytes, by, ledger) in cases {
+        run(variables, bytes, by, ledger);
+    }
+    // The limit of the file that is there now rules over what the next one would like.
+    let wants = [("XLOG_DEVICE_LEDGER", in_file.as_str()), ("XLOG_DEVICE_BUDGET", "8GiB")];
+    run(&wants, 2 * gib, "ledger", &in_file);
+    run(
+        &[("XLOG_DEVICE_LEDGER", &in_directory)],
+        31 * gib,
+        "device total less reserve",
+        "sim-2.ledger",
+    );
+
+    std::fs::write(&file, "damaged").unwrap();
+    let said = child(
+        "child_prints_the_error",
+        &[("XLOG_DEVICE", "sim"), ("XLOG_DEVICE_LEDGER", &in_file)],
+    );
+    assert!(said.contains("truncated") && said.contains(&in_file), "{said}");
+    std::fs::remove_dir_all(&directory).unwrap();
+}
+
+#[test]
+#[ignore = "run in a process of its own"]
+fn child_prints_its_limits() {
+    if !is_child() {
+        return;
+    }
+    let runtime = XlogDeviceRuntime::try_get(2).unwrap();
+    let limit = runtime.effective_limit().unwrap();
+    let budget = runtime.budget().unwrap();
+    assert_eq!(budget.limit(), limit.bytes());
+    let above = runtime.allocate(limit.bytes() + 1, StreamId::DEFAULT, AllocTag("too many"));
+    assert!(matches!(above, Err(ResourceError::OutOfBudget { .. })), "{above:?}");
+    let block = runtime.allocate(1000, StreamId::DEFAULT, AllocTag("rows")).unwrap();
+    if let Some(snapshot) = runtime.ledger_snapshot().unwrap() {
+        assert!(snapshot.used() >= 1000, "{snapshot:?}");
+    }
+    runtime.deallocate(block).unwrap();
+    println!("limit {} by {}; ledger {}", limit.bytes(), limit.ruled_by(), runtime.ledger());
 }
 
 #[test]

@@ -1,6 +1,6 @@
 """The Python process of the multi-process test: the same protocol as the Rust workers, see worker.rs.
 
-worker.py LEDGER_FILE CELLS_FILE INDEX SEED
+worker.py LEDGER_FILE CELLS_FILE INDEX SEED [LARGEST_REQUEST]
 """
 
 import os
@@ -15,6 +15,7 @@ RUN, PAUSE, HOLD, QUIT = range(4)
 COMMAND, ANSWER, STEPS, REFUSED, BUSY = 1, 2, 4, 5, 6
 
 path, cells_path, index, seed = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+largest = int(sys.argv[5]) if len(sys.argv) > 5 else 1024 * 256
 cells = os.open(cells_path, os.O_RDWR | os.O_CLOEXEC)
 dice = random.Random(seed)
 
@@ -63,7 +64,7 @@ def wait_for_another(command):
 def step(ledger, truth, held):
     count(STEPS)
     if not held or dice.random() < 0.55:
-        size = dice.randint(1, 1024 * 256)
+        size = dice.randint(1, largest)
         try:
             ledger.take(size)
         except xlog_ledger.Full:

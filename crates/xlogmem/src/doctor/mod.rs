@@ -4,6 +4,7 @@
 //! same. It changes nothing on the machine; the live check allocates two blocks of a MiB and frees them.
 
 mod check;
+mod limits;
 mod report;
 mod select;
 mod text;
@@ -12,6 +13,7 @@ use xlog_cuda::CudaDevice;
 
 use crate::Output;
 use crate::cli::{DoctorArguments, Refusal};
+use limits::{LedgerState, Limit};
 use report::{Check, Device, Report};
 pub(crate) use report::{Cuda, Selection};
 pub(crate) use select::select;
@@ -49,6 +51,9 @@ fn inspect(report: &mut Report, device: CudaDevice) {
             report.error = Some(format!("{}: {error}", device.spec()));
             return;
         }
+    }
+    if let Err(error) = limits::find(report, &device) {
+        report.error = Some(format!("{}: {error}", device.spec()));
     }
     let check = check::run(device);
     if let Some(error) = &check.error {

@@ -5,6 +5,7 @@
 
 use serde::Serialize;
 
+use super::{LedgerState, Limit};
 use xlog_cuda::driver::cuda;
 use xlog_cuda::driver::{DriverError, DriverResult};
 use xlog_cuda::{CudaDevice, Result};
@@ -26,6 +27,10 @@ pub(super) struct Report {
     pub(super) cuda: Cuda,
     /// The selected device, if it could be opened.
     pub(super) device: Option<Device>,
+    /// What a shared runtime on it may hold, if the device could be opened and the environment is accepted.
+    pub(super) limit: Option<Limit>,
+    /// The ledger that it would join, likewise.
+    pub(super) ledger: Option<LedgerState>,
     /// The live check, if the device could be opened.
     pub(super) check: Option<Check>,
     /// What would make more possible.
@@ -115,6 +120,8 @@ impl Report {
             selection,
             cuda,
             device: None,
+            limit: None,
+            ledger: None,
             check: None,
             missing: Vec::new(),
         }
@@ -148,6 +155,7 @@ impl Report {
                 });
             }
         }
+        missing.extend(self.ledger.as_ref().and_then(LedgerState::missing));
         self.missing = missing;
     }
 }

@@ -1,5 +1,6 @@
 //! The report for people: aligned, and no wider than 80 columns where a name allows it.
 
+use super::limits;
 use super::report::{Device, Report};
 use crate::page::{Page, size};
 
@@ -24,6 +25,7 @@ pub(super) fn render(report: &Report) -> String {
     if let Some(device) = &report.device {
         describe(&mut page, device);
     }
+    limits::render(&mut page, report.limit.as_ref(), report.ledger.as_ref());
     if let Some(check) = &report.check {
         page.title("Check");
         page.line("what", "allocate, fill, copy in, copy across, read back, compare");

@@ -6,12 +6,14 @@ mod churn;
 mod handoff;
 mod progress;
 mod report;
+mod tenants;
 
 use std::sync::Arc;
 use std::time::Instant;
 
 use xlog_cuda::device_runtime::{
-    AsyncCudaResource, ResourceKind, ResourceStatistics, StreamPool, XlogDeviceRuntime,
+    AsyncCudaResource, DeviceMemoryResource, PoolConfig, PoolResource, ResourceKind,
+    ResourceStatistics, StreamPool, XlogDeviceRuntime,
 };
 use xlog_cuda::driver::DeviceKind;
 use xlog_cuda::{CudaDevice, GpuMemoryManager, Result};
@@ -22,6 +24,7 @@ use crate::doctor::{Cuda, select};
 pub(crate) use churn::{ChurnArguments, churn};
 use handoff::{Outcome, Plan};
 use report::Report;
+pub(crate) use tenants::{TenantsArguments, tenants};
 
 /// Rounds of a GPU and of a simulated device that take a second or two.
 const GPU_ROUNDS: u32 = 20_000;
@@ -33,10 +36,10 @@ pub(crate) fn handoff(arguments: &HandoffArguments) -> Result<Output, Refusal> {
     let refuse = |error: String| Refusal::Line(error);
     let resource: ResourceKind =
         arguments.resource.parse().map_err(|error| refuse(format!("--resource: {error}")))?;
-    if resource != ResourceKind::Async {
+    if resource == ResourceKind::Direct {
         return Err(refuse(format!(
             "--resource {resource}: this resource tracks no uses, so a handoff between streams cannot be ordered; use \
-             --resource async"
+             --resource async or pool"
         )));
     }
     let selection = select(arguments.device.as_deref(), &Cuda::find())
@@ -44,7 +47,7 @@ pub(crate) fn handoff(arguments: &HandoffArguments) -> Result<Output, Refusal> {
     let mut report = Report::new(selection.describe(), arguments);
     match CudaDevice::open_spec(selection.spec) {
         Ok(device) => {
-            if let Err(error) = measure(Arc::new(device), arguments, &mut report) {
+            if let Err(error) = measure(Arc::new(device), resource, arguments, &mut report) {
                 report.error = Some(format!("{}: {error}", report.selection.spec));
             }
         }
@@ -63,6 +66,7 @@ pub(crate) fn handoff(arguments: &HandoffArguments) -> Result<Output, Refusal> {
 
 fn measure(
     device: Arc<CudaDevice>,
+    resource: ResourceKind,
     arguments: &HandoffArguments,
     report: &mut Report,
 ) -> Result<()> {
@@ -73,9 +77,14 @@ fn measure(
 
     let pool = Arc::new(StreamPool::new(device.clone(), arguments.streams as usize));
     let ordinal = device.ordinal();
-    let resource = AsyncCudaResource::new(device.clone(), ordinal, pool.clone());
-    let runtime =
-        XlogDeviceRuntime::with_resource(device.clone(), ordinal, pool, Box::new(resource));
+    let resource: Box<dyn DeviceMemoryResource + Send + Sync> = match resource {
+        ResourceKind::Pool => {
+            let (device, pool) = (device.clone(), pool.clone());
+            Box::new(PoolResource::new(device, ordinal, pool, PoolConfig::default())?)
+        }
+        _ => Box::new(AsyncCudaResource::new(device.clone(), ordinal, pool.clone())),
+    };
+    let runtime = XlogDeviceRuntime::with_resource(device.clone(), ordinal, pool, resource);
     let manager = GpuMemoryManager::with_runtime(Arc::new(runtime));
 
     let plan = Plan::new(manager.clone(), arguments, rounds)?;

@@ -254,12 +254,22 @@ impl DeviceMemoryResource for AsyncCudaResource {
             let _ = self.free_completed(LOOK_AT);
         }
         let request = || Ok(pools.alloc_async(bytes, pool, home.handle())?);
-        let ptr = match self.physical.around(pools, pool, bytes, request) {
-            Err(ResourceError::OutOfMemory { .. }) if self.put_by.has_put_by() => {
+        let undo = |ptr: u64| {
+            #[allow(unsafe_code)]
+            // SAFETY: just allocated on this stream, and nobody knows of it.
+            let freed = unsafe { pools.free_async(ptr, home.handle()) };
+            // The driver that does not take it back keeps it; the request fails either way.
+            let _ = freed;
+        };
+        let attempt = || self.physical.around(pools, pool, bytes, request, undo);
+        let ptr = match attempt() {
+            Err(ResourceError::OutOfMemory { .. } | ResourceError::OutOfBudget { .. })
+                if self.put_by.has_put_by() =>
+            {
                 let turn = self.put_by.turn();
                 self.free_put_by()?;
                 drop(turn);
-                self.physical.around(pools, pool, bytes, request)?
+                attempt()?
             }
             other => other?,
         };

@@ -1,5 +1,7 @@
 //! Charges around the calls that allocate: taken before, set right or given back after.
 
+use std::sync::atomic::Ordering;
+
 use super::GlobalDeviceBudget;
 use super::core::{Claim, Core};
 use super::flights::Seat;
@@ -137,7 +139,7 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
                 None => {}
                 Some(Outcome::Given(given)) => return Ok(given),
                 Some(Outcome::Failed(error)) => {
-                    if !matches!(error, ResourceError::OutOfMemory { .. }) {
+                    if !self.is_shortage(&error) {
                         return Err(error);
                     }
                     let relief = relief.get_or_insert_with(|| Relief::new(policy()));
@@ -165,6 +167,15 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
                 Ok(given) => self.settle(flight, given, &announced),
                 Err(error) => Outcome::Failed(error),
             });
+        }
+    }
+
+    /// True for what reaping, trimming and pressure may help against.
+    fn is_shortage(&self, error: &ResourceError) -> bool {
+        match error {
+            ResourceError::OutOfMemory { .. } => true,
+            ResourceError::OutOfBudget { .. } => self.metered.load(Ordering::Acquire),
+            _ => false,
         }
     }
 

@@ -53,6 +53,7 @@ mod waiting;
 use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use self::core::{Claim, Core};
 use super::resource::{
@@ -75,6 +76,8 @@ pub struct GlobalDeviceBudget<R = Box<dyn DeviceMemoryResource + Send + Sync>> {
     handle: BudgetHandle,
     /// The handle's, one step nearer.
     core: Arc<Core>,
+    /// Whether `OutOfBudget` from below is the word of a meter of physical bytes, and not of a budget that has done what it could.
+    metered: AtomicBool,
 }
 
 impl GlobalDeviceBudget {
@@ -90,7 +93,8 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
     #[must_use]
     pub fn over(inner: R, limit: usize) -> Self {
         let core = Arc::new(Core::new(limit, inner.places_blocks()));
-        Self { handle: BudgetHandle::new(core.clone()), core, inner }
+        let handle = BudgetHandle::new(core.clone());
+        Self { handle, core, inner, metered: AtomicBool::new(false) }
     }
 
     /// With another policy for what does not fit at once.

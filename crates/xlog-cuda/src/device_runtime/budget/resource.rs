@@ -1,6 +1,7 @@
 //! The budget as a resource: frees and their charges, and everything else of the one below.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use super::GlobalDeviceBudget;
 use super::core::{Claim, Core};
@@ -211,7 +212,10 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for GlobalDeviceBudget<R> {
     }
 
     fn meter_physical(&self, meter: Arc<dyn PhysicalMeter>) -> ResourceResult<()> {
-        self.inner.meter_physical(meter)
+        self.inner.meter_physical(meter)?;
+        let is_lowest = matches!(self.inner.reserve_budget(0), Ok(None));
+        self.metered.store(is_lowest, Ordering::Release);
+        Ok(())
     }
 
     fn places_blocks(&self) -> bool {

@@ -27,6 +27,9 @@ pub enum ResourceError {
         /// What the driver said.
         detail: String,
     },
+    /// The ledger that processes share could not be asked: locked for too long, removed, or another process's.
+    #[error("ledger: {0}")]
+    Ledger(String),
     /// The driver failed, or the parts belong to different devices.
     #[error("driver: {0}")]
     Driver(String),
@@ -77,6 +80,7 @@ impl ResourceError {
         match self {
             Self::OutOfBudget { .. } => "out_of_budget",
             Self::OutOfMemory { .. } => "out_of_memory",
+            Self::Ledger(_) => "ledger",
             Self::Driver(_) => "driver",
             Self::StreamMisuse(_) => "stream_misuse",
             Self::UseAfterFree { .. } => "use_after_free",

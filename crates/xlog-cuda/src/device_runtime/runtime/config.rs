@@ -4,71 +4,31 @@
 //! |---|---|---|
 //! | `XLOG_DEVICE` | `sim`, `sim:SEED` | every ordinal n is device n of a simulated machine |
 //! | | `cuda:N`, or not set | ordinal n is GPU n, whatever N is: it only names a program's default GPU |
-//! | `XLOG_DEVICE_RESOURCE` | `async`, `direct` | the memory resource |
+//! | `XLOG_DEVICE_RESOURCE` | `async`, `pool`, `direct` | the memory resource |
+//! | `XLOG_DEVICE_BUDGET` | a [`ByteSize`]: `4GiB`, `512MB`, `1e9`, `50%` | the most that blocks of this process may take |
+//! | `XLOG_DEVICE_LEDGER` | `off`, `on`, a directory, a file `KEY.ledger` | the ledger that processes share, see [`LedgerSetting`] |
 //!
 //! A value that is not accepted is an error that names it, never a default that nobody asked for. So are the settings this
-//! build does not have: a program that was told to keep a budget and does not is worse than one that refuses to start.
+//! build does not have: a program that was told to keep a log and does not is worse than one that refuses to start.
 
-use std::fmt;
-use std::str::FromStr;
+use std::time::Duration;
 
+use super::kind::ResourceKind;
+use super::setting::LedgerSetting;
 use crate::device_runtime::stream_pool::DEFAULT_MAX_STREAMS;
-use crate::{DeviceSpec, Result, XlogError};
+use crate::{ByteSize, DeviceSpec, Result, XlogError};
 
 /// The environment variable that names the memory resource of shared runtimes.
 pub const RESOURCE_VARIABLE: &str = "XLOG_DEVICE_RESOURCE";
 
+/// The environment variable that limits shared runtimes.
+pub const BUDGET_VARIABLE: &str = "XLOG_DEVICE_BUDGET";
+
+/// The environment variable that says which ledger shared runtimes join.
+pub const LEDGER_VARIABLE: &str = "XLOG_DEVICE_LEDGER";
+
 /// Settings that are known by name and not part of this build.
-const UNAVAILABLE: [&str; 3] = ["XLOG_DEVICE_BUDGET", "XLOG_DEVICE_LOG", "XLOG_DEVICE_GUARD"];
-
-const ACCEPTED_RESOURCES: &str = "\"async\" and \"direct\"";
-
-/// Which memory resource a shared runtime stands on.
-///
-/// ```
-/// use xlog_cuda::device_runtime::ResourceKind;
-///
-/// assert_eq!("direct".parse(), Ok(ResourceKind::Direct));
-/// assert_eq!(ResourceKind::default().to_string(), "async");
-/// ```
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-#[non_exhaustive]
-pub enum ResourceKind {
-    /// One raw driver allocation per block; tracks no uses.
-    Direct,
-    /// Stream-ordered allocation that tracks uses.
-    #[default]
-    Async,
-}
-
-impl FromStr for ResourceKind {
-    type Err = XlogError;
-
-    fn from_str(text: &str) -> Result<Self> {
-        match text {
-            "direct" => Ok(Self::Direct),
-            "async" => Ok(Self::Async),
-            _ => Err(XlogError::BadSetting {
-                name: "the memory resource",
-                value: text.to_owned(),
-                reason: match text {
-                    "pool" => "it is not available in this build",
-                    _ => "there is no such resource",
-                },
-                accepted: ACCEPTED_RESOURCES,
-            }),
-        }
-    }
-}
-
-impl fmt::Display for ResourceKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Direct => "direct",
-            Self::Async => "async",
-        })
-    }
-}
+const UNAVAILABLE: [&str; 2] = ["XLOG_DEVICE_LOG", "XLOG_DEVICE_GUARD"];
 
 /// How a shared runtime is built.
 ///
@@ -88,11 +48,30 @@ pub struct RuntimeConfig {
     pub resource: ResourceKind,
     /// How many streams may be out at a time, the default one not counted; 0 is taken as 1.
     pub max_streams: usize,
+    /// The most that blocks may take; `None`: what the device and the ledger allow. A share is of the device's memory.
+    pub budget: Option<ByteSize>,
+    /// What of the device's memory is left to others; `None`: 1 GiB, or a sixteenth of a device with less than 16 GiB.
+    pub reserve: Option<ByteSize>,
+    /// The ledger to join.
+    pub ledger: LedgerSetting,
+    /// The limit of a ledger that does not exist yet; `None`: the budget if the ledger was named, else what the device allows.
+    pub ledger_limit: Option<ByteSize>,
+    /// How long a request tries for the ledger's file lock, which a stopped process may hold; `None`: two seconds.
+    pub ledger_deadline: Option<Duration>,
 }
 
 impl Default for RuntimeConfig {
     fn default() -> Self {
-        Self { device: None, resource: ResourceKind::default(), max_streams: DEFAULT_MAX_STREAMS }
+        Self {
+            device: None,
+            resource: ResourceKind::default(),
+            max_streams: DEFAULT_MAX_STREAMS,
+            budget: None,
+            reserve: None,
+            ledger: LedgerSetting::default(),
+            ledger_limit: None,
+            ledger_deadline: None,
+        }
     }
 }
 
@@ -114,13 +93,12 @@ impl RuntimeConfig {
         }
         let device = DeviceSpec::from_environment()?.filter(|spec| spec.is_simulated());
         let mut config = Self { device, ..Self::default() };
-        if let Some(value) = std::env::var_os(RESOURCE_VARIABLE) {
-            config.resource = value.to_string_lossy().parse().map_err(|error| match error {
-                XlogError::BadSetting { value, reason, accepted, .. } => {
-                    XlogError::BadSetting { name: RESOURCE_VARIABLE, value, reason, accepted }
-                }
-                other => other,
-            })?;
+        if let Some(resource) = variable(RESOURCE_VARIABLE)? {
+            config.resource = resource;
+        }
+        config.budget = variable(BUDGET_VARIABLE)?;
+        if let Some(ledger) = variable(LEDGER_VARIABLE)? {
+            config.ledger = ledger;
         }
         Ok(config)
     }
@@ -146,8 +124,62 @@ impl RuntimeConfig {
         self
     }
 
+    /// The most that blocks may take.
+    #[must_use]
+    pub fn with_budget(mut self, budget: ByteSize) -> Self {
+        self.budget = Some(budget);
+        self
+    }
+
+    /// What of the device's memory is left to others.
+    #[must_use]
+    pub fn with_reserve(mut self, reserve: ByteSize) -> Self {
+        self.reserve = Some(reserve);
+        self
+    }
+
+    /// The ledger to join.
+    #[must_use]
+    pub fn with_ledger(mut self, ledger: LedgerSetting) -> Self {
+        self.ledger = ledger;
+        self
+    }
+
+    /// The limit of a ledger that does not exist yet. The limit of one that does rules.
+    #[must_use]
+    pub fn with_ledger_limit(mut self, limit: ByteSize) -> Self {
+        self.ledger_limit = Some(limit);
+        self
+    }
+
+    /// How long a request tries for the ledger's file lock.
+    #[must_use]
+    pub fn with_ledger_deadline(mut self, deadline: Duration) -> Self {
+        self.ledger_deadline = Some(deadline);
+        self
+    }
+
     /// The device of the runtime of `ordinal`.
     pub(super) fn device_of(&self, ordinal: u32) -> DeviceSpec {
         self.device.unwrap_or(DeviceSpec::Cuda(ordinal as usize))
     }
+}
+
+/// What an environment variable says, with the variable's name in the error.
+fn variable<T: std::str::FromStr<Err = XlogError>>(name: &'static str) -> Result<Option<T>> {
+    let Some(value) = std::env::var_os(name) else { return Ok(None) };
+    let Some(text) = value.to_str() else {
+        return Err(XlogError::BadSetting {
+            name,
+            value: value.to_string_lossy().into_owned(),
+            reason: "it is not UTF-8",
+            accepted: "text in UTF-8",
+        });
+    };
+    text.parse().map(Some).map_err(|error| match error {
+        XlogError::BadSetting { value, reason, accepted, .. } => {
+            XlogError::BadSetting { name, value, reason, accepted }
+        }
+        other => other,
+    })
 }

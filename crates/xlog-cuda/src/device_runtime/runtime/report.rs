@@ -97,6 +97,12 @@ pub(crate) fn report_failed_free(failed: &FailedFree) {
     FAILED_FREE.call(failed);
 }
 
+/// One line on standard error.
+pub(crate) fn say(line: fmt::Arguments<'_>) {
+    // A closed standard error leaves nobody to tell; `eprintln` would panic.
+    let _ = writeln!(std::io::stderr(), "xlog-cuda: {line}");
+}
+
 /// Runs the work of a drop: a panic in it is reported by the panic hook and goes no further.
 pub(crate) fn quietly<R>(work: impl FnOnce() -> R) -> Option<R> {
     catch_unwind(AssertUnwindSafe(work)).ok()
@@ -116,13 +122,9 @@ impl<T: fmt::Display> Hook<T> {
 
     fn call(&self, report: &T) {
         let handler = *self.0.read().unwrap_or_else(PoisonError::into_inner);
-        let write_line = |report: &T| {
-            // A closed standard error leaves nobody to tell; `eprintln` would panic.
-            let _ = writeln!(std::io::stderr(), "xlog-cuda: {report}");
-        };
         quietly(|| match handler {
             Some(handler) => handler(report),
-            None => write_line(report),
+            None => say(format_args!("{report}")),
         });
     }
 }

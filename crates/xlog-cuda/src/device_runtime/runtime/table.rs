@@ -11,12 +11,8 @@ use std::sync::{Arc, OnceLock};
 use xlog_driver::sync::Mutex;
 use xlog_sim::{SimConfig, SimMachine};
 
-use super::config::RESOURCE_VARIABLE;
-use super::{MAX_DEVICE_ORDINALS, ResourceKind, RuntimeConfig, XlogDeviceRuntime};
-use crate::device_runtime::async_resource::AsyncCudaResource;
-use crate::device_runtime::direct::DirectCudaResource;
-use crate::device_runtime::resource::DeviceMemoryResource;
-use crate::device_runtime::stream_pool::StreamPool;
+use super::stack::stack;
+use super::{MAX_DEVICE_ORDINALS, RuntimeConfig, XlogDeviceRuntime};
 use crate::{CudaDevice, DEVICE_VARIABLE, DeviceSpec, Result, XlogError};
 
 struct Slot {
@@ -81,26 +77,7 @@ pub(super) fn configure(ordinal: u32, config: RuntimeConfig) -> Result<()> {
 }
 
 fn build(ordinal: u32, config: &RuntimeConfig) -> Result<XlogDeviceRuntime> {
-    stack(open(ordinal, config.device_of(ordinal))?, config)
-}
-
-fn stack(device: CudaDevice, config: &RuntimeConfig) -> Result<XlogDeviceRuntime> {
-    let ordinal = device.ordinal();
-    let device = Arc::new(device);
-    if config.resource == ResourceKind::Async && device.driver().async_pools().is_none() {
-        return Err(XlogError::Kernel(format!(
-            "device {:?} has no stream-ordered pools; set {RESOURCE_VARIABLE}=direct, or configure ResourceKind::Direct",
-            device.spec()
-        )));
-    }
-    let pool = Arc::new(StreamPool::new(device.clone(), config.max_streams));
-    let resource: Box<dyn DeviceMemoryResource + Send + Sync> = match config.resource {
-        ResourceKind::Direct => Box::new(DirectCudaResource::new(device.clone(), ordinal)),
-        ResourceKind::Async => {
-            Box::new(AsyncCudaResource::new(device.clone(), ordinal, pool.clone()))
-        }
-    };
-    Ok(XlogDeviceRuntime::with_resource(device, ordinal, pool, resource))
+    stack(Arc::new(open(ordinal, config.device_of(ordinal))?), config)
 }
 
 fn open(ordinal: u32, spec: DeviceSpec) -> Result<CudaDevice> {
@@ -129,23 +106,4 @@ fn open(ordinal: u32, spec: DeviceSpec) -> Result<CudaDevice> {
         }
     };
     Ok(CudaDevice::from_sim(machine.device(ordinal).map_err(failed)?))
-}
-
-#[cfg(test)]
-mod tests {
-    use xlog_sim::SimDevice;
-
-    use super::*;
-
-    #[test]
-    fn a_device_without_stream_ordered_pools_is_refused_with_the_way_out() {
-        let without = || {
-            let config = SimConfig::default().with_async_pools(false);
-            CudaDevice::from_sim(SimDevice::open(config).unwrap())
-        };
-        let said = stack(without(), &RuntimeConfig::default()).unwrap_err().to_string();
-        assert!(said.contains("XLOG_DEVICE_RESOURCE=direct"), "{said}");
-        let direct = RuntimeConfig::default().with_resource(ResourceKind::Direct);
-        assert!(stack(without(), &direct).is_ok());
-    }
 }

@@ -1,0 +1,167 @@
+//! The ledger as a meter: what a resource takes of the card is asked of the processes that share it.
+//!
+//! The ledger counts in units of 256 bytes and rounds each portion up. A resource may take in one portion and give back in
+//! others, so [`LedgerMeter`] keeps the exact sum and holds as many units as that needs, never fewer. What is moved is the
+//! difference. No lock is held while the ledger is asked: it may wait for its file.
+//!
+//! Invariant: the ledger counts at least the bytes that were taken and not given. It does not join a ledger by itself, and it
+//! does not see memory that is taken past the resource it meters.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use xlog_driver::sync::Mutex;
+use xlog_ledger::{Ledger, LedgerError, UNIT};
+
+use super::budget::OtherUse;
+use super::resource::{PhysicalMeter, ResourceError, ResourceResult};
+
+/// Meters physical memory by the ledger that processes share. Give it to [`meter_physical`] of the lowest resource.
+///
+/// [`meter_physical`]: super::DeviceMemoryResource::meter_physical
+#[derive(Debug)]
+pub struct LedgerMeter {
+    ledger: Arc<Ledger>,
+    books: Mutex<Books>,
+    failed_gives: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+struct Books {
+    /// Taken and not given.
+    bytes: u64,
+    /// Units that the ledger counts for them.
+    units: u64,
+}
+
+impl Books {
+    fn needed(&self) -> u64 {
+        self.bytes.div_ceil(UNIT)
+    }
+
+    /// Lets go of the units that nothing needs.
+    fn surplus(&mut self) -> u64 {
+        let surplus = self.units.saturating_sub(self.needed());
+        self.units -= surplus;
+        surplus
+    }
+
+    /// Bytes that fit without another unit.
+    fn slack(&self) -> u64 {
+        (self.units * UNIT).saturating_sub(self.bytes)
+    }
+}
+
+impl LedgerMeter {
+    /// A meter that counts in `ledger`.
+    #[must_use]
+    pub fn new(ledger: Arc<Ledger>) -> Self {
+        Self { ledger, books: Mutex::new(Books::default()), failed_gives: AtomicU64::new(0) }
+    }
+
+    /// The ledger.
+    #[must_use]
+    pub fn ledger(&self) -> &Arc<Ledger> {
+        &self.ledger
+    }
+
+    /// Bytes taken and not given.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.books.lock().bytes
+    }
+
+    /// How often memory was given back that the ledger could not be told of. The first time is reported on standard error.
+    #[must_use]
+    pub fn failed_gives(&self) -> u64 {
+        self.failed_gives.load(Ordering::Relaxed)
+    }
+
+    fn complain(&self, problem: &dyn std::fmt::Display) {
+        if self.failed_gives.fetch_add(1, Ordering::Relaxed) == 0 {
+            super::runtime::say(format_args!(
+                "memory was returned that the ledger {} could not be told of: {problem}",
+                self.ledger.path().display()
+            ));
+        }
+    }
+
+    fn give_units(&self, units: u64) {
+        if units > 0
+            && let Err(error) = self.ledger.give(units * UNIT)
+        {
+            self.complain(&error);
+        }
+    }
+}
+
+impl PhysicalMeter for LedgerMeter {
+    fn take(&self, bytes: usize) -> ResourceResult<()> {
+        let wanted = bytes as u64;
+        // Units that the ledger granted to this call and that are not in the books yet.
+        let mut granted = 0;
+        loop {
+            let (short, slack) = {
+                let mut books = self.books.lock();
+                let Some(sum) = books.bytes.checked_add(wanted) else {
+                    return Err(ResourceError::InvalidRequest {
+                        value: format!("{bytes} bytes of physical memory"),
+                        accepted: "less than any device has".to_owned(),
+                    });
+                };
+                let short = sum.div_ceil(UNIT).saturating_sub(books.units + granted);
+                if short == 0 {
+                    books.bytes = sum;
+                    books.units += granted;
+                    let surplus = books.surplus();
+                    drop(books);
+                    self.give_units(surplus);
+                    return Ok(());
+                }
+                (short, books.slack() + granted * UNIT)
+            };
+            // Another thread may have used up what these units were to fill: then it is short again.
+            if let Err(error) = self.ledger.take(short.saturating_mul(UNIT)) {
+                self.give_units(granted);
+                return Err(refused(error, bytes, slack));
+            }
+            granted += short;
+        }
+    }
+
+    fn give(&self, bytes: usize) {
+        let mut books = self.books.lock();
+        let Some(left) = books.bytes.checked_sub(bytes as u64) else {
+            let counted = books.bytes;
+            drop(books);
+            return self.complain(&format_args!("{bytes} bytes given back of {counted} taken"));
+        };
+        books.bytes = left;
+        let surplus = books.surplus();
+        drop(books);
+        self.give_units(surplus);
+    }
+}
+
+/// What the ledger refused, in the words of a resource.
+fn refused(error: LedgerError, requested: usize, slack: u64) -> ResourceError {
+    match error {
+        LedgerError::Full { available, .. } => ResourceError::OutOfBudget {
+            requested,
+            remaining: usize::try_from(available.saturating_add(slack)).unwrap_or(usize::MAX),
+        },
+        other => ResourceError::Ledger(other.to_string()),
+    }
+}
+
+/// What the other processes of a ledger hold; `None` if it cannot be read.
+pub(crate) fn other_use(ledger: &Ledger) -> Option<OtherUse> {
+    let snapshot = ledger.snapshot().ok()?;
+    let own = ledger.slot();
+    let others = || snapshot.slots.iter().filter(|slot| slot.index != own);
+    let bytes = others().map(|slot| slot.used.saturating_add(slot.granted)).sum::<u64>();
+    Some(OtherUse {
+        bytes: usize::try_from(bytes).unwrap_or(usize::MAX),
+        processes: others().filter(|slot| slot.alive).count(),
+    })
+}

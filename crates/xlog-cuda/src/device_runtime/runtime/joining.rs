@@ -1,0 +1,258 @@
+//! Joining the ledger of a device, and what becomes of a runtime that cannot.
+//!
+//! A ledger that was asked for is there or the runtime is not. The automatic one of a GPU is given up only where this machine
+//! has no place for it: no ledgers on this platform, or a directory that is missing, not permitted, read-only or full. A file that is damaged,
+//! foreign, read-only or of a newer version is always an error: others may be counting in it.
+
+use std::fmt;
+use std::io::ErrorKind;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use xlog_driver::sync::Mutex;
+use xlog_ledger::{Ledger, LedgerError, LedgerResult, Snapshot};
+
+use super::config::LEDGER_VARIABLE;
+use super::limits::Capacity;
+use super::{LedgerSetting, RuntimeConfig};
+use crate::device_runtime::budget::EffectiveLimit;
+use crate::{CudaDevice, Result, XlogError};
+
+/// How a runtime stands to the ledger of its device.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum LedgerStatus {
+    /// There is none, as configured.
+    Off,
+    /// There should have been one, but this machine has no place for it. Physical bytes are not shared with other processes.
+    Unavailable {
+        /// Why.
+        reason: String,
+    },
+    /// Physical bytes are counted in it.
+    Joined(Arc<Ledger>),
+}
+
+impl LedgerStatus {
+    /// The ledger, if one was joined.
+    #[must_use]
+    pub fn ledger(&self) -> Option<&Arc<Ledger>> {
+        match self {
+            Self::Joined(ledger) => Some(ledger),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for LedgerStatus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Off => f.write_str("off"),
+            Self::Unavailable { reason } => write!(f, "unavailable: {reason}"),
+            Self::Joined(ledger) => write!(f, "joined {}", ledger.path().display()),
+        }
+    }
+}
+
+/// Joins the ledger that is configured for a device, creating it if there is none.
+pub(super) fn join(
+    device: &CudaDevice,
+    config: &RuntimeConfig,
+    capacity: &Capacity,
+) -> Result<LedgerStatus> {
+    let wanted = match config.ledger.config_for(device) {
+        Ok(None) => return Ok(LedgerStatus::Off),
+        Ok(Some(wanted)) => Ok(wanted.with_limit(capacity.of_new_ledger(config))),
+        Err(error) => Err(error),
+    };
+    let opened = wanted.and_then(|mut wanted| {
+        wanted.lock_deadline = config.ledger_deadline.unwrap_or(wanted.lock_deadline);
+        Ledger::open(wanted)
+    });
+    let status = status_of(opened, config.ledger.is_demanded())?;
+    if let Some(ledger) = status.ledger() {
+        claim(ledger, device, &config.ledger)?;
+    }
+    Ok(status)
+}
+
+fn status_of(opened: LedgerResult<Ledger>, is_demanded: bool) -> Result<LedgerStatus> {
+    match opened {
+        Ok(ledger) => Ok(LedgerStatus::Joined(Arc::new(ledger))),
+        Err(error) if !is_demanded && has_no_place(&error) => {
+            Ok(LedgerStatus::Unavailable { reason: error.to_string() })
+        }
+        Err(error) => Err(failure(&error)),
+    }
+}
+
+fn failure(error: &LedgerError) -> XlogError {
+    XlogError::Kernel(format!(
+        "the ledger cannot be joined: {error}; or work without one: {LEDGER_VARIABLE}=off, in code LedgerSetting::Off"
+    ))
+}
+
+/// True where nobody can have a ledger there, so that none is passed by.
+fn has_no_place(error: &LedgerError) -> bool {
+    match error {
+        LedgerError::Unsupported { .. } => true,
+        LedgerError::Io { source, .. } => matches!(
+            source.kind(),
+            ErrorKind::NotFound
+                | ErrorKind::PermissionDenied
+                | ErrorKind::ReadOnlyFilesystem
+                | ErrorKind::StorageFull
+                | ErrorKind::QuotaExceeded
+        ),
+        _ => false,
+    }
+}
+
+/// One file named for two devices of a process would add up bytes of two cards.
+fn claim(ledger: &Ledger, device: &CudaDevice, setting: &LedgerSetting) -> Result<()> {
+    static FILES: Mutex<Vec<(PathBuf, u32)>> = Mutex::new(Vec::new());
+    if !matches!(setting, LedgerSetting::File(_)) {
+        return Ok(());
+    }
+    let mut files = FILES.lock();
+    match files.iter().find(|(path, _)| path == ledger.path()) {
+        Some((path, other)) if *other != device.ordinal() => Err(XlogError::Kernel(format!(
+            "{} is already the ledger of device ordinal {other}, so it cannot be that of ordinal {}; name a directory instead",
+            path.display(),
+            device.ordinal()
+        ))),
+        Some(_) => Ok(()),
+        None => {
+            files.push((ledger.path().to_owned(), device.ordinal()));
+            Ok(())
+        }
+    }
+}
+
+/// What a runtime would find, as far as can be seen without creating anything.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct LimitSurvey {
+    /// The limit it would have.
+    pub limit: EffectiveLimit,
+    /// The ledger it would join.
+    pub ledger: LedgerOutlook,
+}
+
+/// The ledger that a runtime would join.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum LedgerOutlook {
+    /// None, as configured.
+    Off,
+    /// It does not exist yet.
+    Absent {
+        /// Where it would be created.
+        path: PathBuf,
+        /// With which limit, in bytes.
+        limit: u64,
+    },
+    /// It exists and can be joined.
+    Present(Snapshot),
+    /// It would be given up, and the runtime works without.
+    Unavailable {
+        /// Why.
+        reason: String,
+    },
+    /// The runtime would be refused.
+    Refused {
+        /// Why, and what to do.
+        reason: String,
+    },
+}
+
+/// Looks at the limits of a runtime on `device` that is built by `config`. An existing ledger is joined for a moment.
+pub(super) fn survey(device: &CudaDevice, config: &RuntimeConfig) -> Result<LimitSurvey> {
+    let capacity = Capacity::of(device, config)?;
+    let opened = match config.ledger.config_for(device) {
+        Ok(None) => {
+            return Ok(LimitSurvey {
+                limit: capacity.with_ledger(None),
+                ledger: LedgerOutlook::Off,
+            });
+        }
+        Ok(Some(wanted)) => Ledger::open(wanted).and_then(|ledger| {
+            let mut snapshot = ledger.snapshot()?;
+            snapshot.slots.retain(|slot| slot.index != ledger.slot());
+            Ok(snapshot)
+        }),
+        Err(error) => Err(error),
+    };
+    let (limit, ledger) = match opened {
+        Ok(snapshot) => (Some(snapshot.limit), LedgerOutlook::Present(snapshot)),
+        Err(LedgerError::Missing { path }) => {
+            let limit = capacity.of_new_ledger(config);
+            (Some(limit), LedgerOutlook::Absent { path, limit })
+        }
+        Err(error) if !config.ledger.is_demanded() && has_no_place(&error) => {
+            (None, LedgerOutlook::Unavailable { reason: error.to_string() })
+        }
+        Err(error) => (None, LedgerOutlook::Refused { reason: failure(&error).to_string() }),
+    };
+    Ok(LimitSurvey { limit: capacity.with_ledger(limit), ledger })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use xlog_ledger::{DeviceKey, LedgerConfig};
+
+    use super::*;
+
+    fn open(directory: &str) -> LedgerResult<Ledger> {
+        let config = LedgerConfig::new(DeviceKey::new("k").unwrap()).with_limit(1 << 20);
+        Ledger::open(config.with_directory(directory))
+    }
+
+    #[test]
+    fn an_automatic_ledger_without_a_place_is_given_up_and_a_demanded_one_is_an_error() {
+        let nowhere = || open("/nonexistent-place/of/ledgers");
+        match status_of(nowhere(), false).unwrap() {
+            LedgerStatus::Unavailable { reason } => {
+                assert!(reason.contains("/nonexistent-place"), "{reason}");
+            }
+            other => panic!("{other}"),
+        }
+        let said = status_of(nowhere(), true).unwrap_err().to_string();
+        assert!(said.contains("/nonexistent-place") && said.contains("XLOG_DEVICE_LEDGER=off"));
+    }
+
+    #[test]
+    fn only_the_lack_of_a_place_gives_a_ledger_up() {
+        let path = || PathBuf::from("/d/k.ledger");
+        let io = |kind: ErrorKind| LedgerError::Io {
+            path: path(),
+            call: "create",
+            source: io::Error::from(kind),
+        };
+        for kind in [
+            ErrorKind::NotFound,
+            ErrorKind::PermissionDenied,
+            ErrorKind::ReadOnlyFilesystem,
+            ErrorKind::StorageFull,
+        ] {
+            assert!(has_no_place(&io(kind)), "{kind}");
+        }
+        let others_may_count_in_it = [
+            io(ErrorKind::Other),
+            LedgerError::ReadOnly { path: path(), reason: "mode 0400".to_owned() },
+            LedgerError::Damaged { path: path(), what: "zeros".to_owned() },
+            LedgerError::Truncated { path: path(), size: 1, expected: 4096 },
+            LedgerError::NewerVersion { path: path(), version: 9, supported: 1 },
+            LedgerError::WrongOwner {
+                path: path(),
+                found: "user 1".to_owned(),
+                expected: "user 2".to_owned(),
+            },
+        ];
+        for error in others_may_count_in_it {
+            assert!(!has_no_place(&error), "{error}");
+        }
+    }
+}

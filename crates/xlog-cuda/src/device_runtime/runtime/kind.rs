@@ -1,0 +1,56 @@
+//! Which memory resource a runtime that is built by configuration stands on.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::{Result, XlogError};
+
+const ACCEPTED: &str = "\"async\", \"pool\" and \"direct\"";
+
+/// Which memory resource a shared runtime stands on.
+///
+/// ```
+/// use xlog_cuda::device_runtime::ResourceKind;
+///
+/// assert_eq!("direct".parse(), Ok(ResourceKind::Direct));
+/// assert_eq!(ResourceKind::default().to_string(), "async");
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+#[non_exhaustive]
+pub enum ResourceKind {
+    /// One raw driver allocation per block; tracks no uses.
+    Direct,
+    /// Stream-ordered allocation that tracks uses.
+    #[default]
+    Async,
+    /// Sub-allocation that tracks uses, without driver calls for what is handed out again.
+    Pool,
+}
+
+impl FromStr for ResourceKind {
+    type Err = XlogError;
+
+    fn from_str(text: &str) -> Result<Self> {
+        match text {
+            "direct" => Ok(Self::Direct),
+            "async" => Ok(Self::Async),
+            "pool" => Ok(Self::Pool),
+            _ => Err(XlogError::BadSetting {
+                name: "the memory resource",
+                value: text.to_owned(),
+                reason: "there is no such resource",
+                accepted: ACCEPTED,
+            }),
+        }
+    }
+}
+
+impl fmt::Display for ResourceKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Direct => "direct",
+            Self::Async => "async",
+            Self::Pool => "pool",
+        })
+    }
+}

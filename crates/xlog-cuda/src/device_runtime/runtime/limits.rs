@@ -1,0 +1,110 @@
+//! How much a runtime may hold: the least of what is configured, agreed on, offered and there.
+//!
+//! | limit | where it comes from |
+//! |---|---|
+//! | configuration | [`RuntimeConfig::budget`]: code or `XLOG_DEVICE_BUDGET`, for this process |
+//! | ledger | the limit in the ledger's file, for all processes together |
+//! | driver | the total that the driver reports to this process (less than the device has, where a service divides it) |
+//! | device total less reserve | the memory of the device less [`RuntimeConfig::reserve`], for contexts, displays and libraries |
+//!
+//! Nothing is opened or created here.
+
+use super::RuntimeConfig;
+use crate::device_runtime::budget::{EffectiveLimit, LimitSource};
+use crate::{CudaDevice, Result};
+
+/// Kept for others unless said otherwise, where the device is large enough.
+const RESERVE: u64 = 1 << 30;
+
+/// The memory of a device as its limits are made of it.
+#[derive(Clone, Debug)]
+pub(super) struct Capacity {
+    total: u64,
+    reserve: u64,
+    driver: u64,
+    configured: Option<u64>,
+}
+
+impl Capacity {
+    pub(super) fn of(device: &CudaDevice, config: &RuntimeConfig) -> Result<Self> {
+        let total = device.properties().total_bytes;
+        Ok(Self {
+            total,
+            // A sixteenth of a small device.
+            reserve: config.reserve.map_or(RESERVE.min(total / 16), |size| size.of(total)),
+            driver: device.memory_info()?.total,
+            configured: config.budget.map(|size| size.of(total)),
+        })
+    }
+
+    /// The memory of the device that may be handed out.
+    pub(super) fn usable(&self) -> u64 {
+        self.total.saturating_sub(self.reserve).min(self.driver)
+    }
+
+    /// The limit of a ledger that this runtime has to create.
+    ///
+    /// A named one is for those who name it, and gets the limit they configured. The device's own is everybody's: what one
+    /// process allows itself is not a limit for the others.
+    pub(super) fn of_new_ledger(&self, config: &RuntimeConfig) -> u64 {
+        match config.ledger_limit {
+            Some(size) => size.of(self.total),
+            None if config.ledger.is_named() => self.configured.unwrap_or_else(|| self.usable()),
+            None => self.usable(),
+        }
+    }
+
+    /// The least of all.
+    pub(super) fn with_ledger(&self, ledger: Option<u64>) -> EffectiveLimit {
+        EffectiveLimit::device(size(self.total), size(self.reserve))
+            .and(LimitSource::Driver, Some(size(self.driver)))
+            .and(LimitSource::Configuration, self.configured.map(size))
+            .and(LimitSource::Ledger, ledger.map(size))
+    }
+}
+
+fn size(bytes: u64) -> usize {
+    usize::try_from(bytes).unwrap_or(usize::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ByteSize;
+
+    fn capacity(config: &RuntimeConfig) -> Capacity {
+        Capacity::of(&CudaDevice::open("sim:1").unwrap(), config).unwrap()
+    }
+
+    #[test]
+    fn the_least_limit_rules_and_is_named() {
+        let gib = 1_usize << 30;
+        let plain = RuntimeConfig::default();
+        let limit = capacity(&plain).with_ledger(None);
+        assert_eq!((limit.bytes(), limit.ruled_by()), (31 * gib, LimitSource::DeviceReserve));
+        let limit = capacity(&plain).with_ledger(Some(5 << 30));
+        assert_eq!((limit.bytes(), limit.ruled_by()), (5 * gib, LimitSource::Ledger));
+        let half = plain.clone().with_budget(ByteSize::Share(50_000_000));
+        let limit = capacity(&half).with_ledger(Some(20 << 30));
+        assert_eq!((limit.bytes(), limit.ruled_by()), (16 * gib, LimitSource::Configuration));
+        let none_kept = plain.with_reserve(ByteSize::Bytes(0));
+        let limit = Capacity { driver: 3 << 30, ..capacity(&none_kept) }.with_ledger(None);
+        assert_eq!((limit.bytes(), limit.ruled_by()), (3 * gib, LimitSource::Driver));
+    }
+
+    #[test]
+    fn the_budget_of_one_process_is_no_limit_of_everybodys_ledger() {
+        let config = RuntimeConfig::default().with_budget(ByteSize::Bytes(1 << 20));
+        assert_eq!(capacity(&config).of_new_ledger(&config), 31 << 30);
+        let named = config.with_ledger(super::super::LedgerSetting::Directory("/x".into()));
+        assert_eq!(capacity(&named).of_new_ledger(&named), 1 << 20);
+        let said = named.with_ledger_limit(ByteSize::Share(25_000_000));
+        assert_eq!(capacity(&said).of_new_ledger(&said), 8 << 30);
+    }
+
+    #[test]
+    fn a_reserve_larger_than_the_device_leaves_nothing_and_does_not_wrap() {
+        let config = RuntimeConfig::default().with_reserve(ByteSize::Bytes(u64::MAX));
+        assert_eq!(capacity(&config).with_ledger(None).bytes(), 0);
+    }
+}

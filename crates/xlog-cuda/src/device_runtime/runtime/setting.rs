@@ -1,0 +1,160 @@
+//! Whether a runtime joins a ledger, and which file that is.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use xlog_ledger::{DeviceKey, LedgerConfig, LedgerResult};
+
+use crate::driver::DeviceKind;
+use crate::{CudaDevice, Result, XlogError};
+
+const ACCEPTED: &str = "\"off\", \"on\", the absolute path of a directory, or that of a file whose name is a device \
+                        key (letters, digits, '.', '_', '-') and ends in \".ledger\"";
+
+const SUFFIX: &str = ".ledger";
+
+/// Which ledger a runtime joins.
+///
+/// ```
+/// use xlog_cuda::device_runtime::LedgerSetting;
+///
+/// assert_eq!("off".parse(), Ok(LedgerSetting::Off));
+/// assert_eq!("/run/xlog".parse(), Ok(LedgerSetting::Directory("/run/xlog".into())));
+/// assert_eq!("/run/xlog/team.ledger".parse(), Ok(LedgerSetting::File("/run/xlog/team.ledger".into())));
+/// assert!("run/xlog".parse::<LedgerSetting>().is_err());
+/// ```
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
+#[non_exhaustive]
+pub enum LedgerSetting {
+    /// A GPU's own ledger in the default directory; none for a simulated device. Where that directory cannot be made or
+    /// written, the runtime works without, and says so ([`LedgerStatus::Unavailable`](super::LedgerStatus::Unavailable)).
+    #[default]
+    Automatic,
+    /// None.
+    Off,
+    /// The device's own ledger in the default directory, for every kind of device, or an error.
+    On,
+    /// The device's own ledger in this directory, or an error.
+    Directory(PathBuf),
+    /// This file, or an error. It is of one device: a process that uses several names a directory.
+    File(PathBuf),
+}
+
+impl LedgerSetting {
+    /// What to open for a device; `None` for no ledger.
+    pub(super) fn config_for(&self, device: &CudaDevice) -> LedgerResult<Option<LedgerConfig>> {
+        let own = || key_of(device).map(LedgerConfig::new);
+        Ok(match self {
+            Self::Off => None,
+            Self::Automatic if device.properties().kind != DeviceKind::Cuda => None,
+            Self::Automatic | Self::On => Some(own()?),
+            Self::Directory(directory) => Some(own()?.with_directory(directory)),
+            Self::File(path) => {
+                let key = DeviceKey::new(stem(path).unwrap_or_default())?;
+                let directory = path.parent().unwrap_or(Path::new("/"));
+                Some(LedgerConfig::new(key).with_directory(directory))
+            }
+        })
+    }
+
+    /// True where somebody asked for a ledger: then there is one, or an error.
+    pub(super) fn is_demanded(&self) -> bool {
+        matches!(self, Self::On | Self::Directory(_) | Self::File(_))
+    }
+
+    /// True where somebody said which.
+    pub(super) fn is_named(&self) -> bool {
+        matches!(self, Self::Directory(_) | Self::File(_))
+    }
+}
+
+/// The name of a device's ledger: a GPU's UUID, and `sim-N` for simulated devices, whose UUIDs say nothing outside their process.
+pub(super) fn key_of(device: &CudaDevice) -> LedgerResult<DeviceKey> {
+    let properties = device.properties();
+    DeviceKey::new(match properties.kind {
+        DeviceKind::Cuda => properties.uuid.to_string(),
+        _ => format!("sim-{}", properties.ordinal),
+    })
+}
+
+fn stem(path: &Path) -> Option<&str> {
+    path.file_name()?.to_str()?.strip_suffix(SUFFIX)
+}
+
+impl FromStr for LedgerSetting {
+    type Err = XlogError;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let refuse = |reason| {
+            Err(XlogError::BadSetting {
+                name: "the ledger",
+                value: text.to_owned(),
+                reason,
+                accepted: ACCEPTED,
+            })
+        };
+        let path = Path::new(text);
+        match text {
+            "off" => Ok(Self::Off),
+            "on" => Ok(Self::On),
+            "" => refuse("it is empty"),
+            _ if text.contains('\0') => refuse("it has a zero character"),
+            _ if !path.is_absolute() => {
+                refuse("it is no absolute path, so it would be another ledger in each directory")
+            }
+            _ if !text.ends_with(SUFFIX) => Ok(Self::Directory(path.to_owned())),
+            _ => match stem(path).map(DeviceKey::new) {
+                Some(Ok(_)) => Ok(Self::File(path.to_owned())),
+                _ => refuse("the name of the file is no device key"),
+            },
+        }
+    }
+}
+
+impl fmt::Display for LedgerSetting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Automatic => f.write_str("automatic"),
+            Self::Off => f.write_str("off"),
+            Self::On => f.write_str("on"),
+            Self::Directory(path) | Self::File(path) => path.display().fmt(f),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_that_name_no_ledger_are_refused_with_what_is_accepted() {
+        for text in [
+            "",
+            "Off",
+            "none",
+            "here",
+            "./here",
+            "/tmp/.ledger",
+            "/tmp/a b.ledger",
+            "/tmp/ä.ledger",
+            "/a\0b",
+        ] {
+            let said = text.parse::<LedgerSetting>().expect_err(text).to_string();
+            assert!(said.contains(&format!("{text:?}")) && said.contains("\"off\""), "{said}");
+        }
+        for text in ["off", "on", "/tmp", "/tmp/gpu.ledger", "/tmp/ledger"] {
+            assert_eq!(text.parse::<LedgerSetting>().expect(text).to_string(), text);
+        }
+    }
+
+    #[test]
+    fn simulated_devices_take_part_only_where_a_ledger_is_asked_for() {
+        let device = CudaDevice::open("sim:3").unwrap();
+        let of = |setting: LedgerSetting| setting.config_for(&device).unwrap();
+        assert!(of(LedgerSetting::Automatic).is_none() && of(LedgerSetting::Off).is_none());
+        assert_eq!(of(LedgerSetting::On).unwrap().key.as_str(), "sim-0");
+        let named = of(LedgerSetting::File("/x/team.ledger".into())).unwrap();
+        assert_eq!((named.key.as_str(), named.directory), ("team", Some("/x".into())));
+    }
+}

@@ -1,0 +1,94 @@
+//! The stack of a runtime that is built by configuration: a budget over a resource, metered by a ledger.
+//!
+//! The budget's limit is the least of all limits ([`Capacity`]); the ledger is asked for physical bytes by the lowest resource.
+
+use std::sync::Arc;
+
+use super::config::RESOURCE_VARIABLE;
+use super::joining::{LedgerStatus, join};
+use super::limits::Capacity;
+use super::{Oversight, ResourceKind, RuntimeConfig, XlogDeviceRuntime};
+use crate::device_runtime::async_resource::AsyncCudaResource;
+use crate::device_runtime::budget::{BudgetHandle, GlobalDeviceBudget};
+use crate::device_runtime::direct::DirectCudaResource;
+use crate::device_runtime::ledger::{LedgerMeter, other_use};
+use crate::device_runtime::pool::{PoolConfig, PoolResource};
+use crate::device_runtime::resource::DeviceMemoryResource;
+use crate::device_runtime::stream_pool::StreamPool;
+use crate::{CudaDevice, Result, XlogError};
+
+type BoxedResource = Box<dyn DeviceMemoryResource + Send + Sync>;
+
+/// Puts the parts together. Nothing is left behind by a failure.
+pub(super) fn stack(device: Arc<CudaDevice>, config: &RuntimeConfig) -> Result<XlogDeviceRuntime> {
+    let ordinal = device.ordinal();
+    if config.resource == ResourceKind::Async && device.driver().async_pools().is_none() {
+        return Err(XlogError::Kernel(format!(
+            "device {:?} has no stream-ordered pools; set {RESOURCE_VARIABLE}=direct, or configure ResourceKind::Direct",
+            device.spec()
+        )));
+    }
+    let capacity = Capacity::of(&device, config)?;
+    let ledger = join(&device, config, &capacity)?;
+    let agreed = match ledger.ledger() {
+        Some(ledger) => Some(ledger.limit().map_err(|error| XlogError::Kernel(error.to_string()))?),
+        None => None,
+    };
+    let limit = capacity.with_ledger(agreed).bytes();
+
+    let streams = Arc::new(StreamPool::new(device.clone(), config.max_streams));
+    let (resource, budget) = match config.resource {
+        ResourceKind::Direct => {
+            under_budget(DirectCudaResource::new(device.clone(), ordinal), limit)
+        }
+        ResourceKind::Async => {
+            let resource = AsyncCudaResource::new(device.clone(), ordinal, streams.clone());
+            under_budget(resource, limit)
+        }
+        ResourceKind::Pool => {
+            let config = PoolConfig::default();
+            let resource = PoolResource::new(device.clone(), ordinal, streams.clone(), config)?;
+            under_budget(resource, limit)
+        }
+    };
+    let meter = match &ledger {
+        LedgerStatus::Joined(ledger) => {
+            let meter = Arc::new(LedgerMeter::new(ledger.clone()));
+            resource.meter_physical(meter.clone())?;
+            let asked = ledger.clone();
+            budget.set_other_use(move || other_use(&asked));
+            Some(meter)
+        }
+        _ => None,
+    };
+    let oversight = Oversight { budget, capacity, ledger, meter };
+    Ok(XlogDeviceRuntime::compose(device, ordinal, streams, resource, Some(oversight)))
+}
+
+fn under_budget<R: DeviceMemoryResource + Send + Sync + 'static>(
+    resource: R,
+    limit: usize,
+) -> (BoxedResource, BudgetHandle) {
+    let budget = GlobalDeviceBudget::over(resource, limit);
+    let handle = budget.handle();
+    (Box::new(budget), handle)
+}
+
+#[cfg(test)]
+mod tests {
+    use xlog_sim::{SimConfig, SimDevice};
+
+    use super::*;
+
+    #[test]
+    fn a_device_without_stream_ordered_pools_is_refused_with_the_way_out() {
+        let without = || {
+            let config = SimConfig::default().with_async_pools(false);
+            Arc::new(CudaDevice::from_sim(SimDevice::open(config).unwrap()))
+        };
+        let said = stack(without(), &RuntimeConfig::default()).unwrap_err().to_string();
+        assert!(said.contains("XLOG_DEVICE_RESOURCE=direct"), "{said}");
+        let direct = RuntimeConfig::default().with_resource(ResourceKind::Direct);
+        assert!(stack(without(), &direct).is_ok());
+    }
+}

@@ -1,0 +1,177 @@
+//! Which ledger is joined, with which limit, and what becomes of a runtime whose ledger cannot be.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::sync::Arc;
+
+use xlog_cuda::device_runtime::{
+    LedgerOutlook, LedgerSetting, LimitSource, ResourceKind, RuntimeConfig, XlogDeviceRuntime,
+};
+use xlog_cuda::sim::{SimConfig, SimMachine};
+use xlog_cuda::{ByteSize, CudaDevice};
+
+use crate::support::{MIB, TestDirectory};
+
+fn sim() -> Arc<CudaDevice> {
+    Arc::new(CudaDevice::open("sim").unwrap())
+}
+
+fn in_directory(directory: &TestDirectory) -> RuntimeConfig {
+    RuntimeConfig::default().with_ledger(LedgerSetting::Directory(directory.path().to_owned()))
+}
+
+#[test]
+fn a_named_ledger_is_created_with_the_budget_and_keeps_its_limit() {
+    let directory = TestDirectory::new();
+    let config = in_directory(&directory).with_budget(ByteSize::Bytes(64 * MIB));
+    let first = XlogDeviceRuntime::with_config(sim(), &config).unwrap();
+    let snapshot = first.ledger_snapshot().unwrap().unwrap();
+    assert_eq!((snapshot.limit, snapshot.key.as_str()), (64 * MIB, "sim-0"));
+    assert_eq!(first.effective_limit().unwrap().bytes() as u64, 64 * MIB);
+
+    // Whoever comes later gets the limit of the file, or less of its own.
+    let larger = config.clone().with_budget(ByteSize::Bytes(1 << 30));
+    let second = XlogDeviceRuntime::with_config(sim(), &larger).unwrap();
+    let limit = second.effective_limit().unwrap();
+    assert_eq!((limit.bytes() as u64, limit.ruled_by()), (64 * MIB, LimitSource::Ledger));
+    let smaller = config.with_budget(ByteSize::Bytes(MIB));
+    let third = XlogDeviceRuntime::with_config(sim(), &smaller).unwrap();
+    let limit = third.effective_limit().unwrap();
+    assert_eq!((limit.bytes() as u64, limit.ruled_by()), (MIB, LimitSource::Configuration));
+    assert_eq!(third.ledger_snapshot().unwrap().unwrap().slots.len(), 3);
+    drop((first, second));
+    assert_eq!(third.ledger_snapshot().unwrap().unwrap().slots.len(), 1);
+}
+
+#[test]
+fn a_named_ledger_without_a_budget_has_what_the_device_allows() {
+    let directory = TestDirectory::new();
+    let runtime = XlogDeviceRuntime::with_config(sim(), &in_directory(&directory)).unwrap();
+    assert_eq!(runtime.ledger_snapshot().unwrap().unwrap().limit, 31 << 30);
+}
+
+#[test]
+fn a_simulated_device_has_no_ledger_unless_one_is_named() {
+    let runtime = XlogDeviceRuntime::with_config(sim(), &RuntimeConfig::default()).unwrap();
+    assert!(runtime.ledger().ledger().is_none());
+    assert_eq!(runtime.ledger().to_string(), "off");
+    let survey = XlogDeviceRuntime::survey(&sim(), &RuntimeConfig::default()).unwrap();
+    assert!(matches!(survey.ledger, LedgerOutlook::Off));
+}
+
+/// Every way in which a ledger file can be wrong: the runtime is refused, the file named and left as it was.
+#[test]
+fn a_ledger_that_is_damaged_foreign_or_read_only_refuses_the_runtime_and_stays_as_it_is() {
+    type Damage = fn(&TestDirectory);
+    let cases: [(&str, &str, Damage); 6] = [
+        ("truncated", "truncated", |directory| cut(directory, 100)),
+        ("cut at the header", "truncated", |directory| cut(directory, 4096)),
+        ("zeroed", "not a valid ledger", |directory| write(directory, &[0; 4096 + 256 * 128])),
+        ("no ledger", "truncated", |directory| write(directory, b"hello")),
+        ("newer", "version 9", |directory| patch(directory, 8, 9)),
+        ("read-only", "read-only", |directory| mode(directory, 0o400)),
+    ];
+    for (name, expected, damage) in cases {
+        let directory = TestDirectory::new();
+        drop(directory.ledger(MIB));
+        damage(&directory);
+        refused(&directory, name, expected);
+    }
+    let directory = TestDirectory::new();
+    drop(directory.ledger(MIB));
+    mode(&directory, 0o622);
+    refused(&directory, "too open", "lets others write");
+    let directory = TestDirectory::new();
+    fs::create_dir(directory.ledger_path()).unwrap();
+    let config = directory.config(ResourceKind::Async, MIB);
+    let said = XlogDeviceRuntime::with_config(sim(), &config).unwrap_err().to_string();
+    assert!(said.contains("a directory"), "{said}");
+}
+
+fn refused(directory: &TestDirectory, name: &str, expected: &str) {
+    let path = directory.ledger_path();
+    let before = (fs::read(&path).unwrap(), fs::metadata(&path).unwrap().permissions().mode());
+    let config = directory.config(ResourceKind::Async, MIB);
+    let said = XlogDeviceRuntime::with_config(sim(), &config).unwrap_err().to_string();
+    for part in [expected, path.to_str().unwrap(), "XLOG_DEVICE_LEDGER=off"] {
+        assert!(said.contains(part), "{name}: {part} is missing in {said}");
+    }
+    match XlogDeviceRuntime::survey(&sim(), &config).unwrap().ledger {
+        LedgerOutlook::Refused { reason } => assert_eq!(reason, said, "{name}"),
+        other => panic!("{name}: {other:?}"),
+    }
+    let after = (fs::read(&path).unwrap(), fs::metadata(&path).unwrap().permissions().mode());
+    assert_eq!(before, after, "{name}");
+    // And without it there is a way out.
+    let config = config.with_ledger(LedgerSetting::Off);
+    XlogDeviceRuntime::with_config(sim(), &config).unwrap();
+}
+
+fn cut(directory: &TestDirectory, bytes: u64) {
+    let file = fs::File::options().write(true).open(directory.ledger_path()).unwrap();
+    file.set_len(bytes).unwrap();
+}
+
+fn write(directory: &TestDirectory, bytes: &[u8]) {
+    fs::write(directory.ledger_path(), bytes).unwrap();
+}
+
+fn patch(directory: &TestDirectory, at: usize, value: u8) {
+    let mut bytes = fs::read(directory.ledger_path()).unwrap();
+    bytes[at] = value;
+    write(directory, &bytes);
+}
+
+fn mode(directory: &TestDirectory, mode: u32) {
+    fs::set_permissions(directory.ledger_path(), fs::Permissions::from_mode(mode)).unwrap();
+}
+
+#[test]
+fn a_named_place_that_does_not_exist_is_an_error() {
+    let config = RuntimeConfig::default()
+        .with_ledger(LedgerSetting::Directory("/nonexistent-place/ledgers".into()));
+    let said = XlogDeviceRuntime::with_config(sim(), &config).unwrap_err().to_string();
+    assert!(said.contains("/nonexistent-place/ledgers"), "{said}");
+}
+
+#[test]
+fn one_file_is_not_the_ledger_of_two_devices() {
+    let directory = TestDirectory::new();
+    let machine = SimMachine::new(SimConfig::default().with_ordinals(2)).unwrap();
+    let device = |ordinal| Arc::new(CudaDevice::from_sim(machine.device(ordinal).unwrap()));
+    let config = directory.config(ResourceKind::Direct, MIB);
+    let _first = XlogDeviceRuntime::with_config(device(0), &config).unwrap();
+    let said = XlogDeviceRuntime::with_config(device(1), &config).unwrap_err().to_string();
+    assert!(said.contains("test.ledger") && said.contains("directory"), "{said}");
+    // In a directory each has its own.
+    let config = in_directory(&directory);
+    let second = XlogDeviceRuntime::with_config(device(1), &config).unwrap();
+    assert!(second.ledger().to_string().contains("sim-1.ledger"));
+}
+
+#[test]
+fn a_survey_creates_nothing_and_sees_what_is_there() {
+    let directory = TestDirectory::new();
+    let config = directory.config(ResourceKind::Async, 64 * MIB);
+    let survey = XlogDeviceRuntime::survey(&sim(), &config).unwrap();
+    match survey.ledger {
+        LedgerOutlook::Absent { path, limit } => {
+            assert_eq!((path, limit), (directory.ledger_path(), 64 * MIB));
+        }
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(survey.limit.bytes() as u64, 64 * MIB);
+    assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
+
+    let ledger = directory.ledger(32 * MIB);
+    ledger.take(MIB).unwrap();
+    let survey = XlogDeviceRuntime::survey(&sim(), &config).unwrap();
+    match survey.ledger {
+        LedgerOutlook::Present(found) => {
+            assert_eq!((found.limit, found.used(), found.slots.len()), (32 * MIB, MIB, 1));
+        }
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(survey.limit.ruled_by(), LimitSource::Ledger);
+    assert_eq!(ledger.snapshot().unwrap().slots.len(), 1, "the survey has left");
+}

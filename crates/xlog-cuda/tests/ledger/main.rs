@@ -1,0 +1,13 @@
+//! Runtimes in a ledger: the meter, the stacks that are built by configuration, and processes that share one limit.
+
+// Helpers of tests fail tests.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+#![cfg(target_os = "linux")]
+
+mod cells;
+mod limits;
+mod meter;
+mod processes;
+mod stacks;
+mod support;
+mod worker;

@@ -1,0 +1,162 @@
+//! What a shared runtime on the device may hold, which limit rules, and how its ledger stands.
+
+use serde::Serialize;
+use xlog_cuda::device_runtime::{LedgerOutlook, LimitSurvey, RuntimeConfig, XlogDeviceRuntime};
+use xlog_cuda::{CudaDevice, Result, XlogError};
+
+use super::report::{Missing, Report};
+use crate::page::{Page, size};
+
+/// The limit, and where it comes from.
+#[derive(Serialize, Debug)]
+pub(super) struct Limit {
+    effective_bytes: usize,
+    /// Which of `limits` it is.
+    ruled_by: String,
+    limits: Vec<OneLimit>,
+}
+
+#[derive(Serialize, Debug)]
+struct OneLimit {
+    source: String,
+    bytes: usize,
+}
+
+/// The ledger that a runtime would join.
+#[derive(Serialize, Debug)]
+pub(super) struct LedgerState {
+    /// `off`, `absent`, `present`, `unavailable` or `refused`.
+    state: &'static str,
+    path: Option<String>,
+    /// Its limit; of an absent one, the limit it would be created with.
+    limit_bytes: Option<u64>,
+    used_bytes: Option<u64>,
+    granted_bytes: Option<u64>,
+    free_bytes: Option<u64>,
+    processes: Option<usize>,
+    /// Dead processes whose bytes nobody has needed yet.
+    dead: Option<usize>,
+    /// Why there is none.
+    reason: Option<String>,
+}
+
+/// Looks at the limits as the environment sets them. An error: a runtime would be refused.
+pub(super) fn find(report: &mut Report, device: &CudaDevice) -> Result<()> {
+    let config = RuntimeConfig::from_environment()?;
+    let LimitSurvey { limit, ledger, .. } = XlogDeviceRuntime::survey(device, &config)?;
+    report.limit = Some(Limit {
+        effective_bytes: limit.bytes(),
+        ruled_by: limit.ruled_by().to_string(),
+        limits: limit
+            .limits()
+            .iter()
+            .map(|(source, bytes)| OneLimit { source: source.to_string(), bytes: *bytes })
+            .collect(),
+    });
+    let refusal = match &ledger {
+        LedgerOutlook::Refused { reason } => Some(reason.clone()),
+        _ => None,
+    };
+    report.ledger = Some(LedgerState::of(ledger));
+    refusal.map_or(Ok(()), |reason| Err(XlogError::Kernel(reason)))
+}
+
+impl LedgerState {
+    fn of(outlook: LedgerOutlook) -> Self {
+        let mut state = Self {
+            state: "off",
+            path: None,
+            limit_bytes: None,
+            used_bytes: None,
+            granted_bytes: None,
+            free_bytes: None,
+            processes: None,
+            dead: None,
+            reason: None,
+        };
+        match outlook {
+            LedgerOutlook::Absent { path, limit } => {
+                state.state = "absent";
+                state.path = Some(path.display().to_string());
+                state.limit_bytes = Some(limit);
+            }
+            LedgerOutlook::Present(snapshot) => {
+                let alive = snapshot.slots.iter().filter(|slot| slot.alive).count();
+                state.state = "present";
+                state.path = Some(snapshot.path.display().to_string());
+                state.limit_bytes = Some(snapshot.limit);
+                state.used_bytes = Some(snapshot.used());
+                state.granted_bytes = Some(snapshot.granted());
+                state.free_bytes = Some(snapshot.free);
+                state.processes = Some(alive);
+                state.dead = Some(snapshot.slots.len() - alive);
+            }
+            LedgerOutlook::Unavailable { reason } => {
+                state.state = "unavailable";
+                state.reason = Some(reason);
+            }
+            LedgerOutlook::Refused { reason } => {
+                state.state = "refused";
+                state.reason = Some(reason);
+            }
+            // Off, and whatever later versions add.
+            _ => {}
+        }
+        state
+    }
+
+    /// What is lost without it.
+    pub(super) fn missing(&self) -> Option<Missing> {
+        (self.state == "unavailable").then(|| Missing {
+            what: format!(
+                "a ledger of this GPU, so its limit holds for this process alone: {}",
+                self.reason.as_deref().unwrap_or_default()
+            ),
+            remedy: "set XDG_RUNTIME_DIR to a directory of this user's, or name another by \
+                     XLOG_DEVICE_LEDGER"
+                .to_owned(),
+        })
+    }
+
+    fn describe(&self) -> String {
+        let bytes = |bytes: Option<u64>| size(bytes.unwrap_or(0));
+        match self.state {
+            "absent" => {
+                format!(
+                    "not there yet; created with a limit of {} at first use",
+                    bytes(self.limit_bytes)
+                )
+            }
+            "present" => format!(
+                "{} of {} used by {} processes, {} granted, {} free{}",
+                bytes(self.used_bytes),
+                bytes(self.limit_bytes),
+                self.processes.unwrap_or(0),
+                bytes(self.granted_bytes),
+                bytes(self.free_bytes),
+                match self.dead {
+                    Some(dead) if dead > 0 => format!("; {dead} dead processes left bytes"),
+                    _ => String::new(),
+                }
+            ),
+            "off" => "off: other processes are not counted".to_owned(),
+            state => format!("{state}: {}", self.reason.as_deref().unwrap_or_default()),
+        }
+    }
+}
+
+pub(super) fn render(page: &mut Page, limit: Option<&Limit>, ledger: Option<&LedgerState>) {
+    let Some(limit) = limit else { return };
+    page.title("Limits of a shared runtime");
+    page.line(
+        "effective limit",
+        &format!("{}, by {}", size(limit.effective_bytes as u64), limit.ruled_by),
+    );
+    for one in &limit.limits {
+        page.line("", &format!("{}: {}", one.source, size(one.bytes as u64)));
+    }
+    if let Some(ledger) = ledger {
+        page.line("ledger", ledger.path.as_deref().unwrap_or("none"));
+        page.line("its state", &ledger.describe());
+    }
+}

@@ -1,0 +1,51 @@
+//! What `ledger` takes.
+
+use clap::{Args, value_parser};
+
+/// What `ledger` takes.
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:\n  \
+    xlogmem ledger                                every ledger of this user\n  \
+    xlogmem ledger --watch                        the same, once a second\n  \
+    xlogmem ledger --reclaim                      free what dead processes left\n  \
+    xlogmem ledger --ledger /run/team/a.ledger --json\n  \
+    xlogmem ledger --ledger /run/team/a.ledger --limit 32GiB\n\n\
+    Exit status: 0 done (also when there is no ledger), 1 a ledger could not be\n\
+    read or changed, 2 the command line was refused.")]
+pub(crate) struct LedgerArguments {
+    /// A ledger's file, or a directory of ledgers.
+    ///
+    /// Without it: what XLOG_DEVICE_LEDGER names, else the default directory.
+    #[arg(long, value_name = "PATH")]
+    pub(crate) ledger: Option<String>,
+
+    /// Free the slots of dead processes first. Requests that need memory do this by themselves
+    #[arg(long)]
+    pub(crate) reclaim: bool,
+
+    /// Set the limit of all processes together, such as 32GiB; creates a file that --ledger names
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) limit: Option<String>,
+
+    /// Print again and again, until interrupted
+    #[arg(long)]
+    pub(crate) watch: bool,
+
+    /// With --watch: how many seconds between two looks
+    #[arg(
+        long, value_name = "SECONDS", default_value_t = 1, requires = "watch",
+        value_parser = value_parser!(u64).range(1..=86_400)
+    )]
+    pub(crate) every: u64,
+
+    /// With --watch: how many looks, instead of until interrupted
+    #[arg(
+        long, value_name = "N", requires = "watch",
+        value_parser = value_parser!(u64).range(1..)
+    )]
+    pub(crate) count: Option<u64>,
+
+    /// Print JSON instead of text: one object, with --watch one per line and look
+    #[arg(long)]
+    pub(crate) json: bool,
+}

@@ -1,0 +1,169 @@
+//! `xlogmem ledger`: who holds what of each device, among the processes that share it.
+//!
+//! Looking takes no part: no slot, no lock, no write. `--reclaim` and `--limit` join each ledger for a moment.
+
+mod arguments;
+mod report;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use xlog_cuda::device_runtime::{LEDGER_VARIABLE, LedgerSetting};
+use xlog_cuda::ledger::{
+    DeviceKey, Ledger, LedgerConfig, LedgerError, LedgerFile, LedgerResult, LedgerView, list,
+};
+use xlog_cuda::{ByteSize, XlogError};
+
+use crate::cli::Refusal;
+use crate::{Output, print};
+pub(crate) use arguments::LedgerArguments;
+use report::{Found, Freed, Report};
+
+/// Where to look.
+enum Place {
+    Directory(PathBuf),
+    File { path: PathBuf, directory: PathBuf, key: DeviceKey },
+}
+
+/// Runs the command. A bad path or size is refused; whatever is wrong with a ledger is in the output.
+pub(crate) fn run(arguments: &LedgerArguments) -> Result<Output, Refusal> {
+    let place = place(arguments.ledger.as_deref())?;
+    let limit = arguments.limit.as_deref().map(|text| limit(text, &place)).transpose()?;
+    let looks = if arguments.watch { arguments.count.unwrap_or(u64::MAX) } else { 1 };
+    for look in 1..looks {
+        let first = look == 1;
+        let output = show(arguments, &report(&place, arguments.reclaim, limit.filter(|_| first)));
+        if print(&output.text).is_err() {
+            return Ok(Output { text: String::new(), ..output });
+        }
+        std::thread::sleep(Duration::from_secs(arguments.every));
+    }
+    Ok(show(arguments, &report(&place, arguments.reclaim, limit.filter(|_| looks == 1))))
+}
+
+fn show(arguments: &LedgerArguments, report: &Report) -> Output {
+    let failure = report.error.clone();
+    let text = match (arguments.json, arguments.watch) {
+        (false, false) => return Output { text: report.render(), failure },
+        (false, true) => return Output { text: report.render() + "\n", failure },
+        (true, false) => serde_json::to_string_pretty(report),
+        (true, true) => serde_json::to_string(report),
+    };
+    match text {
+        Ok(json) => Output { text: json + "\n", failure },
+        Err(error) => Output { text: String::new(), failure: Some(error.to_string()) },
+    }
+}
+
+/// The flag, the environment, or the default directory.
+fn place(flag: Option<&str>) -> Result<Place, Refusal> {
+    let refuse = |name: &str, error: &XlogError| Refusal::Line(format!("{name}: {error}"));
+    let setting = match flag {
+        Some(text) => {
+            // On a command line a path is relative to where one stands.
+            let path = std::path::absolute(text)
+                .map_err(|error| Refusal::Line(format!("--ledger {text:?}: {error}")))?;
+            let text = path.to_string_lossy().into_owned();
+            text.parse().map_err(|error| refuse("--ledger", &error))?
+        }
+        None => match std::env::var(LEDGER_VARIABLE) {
+            Ok(text) => text.parse().map_err(|error| refuse(LEDGER_VARIABLE, &error))?,
+            Err(_) => LedgerSetting::default(),
+        },
+    };
+    match setting {
+        LedgerSetting::Directory(directory) => Ok(Place::Directory(directory)),
+        LedgerSetting::File(path) => {
+            let key = path.file_stem().and_then(|stem| stem.to_str()).unwrap_or_default();
+            let key = DeviceKey::new(key).map_err(|error| Refusal::Line(error.to_string()))?;
+            let directory = path.parent().map(PathBuf::from).unwrap_or_default();
+            Ok(Place::File { path, directory, key })
+        }
+        _ => LedgerConfig::default_directory()
+            .map(Place::Directory)
+            .map_err(|error| Refusal::Line(error.to_string())),
+    }
+}
+
+fn limit(text: &str, place: &Place) -> Result<u64, Refusal> {
+    if let Place::Directory(directory) = place {
+        return Err(Refusal::Line(format!(
+            "--limit needs one ledger: name its file by --ledger, {} is a directory",
+            directory.display()
+        )));
+    }
+    match text.parse() {
+        Ok(ByteSize::Bytes(bytes)) => Ok(bytes),
+        Ok(share) => Err(Refusal::Line(format!(
+            "--limit {share}: the file does not know the device's memory; give bytes, such as 32GiB"
+        ))),
+        Err(error) => Err(Refusal::Line(format!("--limit: {error}"))),
+    }
+}
+
+fn report(place: &Place, reclaim: bool, limit: Option<u64>) -> Report {
+    match place {
+        Place::Directory(directory) => {
+            let shown = directory.display().to_string();
+            match list(directory) {
+                Ok(files) => {
+                    let look = |file: &LedgerFile| found(file, directory, reclaim, limit);
+                    Report::new(shown, files.iter().map(look).collect())
+                }
+                Err(error) => {
+                    Report::new(shown.clone(), vec![Found::unreadable(shown, error.to_string())])
+                }
+            }
+        }
+        Place::File { path, directory, key } => {
+            let shown = path.display().to_string();
+            match look(path.clone(), directory.clone(), key.clone(), reclaim, limit) {
+                Err(LedgerError::Missing { .. }) => Report::new(shown, Vec::new()),
+                Err(error) => {
+                    Report::new(shown.clone(), vec![Found::unreadable(shown, error.to_string())])
+                }
+                Ok(found) => Report::new(shown, vec![found]),
+            }
+        }
+    }
+}
+
+fn found(
+    file: &LedgerFile,
+    directory: &std::path::Path,
+    reclaim: bool,
+    limit: Option<u64>,
+) -> Found {
+    look(file.path.clone(), directory.to_owned(), file.key.clone(), reclaim, limit).unwrap_or_else(
+        |error| Found::unreadable(file.path.display().to_string(), error.to_string()),
+    )
+}
+
+fn look(
+    path: PathBuf,
+    directory: PathBuf,
+    key: DeviceKey,
+    reclaim: bool,
+    limit: Option<u64>,
+) -> LedgerResult<Found> {
+    let mut freed = None;
+    if reclaim || limit.is_some() {
+        // Counted before this joins: it may be given the slot of a dead process, and empties it then.
+        let dead = match LedgerView::open(&path).and_then(|view| view.snapshot()) {
+            Ok(snapshot) => Freed::of_dead(&snapshot),
+            Err(_) => Freed::default(),
+        };
+        let mut config = LedgerConfig::new(key).with_directory(directory);
+        config.limit = limit;
+        let ledger = Ledger::open(config)?;
+        if let Some(limit) = limit {
+            ledger.set_limit(limit)?;
+        }
+        if reclaim {
+            ledger.reclaim_dead()?;
+            freed = Some(dead);
+        }
+    }
+    let snapshot = LedgerView::open(path)?.snapshot()?;
+    Ok(Found::of(&snapshot, freed))
+}

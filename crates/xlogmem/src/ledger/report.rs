@@ -1,0 +1,234 @@
+//! What was found in ledgers, in the shape of its JSON.
+//!
+//! Field names are the interface: a field may be added, none changes its name or meaning without a new `schema` number.
+//! Every field is always there; what is not known is `null`.
+
+use std::time::SystemTime;
+
+use serde::Serialize;
+use xlog_cuda::ledger::{SlotSnapshot, Snapshot};
+
+use crate::page::{Page, size};
+
+const SCHEMA: u32 = 1;
+
+/// One look at all of them.
+#[derive(Serialize, Debug)]
+pub(super) struct Report {
+    schema: u32,
+    /// Whether every ledger could be read.
+    pub(super) ok: bool,
+    /// Why not, in one line.
+    pub(super) error: Option<String>,
+    /// The directory or file that was looked at.
+    place: String,
+    pub(super) ledgers: Vec<Found>,
+}
+
+/// One ledger.
+#[derive(Serialize, Debug)]
+pub(super) struct Found {
+    path: String,
+    /// Why it could not be read or changed.
+    pub(super) error: Option<String>,
+    device: Option<String>,
+    limit_bytes: Option<u64>,
+    used_bytes: Option<u64>,
+    granted_bytes: Option<u64>,
+    free_bytes: Option<u64>,
+    /// Grants are being handed back because a request needed them.
+    pressure: Option<bool>,
+    capacity: Option<u32>,
+    /// What `--reclaim` brought.
+    reclaimed: Option<Freed>,
+    slots: Vec<Slot>,
+}
+
+#[derive(Serialize, Debug, Default)]
+pub(super) struct Freed {
+    slots: usize,
+    bytes: u64,
+}
+
+#[derive(Serialize, Debug)]
+struct Slot {
+    slot: u32,
+    pid: u32,
+    name: String,
+    alive: bool,
+    used_bytes: u64,
+    granted_bytes: u64,
+    peak_bytes: u64,
+    seconds: Option<f64>,
+}
+
+impl Freed {
+    /// What dead processes hold.
+    pub(super) fn of_dead(snapshot: &Snapshot) -> Self {
+        let dead = || snapshot.slots.iter().filter(|slot| !slot.alive);
+        Self {
+            slots: dead().count(),
+            bytes: dead().map(|slot| slot.used.saturating_add(slot.granted)).sum(),
+        }
+    }
+}
+
+impl Found {
+    pub(super) fn of(snapshot: &Snapshot, reclaimed: Option<Freed>) -> Self {
+        Self {
+            path: snapshot.path.display().to_string(),
+            error: None,
+            device: Some(snapshot.key.to_string()),
+            limit_bytes: Some(snapshot.limit),
+            used_bytes: Some(snapshot.used()),
+            granted_bytes: Some(snapshot.granted()),
+            free_bytes: Some(snapshot.free),
+            pressure: Some(snapshot.pressure),
+            capacity: Some(snapshot.capacity),
+            reclaimed,
+            slots: snapshot.slots.iter().map(Slot::of).collect(),
+        }
+    }
+
+    pub(super) fn unreadable(path: String, error: String) -> Self {
+        Self {
+            path,
+            error: Some(error),
+            device: None,
+            limit_bytes: None,
+            used_bytes: None,
+            granted_bytes: None,
+            free_bytes: None,
+            pressure: None,
+            capacity: None,
+            reclaimed: None,
+            slots: Vec::new(),
+        }
+    }
+
+    fn render(&self, page: &mut Page) {
+        page.title("Ledger");
+        page.line("file", &self.path);
+        if let Some(error) = &self.error {
+            return page.line("error", error);
+        }
+        page.line("device", self.device.as_deref().unwrap_or_default());
+        let bytes = |bytes: Option<u64>| size(bytes.unwrap_or(0));
+        page.line("limit", &bytes(self.limit_bytes));
+        page.line("used", &bytes(self.used_bytes));
+        let granted = bytes(self.granted_bytes);
+        page.line(
+            "granted, not used",
+            &match self.pressure {
+                Some(true) => format!("{granted}, being handed back"),
+                _ => granted,
+            },
+        );
+        page.line("free", &bytes(self.free_bytes));
+        if let Some(freed) = &self.reclaimed {
+            let text = format!("{} of {} dead processes", size(freed.bytes), freed.slots);
+            page.line("reclaimed", &text);
+        }
+        let (slots, capacity) = (self.slots.len(), self.capacity.unwrap_or(0));
+        page.line("processes", &format!("{slots} of at most {capacity}"));
+        if slots > 0 {
+            page.columns(&["", "pid", "used", "granted", "peak", "since", "name"]);
+        }
+        for slot in &self.slots {
+            slot.render(page);
+        }
+    }
+}
+
+impl Slot {
+    fn of(slot: &SlotSnapshot) -> Self {
+        Self {
+            slot: slot.index,
+            pid: slot.pid,
+            name: slot.name.clone(),
+            alive: slot.alive,
+            used_bytes: slot.used,
+            granted_bytes: slot.granted,
+            peak_bytes: slot.peak,
+            // A clock that was set back has no answer.
+            seconds: SystemTime::now()
+                .duration_since(slot.started)
+                .ok()
+                .map(|passed| passed.as_secs_f64()),
+        }
+    }
+
+    fn render(&self, page: &mut Page) {
+        page.columns(&[
+            if self.alive { "" } else { "dead" },
+            &self.pid.to_string(),
+            &size(self.used_bytes),
+            &size(self.granted_bytes),
+            &size(self.peak_bytes),
+            &self.seconds.map_or_else(|| "-".to_owned(), age),
+            &self.name,
+        ]);
+    }
+}
+
+/// Time in the unit people use.
+fn age(seconds: f64) -> String {
+    let whole = seconds as u64;
+    match whole {
+        0..120 => format!("{whole} s"),
+        120..7200 => format!("{} min", whole / 60),
+        7200..172_800 => format!("{} h", whole / 3600),
+        _ => format!("{} d", whole / 86_400),
+    }
+}
+
+impl Report {
+    pub(super) fn new(place: String, ledgers: Vec<Found>) -> Self {
+        let failed: Vec<&String> =
+            ledgers.iter().filter_map(|found| found.error.as_ref()).collect();
+        let error = match failed.as_slice() {
+            [] => None,
+            [one] => Some((*one).clone()),
+            [first, rest @ ..] => Some(format!("{first} (and {} more)", rest.len())),
+        };
+        Self { schema: SCHEMA, ok: error.is_none(), error, place, ledgers }
+    }
+
+    pub(super) fn render(&self) -> String {
+        let mut page = Page::default();
+        for found in &self.ledgers {
+            found.render(&mut page);
+        }
+        match (&self.error, self.ledgers.len()) {
+            (Some(error), _) => page.close(error),
+            (None, 0) => page
+                .close(&format!("no ledger in {}: no process shares a device there", self.place)),
+            (None, 1) => page.close("1 ledger"),
+            (None, count) => page.close(&format!("{count} ledgers")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ages_have_the_unit_people_use() {
+        let ages =
+            [(0.4, "0 s"), (119.9, "119 s"), (120.0, "2 min"), (7200.0, "2 h"), (200_000.0, "2 d")];
+        for (seconds, text) in ages {
+            assert_eq!(age(seconds), text);
+        }
+    }
+
+    #[test]
+    fn what_could_not_be_read_is_the_verdict_and_nothing_is_no_failure() {
+        let none = Report::new("/x".to_owned(), Vec::new());
+        assert!(none.ok && none.render().contains("no ledger in /x"));
+        let bad = |text: &str| Found::unreadable("/x/a.ledger".to_owned(), text.to_owned());
+        let report = Report::new("/x".to_owned(), vec![bad("damaged"), bad("cut")]);
+        assert_eq!(report.error.as_deref(), Some("damaged (and 1 more)"));
+        assert!(!report.ok && report.render().contains("damaged"));
+    }
+}

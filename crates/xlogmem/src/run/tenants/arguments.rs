@@ -1,0 +1,60 @@
+//! What `run tenants` takes.
+
+use std::path::PathBuf;
+
+use clap::{Args, value_parser};
+
+/// What `run tenants` takes.
+#[derive(Args, Debug, Clone)]
+#[command(after_help = "Examples:\n  \
+    xlogmem run tenants --device sim\n  \
+    xlogmem run tenants --device cuda:0 --processes 4 --tenants 4 --budget 8GiB\n  \
+    xlogmem run tenants --device sim --resource pool --rounds 1000 --json\n\n\
+    Exit status: 0 every buffer was right, the limit held and everything came\n\
+    back; 1 not so, 2 the command line was refused.")]
+pub(crate) struct TenantsArguments {
+    /// The device: cuda:N, sim, or sim:SEED.
+    ///
+    /// Without it: what XLOG_DEVICE says, else the first GPU, else the simulated device. Each process has a simulated device
+    /// of its own; what they share is the limit.
+    #[arg(long, value_name = "SPEC")]
+    pub(crate) device: Option<String>,
+
+    /// How many processes share the limit
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = value_parser!(u32).range(1..=64))]
+    pub(crate) processes: u32,
+
+    /// How many tenants each process has, a thread and a budget scope each
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = value_parser!(u32).range(1..=64))]
+    pub(crate) tenants: u32,
+
+    /// The limit of all processes together: 512MB, 4GiB, 25% of the device.
+    ///
+    /// The stream-ordered resource takes memory in steps of 32 MiB, so each process needs that much at least.
+    #[arg(long, value_name = "SIZE", default_value = "256MiB")]
+    pub(crate) budget: String,
+
+    /// How often each tenant allocates or frees
+    #[arg(long, value_name = "N", default_value_t = 300, value_parser = value_parser!(u32).range(1..=100_000_000))]
+    pub(crate) rounds: u32,
+
+    /// The memory resource: async, pool or direct
+    #[arg(long, value_name = "NAME", default_value = "async")]
+    pub(crate) resource: String,
+
+    /// What sizes, contents and turns are made from
+    #[arg(long, value_name = "NUMBER", default_value_t = 1)]
+    pub(crate) seed: u64,
+
+    /// Print one JSON object instead of text
+    #[arg(long)]
+    pub(crate) json: bool,
+
+    /// The number of the process that this is. Given by the command to the processes it starts
+    #[arg(long, hide = true, requires = "ledger")]
+    pub(crate) worker: Option<u32>,
+
+    /// The ledger to join, likewise
+    #[arg(long, hide = true, requires = "worker")]
+    pub(crate) ledger: Option<PathBuf>,
+}

@@ -1,0 +1,158 @@
+//! `xlogmem run tenants`: several processes, each with several executors, under one limit of one device.
+//!
+//! The command makes a ledger for the run, starts itself again as the processes that share it, reads the ledger all the while, and
+//! judges by what it saw, by what each process says, and by what is left when all have ended.
+
+mod arguments;
+mod report;
+mod watch;
+mod worker;
+
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use xlog_cuda::device_runtime::ResourceKind;
+use xlog_cuda::ledger::{DeviceKey, Ledger, LedgerConfig, LedgerView};
+use xlog_cuda::{ByteSize, CudaDevice, DeviceSpec, Result, XlogError};
+
+use super::progress::Progress;
+use crate::Output;
+use crate::cli::Refusal;
+use crate::doctor::{Cuda, select};
+pub(crate) use arguments::TenantsArguments;
+use report::Report;
+use watch::{Scratch, Worker, listen, watch};
+use worker::{Line, Outcome};
+
+/// Runs `run tenants`. A bad device spec, size or resource is refused; what fails on the way is in the output.
+pub(crate) fn tenants(arguments: &TenantsArguments) -> std::result::Result<Output, Refusal> {
+    let refuse = |name: &str, error: XlogError| Refusal::Line(format!("{name}: {error}"));
+    let _: ResourceKind =
+        arguments.resource.parse().map_err(|error| refuse("--resource", error))?;
+    let budget: ByteSize = arguments.budget.parse().map_err(|error| refuse("--budget", error))?;
+    let selection = select(arguments.device.as_deref(), &Cuda::find())
+        .map_err(|error| Refusal::Line(error.to_string()))?;
+    if let (Some(number), Some(_)) = (arguments.worker, &arguments.ledger) {
+        return Ok(be_worker(number, selection.spec, budget, arguments));
+    }
+    let mut report = Report::new(selection.describe(), arguments);
+    if let Err(error) = measure(selection.spec, budget, arguments, &mut report) {
+        report.error = Some(format!("{}: {error}", report.selection.spec));
+    }
+    report.judge();
+    let failure = report.error.clone();
+    match arguments.json {
+        false => Ok(Output { text: report.render(), failure }),
+        true => Ok(match serde_json::to_string_pretty(&report) {
+            Ok(json) => Output { text: json + "\n", failure },
+            Err(error) => Output { text: String::new(), failure: Some(error.to_string()) },
+        }),
+    }
+}
+
+/// This process is one of those that a run has started.
+fn be_worker(
+    number: u32,
+    spec: DeviceSpec,
+    budget: ByteSize,
+    arguments: &TenantsArguments,
+) -> Output {
+    let ledger = arguments.ledger.clone().unwrap_or_default();
+    let config = worker::config(&ledger, budget.of(0), &arguments.resource);
+    let outcome = match config {
+        Ok(config) => worker::run(number, spec, &config, arguments),
+        Err(error) => Outcome { error: Some(error.to_string()), ..Outcome::default() },
+    };
+    let failure = Line::Done(outcome).write().err().map(|error| error.to_string());
+    Output { text: String::new(), failure }
+}
+
+fn measure(
+    spec: DeviceSpec,
+    budget: ByteSize,
+    arguments: &TenantsArguments,
+    report: &mut Report,
+) -> Result<()> {
+    let failed = |error: &dyn std::fmt::Display| XlogError::Kernel(error.to_string());
+    let total = {
+        let device = CudaDevice::open_spec(spec)?;
+        report.device_name = Some(device.properties().name.clone());
+        device.properties().total_bytes
+    };
+    let scratch = Scratch::new().map_err(|error| failed(&error))?;
+    let path = scratch.ledger();
+    let directory = path.parent().map(std::path::Path::to_owned).unwrap_or_default();
+    let key = DeviceKey::new("tenants").map_err(|error| failed(&error))?;
+    let config = LedgerConfig::new(key).with_directory(directory).with_limit(budget.of(total));
+    // Made and left: the processes join it.
+    let limit = Ledger::open(config).and_then(|ledger| ledger.limit()).map_err(|e| failed(&e))?;
+    report.limit_bytes = Some(limit);
+    let view = LedgerView::open(&path).map_err(|error| failed(&error))?;
+
+    let program = std::env::current_exe().map_err(|error| failed(&error))?;
+    let command = |number: u32| {
+        let mut command = Command::new(&program);
+        command
+            .args(["run", "tenants", "--device", &spec.to_string()])
+            .args(["--worker", &number.to_string()])
+            .args(["--processes", &arguments.processes.to_string()])
+            .args(["--tenants", &arguments.tenants.to_string()])
+            .args(["--rounds", &arguments.rounds.to_string()])
+            .args(["--seed", &arguments.seed.to_string()])
+            .args(["--resource", &arguments.resource])
+            .args(["--budget", &limit.to_string()])
+            .arg("--ledger")
+            .arg(&path);
+        command
+    };
+    let start = Instant::now();
+    let started: Vec<_> = (0..arguments.processes)
+        .map(|number| Worker::spawn(command(number)))
+        .collect::<std::io::Result<_>>()
+        .map_err(|error| failed(&error))?;
+    let turns =
+        arguments.processes.saturating_mul(arguments.tenants).saturating_mul(arguments.rounds);
+    let progress = Progress::new("turns", turns);
+    let done = AtomicBool::new(false);
+    let (sight, outcomes) = std::thread::scope(|scope| {
+        let eye = scope.spawn(|| watch(&view, &done));
+        let ears: Vec<_> = started
+            .into_iter()
+            .map(|(worker, output)| {
+                let progress = &progress;
+                scope.spawn(move || (listen(output, progress), worker))
+            })
+            .collect();
+        let outcomes: Vec<Outcome> = ears
+            .into_iter()
+            .zip(0..)
+            .map(|(ear, number)| match ear.join() {
+                Ok((Some(outcome), _worker)) => outcome,
+                Ok((None, mut worker)) => Outcome {
+                    process: number,
+                    pid: worker.pid(),
+                    error: Some(format!("ended without a word: {}", worker.wait())),
+                    ..Outcome::default()
+                },
+                Err(_) => Outcome {
+                    process: number,
+                    error: Some("could not be listened to".to_owned()),
+                    ..Outcome::default()
+                },
+            })
+            .collect();
+        done.store(true, Ordering::Release);
+        (eye.join(), outcomes)
+    });
+    report.seconds = Some(start.elapsed().as_secs_f64());
+    report.outcomes = outcomes;
+    match sight {
+        Ok(Ok(sight)) => report.note(sight),
+        Ok(Err(error)) => return Err(failed(&error)),
+        Err(_) => return Err(failed(&"the ledger could not be watched")),
+    }
+    let left = view.snapshot().map_err(|error| failed(&error))?;
+    report.left_bytes = left.used() + left.granted();
+    Ok(())
+}

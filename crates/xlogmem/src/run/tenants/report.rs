@@ -1,0 +1,235 @@
+//! What came of `run tenants`, in the shape of its JSON.
+//!
+//! Field names are the interface: a field may be added, none changes its name or meaning without a new `schema` number.
+//! Every field is always there; what is not known is `null`.
+
+use serde::Serialize;
+
+use super::TenantsArguments;
+use super::watch::Sight;
+use super::worker::Outcome;
+use crate::doctor::Selection;
+use crate::page::{Page, size};
+
+const SCHEMA: u32 = 1;
+
+/// All of it.
+#[derive(Serialize, Debug)]
+pub(super) struct Report {
+    schema: u32,
+    workload: &'static str,
+    /// Whether every buffer was right, the limit held and everything came back.
+    ok: bool,
+    /// Why not, in one line.
+    pub(super) error: Option<String>,
+    pub(super) selection: Selection,
+    pub(super) device_name: Option<String>,
+    resource: String,
+    processes: u32,
+    tenants: u32,
+    rounds: u32,
+    seed: u64,
+    /// The limit of all processes together.
+    pub(super) limit_bytes: Option<u64>,
+    /// The most they used or were granted together.
+    pub(super) highest_bytes: u64,
+    /// Readings of the ledger.
+    pub(super) samples: u64,
+    /// Readings above the limit.
+    pub(super) violations: u64,
+    /// What the ledger still counted when all had ended.
+    pub(super) left_bytes: u64,
+    pub(super) seconds: Option<f64>,
+    pub(super) outcomes: Vec<Outcome>,
+}
+
+impl Report {
+    pub(super) fn new(selection: Selection, arguments: &TenantsArguments) -> Self {
+        Self {
+            schema: SCHEMA,
+            workload: "tenants",
+            ok: false,
+            error: None,
+            selection,
+            device_name: None,
+            resource: arguments.resource.clone(),
+            processes: arguments.processes,
+            tenants: arguments.tenants,
+            rounds: arguments.rounds,
+            seed: arguments.seed,
+            limit_bytes: None,
+            highest_bytes: 0,
+            samples: 0,
+            violations: 0,
+            left_bytes: 0,
+            seconds: None,
+            outcomes: Vec::new(),
+        }
+    }
+
+    pub(super) fn note(&mut self, sight: Sight) {
+        self.samples = sight.samples;
+        self.highest_bytes = sight.highest;
+        self.violations = sight.violations;
+    }
+
+    /// Says whether the run is good, and in one line why not.
+    pub(super) fn judge(&mut self) {
+        self.error = self.error.take().or_else(|| self.problem());
+        self.ok = self.error.is_none();
+    }
+
+    fn problem(&self) -> Option<String> {
+        let spec = &self.selection.spec;
+        for outcome in &self.outcomes {
+            let who = format!("{spec}: process {} ({})", outcome.process, outcome.pid);
+            if let Some(error) = &outcome.error {
+                return Some(format!("{who}: {error}"));
+            }
+            let counts = [
+                (outcome.wrong, "buffers came back wrong"),
+                (outcome.scope_violations, "times a tenant was above its hard limit"),
+                (outcome.races as u64, "races"),
+                (outcome.left_bytes, "bytes did not come back"),
+            ];
+            if let Some((count, what)) = counts.iter().find(|(count, _)| *count > 0) {
+                return Some(format!("{who}: {count} {what}"));
+            }
+        }
+        let limit = self.limit_bytes.unwrap_or(0);
+        if self.violations > 0 || self.highest_bytes > limit {
+            return Some(format!(
+                "{spec}: {} readings above the limit of {limit} bytes, the highest {}",
+                self.violations, self.highest_bytes
+            ));
+        }
+        if self.left_bytes > 0 {
+            return Some(format!("{spec}: the ledger still counts {} bytes", self.left_bytes));
+        }
+        if self.outcomes.len() != self.processes as usize {
+            let told = self.outcomes.len();
+            return Some(format!("{spec}: {told} of {} processes came to an end", self.processes));
+        }
+        if self.sum(|outcome| outcome.verified) == 0 {
+            return Some(format!("{spec}: no buffer fitted; raise --budget"));
+        }
+        None
+    }
+
+    fn sum(&self, field: impl Fn(&Outcome) -> u64) -> u64 {
+        self.outcomes.iter().map(field).sum()
+    }
+
+    /// The report for people.
+    pub(super) fn render(&self) -> String {
+        let mut page = Page::default();
+        page.title("Tenants");
+        let name = self.device_name.as_deref();
+        page.line(
+            "device",
+            &name.map_or_else(
+                || self.selection.spec.clone(),
+                |name| format!("{} ({name})", self.selection.spec),
+            ),
+        );
+        page.line("why", &self.selection.reason);
+        page.line("resource", &format!("{}, under a budget, in a ledger", self.resource));
+        page.line(
+            "work",
+            &format!(
+                "{} processes with {} tenants each, {} turns each",
+                self.processes, self.tenants, self.rounds
+            ),
+        );
+        page.line("seed", &self.seed.to_string());
+        if let Some(seconds) = self.seconds {
+            self.figures(&mut page, seconds);
+        }
+        match &self.error {
+            None => page.close(&format!(
+                "{}: the limit held, every buffer was right, everything came back",
+                self.selection.spec
+            )),
+            Some(error) => page.close(error),
+        }
+    }
+
+    fn figures(&self, page: &mut Page, seconds: f64) {
+        page.title("Result");
+        page.line("limit of all", &size(self.limit_bytes.unwrap_or(0)));
+        let highest = size(self.highest_bytes);
+        page.line("highest", &format!("{highest}, in {} readings", self.samples));
+        page.line("left", &size(self.left_bytes));
+        page.line("time", &format!("{seconds:.2} s"));
+        page.columns(&["", "pid", "blocks", "refused", "verified", "wrong", "peak"]);
+        for outcome in &self.outcomes {
+            page.columns(&[
+                &outcome.process.to_string(),
+                &outcome.pid.to_string(),
+                &outcome.blocks.to_string(),
+                &outcome.refused.to_string(),
+                &outcome.verified.to_string(),
+                &outcome.wrong.to_string(),
+                &size(outcome.peak_bytes as u64),
+            ]);
+        }
+        page.columns(&[
+            "all",
+            "",
+            &self.sum(|outcome| outcome.blocks).to_string(),
+            &self.sum(|outcome| outcome.refused).to_string(),
+            &self.sum(|outcome| outcome.verified).to_string(),
+            &self.sum(|outcome| outcome.wrong).to_string(),
+            "",
+        ]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::parse_tenants;
+    use crate::doctor::{Cuda, select};
+
+    /// A report of a run in which everything went well.
+    fn good() -> Report {
+        let arguments = parse_tenants(&["--processes", "1"]);
+        let selection = select(Some("sim"), &Cuda::find()).unwrap().describe();
+        let outcome = Outcome { verified: 3, ..Outcome::default() };
+        let mut report = Report::new(selection, &arguments);
+        report.limit_bytes = Some(100);
+        report.highest_bytes = 100;
+        report.seconds = Some(0.5);
+        report.outcomes = vec![outcome];
+        report
+    }
+
+    #[test]
+    fn whatever_is_not_as_it_must_be_is_an_error_that_says_what() {
+        let mut report = good();
+        report.judge();
+        assert!(report.ok && report.error.is_none());
+        let with = |change: fn(&mut Outcome)| {
+            let mut report = good();
+            report.outcomes.iter_mut().for_each(change);
+            report
+        };
+        let cases: [(Report, &str); 9] = [
+            (with(|outcome| outcome.wrong = 2), "2 buffers came back wrong"),
+            (with(|outcome| outcome.scope_violations = 1), "above its hard limit"),
+            (with(|outcome| outcome.races = 1), "1 races"),
+            (with(|outcome| outcome.left_bytes = 256), "256 bytes did not come back"),
+            (with(|outcome| outcome.error = Some("lost".to_owned())), "lost"),
+            (with(|outcome| outcome.verified = 0), "no buffer fitted"),
+            (Report { violations: 1, highest_bytes: 101, ..good() }, "above the limit of 100"),
+            (Report { left_bytes: 1, ..good() }, "still counts 1 bytes"),
+            (Report { outcomes: Vec::new(), ..good() }, "0 of 1 processes"),
+        ];
+        for (mut report, words) in cases {
+            report.judge();
+            let error = report.error.clone().unwrap_or_default();
+            assert!(!report.ok && error.contains(words), "{error} does not say {words}");
+            assert!(report.render().contains(words.split(' ').next_back().unwrap()));
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! The processes of a run, and the eye on their ledger.
+
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use xlog_cuda::ledger::{LedgerResult, LedgerView, Snapshot};
+
+use super::super::progress::Progress;
+use super::worker::{Line, Outcome};
+
+/// What was seen of the ledger while the processes ran.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Sight {
+    pub(super) samples: u64,
+    /// The most that all slots used or were granted.
+    pub(super) highest: u64,
+    /// Readings above the limit.
+    pub(super) violations: u64,
+}
+
+/// Looks until `done`, and a last time.
+pub(super) fn watch(view: &LedgerView, done: &AtomicBool) -> LedgerResult<Sight> {
+    let mut sight = Sight::default();
+    loop {
+        let last = done.load(Ordering::Acquire);
+        let snapshot = steady(view)?;
+        if let Some(snapshot) = snapshot {
+            let held = snapshot.used() + snapshot.granted();
+            sight.samples += 1;
+            sight.highest = sight.highest.max(held);
+            sight.violations += u64::from(held > snapshot.limit);
+        }
+        if last {
+            return Ok(sight);
+        }
+        std::thread::sleep(Duration::from_micros(300));
+    }
+}
+
+/// Slots are read one after the other: a byte that moves between two of them meanwhile would be seen twice. Two equal readings
+/// are of one moment.
+fn steady(view: &LedgerView) -> LedgerResult<Option<Snapshot>> {
+    let words = |snapshot: &Snapshot| -> Vec<(u32, u64, u64)> {
+        snapshot.slots.iter().map(|slot| (slot.index, slot.used, slot.granted)).collect()
+    };
+    let (first, second) = (view.snapshot()?, view.snapshot()?);
+    Ok((words(&first) == words(&second)).then_some(second))
+}
+
+/// A process that does not outlive its run.
+pub(super) struct Worker {
+    child: Child,
+}
+
+impl Worker {
+    pub(super) fn spawn(mut command: Command) -> std::io::Result<(Self, Option<ChildStdout>)> {
+        let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?;
+        let output = child.stdout.take();
+        Ok((Self { child }, output))
+    }
+
+    pub(super) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    pub(super) fn wait(&mut self) -> String {
+        match self.child.wait() {
+            Ok(status) => status.to_string(),
+            Err(error) => error.to_string(),
+        }
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        // It has ended, unless this run failed.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Reads what a process says until it ends; its outcome, if it came to one.
+pub(super) fn listen(output: Option<ChildStdout>, progress: &Progress) -> Option<Outcome> {
+    let mut outcome = None;
+    for line in BufReader::new(output?).lines().map_while(Result::ok) {
+        match serde_json::from_str(&line) {
+            Ok(Line::Steps(steps)) => (0..steps).for_each(|_| progress.step()),
+            Ok(Line::Done(done)) => outcome = Some(done),
+            Err(_) => {}
+        }
+    }
+    outcome
+}
+
+/// A directory for the ledger of a run, removed with it.
+pub(super) struct Scratch(PathBuf);
+
+impl Scratch {
+    pub(super) fn new() -> std::io::Result<Self> {
+        let shared_memory = Path::new("/dev/shm");
+        let base = if shared_memory.is_dir() { shared_memory.into() } else { std::env::temp_dir() };
+        let clock = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default().as_nanos();
+        let path = base.join(format!("xlogmem-tenants-{}-{clock:x}", std::process::id()));
+        let mut builder = std::fs::DirBuilder::new();
+        #[cfg(unix)]
+        std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
+        builder.create(&path)?;
+        Ok(Self(path))
+    }
+
+    pub(super) fn ledger(&self) -> PathBuf {
+        self.0.join("tenants.ledger")
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}

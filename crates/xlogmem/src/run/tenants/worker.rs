@@ -1,0 +1,279 @@
+//! One process of `run tenants`: a runtime in the shared ledger, and a thread with a budget scope for each tenant.
+//!
+//! A tenant holds buffers with contents of its own, somewhat more of them than its share, and reads each back before it lets go of it.
+//! What does not fit is counted, and makes it let go of one. At the end everything must have come back.
+
+use std::io::Write;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use serde::{Deserialize, Serialize};
+use xlog_cuda::device_runtime::{
+    AllocTag, LedgerSetting, ResourceError, RuntimeConfig, XlogDeviceRuntime,
+};
+use xlog_cuda::{
+    ByteSize, CudaDevice, DeviceSpec, GpuMemoryManager, Result, TrackedCudaSlice, XlogError,
+};
+
+use super::TenantsArguments;
+
+const ROWS: AllocTag = AllocTag("tenant rows");
+/// The smallest buffer and the largest, in bytes.
+const SMALLEST: u64 = 4 << 10;
+const LARGEST: u64 = 4 << 20;
+
+/// What came of one process.
+#[derive(Serialize, Deserialize, Clone, Debug, Default)]
+pub(super) struct Outcome {
+    pub(super) process: u32,
+    pub(super) pid: u32,
+    pub(super) blocks: u64,
+    pub(super) refused: u64,
+    pub(super) verified: u64,
+    pub(super) wrong: u64,
+    /// The most that blocks had at a time.
+    pub(super) peak_bytes: usize,
+    /// Times a scope was seen above its hard limit.
+    pub(super) scope_violations: u64,
+    pub(super) races: usize,
+    /// Bytes of blocks, of the budget and of the ledger that did not come back.
+    pub(super) left_bytes: u64,
+    pub(super) error: Option<String>,
+}
+
+/// What a process writes, one object per line.
+#[derive(Serialize, Deserialize, Debug)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Line {
+    /// So many more turns are done.
+    Steps(u32),
+    /// All of it.
+    Done(Outcome),
+}
+
+impl Line {
+    pub(super) fn write(&self) -> std::io::Result<()> {
+        let mut text = serde_json::to_string(self)?;
+        text.push('\n');
+        let mut stdout = std::io::stdout().lock();
+        stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush())
+    }
+}
+
+/// The configuration of the runtime of each process.
+pub(super) fn config(ledger: &Path, budget: u64, resource: &str) -> Result<RuntimeConfig> {
+    Ok(RuntimeConfig::default()
+        .with_resource(resource.parse()?)
+        .with_budget(ByteSize::Bytes(budget))
+        .with_ledger(LedgerSetting::File(ledger.to_owned())))
+}
+
+/// Runs the share of process `number`.
+pub(super) fn run(
+    number: u32,
+    spec: DeviceSpec,
+    config: &RuntimeConfig,
+    arguments: &TenantsArguments,
+) -> Outcome {
+    let mut outcome = Outcome { process: number, pid: std::process::id(), ..Outcome::default() };
+    if let Err(error) = work(spec, config, arguments, &mut outcome) {
+        outcome.error = Some(error.to_string());
+    }
+    outcome
+}
+
+/// What the tenants of a process share.
+struct Shared<'a> {
+    manager: GpuMemoryManager,
+    arguments: &'a TenantsArguments,
+    /// The share of one tenant of the limit, in bytes.
+    share: u64,
+    limit: usize,
+    refused: AtomicU64,
+    verified: AtomicU64,
+    wrong: AtomicU64,
+    scope_violations: AtomicU64,
+    peak: AtomicUsize,
+    error: Mutex<Option<XlogError>>,
+}
+
+fn work(
+    spec: DeviceSpec,
+    config: &RuntimeConfig,
+    arguments: &TenantsArguments,
+    outcome: &mut Outcome,
+) -> Result<()> {
+    let device = Arc::new(CudaDevice::open_spec(spec)?);
+    let runtime = Arc::new(XlogDeviceRuntime::with_config(device.clone(), config)?);
+    let limit = runtime.effective_limit().map_or(0, |limit| limit.bytes());
+    let all = u64::from(arguments.processes) * u64::from(arguments.tenants);
+    let shared = Shared {
+        manager: GpuMemoryManager::with_runtime(runtime.clone()),
+        arguments,
+        share: limit as u64 / all,
+        limit,
+        refused: AtomicU64::new(0),
+        verified: AtomicU64::new(0),
+        wrong: AtomicU64::new(0),
+        scope_violations: AtomicU64::new(0),
+        peak: AtomicUsize::new(0),
+        error: Mutex::new(None),
+    };
+    let thread = |tenant: u32| {
+        if let Err(error) = shared.tenant(outcome.process, tenant) {
+            shared.error.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+        }
+    };
+    match device.sim() {
+        // Under a seed these are logical threads that the device schedules.
+        Some(sim) => {
+            let body = |number| -> Box<dyn FnOnce() + Send + '_> {
+                let thread = &thread;
+                Box::new(move || thread(number))
+            };
+            sim.run_threads((0..arguments.tenants).map(body).collect());
+        }
+        None => std::thread::scope(|scope| {
+            for number in 0..arguments.tenants {
+                let thread = &thread;
+                scope.spawn(move || thread(number));
+            }
+        }),
+    }
+    let settled = settle(&device, &runtime);
+    outcome.blocks = runtime.statistics().allocations;
+    outcome.refused = shared.refused.into_inner();
+    outcome.verified = shared.verified.into_inner();
+    outcome.wrong = shared.wrong.into_inner();
+    outcome.scope_violations = shared.scope_violations.into_inner();
+    outcome.peak_bytes = shared.peak.into_inner();
+    outcome.races = device.races().len();
+    outcome.left_bytes = left(&runtime);
+    if let Some(error) = shared.error.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        return Err(error);
+    }
+    settled
+}
+
+fn settle(device: &CudaDevice, runtime: &XlogDeviceRuntime) -> Result<()> {
+    device.synchronize()?;
+    runtime.reap_pending()?;
+    runtime.trim()?;
+    Ok(())
+}
+
+/// What did not come back, wherever it is counted.
+fn left(runtime: &XlogDeviceRuntime) -> u64 {
+    let blocks = runtime.bytes_outstanding() as u64;
+    let budget = runtime.budget().map_or(0, |budget| budget.reserved_bytes()) as u64;
+    let ledger = runtime.ledger().ledger().map_or(0, |ledger| ledger.used());
+    blocks.max(budget).max(ledger)
+}
+
+struct Held {
+    buffer: TrackedCudaSlice<u64>,
+    salt: u64,
+}
+
+impl Shared<'_> {
+    fn tenant(&self, process: u32, tenant: u32) -> Result<()> {
+        let runtime = self.manager.runtime();
+        let Some(budget) = runtime.budget() else {
+            return Err(XlogError::Kernel("the runtime has no budget".to_owned()));
+        };
+        // A share of its own is guaranteed within this process; of the rest it may borrow as much again.
+        let (soft, hard) = (self.share as usize, (2 * self.share as usize).min(self.limit));
+        let scope = budget.scope(&format!("tenant {tenant}"), soft, hard)?;
+        let _inside = scope.enter();
+        let stream = runtime.stream_pool().lease()?;
+        let memory = self.manager.on_stream(stream.id());
+        let mut random = Random(
+            self.arguments.seed ^ (u64::from(process) << 48) ^ (u64::from(tenant) << 32) ^ 0x7e4a,
+        );
+        // Together they want half as much again as there is.
+        let target = self.share + self.share / 2;
+        let largest = LARGEST.min(target / 4).max(SMALLEST);
+        let mut held: Vec<Held> = Vec::new();
+        let mut bytes = 0;
+        for round in 0..self.arguments.rounds {
+            let full = bytes > target;
+            if !held.is_empty() && (full || random.below(100) < 40) {
+                let one = held.swap_remove(random.below(held.len() as u64) as usize);
+                bytes -= one.buffer.size_bytes() as u64;
+                self.let_go(one)?;
+            } else {
+                let size = SMALLEST + random.below(largest - SMALLEST + 1);
+                match self.obtain(&memory, size, random.next())? {
+                    Some(one) => {
+                        bytes += one.buffer.size_bytes() as u64;
+                        held.push(one);
+                    }
+                    None if !held.is_empty() => {
+                        let one = held.swap_remove(0);
+                        bytes -= one.buffer.size_bytes() as u64;
+                        self.let_go(one)?;
+                    }
+                    None => {}
+                }
+                self.peak.fetch_max(runtime.bytes_outstanding(), Ordering::Relaxed);
+                if scope.used() > hard {
+                    self.scope_violations.fetch_add(1, Ordering::Relaxed);
+                }
+            }
+            if round % 16 == 15 {
+                // Who reads this is gone only when it was ended.
+                Line::Steps(16).write().map_err(|error| XlogError::Kernel(error.to_string()))?;
+            }
+        }
+        held.into_iter().try_for_each(|one| self.let_go(one))
+    }
+
+    /// A buffer with contents of its own; `None` if it does not fit.
+    fn obtain(&self, memory: &GpuMemoryManager, bytes: u64, salt: u64) -> Result<Option<Held>> {
+        let words = (bytes / 8) as usize;
+        match memory.alloc_tagged(words, ROWS) {
+            Ok(mut buffer) => {
+                buffer.copy_from_slice(&contents(words, salt))?;
+                Ok(Some(Held { buffer, salt }))
+            }
+            Err(XlogError::Resource(
+                ResourceError::OutOfBudget { .. } | ResourceError::OutOfMemory { .. },
+            )) => {
+                self.refused.fetch_add(1, Ordering::Relaxed);
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Reads a buffer back before it goes.
+    fn let_go(&self, held: Held) -> Result<()> {
+        let found = held.buffer.to_vec()?;
+        let right = found == contents(held.buffer.len(), held.salt);
+        let counter = if right { &self.verified } else { &self.wrong };
+        counter.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+fn contents(words: usize, salt: u64) -> Vec<u64> {
+    (0..words as u64).map(|at| at.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ salt).collect()
+}
+
+/// SplitMix64.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    /// Less than `bound`, which is not 0.
+    fn below(&mut self, bound: u64) -> u64 {
+        self.next() % bound
+    }
+}

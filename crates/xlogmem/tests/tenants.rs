@@ -1,0 +1,89 @@
+//! `xlogmem run tenants` as its users meet it.
+
+// Helpers of tests fail tests.
+#![allow(clippy::unwrap_used, clippy::panic)]
+#![cfg(target_os = "linux")]
+
+mod support;
+
+use std::process::Output;
+
+use support::{assert_refused, json, text, xlogmem};
+
+fn tenants(arguments: &[&str]) -> Output {
+    xlogmem().args(["run", "tenants"]).args(arguments).output().unwrap()
+}
+
+fn device() -> String {
+    std::env::var("XLOG_TEST_DEVICE").unwrap_or_else(|_| "sim".to_owned())
+}
+
+#[test]
+fn every_resource_keeps_the_limit_of_all_processes() {
+    for resource in ["async", "pool", "direct"] {
+        let device = device();
+        let arguments = ["--device", &device, "--resource", resource, "--rounds", "120", "--json"];
+        let output = tenants(&arguments);
+        let report = json(&output);
+        assert_eq!(output.status.code(), Some(0), "{resource}: {report:#}");
+        assert!(output.stderr.is_empty(), "{}", text(&output.stderr));
+        assert_eq!((&report["schema"], &report["ok"]), (&1.into(), &true.into()));
+        assert_eq!((&report["violations"], &report["left_bytes"]), (&0.into(), &0.into()));
+        let number = |field: &str| report[field].as_u64().unwrap();
+        assert!(number("highest_bytes") <= number("limit_bytes") && number("samples") > 0);
+        let outcomes = report["outcomes"].as_array().unwrap();
+        assert_eq!(outcomes.len(), 3);
+        for outcome in outcomes {
+            assert_eq!((&outcome["wrong"], &outcome["left_bytes"]), (&0.into(), &0.into()));
+        }
+        let verified: u64 = outcomes.iter().map(|one| one["verified"].as_u64().unwrap()).sum();
+        assert!(verified > 0, "{report:#}");
+    }
+}
+
+#[test]
+fn the_text_has_a_row_for_each_process_and_fits_a_terminal() {
+    let device = device();
+    let output = tenants(&["--device", &device, "--processes", "2", "--rounds", "40"]);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    let page = text(&output.stdout);
+    for part in ["limit of all", "verified", "\n  0 ", "\n  1 ", "\n  all ", "everything came back"]
+    {
+        assert!(page.contains(part), "{part} is missing in {page}");
+    }
+    assert!(
+        page.lines().all(|line| line.chars().count() <= 80 && line == line.trim_end()),
+        "{page}"
+    );
+}
+
+#[test]
+fn a_limit_that_nothing_fits_is_exit_status_one() {
+    let output = tenants(&["--device", "sim", "--budget", "1MiB", "--rounds", "5", "--json"]);
+    assert_eq!(output.status.code(), Some(1));
+    let report = json(&output);
+    assert_eq!(report["ok"], false);
+    assert!(report["error"].as_str().unwrap().contains("raise --budget"), "{report:#}");
+    assert_eq!(text(&output.stderr).lines().count(), 1);
+}
+
+#[test]
+fn bad_arguments_are_refused_in_one_line_that_names_them() {
+    assert_refused(&tenants(&["--budget", "4 apples"]), &["--budget", "4 apples", "4GiB"]);
+    assert_refused(&tenants(&["--resource", "Pool"]), &["--resource", "Pool", "\"pool\""]);
+    assert_refused(&tenants(&["--device", "gpu"]), &["gpu", "sim:SEED"]);
+    assert_refused(&tenants(&["--processes", "0"]), &["0", "--processes"]);
+    assert_refused(&tenants(&["--tenants", "65"]), &["65", "--tenants"]);
+    assert_refused(&tenants(&["--worker", "1"]), &["--ledger"]);
+    let output = tenants(&["--device", "cuda:99"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stderr).contains("cuda:99"));
+}
+
+#[test]
+fn help_shows_examples_and_fits_a_terminal() {
+    let output = xlogmem().args(["run", "tenants", "--help"]).output().unwrap();
+    let page = text(&output.stdout);
+    assert!(page.contains("Examples:") && !page.contains("--worker"), "{page}");
+    assert!(page.lines().all(|line| line.chars().count() <= 80), "{page}");
+}
