@@ -2,7 +2,7 @@
 //!
 //! Every stream has an arena: free memory in the order of that stream, and a magazine of blocks ready to hand out. Allocating and
 //! freeing on a stream touches its arena and nothing else. Only when that has nothing left, memory of other streams is looked at, in
-//! the order of [`reuse`]: what the asking stream already follows, what has completed, then the device, then what must be waited
+//! the order of `reuse`: what the asking stream already follows, what has completed, then the device, then what must be waited
 //! for. Order between streams is kept by the clocks of `ordering`, as in every tracking resource.
 //!
 //! | file | what it is |
