@@ -35,9 +35,9 @@ pub use resource::{
     Generation, PhysicalMeter, ResourceError, ResourceResult, ResourceStatistics, StreamId,
 };
 pub use runtime::{
-    BUDGET_VARIABLE, FailedFree, LEDGER_VARIABLE, LeakReport, LedgerOutlook, LedgerSetting,
-    LedgerStatus, LimitSurvey, MAX_DEVICE_ORDINALS, RESOURCE_VARIABLE, ResourceKind, RuntimeConfig,
-    XlogDeviceRuntime, set_failed_free_handler, set_leak_handler,
+    BUDGET_VARIABLE, FailedFree, LEDGER_VARIABLE, LOG_VARIABLE, LeakReport, LedgerOutlook,
+    LedgerSetting, LedgerStatus, LimitSurvey, MAX_DEVICE_ORDINALS, RESOURCE_VARIABLE, ResourceKind,
+    RuntimeConfig, XlogDeviceRuntime, set_failed_free_handler, set_leak_handler,
 };
 pub use statistics::{
     Backtraces, LiveBlock, LiveReport, Statistics, StatisticsConfig, StatisticsResource,

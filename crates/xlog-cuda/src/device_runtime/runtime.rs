@@ -29,11 +29,14 @@ use super::resource::{
     Access, AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, ResourceError,
     ResourceResult, ResourceStatistics, StreamId,
 };
+use super::statistics::Statistics;
 use super::stream_pool::StreamPool;
 use crate::memory::{DeviceRepr, TrackedCudaSlice};
 use crate::{CudaDevice, Result, XlogError};
 
-pub use config::{BUDGET_VARIABLE, LEDGER_VARIABLE, RESOURCE_VARIABLE, RuntimeConfig};
+pub use config::{
+    BUDGET_VARIABLE, LEDGER_VARIABLE, LOG_VARIABLE, RESOURCE_VARIABLE, RuntimeConfig,
+};
 pub use joining::{LedgerOutlook, LedgerStatus, LimitSurvey};
 pub use kind::ResourceKind;
 pub use report::{FailedFree, LeakReport, set_failed_free_handler, set_leak_handler};
@@ -86,6 +89,7 @@ struct Oversight {
     capacity: Capacity,
     ledger: LedgerStatus,
     meter: Option<Arc<LedgerMeter>>,
+    statistics: Statistics,
 }
 
 impl XlogDeviceRuntime {
@@ -203,6 +207,12 @@ impl XlogDeviceRuntime {
     #[must_use]
     pub fn budget(&self) -> Option<&BudgetHandle> {
         self.core.oversight.as_ref().map(|oversight| &oversight.budget)
+    }
+
+    /// Who holds memory, by tag, stream and query; `None` for a runtime that was composed of parts.
+    #[must_use]
+    pub fn holders(&self) -> Option<&Statistics> {
+        self.core.oversight.as_ref().map(|oversight| &oversight.statistics)
     }
 
     /// How this runtime stands to the ledger of its device.
@@ -483,6 +493,10 @@ impl Drop for Core {
                 device_ordinal: self.ordinal,
                 live_blocks: statistics.live_blocks,
                 bytes,
+                holders: self
+                    .oversight
+                    .as_ref()
+                    .map(|seen| seen.statistics.live_report().to_string()),
             });
         });
     }

@@ -289,3 +289,42 @@ fn buffers_keep_the_runtime_alive_whatever_is_dropped_first() {
         assert_eq!(usage.unwrap().used, 0);
     });
 }
+
+#[test]
+fn a_configured_runtime_logs_every_operation_with_the_path_that_served_it() {
+    use xlog_cuda::device_runtime::{ResourceKind, RuntimeConfig};
+
+    let folder = std::env::temp_dir().join(format!("xlog-runtime-log-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    for name in ["log.xtrace", "log.csv"] {
+        let file = folder.join(name);
+        let device = Arc::new(CudaDevice::open("sim:3").unwrap());
+        let config =
+            RuntimeConfig::default().with_resource(ResourceKind::Pool).with_log(file.clone());
+        let runtime = XlogDeviceRuntime::with_config(device, &config).unwrap();
+        let tag = AllocTag("logged");
+        for _ in 0..3 {
+            let block = runtime.allocate(1000, StreamId::DEFAULT, tag).unwrap();
+            assert_eq!(
+                runtime.holders().unwrap().live_report().to_string().contains("logged"),
+                true
+            );
+            runtime.deallocate(block).unwrap();
+        }
+        drop(runtime);
+        let reader = xlog_trace::Reader::open(&file).unwrap();
+        let records: Vec<_> = reader.map(Result::unwrap).collect();
+        let allocations: Vec<_> = records
+            .iter()
+            .filter(|record| record.action() == xlog_trace::Action::Allocate)
+            .collect();
+        assert_eq!((records.len() >= 6, allocations.len()), (true, 3), "{records:?}");
+        assert_eq!(allocations[0].served_by(), xlog_trace::ServedBy::Grown);
+        assert_eq!(allocations[2].served_by(), xlog_trace::ServedBy::Magazine);
+    }
+    let bad = RuntimeConfig::default().with_log(folder.join("missing").join("log.csv"));
+    let device = Arc::new(CudaDevice::open("sim").unwrap());
+    let refused = XlogDeviceRuntime::with_config(device, &bad).unwrap_err().to_string();
+    assert!(refused.contains("missing"), "{refused}");
+    std::fs::remove_dir_all(&folder).unwrap();
+}

@@ -158,7 +158,8 @@ fn settings_that_are_not_accepted_are_refused_by_name() {
         ("XLOG_DEVICE_LEDGER", "", "\"off\""),
         ("XLOG_DEVICE_LEDGER", "here", "absolute"),
         ("XLOG_DEVICE_LEDGER", "/tmp/a b.ledger", "no device key"),
-        ("XLOG_DEVICE_LOG", "", "not available in this build"),
+        ("XLOG_DEVICE_LOG", "", ".xtrace or .csv"),
+        ("XLOG_DEVICE_LOG", "/tmp/log.txt", ".xtrace or .csv"),
         ("XLOG_DEVICE_GUARD", "on", "not available in this build"),
     ];
     for (variable, value, expected) in cases {

@@ -2,6 +2,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::marker::PhantomData;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use xlog_trace::ServedBy;
 
@@ -12,6 +13,9 @@ thread_local! {
     static SCOPES: RefCell<Scopes> = const { RefCell::new(Scopes { open: Vec::new(), next: 0 }) };
     static PATH: Cell<ServedBy> = const { Cell::new(ServedBy::Unknown) };
 }
+
+/// True once there has been a resource that logs.
+static LOGGED: AtomicBool = AtomicBool::new(false);
 
 struct Scopes {
     open: Vec<(u64, u64)>,
@@ -91,7 +95,14 @@ impl Drop for QueryScope {
 /// A [`LoggingResource`](super::LoggingResource) above takes it into its record; without one it is a store that nobody reads.
 #[inline]
 pub fn note_path(path: ServedBy) {
-    PATH.set(path);
+    if LOGGED.load(Ordering::Relaxed) {
+        PATH.set(path);
+    }
+}
+
+/// Somebody logs: from now on paths are noted.
+pub(super) fn begin_logging() {
+    LOGGED.store(true, Ordering::Relaxed);
 }
 
 /// The path noted since the last time this was asked.

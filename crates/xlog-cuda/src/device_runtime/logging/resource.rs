@@ -9,7 +9,7 @@ use xlog_driver::sync::thread_name;
 use xlog_trace::ServedBy;
 
 use super::clock;
-use super::query::take_path;
+use super::query::{begin_logging, take_path};
 use super::{LogAction, LogRecord, LogResult, LoggingSink, QueryScope};
 use crate::device_runtime::budget::BudgetReservation;
 use crate::device_runtime::resource::{
@@ -82,6 +82,7 @@ impl<R: DeviceMemoryResource> LoggingResource<R> {
     /// [`LoggingResource::new`] over a resource of known type, called without indirection.
     #[must_use]
     pub fn over(inner: R, sink: Arc<dyn LoggingSink>) -> Self {
+        begin_logging();
         let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Self {
             device_ordinal: inner.device_ordinal(),

@@ -4,7 +4,10 @@
 //! has seen, the stamp that stands at the memory. Blocks in the magazine keep their place in the index and their record, so
 //! handing one out again changes nothing but its generation.
 
+use xlog_trace::ServedBy;
+
 use super::index::{Index, Range};
+use crate::device_runtime::logging::note_path;
 
 /// Blocks up to this are kept in the magazine.
 pub(super) const MOST_CACHED: u64 = 1 << 20;
@@ -25,6 +28,21 @@ pub(super) enum Path {
     Completed,
     Grown,
     Waited,
+}
+
+impl Path {
+    /// The name of the path in a log.
+    #[inline]
+    pub(super) fn logged(self) -> ServedBy {
+        match self {
+            Self::Magazine => ServedBy::Magazine,
+            Self::Own => ServedBy::Own,
+            Self::Covered => ServedBy::Covered,
+            Self::Completed => ServedBy::Completed,
+            Self::Grown => ServedBy::Grown,
+            Self::Waited => ServedBy::Waited,
+        }
+    }
 }
 
 /// How often each path served.
@@ -153,6 +171,7 @@ impl Arena {
 
     #[inline]
     fn counted(&mut self, bytes: u64, path: Path) {
+        note_path(path.logged());
         self.counts.allocations += 1;
         self.counts.outstanding = self.counts.outstanding.wrapping_add(bytes);
         self.counts.paths.count(path);

@@ -11,6 +11,7 @@
 //! A value that is not accepted is an error that names it, never a default that nobody asked for. So are the settings this
 //! build does not have: a program that was told to keep a log and does not is worse than one that refuses to start.
 
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::kind::ResourceKind;
@@ -28,7 +29,10 @@ pub const BUDGET_VARIABLE: &str = "XLOG_DEVICE_BUDGET";
 pub const LEDGER_VARIABLE: &str = "XLOG_DEVICE_LEDGER";
 
 /// Settings that are known by name and not part of this build.
-const UNAVAILABLE: [&str; 2] = ["XLOG_DEVICE_LOG", "XLOG_DEVICE_GUARD"];
+const UNAVAILABLE: [&str; 1] = ["XLOG_DEVICE_GUARD"];
+
+/// Names the file that a shared runtime logs every operation to: `FILE.xtrace`, or `FILE.csv`.
+pub const LOG_VARIABLE: &str = "XLOG_DEVICE_LOG";
 
 /// How a shared runtime is built.
 ///
@@ -58,6 +62,8 @@ pub struct RuntimeConfig {
     pub ledger_limit: Option<ByteSize>,
     /// How long a request tries for the ledger's file lock, which a stopped process may hold; `None`: two seconds.
     pub ledger_deadline: Option<Duration>,
+    /// The file every operation is logged to, by its ending: `.xtrace` or `.csv`. One that is there is replaced.
+    pub log: Option<PathBuf>,
 }
 
 impl Default for RuntimeConfig {
@@ -71,6 +77,7 @@ impl Default for RuntimeConfig {
             ledger: LedgerSetting::default(),
             ledger_limit: None,
             ledger_deadline: None,
+            log: None,
         }
     }
 }
@@ -100,6 +107,7 @@ impl RuntimeConfig {
         if let Some(ledger) = variable(LEDGER_VARIABLE)? {
             config.ledger = ledger;
         }
+        config.log = variable::<LogFile>(LOG_VARIABLE)?.map(|file| file.0);
         Ok(config)
     }
 
@@ -159,9 +167,50 @@ impl RuntimeConfig {
         self
     }
 
+    /// The file every operation is logged to, by its ending: `.xtrace` or `.csv`.
+    #[must_use]
+    pub fn with_log(mut self, file: impl Into<PathBuf>) -> Self {
+        self.log = Some(file.into());
+        self
+    }
+
     /// The device of the runtime of `ordinal`.
     pub(super) fn device_of(&self, ordinal: u32) -> DeviceSpec {
         self.device.unwrap_or(DeviceSpec::Cuda(ordinal as usize))
+    }
+}
+
+/// A path with one of the endings of a log.
+struct LogFile(PathBuf);
+
+impl std::str::FromStr for LogFile {
+    type Err = XlogError;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let path = PathBuf::from(text);
+        log_format(&path)?;
+        Ok(Self(path))
+    }
+}
+
+/// How a log is written, by the ending of its file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum LogFormat {
+    Binary,
+    Csv,
+}
+
+/// What the ending of a log's file asks for.
+pub(super) fn log_format(path: &Path) -> Result<LogFormat> {
+    match path.extension().and_then(|ending| ending.to_str()) {
+        Some("xtrace") => Ok(LogFormat::Binary),
+        Some("csv") => Ok(LogFormat::Csv),
+        _ => Err(XlogError::BadSetting {
+            name: LOG_VARIABLE,
+            value: path.display().to_string(),
+            reason: "its ending says nothing about the format",
+            accepted: "the path of a file that ends in .xtrace or .csv",
+        }),
     }
 }
 

@@ -32,16 +32,22 @@ pub struct LeakReport {
     pub live_blocks: usize,
     /// Their bytes, with those of returned blocks whose free has not completed.
     pub bytes: usize,
+    /// The live blocks by tag and age, in lines; `None` for a runtime that was composed of parts.
+    pub holders: Option<String>,
 }
 
 impl fmt::Display for LeakReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { device, device_ordinal, live_blocks, bytes } = self;
+        let Self { device, device_ordinal, live_blocks, bytes, holders } = self;
         write!(
             f,
             "the runtime of device {device:?} (ordinal {device_ordinal}) ended with {live_blocks} live blocks, \
              {bytes} bytes outstanding; they are leaked: free every block before the runtime goes"
-        )
+        )?;
+        match holders {
+            Some(holders) => write!(f, "\n{holders}"),
+            None => Ok(()),
+        }
     }
 }
 

@@ -1,10 +1,12 @@
-//! The stack of a runtime that is built by configuration: a budget over a resource, metered by a ledger.
+//! The stack of a runtime that is built by configuration: a budget, a log if one is asked for, and statistics over a resource that is
+//! metered by a ledger.
 //!
 //! The budget's limit is the least of all limits ([`Capacity`]); the ledger is asked for physical bytes by the lowest resource.
 
+use std::path::Path;
 use std::sync::Arc;
 
-use super::config::RESOURCE_VARIABLE;
+use super::config::{LogFormat, RESOURCE_VARIABLE, log_format};
 use super::joining::{LedgerStatus, join};
 use super::limits::Capacity;
 use super::{Oversight, ResourceKind, RuntimeConfig, XlogDeviceRuntime};
@@ -12,8 +14,10 @@ use crate::device_runtime::async_resource::AsyncCudaResource;
 use crate::device_runtime::budget::{BudgetHandle, GlobalDeviceBudget};
 use crate::device_runtime::direct::DirectCudaResource;
 use crate::device_runtime::ledger::{LedgerMeter, other_use};
+use crate::device_runtime::logging::{BinarySink, CsvSink, LoggingResource, LoggingSink};
 use crate::device_runtime::pool::{PoolConfig, PoolResource};
 use crate::device_runtime::resource::DeviceMemoryResource;
+use crate::device_runtime::statistics::{Statistics, StatisticsConfig, StatisticsResource};
 use crate::device_runtime::stream_pool::StreamPool;
 use crate::{CudaDevice, Result, XlogError};
 
@@ -37,18 +41,19 @@ pub(super) fn stack(device: Arc<CudaDevice>, config: &RuntimeConfig) -> Result<X
     let limit = capacity.with_ledger(agreed).bytes();
 
     let streams = Arc::new(StreamPool::new(device.clone(), config.max_streams));
-    let (resource, budget) = match config.resource {
+    let sink = config.log.as_deref().map(open_log).transpose()?;
+    let Layers { resource, budget, statistics } = match config.resource {
         ResourceKind::Direct => {
-            under_budget(DirectCudaResource::new(device.clone(), ordinal), limit)
+            layers(DirectCudaResource::new(device.clone(), ordinal), sink, limit)
         }
         ResourceKind::Async => {
             let resource = AsyncCudaResource::new(device.clone(), ordinal, streams.clone());
-            under_budget(resource, limit)
+            layers(resource, sink, limit)
         }
         ResourceKind::Pool => {
             let config = PoolConfig::default();
             let resource = PoolResource::new(device.clone(), ordinal, streams.clone(), config)?;
-            under_budget(resource, limit)
+            layers(resource, sink, limit)
         }
     };
     let meter = match &ledger {
@@ -61,8 +66,29 @@ pub(super) fn stack(device: Arc<CudaDevice>, config: &RuntimeConfig) -> Result<X
         }
         _ => None,
     };
-    let oversight = Oversight { budget, capacity, ledger, meter };
+    let oversight = Oversight { budget, capacity, ledger, meter, statistics };
     Ok(XlogDeviceRuntime::compose(device, ordinal, streams, resource, Some(oversight)))
+}
+
+/// A stack, and what one can ask it.
+struct Layers {
+    resource: BoxedResource,
+    budget: BudgetHandle,
+    statistics: Statistics,
+}
+
+fn layers<R: DeviceMemoryResource + Send + Sync + 'static>(
+    resource: R,
+    sink: Option<Arc<dyn LoggingSink>>,
+    limit: usize,
+) -> Layers {
+    let counted = StatisticsResource::over(resource, StatisticsConfig::default());
+    let statistics = counted.handle();
+    let (resource, budget) = match sink {
+        None => under_budget(counted, limit),
+        Some(sink) => under_budget(LoggingResource::over(counted, sink), limit),
+    };
+    Layers { resource, budget, statistics }
 }
 
 fn under_budget<R: DeviceMemoryResource + Send + Sync + 'static>(
@@ -72,6 +98,17 @@ fn under_budget<R: DeviceMemoryResource + Send + Sync + 'static>(
     let budget = GlobalDeviceBudget::over(resource, limit);
     let handle = budget.handle();
     (Box::new(budget), handle)
+}
+
+/// Opens the log. What can fail later is counted by the sink and fails nobody.
+fn open_log(path: &Path) -> Result<Arc<dyn LoggingSink>> {
+    let opened: std::result::Result<Arc<dyn LoggingSink>, _> = match log_format(path)? {
+        LogFormat::Binary => BinarySink::create(path).map(|sink| Arc::new(sink) as _),
+        LogFormat::Csv => CsvSink::create(path).map(|sink| Arc::new(sink) as _),
+    };
+    opened.map_err(|error| {
+        XlogError::Kernel(format!("the log {} cannot be opened: {error}", path.display()))
+    })
 }
 
 #[cfg(test)]
