@@ -6,20 +6,10 @@
 
 use std::str::FromStr;
 
+use xlog_cuda::{ByteSize, XlogError};
+
 /// What is accepted, for messages.
 pub const ACCEPTED: &str = "a number of bytes such as 4096 or 1e9, or one with a unit such as 512MB (decimal) or 4GiB (binary)";
-
-const UNITS: [(&str, u64); 9] = [
-    ("kib", 1 << 10),
-    ("mib", 1 << 20),
-    ("gib", 1 << 30),
-    ("tib", 1 << 40),
-    ("kb", 1_000),
-    ("mb", 1_000_000),
-    ("gb", 1_000_000_000),
-    ("tb", 1_000_000_000_000),
-    ("b", 1),
-];
 
 /// A number of bytes, at least one.
 ///
@@ -52,36 +42,12 @@ impl FromStr for Size {
 }
 
 fn parse(text: &str) -> Result<u64, &'static str> {
-    let lower = text.trim().to_ascii_lowercase();
-    let (number, unit) = UNITS
-        .iter()
-        .find_map(|(name, unit)| Some((lower.strip_suffix(name)?, *unit)))
-        .unwrap_or((&lower, 1));
-    let number = number.strip_suffix(' ').unwrap_or(number);
-    if number.is_empty() {
-        return Err("it has no number");
+    match text.trim().parse() {
+        Ok(ByteSize::Bytes(bytes)) => Ok(bytes),
+        Ok(_) => Err("it is a share, and there is nothing it could be a share of"),
+        Err(XlogError::BadSetting { reason, .. }) => Err(reason),
+        Err(_) => Err("it is no number"),
     }
-    if let Ok(whole) = number.parse::<u64>() {
-        return match whole.checked_mul(unit) {
-            Some(0) => Err("it must be at least one byte"),
-            Some(bytes) => Ok(bytes),
-            None => Err("it does not fit 64 bits"),
-        };
-    }
-    // The standard parser also takes words such as "inf" and a sign.
-    if !number.bytes().all(|byte| byte.is_ascii_digit() || b".e+-".contains(&byte)) {
-        return Err("it has an unknown unit or is no number");
-    }
-    let value: f64 = number.parse().map_err(|_| "it is no number")?;
-    let bytes = value * unit as f64;
-    if bytes < 1.0 {
-        return Err("it must be at least one byte");
-    }
-    // The largest f64 below 2^64; casts of what is within the range are exact but for the fraction.
-    if bytes >= u64::MAX as f64 {
-        return Err("it does not fit 64 bits");
-    }
-    Ok(bytes as u64)
 }
 
 #[cfg(test)]
