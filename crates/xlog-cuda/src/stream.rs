@@ -220,7 +220,8 @@ impl Drop for RawStream {
 ///
 /// ```
 /// use std::sync::Arc;
-/// /// use xlog_cuda::{CudaDevice, device_runtime::StreamPool};
+/// use std::sync::atomic::{AtomicBool, Ordering};
+/// use xlog_cuda::{CudaDevice, device_runtime::StreamPool};
 ///
 /// let pool = StreamPool::with_defaults(Arc::new(CudaDevice::open("sim")?));
 /// let stream = pool.lease()?;

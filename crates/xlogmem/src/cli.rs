@@ -111,6 +111,10 @@ pub(crate) struct HandoffArguments {
     #[arg(long, value_name = "NUMBER", default_value_t = 1)]
     pub(crate) seed: u64,
 
+    /// Log every operation, also uses, to this file, which ends in .xtrace or .csv; see xlogmem summary and replay
+    #[arg(long, value_name = "FILE")]
+    pub(crate) log: Option<std::path::PathBuf>,
+
     /// Print one JSON object instead of text
     #[arg(long)]
     pub(crate) json: bool,

@@ -158,3 +158,34 @@ fn the_environment_names_the_device_and_help_fits_a_terminal() {
         assert!(page.lines().all(|line| line.chars().count() <= 80), "{page}");
     }
 }
+
+#[test]
+fn a_logged_run_can_be_summarised_and_replayed() {
+    let folder = std::env::temp_dir().join(format!("xlogmem-handoff-log-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    for name in ["handoff.xtrace", "handoff.csv"] {
+        let log = folder.join(name);
+        let log = log.to_str().unwrap();
+        good(&[
+            "--device",
+            "sim:4",
+            "--resource",
+            "pool",
+            "--rounds",
+            "50",
+            "--rows",
+            "1000",
+            "--log",
+            log,
+        ]);
+        let summary = xlogmem().args(["summary", log, "--json"]).output().unwrap();
+        assert_eq!(summary.status.code(), Some(0), "{}", text(&summary.stderr));
+        assert!(text(&summary.stdout).contains("200"), "{}", text(&summary.stdout));
+        let arguments = ["replay", log, "--device", "sim", "--resource", "async"];
+        let replay = xlogmem().args(arguments).output().unwrap();
+        assert_eq!(replay.status.code(), Some(0), "{}", text(&replay.stderr));
+    }
+    let bad = handoff(&["--device", "sim", "--rounds", "5", "--log", "/tmp/handoff.txt"]);
+    assert_ne!(bad.status.code(), Some(0));
+    std::fs::remove_dir_all(&folder).unwrap();
+}

@@ -49,8 +49,8 @@ fn every_resource_serves_every_log_on_every_test_device() {
                 assert!(run["nanos_per_operation"].as_f64().unwrap() > 0.0);
                 assert_eq!(run["pool"].is_object(), run["resource"] == "pool");
             }
-            // Direct takes what is asked for and no more.
-            assert_eq!(runs[2]["reserved_ratio"], 1.0);
+            // Direct takes what is asked for, in whole units of the device.
+            assert!(runs[2]["reserved_ratio"].as_f64().unwrap() < 1.01, "{runs:#?}");
             assert!(runs[0]["time_ratio"].is_null() && runs[1]["time_ratio"].is_f64());
             let paths = &runs[1]["pool"];
             let served: u64 = ["magazine", "own", "covered", "completed", "grown", "waited"]
@@ -297,7 +297,7 @@ fn what_cannot_be_replayed_is_refused_or_failed_with_all_fields_there() {
         (&["--compare", "async", "--resource", "pool"], &["--compare", "--resource"]),
         (&["--budget", "much"], &["--budget", "\"much\"", "4GiB"]),
         (&["--budget", "-1"], &["--budget", "\"-1\""]),
-        (&["--budget", "0"], &["--budget", "\"0\"", "at least one byte"]),
+        (&["--budget", "0"], &["--budget", "\"0\"", "nothing at all"]),
         (&["--mode", "backwards"], &["--mode", "\"backwards\"", "recorded"]),
         (&["--mode", "recorded", "--speed", "0"], &["--speed", "0"]),
         (&["--speed", "2"], &["--speed", "recorded"]),

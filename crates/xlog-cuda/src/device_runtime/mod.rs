@@ -37,7 +37,7 @@ pub use resource::{
 pub use runtime::{
     BUDGET_VARIABLE, FailedFree, LEDGER_VARIABLE, LOG_VARIABLE, LeakReport, LedgerOutlook,
     LedgerSetting, LedgerStatus, LimitSurvey, MAX_DEVICE_ORDINALS, RESOURCE_VARIABLE, ResourceKind,
-    RuntimeConfig, XlogDeviceRuntime, set_failed_free_handler, set_leak_handler,
+    RuntimeConfig, XlogDeviceRuntime, open_log, set_failed_free_handler, set_leak_handler,
 };
 pub use statistics::{
     Backtraces, LiveBlock, LiveReport, Statistics, StatisticsConfig, StatisticsResource,

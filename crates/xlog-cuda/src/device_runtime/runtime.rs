@@ -42,6 +42,7 @@ pub use kind::ResourceKind;
 pub use report::{FailedFree, LeakReport, set_failed_free_handler, set_leak_handler};
 
 pub use setting::LedgerSetting;
+pub use stack::open_log;
 
 pub(crate) use report::{quietly, report_failed_free, say};
 

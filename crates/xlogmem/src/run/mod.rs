@@ -12,8 +12,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use xlog_cuda::device_runtime::{
-    AsyncCudaResource, DeviceMemoryResource, PoolConfig, PoolResource, ResourceKind,
-    ResourceStatistics, StreamPool, XlogDeviceRuntime,
+    AsyncCudaResource, DeviceMemoryResource, LoggingResource, PoolConfig, PoolResource,
+    ResourceKind, ResourceStatistics, StreamPool, XlogDeviceRuntime, open_log,
 };
 use xlog_cuda::driver::DeviceKind;
 use xlog_cuda::{CudaDevice, GpuMemoryManager, Result};
@@ -83,6 +83,12 @@ fn measure(
             Box::new(PoolResource::new(device, ordinal, pool, PoolConfig::default())?)
         }
         _ => Box::new(AsyncCudaResource::new(device.clone(), ordinal, pool.clone())),
+    };
+    let resource: Box<dyn DeviceMemoryResource + Send + Sync> = match &arguments.log {
+        None => resource,
+        Some(file) => {
+            Box::new(LoggingResource::new(resource, open_log(file)?).with_use_logging(true))
+        }
     };
     let runtime = XlogDeviceRuntime::with_resource(device.clone(), ordinal, pool, resource);
     let manager = GpuMemoryManager::with_runtime(Arc::new(runtime));

@@ -91,7 +91,7 @@ pub struct LogRecord {
     pub query_id: Option<u64>,
     /// Allocation: the bytes granted, which the block is charged.
     pub granted: Option<usize>,
-    /// What the block is aligned to; of a failed request, what was asked for, if anything was.
+    /// Of an allocation, the alignment that was asked for, or what every block has; of a free, that of the block that was passed.
     pub align: Option<usize>,
     /// How long the call took, in nanoseconds. Blocks of a batch each say the whole call's.
     pub latency_nanos: u64,

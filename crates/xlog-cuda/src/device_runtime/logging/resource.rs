@@ -14,7 +14,8 @@ use super::{LogAction, LogRecord, LogResult, LoggingSink, QueryScope};
 use crate::device_runtime::budget::BudgetReservation;
 use crate::device_runtime::resource::{
     Access, AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, FreeSpace,
-    Generation, PhysicalMeter, ResourceError, ResourceResult, ResourceStatistics, StreamId,
+    Generation, MIN_ALIGN, PhysicalMeter, ResourceError, ResourceResult, ResourceStatistics,
+    StreamId,
 };
 
 /// On a cache line of its own: every thread that logs writes it.
@@ -205,7 +206,7 @@ impl<R: DeviceMemoryResource> LoggingResource<R> {
                 About {
                     block: Some((block.ptr, block.generation)),
                     granted: Some(block.bytes),
-                    align: Some(block.align),
+                    align: Some(request.align.unwrap_or(MIN_ALIGN)),
                     ..about
                 },
             )),

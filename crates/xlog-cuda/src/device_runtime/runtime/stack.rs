@@ -100,8 +100,10 @@ fn under_budget<R: DeviceMemoryResource + Send + Sync + 'static>(
     (Box::new(budget), handle)
 }
 
-/// Opens the log. What can fail later is counted by the sink and fails nobody.
-fn open_log(path: &Path) -> Result<Arc<dyn LoggingSink>> {
+/// Opens a log by the ending of its file: `.xtrace` or `.csv`. One that is there is replaced.
+///
+/// What fails later is counted by the sink and fails no allocation.
+pub fn open_log(path: &Path) -> Result<Arc<dyn LoggingSink>> {
     let opened: std::result::Result<Arc<dyn LoggingSink>, _> = match log_format(path)? {
         LogFormat::Binary => BinarySink::create(path).map(|sink| Arc::new(sink) as _),
         LogFormat::Csv => CsvSink::create(path).map(|sink| Arc::new(sink) as _),
