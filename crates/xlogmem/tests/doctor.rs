@@ -134,7 +134,8 @@ fn the_text_says_what_the_json_says_in_eighty_columns() {
         assert!(page.contains("granularity") && page.contains("GPUs"), "{page}");
         assert!(page.ends_with(&format!("{spec} works\n")), "{page}");
         for line in page.lines() {
-            assert!(line.chars().count() <= 80, "{line}");
+            // A path is not broken, however long it is.
+            assert!(line.chars().count() <= 80 || line.contains('/'), "{line}");
             assert_eq!(line, line.trim_end(), "space at the end of a line");
         }
     }

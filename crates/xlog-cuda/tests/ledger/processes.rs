@@ -211,11 +211,12 @@ impl Fleet {
         assert!(used <= LIMIT, "{used} of {LIMIT}");
         let free = (LIMIT - used) as usize;
         let ask = |bytes| self.judge.allocate(bytes, StreamId::DEFAULT, AllocTag("judge"));
-        // Blocks take whole steps of the device's alignment.
+        // Blocks take whole steps of the device's alignment. What is over the judge's own budget is refused before that.
         let step = self.judge.device().properties().allocation_alignment;
-        let refusal = |bytes: usize, remaining| ResourceError::OutOfBudget {
-            requested: bytes.next_multiple_of(step),
-            remaining,
+        let refusal = |bytes: usize, remaining| {
+            let over = bytes as u64 > LIMIT;
+            let requested = if over { bytes } else { bytes.next_multiple_of(step) };
+            ResourceError::OutOfBudget { requested, remaining }
         };
         let state = || self.judge.ledger_snapshot();
         assert_eq!(ask(free + 1), Err(refusal(free + 1, free)), "{:#?}", state());
