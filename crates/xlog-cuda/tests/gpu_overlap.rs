@@ -151,7 +151,7 @@ fn streams_of_a_cold_pool_take_what_those_of_a_warm_one_take() {
     const STREAMS: usize = 4;
     const KERNELS: usize = 4;
     const TICKS: u64 = 1_000_000;
-    const COLD_BAR: f64 = 1.05;
+    const COLD_BAR: f64 = 1.1;
     let name = "streams_of_a_cold_pool_take_what_those_of_a_warm_one_take";
     let Some(device) = gpu::gpu(name) else { return };
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);

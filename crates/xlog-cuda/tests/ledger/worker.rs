@@ -93,6 +93,9 @@ fn units(block: &DeviceBlock) -> i64 {
     block.bytes.div_ceil(256) as i64
 }
 
+/// What a driver pool grows by.
+const STEP: u64 = 32 << 20;
+
 impl Worker<'_> {
     fn step(&mut self) {
         self.cells.add(self.row, Field::Steps, 1);
@@ -155,12 +158,16 @@ impl Worker<'_> {
         self.runtime.reap_pending().unwrap();
         let counted = || self.runtime.ledger_meter().unwrap().bytes();
         if let Some(held) = self.held_of_the_device() {
-            // A driver pool may have grown unforeseen, by a step that the ledger refused: it goes as soon as it can.
+            // A driver pool may have grown unforeseen, by a step that the ledger refused: it goes as soon as it can, and on a GPU
+            // that is not before the blocks that the driver put there are freed.
             if held > counted() {
-                assert!(held - counted() <= 32 << 20, "{held} held, {} counted", counted());
+                assert!(held - counted() <= STEP, "{held} held, {} counted", counted());
                 self.runtime.trim().unwrap();
             }
-            assert_eq!(self.held_of_the_device(), Some(counted()), "{:?}", self.runtime);
+            let held = self.held_of_the_device().unwrap_or(0);
+            let is_gpu = self.runtime.device().properties().kind == DeviceKind::Cuda;
+            let excess = held.checked_sub(counted()).expect("more is counted than is held");
+            assert!(excess <= if is_gpu { STEP } else { 0 }, "{excess}: {:?}", self.runtime);
         }
         self.runtime.ledger().ledger().unwrap().used()
     }

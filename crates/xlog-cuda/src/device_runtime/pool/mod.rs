@@ -51,8 +51,8 @@ use crate::stream::RawStream;
 pub use config::{PoolConfig, PoolReuse, PoolSegments};
 pub use snapshot::{PoolPaths, PoolSnapshot};
 
-/// Streams a pool can serve: as many as a stream pool can have.
-const MAX_STREAMS: u32 = 1 << 16;
+/// Streams a pool can serve.
+const MAX_STREAMS: u32 = 1 << 14;
 /// The largest alignment a request may ask for.
 const MAX_ALIGN: usize = 2 << 20;
 /// No request can be larger: nothing has so many addresses.
@@ -97,7 +97,8 @@ impl ArenaPlace {
 /// ```
 pub struct PoolResource {
     tracker: Tracker,
-    arenas: Slab<ArenaPlace, 16>,
+    /// One by one: a stream that comes for the first time pays for its own.
+    arenas: Slab<ArenaPlace, 1>,
     /// Blocks may go the shortest way: nobody is told of them, and their own stream needs no events.
     quick: bool,
     /// The simulated device, whose detector is told of every block.
