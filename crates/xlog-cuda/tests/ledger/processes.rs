@@ -213,19 +213,19 @@ impl Fleet {
         let ask = |bytes| self.judge.allocate(bytes, StreamId::DEFAULT, AllocTag("judge"));
         // Blocks take whole steps of the device's alignment. What is over the judge's own budget is refused before that.
         let step = self.judge.device().properties().allocation_alignment;
-        let refusal = |bytes: usize, remaining| {
-            let over = bytes as u64 > LIMIT;
+        let refusal = |held: usize, bytes: usize, remaining| {
+            let over = (held + bytes) as u64 > LIMIT;
             let requested = if over { bytes } else { bytes.next_multiple_of(step) };
             ResourceError::OutOfBudget { requested, remaining }
         };
         let state = || self.judge.ledger_snapshot();
-        assert_eq!(ask(free + 1), Err(refusal(free + 1, free)), "{:#?}", state());
+        assert_eq!(ask(free + 1), Err(refusal(0, free + 1, free)), "{:#?}", state());
         let other = self.judge.budget().unwrap().last_oom().unwrap().others.unwrap();
         assert_eq!(other.bytes as u64, used);
         let whole = free / step * step;
         if whole > 0 {
             let block = ask(whole).expect("what the living do not use is free");
-            assert_eq!(ask(1), Err(refusal(1, free - whole)), "{:#?}", state());
+            assert_eq!(ask(1), Err(refusal(whole, 1, free - whole)), "{:#?}", state());
             self.judge.deallocate(block).unwrap();
         }
         self.judge.reap_pending().unwrap();
