@@ -78,6 +78,10 @@ impl RawStream {
 
     /// True when all its work is known to be done. A stream that cannot be asked is not.
     pub(crate) fn is_done(&self) -> bool {
+        // A question would break a capture.
+        if self.check_not_capturing("stream_query").is_err() {
+            return false;
+        }
         matches!(self.device.driver().stream_is_idle(self.handle), Ok(true))
     }
 
@@ -178,7 +182,12 @@ impl RawStream {
 
     /// True when everything queued so far, and so every stamp up to now, has completed. Never waits.
     pub(crate) fn poll_tail(&self) -> bool {
+        if self.check_not_capturing("stream_query").is_err() {
+            return false;
+        }
         let stamp = self.clock.step();
+        // The stamp has moved before the driver is asked, whatever the driver does.
+        std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
         // Others may build on the answer, so it is not merely housekeeping.
         let done = matches!(self.device.driver().stream_query(self.handle), Ok(true));
         if done {

@@ -1,6 +1,6 @@
 //! What goes wrong in pools, each as a test that would show it.
 
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, clippy::panic)]
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -9,8 +9,8 @@ use crate::support::Random;
 use crate::support::rig::{TAG, assert_all, fill, read, sub_allocating};
 use xlog_cuda::CudaDevice;
 use xlog_cuda::device_runtime::{
-    Access, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, PoolConfig, PoolResource,
-    PoolReuse, PoolSegments, ResourceError, StreamLease, StreamPool,
+    Access, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, PhysicalMeter, PoolConfig,
+    PoolResource, PoolReuse, PoolSegments, ResourceError, ResourceResult, StreamLease, StreamPool,
 };
 use xlog_testing::{WatchedGate, for_each_device, for_each_sim};
 
@@ -415,6 +415,149 @@ fn a_block_still_read_elsewhere_is_retired_and_its_memory_not_reused() {
         assert_all(&read(&reader, copied.ptr, MIB).unwrap(), 0x42);
         rig.pool.deallocate(next).unwrap();
         rig.pool.deallocate(copied).unwrap();
+        rig.empty();
+        assert_eq!(rig.pool.block_state(id), BlockState::Freed);
+    });
+}
+
+/// A small pool that hands out nothing because it has completed, under one schedule.
+fn strict(seed: u64) -> (Arc<CudaDevice>, Rig) {
+    let device = Arc::new(CudaDevice::open(&format!("sim:{seed}")).unwrap());
+    let rig = rig(&device, scarce(2 * MIB).with_reuse(PoolReuse::deterministic()));
+    (device, rig)
+}
+
+/// Another stream overwrites what it gets; nobody may still be at it.
+fn overwrite(rig: &Rig, device: &CudaDevice, stream: &StreamLease, bytes: usize, seed: u64) {
+    let Ok(taken) = rig.pool.allocate(bytes, stream.id(), TAG) else { return };
+    fill(stream, taken.ptr, 9, bytes);
+    rig.pool.deallocate(taken).unwrap();
+    device.synchronize().unwrap_or_else(|error| panic!("sim:{seed}: {error}"));
+    assert!(device.races().is_empty(), "sim:{seed}: {}", device.races()[0]);
+}
+
+#[test]
+fn a_magazine_emptied_by_one_thread_keeps_the_order_of_what_another_just_freed() {
+    for seed in 0..1500 {
+        let (device, rig) = strict(seed);
+        let [home, other] = rig.leases();
+        let [seen, kept, freed] =
+            [512 << 10, MIB, 512 << 10].map(|bytes| rig.allocate(bytes, &home));
+        let id = BlockId::from_block(&seen);
+        let served = Mutex::new(None);
+        xlog_testing::threads(
+            &device,
+            vec![
+                Box::new(|| {
+                    let block = rig.pool.allocate(300 << 10, home.id(), TAG);
+                    *served.lock().unwrap() = block.ok();
+                }),
+                Box::new(|| {
+                    rig.pool.prepare_block_use(id, other.id(), Access::Read).unwrap();
+                    rig.pool.finish_block_use(id, other.id(), Access::Read).unwrap();
+                    fill(&home, freed.ptr, 7, 512 << 10);
+                    rig.pool.deallocate(freed).unwrap();
+                }),
+            ],
+        );
+        overwrite(&rig, &device, &other, 200 << 10, seed);
+        let served = served.into_inner().unwrap();
+        for block in served.into_iter().chain([seen, kept]) {
+            rig.pool.deallocate(block).unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_block_pushed_out_of_a_magazine_keeps_the_order_of_its_own_free() {
+    const SMALL: usize = 64 << 10;
+    for seed in 0..500 {
+        let (device, rig) = strict(seed);
+        let [home, other] = rig.leases();
+        let seen = rig.allocate(256 << 10, &home);
+        // Eight blocks fill their bin; one of another size takes the place of the last.
+        let same: Vec<_> = (0..7).map(|_| rig.allocate(SMALL, &home)).collect();
+        let last = rig.allocate(SMALL + 256, &home);
+        let next = rig.allocate(SMALL + 512, &home);
+        let rest = std::iter::from_fn(|| rig.pool.allocate(SMALL / 2, home.id(), TAG).ok());
+        let rest: Vec<_> = rest.collect();
+        same.into_iter().for_each(|block| rig.pool.deallocate(block).unwrap());
+        let id = BlockId::from_block(&seen);
+        xlog_testing::threads(
+            &device,
+            vec![
+                Box::new(|| rig.pool.deallocate(next).unwrap()),
+                Box::new(|| {
+                    rig.pool.prepare_block_use(id, other.id(), Access::Read).unwrap();
+                    rig.pool.deallocate(last).unwrap();
+                }),
+            ],
+        );
+        rig.pool.finish_block_use(id, other.id(), Access::Read).unwrap();
+        overwrite(&rig, &device, &other, SMALL, seed);
+        rest.into_iter().chain([seen]).for_each(|block| rig.pool.deallocate(block).unwrap());
+    }
+}
+
+/// A ledger with this much left.
+#[derive(Debug)]
+struct Nearly(Mutex<usize>);
+
+impl PhysicalMeter for Nearly {
+    fn take(&self, bytes: usize) -> ResourceResult<()> {
+        let mut left = self.0.lock().unwrap();
+        let remaining = *left;
+        *left = remaining
+            .checked_sub(bytes)
+            .ok_or(ResourceError::OutOfBudget { requested: bytes, remaining })?;
+        Ok(())
+    }
+
+    fn give(&self, bytes: usize) {
+        *self.0.lock().unwrap() += bytes;
+    }
+}
+
+#[test]
+fn a_pool_takes_the_last_that_a_ledger_has_when_the_step_it_would_like_does_not_fit() {
+    for_each_device(|device| {
+        let rig = rig(device, PoolConfig::default());
+        let meter = Arc::new(Nearly(Mutex::new(264 * MIB)));
+        rig.pool.meter_physical(meter.clone()).unwrap();
+        let [stream] = rig.leases();
+        let large = rig.allocate(256 * MIB, &stream);
+        // The step would be 8 MiB and more; 8 are left, then 4.
+        let small = rig.allocate(4 * MIB, &stream);
+        let last = rig.allocate(4 * MIB, &stream);
+        let refused = rig.pool.allocate(2 * MIB, stream.id(), TAG).unwrap_err();
+        assert!(matches!(refused, ResourceError::OutOfBudget { .. }), "{refused}");
+        for block in [large, small, last] {
+            rig.pool.deallocate(block).unwrap();
+        }
+        rig.empty();
+        assert_eq!(*meter.0.lock().unwrap(), 264 * MIB);
+    });
+}
+
+#[test]
+fn a_captured_stream_is_refused_by_a_pool_and_not_asked_whether_it_is_done() {
+    for_each_sim(|device, sim| {
+        let rig = rig(device, PoolConfig::default());
+        let [own, other] = rig.leases();
+        let block = rig.allocate(MIB, &own);
+        let id = BlockId::from_block(&block);
+        let _ = own.cu_stream();
+        sim.set_capturing(own.handle(), true).unwrap();
+        assert!(rig.pool.allocate(MIB, own.id(), TAG).is_err());
+        assert!(rig.pool.deallocate(block).is_err());
+        assert_eq!(rig.pool.block_state(id), BlockState::Retired);
+        let queries = sim.faults().calls(xlog_cuda::sim::Call::StreamQuery);
+        let served = rig.allocate(200 * MIB, &other);
+        rig.pool.trim().unwrap();
+        let asked = sim.faults().calls(xlog_cuda::sim::Call::StreamQuery) - queries;
+        assert!(asked <= 1, "the captured stream was asked: {asked} queries");
+        sim.set_capturing(own.handle(), false).unwrap();
+        rig.pool.deallocate(served).unwrap();
         rig.empty();
         assert_eq!(rig.pool.block_state(id), BlockState::Freed);
     });

@@ -6,6 +6,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use xlog_driver::sync::{BiasedMutex, thread_name};
 
 const SHARDS: usize = 16;
+/// Places in use from which on those of other threads are looked at, and how many are taken over at a time.
+const MANY: u32 = 4096;
+const SOME: usize = 256;
 
 /// A growing array of `T` in chunks of `CHUNK`, and which of its places are free.
 #[derive(Debug)]
@@ -43,12 +46,34 @@ impl<T: Default, const CHUNK: usize> Slab<T, CHUNK> {
         if let Some(place) = self.free[mine].0.with(Vec::pop) {
             return self.get(place).map(|value| (place, value));
         }
+        // What one thread takes another may give back: its places are not left lying.
+        if self.used.load(Ordering::Relaxed) >= MANY
+            && let Some(place) = self.take_from_others(mine)
+        {
+            return self.get(place).map(|value| (place, value));
+        }
         if let Some(place) = self.fresh() {
             return self.get(place).map(|value| (place, value));
         }
         // The last places may lie in the shards of other threads.
         let place = self.free.iter().find_map(|shard| shard.0.with(Vec::pop))?;
         self.get(place).map(|value| (place, value))
+    }
+
+    /// Takes some of another thread's free places, so that this is not done often.
+    #[cold]
+    fn take_from_others(&self, mine: usize) -> Option<u32> {
+        let others = self.free.iter().enumerate().filter(|(at, _)| *at != mine);
+        let mut places = others.map(|(_, shard)| shard).find_map(|shard| {
+            let some = |free: &mut Vec<u32>| {
+                let from = free.len().saturating_sub(SOME);
+                free.split_off(from)
+            };
+            shard.0.try_with(some).filter(|places| !places.is_empty())
+        })?;
+        let place = places.pop();
+        self.free[mine].0.with(|free| free.append(&mut places));
+        place
     }
 
     fn fresh(&self) -> Option<u32> {

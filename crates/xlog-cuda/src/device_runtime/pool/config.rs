@@ -26,7 +26,8 @@ impl Default for PoolReuse {
 }
 
 impl PoolReuse {
-    /// The same program gets the same addresses in every run: nothing depends on what has completed when.
+    /// The same program gets the same addresses in every run, as far as blocks are used on their own streams: which memory is
+    /// handed out does not depend on what has completed when.
     #[must_use]
     pub fn deterministic() -> Self {
         Self { opportunistic: false, ..Self::default() }
@@ -63,13 +64,13 @@ pub struct PoolConfig {
     pub initial_bytes: usize,
     /// Never hold more of the device than this.
     pub maximum_bytes: usize,
-    /// Memory is taken in pieces of this size, or of the request if that is larger; mapped memory in multiples of 2 MiB.
+    /// Memory is taken in pieces of at most this size, smaller ones while the pool is small, or of the request if that is larger.
     pub growth_bytes: usize,
     /// Memory that is free for [`PoolConfig::idle_decay`] goes back to the device, down to this.
     pub release_threshold: usize,
     /// How long nothing must have been taken from the device before free memory goes back to it; `None`: only `trim` gives back.
     pub idle_decay: Option<Duration>,
-    /// How many bytes of free blocks a stream keeps ready to hand out; at least this, or a fiftieth of what is live on it.
+    /// How many bytes of free blocks a stream keeps ready to hand out; a sixty-fourth of what is live on it if that is more.
     pub magazine_bytes: usize,
     /// Which memory of other streams may be handed out.
     pub reuse: PoolReuse,

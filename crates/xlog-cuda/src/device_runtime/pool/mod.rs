@@ -257,7 +257,9 @@ impl PoolResource {
             node: record.node(),
             place: generation.slot(),
         };
-        let Some(cell) = self.tracker.near_cell(home) else { return false };
+        let Some(cell) = self.tracker.near_cell(home).filter(|cell| !cell.is_exposed()) else {
+            return false;
+        };
         let Some(mut arena) = self.arenas.get(home).and_then(|place| place.0.enter()) else {
             return false;
         };
@@ -336,6 +338,13 @@ impl PoolResource {
     /// Puts the memory of a retired block, which its own stream now follows all uses of, back into its arena.
     fn put(&self, generation: Generation, record: &Record, returned: bool) -> ResourceResult<()> {
         let home = self.tracker.home(record)?;
+        if let Err(error) = home.check_not_capturing("pool free") {
+            if returned {
+                self.count_return(record)?;
+            }
+            self.put_by.keep(generation);
+            return Err(error.into());
+        }
         let (ptr, bytes) = (record.ptr(), record.bytes());
         let piece =
             Piece { ptr, bytes: bytes as u64, node: record.node(), place: generation.slot() };
@@ -344,10 +353,10 @@ impl PoolResource {
         }
         let arena = self.arena(home.clock().key())?;
         record.end();
-        let stamp = home.clock().now();
         let place = arena.with(|arena| {
             arena.counts.deallocations += u64::from(returned);
-            arena.put(piece, stamp, self.magazine)
+            // Read inside: blocks that others put here meanwhile may leave the magazine with this stamp.
+            arena.put(piece, home.clock().now(), self.magazine)
         });
         if let Some(place) = place {
             self.tracker.table.give_places([place]);

@@ -64,7 +64,8 @@ impl PoolResource {
         (size, align): (u64, u64),
     ) -> ResourceResult<Piece> {
         let request = Request { stream, home, arena, size, align };
-        if self.put_by.has_put_by()
+        if self.config.reuse.opportunistic
+            && self.put_by.has_put_by()
             && let Some(_turn) = self.put_by.try_turn()
         {
             // A failure stays with the block and comes back with a reap.
@@ -81,7 +82,7 @@ impl PoolResource {
         }
         let full = match self.grow(&request) {
             Ok(piece) => return Ok(piece),
-            Err(error @ ResourceError::OutOfMemory { .. }) => error,
+            Err(error) if is_full(&error) => error,
             Err(error) => return Err(error),
         };
         if self.config.reuse.insert_waits
@@ -110,10 +111,7 @@ impl PoolResource {
     #[cold]
     fn refusal(&self, request: &Request<'_>, full: ResourceError) -> ResourceError {
         let snapshot = self.snapshot();
-        let detail = match full {
-            ResourceError::OutOfMemory { detail, .. } => detail,
-            other => other.to_string(),
-        };
+        let ResourceError::OutOfMemory { detail, .. } = full else { return full };
         ResourceError::OutOfMemory {
             requested: request.size as usize,
             detail: format!(
@@ -125,10 +123,10 @@ impl PoolResource {
 
     /// From the own arena, with the magazine emptied into it.
     fn take_own(&self, request: &Request<'_>) -> Option<Piece> {
-        let stamp = request.home.clock().now();
         let mut places = Vec::new();
         let taken = request.arena.with(|arena| {
-            arena.flush(stamp, &mut places);
+            // Read inside: what another thread of this stream put here meanwhile is covered, too.
+            arena.flush(request.home.clock().now(), &mut places);
             arena.take(request.size, request.align)
         });
         self.tracker.table.give_places(places);
@@ -238,6 +236,10 @@ impl PoolResource {
         if let Some(piece) = request.arena.with(|arena| arena.take(size, align)) {
             return Ok(piece);
         }
+        // And a trim may have put by what it did not give back.
+        if let Some(piece) = self.take_spare(request) {
+            return Ok(piece);
+        }
         // Pieces begin at multiples of the granularity; what must be aligned better needs room to be moved in.
         let slack = if align > self.segments.granularity() { align } else { 0 };
         let span = self.take_span(size + slack, request.stream)?;
@@ -259,7 +261,7 @@ impl PoolResource {
         let step = step.min(self.config.growth_bytes as u64);
         if step > bytes {
             match self.segments.grow(step, stream) {
-                Err(ResourceError::OutOfMemory { .. }) => {}
+                Err(error) if is_full(&error) => {}
                 other => return other,
             }
         }
@@ -396,6 +398,11 @@ impl PoolResource {
             sum
         })
     }
+}
+
+/// True when the device, a limit or a ledger has no more.
+fn is_full(error: &ResourceError) -> bool {
+    matches!(error, ResourceError::OutOfMemory { .. } | ResourceError::OutOfBudget { .. })
 }
 
 fn span_of(range: &Range) -> Span {
