@@ -471,7 +471,7 @@ fn a_magazine_emptied_by_one_thread_keeps_the_order_of_what_another_just_freed()
 #[test]
 fn a_block_pushed_out_of_a_magazine_keeps_the_order_of_its_own_free() {
     const SMALL: usize = 64 << 10;
-    for seed in 0..500 {
+    for seed in 0..1000 {
         let (device, rig) = strict(seed);
         let [home, other] = rig.leases();
         let seen = rig.allocate(256 << 10, &home);
@@ -483,6 +483,8 @@ fn a_block_pushed_out_of_a_magazine_keeps_the_order_of_its_own_free() {
         let rest: Vec<_> = rest.collect();
         same.into_iter().for_each(|block| rig.pool.deallocate(block).unwrap());
         let id = BlockId::from_block(&seen);
+        rig.pool.prepare_block_use(id, home.id(), Access::Write).unwrap();
+        rig.pool.finish_block_use(id, home.id(), Access::Write).unwrap();
         xlog_testing::threads(
             &device,
             vec![
