@@ -145,7 +145,7 @@ impl Frees {
                 (!idle).then_some(frees.place)
             })
         };
-        self.streams.iter().filter_map(waiting).collect()
+        self.streams.iter().filter_map(|(_, at)| waiting(at)).collect()
     }
 
     /// The frees of a stream.

@@ -98,9 +98,13 @@ impl<T: Default, const CHUNK: usize> Slab<T, CHUNK> {
         chunk.get(place as usize % CHUNK)
     }
 
-    /// All there are, used or not.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = &T> {
-        self.chunks.iter().filter_map(|chunk| chunk.get()).flat_map(|chunk| chunk.iter())
+    /// All there are, used or not, with their places.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
+        let made =
+            self.chunks.iter().enumerate().filter_map(|(at, chunk)| Some((at, chunk.get()?)));
+        made.flat_map(|(at, chunk)| {
+            chunk.iter().enumerate().map(move |(n, value)| ((at * CHUNK + n) as u32, value))
+        })
     }
 
     /// Gives places back.

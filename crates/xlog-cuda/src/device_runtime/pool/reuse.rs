@@ -385,8 +385,10 @@ impl PoolResource {
 
     /// The arenas that were ever used, with the places of their streams.
     pub(super) fn arenas_with_places(&self) -> impl Iterator<Item = (u32, &Lock<Arena>)> {
-        let made = self.arenas.iter().zip(0..);
-        made.filter(|(arena, _)| arena.is_used()).map(|(arena, place)| (place, &arena.0))
+        self.arenas
+            .iter()
+            .filter(|(_, arena)| arena.is_used())
+            .map(|(place, arena)| (place, &arena.0))
     }
 
     /// What all streams counted, at one instant.
