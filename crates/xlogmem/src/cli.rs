@@ -104,7 +104,7 @@ pub(crate) struct HandoffArguments {
     pub(crate) rows: u32,
 
     /// The memory resource: async or pool. The direct one tracks no uses and is refused
-    #[arg(long, value_name = "NAME", default_value = "async")]
+    #[arg(long, value_name = "NAME", env = "XLOG_DEVICE_RESOURCE", default_value = "async")]
     pub(crate) resource: String,
 
     /// What the contents of the buffers are made from

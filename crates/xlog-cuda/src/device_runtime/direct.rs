@@ -11,8 +11,8 @@ use xlog_driver::sync::Mutex;
 
 use super::ordering::record::{BlockTable, tag_of};
 use super::resource::{
-    AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, Generation, MIN_ALIGN,
-    PhysicalMeter, ResourceError, ResourceResult, ResourceStatistics, StreamId,
+    AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, Generation, PhysicalMeter,
+    ResourceError, ResourceResult, ResourceStatistics, StreamId,
 };
 use crate::CudaDevice;
 
@@ -137,16 +137,7 @@ impl DeviceMemoryResource for DirectCudaResource {
         self.outstanding.fetch_add(bytes, Ordering::AcqRel);
         self.physical.fetch_add(physical, Ordering::AcqRel);
         self.allocations.fetch_add(1, Ordering::Relaxed);
-        Ok(DeviceBlock {
-            ptr,
-            device_ordinal: self.ordinal,
-            alloc_stream: stream,
-            bytes,
-            align: alignment_of(ptr),
-            tag,
-            generation,
-            state: BlockState::Live,
-        })
+        Ok(DeviceBlock::live((ptr, bytes), self.ordinal, stream, tag, generation))
     }
 
     fn deallocate(&self, block: DeviceBlock) -> ResourceResult<()> {
@@ -219,12 +210,4 @@ pub(super) fn too_many_blocks() -> ResourceError {
         value: "one more block".to_owned(),
         accepted: "at most 16777216 blocks of one resource at a time".to_owned(),
     }
-}
-
-/// What an address is aligned to, as far as anybody asks: at most 2 MiB.
-#[inline(always)]
-pub(super) fn alignment_of(ptr: u64) -> usize {
-    const MOST: u64 = 2 << 20;
-    let lowest = (ptr | MOST).trailing_zeros();
-    1_usize << lowest.max(MIN_ALIGN.trailing_zeros())
 }

@@ -45,9 +45,9 @@ pub(crate) struct ReplayArguments {
     #[arg(long, value_name = "SPEC")]
     device: Option<String>,
 
-    /// The memory resource: direct, async or pool
-    #[arg(long, value_name = "NAME", default_value = "async")]
-    resource: String,
+    /// The memory resource: direct, async or pool [default: what XLOG_DEVICE_RESOURCE says, else async]
+    #[arg(long, value_name = "NAME")]
+    resource: Option<String>,
 
     /// Several resources side by side, such as direct,async,pool; ratios are to the first
     #[arg(long, value_name = "NAMES", conflicts_with = "resource")]
@@ -89,8 +89,14 @@ struct Request {
 
 impl Request {
     fn new(arguments: &ReplayArguments) -> Result<Self, String> {
-        let names = arguments.compare.as_deref().unwrap_or(&arguments.resource);
-        let option = if arguments.compare.is_some() { "--compare" } else { "--resource" };
+        // Not read by clap: a variable that is set must not stand in the way of --compare.
+        let variable = std::env::var("XLOG_DEVICE_RESOURCE").ok();
+        let (option, names) = match (&arguments.compare, &arguments.resource, &variable) {
+            (Some(names), _, _) => ("--compare", names.as_str()),
+            (None, Some(name), _) => ("--resource", name.as_str()),
+            (None, None, Some(name)) => ("XLOG_DEVICE_RESOURCE", name.as_str()),
+            (None, None, None) => ("--resource", "async"),
+        };
         let mut kinds = Vec::new();
         for name in names.split(',') {
             let kind: StackKind = name.parse().map_err(|error| format!("{option}: {error}"))?;
@@ -101,7 +107,7 @@ impl Request {
         }
         if arguments.compare.is_none() && kinds.len() > 1 {
             return Err(format!(
-                "--resource {names}: expected one resource; --compare takes several"
+                "{option} {names}: expected one resource; --compare takes several"
             ));
         }
         if !(arguments.speed > 0.0 && arguments.speed <= 1e9) {

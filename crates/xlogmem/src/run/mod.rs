@@ -12,8 +12,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use xlog_cuda::device_runtime::{
-    AsyncCudaResource, DeviceMemoryResource, LoggingResource, PoolConfig, PoolResource,
-    ResourceKind, ResourceStatistics, StreamPool, XlogDeviceRuntime, open_log,
+    AsyncCudaResource, DeviceMemoryResource, LoggingResource, LoggingSink, PoolConfig,
+    PoolResource, ResourceKind, ResourceStatistics, StreamPool, XlogDeviceRuntime, open_log,
 };
 use xlog_cuda::driver::DeviceKind;
 use xlog_cuda::{CudaDevice, GpuMemoryManager, Result};
@@ -42,12 +42,14 @@ pub(crate) fn handoff(arguments: &HandoffArguments) -> Result<Output, Refusal> {
              --resource async or pool"
         )));
     }
+    let log = arguments.log.as_deref().map(open_log).transpose();
+    let log = log.map_err(|error| refuse(format!("--log: {error}")))?;
     let selection = select(arguments.device.as_deref(), &Cuda::find())
         .map_err(|error| refuse(error.to_string()))?;
     let mut report = Report::new(selection.describe(), arguments);
     match CudaDevice::open_spec(selection.spec) {
         Ok(device) => {
-            if let Err(error) = measure(Arc::new(device), resource, arguments, &mut report) {
+            if let Err(error) = measure(Arc::new(device), resource, log, arguments, &mut report) {
                 report.error = Some(format!("{}: {error}", report.selection.spec));
             }
         }
@@ -67,6 +69,7 @@ pub(crate) fn handoff(arguments: &HandoffArguments) -> Result<Output, Refusal> {
 fn measure(
     device: Arc<CudaDevice>,
     resource: ResourceKind,
+    log: Option<Arc<dyn LoggingSink>>,
     arguments: &HandoffArguments,
     report: &mut Report,
 ) -> Result<()> {
@@ -84,11 +87,9 @@ fn measure(
         }
         _ => Box::new(AsyncCudaResource::new(device.clone(), ordinal, pool.clone())),
     };
-    let resource: Box<dyn DeviceMemoryResource + Send + Sync> = match &arguments.log {
+    let resource: Box<dyn DeviceMemoryResource + Send + Sync> = match log {
         None => resource,
-        Some(file) => {
-            Box::new(LoggingResource::new(resource, open_log(file)?).with_use_logging(true))
-        }
+        Some(sink) => Box::new(LoggingResource::new(resource, sink).with_use_logging(true)),
     };
     let runtime = XlogDeviceRuntime::with_resource(device.clone(), ordinal, pool, resource);
     let manager = GpuMemoryManager::with_runtime(Arc::new(runtime));

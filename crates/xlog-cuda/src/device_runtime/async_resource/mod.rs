@@ -15,11 +15,11 @@ use std::sync::Arc;
 use xlog_driver::{AsyncPools, DriverError};
 
 use self::frees::Frees;
-use super::direct::{alignment_of, too_many_blocks};
+use super::direct::too_many_blocks;
 use super::ordering::EdgePolicy;
 use super::ordering::put_by::PutBy;
 use super::ordering::record::Record;
-use super::ordering::tracker::{Retired, Tracker, Tracks};
+use super::ordering::tracker::{Retired, Tracker, Tracks, tracked_hooks};
 use super::ordering::uses::OutstandingList;
 use super::resource::{
     Access, AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, Generation,
@@ -285,16 +285,7 @@ impl DeviceMemoryResource for AsyncCudaResource {
             counts.allocations += 1;
             counts.outstanding = counts.outstanding.wrapping_add(bytes);
         });
-        Ok(DeviceBlock {
-            ptr,
-            device_ordinal: self.ordinal,
-            alloc_stream: stream,
-            bytes,
-            align: alignment_of(ptr),
-            tag,
-            generation,
-            state: BlockState::Live,
-        })
+        Ok(DeviceBlock::live((ptr, bytes), self.ordinal, stream, tag, generation))
     }
 
     fn deallocate(&self, block: DeviceBlock) -> ResourceResult<()> {
@@ -352,45 +343,7 @@ impl DeviceMemoryResource for AsyncCudaResource {
         outcome
     }
 
-    fn record_block_use(&self, block: &DeviceBlock, use_stream: StreamId) -> ResourceResult<()> {
-        self.record_use(BlockId::from_block(block), use_stream)
-    }
-
-    fn supports_block_use_tracking(&self) -> bool {
-        true
-    }
-
-    #[inline]
-    fn prepare_block_use(
-        &self,
-        block: BlockId,
-        use_stream: StreamId,
-        access: Access,
-    ) -> ResourceResult<()> {
-        self.prepare(block, use_stream, access)
-    }
-
-    #[inline]
-    fn finish_block_use(
-        &self,
-        block: BlockId,
-        use_stream: StreamId,
-        access: Access,
-    ) -> ResourceResult<()> {
-        self.finish(block, use_stream, access)
-    }
-
-    fn finish_block_uses(
-        &self,
-        uses: &[(BlockId, Access)],
-        use_stream: StreamId,
-    ) -> ResourceResult<()> {
-        self.finish_all(uses, use_stream)
-    }
-
-    fn block_state(&self, block: BlockId) -> BlockState {
-        self.tracker.table.state(block)
-    }
+    tracked_hooks!();
 
     fn places_blocks(&self) -> bool {
         true

@@ -13,7 +13,7 @@ use super::seats::seat;
 use super::tally::{Pending, Tally};
 use crate::device_runtime::resource::{
     Access, AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, FreeSpace, MIN_ALIGN,
-    PhysicalMeter, ResourceError, ResourceResult, ResourceStatistics, StreamId,
+    PhysicalMeter, ResourceError, ResourceResult, ResourceStatistics, StreamId, forward_questions,
 };
 
 /// A free under way. Dropped by a panic below, it leaves the block charged.
@@ -59,6 +59,8 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
 }
 
 impl<R: DeviceMemoryResource> DeviceMemoryResource for GlobalDeviceBudget<R> {
+    forward_questions!(inner);
+
     #[inline]
     fn allocate(
         &self,
@@ -97,14 +99,6 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for GlobalDeviceBudget<R> {
         }
     }
 
-    fn device_ordinal(&self) -> u32 {
-        self.inner.device_ordinal()
-    }
-
-    fn bytes_outstanding(&self) -> usize {
-        self.inner.bytes_outstanding()
-    }
-
     fn reap_pending(&self) -> ResourceResult<()> {
         let reaped = self.inner.reap_pending();
         self.look_through_all(seat());
@@ -119,10 +113,6 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for GlobalDeviceBudget<R> {
 
     fn record_block_use(&self, block: &DeviceBlock, use_stream: StreamId) -> ResourceResult<()> {
         self.inner.record_block_use(block, use_stream)
-    }
-
-    fn supports_block_use_tracking(&self) -> bool {
-        self.inner.supports_block_use_tracking()
     }
 
     #[inline]
@@ -151,10 +141,6 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for GlobalDeviceBudget<R> {
         use_stream: StreamId,
     ) -> ResourceResult<()> {
         self.inner.finish_block_uses(uses, use_stream)
-    }
-
-    fn block_state(&self, block: BlockId) -> BlockState {
-        self.inner.block_state(block)
     }
 
     fn allocate_aligned(
@@ -193,18 +179,6 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for GlobalDeviceBudget<R> {
         self.climb(&claim, None, None, call, announced)
     }
 
-    fn charge_for(&self, bytes: usize) -> usize {
-        self.inner.charge_for(bytes)
-    }
-
-    fn statistics(&self) -> ResourceStatistics {
-        self.inner.statistics()
-    }
-
-    fn free_space(&self) -> Option<FreeSpace> {
-        self.inner.free_space()
-    }
-
     fn trim(&self) -> ResourceResult<usize> {
         let trimmed = self.inner.trim();
         self.look_through_all(seat());
@@ -216,10 +190,6 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for GlobalDeviceBudget<R> {
         let is_lowest = matches!(self.inner.reserve_budget(0), Ok(None));
         self.metered.store(is_lowest, Ordering::Release);
         Ok(())
-    }
-
-    fn places_blocks(&self) -> bool {
-        self.inner.places_blocks()
     }
 
     fn reserve_budget(&self, bytes: usize) -> ResourceResult<Option<BudgetReservation>> {

@@ -15,7 +15,7 @@ use crate::device_runtime::budget::BudgetReservation;
 use crate::device_runtime::resource::{
     Access, AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, FreeSpace,
     Generation, MIN_ALIGN, PhysicalMeter, ResourceError, ResourceResult, ResourceStatistics,
-    StreamId,
+    StreamId, forward_questions,
 };
 
 /// On a cache line of its own: every thread that logs writes it.
@@ -317,6 +317,8 @@ struct Request {
 }
 
 impl<R: DeviceMemoryResource> DeviceMemoryResource for LoggingResource<R> {
+    forward_questions!(inner);
+
     fn allocate(
         &self,
         bytes: usize,
@@ -338,14 +340,6 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for LoggingResource<R> {
         result
     }
 
-    fn device_ordinal(&self) -> u32 {
-        self.inner.device_ordinal()
-    }
-
-    fn bytes_outstanding(&self) -> usize {
-        self.inner.bytes_outstanding()
-    }
-
     fn reap_pending(&self) -> ResourceResult<()> {
         let start = clock::now();
         let result = self.inner.reap_pending();
@@ -363,10 +357,6 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for LoggingResource<R> {
         self.log_use(LogAction::UseFinish, (id, use_stream, None), || {
             self.inner.record_block_use(block, use_stream)
         })
-    }
-
-    fn supports_block_use_tracking(&self) -> bool {
-        self.inner.supports_block_use_tracking()
     }
 
     fn prepare_block_use(
@@ -389,10 +379,6 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for LoggingResource<R> {
         self.log_use(LogAction::UseFinish, (block, use_stream, Some(access)), || {
             self.inner.finish_block_use(block, use_stream, access)
         })
-    }
-
-    fn block_state(&self, block: BlockId) -> BlockState {
-        self.inner.block_state(block)
     }
 
     fn finish_block_uses(
@@ -474,28 +460,12 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for LoggingResource<R> {
         result
     }
 
-    fn charge_for(&self, bytes: usize) -> usize {
-        self.inner.charge_for(bytes)
-    }
-
-    fn statistics(&self) -> ResourceStatistics {
-        self.inner.statistics()
-    }
-
     fn trim(&self) -> ResourceResult<usize> {
         self.inner.trim()
     }
 
     fn meter_physical(&self, meter: Arc<dyn PhysicalMeter>) -> ResourceResult<()> {
         self.inner.meter_physical(meter)
-    }
-
-    fn free_space(&self) -> Option<FreeSpace> {
-        self.inner.free_space()
-    }
-
-    fn places_blocks(&self) -> bool {
-        self.inner.places_blocks()
     }
 
     fn reserve_budget(&self, bytes: usize) -> ResourceResult<Option<BudgetReservation>> {

@@ -155,23 +155,13 @@ impl BlockTable {
         self.records.give(places);
     }
 
-    /// Makes a block live at a place that the caller has.
-    #[inline]
+    /// Makes a block live at a place that the caller has, on a stream of this id, place and stamp.
+    #[inline(always)]
     pub(crate) fn begin_at(
         &self,
         place: u32,
-        (ptr, bytes, node): (u64, usize, u32),
-        (id, home): (StreamId, &RawStream),
-    ) -> Option<Generation> {
-        self.begin_near(place, (ptr, bytes, node), (id, home.clock().key(), home.clock().now()))
-    }
-
-    /// [`BlockTable::begin_at`] with what is known of the stream: its id, its place, and its stamp.
-    #[inline(always)]
-    pub(crate) fn begin_near(
-        &self,
-        place: u32,
-        (ptr, bytes, node): (u64, usize, u32),
+        (ptr, bytes): (u64, usize),
+        node: u32,
         (id, home, stamp): (StreamId, u32, u64),
     ) -> Option<Generation> {
         let record = self.records.get(place)?;

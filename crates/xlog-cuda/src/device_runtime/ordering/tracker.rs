@@ -539,3 +539,53 @@ fn not_open(block: BlockId, stream: StreamId, access: Access) -> ResourceError {
 fn stale(block: BlockId) -> ResourceError {
     ResourceError::UseAfterFree { generation: block.generation }
 }
+
+/// The hooks of a resource that has what [`Tracks`] asks for.
+macro_rules! tracked_hooks {
+    () => {
+        fn record_block_use(
+            &self,
+            block: &DeviceBlock,
+            use_stream: StreamId,
+        ) -> ResourceResult<()> {
+            self.record_use(BlockId::from_block(block), use_stream)
+        }
+
+        fn supports_block_use_tracking(&self) -> bool {
+            true
+        }
+
+        #[inline]
+        fn prepare_block_use(
+            &self,
+            block: BlockId,
+            use_stream: StreamId,
+            access: Access,
+        ) -> ResourceResult<()> {
+            self.prepare(block, use_stream, access)
+        }
+
+        #[inline]
+        fn finish_block_use(
+            &self,
+            block: BlockId,
+            use_stream: StreamId,
+            access: Access,
+        ) -> ResourceResult<()> {
+            self.finish(block, use_stream, access)
+        }
+
+        fn finish_block_uses(
+            &self,
+            uses: &[(BlockId, Access)],
+            use_stream: StreamId,
+        ) -> ResourceResult<()> {
+            self.finish_all(uses, use_stream)
+        }
+
+        fn block_state(&self, block: BlockId) -> BlockState {
+            self.tracker().table.state(block)
+        }
+    };
+}
+pub(crate) use tracked_hooks;

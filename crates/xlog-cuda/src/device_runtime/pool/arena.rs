@@ -8,6 +8,8 @@ use xlog_trace::ServedBy;
 
 use super::index::{Index, Range};
 use crate::device_runtime::logging::note_path;
+use crate::device_runtime::ordering::record::Record;
+use crate::device_runtime::resource::Generation;
 
 /// Blocks up to this are kept in the magazine.
 pub(super) const MOST_CACHED: u64 = 1 << 20;
@@ -64,6 +66,19 @@ pub(super) struct Piece {
     pub(super) node: u32,
     /// The record it has, or [`NO_PLACE`].
     pub(super) place: u32,
+}
+
+impl Piece {
+    /// The memory of a retired block.
+    #[inline(always)]
+    pub(super) fn of(generation: Generation, record: &Record) -> Self {
+        Self {
+            ptr: record.ptr(),
+            bytes: record.bytes() as u64,
+            node: record.node(),
+            place: generation.slot(),
+        }
+    }
 }
 
 /// A piece without a record.

@@ -66,7 +66,7 @@ pub struct PoolConfig {
     pub maximum_bytes: usize,
     /// Memory is taken in pieces of at most this size, smaller ones while the pool is small, or of the request if that is larger.
     pub growth_bytes: usize,
-    /// Memory that is free for [`PoolConfig::idle_decay`] goes back to the device, down to this.
+    /// What the pool keeps when [`PoolConfig::idle_decay`] lets memory go.
     pub release_threshold: usize,
     /// How long nothing must have been taken from the device before free memory goes back to it; `None`: only `trim` gives back.
     pub idle_decay: Option<Duration>,

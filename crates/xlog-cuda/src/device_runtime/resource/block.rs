@@ -6,6 +6,8 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
+use super::MIN_ALIGN;
+
 /// A stream of a [`StreamPool`](crate::device_runtime::StreamPool), by name.
 ///
 /// [`StreamId::DEFAULT`] is a real stream of each pool. Any other id is issued by one pool for one lease: it resolves in
@@ -139,6 +141,30 @@ pub struct DeviceBlock {
     pub generation: Generation,
     /// Its state when it was handed out.
     pub state: BlockState,
+}
+
+impl DeviceBlock {
+    /// A block as it is handed out: `bytes` at `ptr`, on `stream` of device `ordinal`.
+    #[inline(always)]
+    pub(crate) fn live(
+        (ptr, bytes): (u64, usize),
+        device_ordinal: u32,
+        alloc_stream: StreamId,
+        tag: AllocTag,
+        generation: Generation,
+    ) -> Self {
+        let align = alignment_of(ptr);
+        let state = BlockState::Live;
+        Self { ptr, device_ordinal, alloc_stream, bytes, align, tag, generation, state }
+    }
+}
+
+/// What an address is aligned to, as far as anybody asks: at most 2 MiB.
+#[inline(always)]
+fn alignment_of(ptr: u64) -> usize {
+    const MOST: u64 = 2 << 20;
+    let lowest = (ptr | MOST).trailing_zeros();
+    1_usize << lowest.max(MIN_ALIGN.trailing_zeros())
 }
 
 /// The identity of a block, which outlives the block.

@@ -228,6 +228,44 @@ pub trait DeviceMemoryResource: Send + Sync {
     }
 }
 
+/// What a decorator over a resource in the field `$inner` answers as that resource does.
+macro_rules! forward_questions {
+    ($inner:ident) => {
+        fn device_ordinal(&self) -> u32 {
+            self.$inner.device_ordinal()
+        }
+
+        fn bytes_outstanding(&self) -> usize {
+            self.$inner.bytes_outstanding()
+        }
+
+        fn supports_block_use_tracking(&self) -> bool {
+            self.$inner.supports_block_use_tracking()
+        }
+
+        fn block_state(&self, block: BlockId) -> BlockState {
+            self.$inner.block_state(block)
+        }
+
+        fn charge_for(&self, bytes: usize) -> usize {
+            self.$inner.charge_for(bytes)
+        }
+
+        fn statistics(&self) -> ResourceStatistics {
+            self.$inner.statistics()
+        }
+
+        fn free_space(&self) -> Option<FreeSpace> {
+            self.$inner.free_space()
+        }
+
+        fn places_blocks(&self) -> bool {
+            self.$inner.places_blocks()
+        }
+    };
+}
+pub(crate) use forward_questions;
+
 macro_rules! forward {
     () => {
         fn allocate(

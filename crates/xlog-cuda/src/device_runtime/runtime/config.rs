@@ -206,7 +206,7 @@ pub(super) fn log_format(path: &Path) -> Result<LogFormat> {
         Some("xtrace") => Ok(LogFormat::Binary),
         Some("csv") => Ok(LogFormat::Csv),
         _ => Err(XlogError::BadSetting {
-            name: LOG_VARIABLE,
+            name: "a log file",
             value: path.display().to_string(),
             reason: "its ending says nothing about the format",
             accepted: "the path of a file that ends in .xtrace or .csv",

@@ -7,7 +7,7 @@ use super::core::{Statistics, StatisticsConfig};
 use crate::device_runtime::budget::BudgetReservation;
 use crate::device_runtime::resource::{
     Access, AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, FreeSpace,
-    PhysicalMeter, ResourceError, ResourceResult, ResourceStatistics, StreamId,
+    PhysicalMeter, ResourceError, ResourceResult, ResourceStatistics, StreamId, forward_questions,
 };
 
 /// Counts every block of the resource below: current, peak and total, by tag, stream and query.
@@ -98,6 +98,8 @@ impl<R: DeviceMemoryResource> StatisticsResource<R> {
 }
 
 impl<R: DeviceMemoryResource> DeviceMemoryResource for StatisticsResource<R> {
+    forward_questions!(inner);
+
     fn allocate(
         &self,
         bytes: usize,
@@ -117,14 +119,6 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for StatisticsResource<R> {
         result
     }
 
-    fn device_ordinal(&self) -> u32 {
-        self.inner.device_ordinal()
-    }
-
-    fn bytes_outstanding(&self) -> usize {
-        self.inner.bytes_outstanding()
-    }
-
     fn reap_pending(&self) -> ResourceResult<()> {
         self.inner.reap_pending()
     }
@@ -135,10 +129,6 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for StatisticsResource<R> {
 
     fn record_block_use(&self, block: &DeviceBlock, use_stream: StreamId) -> ResourceResult<()> {
         self.inner.record_block_use(block, use_stream)
-    }
-
-    fn supports_block_use_tracking(&self) -> bool {
-        self.inner.supports_block_use_tracking()
     }
 
     fn prepare_block_use(
@@ -157,10 +147,6 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for StatisticsResource<R> {
         access: Access,
     ) -> ResourceResult<()> {
         self.inner.finish_block_use(block, use_stream, access)
-    }
-
-    fn block_state(&self, block: BlockId) -> BlockState {
-        self.inner.block_state(block)
     }
 
     fn finish_block_uses(
@@ -216,28 +202,12 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for StatisticsResource<R> {
         result
     }
 
-    fn charge_for(&self, bytes: usize) -> usize {
-        self.inner.charge_for(bytes)
-    }
-
-    fn statistics(&self) -> ResourceStatistics {
-        self.inner.statistics()
-    }
-
     fn trim(&self) -> ResourceResult<usize> {
         self.inner.trim()
     }
 
     fn meter_physical(&self, meter: Arc<dyn PhysicalMeter>) -> ResourceResult<()> {
         self.inner.meter_physical(meter)
-    }
-
-    fn free_space(&self) -> Option<FreeSpace> {
-        self.inner.free_space()
-    }
-
-    fn places_blocks(&self) -> bool {
-        self.inner.places_blocks()
     }
 
     fn reserve_budget(&self, bytes: usize) -> ResourceResult<Option<BudgetReservation>> {

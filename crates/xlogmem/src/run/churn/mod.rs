@@ -49,7 +49,7 @@ pub(crate) struct ChurnArguments {
     pub(super) device: Option<String>,
 
     /// The memory resource: direct, async or pool
-    #[arg(long, value_name = "NAME", default_value = "pool")]
+    #[arg(long, value_name = "NAME", env = "XLOG_DEVICE_RESOURCE", default_value = "pool")]
     pub(super) resource: String,
 
     /// Bytes that blocks may have together, such as 4GiB [default: no limit]

@@ -39,7 +39,7 @@ pub(crate) struct TenantsArguments {
     pub(crate) rounds: u32,
 
     /// The memory resource: async, pool or direct
-    #[arg(long, value_name = "NAME", default_value = "async")]
+    #[arg(long, value_name = "NAME", env = "XLOG_DEVICE_RESOURCE", default_value = "async")]
     pub(crate) resource: String,
 
     /// What sizes, contents and turns are made from

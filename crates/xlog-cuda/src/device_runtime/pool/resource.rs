@@ -1,0 +1,163 @@
+//! The pool as a resource.
+
+use std::sync::Arc;
+
+use super::PoolResource;
+use super::arena::UNIT;
+use crate::device_runtime::ordering::gate::Attempt;
+use crate::device_runtime::ordering::record::{Record, tag_of};
+use crate::device_runtime::ordering::tracker::{Tracker, Tracks, tracked_hooks};
+use crate::device_runtime::resource::{
+    Access, AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, FreeSpace,
+    Generation, PhysicalMeter, ResourceError, ResourceResult, ResourceStatistics, StreamId,
+};
+
+/// The largest alignment a request may ask for.
+const MAX_ALIGN: usize = 2 << 20;
+/// No request can be larger: nothing has so many addresses.
+pub(super) const MAX_BYTES: usize = 1 << 47;
+
+/// What a request takes: whole units.
+#[inline]
+pub(super) fn size_of(bytes: usize) -> ResourceResult<u64> {
+    if bytes == 0 {
+        return Err(ResourceError::zero_bytes());
+    }
+    if bytes > MAX_BYTES {
+        return Err(ResourceError::OutOfMemory {
+            requested: bytes,
+            detail: "no device has so many addresses".to_owned(),
+        });
+    }
+    Ok((bytes as u64).next_multiple_of(UNIT))
+}
+
+impl Tracks for PoolResource {
+    #[inline]
+    fn tracker(&self) -> &Tracker {
+        &self.tracker
+    }
+
+    /// At once where its stream already follows all its uses; otherwise put by until they complete, so that the stream does not
+    /// wait for another one.
+    fn free(&self, generation: Generation, record: &Record) -> ResourceResult<()> {
+        let home = self.tracker.home(record)?;
+        let streams = &self.tracker.streams;
+        let at_once = record.with_uses(|uses| uses.is_followed_by(streams, home));
+        if at_once || !self.put_by.put_by(generation) {
+            return self.put_in_order(generation, record);
+        }
+        Ok(())
+    }
+}
+
+impl DeviceMemoryResource for PoolResource {
+    #[inline]
+    fn allocate(
+        &self,
+        bytes: usize,
+        stream: StreamId,
+        tag: AllocTag,
+    ) -> ResourceResult<DeviceBlock> {
+        match self.serve_at_once(bytes, stream, tag) {
+            Some(block) => Ok(block),
+            None => self.serve(bytes, UNIT as usize, stream, tag),
+        }
+    }
+
+    fn allocate_aligned(
+        &self,
+        bytes: usize,
+        align: usize,
+        stream: StreamId,
+        tag: AllocTag,
+    ) -> ResourceResult<DeviceBlock> {
+        if !align.is_power_of_two() || align > MAX_ALIGN {
+            return Err(ResourceError::InvalidRequest {
+                value: format!("alignment {align}"),
+                accepted: format!("a power of two up to {MAX_ALIGN}"),
+            });
+        }
+        self.serve(bytes, align.max(UNIT as usize), stream, tag)
+    }
+
+    #[inline]
+    fn deallocate(&self, block: DeviceBlock) -> ResourceResult<()> {
+        let generation = block.generation;
+        if let Some(record) = self.tracker.table.look(BlockId::from_block(&block))
+            && record.gate.retire_quiet(tag_of(generation)) == Attempt::Done
+        {
+            if self.put_at_once(generation, record) {
+                return Ok(());
+            }
+            return self.put(generation, record, true);
+        }
+        self.give_back(&block)
+    }
+
+    fn device_ordinal(&self) -> u32 {
+        self.ordinal
+    }
+
+    fn bytes_outstanding(&self) -> usize {
+        self.counts().outstanding as usize
+    }
+
+    fn reap_pending(&self) -> ResourceResult<()> {
+        let turn = self.put_by.turn();
+        let mut outcome = self.put_all(self.put_by.take_kept());
+        let waited = self.put_by_with_waits();
+        outcome = outcome.and(waited);
+        drop(turn);
+        let settled = self.settle_streams();
+        outcome.and(settled)
+    }
+
+    fn reap_completed(&self) -> ResourceResult<()> {
+        let turn = self.put_by.turn();
+        let mut outcome = self.put_all(self.put_by.take_kept());
+        let completed = self.put_completed(usize::MAX);
+        outcome = outcome.and(completed);
+        drop(turn);
+        let decayed = self.decay();
+        outcome.and(decayed)
+    }
+
+    tracked_hooks!();
+
+    fn charge_for(&self, bytes: usize) -> usize {
+        size_of(bytes).map_or(bytes, |size| size as usize)
+    }
+
+    fn statistics(&self) -> ResourceStatistics {
+        let counts = self.counts();
+        let order = self.tracker.tally.sum();
+        ResourceStatistics {
+            bytes_outstanding: counts.outstanding as usize,
+            live_blocks: counts.allocations.saturating_sub(counts.deallocations) as usize,
+            retired_blocks: counts.deallocations.saturating_sub(counts.freed) as usize,
+            allocations: counts.allocations,
+            deallocations: counts.deallocations,
+            events_recorded: order.recorded,
+            waits_inserted: order.inserted,
+            waits_elided: order.elided,
+        }
+    }
+
+    fn places_blocks(&self) -> bool {
+        true
+    }
+
+    fn free_space(&self) -> Option<FreeSpace> {
+        let snapshot = self.snapshot();
+        Some(FreeSpace { bytes: snapshot.free_bytes(), largest: snapshot.largest_free })
+    }
+
+    fn trim(&self) -> ResourceResult<usize> {
+        self.trim_to(0)
+    }
+
+    fn meter_physical(&self, meter: Arc<dyn PhysicalMeter>) -> ResourceResult<()> {
+        self.segments.meter_physical(meter)
+    }
+}

@@ -1,0 +1,107 @@
+//! How blocks come back: at once, after waits, or when their uses on other streams have completed.
+
+use super::PoolResource;
+use super::arena::Piece;
+use crate::device_runtime::ordering::record::Record;
+use crate::device_runtime::ordering::tracker::{Retired, Tracks};
+use crate::device_runtime::resource::{DeviceBlock, Generation, ResourceResult};
+
+impl PoolResource {
+    /// Puts the memory of a retired block, which its own stream now follows all uses of, back into its arena.
+    pub(super) fn put(
+        &self,
+        generation: Generation,
+        record: &Record,
+        returned: bool,
+    ) -> ResourceResult<()> {
+        let home = self.tracker.home(record)?;
+        if let Err(error) = home.check_not_capturing("pool free") {
+            if returned {
+                self.count_return(record)?;
+            }
+            self.put_by.keep(generation);
+            return Err(error.into());
+        }
+        let piece = Piece::of(generation, record);
+        if let Some(sim) = &self.sim {
+            let _ = sim.end_range(piece.ptr, piece.bytes as usize, home.handle());
+        }
+        let arena = self.arena(home.clock().key())?;
+        record.end();
+        let place = arena.with(|arena| {
+            arena.counts.deallocations += u64::from(returned);
+            // Read inside: blocks that others put here meanwhile may leave the magazine with this stamp.
+            arena.put(piece, home.clock().now(), self.magazine)
+        });
+        if let Some(place) = place {
+            self.tracker.table.give_places([place]);
+        }
+        Ok(())
+    }
+
+    /// Puts the memory back after waits for everything outstanding on it. A failure leaves it to a reap.
+    pub(super) fn put_in_order(
+        &self,
+        generation: Generation,
+        record: &Record,
+    ) -> ResourceResult<()> {
+        let home = self.tracker.home(record)?;
+        let outstanding = record.with_uses(|uses| uses.take_outstanding(&self.tracker.streams));
+        if let Err(error) = self.tracker.follow_all(home, &outstanding) {
+            record.with_uses(|uses| uses.put_back(outstanding));
+            self.put_by.keep(generation);
+            return Err(error);
+        }
+        self.put(generation, record, false)
+    }
+
+    pub(super) fn put_all(&self, generations: Vec<Generation>) -> ResourceResult<()> {
+        let mut outcome = Ok(());
+        for generation in generations {
+            if let Some(record) = self.tracker.table.at(generation) {
+                let this = self.put_in_order(generation, record);
+                outcome = outcome.and(this);
+            }
+        }
+        outcome
+    }
+
+    /// Puts back up to `count` of the blocks put by whose uses have completed.
+    pub(super) fn put_completed(&self, count: usize) -> ResourceResult<()> {
+        let mut outcome = Ok(());
+        for generation in self.put_by.take_put_by(count) {
+            let Some(record) = self.tracker.table.at(generation) else { continue };
+            if self.tracker.is_complete(record) || !self.put_by.put_by(generation) {
+                let this = self.put_in_order(generation, record);
+                outcome = outcome.and(this);
+            }
+        }
+        outcome
+    }
+
+    /// Puts back all blocks put by, with the waits that takes.
+    pub(super) fn put_by_with_waits(&self) -> ResourceResult<()> {
+        self.put_all(self.put_by.take_put_by(usize::MAX))
+    }
+
+    /// A free that is not the common one.
+    #[inline(never)]
+    pub(super) fn give_back(&self, block: &DeviceBlock) -> ResourceResult<()> {
+        let generation = block.generation;
+        let record = self.tracker.table.find_block(block)?;
+        match self.tracker.retire(record, generation)? {
+            Retired::Quiet => self.put(generation, record, true),
+            Retired::Used => {
+                self.count_return(record)?;
+                self.free(generation, record)
+            }
+            Retired::Open => self.count_return(record),
+        }
+    }
+
+    fn count_return(&self, record: &Record) -> ResourceResult<()> {
+        let arena = self.arena(record.home())?;
+        arena.with(|arena| arena.counts.deallocations += 1);
+        Ok(())
+    }
+}
