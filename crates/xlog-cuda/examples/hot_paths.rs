@@ -18,12 +18,13 @@ use xlog_cuda::device_runtime::{
 use xlog_cuda::sim::SimDevice;
 
 const TAG: AllocTag = AllocTag("hot");
-const PATHS: [&str; 5] = [
+const PATHS: [&str; 6] = [
     "pool-pair-1KiB",
     "pool-pair-64MiB",
     "pool-pair-varied",
     "budget-pool-pair-1KiB",
     "own-stream-use",
+    "alternating-use",
 ];
 
 type Resource = Box<dyn DeviceMemoryResource + Send + Sync>;
@@ -57,7 +58,7 @@ fn main() -> ExitCode {
         "pool-pair-1KiB" => pairs(&pool(), lease.id(), count, |_| 1 << 10),
         "pool-pair-64MiB" => pairs(&pool(), lease.id(), count, |_| 64 << 20),
         // Never the same size twice in a row, so the magazine does not serve it.
-        "pool-pair-varied" => pairs(&pool(), lease.id(), count, |n| (2 << 20) + 256 * (n % 97)),
+        "pool-pair-varied" => pairs(&pool(), lease.id(), count, |n| (8 << 20) + 256 * (n % 97)),
         "budget-pool-pair-1KiB" => {
             let budget: Resource = Box::new(GlobalDeviceBudget::new(pool(), 1 << 32));
             pairs(&budget, lease.id(), count, |_| 1 << 10);
@@ -69,6 +70,19 @@ fn main() -> ExitCode {
             for _ in 0..count {
                 resource.prepare_block_use(black_box(id), lease.id(), Access::Write).unwrap();
                 resource.finish_block_use(black_box(id), lease.id(), Access::Write).unwrap();
+            }
+            resource.deallocate(block).unwrap();
+        }
+        // What the simulated driver spends on a record and a wait is counted too.
+        "alternating-use" => {
+            let resource = AsyncCudaResource::new(device.clone(), 0, streams.clone());
+            let other = streams.lease().unwrap();
+            let block = resource.allocate(256, lease.id(), TAG).unwrap();
+            let id = BlockId::from_block(&block);
+            for turn in 0..count {
+                let stream = if turn % 2 == 0 { other.id() } else { lease.id() };
+                resource.prepare_block_use(black_box(id), stream, Access::Write).unwrap();
+                resource.finish_block_use(black_box(id), stream, Access::Write).unwrap();
             }
             resource.deallocate(block).unwrap();
         }

@@ -40,3 +40,8 @@ pub(crate) fn is_gone(_name: u32) -> bool {
 pub(crate) fn pause(_turns: u32) {
     loom::thread::yield_now();
 }
+
+/// True when this thread has that name.
+pub(crate) fn is_named(name: u32) -> bool {
+    thread_name() == name
+}

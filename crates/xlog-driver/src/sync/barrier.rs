@@ -43,6 +43,12 @@ pub fn thread_name() -> u32 {
     if name.wrapping_sub(1) < ENDED - 1 { name } else { first_name(name) }
 }
 
+/// True when this thread has that name, which is one that some thread has or had.
+#[inline(always)]
+pub(super) fn is_named(name: u32) -> bool {
+    NAME.get() == name
+}
+
 #[cold]
 fn first_name(name: u32) -> u32 {
     static NEXT: AtomicU32 = AtomicU32::new(1);

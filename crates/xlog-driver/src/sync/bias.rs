@@ -68,8 +68,7 @@ impl<const SEATS: usize> Bias<SEATS> {
     pub fn enter(&self) -> Option<Held<'_>> {
         let owner = self.owner.load(Ordering::Relaxed);
         let inside = self.seat_of(owner);
-        if owner == 0 || name_of(owner) != barrier::thread_name() || inside.load(Ordering::Relaxed)
-        {
+        if owner == 0 || !barrier::is_named(name_of(owner)) || inside.load(Ordering::Relaxed) {
             return None;
         }
         inside.store(true, Ordering::Relaxed);

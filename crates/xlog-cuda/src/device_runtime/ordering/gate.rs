@@ -4,6 +4,9 @@
 //! or recycles the block changes the same word, so validation and change are one step. A thread that keeps using a block gets it
 //! `BIASED`: it changes the word by plain stores, and everybody else takes the bias away first, under the block's lock. Otherwise
 //! a change is a compare-and-swap. As soon as another stream comes in, the word says `SLOW`, and all go through the block's lock.
+//!
+//! A block that nobody has used yet may be at `HOME`: its word is changed only by who holds the memory of its stream, by plain
+//! stores. Whoever else comes takes it from there first, while holding that memory; it does not come back.
 
 use super::primitive::{AtomicU32, AtomicU64, Bias, Ordering, thread_name};
 
@@ -14,6 +17,7 @@ const WRITES: u64 = READS << 10;
 const LIVE: u64 = 1 << 20;
 const SLOW: u64 = 1 << 21;
 const BIASED: u64 = 1 << 22;
+const HOME: u64 = 1 << 23;
 const TAG_SHIFT: u32 = 32;
 
 /// Uses in a row by one thread that make the block its own.
@@ -97,7 +101,33 @@ impl BlockGate {
         self.word.store(u64::from(tag) << TAG_SHIFT | LIVE, Ordering::Release);
     }
 
+    /// A new block that belongs to who holds the memory of its stream; its stamps have begun.
+    #[inline(always)]
+    pub(crate) fn begin_at_home(&self, tag: u32) {
+        self.row.store(0, Ordering::Relaxed);
+        self.word.store(u64::from(tag) << TAG_SHIFT | LIVE | HOME, Ordering::Release);
+    }
+
+    /// True when the block is live and at home: then nobody has used it. Called, as what follows from it is done, by who holds the
+    /// memory of its stream.
+    #[inline(always)]
+    pub(crate) fn is_live_at_home(&self, tag: u32) -> bool {
+        self.word.load(Ordering::Relaxed) == u64::from(tag) << TAG_SHIFT | LIVE | HOME
+    }
+
+    /// True when the word may only be changed by who holds the memory of the stream.
+    #[inline]
+    pub(crate) fn is_at_home(&self) -> bool {
+        self.word.load(Ordering::Acquire) & HOME != 0
+    }
+
+    /// From now on anybody may change the word. Called by who holds the memory of the stream.
+    pub(crate) fn leave_home(&self) {
+        self.word.fetch_and(!HOME, Ordering::AcqRel);
+    }
+
     /// The block is gone.
+    #[inline(always)]
     pub(crate) fn end(&self) {
         self.word.store(0, Ordering::Release);
     }
@@ -156,7 +186,7 @@ impl BlockGate {
             if tag_of(word) != tag || word & LIVE == 0 {
                 return Attempt::Stale;
             }
-            if word & (SLOW | BIASED) != 0 || word & all == all {
+            if word & (SLOW | BIASED | HOME) != 0 || word & all == all {
                 return Attempt::Slow;
             }
             match self.word.compare_exchange_weak(
@@ -220,7 +250,7 @@ impl BlockGate {
             if tag_of(word) != tag || word & LIVE == 0 {
                 return Attempt::Stale;
             }
-            if word & (SLOW | BIASED | READS | WRITES) != 0 {
+            if word & (SLOW | BIASED | HOME | READS | WRITES) != 0 {
                 return Attempt::Slow;
             }
             let next = word & !LIVE | SLOW;

@@ -3,7 +3,7 @@
 pub(crate) use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 pub(crate) use xlog_driver::sync::{Bias, thread_name};
 
-use xlog_driver::sync::{BiasedMutex, Inside, is_scheduled, scheduling_point};
+use xlog_driver::sync::{BiasedMutex, Inside, scheduling_point};
 
 /// A lock around a value. Nothing that may block or call the driver is done inside; before it, a deterministic scheduler may
 /// hand over to another thread.
@@ -34,10 +34,10 @@ impl<T> Lock<T> {
         self.0.try_with(body)
     }
 
-    /// The value, if this thread is the one that mostly uses it; otherwise take [`Lock::with`].
+    /// The value, if this thread is the one that mostly uses it; otherwise take [`Lock::with`]. Nobody is let go ahead.
     #[inline(always)]
     pub(crate) fn enter(&self) -> Option<Inside<'_, T>> {
-        if is_scheduled() { None } else { self.0.enter() }
+        self.0.enter()
     }
 
     /// The same from inside another lock: nobody is let go ahead there.

@@ -85,15 +85,30 @@ impl Record {
         bytes: usize,
         (id, home, stamp): (u32, u32, u64),
     ) {
+        self.set_memory(ptr, bytes, home);
+        self.stream_id.store(id, Ordering::Relaxed);
+        self.generation.store(generation.0, Ordering::Relaxed);
+        self.stamps.begin(stamp);
+        self.gate.begin(tag_of(generation));
+    }
+
+    #[inline(always)]
+    fn set_memory(&self, ptr: u64, bytes: usize, home: u32) {
         self.ptr.store(ptr, Ordering::Relaxed);
         let units = if bytes.is_multiple_of(MIN_ALIGN) { bytes / MIN_ALIGN } else { 0 };
         self.units.store(u32::try_from(units).unwrap_or(0), Ordering::Relaxed);
         self.bytes.store(bytes as u64, Ordering::Relaxed);
-        self.stream_id.store(id, Ordering::Relaxed);
         self.home.store(home, Ordering::Relaxed);
+    }
+
+    /// Makes another block of the same memory live, on the stream that had the last one. It belongs to the arena of that stream,
+    /// see [`BlockGate::begin_at_home`].
+    #[inline(always)]
+    pub(crate) fn begin_again(&self, generation: Generation, id: StreamId, stamp: u64) {
+        self.stream_id.store(id.0, Ordering::Relaxed);
         self.generation.store(generation.0, Ordering::Relaxed);
         self.stamps.begin(stamp);
-        self.gate.begin(tag_of(generation));
+        self.gate.begin_at_home(tag_of(generation));
     }
 
     /// Ends a retired block; the record stays with whoever ends it.
@@ -101,6 +116,18 @@ impl Record {
     pub(crate) fn end(&self) {
         self.gate.end();
         self.generation.store(0, Ordering::Relaxed);
+    }
+
+    /// The place that follows an ended record in the list that it is in.
+    #[inline(always)]
+    pub(crate) fn next(&self) -> u32 {
+        self.generation.load(Ordering::Relaxed) as u32
+    }
+
+    /// Puts an ended record into a list, before that place. No block has a generation so low, so it stays ended.
+    #[inline(always)]
+    pub(crate) fn set_next(&self, place: u32) {
+        self.generation.store(u64::from(place), Ordering::Relaxed);
     }
 
     /// Runs `body` with the lock of the block.
@@ -146,6 +173,12 @@ impl BlockTable {
         Some(generation)
     }
 
+    /// The record at a place.
+    #[inline(always)]
+    pub(crate) fn at_place(&self, place: u32) -> Option<&Record> {
+        self.records.get(place)
+    }
+
     /// A place for blocks of a sub-allocator that keeps records with its memory; `None` when there are too many.
     pub(crate) fn take_place(&self) -> Option<u32> {
         self.records.take().map(|(place, _)| place)
@@ -168,6 +201,23 @@ impl BlockTable {
         let generation = Generation::next().at(place);
         record.node.store(node, Ordering::Relaxed);
         record.begin(generation, ptr, bytes, (id.0, home, stamp));
+        Some(generation)
+    }
+
+    /// The same for a block that belongs to who holds the memory of its stream, which the caller does; whole units.
+    #[inline]
+    pub(crate) fn begin_at_home(
+        &self,
+        place: u32,
+        (ptr, bytes): (u64, usize),
+        node: u32,
+        (id, home, stamp): (StreamId, u32, u64),
+    ) -> Option<Generation> {
+        let record = self.records.get(place)?;
+        let generation = Generation::next().at(place);
+        record.node.store(node, Ordering::Relaxed);
+        record.set_memory(ptr, bytes, home);
+        record.begin_again(generation, id, stamp);
         Some(generation)
     }
 

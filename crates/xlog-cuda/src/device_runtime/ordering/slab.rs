@@ -9,6 +9,8 @@ const SHARDS: usize = 16;
 /// Places in use from which on those of other threads are looked at, and how many are taken over at a time.
 const MANY: u32 = 4096;
 const SOME: usize = 256;
+/// New places that are taken at a time.
+const FEW: u32 = 16;
 
 /// A growing array of `T` in chunks of `CHUNK`, and which of its places are free.
 #[derive(Debug)]
@@ -52,7 +54,7 @@ impl<T: Default, const CHUNK: usize> Slab<T, CHUNK> {
         {
             return self.get(place).map(|value| (place, value));
         }
-        if let Some(place) = self.fresh() {
+        if let Some(place) = self.fresh(mine) {
             return self.get(place).map(|value| (place, value));
         }
         // The last places may lie in the shards of other threads.
@@ -76,15 +78,22 @@ impl<T: Default, const CHUNK: usize> Slab<T, CHUNK> {
         place
     }
 
-    fn fresh(&self) -> Option<u32> {
+    /// A place that was never used. Several are taken at a time, so that those of different threads do not lie side by side.
+    fn fresh(&self, mine: usize) -> Option<u32> {
         let limit = (self.chunks.len() * CHUNK) as u32;
+        let few = |used: u32| (used + FEW).min(limit);
         let place = self
             .used
             .fetch_update(Ordering::AcqRel, Ordering::Acquire, |used| {
-                (used < limit).then_some(used + 1)
+                (used < limit).then(|| few(used))
             })
             .ok()?;
-        self.make(place);
+        let places = place..few(place);
+        for place in places.clone() {
+            self.make(place);
+        }
+        // The next one is the lowest.
+        self.free[mine].0.with(|free| free.extend(places.skip(1).rev()));
         Some(place)
     }
 

@@ -177,6 +177,9 @@ pub(crate) trait Tracks {
     /// Frees a retired block on which no use is open.
     fn free(&self, generation: Generation, record: &Record) -> ResourceResult<()>;
 
+    /// Makes sure that a block is not at home any more; see [`BlockGate`](super::gate::BlockGate).
+    fn take_from_home(&self, _record: &Record) {}
+
     /// Opens a use. What is not the common case is done elsewhere, so that this stays short.
     #[inline]
     fn prepare(&self, block: BlockId, stream: StreamId, access: Access) -> ResourceResult<()> {
@@ -203,6 +206,7 @@ pub(crate) trait Tracks {
         stream: StreamId,
         access: Access,
     ) -> ResourceResult<()> {
+        self.take_from_home(record);
         if let Some(clock) = self.tracker().own_clock(record, stream)
             && clock.is_out_as(stream.0)
         {
@@ -312,6 +316,7 @@ pub(crate) trait Tracks {
         access: Access,
     ) -> ResourceResult<()> {
         let raw = self.tracker().stream(stream)?;
+        self.take_from_home(record);
         let mut needed = OutstandingList::new();
         let opened = record.with_uses(|uses| {
             record.gate.enter_slow(tag_of(block.generation)).then(|| {
@@ -503,6 +508,7 @@ pub(crate) trait Tracks {
         if !record.gate.is_live(tag_of(block.generation)) {
             return Err(stale(block));
         }
+        self.take_from_home(record);
         let home = record.home();
         let (stamp, recorded) = self.edge(raw, raw.clock().key() == home, &mut None);
         let live = record.with_uses(|uses| {

@@ -7,17 +7,12 @@
 use xlog_trace::ServedBy;
 
 use super::index::{Index, Range};
+use super::magazine::{MOST_CACHED, Magazine, class_of};
 use crate::device_runtime::logging::note_path;
-use crate::device_runtime::ordering::record::Record;
+use crate::device_runtime::ordering::record::{BlockTable, Record};
 use crate::device_runtime::resource::Generation;
 
-/// Blocks up to this are kept in the magazine.
-pub(super) const MOST_CACHED: u64 = 1 << 20;
 pub(super) const UNIT: u64 = 256;
-const BINS: usize = 288;
-/// Blocks that a bin of one size keeps, and a bin of several.
-const MOST_OF_A_SIZE: usize = 64;
-const MOST_OF_SEVERAL: usize = 8;
 /// Records without a block that are kept.
 const MOST_PLACES: usize = 1024;
 
@@ -84,87 +79,49 @@ impl Piece {
 /// A piece without a record.
 pub(super) const NO_PLACE: u32 = u32::MAX;
 
+/// What was counted. How many blocks were handed out, and how many bytes are, follows from this and from the index.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct ArenaCounts {
-    pub(super) allocations: u64,
     pub(super) deallocations: u64,
-    pub(super) freed: u64,
-    /// Live and retired.
-    pub(super) outstanding: u64,
+    /// Blocks that were returned while other streams used them, and are not free yet.
+    pub(super) retired: u64,
+    /// Blocks that were taken and not handed out, after all.
+    pub(super) undone: u64,
     pub(super) paths: PathCounts,
 }
 
+impl ArenaCounts {
+    /// Blocks that were handed out.
+    pub(super) fn allocations(&self) -> u64 {
+        self.paths.0.iter().sum::<u64>() - self.undone
+    }
+}
+
 /// The memory of one stream, behind its lock.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Arena {
     pub(super) index: Index,
-    bins: Box<[Vec<Piece>]>,
+    pub(super) magazine: Magazine,
     /// Records without a block, for the next ones.
     places: Vec<u32>,
-    pub(super) cached: u64,
     pub(super) counts: ArenaCounts,
 }
 
-impl Default for Arena {
-    fn default() -> Self {
-        Self {
-            index: Index::default(),
-            bins: (0..BINS).map(|_| Vec::new()).collect(),
-            places: Vec::new(),
-            cached: 0,
-            counts: ArenaCounts::default(),
-        }
-    }
-}
-
-/// The bin of a size: one per unit up to 32, then 32 for each doubling.
-#[inline]
-fn bin_of(bytes: u64) -> usize {
-    let units = (bytes / UNIT) as usize;
-    if units < 32 {
-        return units;
-    }
-    let doubling = units.ilog2() as usize;
-    32 + (doubling - 5) * 32 + ((units >> (doubling - 5)) & 31)
-}
-
 impl Arena {
-    /// A block of exactly `bytes` from the magazine.
-    #[inline(always)]
-    pub(super) fn pop(&mut self, bytes: u64, align: u64) -> Option<Piece> {
-        let bin = self.bins.get_mut(bin_of(bytes))?;
-        let piece = *bin.last()?;
-        if piece.bytes != bytes || piece.ptr & (align - 1) != 0 {
-            return None;
-        }
-        bin.pop();
-        self.cached -= bytes;
-        self.counted(bytes, Path::Magazine);
-        Some(piece)
+    /// Bytes of live blocks, and of retired ones.
+    pub(super) fn outstanding(&self) -> u64 {
+        self.index.taken_bytes() - self.magazine.bytes()
     }
 
-    /// Puts a freed block into the magazine, if there is room.
-    #[inline(always)]
-    pub(super) fn push(&mut self, piece: Piece, magazine: u64) -> bool {
-        let most = if piece.bytes < 32 * UNIT { MOST_OF_A_SIZE } else { MOST_OF_SEVERAL };
-        let cached = self.cached + piece.bytes;
-        let Some(bin) = self.bins.get_mut(bin_of(piece.bytes)) else { return false };
-        if piece.bytes > MOST_CACHED || bin.len() >= most || cached > magazine {
-            return false;
-        }
-        bin.push(piece);
-        self.cached = cached;
-        self.uncounted(piece.bytes);
-        true
-    }
-
-    /// Memory of exactly `bytes`, a multiple of the unit, with what is at hand.
+    /// Memory of exactly `bytes`, whole classes, with what is at hand.
     #[inline]
-    pub(super) fn take(&mut self, bytes: u64, align: u64) -> Option<Piece> {
+    pub(super) fn take(&mut self, bytes: u64, align: u64, table: &BlockTable) -> Option<Piece> {
+        let class = class_of(bytes);
         if bytes <= MOST_CACHED
-            && let Some(piece) = self.pop(bytes, align)
+            && let Some((place, record)) = self.magazine.pop(class, align, table)
         {
-            return Some(piece);
+            self.counted(Path::Magazine);
+            return Some(Piece { ptr: record.ptr(), bytes, node: record.node(), place });
         }
         self.take_free(bytes, align, Path::Own)
     }
@@ -173,22 +130,14 @@ impl Arena {
     pub(super) fn take_free(&mut self, bytes: u64, align: u64, path: Path) -> Option<Piece> {
         let taken = self.index.take(bytes, align)?;
         let (ptr, bytes, node) = (taken.ptr, taken.bytes, taken.node);
-        self.counted(bytes, path);
+        self.counted(path);
         let place = self.places.pop().unwrap_or(NO_PLACE);
         Some(Piece { ptr, bytes, node, place })
     }
 
     #[inline]
-    fn uncounted(&mut self, bytes: u64) {
-        self.counts.freed += 1;
-        self.counts.outstanding = self.counts.outstanding.wrapping_sub(bytes);
-    }
-
-    #[inline]
-    fn counted(&mut self, bytes: u64, path: Path) {
+    pub(super) fn counted(&mut self, path: Path) {
         note_path(path.logged());
-        self.counts.allocations += 1;
-        self.counts.outstanding = self.counts.outstanding.wrapping_add(bytes);
         self.counts.paths.count(path);
     }
 
@@ -204,10 +153,15 @@ impl Arena {
         self.take_free(bytes, align, path)
     }
 
-    /// Takes a freed block in; `Some` with the place of a record that is one too many.
-    pub(super) fn put(&mut self, piece: Piece, stamp: u64, magazine: u64) -> Option<u32> {
-        // A sixty-fourth of what is live may be worth keeping, if that is more.
-        if self.push(piece, magazine.max(self.index.taken_bytes() / 64)) {
+    /// Takes a freed block in, whose record has ended; `Some` with the place of a record that is one too many.
+    pub(super) fn put(
+        &mut self,
+        piece: Piece,
+        record: &Record,
+        stamp: u64,
+        room: u64,
+    ) -> Option<u32> {
+        if self.magazine.push(piece.place, record, piece.bytes, room) {
             return None;
         }
         self.put_rest(piece, stamp)
@@ -215,37 +169,18 @@ impl Arena {
 
     /// What the magazine has no room for.
     #[inline(never)]
-    fn put_rest(&mut self, piece: Piece, stamp: u64) -> Option<u32> {
-        self.uncounted(piece.bytes);
-        let place = self.give(piece, stamp);
+    pub(super) fn put_rest(&mut self, piece: Piece, stamp: u64) -> Option<u32> {
+        self.index.give(piece.node, stamp);
         if self.places.len() < MOST_PLACES {
-            self.places.push(place);
+            self.places.push(piece.place);
             return None;
         }
-        Some(place)
-    }
-
-    /// Gives a freed block, or one of the magazine that it takes the place of, to the index; returns the place of its record.
-    #[inline]
-    fn give(&mut self, piece: Piece, stamp: u64) -> u32 {
-        // What was freed last is asked for next: it takes the place of a block of another size.
-        if piece.bytes <= MOST_CACHED
-            && let Some(top) = self.bins.get_mut(bin_of(piece.bytes)).and_then(|bin| bin.last_mut())
-            && top.bytes != piece.bytes
-        {
-            let old = std::mem::replace(top, piece);
-            self.cached = self.cached + piece.bytes - old.bytes;
-            self.index.give(old.node, stamp);
-            return old.place;
-        }
-        self.index.give(piece.node, stamp);
-        piece.place
+        Some(piece.place)
     }
 
     /// A block that was counted as handed out was not, after all.
     pub(super) fn undo(&mut self, piece: Piece, stamp: u64) {
-        self.counts.allocations -= 1;
-        self.counts.outstanding = self.counts.outstanding.wrapping_sub(piece.bytes);
+        self.counts.undone += 1;
         self.index.give(piece.node, stamp);
         if piece.place != NO_PLACE {
             self.places.push(piece.place);
@@ -253,16 +188,11 @@ impl Arena {
     }
 
     /// Empties the magazine into the index; the places of the records are added to `places`.
-    pub(super) fn flush(&mut self, stamp: u64, places: &mut Vec<u32>) {
-        if self.cached == 0 {
-            return;
-        }
-        for bin in &mut self.bins {
-            for piece in bin.drain(..) {
-                self.index.give(piece.node, stamp);
-                places.push(piece.place);
-            }
-        }
-        self.cached = 0;
+    pub(super) fn flush(&mut self, stamp: u64, table: &BlockTable, places: &mut Vec<u32>) {
+        let index = &mut self.index;
+        self.magazine.drain(table, |place, record| {
+            index.give(record.node(), stamp);
+            places.push(place);
+        });
     }
 }

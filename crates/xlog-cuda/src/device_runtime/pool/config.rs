@@ -70,7 +70,7 @@ pub struct PoolConfig {
     pub release_threshold: usize,
     /// How long nothing must have been taken from the device before free memory goes back to it; `None`: only `trim` gives back.
     pub idle_decay: Option<Duration>,
-    /// How many bytes of free blocks a stream keeps ready to hand out; a sixty-fourth of what is live on it if that is more.
+    /// How many bytes of free blocks all streams together keep ready to hand out; 2 % of what the pool holds if that is more.
     pub magazine_bytes: usize,
     /// Which memory of other streams may be handed out.
     pub reuse: PoolReuse,
@@ -126,7 +126,7 @@ impl PoolConfig {
         self
     }
 
-    /// Keeps this many bytes of free blocks ready on each stream.
+    /// Keeps this many bytes of free blocks ready, on all streams together.
     #[must_use]
     pub fn with_magazines(mut self, bytes: usize) -> Self {
         self.magazine_bytes = bytes;

@@ -8,7 +8,7 @@
 //! | file | what it is |
 //! |---|---|
 //! | `index` | free memory by size and by address |
-//! | `arena` | the memory of one stream |
+//! | `arena`, `magazine` | the memory of one stream, and what of it is ready to hand out |
 //! | `resource`, `quick`, `returns` | a pool as a resource, the shortest way through it, how blocks come back |
 //! | `reuse` | what to do when that has nothing left |
 //! | `segments`, `source` | where memory comes from and goes back to |
@@ -17,6 +17,7 @@
 mod arena;
 mod config;
 mod index;
+mod magazine;
 mod quick;
 mod resource;
 mod returns;
@@ -27,7 +28,7 @@ mod source;
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
 use xlog_driver::sync::Mutex;
@@ -97,11 +98,12 @@ pub struct PoolResource {
     tracker: Tracker,
     /// One by one: a stream that comes for the first time pays for its own.
     arenas: Slab<ArenaPlace, 1>,
+    /// What the magazine of each stream may have.
+    room: AtomicU64,
     /// Blocks may go the shortest way: nobody is told of them, and their own stream needs no events.
     quick: bool,
     /// The simulated device, whose detector is told of every block.
     sim: Option<Arc<SimDevice>>,
-    magazine: u64,
     device: Arc<CudaDevice>,
     ordinal: u32,
     config: PoolConfig,
@@ -110,7 +112,16 @@ pub struct PoolResource {
     spare: Mutex<Index>,
     put_by: PutBy,
     /// Held while memory is moved between the pool and the device, so that two do not take what one needs.
-    growing: Mutex<Instant>,
+    growing: Mutex<Growth>,
+}
+
+/// How the pool has grown.
+#[derive(Debug)]
+struct Growth {
+    /// When it last took memory from the device.
+    last: Instant,
+    /// What all magazines together may have, as it was last shared out, and among how many.
+    shared: (u64, u32),
 }
 
 impl PoolResource {
@@ -153,19 +164,30 @@ impl PoolResource {
         let pool = Self {
             tracker,
             arenas: Slab::new(MAX_STREAMS),
+            room: AtomicU64::new(0),
             quick: device.sim().is_none() && config.edges != EdgePolicy::Exact,
             sim: device.sim().cloned(),
-            magazine: config.magazine_bytes as u64,
             device,
             ordinal,
             segments,
             spare: Mutex::default(),
             put_by: PutBy::default(),
-            growing: Mutex::new(Instant::now()),
+            growing: Mutex::new(Growth { last: Instant::now(), shared: (0, 0) }),
             config,
         };
         pool.take_initial()?;
         Ok(pool)
+    }
+
+    /// The arenas, where blocks may go the shortest way.
+    #[inline(always)]
+    fn quick_arenas(&self) -> Option<&Slab<ArenaPlace, 1>> {
+        self.quick.then_some(&self.arenas)
+    }
+
+    #[inline(always)]
+    fn room(&self) -> u64 {
+        self.room.load(Ordering::Relaxed)
     }
 
     /// The arena of the stream at a place.
@@ -184,6 +206,7 @@ impl PoolResource {
         match self.arenas.make(place) {
             Some(place) => {
                 place.1.store(true, Ordering::Release);
+                self.share_magazines(&mut self.growing.lock());
                 Ok(&place.0)
             }
             None => Err(ResourceError::StreamMisuse(format!(
@@ -203,7 +226,7 @@ impl PoolResource {
         let size = size_of(bytes)?;
         home.check_not_capturing("pool allocate")?;
         let arena = self.arena(home.clock().key())?;
-        let piece = match arena.with(|arena| arena.take(size, align as u64)) {
+        let piece = match arena.with(|arena| arena.take(size, align as u64, &self.tracker.table)) {
             Some(piece) => piece,
             None => self.serve_from_elsewhere(stream, home, arena, (size, align as u64))?,
         };

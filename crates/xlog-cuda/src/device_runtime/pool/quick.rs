@@ -1,88 +1,132 @@
 //! The shortest way: allocating and freeing on a stream by the thread that mostly uses its memory.
 //!
-//! One visit of one arena, no locked instruction but the one that takes a block from its user. Whatever is not like that says so by
-//! returning nothing, and the caller goes the general way. A simulated device goes that way always: its detector is told of every
-//! block.
+//! One visit of one arena, no locked instruction. Whatever is not like that says so by returning nothing, and the caller goes the
+//! general way. A simulated device goes that way always: its detector is told of every block.
 
 use super::PoolResource;
-use super::arena::{MOST_CACHED, NO_PLACE, Path, Piece, UNIT};
-use super::resource::MAX_BYTES;
-use crate::device_runtime::ordering::record::Record;
-use crate::device_runtime::resource::{AllocTag, DeviceBlock, Generation, StreamId};
+use super::arena::{Arena, NO_PLACE, Path, Piece, UNIT};
+use super::magazine::{MOST_CACHED, class_of};
+use super::resource::{MAX_BYTES, size_of};
+use crate::device_runtime::ordering::clock::ClockCell;
+use crate::device_runtime::ordering::record::{Record, tag_of};
+use crate::device_runtime::resource::{BlockId, DeviceBlock, Generation, StreamId};
 
 impl PoolResource {
-    /// A block of a stream whose memory this thread mostly uses: the shortest way there is.
+    /// Memory, and the generation of a live block there, for a stream whose memory this thread mostly uses.
     #[inline(always)]
     pub(super) fn serve_at_once(
         &self,
         bytes: usize,
         stream: StreamId,
-        tag: AllocTag,
-    ) -> Option<DeviceBlock> {
-        let size = (bytes as u64).wrapping_add(UNIT - 1) & !(UNIT - 1);
-        if bytes.wrapping_sub(1) >= MAX_BYTES || !self.quick {
+    ) -> Option<(u64, usize, Generation)> {
+        if bytes.wrapping_sub(1) >= MAX_BYTES {
             return None;
         }
         let (home, cell) = self.tracker.streams.near(stream)?;
         if cell.is_exposed() {
             return None;
         }
-        let piece = {
-            let mut arena = self.arenas.get(home)?.0.enter()?;
-            let ready = if size <= MOST_CACHED { arena.pop(size, UNIT) } else { None };
-            match ready {
-                Some(piece) => piece,
-                None => arena.take_free(size, UNIT, Path::Own)?,
+        let mut arena = self.quick_arenas()?.get(home)?.0.enter()?;
+        if bytes as u64 <= MOST_CACHED {
+            let class = class_of(bytes as u64);
+            if let Some((place, record)) = arena.magazine.pop(class, UNIT, &self.tracker.table) {
+                arena.counted(Path::Magazine);
+                let generation = Generation::next().at(place);
+                record.begin_again(generation, stream, cell.now());
+                return Some((record.ptr(), class.0 as usize, generation));
             }
-        };
+        }
+        self.serve_free(&mut arena, bytes, (stream, home, cell))
+    }
+
+    /// The same from the free memory of the stream.
+    #[inline(never)]
+    fn serve_free(
+        &self,
+        arena: &mut Arena,
+        bytes: usize,
+        (stream, home, cell): (StreamId, u32, &ClockCell),
+    ) -> Option<(u64, usize, Generation)> {
+        let size = size_of(bytes).ok()?;
+        let piece = arena.take_free(size, UNIT, Path::Own)?;
         let place = match piece.place {
-            NO_PLACE => self.place_for(piece, home)?,
-            place => place,
+            NO_PLACE => self.tracker.table.take_place(),
+            place => Some(place),
         };
-        let memory = (piece.ptr, piece.bytes as usize);
-        // Every place that a piece has is one of the table's.
-        let table = &self.tracker.table;
-        let generation = table.begin_at(place, memory, piece.node, (stream, home, cell.now()))?;
-        Some(DeviceBlock::live(memory, self.ordinal, stream, tag, generation))
-    }
-
-    /// A record for a piece that has none; without one, the piece goes back.
-    #[cold]
-    fn place_for(&self, piece: Piece, home: u32) -> Option<u32> {
-        let place = self.tracker.table.take_place();
-        if place.is_none()
-            && let (Ok(arena), Some(stream)) = (self.arena(home), self.tracker.streams.at(home))
-        {
-            arena.with(|arena| arena.undo(piece, stream.clock().now()));
+        let (ptr, bytes) = (piece.ptr, piece.bytes as usize);
+        let of = (stream, home, cell.now());
+        let begun = place.and_then(|place| {
+            self.tracker.table.begin_at_home(place, (ptr, bytes), piece.node, of)
+        });
+        if begun.is_none() {
+            arena.undo(piece, cell.now());
         }
-        place
+        begun.map(|generation| (ptr, bytes, generation))
     }
 
-    /// Puts a retired block back to a stream whose memory this thread mostly uses.
+    /// Takes a block back that nobody has used, to a stream whose memory this thread mostly uses. False says nothing.
     #[inline(always)]
-    pub(super) fn put_at_once(&self, generation: Generation, record: &Record) -> bool {
-        if !self.quick {
-            return false;
-        }
+    pub(super) fn put_at_once(&self, block: &DeviceBlock) -> bool {
+        let Some(arenas) = self.quick_arenas() else { return false };
+        let table = &self.tracker.table;
+        let Some(record) = table.look(BlockId::from_block(block)) else { return false };
         let home = record.home();
-        let piece = Piece::of(generation, record);
         let Some(cell) = self.tracker.near_cell(home).filter(|cell| !cell.is_exposed()) else {
             return false;
         };
-        let Some(mut arena) = self.arenas.get(home).and_then(|place| place.0.enter()) else {
+        let Some(mut arena) = arenas.get(home).and_then(|place| place.0.enter()) else {
             return false;
         };
-        // Nobody gets at the memory before this thread has left the arena, so the block may end before or after that.
-        record.end();
-        arena.counts.deallocations += 1;
-        if arena.push(piece, self.magazine) {
-            return true;
+        // Nobody else changes the word of such a block while this thread is inside.
+        if !record.gate.is_live_at_home(tag_of(block.generation)) {
+            return false;
         }
-        let place = arena.put(piece, cell.now(), self.magazine);
-        drop(arena);
-        if let Some(place) = place {
+        self.take_back(&mut arena, block.generation, record, cell);
+        true
+    }
+
+    /// The same for a block that was used on its own stream only, and is retired.
+    pub(super) fn put_retired_at_once(&self, generation: Generation, record: &Record) -> bool {
+        let Some(arenas) = self.quick_arenas() else { return false };
+        let home = record.home();
+        let Some(cell) = self.tracker.near_cell(home).filter(|cell| !cell.is_exposed()) else {
+            return false;
+        };
+        let Some(mut arena) = arenas.get(home).and_then(|place| place.0.enter()) else {
+            return false;
+        };
+        self.take_back(&mut arena, generation, record, cell);
+        true
+    }
+
+    #[inline(always)]
+    fn take_back(
+        &self,
+        arena: &mut Arena,
+        generation: Generation,
+        record: &Record,
+        cell: &ClockCell,
+    ) {
+        record.gate.end();
+        arena.counts.deallocations += 1;
+        let bytes = record.bytes() as u64;
+        if !arena.magazine.push(generation.slot(), record, bytes, self.room()) {
+            self.take_back_free(arena, generation, record, cell);
+        }
+    }
+
+    #[inline(never)]
+    fn take_back_free(
+        &self,
+        arena: &mut Arena,
+        generation: Generation,
+        record: &Record,
+        cell: &ClockCell,
+    ) {
+        record.end();
+        let piece = Piece::of(generation, record);
+        if let Some(place) = arena.put_rest(piece, cell.now()) {
             self.tracker.table.give_places([place]);
         }
-        true
     }
 }

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use super::PoolResource;
 use super::arena::UNIT;
-use crate::device_runtime::ordering::gate::Attempt;
-use crate::device_runtime::ordering::record::{Record, tag_of};
+use super::magazine::{MOST_CACHED, class_of};
+use crate::device_runtime::ordering::record::Record;
 use crate::device_runtime::ordering::tracker::{Tracker, Tracks, tracked_hooks};
 use crate::device_runtime::resource::{
     Access, AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, FreeSpace,
@@ -17,7 +17,7 @@ const MAX_ALIGN: usize = 2 << 20;
 /// No request can be larger: nothing has so many addresses.
 pub(super) const MAX_BYTES: usize = 1 << 47;
 
-/// What a request takes: whole units.
+/// What a request takes: a whole class, or whole units.
 #[inline]
 pub(super) fn size_of(bytes: usize) -> ResourceResult<u64> {
     if bytes == 0 {
@@ -29,13 +29,24 @@ pub(super) fn size_of(bytes: usize) -> ResourceResult<u64> {
             detail: "no device has so many addresses".to_owned(),
         });
     }
-    Ok((bytes as u64).next_multiple_of(UNIT))
+    Ok(match bytes as u64 {
+        small if small <= MOST_CACHED => class_of(small).0,
+        large => large.next_multiple_of(UNIT),
+    })
 }
 
 impl Tracks for PoolResource {
     #[inline]
     fn tracker(&self) -> &Tracker {
         &self.tracker
+    }
+
+    fn take_from_home(&self, record: &Record) {
+        if record.gate.is_at_home()
+            && let Ok(arena) = self.arena(record.home())
+        {
+            arena.with(|_| record.gate.leave_home());
+        }
     }
 
     /// At once where its stream already follows all its uses; otherwise put by until they complete, so that the stream does not
@@ -59,8 +70,10 @@ impl DeviceMemoryResource for PoolResource {
         stream: StreamId,
         tag: AllocTag,
     ) -> ResourceResult<DeviceBlock> {
-        match self.serve_at_once(bytes, stream, tag) {
-            Some(block) => Ok(block),
+        match self.serve_at_once(bytes, stream) {
+            Some((ptr, bytes, generation)) => {
+                Ok(DeviceBlock::live((ptr, bytes), self.ordinal, stream, tag, generation))
+            }
             None => self.serve(bytes, UNIT as usize, stream, tag),
         }
     }
@@ -83,16 +96,7 @@ impl DeviceMemoryResource for PoolResource {
 
     #[inline]
     fn deallocate(&self, block: DeviceBlock) -> ResourceResult<()> {
-        let generation = block.generation;
-        if let Some(record) = self.tracker.table.look(BlockId::from_block(&block))
-            && record.gate.retire_quiet(tag_of(generation)) == Attempt::Done
-        {
-            if self.put_at_once(generation, record) {
-                return Ok(());
-            }
-            return self.put(generation, record, true);
-        }
-        self.give_back(&block)
+        if self.put_at_once(&block) { Ok(()) } else { self.give_back(&block) }
     }
 
     fn device_ordinal(&self) -> u32 {
@@ -100,7 +104,7 @@ impl DeviceMemoryResource for PoolResource {
     }
 
     fn bytes_outstanding(&self) -> usize {
-        self.counts().outstanding as usize
+        self.counts().1 as usize
     }
 
     fn reap_pending(&self) -> ResourceResult<()> {
@@ -130,13 +134,14 @@ impl DeviceMemoryResource for PoolResource {
     }
 
     fn statistics(&self) -> ResourceStatistics {
-        let counts = self.counts();
+        let (counts, outstanding) = self.counts();
         let order = self.tracker.tally.sum();
+        let allocations = counts.allocations();
         ResourceStatistics {
-            bytes_outstanding: counts.outstanding as usize,
-            live_blocks: counts.allocations.saturating_sub(counts.deallocations) as usize,
-            retired_blocks: counts.deallocations.saturating_sub(counts.freed) as usize,
-            allocations: counts.allocations,
+            bytes_outstanding: outstanding as usize,
+            live_blocks: allocations.saturating_sub(counts.deallocations) as usize,
+            retired_blocks: counts.retired as usize,
+            allocations,
             deallocations: counts.deallocations,
             events_recorded: order.recorded,
             waits_inserted: order.inserted,

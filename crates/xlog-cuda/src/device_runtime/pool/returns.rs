@@ -29,9 +29,12 @@ impl PoolResource {
         let arena = self.arena(home.clock().key())?;
         record.end();
         let place = arena.with(|arena| {
-            arena.counts.deallocations += u64::from(returned);
+            match returned {
+                true => arena.counts.deallocations += 1,
+                false => arena.counts.retired -= 1,
+            }
             // Read inside: blocks that others put here meanwhile may leave the magazine with this stamp.
-            arena.put(piece, home.clock().now(), self.magazine)
+            arena.put(piece, record, home.clock().now(), self.room())
         });
         if let Some(place) = place {
             self.tracker.table.give_places([place]);
@@ -89,7 +92,9 @@ impl PoolResource {
     pub(super) fn give_back(&self, block: &DeviceBlock) -> ResourceResult<()> {
         let generation = block.generation;
         let record = self.tracker.table.find_block(block)?;
+        self.take_from_home(record);
         match self.tracker.retire(record, generation)? {
+            Retired::Quiet if self.put_retired_at_once(generation, record) => Ok(()),
             Retired::Quiet => self.put(generation, record, true),
             Retired::Used => {
                 self.count_return(record)?;
@@ -101,7 +106,10 @@ impl PoolResource {
 
     fn count_return(&self, record: &Record) -> ResourceResult<()> {
         let arena = self.arena(record.home())?;
-        arena.with(|arena| arena.counts.deallocations += 1);
+        arena.with(|arena| {
+            arena.counts.deallocations += 1;
+            arena.counts.retired += 1;
+        });
         Ok(())
     }
 }

@@ -9,12 +9,13 @@
 //!
 //! The arena of another stream is looked at only if nobody stays inside it, and no arena is held while another one is looked at.
 
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use super::PoolResource;
 use super::arena::{Arena, ArenaCounts, Path, Piece, UNIT};
 use super::index::Range;
 use super::segments::Span;
+use super::{Growth, PoolResource};
 use crate::device_runtime::ordering::primitive::Lock;
 use crate::device_runtime::resource::{ResourceError, ResourceResult, StreamId};
 use crate::stream::RawStream;
@@ -126,8 +127,8 @@ impl PoolResource {
         let mut places = Vec::new();
         let taken = request.arena.with(|arena| {
             // Read inside: what another thread of this stream put here meanwhile is covered, too.
-            arena.flush(request.home.clock().now(), &mut places);
-            arena.take(request.size, request.align)
+            arena.flush(request.home.clock().now(), &self.tracker.table, &mut places);
+            arena.take(request.size, request.align, &self.tracker.table)
         });
         self.tracker.table.give_places(places);
         taken
@@ -187,7 +188,8 @@ impl PoolResource {
     ) -> Option<(Range, Path)> {
         let reuse = self.config.reuse;
         let (size, align) = (request.size, request.align);
-        let enough = other.try_with(|arena| arena.index.free_bytes() + arena.cached >= size)?;
+        let enough =
+            other.try_with(|arena| arena.index.free_bytes() + arena.magazine.bytes() >= size)?;
         if !enough {
             return None;
         }
@@ -198,7 +200,7 @@ impl PoolResource {
         let mut places = Vec::new();
         let found = other.try_with(|arena| {
             if with_wait {
-                arena.flush(clock.now(), &mut places);
+                arena.flush(clock.now(), &self.tracker.table, &mut places);
             }
             let path_of = |stamp: u64| {
                 if stamp == 0 || reuse.opportunistic && clock.is_complete(stamp) {
@@ -233,7 +235,9 @@ impl PoolResource {
         let mut grown = self.growing.lock();
         // Another thread of this stream may have grown meanwhile.
         let (size, align) = (request.size, request.align);
-        if let Some(piece) = request.arena.with(|arena| arena.take(size, align)) {
+        if let Some(piece) =
+            request.arena.with(|arena| arena.take(size, align, &self.tracker.table))
+        {
             return Ok(piece);
         }
         // And a trim may have put by what it did not give back.
@@ -243,7 +247,8 @@ impl PoolResource {
         // Pieces begin at multiples of the granularity; what must be aligned better needs room to be moved in.
         let slack = if align > self.segments.granularity() { align } else { 0 };
         let span = self.take_span(size + slack, request.stream)?;
-        *grown = Instant::now();
+        grown.last = Instant::now();
+        self.share_magazines(&mut grown);
         drop(grown);
         match self.add(request, self.fresh(request, span), Path::Grown) {
             Some(piece) => Ok(piece),
@@ -284,7 +289,7 @@ impl PoolResource {
     /// Gives free memory on which nothing is pending back to the device, until the pool holds no more than `bytes`; returns how
     /// many bytes went back.
     pub fn trim_to(&self, bytes: usize) -> ResourceResult<usize> {
-        let _growing = self.growing.lock();
+        let mut growing = self.growing.lock();
         let excess = self.segments.reserved().saturating_sub(bytes as u64);
         if excess == 0 {
             return Ok(0);
@@ -298,6 +303,7 @@ impl PoolResource {
         let idle = self.take_idle();
         let (gone, outcome) = self.segments.release(&idle, excess);
         self.keep_idle(idle, &gone);
+        self.share_magazines(&mut growing);
         outcome.map(|()| gone.iter().map(|span| span.bytes as usize).sum())
     }
 
@@ -309,7 +315,7 @@ impl PoolResource {
     /// Lets memory go that has been free for long enough, if the configuration says so.
     pub(super) fn decay(&self) -> ResourceResult<()> {
         let Some(idle) = self.config.idle_decay else { return Ok(()) };
-        let due = self.growing.lock().elapsed() >= idle;
+        let due = self.growing.lock().last.elapsed() >= idle;
         if due { self.trim_to(self.config.release_threshold).map(|_| ()) } else { Ok(()) }
     }
 
@@ -373,12 +379,42 @@ impl PoolResource {
         outcome
     }
 
+    /// Shares out what all magazines together may have, if there is more or less of it, or more streams.
+    pub(super) fn share_magazines(&self, growing: &mut Growth) {
+        let most = (self.segments.reserved() / 50).max(self.config.magazine_bytes as u64);
+        let streams = self.arenas_with_places().count() as u32;
+        let (shared, among) = growing.shared;
+        if streams <= among && most <= shared + shared / 4 && most >= shared {
+            return;
+        }
+        // In doublings, since less for each is a look into all magazines.
+        let among = among.max(streams.next_power_of_two());
+        growing.shared = (most, among);
+        let room = most / u64::from(among);
+        if self.room.swap(room, Ordering::Relaxed) <= room {
+            return;
+        }
+        let mut places = Vec::new();
+        for (place, arena) in self.arenas_with_places() {
+            let Some(stream) = self.tracker.streams.at(place) else { continue };
+            // One that somebody stays inside keeps what it has until that is used.
+            arena.try_with(|arena| {
+                if arena.magazine.bytes() > room {
+                    arena.flush(stream.clock().now(), &self.tracker.table, &mut places);
+                }
+            });
+        }
+        self.tracker.table.give_places(places);
+    }
+
     /// Puts what lies ready on each stream to its free memory, with the stamp of now: before it is asked what has completed.
     fn empty_magazines(&self) {
         let mut places = Vec::new();
         for (place, arena) in self.arenas_with_places() {
             let Some(stream) = self.tracker.streams.at(place) else { continue };
-            arena.with(|arena| arena.flush(stream.clock().now(), &mut places));
+            arena.with(|arena| {
+                arena.flush(stream.clock().now(), &self.tracker.table, &mut places);
+            });
         }
         self.tracker.table.give_places(places);
     }
@@ -391,13 +427,13 @@ impl PoolResource {
             .map(|(place, arena)| (place, &arena.0))
     }
 
-    /// What all streams counted, at one instant.
-    pub(super) fn counts(&self) -> ArenaCounts {
+    /// What all streams counted, and the bytes handed out, at one instant.
+    pub(super) fn counts(&self) -> (ArenaCounts, u64) {
         let arenas: Vec<&Lock<Arena>> = self.arenas_with_places().map(|(_, arena)| arena).collect();
         Lock::with_all(&arenas, |arenas| {
             let mut sum = ArenaCounts::default();
             arenas.iter().for_each(|arena| sum.add(&arena.counts));
-            sum
+            (sum, arenas.iter().map(|arena| arena.outstanding()).sum())
         })
     }
 }

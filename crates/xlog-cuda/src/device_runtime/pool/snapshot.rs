@@ -66,10 +66,9 @@ impl PoolSnapshot {
 
 impl ArenaCounts {
     pub(super) fn add(&mut self, other: &Self) {
-        self.allocations += other.allocations;
         self.deallocations += other.deallocations;
-        self.freed += other.freed;
-        self.outstanding = self.outstanding.wrapping_add(other.outstanding);
+        self.retired += other.retired;
+        self.undone += other.undone;
         for (sum, part) in self.paths.0.iter_mut().zip(other.paths.0) {
             *sum += part;
         }
@@ -91,7 +90,8 @@ impl PoolResource {
             let Some(stream) = self.tracker.streams.at(place) else { continue };
             arena.with(|arena| {
                 counts.add(&arena.counts);
-                snapshot.magazine_bytes += arena.cached as usize;
+                snapshot.live_bytes += arena.outstanding() as usize;
+                snapshot.magazine_bytes += arena.magazine.bytes() as usize;
                 snapshot.largest_free =
                     snapshot.largest_free.max(arena.index.largest_free() as usize);
                 snapshot.free_ranges += arena.index.free_ranges();
@@ -107,7 +107,6 @@ impl PoolResource {
         snapshot.idle_bytes += spare.free_bytes() as usize;
         snapshot.free_ranges += spare.free_ranges();
         snapshot.largest_free = snapshot.largest_free.max(spare.largest_free() as usize);
-        snapshot.live_bytes = counts.outstanding as usize;
         let served = |path: Path| counts.paths.0[path as usize];
         snapshot.paths = PoolPaths {
             magazine: served(Path::Magazine),

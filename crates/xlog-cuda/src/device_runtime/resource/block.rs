@@ -65,6 +65,14 @@ impl fmt::Display for AllocTag {
 /// The low bits of a generation are free for the resource that uses it: ours keep the place of their record there.
 pub(crate) const SLOT_BITS: u32 = 24;
 
+/// How many generations a thread takes at a time.
+const RANGE: u64 = 1 << 12;
+
+thread_local! {
+    /// The next generation of this thread; a multiple of [`RANGE`] when there is none.
+    static NEXT: Cell<u64> = const { Cell::new(0) };
+}
+
 /// Tells an address from its reuse. Never equal for two allocations, and increasing within a thread.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Generation(pub u64);
@@ -73,23 +81,28 @@ impl Generation {
     /// A generation that nobody has had.
     ///
     /// Threads take theirs from ranges of their own, so they do not meet on one counter.
-    #[inline]
+    #[inline(always)]
     #[must_use]
     pub fn next() -> Self {
-        const RANGE: u64 = 1 << 12;
-        static RANGES: AtomicU64 = AtomicU64::new(1);
-        thread_local! {
-            static MINE: Cell<(u64, u64)> = const { Cell::new((0, 0)) };
-        }
-        MINE.with(|mine| {
-            let (mut next, mut end) = mine.get();
-            if next == end {
-                next = RANGES.fetch_add(RANGE, Ordering::Relaxed);
-                end = next + RANGE;
+        NEXT.with(|mine| {
+            let next = mine.get();
+            if next.is_multiple_of(RANGE) {
+                return Self::first_of_range(mine);
             }
-            mine.set((next + 1, end));
+            mine.set(next + 1);
             Self(next << SLOT_BITS)
         })
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn first_of_range(mine: &Cell<u64>) -> Self {
+        // From the second range on: generations are above all numbers of places.
+        static RANGES: AtomicU64 = AtomicU64::new(RANGE);
+        let begin = RANGES.fetch_add(RANGE, Ordering::Relaxed);
+        // The first number of a range says that a thread has none left, so it is not used.
+        mine.set(begin + 2);
+        Self((begin + 1) << SLOT_BITS)
     }
 
     /// This generation with the place of its record.

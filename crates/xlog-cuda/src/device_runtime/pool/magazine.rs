@@ -1,0 +1,132 @@
+//! Blocks of one stream that are ready to be handed out again, by size.
+//!
+//! A free block keeps its record, its place in the index and all that the record says of its memory: handing it out again changes
+//! nothing but its generation. The lists go through the records themselves, so that nothing is copied and nothing allocated. Sizes
+//! that are kept here come in classes, 32 for each doubling, so that a block that was freed fits the next request like it.
+
+use super::arena::UNIT;
+use crate::device_runtime::ordering::record::{BlockTable, Record};
+
+/// Blocks up to this are kept, and rounded up to whole classes.
+pub(super) const MOST_CACHED: u64 = 4 << 20;
+const BINS: usize = 321;
+/// Blocks that a bin keeps, of small and of larger ones.
+const MOST_SMALL: u32 = 64;
+const MOST_LARGE: u32 = 16;
+/// The bin from which on blocks are larger ones.
+const LARGE: usize = 64;
+
+/// The class of a size: how many bytes it has, and its bin.
+///
+/// One for each unit up to 32, then 32 for each doubling: never more than a 32nd is wasted.
+#[inline(always)]
+pub(super) fn class_of(bytes: u64) -> (u64, usize) {
+    let units = bytes.wrapping_add(UNIT - 1) / UNIT;
+    let shift = (units | 32).ilog2() - 5;
+    let steps = (units + (1 << shift) - 1) >> shift;
+    ((steps << shift) * UNIT, (shift as usize) * 32 + steps as usize)
+}
+
+/// The last one in a list.
+const NONE: u32 = u32::MAX;
+
+/// The blocks of one class: the place of the first, and how many there are.
+#[derive(Clone, Copy, Debug)]
+struct Bin {
+    first: u32,
+    count: u32,
+}
+
+/// The blocks of one stream that are ready.
+#[derive(Debug)]
+pub(super) struct Magazine {
+    bins: Box<[Bin; BINS]>,
+    bytes: u64,
+}
+
+impl Default for Magazine {
+    fn default() -> Self {
+        Self { bins: Box::new([Bin { first: NONE, count: 0 }; BINS]), bytes: 0 }
+    }
+}
+
+impl Magazine {
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// The latest block of a class, if it is aligned well enough.
+    #[inline(always)]
+    pub(super) fn pop<'a>(
+        &mut self,
+        (bytes, bin): (u64, usize),
+        align: u64,
+        table: &'a BlockTable,
+    ) -> Option<(u32, &'a Record)> {
+        let bin = self.bins.get_mut(bin)?;
+        let place = bin.first;
+        let record = table.at_place(place)?;
+        if align > UNIT && record.ptr() & (align - 1) != 0 {
+            return None;
+        }
+        bin.first = record.next();
+        bin.count = bin.count.wrapping_sub(1);
+        self.bytes -= bytes;
+        Some((place, record))
+    }
+
+    /// Keeps a block whose record has ended, if there is room for it in `room` bytes.
+    #[inline(always)]
+    pub(super) fn push(&mut self, place: u32, record: &Record, bytes: u64, room: u64) -> bool {
+        let (_, at) = class_of(bytes);
+        let total = self.bytes + bytes;
+        let Some(bin) = self.bins.get_mut(at) else { return false };
+        let most = if at < LARGE { MOST_SMALL } else { MOST_LARGE };
+        if bin.count >= most || total > room {
+            return false;
+        }
+        record.set_next(bin.first);
+        *bin = Bin { first: place, count: bin.count + 1 };
+        self.bytes = total;
+        true
+    }
+
+    /// Takes all blocks out.
+    pub(super) fn drain(&mut self, table: &BlockTable, mut each: impl FnMut(u32, &Record)) {
+        if self.bytes == 0 {
+            return;
+        }
+        for bin in self.bins.iter_mut() {
+            let mut place = bin.first;
+            while let Some(record) = table.at_place(place) {
+                let next = record.next();
+                each(place, record);
+                place = next;
+            }
+            *bin = Bin { first: NONE, count: 0 };
+        }
+        self.bytes = 0;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_class_holds_its_sizes_and_wastes_no_more_than_a_32nd() {
+        let mut last = (0, 0);
+        for units in 1..=MOST_CACHED / UNIT {
+            let bytes = units * UNIT;
+            let (size, bin) = class_of(bytes);
+            assert!(size >= bytes && (size - bytes) * 32 <= bytes, "{bytes} in {size}");
+            assert_eq!(class_of(size), (size, bin), "a class is its own");
+            assert_eq!(class_of(bytes - 1), (size, bin), "sizes are whole units");
+            assert!(bin < BINS);
+            // Larger sizes never have a smaller class, and every class has one size.
+            assert!(size > last.0 && bin == last.1 + 1 || (size, bin) == last, "{bytes}");
+            last = (size, bin);
+        }
+        assert_eq!(last, (MOST_CACHED, BINS - 1));
+    }
+}
