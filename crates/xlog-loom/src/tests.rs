@@ -211,6 +211,66 @@ fn a_block_returned_while_uses_close_is_freed_once_and_not_before_the_last() {
     });
 }
 
+/// As a pool frees a block that may be at home: by whoever holds the memory of its stream, or by the word.
+fn free_from_home(gate: &BlockGate, memory: &Mutex<u32>) -> bool {
+    {
+        let mut freed = memory.lock().unwrap();
+        if gate.is_live_at_home(5) {
+            gate.end();
+            *freed += 1;
+            return true;
+        }
+    }
+    gate.retire_quiet(5) == Attempt::Done
+}
+
+fn take_from_home(gate: &BlockGate, memory: &Mutex<u32>) {
+    if gate.is_at_home() {
+        let _held = memory.lock().unwrap();
+        gate.leave_home();
+    }
+}
+
+#[test]
+fn a_block_at_home_is_used_or_freed_and_never_both() {
+    loom::model(|| {
+        let block = Arc::new((BlockGate::default(), Mutex::new(0)));
+        block.0.begin_at_home(5);
+        let user = {
+            let block = Arc::clone(&block);
+            thread::spawn(move || {
+                let (gate, memory) = &*block;
+                take_from_home(gate, memory);
+                gate.open(5, true)
+            })
+        };
+        let (gate, memory) = &*block;
+        let freed = free_from_home(gate, memory);
+        let opened = user.join().unwrap();
+        assert!(freed ^ (opened == Attempt::Done), "freed {freed}, and the use was {opened:?}");
+        assert_eq!(gate.has_open(), !freed);
+    });
+}
+
+#[test]
+fn twins_of_a_block_at_home_are_freed_once() {
+    loom::model(|| {
+        let block = Arc::new((BlockGate::default(), Mutex::new(0)));
+        block.0.begin_at_home(5);
+        let other = {
+            let block = Arc::clone(&block);
+            thread::spawn(move || {
+                let (gate, memory) = &*block;
+                take_from_home(gate, memory);
+                gate.retire_quiet(5) == Attempt::Done
+            })
+        };
+        let mine = free_from_home(&block.0, &block.1);
+        assert!(mine ^ other.join().unwrap());
+        assert!(!block.0.is_live(5));
+    });
+}
+
 #[test]
 fn a_use_opened_at_the_moment_of_the_free_is_refused_or_waited_for() {
     loom::model(|| {

@@ -58,6 +58,18 @@ pub fn for_each_device(body: impl Fn(&Arc<CudaDevice>)) {
         let races = device.races();
         assert!(races.is_empty(), "the program races: {races:#?}");
     }
+    if std::env::var_os(TEST_DEVICE_VARIABLE).is_none() {
+        on_a_plain_driver(body);
+    }
+}
+
+/// A simulated device behind the plain seam: what only knows that it has some driver goes the same way as on a GPU.
+fn on_a_plain_driver(body: impl Fn(&Arc<CudaDevice>)) {
+    let sim = SimDevice::open(Default::default()).unwrap_or_else(|error| panic!("{error}"));
+    let device = Arc::new(CudaDevice::from_driver(Arc::clone(&sim) as _));
+    body(&device);
+    let races = sim.races();
+    assert!(races.is_empty(), "the program races behind the plain seam: {races:#?}");
 }
 
 /// Runs `body` on each simulated device to test on: on none at all when a GPU is asked for. Races are the body's affair.
