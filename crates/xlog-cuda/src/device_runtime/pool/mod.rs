@@ -9,12 +9,13 @@
 //! |---|---|
 //! | `index` | free memory by size and by address |
 //! | `arena`, `magazine` | the memory of one stream, and what of it is ready to hand out |
-//! | `resource`, `quick`, `returns` | a pool as a resource, the shortest way through it, how blocks come back |
+//! | `resource`, `quick`, `batch`, `returns` | a pool as a resource, the shortest way through it, several at once, how blocks come back |
 //! | `reuse` | what to do when that has nothing left |
 //! | `segments`, `source` | where memory comes from and goes back to |
 //! | `config`, `snapshot` | how a pool behaves, and how it stands |
 
 mod arena;
+mod batch;
 mod config;
 mod index;
 mod magazine;

@@ -27,6 +27,17 @@ impl PoolResource {
             return None;
         }
         let mut arena = self.quick_arenas()?.get(home)?.0.enter()?;
+        self.serve_inside(&mut arena, bytes, (stream, home, cell))
+    }
+
+    /// The same for who holds the memory of the stream. The size is one that can be.
+    #[inline(always)]
+    pub(super) fn serve_inside(
+        &self,
+        arena: &mut Arena,
+        bytes: usize,
+        (stream, home, cell): (StreamId, u32, &ClockCell),
+    ) -> Option<(u64, usize, Generation)> {
         if bytes as u64 <= MOST_CACHED {
             let class = class_of(bytes as u64);
             if let Some((place, record)) = arena.magazine.pop(class, UNIT, &self.tracker.table) {
@@ -36,7 +47,7 @@ impl PoolResource {
                 return Some((record.ptr(), class.0 as usize, generation));
             }
         }
-        self.serve_free(&mut arena, bytes, (stream, home, cell))
+        self.serve_free(arena, bytes, (stream, home, cell))
     }
 
     /// The same from the free memory of the stream.
@@ -99,8 +110,9 @@ impl PoolResource {
         true
     }
 
+    /// Takes back the memory of a block that nobody has any more. The caller holds the memory of its stream.
     #[inline(always)]
-    fn take_back(
+    pub(super) fn take_back(
         &self,
         arena: &mut Arena,
         generation: Generation,

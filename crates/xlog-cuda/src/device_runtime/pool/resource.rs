@@ -99,6 +99,19 @@ impl DeviceMemoryResource for PoolResource {
         if self.put_at_once(&block) { Ok(()) } else { self.give_back(&block) }
     }
 
+    fn allocate_batch(
+        &self,
+        sizes: &[usize],
+        stream: StreamId,
+        tag: AllocTag,
+    ) -> ResourceResult<Vec<DeviceBlock>> {
+        self.serve_batch(sizes, stream, tag)
+    }
+
+    fn deallocate_batch(&self, blocks: Vec<DeviceBlock>) -> ResourceResult<()> {
+        self.take_back_batch(blocks)
+    }
+
     fn device_ordinal(&self) -> u32 {
         self.ordinal
     }

@@ -96,15 +96,18 @@ impl PoolResource {
         match self.tracker.retire(record, generation)? {
             Retired::Quiet if self.put_retired_at_once(generation, record) => Ok(()),
             Retired::Quiet => self.put(generation, record, true),
-            Retired::Used => {
-                self.count_return(record)?;
-                self.free(generation, record)
-            }
+            Retired::Used => self.free_used(generation, record),
             Retired::Open => self.count_return(record),
         }
     }
 
-    fn count_return(&self, record: &Record) -> ResourceResult<()> {
+    /// Frees a returned block that other streams have used.
+    pub(super) fn free_used(&self, generation: Generation, record: &Record) -> ResourceResult<()> {
+        self.count_return(record)?;
+        self.free(generation, record)
+    }
+
+    pub(super) fn count_return(&self, record: &Record) -> ResourceResult<()> {
         let arena = self.arena(record.home())?;
         arena.with(|arena| {
             arena.counts.deallocations += 1;
