@@ -42,20 +42,22 @@ class Program:
         self.stop()
         arguments = ["--serve", "--seconds", str(options.seconds), *options.inputs]
         self.lines = queue.Queue()
-        self.process = subprocess.Popen(
-            [*self.command, *arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=open(log / f"{self.name}.log", "a", encoding="utf-8"),
-            text=True,
-            errors="replace",
-            env=self.environment,
-        )
+        with open(log / f"{self.name}.log", "a", encoding="utf-8") as errors:
+            self.process = subprocess.Popen(
+                [*self.command, *arguments],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                errors="replace",
+                env=self.environment,
+            )
         process, lines = self.process, self.lines
 
         def read():
-            for line in process.stdout:
-                lines.put(line)
+            with process.stdout:
+                for line in process.stdout:
+                    lines.put(line)
             lines.put(None)
 
         threading.Thread(target=read, daemon=True).start()
@@ -64,6 +66,11 @@ class Program:
         if self.process is not None:
             self.process.kill()
             self.process.wait()
+            try:
+                self.process.stdin.close()
+            except OSError:
+                # What was still to be written to a program that is gone.
+                pass
             self.process = None
 
     def ask(self, variant, workload, parameter, options, log, timeout):
