@@ -120,6 +120,14 @@ impl Peer for Ours {
     }
 }
 
+impl Drop for Ours {
+    fn drop(&mut self) {
+        // What a driver pool keeps would be counted for the next row.
+        let _ = self.resource().reap_pending();
+        let _ = self.resource().trim();
+    }
+}
+
 /// A log that is gone when nobody writes it any more.
 struct LogFile(PathBuf);
 
