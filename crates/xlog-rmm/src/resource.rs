@@ -41,6 +41,8 @@ enum Stage {
 
 /// Memory of RMM. The hooks refuse: it tracks no uses.
 pub struct RmmResource {
+    /// Declared first: the streams that RMM remembers outlive it.
+    allocator: Allocator,
     device: Arc<CudaDevice>,
     ordinal: u32,
     streams: Arc<StreamPool>,
@@ -49,8 +51,6 @@ pub struct RmmResource {
     outstanding: AtomicUsize,
     allocations: AtomicU64,
     deallocations: AtomicU64,
-    /// Declared last: records go before what they were allocated from.
-    allocator: Allocator,
 }
 
 impl RmmResource {
@@ -65,6 +65,7 @@ impl RmmResource {
         let ordinal = device.ordinal();
         let allocator = bridge.open(kind, ordinal, initial)?;
         Ok(Self {
+            allocator,
             device,
             ordinal,
             streams,
@@ -73,7 +74,6 @@ impl RmmResource {
             outstanding: AtomicUsize::new(0),
             allocations: AtomicU64::new(0),
             deallocations: AtomicU64::new(0),
-            allocator,
         })
     }
 
@@ -155,11 +155,11 @@ impl DeviceMemoryResource for RmmResource {
         // SAFETY: the stream is live as long as it is held here.
         let ptr = unsafe { self.allocator.allocate(bytes, raw(&held))? };
         let align = alignment_of(ptr);
-        if ptr == 0 || align < ALIGN {
+        if align < ALIGN {
             // SAFETY: just allocated, and nobody knows of it.
-            let returned = unsafe { self.allocator.deallocate(ptr, bytes, raw(&held)) };
+            unsafe { self.allocator.deallocate(ptr, bytes, raw(&held))? };
             return Err(ResourceError::Driver(format!(
-                "RMM gave the address {ptr:#x}, which is not aligned to {ALIGN} ({returned:?})"
+                "RMM gave the address {ptr:#x}, which is not aligned to {ALIGN}"
             )));
         }
         let generation = Generation::next();
