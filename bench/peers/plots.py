@@ -8,7 +8,7 @@ from report import HOLES, LIMIT, OURS, RANDOM_SIZES, THREADS, WORKLOADS
 
 WIDTH, HEIGHT = 760, 440
 LEFT, RIGHT, TOP, BOTTOM = 70, 190, 46, 56
-COLOURS = ["#4c78a8", "#f58518", "#54a24b", "#b279a2", "#9d755d", "#72b7b2", "#bab0ac", "#e45756", "#eeca3b", "#6b6b6b"]
+COLOURS = ["#4c78a8", "#f58518", "#54a24b", "#b279a2", "#9d755d", "#72b7b2", "#bab0ac", "#2f6f6f", "#eeca3b", "#6b6b6b"]
 OURS_COLOUR = "#d62728"
 
 
@@ -16,10 +16,8 @@ def _ticks(low, high, is_log):
     """Round numbers between two, both included where they are round."""
     if is_log:
         first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
-        step = 1 if last - first > 2 else None
-        values = [10.0**power for power in range(first, last + 1)] if step else [
-            factor * 10.0**power for power in range(first, last + 1) for factor in (1, 2, 5)
-        ]
+        factors = (1,) if last - first > 4 else (1, 2, 5)
+        values = [factor * 10.0**power for power in range(first, last + 1) for factor in factors]
     else:
         rough = (high - low) / 5 or 1
         unit = 10 ** math.floor(math.log10(rough))
