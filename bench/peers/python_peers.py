@@ -49,6 +49,9 @@ class Device:
             raise Skipped("no libcuda.so.1") from error
         self.context = ctypes.c_void_p()
         self.call("cuCtxGetCurrent", ctypes.byref(self.context))
+        if not self.context.value:
+            self.call("cuDevicePrimaryCtxRetain", ctypes.byref(self.context), 0)
+            self.call("cuCtxSetCurrent", self.context)
         self.function = None
         if ptx:
             module, function = ctypes.c_void_p(), ctypes.c_void_p()
@@ -374,7 +377,7 @@ def random(row, allocations):
     operations = random_operations(allocations, row.parameter)
     peer = row.make()
     stream = peer.stream()
-    random_run(peer, stream, operations, row.seconds)
+    random_run(peer, stream, operations, 4 * row.seconds)
     peer.synchronize()
     times, start = [], time.perf_counter()
     while len(times) < 5 and (not times or time.perf_counter() - start < row.seconds):

@@ -113,10 +113,10 @@ void random(Rows const& rows, std::size_t allocations, Device const* device, Mak
   if (device != nullptr && device->total() < std::uint64_t{64} << 30) { return rows.skipped("needs a device of 64 GiB"); }
   auto peer              = make(false);
   auto stream            = peer->stream();
-  RandomRun const warmed = random_run<true>(*peer, stream, allocations, max_mib, seconds);
+  RandomRun const warmed = random_run<true>(*peer, stream, allocations, max_mib, 4 * seconds);
   peer->synchronize();
   if (!warmed.complete) {
-    return rows.skipped("over " + text(seconds) + " s; " + std::to_string(warmed.operations) + " of " +
+    return rows.skipped("over " + text(4 * seconds) + " s; " + std::to_string(warmed.operations) + " of " +
                         std::to_string(2 * allocations) + " operations done; " +
                         text(std::round(warmed.seconds * 1e9 / static_cast<double>(warmed.operations))) + " ns each so far");
   }

@@ -85,12 +85,13 @@ pub fn random<M: Maker>(rows: &Rows<'_>, n: usize, maker: &M) -> Result<(), Stri
     let before = maker.taken();
     let peer = maker.make(false)?;
     let stream = peer.stream()?;
-    let warmed = random_run::<true, _>(&peer, &stream, n, max, limit);
+    let warmed = random_run::<true, _>(&peer, &stream, n, max, 4.0 * limit);
     peer.synchronize();
     if warmed.is_cut {
         let (done, each) = (warmed.operations, warmed.seconds * 1e9 / warmed.operations as f64);
         return Err(format!(
-            "over {limit} s; {done} of {} operations done; {each:.0} ns each so far",
+            "over {} s; {done} of {} operations done; {each:.0} ns each so far",
+            4.0 * limit,
             2 * n
         ));
     }
