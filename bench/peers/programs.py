@@ -254,7 +254,7 @@ class Workshop:
         test = self.bundled("tests/xlog-rmm.conformance")
         library, environment = self.nvcc("librmm_bridge.so", "rmm_bridge.cu", "-shared", "-Xcompiler", "-fPIC")
         environment |= {"XLOG_RMM_BRIDGE": str(library), "XLOG_TEST_DEVICE": "cuda:0"}
-        return [str(test), "--nocapture", "--test-threads=1"], {**os.environ, **environment}
+        return [str(test), "rmm_passes", "--nocapture"], {**os.environ, **environment}
 
     def python(self, name, variants):
         package(name)

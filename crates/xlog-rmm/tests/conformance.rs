@@ -51,14 +51,14 @@ fn compile(name: &str, flags: &[&str]) -> PathBuf {
     std::fs::create_dir_all(&folder).unwrap();
     let (source, library) = (folder.join(format!("{name}.c")), folder.join(format!("{name}.so")));
     std::fs::write(&source, include_str!("fake_bridge.c")).unwrap();
-    let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".to_owned());
-    let done = Command::new(&compiler)
-        .args(["-shared", "-fPIC", "-O1", "-o"])
-        .arg(&library)
-        .args(flags)
-        .arg(&source)
-        .output()
-        .unwrap_or_else(|error| panic!("no C compiler '{compiler}': {error}"));
+    let named = std::env::var("CC").ok();
+    let compilers = named.iter().map(String::as_str).chain(["cc", "gcc", "clang"]);
+    let mut outputs = compilers.filter_map(|compiler| {
+        let mut command = Command::new(compiler);
+        command.args(["-shared", "-fPIC", "-O1", "-o"]).arg(&library).args(flags).arg(&source);
+        command.output().ok()
+    });
+    let done = outputs.next().expect("a C compiler: CC, cc, gcc or clang");
     assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
     library
 }
