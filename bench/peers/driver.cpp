@@ -5,7 +5,7 @@
 
 #include <stdexcept>
 
-#include "workloads.hpp"
+#include "serve.hpp"
 
 namespace {
 
@@ -58,14 +58,14 @@ class Driver {
 
   void free(void* block, std::size_t, Stream stream) { cuMemFreeAsync(reinterpret_cast<CUdeviceptr>(block), stream); }
 
+  // A free on another stream is the driver's own way.
+  void free_elsewhere(void* block, std::size_t bytes, Stream, Stream used, peers::Device const&) { free(block, bytes, used); }
+
+  void* raw(Stream stream) { return stream; }
+
   void synchronize() { cuCtxSynchronize(); }
 
-  std::uint64_t total_bytes()
-  {
-    std::size_t bytes = 0;
-    cuDeviceTotalMem(&bytes, device_);
-    return bytes;
-  }
+  bool holds_what_it_needs() { return true; }
 
  private:
   CUdevice device_;
@@ -90,5 +90,14 @@ int main(int count, char** values)
     std::fprintf(stderr, "driver: no device: %s\n", error.what());
     return 1;
   }
-  peers::run(options, "driver", "async", [&] { return std::make_unique<Driver>(device, context); });
+  try {
+    peers::Device const cuda{options.ptx};
+    return peers::serve(options, "driver", &cuda, [&](std::string const& variant, bool) {
+      if (variant != "async") { peers::unknown_variant(variant); }
+      return std::make_unique<Driver>(device, context);
+    });
+  } catch (std::exception const& error) {
+    std::fprintf(stderr, "driver: %s\n", error.what());
+    return 1;
+  }
 }

@@ -2,6 +2,8 @@
 
 #pragma once
 
+#include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 
@@ -54,6 +56,15 @@ class Minstd {
 
   std::uint64_t state_ = 1;
 };
+
+/// A size from `low` to `high`, every power of two as likely as another.
+inline std::uint64_t log_uniform(Minstd& random, std::uint64_t low, std::uint64_t high)
+{
+  double const part = static_cast<double>(random.draw(0, 1 << 30)) / static_cast<double>(1 << 30);
+  double const from = std::log(static_cast<double>(low));
+  auto const size   = static_cast<std::uint64_t>(std::exp(from + part * (std::log(static_cast<double>(high)) - from)));
+  return std::clamp(size, low, high);
+}
 
 /// FNV-1a with 64 bits over little-endian words.
 class Fnv {

@@ -3,7 +3,7 @@
 
 #include <cstdlib>
 
-#include "workloads.hpp"
+#include "serve.hpp"
 
 namespace {
 
@@ -15,9 +15,10 @@ class Host {
   void enter_thread() {}
   void* allocate(std::size_t bytes, Stream) { return std::malloc(bytes); }
   void free(void* block, std::size_t, Stream) { std::free(block); }
+  void free_elsewhere(void* block, std::size_t, Stream, Stream, peers::Device const&) { std::free(block); }
+  void* raw(Stream) { return nullptr; }
   void synchronize() {}
-  // Nothing is touched, so address space is all that is needed.
-  std::uint64_t total_bytes() { return ~std::uint64_t{0}; }
+  bool holds_what_it_needs() { return true; }
 };
 
 }  // namespace
@@ -25,5 +26,8 @@ class Host {
 int main(int count, char** values)
 {
   auto const options = peers::parse(count, values);
-  peers::run(options, "glibc", "malloc", [] { return std::make_unique<Host>(); });
+  return peers::serve(options, "glibc", nullptr, [](std::string const& variant, bool) {
+    if (variant != "malloc") { peers::unknown_variant(variant); }
+    return std::make_unique<Host>();
+  });
 }

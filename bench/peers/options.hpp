@@ -1,7 +1,9 @@
 // What every peer program accepts on its command line, and how it prints what it measured.
 //
-// Rows go to standard output as `peer,variant,workload,parameter,value,unit`. A row that could not be measured has no value,
-// and its unit says why. Everything else goes to standard error.
+// A row is asked for as `VARIANT:WORKLOAD:PARAMETER`, on the command line or, with --serve, line by line on standard input. What was
+// measured goes to standard output as `peer,variant,workload,parameter,value,unit`. A row that could not be measured has no value,
+// and its unit says why. With --serve a line with a single dot ends the answer to each request. Everything else goes to
+// standard error.
 
 #pragma once
 
@@ -13,21 +15,21 @@
 namespace peers {
 
 struct Options {
-  /// Only this workload, or all of them when empty.
-  std::string only;
   /// How long one row may be measured.
   double seconds = 1.0;
-  /// Allocations in one random run.
-  std::size_t allocations = 100000;
-  /// Rows to leave out, as `variant:workload:parameter`.
-  std::vector<std::string> skip;
+  /// The kernels, as PTX; empty where there are none.
+  std::string ptx;
+  /// The folder of the plans to replay; empty where there are none.
+  std::string plans;
+  bool serve = false;
+  std::vector<std::string> rows;
 };
 
 [[noreturn]] inline void refuse(char const* program, std::string const& what)
 {
   std::fprintf(stderr,
-               "%s: %s; accepted are --only pair|random|holes|threads, --seconds S (above 0), --allocations N (1 to 10000000) "
-               "and --skip VARIANT:WORKLOAD:PARAMETER\n",
+               "%s: %s; accepted are --seconds S (above 0), --ptx FILE, --plans DIR, --serve, and rows as "
+               "VARIANT:WORKLOAD:PARAMETER\n",
                program,
                what.c_str());
   std::exit(2);
@@ -37,71 +39,95 @@ inline Options parse(int count, char** values)
 {
   char const* program = values[0];
   Options options;
-  for (int at = 1; at < count; at += 2) {
+  for (int at = 1; at < count; ++at) {
     std::string const name = values[at];
-    if (at + 1 == count) { refuse(program, "argument '" + name + "' is unknown or has no value"); }
-    std::string const value = values[at + 1];
-    char* end               = nullptr;
-    if (name == "--only") {
-      if (value != "pair" && value != "random" && value != "holes" && value != "threads") {
-        refuse(program, "unknown workload '" + value + "'");
-      }
-      options.only = value;
-    } else if (name == "--seconds") {
-      options.seconds = std::strtod(value.c_str(), &end);
-      if (*end != 0 || !(options.seconds > 0)) { refuse(program, "bad number of seconds '" + value + "'"); }
-    } else if (name == "--allocations") {
-      options.allocations = std::strtoull(value.c_str(), &end, 10);
-      if (*end != 0 || options.allocations < 1 || options.allocations > 10000000) {
-        refuse(program, "bad number of allocations '" + value + "'");
-      }
-    } else if (name == "--skip") {
-      options.skip.push_back(value);
-    } else {
+    if (name == "--serve") {
+      options.serve = true;
+    } else if (name.rfind("--", 0) != 0) {
+      options.rows.push_back(name);
+    } else if (name != "--seconds" && name != "--ptx" && name != "--plans") {
       refuse(program, "unknown argument '" + name + "'");
+    } else if (++at == count) {
+      refuse(program, "argument '" + name + "' has no value");
+    } else if (name == "--ptx") {
+      options.ptx = values[at];
+    } else if (name == "--plans") {
+      options.plans = values[at];
+    } else {
+      char* end       = nullptr;
+      options.seconds = std::strtod(values[at], &end);
+      if (*end != 0 || !(options.seconds > 0)) { refuse(program, std::string{"bad number of seconds '"} + values[at] + "'"); }
     }
   }
+  if (!options.serve && options.rows.empty()) { refuse(program, "no row to measure"); }
   return options;
 }
 
-/// The rows of one variant of one peer.
+/// A request: which variant of the peer, which workload, and its parameter.
+struct Request {
+  std::string variant;
+  std::string workload;
+  std::size_t parameter = 0;
+
+  /// Nothing but the reason in `trouble` when the text is no request.
+  static Request parse(std::string const& text, std::string& trouble)
+  {
+    auto const first  = text.find(':');
+    auto const second = first == std::string::npos ? first : text.find(':', first + 1);
+    Request request;
+    if (second == std::string::npos) {
+      trouble = "'" + text + "' is not VARIANT:WORKLOAD:PARAMETER";
+      return request;
+    }
+    request.variant      = text.substr(0, first);
+    request.workload     = text.substr(first + 1, second - first - 1);
+    std::string const at = text.substr(second + 1);
+    char* end            = nullptr;
+    request.parameter    = std::strtoull(at.c_str(), &end, 10);
+    if (at.empty() || *end != 0) { trouble = "'" + at + "' is not a number"; }
+    return request;
+  }
+};
+
+/// The rows that answer one request.
 class Rows {
  public:
-  Rows(Options const& options, std::string peer, std::string variant)
-    : options_{options}, peer_{std::move(peer)}, variant_{std::move(variant)}
+  Rows(Options const& options, std::string peer, Request request)
+    : options_{options}, peer_{std::move(peer)}, request_{std::move(request)}
   {
   }
 
   [[nodiscard]] Options const& options() const { return options_; }
+  [[nodiscard]] Request const& request() const { return request_; }
 
-  [[nodiscard]] bool wants(char const* kind, std::string const& workload, std::size_t parameter) const
-  {
-    if (!options_.only.empty() && options_.only != kind) { return false; }
-    auto const row = variant_ + ":" + workload + ":" + std::to_string(parameter);
-    for (auto const& skipped : options_.skip) {
-      if (skipped == row) { return false; }
-    }
-    std::fprintf(stderr, "%s %s: %s %zu\n", peer_.c_str(), variant_.c_str(), workload.c_str(), parameter);
-    return true;
-  }
+  /// The row that was asked for.
+  void value(double value, char const* unit) const { also("", request_.parameter, value, unit); }
 
-  void value(std::string const& workload, std::size_t parameter, double value, char const* unit) const
+  /// A row beside it, named after it.
+  void also(std::string const& suffix, std::size_t parameter, double value, char const* unit) const
   {
-    std::printf("%s,%s,%s,%zu,%.3f,%s\n", peer_.c_str(), variant_.c_str(), workload.c_str(), parameter, value, unit);
+    std::printf("%s,%s,%s%s,%zu,%.4f,%s\n",
+                peer_.c_str(),
+                request_.variant.c_str(),
+                request_.workload.c_str(),
+                suffix.c_str(),
+                parameter,
+                value,
+                unit);
     std::fflush(stdout);
   }
 
-  /// A row without a value; the reason takes the place of the unit.
-  void skipped(std::string const& workload, std::size_t parameter, std::string reason) const
+  /// The row without a value; the reason takes the place of the unit.
+  void skipped(std::string reason) const
   {
     for (char& letter : reason) {
       if (letter == ',' || letter == '\n' || letter == '\r' || letter == '"') { letter = ' '; }
     }
     std::printf("%s,%s,%s,%zu,,skipped: %s\n",
                 peer_.c_str(),
-                variant_.c_str(),
-                workload.c_str(),
-                parameter,
+                request_.variant.c_str(),
+                request_.workload.c_str(),
+                request_.parameter,
                 reason.substr(0, 160).c_str());
     std::fflush(stdout);
   }
@@ -112,7 +138,7 @@ class Rows {
  private:
   Options const& options_;
   std::string peer_;
-  std::string variant_;
+  Request request_;
 };
 
 }  // namespace peers

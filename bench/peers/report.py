@@ -1,11 +1,13 @@
-"""Rows of figures in, bars and tables out. Starts no process and reads no file.
+"""Rows of figures in, ratios and tables out. Starts no process and reads no file.
 
 A figure is the best over the rounds: clocks of shared hosts change by a factor of two, and the best of several rounds is what the
-code costs. The spread over the rounds stands beside it. A bar that cannot be judged, for want of a figure, is not met.
+code costs. A ratio is taken within each round, where both sides met the same clock, and is the median over the rounds. The spread
+over the rounds stands beside both. What lies inside the spread is called equal.
 """
 
 import csv
 import io
+import statistics
 from dataclasses import dataclass
 
 COLUMNS = ["peer", "variant", "workload", "parameter", "value", "unit"]
@@ -13,13 +15,33 @@ OURS = ("xlog", "pool")
 # Host memory: shown as the limit, never compared with.
 LIMIT = ("glibc", "malloc")
 MIB = 1 << 20
-PAIR_SIZES = [256, 1 << 10, 64 << 10, MIB, 64 * MIB]
 RANDOM_SIZES = [1, 4, 64, 256, 1024, 4096]
 HOLES = [4 << 10, 16 << 10, 64 << 10]
 THREADS = [1, 2, 4, 8, 16]
-# Most reserved memory for each byte live at the peak; sizes above are reported without a bar.
-RESERVED = {1: 1.08, 4: 1.08, 64: 1.20, 256: 1.30}
-WORKLOADS = {"pair": PAIR_SIZES, "random": RANDOM_SIZES, "holes": HOLES, "threads": THREADS}
+LIVE = [1_000, 1_000_000]
+RECORDS = 100_000
+# In the order in which they are measured: what has a goal comes first.
+WORKLOADS = {
+    "pair": [256, 1 << 10, 64 << 10, MIB, 16 * MIB, 64 * MIB],
+    "random": RANDOM_SIZES,
+    "holes": HOLES,
+    "threads": THREADS,
+    "live": LIVE,
+    "small-uniform": [100_000],
+    "small-log": [100_000],
+    "kernels-cold": [1, 2, 4],
+    "kernels-warm": [1, 2, 4],
+    "random-10000": RANDOM_SIZES,
+    "random-1000": RANDOM_SIZES,
+    "handoff": [1],
+    "replay-dataframe": [RECORDS],
+    "replay-llm": [RECORDS],
+    "replay-datalog": [RECORDS],
+    "churn": [200_000],
+    "threads-shared": THREADS,
+}
+# Our own parts, measured by their own benches.
+OWN = ("budget", "logging", "ordering")
 
 
 @dataclass(frozen=True)
@@ -36,12 +58,30 @@ class Row:
 
 @dataclass(frozen=True)
 class Figure:
-    """A row over all rounds."""
+    """A row over all rounds. `values` has an entry for every round, None where it was not measured."""
 
-    best: float
-    worst: float
-    rounds: int
+    values: tuple
     unit: str
+
+    @property
+    def seen(self):
+        return [value for value in self.values if value is not None]
+
+    @property
+    def is_rate(self):
+        return self.unit == "Mops/s"
+
+    @property
+    def best(self):
+        return max(self.seen) if self.is_rate else min(self.seen)
+
+    @property
+    def worst(self):
+        return min(self.seen) if self.is_rate else max(self.seen)
+
+    @property
+    def rounds(self):
+        return len(self.seen)
 
     def __str__(self):
         digits = 2 if self.unit in ("Mops/s", "ratio") and self.best < 100 else 1
@@ -49,27 +89,26 @@ class Figure:
         spread = f" ({low:.{digits}f} to {high:.{digits}f})" if self.rounds > 1 else " (one round)"
         return f"{self.best:.{digits}f} {self.unit}{spread}".replace(" ratio", "")
 
-    def overlaps(self, other):
-        low, high = sorted((self.best, self.worst))
-        other_low, other_high = sorted((other.best, other.worst))
-        return low <= other_high and other_low <= high
-
 
 @dataclass(frozen=True)
-class Bar:
-    """One line of the table. `met` is None where there is no goal."""
+class Ratio:
+    """How many times better ours is than the best peer: the median over the rounds, and the least and the most of them."""
 
-    name: str
-    ours: str
-    peer: str
-    ratio: str
-    goal: str
-    met: bool | None
-    note: str = ""
+    peer: tuple
+    median: float
+    low: float
+    high: float
+    rounds: int
 
     @property
-    def verdict(self):
-        return self.note or {None: "", True: "met", False: "MISSED"}[self.met]
+    def is_equal(self):
+        return self.low <= 1 <= self.high
+
+    def __str__(self):
+        spread = f" ({self.low:.1f} to {self.high:.1f})" if self.rounds > 1 else ""
+        if self.is_equal:
+            return "equal" + spread
+        return (f"{self.median:.1f} x better" if self.median > 1 else f"{1 / self.median:.1f} x worse") + spread
 
 
 def parse(text):
@@ -88,34 +127,65 @@ def parse(text):
 def figures(rounds):
     """{(workload, parameter): {(peer, variant): Figure}} over the rows of every round."""
     values = {}
-    for row in (row for rows in rounds for row in rows):
-        if row.value is not None:
-            key = (row.workload, row.parameter)
-            values.setdefault(key, {}).setdefault((row.peer, row.variant), (row.unit, []))[1].append(row.value)
-    result = {}
-    for key, by_peer in values.items():
-        for peer, (unit, seen) in by_peer.items():
-            best, worst = (max(seen), min(seen)) if unit == "Mops/s" else (min(seen), max(seen))
-            result.setdefault(key, {})[peer] = Figure(best, worst, len(seen), unit)
-    return result
+    for number, rows in enumerate(rounds):
+        for row in rows:
+            if row.value is not None:
+                by_peer = values.setdefault((row.workload, row.parameter), {})
+                unit, seen = by_peer.setdefault((row.peer, row.variant), (row.unit, [None] * len(rounds)))
+                seen[number] = row.value
+    return {
+        key: {peer: Figure(tuple(seen), unit) for peer, (unit, seen) in by_peer.items()} for key, by_peer in values.items()
+    }
+
+
+def find(table, workload, parameter, peer=OURS):
+    return table.get((workload, parameter), {}).get(peer)
 
 
 def best_peer(table, workload, parameter):
-    """The best peer of a row and its figure, or None."""
-    peers = [(peer, figure) for peer, figure in table.get((workload, parameter), {}).items() if peer not in (OURS, LIMIT)]
+    """The best peer of a row and its figure, or None. Our own variants are no peers."""
+    peers = [
+        (peer, figure)
+        for peer, figure in table.get((workload, parameter), {}).items()
+        if peer[0] != OURS[0] and peer != LIMIT
+    ]
     if not peers:
         return None
-    higher = peers[0][1].unit == "Mops/s"
-    return (max if higher else min)(peers, key=lambda item: item[1].best)
+    return (max if peers[0][1].is_rate else min)(peers, key=lambda item: item[1].best)
+
+
+def ratio(table, workload, parameter):
+    """Ours against the best peer, or None where either has no figure."""
+    ours, best = find(table, workload, parameter), best_peer(table, workload, parameter)
+    if ours is None or best is None:
+        return None
+    peer, theirs = best
+    # A cost below that of doing nothing is no cost; a nanosecond stands for it.
+    least = 1e-6 if ours.is_rate else 1.0 if ours.unit == "ns" else 1e-6
+    times = []
+    for own, other in zip(ours.values, theirs.values):
+        if own is not None and other is not None:
+            own, other = max(own, least), max(other, least)
+            times.append(own / other if ours.is_rate else other / own)
+    if not times:
+        own, other = max(ours.best, least), max(theirs.best, least)
+        times = [own / other if ours.is_rate else other / own]
+    return Ratio(peer, statistics.median(times), min(times), max(times), len(times))
+
+
+def ratios(table):
+    """{(workload, parameter): Ratio} of everything that ours and a peer measured."""
+    found = ((key, ratio(table, *key)) for key in table if not key[0].endswith("-best"))
+    return {key: value for key, value in found if value is not None}
 
 
 def hopeless(table, workload, parameter, peer, factor=4.0):
     """Whether a peer is so far behind the best one that more rounds cannot make it the best."""
     best = best_peer(table, workload, parameter)
-    figure = table.get((workload, parameter), {}).get(peer)
+    figure = find(table, workload, parameter, peer)
     if figure is None or best is None:
         return True
-    if figure.unit == "Mops/s":
+    if figure.is_rate:
         return figure.best * factor < best[1].best
     return figure.best > factor * best[1].best
 
@@ -126,121 +196,86 @@ def size(count):
     return f"{count // 1024} KiB" if count % 1024 == 0 else f"{count} B"
 
 
-def judge(table, workloads, cores):
-    """Every bar of the asked workloads."""
-    bars = []
-    for workload in workloads:
-        for parameter in WORKLOADS[workload]:
-            bars.append(_against_peers(table, workload, parameter))
-        bars.extend(_own(table, workload, cores))
-    return bars
-
-
-def _against_peers(table, workload, parameter):
-    name = {
-        "pair": f"pair, {size(parameter) if workload == 'pair' else ''}",
-        "random": f"random, up to {parameter} MiB",
-        "holes": f"pair, {parameter} holes",
-        "threads": f"{parameter} thread{'s' if parameter > 1 else ''}",
-    }[workload]
-    ours = table.get((workload, parameter), {}).get(OURS)
-    best = best_peer(table, workload, parameter)
-    # How many times better than the best peer, whichever direction is better.
-    times = None
-    if ours and best and ours.best > 0 and best[1].best > 0:
-        times = ours.best / best[1].best if workload == "threads" else best[1].best / ours.best
-    goals, met = [], []
-
-    def goal(text, reached):
-        goals.append(text)
-        met.append(reached)
-
+def label(workload, parameter):
+    """What a row is called in a table."""
+    if workload.endswith("-held"):
+        return label(workload.removesuffix("-held"), parameter) + ": held / peak live"
     if workload == "pair":
-        if parameter <= MIB:
-            goal("1/6 of the best peer", times and times >= 6)
-        most = 40 if parameter <= MIB else 80
-        goal(f"<= {most} ns", ours and ours.best <= most)
-    elif workload == "random":
-        # A cost below that of doing nothing is no cost.
-        goal("1/4 of the best peer", ours and best and (ours.best <= 0 or times and times >= 4))
-    elif workload == "holes" and parameter != HOLES[0]:
-        first = table.get((workload, HOLES[0]), {}).get(OURS)
-        goal(f"<= 1.3 of {HOLES[0]} holes", ours and first and ours.best <= 1.3 * first.best)
-    elif workload == "threads" and parameter == 16:
-        goal("30 x the best peer", times and times >= 30)
-    missing = "" if ours else "NOT JUDGED: no figure of ours"
-    if goals and any(text.endswith("best peer") for text in goals) and not best:
-        missing = missing or "NOT JUDGED: no peer"
-    ratio = "" if times is None else f"{times:.1f} x better" if times >= 1 else f"{1 / times:.1f} x worse"
-    if times is not None and ours.overlaps(best[1]):
-        ratio = "equal"
-    return Bar(
-        name,
-        str(ours) if ours else "",
-        f"{' '.join(best[0])} {best[1]}" if best else "",
-        ratio,
-        ", ".join(goals),
-        all(bool(reached) for reached in met) if goals else None,
-        missing if goals else "",
-    )
+        return f"pair, {size(parameter)}"
+    if workload.startswith("random"):
+        count = {"random": "100 000", "random-10000": "10 000", "random-1000": "1 000"}.get(workload, workload)
+        return f"random, {count} of up to {parameter} MiB"
+    if workload == "holes":
+        return f"pair, {parameter} holes"
+    if workload == "live":
+        return f"pair, {parameter} live blocks"
+    if workload in ("threads", "threads-shared"):
+        where = "one stream" if workload == "threads-shared" else "a stream each" if parameter > 1 else "one stream of its own"
+        return f"{parameter} thread{'s' if parameter > 1 else ''}, {where}"
+    if workload.startswith("kernels-"):
+        return f"kernels, {parameter} {workload.removeprefix('kernels-')} stream{'s' if parameter > 1 else ''}"
+    if workload.startswith("replay-"):
+        return f"replay, {workload.removeprefix('replay-')} log"
+    names = {
+        "small-uniform": "4 B to 4 KiB, uniform: held / peak live",
+        "small-log": "4 B to 4 KiB, log-uniform: held / peak live",
+        "handoff": "handoff between two streams",
+        "churn": "churn: most held / peak live",
+        "churn-time": "churn",
+    }
+    return names.get(workload, f"{workload} {parameter}")
 
 
-def _own(table, workload, cores):
-    """Bars that concern ours alone."""
-
-    def ours(name, parameter):
-        return table.get((name, parameter), {}).get(OURS)
-
-    def bar(name, figure, goal, met):
-        return Bar(name, str(figure) if figure else "", "", "", goal, met, "" if figure else "NOT JUDGED: no figure of ours")
-
-    bars = []
-    if workload == "pair":
-        figure = ours("stack", 1 << 10)
-        bars.append(bar("pair, 1 KiB, budget over pool", figure, "<= 90 ns", bool(figure and figure.best <= 90)))
-    if workload == "random":
-        for parameter in RANDOM_SIZES:
-            figure, most = ours("random-reserved", parameter), RESERVED.get(parameter)
-            name = f"random, up to {parameter} MiB: reserved / peak live"
-            if most is not None:
-                bars.append(bar(name, figure, f"<= {most:.2f}", bool(figure and figure.best <= most)))
-            elif figure:
-                bars.append(bar(name, figure, "", None))
-    if workload == "threads":
-        one, all_of_them = ours("threads", 1), ours("threads", 16)
-        least = 0.6 * min(cores, 16)
-        met = bool(one and all_of_them and all_of_them.best >= least * one.best)
-        scaled = f"{all_of_them.best / one.best:.1f} x" if one and all_of_them else ""
-        note = "" if scaled else "NOT JUDGED: no figure of ours"
-        bars.append(Bar("16 threads against our one", scaled, "", "", f">= {least:.1f} x ({cores} cores)", met, note))
-    return bars
-
-
-def _markdown(header, lines):
+def markdown(header, lines):
     text = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
     text += ["| " + " | ".join(cell.replace("|", "/") for cell in line) + " |" for line in lines]
     return "\n".join(text) + "\n"
 
 
-def bars_table(bars):
-    return _markdown(
-        ["row", "ours", "best peer", "ratio", "goal", "verdict"],
-        [[bar.name, bar.ours, bar.peer, bar.ratio, bar.goal, bar.verdict] for bar in bars],
-    )
+def ratios_table(table, workloads):
+    """Ours beside the best peer of every row."""
+    lines = []
+    for key in keys(table, workloads):
+        ours, best, against = find(table, *key), best_peer(table, *key), ratio(table, *key)
+        if ours or best:
+            theirs = f"{' '.join(best[0])} {best[1]}" if best else ""
+            lines.append([label(*key), str(ours or "-"), theirs, str(against or "")])
+    return markdown(["row", "ours (pool)", "best peer", "ratio"], lines)
+
+
+def keys(table, workloads):
+    """The rows of the asked workloads in order, with what was measured beside them."""
+    for workload in workloads:
+        for parameter in WORKLOADS[workload]:
+            yield workload, parameter
+        for beside in ("-held", "-time"):
+            yield from sorted(key for key in table if key[0] == workload + beside)
 
 
 def figures_table(table, workloads):
     """Every peer beside every other: the best over the rounds."""
-    peers = sorted({peer for by_peer in table.values() for peer in by_peer}, key=lambda peer: (peer != OURS, peer == LIMIT, peer))
+    shown = [key for key in keys(table, workloads) if key in table]
+    peers = sorted({peer for key in shown for peer in table[key]}, key=lambda peer: (peer != OURS, peer[0] != OURS[0], peer == LIMIT, peer))
     lines = []
-    for workload in workloads:
-        for parameter in WORKLOADS[workload]:
-            by_peer = table.get((workload, parameter), {})
-            unit = "Mops/s" if workload == "threads" else "ns"
-            label = size(parameter) if workload == "pair" else f"{parameter} MiB" if workload == "random" else str(parameter)
-            cells = [f"{by_peer[peer].best:.{2 if unit == 'Mops/s' else 1}f}" if peer in by_peer else "-" for peer in peers]
-            lines.append([f"{workload} {label}, {unit}", *cells])
-    return _markdown(["row", *(" ".join(peer) for peer in peers)], lines)
+    for key in shown:
+        unit = next(iter(table[key].values())).unit
+        digits = 1 if unit in ("ns", "us") else 2
+        cells = [f"{table[key][peer].best:.{digits}f}" if peer in table[key] else "-" for peer in peers]
+        lines.append([f"{label(*key)}{'' if unit == 'ratio' else ', ' + unit}", *cells])
+    return markdown(["row", *(" ".join(peer) for peer in peers)], lines)
+
+
+def layers_table(table):
+    """What each layer over the pool costs."""
+    asked = [("pair", 1 << 10), ("pair", MIB), ("random", 4), ("threads", 1), ("threads", 16)]
+    asked = [key for key in asked if key in table]
+    variants = ["pool", "budget", "null-log", "stack", "stack-log", "stack-csv", "guard"]
+    lines = []
+    for variant in variants:
+        found = [find(table, *key, (OURS[0], variant)) for key in asked]
+        if any(found):
+            lines.append([variant, *(str(figure or "-") for figure in found)])
+    return markdown(["stack", *(label(*key) for key in asked)], lines)
 
 
 def left_out(rounds):

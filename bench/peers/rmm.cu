@@ -1,7 +1,7 @@
 // RMM's memory resources through their ordinary C++ interface: pool, arena, binning (over a pool), async and cuda.
 //
 // The resources are held as RMM's users hold them, behind its type-erased owner. Pools start with half of the free memory, so
-// that none of them grows while it is measured.
+// that none of them grows while it is measured, or with 32 MiB where it is measured how much they take.
 
 #include <cuda_runtime_api.h>
 
@@ -16,29 +16,31 @@
 
 #include <cuda/stream_ref>
 
-#include "workloads.hpp"
+#include "serve.hpp"
 
 namespace {
 
 using Resource = cuda::mr::any_resource<cuda::mr::device_accessible>;
 
-Resource resource(std::string const& variant)
+Resource resource(std::string const& variant, bool grows)
 {
   rmm::mr::cuda_memory_resource upstream;
   if (variant == "cuda") { return upstream; }
   if (variant == "async") { return rmm::mr::cuda_async_memory_resource{}; }
-  std::size_t const half = rmm::percent_of_free_device_memory(50);
+  std::size_t const half  = rmm::percent_of_free_device_memory(50);
+  std::size_t const start = grows ? std::size_t{32} << 20 : half;
   if (variant == "arena") { return rmm::mr::arena_memory_resource{upstream, half}; }
-  if (variant == "pool") { return rmm::mr::pool_memory_resource{upstream, half}; }
+  if (variant == "pool") { return rmm::mr::pool_memory_resource{upstream, start}; }
+  if (variant != "binning") { peers::unknown_variant(variant); }
   // Bins of 256 KiB to 4 MiB, the example in RMM's own documentation.
-  return rmm::mr::binning_memory_resource{rmm::mr::pool_memory_resource{upstream, half}, 18, 22};
+  return rmm::mr::binning_memory_resource{rmm::mr::pool_memory_resource{upstream, start}, 18, 22};
 }
 
 class Rmm {
  public:
   using Stream = cuda::stream_ref;
 
-  explicit Rmm(std::string const& variant) : resource_{resource(variant)} {}
+  Rmm(std::string const& variant, bool grows) : resource_{resource(variant, grows)}, is_arena_{variant == "arena"} {}
 
   Stream stream()
   {
@@ -59,20 +61,21 @@ class Rmm {
 
   void free(void* block, std::size_t bytes, Stream stream) { resource_.deallocate(stream, block, bytes, 256); }
 
+  // A free on another stream is RMM's own way.
+  void free_elsewhere(void* block, std::size_t bytes, Stream, Stream used, peers::Device const&) { free(block, bytes, used); }
+
+  void* raw(Stream stream) { return stream.get(); }
+
   void synchronize() { cudaDeviceSynchronize(); }
 
-  std::uint64_t total_bytes()
-  {
-    std::size_t free  = 0;
-    std::size_t total = 0;
-    cudaMemGetInfo(&free, &total);
-    return total;
-  }
+  // The arena takes its whole size at the start.
+  bool holds_what_it_needs() { return !is_arena_; }
 
  private:
   // Declared first: streams outlive the resource that remembers them.
   std::vector<std::unique_ptr<rmm::cuda_stream>> streams_;
   Resource resource_;
+  bool is_arena_;
 };
 
 }  // namespace
@@ -84,7 +87,13 @@ int main(int count, char** values)
     std::fprintf(stderr, "rmm: no device: %s\n", cudaGetErrorString(status));
     return 1;
   }
-  for (std::string const variant : {"pool", "arena", "binning", "async", "cuda"}) {
-    peers::run(options, "rmm", variant, [&] { return std::make_unique<Rmm>(variant); });
+  try {
+    peers::Device const cuda{options.ptx};
+    return peers::serve(options, "rmm", &cuda, [](std::string const& variant, bool grows) {
+      return std::make_unique<Rmm>(variant, grows);
+    });
+  } catch (std::exception const& error) {
+    std::fprintf(stderr, "rmm: %s\n", error.what());
+    return 1;
   }
 }

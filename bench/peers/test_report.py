@@ -1,10 +1,21 @@
-"""Tests of the bars; no GPU needed: python3 -m unittest discover bench/peers"""
+"""Tests of the bars, the tables, the plots and the comparison; no GPU needed: python3 -m unittest discover -s bench/peers"""
 
+import importlib.machinery
+import importlib.util
 import pathlib
+import shutil
+import subprocess
 import sys
+import tempfile
 import unittest
+import xml.etree.ElementTree
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+import bars as goals  # noqa: E402
+import plans  # noqa: E402
+import plots  # noqa: E402
+import programs  # noqa: E402
 import report  # noqa: E402
 
 
@@ -12,8 +23,17 @@ def rounds(*texts):
     return [report.parse(text) for text in texts]
 
 
-def bars(text, workload, cores=16):
-    return {bar.name: bar for bar in report.judge(report.figures(rounds(text)), [workload], cores)}
+def bars(text, part, cores=16):
+    workloads, own = ([part], []) if part in report.WORKLOADS else ([], [part])
+    return {bar.name: bar for bar in goals.judge(report.figures(rounds(text)), workloads, own, cores)}
+
+
+def script(name):
+    """A program without an ending, as a module."""
+    loader = importlib.machinery.SourceFileLoader(name, str(HERE / name))
+    module = importlib.util.module_from_spec(importlib.util.spec_from_loader(name, loader))
+    loader.exec_module(module)
+    return module
 
 
 class Bars(unittest.TestCase):
@@ -29,33 +49,64 @@ class Bars(unittest.TestCase):
             text = f"xlog,pool,pair,{64 << 20},{ours},ns\nrmm,arena,pair,{64 << 20},100,ns\n"
             self.assertEqual(bars(text, "pair")["pair, 64 MiB"].met, met)
 
-    def test_random_is_a_quarter(self):
-        for ours, met in [(50, True), (51, False), (-3, True)]:
-            text = f"xlog,pool,random,64,{ours},ns\ndriver,async,random,64,200,ns\n"
-            self.assertEqual(bars(text, "random")["random, up to 64 MiB"].met, met)
+    def test_random_is_a_quarter_on_the_whole_grid(self):
+        for workload, name in [("random", "100 000"), ("random-10000", "10 000"), ("random-1000", "1 000")]:
+            for ours, met in [(50, True), (51, False), (-3, True)]:
+                text = f"xlog,pool,{workload},64,{ours},ns\ndriver,async,{workload},64,200,ns\n"
+                self.assertIs(bars(text, workload)[f"random, {name} of up to 64 MiB"].met, met)
 
-    def test_reserved_memory_has_its_own_bars(self):
-        text = "xlog,pool,random-reserved,4,1.09,ratio\nxlog,pool,random-reserved,64,1.19,ratio\nxlog,pool,random-reserved,1024,9,ratio\n"
+    def test_held_memory_has_its_own_bars(self):
+        text = "xlog,pool,random-held,4,1.09,ratio\nxlog,pool,random-held,64,1.19,ratio\n"
         found = bars(text, "random")
-        self.assertIs(found["random, up to 4 MiB: reserved / peak live"].met, False)
-        self.assertIs(found["random, up to 64 MiB: reserved / peak live"].met, True)
-        self.assertIsNone(found["random, up to 1024 MiB: reserved / peak live"].met)
+        self.assertIs(found["random, 100 000 of up to 4 MiB: held / peak live"].met, False)
+        self.assertIs(found["random, 100 000 of up to 64 MiB: held / peak live"].met, True)
+        for workload, most in [("small-uniform", 1.15), ("small-log", 1.40)]:
+            for value, met in [(most, True), (most + 0.01, False)]:
+                (bar,) = bars(f"xlog,pool,{workload},100000,{value},ratio\n", workload).values()
+                self.assertIs(bar.met, met)
 
     def test_holes_are_flat_against_the_first(self):
         text = "xlog,pool,holes,4096,20,ns\nxlog,pool,holes,16384,26,ns\nxlog,pool,holes,65536,26.1,ns\n"
         found = bars(text, "holes")
-        self.assertIsNone(found["pair, 4096 holes"].met)
-        self.assertIs(found["pair, 16384 holes"].met, True)
-        self.assertIs(found["pair, 65536 holes"].met, False)
+        self.assertIs(found["pair, 16384 holes against 4096"].met, True)
+        self.assertIs(found["pair, 65536 holes against 4096"].met, False)
+
+    def test_a_million_live_blocks_against_a_thousand(self):
+        for many, met in [(60, True), (61, False)]:
+            (bar,) = bars(f"xlog,pool,live,1000,40,ns\nxlog,pool,live,1000000,{many},ns\n", "live").values()
+            self.assertIs(bar.met, met)
 
     def test_threads_against_the_best_peer_and_against_one_of_ours(self):
-        text = "xlog,pool,threads,1,15,Mops/s\nxlog,pool,threads,16,120,Mops/s\nrmm,arena,threads,16,4,Mops/s\nrmm,pool,threads,16,0.6,Mops/s\n"
+        text = (
+            "xlog,pool,threads,1,15,Mops/s\nxlog,pool,threads,16,120,Mops/s\nxlog,budget,threads,16,78,Mops/s\n"
+            "rmm,arena,threads,16,4,Mops/s\nrmm,pool,threads,16,0.6,Mops/s\n"
+        )
         found = bars(text, "threads")
-        self.assertIs(found["16 threads"].met, True)
+        self.assertIs(found["16 threads, a stream each"].met, True)
         self.assertIs(found["16 threads against our one"].met, False)
+        self.assertIs(found["16 threads under a budget against none"].met, True)
         self.assertIs(bars(text, "threads", cores=13)["16 threads against our one"].met, True)
-        slower = bars(text.replace(",120,", ",119,"), "threads")
-        self.assertIs(slower["16 threads"].met, False)
+        slower = bars(text.replace(",120,", ",119,").replace(",78,", ",77,"), "threads")
+        self.assertIs(slower["16 threads, a stream each"].met, False)
+        self.assertIs(slower["16 threads under a budget against none"].met, False)
+
+    def test_our_own_parts_have_their_bars(self):
+        text = (
+            "xlog,budget,budget-added,1024,15,ns\nxlog,null-sink,logging-added,1024,10.1,ns\nxlog,binary-sink,logging-added,1024,40,ns\n"
+            "xlog,statistics,statistics-added,1024,15,ns\nxlog,read,order-same-stream,256,15,ns\nxlog,write,order-same-stream,256,16,ns\n"
+            "xlog,async,order-alternating,256,1.15,ratio\nxlog,async,order-async,1024,1.16,ratio\nxlog,pool,order-overlap,20,1.1,ratio\n"
+        )
+        verdicts = [bar.verdict for part in report.OWN for bar in bars(text, part).values()]
+        lost = "NOT JUDGED: no figure of ours"
+        self.assertEqual(verdicts, ["met", "MISSED", "met", "met", "met", "MISSED", "met", "MISSED", lost, "met"])
+
+    def test_the_full_stack_and_cold_streams(self):
+        name = "pair, 1 KiB, the full stack of a shared runtime"
+        self.assertIs(bars("xlog,stack,pair,1024,90,ns\n", "pair")[name].met, True)
+        self.assertIs(bars("xlog,stack,pair,1024,90.1,ns\n", "pair")[name].met, False)
+        text = "xlog,pool,kernels-cold,4,110,us\nxlog,pool,kernels-warm,4,100,us\n"
+        (bar,) = bars(text, "kernels-cold").values()
+        self.assertIs(bar.met, True)
 
     def test_what_is_missing_is_not_met(self):
         for text, why in [
@@ -63,8 +114,9 @@ class Bars(unittest.TestCase):
             ("xlog,pool,random,4,1,ns\n", "no peer"),
             ("xlog,pool,random,4,1,ns\nrmm,pool,random,4,,skipped: slow\n", "no peer"),
             ("xlog,pool,random,4,1,ns\nglibc,malloc,random,4,100,ns\n", "no peer"),
+            ("xlog,pool,random,4,1,ns\nxlog,async,random,4,100,ns\n", "no peer"),
         ]:
-            bar = bars(text, "random")["random, up to 4 MiB"]
+            bar = bars(text, "random")["random, 100 000 of up to 4 MiB"]
             self.assertIs(bar.met, False, text)
             self.assertIn(why, bar.verdict)
 
@@ -72,14 +124,26 @@ class Bars(unittest.TestCase):
 class Figures(unittest.TestCase):
     def test_the_best_round_counts_and_the_spread_is_kept(self):
         table = report.figures(rounds("a,b,pair,256,10,ns\na,b,threads,4,2,Mops/s\n", "a,b,pair,256,8,ns\na,b,threads,4,3,Mops/s\n"))
-        self.assertEqual(table["pair", 256]["a", "b"], report.Figure(8, 10, 2, "ns"))
-        self.assertEqual(table["threads", 4]["a", "b"], report.Figure(3, 2, 2, "Mops/s"))
+        pair, threads = table["pair", 256]["a", "b"], table["threads", 4]["a", "b"]
+        self.assertEqual((pair.best, pair.worst, pair.rounds), (8, 10, 2))
+        self.assertEqual((threads.best, threads.worst, str(threads)), (3, 2, "3.00 Mops/s (2.00 to 3.00)"))
 
-    def test_figures_inside_the_spread_are_equal(self):
+    def test_a_ratio_is_taken_within_the_round(self):
         table = report.figures(
-            rounds("xlog,pool,holes,4096,10,ns\na,b,holes,4096,11,ns\n", "xlog,pool,holes,4096,12,ns\na,b,holes,4096,13,ns\n")
+            rounds(
+                "xlog,pool,pair,256,10,ns\na,b,pair,256,60,ns\n",
+                "xlog,pool,pair,256,20,ns\na,b,pair,256,140,ns\n",
+                "xlog,pool,pair,256,10,ns\n",
+            )
         )
-        self.assertEqual(report.judge(table, ["holes"], 1)[0].ratio, "equal")
+        found = report.ratio(table, "pair", 256)
+        self.assertEqual((found.peer, found.median, found.low, found.high, found.rounds), (("a", "b"), 6.5, 6.0, 7.0, 2))
+
+    def test_what_lies_in_the_spread_is_equal(self):
+        table = report.figures(
+            rounds("xlog,pool,holes,4096,10,ns\na,b,holes,4096,11,ns\n", "xlog,pool,holes,4096,14,ns\na,b,holes,4096,13,ns\n")
+        )
+        self.assertTrue(str(report.ratio(table, "holes", 4096)).startswith("equal"))
 
     def test_only_hopeless_peers_are_left_out_of_later_rounds(self):
         table = report.figures(
@@ -97,6 +161,111 @@ class Figures(unittest.TestCase):
     def test_a_line_that_is_no_row_is_refused(self):
         with self.assertRaisesRegex(ValueError, "on cuda:0"):
             report.parse("on cuda:0 (H200)\n")
+
+    def test_every_table_has_every_peer(self):
+        text = "xlog,pool,pair,1024,10,ns\nrmm,arena,pair,1024,60,ns\nxlog,stack,pair,1024,80,ns\nxlog,pool,churn,200000,1.1,ratio\n"
+        table = report.figures(rounds(text))
+        page = report.figures_table(table, ["pair", "churn"])
+        self.assertIn("| pair, 1 KiB, ns | 10.0 | 80.0 | 60.0 |", page)
+        self.assertIn("| pair, 1 KiB | 10.0 ns (one round) | rmm arena 60.0 ns (one round) | 6.0 x better |", report.ratios_table(table, ["pair"]))
+        self.assertIn("| stack | 80.0 ns (one round) |", report.layers_table(table))
+
+
+class Plots(unittest.TestCase):
+    def test_charts_are_well_formed_and_label_their_axes(self):
+        lines = [f"{peer},pair,{size},{size / 100 + at},ns" for at, peer in enumerate(["xlog,pool", "rmm,<a&b>"]) for size in report.WORKLOADS["pair"]]
+        drawn = plots.charts(report.figures(rounds("\n".join(lines))))
+        self.assertEqual(list(drawn), ["pair.svg"])
+        root = xml.etree.ElementTree.fromstring(drawn["pair.svg"])
+        texts = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
+        for wanted in ["size", "ns for a pair", "64 MiB", "xlog pool", "rmm <a&b>"]:
+            self.assertIn(wanted, texts)
+
+    def test_one_point_and_nothing_below_zero(self):
+        chart = plots.line_chart("t", "x", "y", {"a": [(1, 5.0), (2, -1.0)]})
+        xml.etree.ElementTree.fromstring(chart)
+        self.assertEqual(chart.count("<circle"), 1)
+        self.assertIsNone(plots.line_chart("t", "x", "y", {"a": [(1, 0.0)]}))
+
+
+class Comparison(unittest.TestCase):
+    def folder(self, text):
+        folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+        header = "workload,parameter,peer,variant,ratio,low,high,rounds\n"
+        (folder / "ratios.csv").write_text(header + text, encoding="utf-8")
+        return folder
+
+    def test_spreads_of_ratios_above_1_3_must_meet(self):
+        compare = script("compare")
+        one = self.folder("pair,256,rmm,arena,6.0,5.5,6.5,3\nholes,4096,rmm,arena,1.2,1.1,1.3,3\nlive,1000,rmm,arena,2,2,2,1\n")
+        for text, agrees in [("pair,256,rmm,pool,7.0,6.5,7.5,3\nholes,4096,a,b,1.0,0.5,1.0,3\n", True), ("pair,256,rmm,pool,7,6.6,7.5,3\n", False)]:
+            lines = compare.compare(compare.read(one), compare.read(self.folder(text)))
+            self.assertEqual([(key[0], agree) for key, _, _, agree in lines], [("pair", agrees), ("live", True)])
+
+
+class Plans(unittest.TestCase):
+    HEADER = "Thread,Time,Action,Pointer,Size,Stream\n"
+
+    def steps(self, text):
+        return list(plans.plan_of((self.HEADER + text).splitlines(keepends=True)))
+
+    def test_slots_are_reused_and_what_is_left_is_freed(self):
+        log = "1,0,allocate,0x10,100,0x1\n1,0,allocate,0x20,200,0x2\n2,0,free,0x10,100,0x1\n1,0,allocate failure,(nil),9,0x1\n1,0,allocate,0x30,300,0x2\n"
+        self.assertEqual(self.steps(log), [(0, 0, 100), (1, 1, 200), (0, 0, 0), (1, 0, 300), (0, 1, 0), (0, 0, 0)])
+
+    def test_a_log_that_is_none_is_refused(self):
+        for text in ["1,0,free,0x10,100,0x1\n", "1,0,allocate,0x10,1,0\n1,0,allocate,0x10,1,0\n"]:
+            with self.assertRaises(ValueError):
+                self.steps(text)
+        with self.assertRaises(ValueError):
+            list(plans.plan_of(["a,b\n"]))
+
+
+class Programs(unittest.TestCase):
+    class Options:
+        seconds = 0.01
+        inputs = []
+
+    def ask(self, code, requests, timeout=5):
+        log = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+        program = programs.Program("p", ["v"], [sys.executable, "-c", code])
+        self.addCleanup(program.stop)
+        return [program.ask("v", "pair", number, self.Options, log, timeout) for number in requests]
+
+    def test_a_program_is_asked_again_and_one_that_dies_is_started_anew(self):
+        code = (
+            "import sys\n"
+            "for line in sys.stdin:\n"
+            "    v, w, n = line.strip().split(':')\n"
+            "    if n == '2': sys.exit('gone')\n"
+            "    print(f'p,{v},{w},{n},1.5,ns', flush=True)\n"
+            "    print('.', flush=True)\n"
+        )
+        first, second, third = self.ask(code, [1, 2, 3])
+        self.assertEqual([row.value for row in first + third], [1.5, 1.5])
+        self.assertRegex(second[0].unit, "skipped: ended with status 1: gone")
+
+    def test_a_program_that_hangs_loses_the_row_only(self):
+        ((row,),) = self.ask("import time; time.sleep(60)", [1], timeout=0.3)
+        self.assertIn("took over", row.unit)
+
+    def test_the_programs_in_cpp_and_python_answer_alike(self):
+        compiler = shutil.which("g++")
+        if compiler is None:
+            self.skipTest("no g++")
+        folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+        host = folder / "host"
+        subprocess.run([compiler, "-O1", "-std=c++17", "-pthread", HERE / "host.cpp", "-ldl", "-o", host], check=True)
+        (folder / "llm.plan").write_text("0 0 100\n1 1 200\n0 0 0\n1 1 0\n", encoding="ascii")
+        rows = ["pair:256", "holes:64", "live:64", "threads:2", "threads-shared:2", "random-1000:1", "random-1000:4096", "replay-llm:1"]
+        seen = []
+        for command, variant in [([host], "malloc"), ([sys.executable, HERE / "python_peers.py", "--peer", "nothing"], "python")]:
+            asked = [f"{variant}:{row}" for row in rows]
+            done = subprocess.run([*command, "--seconds", "2", "--plans", folder, *asked], capture_output=True, text=True, check=True)
+            answered = report.parse(done.stdout)
+            self.assertTrue(all(row.value is not None for row in answered), done.stdout)
+            seen.append([(row.workload, row.parameter, row.unit) for row in answered])
+        self.assertEqual(seen[0], seen[1])
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@
 #include <c10/cuda/CUDAStream.h>
 #include <cuda_runtime_api.h>
 
-#include "workloads.hpp"
+#include "serve.hpp"
 
 namespace {
 
@@ -41,15 +41,18 @@ class Torch {
 
   void free(void* block, std::size_t, Stream) { caching::raw_delete(block); }
 
+  // A raw block goes back to the stream it was allocated on, which first waits for the other one.
+  void free_elsewhere(void* block, std::size_t bytes, Stream allocated, Stream used, peers::Device const& device)
+  {
+    device.order(used, allocated);
+    free(block, bytes, allocated);
+  }
+
+  void* raw(Stream stream) { return stream; }
+
   void synchronize() { cudaDeviceSynchronize(); }
 
-  std::uint64_t total_bytes()
-  {
-    std::size_t free  = 0;
-    std::size_t total = 0;
-    cudaMemGetInfo(&free, &total);
-    return total;
-  }
+  bool holds_what_it_needs() { return true; }
 };
 
 }  // namespace
@@ -62,5 +65,14 @@ int main(int count, char** values)
     return 1;
   }
   caching::init(1);
-  peers::run(options, "torch", "cpp", [] { return std::make_unique<Torch>(); });
+  try {
+    peers::Device const cuda{options.ptx};
+    return peers::serve(options, "torch", &cuda, [](std::string const& variant, bool) {
+      if (variant != "cpp") { peers::unknown_variant(variant); }
+      return std::make_unique<Torch>();
+    });
+  } catch (std::exception const& error) {
+    std::fprintf(stderr, "torch: %s\n", error.what());
+    return 1;
+  }
 }

@@ -1,6 +1,6 @@
 //! What a log and statistics add to an operation, beside the cost of the clock itself.
 //!
-//!     cargo bench -p xlog-cuda --bench logging -- [--gate] [FILTER]
+//!     cargo bench -p xlog-cuda --bench logging -- [--gate] [--csv] [FILTER]
 //!
 //! The resource below does next to nothing, so that what is added can be told from it. Batches of all variants take turns, so
 //! that a change of clock or of load meets all of them; of each the fastest twentieth is compared. The flush of the file sink is left out: its
@@ -103,15 +103,19 @@ fn best(times: &mut [f64]) -> f64 {
 }
 
 fn main() -> ExitCode {
-    let mut gate = false;
+    let (mut gate, mut csv) = (false, false);
     let mut filter = String::new();
     for argument in std::env::args().skip(1) {
         match argument.as_str() {
             "--gate" => gate = true,
+            // `peer,variant,workload,parameter,value,unit` instead of a table.
+            "--csv" => csv = true,
             // Cargo says so to every bench.
             "--bench" => {}
             flag if flag.starts_with('-') => {
-                eprintln!("logging: unknown argument '{flag}'; accepted are --gate and a filter");
+                eprintln!(
+                    "logging: unknown argument '{flag}'; accepted are --gate, --csv and a filter"
+                );
                 return ExitCode::from(2);
             }
             text => text.clone_into(&mut filter),
@@ -159,8 +163,10 @@ fn main() -> ExitCode {
         best(&mut found.times)
     };
     let (clock, bare) = (cost(&mut variants, "clock"), cost(&mut variants, "bare"));
-    println!("{:<44} {:.1} ns an operation", "two clock reads", clock / 2.0);
-    println!("{:<44} {:.1} ns a pair", "the resource below", bare);
+    if !csv {
+        println!("{:<44} {:.1} ns an operation", "two clock reads", clock / 2.0);
+        println!("{:<44} {:.1} ns a pair", "the resource below", bare);
+    }
     let mut missed = 0;
     for (name, bar) in [("null sink", NULL_BAR), ("binary sink", BINARY_BAR)] {
         if !is_wanted(name) {
@@ -169,6 +175,11 @@ fn main() -> ExitCode {
         let added = (cost(&mut variants, name) - bare - clock) / 2.0;
         let verdict = if added <= bar { "met" } else { "MISSED" };
         missed += usize::from(added > bar);
+        if csv {
+            let variant = name.replace(' ', "-");
+            println!("xlog,{variant},logging-added,1024,{added:.3},ns");
+            continue;
+        }
         println!(
             "{name:<44} {added:.1} ns an operation, above the clock  goal <= {bar} ns  {verdict}"
         );
@@ -180,6 +191,11 @@ fn main() -> ExitCode {
         let added = cost(&mut variants, name) - bare;
         let verdict = if added <= STATISTICS_BAR { "met" } else { "MISSED" };
         missed += usize::from(added > STATISTICS_BAR);
+        if csv {
+            let variant = name.replace(' ', "-");
+            println!("xlog,{variant},statistics-added,1024,{added:.3},ns");
+            continue;
+        }
         println!("{name:<44} {added:.1} ns a pair  goal <= {STATISTICS_BAR} ns  {verdict}");
     }
     drop((variants, file));

@@ -1,9 +1,10 @@
 //! What order costs, against what it is made of.
 //!
-//!     cargo bench -p xlog-cuda --bench ordering -- [--gate] [FILTER]
+//!     cargo bench -p xlog-cuda --bench ordering -- [--gate] [--csv] [FILTER]
 //!
 //! Each figure compares two variants in one run: short batches of one and the other alternate, so that a change of clock or
-//! of load meets both, and the medians are compared. `--gate` ends with status 1 when a bar is missed. What needs a GPU takes
+//! of load meets both, and the medians are compared. `--gate` ends with status 1 when a bar is missed; `--csv` prints
+//! `peer,variant,workload,parameter,value,unit` instead of a table. What needs a GPU takes
 //! the one that `XLOG_TEST_DEVICE` or `XLOG_DEVICE` names, else the first, and is left out where there is none.
 
 #![allow(missing_docs, clippy::unwrap_used)]
@@ -14,9 +15,11 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use xlog_cuda::device_runtime::{
-    Access, AllocTag, AsyncCudaResource, BlockId, DeviceMemoryResource, StreamLease, StreamPool,
+    Access, AllocTag, AsyncCudaResource, BlockId, DeviceMemoryResource, PoolConfig, PoolResource,
+    StreamLease, StreamPool,
 };
 use xlog_cuda::driver::{AsyncPools, DeviceKind};
+use xlog_cuda::kernels::exercise::Exercise;
 use xlog_cuda::{CudaDevice, DeviceSpec};
 
 const BATCHES: usize = 401;
@@ -25,33 +28,37 @@ const BLOCKS: usize = 64;
 
 const SAME_STREAM_BAR: f64 = 15.0;
 const RATIO_BAR: f64 = 1.15;
+const OVERLAP_BAR: f64 = 1.1;
 
 fn main() -> ExitCode {
-    let mut gate = false;
-    let mut filter = None;
+    let (mut gate, mut csv, mut filter) = (false, false, None);
     for argument in std::env::args().skip(1) {
         match argument.as_str() {
             "--gate" => gate = true,
+            "--csv" => csv = true,
             // Cargo says so to every bench.
             "--bench" => {}
             flag if flag.starts_with('-') => {
-                eprintln!("ordering: unknown argument '{flag}'; accepted are --gate and a filter");
+                eprintln!(
+                    "ordering: unknown argument '{flag}'; accepted are --gate, --csv and a filter"
+                );
                 return ExitCode::from(2);
             }
             text => filter = Some(text.to_owned()),
         }
     }
-    let mut table = Table { filter, missed: 0 };
+    let mut table = Table { filter, missed: 0, csv };
     same_stream(&mut table);
     match gpu() {
         Ok(device) => {
-            println!("on {} ({})", device.spec(), device.properties().name);
+            table.say(&format!("on {} ({})", device.spec(), device.properties().name));
             alternating(&mut table, &device);
             for bytes in [1 << 10, 1 << 20] {
                 allocation(&mut table, &device, bytes);
             }
+            overlap(&mut table, &device);
         }
-        Err(reason) => println!("left out what needs a GPU: {reason}"),
+        Err(reason) => table.say(&format!("left out what needs a GPU: {reason}")),
     }
     match (table.missed, gate) {
         (0, _) | (_, false) => ExitCode::SUCCESS,
@@ -77,16 +84,31 @@ fn gpu() -> Result<Arc<CudaDevice>, String> {
 struct Table {
     filter: Option<String>,
     missed: usize,
+    csv: bool,
 }
 
 impl Table {
+    /// A remark beside the rows.
+    fn say(&self, text: &str) {
+        if !self.csv {
+            println!("{text}");
+        }
+    }
+
+    /// The row as the comparison with peers reads it.
+    fn raw(&self, variant: &str, workload: &str, parameter: usize, value: f64, unit: &str) {
+        if self.csv {
+            println!("xlog,{variant},{workload},{parameter},{value:.4},{unit}");
+        }
+    }
+
     fn wants(&self, name: &str) -> bool {
         self.filter.as_ref().is_none_or(|text| name.contains(text.as_str()))
     }
 
     fn row(&mut self, name: &str, figure: &str, goal: &str, is_met: bool) {
         let verdict = if is_met { "met" } else { "MISSED" };
-        println!("{name:<44} {figure:<48} goal {goal:<12} {verdict}");
+        self.say(&format!("{name:<44} {figure:<48} goal {goal:<12} {verdict}"));
         self.missed += usize::from(!is_met);
     }
 
@@ -174,6 +196,8 @@ fn same_stream(table: &mut Table) {
         let made = calls(&device).zip(before).map_or(0, |(after, before)| after - before);
         let figure = format!("{cost:.1} ns (best batch {best:.1}), {made} driver calls");
         let goal = format!("<= {SAME_STREAM_BAR} ns");
+        let variant = if access == Access::Read { "read" } else { "write" };
+        table.raw(variant, "order-same-stream", 256, cost, "ns");
         table.row(&name, &figure, &goal, cost <= SAME_STREAM_BAR && made == 0);
     }
     resource.deallocate_batch(blocks).unwrap();
@@ -222,14 +246,15 @@ fn alternating(table: &mut Table, device: &Arc<CudaDevice>) {
         },
     );
     let statistics = resource.statistics();
+    table.raw("async", "order-alternating", 256, ours / bare, "ratio");
     table.ratio(name, ours, bare);
     let uses = ((BATCHES + BATCHES / 10) * PER_BATCH) as f64;
-    println!(
+    table.say(&format!(
         "{:<44} {:.2} events recorded and {:.2} waits queued per use",
         "",
         statistics.events_recorded as f64 / uses,
         statistics.waits_inserted as f64 / uses
-    );
+    ));
     for event in events {
         driver.event_destroy(event).unwrap();
     }
@@ -270,6 +295,78 @@ fn allocation(table: &mut Table, device: &Arc<CudaDevice>, bytes: usize) {
             cost
         },
     );
+    table.raw("async", "order-async", bytes, ours / bare, "ratio");
     table.ratio(&name, ours, bare);
     resource.reap_pending().unwrap();
+}
+
+/// A pipeline over two streams: a kernel of about a millisecond writes a block, another on the other stream reads it. The kernel of a
+/// round runs while the one of the round before does, unless somebody makes it wait without need.
+fn overlap(table: &mut Table, device: &Arc<CudaDevice>) {
+    const ROUNDS: usize = 20;
+    const TICKS: u64 = 1_700_000;
+    let name = "overlap of two streams";
+    if !table.wants(name) {
+        return;
+    }
+    let kernels = Exercise::load(device).unwrap();
+    let streams = Arc::new(StreamPool::with_defaults(device.clone()));
+    // Memory that belongs to no stream yet: what a stream must not wait for is another stream.
+    let config = PoolConfig::default().with_initial(32 << 20);
+    let resource =
+        PoolResource::new(device.clone(), device.ordinal(), streams.clone(), config).unwrap();
+    let (a, b) = (streams.lease().unwrap(), streams.lease().unwrap());
+    let kept = resource.allocate(8, a.id(), AllocTag::UNTAGGED).unwrap();
+    device.synchronize().unwrap();
+    let driver = device.driver();
+    let events: Vec<_> = (0..ROUNDS).map(|_| driver.event_create().unwrap()).collect();
+    let bare = || {
+        let start = Instant::now();
+        for event in &events {
+            // SAFETY: both words are live until the device was waited for, and each has one writer.
+            unsafe { kernels.spin(&a, TICKS, kept.ptr, 1).unwrap() };
+            driver.event_record(*event, a.handle()).unwrap();
+            driver.stream_wait_event(b.handle(), *event).unwrap();
+            // SAFETY: as above.
+            unsafe { kernels.spin(&b, TICKS, kept.ptr + 4, 1).unwrap() };
+        }
+        device.synchronize().unwrap();
+        start.elapsed().as_secs_f64()
+    };
+    let ours = || {
+        let start = Instant::now();
+        for _ in 0..ROUNDS {
+            let block = resource.allocate(4, a.id(), AllocTag::UNTAGGED).unwrap();
+            let id = BlockId::from_block(&block);
+            for (stream, access, out) in
+                [(&a, Access::Write, block.ptr), (&b, Access::Read, kept.ptr + 4)]
+            {
+                resource.prepare_block_use(id, stream.id(), access).unwrap();
+                // SAFETY: the word is live, and the hooks order the kernel.
+                unsafe { kernels.spin(stream, TICKS, out, 1).unwrap() };
+                resource.finish_block_use(id, stream.id(), access).unwrap();
+            }
+            resource.deallocate(block).unwrap();
+        }
+        device.synchronize().unwrap();
+        start.elapsed().as_secs_f64()
+    };
+    let mut times = (Vec::new(), Vec::new());
+    for turn in 0..6 {
+        let pair = (bare() * 1e9, ours() * 1e9);
+        // The first fills caches and pools.
+        if turn > 0 {
+            times.0.push(pair.0);
+            times.1.push(pair.1);
+        }
+    }
+    let (bare, ours) = (median(times.0), median(times.1));
+    table.raw("pool", "order-overlap", ROUNDS, ours / bare, "ratio");
+    let figure =
+        format!("{:.2} ms against {:.2} ms bare = {:.3}", ours / 1e6, bare / 1e6, ours / bare);
+    table.row(name, &figure, &format!("<= {OVERLAP_BAR}"), ours / bare <= OVERLAP_BAR);
+    for event in events {
+        driver.event_destroy(event).unwrap();
+    }
+    resource.deallocate(kept).unwrap();
 }

@@ -1,6 +1,6 @@
 //! What a pool costs.
 //!
-//!     cargo bench -p xlog-cuda --bench pool -- [--gate] [--csv] [--device SPEC] [FILTER]
+//!     cargo bench -p xlog-cuda --bench pool -- [--gate] [--device SPEC] [FILTER]
 //!
 //! Every request goes through the trait object. On a GPU the bare driver runs beside it. Without one, memory is the simulated
 //! device's behind the plain driver seam, so that what is measured is the pool and not the detector. `--gate` ends with status 1
@@ -30,8 +30,6 @@ type Resource = Box<dyn DeviceMemoryResource + Send + Sync>;
 struct Table {
     filter: Option<String>,
     missed: usize,
-    /// Prints `peer,variant,workload,parameter,value,unit` instead of a table.
-    csv: bool,
 }
 
 impl Table {
@@ -39,16 +37,7 @@ impl Table {
         self.filter.as_ref().is_none_or(|filter| name.contains(filter.as_str()))
     }
 
-    fn raw(&self, workload: &str, parameter: impl std::fmt::Display, value: f64, unit: &str) {
-        if self.csv {
-            println!("xlog,pool,{workload},{parameter},{value:.3},{unit}");
-        }
-    }
-
     fn row(&mut self, name: &str, figure: &str, bar: Option<(f64, f64)>) {
-        if self.csv {
-            return;
-        }
         match bar {
             None => println!("{name:<44} {figure}"),
             Some((value, bar)) => {
@@ -62,17 +51,16 @@ impl Table {
 }
 
 fn main() -> ExitCode {
-    let (mut gate, mut csv, mut filter, mut spec) = (false, false, None, None);
+    let (mut gate, mut filter, mut spec) = (false, None, None);
     let mut arguments = std::env::args().skip(1);
     while let Some(argument) = arguments.next() {
         match argument.as_str() {
             "--gate" => gate = true,
-            "--csv" => csv = true,
             "--device" => spec = arguments.next(),
             "--bench" => {}
             flag if flag.starts_with('-') => {
                 eprintln!(
-                    "pool: unknown argument '{flag}'; accepted are --gate, --csv, --device SPEC and a filter"
+                    "pool: unknown argument '{flag}'; accepted are --gate, --device SPEC and a filter"
                 );
                 return ExitCode::from(2);
             }
@@ -80,10 +68,8 @@ fn main() -> ExitCode {
         }
     }
     let device = device(spec.as_deref());
-    if !csv {
-        println!("on {} ({})", device.spec(), device.properties().name);
-    }
-    let mut table = Table { filter, missed: 0, csv };
+    println!("on {} ({})", device.spec(), device.properties().name);
+    let mut table = Table { filter, missed: 0 };
     for bytes in [256, 1 << 10, 64 << 10, MIB, 64 * MIB] {
         pair(&mut table, &device, bytes);
     }
@@ -161,7 +147,6 @@ fn pair(table: &mut Table, device: &Arc<CudaDevice>, bytes: usize) {
     let setup = setup(device);
     let stream = setup.streams.lease().unwrap();
     let (median, best) = pairs(&setup.resource, stream.id(), bytes);
-    table.raw("pair", bytes, median, "ns");
     let bar = if bytes > MIB { 80.0 } else { 40.0 };
     let mut figure = format!("{median:.1} ns (best {best:.1})");
     if device.sim().is_none()
@@ -191,7 +176,6 @@ fn stack(table: &mut Table, device: &Arc<CudaDevice>) {
     let stream = streams.lease().unwrap();
     let resource: Resource = Box::new(GlobalDeviceBudget::new(resource, 1 << 36));
     let (median, best) = pairs(&resource, stream.id(), 1 << 10);
-    table.raw("stack", 1 << 10, median, "ns");
     table.row(name, &format!("{median:.1} ns (best {best:.1})"), Some((median, 90.0)));
 }
 
@@ -212,7 +196,6 @@ fn holes(table: &mut Table, device: &Arc<CudaDevice>) {
         let (median, _) = pairs(&setup.resource, stream.id(), 1 << 10);
         let first = *first.get_or_insert(median);
         let ratio = median / first;
-        table.raw("holes", count, median, "ns");
         let name = format!("holes, {count}");
         table.row(&name, &format!("{median:.1} ns, {ratio:.2} of the first"), Some((ratio, 1.3)));
         setup.resource.deallocate_batch(blocks.into_iter().flatten().collect()).unwrap();
@@ -363,8 +346,6 @@ fn random(table: &mut Table, device: &Arc<CudaDevice>, max: usize) {
     let nothing = best(&mut || random_run(None, N, max).2);
     let per = (ours - nothing) / operations as f64;
     let ratio = reserved as f64 / peak as f64;
-    table.raw("random", max, per, "ns");
-    table.raw("random-reserved", max, ratio, "ratio");
     let figure = format!("{per:.1} ns per operation, reserved {ratio:.3} of the peak");
     let bar = (max <= 4).then_some((per, 90.0));
     table.row(&name, &figure, bar);
@@ -425,7 +406,6 @@ fn threads(table: &mut Table, device: &Arc<CudaDevice>) {
             single = rate;
         }
         most = count;
-        table.raw("threads", count, rate, "Mops/s");
         let name = format!("threads, {count}");
         let per = rate / single / count as f64;
         table.row(&name, &format!("{rate:.1} Mops/s, {per:.2} of the first per thread"), None);
@@ -440,6 +420,5 @@ fn threads(table: &mut Table, device: &Arc<CudaDevice>) {
     }
     let name = format!("budget over pool, {most} threads");
     let figure = format!("{under:.1} of {bare:.1} Mops/s = {:.2}", under / bare);
-    table.raw("stack-threads", most, under / bare, "ratio");
     table.row(&name, &figure, Some((0.65, under / bare)));
 }

@@ -1,0 +1,228 @@
+//! The workloads that need nothing but an allocator, as docs/benchmarks.md defines them, and what an allocator must be able to do.
+
+use std::hint::black_box;
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::generators::Xorshift;
+use crate::rows::Rows;
+
+pub const MIB: usize = 1 << 20;
+
+const PER_BATCH: usize = 1000;
+const BATCHES: usize = 101;
+
+/// An allocator with its streams.
+pub trait Peer: Sync {
+    type Stream: Clone + Send + Sync;
+    type Block: Send;
+
+    /// Another stream.
+    fn stream(&self) -> Result<Self::Stream, String>;
+    /// A block, or nothing when there is no memory.
+    fn allocate(&self, bytes: usize, stream: &Self::Stream) -> Option<Self::Block>;
+    /// Frees a block on the stream it was allocated on.
+    fn free(&self, block: Self::Block);
+    /// Another stream takes the block over, uses it, and it is freed after that.
+    fn free_elsewhere(
+        &self,
+        block: Self::Block,
+        allocated: &Self::Stream,
+        used: &Self::Stream,
+    ) -> Result<(), String>;
+    /// Queues one thread that spins for `ticks` of the GPU's clock and stores into the block.
+    fn spin(&self, stream: &Self::Stream, block: &Self::Block, ticks: u64) -> Result<(), String>;
+    /// The device is idle afterwards.
+    fn synchronize(&self);
+}
+
+/// Makes a new allocator for every row.
+pub trait Maker {
+    type Peer: Peer;
+
+    /// A new allocator. Where it `grows`, it starts with little memory and takes what it needs.
+    fn make(&self, grows: bool) -> Result<Self::Peer, String>;
+    /// Bytes of the device that are taken, by anybody, and all there are; `None` where nobody can tell.
+    fn taken_and_total(&self) -> Option<(u64, u64)>;
+
+    fn taken(&self) -> Result<u64, String> {
+        self.taken_and_total()
+            .map(|both| both.0)
+            .ok_or_else(|| "nothing counts what is held".to_owned())
+    }
+}
+
+/// Does nothing, so that what a workload itself costs can be subtracted.
+pub struct Nothing;
+
+impl Peer for Nothing {
+    type Stream = ();
+    type Block = usize;
+
+    fn stream(&self) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn allocate(&self, bytes: usize, _: &()) -> Option<usize> {
+        Some(bytes)
+    }
+
+    fn free(&self, block: usize) {
+        black_box(block);
+    }
+
+    fn free_elsewhere(&self, _: usize, _: &(), _: &()) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn spin(&self, _: &(), _: &usize, _: u64) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn synchronize(&self) {}
+}
+
+fn failed() -> String {
+    "an allocation failed".to_owned()
+}
+
+/// Prints the median and the best batch of allocate and free of `bytes`.
+fn measure_pairs<P: Peer>(
+    rows: &Rows<'_>,
+    peer: &P,
+    stream: &P::Stream,
+    bytes: usize,
+) -> Result<(), String> {
+    let limit = rows.options.seconds;
+    let batch = || {
+        let start = Instant::now();
+        for _ in 0..PER_BATCH {
+            let block = peer.allocate(black_box(bytes), stream).ok_or_else(failed)?;
+            peer.free(black_box(block));
+        }
+        Ok::<f64, String>(start.elapsed().as_nanos() as f64 / PER_BATCH as f64)
+    };
+    let warming = Instant::now();
+    for turn in 0..10 {
+        if turn > 0 && warming.elapsed().as_secs_f64() > limit / 4.0 {
+            break;
+        }
+        batch()?;
+    }
+    let start = Instant::now();
+    let mut times = Vec::with_capacity(BATCHES);
+    while times.len() < BATCHES && (times.len() < 3 || start.elapsed().as_secs_f64() < limit) {
+        times.push(batch()?);
+    }
+    peer.synchronize();
+    times.sort_unstable_by(f64::total_cmp);
+    rows.value(times[times.len() / 2], "ns");
+    rows.also("-best", rows.request.parameter, times[0], "ns");
+    Ok(())
+}
+
+pub fn pair<M: Maker>(rows: &Rows<'_>, maker: &M) -> Result<(), String> {
+    let peer = maker.make(false)?;
+    let stream = peer.stream()?;
+    measure_pairs(rows, &peer, &stream, rows.request.parameter)
+}
+
+/// 1 KiB pairs among `count` blocks of `size`, of which every second one is freed where `with_holes`.
+pub fn among<M: Maker>(
+    rows: &Rows<'_>,
+    count: usize,
+    size: usize,
+    with_holes: bool,
+    maker: &M,
+) -> Result<(), String> {
+    let peer = maker.make(false)?;
+    let stream = peer.stream()?;
+    let limit = Duration::from_secs_f64(5.0 * rows.options.seconds);
+    let start = Instant::now();
+    let mut blocks = Vec::with_capacity(count);
+    let mut outcome = Ok(());
+    while blocks.len() < count && outcome.is_ok() {
+        match peer.allocate(size, &stream) {
+            Some(block) => blocks.push(Some(block)),
+            None => outcome = Err(failed()),
+        }
+        if start.elapsed() > limit {
+            outcome = Err(format!("filling took over {limit:?}"));
+        }
+    }
+    if with_holes && outcome.is_ok() {
+        for hole in blocks.iter_mut().step_by(2).filter_map(Option::take) {
+            peer.free(hole);
+            if start.elapsed() > limit {
+                outcome = Err(format!("making the holes took over {limit:?}"));
+                break;
+            }
+        }
+    }
+    peer.synchronize();
+    let outcome = outcome.and_then(|()| measure_pairs(rows, &peer, &stream, 1024));
+    blocks.into_iter().flatten().for_each(|block| peer.free(block));
+    peer.synchronize();
+    outcome
+}
+
+/// Threads with 64 slots each, and a stream each or one for all; a step picks a slot and fills or empties it.
+pub fn threads<M: Maker>(rows: &Rows<'_>, shares: bool, maker: &M) -> Result<(), String> {
+    const STEPS: usize = 1_000_000;
+    let count = rows.request.parameter;
+    if count > 2 * std::thread::available_parallelism().map_or(1, usize::from) {
+        return Err("more than two threads for each core".to_owned());
+    }
+    let peer = maker.make(false)?;
+    let limit = rows.options.seconds / 2.0;
+    let shared = peer.stream()?;
+    let streams: Vec<_> = (0..count)
+        .map(|_| if shares { Ok(shared.clone()) } else { peer.stream() })
+        .collect::<Result<_, _>>()?;
+    let barrier = Barrier::new(count + 1);
+    let (done, is_short) = (AtomicUsize::new(0), AtomicBool::new(false));
+    let time = std::thread::scope(|scope| {
+        for (thread, stream) in streams.iter().enumerate() {
+            let (peer, barrier, done, is_short) = (&peer, &barrier, &done, &is_short);
+            scope.spawn(move || {
+                let mut random = Xorshift(0x9e37_79b9 + thread as u64);
+                let mut slots: Vec<Option<_>> = (0..64).map(|_| None).collect();
+                let mut work = |most: usize, seconds: f64| {
+                    let own = Instant::now();
+                    for step in 0..most {
+                        if step % 256 == 255 && own.elapsed().as_secs_f64() > seconds {
+                            return step;
+                        }
+                        let slot = &mut slots[random.below(64)];
+                        match slot.take() {
+                            Some(block) => peer.free(block),
+                            None => {
+                                *slot = peer.allocate(1 + random.below(MIB), stream);
+                                if slot.is_none() {
+                                    is_short.store(true, Ordering::Relaxed);
+                                }
+                            }
+                        }
+                    }
+                    most
+                };
+                work(STEPS / 10, limit / 2.0);
+                barrier.wait();
+                done.fetch_add(work(STEPS, limit), Ordering::Relaxed);
+                barrier.wait();
+                slots.into_iter().flatten().for_each(|block| peer.free(block));
+            });
+        }
+        barrier.wait();
+        let start = Instant::now();
+        barrier.wait();
+        start.elapsed().as_secs_f64()
+    });
+    peer.synchronize();
+    if is_short.into_inner() {
+        return Err(failed());
+    }
+    rows.value(done.into_inner() as f64 / time / 1e6, "Mops/s");
+    Ok(())
+}
