@@ -1,0 +1,143 @@
+//! `xlogmem report`: what a log says of memory, as a page, a text or a picture.
+//!
+//! A log that cannot be read and an output that cannot be written are refused before anything is written; outputs are written beside
+//! their places and moved there when all of them are complete.
+
+mod address_map;
+pub(crate) mod analysis;
+mod data;
+mod html;
+mod lanes;
+mod lifetimes;
+mod lives;
+mod segments;
+mod text;
+mod timeline;
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use xlogmem::size::Size;
+
+use crate::Output;
+use crate::cli::Refusal;
+use crate::convert::input::{Input, Strict};
+use crate::convert::{LogFormat, Part};
+use analysis::{Analysis, analyse};
+pub(crate) use text::{named, seconds, shorten};
+
+/// What `report` takes.
+#[derive(Args, Debug)]
+#[command(after_help = "Without -o, --svg, --png and --json the report is printed as text.
+
+Exit status: 0 written; 2 the command line was refused, a log cannot be read or is not whole, or an output cannot be written.")]
+pub(crate) struct ReportArguments {
+    /// The log: xtrace, csv or rmm-csv
+    #[arg(value_name = "LOG")]
+    log: PathBuf,
+
+    /// Write the report as one page that opens in a browser, offline
+    #[arg(short, long, value_name = "FILE")]
+    output: Option<PathBuf>,
+
+    /// Print the report as text, with bars; 80 columns
+    #[arg(long, conflicts_with = "json")]
+    text: bool,
+
+    /// Draw memory over time by tag as an SVG picture
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+
+    /// Draw memory over time by tag as a PNG picture
+    #[arg(long, value_name = "FILE")]
+    png: Option<PathBuf>,
+
+    /// Show what changed since this log
+    #[arg(long, value_name = "OTHER")]
+    compare: Option<PathBuf>,
+
+    /// Draw this limit, such as 4GiB or 512MB, and say when it was passed
+    #[arg(long, value_name = "SIZE", allow_negative_numbers = true)]
+    budget: Option<String>,
+
+    /// The format of the logs, where their beginning is damaged [default: what the file begins with]
+    #[arg(long, value_name = "FORMAT")]
+    from: Option<String>,
+
+    /// Go on with what is good of a log that is damaged or cut off
+    #[arg(long)]
+    partial: bool,
+
+    /// Print the figures as one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs the command.
+pub(crate) fn run(arguments: &ReportArguments) -> Result<Output, Refusal> {
+    report(arguments).map(|text| Output::new(Ok(text), None)).map_err(Refusal::Line)
+}
+
+fn report(arguments: &ReportArguments) -> Result<String, String> {
+    let from = arguments.from.as_deref().map(LogFormat::parse_input).transpose();
+    let from = from.map_err(|error| format!("--from: {error}"))?;
+    let budget: Option<Size> = match &arguments.budget {
+        Some(text) => Some(text.parse().map_err(|error| format!("--budget: {error}"))?),
+        None => None,
+    };
+    let budget = budget.map(|size| size.0);
+    check_outputs(arguments)?;
+    let logs = [Some(&arguments.log), arguments.compare.as_ref()];
+    // Nothing is begun for logs that cannot be opened or outputs that cannot be written.
+    for log in logs.into_iter().flatten() {
+        let input = Input::new(log, from, Strict(false));
+        input.open().map_err(|error| input.blame(&error))?;
+    }
+    let create = |path: &Option<PathBuf>| path.as_deref().map(Part::create).transpose();
+    let page = create(&arguments.output)?;
+
+    let read = |log: &Path| -> Result<Analysis, String> {
+        let input = Input::new(log, from, Strict(false));
+        analyse(&input, &log.display().to_string(), arguments.partial)
+    };
+    let analysis = read(&arguments.log)?;
+    let other = arguments.compare.as_deref().map(read).transpose()?;
+
+    let text = text::render(&analysis, other.as_ref(), budget);
+    let mut written = String::new();
+    if let (Some(part), Some(path)) = (page, &arguments.output) {
+        let page = html::render(&analysis, other.as_ref(), budget, &text)?;
+        finish(part, path, page.as_bytes(), &mut written)?;
+    }
+    Ok(match (arguments.text, written.is_empty()) {
+        (true, _) | (false, true) => text,
+        (false, false) => written,
+    })
+}
+
+fn finish(part: Part, path: &Path, bytes: &[u8], written: &mut String) -> Result<(), String> {
+    (&part.file).write_all(bytes).map_err(|error| format!("{}: {error}", path.display()))?;
+    let size = crate::page::size(part.commit(path)?);
+    written.push_str(&format!("{} is written, {size}\n", path.display()));
+    Ok(())
+}
+
+/// Refuses outputs that would take each other's place, or that of a log.
+fn check_outputs(arguments: &ReportArguments) -> Result<(), String> {
+    let place = |path: &PathBuf| std::fs::canonicalize(path).unwrap_or_else(|_| path.clone());
+    let outputs = [&arguments.output, &arguments.svg, &arguments.png];
+    let mut taken: Vec<(PathBuf, &str)> = vec![(place(&arguments.log), "the log")];
+    taken.extend(arguments.compare.as_ref().map(|path| (place(path), "the log to compare with")));
+    for path in outputs.into_iter().flatten() {
+        let own = place(path);
+        if let Some((_, what)) = taken.iter().find(|(taken, _)| *taken == own && own.is_file()) {
+            return Err(format!("{}: it is {what}; expected another file", path.display()));
+        }
+        if taken.iter().any(|(taken, what)| *taken == own && *what == "an output") {
+            return Err(format!("{}: it is given twice; expected another file", path.display()));
+        }
+        taken.push((own, "an output"));
+    }
+    Ok(())
+}
