@@ -6,10 +6,12 @@
 mod address_map;
 pub(crate) mod analysis;
 mod data;
+mod figures;
 mod html;
 mod lanes;
 mod lifetimes;
 mod lives;
+mod picture;
 mod segments;
 mod text;
 mod timeline;
@@ -25,6 +27,7 @@ use crate::cli::Refusal;
 use crate::convert::input::{Input, Strict};
 use crate::convert::{LogFormat, Part};
 use analysis::{Analysis, analyse};
+use figures::{Figures, WrittenFile};
 pub(crate) use text::{named, seconds, shorten};
 
 /// What `report` takes.
@@ -95,7 +98,8 @@ fn report(arguments: &ReportArguments) -> Result<String, String> {
         input.open().map_err(|error| input.blame(&error))?;
     }
     let create = |path: &Option<PathBuf>| path.as_deref().map(Part::create).transpose();
-    let page = create(&arguments.output)?;
+    let (page, svg, png) =
+        (create(&arguments.output)?, create(&arguments.svg)?, create(&arguments.png)?);
 
     let read = |log: &Path| -> Result<Analysis, String> {
         let input = Input::new(log, from, Strict(false));
@@ -105,22 +109,43 @@ fn report(arguments: &ReportArguments) -> Result<String, String> {
     let other = arguments.compare.as_deref().map(read).transpose()?;
 
     let text = text::render(&analysis, other.as_ref(), budget);
-    let mut written = String::new();
+    let mut files = Vec::new();
     if let (Some(part), Some(path)) = (page, &arguments.output) {
         let page = html::render(&analysis, other.as_ref(), budget, &text)?;
-        finish(part, path, page.as_bytes(), &mut written)?;
+        files.push((part, path, page.into_bytes()));
     }
-    Ok(match (arguments.text, written.is_empty()) {
-        (true, _) | (false, true) => text,
-        (false, false) => written,
+    let picture = picture::draw(&analysis, budget);
+    if let (Some(part), Some(path)) = (svg, &arguments.svg) {
+        files.push((part, path, picture::svg(&picture)));
+    }
+    if let (Some(part), Some(path)) = (png, &arguments.png) {
+        files.push((part, path, picture::png(&picture)?));
+    }
+    let written = write(files)?;
+    if arguments.json {
+        return crate::json_text(&Figures::new(&analysis, other.as_ref(), budget, &written));
+    }
+    let lines = written.iter().map(|file| {
+        let size = crate::page::size(file.bytes);
+        format!("{} is written, {size}\n", file.path)
+    });
+    Ok(match arguments.text || written.is_empty() {
+        true => text,
+        false => lines.collect(),
     })
 }
 
-fn finish(part: Part, path: &Path, bytes: &[u8], written: &mut String) -> Result<(), String> {
-    (&part.file).write_all(bytes).map_err(|error| format!("{}: {error}", path.display()))?;
-    let size = crate::page::size(part.commit(path)?);
-    written.push_str(&format!("{} is written, {size}\n", path.display()));
-    Ok(())
+/// Writes all files beside their places, then moves all of them there.
+fn write(files: Vec<(Part, &PathBuf, Vec<u8>)>) -> Result<Vec<WrittenFile>, String> {
+    for (part, path, bytes) in &files {
+        let blame = |error: std::io::Error| format!("{}: {error}", path.display());
+        (&part.file).write_all(bytes).map_err(blame)?;
+    }
+    let commit = |(part, path, bytes): (Part, &PathBuf, Vec<u8>)| {
+        part.commit(path)?;
+        Ok(WrittenFile { path: path.display().to_string(), bytes: bytes.len() as u64 })
+    };
+    files.into_iter().map(commit).collect()
 }
 
 /// Refuses outputs that would take each other's place, or that of a log.

@@ -55,8 +55,10 @@ const drawAddresses = () => {
     const first = lastAt(columnStarts, view.from);
     const last = lastAt(columnStarts, view.to);
     for (let column = first; column <= last; column++) {
-      const from = self.x(columnStarts[column]);
-      const to = self.x(column + 1 < columnStarts.length ? columnStarts[column + 1] : data.span);
+      // Whole pixels: cells that share one would shine through each other.
+      const from = Math.floor(self.x(columnStarts[column]));
+      const to = Math.floor(self.x(column + 1 < columnStarts.length ? columnStarts[column + 1] : data.span));
+      if (to === from && column < last) continue;
       context.drawImage(mapPicture, column, 0, 1, map.rows, from, self.top, Math.max(to - from, 1), self.plotHeight);
     }
     context.strokeStyle = colour("quiet");

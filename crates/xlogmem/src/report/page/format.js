@@ -75,3 +75,17 @@ const table = (caption, columns, rows) => {
 };
 
 const show = (id, content) => byId(id).replaceChildren(content);
+
+// What does not fit its place can be scrolled by keys, and has a name.
+const nameScrollers = () => {
+  for (const place of document.querySelectorAll(".scroll")) {
+    const overflows = place.scrollHeight > place.clientHeight || place.scrollWidth > place.clientWidth;
+    if (!overflows) {
+      for (const name of ["tabindex", "role", "aria-label"]) place.removeAttribute(name);
+      continue;
+    }
+    place.tabIndex = 0;
+    place.setAttribute("role", "region");
+    place.setAttribute("aria-label", place.querySelector("caption")?.textContent ?? "Table");
+  }
+};

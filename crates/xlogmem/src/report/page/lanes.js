@@ -22,8 +22,8 @@ const drawLanes = () => {
   self.inside(() => {
     const last = lastAt(columnStarts, view.to);
     for (let column = lastAt(columnStarts, view.from); column <= last; column++) {
-      const from = self.x(columnStarts[column]);
-      const to = self.x(column + 1 < columnStarts.length ? columnStarts[column + 1] : data.span);
+      const from = Math.floor(self.x(columnStarts[column]));
+      const to = Math.floor(self.x(column + 1 < columnStarts.length ? columnStarts[column + 1] : data.span));
       const width = Math.max(to - from, 1);
       for (let lane = 0; lane < laneCount; lane++) {
         const at = column * laneCount + lane;

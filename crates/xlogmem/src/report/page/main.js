@@ -39,6 +39,7 @@ const drawAll = () => {
   drawAddresses();
   drawLanes();
   drawMemoryTable();
+  nameScrollers();
 };
 
 document.querySelector("main").hidden = false;
@@ -62,7 +63,7 @@ staticTables();
 view.listeners.push(drawAll);
 for (const self of [memoryChart, addressChart, laneChart]) listenTo(self);
 for (const [id, action] of Object.entries(buttons)) byId(id).addEventListener("click", action);
-byId("memory-table").addEventListener("toggle", drawMemoryTable);
+for (const details of document.querySelectorAll("details")) details.addEventListener("toggle", changed);
 new ResizeObserver(changed).observe(document.body);
 dark.addEventListener("change", () => {
   mapPicture = null;
