@@ -95,9 +95,9 @@ const drawAddressInstant = () => {
     taken += (full / 255) * map.row_bytes;
     if (full > 0) touched += 1;
   }
-  byId("address-instant").textContent = map.rows === 0
+  say("address-instant", map.rows === 0
     ? "The log has no addresses."
-    : `Around ${formatTime(view.selected)}: ${touched} of ${map.rows} rows have blocks, about ${formatShare(taken, mapBytes)} of ${formatBytes(mapBytes)} touched in all`;
+    : `Around ${formatTime(view.selected)}: ${touched} of ${map.rows} rows have blocks, about ${formatShare(taken, mapBytes)} of ${formatBytes(mapBytes)} touched in all`);
   addressChart.canvas.setAttribute(
     "aria-label",
     `Address map: ${map.segments.length} stretches, ${formatBytes(mapBytes)}, over time`,

@@ -76,6 +76,12 @@ const table = (caption, columns, rows) => {
 
 const show = (id, content) => byId(id).replaceChildren(content);
 
+// Says something in a live region; what was said is not said again.
+const say = (id, text) => {
+  const place = byId(id);
+  if (place.textContent !== text) place.textContent = text;
+};
+
 // What does not fit its place can be scrolled by keys, and has a name.
 const nameScrollers = () => {
   for (const place of document.querySelectorAll(".scroll")) {

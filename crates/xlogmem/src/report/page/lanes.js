@@ -80,7 +80,7 @@ const drawLaneInstant = () => {
     const calls = lanes.calls[column * laneCount + lane];
     if (calls > 0) busy.push(`${lanes.names[lane]} ${formatCount(calls)} calls`);
   }
-  byId("lane-instant").textContent = `Around ${formatTime(view.selected)}: ${busy.slice(0, 4).join(", ") || "no calls"}`;
+  say("lane-instant", `Around ${formatTime(view.selected)}: ${busy.slice(0, 4).join(", ") || "no calls"}`);
   const handovers = lanes.pairs.reduce((sum, pair) => sum + pair[2], 0);
   laneChart.canvas.setAttribute(
     "aria-label",

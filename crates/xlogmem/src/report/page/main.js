@@ -67,6 +67,7 @@ for (const details of document.querySelectorAll("details")) details.addEventList
 new ResizeObserver(changed).observe(document.body);
 dark.addEventListener("change", () => {
   mapPicture = null;
+  shownInstant = null;
   staticTables();
   changed();
 });

@@ -145,23 +145,27 @@ const heldAt = (bin) => {
   return rows.filter((row) => row.bytes > 0).sort((a, b) => b.bytes - a.bytes);
 };
 
+let shownInstant = null;
 const drawInstant = () => {
   const bin = selectedBin();
   const total = levels[0].totals[bin];
   const rows = heldAt(bin);
   const top = rows.slice(0, 3).map((row) => `${row.name} ${formatBytes(row.bytes)}`).join(", ");
   const budget = data.budget ? ` (${formatShare(total, data.budget)} of the budget)` : "";
-  byId("instant").textContent = `At ${formatTime(view.selected)}: ${formatBytes(total)}${budget}${top ? `; ${top}` : ""}`;
-  show("selected", table(
-    `Tags at ${formatTime(view.selected)}, ${formatBytes(total)} in all`,
-    [
-      { name: "Tag", text: true, cell: (row) => row.name },
-      { name: "Bytes", cell: (row) => formatBytes(row.bytes) },
-      { name: "Share", cell: (row) => formatShare(row.bytes, total) },
-      { name: "", bar: (row) => row.bytes / total, colour: (row) => tagColour(row.tag) },
-    ],
-    rows,
-  ));
+  say("instant", `At ${formatTime(view.selected)}: ${formatBytes(total)}${budget}${top ? `; ${top}` : ""}`);
+  if (shownInstant !== view.selected) {
+    shownInstant = view.selected;
+    show("selected", table(
+      `Tags at ${formatTime(view.selected)}, ${formatBytes(total)} in all`,
+      [
+        { name: "Tag", text: true, cell: (row) => row.name },
+        { name: "Bytes", cell: (row) => formatBytes(row.bytes) },
+        { name: "Share", cell: (row) => formatShare(row.bytes, total) },
+        { name: "Bar", bar: (row) => row.bytes / total, colour: (row) => tagColour(row.tag) },
+      ],
+      rows,
+    ));
+  }
   byId("range").textContent = `${formatTime(view.from)} to ${formatTime(view.to)} of ${formatTime(data.span)}`;
   memoryChart.canvas.setAttribute(
     "aria-label",

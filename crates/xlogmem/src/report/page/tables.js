@@ -8,7 +8,7 @@ const histogramTable = (id, caption, rows, unit) => {
     { name: "From", cell: (row) => unit(row[0]) },
     { name: "Blocks", cell: (row) => formatCount(row[1]) },
     { name: "Bytes", cell: (row) => formatBytes(row[2]) },
-    { name: "", bar: (row) => row[1] / most },
+    { name: "Bar", bar: (row) => row[1] / most },
   ], rows));
 };
 
@@ -21,7 +21,7 @@ const peakTables = () => {
       { name: "Bytes", cell: (row) => formatBytes(row[1]) },
       { name: "Share", cell: (row) => formatShare(row[1], peak.bytes) },
       { name: "Blocks", cell: (row) => formatCount(row[2]) },
-      { name: "", bar: (row) => row[1] / peak.bytes, colour: (row) => tagColour(Math.max(0, data.tags.indexOf(row[0]))) },
+      { name: "Bar", bar: (row) => row[1] / peak.bytes, colour: (row) => tagColour(Math.max(0, data.tags.indexOf(row[0]))) },
     ],
     peak.holders,
   ));
@@ -80,7 +80,7 @@ const idleTables = () => {
     { name: "Without a use", cell: (row) => formatCount(row[2]) },
     { name: "Idle, bytes × s", cell: (row) => formatBytes(row[4]) },
     { name: "Of what it held", cell: (row) => formatShare(row[4], row[3]) },
-    { name: "", bar: (row) => (row[3] > 0 ? row[4] / row[3] : 0) },
+    { name: "Bar", bar: (row) => (row[3] > 0 ? row[4] / row[3] : 0) },
   ], idle.tags));
   histogramTable("idle-times", "Time from last use to free", idle.histogram, formatTime);
   show("idle-worst", table("The most bytes × time first", [
@@ -110,7 +110,7 @@ const endTables = () => {
     { name: "Tag", text: true, cell: (row) => tagName(row[0]) },
     { name: "Bytes", cell: (row) => formatBytes(row[1]) },
     { name: "Blocks", cell: (row) => formatCount(row[2]) },
-    { name: "", bar: (row) => row[1] / data.live[0] },
+    { name: "Bar", bar: (row) => row[1] / data.live[0] },
   ], data.leak_tags));
   show("leak-blocks", table(`The largest${more(data.leaks.length, data.live[1], "blocks")}`, [
     { name: "Address", cell: (row) => row.address },

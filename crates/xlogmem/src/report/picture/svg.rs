@@ -22,12 +22,9 @@ pub(in crate::report) fn write(picture: &Picture) -> Vec<u8> {
                 "<rect x=\"{x:.1}\" y=\"{y:.1}\" width=\"{width:.1}\" height=\"{height:.1}\" fill=\"{}\"/>",
                 hex(*colour)
             ),
-            Shape::Columns { x, spans, colour } => writeln!(
-                out,
-                "<path fill=\"{}\" d=\"{}\"/>",
-                hex(*colour),
-                outline(*x, spans)
-            ),
+            Shape::Columns { x, spans, colour } => {
+                writeln!(out, "<path fill=\"{}\" d=\"{}\"/>", hex(*colour), outline(*x, spans))
+            }
             Shape::Text { x, y, anchor, text, colour } => writeln!(
                 out,
                 "<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"{}\" fill=\"{}\">{}</text>",
