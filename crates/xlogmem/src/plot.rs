@@ -31,15 +31,6 @@ pub(crate) fn rows(values: &[u64], top: u64, height: usize, line: Option<u64>) -
     (0..height).rev().map(row).collect()
 }
 
-/// A chart of one row, of parts of a whole.
-pub(crate) fn spark(parts: impl IntoIterator<Item = f64>) -> String {
-    let step = |part: f64| {
-        let at = (part.clamp(0.0, 1.0) * 8.0).ceil() as usize;
-        STEPS.get(at).copied().unwrap_or(' ')
-    };
-    parts.into_iter().map(step).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -125,7 +125,7 @@ pub(crate) fn rows(page: &mut Page, comparison: &Comparison) {
         row(page, name, change, size);
     }
     let counts = [
-        ("blocks at the peak", comparison.peak_blocks),
+        ("most blocks", comparison.peak_blocks),
         ("allocations", total.allocations),
         ("frees", comparison.frees),
         ("failures", total.failures),
