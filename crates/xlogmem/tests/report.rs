@@ -122,6 +122,29 @@ fn the_text_has_bars_and_fits_a_terminal() {
 }
 
 #[test]
+fn a_log_cannot_command_the_terminal() {
+    let scratch = Scratch::new("report-terminal");
+    let log = LOG.replace("rows", "a\x1b[2Jb").replace("out_of_memory", "x\x1b]0;y\x07");
+    let log = scratch.write("log.csv", &log);
+    for command in [&["report", &log][..], &["diff", &log, &log]] {
+        let text = page(command, 0);
+        assert!(!text.contains(['\x1b', '\x07']), "{text:?}");
+    }
+}
+
+#[test]
+fn a_log_in_which_nothing_came_about_has_a_report() {
+    let scratch = Scratch::new("report-nothing");
+    let lines: Vec<&str> = LOG.lines().collect();
+    let log = scratch.write("log.csv", &format!("{}\n{}\n", lines[0], lines[6]));
+    let (html, svg, png) = (scratch.path("a.html"), scratch.path("a.svg"), scratch.path("a.png"));
+    let report = good(&["report", &log, "-o", &html, "--svg", &svg, "--png", &png]);
+    assert_eq!((&report["failures"], &report["peak"]["bytes"]), (&1.into(), &0.into()));
+    assert!(page(&["report", &log, "--budget", "1"], 0).contains("the device is full"));
+    page(&["diff", &log, &log], 0);
+}
+
+#[test]
 fn the_page_is_whole_and_asks_for_nothing() {
     let scratch = Scratch::new("report-page");
     let (log, html) = (scratch.write("log.csv", LOG), scratch.path("report.html"));
@@ -135,6 +158,8 @@ fn the_page_is_whole_and_asks_for_nothing() {
     for reference in ["http://", "https://", " src=", "@import", "url("] {
         assert!(!html.contains(reference), "the page has {reference}");
     }
+    let folder = scratch.folder().to_str().unwrap();
+    assert!(!html.contains(folder), "the page says where the log lay");
     let data = data_of(&html);
     assert_eq!(
         (&data["peak"]["bytes"], &data["failed"][0]["message"]),

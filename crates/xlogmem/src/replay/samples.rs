@@ -73,7 +73,8 @@ pub(super) fn render(page: &mut Page, samples: &[Sample]) {
     let known = samples.iter().any(|sample| sample.reserved_bytes.is_some());
     for (what, values) in [("live", Some(live)), ("reserved", known.then_some(reserved))] {
         let Some(values) = values else { continue };
-        page.line(&format!("{what} over time"), &format!("up to {}", most(&values)));
+        let looks = format!("up to {} at {} moments", most(&values), samples.len());
+        page.line(&format!("{what} over time"), &looks);
         for line in plot::rows(&values, top, HEIGHT, None) {
             page.row(&line);
         }

@@ -47,7 +47,10 @@ pub(crate) struct FailedCall {
 /// A log, analysed. Times are nanoseconds since its first record.
 #[derive(Debug)]
 pub(crate) struct Analysis {
+    /// The log as it was named.
     pub(crate) log: String,
+    /// The name of its file alone: pages and pictures are passed on, and where a log lay is nobody's business.
+    pub(crate) file: String,
     pub(crate) format: &'static str,
     pub(crate) header: Header,
     pub(crate) reading: ReadReport,
@@ -122,6 +125,9 @@ pub(crate) fn analyse(input: &Input<'_>, log: &str, partial: bool) -> Result<Ana
     let Scan { summary, segments, reading, header, late, format, uses, lane_names, .. } = scan;
     Ok(Analysis {
         log: log.to_owned(),
+        file: std::path::Path::new(log)
+            .file_name()
+            .map_or_else(|| log.to_owned(), |name| name.to_string_lossy().into_owned()),
         format,
         header,
         reading,
@@ -151,10 +157,9 @@ impl Scan {
         let format = LogFormat::from(source.format()).name();
         let mut source = Ordered::new(source);
         let (mut summarizer, mut segments) = (Summarizer::new(), SegmentBuilder::default());
-        let (mut streams, mut uses, mut first_time) = (HashMap::new(), 0, None);
+        let (mut streams, mut uses) = (HashMap::new(), 0);
         while let Some(record) = source.next_record().map_err(|error| input.blame(&error))? {
             summarizer.push(&record);
-            first_time.get_or_insert(record.time_nanos());
             if streams.len() < MAX_STREAMS || streams.contains_key(&record.stream()) {
                 *streams.entry(record.stream()).or_default() += 1;
             }
@@ -171,16 +176,17 @@ impl Scan {
         check(log, &reading, partial)?;
         let (lanes, lane_names) =
             lanes::assign(&streams, |stream| stream_name(stream, source.names()));
+        let summary = summarizer.finish(source.names());
         Ok(Self {
             format,
-            first_time: first_time.unwrap_or(0),
+            first_time: summary.time_nanos.map_or(0, |(first, _)| first),
             segments: segments.finish(),
             uses,
             lanes,
             lane_names,
             late: source.late(),
             header: source.header().clone(),
-            summary: summarizer.finish(source.names()),
+            summary,
             reading,
         })
     }
@@ -391,5 +397,119 @@ impl<'a> Filling<'a> {
             lifetimes: self.lifetimes.finish(),
             failed: self.failed,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+    use crate::convert::input::Strict;
+    use xlog_trace::{Failure, Format, LogWriter, ServedBy, UseAccess};
+    use xlogmem::workload::Minstd;
+
+    /// Records that mean little to each other: few addresses and many tags, so that gaps of every kind are frequent; times and
+    /// sizes up to the ends of their ranges.
+    fn nonsense(seed: u64, names: &mut Names) -> Vec<Record> {
+        let mut random = Minstd::new(seed);
+        let actions = [1, 1, 1, 2, 2, 3, 4, 5, 6, 77].map(Action::from_code);
+        let tags: Vec<NameId> = (0..40).map(|tag| names.intern(&format!("tag {tag}"))).collect();
+        let failure = Failure { kind: names.intern("odd"), message: names.intern("<b>") };
+        let extreme = [0, 1, u64::MAX / 2, u64::MAX - 1];
+        let mut time = 0;
+        let mut record = |order| {
+            let action = actions[random.draw(0, 9) as usize];
+            time += random.draw(0, 1000);
+            let late = random.draw(0, 50) * random.draw(0, 1);
+            let mut record =
+                Record::new(action, random.draw(0, 1) as u32, order, time - late.min(time))
+                    .with_process(random.draw(0, 1) as u32)
+                    .with_ptr(random.draw(0, 6) * (1 << 20))
+                    .with_served_by(ServedBy::from_code(random.draw(0, 9) as u8))
+                    .with_access(UseAccess::Read);
+            if random.draw(0, 40) == 0 {
+                record = record.with_ptr(extreme[random.draw(0, 3) as usize]);
+            }
+            if random.draw(0, 9) > 0 {
+                record = record.with_stream(random.draw(0, 40) as u32);
+            }
+            if action == Action::Allocate {
+                record = record.with_bytes(random.draw(0, 1 << 20));
+                record = record.with_tag(tags[random.draw(0, 39) as usize]);
+            }
+            if random.draw(0, 200) == 0 {
+                record = record.with_bytes(extreme[random.draw(0, 1) as usize]);
+            }
+            if random.draw(0, 3) == 0 {
+                record = record.with_generation(random.draw(0, 1));
+            }
+            if random.draw(0, 20) == 0 { record.with_failure(failure) } else { record }
+        };
+        (0..3000).map(&mut record).collect()
+    }
+
+    #[test]
+    fn whatever_a_log_says_all_parts_of_a_report_agree_with_a_simple_count() {
+        let path = std::env::temp_dir().join(format!("xlogmem-analysis-{}", std::process::id()));
+        for seed in 1..40 {
+            let mut names = Names::new();
+            let records = nonsense(seed, &mut names);
+            let mut writer = LogWriter::new(Format::Binary, &Header::new(), Vec::new());
+            for record in &records {
+                writer.write(record, &names).unwrap();
+            }
+            std::fs::write(&path, writer.finish().unwrap()).unwrap();
+            let input = Input::new(&path, None, Strict(false));
+            let analysis = analyse(&input, "log", false).unwrap();
+
+            let mut live: BTreeMap<(u32, u32, u64), (u64, String, Option<u64>)> = BTreeMap::new();
+            let (mut totals, mut peak) = (Vec::new(), (0, BTreeMap::new()));
+            for record in &records {
+                let key = (record.process(), record.device(), record.ptr().unwrap());
+                if !record.is_failure() && key.2 != 0 {
+                    let tag = names.text_or_empty(record.tag()).to_owned();
+                    let stale = live.get(&key).is_some_and(|(_, _, generation)| {
+                        matches!((generation, record.generation()), (Some(a), Some(b)) if *a != b)
+                    });
+                    match record.action() {
+                        Action::Allocate => {
+                            live.insert(key, (record.charged_bytes(), tag, record.generation()));
+                        }
+                        Action::Deallocate if !stale => {
+                            live.remove(&key);
+                        }
+                        _ => {}
+                    }
+                }
+                let total: u64 = live.values().map(|(bytes, ..)| bytes).sum();
+                totals.push(total);
+                if total > peak.0 {
+                    let mut held: BTreeMap<String, (u64, u64)> = BTreeMap::new();
+                    for (bytes, tag, _) in live.values() {
+                        let held = held.entry(tag.clone()).or_default();
+                        *held = (held.0 + bytes, held.1 + 1);
+                    }
+                    peak = (total, held);
+                }
+            }
+            let sums: Vec<u64> = (0..analysis.timeline.len())
+                .map(|bin| analysis.timeline.stack(bin).iter().sum())
+                .collect();
+            assert_eq!(sums, totals, "seed {seed}");
+            let holders = analysis.holders.iter().map(|h| (h.tag.clone(), (h.bytes, h.blocks)));
+            assert_eq!(holders.collect::<BTreeMap<_, _>>(), peak.1, "seed {seed}");
+            assert_eq!(analysis.tags.len(), SHOWN_TAGS + 1, "seed {seed}");
+            let lanes = &analysis.lanes;
+            let columns = analysis.column_bins.len();
+            assert_eq!(lanes.columns.len(), columns * analysis.streams.len(), "seed {seed}");
+            let map = &analysis.address_map;
+            assert_eq!(map.fullness.len(), columns * map.rows, "seed {seed}");
+            let calls: u64 = lanes.totals.iter().map(|lane| u64::from(lane.calls)).sum();
+            assert_eq!(calls, 3000, "seed {seed}");
+            let born: u64 = analysis.lifetimes.by_tag.iter().map(|tag| tag.blocks).sum();
+            assert_eq!(born, analysis.summary.total.allocations, "seed {seed}");
+        }
+        std::fs::remove_file(&path).unwrap();
     }
 }

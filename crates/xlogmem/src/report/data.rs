@@ -162,7 +162,7 @@ impl PageData {
             (epoch, first) => Some(epoch.saturating_add(first) as f64 / 1e6),
         };
         Self {
-            log: analysis.log.clone(),
+            log: analysis.file.clone(),
             format: analysis.format,
             device: analysis.header.device_name.clone(),
             began,
@@ -238,7 +238,7 @@ impl PageData {
             leak_tags: leak_tags(analysis),
             failed: failed(analysis),
             other: other.map(|other| Other {
-                log: other.log.clone(),
+                log: other.file.clone(),
                 span: other.timeline.end,
                 starts: blob.f64(other.timeline.starts.iter().copied()),
                 totals: blob.f32(

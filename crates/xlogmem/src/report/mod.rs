@@ -108,10 +108,10 @@ fn report(arguments: &ReportArguments) -> Result<String, String> {
     let analysis = read(&arguments.log)?;
     let other = arguments.compare.as_deref().map(read).transpose()?;
 
-    let text = text::render(&analysis, other.as_ref(), budget);
+    let text = |name| text::render(&analysis, other.as_ref(), budget, name);
     let mut files = Vec::new();
     if let (Some(part), Some(path)) = (page, &arguments.output) {
-        let page = html::render(&analysis, other.as_ref(), budget, &text)?;
+        let page = html::render(&analysis, other.as_ref(), budget, &text(|log| &log.file))?;
         files.push((part, path, page.into_bytes()));
     }
     let picture = picture::draw(&analysis, budget);
@@ -130,7 +130,7 @@ fn report(arguments: &ReportArguments) -> Result<String, String> {
         format!("{} is written, {size}\n", file.path)
     });
     Ok(match arguments.text || written.is_empty() {
-        true => text,
+        true => text(|log| &log.log),
         false => lines.collect(),
     })
 }

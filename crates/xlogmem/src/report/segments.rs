@@ -101,7 +101,7 @@ impl Segments {
         let segment = self.all.get(after.checked_sub(1)?)?;
         let inside = (segment.process, segment.device) == (process, device)
             && ptr - segment.start < segment.bytes;
-        inside.then(|| segment.offset + (ptr - segment.start))
+        inside.then(|| segment.offset.saturating_add(ptr - segment.start))
     }
 }
 

@@ -41,13 +41,21 @@ impl Analysis {
     }
 }
 
+/// How a text names a log.
+pub(super) type Naming = fn(&Analysis) -> &str;
+
 /// The report. `other` is what the log is compared with.
-pub(super) fn render(analysis: &Analysis, other: Option<&Analysis>, budget: Option<u64>) -> String {
+pub(super) fn render(
+    analysis: &Analysis,
+    other: Option<&Analysis>,
+    budget: Option<u64>,
+    name: Naming,
+) -> String {
     let mut page = Page::default();
     let summary = &analysis.summary;
     let total = &summary.total;
     page.title("Memory report");
-    page.line("log", &analysis.log);
+    page.line("log", name(analysis));
     page.line("records", &format!("{} over {}", summary.records, seconds(analysis.timeline.end)));
     page.line(
         "calls",
@@ -88,12 +96,12 @@ pub(super) fn render(analysis: &Analysis, other: Option<&Analysis>, budget: Opti
     failures(&mut page, analysis);
     leaks(&mut page, analysis);
     if let Some(other) = other {
-        changes(&mut page, other, analysis);
+        changes(&mut page, other, analysis, name);
     }
-    page.close(&verdict(analysis, budget))
+    page.close(&verdict(analysis, budget, name))
 }
 
-fn verdict(analysis: &Analysis, budget: Option<u64>) -> String {
+fn verdict(analysis: &Analysis, budget: Option<u64>, name: Naming) -> String {
     let total: &Usage = &analysis.summary.total;
     let end = match total.live_blocks {
         0 => "every block was freed".to_owned(),
@@ -101,7 +109,7 @@ fn verdict(analysis: &Analysis, budget: Option<u64>) -> String {
     };
     let over = budget.filter(|budget| total.peak_bytes > *budget);
     let over = over.map_or_else(String::new, |_| ", the budget was passed".to_owned());
-    format!("{}: peak {}, {end}{over}", analysis.log, size(total.peak_bytes))
+    format!("{}: peak {}, {end}{over}", name(analysis), size(total.peak_bytes))
 }
 
 fn against(budget: u64, peak: u64) -> String {
@@ -164,12 +172,12 @@ fn failures(page: &mut Page, analysis: &Analysis) {
     }
     page.title("Failures");
     for (kind, times) in &analysis.summary.failures {
-        page.line(&format!("{times} times"), kind);
+        page.line(&format!("{times} times"), &clean(kind));
     }
     if let Some(first) = analysis.failed.first() {
         let tag = named(&first.tag);
         let what = format!("{}, {tag}, after {}", size(first.bytes), seconds(first.time));
-        page.line("the first", &format!("{what}: {}", first.message));
+        page.line("the first", &clean(&format!("{what}: {}", first.message)));
     }
 }
 
@@ -192,10 +200,10 @@ fn leaks(page: &mut Page, analysis: &Analysis) {
     more(page, analysis.summary.total.live_blocks as usize);
 }
 
-fn changes(page: &mut Page, other: &Analysis, analysis: &Analysis) {
+fn changes(page: &mut Page, other: &Analysis, analysis: &Analysis, name: Naming) {
     let comparison = compare(&other.summary, &analysis.summary);
     page.title("Since the other log");
-    page.line("other", &other.log);
+    page.line("other", name(other));
     crate::diff::rows(page, &comparison);
 }
 
@@ -211,13 +219,17 @@ pub(crate) fn named(tag: &str) -> &str {
 
 /// At most `width - 1` characters, the end cut, and nothing that would move the cursor.
 pub(crate) fn shorten(text: &str, width: usize) -> String {
-    let clean = text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c });
-    let mut short: String = clean.clone().take(width - 1).collect();
-    if clean.count() > width - 1 {
+    let mut short: String = clean(text).chars().take(width - 1).collect();
+    if text.chars().count() > width - 1 {
         short.pop();
         short.push('~');
     }
     short
+}
+
+/// Nothing that a terminal would take for a command.
+fn clean(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
 }
 
 fn part(bytes: u64, whole: u64) -> f64 {

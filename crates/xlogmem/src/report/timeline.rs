@@ -139,20 +139,22 @@ mod tests {
     fn walk(records: u64, seed: u64) -> (Timeline, Vec<(u64, u64)>) {
         let mut random = Minstd::new(seed);
         let mut builder = TimelineBuilder::new(records, 2);
-        let (mut live, mut time, mut totals) = (Vec::new(), 0, Vec::new());
+        let (mut live, mut time, mut total, mut totals) = (Vec::new(), 0, 0, Vec::new());
         for _ in 0..records {
             if live.is_empty() || random.draw(0, 2) > 0 {
                 let block = (random.draw(0, 1) as u8, random.draw(1, 1000));
                 builder.born(block.0, block.1);
                 live.push(block);
+                total += block.1;
             } else {
                 let at = random.draw(0, live.len() as u64 - 1) as usize;
                 let (series, bytes) = live.swap_remove(at);
                 builder.died(series, bytes);
+                total -= bytes;
             }
             time += random.draw(0, 5);
             builder.end_record(time);
-            totals.push((time, live.iter().map(|block| block.1).sum()));
+            totals.push((time, total));
         }
         (builder.finish(), totals)
     }

@@ -9,6 +9,10 @@ const [binary, file, folder, name = "report"] = process.argv.slice(2);
 const wrong = [];
 const figures = {};
 const check = (good, what) => { if (!good) wrong.push(what); };
+setTimeout(() => {
+  console.log(JSON.stringify({ wrong: [...wrong, "the check took longer than two minutes"], figures }));
+  process.exit(1);
+}, 120_000).unref();
 const browser = await launch(binary);
 figures.browser = browser.version.product;
 const page = await browser.page();
@@ -60,8 +64,13 @@ const looks = (id) => page.evaluate(`(() => {
 })()`);
 const screenshot = async (kind) => {
   if (!folder) return;
-  const { data } = await page.call("Page.captureScreenshot", { format: "png" });
-  writeFileSync(join(folder, `${name}-${kind}.png`), Buffer.from(data, "base64"));
+  for (const [part, id] of [["memory", null], ["addresses", "addresses"], ["streams", "streams"]]) {
+    const top = id === null ? 0 : await page.evaluate(`document.getElementById("${id}").getBoundingClientRect().top + window.scrollY`);
+    const bottom = await page.evaluate(`document.getElementById("${id ?? "memory"}").getBoundingClientRect().bottom + window.scrollY`);
+    const clip = { x: 0, y: top, width: 1280, height: bottom - top + 8, scale: 0.65 };
+    const { data } = await page.call("Page.captureScreenshot", { format: "png", clip, captureBeyondViewport: true });
+    writeFileSync(join(folder, `${name}-${part}-${kind}.png`), Buffer.from(data, "base64"));
+  }
 };
 for (const kind of ["light", "dark"]) {
   await scheme(kind);

@@ -11,10 +11,13 @@ export const launch = async (binary) => {
   const flags = [
     "--headless=shell", "--no-sandbox", "--no-zygote", "--remote-debugging-pipe", `--user-data-dir=${profile}`,
     "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync",
-    "--use-gl=angle", "--use-angle=swiftshader", "--disable-dev-shm-usage", "--hide-scrollbars",
+    "--disable-gpu", "--disable-accelerated-2d-canvas", "--disable-dev-shm-usage", "--hide-scrollbars",
   ];
   const env = { ...process.env, LD_LIBRARY_PATH: join(folder, "lib"), FONTCONFIG_FILE: join(folder, "fonts.conf"), HOME: profile };
-  const child = spawn(binary, flags, { env, stdio: ["ignore", "ignore", "pipe", "pipe", "pipe"] });
+  const child = spawn(binary, flags, { env, detached: true, stdio: ["ignore", "ignore", "pipe", "pipe", "pipe"] });
+  // Also when the check fails half way.
+  const end = () => { try { process.kill(-child.pid, "SIGKILL"); } catch { /* It has ended. */ } };
+  process.on("exit", end);
   let errors = "";
   child.stderr.on("data", (bytes) => { errors = (errors + bytes).slice(-4000); });
   const waiting = new Map();
@@ -56,8 +59,12 @@ export const launch = async (binary) => {
     return { call, on, evaluate, close };
   };
   const close = async () => {
-    await send("Browser.close").catch(() => {});
-    if (child.exitCode === null && child.signalCode === null) await new Promise((done) => child.on("exit", done));
+    // Nothing of the profile is kept, so there is nothing to wait for: the whole group of processes ends at once.
+    const ended = new Promise((done) => child.on("exit", done));
+    if (child.exitCode === null && child.signalCode === null) {
+      end();
+      await ended;
+    }
     rmSync(profile, { recursive: true, force: true, maxRetries: 5 });
   };
   return { page, close, version: await send("Browser.getVersion") };

@@ -92,7 +92,7 @@ pub(super) fn draw(analysis: &Analysis, budget: Option<u64>) -> Picture {
     let total = &analysis.summary.total;
     let title = format!(
         "{}: peak {} at {}",
-        analysis.log,
+        analysis.file,
         size(total.peak_bytes),
         seconds(analysis.peak_time)
     );
