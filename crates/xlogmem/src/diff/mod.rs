@@ -16,8 +16,7 @@ use crate::cli::Refusal;
 use crate::convert::LogFormat;
 use crate::convert::input::{Input, ReadingReport, Strict};
 use crate::page::{Page, size};
-use crate::report::analysis::check;
-use crate::report::{named, seconds, shorten};
+use crate::report::{check, named, seconds, shorten};
 use compare::{Change, Comparison, TagChange, compare};
 
 const SCHEMA: u32 = 1;

@@ -5,25 +5,21 @@
 
 use std::collections::{HashMap, HashSet};
 
-use xlog_trace::{
-    Action, Header, NameId, Names, Ordered, ReadReport, Record, Source, Summarizer, Summary,
-};
+use xlog_trace::{Header, NameId, Names, Ordered, ReadReport, Record, Source, Summary};
 
 use super::address_map::{AddressMap, AddressMapBuilder, COLUMNS};
-use super::lanes::{self, Lanes, LanesBuilder};
+use super::lanes::{Lanes, LanesBuilder};
 use super::lifetimes::Lifetimes;
 use super::lives::{Change, Life, Lives};
-use super::segments::{SegmentBuilder, Segments};
+use super::scan::Scan;
+use super::segments::Segments;
 use super::timeline::{Timeline, TimelineBuilder};
-use crate::convert::LogFormat;
-use crate::convert::input::{Input, Watched};
+use crate::convert::input::Input;
 
 /// Tags that are shown by name; the rest are shown together.
 const SHOWN_TAGS: usize = 14;
 /// Blocks at the peak, and failures, that are listed one by one.
 const LISTED: usize = 50;
-/// Streams that are counted apart.
-const MAX_STREAMS: usize = 1 << 16;
 
 /// What one tag held at the peak.
 #[derive(Clone, Debug)]
@@ -76,20 +72,6 @@ pub(crate) struct Analysis {
     pub(crate) lifetimes: Lifetimes,
     pub(crate) uses: u64,
     pub(crate) failed: Vec<FailedCall>,
-}
-
-/// What the first pass finds.
-struct Scan {
-    summary: Summary,
-    first_time: u64,
-    segments: Segments,
-    uses: u64,
-    lane_names: Vec<String>,
-    lanes: HashMap<Option<u32>, u8>,
-    reading: ReadReport,
-    late: u64,
-    format: &'static str,
-    header: Header,
 }
 
 /// Analyses a log. `partial`: also one that is damaged or cut off.
@@ -149,76 +131,6 @@ pub(crate) fn analyse(input: &Input<'_>, log: &str, partial: bool) -> Result<Ana
         uses,
         failed: filled.failed,
     })
-}
-
-impl Scan {
-    fn read(input: &Input<'_>, log: &str, partial: bool) -> Result<Self, String> {
-        let source: Watched = input.open().map_err(|error| input.blame(&error))?;
-        let format = LogFormat::from(source.format()).name();
-        let mut source = Ordered::new(source);
-        let (mut summarizer, mut segments) = (Summarizer::new(), SegmentBuilder::default());
-        let (mut streams, mut uses) = (HashMap::new(), 0);
-        while let Some(record) = source.next_record().map_err(|error| input.blame(&error))? {
-            summarizer.push(&record);
-            if streams.len() < MAX_STREAMS || streams.contains_key(&record.stream()) {
-                *streams.entry(record.stream()).or_default() += 1;
-            }
-            match (record.action(), record.ptr().filter(|ptr| *ptr != 0)) {
-                (Action::Allocate, Some(ptr)) if !record.is_failure() => {
-                    let bytes = record.charged_bytes().max(record.bytes().unwrap_or(0));
-                    segments.add(record.process(), record.device(), ptr, bytes);
-                }
-                (Action::UsePrepare | Action::UseFinish, _) => uses += 1,
-                _ => {}
-            }
-        }
-        let reading = source.report().clone();
-        check(log, &reading, partial)?;
-        let (lanes, lane_names) =
-            lanes::assign(&streams, |stream| stream_name(stream, source.names()));
-        let summary = summarizer.finish(source.names());
-        Ok(Self {
-            format,
-            first_time: summary.time_nanos.map_or(0, |(first, _)| first),
-            segments: segments.finish(),
-            uses,
-            lanes,
-            lane_names,
-            late: source.late(),
-            header: source.header().clone(),
-            summary,
-            reading,
-        })
-    }
-}
-
-/// Refuses a log without records, and one that is not whole unless that is wanted.
-pub(crate) fn check(log: &str, reading: &ReadReport, partial: bool) -> Result<(), String> {
-    if reading.records == 0 {
-        return Err(format!("{log}: it has no records; expected an allocation log with some"));
-    }
-    if partial || (reading.skipped == 0 && !reading.truncated) {
-        return Ok(());
-    }
-    let what = match (&reading.first_bad, reading.truncated) {
-        (Some(bad), _) => format!("{} bad places, the first at {bad}", reading.skipped),
-        (None, true) => "it is cut off at the end".to_owned(),
-        (None, false) => format!("{} bad places", reading.skipped),
-    };
-    Err(format!(
-        "{log}: {what}; {} records are good, and --partial goes on with them",
-        reading.records
-    ))
-}
-
-fn stream_name(stream: Option<u32>, names: &Names) -> String {
-    match stream {
-        None => "no stream".to_owned(),
-        Some(id) => match names.stream_name(id) {
-            Some(name) => format!("stream {id} ({name})"),
-            None => format!("stream {id}"),
-        },
-    }
 }
 
 /// The second pass.
@@ -406,8 +318,11 @@ mod tests {
 
     use super::*;
     use crate::convert::input::Strict;
-    use xlog_trace::{Failure, Format, LogWriter, ServedBy, UseAccess};
+    use xlog_trace::{Action, Failure, Format, LogWriter, ServedBy, UseAccess};
     use xlogmem::workload::Minstd;
+
+    /// A live block of the model: bytes, tag, generation.
+    type Block = (u64, String, Option<u64>);
 
     /// Records that mean little to each other: few addresses and many tags, so that gaps of every kind are frequent; times and
     /// sizes up to the ends of their ranges.
@@ -463,7 +378,7 @@ mod tests {
             let input = Input::new(&path, None, Strict(false));
             let analysis = analyse(&input, "log", false).unwrap();
 
-            let mut live: BTreeMap<(u32, u32, u64), (u64, String, Option<u64>)> = BTreeMap::new();
+            let mut live: BTreeMap<(u32, u32, u64), Block> = BTreeMap::new();
             let (mut totals, mut peak) = (Vec::new(), (0, BTreeMap::new()));
             for record in &records {
                 let key = (record.process(), record.device(), record.ptr().unwrap());

@@ -4,7 +4,7 @@
 //! their places and moved there when all of them are complete.
 
 mod address_map;
-pub(crate) mod analysis;
+mod analysis;
 mod data;
 mod figures;
 mod html;
@@ -12,6 +12,7 @@ mod lanes;
 mod lifetimes;
 mod lives;
 mod picture;
+mod scan;
 mod segments;
 mod text;
 mod timeline;
@@ -28,6 +29,7 @@ use crate::convert::input::{Input, Strict};
 use crate::convert::{LogFormat, Part};
 use analysis::{Analysis, analyse};
 use figures::{Figures, WrittenFile};
+pub(crate) use scan::check;
 pub(crate) use text::{named, seconds, shorten};
 
 /// What `report` takes.
