@@ -5,7 +5,7 @@
 //! comes after one of higher order has been given is given all the same, and counted as late.
 
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::{BinaryHeap, VecDeque};
 
 use crate::error::TraceError;
 use crate::header::Header;
@@ -50,7 +50,10 @@ impl Ord for ByOrder {
 pub struct Ordered<S> {
     inner: S,
     window: usize,
-    held: BinaryHeap<Reverse<ByOrder>>,
+    /// Records that came in order, as most do: they need no heap.
+    run: VecDeque<ByOrder>,
+    /// Records that came after one of higher order.
+    stray: BinaryHeap<Reverse<ByOrder>>,
     arrivals: u64,
     highest: u64,
     late: u64,
@@ -68,7 +71,8 @@ impl<S: Source> Ordered<S> {
         Self {
             inner,
             window: window.max(1),
-            held: BinaryHeap::new(),
+            run: VecDeque::new(),
+            stray: BinaryHeap::new(),
             arrivals: 0,
             highest: 0,
             late: 0,
@@ -89,16 +93,28 @@ impl<S: Source> Ordered<S> {
 
 impl<S: Source> Source for Ordered<S> {
     fn next_record(&mut self) -> Result<Option<Record>, TraceError> {
-        while !self.ended && self.held.len() < self.window {
+        while !self.ended && self.run.len() + self.stray.len() < self.window {
             match self.inner.next_record()? {
                 Some(record) => {
                     self.arrivals += 1;
-                    self.held.push(Reverse(ByOrder(record, self.arrivals)));
+                    let record = ByOrder(record, self.arrivals);
+                    match self.run.back() {
+                        Some(last) if *last > record => self.stray.push(Reverse(record)),
+                        _ => self.run.push_back(record),
+                    }
                 }
                 None => self.ended = true,
             }
         }
-        let Some(Reverse(ByOrder(record, _))) = self.held.pop() else { return Ok(None) };
+        let from_run = match (self.run.front(), self.stray.peek()) {
+            (Some(first), Some(Reverse(stray))) => first < stray,
+            (first, _) => first.is_some(),
+        };
+        let next = match from_run {
+            true => self.run.pop_front(),
+            false => self.stray.pop().map(|Reverse(stray)| stray),
+        };
+        let Some(ByOrder(record, _)) = next else { return Ok(None) };
         if record.order < self.highest {
             self.late += 1;
         }
@@ -116,5 +132,68 @@ impl<S: Source> Source for Ordered<S> {
 
     fn report(&self) -> &ReadReport {
         self.inner.report()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::action::Action;
+
+    struct Given(std::vec::IntoIter<Record>, Header, Names, ReadReport);
+
+    impl Source for Given {
+        fn next_record(&mut self) -> Result<Option<Record>, TraceError> {
+            Ok(self.0.next())
+        }
+
+        fn header(&self) -> &Header {
+            &self.1
+        }
+
+        fn names(&self) -> &Names {
+            &self.2
+        }
+
+        fn report(&self) -> &ReadReport {
+            &self.3
+        }
+    }
+
+    #[test]
+    fn the_window_gives_its_least_whatever_the_arrival() {
+        let mut state = 12_345_u64;
+        let mut draw = |below: u64| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (state >> 33) % below
+        };
+        for case in 0..200 {
+            // From nearly in order to all over the place, also with equal orders.
+            let scatter = 1 + case % 40;
+            let orders: Vec<u64> = (0..300).map(|at| at + draw(scatter)).collect();
+            let window = 1 + draw(50) as usize;
+            let record =
+                |(at, order): (usize, &u64)| Record::new(Action::Allocate, 0, *order, at as u64);
+            let records: Vec<Record> = orders.iter().enumerate().map(record).collect();
+            let given = Given(
+                records.clone().into_iter(),
+                Header::new(),
+                Names::new(),
+                ReadReport::default(),
+            );
+            let mut ordered = Ordered::with_window(given, window);
+            let (mut held, mut coming) = (Vec::new(), records.into_iter());
+            let (mut highest, mut late) = (0, 0);
+            loop {
+                held.extend(coming.by_ref().take(window - held.len()));
+                let least = held.iter().enumerate().min_by_key(|(_, r)| (r.order, r.time));
+                let expected = least.map(|(at, _)| at).map(|at| held.remove(at));
+                assert_eq!(ordered.next_record().unwrap(), expected, "case {case}");
+                let Some(record) = expected else { break };
+                late += u64::from(record.order < highest);
+                highest = highest.max(record.order);
+            }
+            assert_eq!(ordered.late(), late, "case {case}");
+        }
     }
 }

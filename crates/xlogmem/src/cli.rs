@@ -35,6 +35,13 @@ pub(crate) enum Command {
     Convert(crate::convert::ConvertArguments),
     /// Sum up an allocation log: peak, who held it, what was never freed
     Summary(crate::summary::SummaryArguments),
+    /// Show what a log says of memory: a page, a text or a picture
+    ///
+    /// Memory over time by tag, who holds it at the peak, a map of addresses, lives and sizes of blocks, streams and what goes
+    /// between them, what is held after its last use, failures and leaks.
+    Report(crate::report::ReportArguments),
+    /// Show what changed from one allocation log to another
+    Diff(crate::diff::DiffArguments),
     /// Make an allocation log as programs of a kind would write it, for replay
     Generate(crate::generate::GenerateArguments),
 }

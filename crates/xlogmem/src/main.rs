@@ -7,11 +7,14 @@
 
 mod cli;
 mod convert;
+mod diff;
 mod doctor;
 mod generate;
 mod ledger;
 mod page;
+mod plot;
 mod replay;
+mod report;
 mod run;
 mod summary;
 
@@ -21,6 +24,8 @@ use std::process::ExitCode;
 use cli::{Command, Refusal, RunCommand};
 
 fn main() -> ExitCode {
+    // An answer may be a status that is no failure.
+    let mut status = ExitCode::SUCCESS;
     let outcome = match cli::parse() {
         Ok(Command::Doctor(arguments)) => doctor::run(&arguments),
         Ok(Command::Ledger(arguments)) => ledger::run(&arguments),
@@ -31,6 +36,11 @@ fn main() -> ExitCode {
         Ok(Command::Summary(arguments)) => summary::run(&arguments),
         Ok(Command::Replay(arguments)) => replay::run(&arguments),
         Ok(Command::Generate(arguments)) => generate::run(&arguments),
+        Ok(Command::Report(arguments)) => report::run(&arguments),
+        Ok(Command::Diff(arguments)) => diff::run(&arguments).map(|(output, differ)| {
+            status = ExitCode::from(u8::from(differ));
+            output
+        }),
         Err(refusal) => Err(refusal),
     };
     match outcome {
@@ -39,7 +49,7 @@ fn main() -> ExitCode {
                 eprintln!("xlogmem: {failure}");
             }
             match print(&output.text) {
-                Ok(()) if output.failure.is_none() => ExitCode::SUCCESS,
+                Ok(()) if output.failure.is_none() => status,
                 _ => ExitCode::FAILURE,
             }
         }

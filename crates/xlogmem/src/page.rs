@@ -46,7 +46,7 @@ impl Page {
 
     /// A line as it is, such as one of a table.
     pub(crate) fn row(&mut self, text: &str) {
-        let _ = writeln!(self.0, "  {}", text.trim_end());
+        let _ = writeln!(self.0, "{}", format!("  {text}").trim_end());
     }
 
     /// The last words, after an empty line, and the whole text.

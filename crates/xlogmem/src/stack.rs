@@ -152,6 +152,17 @@ impl Stack {
         self.pool.as_ref().map(|pool| pool.snapshot())
     }
 
+    /// The bytes of the device that the stack holds; `None` when the driver does not say.
+    #[must_use]
+    pub fn reserved(&self) -> Option<u64> {
+        if let Some(metered) = &self.metered {
+            return Some(metered.now.load(Ordering::Relaxed) as u64);
+        }
+        let pool = self.device.memory_pool().ok()?;
+        let usage = self.device.driver().async_pools()?.pool_usage(pool).ok()?;
+        Some(usage.reserved)
+    }
+
     /// The most bytes of the device that the stack ever held; `None` when the driver does not say.
     #[must_use]
     pub fn peak_reserved(&self) -> Option<u64> {
@@ -211,6 +222,7 @@ mod tests {
             stack.settle().unwrap();
             assert_eq!(resource.bytes_outstanding(), 0);
             assert!(stack.peak_reserved().unwrap() >= 600 << 10, "{kind}");
+            assert!(stack.reserved() <= stack.peak_reserved(), "{kind}");
             assert_eq!(stack.snapshot().is_some(), kind == StackKind::Pool);
             assert_eq!(kind.name().parse(), Ok(kind));
         }

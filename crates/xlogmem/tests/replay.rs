@@ -48,6 +48,17 @@ fn every_resource_serves_every_log_on_every_test_device() {
                 assert!(run["reserved_ratio"].as_f64().unwrap() >= 1.0, "{run:#}");
                 assert!(run["nanos_per_operation"].as_f64().unwrap() > 0.0);
                 assert_eq!(run["pool"].is_object(), run["resource"] == "pool");
+                let samples = run["over_time"].as_array().unwrap();
+                assert!((100..=129).contains(&samples.len()), "{}", samples.len());
+                assert_eq!(samples[samples.len() - 1]["operation"], operations);
+                assert_eq!(samples[samples.len() - 1]["live_bytes"], 0);
+                for sample in samples {
+                    let number = |name: &str| sample[name].as_u64().unwrap();
+                    assert!(number("reserved_bytes") >= number("live_bytes"), "{sample}");
+                    assert!(number("live_bytes") <= run["peak_live_bytes"].as_u64().unwrap());
+                    let part = &sample["fragmentation"];
+                    assert_eq!(part.is_f64(), run["resource"] == "pool", "{sample}");
+                }
             }
             // Direct takes what is asked for, in whole units of the device.
             assert!(runs[2]["reserved_ratio"].as_f64().unwrap() < 1.01, "{runs:#?}");

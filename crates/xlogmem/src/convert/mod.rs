@@ -180,6 +180,13 @@ impl Part {
             let file = File::options().write(true).open(output).map_err(blame)?;
             return Ok(Self { moves: None, file });
         }
+        // Replacing needs no right to write the file itself, only its folder; who took that right away meant it.
+        if output.metadata().is_ok_and(|metadata| metadata.permissions().readonly()) {
+            return Err(format!(
+                "{}: it is read-only; expected a file that may be replaced",
+                output.display()
+            ));
+        }
         // A link stays, and what it leads to is replaced.
         let place = std::fs::canonicalize(output).unwrap_or_else(|_| output.to_owned());
         let mut name: OsString = place.as_os_str().to_owned();

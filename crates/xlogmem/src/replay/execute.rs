@@ -16,6 +16,7 @@ use xlog_cuda::driver::sync::Mutex;
 use xlogmem::stack::Stack;
 
 use super::plan::{MAX_STREAMS, MAX_THREADS, Operation, Plan, What};
+use super::samples::{self, Sample};
 use super::times::Times;
 
 /// Failures that are listed one by one.
@@ -59,6 +60,8 @@ pub(super) struct Outcome {
     pub(super) behind_nanos: u64,
     pub(super) at_peak: Option<PoolSnapshot>,
     pub(super) at_end: Option<PoolSnapshot>,
+    /// By operation; the last is of the end.
+    pub(super) over_time: Vec<Sample>,
 }
 
 /// A block of the log.
@@ -93,6 +96,8 @@ struct Replay<'a> {
     live: AtomicU64,
     peak: AtomicU64,
     at_peak: Mutex<Option<PoolSnapshot>>,
+    sample_step: usize,
+    samples: Mutex<Vec<Sample>>,
 }
 
 /// Streams that a replay of `plan` needs.
@@ -114,6 +119,8 @@ pub(super) fn replay(plan: &Plan, stack: &Stack, mode: Mode) -> Result<Outcome> 
         live: AtomicU64::new(0),
         peak: AtomicU64::new(0),
         at_peak: Mutex::new(None),
+        sample_step: samples::step(plan.operations.len()),
+        samples: Mutex::new(Vec::new()),
     };
     let (mut outcome, slots) = match mode {
         Mode::Sequential => replay.sequential(),
@@ -123,6 +130,10 @@ pub(super) fn replay(plan: &Plan, stack: &Stack, mode: Mode) -> Result<Outcome> 
     outcome.peak_live_bytes = replay.peak.load(Ordering::Relaxed);
     outcome.at_end = stack.snapshot();
     outcome.at_peak = replay.at_peak.into_inner();
+    outcome.over_time = replay.samples.into_inner();
+    let live = replay.live.load(Ordering::Relaxed);
+    outcome.over_time.push(Sample::take(plan.operations.len(), live, stack));
+    outcome.over_time.sort_unstable_by_key(|sample| sample.operation);
     for slot in slots {
         if let State::Live(block, _) = slot.state
             && let Err(error) = resource.deallocate(block)
@@ -242,6 +253,10 @@ impl Replay<'_> {
             let order = operation.order;
             let error = error.to_string();
             outcome.note(|| Failed { order, action, thread, stream, bytes, tag, error });
+        }
+        if at.is_multiple_of(self.sample_step) {
+            let sample = Sample::take(at, self.live.load(Ordering::Relaxed), self.stack);
+            self.samples.lock().push(sample);
         }
         if at == self.plan.peak_at {
             *self.at_peak.lock() = self.stack.snapshot();

@@ -3,6 +3,7 @@
 mod execute;
 mod plan;
 mod report;
+mod samples;
 mod times;
 
 use std::path::PathBuf;

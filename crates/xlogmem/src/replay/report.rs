@@ -12,6 +12,7 @@ use xlogmem::stack::{Stack, StackKind};
 
 use super::execute::{Failed, Mode, Outcome};
 use super::plan::LogFigures;
+use super::samples::{self, Sample};
 use super::times::TimesReport;
 use crate::convert::input::ReadingReport;
 use crate::doctor::Selection;
@@ -106,6 +107,8 @@ pub(super) struct RunReport {
     waits_elided: u64,
     races: Vec<String>,
     pool: Option<PoolReport>,
+    /// Looks at even distances of operations, the last at the end.
+    over_time: Vec<Sample>,
     /// To the first resource of a comparison.
     time_ratio: Option<f64>,
     memory_ratio: Option<f64>,
@@ -148,6 +151,7 @@ impl RunReport {
             waits_elided: statistics.waits_elided,
             races,
             pool: outcome.at_end.as_ref().map(|end| PoolReport::new(end, outcome.at_peak.as_ref())),
+            over_time: outcome.over_time.clone(),
             time_ratio: None,
             memory_ratio: None,
         }
@@ -401,6 +405,7 @@ fn run_lines(page: &mut Page, run: &RunReport) {
         page.line("left out", &format!("{} operations without their block", run.skipped));
     }
     page.line("left", &size(run.bytes_left as u64));
+    samples::render(page, &run.over_time);
 }
 
 fn clock_nanos() -> f64 {

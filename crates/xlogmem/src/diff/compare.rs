@@ -1,0 +1,131 @@
+//! Two summaries side by side: what was, what is, and what changed the most.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+use xlog_trace::{Summary, Usage};
+
+/// A figure of both logs.
+#[derive(Serialize, Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Change {
+    pub(crate) before: u64,
+    pub(crate) after: u64,
+}
+
+impl Change {
+    pub(crate) fn new(before: u64, after: u64) -> Self {
+        Self { before, after }
+    }
+
+    /// How far apart they are.
+    pub(crate) fn distance(self) -> u64 {
+        self.before.abs_diff(self.after)
+    }
+
+    pub(crate) fn is_same(self) -> bool {
+        self.before == self.after
+    }
+}
+
+/// What was under one tag, in both logs.
+#[derive(Serialize, Clone, Debug, PartialEq, Eq)]
+pub(crate) struct TagChange {
+    pub(crate) tag: String,
+    pub(crate) peak_bytes: Change,
+    pub(crate) total_bytes: Change,
+    pub(crate) allocations: Change,
+    pub(crate) failures: Change,
+    pub(crate) live_bytes: Change,
+    pub(crate) live_blocks: Change,
+}
+
+impl TagChange {
+    fn new(tag: &str, before: &Usage, after: &Usage) -> Self {
+        let change = |of: fn(&Usage) -> u64| Change::new(of(before), of(after));
+        Self {
+            tag: tag.to_owned(),
+            peak_bytes: change(|usage| usage.peak_bytes),
+            total_bytes: change(|usage| usage.total_bytes),
+            allocations: change(|usage| usage.allocations),
+            failures: change(|usage| usage.failures),
+            live_bytes: change(|usage| usage.live_bytes),
+            live_blocks: change(|usage| usage.live_blocks),
+        }
+    }
+
+    fn figures(&self) -> [Change; 6] {
+        [
+            self.peak_bytes,
+            self.total_bytes,
+            self.allocations,
+            self.failures,
+            self.live_bytes,
+            self.live_blocks,
+        ]
+    }
+
+    /// Whether nothing of it changed.
+    pub(crate) fn is_same(&self) -> bool {
+        self.figures().into_iter().all(Change::is_same)
+    }
+}
+
+/// Both logs. Times, threads and addresses do not count: they differ from run to run.
+#[derive(Serialize, Clone, Debug)]
+pub(crate) struct Comparison {
+    pub(crate) same: bool,
+    pub(crate) records: Change,
+    pub(crate) peak_blocks: Change,
+    pub(crate) frees: Change,
+    pub(crate) duration_nanos: Change,
+    /// Everything together; its tag is empty.
+    pub(crate) total: TagChange,
+    /// The largest change of a peak first, then of the total.
+    pub(crate) by_tag: Vec<TagChange>,
+    /// Failures by kind, where there are any.
+    pub(crate) failures: Vec<(String, Change)>,
+}
+
+/// Compares `after` with `before`.
+pub(crate) fn compare(before: &Summary, after: &Summary) -> Comparison {
+    let total = TagChange::new("", &before.total, &after.total);
+    let mut tags: BTreeMap<&str, (Usage, Usage)> = BTreeMap::new();
+    for (tag, usage) in &before.by_tag {
+        tags.entry(tag).or_default().0 = *usage;
+    }
+    for (tag, usage) in &after.by_tag {
+        tags.entry(tag).or_default().1 = *usage;
+    }
+    let mut by_tag: Vec<TagChange> =
+        tags.iter().map(|(tag, (before, after))| TagChange::new(tag, before, after)).collect();
+    by_tag.sort_by_key(|row| {
+        let weight = |change: Change| std::cmp::Reverse(change.distance());
+        (weight(row.peak_bytes), weight(row.total_bytes), weight(row.allocations))
+    });
+    let mut kinds: BTreeMap<&str, Change> = BTreeMap::new();
+    for (kind, times) in &before.failures {
+        kinds.entry(kind).or_insert(Change::new(0, 0)).before = *times;
+    }
+    for (kind, times) in &after.failures {
+        kinds.entry(kind).or_insert(Change::new(0, 0)).after = *times;
+    }
+    let duration = |summary: &Summary| summary.time_nanos.map_or(0, |(first, last)| last - first);
+    let failures: Vec<_> = kinds.iter().map(|(kind, times)| ((*kind).to_owned(), *times)).collect();
+    let frees = Change::new(before.total.frees, after.total.frees);
+    let peak_blocks = Change::new(before.total.peak_blocks, after.total.peak_blocks);
+    let records = Change::new(before.records, after.records);
+    let same = total.is_same()
+        && by_tag.iter().all(TagChange::is_same)
+        && failures.iter().all(|(_, times)| times.is_same())
+        && [frees, peak_blocks, records].into_iter().all(Change::is_same);
+    Comparison {
+        same,
+        records,
+        peak_blocks,
+        frees,
+        duration_nanos: Change::new(duration(before), duration(after)),
+        total,
+        by_tag,
+        failures,
+    }
+}

@@ -1,0 +1,189 @@
+//! `xlogmem diff`: two logs side by side.
+//!
+//! As with `diff` the exit status is the answer: 0 they say the same of memory, 1 they differ, 2 one of them cannot be read.
+//! Compared are counts and bytes; times, threads and addresses differ from run to run and are only shown.
+
+pub(crate) mod compare;
+
+use std::path::PathBuf;
+
+use clap::Args;
+use serde::Serialize;
+use xlog_trace::{Ordered, Source, Summary};
+
+use crate::Output;
+use crate::cli::Refusal;
+use crate::convert::LogFormat;
+use crate::convert::input::{Input, ReadingReport, Strict};
+use crate::page::{Page, size};
+use crate::report::{check, named, seconds, shorten};
+use compare::{Change, Comparison, TagChange, compare};
+
+const SCHEMA: u32 = 1;
+/// Rows of each table; the JSON has all.
+const ROWS: usize = 12;
+
+/// What `diff` takes.
+#[derive(Args, Debug)]
+#[command(
+    after_help = "Compared are counts and bytes, of everything and of each tag. Times are shown and do not count.
+
+Exit status: 0 the logs say the same; 1 they differ; 2 the command line was refused, or a log cannot be read or is not whole."
+)]
+pub(crate) struct DiffArguments {
+    /// The log before: xtrace, csv or rmm-csv
+    #[arg(value_name = "A")]
+    before: PathBuf,
+
+    /// The log after
+    #[arg(value_name = "B")]
+    after: PathBuf,
+
+    /// The format of the logs, where their beginning is damaged [default: what the file begins with]
+    #[arg(long, value_name = "FORMAT")]
+    from: Option<String>,
+
+    /// Go on with what is good of a log that is damaged or cut off
+    #[arg(long)]
+    partial: bool,
+
+    /// Print one JSON object instead of text
+    #[arg(long)]
+    json: bool,
+}
+
+/// Everything, in the shape of its JSON. Every field is always there.
+#[derive(Serialize, Debug)]
+struct Report {
+    schema: u32,
+    ok: bool,
+    error: Option<String>,
+    before: String,
+    after: String,
+    reading_before: ReadingReport,
+    reading_after: ReadingReport,
+    comparison: Comparison,
+}
+
+/// Runs the command; also says whether the logs differ.
+pub(crate) fn run(arguments: &DiffArguments) -> Result<(Output, bool), Refusal> {
+    let report = read(arguments).map_err(Refusal::Line)?;
+    let text = match arguments.json {
+        true => crate::json_text(&report),
+        false => Ok(render(&report)),
+    };
+    Ok((Output::new(text, None), !report.comparison.same))
+}
+
+fn read(arguments: &DiffArguments) -> Result<Report, String> {
+    let from = arguments.from.as_deref().map(LogFormat::parse_input).transpose();
+    let from = from.map_err(|error| format!("--from: {error}"))?;
+    let sum_up = |path: &PathBuf| -> Result<(Summary, ReadingReport), String> {
+        let input = Input::new(path, from, Strict(false));
+        let mut source = Ordered::new(input.open().map_err(|error| input.blame(&error))?);
+        let summary = Summary::of(&mut source).map_err(|error| input.blame(&error))?;
+        check(&path.display().to_string(), source.report(), arguments.partial)?;
+        Ok((summary, ReadingReport::new(source.report())))
+    };
+    let (before, reading_before) = sum_up(&arguments.before)?;
+    let (after, reading_after) = sum_up(&arguments.after)?;
+    Ok(Report {
+        schema: SCHEMA,
+        ok: true,
+        error: None,
+        before: arguments.before.display().to_string(),
+        after: arguments.after.display().to_string(),
+        reading_before,
+        reading_after,
+        comparison: compare(&before, &after),
+    })
+}
+
+fn render(report: &Report) -> String {
+    let mut page = Page::default();
+    page.title("Two logs");
+    page.line("before", &report.before);
+    page.line("after", &report.after);
+    rows(&mut page, &report.comparison);
+    page.close(match report.comparison.same {
+        true => "the logs say the same of memory",
+        false => "the logs differ",
+    })
+}
+
+/// The tables of a comparison.
+pub(crate) fn rows(page: &mut Page, comparison: &Comparison) {
+    let total = &comparison.total;
+    page.row(&format!("{:<20}{:>13}{:>13}{:>14}{:>10}", "", "before", "after", "change", ""));
+    let bytes = [
+        ("peak", total.peak_bytes),
+        ("allocated in all", total.total_bytes),
+        ("never freed", total.live_bytes),
+    ];
+    for (name, change) in bytes {
+        row(page, name, change, size);
+    }
+    let counts = [
+        ("most blocks", comparison.peak_blocks),
+        ("allocations", total.allocations),
+        ("frees", comparison.frees),
+        ("failures", total.failures),
+        ("blocks never freed", total.live_blocks),
+        ("records", comparison.records),
+    ];
+    for (name, change) in counts {
+        row(page, name, change, |count| count.to_string());
+    }
+    row(page, "duration", comparison.duration_nanos, seconds);
+    let table = |page: &mut Page, title: &str, of: fn(&TagChange) -> Change| {
+        let mut changed: Vec<&TagChange> =
+            comparison.by_tag.iter().filter(|tag| !of(tag).is_same()).collect();
+        changed.sort_by_key(|tag| std::cmp::Reverse(of(tag).distance()));
+        if !changed.is_empty() {
+            page.title(title);
+        }
+        for tag in changed.iter().take(ROWS) {
+            row(page, named(&tag.tag), of(tag), size);
+        }
+        if changed.len() > ROWS {
+            page.row(&format!("and {} more; --json has them", changed.len() - ROWS));
+        }
+    };
+    table(page, "Peaks by tag, the largest changes first", |tag| tag.peak_bytes);
+    table(page, "Allocated in all by tag, the largest changes first", |tag| tag.total_bytes);
+    table(page, "Never freed by tag, the largest changes first", |tag| tag.live_bytes);
+    if comparison.failures.iter().any(|(_, times)| !times.is_same()) {
+        page.title("Failures");
+    }
+    for (kind, times) in comparison.failures.iter().filter(|(_, times)| !times.is_same()) {
+        row(page, kind, *times, |count| count.to_string());
+    }
+}
+
+fn row(page: &mut Page, name: &str, change: Change, unit: fn(u64) -> String) {
+    let sign = if change.after >= change.before { "+" } else { "-" };
+    let (distance, ratio) = match change.is_same() {
+        true => ("same".to_owned(), String::new()),
+        false => (format!("{sign}{}", unit(change.distance())), ratio(change)),
+    };
+    page.row(&format!(
+        "{:<20}{:>13}{:>13}{distance:>14}{ratio:>10}",
+        shorten(name, 20),
+        unit(change.before),
+        unit(change.after)
+    ));
+}
+
+fn ratio(change: Change) -> String {
+    match (change.before, change.after) {
+        (0, _) => "new".to_owned(),
+        (_, 0) => "gone".to_owned(),
+        (before, after) => {
+            let percent = (after as f64 / before as f64 - 1.0) * 100.0;
+            match percent.abs() < 1000.0 {
+                true => format!("{percent:+.1} %"),
+                false => format!("{:.0}x", after as f64 / before as f64),
+            }
+        }
+    }
+}

@@ -1,0 +1,186 @@
+//! The report as one page: markup, style, script and data in one file that asks for nothing from anywhere.
+//!
+//! The script and the style are the same in every report and are allowed by their digests; the policy of the page forbids
+//! everything else, so that no text of a log can run or load anything. What a log says is put into the page by the script as
+//! text, never as markup; in the file it is JSON in which `<`, `>` and `&` are escaped, or escaped markup.
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use serde::Serialize;
+use sha2::{Digest, Sha256};
+
+use super::analysis::Analysis;
+use super::data::PageData;
+
+const STYLE: &str = include_str!("page/style.css");
+const MARKUP: &str = include_str!("page/page.html");
+const SCRIPTS: [&str; 9] = [
+    include_str!("page/data.js"),
+    include_str!("page/format.js"),
+    include_str!("page/view.js"),
+    include_str!("page/memory.js"),
+    include_str!("page/addresses.js"),
+    include_str!("page/lanes.js"),
+    include_str!("page/tables.js"),
+    include_str!("page/keys.js"),
+    include_str!("page/main.js"),
+];
+
+/// Arrays of numbers, one behind the other, each at a multiple of eight bytes.
+#[derive(Debug, Default)]
+pub(super) struct Blob(Vec<u8>);
+
+/// Where an array is, and of what.
+#[derive(Serialize, Clone, Copy, Debug)]
+pub(super) struct Array {
+    kind: &'static str,
+    offset: usize,
+    length: usize,
+}
+
+impl Blob {
+    pub(super) fn f64(&mut self, values: impl IntoIterator<Item = u64>) -> Array {
+        self.put("f64", values.into_iter().map(|value| (value as f64).to_le_bytes()))
+    }
+
+    pub(super) fn f32(&mut self, values: impl IntoIterator<Item = u64>) -> Array {
+        self.put("f32", values.into_iter().map(|value| (value as f32).to_le_bytes()))
+    }
+
+    pub(super) fn u32(&mut self, values: impl IntoIterator<Item = u32>) -> Array {
+        self.put("u32", values.into_iter().map(u32::to_le_bytes))
+    }
+
+    pub(super) fn u8(&mut self, values: impl IntoIterator<Item = u8>) -> Array {
+        self.put("u8", values.into_iter().map(|value| [value]))
+    }
+
+    fn put<const N: usize>(
+        &mut self,
+        kind: &'static str,
+        values: impl Iterator<Item = [u8; N]>,
+    ) -> Array {
+        self.0.resize(self.0.len().next_multiple_of(8), 0);
+        let (offset, mut length) = (self.0.len(), 0);
+        for value in values {
+            self.0.extend_from_slice(&value);
+            length += 1;
+        }
+        Array { kind, offset, length }
+    }
+}
+
+/// The page. `text` is what is shown where scripts do not run.
+pub(super) fn render(
+    analysis: &Analysis,
+    other: Option<&Analysis>,
+    budget: Option<u64>,
+    text: &str,
+) -> Result<String, String> {
+    let mut blob = Blob::default();
+    let data = PageData::new(analysis, other, budget, &mut blob);
+    let json = serde_json::to_string(&data).map_err(|error| error.to_string())?;
+    let script = format!("(() => {{\n\"use strict\";\n{}}})();\n", SCRIPTS.concat());
+    let policy = format!(
+        "default-src 'none'; script-src '{}'; style-src '{}'; base-uri 'none'; form-action 'none'",
+        digest(&script),
+        digest(STYLE)
+    );
+    let parts = [
+        ("@POLICY@", policy),
+        ("@TITLE@", escape(&data.title())),
+        ("@STYLE@", STYLE.to_owned()),
+        ("@TEXT@", escape(text)),
+        ("@DATA@", escape_json(&json)),
+        ("@BLOB@", STANDARD.encode(&blob.0)),
+        ("@SCRIPT@", script),
+    ];
+    Ok(fill(MARKUP, &parts))
+}
+
+/// Puts the parts in their places, in one go: what a part says is not looked at again.
+fn fill(markup: &str, parts: &[(&str, String)]) -> String {
+    let mut page = String::new();
+    let mut rest = markup;
+    while let Some((before, after)) = rest.split_once('@') {
+        page.push_str(before);
+        let part = after.split_once('@').and_then(|(name, after)| {
+            let part = parts.iter().find(|(mark, _)| mark.trim_matches('@') == name)?;
+            Some((&part.1, after))
+        });
+        match part {
+            Some((part, after)) => {
+                page.push_str(part);
+                rest = after;
+            }
+            None => {
+                page.push('@');
+                rest = after;
+            }
+        }
+    }
+    page.push_str(rest);
+    page
+}
+
+/// How a policy names a script or a style.
+fn digest(text: &str) -> String {
+    format!("sha256-{}", STANDARD.encode(Sha256::digest(text.as_bytes())))
+}
+
+/// A text as markup.
+pub(super) fn escape(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '&' => out.push_str("&amp;"),
+            '<' => out.push_str("&lt;"),
+            '>' => out.push_str("&gt;"),
+            '"' => out.push_str("&quot;"),
+            '\'' => out.push_str("&#39;"),
+            // Not allowed in XML, and nothing to see in a page.
+            c if c.is_control() && c != '\n' && c != '\t' => out.push('\u{fffd}'),
+            c => out.push(c),
+        }
+    }
+    out
+}
+
+/// JSON that may stand in a script element: in JSON these characters are only in texts.
+fn escape_json(json: &str) -> String {
+    json.replace('&', "\\u0026").replace('<', "\\u003c").replace('>', "\\u003e")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_part_that_looks_like_a_place_stays_what_it_is() {
+        let parts = [("@A@", "@B@ and x@y".to_owned()), ("@B@", "b".to_owned())];
+        assert_eq!(fill("1 @A@ 2 @B@ 3 @C@ a@b", &parts), "1 @B@ and x@y 2 b 3 @C@ a@b");
+    }
+
+    #[test]
+    fn texts_of_a_log_cannot_become_markup() {
+        let evil = "</script><img src=x onerror=alert(1)>&\"'\u{1}";
+        for text in [escape(evil), escape_json(&serde_json::to_string(evil).unwrap())] {
+            assert!(
+                !text.contains('<') && !text.contains('>') && !text.contains('\u{1}'),
+                "{text}"
+            );
+        }
+        let back: String =
+            serde_json::from_str(&escape_json(&serde_json::to_string(evil).unwrap())).unwrap();
+        assert_eq!(back, evil);
+    }
+
+    #[test]
+    fn arrays_begin_where_a_browser_can_read_them_in_place() {
+        let mut blob = Blob::default();
+        let bytes = blob.u8([1, 2, 3]);
+        let numbers = blob.f64([7]);
+        assert_eq!((bytes.offset, numbers.offset, numbers.length), (0, 8, 1));
+        assert_eq!(blob.0.len(), 16);
+    }
+}

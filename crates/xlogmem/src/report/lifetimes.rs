@@ -1,0 +1,181 @@
+//! How long blocks lived, how large they were, and how long they lay idle after their last use.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+use super::lives::Life;
+
+/// Blocks that are listed one by one.
+const LISTED: usize = 20;
+
+/// A histogram: entry `n` is of values of `n` significant bits.
+#[derive(Clone, Debug)]
+pub(crate) struct Histogram {
+    pub(crate) counts: [u64; 65],
+    pub(crate) bytes: [u64; 65],
+}
+
+impl Default for Histogram {
+    fn default() -> Self {
+        Self { counts: [0; 65], bytes: [0; 65] }
+    }
+}
+
+impl Histogram {
+    pub(super) fn add(&mut self, value: u64, bytes: u64) {
+        let at = 64 - value.leading_zeros() as usize;
+        if let (Some(count), Some(sum)) = (self.counts.get_mut(at), self.bytes.get_mut(at)) {
+            *count += 1;
+            *sum = sum.saturating_add(bytes);
+        }
+    }
+
+    /// The entries that are not empty: the least value, blocks and bytes.
+    pub(crate) fn rows(&self) -> impl Iterator<Item = (u64, u64, u64)> {
+        let entries = self.counts.iter().zip(&self.bytes).enumerate();
+        entries.filter(|(_, (count, _))| **count > 0).map(|(bits, (count, bytes))| {
+            let from = if bits == 0 { 0 } else { 1 << (bits - 1) };
+            (from, *count, *bytes)
+        })
+    }
+}
+
+/// A block, and for how long it was held after its last use.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct IdleBlock {
+    pub(crate) life: Life,
+    pub(crate) idle_nanos: u64,
+    pub(crate) freed: bool,
+}
+
+impl IdleBlock {
+    fn weight(&self) -> u128 {
+        u128::from(self.idle_nanos) * u128::from(self.life.bytes)
+    }
+
+    fn key(&self) -> (u128, Reverse<u64>) {
+        (self.weight(), Reverse(self.life.order))
+    }
+}
+
+impl PartialEq for IdleBlock {
+    fn eq(&self, other: &Self) -> bool {
+        self.key() == other.key()
+    }
+}
+
+impl Eq for IdleBlock {}
+
+impl PartialOrd for IdleBlock {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for IdleBlock {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.key().cmp(&other.key())
+    }
+}
+
+/// What the blocks of one tag held, and held idle. Bytes times nanoseconds.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct IdleTag {
+    pub(crate) blocks: u64,
+    /// Of them, those without any use.
+    pub(crate) unused: u64,
+    pub(crate) held: f64,
+    pub(crate) idle: f64,
+}
+
+/// All of it.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Lifetimes {
+    pub(crate) sizes: Histogram,
+    pub(crate) lifetimes: Histogram,
+    pub(crate) idle: Histogram,
+    pub(crate) by_tag: Vec<IdleTag>,
+    /// The most bytes times seconds first.
+    pub(crate) worst: Vec<IdleBlock>,
+    heap: BinaryHeap<Reverse<IdleBlock>>,
+}
+
+impl Lifetimes {
+    pub(super) fn new(tags: usize) -> Self {
+        Self { by_tag: vec![IdleTag::default(); tags], ..Self::default() }
+    }
+
+    pub(super) fn born(&mut self, life: &Life) {
+        self.sizes.add(life.bytes, life.bytes);
+    }
+
+    /// A block that was freed at `time`, or was live at the end.
+    pub(super) fn died(&mut self, life: &Life, time: u64, freed: bool) {
+        let held = time.saturating_sub(life.born);
+        if freed {
+            self.lifetimes.add(held, life.bytes);
+        }
+        let Some(tag) = self.by_tag.get_mut(life.tag as usize) else { return };
+        tag.blocks += 1;
+        tag.held += held as f64 * life.bytes as f64;
+        let Some(used) = life.last_use else {
+            tag.unused += 1;
+            return;
+        };
+        let idle_nanos = time.saturating_sub(used);
+        tag.idle += idle_nanos as f64 * life.bytes as f64;
+        self.idle.add(idle_nanos, life.bytes);
+        let block = IdleBlock { life: *life, idle_nanos, freed };
+        if self.heap.len() < LISTED {
+            self.heap.push(Reverse(block));
+        } else if self.heap.peek().is_some_and(|Reverse(least)| *least < block) {
+            self.heap.pop();
+            self.heap.push(Reverse(block));
+        }
+    }
+
+    pub(super) fn finish(mut self) -> Self {
+        self.worst = std::mem::take(&mut self.heap)
+            .into_sorted_vec()
+            .into_iter()
+            .map(|Reverse(block)| block)
+            .collect();
+        self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn idle_time_runs_from_the_last_use_and_the_heaviest_come_first() {
+        let mut all = Lifetimes::new(1);
+        for order in 0..100 {
+            let life = Life {
+                process: 0,
+                device: 0,
+                ptr: 1,
+                bytes: 10,
+                extent: 10,
+                tag: 0,
+                name: None,
+                stream: None,
+                generation: None,
+                order,
+                born: 0,
+                last_use: (order > 0).then_some(1000 - order),
+                last_stream: None,
+            };
+            all.born(&life);
+            all.died(&life, 1000, true);
+        }
+        let all = all.finish();
+        let tag = all.by_tag[0];
+        assert_eq!((tag.blocks, tag.unused), (100, 1));
+        assert_eq!((tag.held, tag.idle), (1e6, 10.0 * (99.0 * 100.0 / 2.0)));
+        let worst: Vec<u64> = all.worst.iter().map(|block| block.idle_nanos).collect();
+        assert_eq!(worst, (80..100).rev().collect::<Vec<u64>>());
+        assert_eq!(all.sizes.rows().collect::<Vec<_>>(), [(8, 100, 1000)]);
+    }
+}

@@ -1,0 +1,115 @@
+//! Blocks between their allocation and their free, with when and where they were last used.
+//!
+//! The rules are those of the log's summary: a block is known by process, device and address, a free of another generation is a
+//! free of a block that the log does not have, and an allocation at a live address means that a free is missing. Memory grows with
+//! the live blocks, not with the log.
+
+use std::collections::HashMap;
+
+use xlog_trace::{Action, NameId, Record};
+
+/// What names a block in a log: process, device, address.
+pub(super) type Key = (u32, u32, u64);
+
+/// A live block.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Life {
+    pub(crate) process: u32,
+    pub(crate) device: u32,
+    pub(crate) ptr: u64,
+    /// Charged bytes.
+    pub(crate) bytes: u64,
+    /// Bytes from its address on, for maps of addresses.
+    pub(crate) extent: u64,
+    /// Place of its tag among those shown.
+    pub(crate) tag: u8,
+    /// Its tag, also where that is shown together with others.
+    pub(crate) name: Option<NameId>,
+    pub(crate) stream: Option<u32>,
+    pub(crate) generation: Option<u64>,
+    pub(crate) order: u64,
+    /// Nanoseconds since the first record.
+    pub(crate) born: u64,
+    pub(crate) last_use: Option<u64>,
+    /// The stream that touched it last.
+    pub(crate) last_stream: Option<u32>,
+}
+
+/// What a record did.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Change {
+    None,
+    Born(Life),
+    /// Born where a block was live whose free the log does not have.
+    Replaced {
+        born: Life,
+        lost: Life,
+    },
+    Died(Life),
+    /// A use of a live block, which was last touched by the stream given.
+    Used(Life),
+}
+
+/// The live blocks.
+#[derive(Debug, Default)]
+pub(super) struct Lives(HashMap<Key, Life>);
+
+impl Lives {
+    /// Applies a record at `time`, whose tag is shown as `tag`.
+    pub(super) fn apply(&mut self, record: &Record, time: u64, tag: u8) -> Change {
+        let Some(ptr) = record.ptr().filter(|&ptr| ptr != 0 && !record.is_failure()) else {
+            return Change::None;
+        };
+        let key = (record.process(), record.device(), ptr);
+        match record.action() {
+            Action::Allocate => {
+                let bytes = record.charged_bytes();
+                let born = Life {
+                    process: record.process(),
+                    device: record.device(),
+                    ptr,
+                    bytes,
+                    extent: bytes.max(record.bytes().unwrap_or(0)).max(1),
+                    tag,
+                    name: record.tag(),
+                    stream: record.stream(),
+                    generation: record.generation(),
+                    order: record.order(),
+                    born: time,
+                    last_use: None,
+                    last_stream: record.stream(),
+                };
+                match self.0.insert(key, born) {
+                    Some(lost) => Change::Replaced { born, lost },
+                    None => Change::Born(born),
+                }
+            }
+            Action::Deallocate => match self.0.get(&key) {
+                Some(life) if !is_stale(life, record) => {
+                    self.0.remove(&key).map_or(Change::None, Change::Died)
+                }
+                _ => Change::None,
+            },
+            Action::UsePrepare | Action::UseFinish => {
+                match self.0.get_mut(&key).filter(|life| !is_stale(life, record)) {
+                    Some(life) => {
+                        let before = *life;
+                        life.last_use = Some(time);
+                        life.last_stream = record.stream().or(life.last_stream);
+                        Change::Used(before)
+                    }
+                    None => Change::None,
+                }
+            }
+            _ => Change::None,
+        }
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Life> {
+        self.0.values()
+    }
+}
+
+fn is_stale(life: &Life, record: &Record) -> bool {
+    matches!((life.generation, record.generation()), (Some(a), Some(b)) if a != b)
+}

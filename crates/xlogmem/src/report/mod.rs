@@ -1,0 +1,170 @@
+//! `xlogmem report`: what a log says of memory, as a page, a text or a picture.
+//!
+//! A log that cannot be read and an output that cannot be written are refused before anything is written; outputs are written beside
+//! their places and moved there when all of them are complete.
+
+mod address_map;
+mod analysis;
+mod data;
+mod figures;
+mod html;
+mod lanes;
+mod lifetimes;
+mod lives;
+mod picture;
+mod scan;
+mod segments;
+mod text;
+mod timeline;
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use xlogmem::size::Size;
+
+use crate::Output;
+use crate::cli::Refusal;
+use crate::convert::input::{Input, Strict};
+use crate::convert::{LogFormat, Part};
+use analysis::{Analysis, analyse};
+use figures::{Figures, WrittenFile};
+pub(crate) use scan::check;
+pub(crate) use text::{named, seconds, shorten};
+
+/// What `report` takes.
+#[derive(Args, Debug)]
+#[command(after_help = "Without -o, --svg, --png and --json the report is printed as text.
+
+Exit status: 0 written; 2 the command line was refused, a log cannot be read or is not whole, or an output cannot be written.")]
+pub(crate) struct ReportArguments {
+    /// The log: xtrace, csv or rmm-csv
+    #[arg(value_name = "LOG")]
+    log: PathBuf,
+
+    /// Write the report as one page that opens in a browser, offline
+    #[arg(short, long, value_name = "FILE")]
+    output: Option<PathBuf>,
+
+    /// Print the report as text, with bars; 80 columns
+    #[arg(long, conflicts_with = "json")]
+    text: bool,
+
+    /// Draw memory over time by tag as an SVG picture
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+
+    /// Draw memory over time by tag as a PNG picture
+    #[arg(long, value_name = "FILE")]
+    png: Option<PathBuf>,
+
+    /// Show what changed since this log
+    #[arg(long, value_name = "OTHER")]
+    compare: Option<PathBuf>,
+
+    /// Draw this limit, such as 4GiB or 512MB, and say when it was passed
+    #[arg(long, value_name = "SIZE", allow_negative_numbers = true)]
+    budget: Option<String>,
+
+    /// The format of the logs, where their beginning is damaged [default: what the file begins with]
+    #[arg(long, value_name = "FORMAT")]
+    from: Option<String>,
+
+    /// Go on with what is good of a log that is damaged or cut off
+    #[arg(long)]
+    partial: bool,
+
+    /// Print the figures as one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs the command.
+pub(crate) fn run(arguments: &ReportArguments) -> Result<Output, Refusal> {
+    report(arguments).map(|text| Output::new(Ok(text), None)).map_err(Refusal::Line)
+}
+
+fn report(arguments: &ReportArguments) -> Result<String, String> {
+    let from = arguments.from.as_deref().map(LogFormat::parse_input).transpose();
+    let from = from.map_err(|error| format!("--from: {error}"))?;
+    let budget: Option<Size> = match &arguments.budget {
+        Some(text) => Some(text.parse().map_err(|error| format!("--budget: {error}"))?),
+        None => None,
+    };
+    let budget = budget.map(|size| size.0);
+    check_outputs(arguments)?;
+    let logs = [Some(&arguments.log), arguments.compare.as_ref()];
+    // Nothing is begun for logs that cannot be opened or outputs that cannot be written.
+    for log in logs.into_iter().flatten() {
+        let input = Input::new(log, from, Strict(false));
+        input.open().map_err(|error| input.blame(&error))?;
+    }
+    let create = |path: &Option<PathBuf>| path.as_deref().map(Part::create).transpose();
+    let (page, svg, png) =
+        (create(&arguments.output)?, create(&arguments.svg)?, create(&arguments.png)?);
+
+    let read = |log: &Path| -> Result<Analysis, String> {
+        let input = Input::new(log, from, Strict(false));
+        analyse(&input, &log.display().to_string(), arguments.partial)
+    };
+    let analysis = read(&arguments.log)?;
+    let other = arguments.compare.as_deref().map(read).transpose()?;
+
+    let text = |name| text::render(&analysis, other.as_ref(), budget, name);
+    let mut files = Vec::new();
+    if let (Some(part), Some(path)) = (page, &arguments.output) {
+        let page = html::render(&analysis, other.as_ref(), budget, &text(|log| &log.file))?;
+        files.push((part, path, page.into_bytes()));
+    }
+    let picture = picture::draw(&analysis, budget);
+    if let (Some(part), Some(path)) = (svg, &arguments.svg) {
+        files.push((part, path, picture::svg(&picture)));
+    }
+    if let (Some(part), Some(path)) = (png, &arguments.png) {
+        files.push((part, path, picture::png(&picture)?));
+    }
+    let written = write(files)?;
+    if arguments.json {
+        return crate::json_text(&Figures::new(&analysis, other.as_ref(), budget, &written));
+    }
+    let lines = written.iter().map(|file| {
+        let size = crate::page::size(file.bytes);
+        format!("{} is written, {size}\n", file.path)
+    });
+    Ok(match arguments.text || written.is_empty() {
+        true => text(|log| &log.log),
+        false => lines.collect(),
+    })
+}
+
+/// Writes all files beside their places, then moves all of them there.
+fn write(files: Vec<(Part, &PathBuf, Vec<u8>)>) -> Result<Vec<WrittenFile>, String> {
+    for (part, path, bytes) in &files {
+        let blame = |error: std::io::Error| format!("{}: {error}", path.display());
+        (&part.file).write_all(bytes).map_err(blame)?;
+    }
+    let commit = |(part, path, bytes): (Part, &PathBuf, Vec<u8>)| {
+        part.commit(path)?;
+        Ok(WrittenFile { path: path.display().to_string(), bytes: bytes.len() as u64 })
+    };
+    files.into_iter().map(commit).collect()
+}
+
+/// Refuses outputs that would take each other's place, or that of a log.
+fn check_outputs(arguments: &ReportArguments) -> Result<(), String> {
+    let place = |path: &PathBuf| std::fs::canonicalize(path).unwrap_or_else(|_| path.clone());
+    let outputs = [&arguments.output, &arguments.svg, &arguments.png];
+    let mut taken: Vec<(PathBuf, &str)> = vec![(place(&arguments.log), "the log")];
+    taken.extend(arguments.compare.as_ref().map(|path| (place(path), "the log to compare with")));
+    for path in outputs.into_iter().flatten() {
+        let own = place(path);
+        if let Some((_, what)) = taken.iter().find(|(taken, _)| *taken == own && own.is_file()) {
+            return Err(format!("{}: it is {what}; expected another file", path.display()));
+        }
+        if taken.iter().any(|(taken, what)| *taken == own && *what == "an output") {
+            return Err(format!("{}: it is given twice; expected another file", path.display()));
+        }
+        taken.push((own, "an output"));
+    }
+    Ok(())
+}

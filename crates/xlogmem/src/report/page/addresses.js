@@ -1,0 +1,105 @@
+// The address map: rows of addresses, columns of time.
+
+const addressChart = chart("address-chart", 130, 26);
+const map = { ...data.map, fullness: arrays(data.map.fullness), holders: arrays(data.map.tags) };
+const mapBytes = map.segments.reduce((end, segment) => Math.max(end, segment[4] + segment[3]), 0);
+
+// The whole map as a picture of one pixel to a cell, made anew when the colours change.
+let mapPicture = null;
+const paintMap = () => {
+  const columns = columnStarts.length;
+  if (map.rows === 0 || columns === 0) return null;
+  const picture = element("canvas");
+  picture.width = columns;
+  picture.height = map.rows;
+  const context = picture.getContext("2d");
+  const image = context.createImageData(columns, map.rows);
+  const palette = data.tags.map((_, tag) => rgb(tagColour(tag)));
+  for (let column = 0; column < columns; column++) {
+    for (let row = 0; row < map.rows; row++) {
+      const cell = column * map.rows + row;
+      const full = map.fullness[cell];
+      if (full === 0) continue;
+      const [red, green, blue] = palette[map.holders[cell]] ?? [128, 128, 128];
+      // Low addresses are at the bottom.
+      const at = 4 * ((map.rows - 1 - row) * columns + column);
+      image.data[at] = red;
+      image.data[at + 1] = green;
+      image.data[at + 2] = blue;
+      image.data[at + 3] = 60 + (195 * full) / 255;
+    }
+  }
+  context.putImageData(image, 0, 0);
+  return picture;
+};
+
+// Red, green and blue of any colour that a style may have.
+const rgb = (text) => {
+  const context = element("canvas").getContext("2d", { willReadFrequently: true });
+  context.fillStyle = text;
+  context.fillRect(0, 0, 1, 1);
+  return context.getImageData(0, 0, 1, 1).data;
+};
+
+const drawAddresses = () => {
+  const self = addressChart;
+  const { context } = self;
+  self.begin();
+  self.timeAxis();
+  mapPicture ??= paintMap();
+  const rowHeight = self.plotHeight / Math.max(1, map.rows);
+  const y = (offset) => self.height - self.bottom - (offset / map.row_bytes) * rowHeight;
+  self.inside(() => {
+    if (!mapPicture) return;
+    context.imageSmoothingEnabled = false;
+    const first = lastAt(columnStarts, view.from);
+    const last = lastAt(columnStarts, view.to);
+    for (let column = first; column <= last; column++) {
+      // Whole pixels: cells that share one would shine through each other.
+      const from = Math.floor(self.x(columnStarts[column]));
+      const to = Math.floor(self.x(column + 1 < columnStarts.length ? columnStarts[column + 1] : data.span));
+      if (to === from && column < last) continue;
+      context.drawImage(mapPicture, column, 0, 1, map.rows, from, self.top, Math.max(to - from, 1), self.plotHeight);
+    }
+    context.strokeStyle = colour("quiet");
+    context.lineWidth = 1;
+    context.setLineDash([1, 3]);
+    for (const segment of map.segments.length <= 64 ? map.segments : []) {
+      const at = Math.round(y(segment[4])) + 0.5;
+      context.beginPath();
+      context.moveTo(self.left, at);
+      context.lineTo(self.width - self.right, at);
+      context.stroke();
+    }
+    context.setLineDash([]);
+  });
+  context.fillStyle = colour("quiet");
+  context.textAlign = "right";
+  context.textBaseline = "bottom";
+  let free = self.height;
+  for (const segment of map.segments) {
+    const at = y(segment[4]);
+    if (at > free) continue;
+    context.fillText(segment[2], self.left - 8, at);
+    free = at - 16;
+  }
+  self.cursor();
+  drawAddressInstant();
+};
+
+const drawAddressInstant = () => {
+  const column = lastAt(columnStarts, view.selected);
+  let [taken, touched] = [0, 0];
+  for (let row = 0; row < map.rows; row++) {
+    const full = map.fullness[column * map.rows + row];
+    taken += (full / 255) * map.row_bytes;
+    if (full > 0) touched += 1;
+  }
+  say("address-instant", map.rows === 0
+    ? "The log has no addresses."
+    : `Around ${formatTime(view.selected)}: ${touched} of ${map.rows} rows have blocks, about ${formatShare(taken, mapBytes)} of ${formatBytes(mapBytes)} touched in all`);
+  addressChart.canvas.setAttribute(
+    "aria-label",
+    `Address map: ${map.segments.length} stretches, ${formatBytes(mapBytes)}, over time`,
+  );
+};

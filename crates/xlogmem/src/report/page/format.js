@@ -1,0 +1,97 @@
+// Numbers and names as people read them, and elements made of text only: nothing of a log becomes markup.
+
+const formatBytes = (bytes) => {
+  const units = [[2 ** 40, "TiB"], [2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"]];
+  for (const [unit, name] of units) {
+    if (Math.abs(bytes) >= unit) {
+      const value = bytes / unit;
+      return `${Number.isInteger(value) ? value : value.toFixed(value < 10 ? 2 : 1)} ${name}`;
+    }
+  }
+  return `${Math.round(bytes)} bytes`;
+};
+
+const formatCount = (count) => Math.round(count).toLocaleString("en-US");
+
+const formatTime = (nanos) => {
+  const units = [[1e9, "s", 3], [1e6, "ms", 3], [1e3, "µs", 1]];
+  for (const [unit, name, digits] of units) {
+    if (Math.abs(nanos) >= unit) return `${(nanos / unit).toFixed(digits)} ${name}`;
+  }
+  return `${Math.round(nanos)} ns`;
+};
+
+const formatShare = (part, whole) => (whole > 0 ? `${((100 * part) / whole).toFixed(1)} %` : "-");
+
+const tagName = (name) => (name === "" ? "untagged" : name);
+
+// Colours of tags, by place: far apart in hue and in lightness, on light and on dark paper.
+const hues = [211, 28, 145, 350, 265, 52, 180, 320, 95, 235, 10, 165, 290, 70];
+
+const dark = matchMedia("(prefers-color-scheme: dark)");
+
+const tagColour = (tag, alpha = 1) => {
+  if (data.other_tags > 0 && tag === series - 1) return `hsl(210 8% ${dark.matches ? 55 : 62}% / ${alpha})`;
+  const lightness = (dark.matches ? [58, 48, 66] : [46, 58, 36])[tag % 3];
+  return `hsl(${hues[tag % hues.length]} ${dark.matches ? 62 : 68}% ${lightness}% / ${alpha})`;
+};
+
+const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+
+const byId = (id) => document.getElementById(id);
+
+const element = (name, text, options = {}) => {
+  const made = document.createElement(name);
+  if (text !== undefined) made.textContent = text;
+  for (const [key, value] of Object.entries(options)) made.setAttribute(key, value);
+  return made;
+};
+
+// A table. Columns: { name, text?: left-aligned, cell(row), bar?(row) from 0 to 1, className?(row) }.
+const table = (caption, columns, rows) => {
+  const made = element("table");
+  made.append(element("caption", caption));
+  const head = made.createTHead().insertRow();
+  for (const column of columns) head.append(element("th", column.name, { scope: "col", class: column.text ? "text" : "" }));
+  const body = made.createTBody();
+  for (const row of rows) {
+    const line = body.insertRow();
+    columns.forEach((column, at) => {
+      const cell = at === 0 ? element("th", undefined, { scope: "row" }) : element("td");
+      if (column.bar) {
+        cell.className = "bar";
+        const bar = element("span", undefined, { "aria-hidden": "true" });
+        bar.style.width = `${100 * Math.min(1, Math.max(0, column.bar(row)))}%`;
+        if (column.colour) bar.style.background = column.colour(row);
+        cell.append(bar);
+      } else {
+        cell.textContent = column.cell(row);
+        cell.className = [column.text ? "text" : "", column.className?.(row) ?? ""].join(" ").trim();
+      }
+      line.append(cell);
+    });
+  }
+  return made;
+};
+
+const show = (id, content) => byId(id).replaceChildren(content);
+
+// Says something in a live region; what was said is not said again.
+const say = (id, text) => {
+  const place = byId(id);
+  if (place.textContent !== text) place.textContent = text;
+};
+
+// What does not fit its place can be scrolled by keys, and has a name.
+const nameScrollers = () => {
+  for (const place of document.querySelectorAll(".scroll")) {
+    const overflows = place.scrollHeight > place.clientHeight || place.scrollWidth > place.clientWidth;
+    if (!overflows) {
+      for (const name of ["tabindex", "role", "aria-label"]) place.removeAttribute(name);
+      continue;
+    }
+    place.tabIndex = 0;
+    place.setAttribute("role", "region");
+    place.setAttribute("aria-label", place.querySelector("caption")?.textContent ?? "Table");
+  }
+};

@@ -1,0 +1,85 @@
+// Keys, buttons and the pointer. All charts share one time and one selected instant.
+
+// One column of pixels, but at least from bin to bin, so that a step never stands still.
+const step = (way, times) => {
+  const { starts } = levels[0];
+  const pixel = (view.to - view.from) / Math.max(1, memoryChart.plotWidth);
+  const bin = selectedBin();
+  const neighbour = starts[Math.min(Math.max(bin + way, 0), starts.length - 1)];
+  const far = view.selected + way * times * pixel;
+  if (times === 1 && Math.abs(neighbour - view.selected) > pixel) return select(neighbour);
+  return select(far);
+};
+
+const peakView = () => {
+  const span = Math.min(view.to - view.from, data.span);
+  if (data.peak.time < view.from || data.peak.time > view.to) setRange(data.peak.time - span / 2, data.peak.time + span / 2);
+  select(data.peak.time);
+};
+
+const actions = {
+  ArrowLeft: (event) => step(-1, event.shiftKey ? 10 : 1),
+  ArrowRight: (event) => step(1, event.shiftKey ? 10 : 1),
+  "+": () => zoom(0.5),
+  "=": () => zoom(0.5),
+  "-": () => zoom(2),
+  _: () => zoom(2),
+  "[": () => pan(-0.25),
+  "]": () => pan(0.25),
+  PageUp: () => pan(-0.9),
+  PageDown: () => pan(0.9),
+  Home: () => select(0),
+  End: () => select(data.span),
+  0: () => setRange(0, data.span),
+  Escape: () => setRange(0, data.span),
+  p: peakView,
+  P: peakView,
+};
+
+const listenTo = (self) => {
+  const { canvas } = self;
+  canvas.addEventListener("keydown", (event) => {
+    const action = actions[event.key];
+    if (!action || event.ctrlKey || event.metaKey || event.altKey) return;
+    event.preventDefault();
+    action(event);
+  });
+  let began = null;
+  canvas.addEventListener("pointerdown", (event) => {
+    if (event.button !== 0) return;
+    began = event.offsetX;
+    canvas.setPointerCapture(event.pointerId);
+  });
+  canvas.addEventListener("pointermove", (event) => {
+    if (began === null || Math.abs(event.offsetX - began) < 4) return;
+    changed();
+    // Drawn after the charts, over this one.
+    requestAnimationFrame(() => {
+      if (began === null) return;
+      self.context.fillStyle = "rgb(128 128 128 / 0.3)";
+      self.context.fillRect(Math.min(began, event.offsetX), self.top, Math.abs(event.offsetX - began), self.plotHeight);
+    });
+  });
+  canvas.addEventListener("pointerup", (event) => {
+    if (began === null) return;
+    const [from, to] = [Math.min(began, event.offsetX), Math.max(began, event.offsetX)];
+    began = null;
+    if (to - from < 4) select(self.time(event.offsetX));
+    else setRange(self.time(from), self.time(to));
+  });
+  canvas.addEventListener("pointercancel", () => { began = null; });
+  canvas.addEventListener("wheel", (event) => {
+    if (event.ctrlKey) {
+      event.preventDefault();
+      zoom(event.deltaY > 0 ? 1.25 : 0.8, self.time(event.offsetX));
+    } else if (event.shiftKey || event.deltaX !== 0) {
+      event.preventDefault();
+      pan(Math.sign(event.deltaX || event.deltaY) * 0.1);
+    }
+  }, { passive: false });
+};
+
+const buttons = {
+  "zoom-in": () => zoom(0.5), "zoom-out": () => zoom(2), "pan-left": () => pan(-0.25), "pan-right": () => pan(0.25),
+  reset: () => setRange(0, data.span), "to-peak": peakView,
+};

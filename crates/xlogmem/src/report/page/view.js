@@ -1,0 +1,116 @@
+// Which time all charts show and which instant is selected. Charts are drawn when the browser is ready, once for many changes.
+
+const view = { from: 0, to: Math.max(data.span, 1), selected: data.peak.time, hidden: new Set(), listeners: [] };
+
+// Zooming in further than this shows nothing more.
+const leastSpan = Math.min(Math.max(data.span, 1), 100);
+
+let drawing = false;
+const changed = () => {
+  if (drawing) return;
+  drawing = true;
+  requestAnimationFrame(() => {
+    drawing = false;
+    for (const listener of view.listeners) listener();
+  });
+};
+
+const setRange = (from, to) => {
+  const whole = Math.max(data.span, 1);
+  const span = Math.min(Math.max(to - from, leastSpan), whole);
+  const start = Math.min(Math.max(from + (to - from - span) / 2, 0), whole - span);
+  view.from = start;
+  view.to = start + span;
+  changed();
+};
+
+// Keeps the place of an instant: what was under the pointer or the cursor stays there.
+const zoom = (factor, around = view.selected) => {
+  const centre = Math.min(Math.max(around, view.from), view.to);
+  setRange(centre - (centre - view.from) * factor, centre + (view.to - centre) * factor);
+};
+
+const pan = (part) => {
+  const step = (view.to - view.from) * part;
+  setRange(view.from + step, view.to + step);
+};
+
+const select = (time) => {
+  view.selected = Math.min(Math.max(time, 0), data.span);
+  const span = view.to - view.from;
+  if (view.selected < view.from) setRange(view.selected - span / 10, view.selected + (span * 9) / 10);
+  else if (view.selected > view.to) setRange(view.selected - (span * 9) / 10, view.selected + span / 10);
+  else changed();
+};
+
+// The bin of the finest level at the selected instant.
+const selectedBin = () => lastAt(levels[0].starts, view.selected);
+
+// A canvas with the size of its place on the screen, and what all charts draw the same way.
+const chart = (id, left, bottom) => {
+  const canvas = byId(id);
+  const context = canvas.getContext("2d");
+  const self = { canvas, context, left, bottom, top: 8, right: 12, width: 0, height: 0 };
+  self.begin = () => {
+    const ratio = window.devicePixelRatio || 1;
+    self.width = canvas.clientWidth;
+    self.height = canvas.clientHeight;
+    const [wide, high] = [Math.round(self.width * ratio), Math.round(self.height * ratio)];
+    if (canvas.width !== wide || canvas.height !== high) [canvas.width, canvas.height] = [wide, high];
+    context.setTransform(ratio, 0, 0, ratio, 0, 0);
+    context.fillStyle = colour("paper");
+    context.fillRect(0, 0, self.width, self.height);
+    context.font = "12px system-ui, 'Open Sans', sans-serif";
+    self.plotWidth = Math.max(1, self.width - self.left - self.right);
+    self.plotHeight = Math.max(1, self.height - self.top - self.bottom);
+  };
+  self.x = (time) => self.left + ((time - view.from) / (view.to - view.from)) * self.plotWidth;
+  self.time = (x) => view.from + ((x - self.left) / self.plotWidth) * (view.to - view.from);
+  self.inside = (draw) => {
+    context.save();
+    context.beginPath();
+    context.rect(self.left, self.top, self.plotWidth, self.plotHeight);
+    context.clip();
+    draw();
+    context.restore();
+  };
+  self.timeAxis = () => {
+    context.fillStyle = colour("quiet");
+    context.strokeStyle = colour("rule");
+    context.lineWidth = 1;
+    context.textAlign = "center";
+    context.textBaseline = "top";
+    const span = view.to - view.from;
+    const rough = span / Math.max(2, self.plotWidth / 110);
+    const power = 10 ** Math.floor(Math.log10(rough));
+    const step = [1, 2, 5, 10].map((times) => times * power).find((size) => size >= rough);
+    for (let time = Math.ceil(view.from / step) * step; time <= view.to; time += step) {
+      const x = Math.round(self.x(time)) + 0.5;
+      context.beginPath();
+      context.moveTo(x, self.top);
+      context.lineTo(x, self.height - self.bottom + 4);
+      context.stroke();
+      context.fillText(axisTime(time, step), Math.min(Math.max(x, 30), self.width - 30), self.height - self.bottom + 6);
+    }
+  };
+  self.cursor = () => {
+    if (view.selected < view.from || view.selected > view.to) return;
+    const x = Math.round(self.x(view.selected)) + 0.5;
+    context.strokeStyle = colour("cursor");
+    context.lineWidth = 1;
+    context.setLineDash([4, 3]);
+    context.beginPath();
+    context.moveTo(x, self.top);
+    context.lineTo(x, self.height - self.bottom);
+    context.stroke();
+    context.setLineDash([]);
+  };
+  return self;
+};
+
+// A time on an axis, with as many digits as tell two marks apart.
+const axisTime = (time, step) => {
+  const [unit, name] = data.span >= 1e9 || step >= 1e8 ? [1e9, "s"] : data.span >= 1e6 ? [1e6, "ms"] : [1e3, "µs"];
+  const digits = Math.min(9, Math.max(0, -Math.floor(Math.log10(step / unit) + 1e-9)));
+  return `${(time / unit).toFixed(digits)} ${name}`;
+};

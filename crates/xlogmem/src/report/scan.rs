@@ -1,0 +1,100 @@
+//! The first pass over a log: sums, the addresses it touches, and which streams have lanes.
+//!
+//! Refused here, before anything is drawn: a log without records, and one that is not whole unless that is wanted.
+
+use std::collections::HashMap;
+
+use xlog_trace::{Action, Header, Names, Ordered, ReadReport, Source, Summarizer, Summary};
+
+use super::lanes;
+use super::segments::{SegmentBuilder, Segments};
+use crate::convert::LogFormat;
+use crate::convert::input::{Input, Watched};
+
+/// Streams that are counted apart.
+const MAX_STREAMS: usize = 1 << 16;
+
+/// What the first pass finds.
+pub(super) struct Scan {
+    pub(super) summary: Summary,
+    pub(super) first_time: u64,
+    pub(super) segments: Segments,
+    pub(super) uses: u64,
+    pub(super) lane_names: Vec<String>,
+    pub(super) lanes: HashMap<Option<u32>, u8>,
+    pub(super) reading: ReadReport,
+    pub(super) late: u64,
+    pub(super) format: &'static str,
+    pub(super) header: Header,
+}
+
+impl Scan {
+    /// Reads a log to its end. `partial`: also one that is damaged or cut off.
+    pub(super) fn read(input: &Input<'_>, log: &str, partial: bool) -> Result<Self, String> {
+        let source: Watched = input.open().map_err(|error| input.blame(&error))?;
+        let format = LogFormat::from(source.format()).name();
+        let mut source = Ordered::new(source);
+        let (mut summarizer, mut segments) = (Summarizer::new(), SegmentBuilder::default());
+        let (mut streams, mut uses) = (HashMap::new(), 0);
+        while let Some(record) = source.next_record().map_err(|error| input.blame(&error))? {
+            summarizer.push(&record);
+            if streams.len() < MAX_STREAMS || streams.contains_key(&record.stream()) {
+                *streams.entry(record.stream()).or_default() += 1;
+            }
+            match (record.action(), record.ptr().filter(|ptr| *ptr != 0)) {
+                (Action::Allocate, Some(ptr)) if !record.is_failure() => {
+                    let bytes = record.charged_bytes().max(record.bytes().unwrap_or(0));
+                    segments.add(record.process(), record.device(), ptr, bytes);
+                }
+                (Action::UsePrepare | Action::UseFinish, _) => uses += 1,
+                _ => {}
+            }
+        }
+        let reading = source.report().clone();
+        check(log, &reading, partial)?;
+        let (lanes, lane_names) =
+            lanes::assign(&streams, |stream| stream_name(stream, source.names()));
+        let summary = summarizer.finish(source.names());
+        Ok(Self {
+            format,
+            first_time: summary.time_nanos.map_or(0, |(first, _)| first),
+            segments: segments.finish(),
+            uses,
+            lanes,
+            lane_names,
+            late: source.late(),
+            header: source.header().clone(),
+            summary,
+            reading,
+        })
+    }
+}
+
+/// Refuses a log without records, and one that is not whole unless that is wanted.
+pub(crate) fn check(log: &str, reading: &ReadReport, partial: bool) -> Result<(), String> {
+    if reading.records == 0 {
+        return Err(format!("{log}: it has no records; expected an allocation log with some"));
+    }
+    if partial || (reading.skipped == 0 && !reading.truncated) {
+        return Ok(());
+    }
+    let what = match (&reading.first_bad, reading.truncated) {
+        (Some(bad), _) => format!("{} bad places, the first at {bad}", reading.skipped),
+        (None, true) => "it is cut off at the end".to_owned(),
+        (None, false) => format!("{} bad places", reading.skipped),
+    };
+    Err(format!(
+        "{log}: {what}; {} records are good, and --partial goes on with them",
+        reading.records
+    ))
+}
+
+fn stream_name(stream: Option<u32>, names: &Names) -> String {
+    match stream {
+        None => "no stream".to_owned(),
+        Some(id) => match names.stream_name(id) {
+            Some(name) => format!("stream {id} ({name})"),
+            None => format!("stream {id}"),
+        },
+    }
+}

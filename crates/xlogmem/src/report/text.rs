@@ -1,0 +1,247 @@
+//! The report as a text of 80 columns, for terminals and the logs of continuous integration.
+
+use xlog_trace::Usage;
+
+use super::analysis::Analysis;
+use super::lifetimes::Histogram;
+use super::timeline::Timeline;
+use crate::diff::compare::compare;
+use crate::page::{Page, size};
+
+const WIDTH: usize = 64;
+const HEIGHT: usize = 8;
+const BAR: usize = 24;
+/// Rows of each table.
+const ROWS: usize = 10;
+
+impl Analysis {
+    /// What keeps the report from being the whole truth.
+    pub(super) fn notes(&self) -> Vec<String> {
+        let mut notes = Vec::new();
+        let (summary, reading) = (&self.summary, &self.reading);
+        if reading.skipped > 0 {
+            notes.push(format!("{} bad places of the log were skipped", reading.skipped));
+        }
+        if reading.truncated {
+            notes.push("the log is cut off at the end".to_owned());
+        }
+        if reading.dropped_at_source > 0 {
+            notes.push(format!("{} records were dropped by the writer", reading.dropped_at_source));
+        }
+        if summary.unknown_frees > 0 {
+            notes.push(format!("{} frees are of unknown blocks", summary.unknown_frees));
+        }
+        if summary.missing_frees > 0 {
+            notes.push(format!("{} frees are missing", summary.missing_frees));
+        }
+        if self.late > 0 {
+            notes.push(format!("{} records are out of order", self.late));
+        }
+        notes
+    }
+}
+
+/// How a text names a log.
+pub(super) type Naming = fn(&Analysis) -> &str;
+
+/// The report. `other` is what the log is compared with.
+pub(super) fn render(
+    analysis: &Analysis,
+    other: Option<&Analysis>,
+    budget: Option<u64>,
+    name: Naming,
+) -> String {
+    let mut page = Page::default();
+    let summary = &analysis.summary;
+    let total = &summary.total;
+    page.title("Memory report");
+    page.line("log", name(analysis));
+    page.line("records", &format!("{} over {}", summary.records, seconds(analysis.timeline.end)));
+    page.line(
+        "calls",
+        &format!(
+            "{} allocations, {} frees, {} failures",
+            total.allocations, total.frees, total.failures
+        ),
+    );
+    page.line(
+        "peak",
+        &format!(
+            "{} in {} blocks, after {}",
+            size(total.peak_bytes),
+            analysis.peak_blocks,
+            seconds(analysis.peak_time)
+        ),
+    );
+    if let Some(budget) = budget {
+        page.line("budget", &against(budget, total.peak_bytes));
+    }
+    for note in analysis.notes() {
+        page.line("note", &note);
+    }
+    page.title("Memory over time");
+    chart(&mut page, &analysis.timeline, budget);
+
+    page.title("At the peak");
+    for holder in analysis.holders.iter().take(ROWS) {
+        let share = part(holder.bytes, total.peak_bytes);
+        bar_row(&mut page, named(&holder.tag), holder.bytes, share);
+    }
+    more(&mut page, analysis.holders.len());
+    histogram(&mut page, "Sizes", &analysis.lifetimes.sizes, size);
+    histogram(&mut page, "Lifetimes", &analysis.lifetimes.lifetimes, seconds);
+    if analysis.uses > 0 {
+        idle(&mut page, analysis);
+    }
+    failures(&mut page, analysis);
+    leaks(&mut page, analysis);
+    if let Some(other) = other {
+        changes(&mut page, other, analysis, name);
+    }
+    page.close(&verdict(analysis, budget, name))
+}
+
+fn verdict(analysis: &Analysis, budget: Option<u64>, name: Naming) -> String {
+    let total: &Usage = &analysis.summary.total;
+    let end = match total.live_blocks {
+        0 => "every block was freed".to_owned(),
+        blocks => format!("{} in {blocks} blocks was never freed", size(total.live_bytes)),
+    };
+    let over = budget.filter(|budget| total.peak_bytes > *budget);
+    let over = over.map_or_else(String::new, |_| ", the budget was passed".to_owned());
+    format!("{}: peak {}, {end}{over}", name(analysis), size(total.peak_bytes))
+}
+
+fn against(budget: u64, peak: u64) -> String {
+    match peak.checked_sub(budget).filter(|over| *over > 0) {
+        Some(over) => format!("{}; the peak is {} above it", size(budget), size(over)),
+        None => format!("{}; {} were left at the peak", size(budget), size(budget - peak)),
+    }
+}
+
+/// A chart of the totals: the highest of each column; a dash where the budget is.
+fn chart(page: &mut Page, timeline: &Timeline, budget: Option<u64>) {
+    let totals: Vec<u64> =
+        timeline.columns(WIDTH).iter().map(|&bin| timeline.stack(bin).iter().sum()).collect();
+    let highest = totals.iter().copied().max().unwrap_or(0).max(1);
+    // A budget that is far above would press everything flat.
+    let budget = budget.filter(|budget| *budget / 3 < highest);
+    let top = highest.max(budget.unwrap_or(0));
+    for line in crate::plot::rows(&totals, top, HEIGHT, budget) {
+        page.row(&line);
+    }
+    let end = seconds(timeline.end);
+    page.row(&format!("{:>10}  0{end:>width$}", "", width = WIDTH - 1));
+}
+
+fn bar_row(page: &mut Page, name: &str, bytes: u64, share: f64) {
+    let (cells, name) = ((share * BAR as f64).round() as usize, shorten(name, 24));
+    let bar = "#".repeat(cells.min(BAR));
+    page.row(&format!("{name:<24}{:>11} {:>6.1} %  {bar}", size(bytes), share * 100.0));
+}
+
+fn histogram(page: &mut Page, title: &str, histogram: &Histogram, unit: fn(u64) -> String) {
+    let most = histogram.rows().map(|(_, count, _)| count).max().unwrap_or(1).max(1);
+    if histogram.rows().next().is_none() {
+        return;
+    }
+    page.title(title);
+    for (from, count, bytes) in histogram.rows() {
+        let bar = "#".repeat(((count as f64 / most as f64) * BAR as f64).ceil() as usize);
+        let bytes = size(bytes);
+        page.row(&format!("from {:<11}{count:>10} blocks {bytes:>11}  {bar}", unit(from)));
+    }
+}
+
+fn idle(page: &mut Page, analysis: &Analysis) {
+    page.title("Held after the last use");
+    let tags = analysis.tags.iter().zip(&analysis.lifetimes.by_tag);
+    let mut tags: Vec<_> = tags.filter(|(_, tag)| tag.held > 0.0).collect();
+    tags.sort_by(|a, b| b.1.idle.total_cmp(&a.1.idle));
+    for (name, tag) in tags.iter().take(ROWS) {
+        let share = tag.idle / tag.held;
+        let bar = "#".repeat((share * BAR as f64).round() as usize);
+        let name = shorten(named(name), 24);
+        page.row(&format!("{name:<24}{:>6.1} % of its bytes x time  {bar}", share * 100.0));
+    }
+}
+
+fn failures(page: &mut Page, analysis: &Analysis) {
+    if analysis.summary.failures.is_empty() {
+        return;
+    }
+    page.title("Failures");
+    for (kind, times) in &analysis.summary.failures {
+        page.line(&format!("{times} times"), &clean(kind));
+    }
+    if let Some(first) = analysis.failed.first() {
+        let tag = named(&first.tag);
+        let what = format!("{}, {tag}, after {}", size(first.bytes), seconds(first.time));
+        page.line("the first", &clean(&format!("{what}: {}", first.message)));
+    }
+}
+
+fn leaks(page: &mut Page, analysis: &Analysis) {
+    let leaks = &analysis.summary.leaks;
+    if leaks.is_empty() {
+        return;
+    }
+    page.title("Never freed");
+    for leak in leaks.iter().take(ROWS) {
+        page.row(&format!(
+            "{:<24}{:>11}  {:#x}, order {}, age {}",
+            shorten(named(&leak.tag), 24),
+            size(leak.block.charged),
+            leak.block.ptr,
+            leak.block.order,
+            seconds(leak.age_nanos)
+        ));
+    }
+    more(page, analysis.summary.total.live_blocks as usize);
+}
+
+fn changes(page: &mut Page, other: &Analysis, analysis: &Analysis, name: Naming) {
+    let comparison = compare(&other.summary, &analysis.summary);
+    page.title("Since the other log");
+    page.line("other", name(other));
+    crate::diff::rows(page, &comparison);
+}
+
+fn more(page: &mut Page, rows: usize) {
+    if rows > ROWS {
+        page.row(&format!("and {} more", rows - ROWS));
+    }
+}
+
+pub(crate) fn named(tag: &str) -> &str {
+    if tag.is_empty() { "untagged" } else { tag }
+}
+
+/// At most `width - 1` characters, the end cut, and nothing that would move the cursor.
+pub(crate) fn shorten(text: &str, width: usize) -> String {
+    let mut short: String = clean(text).chars().take(width - 1).collect();
+    if text.chars().count() > width - 1 {
+        short.pop();
+        short.push('~');
+    }
+    short
+}
+
+/// Nothing that a terminal would take for a command.
+fn clean(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
+}
+
+fn part(bytes: u64, whole: u64) -> f64 {
+    if whole == 0 { 0.0 } else { bytes as f64 / whole as f64 }
+}
+
+/// A duration in the unit people would use.
+pub(crate) fn seconds(nanos: u64) -> String {
+    match nanos {
+        0..1_000 => format!("{nanos} ns"),
+        1_000..1_000_000 => format!("{:.1} us", nanos as f64 / 1e3),
+        1_000_000..1_000_000_000 => format!("{:.1} ms", nanos as f64 / 1e6),
+        _ => format!("{:.3} s", nanos as f64 / 1e9),
+    }
+}

@@ -1,0 +1,134 @@
+//! The page of `xlogmem report` in a real browser without a window.
+//!
+//! `scripts/browser` installs the browser. Where there is none these tests fail and say so; `XLOG_BROWSER=none` leaves them out.
+//! With `XLOG_SCREENSHOTS=FOLDER` they leave their pictures there.
+
+// Helpers of tests fail tests.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod scratch;
+mod support;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Mutex, PoisonError};
+
+use scratch::{Scratch, run};
+use serde_json::Value;
+use support::text;
+
+/// One browser at a time: they are timed.
+static TURN: Mutex<()> = Mutex::new(());
+
+fn browser() -> Option<String> {
+    if std::env::var("XLOG_BROWSER").is_ok_and(|browser| browser == "none") {
+        eprintln!("left out: XLOG_BROWSER is none, the page was not tested");
+        return None;
+    }
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/browser");
+    let output = Command::new(&script).output();
+    let output = output.unwrap_or_else(|error| panic!("{}: {error}", script.display()));
+    let path = text(&output.stdout).trim().to_owned();
+    assert!(
+        output.status.success() && !path.is_empty(),
+        "there is no browser to test the page in, XLOG_BROWSER=none leaves this out: {}",
+        text(&output.stderr)
+    );
+    Some(path)
+}
+
+fn make(arguments: &[&str]) {
+    let output = run(arguments);
+    assert_eq!(output.status.code(), Some(0), "{arguments:?}: {}", text(&output.stderr));
+}
+
+/// Runs all checks on a page; returns the figures.
+fn check(browser: &str, page: &str, name: &str) -> Value {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/browser/check.mjs");
+    let mut command = Command::new("node");
+    command.arg(script).args([browser, page]);
+    if let Some(folder) = std::env::var_os("XLOG_SCREENSHOTS") {
+        command.arg(PathBuf::from(folder)).arg(name);
+    }
+    let output = command.output().unwrap();
+    let report: Value = serde_json::from_slice(&output.stdout)
+        .unwrap_or_else(|error| panic!("{error}: {}", text(&output.stderr)));
+    assert_eq!(report["wrong"], Value::Array(Vec::new()), "{page}");
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let mut figures = report["figures"].clone();
+    println!(
+        "{name}: {}, first picture after {} ms, complete after {} ms, {} ms a step of zoom, {} named parts",
+        figures["browser"],
+        figures["first_picture_ms"],
+        figures["complete_ms"],
+        figures["zoom_step_ms"],
+        figures["named"]
+    );
+    figures["text"].take()
+}
+
+#[test]
+fn a_million_records_are_drawn_soon_and_moved_through_by_keys() {
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let Some(browser) = browser() else { return };
+    let scratch = Scratch::new("browser-million");
+    let (log, page) = (scratch.path("llm.xtrace"), scratch.path("llm.html"));
+    make(&["generate", "llm", "-o", &log, "--records", "1000000"]);
+    make(&["report", &log, "-o", &page, "--budget", "3GiB"]);
+    let text = check(&browser, &page, "llm");
+    let text = text.as_str().unwrap();
+    for part in ["kv page", "weights attention", "Every block was freed", "no records of uses"] {
+        assert!(text.contains(part), "the page does not say {part}");
+    }
+}
+
+/// Tags and messages that would be markup or scripts if they were not texts; uses, failures and leaks.
+const HOSTILE: &str = "\
+thread,time,action,pointer,bytes,stream,tag,error_kind,error_message,stream_name
+1,1000,allocate,0x100000,4096,1,<img src=x onerror=window.pwned=1>,,,<b>one</b>
+1,2000,allocate,0x200000,8192,2,</script><script>window.pwned=2</script>,,,
+1,3000,use_prepare,0x100000,,2,,,,
+1,4000,use_finish,0x100000,,2,,,,
+1,5000,allocate,,99999999,2,@DATA@ @SCRIPT@,out_of_memory,<script>window.pwned=3</script>,
+1,6000,deallocate,0x100000,4096,3,<img src=x onerror=window.pwned=1>,,,
+1,9000,allocate,0x300000,16,3,\"quotes \"\" and 'more' & \u{2028}\",,,
+";
+
+#[test]
+fn what_a_log_says_is_shown_and_never_run() {
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let Some(browser) = browser() else { return };
+    let scratch = Scratch::new("browser-hostile");
+    let (log, page) = (scratch.write("<i>log&.csv", HOSTILE), scratch.path("hostile.html"));
+    make(&["report", &log, "-o", &page]);
+    let text = check(&browser, &page, "hostile");
+    let text = text.as_str().unwrap();
+    for part in [
+        "<img src=x onerror=window.pwned=1>",
+        "</script><script>window.pwned=2</script>",
+        "@DATA@ @SCRIPT@",
+        "<script>window.pwned=3</script>",
+        "quotes \" and 'more' & \u{2028}",
+        "stream 1 (<b>one</b>)",
+    ] {
+        assert!(text.contains(part), "the page does not say {part}: {text}");
+    }
+}
+
+#[test]
+fn streams_uses_and_another_log_are_on_the_page() {
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let Some(browser) = browser() else { return };
+    let scratch = Scratch::new("browser-uses");
+    let (log, other, page) =
+        (scratch.path("uses.xtrace"), scratch.path("other.xtrace"), scratch.path("uses.html"));
+    for (log, rounds) in [(&log, "300"), (&other, "200")] {
+        make(&["run", "handoff", "--device", "sim:1", "--rounds", rounds, "--log", log]);
+    }
+    make(&["report", &log, "-o", &page, "--compare", &other]);
+    let text = check(&browser, &page, "uses");
+    let text = text.as_str().unwrap();
+    for part in ["Held idle, by tag", "Handovers to it", "other.xtrace", "Own peaks by tag"] {
+        assert!(text.contains(part), "the page does not say {part}");
+    }
+}

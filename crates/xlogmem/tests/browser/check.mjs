@@ -1,0 +1,177 @@
+// Opens a report in a browser and checks it as its readers meet it.
+// usage: node check.mjs BROWSER PAGE [SCREENSHOTS [NAME]]; prints one JSON object, exits 1 when something is wrong.
+import { writeFileSync } from "node:fs";
+import { join } from "node:path";
+import { pathToFileURL } from "node:url";
+import { launch } from "./devtools.mjs";
+
+const [binary, file, folder, name = "report"] = process.argv.slice(2);
+const wrong = [];
+const figures = {};
+const check = (good, what) => { if (!good) wrong.push(what); };
+setTimeout(() => {
+  console.log(JSON.stringify({ wrong: [...wrong, "the check took longer than two minutes"], figures }));
+  process.exit(1);
+}, 120_000).unref();
+const browser = await launch(binary);
+figures.browser = browser.version.product;
+const page = await browser.page();
+const requests = [];
+const blocked = [];
+const complaints = [];
+page.on(({ method, params }) => {
+  if (method === "Network.requestWillBeSent") requests.push(params.request.url);
+  if (method === "Network.loadingFailed") blocked.push(params.blockedReason ?? params.errorText);
+  if (method === "Runtime.exceptionThrown") complaints.push(params.exceptionDetails.exception?.description ?? params.exceptionDetails.text);
+  if (method === "Runtime.consoleAPICalled") complaints.push(`console.${params.type}`);
+  // Looking at pixels is what this check does, not the page.
+  const ownDoing = method === "Log.entryAdded" && params.entry.text.startsWith("Canvas2D: Multiple readback");
+  if (method === "Log.entryAdded" && !ownDoing) complaints.push(params.entry.text);
+});
+for (const domain of ["Page", "Runtime", "Log", "Network"]) await page.call(`${domain}.enable`);
+await page.call("Emulation.setDeviceMetricsOverride", { width: 1280, height: 960, deviceScaleFactor: 1, mobile: false });
+const scheme = (value) => page.call("Emulation.setEmulatedMedia", { features: [{ name: "prefers-color-scheme", value }] });
+const frame = () => page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))");
+const text = (id) => page.evaluate(`document.getElementById(${JSON.stringify(id)}).textContent`);
+
+// --- The first picture.
+await scheme("light");
+const url = pathToFileURL(file).href;
+const began = Date.now();
+await page.call("Page.navigate", { url });
+const mark = async (name) => {
+  while (Date.now() - began < 30_000) {
+    const time = await page.evaluate(`performance.getEntriesByName("${name}")[0]?.startTime ?? null`).catch(() => null);
+    if (time !== null) return time;
+    await new Promise((done) => setTimeout(done, 10));
+  }
+  wrong.push(`the page never came to ${name}: ${complaints.join("; ")}`);
+  return null;
+};
+figures.first_picture_ms = await mark("first-picture");
+figures.complete_ms = await mark("complete");
+check(figures.first_picture_ms < 3000, `the first picture took ${figures.first_picture_ms} ms, expected less than 3000`);
+
+// --- Colours: how light the paper of the chart is, and that something is drawn on it.
+const looks = (id) => page.evaluate(`(() => {
+  const canvas = document.getElementById("${id}");
+  const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+  const seen = new Set();
+  let paper = 0;
+  for (let at = 0; at < data.length; at += 4) seen.add((data[at] << 16) | (data[at + 1] << 8) | data[at + 2]);
+  for (let at = 0; at < 40; at += 4) paper += (data[at] + data[at + 1] + data[at + 2]) / 30;
+  return { colours: seen.size, paper };
+})()`);
+const screenshot = async (kind) => {
+  if (!folder) return;
+  for (const [part, id] of [["memory", null], ["addresses", "addresses"], ["streams", "streams"]]) {
+    const top = id === null ? 0 : await page.evaluate(`document.getElementById("${id}").getBoundingClientRect().top + window.scrollY`);
+    const bottom = await page.evaluate(`document.getElementById("${id ?? "memory"}").getBoundingClientRect().bottom + window.scrollY`);
+    const clip = { x: 0, y: top, width: 1280, height: bottom - top + 8, scale: 0.65 };
+    const { data } = await page.call("Page.captureScreenshot", { format: "png", clip, captureBeyondViewport: true });
+    writeFileSync(join(folder, `${name}-${part}-${kind}.png`), Buffer.from(data, "base64"));
+  }
+};
+for (const kind of ["light", "dark"]) {
+  await scheme(kind);
+  await frame();
+  for (const id of ["memory-chart", "address-chart", "lane-chart"]) {
+    const { colours, paper } = await looks(id);
+    check(colours > 3, `${id} is empty in ${kind}`);
+    check(kind === "light" ? paper > 200 : paper < 60, `${id} has paper of lightness ${paper} in ${kind}`);
+  }
+  await screenshot(kind);
+}
+await scheme("light");
+await frame();
+
+// --- Keys: to the chart by Tab alone, then select, zoom, pan, and back.
+const press = async (key, shift = false) => {
+  const params = { key, code: key, modifiers: shift ? 8 : 0, windowsVirtualKeyCode: { Tab: 9, Enter: 13 }[key] ?? 0 };
+  if (key.length === 1 || key === "Enter") params.text = key === "Enter" ? "\r" : key;
+  await page.call("Input.dispatchKeyEvent", { type: "keyDown", ...params });
+  await page.call("Input.dispatchKeyEvent", { type: "keyUp", ...params });
+};
+const focused = () => page.evaluate("document.activeElement.id");
+const reach = async (id) => {
+  for (let presses = 0; presses < 80; presses++) {
+    if ((await focused()) === id) return;
+    await press("Tab");
+  }
+  wrong.push(`${id} is not reached by Tab`);
+};
+for (const id of ["zoom-in", "to-peak", "memory-chart"]) await reach(id);
+const outline = await page.evaluate("getComputedStyle(document.activeElement).outlineStyle");
+check(outline !== "none", "a focused chart has no ring");
+const effect = async (key, id, shift = false) => {
+  const before = await text(id);
+  await press(key, shift);
+  await frame();
+  check((await text(id)) !== before, `${shift ? "Shift+" : ""}${key} does not change ${id}: ${before}`);
+};
+const wholeRange = await text("range");
+const wholeLooks = await page.evaluate("document.getElementById('memory-chart').toDataURL()");
+await effect("Home", "instant");
+await effect("ArrowRight", "instant", true);
+await effect("ArrowRight", "instant");
+await effect("End", "instant");
+await effect("p", "instant");
+for (const key of ["+", "+", "[", "]", "-"]) await effect(key, "range");
+check((await page.evaluate("document.getElementById('memory-chart').toDataURL()")) !== wholeLooks, "a zoomed chart looks as before");
+await effect("0", "range");
+check((await text("range")) === wholeRange, "0 does not go back to the whole log");
+await page.evaluate("document.getElementById('zoom-in').focus()");
+await effect("Enter", "range");
+await page.evaluate("document.getElementById('reset').click()");
+
+// --- How long a step takes, at every zoom.
+await page.evaluate("document.getElementById('memory-chart').focus()");
+const steps = 24;
+const from = Date.now();
+for (let at = 0; at < steps; at++) {
+  await press(at < steps / 2 ? "+" : "-");
+  await page.evaluate("new Promise((done) => requestAnimationFrame(done))");
+}
+figures.zoom_step_ms = (Date.now() - from) / steps;
+check(figures.zoom_step_ms < 400, `a step of zoom takes ${figures.zoom_step_ms} ms, expected less than 400`);
+await page.evaluate("document.getElementById('reset').click()");
+
+// --- Names for those who do not see the page, and a table for every chart.
+await page.evaluate("document.querySelectorAll('details').forEach((details) => { details.open = true; })");
+await frame();
+await page.call("Accessibility.enable");
+const { nodes } = await page.call("Accessibility.getFullAXTree");
+const needNames = new Set(["button", "link", "checkbox", "application", "table", "region", "DisclosureTriangle", "toolbar", "group", "heading"]);
+figures.named = 0;
+for (const node of nodes.filter((node) => !node.ignored && needNames.has(node.role?.value))) {
+  const label = node.name?.value?.trim() ?? "";
+  check(label !== "" || node.role.value === "group", `a ${node.role.value} has no name`);
+  if (label !== "") figures.named += 1;
+}
+check(nodes.filter((node) => node.role?.value === "application").length === 3, "three charts are known to screen readers");
+check(nodes.some((node) => node.role?.value === "status"), "there is no live region");
+const bare = await page.evaluate(`[...document.querySelectorAll("canvas")]
+  .filter((canvas) => !canvas.closest("section").querySelector("details table tbody tr")).map((canvas) => canvas.id)`);
+check(bare.length === 0, `charts without a table: ${bare}`);
+check((await page.evaluate("document.documentElement.lang")) === "en", "the page has no language");
+check(await page.evaluate("document.body.scrollWidth <= window.innerWidth"), "the page is wider than the window");
+
+// --- Nothing of the log is markup, nothing is asked for, nothing is complained about.
+check((await page.evaluate("document.querySelectorAll('main img, main script, main iframe, main style').length")) === 0, "the log became markup");
+check((await page.evaluate("typeof window.pwned")) === "undefined", "a text of the log was run");
+check(complaints.length === 0, `the page complains: ${complaints.join("; ")}`);
+figures.requests = requests.filter((request) => request !== url);
+check(figures.requests.length === 0, `the page asks for ${figures.requests}`);
+figures.title = await page.evaluate("document.title");
+figures.text = await page.evaluate("document.querySelector('main').textContent");
+
+// --- And if something asked, the page's policy would not let it.
+blocked.length = 0;
+await page.evaluate("new Promise((done) => { const image = new Image(); image.onerror = image.onload = done; image.src = 'http://127.0.0.1:9/x.png'; })");
+const fetched = await page.evaluate("fetch('http://127.0.0.1:9/').then(() => 'went out', () => 'refused')");
+check(fetched === "refused", "a request went out");
+check(blocked.length > 0 && blocked.every((reason) => reason === "csp"), `requests are not stopped by the policy but by: ${blocked}`);
+
+await browser.close();
+console.log(JSON.stringify({ wrong, figures }));
+process.exitCode = wrong.length > 0 ? 1 : 0;
