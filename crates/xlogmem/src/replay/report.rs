@@ -325,7 +325,7 @@ fn log_lines(page: &mut Page, figures: &LogFigures) {
         ),
     );
     page.line(
-        "peak live",
+        "peak requested",
         &format!("{} in {} blocks", size(figures.peak_live_bytes), figures.peak_live_blocks),
     );
     page.line(
@@ -369,11 +369,11 @@ fn run_lines(page: &mut Page, run: &RunReport) {
             );
         }
     }
-    page.line("peak live", &size(run.peak_live_bytes));
+    page.line("peak requested", &size(run.peak_live_bytes));
     page.line(
         "peak reserved",
         &match (run.peak_reserved_bytes, run.reserved_ratio) {
-            (Some(bytes), Some(ratio)) => format!("{}, {ratio:.3} of what was live", size(bytes)),
+            (Some(bytes), Some(ratio)) => format!("{}, {ratio:.3} of what was requested", size(bytes)),
             (Some(bytes), None) => size(bytes),
             (None, _) => "unknown".to_owned(),
         },
