@@ -5,6 +5,7 @@
 
 #![deny(unsafe_code)]
 
+mod bench;
 mod cli;
 mod convert;
 mod doctor;
@@ -13,7 +14,9 @@ mod ledger;
 mod page;
 mod replay;
 mod run;
+mod shell;
 mod summary;
+mod top;
 
 use std::io::{ErrorKind, Write};
 use std::process::ExitCode;
@@ -24,6 +27,7 @@ fn main() -> ExitCode {
     let outcome = match cli::parse() {
         Ok(Command::Doctor(arguments)) => doctor::run(&arguments),
         Ok(Command::Ledger(arguments)) => ledger::run(&arguments),
+        Ok(Command::Top(arguments)) => top::run(&arguments),
         Ok(Command::Run(RunCommand::Handoff(arguments))) => run::handoff(&arguments),
         Ok(Command::Run(RunCommand::Tenants(arguments))) => run::tenants(&arguments),
         Ok(Command::Run(RunCommand::Churn(arguments))) => run::churn(&arguments),
@@ -31,6 +35,9 @@ fn main() -> ExitCode {
         Ok(Command::Summary(arguments)) => summary::run(&arguments),
         Ok(Command::Replay(arguments)) => replay::run(&arguments),
         Ok(Command::Generate(arguments)) => generate::run(&arguments),
+        Ok(Command::Bench(arguments)) => bench::run(&arguments),
+        Ok(Command::Completions(arguments)) => shell::completions(&arguments),
+        Ok(Command::Man(arguments)) => shell::man(&arguments),
         Err(refusal) => Err(refusal),
     };
     match outcome {

@@ -157,8 +157,7 @@ impl Ledger {
         self.check_process()?;
         let Self { file, path, mapping, sentinel, .. } = self;
         #[cfg(feature = "tracing")]
-        let _span =
-            tracing::debug_span!("ledger_file_lock", path = %path.display()).entered();
+        let _span = tracing::debug_span!("ledger_file_lock", path = %path.display()).entered();
         self.gate.lock(Opened { file, path, mapping, sentinel }, Some(self.own))
     }
 

@@ -373,7 +373,9 @@ fn run_lines(page: &mut Page, run: &RunReport) {
     page.line(
         "peak reserved",
         &match (run.peak_reserved_bytes, run.reserved_ratio) {
-            (Some(bytes), Some(ratio)) => format!("{}, {ratio:.3} of what was requested", size(bytes)),
+            (Some(bytes), Some(ratio)) => {
+                format!("{}, {ratio:.3} of what was requested", size(bytes))
+            }
             (Some(bytes), None) => size(bytes),
             (None, _) => "unknown".to_owned(),
         },

@@ -201,9 +201,7 @@ impl Core {
             Some(self.count(shard, counts, ids, requested, block, born))
         });
         known.unwrap_or_else(|| {
-            self.with_ids(key, |counts, ids| {
-                self.count(shard, counts, ids, requested, block, born)
-            })
+            self.with_ids(key, |counts, ids| self.count(shard, counts, ids, requested, block, born))
         })
     }
 

@@ -133,8 +133,7 @@ impl Table {
     #[inline(always)]
     pub(super) fn take(&self, generation: Generation) -> Option<(u64, Ids)> {
         let (key, value) = self.find(generation)?;
-        let taken =
-            (value.bytes.load(Ordering::Relaxed), Ids(value.ids.load(Ordering::Relaxed)));
+        let taken = (value.bytes.load(Ordering::Relaxed), Ids(value.ids.load(Ordering::Relaxed)));
         key.store(0, Ordering::Release);
         Some(taken)
     }
