@@ -127,3 +127,30 @@ fn every_json_report_has_the_same_envelope() {
     let output = xlogmem().args(["summary", &missing, "--json"]).output().unwrap();
     assert_ne!(output.status.code(), Some(0));
 }
+
+#[test]
+fn sizes_are_read_the_same_everywhere() {
+    let scratch = Scratch::new("sizes");
+    let log = scratch.path("log.xtrace");
+    let made = xlogmem().args(["generate", "llm", "--records", "100", "--output", &log]).output();
+    assert_eq!(made.unwrap().status.code(), Some(0));
+    let ledger = scratch.path("a.ledger");
+    let places: [&[&str]; 5] = [
+        &["ledger", "--ledger", &ledger, "--limit"],
+        &["replay", &log, "--device", "sim", "--budget"],
+        &["run", "churn", "--device", "sim", "--allocations", "10", "--budget"],
+        &["run", "churn", "--device", "sim", "--allocations", "10", "--max"],
+        &["run", "tenants", "--device", "sim", "--processes", "1", "--rounds", "1", "--budget"],
+    ];
+    for line in places {
+        for bad in ["4G", "-1", "0", "many", "1e99"] {
+            let output = xlogmem().args(line).arg(bad).output().unwrap();
+            assert_refused(&output, &[bad]);
+        }
+    }
+    // A budget of each notation that lets everything pass.
+    for good in ["4GiB", "5120MB", "8e9"] {
+        let output = xlogmem().args(places[1]).arg(good).output().unwrap();
+        assert_eq!(output.status.code(), Some(0), "{good}: {}", text(&output.stderr));
+    }
+}

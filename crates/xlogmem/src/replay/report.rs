@@ -296,7 +296,7 @@ impl Report {
         page.title("Side by side");
         page.row(&format!(
             "{:<8}{:>10}{:>8}{:>12}{:>8}{:>12}{:>8}{:>9}",
-            "resource", "ns/op", "time", "reserved", "memory", "live", "r/l", "failed"
+            "resource", "ns/op", "time", "reserved", "memory", "requested", "res/req", "failed"
         ));
         let times =
             |ratio: Option<f64>| ratio.map_or_else(|| "1.00x".to_owned(), |r| format!("{r:.2}x"));
