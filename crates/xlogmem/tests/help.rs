@@ -105,7 +105,7 @@ fn every_json_report_has_the_same_envelope() {
     let none = scratch.path("ledgers");
     let device = ["--device", "sim"];
     let lines: [Vec<&str>; 9] = [
-        vec!["generate", "llm", "--output", &log],
+        vec!["generate", "llm", "--records", "2000", "--output", &log],
         vec!["doctor", "--device", "sim"],
         vec!["ledger", "--ledger", &none],
         vec!["top", "--ledger", &none, "--every", "0.01"],

@@ -304,7 +304,7 @@ impl Counts {
         }
         self.epoch += 1;
         (self.unseen_bytes, self.unseen_blocks) = (0, 0);
-        if self.epoch % LOOK_AGAIN == 0 {
+        if self.epoch.is_multiple_of(LOOK_AGAIN) {
             self.first_segment = 0;
         }
     }

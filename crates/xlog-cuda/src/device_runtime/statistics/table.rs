@@ -55,7 +55,7 @@ fn key_of(generation: Generation) -> u64 {
 #[inline(always)]
 fn place_of(generation: Generation, rows: usize) -> (usize, usize) {
     let index = ((generation.0 >> SLOT_BITS) ^ (generation.0 & ((1 << SLOT_BITS) - 1))) as usize;
-    (index / ROW & rows.wrapping_sub(1), index % ROW)
+    ((index / ROW) & rows.wrapping_sub(1), index % ROW)
 }
 
 impl Table {
