@@ -36,10 +36,12 @@ impl<'a> Variant<'a> {
 
     /// How many operations take about as long as a batch should.
     fn size(&mut self, long: Duration) -> Result<usize> {
+        // The first of all takes memory from the device, and any one may meet a neighbour.
+        self.batch(1)?;
         let mut count = 1;
         while count < MOST {
-            let nanos = self.batch(count)? * count as f64;
-            if nanos >= long.as_nanos() as f64 {
+            let cost = self.batch(count)?.min(self.batch(count)?);
+            if cost * count as f64 >= long.as_nanos() as f64 {
                 break;
             }
             count *= 2;
