@@ -11,14 +11,16 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use xlog_cuda::CudaDevice;
+use xlog_cuda::device_runtime::logging::RecorderConfig;
 use xlog_cuda::device_runtime::{
-    Access, AllocTag, AsyncCudaResource, BlockId, DeviceMemoryResource, GlobalDeviceBudget,
-    PoolConfig, PoolResource, StreamId, StreamPool,
+    Access, AllocTag, AsyncCudaResource, BinarySink, BlockId, BlockState, DeviceBlock,
+    DeviceMemoryResource, Generation, GlobalDeviceBudget, LoggingResource, NullSink, PoolConfig,
+    PoolResource, ResourceResult, StatisticsResource, StreamId, StreamPool,
 };
 use xlog_cuda::sim::SimDevice;
 
 const TAG: AllocTag = AllocTag("hot");
-const PATHS: [&str; 7] = [
+const PATHS: [&str; 11] = [
     "pool-pair-1KiB",
     "pool-pair-64MiB",
     "pool-pair-varied",
@@ -26,6 +28,10 @@ const PATHS: [&str; 7] = [
     "budget-pool-pair-1KiB",
     "own-stream-use",
     "alternating-use",
+    "nothing-pair",
+    "null-log-pair",
+    "binary-log-pair",
+    "statistics-pair",
 ];
 
 type Resource = Box<dyn DeviceMemoryResource + Send + Sync>;
@@ -35,6 +41,50 @@ fn pairs(resource: &Resource, stream: StreamId, count: usize, size: impl Fn(usiz
         let block = resource.allocate(black_box(size(n)), stream, TAG).unwrap();
         resource.deallocate(black_box(block)).unwrap();
     }
+}
+
+/// Hands out addresses and checks nothing, so that what a decorator adds can be told from it.
+struct Nothing;
+
+impl DeviceMemoryResource for Nothing {
+    fn allocate(
+        &self,
+        bytes: usize,
+        stream: StreamId,
+        tag: AllocTag,
+    ) -> ResourceResult<DeviceBlock> {
+        let generation = Generation::next();
+        Ok(DeviceBlock {
+            ptr: 0x7f00_0000_0000 | (generation.0 >> 16),
+            device_ordinal: 0,
+            alloc_stream: stream,
+            bytes,
+            align: 256,
+            tag,
+            generation,
+            state: BlockState::Live,
+        })
+    }
+
+    fn deallocate(&self, block: DeviceBlock) -> ResourceResult<()> {
+        let _ = black_box(block);
+        Ok(())
+    }
+
+    fn device_ordinal(&self) -> u32 {
+        0
+    }
+
+    fn bytes_outstanding(&self) -> usize {
+        0
+    }
+}
+
+/// A log to a file that keeps nothing, with rings that never fill.
+fn binary_sink(count: usize) -> Arc<BinarySink> {
+    let records = (2 * count).next_power_of_two().max(16);
+    let config = RecorderConfig::new().with_ring_records(records);
+    Arc::new(BinarySink::with_config("/dev/null", config).unwrap())
 }
 
 fn main() -> ExitCode {
@@ -95,6 +145,24 @@ fn main() -> ExitCode {
                 resource.finish_block_use(black_box(id), stream, Access::Write).unwrap();
             }
             resource.deallocate(block).unwrap();
+        }
+        "nothing-pair" => {
+            let nothing: Resource = Box::new(Nothing);
+            pairs(&nothing, StreamId::DEFAULT, count, |_| 1 << 10);
+        }
+        "null-log-pair" => {
+            let sink = Arc::new(NullSink::new());
+            let logged: Resource = Box::new(LoggingResource::new(Box::new(Nothing), sink));
+            pairs(&logged, StreamId::DEFAULT, count, |_| 1 << 10);
+        }
+        "binary-log-pair" => {
+            let sink = binary_sink(count);
+            let logged: Resource = Box::new(LoggingResource::new(Box::new(Nothing), sink));
+            pairs(&logged, StreamId::DEFAULT, count, |_| 1 << 10);
+        }
+        "statistics-pair" => {
+            let counted: Resource = Box::new(StatisticsResource::new(Box::new(Nothing)));
+            pairs(&counted, StreamId::DEFAULT, count, |_| 1 << 10);
         }
         other => {
             eprintln!("hot_paths: unknown path '{other}'; accepted are {PATHS:?}");

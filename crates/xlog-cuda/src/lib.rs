@@ -46,6 +46,7 @@ pub mod interop;
 pub mod kernels;
 pub mod launch;
 pub mod memory;
+mod spans;
 mod spec;
 #[allow(unsafe_code)]
 mod stream;

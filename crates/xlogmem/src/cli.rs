@@ -1,7 +1,7 @@
 //! The command line.
 
 use clap::error::ErrorKind;
-use clap::{Args, Parser, Subcommand, value_parser};
+use clap::{Args, CommandFactory, Parser, Subcommand, value_parser};
 
 use crate::ledger::LedgerArguments;
 use crate::run::TenantsArguments;
@@ -23,6 +23,8 @@ pub(crate) enum Command {
     Doctor(DoctorArguments),
     /// Show who holds what of each device, among the processes that share it
     Ledger(LedgerArguments),
+    /// Watch the processes that share devices: bytes, peaks and rates, live
+    Top(crate::top::TopArguments),
     /// Run a workload on a device and verify what came of it
     #[command(subcommand, disable_help_subcommand = true)]
     Run(RunCommand),
@@ -44,6 +46,12 @@ pub(crate) enum Command {
     Diff(crate::diff::DiffArguments),
     /// Make an allocation log as programs of a kind would write it, for replay
     Generate(crate::generate::GenerateArguments),
+    /// Measure what operations cost here, each against what it is made of
+    Bench(crate::bench::BenchArguments),
+    /// Write the completions of a shell
+    Completions(crate::shell::CompletionsArguments),
+    /// Write the manual page
+    Man(crate::shell::ManArguments),
 }
 
 /// Which workload to run.
@@ -136,6 +144,11 @@ pub(crate) enum Refusal {
     Line(String),
 }
 
+/// The whole command line, for those who describe it.
+pub(crate) fn command() -> clap::Command {
+    Cli::command()
+}
+
 /// Reads the command line of this process.
 pub(crate) fn parse() -> Result<Command, Refusal> {
     Cli::try_parse().map(|cli| cli.command).map_err(|error| {
@@ -181,7 +194,6 @@ pub(crate) fn parse_tenants(arguments: &[&str]) -> TenantsArguments {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
 
     #[test]
     fn the_command_line_is_well_formed() {

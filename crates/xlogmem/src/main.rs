@@ -5,6 +5,7 @@
 
 #![deny(unsafe_code)]
 
+mod bench;
 mod cli;
 mod convert;
 mod diff;
@@ -16,7 +17,9 @@ mod plot;
 mod replay;
 mod report;
 mod run;
+mod shell;
 mod summary;
+mod top;
 
 use std::io::{ErrorKind, Write};
 use std::process::ExitCode;
@@ -29,6 +32,7 @@ fn main() -> ExitCode {
     let outcome = match cli::parse() {
         Ok(Command::Doctor(arguments)) => doctor::run(&arguments),
         Ok(Command::Ledger(arguments)) => ledger::run(&arguments),
+        Ok(Command::Top(arguments)) => top::run(&arguments),
         Ok(Command::Run(RunCommand::Handoff(arguments))) => run::handoff(&arguments),
         Ok(Command::Run(RunCommand::Tenants(arguments))) => run::tenants(&arguments),
         Ok(Command::Run(RunCommand::Churn(arguments))) => run::churn(&arguments),
@@ -41,6 +45,9 @@ fn main() -> ExitCode {
             status = ExitCode::from(u8::from(differ));
             output
         }),
+        Ok(Command::Bench(arguments)) => bench::run(&arguments),
+        Ok(Command::Completions(arguments)) => shell::completions(&arguments),
+        Ok(Command::Man(arguments)) => shell::man(&arguments),
         Err(refusal) => Err(refusal),
     };
     match outcome {

@@ -252,7 +252,10 @@ fn figures(page: &mut Page, numbers: &Numbers) {
                 total.allocations, total.frees, total.failures
             ),
         );
-        page.line("peak", &format!("{} in {} blocks", size(total.peak_bytes), total.peak_blocks));
+        page.line(
+            "peak granted",
+            &format!("{} in {} blocks", size(total.peak_bytes), total.peak_blocks),
+        );
         page.line("at", &format!("order {}", numbers.peak_order));
         page.line(
             "at the end",
@@ -312,7 +315,7 @@ fn table(page: &mut Page, title: &str, rows: &[Held]) {
         page.line(
             label,
             &format!(
-                "peak {}, at the end {}, {} allocations",
+                "peak granted {}, at the end {}, {} allocations",
                 size(row.peak_bytes),
                 size(row.live_bytes),
                 row.allocations

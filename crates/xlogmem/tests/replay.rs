@@ -289,7 +289,9 @@ fn the_text_says_what_the_json_says() {
     let scratch = Scratch::new("replay-text");
     let log = generate(&scratch, "llm", "a.xtrace", "500");
     let text = page(&["replay", &log, "--device", "sim", "--compare", "direct,pool"], 0);
-    for part in ["Side by side", "r/l", "Resource pool", "served from", "fragmentation", "1.00x"] {
+    for part in
+        ["Side by side", "res/req", "Resource pool", "served from", "fragmentation", "1.00x"]
+    {
         assert!(text.contains(part), "{text} does not have {part}");
     }
     assert!(text.ends_with("sim: every operation was served\n"), "{text}");

@@ -310,6 +310,7 @@ impl XlogDeviceRuntime {
 
     /// [`DeviceMemoryResource::reap_pending`].
     pub fn reap_pending(&self) -> ResourceResult<()> {
+        crate::spans::slow_path!("reap_pending");
         self.checked()?.reap_pending()
     }
 
@@ -320,6 +321,7 @@ impl XlogDeviceRuntime {
 
     /// [`DeviceMemoryResource::trim`].
     pub fn trim(&self) -> ResourceResult<usize> {
+        crate::spans::slow_path!("trim");
         self.checked()?.trim()
     }
 

@@ -1,25 +1,38 @@
-//! Both decorators pass the suite that every resource passes, over both kinds of backend.
+//! Both decorators pass the suite that every resource passes, over every kind of backend.
+
+#![allow(clippy::unwrap_used)]
 
 use std::sync::Arc;
 
 use xlog_cuda::CudaDevice;
 use xlog_cuda::conformance::{BoxedResource, Suite};
 use xlog_cuda::device_runtime::{
-    AsyncCudaResource, Backtraces, DirectCudaResource, LoggingResource, NullSink, StatisticsConfig,
-    StatisticsResource, StreamPool,
+    AsyncCudaResource, Backtraces, DirectCudaResource, LoggingResource, NullSink, PoolConfig,
+    PoolResource, StatisticsConfig, StatisticsResource, StreamPool,
 };
 use xlog_testing::for_each_device;
 
-fn backend(device: &Arc<CudaDevice>, pool: &Arc<StreamPool>, is_async: bool) -> BoxedResource {
-    match is_async {
-        true => Box::new(AsyncCudaResource::new(device.clone(), device.ordinal(), pool.clone())),
-        false => Box::new(DirectCudaResource::new(device.clone(), device.ordinal())),
+#[derive(Clone, Copy)]
+enum Backend {
+    Direct,
+    Async,
+    Pool,
+}
+
+fn backend(device: &Arc<CudaDevice>, streams: &Arc<StreamPool>, kind: Backend) -> BoxedResource {
+    let (of, ordinal, streams) = (device.clone(), device.ordinal(), streams.clone());
+    match kind {
+        Backend::Direct => Box::new(DirectCudaResource::new(of, ordinal)),
+        Backend::Async => Box::new(AsyncCudaResource::new(of, ordinal, streams)),
+        Backend::Pool => {
+            Box::new(PoolResource::new(of, ordinal, streams, PoolConfig::default()).unwrap())
+        }
     }
 }
 
-fn conforms(over: impl Fn(BoxedResource) -> BoxedResource, is_async: bool) {
+fn conforms(over: impl Fn(BoxedResource) -> BoxedResource, kind: Backend) {
     for_each_device(|device| {
-        let suite = Suite::new(|device, pool| over(backend(device, pool, is_async)));
+        let suite = Suite::new(|device, pool| over(backend(device, pool, kind)));
         suite.run(device).assert_passed();
     });
 }
@@ -35,20 +48,35 @@ fn counted(inner: BoxedResource) -> BoxedResource {
 
 #[test]
 fn a_logged_async_resource_conforms() {
-    conforms(logged, true);
+    conforms(logged, Backend::Async);
 }
 
 #[test]
 fn a_logged_direct_resource_conforms() {
-    conforms(logged, false);
+    conforms(logged, Backend::Direct);
 }
 
 #[test]
 fn a_counted_async_resource_conforms() {
-    conforms(counted, true);
+    conforms(counted, Backend::Async);
 }
 
 #[test]
 fn a_counted_direct_resource_conforms() {
-    conforms(counted, false);
+    conforms(counted, Backend::Direct);
+}
+
+#[test]
+fn a_logged_pool_conforms() {
+    conforms(logged, Backend::Pool);
+}
+
+#[test]
+fn a_counted_pool_conforms() {
+    conforms(counted, Backend::Pool);
+}
+
+#[test]
+fn a_logged_and_counted_pool_conforms() {
+    conforms(|pool| logged(counted(pool)), Backend::Pool);
 }

@@ -6,6 +6,7 @@ mod leaks;
 mod metrics;
 mod records;
 mod sinks;
+mod spans;
 mod statistics;
 mod statistics_model;
 mod support;

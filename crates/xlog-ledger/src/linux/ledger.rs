@@ -156,6 +156,8 @@ impl Ledger {
     pub(super) fn lock(&self) -> LedgerResult<FileLockGuard<'_>> {
         self.check_process()?;
         let Self { file, path, mapping, sentinel, .. } = self;
+        #[cfg(feature = "tracing")]
+        let _span = tracing::debug_span!("ledger_file_lock", path = %path.display()).entered();
         self.gate.lock(Opened { file, path, mapping, sentinel }, Some(self.own))
     }
 

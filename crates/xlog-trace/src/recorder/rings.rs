@@ -1,8 +1,8 @@
 //! The rings between emitting threads and the writer, and what both sides share.
 //!
 //! Each thread has one ring per recorder, single producer and single consumer. A thread that ends
-//! hands its ring back for the next thread; the writer reads it all the while, so nothing in it is
-//! lost.
+//! hands its ring back; the writer reads it all the while, so nothing in it is lost, and the next
+//! thread gets it once it has room again.
 
 use std::cell::RefCell;
 use std::io;
@@ -19,6 +19,9 @@ use crate::error::TraceError;
 use crate::record::{Fields, Record};
 
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
+
+/// Rings of ended threads that may wait to be emptied before one is used as it is.
+const MOST_IDLE: usize = 64;
 
 thread_local! {
     static SLOTS: RefCell<Slots> = const { RefCell::new(Slots(Vec::new())) };
@@ -66,6 +69,18 @@ struct Registry {
     /// Rings of threads that ended.
     idle: Vec<Ring>,
     dropped: Vec<Arc<AtomicU64>>,
+}
+
+impl Registry {
+    /// A ring to be used again, one with as much room as a thread has that is about to wake the writer.
+    /// One with less only when too many wait for a writer that does not keep up.
+    fn take_idle(&mut self, ring_records: usize) -> Option<Ring> {
+        let room = |ring: &Ring| ring.producer.slots();
+        let (at, most) = self.idle.iter().map(room).enumerate().max_by_key(|(_, room)| *room)?;
+        let used = ring_records.saturating_sub(most);
+        let fits = used < wake_after(ring_records) || self.idle.len() >= MOST_IDLE;
+        fits.then(|| self.idle.swap_remove(at))
+    }
 }
 
 #[derive(Debug, Default)]
@@ -208,10 +223,13 @@ impl Shared {
         } else {
             // Rings of recorders that are gone.
             slots.retain(|slot| !slot.ring.producer.is_abandoned());
+            let ring = self.ring();
+            // What the last thread left counts too: the writer comes as early as if it had gone on.
+            let used = self.ring_records.saturating_sub(ring.producer.slots());
             let slot = Slot {
                 recorder: self.id,
-                ring: self.ring(),
-                until_wake: wake_after(self.ring_records),
+                ring,
+                until_wake: wake_after(self.ring_records).saturating_sub(used).max(1),
                 home: Arc::downgrade(self),
             };
             slots.insert(0, slot);
@@ -224,7 +242,7 @@ impl Shared {
 
     fn ring(&self) -> Ring {
         let mut registry = self.registry();
-        if let Some(ring) = registry.idle.pop() {
+        if let Some(ring) = registry.take_idle(self.ring_records) {
             return ring;
         }
         let (producer, consumer) = RingBuffer::new(self.ring_records);

@@ -1,12 +1,14 @@
 //! The Chrome trace keeps the rules of the trace-event format.
 
 use std::collections::{HashMap, HashSet};
+use std::path::Path;
+use std::process::Command;
 
 use serde_json::Value;
 use xlog_trace::export::write_chrome_trace;
 use xlog_trace::{Action, Failure, Format, Names, Record, Strictness};
 
-use crate::support::{Random, any_record, encode, for_seeds, reader};
+use crate::support::{Random, Scratch, any_record, encode, for_seeds, reader};
 
 fn export(records: &[Record], names: &Names) -> Value {
     let bytes = encode(Format::Binary, records, names);
@@ -64,20 +66,79 @@ fn check(trace: &Value) {
     }
 }
 
+fn any_log(seed: u64, count: usize) -> (Vec<Record>, Names) {
+    let mut random = Random::new(seed);
+    let mut names = Names::new();
+    let records = (0..count)
+        .map(|_| {
+            let record = any_record(&mut random, &mut names);
+            // Few addresses, so that blocks meet their frees.
+            if random.one_in(2) { record.with_ptr(random.below(20)) } else { record }
+        })
+        .collect();
+    (records, names)
+}
+
 #[test]
 fn any_log_becomes_a_trace_within_the_rules() {
     for_seeds(10, |seed| {
-        let mut random = Random::new(seed);
-        let mut names = Names::new();
-        let records: Vec<Record> = (0..500)
-            .map(|_| {
-                let record = any_record(&mut random, &mut names);
-                // Few addresses, so that blocks meet their frees.
-                if random.one_in(2) { record.with_ptr(random.below(20)) } else { record }
-            })
-            .collect();
+        let (records, names) = any_log(seed, 500);
         check(&export(&records, &names));
     });
+}
+
+/// Checks each file with the JSON Schema of the format; ends with 3 where the module is missing, with 1 at a bad file.
+const VALIDATE: &str = r#"
+import json, sys
+try:
+    import jsonschema
+except ImportError:
+    sys.exit(3)
+validator = jsonschema.Draft202012Validator(json.load(open(sys.argv[1])))
+for path in sys.argv[2:]:
+    for error in validator.iter_errors(json.load(open(path))):
+        sys.exit(f"{path}: {error.json_path}: {error.message[:200]}")
+"#;
+
+/// Whether all files keep to the schema; none where that cannot be asked.
+fn is_within_schema(files: &[&Path]) -> Option<Result<(), String>> {
+    let schema = Path::new(env!("CARGO_MANIFEST_DIR")).join("schema/chrome-trace.json");
+    let mut command = Command::new("python3");
+    let output = match command.args(["-c", VALIDATE]).arg(schema).args(files).output() {
+        Ok(output) if output.status.code() != Some(3) => output,
+        _ => {
+            eprintln!("skipped: no python3 with the module jsonschema");
+            return None;
+        }
+    };
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    Some(if output.status.success() { Ok(()) } else { Err(said) })
+}
+
+#[test]
+fn traces_keep_to_the_json_schema_of_the_format() {
+    let scratch = Scratch::new("chrome-schema");
+    let paths = [scratch.path("0"), scratch.path("1"), scratch.path("2")];
+    for (seed, path) in paths.iter().enumerate() {
+        let (records, names) = any_log(seed as u64, 80);
+        std::fs::write(path, export(&records, &names).to_string()).unwrap();
+    }
+    let files: Vec<&Path> = paths.iter().map(AsRef::as_ref).collect();
+    let Some(verdict) = is_within_schema(&files) else { return };
+    assert_eq!(verdict, Ok(()));
+
+    // The schema is one that can say no, to every phase of event.
+    let (records, names) = any_log(0, 80);
+    let good = export(&records, &names);
+    for (phase, field) in [("M", "args"), ("X", "dur"), ("b", "id"), ("C", "args"), ("i", "s")] {
+        let mut bad = good.clone();
+        let events = bad["traceEvents"].as_array_mut().unwrap();
+        let event = events.iter_mut().find(|event| event["ph"] == phase).unwrap();
+        event.as_object_mut().unwrap().remove(field);
+        let path = scratch.path("bad");
+        std::fs::write(&path, bad.to_string()).unwrap();
+        assert!(is_within_schema(&[path.as_ref()]).unwrap().is_err(), "{phase} without {field}");
+    }
 }
 
 #[test]

@@ -303,3 +303,36 @@ fn handles_cross_threads() {
     sent::<Reader>();
     sent::<Ordered<Reader>>();
 }
+
+/// Emits `each` records in each of `threads`, one after the other.
+fn emit_in_a_row(recorder: &Arc<Recorder>, threads: u64, each: u64) {
+    for thread in 0..threads {
+        let recorder = Arc::clone(recorder);
+        let emit = move || (0..each).for_each(|index| recorder.emit(record(thread, index)));
+        std::thread::spawn(emit).join().unwrap();
+    }
+}
+
+#[test]
+fn a_thread_does_not_begin_with_the_full_ring_of_an_ended_one() {
+    let scratch = Scratch::new("ended");
+    let config = |records| {
+        let config = RecorderConfig::new().with_ring_records(records);
+        config.with_write_interval(Duration::from_secs(60))
+    };
+    // Each thread fills most of a ring before the writer can have emptied it.
+    let recorder = Arc::new(Recorder::create(scratch.path("a"), config(1024)).unwrap());
+    emit_in_a_row(&recorder, 40, 1000);
+    assert_eq!(recorder.dropped_records(), 0);
+    recorder.flush().unwrap();
+    assert_eq!(recorder.stats().written, 40_000);
+
+    // Threads that each emit too little to wake the writer wake it together.
+    let recorder = Arc::new(Recorder::create(scratch.path("b"), config(16)).unwrap());
+    emit_in_a_row(&recorder, 500, 3);
+    let stats = recorder.stats();
+    assert_eq!(stats.dropped_overflow, 0, "{stats:?}");
+    assert!(stats.rings <= 64, "{stats:?}");
+    recorder.flush().unwrap();
+    assert_eq!(recorder.stats().written, 1500);
+}

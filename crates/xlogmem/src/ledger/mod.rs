@@ -5,12 +5,13 @@
 mod arguments;
 mod report;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use xlog_cuda::device_runtime::{LEDGER_VARIABLE, LedgerSetting};
 use xlog_cuda::ledger::{
-    DeviceKey, Ledger, LedgerConfig, LedgerError, LedgerFile, LedgerResult, LedgerView, list,
+    DeviceKey, Ledger, LedgerConfig, LedgerError, LedgerFile, LedgerResult, LedgerView, Snapshot,
+    list,
 };
 use xlog_cuda::{ByteSize, XlogError};
 
@@ -20,9 +21,34 @@ pub(crate) use arguments::LedgerArguments;
 use report::{Found, Freed, Report};
 
 /// Where to look.
-enum Place {
+pub(crate) enum Place {
     Directory(PathBuf),
     File { path: PathBuf, directory: PathBuf, key: DeviceKey },
+}
+
+impl Place {
+    /// What it is, and every ledger there by its file. A file that is not there is no ledger, and no failure.
+    pub(crate) fn snapshots(&self) -> (String, Vec<(String, LedgerResult<Snapshot>)>) {
+        let see = |path: &Path| {
+            (path.display().to_string(), LedgerView::open(path).and_then(|view| view.snapshot()))
+        };
+        match self {
+            Self::Directory(directory) => {
+                let shown = directory.display().to_string();
+                let found = match list(directory) {
+                    Ok(files) => files.iter().map(|file| see(&file.path)).collect(),
+                    Err(error) => vec![(shown.clone(), Err(error))],
+                };
+                (shown, found)
+            }
+            Self::File { path, .. } => {
+                let found = see(path);
+                let is_missing = matches!(found.1, Err(LedgerError::Missing { .. }));
+                let found = if is_missing { Vec::new() } else { vec![found] };
+                (path.display().to_string(), found)
+            }
+        }
+    }
 }
 
 /// Runs the command. A bad path or size is refused; whatever is wrong with a ledger is in the output.
@@ -56,7 +82,7 @@ fn show(arguments: &LedgerArguments, report: &Report) -> Output {
 }
 
 /// The flag, the environment, or the default directory.
-fn place(flag: Option<&str>) -> Result<Place, Refusal> {
+pub(crate) fn place(flag: Option<&str>) -> Result<Place, Refusal> {
     let refuse = |name: &str, error: &XlogError| Refusal::Line(format!("{name}: {error}"));
     let setting = match flag {
         Some(text) => {
@@ -128,12 +154,7 @@ fn report(place: &Place, reclaim: bool, limit: Option<u64>) -> Report {
     }
 }
 
-fn found(
-    file: &LedgerFile,
-    directory: &std::path::Path,
-    reclaim: bool,
-    limit: Option<u64>,
-) -> Found {
+fn found(file: &LedgerFile, directory: &Path, reclaim: bool, limit: Option<u64>) -> Found {
     look(file.path.clone(), directory.to_owned(), file.key.clone(), reclaim, limit).unwrap_or_else(
         |error| Found::unreadable(file.path.display().to_string(), error.to_string()),
     )

@@ -300,7 +300,7 @@ impl Report {
         page.title("Side by side");
         page.row(&format!(
             "{:<8}{:>10}{:>8}{:>12}{:>8}{:>12}{:>8}{:>9}",
-            "resource", "ns/op", "time", "reserved", "memory", "live", "r/l", "failed"
+            "resource", "ns/op", "time", "reserved", "memory", "requested", "res/req", "failed"
         ));
         let times =
             |ratio: Option<f64>| ratio.map_or_else(|| "1.00x".to_owned(), |r| format!("{r:.2}x"));
@@ -329,7 +329,7 @@ fn log_lines(page: &mut Page, figures: &LogFigures) {
         ),
     );
     page.line(
-        "peak live",
+        "peak requested",
         &format!("{} in {} blocks", size(figures.peak_live_bytes), figures.peak_live_blocks),
     );
     page.line(
@@ -373,11 +373,13 @@ fn run_lines(page: &mut Page, run: &RunReport) {
             );
         }
     }
-    page.line("peak live", &size(run.peak_live_bytes));
+    page.line("peak requested", &size(run.peak_live_bytes));
     page.line(
         "peak reserved",
         &match (run.peak_reserved_bytes, run.reserved_ratio) {
-            (Some(bytes), Some(ratio)) => format!("{}, {ratio:.3} of what was live", size(bytes)),
+            (Some(bytes), Some(ratio)) => {
+                format!("{}, {ratio:.3} of what was requested", size(bytes))
+            }
             (Some(bytes), None) => size(bytes),
             (None, _) => "unknown".to_owned(),
         },

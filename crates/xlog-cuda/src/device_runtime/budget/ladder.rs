@@ -34,6 +34,7 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
         claim: &Claim,
         policy: &OomPolicy,
     ) -> Result<TagIndex, ResourceError> {
+        crate::spans::slow_path!("out_of_memory_ladder", bytes = claim.charge);
         let core = &*self.core;
         if self.never_fits(claim) {
             return Err(self.refuse(claim, core.sight(claim.charge, claim.scope)));

@@ -10,6 +10,7 @@
 
 pub(crate) mod clock;
 mod file;
+mod order;
 mod query;
 mod record;
 mod resource;

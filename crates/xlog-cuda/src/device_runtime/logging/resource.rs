@@ -9,6 +9,7 @@ use xlog_driver::sync::thread_name;
 use xlog_trace::ServedBy;
 
 use super::clock;
+use super::order::Order;
 use super::query::{begin_logging, take_path};
 use super::{LogAction, LogRecord, LogResult, LoggingSink, QueryScope};
 use crate::device_runtime::budget::BudgetReservation;
@@ -17,20 +18,6 @@ use crate::device_runtime::resource::{
     Generation, MIN_ALIGN, PhysicalMeter, ResourceError, ResourceResult, ResourceStatistics,
     StreamId, forward_questions,
 };
-
-/// On a cache line of its own: every thread that logs writes it.
-#[repr(align(128))]
-struct Order(AtomicU64);
-
-/// One for the process, so that the logs of several resources in one sink merge.
-static ORDER: Order = Order(AtomicU64::new(1));
-
-/// The next place in the history. Relaxed is enough: a block moves between threads only by what orders them, and one atomic's
-/// changes agree with that order.
-#[inline]
-fn next_order() -> u64 {
-    ORDER.0.fetch_add(1, Ordering::Relaxed)
-}
 
 /// Logs every operation of the resource below.
 ///
@@ -65,6 +52,7 @@ pub struct LoggingResource<R = Box<dyn DeviceMemoryResource + Send + Sync>> {
     /// The clock of the records: wall time at creation, advanced by a clock that never steps.
     started: u64,
     started_unix_nanos: u64,
+    order: &'static Order,
     refused: AtomicU64,
 }
 
@@ -93,6 +81,7 @@ impl<R: DeviceMemoryResource> LoggingResource<R> {
             process_id: std::process::id(),
             started: clock::now(),
             started_unix_nanos: u64::try_from(unix.as_nanos()).unwrap_or(u64::MAX),
+            order: Order::of_process(),
             refused: AtomicU64::new(0),
         }
     }
@@ -190,7 +179,7 @@ impl<R: DeviceMemoryResource> LoggingResource<R> {
         request: Request,
         result: Result<&DeviceBlock, &ResourceError>,
     ) {
-        let order = next_order();
+        let order = self.order.next();
         let about = About {
             stream: Some(request.stream),
             bytes: Some(request.bytes),
@@ -243,7 +232,7 @@ impl<R: DeviceMemoryResource> LoggingResource<R> {
         if !self.logs_uses {
             return call();
         }
-        let (order, start) = (next_order(), clock::now());
+        let (order, start) = (self.order.next(), clock::now());
         let result = call();
         let about = About {
             stream: Some(stream),
@@ -334,7 +323,7 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for LoggingResource<R> {
 
     fn deallocate(&self, block: DeviceBlock) -> ResourceResult<()> {
         let about = About::claim(&block);
-        let (order, start) = (next_order(), clock::now());
+        let (order, start) = (self.order.next(), clock::now());
         let result = self.inner.deallocate(block);
         self.log(LogAction::Deallocate, order, self.ended(start), about, &result);
         result
@@ -344,7 +333,7 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for LoggingResource<R> {
         let start = clock::now();
         let result = self.inner.reap_pending();
         let call = self.ended(start);
-        self.log(LogAction::ReapPending, next_order(), call, About::NOTHING, &result);
+        self.log(LogAction::ReapPending, self.order.next(), call, About::NOTHING, &result);
         result
     }
 
@@ -444,7 +433,7 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for LoggingResource<R> {
     fn deallocate_batch(&self, blocks: Vec<DeviceBlock>) -> ResourceResult<()> {
         let claims: Vec<_> = blocks
             .iter()
-            .map(|block| (next_order(), BlockId::from_block(block), About::claim(block)))
+            .map(|block| (self.order.next(), BlockId::from_block(block), About::claim(block)))
             .collect();
         let start = clock::now();
         let result = self.inner.deallocate_batch(blocks);

@@ -246,6 +246,7 @@ impl PoolResource {
         }
         // Pieces begin at multiples of the granularity; what must be aligned better needs room to be moved in.
         let slack = if align > self.segments.granularity() { align } else { 0 };
+        crate::spans::slow_path!("segment_growth", bytes = size + slack);
         let span = self.take_span(size + slack, request.stream)?;
         grown.last = Instant::now();
         self.share_magazines(&mut grown);

@@ -77,6 +77,7 @@ pub(super) fn configure(ordinal: u32, config: RuntimeConfig) -> Result<()> {
 }
 
 fn build(ordinal: u32, config: &RuntimeConfig) -> Result<XlogDeviceRuntime> {
+    crate::spans::slow_path!("runtime_build", ordinal);
     stack(Arc::new(open(ordinal, config.device_of(ordinal))?), config)
 }
 

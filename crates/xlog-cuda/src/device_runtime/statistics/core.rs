@@ -95,7 +95,7 @@ pub(super) struct Core {
     config: StatisticsConfig,
     shards: [Shard; SHARDS],
     board: Board,
-    hints: Box<[AtomicU8]>,
+    hints: Box<[AtomicU8; HINTS]>,
     names: Mutex<Names>,
     pub(super) peaks: Mutex<Peaks>,
     traces: Mutex<HashMap<Generation, Arc<Backtrace>>>,
@@ -117,7 +117,7 @@ impl Core {
                 table: Table::new(),
             }),
             board: Board::new(),
-            hints: (0..HINTS).map(|_| AtomicU8::new(0)).collect(),
+            hints: Box::new([const { AtomicU8::new(0) }; HINTS]),
             names: Mutex::new(Names::new()),
             peaks: Mutex::default(),
             traces: Mutex::default(),
@@ -143,17 +143,17 @@ impl Core {
         let key = Key { tag, stream, query: QueryScope::current() };
         let born = if self.config.ages { clock::coarse() } else { u64::MAX };
         let (at, shard) = self.mine();
-        let known = shard.counts.with(|counts| {
-            let ids = counts.cached(&key)?;
-            Some(self.count(shard, counts, ids, requested, block, born))
-        });
+        let known = match shard.counts.enter() {
+            Some(mut counts) => counts
+                .cached(&key)
+                .map(|ids| self.count(shard, &mut counts, ids, requested, block, born)),
+            None => None,
+        };
         let traced = match known {
             Some(traced) => traced,
-            None => self.with_ids(key, |counts, ids| {
-                self.count(shard, counts, ids, requested, block, born)
-            }),
+            None => self.count_slowly(key, requested, block, born),
         };
-        let hint = &self.hints[(block.generation.0 >> HINT_SHIFT) as usize % HINTS];
+        let hint = self.hint(block.generation);
         if hint.load(Ordering::Relaxed) != at as u8 {
             hint.store(at as u8, Ordering::Relaxed);
         }
@@ -187,10 +187,22 @@ impl Core {
         };
         let ids = if traced { ids.traced() } else { ids };
         let entry = Entry { ptr: block.ptr, bytes, ids, born };
-        let mut first = counts.first_segment;
-        shard.table.put(block.generation, &entry, &mut first);
-        counts.first_segment = first;
+        shard.table.put(block.generation, &entry, &mut counts.first_segment);
         traced
+    }
+
+    /// Counts a block of a thread that has to share its shard, or under a combination that is not in the shard's cache.
+    #[cold]
+    #[inline(never)]
+    fn count_slowly(&self, key: Key, requested: usize, block: &DeviceBlock, born: u64) -> bool {
+        let (_, shard) = self.mine();
+        let known = shard.counts.with(|counts| {
+            let ids = counts.cached(&key)?;
+            Some(self.count(shard, counts, ids, requested, block, born))
+        });
+        known.unwrap_or_else(|| {
+            self.with_ids(key, |counts, ids| self.count(shard, counts, ids, requested, block, born))
+        })
     }
 
     /// The slow way: finds the numbers of `key`, and counts before they can be given to another.
@@ -222,19 +234,39 @@ impl Core {
     /// Counts a block whose free has succeeded.
     #[inline]
     pub(super) fn freed(&self, generation: Generation) {
-        match self.take(generation) {
-            Some(entry) => {
-                self.mine()
-                    .1
-                    .counts
-                    .with(|counts| counts.free(entry.ids, entry.bytes, &self.board));
-                if entry.ids.is_traced() {
-                    lock(&self.traces).remove(&generation);
-                }
-                scope::note_free(self.number, entry.bytes as usize);
-            }
-            None => self.mine().1.counts.with(|counts| counts.unknown_frees += 1),
+        let likely = usize::from(self.hint(generation).load(Ordering::Relaxed)) % SHARDS;
+        let found = self.shards[likely].table.take(generation);
+        let Some((bytes, ids)) = found.or_else(|| self.take_anywhere(generation)) else {
+            return self.free_unknown();
+        };
+        let counts = &self.mine().1.counts;
+        match counts.enter() {
+            Some(mut counts) => counts.free(ids, bytes, &self.board),
+            None => self.free_slowly(ids, bytes),
         }
+        if ids.is_traced() {
+            self.untrace(generation);
+        }
+        scope::note_free(self.number, bytes as usize);
+    }
+
+    /// Counts a free of a thread that has to share its shard.
+    #[cold]
+    #[inline(never)]
+    fn free_slowly(&self, ids: Ids, bytes: u64) {
+        self.mine().1.counts.with(|counts| counts.free(ids, bytes, &self.board));
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn free_unknown(&self) {
+        self.mine().1.counts.with(|counts| counts.unknown_frees += 1);
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn untrace(&self, generation: Generation) {
+        lock(&self.traces).remove(&generation);
     }
 
     /// Whether a block is known here.
@@ -242,15 +274,15 @@ impl Core {
         self.shards.iter().any(|shard| shard.table.has(generation))
     }
 
-    #[inline]
-    fn take(&self, generation: Generation) -> Option<Entry> {
-        let hint = &self.hints[(generation.0 >> HINT_SHIFT) as usize % HINTS];
-        let likely = usize::from(hint.load(Ordering::Relaxed)) % SHARDS;
-        self.shards[likely].table.take(generation).or_else(|| self.take_anywhere(generation))
+    /// Which shard's table a block is in, most likely.
+    #[inline(always)]
+    fn hint(&self, generation: Generation) -> &AtomicU8 {
+        &self.hints[(generation.0 >> HINT_SHIFT) as usize % HINTS]
     }
 
     #[cold]
-    fn take_anywhere(&self, generation: Generation) -> Option<Entry> {
+    #[inline(never)]
+    fn take_anywhere(&self, generation: Generation) -> Option<(u64, Ids)> {
         self.shards.iter().find_map(|shard| shard.table.take(generation))
     }
 

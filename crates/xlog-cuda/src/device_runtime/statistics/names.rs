@@ -47,6 +47,8 @@ pub(super) struct Ids(pub(super) u64);
 
 impl Ids {
     const TRACED: u64 = 1 << 63;
+    /// Nobody's: no place is that large.
+    pub(super) const NONE: Self = Self(1 << 62);
 
     fn new(tag: u16, stream: u16, query: u16, place: usize) -> Self {
         let numbers = u64::from(tag) | u64::from(stream) << 16 | u64::from(query) << 32;

@@ -3,7 +3,8 @@
 //! An operation is counted under a tag, a stream and a query: four meters. Touching them all for every operation would cost more
 //! than the operation, so a shard has entries for the combinations it used last, and moves their sums to the meters now and then.
 //! A peak cannot be missed meanwhile: an entry may only grow by the room it was given, and all room given under a meter lies below
-//! that meter's peak. An allocation beyond its room settles everything and looks at the meters itself.
+//! that meter's peak. An allocation beyond its room settles everything and looks at the meters itself. What all entries together
+//! have grown or shrunk, and others cannot see, stays below half a step.
 
 use super::meter::{HALF_STEP_BLOCKS, HALF_STEP_BYTES, Meter, Published};
 use super::names::{Ids, Key, MAX_QUERIES, MAX_STREAMS, MAX_TAGS};
@@ -11,8 +12,8 @@ use super::snapshot::{CLASSES, class_of};
 
 /// Entries of a shard; their places are numbers below this in [`Ids`].
 pub(super) const ENTRIES: usize = 64;
-/// Allocations after which a shard looks for room in its smallest segment again.
-const LOOK_AGAIN: u32 = 1024;
+/// Times of settling after which a shard looks for room in its smallest segment again.
+const LOOK_AGAIN: u64 = 16;
 
 /// What all shards have published, by number.
 #[derive(Debug)]
@@ -44,14 +45,54 @@ pub(super) struct Moved {
     pub(super) freed_blocks: u64,
 }
 
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 struct Entry {
     key: Option<Key>,
+    /// [`Ids::NONE`] without a key.
     ids: Ids,
-    moved: Moved,
-    /// How much further it may grow unseen.
+    /// Allocated minus freed since the shard was settled last.
+    net_bytes: i64,
+    net_blocks: i64,
+    freed_bytes: u64,
+    freed_blocks: u64,
+    /// How far it may grow unseen.
     room_bytes: i64,
     room_blocks: i64,
+}
+
+impl Entry {
+    const EMPTY: Self = Self::new(None, Ids::NONE);
+
+    const fn new(key: Option<Key>, ids: Ids) -> Self {
+        Self {
+            key,
+            ids,
+            net_bytes: 0,
+            net_blocks: 0,
+            freed_bytes: 0,
+            freed_blocks: 0,
+            room_bytes: 0,
+            room_blocks: 0,
+        }
+    }
+
+    /// What was counted, which is zero afterwards, as is the room.
+    fn take(&mut self) -> Moved {
+        let moved = Moved {
+            allocated_bytes: self.freed_bytes.wrapping_add(self.net_bytes as u64),
+            allocated_blocks: self.freed_blocks.wrapping_add(self.net_blocks as u64),
+            freed_bytes: self.freed_bytes,
+            freed_blocks: self.freed_blocks,
+        };
+        *self = Self::new(self.key, self.ids);
+        moved
+    }
+}
+
+/// By how much more a sum is unseen when one of its parts goes from `before` to `after`.
+#[inline(always)]
+fn further(before: i64, after: i64) -> i64 {
+    after.wrapping_abs().wrapping_sub(before.wrapping_abs())
 }
 
 #[derive(Debug)]
@@ -59,9 +100,9 @@ pub(super) struct Counts {
     entries: [Entry; ENTRIES],
     /// Entries with room or with something to move, by place.
     open: u64,
-    /// Bytes and operations until everything is settled: what others cannot see stays bounded.
-    left_bytes: i64,
-    left_operations: i64,
+    /// By how much the entries have grown or shrunk, added up: what others cannot see stays bounded.
+    unseen_bytes: i64,
+    unseen_blocks: i64,
     /// Counts the times of settling; room given before the last one is void.
     epoch: u64,
     pub(super) total: Meter,
@@ -76,7 +117,6 @@ pub(super) struct Counts {
     pub(super) failures: Vec<(&'static str, u64)>,
     /// The segment of the table that had room last.
     pub(super) first_segment: usize,
-    until_look: u32,
     /// Allocations until one is remembered with its backtrace.
     pub(super) until_trace: u32,
 }
@@ -84,10 +124,10 @@ pub(super) struct Counts {
 impl Default for Counts {
     fn default() -> Self {
         Self {
-            entries: [Entry::default(); ENTRIES],
+            entries: [Entry::EMPTY; ENTRIES],
             open: 0,
-            left_bytes: HALF_STEP_BYTES,
-            left_operations: HALF_STEP_BLOCKS,
+            unseen_bytes: 0,
+            unseen_blocks: 0,
             epoch: 1,
             total: Meter::default(),
             tags: Vec::new(),
@@ -98,7 +138,6 @@ impl Default for Counts {
             unknown_frees: 0,
             failures: Vec::new(),
             first_segment: 0,
-            until_look: LOOK_AGAIN,
             until_trace: 0,
         }
     }
@@ -143,13 +182,13 @@ impl Counts {
     pub(super) fn remember(&mut self, key: Key, ids: Ids, board: &Board) {
         self.settle(board);
         if let Some(entry) = self.entries.get_mut(ids.place()) {
-            *entry = Entry { key: Some(key), ids, ..Entry::default() };
+            *entry = Entry::new(Some(key), ids);
         }
     }
 
     /// Forgets all combinations. Only after everything was settled.
     pub(super) fn forget_entries(&mut self) {
-        self.entries = [Entry::default(); ENTRIES];
+        self.entries = [Entry::EMPTY; ENTRIES];
         self.open = 0;
     }
 
@@ -158,33 +197,28 @@ impl Counts {
     pub(super) fn allocate(&mut self, ids: Ids, requested: usize, bytes: u64, board: &Board) {
         self.requested_bytes = self.requested_bytes.wrapping_add(requested as u64);
         self.sizes[class_of(requested)] += 1;
-        self.until_look -= 1;
-        if self.until_look == 0 {
-            self.until_look = LOOK_AGAIN;
-            self.first_segment = 0;
-        }
-        self.left_bytes -= bytes as i64;
-        self.left_operations -= 1;
         let entry = &mut self.entries[ids.place() % ENTRIES];
-        entry.room_bytes -= bytes as i64;
-        entry.room_blocks -= 1;
-        if (entry.room_bytes | entry.room_blocks | self.left_bytes | self.left_operations) < 0 {
-            entry.room_bytes += bytes as i64;
-            entry.room_blocks += 1;
-            return self.allocate_beyond(ids, bytes, board);
+        let net_bytes = entry.net_bytes.wrapping_add(bytes as i64);
+        let net_blocks = entry.net_blocks + 1;
+        let unseen_bytes = self.unseen_bytes.wrapping_add(further(entry.net_bytes, net_bytes));
+        let unseen_blocks = self.unseen_blocks + further(entry.net_blocks, net_blocks);
+        let unseen_room = HALF_STEP_BYTES.wrapping_sub(unseen_bytes)
+            | HALF_STEP_BLOCKS.wrapping_sub(unseen_blocks);
+        let room = entry.room_bytes.wrapping_sub(net_bytes) | (entry.room_blocks - net_blocks);
+        if (room | unseen_room) < 0 {
+            return self.allocate_beyond(ids, bytes, unseen_room >= 0, board);
         }
-        entry.moved.allocated_bytes = entry.moved.allocated_bytes.wrapping_add(bytes);
-        entry.moved.allocated_blocks += 1;
-        self.open |= 1 << ids.place();
+        (entry.net_bytes, entry.net_blocks) = (net_bytes, net_blocks);
+        (self.unseen_bytes, self.unseen_blocks) = (unseen_bytes, unseen_blocks);
     }
 
-    /// An allocation that its entry has no room for.
+    /// An allocation that its entry has no room for, or that may not go unseen.
     #[cold]
     #[inline(never)]
-    fn allocate_beyond(&mut self, ids: Ids, bytes: u64, board: &Board) {
+    fn allocate_beyond(&mut self, ids: Ids, bytes: u64, may_go_unseen: bool, board: &Board) {
         let fits = |room: (i64, i64)| room.0 >= bytes as i64 && room.1 >= 1;
         let mut room = self.room(ids, board);
-        if self.left_bytes < 0 || self.left_operations < 0 || !fits(room) {
+        if !may_go_unseen || !fits(room) {
             self.settle(board);
             self.each(ids, board, |meter, all| meter.allocate(bytes, all));
             room = self.room(ids, board);
@@ -195,10 +229,10 @@ impl Counts {
         let share = (bytes as i64).max(room.0 / 2);
         self.give_room(ids, (share, (room.1 / 2).max(1)), board);
         let entry = &mut self.entries[ids.place() % ENTRIES];
-        entry.room_bytes -= bytes as i64;
-        entry.room_blocks -= 1;
-        entry.moved.allocated_bytes = entry.moved.allocated_bytes.wrapping_add(bytes);
-        entry.moved.allocated_blocks += 1;
+        let net = (entry.net_bytes.wrapping_add(bytes as i64), entry.net_blocks + 1);
+        self.unseen_bytes = self.unseen_bytes.wrapping_add(further(entry.net_bytes, net.0));
+        self.unseen_blocks += further(entry.net_blocks, net.1);
+        (entry.net_bytes, entry.net_blocks) = net;
     }
 
     /// Bytes and blocks that lie below the peaks of all four meters and were given to nobody.
@@ -223,17 +257,20 @@ impl Counts {
     #[inline(always)]
     pub(super) fn free(&mut self, ids: Ids, bytes: u64, board: &Board) {
         let entry = &mut self.entries[ids.place() % ENTRIES];
-        if entry.key.is_none() || entry.ids != ids.untraced() {
+        if entry.ids != ids.untraced() {
             return self.free_elsewhere(ids, bytes, board);
         }
-        entry.moved.freed_bytes = entry.moved.freed_bytes.wrapping_add(bytes);
-        entry.moved.freed_blocks += 1;
-        entry.room_bytes += bytes as i64;
-        entry.room_blocks += 1;
+        let net = (entry.net_bytes.wrapping_sub(bytes as i64), entry.net_blocks - 1);
+        self.unseen_bytes = self.unseen_bytes.wrapping_add(further(entry.net_bytes, net.0));
+        self.unseen_blocks += further(entry.net_blocks, net.1);
+        (entry.net_bytes, entry.net_blocks) = net;
+        entry.freed_bytes = entry.freed_bytes.wrapping_add(bytes);
+        entry.freed_blocks += 1;
         self.open |= 1 << ids.place();
-        self.left_bytes -= bytes as i64;
-        self.left_operations -= 1;
-        if (self.left_bytes | self.left_operations) < 0 {
+        if (HALF_STEP_BYTES.wrapping_sub(self.unseen_bytes)
+            | HALF_STEP_BLOCKS.wrapping_sub(self.unseen_blocks))
+            < 0
+        {
             self.settle(board);
         }
     }
@@ -262,11 +299,13 @@ impl Counts {
             let place = self.open.trailing_zeros() as usize;
             self.open &= self.open - 1;
             let entry = &mut self.entries[place % ENTRIES];
-            let (ids, moved) = (entry.ids, std::mem::take(&mut entry.moved));
-            (entry.room_bytes, entry.room_blocks) = (0, 0);
+            let (ids, moved) = (entry.ids, entry.take());
             self.each(ids, board, |meter, all| meter.settle(&moved, all));
         }
         self.epoch += 1;
-        (self.left_bytes, self.left_operations) = (HALF_STEP_BYTES, HALF_STEP_BLOCKS);
+        (self.unseen_bytes, self.unseen_blocks) = (0, 0);
+        if self.epoch.is_multiple_of(LOOK_AGAIN) {
+            self.first_segment = 0;
+        }
     }
 }

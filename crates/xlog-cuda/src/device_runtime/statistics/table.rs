@@ -50,12 +50,12 @@ fn key_of(generation: Generation) -> u64 {
     generation.0.wrapping_add(1)
 }
 
-/// Generations that follow each other share a row, so that short lives stay in few cache lines. `rows` is a power of two.
+/// Generations that follow each other share a row, so that short lives stay in few cache lines, and each has a place of its own
+/// there. `rows` is a power of two.
 #[inline(always)]
-fn row_of(generation: Generation, rows: usize) -> usize {
-    let sequence = (generation.0 >> SLOT_BITS) / ROW as u64;
-    let slot = (generation.0 & ((1 << SLOT_BITS) - 1)) / ROW as u64;
-    (sequence ^ slot) as usize & (rows - 1)
+fn place_of(generation: Generation, rows: usize) -> (usize, usize) {
+    let index = ((generation.0 >> SLOT_BITS) ^ (generation.0 & ((1 << SLOT_BITS) - 1))) as usize;
+    ((index / ROW) & rows.wrapping_sub(1), index % ROW)
 }
 
 impl Table {
@@ -66,34 +66,60 @@ impl Table {
     /// Keeps a block. `first` is the segment to begin with, and is moved on past full rows. Call it inside the shard's lock only.
     ///
     /// False when there is no room, which takes more live blocks than fit in a host's memory.
-    #[inline]
+    #[inline(always)]
     pub(super) fn put(&self, generation: Generation, entry: &Entry, first: &mut usize) -> bool {
+        if let Some(rows) = self.segments.get(*first).and_then(OnceLock::get) {
+            let (row, at) = place_of(generation, rows.len());
+            // Acquire: the one that emptied the place has read it.
+            if let Some(row) = rows.get(row)
+                && row.keys[at].load(Ordering::Acquire) == 0
+            {
+                row.write(at, generation, entry);
+                return true;
+            }
+        }
+        self.put_beside(generation, entry, first)
+    }
+
+    /// [`put`](Self::put) of a block whose own place is taken.
+    #[cold]
+    #[inline(never)]
+    fn put_beside(&self, generation: Generation, entry: &Entry, first: &mut usize) -> bool {
         for (at, segment) in self.segments.iter().enumerate().skip(*first) {
             let rows =
                 segment.get_or_init(|| (0..FIRST_ROWS << at).map(|_| Row::default()).collect());
-            let Some(row) = rows.get(row_of(generation, rows.len())) else { continue };
-            for (key, value) in row.keys.iter().zip(&row.values) {
-                // Acquire: the one that emptied the place has read it.
-                if key.load(Ordering::Acquire) == 0 {
-                    value.ptr.store(entry.ptr, Ordering::Relaxed);
-                    value.bytes.store(entry.bytes, Ordering::Relaxed);
-                    value.ids.store(entry.ids.0, Ordering::Relaxed);
-                    value.born.store(entry.born, Ordering::Relaxed);
-                    key.store(key_of(generation), Ordering::Release);
-                    *first = at;
-                    return true;
-                }
+            let Some(row) = rows.get(place_of(generation, rows.len()).0) else { continue };
+            // Acquire: the one that emptied the place has read it.
+            let empty = row.keys.iter().position(|key| key.load(Ordering::Acquire) == 0);
+            if let Some(place) = empty {
+                row.write(place, generation, entry);
+                *first = at;
+                return true;
             }
         }
         false
     }
 
-    #[inline]
+    #[inline(always)]
     fn find(&self, generation: Generation) -> Option<(&AtomicU64, &Value)> {
+        if let Some(rows) = self.segments[0].get() {
+            let (row, at) = place_of(generation, rows.len());
+            if let Some(row) = rows.get(row)
+                && row.keys[at].load(Ordering::Acquire) == key_of(generation)
+            {
+                return Some((&row.keys[at], &row.values[at]));
+            }
+        }
+        self.find_beside(generation)
+    }
+
+    /// [`find`](Self::find) of a block that is not in its own place of the first segment.
+    #[inline(never)]
+    fn find_beside(&self, generation: Generation) -> Option<(&AtomicU64, &Value)> {
         let wanted = key_of(generation);
         for segment in &self.segments {
             let rows = segment.get()?;
-            let row = rows.get(row_of(generation, rows.len()))?;
+            let row = rows.get(place_of(generation, rows.len()).0)?;
             for (key, value) in row.keys.iter().zip(&row.values) {
                 if key.load(Ordering::Acquire) == wanted {
                     return Some((key, value));
@@ -103,13 +129,13 @@ impl Table {
         None
     }
 
-    /// Takes a block out. Only for the one free that succeeded.
-    #[inline]
-    pub(super) fn take(&self, generation: Generation) -> Option<Entry> {
+    /// Takes a block out: its bytes and numbers. Only for the one free that succeeded.
+    #[inline(always)]
+    pub(super) fn take(&self, generation: Generation) -> Option<(u64, Ids)> {
         let (key, value) = self.find(generation)?;
-        let entry = value.read();
+        let taken = (value.bytes.load(Ordering::Relaxed), Ids(value.ids.load(Ordering::Relaxed)));
         key.store(0, Ordering::Release);
-        Some(entry)
+        Some(taken)
     }
 
     /// Whether a block is here.
@@ -127,6 +153,19 @@ impl Table {
                 }
             }
         }
+    }
+}
+
+impl Row {
+    /// Fills an empty place.
+    #[inline(always)]
+    fn write(&self, at: usize, generation: Generation, entry: &Entry) {
+        let (key, value) = (&self.keys[at % ROW], &self.values[at % ROW]);
+        value.ptr.store(entry.ptr, Ordering::Relaxed);
+        value.bytes.store(entry.bytes, Ordering::Relaxed);
+        value.ids.store(entry.ids.0, Ordering::Relaxed);
+        value.born.store(entry.born, Ordering::Relaxed);
+        key.store(key_of(generation), Ordering::Release);
     }
 }
 
@@ -168,7 +207,7 @@ mod tests {
         for (number, of) in of.iter().enumerate() {
             let base = number as u64 * 100_000 + 8;
             for n in (base..base + 20_000).rev() {
-                assert_eq!(table.take(of(n)), Some(entry(n)));
+                assert_eq!(table.take(of(n)), Some((n, Ids(n))));
                 assert_eq!(table.take(of(n)), None);
             }
         }

@@ -1,0 +1,247 @@
+//! What is measured: each group has variants that do the same work, the first of which the others are compared with.
+
+use std::hint::black_box;
+use std::path::Path;
+use std::sync::Arc;
+
+use xlog_cuda::device_runtime::{
+    Access, AllocTag, AsyncCudaResource, BinarySink, BlockId, DeviceMemoryResource,
+    GlobalDeviceBudget, LoggingResource, LoggingSink, NullSink, PoolConfig, PoolResource,
+    StatisticsConfig, StatisticsResource, StreamId, StreamPool,
+};
+use xlog_cuda::{CudaDevice, DeviceSpec, Result, XlogError};
+use xlogmem::stack::{Stack, StackKind};
+
+use super::measure::{Effort, Sample, Variant, take_turns};
+use crate::page::size;
+
+const TAG: AllocTag = AllocTag("bench");
+/// Sizes of a pair.
+const SIZES: [usize; 6] = [256, 4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20];
+/// What is over a resource is measured with blocks that the resource serves fastest.
+const SMALL: usize = 1 << 10;
+/// Events that the bare driver goes round.
+const EVENTS: usize = 256;
+
+/// Variants of the same work.
+#[derive(Debug)]
+pub(super) struct Group {
+    pub(super) name: String,
+    pub(super) samples: Vec<Sample>,
+}
+
+type Shared = Arc<dyn DeviceMemoryResource + Send + Sync>;
+
+/// Allocates and frees `bytes`, so many times.
+fn pairs(
+    resource: &(impl DeviceMemoryResource + ?Sized),
+    bytes: usize,
+    stream: StreamId,
+    count: usize,
+) -> Result<()> {
+    for _ in 0..count {
+        let block = resource.allocate(black_box(bytes), stream, TAG)?;
+        resource.deallocate(black_box(block))?;
+    }
+    Ok(())
+}
+
+/// Measures everything; `told` hears what is next. Files go to `scratch`.
+pub(super) fn measure(
+    spec: DeviceSpec,
+    effort: Effort,
+    scratch: &Path,
+    mut told: impl FnMut(&str),
+) -> Result<Vec<Group>> {
+    let mut groups = Vec::new();
+    told("allocate and free");
+    resources(spec, effort, &mut groups)?;
+    let device = Arc::new(CudaDevice::open_spec(spec)?);
+    told("uses of one stream");
+    own_stream(&device, effort, &mut groups)?;
+    told("uses of two streams");
+    alternating(&device, effort, &mut groups)?;
+    told("the bare driver");
+    bare_driver(&device, effort, &mut groups)?;
+    told("budget, log and statistics");
+    decorators(&device, effort, scratch, &mut groups)?;
+    Ok(groups)
+}
+
+/// A block allocated and freed, by each resource.
+fn resources(spec: DeviceSpec, effort: Effort, groups: &mut Vec<Group>) -> Result<()> {
+    let stacks = StackKind::ALL
+        .into_iter()
+        .map(|kind| Ok((kind, Stack::open(spec, kind, None, 2)?)))
+        .collect::<Result<Vec<_>>>()?;
+    for bytes in SIZES {
+        let variants = stacks.iter().map(|(kind, stack)| {
+            let work = move |count| pairs(stack.resource(), bytes, StreamId::DEFAULT, count);
+            Variant::new(kind.name(), work, move || stack.settle())
+        });
+        let name = format!("allocate and free {}", size(bytes as u64));
+        let samples = take_turns(effort, variants.collect())?;
+        groups.push(Group { name, samples });
+    }
+    Ok(())
+}
+
+/// Uses of blocks on their own stream, which reach no driver.
+fn own_stream(device: &Arc<CudaDevice>, effort: Effort, groups: &mut Vec<Group>) -> Result<()> {
+    let streams = Arc::new(StreamPool::with_defaults(Arc::clone(device)));
+    let lease = streams.lease()?;
+    let stream = lease.id();
+    let all: [(&str, Shared); 2] = [
+        ("async", Arc::new(async_resource(device, &streams))),
+        ("pool", Arc::new(pool(device, &streams)?)),
+    ];
+    let mut blocks = Vec::new();
+    let mut variants = Vec::new();
+    for (name, resource) in &all {
+        let block = resource.allocate(256, stream, TAG)?;
+        let id = BlockId::from_block(&block);
+        blocks.push((resource, block));
+        let work = move |count| {
+            for _ in 0..count {
+                resource.prepare_block_use(black_box(id), stream, Access::Write)?;
+                resource.finish_block_use(black_box(id), stream, Access::Write)?;
+            }
+            Ok(())
+        };
+        variants.push(Variant::new(*name, work, || Ok(())));
+    }
+    let samples = take_turns(effort, variants)?;
+    for (resource, block) in blocks {
+        resource.deallocate(block)?;
+    }
+    groups.push(Group { name: "use on the block's own stream".to_owned(), samples });
+    Ok(())
+}
+
+/// One block written on two streams in turn, against the record and the wait that this takes.
+fn alternating(device: &Arc<CudaDevice>, effort: Effort, groups: &mut Vec<Group>) -> Result<()> {
+    let streams = Arc::new(StreamPool::with_defaults(Arc::clone(device)));
+    let resource = async_resource(device, &streams);
+    let (one, two) = (streams.lease()?, streams.lease()?);
+    let block = resource.allocate(256, one.id(), TAG)?;
+    let id = BlockId::from_block(&block);
+    let driver = device.driver();
+    let events =
+        (0..EVENTS).map(|_| driver.event_create()).collect::<std::result::Result<Vec<_>, _>>()?;
+    let settle = || {
+        one.synchronize()?;
+        two.synchronize()?;
+        Ok(())
+    };
+    let bare = |count: usize| {
+        for turn in 0..count {
+            let (own, other) = if turn % 2 == 0 { (&one, &two) } else { (&two, &one) };
+            if let Some(event) = events.get(turn % EVENTS) {
+                driver.event_record(*event, other.handle())?;
+                driver.stream_wait_event(own.handle(), *event)?;
+            }
+        }
+        Ok(())
+    };
+    let ours = |count: usize| {
+        for turn in 0..count {
+            let stream = if turn % 2 == 0 { one.id() } else { two.id() };
+            resource.prepare_block_use(id, stream, Access::Write)?;
+            resource.finish_block_use(id, stream, Access::Write)?;
+        }
+        Ok(())
+    };
+    let variants = vec![
+        Variant::new("record and wait", bare, settle),
+        Variant::new("prepare and finish", ours, settle),
+    ];
+    let samples = take_turns(effort, variants)?;
+    for event in events {
+        driver.event_destroy(event)?;
+    }
+    resource.deallocate(block)?;
+    resource.reap_pending()?;
+    groups.push(Group { name: "use on two streams in turn".to_owned(), samples });
+    Ok(())
+}
+
+/// A block of the stream-ordered resource, against the two driver calls that this takes, in the same driver pool.
+fn bare_driver(device: &Arc<CudaDevice>, effort: Effort, groups: &mut Vec<Group>) -> Result<()> {
+    let Some(pools) = device.driver().async_pools() else { return Ok(()) };
+    let streams = Arc::new(StreamPool::with_defaults(Arc::clone(device)));
+    let resource = async_resource(device, &streams);
+    let stream = streams.lease()?;
+    let driver_pool = device.memory_pool()?;
+    for bytes in [SMALL, 1 << 20] {
+        let settle = || {
+            stream.synchronize()?;
+            resource.reap_pending()?;
+            Ok(())
+        };
+        let bare = |count| {
+            for _ in 0..count {
+                let ptr = pools.alloc_async(bytes, driver_pool, stream.handle())?;
+                #[allow(unsafe_code)]
+                // SAFETY: just allocated on this stream, and nothing uses it.
+                unsafe {
+                    pools.free_async(black_box(ptr), stream.handle())?;
+                }
+            }
+            Ok(())
+        };
+        let ours = |count| pairs(&resource, bytes, stream.id(), count);
+        let variants =
+            vec![Variant::new("bare driver", bare, settle), Variant::new("async", ours, settle)];
+        let name = format!("allocate and free {} by the driver's pool", size(bytes as u64));
+        let samples = take_turns(effort, variants)?;
+        groups.push(Group { name, samples });
+    }
+    Ok(())
+}
+
+/// What budget, log and statistics add to a pool.
+fn decorators(
+    device: &Arc<CudaDevice>,
+    effort: Effort,
+    scratch: &Path,
+    groups: &mut Vec<Group>,
+) -> Result<()> {
+    let streams = Arc::new(StreamPool::with_defaults(Arc::clone(device)));
+    let lease = streams.lease()?;
+    let stream = lease.id();
+    let inner = || pool(device, &streams);
+    let limit = usize::try_from(device.memory_info()?.free).unwrap_or(usize::MAX);
+    let file = BinarySink::create(scratch.join("bench.xtrace"))
+        .map_err(|error| XlogError::Kernel(error.to_string()))?;
+    let file = Arc::new(file);
+    let null = Arc::new(NullSink::new());
+    let all: Vec<(&str, Shared)> = vec![
+        ("pool alone", Arc::new(inner()?)),
+        ("with a budget", Arc::new(GlobalDeviceBudget::over(inner()?, limit))),
+        ("with a log to nowhere", Arc::new(LoggingResource::over(inner()?, null))),
+        ("with a log to a file", Arc::new(LoggingResource::over(inner()?, file.clone()))),
+        ("with statistics", Arc::new(StatisticsResource::over(inner()?, StatisticsConfig::new()))),
+    ];
+    let variants = all.iter().map(|(name, resource)| {
+        let file = &file;
+        let work = move |count| pairs(resource, SMALL, stream, count);
+        // The writer of the log has a thread of its own, which is waited for outside the clock.
+        Variant::new(*name, work, move || {
+            file.flush().map_err(|error| XlogError::Kernel(error.to_string()))
+        })
+    });
+    let samples = take_turns(effort, variants.collect())?;
+    let name = format!("allocate and free {} under what is on top", size(SMALL as u64));
+    groups.push(Group { name, samples });
+    Ok(())
+}
+
+fn async_resource(device: &Arc<CudaDevice>, streams: &Arc<StreamPool>) -> AsyncCudaResource {
+    AsyncCudaResource::new(Arc::clone(device), device.ordinal(), Arc::clone(streams))
+}
+
+fn pool(device: &Arc<CudaDevice>, streams: &Arc<StreamPool>) -> Result<PoolResource> {
+    let (device, streams) = (Arc::clone(device), Arc::clone(streams));
+    let ordinal = device.ordinal();
+    Ok(PoolResource::new(device, ordinal, streams, PoolConfig::default())?)
+}

@@ -1,0 +1,85 @@
+//! `xlogmem completions` and `xlogmem man`: what a shell and a reader need to know of the command line.
+
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use clap_complete::{Shell, generate, generate_to};
+use clap_mangen::Man;
+
+use crate::Output;
+use crate::cli::{self, Refusal};
+
+/// What `completions` takes.
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:\n  \
+    xlogmem completions bash > ~/.local/share/bash-completion/completions/xlogmem\n  \
+    xlogmem completions zsh --output ~/.zfunc\n  \
+    xlogmem completions fish --output ~/.config/fish/completions")]
+pub(crate) struct CompletionsArguments {
+    /// The shell: bash, zsh or fish
+    #[arg(value_name = "SHELL", value_parser = shell)]
+    shell: Shell,
+
+    /// Write a file by the name the shell looks for into this directory, instead of to standard output
+    #[arg(long, value_name = "DIR")]
+    output: Option<PathBuf>,
+}
+
+/// What `man` takes.
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:\n  \
+    xlogmem man | man -l -\n  \
+    xlogmem man --output ~/.local/share/man/man1")]
+pub(crate) struct ManArguments {
+    /// Write a page of every command into this directory, instead of the first page to standard output
+    #[arg(long, value_name = "DIR")]
+    output: Option<PathBuf>,
+}
+
+fn shell(text: &str) -> Result<Shell, String> {
+    match text {
+        "bash" => Ok(Shell::Bash),
+        "zsh" => Ok(Shell::Zsh),
+        "fish" => Ok(Shell::Fish),
+        _ => Err("expected bash, zsh or fish".to_owned()),
+    }
+}
+
+fn written(path: &Path) -> Output {
+    Output { text: format!("wrote {}\n", path.display()), failure: None }
+}
+
+fn refuse(directory: &Path, error: &std::io::Error) -> Refusal {
+    Refusal::Line(format!("--output {}: {error}", directory.display()))
+}
+
+/// Runs `completions`. A directory that cannot be written is refused.
+pub(crate) fn completions(arguments: &CompletionsArguments) -> Result<Output, Refusal> {
+    let mut command = cli::command();
+    match &arguments.output {
+        Some(directory) => generate_to(arguments.shell, &mut command, "xlogmem", directory)
+            .map(|path| written(&path))
+            .map_err(|error| refuse(directory, &error)),
+        None => {
+            let mut text = Vec::new();
+            generate(arguments.shell, &mut command, "xlogmem", &mut text);
+            Ok(Output { text: String::from_utf8_lossy(&text).into_owned(), failure: None })
+        }
+    }
+}
+
+/// Runs `man`. A directory that cannot be written is refused.
+pub(crate) fn man(arguments: &ManArguments) -> Result<Output, Refusal> {
+    let command = cli::command();
+    match &arguments.output {
+        Some(directory) => clap_mangen::generate_to(command, directory)
+            .map(|()| written(directory))
+            .map_err(|error| refuse(directory, &error)),
+        None => {
+            let mut text = Vec::new();
+            let rendered = Man::new(command).render(&mut text);
+            rendered.map_err(|error| Refusal::Line(error.to_string()))?;
+            Ok(Output { text: String::from_utf8_lossy(&text).into_owned(), failure: None })
+        }
+    }
+}

@@ -1,0 +1,41 @@
+//! What `top` takes.
+
+use std::time::Duration;
+
+use clap::Args;
+
+/// What `top` takes.
+#[derive(Args, Debug)]
+#[command(
+    after_help = "Keys: q quits, p pauses, s sorts by the next column, arrows and page keys scroll.\n\n\
+                  The ledger says what processes hold, not under which tags: for tags see a process's own statistics or log.\n\n\
+                  Exit status: 0 shown, 1 a ledger cannot be read, 2 the command line was refused."
+)]
+pub(crate) struct TopArguments {
+    /// The directory of ledgers, or one ledger's file KEY.ledger
+    ///
+    /// Without it: what XLOG_DEVICE_LEDGER says, else the default directory.
+    #[arg(long, value_name = "PATH")]
+    pub(crate) ledger: Option<String>,
+
+    /// Print one picture and end. It looks twice, so that rates are known
+    #[arg(long)]
+    pub(crate) once: bool,
+
+    /// Seconds between two looks, such as 0.5
+    #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = seconds)]
+    pub(crate) every: Duration,
+
+    /// What to sort by: used, peak, rate, pid or name
+    #[arg(long, value_name = "COLUMN", default_value = "used")]
+    pub(crate) sort: super::view::Column,
+
+    /// Print one JSON object instead of text; implies --once
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let number = text.parse::<f64>().ok().filter(|seconds| (0.01..=3600.0).contains(seconds));
+    number.map(Duration::from_secs_f64).ok_or_else(|| "expected 0.01 to 3600 seconds".to_owned())
+}

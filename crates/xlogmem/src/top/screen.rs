@@ -1,0 +1,190 @@
+//! The terminal: drawn anew at every look, at every key and when its size changes.
+//!
+//! However the command ends, by a key, a signal, an error or a panic, the terminal is as it was.
+
+use std::io::{self, Write};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use crossterm::event::{Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers, poll, read};
+use crossterm::terminal::{
+    Clear, ClearType, EnterAlternateScreen, LeaveAlternateScreen, disable_raw_mode,
+    enable_raw_mode, size,
+};
+use crossterm::{cursor, execute, queue, style};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+
+use super::TopArguments;
+use super::view::{Column, Picture};
+
+/// How long a signal may go unnoticed.
+const PATIENCE: Duration = Duration::from_millis(100);
+
+/// The terminal is ours until this is dropped.
+struct Borrowed;
+
+impl Borrowed {
+    fn new() -> io::Result<Self> {
+        let previous = std::panic::take_hook();
+        // The message of a panic belongs on the screen that stays.
+        std::panic::set_hook(Box::new(move |info| {
+            give_back();
+            previous(info);
+        }));
+        enable_raw_mode()?;
+        let borrowed = Self;
+        execute!(io::stdout(), EnterAlternateScreen, cursor::Hide)?;
+        Ok(borrowed)
+    }
+}
+
+impl Drop for Borrowed {
+    fn drop(&mut self) {
+        give_back();
+    }
+}
+
+/// Whatever fails here, there is nobody left to be told.
+fn give_back() {
+    let _ = execute!(io::stdout(), cursor::Show, LeaveAlternateScreen);
+    let _ = disable_raw_mode();
+}
+
+/// What the keys have set.
+struct State {
+    sort: Column,
+    paused: bool,
+    /// The first line shown below the heading.
+    first: usize,
+    lines: usize,
+    height: usize,
+}
+
+/// What a key asks for.
+#[derive(PartialEq)]
+enum Wish {
+    Quit,
+    Draw,
+    Nothing,
+}
+
+impl State {
+    fn key(&mut self, key: KeyEvent) -> Wish {
+        if key.kind == KeyEventKind::Release {
+            return Wish::Nothing;
+        }
+        let page = self.height.saturating_sub(2).max(1);
+        match key.code {
+            KeyCode::Char('q') | KeyCode::Esc => return Wish::Quit,
+            KeyCode::Char('c') if key.modifiers.contains(KeyModifiers::CONTROL) => {
+                return Wish::Quit;
+            }
+            KeyCode::Char('p') => self.paused = !self.paused,
+            KeyCode::Char('s') => self.sort = self.sort.next(),
+            KeyCode::Up => self.first = self.first.saturating_sub(1),
+            KeyCode::Down => self.first += 1,
+            KeyCode::PageUp | KeyCode::Left => self.first = self.first.saturating_sub(page),
+            KeyCode::PageDown | KeyCode::Right => self.first += page,
+            KeyCode::Home => self.first = 0,
+            KeyCode::End => self.first = usize::MAX,
+            _ => return Wish::Nothing,
+        }
+        Wish::Draw
+    }
+}
+
+/// Shows pictures until the user or a signal ends it.
+pub(super) fn show(arguments: &TopArguments, mut look: impl FnMut() -> Picture) -> io::Result<()> {
+    let ended = Arc::new(AtomicBool::new(false));
+    for signal in [SIGTERM, SIGHUP, SIGINT] {
+        signal_hook::flag::register(signal, Arc::clone(&ended))?;
+    }
+    let _terminal = Borrowed::new()?;
+    let mut state = State { sort: arguments.sort, paused: false, first: 0, lines: 0, height: 24 };
+    let mut picture = look();
+    let mut next = Instant::now() + arguments.every;
+    draw(&mut picture, &mut state)?;
+    while !ended.load(Ordering::Relaxed) {
+        let wait = if state.paused { PATIENCE } else { next.duration_since(Instant::now()) };
+        if poll(wait.min(PATIENCE))? {
+            let wish = match read()? {
+                Event::Key(key) => state.key(key),
+                Event::Resize(..) => Wish::Draw,
+                _ => Wish::Nothing,
+            };
+            match wish {
+                Wish::Quit => break,
+                Wish::Draw => draw(&mut picture, &mut state)?,
+                Wish::Nothing => {}
+            }
+        }
+        if !state.paused && Instant::now() >= next {
+            next = Instant::now() + arguments.every;
+            picture = look();
+            draw(&mut picture, &mut state)?;
+        }
+    }
+    Ok(())
+}
+
+fn draw(picture: &mut Picture, state: &mut State) -> io::Result<()> {
+    picture.sort(state.sort);
+    let (width, height) = size()?;
+    state.height = usize::from(height);
+    let lines = picture.lines();
+    state.lines = lines.len();
+    let room = state.height.saturating_sub(1).max(1);
+    state.first = state.first.min(state.lines.saturating_sub(room));
+    let heading = format!(
+        "xlogmem top{}  sorted by {}  keys: q quit, p pause, s sort, arrows scroll",
+        if state.paused { " (paused)" } else { "" },
+        state.sort
+    );
+    let mut out = io::stdout().lock();
+    queue!(out, cursor::MoveTo(0, 0), style::SetAttribute(style::Attribute::Reverse))?;
+    line(&mut out, &heading, width)?;
+    queue!(out, style::SetAttribute(style::Attribute::Reset))?;
+    for (at, text) in lines.iter().skip(state.first).take(room).enumerate() {
+        let Ok(row) = u16::try_from(at + 1) else { break };
+        if row >= height {
+            break;
+        }
+        queue!(out, cursor::MoveTo(0, row))?;
+        line(&mut out, text, width)?;
+    }
+    queue!(out, Clear(ClearType::FromCursorDown))?;
+    out.flush()
+}
+
+/// One line, cut at the edge, with the rest of it cleared.
+fn line(out: &mut impl Write, text: &str, width: u16) -> io::Result<()> {
+    let shown: String = text.chars().take(usize::from(width)).collect();
+    queue!(out, style::Print(shown), Clear(ClearType::UntilNewLine))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn press(state: &mut State, code: KeyCode) -> Wish {
+        state.key(KeyEvent::new(code, KeyModifiers::NONE))
+    }
+
+    #[test]
+    fn keys_pause_sort_scroll_and_end() {
+        let mut state = State { sort: Column::Used, paused: false, first: 0, lines: 0, height: 10 };
+        assert!(press(&mut state, KeyCode::Char('p')) == Wish::Draw && state.paused);
+        assert!(press(&mut state, KeyCode::Char('s')) == Wish::Draw);
+        assert_eq!(state.sort, Column::Peak);
+        press(&mut state, KeyCode::Up);
+        assert_eq!(state.first, 0);
+        press(&mut state, KeyCode::Down);
+        press(&mut state, KeyCode::PageDown);
+        assert_eq!(state.first, 9);
+        assert!(press(&mut state, KeyCode::Char('x')) == Wish::Nothing);
+        assert!(press(&mut state, KeyCode::Char('q')) == Wish::Quit);
+        let interrupt = KeyEvent::new(KeyCode::Char('c'), KeyModifiers::CONTROL);
+        assert!(state.key(interrupt) == Wish::Quit);
+    }
+}

@@ -1,0 +1,318 @@
+//! Two looks at ledgers, and what is shown of them: rows in the shape of the JSON, and lines of text.
+//!
+//! Field names are the interface: a field may be added, none changes its name or meaning without a new `schema` number.
+
+use std::cmp::Reverse;
+use std::collections::HashMap;
+use std::fmt;
+use std::str::FromStr;
+use std::time::{Duration, Instant, SystemTime};
+
+use serde::Serialize;
+use xlog_cuda::ledger::{LedgerResult, SlotSnapshot, Snapshot};
+
+use crate::page::size;
+
+const SCHEMA: u32 = 1;
+
+/// What rows can be sorted by.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Column {
+    Used,
+    Peak,
+    Rate,
+    Pid,
+    Name,
+}
+
+impl Column {
+    const ALL: [Self; 5] = [Self::Used, Self::Peak, Self::Rate, Self::Pid, Self::Name];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Used => "used",
+            Self::Peak => "peak",
+            Self::Rate => "rate",
+            Self::Pid => "pid",
+            Self::Name => "name",
+        }
+    }
+
+    /// The one after it.
+    pub(super) fn next(self) -> Self {
+        let at = Self::ALL.iter().position(|column| *column == self).unwrap_or(0);
+        Self::ALL.get(at + 1).copied().unwrap_or(Self::Used)
+    }
+}
+
+impl fmt::Display for Column {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Column {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let found = Self::ALL.into_iter().find(|column| column.name() == text);
+        found.ok_or_else(|| "expected used, peak, rate, pid or name".to_owned())
+    }
+}
+
+/// One picture.
+#[derive(Serialize, Debug)]
+pub(super) struct Picture {
+    schema: u32,
+    /// Whether every ledger could be read.
+    ok: bool,
+    /// Why not, in one line.
+    pub(super) error: Option<String>,
+    /// The directory or file that was looked at.
+    place: String,
+    /// Seconds that the rates are over; none at the first look.
+    seconds: Option<f64>,
+    devices: Vec<Device>,
+}
+
+/// A device, which is one ledger.
+#[derive(Serialize, Debug)]
+struct Device {
+    path: String,
+    error: Option<String>,
+    device: Option<String>,
+    limit_bytes: u64,
+    used_bytes: u64,
+    granted_bytes: u64,
+    free_bytes: u64,
+    /// Grants are being handed back because a request needed them.
+    pressure: bool,
+    processes: Vec<Process>,
+}
+
+#[derive(Serialize, Debug)]
+struct Process {
+    pid: u32,
+    name: String,
+    alive: bool,
+    used_bytes: u64,
+    granted_bytes: u64,
+    peak_bytes: u64,
+    /// By how much `used_bytes` grew, or shrank, each second; none for a process that was not there before.
+    bytes_per_second: Option<f64>,
+    /// How long it has taken part.
+    seconds: Option<f64>,
+}
+
+/// Who a slot belongs to: the file, the slot, the process and when it came.
+type Owner = (String, u32, u32, SystemTime);
+
+/// What the last look saw, for the rates of the next one.
+#[derive(Debug, Default)]
+pub(super) struct Before {
+    at: Option<Instant>,
+    used: HashMap<Owner, u64>,
+}
+
+impl Picture {
+    /// What was found at `place`, with rates since `before`, which is then this look.
+    pub(super) fn new(
+        place: String,
+        found: Vec<(String, LedgerResult<Snapshot>)>,
+        before: &mut Before,
+    ) -> Self {
+        let now = Instant::now();
+        let passed = before.at.map(|at| now.duration_since(at));
+        let last = std::mem::take(&mut before.used);
+        before.at = Some(now);
+        let mut devices = Vec::new();
+        for (path, snapshot) in found {
+            devices.push(match snapshot {
+                Ok(snapshot) => Device::new(path, &snapshot, passed, &last, &mut before.used),
+                Err(error) => Device::unreadable(path, error.to_string()),
+            });
+        }
+        let error = devices.iter().find_map(|device| device.error.clone());
+        let seconds = passed.map(|passed| passed.as_secs_f64());
+        Self { schema: SCHEMA, ok: error.is_none(), error, place, seconds, devices }
+    }
+
+    /// Sorts the processes of each device.
+    pub(super) fn sort(&mut self, by: Column) {
+        for device in &mut self.devices {
+            let rows = &mut device.processes;
+            match by {
+                Column::Used => rows.sort_by_key(|row| (Reverse(row.used_bytes), row.pid)),
+                Column::Peak => rows.sort_by_key(|row| (Reverse(row.peak_bytes), row.pid)),
+                Column::Rate => rows.sort_by(|one, other| {
+                    let rate = |row: &Process| row.bytes_per_second.unwrap_or(0.0);
+                    rate(other).total_cmp(&rate(one)).then(one.pid.cmp(&other.pid))
+                }),
+                Column::Pid => rows.sort_by_key(|row| row.pid),
+                Column::Name => {
+                    rows.sort_by(|one, other| {
+                        one.name.cmp(&other.name).then(one.pid.cmp(&other.pid))
+                    });
+                }
+            }
+        }
+    }
+
+    /// As lines of text: what it is about, then each device with its processes.
+    pub(super) fn lines(&self) -> Vec<String> {
+        if self.devices.is_empty() {
+            return vec![format!("no ledger in {}", self.place)];
+        }
+        let mut lines = Vec::new();
+        for device in &self.devices {
+            if !lines.is_empty() {
+                lines.push(String::new());
+            }
+            device.lines(&mut lines);
+        }
+        lines
+    }
+}
+
+impl Device {
+    fn new(
+        path: String,
+        snapshot: &Snapshot,
+        passed: Option<Duration>,
+        last: &HashMap<Owner, u64>,
+        used: &mut HashMap<Owner, u64>,
+    ) -> Self {
+        let row = |slot: &SlotSnapshot| {
+            let owner = (path.clone(), slot.index, slot.pid, slot.started);
+            let rate = last.get(&owner).zip(passed).map(|(before, passed)| {
+                (slot.used as f64 - *before as f64) / passed.as_secs_f64().max(1e-3)
+            });
+            used.insert(owner, slot.used);
+            Process {
+                pid: slot.pid,
+                name: slot.name.clone(),
+                alive: slot.alive,
+                used_bytes: slot.used,
+                granted_bytes: slot.granted,
+                peak_bytes: slot.peak,
+                bytes_per_second: rate,
+                // A clock that was set back has no answer.
+                seconds: slot.started.elapsed().ok().map(|passed| passed.as_secs_f64()),
+            }
+        };
+        let processes = snapshot.slots.iter().map(row).collect();
+        Self {
+            path: path.clone(),
+            error: None,
+            device: Some(snapshot.key.to_string()),
+            limit_bytes: snapshot.limit,
+            used_bytes: snapshot.used(),
+            granted_bytes: snapshot.granted(),
+            free_bytes: snapshot.free,
+            pressure: snapshot.pressure,
+            processes,
+        }
+    }
+
+    fn unreadable(path: String, error: String) -> Self {
+        Self {
+            path,
+            error: Some(error),
+            device: None,
+            limit_bytes: 0,
+            used_bytes: 0,
+            granted_bytes: 0,
+            free_bytes: 0,
+            pressure: false,
+            processes: Vec::new(),
+        }
+    }
+
+    fn lines(&self, lines: &mut Vec<String>) {
+        if let Some(error) = &self.error {
+            return lines.push(format!("{}: {error}", self.path));
+        }
+        lines.push(self.device.clone().unwrap_or_default());
+        let share = self.used_bytes as f64 / (self.limit_bytes.max(1)) as f64;
+        lines.push(format!(
+            "{} {:.0} % of {}, {} granted and not used, {} free{}",
+            bar(share),
+            share * 100.0,
+            size(self.limit_bytes),
+            size(self.granted_bytes),
+            size(self.free_bytes),
+            if self.pressure { ", under pressure" } else { "" }
+        ));
+        if self.processes.is_empty() {
+            return lines.push("no process takes part".to_owned());
+        }
+        lines.push(row(["pid", "used", "peak", "rate /s", "granted", "since"], "name"));
+        for process in &self.processes {
+            let cells = [
+                process.pid.to_string(),
+                size(process.used_bytes),
+                size(process.peak_bytes),
+                process.bytes_per_second.map_or_else(|| "-".to_owned(), rate),
+                size(process.granted_bytes),
+                process.seconds.map_or_else(|| "?".to_owned(), duration),
+            ];
+            let name = match process.alive {
+                true => process.name.clone(),
+                false => format!("{} (dead)", process.name),
+            };
+            lines.push(row(cells.each_ref().map(String::as_str), &name));
+        }
+    }
+}
+
+/// Six cells to the right and a name.
+fn row(cells: [&str; 6], name: &str) -> String {
+    let [pid, used, peak, rate, granted, since] = cells;
+    format!("{pid:>8} {used:>10} {peak:>10} {rate:>11} {granted:>10} {since:>8}  {name}")
+}
+
+fn bar(share: f64) -> String {
+    const WIDTH: usize = 10;
+    let filled = ((share * WIDTH as f64).round() as usize).min(WIDTH);
+    format!("[{}{}]", "#".repeat(filled), "-".repeat(WIDTH - filled))
+}
+
+fn rate(bytes: f64) -> String {
+    match bytes.round() as i64 {
+        0 => "0".to_owned(),
+        growth if growth > 0 => format!("+{}", size(growth.unsigned_abs())),
+        growth => format!("-{}", size(growth.unsigned_abs())),
+    }
+}
+
+fn duration(seconds: f64) -> String {
+    let whole = seconds as u64;
+    match (whole / 3600, whole / 60 % 60, whole % 60) {
+        (0, 0, seconds) => format!("{seconds} s"),
+        (0, minutes, seconds) => format!("{minutes}:{seconds:02}"),
+        (hours, minutes, seconds) => format!("{hours}:{minutes:02}:{seconds:02}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sorting_goes_round_and_every_column_has_a_name() {
+        let mut column = Column::Used;
+        for _ in Column::ALL {
+            assert_eq!(column.to_string().parse(), Ok(column));
+            column = column.next();
+        }
+        assert_eq!(column, Column::Used);
+        assert!("size".parse::<Column>().is_err());
+    }
+
+    #[test]
+    fn figures_read_as_people_write_them() {
+        assert_eq!((rate(0.2).as_str(), rate(-2048.0).as_str()), ("0", "-2 KiB"));
+        assert_eq!((duration(59.9).as_str(), duration(3601.0).as_str()), ("59 s", "1:00:01"));
+        assert_eq!((bar(0.0), bar(2.0)), ("[----------]".to_owned(), "[##########]".to_owned()));
+    }
+}

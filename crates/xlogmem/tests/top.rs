@@ -1,0 +1,238 @@
+//! `xlogmem top` as its users meet it: one picture, and a terminal that is given back as it was.
+
+// Helpers of tests fail tests.
+#![allow(clippy::unwrap_used, clippy::panic)]
+#![cfg(target_os = "linux")]
+
+mod support;
+
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::Duration;
+
+use support::{assert_refused, json, text, xlogmem};
+use xlog_cuda::ledger::{DeviceKey, Ledger, LedgerConfig};
+
+const MIB: u64 = 1 << 20;
+
+/// A private directory, removed with what is in it.
+struct Place(PathBuf);
+
+impl Place {
+    fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("xlogmem-top-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&path).unwrap();
+        std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o700))
+            .unwrap();
+        Self(path)
+    }
+
+    fn ledger(&self, name: &str) -> Ledger {
+        let config = LedgerConfig::new(DeviceKey::new("sim-one").unwrap()).with_name(name);
+        Ledger::open(config.with_directory(&self.0).with_limit(64 * MIB).with_chunk(0)).unwrap()
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn top(place: &Path, arguments: &[&str]) -> Output {
+    xlogmem().arg("top").arg("--ledger").arg(place).args(arguments).output().unwrap()
+}
+
+#[test]
+fn one_picture_has_bytes_peaks_and_rates_sorted_as_asked() {
+    let place = Place::new("once");
+    let (small, large) = (place.ledger("small"), place.ledger("large"));
+    small.take(8 * MIB).unwrap();
+    large.take(16 * MIB).unwrap();
+    small.take(24 * MIB).unwrap();
+    small.give(24 * MIB).unwrap();
+    let picture = json(&top(&place.0, &["--json", "--every", "0.05"]));
+    assert_eq!((&picture["schema"], &picture["ok"]), (&1.into(), &true.into()));
+    assert!(picture["seconds"].as_f64().unwrap() >= 0.05);
+    let device = &picture["devices"][0];
+    assert_eq!(
+        (&device["device"], &device["limit_bytes"]),
+        (&"sim-one".into(), &(64 * MIB).into())
+    );
+    let rows = device["processes"].as_array().unwrap();
+    let shown: Vec<_> = rows.iter().map(|row| (&row["name"], &row["used_bytes"])).collect();
+    let (eight, sixteen) = ((8 * MIB).into(), (16 * MIB).into());
+    assert_eq!(shown, [(&"large".into(), &sixteen), (&"small".into(), &eight)]);
+    assert_eq!(rows[1]["peak_bytes"], 32 * MIB);
+    assert_eq!(rows[0]["bytes_per_second"], 0.0);
+    assert_eq!(rows[0]["pid"], std::process::id());
+
+    let page = top(&place.0, &["--once", "--every", "0.05", "--sort", "peak"]);
+    assert_eq!(page.status.code(), Some(0));
+    let page = text(&page.stdout);
+    let at = |word: &str| page.find(word).unwrap_or_else(|| panic!("no {word} in\n{page}"));
+    assert!(at("small") < at("large"), "{page}");
+    assert!(page.contains("38 % of 64 MiB"), "{page}");
+    assert!(page.lines().all(|line| line.chars().count() <= 80), "{page}");
+}
+
+#[test]
+fn a_rate_is_the_growth_between_two_looks() {
+    let place = Place::new("rate");
+    let ledger = place.ledger("grower");
+    let child = xlogmem()
+        .args(["top", "--json", "--every", "1", "--ledger"])
+        .arg(&place.0)
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // After its first look, whenever that is, and before its second.
+    std::thread::sleep(Duration::from_millis(700));
+    ledger.take(10 * MIB).unwrap();
+    let picture = json(&child.wait_with_output().unwrap());
+    let row = &picture["devices"][0]["processes"][0];
+    let expected = (10 * MIB) as f64 / picture["seconds"].as_f64().unwrap();
+    let rate = row["bytes_per_second"].as_f64().unwrap();
+    assert!((rate - expected).abs() < 1.0, "{picture:#}");
+}
+
+/// Holds memory of the ledger in this directory until its input ends. A process of another test.
+#[test]
+#[ignore = "a process that other tests start"]
+fn child_holds_memory() {
+    let Some(directory) = std::env::var_os("XLOGMEM_TEST_LEDGER") else { return };
+    let config = LedgerConfig::new(DeviceKey::new("sim-one").unwrap()).with_name("child");
+    let ledger = Ledger::open(config.with_directory(directory).with_chunk(0)).unwrap();
+    ledger.take(4 * MIB).unwrap();
+    println!("\nholding");
+    let _ = std::io::stdin().read_line(&mut String::new());
+}
+
+#[test]
+fn processes_are_seen_while_they_live() {
+    let place = Place::new("live");
+    let _creator = place.ledger("creator");
+    let mut children: Vec<_> = (0..2)
+        .map(|_| {
+            let mut child = Command::new(std::env::current_exe().unwrap())
+                .args(["--ignored", "--exact", "--nocapture", "child_holds_memory"])
+                .env("XLOGMEM_TEST_LEDGER", &place.0)
+                .stdin(Stdio::piped())
+                .stdout(Stdio::piped())
+                .spawn()
+                .unwrap();
+            let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+            let said = lines.by_ref().map_while(Result::ok).find(|line| line == "holding");
+            assert!(said.is_some(), "a child ended early");
+            (child, lines)
+        })
+        .collect();
+    let rows = || {
+        let picture = json(&top(&place.0, &["--json", "--every", "0.02", "--sort", "pid"]));
+        picture["devices"][0]["processes"].as_array().cloned().unwrap_or_default()
+    };
+    let seen = rows();
+    for (child, _) in &children {
+        let row = seen.iter().find(|row| row["pid"] == child.id()).unwrap();
+        assert_eq!((&row["name"], &row["used_bytes"]), (&"child".into(), &(4 * MIB).into()));
+    }
+    for (child, _) in &mut children {
+        drop(child.stdin.take());
+        assert!(child.wait().unwrap().success());
+    }
+    assert_eq!(rows().len(), 1, "only the creator is left");
+}
+
+#[test]
+fn what_makes_no_sense_is_refused_in_one_line() {
+    let place = Place::new("refused");
+    assert_refused(&top(&place.0, &["--once", "--every", "0"]), &["--every", "0.01"]);
+    assert_refused(&top(&place.0, &["--once", "--sort", "size"]), &["size", "used, peak"]);
+    assert_refused(&top(&place.0, &[]), &["terminal", "--once"]);
+    let none = top(&place.0, &["--once", "--every", "0.01"]);
+    assert!(text(&none.stdout).starts_with("no ledger in"), "{none:?}");
+    std::fs::write(place.0.join("bad.ledger"), "nonsense").unwrap();
+    let bad = top(&place.0, &["--json", "--every", "0.01"]);
+    assert_eq!((bad.status.code(), &json(&bad)["ok"]), (Some(1), &false.into()));
+}
+
+/// Runs the binary on a terminal of its own, presses keys, and says what became of the terminal. How it is ended: a key, or a signal.
+const TERMINAL: &str = r#"
+import fcntl, os, pty, re, select, signal, struct, sys, termios, time
+end, argv = sys.argv[1], sys.argv[2:]
+master, slave = pty.openpty()
+def size(rows, columns):
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+size(24, 90)
+before = termios.tcgetattr(slave)
+child = os.fork()
+if child == 0:
+    os.setsid()
+    fcntl.ioctl(slave, termios.TIOCSCTTY, 0)
+    for fd in (0, 1, 2):
+        os.dup2(slave, fd)
+    os.environ["TERM"] = "xterm"
+    os.execv(argv[0], argv)
+seen = b""
+def read_until(word, what):
+    global seen
+    until = time.time() + 20
+    start = len(seen)
+    while time.time() < until:
+        if word in seen[start:]:
+            return
+        if select.select([master], [], [], 0.1)[0]:
+            seen += os.read(master, 65536)
+    sys.exit(f"{what}: no {word!r} in {seen[start:]!r}")
+read_until(b"sorted by used", "first picture")
+read_until(b"holder", "the process")
+assert termios.tcgetattr(slave) != before, "the terminal is not raw"
+os.write(master, b"s")
+read_until(b"sorted by peak", "after s")
+os.write(master, b"p")
+read_until(b"(paused)", "after p")
+os.write(master, b"\x1b[B")
+read_until(b"sorted by peak", "after an arrow")
+size(10, 40)
+os.kill(child, signal.SIGWINCH)
+read_until(b"sorted by peak", "after a change of size")
+drawn = seen[seen.rindex(b"xlogmem top"):]
+line = re.sub(rb"\x1b\[[0-9;?]*[A-Za-z]", b"\n", drawn).split(b"\n")[0]
+assert len(line) <= 40, line
+if end == "key":
+    os.write(master, b"q")
+else:
+    os.kill(child, getattr(signal, end))
+read_until(b"\x1b[?1049l", "leaving the screen")
+status = None
+until = time.time() + 20
+while status is None and time.time() < until:
+    done, state = os.waitpid(child, os.WNOHANG)
+    if done:
+        status = state
+    elif select.select([master], [], [], 0.05)[0]:
+        seen += os.read(master, 65536)
+assert status == 0, status
+assert b"\x1b[?1049h" in seen and b"\x1b[?25l" in seen, "no screen of its own"
+assert seen.rindex(b"\x1b[?25h") > seen.rindex(b"\x1b[?25l"), "the cursor is hidden"
+assert termios.tcgetattr(slave) == before, "the terminal is not as it was"
+"#;
+
+#[test]
+fn the_terminal_is_as_it_was_however_it_ends() {
+    let place = Place::new("terminal");
+    let holder = place.ledger("holder");
+    holder.take(MIB).unwrap();
+    for end in ["key", "SIGTERM", "SIGHUP", "SIGINT"] {
+        let command = xlogmem();
+        let mut python = Command::new("python3");
+        python.args(["-c", TERMINAL, end]).arg(command.get_program());
+        python.args(["top", "--every", "0.2", "--ledger"]).arg(&place.0);
+        let Ok(output) = python.output() else {
+            eprintln!("skipped: python3 cannot be started");
+            return;
+        };
+        assert!(output.status.success(), "{end}: {}", text(&output.stderr));
+    }
+}
