@@ -1,0 +1,89 @@
+//! A guarded resource is a resource like any other, over every backend and in every stack.
+
+use std::sync::Arc;
+
+use xlog_cuda::CudaDevice;
+use xlog_cuda::conformance::{BoxedResource, Suite};
+use xlog_cuda::device_runtime::{
+    AsyncCudaResource, DebugGuardResource, DirectCudaResource, GlobalDeviceBudget, GuardConfig,
+    LoggingResource, NullSink, PoolConfig, PoolResource, StatisticsConfig, StatisticsResource,
+    StreamPool,
+};
+use xlog_testing::for_each_device;
+
+use crate::support::{Emptied, quiet};
+
+const LIMIT: usize = 2 << 30;
+
+#[derive(Clone, Copy)]
+enum Backend {
+    Direct,
+    Async,
+    Pool,
+}
+
+fn backend(kind: Backend, device: &Arc<CudaDevice>, pool: &Arc<StreamPool>) -> BoxedResource {
+    let (device, ordinal, pool) = (device.clone(), device.ordinal(), pool.clone());
+    match kind {
+        Backend::Direct => Box::new(DirectCudaResource::new(device, ordinal)),
+        Backend::Async => Box::new(AsyncCudaResource::new(device, ordinal, pool)),
+        Backend::Pool => {
+            Box::new(PoolResource::new(device, ordinal, pool, PoolConfig::default()).unwrap())
+        }
+    }
+}
+
+fn conforms(kind: Backend, stack: impl Fn(BoxedResource) -> BoxedResource) {
+    for_each_device(|device| {
+        let suite = Suite::new(|device, pool| {
+            let guarded = stack(backend(kind, device, pool));
+            Box::new(GlobalDeviceBudget::over(guarded, LIMIT)) as BoxedResource
+        });
+        suite.run(device).assert_passed();
+    });
+}
+
+fn without_quarantine(config: GuardConfig) -> impl Fn(BoxedResource) -> BoxedResource {
+    let config = config.with_quarantine(0, 0);
+    move |inner| Box::new(Emptied(DebugGuardResource::new(inner, config.clone())))
+}
+
+#[test]
+fn a_guarded_async_resource_conforms() {
+    conforms(Backend::Async, without_quarantine(quiet()));
+}
+
+#[test]
+fn a_guarded_pool_conforms() {
+    conforms(Backend::Pool, without_quarantine(quiet()));
+}
+
+#[test]
+fn a_guarded_direct_resource_conforms() {
+    conforms(Backend::Direct, without_quarantine(quiet()));
+}
+
+#[test]
+fn odd_canaries_conform() {
+    let config = quiet().with_canary_bytes(77).with_poison(false);
+    conforms(Backend::Async, without_quarantine(config));
+}
+
+#[test]
+fn a_quarantine_that_reaps_empty_conforms() {
+    conforms(Backend::Async, |inner| Box::new(Emptied(DebugGuardResource::new(inner, quiet()))));
+}
+
+#[test]
+fn a_quarantine_over_a_pool_conforms() {
+    conforms(Backend::Pool, |inner| Box::new(Emptied(DebugGuardResource::new(inner, quiet()))));
+}
+
+#[test]
+fn the_whole_stack_conforms() {
+    conforms(Backend::Pool, |inner| {
+        let guard = Emptied(DebugGuardResource::new(inner, quiet()));
+        let counted = StatisticsResource::over(guard, StatisticsConfig::default());
+        Box::new(LoggingResource::over(counted, Arc::new(NullSink::new())))
+    });
+}
