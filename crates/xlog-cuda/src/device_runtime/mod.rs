@@ -25,7 +25,7 @@ pub use budget::{
 };
 pub use debug_guard::{
     DamageKind, DebugGuardResource, FoundBy, GuardConfig, GuardHandle, GuardMode, GuardOutput,
-    GuardReport, PagePlacement,
+    GuardPostMortem, GuardReport, NearBlock, PagePlacement,
 };
 pub use direct::DirectCudaResource;
 pub use ledger::LedgerMeter;
@@ -41,9 +41,10 @@ pub use resource::{
     StreamId,
 };
 pub use runtime::{
-    BUDGET_VARIABLE, FailedFree, LEDGER_VARIABLE, LOG_VARIABLE, LeakReport, LedgerOutlook,
-    LedgerSetting, LedgerStatus, LimitSurvey, MAX_DEVICE_ORDINALS, RESOURCE_VARIABLE, ResourceKind,
-    RuntimeConfig, XlogDeviceRuntime, open_log, set_failed_free_handler, set_leak_handler,
+    BUDGET_VARIABLE, FailedFree, GUARD_VARIABLE, GuardSetting, LEDGER_VARIABLE, LOG_VARIABLE,
+    LeakReport, LedgerOutlook, LedgerSetting, LedgerStatus, LimitSurvey, MAX_DEVICE_ORDINALS,
+    RESOURCE_VARIABLE, ResourceKind, RuntimeConfig, XlogDeviceRuntime, open_log,
+    set_failed_free_handler, set_leak_handler,
 };
 pub use statistics::{
     Backtraces, LiveBlock, LiveReport, Statistics, StatisticsConfig, StatisticsResource,

@@ -1,12 +1,13 @@
 //! A guarded resource is a resource like any other, over every backend and in every stack.
 
+use std::num::NonZeroU64;
 use std::sync::Arc;
 
 use xlog_cuda::conformance::{BoxedResource, Suite};
 use xlog_cuda::device_runtime::{
     AsyncCudaResource, DebugGuardResource, DirectCudaResource, GlobalDeviceBudget, GuardConfig,
-    LoggingResource, NullSink, PoolConfig, PoolResource, StatisticsConfig, StatisticsResource,
-    StreamPool,
+    GuardMode, LoggingResource, NullSink, PoolConfig, PoolResource, StatisticsConfig,
+    StatisticsResource, StreamPool,
 };
 use xlog_cuda::{CudaDevice, DeviceSpec};
 use xlog_testing::{SEEDS, for_each_device, specs};
@@ -91,4 +92,20 @@ fn the_whole_stack_conforms() {
         let counted = StatisticsResource::over(guard, StatisticsConfig::default());
         Box::new(LoggingResource::over(counted, Arc::new(NullSink::new())))
     });
+}
+
+#[test]
+fn guard_pages_conform() {
+    conforms(Backend::Async, 2, without_quarantine(quiet().with_mode(GuardMode::Pages)));
+}
+
+#[test]
+fn guard_pages_over_a_direct_resource_conform() {
+    conforms(Backend::Direct, 3, without_quarantine(quiet().with_mode(GuardMode::Pages)));
+}
+
+#[test]
+fn sampled_guard_pages_conform() {
+    let every = NonZeroU64::new(3).unwrap();
+    conforms(Backend::Pool, 4, without_quarantine(quiet().with_mode(GuardMode::Sampled(every))));
 }

@@ -2,5 +2,8 @@
 
 mod conformance;
 mod damage;
+mod misuse;
+mod pages;
 mod programs;
+mod runtime;
 mod support;

@@ -6,6 +6,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
+use super::pages::Mapped;
 use super::report::{BlockInfo, FoundBy};
 use crate::device_runtime::resource::{
     BlockId, DeviceBlock, Generation, ResourceError, ResourceResult,
@@ -44,6 +45,8 @@ pub(super) struct Entry {
     pub(super) open: u32,
     /// Whether it counts as [`Books::lingering`].
     pub(super) lingers: bool,
+    /// Its own memory between guard pages; what the resource below has given is then a stand-in that orders its uses.
+    pub(super) mapped: Option<Mapped>,
 }
 
 /// A look that is queued.
@@ -85,6 +88,8 @@ pub(super) struct Books {
     pub(super) gone: Vec<Generation>,
     /// Bytes of those that the resource below counts no longer, though what the guard queued on them has not completed.
     pub(super) lingering: usize,
+    /// Blocks between guard pages that were given back, to be unmapped once the host has seen these marks.
+    pub(super) unmapping: Vec<(Generation, Mark)>,
     history: VecDeque<Arc<BlockInfo>>,
     /// Returned blocks that the resource below still counts as live.
     pub(super) held_back: usize,
@@ -219,11 +224,19 @@ impl Books {
         }
     }
 
-    /// The blocks that the resource below has, each with its mark.
+    /// True for a block that has memory between guard pages.
+    pub(super) fn is_mapped(&self, generation: Generation) -> bool {
+        self.entries.get(&generation).is_some_and(|entry| entry.mapped.is_some())
+    }
+
+    /// The blocks that the resource below has and nothing is left to do for, each with its mark.
     pub(super) fn given_below(&self) -> Vec<(Generation, BlockId, Mark)> {
         let of = |generation: &Generation| {
             let entry = self.entries.get(generation)?;
             let Stage::Gone(mark) = entry.stage else { return None };
+            if entry.mapped.is_some() {
+                return None;
+            }
             Some((*generation, entry.below, mark))
         };
         self.gone.iter().filter_map(of).collect()

@@ -5,14 +5,16 @@
 //! made to follow the old one. Below that, where uses are not tracked, the host waits before and after, as such a resource does.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use xlog_driver::sync::Mutex;
 use xlog_driver::{Access, DriverResult};
 
 use super::books::{Books, Due, Entry, Job, Mark, Pending, Stage};
 use super::check::{Checker, Look};
-use super::config::GuardConfig;
+use super::config::{GuardConfig, GuardMode};
 use super::journal::Journal;
+use super::pages::{Mapped, Pages};
 use super::report::{BlockInfo, FoundBy};
 use super::zone::{CANARY, FREED, FRESH, Zone};
 use crate::CudaDevice;
@@ -66,6 +68,9 @@ pub(super) struct Core<R> {
     pub(super) parts: ResourceResult<Parts>,
     pub(super) journal: Arc<Journal>,
     pub(super) books: Mutex<Books>,
+    pub(super) pages: Option<Pages>,
+    /// Whether the device was found lost.
+    pub(super) lost: AtomicBool,
     /// Held by who collects what looks found.
     turn: Mutex<()>,
     tally: Tally,
@@ -81,15 +86,32 @@ impl<R: DeviceMemoryResource> Core<R> {
     pub(super) fn new(inner: R, config: GuardConfig, home: Option<ResourceHome>) -> Self {
         let tracked = inner.supports_block_use_tracking();
         let parts = match home {
+            Some(home)
+                if config.mode != GuardMode::Canaries
+                    && home.device.driver().virtual_memory().is_none() =>
+            {
+                Err(ResourceError::InvalidRequest {
+                    value: format!("guard pages on device {:?}", home.device.spec()),
+                    accepted: "a device with virtual memory, or GuardMode::Canaries".to_owned(),
+                })
+            }
             Some(home) => Parts::new(home, tracked),
             None => Err(ResourceError::InvalidRequest {
                 value: "a guard over a resource that names no device".to_owned(),
                 accepted: "a resource with a home(), or DebugGuardResource::over".to_owned(),
             }),
         };
+        let pages = match (&parts, config.mode) {
+            (Ok(parts), GuardMode::Pages | GuardMode::Sampled(_)) => {
+                Some(Pages::new(parts.device.clone(), &config))
+            }
+            _ => None,
+        };
         Self {
             ordinal: inner.device_ordinal(),
             parts,
+            pages,
+            lost: AtomicBool::new(false),
             journal: Arc::new(Journal::new(&config)),
             books: Mutex::new(Books::default()),
             turn: Mutex::new(()),
@@ -103,17 +125,18 @@ impl<R: DeviceMemoryResource> Core<R> {
         self.parts.as_ref().map_err(Clone::clone)
     }
 
-    /// Guards a block that the resource below has just given.
-    pub(super) fn guard(
+    /// Hands out `zone`, which is `block` of the resource below, or memory of its own that `block` stands in for.
+    pub(super) fn hand_out(
         &self,
         block: DeviceBlock,
-        front: usize,
-        bytes: usize,
+        zone: Zone,
+        mapped: Option<Mapped>,
         (stream, tag): (StreamId, AllocTag),
-    ) -> ResourceResult<DeviceBlock> {
-        let parts = self.parts()?;
-        let back = block.bytes.saturating_sub(front + bytes);
-        let zone = Zone { base: block.ptr, front, bytes, back };
+    ) -> Result<DeviceBlock, (DeviceBlock, ResourceError)> {
+        let parts = match self.parts() {
+            Ok(parts) => parts,
+            Err(error) => return Err((block, error)),
+        };
         let below = BlockId::from_block(&block);
         let place = parts.streams.raw(stream).map(|raw| raw.clock().key());
         let place = place.filter(|_| parts.tracked);
@@ -126,11 +149,9 @@ impl<R: DeviceMemoryResource> Core<R> {
             Ok(())
         });
         if let Err(error) = filled {
-            // The block was never handed out; a free that fails stays with the resource below.
-            let _ = self.inner.deallocate(block);
-            return Err(error);
+            return Err((block, error));
         }
-        let generation = block.generation;
+        let (bytes, generation) = (zone.bytes, block.generation);
         let given = DeviceBlock::live((zone.user(), bytes), self.ordinal, stream, tag, generation);
         let moment = self.journal.moment(stream);
         let info = Arc::new(BlockInfo::new(generation, zone, tag, self.ordinal, moment));
@@ -144,9 +165,36 @@ impl<R: DeviceMemoryResource> Core<R> {
             stage: Stage::Live,
             open: 0,
             lingers: false,
+            mapped,
         };
         self.books.lock().entries.insert(generation, entry);
         Ok(given)
+    }
+
+    /// Hands out memory between guard pages, for which `block` stands in. The block comes back with a failure.
+    pub(super) fn hand_out_mapped(
+        &self,
+        pages: &Pages,
+        block: DeviceBlock,
+        (bytes, align): (usize, usize),
+        who: (StreamId, AllocTag),
+    ) -> Result<DeviceBlock, (DeviceBlock, ResourceError)> {
+        if !pages.has_room(bytes) {
+            // What was freed may only wait to be seen.
+            let _ = self.collect(false);
+        }
+        let (mapped, zone) = match pages.map(bytes, align) {
+            Ok(mapped) => mapped,
+            Err(error) => return Err((block, error)),
+        };
+        self.hand_out(block, zone, Some(mapped), who).inspect_err(|_| {
+            // Part of the fill may be queued.
+            if let Ok(parts) = self.parts()
+                && parts.device.driver().synchronize().is_ok()
+            {
+                let _ = pages.unmap(mapped);
+            }
+        })
     }
 
     /// Queues work of the guard on a block. `late` work follows everything that the block was used for.
@@ -238,11 +286,15 @@ impl<R: DeviceMemoryResource> Core<R> {
     /// Looks at a returned block, fills it and holds it back.
     fn retire(&self, generation: Generation) -> ResourceResult<()> {
         let limits = (self.config.quarantine_bytes, self.config.quarantine_blocks);
-        let Some(job) = self.books.lock().job(generation) else { return Ok(()) };
+        let (job, is_mapped) = {
+            let books = self.books.lock();
+            let Some(job) = books.job(generation) else { return Ok(()) };
+            (job, books.is_mapped(generation))
+        };
         let worked = self.work(job.below, job.place, (Access::Write, true), |raw| {
             let look = self.look(&job, false, raw)?;
             let zone = &job.info.zone;
-            let filled = match self.config.poison {
+            let filled = match self.config.poison && !is_mapped {
                 true => self.fill(raw, zone.user(), FREED, zone.bytes),
                 false => Ok(()),
             };
@@ -256,6 +308,10 @@ impl<R: DeviceMemoryResource> Core<R> {
             Err(error) => Err(error),
         };
         match mark {
+            Ok(mark) if is_mapped => {
+                self.books.lock().unmapping.push((generation, mark));
+                self.give_below(generation, mark)
+            }
             Ok(mark) => {
                 let leaving = self.books.lock().hold(generation, mark, limits);
                 self.release_all(leaving, (generation, mark))
@@ -327,7 +383,8 @@ impl<R: DeviceMemoryResource> Core<R> {
         let freed = self.inner.deallocate(block);
         if self.inner.block_state(below) == BlockState::Freed {
             // One that hands memory out again in the order of its stream need not wait for the look; the guard's word does.
-            match self.is_complete(mark) {
+            let is_mapped = self.books.lock().is_mapped(generation);
+            match !is_mapped && self.is_complete(mark) {
                 true => self.books.lock().forget(&[generation], self.config.history_blocks),
                 false => self.books.lock().linger(generation),
             }
@@ -414,9 +471,14 @@ impl<R: DeviceMemoryResource> Core<R> {
     pub(super) fn collect(&self, wait: bool) -> ResourceResult<()> {
         let Ok(parts) = &self.parts else { return Ok(()) };
         let _turn = self.turn.lock();
-        let pending = std::mem::take(&mut self.books.lock().pending);
+        let (pending, unmapping) = {
+            let mut books = self.books.lock();
+            (std::mem::take(&mut books.pending), std::mem::take(&mut books.unmapping))
+        };
         let mut outcome = Ok(());
-        let mut places: Vec<u32> = pending.iter().filter_map(|look| Some(look.mark?.0)).collect();
+        let marks = pending.iter().map(|look| look.mark);
+        let marks = marks.chain(unmapping.iter().map(|(_, mark)| *mark));
+        let mut places: Vec<u32> = marks.filter_map(|mark| Some(mark?.0)).collect();
         places.sort_unstable();
         places.dedup();
         let mut covered = std::collections::HashMap::new();
@@ -453,6 +515,36 @@ impl<R: DeviceMemoryResource> Core<R> {
                 self.put_back(done.into_iter().chain(left).collect());
             }
         }
+        outcome.and(self.unmap_all(unmapping))
+    }
+
+    /// Unmaps what the host has seen complete; keeps the rest.
+    fn unmap_all(&self, unmapping: Vec<(Generation, Mark)>) -> ResourceResult<()> {
+        let Some(pages) = &self.pages else { return Ok(()) };
+        let mut outcome = Ok(());
+        for (generation, mark) in unmapping {
+            let entry_mapped =
+                self.books.lock().entries.get(&generation).and_then(|entry| entry.mapped);
+            let Some(mapped) = entry_mapped else { continue };
+            let unmapped = match self.is_complete(mark) {
+                true => pages.unmap(mapped).map(|()| true),
+                false => Ok(false),
+            };
+            let mut books = self.books.lock();
+            match unmapped {
+                Ok(true) => {
+                    if let Some(entry) = books.entries.get_mut(&generation) {
+                        entry.mapped = None;
+                    }
+                }
+                Ok(false) => books.unmapping.push((generation, mark)),
+                Err(error) => {
+                    books.unmapping.push((generation, mark));
+                    outcome = outcome.and(Err(error.into()));
+                }
+            }
+        }
+        self.prune();
         outcome
     }
 

@@ -5,6 +5,7 @@ use std::sync::{Arc, Weak};
 
 use super::core::Core;
 use super::journal::Journal;
+use super::post_mortem::GuardPostMortem;
 use super::report::GuardReport;
 use crate::device_runtime::resource::{DeviceMemoryResource, ResourceResult};
 
@@ -13,6 +14,7 @@ trait Guards: Send + Sync {
     fn check_now(&self) -> ResourceResult<()>;
     fn flush(&self) -> ResourceResult<()>;
     fn quarantine(&self) -> (usize, usize);
+    fn describe(&self, ptr: u64) -> GuardPostMortem;
 }
 
 impl<R: DeviceMemoryResource> Guards for Core<R> {
@@ -26,6 +28,10 @@ impl<R: DeviceMemoryResource> Guards for Core<R> {
 
     fn quarantine(&self) -> (usize, usize) {
         self.books.lock().quarantine()
+    }
+
+    fn describe(&self, ptr: u64) -> GuardPostMortem {
+        Self::describe(self, Some(ptr))
     }
 }
 
@@ -59,6 +65,12 @@ impl GuardHandle {
     #[must_use]
     pub fn quarantine(&self) -> (usize, usize) {
         self.guard.upgrade().map_or((0, 0), |guard| guard.quarantine())
+    }
+
+    /// The guarded blocks around an address, live or freed, the nearest first; `None` when the guard is gone.
+    #[must_use]
+    pub fn describe_address(&self, ptr: u64) -> Option<GuardPostMortem> {
+        self.guard.upgrade().map(|guard| guard.describe(ptr))
     }
 
     /// The damage found so far, the oldest first; at most 1000 are kept.

@@ -13,6 +13,8 @@ mod config;
 mod core;
 mod handle;
 mod journal;
+mod pages;
+mod post_mortem;
 mod report;
 mod resource;
 mod zone;
@@ -28,6 +30,7 @@ use crate::CudaDevice;
 
 pub use config::{GuardConfig, GuardMode, GuardOutput, PagePlacement};
 pub use handle::GuardHandle;
+pub use post_mortem::{GuardPostMortem, NearBlock};
 pub use report::{DamageKind, FoundBy, GuardReport, Moment};
 
 /// How long the end of a guard waits for the last looks.
@@ -120,6 +123,12 @@ impl<R: DeviceMemoryResource> DebugGuardResource<R> {
         self.core.journal.reports()
     }
 
+    /// The guarded blocks around an address, live or freed, the nearest first.
+    #[must_use]
+    pub fn describe_address(&self, ptr: u64) -> GuardPostMortem {
+        self.core.describe(Some(ptr))
+    }
+
     /// A handle that outlives this.
     #[must_use]
     pub fn handle(&self) -> GuardHandle
@@ -146,7 +155,7 @@ impl<R: DeviceMemoryResource> Core<R> {
     fn check_now(&self) -> ResourceResult<()> {
         let looked = self.look_at_all(FoundBy::CheckNow);
         let collected = self.collect(true);
-        self.told(looked.and(collected))
+        self.watched(self.told(looked.and(collected)))
     }
 
     /// A call's own failure, or else damage that no call has returned.
@@ -158,16 +167,29 @@ impl<R: DeviceMemoryResource> Core<R> {
     /// The last looks, for a while: somebody may hold a stream.
     fn end(&self) {
         let Ok(parts) = &self.parts else { return };
+        let is_lost =
+            || matches!(parts.device.driver().memory_info(), Err(error) if error.is_device_lost());
+        if is_lost() {
+            // Nothing on it will complete.
+            return;
+        }
         let _ = self.look_at_all(FoundBy::Drop);
         let _ = self.flush();
         let until = Instant::now() + LAST_LOOKS;
         while self.collect(false).is_ok() {
-            if self.books.lock().pending.is_empty() || Instant::now() > until {
+            let is_done = {
+                let books = self.books.lock();
+                books.pending.is_empty() && books.unmapping.is_empty()
+            };
+            if is_done || Instant::now() > until || is_lost() {
                 break;
             }
             std::thread::yield_now();
         }
         parts.checker.end();
+        if let Some(pages) = &self.pages {
+            pages.end();
+        }
     }
 }
 

@@ -1,39 +1,100 @@
 //! The guard as a resource.
 
+use std::cell::Cell;
+use std::num::NonZeroU64;
 use std::sync::Arc;
+
+use xlog_driver::sync::thread_name;
 
 use super::DebugGuardResource;
 use super::books::Stage;
+use super::config::GuardMode;
 use super::core::Core;
-use super::zone::layout;
+use super::zone::{Zone, layout};
 use crate::device_runtime::budget::BudgetReservation;
 use crate::device_runtime::resource::{
     Access, AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, FreeSpace, MIN_ALIGN,
     PhysicalMeter, ResourceError, ResourceHome, ResourceResult, ResourceStatistics, StreamId,
 };
 
+/// What stands in for memory between guard pages in the resource below.
+const STAND_IN: usize = 1;
+
+/// True for one call in `every`, counted by each thread for itself.
+#[inline]
+fn is_due(every: NonZeroU64) -> bool {
+    thread_local! {
+        static LEFT: Cell<u64> = const { Cell::new(u64::MAX) };
+    }
+    LEFT.with(|left| {
+        let now = match left.get() {
+            // Threads begin at different places, so that the first block of each is nothing special.
+            begun if begun >= every.get() => {
+                u64::from(thread_name()).wrapping_mul(0x9e37_79b9_7f4a_7c15) % every.get()
+            }
+            now => now,
+        };
+        left.set(if now == 0 { every.get() - 1 } else { now - 1 });
+        now == 0
+    })
+}
+
 impl<R: DeviceMemoryResource> Core<R> {
-    /// A guarded block out of `call`, which is told how much to ask the resource below for.
+    /// A guarded block; `call` is told how much to ask the resource below for, and with which alignment.
     fn obtain(
         &self,
         (bytes, align): (usize, usize),
         (stream, tag): (StreamId, AllocTag),
-        call: impl FnOnce(usize) -> ResourceResult<DeviceBlock>,
+        mut call: impl FnMut(usize, usize) -> ResourceResult<DeviceBlock>,
     ) -> ResourceResult<DeviceBlock> {
         let parts = self.parts()?;
         if bytes == 0 {
             return Err(ResourceError::zero_bytes());
         }
-        parts.checker.make_ready()?;
-        let Some((front, total)) = layout(bytes, align, self.config.canary_bytes) else {
-            let detail = "no device has so many addresses".to_owned();
-            return Err(ResourceError::OutOfMemory { requested: bytes, detail });
+        let given = match (self.config.mode, &self.pages) {
+            (GuardMode::Sampled(every), Some(pages)) => {
+                let block = call(bytes, align)?;
+                if !is_due(every) || parts.checker.make_ready().is_err() {
+                    return Ok(block);
+                }
+                // One that cannot be guarded now is handed out as it is.
+                let given = self.hand_out_mapped(pages, block, (bytes, align), (stream, tag));
+                return Ok(given.unwrap_or_else(|(block, _)| block));
+            }
+            (GuardMode::Pages, Some(pages)) => {
+                parts.checker.make_ready()?;
+                let block = call(STAND_IN, MIN_ALIGN)?;
+                self.hand_out_mapped(pages, block, (bytes, align), (stream, tag))
+            }
+            _ => {
+                parts.checker.make_ready()?;
+                let Some((front, total)) = layout(bytes, align, self.config.canary_bytes) else {
+                    let detail = "no device has so many addresses".to_owned();
+                    return Err(ResourceError::OutOfMemory { requested: bytes, detail });
+                };
+                let block = call(total, align)?;
+                let back = block.bytes.saturating_sub(front + bytes);
+                let zone = Zone { base: block.ptr, front, bytes, back };
+                self.hand_out(block, zone, None, (stream, tag))
+            }
         };
-        let block = call(total)?;
-        self.guard(block, front, bytes, (stream, tag))
+        given.map_err(|(block, error)| {
+            // It was never handed out; a free that fails stays with the resource below.
+            let _ = self.inner.deallocate(block);
+            error
+        })
     }
 
-    /// Runs one of the hooks of the resource below with the block as that one knows it.
+    /// True for a block that the guard knows nothing of, as most are where only some are guarded.
+    #[inline]
+    fn passes(&self, ptr: u64) -> bool {
+        match (self.config.mode, &self.pages) {
+            (GuardMode::Sampled(_), Some(pages)) => !pages.holds(ptr),
+            _ => false,
+        }
+    }
+
+    /// A use was closed, perhaps the last of a block that was returned.
     fn close(&self, block: BlockId) -> ResourceResult<()> {
         let due = self.books.lock().close(block.generation);
         self.do_due(block.generation, due)
@@ -57,8 +118,8 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for DebugGuardResource<R> {
         tag: AllocTag,
     ) -> ResourceResult<DeviceBlock> {
         let core = &*self.core;
-        let call = |total| core.inner.allocate(total, stream, tag);
-        core.obtain((bytes, MIN_ALIGN), (stream, tag), call)
+        let call = |total, _| core.inner.allocate(total, stream, tag);
+        core.watched(core.obtain((bytes, MIN_ALIGN), (stream, tag), call))
     }
 
     fn allocate_aligned(
@@ -75,8 +136,8 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for DebugGuardResource<R> {
                 accepted: "a power of two".to_owned(),
             });
         }
-        let call = |total| core.inner.allocate_aligned(total, align, stream, tag);
-        core.obtain((bytes, align), (stream, tag), call)
+        let call = |total, align| core.inner.allocate_aligned(total, align, stream, tag);
+        core.watched(core.obtain((bytes, align), (stream, tag), call))
     }
 
     fn allocate_reserved(
@@ -88,14 +149,19 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for DebugGuardResource<R> {
         tag: AllocTag,
     ) -> ResourceResult<DeviceBlock> {
         let core = &*self.core;
-        let call = |total| core.inner.allocate_reserved(reservation, total, align, stream, tag);
-        core.obtain((bytes, align), (stream, tag), call)
+        let call =
+            |total, align| core.inner.allocate_reserved(reservation, total, align, stream, tag);
+        core.watched(core.obtain((bytes, align), (stream, tag), call))
     }
 
     fn deallocate(&self, block: DeviceBlock) -> ResourceResult<()> {
+        let core = &*self.core;
+        if core.passes(block.ptr) {
+            return core.watched(core.inner.deallocate(block));
+        }
         let id = BlockId::from_block(&block);
-        self.core.check_device(id)?;
-        self.core.give_back(id)
+        core.check_device(id)?;
+        core.watched(core.give_back(id))
     }
 
     fn device_ordinal(&self) -> u32 {
@@ -103,7 +169,12 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for DebugGuardResource<R> {
     }
 
     fn bytes_outstanding(&self) -> usize {
-        self.core.inner.bytes_outstanding() + self.core.books.lock().lingering
+        let core = &*self.core;
+        let own = match (core.config.mode, &core.pages) {
+            (GuardMode::Pages, Some(pages)) => pages.physical(),
+            _ => 0,
+        };
+        core.inner.bytes_outstanding() + core.books.lock().lingering + own
     }
 
     fn reap_pending(&self) -> ResourceResult<()> {
@@ -113,7 +184,7 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for DebugGuardResource<R> {
         outcome = outcome.and(collected);
         let reaped = core.inner.reap_pending();
         core.prune();
-        core.told(outcome.and(reaped))
+        core.watched(core.told(outcome.and(reaped)))
     }
 
     fn reap_completed(&self) -> ResourceResult<()> {
@@ -123,13 +194,13 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for DebugGuardResource<R> {
         outcome = outcome.and(collected);
         let reaped = core.inner.reap_completed();
         core.prune();
-        outcome.and(reaped)
+        core.watched(outcome.and(reaped))
     }
 
     fn record_block_use(&self, block: &DeviceBlock, use_stream: StreamId) -> ResourceResult<()> {
         let core = &*self.core;
-        if !core.inner.supports_block_use_tracking() {
-            return core.inner.record_block_use(block, use_stream);
+        if core.passes(block.ptr) || !core.inner.supports_block_use_tracking() {
+            return core.watched(core.inner.record_block_use(block, use_stream));
         }
         let id = BlockId::from_block(block);
         core.check_device(id)?;
@@ -146,7 +217,7 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for DebugGuardResource<R> {
             state: BlockState::Live,
         };
         let recorded = core.inner.record_block_use(&claim, use_stream);
-        recorded.and(core.close(id))
+        core.watched(recorded.and(core.close(id)))
     }
 
     fn supports_block_use_tracking(&self) -> bool {
@@ -160,8 +231,8 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for DebugGuardResource<R> {
         access: Access,
     ) -> ResourceResult<()> {
         let core = &*self.core;
-        if !core.inner.supports_block_use_tracking() {
-            return core.inner.prepare_block_use(block, use_stream, access);
+        if core.passes(block.ptr) || !core.inner.supports_block_use_tracking() {
+            return core.watched(core.inner.prepare_block_use(block, use_stream, access));
         }
         core.check_device(block)?;
         let below = core.books.lock().open(block)?;
@@ -170,7 +241,7 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for DebugGuardResource<R> {
             // The block may have been returned meanwhile; a free that fails comes back with a reap.
             let _ = core.close(block);
         }
-        prepared
+        core.watched(prepared)
     }
 
     fn finish_block_use(
@@ -180,27 +251,30 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for DebugGuardResource<R> {
         access: Access,
     ) -> ResourceResult<()> {
         let core = &*self.core;
-        if !core.inner.supports_block_use_tracking() {
-            return core.inner.finish_block_use(block, use_stream, access);
+        if core.passes(block.ptr) || !core.inner.supports_block_use_tracking() {
+            return core.watched(core.inner.finish_block_use(block, use_stream, access));
         }
         core.check_device(block)?;
         let below = core.books.lock().opened(block)?;
         let finished = core.inner.finish_block_use(below, use_stream, access);
-        match finished {
+        core.watched(match finished {
             Ok(()) => core.close(block),
             // The use is closed, and what is not there is the event that would tell when it is done.
             Err(ResourceError::Driver(_)) => finished.and(core.close(block)),
             Err(_) => finished,
-        }
+        })
     }
 
     fn block_state(&self, block: BlockId) -> BlockState {
         let core = &*self.core;
+        if core.passes(block.ptr) {
+            return core.inner.block_state(block);
+        }
         if block.device_ordinal != core.ordinal {
             return BlockState::Freed;
         }
-        let (below, stage) = match core.books.lock().find(block) {
-            Ok(entry) => (entry.below, entry.stage),
+        let (below, stage, is_mapped) = match core.books.lock().find(block) {
+            Ok(entry) => (entry.below, entry.stage, entry.mapped.is_some()),
             Err(_) => return BlockState::Freed,
         };
         match stage {
@@ -208,6 +282,7 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for DebugGuardResource<R> {
             Stage::Returned | Stage::Leaving => BlockState::Retired,
             Stage::Held(mark) if core.is_complete(mark) => BlockState::Quarantined,
             Stage::Held(_) => BlockState::Retired,
+            Stage::Gone(_) if is_mapped => BlockState::Retired,
             Stage::Gone(mark) => match core.inner.block_state(below) {
                 BlockState::Freed if core.is_complete(mark) => BlockState::Freed,
                 _ => BlockState::Retired,
@@ -220,9 +295,19 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for DebugGuardResource<R> {
     }
 
     fn charge_for_aligned(&self, bytes: usize, align: usize) -> usize {
-        let total = layout(bytes, align, self.core.config.canary_bytes);
-        let total = total.map_or(usize::MAX, |(_, total)| total);
-        self.core.inner.charge_for_aligned(total, align)
+        let core = &*self.core;
+        match (core.config.mode, &core.pages) {
+            // What is sampled is charged as it would be without; its pages are bounded, and metered.
+            (GuardMode::Sampled(_), _) => core.inner.charge_for_aligned(bytes, align),
+            (GuardMode::Pages, Some(pages)) => {
+                pages.charge_for(bytes).saturating_add(core.inner.charge_for(STAND_IN))
+            }
+            _ => {
+                let total = layout(bytes, align, core.config.canary_bytes);
+                let total = total.map_or(usize::MAX, |(_, total)| total);
+                core.inner.charge_for_aligned(total, align)
+            }
+        }
     }
 
     fn home(&self) -> Option<ResourceHome> {
@@ -258,7 +343,8 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for DebugGuardResource<R> {
     }
 
     fn meter_physical(&self, meter: Arc<dyn PhysicalMeter>) -> ResourceResult<()> {
-        self.core.inner.meter_physical(meter)
+        self.core.inner.meter_physical(meter.clone())?;
+        self.core.pages.as_ref().map_or(Ok(()), |pages| pages.start_meter(meter))
     }
 
     fn reserve_budget(&self, bytes: usize) -> ResourceResult<Option<BudgetReservation>> {
