@@ -49,6 +49,7 @@ fn bytes_before_a_block_have_a_negative_offset() {
         assert!(matches!(rig.guard.reap_pending(), Err(ResourceError::OutOfBounds { .. })));
         let report = &rig.guard.reports()[0];
         assert_eq!((report.offset, report.damaged), (-3, 3));
+        assert_eq!(report.found, [0; 3], "the block's own bytes are no damage");
     });
 }
 

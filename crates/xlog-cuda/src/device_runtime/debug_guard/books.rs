@@ -263,6 +263,10 @@ impl Books {
     /// Every block that is remembered, with what it is now, the latest last.
     pub(super) fn remembered(&self) -> impl Iterator<Item = (&Arc<BlockInfo>, Stage)> {
         let past = self.history.iter().map(|info| (info, Stage::Gone(None)));
-        past.chain(self.entries.values().map(|entry| (&entry.info, entry.stage)))
+        let now = |entry: &'_ Entry| match entry.stage {
+            Stage::Gone(_) if entry.mapped.is_some() => Stage::Returned,
+            stage => stage,
+        };
+        past.chain(self.entries.values().map(move |entry| (&entry.info, now(entry))))
     }
 }

@@ -83,6 +83,8 @@ impl Journal {
         expected: u8,
         found_by: FoundBy,
     ) -> GuardReport {
+        let mut found = finding.found.clone();
+        found.truncate(block.zone.left_of_part(finding.first));
         GuardReport {
             kind,
             generation: block.generation,
@@ -93,7 +95,7 @@ impl Journal {
             offset: block.zone.offset_of(finding.first),
             damaged: finding.count,
             expected,
-            found: finding.found.clone(),
+            found,
             allocated: block.allocated.clone(),
             freed: block.freed.get().cloned(),
             found_by,

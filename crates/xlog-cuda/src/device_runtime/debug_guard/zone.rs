@@ -37,6 +37,17 @@ impl Zone {
         from_base as i64 - self.front as i64
     }
 
+    /// Bytes from an offset to the end of its part: what is before the block, in it, or behind it.
+    pub(super) fn left_of_part(&self, from_base: u64) -> usize {
+        let (at, user_end) = (from_base as usize, self.front + self.bytes);
+        let end = match at {
+            _ if at < self.front => self.front,
+            _ if at < user_end => user_end,
+            _ => user_end + self.back,
+        };
+        end.saturating_sub(at)
+    }
+
     /// The bytes looked at.
     pub(super) fn looked_at(&self, inside: bool) -> usize {
         self.front + self.back + if inside { self.bytes } else { 0 }
