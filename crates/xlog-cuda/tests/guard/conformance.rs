@@ -83,11 +83,6 @@ fn a_quarantine_that_reaps_empty_conforms() {
 }
 
 #[test]
-fn a_quarantine_over_a_pool_conforms() {
-    conforms(Backend::Pool, 0, |inner| Box::new(Emptied(DebugGuardResource::new(inner, quiet()))));
-}
-
-#[test]
 fn the_whole_stack_conforms() {
     conforms(Backend::Pool, 1, |inner| {
         let guard = Emptied(DebugGuardResource::new(inner, quiet()));
