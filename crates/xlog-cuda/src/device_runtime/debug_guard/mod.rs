@@ -13,6 +13,7 @@ mod config;
 mod core;
 mod handle;
 mod journal;
+mod looks;
 mod pages;
 mod post_mortem;
 mod report;
