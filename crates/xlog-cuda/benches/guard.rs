@@ -1,0 +1,110 @@
+//! What a guard adds to the allocation and the free of a block on a pool.
+//!
+//!     cargo bench -p xlog-cuda --bench guard -- [--gate]
+//!
+//! The device is what `XLOG_DEVICE` names, or else the simulated one, whose figures say little. Batches of all variants take turns, so that
+//! a change of clock or of load meets all of them; of each the fastest twentieth is compared. `--gate` ends with status 1 when one
+//! block in 100 000 between guard pages costs more than 5 %.
+
+#![allow(missing_docs, clippy::unwrap_used)]
+
+use std::hint::black_box;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Instant;
+
+use xlog_cuda::device_runtime::{
+    AllocTag, GuardSetting, LedgerSetting, ResourceKind, RuntimeConfig, StreamId, XlogDeviceRuntime,
+};
+use xlog_cuda::{CudaDevice, DeviceSpec};
+
+const BATCHES: usize = 101;
+const BAR: f64 = 1.05;
+/// Guard, blocks in a batch, and their size.
+const VARIANTS: [(&str, usize, usize); 7] = [
+    ("off", 200_000, 1024),
+    ("sampled:100000", 200_000, 1024),
+    ("sampled:1000", 20_000, 1024),
+    ("canary", 500, 1024),
+    ("canary", 500, 1 << 20),
+    ("sync", 100, 1024),
+    ("pages", 50, 1024),
+];
+
+struct Variant {
+    runtime: XlogDeviceRuntime,
+    pairs: usize,
+    bytes: usize,
+    times: Vec<f64>,
+}
+
+impl Variant {
+    fn new(device: &Arc<CudaDevice>, guard: &str, pairs: usize, bytes: usize) -> Self {
+        let guard: GuardSetting = guard.parse().unwrap();
+        let config = RuntimeConfig::default()
+            .with_resource(ResourceKind::Pool)
+            .with_budget("1GiB".parse().unwrap())
+            .with_ledger(LedgerSetting::Off)
+            .with_guard(guard);
+        let runtime = XlogDeviceRuntime::with_config(device.clone(), &config).unwrap();
+        Self { runtime, pairs, bytes, times: Vec::new() }
+    }
+
+    /// Nanoseconds of one block, from allocation to free.
+    fn batch(&mut self) {
+        let start = Instant::now();
+        for _ in 0..self.pairs {
+            let given =
+                self.runtime.allocate(black_box(self.bytes), StreamId::DEFAULT, AllocTag("bench"));
+            self.runtime.deallocate(black_box(given.unwrap())).unwrap();
+        }
+        self.times.push(start.elapsed().as_nanos() as f64 / self.pairs as f64);
+        // What a batch left behind is not the next one's.
+        self.runtime.reap_pending().unwrap();
+    }
+
+    fn best(&mut self) -> f64 {
+        self.times.sort_unstable_by(f64::total_cmp);
+        self.times[self.times.len() / 20]
+    }
+}
+
+fn main() -> ExitCode {
+    let gate = std::env::args().any(|argument| argument == "--gate");
+    let spec = DeviceSpec::from_environment().unwrap().unwrap_or(DeviceSpec::Sim);
+    let device = Arc::new(CudaDevice::open_spec(spec).unwrap());
+    let is_simulated = device.sim().is_some();
+    let mut variants: Vec<_> = VARIANTS
+        .iter()
+        .map(|&(guard, pairs, bytes)| {
+            // A simulated device takes a hundred times as long for what it queues.
+            let pairs = if is_simulated { (pairs / 10).max(10) } else { pairs };
+            (guard, Variant::new(&device, guard, pairs, bytes))
+        })
+        .collect();
+    let batches = if is_simulated { BATCHES / 10 } else { BATCHES };
+    for _ in 0..batches {
+        variants.iter_mut().for_each(|(_, variant)| variant.batch());
+    }
+    println!("device {}, pool, allocate and free, nanoseconds", device.spec());
+    let mut base = 0.0;
+    let mut passed = true;
+    for (guard, variant) in &mut variants {
+        let best = variant.best();
+        if *guard == "off" {
+            base = best;
+        }
+        let ratio = best / base;
+        println!("{guard:>16} {:>9} bytes {best:>12.1}   x {ratio:.3}", variant.bytes);
+        if *guard == "sampled:100000" {
+            passed = ratio <= BAR;
+        }
+    }
+    match gate && !passed {
+        true => {
+            println!("sampling costs more than {:.0} %", (BAR - 1.0) * 100.0);
+            ExitCode::FAILURE
+        }
+        false => ExitCode::SUCCESS,
+    }
+}
