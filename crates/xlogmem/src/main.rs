@@ -24,6 +24,9 @@ fn main() -> ExitCode {
     let outcome = match cli::parse() {
         Ok(Command::Doctor(arguments)) => doctor::run(&arguments),
         Ok(Command::Ledger(arguments)) => ledger::run(&arguments),
+        Ok(Command::Run(RunCommand::Join(arguments))) => run::join(&arguments),
+        Ok(Command::Run(RunCommand::Fixpoint(arguments))) => run::fixpoint(&arguments),
+        Ok(Command::Run(RunCommand::Sort(arguments))) => run::sort(&arguments),
         Ok(Command::Run(RunCommand::Handoff(arguments))) => run::handoff(&arguments),
         Ok(Command::Run(RunCommand::Tenants(arguments))) => run::tenants(&arguments),
         Ok(Command::Run(RunCommand::Churn(arguments))) => run::churn(&arguments),

@@ -100,7 +100,7 @@ mod tests {
                 assert_eq!((verdict.rows, verdict.wrong), (pairs.len() as u64, None));
             }
             let damage: [(&str, fn(&mut Vec<u64>)); 4] = [
-                ("instead of", |pairs| drop(pairs.pop())),
+                ("instead of", |pairs| pairs.truncate(pairs.len() - 1)),
                 ("keys are", |pairs| pairs[0] ^= 3),
                 ("twice", |pairs| pairs[0] = pairs[1]),
                 ("of 300", |pairs| pairs[0] |= 1 << 31),
