@@ -308,3 +308,27 @@ impl Kernels for Cuda {
         unsafe { stream.launch_cuda(&self.scatter_digits, shape, &arguments) }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::IMAGE;
+
+    /// FNV-1a of 64 bits, as scripts/build-kernels computes it.
+    fn stamp(text: &str) -> String {
+        let hash = text.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
+        });
+        format!("fnv1a64:{hash:016x}")
+    }
+
+    #[test]
+    fn the_ptx_was_built_from_the_source_beside_it_for_the_oldest_driver() {
+        let source = include_str!("../../../kernels/relational.cu");
+        let (first, body) = IMAGE.ptx().to_str().unwrap().split_once('\n').unwrap();
+        let expected = format!("// source {} body {} ", stamp(source), stamp(body));
+        assert!(first.starts_with(&expected), "run scripts/build-kernels: {first}");
+        // CUDA 12.0 reads PTX up to 8.0.
+        assert!(body.lines().any(|line| line == ".version 8.0"));
+        assert_ne!(stamp(source), stamp(body));
+    }
+}
