@@ -174,9 +174,14 @@ impl<'s> Session<'s> {
     /// Looks at the pool if more is allocated than ever before when somebody looked.
     pub fn look(&self) {
         let allocated = self.manager.allocated_bytes();
-        let mut peak = self.peak.lock().unwrap_or_else(PoisonError::into_inner);
-        if allocated > peak.0 {
-            *peak = (allocated, self.stack.snapshot());
+        let peak = || self.peak.lock().unwrap_or_else(PoisonError::into_inner);
+        if allocated > peak().0 {
+            // Not under the lock: a pool may hand over to another logical thread.
+            let seen = self.stack.snapshot();
+            let mut peak = peak();
+            if allocated > peak.0 {
+                *peak = (allocated, seen);
+            }
         }
     }
 
