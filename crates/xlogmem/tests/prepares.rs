@@ -52,9 +52,10 @@ fn the_detector_is_silent_under_two_hundred_schedules() {
     }
 }
 
-/// Preparations that insert a wait although the host has already put the work in order: it read the last of the sums back, and so
-/// waited for the kernel that wrote them and for all that kernel waited for. The runtime is not told of that.
-const HOST_ORDERED: [(&str, usize); 8] = [
+/// Preparations that may insert a wait although the host has already put the work in order: it has read a number back, and so
+/// waited for the kernel that made it and for all that kernel followed. The runtime is not told of that.
+const HOST_ORDERED: [(&str, usize); 12] = [
+    // After the total of the matches was read: keys, table, counts and sums are complete.
     ("write_rows", 0),
     ("write_rows", 1),
     ("write_rows", 2),
@@ -63,6 +64,12 @@ const HOST_ORDERED: [(&str, usize); 8] = [
     ("write_pairs", 1),
     ("write_pairs", 2),
     ("write_pairs", 3),
+    // After the number of new pairs was read: the pairs are complete, and so is what was put into the set with them. Parts of one round
+    // follow each other through the set without a word from the host.
+    ("copy", 0),
+    ("count_pairs", 0),
+    ("insert_new", 1),
+    ("collect", 0),
 ];
 
 /// Leaves out each preparation of each launch in turn. The kernel is queued without it; what the preparation then still finds to wait
@@ -71,7 +78,7 @@ const HOST_ORDERED: [(&str, usize); 8] = [
 /// another wait of that stream covers it.
 #[test]
 fn leaving_out_a_preparation_is_reported_exactly_when_it_was_needed() {
-    for work in works(12) {
+    for work in works(40) {
         let whole = run(&work, 5, StackKind::Async, SessionOptions::default().with_trace());
         assert!(whole.verified && whole.races == 0);
         let mut wrong = Vec::new();
@@ -92,6 +99,6 @@ fn leaving_out_a_preparation_is_reported_exactly_when_it_was_needed() {
         }
         println!("{}: {reported} of the preparations are needed", work.name());
         assert!(wrong.is_empty(), "{}: {wrong:#?}", work.name());
-        assert!(reported >= 4, "{}: {reported}", work.name());
+        assert!(reported >= 3, "{}: {reported}", work.name());
     }
 }
