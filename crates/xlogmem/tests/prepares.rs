@@ -54,7 +54,7 @@ fn the_detector_is_silent_under_two_hundred_schedules() {
 
 /// Preparations that may insert a wait although the host has already put the work in order: it has read a number back, and so
 /// waited for the kernel that made it and for all that kernel followed. The runtime is not told of that.
-const HOST_ORDERED: [(&str, usize); 12] = [
+const HOST_ORDERED: [(&str, usize); 13] = [
     // After the total of the matches was read: keys, table, counts and sums are complete.
     ("write_rows", 0),
     ("write_rows", 1),
@@ -69,6 +69,7 @@ const HOST_ORDERED: [(&str, usize); 12] = [
     ("copy", 0),
     ("count_pairs", 0),
     ("insert_new", 1),
+    ("rehash", 0),
     ("collect", 0),
 ];
 

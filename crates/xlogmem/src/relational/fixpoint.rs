@@ -74,8 +74,13 @@ impl Fixpoint {
                 .map(|(part, pairs)| count(session, first + part + rounds as usize, pairs, &edges))
                 .collect::<Result<Vec<_>>>()?;
             let mut inserted = Vec::with_capacity(counted.len());
-            for part in counted {
-                inserted.extend(expand(session, part, &edges, &mut set)?);
+            // All numbers first: what is queued after them needs no more word from the host.
+            let matches = counted
+                .iter()
+                .map(|part| session.read_last(session.stream(part.step), &part.sums))
+                .collect::<Result<Vec<_>>>()?;
+            for (part, matches) in counted.into_iter().zip(matches) {
+                inserted.extend(expand(session, part, matches as usize, &edges, &mut set)?);
             }
             session.look();
             parts = Vec::with_capacity(inserted.len());
@@ -190,11 +195,11 @@ fn count(session: &Session<'_>, step: usize, part: Part, edges: &Column<u64>) ->
 fn expand(
     session: &Session<'_>,
     counted: Counted,
+    matches: usize,
     edges: &Column<u64>,
     set: &mut Set,
 ) -> Result<Option<Inserted>> {
     let Counted { part: Part { pairs, len }, counts, sums, step } = counted;
-    let matches = session.read_last(session.stream(step), &sums)? as usize;
     if matches == 0 {
         return Ok(None);
     }
