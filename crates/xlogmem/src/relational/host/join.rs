@@ -80,6 +80,8 @@ pub fn examine(join: &Join, pairs: &[u64], threads: usize) -> Result<Fingerprint
 mod tests {
     use super::*;
 
+    type Damage = fn(&mut Vec<u64>);
+
     #[test]
     fn the_host_join_is_that_of_two_loops_whatever_the_threads() {
         for (rows, seed) in [(1, 1), (2, 5), (37, 2), (300, 3)] {
@@ -99,7 +101,7 @@ mod tests {
                 let verdict = join.verify(&pairs, threads);
                 assert_eq!((verdict.rows, verdict.wrong), (pairs.len() as u64, None));
             }
-            let damage: [(&str, fn(&mut Vec<u64>)); 4] = [
+            let damage: [(&str, Damage); 4] = [
                 ("instead of", |pairs| pairs.truncate(pairs.len() - 1)),
                 ("keys are", |pairs| pairs[0] ^= 3),
                 ("twice", |pairs| pairs[0] = pairs[1]),

@@ -54,6 +54,8 @@ pub fn examine(sort: &Sort, numbers: &[u64], threads: usize) -> Result<(), Strin
 mod tests {
     use super::*;
 
+    type Damage = fn(&mut Vec<u64>);
+
     #[test]
     fn what_is_not_the_sorted_numbers_is_told() {
         let sort = Sort { rows: 1000, seed: 9 };
@@ -61,7 +63,7 @@ mod tests {
         good.sort_unstable();
         for threads in [1, 3, 4000] {
             assert_eq!(sort.verify(&good, threads).wrong, None);
-            let damage: [(&str, fn(&mut Vec<u64>)); 4] = [
+            let damage: [(&str, Damage); 4] = [
                 ("instead of 1000", |numbers| numbers.truncate(999)),
                 ("not in order", |numbers| numbers.swap(499, 500)),
                 ("not those", |numbers| numbers[500] = numbers[501]),

@@ -17,7 +17,7 @@ pub use cuda::IMAGE;
 /// # Safety
 /// Of every call: the buffers are of the stream's device and at least as long as is said there, and the caller orders the launch
 /// against all other work on them; a table has an empty place for everything that is put into it.
-#[allow(unsafe_code, clippy::missing_safety_doc)]
+#[allow(unsafe_code, clippy::missing_safety_doc, clippy::too_many_arguments)]
 pub trait Kernels: Send + Sync {
     /// `out[i] =` the key of row `i`.
     unsafe fn generate_keys(

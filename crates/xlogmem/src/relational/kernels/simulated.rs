@@ -134,9 +134,17 @@ fn write(
             next = u64::from_le_bytes(sums[row / TILE]) as usize;
         }
         for entry in matches(table, key) {
-            out[next] = pair(row, entry).to_le_bytes();
-            next += 1;
+            store(out, next, pair(row, entry).to_le_bytes());
+            next = next.wrapping_add(1);
         }
+    }
+}
+
+/// Stores at a place that was read from the device. Memory that something else writes at the same time may lead anywhere; what is
+/// out of the range is dropped, since nothing outside it may be touched.
+fn store(out: &mut [Word], at: usize, word: Word) {
+    if let Some(place) = out.get_mut(at) {
+        *place = word;
     }
 }
 
@@ -412,7 +420,7 @@ impl Kernels for Simulated {
             let [count, ..] = words_mut(count) else { return };
             for value in words(values) {
                 if put_new(set, u64::from_le_bytes(*value)) {
-                    fresh[u64::from_le_bytes(*count) as usize] = *value;
+                    store(fresh, u64::from_le_bytes(*count) as usize, *value);
                     add(count, 1);
                 }
             }
@@ -454,7 +462,7 @@ impl Kernels for Simulated {
             let out = words_mut(out);
             let [count, ..] = words_mut(count) else { return };
             for value in words(set).iter().filter(|value| **value != EMPTY.to_le_bytes()) {
-                out[u64::from_le_bytes(*count) as usize] = *value;
+                store(out, u64::from_le_bytes(*count) as usize, *value);
                 add(count, 1);
             }
         })
@@ -506,7 +514,7 @@ impl Kernels for Simulated {
                 });
                 for number in numbers {
                     let next = &mut next[digit(number, shift)];
-                    out[*next] = *number;
+                    store(out, *next, *number);
                     *next += 1;
                 }
             }
