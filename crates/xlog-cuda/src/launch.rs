@@ -10,12 +10,19 @@
 
 use std::fmt;
 
+use smallvec::SmallVec;
+
 use crate::device_runtime::resource::{
     Access, BlockId, BlockState, ResourceError, ResourceResult, StreamId,
 };
 use crate::device_runtime::runtime::{XlogDeviceRuntime, quietly};
 use crate::memory::TrackedCudaSlice;
 use crate::{DeviceStream, Result};
+
+/// Buffers of a launch that are kept without an allocation.
+const FEW: usize = 8;
+
+type Uses = SmallVec<[(BlockId, Access); FEW]>;
 
 /// Collects the buffers of one launch, and orders the launch against every other use of them.
 ///
@@ -48,7 +55,7 @@ use crate::{DeviceStream, Result};
 pub struct LaunchRecorder {
     stream: StreamId,
     strict: bool,
-    wanted: Vec<Wanted>,
+    wanted: SmallVec<[Wanted; FEW]>,
     /// Memory that no runtime backs: how many buffers, and the address of the first.
     foreign: Option<(usize, u64)>,
     skipped: usize,
@@ -70,7 +77,7 @@ struct Wanted {
 /// Uses that are open, and where.
 struct Opened {
     runtime: XlogDeviceRuntime,
-    uses: Vec<(BlockId, Access)>,
+    uses: Uses,
 }
 
 impl LaunchRecorder {
@@ -89,7 +96,7 @@ impl LaunchRecorder {
         Self {
             stream,
             strict,
-            wanted: Vec::new(),
+            wanted: SmallVec::new(),
             foreign: None,
             skipped: 0,
             opened: None,
@@ -164,7 +171,7 @@ impl LaunchRecorder {
         // Kept in the recorder while it grows, so that even a panic below closes what is open.
         let opened = self
             .opened
-            .insert(Opened { runtime: runtime.share(), uses: Vec::with_capacity(uses.len()) });
+            .insert(Opened { runtime: runtime.share(), uses: Uses::with_capacity(uses.len()) });
         for (block, access) in uses {
             if let Err(error) = runtime.prepare_block_use(block, self.stream, access) {
                 // The refusal is what the caller can act on.
@@ -234,7 +241,7 @@ impl LaunchRecorder {
     }
 
     /// The uses to open on `runtime`, each block once; what it does not track is refused or passed over.
-    fn tracked(&mut self, runtime: &XlogDeviceRuntime) -> ResourceResult<Vec<(BlockId, Access)>> {
+    fn tracked(&mut self, runtime: &XlogDeviceRuntime) -> ResourceResult<Uses> {
         self.merge();
         let refuse = |ptr: u64, why: &str| {
             Err(ResourceError::StreamMisuse(format!(
@@ -249,7 +256,7 @@ impl LaunchRecorder {
             self.skipped += count;
         }
         let supported = runtime.supports_block_use_tracking();
-        let mut uses = Vec::with_capacity(self.wanted.len());
+        let mut uses = Uses::with_capacity(self.wanted.len());
         for wanted in &self.wanted {
             let known = wanted.runtime == runtime.address()
                 || runtime.block_state(wanted.block) == BlockState::Live;

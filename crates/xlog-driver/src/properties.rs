@@ -73,6 +73,8 @@ pub struct DeviceProperties {
     pub virtual_memory: bool,
     /// The mapping granularity in bytes; 0 without virtual memory.
     pub granularity: usize,
+    /// What its memory can move at the most, in bytes per second; `None` where the driver does not say.
+    pub peak_bandwidth: Option<u64>,
     /// The alignment every allocation has at least.
     pub allocation_alignment: usize,
 }

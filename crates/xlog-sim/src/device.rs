@@ -64,6 +64,7 @@ impl SimMachine {
             async_pools: config.async_pools,
             virtual_memory: config.virtual_memory,
             granularity: if config.virtual_memory { config.granularity } else { 0 },
+            peak_bandwidth: None,
             allocation_alignment: BLOCK_ALIGN as usize,
         };
         Ok(Arc::new(SimDevice {

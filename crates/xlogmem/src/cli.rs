@@ -4,7 +4,7 @@ use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand, value_parser};
 
 use crate::ledger::LedgerArguments;
-use crate::run::TenantsArguments;
+use crate::run::{RelationalArguments, StackArguments, TenantsArguments};
 
 /// See, check and exercise device memory from the command line.
 #[derive(Parser, Debug)]
@@ -57,6 +57,21 @@ pub(crate) enum Command {
 /// Which workload to run.
 #[derive(Subcommand, Debug)]
 pub(crate) enum RunCommand {
+    /// Join two tables that never leave the device
+    ///
+    /// Both tables are made on the device. The first is hashed, the matches of each row of the second are counted, the counts are
+    /// summed up, and the pairs are written into a buffer of exactly their number, which is all the host reads. Every pair is then
+    /// compared with a join that the host computes for itself. Rows: of each table.
+    Join(RelationalArguments),
+    /// Find everything that can be reached in a graph, by joins, round by round
+    ///
+    /// A round joins the pairs that the round before found with the edges, in parts on all streams, and keeps what is new in a hash
+    /// set, until there is nothing new. The pairs are then compared with a search of the host from every vertex. Rows: edges.
+    Fixpoint(RelationalArguments),
+    /// Sort numbers, with scratch that is dropped as soon as its launch is queued
+    ///
+    /// A radix sort of 64-bit numbers in eight passes. The result is then compared with the host's. Rows: numbers.
+    Sort(RelationalArguments),
     /// Pass buffers between streams, with the runtime keeping the order
     ///
     /// In each round one stream fills two buffers, a second mixes them into a third, and a third stream sums that up. Buffers
@@ -93,11 +108,8 @@ pub(crate) struct DoctorArguments {
 /// What `run handoff` takes.
 #[derive(Args, Debug)]
 pub(crate) struct HandoffArguments {
-    /// The device: cuda:N, sim, or sim:SEED.
-    ///
-    /// Without it: what XLOG_DEVICE says, else the first GPU, else the simulated device.
-    #[arg(long, value_name = "SPEC")]
-    pub(crate) device: Option<String>,
+    #[command(flatten)]
+    pub(crate) stack: StackArguments,
 
     /// How many streams the buffers travel over
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = value_parser!(u32).range(2..=64))]
@@ -118,17 +130,9 @@ pub(crate) struct HandoffArguments {
     )]
     pub(crate) rows: u32,
 
-    /// The memory resource: async or pool. The direct one tracks no uses and is refused
-    #[arg(long, value_name = "NAME", env = "XLOG_DEVICE_RESOURCE", default_value = "async")]
-    pub(crate) resource: String,
-
     /// What the contents of the buffers are made from
     #[arg(long, value_name = "NUMBER", default_value_t = 1)]
     pub(crate) seed: u64,
-
-    /// Log every operation, also uses, to this file, which ends in .xtrace or .csv; see xlogmem summary and replay
-    #[arg(long, value_name = "FILE")]
-    pub(crate) log: Option<std::path::PathBuf>,
 
     /// Print one JSON object instead of text
     #[arg(long)]

@@ -2,6 +2,7 @@
 
 #![deny(unsafe_code)]
 
+pub mod relational;
 pub mod size;
 pub mod stack;
 pub mod workload;

@@ -9,8 +9,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use xlog_cuda::device_runtime::{
-    AsyncCudaResource, DeviceMemoryResource, DirectCudaResource, GlobalDeviceBudget, PhysicalMeter,
-    PoolConfig, PoolResource, PoolSnapshot, ResourceResult, StreamPool,
+    AsyncCudaResource, DeviceMemoryResource, DirectCudaResource, GlobalDeviceBudget,
+    LoggingResource, LoggingSink, PhysicalMeter, PoolConfig, PoolResource, PoolSnapshot,
+    ResourceResult, StreamPool, XlogDeviceRuntime,
 };
 use xlog_cuda::{CudaDevice, DeviceSpec, Result};
 
@@ -77,6 +78,60 @@ impl PhysicalMeter for Reserved {
     }
 }
 
+/// What a stack is made of, from the resource up.
+#[derive(Clone)]
+#[non_exhaustive]
+pub struct StackOptions {
+    /// The resource.
+    pub kind: StackKind,
+    /// Where every operation is logged, also uses.
+    pub log: Option<Arc<dyn LoggingSink>>,
+    /// The most bytes of blocks.
+    pub budget: Option<u64>,
+    /// How many streams may be out at a time.
+    pub streams: usize,
+}
+
+impl StackOptions {
+    /// A resource with nothing over it, and one stream.
+    #[must_use]
+    pub fn new(kind: StackKind) -> Self {
+        Self { kind, log: None, budget: None, streams: 1 }
+    }
+
+    /// Logs every operation, also uses.
+    #[must_use]
+    pub fn with_log(mut self, log: Option<Arc<dyn LoggingSink>>) -> Self {
+        self.log = log;
+        self
+    }
+
+    /// The most bytes of blocks.
+    #[must_use]
+    pub fn with_budget(mut self, budget: Option<u64>) -> Self {
+        self.budget = budget;
+        self
+    }
+
+    /// How many streams may be out at a time.
+    #[must_use]
+    pub fn with_streams(mut self, streams: usize) -> Self {
+        self.streams = streams;
+        self
+    }
+}
+
+impl fmt::Debug for StackOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StackOptions")
+            .field("kind", &self.kind)
+            .field("log", &self.log.is_some())
+            .field("budget", &self.budget)
+            .field("streams", &self.streams)
+            .finish()
+    }
+}
+
 /// A device with one resource on it.
 pub struct Stack {
     resource: Arc<dyn DeviceMemoryResource + Send + Sync>,
@@ -94,6 +149,12 @@ impl Stack {
         budget: Option<u64>,
         streams: usize,
     ) -> Result<Self> {
+        Self::build(spec, StackOptions::new(kind).with_budget(budget).with_streams(streams))
+    }
+
+    /// Opens the device and builds the stack that the options describe.
+    pub fn build(spec: DeviceSpec, options: StackOptions) -> Result<Self> {
+        let StackOptions { kind, log, budget, streams } = options;
         let device = Arc::new(CudaDevice::open_spec(spec)?);
         let ordinal = device.ordinal();
         let streams = Arc::new(StreamPool::new(Arc::clone(&device), streams.max(1)));
@@ -121,6 +182,10 @@ impl Stack {
                 Some(meter)
             }
         };
+        if let Some(sink) = log {
+            resource =
+                Arc::new(LoggingResource::new(Box::new(resource), sink).with_use_logging(true));
+        }
         if let Some(limit) = budget {
             let limit = usize::try_from(limit).unwrap_or(usize::MAX);
             resource = Arc::new(GlobalDeviceBudget::over(resource, limit));
@@ -144,6 +209,17 @@ impl Stack {
     #[must_use]
     pub fn resource(&self) -> &(dyn DeviceMemoryResource + Send + Sync) {
         &*self.resource
+    }
+
+    /// A runtime of these parts. Each call makes one.
+    #[must_use]
+    pub fn runtime(&self) -> Arc<XlogDeviceRuntime> {
+        Arc::new(XlogDeviceRuntime::with_resource(
+            Arc::clone(&self.device),
+            self.device.ordinal(),
+            Arc::clone(&self.streams),
+            Box::new(Arc::clone(&self.resource)),
+        ))
     }
 
     /// How the pool stands, if it has one.

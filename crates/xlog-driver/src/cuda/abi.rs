@@ -44,6 +44,8 @@ pub(super) mod code {
 /// `CUdevice_attribute` values.
 pub(super) mod attribute {
     pub(crate) const MULTIPROCESSOR_COUNT: u32 = 16;
+    pub(crate) const MEMORY_CLOCK_RATE: u32 = 36;
+    pub(crate) const GLOBAL_MEMORY_BUS_WIDTH: u32 = 37;
     pub(crate) const COMPUTE_CAPABILITY_MAJOR: u32 = 75;
     pub(crate) const COMPUTE_CAPABILITY_MINOR: u32 = 76;
     pub(crate) const VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED: u32 = 102;

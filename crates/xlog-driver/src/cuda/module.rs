@@ -160,6 +160,9 @@ impl Drop for Loaded {
     }
 }
 
+/// Arguments that a launch passes without an allocation.
+const FEW_ARGUMENTS: usize = 16;
+
 /// One kernel of a loaded module.
 #[derive(Clone)]
 pub struct CudaFunction {
@@ -187,8 +190,18 @@ impl CudaFunction {
     ) -> DriverResult<()> {
         let stream = raw_stream("launch", stream)?;
         let Loaded { core, calls, .. } = &*self.module.loaded;
-        let mut pointers: Vec<*mut c_void> =
-            arguments.iter().map(|argument| argument.bytes.as_ptr().cast_mut().cast()).collect();
+        // On the stack where they fit, so that a launch allocates nothing.
+        let (mut few, mut many) = ([ptr::null_mut(); FEW_ARGUMENTS], Vec::new());
+        let pointers: &mut [*mut c_void] = match few.get_mut(..arguments.len()) {
+            Some(few) => few,
+            None => {
+                many.resize(arguments.len(), ptr::null_mut());
+                &mut many
+            }
+        };
+        for (pointer, argument) in pointers.iter_mut().zip(arguments) {
+            *pointer = argument.bytes.as_ptr().cast_mut().cast();
+        }
         let LaunchShape { grid: (gx, gy, gz), block: (bx, by, bz), shared_bytes } = shape;
         let _bound = core.context.bind("launch")?;
         // SAFETY: the function belongs to a loaded module, each pointer leads to an argument, which the driver copies before

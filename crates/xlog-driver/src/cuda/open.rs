@@ -182,8 +182,16 @@ fn read_properties(context: &Context, ordinal: u32) -> DriverResult<DeviceProper
         async_pools: api.pools.is_some() && flag(api, device, attribute::MEMORY_POOLS_SUPPORTED),
         virtual_memory: granularity > 0,
         granularity,
+        peak_bandwidth: peak_bandwidth(api, device),
         allocation_alignment: ALLOCATION_ALIGNMENT,
     })
+}
+
+/// Two transfers in each cycle of the memory's clock, over the whole bus; a driver that does not know one of them says nothing.
+fn peak_bandwidth(api: &Api, device: CUdevice) -> Option<u64> {
+    let kilohertz = number(api, device, attribute::MEMORY_CLOCK_RATE).ok()?;
+    let bits = number(api, device, attribute::GLOBAL_MEMORY_BUS_WIDTH).ok()?;
+    Some(2 * u64::from(kilohertz) * 1000 * u64::from(bits) / 8).filter(|bytes| *bytes > 0)
 }
 
 fn number(api: &Api, device: CUdevice, attribute: u32) -> DriverResult<u32> {

@@ -16,7 +16,7 @@ use crate::cli::{DoctorArguments, Refusal};
 use limits::{LedgerState, Limit};
 use report::{Check, Device, Report};
 pub(crate) use report::{Cuda, Selection};
-pub(crate) use select::select;
+pub(crate) use select::{Selected, select};
 
 /// Runs the command. Only a bad device spec is refused; whatever is wrong with the device is in the output.
 pub(crate) fn run(arguments: &DoctorArguments) -> Result<Output, Refusal> {

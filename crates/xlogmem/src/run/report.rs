@@ -24,7 +24,7 @@ pub(super) struct Report {
     pub(super) error: Option<String>,
     pub(super) selection: Selection,
     pub(super) device_name: Option<String>,
-    resource: String,
+    resource: &'static str,
     streams: u32,
     threads: u32,
     /// How many rounds were asked for, if the device could be opened.
@@ -55,7 +55,11 @@ pub(super) struct Report {
 }
 
 impl Report {
-    pub(super) fn new(selection: Selection, arguments: &HandoffArguments) -> Self {
+    pub(super) fn new(
+        selection: Selection,
+        resource: &'static str,
+        arguments: &HandoffArguments,
+    ) -> Self {
         Self {
             schema: SCHEMA,
             workload: "handoff",
@@ -63,7 +67,7 @@ impl Report {
             error: None,
             selection,
             device_name: None,
-            resource: arguments.resource.clone(),
+            resource,
             streams: arguments.streams,
             threads: arguments.threads,
             rounds: arguments.rounds,
@@ -134,7 +138,7 @@ impl Report {
             ),
         );
         page.line("why", &self.selection.reason);
-        page.line("resource", &self.resource);
+        page.line("resource", self.resource);
         page.line(
             "work",
             &format!(
@@ -198,7 +202,11 @@ mod tests {
     fn good() -> Report {
         let arguments = parse_handoff(&["--rounds", "10"]);
         let selection = select(Some("sim"), &Cuda::find()).unwrap().describe();
-        Report { rounds_verified: 10, seconds: Some(0.5), ..Report::new(selection, &arguments) }
+        Report {
+            rounds_verified: 10,
+            seconds: Some(0.5),
+            ..Report::new(selection, "async", &arguments)
+        }
     }
 
     #[test]

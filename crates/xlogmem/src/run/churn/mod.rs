@@ -15,12 +15,12 @@ use xlog_cuda::device_runtime::StreamLease;
 use xlog_cuda::driver::DeviceKind;
 use xlog_cuda::{DeviceSpec, Result};
 use xlogmem::size::Size;
-use xlogmem::stack::{Stack, StackKind};
+use xlogmem::stack::{Stack, StackKind, StackOptions};
 use xlogmem::workload::{RandomAllocations, Sizes, SmallBlocks, Tally, Target};
 
 use crate::Output;
 use crate::cli::Refusal;
-use crate::doctor::{Cuda, select};
+use crate::run::arguments::StackArguments;
 use blocks::{Blocks, Checks, Dry};
 use report::Report;
 use witness::Witness;
@@ -42,19 +42,8 @@ pub(crate) struct ChurnArguments {
     #[arg(long, value_name = "NAME", default_value = "rmm-random")]
     pub(super) workload: String,
 
-    /// The device: cuda:N, sim, or sim:SEED.
-    ///
-    /// Without it: what XLOG_DEVICE says, else the first GPU, else the simulated device.
-    #[arg(long, value_name = "SPEC")]
-    pub(super) device: Option<String>,
-
-    /// The memory resource: direct, async or pool
-    #[arg(long, value_name = "NAME", env = "XLOG_DEVICE_RESOURCE", default_value = "pool")]
-    pub(super) resource: String,
-
-    /// Bytes that blocks may have together, such as 4GiB [default: no limit]
-    #[arg(long, value_name = "SIZE", allow_negative_numbers = true)]
-    pub(super) budget: Option<String>,
+    #[command(flatten)]
+    pub(super) stack: StackArguments,
 
     /// How many allocations; of small-blocks, how many live blocks [default: a few seconds' worth]
     #[arg(long, value_name = "N", value_parser = value_parser!(u64).range(1..=10_000_000))]
@@ -116,7 +105,7 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    fn new(arguments: &ChurnArguments, is_gpu: bool) -> Result<Self, String> {
+    fn new(arguments: &ChurnArguments, stack: &StackOptions, is_gpu: bool) -> Result<Self, String> {
         let workload = match arguments.workload.as_str() {
             "rmm-random" => Workload::RmmRandom,
             "small-blocks" => Workload::SmallBlocks,
@@ -135,7 +124,6 @@ impl Plan {
             let size = text.map(str::parse::<Size>).transpose();
             size.map(|size| size.map(|size| size.0)).map_err(|error| format!("{option}: {error}"))
         };
-        let kind = arguments.resource.parse().map_err(|error| format!("--resource: {error}"))?;
         let small = workload == Workload::SmallBlocks;
         let usual = match (small, is_gpu) {
             (true, true) => 100_000,
@@ -145,8 +133,8 @@ impl Plan {
         };
         Ok(Self {
             workload,
-            kind,
-            budget: parse("--budget", arguments.budget.as_deref())?,
+            kind: stack.kind,
+            budget: stack.budget,
             allocations: arguments.allocations.unwrap_or(usual),
             max: parse("--max", arguments.max.as_deref())?.unwrap_or(if small {
                 4 << 10
@@ -188,12 +176,13 @@ impl Plan {
 
 /// Runs `run churn`. What cannot be understood is refused; what fails on the device is in the output.
 pub(crate) fn churn(arguments: &ChurnArguments) -> Result<Output, Refusal> {
-    let selection = select(arguments.device.as_deref(), &Cuda::find())
-        .map_err(|error| Refusal::Line(error.to_string()))?;
+    let selection = arguments.stack.select()?;
     let spec = selection.spec;
-    let plan = Plan::new(arguments, !spec.is_simulated()).map_err(Refusal::Line)?;
+    let options = arguments.stack.options(StackKind::Pool)?;
+    let plan = Plan::new(arguments, &options, !spec.is_simulated()).map_err(Refusal::Line)?;
+    let options = arguments.stack.with_log(options.with_streams(plan.streams as usize))?;
     let mut report = Report::new(selection.describe(), &plan);
-    if let Err(error) = measure(spec, &plan, &mut report) {
+    if let Err(error) = measure(spec, options, &plan, &mut report) {
         report.error = Some(format!("{spec}: {error}"));
     }
     report.judge();
@@ -205,8 +194,13 @@ pub(crate) fn churn(arguments: &ChurnArguments) -> Result<Output, Refusal> {
     Ok(Output::new(text, failure))
 }
 
-fn measure(spec: DeviceSpec, plan: &Plan, report: &mut Report) -> Result<()> {
-    let stack = Stack::open(spec, plan.kind, plan.budget, plan.streams as usize)?;
+fn measure(
+    spec: DeviceSpec,
+    options: StackOptions,
+    plan: &Plan,
+    report: &mut Report,
+) -> Result<()> {
+    let stack = Stack::build(spec, options)?;
     report.device_name = Some(stack.device().properties().name.clone());
     let streams = (0..plan.streams)
         .map(|_| Ok(stack.streams().lease()?))

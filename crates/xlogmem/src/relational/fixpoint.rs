@@ -1,0 +1,294 @@
+//! The transitive closure of a graph by semi-naive joins.
+//!
+//! A round joins the pairs that the round before found with the edges, and keeps what no round found: `(x, y)` and an edge from `y`
+//! to `z` make `(x, z)`. The pairs of a round are in as many parts as there are streams; each part is joined on a stream of its own,
+//! another one in each round, into a buffer of exactly the size that was counted. What was found is in one hash set, which all parts
+//! go through one after the other and which grows when it has to. Parts, counts and candidates are dropped as soon as their last
+//! launch is queued. The host reads two numbers of each part in each round: how many candidates, and how many of them were new.
+
+use xlog_cuda::Result;
+
+use super::numbers::seed_for;
+use super::{Column, EMPTY, Session, Verdict, host, table_places, tile_sums};
+
+/// A random graph with fewer edges than vertices, so that paths end: about nine vertices can be reached from each.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Fixpoint {
+    /// Edges, from 1 to [`MOST_ROWS`](super::MOST_ROWS).
+    pub rows: usize,
+    /// What they are made from.
+    pub seed: u64,
+}
+
+/// Pairs that the round before found.
+struct Part {
+    pairs: Column<u64>,
+    /// How many there are; the buffer may be longer.
+    len: usize,
+}
+
+/// A part whose matches are counted.
+struct Counted {
+    part: Part,
+    counts: Column<u32>,
+    sums: Column<u64>,
+    step: usize,
+}
+
+/// A part that went through the set.
+struct Inserted {
+    fresh: Column<u64>,
+    count: Column<u64>,
+    step: usize,
+}
+
+/// Everything that was found.
+struct Set {
+    places: Column<u64>,
+    len: usize,
+}
+
+impl Fixpoint {
+    /// The seed of the edges.
+    #[must_use]
+    pub fn edge_seed(&self) -> u64 {
+        seed_for(self.seed, 4)
+    }
+
+    /// Vertices are below this: one in ten more than there are edges.
+    #[must_use]
+    pub fn vertices(&self) -> u32 {
+        u32::try_from(self.rows + self.rows / 9 + 1).unwrap_or(u32::MAX)
+    }
+
+    /// Runs all rounds, on the streams of the session from step `first` on; gives the pairs, which may still be on their way, and the
+    /// number of rounds.
+    pub fn run(&self, session: &Session<'_>, first: usize) -> Result<(Column<u64>, u32)> {
+        let (edges, mut set, mut parts) = self.start(session, first)?;
+        let mut rounds = 0;
+        while !parts.is_empty() {
+            rounds += 1;
+            let counted = parts
+                .into_iter()
+                .enumerate()
+                .map(|(part, pairs)| count(session, first + part + rounds as usize, pairs, &edges))
+                .collect::<Result<Vec<_>>>()?;
+            let mut inserted = Vec::with_capacity(counted.len());
+            // All numbers first: what is queued after them needs no more word from the host.
+            let matches = counted
+                .iter()
+                .map(|part| session.read_last(session.stream(part.step), &part.sums))
+                .collect::<Result<Vec<_>>>()?;
+            for (part, matches) in counted.into_iter().zip(matches) {
+                inserted.extend(expand(session, part, matches as usize, &edges, &mut set)?);
+            }
+            session.look();
+            parts = Vec::with_capacity(inserted.len());
+            for part in inserted {
+                parts.extend(settle(session, part, &mut set)?);
+            }
+        }
+        Ok((collect(session, first, &set)?, rounds))
+    }
+
+    /// Makes the edges and hashes them, and lets them through the set in as many parts as there are streams: they are the pairs that
+    /// the first round begins with.
+    #[allow(unsafe_code)]
+    fn start(&self, session: &Session<'_>, first: usize) -> Result<(Column<u64>, Set, Vec<Part>)> {
+        let stream = |step: usize| session.stream(first + step);
+        let rows = self.rows;
+        let edges = session.alloc::<u64>(stream(0), rows, "fixpoint edges")?;
+        session
+            .launch("generate_edges", stream(0))
+            .write(&edges)
+            .moves(edges.size_bytes())
+            // SAFETY: the launch names the buffer.
+            .run(|kernels, stream| unsafe {
+                kernels.generate_edges(stream, &edges, self.edge_seed(), self.vertices())
+            })?;
+        let table = session.alloc::<u64>(stream(1), table_places(rows), "fixpoint edge table")?;
+        session.fill(stream(1), &table, EMPTY as u8)?;
+        session
+            .launch("build_pairs", stream(1))
+            .read(&edges)
+            .read_write(&table)
+            .moves(rows * 24)
+            // SAFETY: the table has an empty place for every edge, and the launch names all it touches.
+            .run(|kernels, stream| unsafe { kernels.build_pairs(stream, &edges, &table) })?;
+
+        let places = session.alloc::<u64>(stream(2), table_places(rows), "fixpoint set")?;
+        session.fill(stream(2), &places, EMPTY as u8)?;
+        let mut set = Set { places, len: 0 };
+        let inserted = insert(session, first + 2, edges, &set)?;
+        let parts = settle(session, inserted, &mut set)?;
+        let parts = parts.map_or_else(|| Ok(Vec::new()), |part| split(session, first, &part))?;
+        Ok((table, set, parts))
+    }
+
+    /// Compares pairs with the closure that the host finds by searching from every vertex, on `threads` threads.
+    pub fn verify(&self, pairs: &[u64], threads: usize) -> Verdict {
+        let expected = host::closure::expected(self, threads);
+        let found = host::closure::fingerprint(pairs, threads);
+        let wrong = if found.count != expected.count {
+            Some(format!("there are {} pairs instead of {}", found.count, expected.count))
+        } else if found != expected {
+            Some("the pairs are as many as there must be, but others".to_owned())
+        } else {
+            None
+        };
+        Verdict { rows: pairs.len() as u64, expected: expected.count, wrong }
+    }
+}
+
+/// Copies a part into one for each stream.
+#[allow(unsafe_code)]
+fn split(session: &Session<'_>, first: usize, whole: &Part) -> Result<Vec<Part>> {
+    let each = whole.len.div_ceil(session.streams()).max(1);
+    (0..whole.len)
+        .step_by(each)
+        .enumerate()
+        .map(|(part, start)| {
+            let stream = session.stream(first + part);
+            let len = each.min(whole.len - start);
+            let pairs = session.alloc::<u64>(stream, len, "fixpoint pairs")?;
+            let bytes = pairs.size_bytes();
+            let from = whole.pairs.ptr() + (start * size_of::<u64>()) as u64;
+            session.launch("copy", stream).read(&whole.pairs).write(&pairs).moves(bytes * 2).run(
+                // SAFETY: both ranges are live and this long, and the launch names both buffers.
+                |_, stream| unsafe { stream.copy_dtod(pairs.ptr(), from, bytes) },
+            )?;
+            Ok(Part { pairs, len })
+        })
+        .collect()
+}
+
+/// Counts the edges that go on from each pair.
+#[allow(unsafe_code)]
+fn count(session: &Session<'_>, step: usize, part: Part, edges: &Column<u64>) -> Result<Counted> {
+    let stream = session.stream(step);
+    let Part { pairs, len } = &part;
+    let counts = session.alloc::<u32>(stream, *len, "fixpoint counts")?;
+    let sums = session.alloc::<u64>(stream, tile_sums(*len), "fixpoint sums")?;
+    session
+        .launch("count_pairs", stream)
+        .read(pairs)
+        .read(edges)
+        .write(&counts)
+        .write(&sums)
+        .moves(len * 20)
+        .run(|kernels, stream| {
+            // SAFETY: there is a count for every pair and a sum for every tile, and the launch names all it touches.
+            unsafe { kernels.count_pairs(stream, pairs, *len, edges, &counts, &sums) }
+        })?;
+    session
+        .launch("scan_sums", stream)
+        .read_write(&sums)
+        .moves(sums.size_bytes() * 2)
+        // SAFETY: the launch names the buffer.
+        .run(|kernels, stream| unsafe { kernels.scan_sums(stream, &sums) })?;
+    Ok(Counted { part, counts, sums, step })
+}
+
+/// Writes the candidates of a part, on the stream after the one that counted them, and lets them through the set; `None` when there
+/// are none.
+#[allow(unsafe_code)]
+fn expand(
+    session: &Session<'_>,
+    counted: Counted,
+    matches: usize,
+    edges: &Column<u64>,
+    set: &mut Set,
+) -> Result<Option<Inserted>> {
+    let Counted { part: Part { pairs, len }, counts, sums, step } = counted;
+    if matches == 0 {
+        return Ok(None);
+    }
+    let step = step + 1;
+    let stream = session.stream(step);
+    let candidates = session.alloc::<u64>(stream, matches, "fixpoint candidates")?;
+    session
+        .launch("write_pairs", stream)
+        .read(&pairs)
+        .read(edges)
+        .read(&counts)
+        .read(&sums)
+        .write(&candidates)
+        .moves(len * 20 + matches * 8)
+        .run(|kernels, stream| {
+            // SAFETY: there is room for exactly what was counted, and the launch names all it touches.
+            unsafe { kernels.write_pairs(stream, &pairs, len, edges, &counts, &sums, &candidates) }
+        })?;
+    drop((pairs, counts, sums));
+    // What is on its way into the set counts as if all of it were new.
+    set.len += matches;
+    grow(session, step, set)?;
+    insert(session, step, candidates, set).map(Some)
+}
+
+/// Makes room for all that may be in the set.
+#[allow(unsafe_code)]
+fn grow(session: &Session<'_>, step: usize, set: &mut Set) -> Result<()> {
+    if table_places(set.len) <= set.places.len() {
+        return Ok(());
+    }
+    let stream = session.stream(step);
+    let larger = session.alloc::<u64>(stream, table_places(set.len), "fixpoint set")?;
+    session.fill(stream, &larger, EMPTY as u8)?;
+    session
+        .launch("rehash", stream)
+        .read(&set.places)
+        .read_write(&larger)
+        .moves(set.places.size_bytes() * 2)
+        // SAFETY: the larger set has an empty place for all of the smaller one, and the launch names both.
+        .run(|kernels, stream| unsafe { kernels.rehash(stream, &set.places, &larger) })?;
+    set.places = larger;
+    Ok(())
+}
+
+/// Lets values through the set; those that it did not have are kept.
+#[allow(unsafe_code)]
+fn insert(session: &Session<'_>, step: usize, values: Column<u64>, set: &Set) -> Result<Inserted> {
+    let stream = session.stream(step);
+    let fresh = session.alloc::<u64>(stream, values.len(), "fixpoint pairs")?;
+    let count = session.alloc::<u64>(stream, 1, "fixpoint count")?;
+    session.fill(stream, &count, 0)?;
+    session
+        .launch("insert_new", stream)
+        .read(&values)
+        .read_write(&set.places)
+        .write(&fresh)
+        .read_write(&count)
+        .moves(values.size_bytes() * 3)
+        .run(|kernels, stream| {
+            // SAFETY: set and buffer have room for all values, and the launch names all it touches.
+            unsafe { kernels.insert_new(stream, &values, &set.places, &fresh, &count) }
+        })?;
+    Ok(Inserted { fresh, count, step })
+}
+
+/// Reads how many values were new; `None` when none was.
+fn settle(session: &Session<'_>, inserted: Inserted, set: &mut Set) -> Result<Option<Part>> {
+    let Inserted { fresh, count, step } = inserted;
+    let len = session.read_last(session.stream(step), &count)? as usize;
+    let taken = if set.len == 0 { 0 } else { fresh.len() };
+    set.len = set.len.saturating_sub(taken) + len;
+    Ok((len > 0).then_some(Part { pairs: fresh, len }))
+}
+
+/// Lists the set, in a buffer of exactly its size.
+#[allow(unsafe_code)]
+fn collect(session: &Session<'_>, first: usize, set: &Set) -> Result<Column<u64>> {
+    let stream = session.stream(first + 3);
+    let pairs = session.alloc::<u64>(stream, set.len, "fixpoint closure")?;
+    let count = session.alloc::<u64>(stream, 1, "fixpoint count")?;
+    session.fill(stream, &count, 0)?;
+    session
+        .launch("collect", stream)
+        .read(&set.places)
+        .write(&pairs)
+        .read_write(&count)
+        .moves(set.places.size_bytes() + pairs.size_bytes())
+        // SAFETY: there is room for all of the set, and the launch names all it touches.
+        .run(|kernels, stream| unsafe { kernels.collect(stream, &set.places, &pairs, &count) })?;
+    Ok(pairs)
+}

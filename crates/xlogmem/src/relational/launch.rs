@@ -1,0 +1,297 @@
+//! Where kernels are launched: the streams of a workload, what its launches moved, and the order between them.
+//!
+//! Every launch goes through a [`LaunchRecorder`]: each buffer is named with what the kernel does to it, its use is prepared before
+//! the kernel is queued and finished after it. For tests, an [`Omission`] leaves the preparation of one use out, as a program
+//! would that forgot it: the kernel is queued first, and only then its use is opened and closed, so that all later work still
+//! follows it. What the late preparation then finds to wait for is what the kernel ran without.
+
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use xlog_cuda::device_runtime::{AllocTag, PoolSnapshot, StreamLease, XlogDeviceRuntime};
+use xlog_cuda::{DeviceRepr, DeviceStream, GpuMemoryManager, LaunchRecorder, Result, StreamId};
+
+use super::Column;
+use super::kernels::{Kernels, load};
+use crate::stack::Stack;
+
+/// The preparation that is left out.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Omission {
+    /// Which launch, in the order of launches from 0.
+    pub launch: usize,
+    /// Which of its buffers, in the order they were named from 0.
+    pub buffer: usize,
+}
+
+/// One launch, for tests that leave out its preparations one by one.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Launched {
+    /// The kernel.
+    pub kernel: &'static str,
+    /// Its stream.
+    pub stream: StreamId,
+    /// How many buffers were named.
+    pub buffers: usize,
+}
+
+/// How a session is run.
+#[derive(Clone, Copy, Default, Debug)]
+#[non_exhaustive]
+pub struct SessionOptions {
+    /// The preparation to leave out, in tests.
+    pub omission: Option<Omission>,
+    /// Whether to keep a list of all launches.
+    pub trace: bool,
+}
+
+impl SessionOptions {
+    /// Leaves out one preparation.
+    #[must_use]
+    pub fn with_omission(mut self, omission: Omission) -> Self {
+        self.omission = Some(omission);
+        self
+    }
+
+    /// Keeps a list of all launches.
+    #[must_use]
+    pub fn with_trace(mut self) -> Self {
+        self.trace = true;
+        self
+    }
+}
+
+/// A stack with kernels loaded and streams leased, for any number of threads.
+pub struct Session<'s> {
+    stack: &'s Stack,
+    manager: GpuMemoryManager,
+    kernels: Box<dyn Kernels>,
+    streams: Vec<StreamLease>,
+    options: SessionOptions,
+    launches: AtomicUsize,
+    bytes_moved: AtomicU64,
+    /// Waits that the late preparation of the omitted use asked for.
+    missed_waits: AtomicU64,
+    trace: Mutex<Vec<Launched>>,
+    /// The pool when the most bytes were allocated, as far as somebody looked.
+    peak: Mutex<(usize, Option<PoolSnapshot>)>,
+}
+
+impl<'s> Session<'s> {
+    /// Loads the kernels and leases `streams` streams, at least one.
+    pub fn open(stack: &'s Stack, streams: usize, options: SessionOptions) -> Result<Self> {
+        let runtime = stack.runtime();
+        let kernels = load(runtime.device())?;
+        let leases = (0..streams.max(1))
+            .map(|_| Ok(runtime.stream_pool().lease()?))
+            .collect::<Result<Vec<_>>>()?;
+        Ok(Self {
+            stack,
+            manager: GpuMemoryManager::with_runtime(runtime.clone()),
+            kernels,
+            streams: leases,
+            options,
+            launches: AtomicUsize::new(0),
+            bytes_moved: AtomicU64::new(0),
+            missed_waits: AtomicU64::new(0),
+            trace: Mutex::new(Vec::new()),
+            peak: Mutex::new((0, None)),
+        })
+    }
+
+    /// The stream of a step: steps go round all streams.
+    #[must_use]
+    pub fn stream(&self, step: usize) -> StreamId {
+        // A session has at least one stream.
+        self.streams.get(step % self.streams.len()).map_or(StreamId::DEFAULT, StreamLease::id)
+    }
+
+    /// How many streams there are.
+    #[must_use]
+    pub fn streams(&self) -> usize {
+        self.streams.len()
+    }
+
+    /// The memory of the session, with its counters.
+    #[must_use]
+    pub fn manager(&self) -> &GpuMemoryManager {
+        &self.manager
+    }
+
+    /// The runtime below.
+    #[must_use]
+    pub fn runtime(&self) -> &XlogDeviceRuntime {
+        self.manager.runtime()
+    }
+
+    /// A buffer of `len` elements on a stream.
+    pub fn alloc<T: DeviceRepr>(
+        &self,
+        stream: StreamId,
+        len: usize,
+        tag: &'static str,
+    ) -> Result<Column<T>> {
+        self.manager.on_stream(stream).alloc_tagged(len, AllocTag(tag))
+    }
+
+    /// Begins a launch of `kernel` on a stream.
+    pub fn launch(&self, kernel: &'static str, stream: StreamId) -> Launch<'_> {
+        let number = self.launches.fetch_add(1, Ordering::Relaxed);
+        Launch {
+            session: self,
+            kernel,
+            number,
+            buffers: 0,
+            bytes: 0,
+            recorder: LaunchRecorder::new_strict(stream),
+            late: None,
+        }
+    }
+
+    /// Fills a buffer with one byte on a stream, as a launch of its own.
+    #[allow(unsafe_code)]
+    pub fn fill<T>(&self, stream: StreamId, column: &Column<T>, value: u8) -> Result<()> {
+        let bytes = column.size_bytes();
+        self.launch("fill", stream).write(column).moves(bytes).run(|_, stream| {
+            // SAFETY: the buffer is live and this long, and the recorder orders the fill.
+            unsafe { stream.memset(column.ptr(), value, bytes) }
+        })
+    }
+
+    /// The last element of a buffer, copied on a stream when all before it is done. This is all of the data that the host sees
+    /// before the end.
+    #[allow(unsafe_code)]
+    pub fn read_last(&self, stream: StreamId, column: &Column<u64>) -> Result<u64> {
+        let mut bytes = [0; size_of::<u64>()];
+        let last = column.ptr() + column.size_bytes().saturating_sub(bytes.len()) as u64;
+        self.launch("read back", stream).read(column).run(|_, stream| {
+            // SAFETY: the buffer is live and ends eight bytes after this address, and the recorder orders the copy.
+            unsafe { stream.copy_dtoh(&mut bytes, last) }
+        })?;
+        Ok(u64::from_le_bytes(bytes))
+    }
+
+    /// Looks at the pool if more is allocated than ever before when somebody looked.
+    pub fn look(&self) {
+        let allocated = self.manager.allocated_bytes();
+        let peak = || self.peak.lock().unwrap_or_else(PoisonError::into_inner);
+        if allocated > peak().0 {
+            // Not under the lock: a pool may hand over to another logical thread.
+            let seen = self.stack.snapshot();
+            let mut peak = peak();
+            if allocated > peak.0 {
+                *peak = (allocated, seen);
+            }
+        }
+    }
+
+    /// The pool when the most was allocated, as far as somebody looked.
+    #[must_use]
+    pub fn pool_at_peak(&self) -> Option<PoolSnapshot> {
+        self.peak.lock().unwrap_or_else(PoisonError::into_inner).1.clone()
+    }
+
+    /// Launches so far.
+    #[must_use]
+    pub fn launches(&self) -> usize {
+        self.launches.load(Ordering::Relaxed)
+    }
+
+    /// Bytes that launches had to read and write so far.
+    #[must_use]
+    pub fn bytes_moved(&self) -> u64 {
+        self.bytes_moved.load(Ordering::Relaxed)
+    }
+
+    /// Waits that the omitted preparation would have inserted.
+    #[must_use]
+    pub fn missed_waits(&self) -> u64 {
+        self.missed_waits.load(Ordering::Relaxed)
+    }
+
+    /// All launches, if they were to be kept.
+    #[must_use]
+    pub fn trace(&self) -> Vec<Launched> {
+        self.trace.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+impl std::fmt::Debug for Session<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Session")
+            .field("manager", &self.manager)
+            .field("streams", &self.streams.len())
+            .field("launches", &self.launches())
+            .finish_non_exhaustive()
+    }
+}
+
+/// A launch whose buffers are being named.
+#[derive(Debug)]
+#[must_use = "nothing is launched before run"]
+pub struct Launch<'l> {
+    session: &'l Session<'l>,
+    kernel: &'static str,
+    number: usize,
+    buffers: usize,
+    bytes: usize,
+    recorder: LaunchRecorder,
+    late: Option<LaunchRecorder>,
+}
+
+impl Launch<'_> {
+    /// The kernel reads the buffer.
+    pub fn read<T>(mut self, column: &Column<T>) -> Self {
+        self.next().read(column);
+        self
+    }
+
+    /// The kernel writes the buffer and does not look at what was there.
+    pub fn write<T>(mut self, column: &Column<T>) -> Self {
+        self.next().write(column);
+        self
+    }
+
+    /// The kernel reads and writes the buffer.
+    pub fn read_write<T>(mut self, column: &Column<T>) -> Self {
+        self.next().read_write(column);
+        self
+    }
+
+    /// How many bytes the kernel has to read and write, for the throughput.
+    pub fn moves(mut self, bytes: usize) -> Self {
+        self.bytes = bytes;
+        self
+    }
+
+    /// The recorder that the next buffer is named to.
+    fn next(&mut self) -> &mut LaunchRecorder {
+        let here = Omission { launch: self.number, buffer: self.buffers };
+        self.buffers += 1;
+        if self.session.options.omission == Some(here) {
+            let stream = self.recorder.stream();
+            return self.late.insert(LaunchRecorder::new_strict(stream));
+        }
+        &mut self.recorder
+    }
+
+    /// Prepares the uses, queues the kernel, and finishes the uses.
+    pub fn run(self, queue: impl FnOnce(&dyn Kernels, &DeviceStream) -> Result<()>) -> Result<()> {
+        let Self { session, kernel, buffers, bytes, recorder, late, .. } = self;
+        let runtime = session.runtime();
+        if session.options.trace {
+            let launched = Launched { kernel, stream: recorder.stream(), buffers };
+            session.trace.lock().unwrap_or_else(PoisonError::into_inner).push(launched);
+        }
+        session.bytes_moved.fetch_add(bytes as u64, Ordering::Relaxed);
+        recorder.run(runtime, |stream| queue(&*session.kernels, stream))?;
+        if let Some(mut late) = late {
+            let before = runtime.statistics().waits_inserted;
+            late.preflight(runtime)?;
+            let missed = runtime.statistics().waits_inserted - before;
+            session.missed_waits.fetch_add(missed, Ordering::Relaxed);
+            late.commit(runtime)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,123 @@
+//! A radix sort of 64-bit numbers, from the least digit to the greatest.
+//!
+//! Each of the eight passes counts the digits of every tile, sums the counts up on the device, and moves the numbers to their places.
+//! Counts, sums and offsets are scratch of one pass: they are dropped as soon as the launch that needs them last is queued, and so
+//! are the numbers of the pass before. Nothing is read back.
+
+use xlog_cuda::Result;
+
+use super::kernels::{DIGITS, SORT_TILE};
+use super::numbers::seed_for;
+use super::{Column, Session, Verdict, host, tile_sums};
+
+/// Bits of a number, and of a digit.
+const BITS: u32 = u64::BITS;
+const DIGIT_BITS: u32 = 8;
+
+/// Numbers to sort.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Sort {
+    /// How many, from 1 to [`MOST_ROWS`](super::MOST_ROWS).
+    pub rows: usize,
+    /// What they are made from.
+    pub seed: u64,
+}
+
+impl Sort {
+    /// The seed of the numbers.
+    #[must_use]
+    pub fn number_seed(&self) -> u64 {
+        seed_for(self.seed, 3)
+    }
+
+    /// Runs the sort, each step on the next stream of the session from step `first` on. The numbers are on their way when this
+    /// returns.
+    #[allow(unsafe_code)]
+    pub fn run(&self, session: &Session<'_>, first: usize) -> Result<Column<u64>> {
+        let stream = session.stream(first);
+        let mut numbers = session.alloc::<u64>(stream, self.rows, "sort numbers")?;
+        session
+            .launch("generate_numbers", stream)
+            .write(&numbers)
+            .moves(numbers.size_bytes())
+            // SAFETY: the launch names the buffer.
+            .run(|kernels, stream| unsafe {
+                kernels.generate_numbers(stream, &numbers, self.number_seed())
+            })?;
+        for (pass, shift) in (0..BITS).step_by(DIGIT_BITS as usize).enumerate() {
+            // An odd number of steps, so that passes do not fall into step with an even number of streams.
+            numbers = self.pass(session, first + 1 + 5 * pass, &numbers, shift)?;
+        }
+        Ok(numbers)
+    }
+
+    /// Moves the numbers into a new buffer, in the order of one digit.
+    #[allow(unsafe_code)]
+    fn pass(
+        &self,
+        session: &Session<'_>,
+        step: usize,
+        numbers: &Column<u64>,
+        shift: u32,
+    ) -> Result<Column<u64>> {
+        let stream = |more: usize| session.stream(step + more);
+        let tiles = self.rows.div_ceil(SORT_TILE);
+        let counts = session.alloc::<u32>(stream(0), tiles * DIGITS, "sort counts")?;
+        session
+            .launch("count_digits", stream(0))
+            .read(numbers)
+            .write(&counts)
+            .moves(numbers.size_bytes() + counts.size_bytes())
+            .run(|kernels, stream| {
+                // SAFETY: there is a count for every digit of every tile, and the launch names all it touches.
+                unsafe { kernels.count_digits(stream, numbers, shift, &counts) }
+            })?;
+
+        let sums = session.alloc::<u64>(stream(1), tile_sums(counts.len()), "sort sums")?;
+        session
+            .launch("sum_tiles", stream(1))
+            .read(&counts)
+            .write(&sums)
+            .moves(counts.size_bytes() + sums.size_bytes())
+            // SAFETY: there is a sum for every tile, and the launch names all it touches.
+            .run(|kernels, stream| unsafe { kernels.sum_tiles(stream, &counts, &sums) })?;
+        session
+            .launch("scan_sums", stream(2))
+            .read_write(&sums)
+            .moves(sums.size_bytes() * 2)
+            // SAFETY: the launch names the buffer.
+            .run(|kernels, stream| unsafe { kernels.scan_sums(stream, &sums) })?;
+        let offsets = session.alloc::<u32>(stream(3), counts.len(), "sort offsets")?;
+        session
+            .launch("spread_sums", stream(3))
+            .read(&counts)
+            .read(&sums)
+            .write(&offsets)
+            .moves(counts.size_bytes() * 2 + sums.size_bytes())
+            .run(|kernels, stream| {
+                // SAFETY: there is an offset for every count, and the launch names all it touches.
+                unsafe { kernels.spread_sums(stream, &counts, &sums, &offsets) }
+            })?;
+        drop((counts, sums));
+
+        let out = session.alloc::<u64>(stream(4), self.rows, "sort numbers")?;
+        session.look();
+        session
+            .launch("scatter_digits", stream(4))
+            .read(numbers)
+            .read(&offsets)
+            .write(&out)
+            .moves(numbers.size_bytes() * 2 + offsets.size_bytes())
+            .run(|kernels, stream| {
+                // SAFETY: offsets lead into the buffer, no two to one place, and the launch names all it touches.
+                unsafe { kernels.scatter_digits(stream, numbers, shift, &offsets, &out) }
+            })?;
+        Ok(out)
+    }
+
+    /// Compares numbers with those that the host makes and sorts for itself, on `threads` threads.
+    pub fn verify(&self, numbers: &[u64], threads: usize) -> Verdict {
+        let wrong = host::sorted::examine(self, numbers, threads).err();
+        Verdict { rows: numbers.len() as u64, expected: self.rows as u64, wrong }
+    }
+}

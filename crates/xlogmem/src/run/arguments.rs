@@ -1,0 +1,69 @@
+//! Options that runs share: the stack a workload runs on.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use xlog_cuda::device_runtime::open_log;
+use xlogmem::size::Size;
+use xlogmem::stack::{StackKind, StackOptions};
+
+use crate::cli::Refusal;
+use crate::doctor::{Cuda, Selected, select};
+
+/// The device and what lies on it. What every run can put into its stack is added here.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct StackArguments {
+    /// The device: cuda:N, sim, or sim:SEED.
+    ///
+    /// Without it: what XLOG_DEVICE says, else the first GPU, else the simulated device.
+    #[arg(long, value_name = "SPEC")]
+    pub(crate) device: Option<String>,
+
+    /// The memory resource: direct, async or pool [default: pool; async for handoff]
+    ///
+    /// The direct one tracks no uses, so only churn takes it.
+    #[arg(long, value_name = "NAME", env = "XLOG_DEVICE_RESOURCE")]
+    pub(crate) resource: Option<String>,
+
+    /// Bytes that blocks may have together, such as 4GiB [default: no limit]
+    #[arg(long, value_name = "SIZE", allow_negative_numbers = true)]
+    pub(crate) budget: Option<String>,
+
+    /// Log every operation, also uses, to this file, which ends in .xtrace or .csv; see xlogmem summary and replay
+    #[arg(long, value_name = "FILE")]
+    pub(crate) log: Option<PathBuf>,
+}
+
+impl StackArguments {
+    /// Which device, without opening it.
+    pub(crate) fn select(&self) -> Result<Selected, Refusal> {
+        select(self.device.as_deref(), &Cuda::find())
+            .map_err(|error| Refusal::Line(error.to_string()))
+    }
+
+    /// The stack that is asked for, without its log and with one stream.
+    pub(crate) fn options(&self, default: StackKind) -> Result<StackOptions, Refusal> {
+        let refuse = |error: String| Refusal::Line(error);
+        let kind = self.resource.as_deref().map_or(Ok(default), str::parse);
+        let kind = kind.map_err(|error: String| refuse(format!("--resource: {error}")))?;
+        let budget = self.budget.as_deref().map(str::parse::<Size>).transpose();
+        let budget = budget.map_err(|error| refuse(format!("--budget: {error}")))?;
+        Ok(StackOptions::new(kind).with_budget(budget.map(|size| size.0)))
+    }
+
+    /// Opens the log. This comes last, so that nothing is written for a command line that is refused.
+    pub(crate) fn with_log(&self, options: StackOptions) -> Result<StackOptions, Refusal> {
+        let log = self.log.as_deref().map(open_log).transpose();
+        Ok(options.with_log(log.map_err(|error| Refusal::Line(format!("--log: {error}")))?))
+    }
+
+    /// Refuses the resource that tracks no uses, before anything is opened.
+    pub(crate) fn require_tracking(&self, why: &str) -> Result<(), Refusal> {
+        match self.resource.as_deref() {
+            Some("direct") => Err(Refusal::Line(format!(
+                "--resource direct: this resource tracks no uses, so {why} cannot be ordered; use --resource async or pool"
+            ))),
+            _ => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,171 @@
+//! `run join`, `run fixpoint` and `run sort`: relational work on the device, verified by the host.
+//!
+//! Each thread is an executor that does the work a few times over, each time on other data; all share the streams and the stack. The
+//! device is timed without the host's own computation of the result.
+
+mod report;
+
+use std::sync::{Mutex, PoisonError};
+use std::time::Instant;
+
+use clap::{Args, value_parser};
+use xlog_cuda::Result;
+use xlogmem::relational::fixpoint::Fixpoint;
+use xlogmem::relational::join::Join;
+use xlogmem::relational::numbers::seed_for;
+use xlogmem::relational::sort::Sort;
+use xlogmem::relational::{MOST_ROWS, Session, SessionOptions, Workload};
+use xlogmem::stack::{Stack, StackKind};
+
+use super::StackArguments;
+use super::progress::Progress;
+use crate::Output;
+use crate::cli::Refusal;
+use report::{Report, Run};
+
+/// What these runs take.
+#[derive(Args, Debug)]
+#[command(after_help = "Exit status: 0 the result is right and all memory is back; 1 it is \
+                        not, or the device failed; 2 the command line was refused.")]
+pub(crate) struct RelationalArguments {
+    #[command(flatten)]
+    pub(super) stack: StackArguments,
+
+    /// How many rows, such as 1000000 or 1e8 [default: a few seconds' worth]
+    #[arg(long, value_name = "N", value_parser = parse_rows)]
+    pub(super) rows: Option<usize>,
+
+    /// How many streams the steps go round
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = value_parser!(u32).range(1..=64))]
+    pub(super) streams: u32,
+
+    /// How many host threads do the work at once, each on data of its own
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = value_parser!(u32).range(1..=64))]
+    pub(super) threads: u32,
+
+    /// How many times each thread does it
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = value_parser!(u32).range(1..=1_000_000))]
+    pub(super) repeat: u32,
+
+    /// What the data is made from
+    #[arg(long, value_name = "NUMBER", default_value_t = 1)]
+    pub(super) seed: u64,
+
+    /// Print one JSON object instead of text
+    #[arg(long)]
+    pub(super) json: bool,
+}
+
+/// A whole number, also one with an exponent, within what the kernels can count.
+fn parse_rows(text: &str) -> Result<usize, String> {
+    let number = text.parse::<f64>().ok().filter(|number| number.fract() == 0.0);
+    number
+        .filter(|number| (1.0..=MOST_ROWS as f64).contains(number))
+        .map(|number| number as usize)
+        .ok_or_else(|| format!("expected a whole number from 1 to {MOST_ROWS}, such as 1e6"))
+}
+
+/// Runs `run join`.
+pub(crate) fn join(arguments: &RelationalArguments) -> Result<Output, Refusal> {
+    run(arguments, [100_000_000, 1_000_000], |rows, seed| Workload::Join(Join { rows, seed }))
+}
+
+/// Runs `run fixpoint`.
+pub(crate) fn fixpoint(arguments: &RelationalArguments) -> Result<Output, Refusal> {
+    run(arguments, [10_000_000, 100_000], |rows, seed| Workload::Fixpoint(Fixpoint { rows, seed }))
+}
+
+/// Runs `run sort`.
+pub(crate) fn sort(arguments: &RelationalArguments) -> Result<Output, Refusal> {
+    run(arguments, [100_000_000, 1_000_000], |rows, seed| Workload::Sort(Sort { rows, seed }))
+}
+
+/// Runs one of them; `usual` rows are those of a GPU and of a simulated device. What cannot be understood is refused; what fails
+/// on the device is in the output.
+fn run(
+    arguments: &RelationalArguments,
+    usual: [usize; 2],
+    work: impl Fn(usize, u64) -> Workload,
+) -> Result<Output, Refusal> {
+    arguments.stack.require_tracking("work of several streams on one buffer")?;
+    let options = arguments.stack.options(StackKind::Pool)?;
+    let selection = arguments.stack.select()?;
+    let options = arguments.stack.with_log(options.with_streams(arguments.streams as usize))?;
+    let [on_gpu, simulated] = usual;
+    let spec = selection.spec;
+    let rows = arguments.rows.unwrap_or(if spec.is_simulated() { simulated } else { on_gpu });
+    let work = work(rows, arguments.seed);
+    let mut report = Report::new(selection.describe(), &work, rows, &options, arguments);
+    match Stack::build(spec, options) {
+        Ok(stack) => {
+            if let Err(error) = measure(&stack, &work, arguments, &mut report) {
+                report.error = Some(format!("{spec}: {error}"));
+            }
+        }
+        Err(error) => report.error = Some(error.to_string()),
+    }
+    report.judge();
+    let failure = report.error.clone();
+    let text = match arguments.json {
+        true => crate::json_text(&report),
+        false => Ok(report.render()),
+    };
+    Ok(Output::new(text, failure))
+}
+
+fn measure(
+    stack: &Stack,
+    work: &Workload,
+    arguments: &RelationalArguments,
+    report: &mut Report,
+) -> Result<()> {
+    report.note_device(stack);
+    let session = Session::open(stack, arguments.streams as usize, SessionOptions::default())?;
+    let progress = Progress::new("runs", arguments.threads * arguments.repeat);
+    let runs: Mutex<Vec<Result<Run>>> = Mutex::new(Vec::new());
+    let start = Instant::now();
+    let executor = |thread: u32| {
+        for repeat in 0..arguments.repeat {
+            // Two runs never have the same data.
+            let number = u64::from(thread) * u64::from(arguments.repeat) + u64::from(repeat);
+            let work = work.with_seed(match number {
+                0 => work.seed(),
+                number => seed_for(work.seed(), number << 8),
+            });
+            let run = once(&session, &work, thread, arguments.threads);
+            let failed = run.is_err();
+            runs.lock().unwrap_or_else(PoisonError::into_inner).push(run);
+            progress.step();
+            if failed {
+                return;
+            }
+        }
+    };
+    let body = |thread: u32| -> Box<dyn FnOnce() + Send + '_> {
+        let executor = &executor;
+        Box::new(move || executor(thread))
+    };
+    stack.run_threads((0..arguments.threads).map(body).collect());
+    report.seconds = Some(start.elapsed().as_secs_f64());
+    drop(progress);
+    // What is counted below has to be settled, also after a failure.
+    let settled = stack.settle();
+    report.note(stack, &session);
+    let runs = runs.into_inner().unwrap_or_else(PoisonError::into_inner);
+    report.note_runs(runs)?;
+    settled
+}
+
+/// Does the work once, and has the host verify it.
+fn once(session: &Session<'_>, work: &Workload, thread: u32, threads: u32) -> Result<Run> {
+    let start = Instant::now();
+    let executed = work.execute(session, thread as usize)?;
+    let stream = session.runtime().stream_pool().try_resolve(executed.result.stream())?;
+    stream.synchronize()?;
+    let seconds = start.elapsed().as_secs_f64();
+    let result = executed.result.to_vec()?;
+    drop(executed.result);
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let verdict = work.verify(&result, cores.div_ceil(threads as usize));
+    Ok(Run { seed: work.seed(), rows: executed.rows, rounds: executed.rounds, seconds, verdict })
+}
