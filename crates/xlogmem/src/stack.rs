@@ -9,9 +9,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use xlog_cuda::device_runtime::{
-    AsyncCudaResource, DeviceMemoryResource, DirectCudaResource, GlobalDeviceBudget,
-    LoggingResource, LoggingSink, PhysicalMeter, PoolConfig, PoolResource, PoolSnapshot,
-    ResourceResult, StreamPool, XlogDeviceRuntime,
+    AsyncCudaResource, DebugGuardResource, DeviceMemoryResource, DirectCudaResource,
+    GlobalDeviceBudget, GuardSetting, LoggingResource, LoggingSink, PhysicalMeter, PoolConfig,
+    PoolResource, PoolSnapshot, ResourceResult, StreamPool, XlogDeviceRuntime,
 };
 use xlog_cuda::{CudaDevice, DeviceSpec, Result};
 
@@ -84,6 +84,8 @@ impl PhysicalMeter for Reserved {
 pub struct StackOptions {
     /// The resource.
     pub kind: StackKind,
+    /// What guards the blocks.
+    pub guard: GuardSetting,
     /// Where every operation is logged, also uses.
     pub log: Option<Arc<dyn LoggingSink>>,
     /// The most bytes of blocks.
@@ -96,7 +98,14 @@ impl StackOptions {
     /// A resource with nothing over it, and one stream.
     #[must_use]
     pub fn new(kind: StackKind) -> Self {
-        Self { kind, log: None, budget: None, streams: 1 }
+        Self { kind, guard: GuardSetting::Off, log: None, budget: None, streams: 1 }
+    }
+
+    /// Puts a guard under the blocks.
+    #[must_use]
+    pub fn with_guard(mut self, guard: GuardSetting) -> Self {
+        self.guard = guard;
+        self
     }
 
     /// Logs every operation, also uses.
@@ -125,6 +134,7 @@ impl fmt::Debug for StackOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("StackOptions")
             .field("kind", &self.kind)
+            .field("guard", &self.guard)
             .field("log", &self.log.is_some())
             .field("budget", &self.budget)
             .field("streams", &self.streams)
@@ -154,7 +164,7 @@ impl Stack {
 
     /// Opens the device and builds the stack that the options describe.
     pub fn build(spec: DeviceSpec, options: StackOptions) -> Result<Self> {
-        let StackOptions { kind, log, budget, streams } = options;
+        let StackOptions { kind, guard, log, budget, streams } = options;
         let device = Arc::new(CudaDevice::open_spec(spec)?);
         let ordinal = device.ordinal();
         let streams = Arc::new(StreamPool::new(Arc::clone(&device), streams.max(1)));
@@ -182,6 +192,10 @@ impl Stack {
                 Some(meter)
             }
         };
+        if let Some(config) = guard.config() {
+            let guarded = DebugGuardResource::new(Box::new(resource), config.clone());
+            resource = Arc::new(guarded);
+        }
         if let Some(sink) = log {
             resource =
                 Arc::new(LoggingResource::new(Box::new(resource), sink).with_use_logging(true));

@@ -4,10 +4,10 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use xlog_cuda::device_runtime::{
-    Access, AllocTag, AsyncCudaResource, BlockId, DeviceBlock, DeviceMemoryResource,
-    DirectCudaResource, GlobalDeviceBudget, LedgerSetting, LoggingResource, NullSink, PoolConfig,
-    PoolResource, ResourceKind, ResourceResult, RuntimeConfig, StreamId, StreamLease, StreamPool,
-    XlogDeviceRuntime,
+    Access, AllocTag, AsyncCudaResource, BlockId, DebugGuardResource, DeviceBlock,
+    DeviceMemoryResource, DirectCudaResource, GlobalDeviceBudget, GuardConfig, LedgerSetting,
+    LoggingResource, NullSink, PoolConfig, PoolResource, ResourceKind, ResourceResult,
+    RuntimeConfig, StreamId, StreamLease, StreamPool, XlogDeviceRuntime,
 };
 use xlog_cuda::kernels::exercise::Exercise;
 use xlog_cuda::sim::{SimConfig, SimDevice};
@@ -208,7 +208,10 @@ impl Maker for OursMaker {
                 let sink = Arc::new(NullSink::new());
                 Front::Resource(Box::new(LoggingResource::new(pool, sink)))
             }
-            "guard" => return Err("this build has no guard".to_owned()),
+            "guard" => {
+                let pool = Box::new(self.pool(&streams, grows)?);
+                Front::Resource(Box::new(DebugGuardResource::new(pool, GuardConfig::default())))
+            }
             _ => Front::Runtime(Box::new(self.runtime(log.as_ref())?)),
         };
         let streams = match &front {

@@ -10,7 +10,7 @@ use xlog_cuda::device_runtime::{
 };
 use xlog_testing::{WatchedGate, for_each_device};
 
-use crate::support::{ROWS, Rig, poke, quiet, twin};
+use crate::support::{ROWS, Rig, looks_on_the_device, poke, quiet, twin};
 
 #[test]
 fn one_byte_behind_a_block_is_told_by_the_next_reap() {
@@ -135,6 +135,9 @@ fn damage_found_at_the_end_is_in_the_handle() {
 #[test]
 fn a_free_on_a_held_stream_returns_and_its_state_is_true() {
     for_each_device(|device| {
+        if !looks_on_the_device(device) {
+            return; // what is read back there is waited for
+        }
         let rig = Rig::new(device, quiet());
         let (own, other) = (rig.pool.lease().unwrap(), rig.pool.lease().unwrap());
         let block = rig.allocate(1000, &own);

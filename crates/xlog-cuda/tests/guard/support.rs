@@ -204,3 +204,8 @@ impl Drop for Replay {
         }
     }
 }
+
+/// True where blocks are looked at by the device itself, in stream order; behind a plain seam they are copied back.
+pub fn looks_on_the_device(device: &CudaDevice) -> bool {
+    device.sim().is_some() || device.spec().parse::<DeviceSpec>().is_ok()
+}

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use xlog_cuda::device_runtime::open_log;
+use xlog_cuda::device_runtime::{GuardSetting, open_log};
 use xlogmem::size::Size;
 use xlogmem::stack::{StackKind, StackOptions};
 
@@ -29,6 +29,12 @@ pub(crate) struct StackArguments {
     #[arg(long, value_name = "SIZE", allow_negative_numbers = true)]
     pub(crate) budget: Option<String>,
 
+    /// Put a guard under the blocks: off, canary, sync, pages or sampled:N
+    ///
+    /// What it finds ends the run with status 1; see docs/debugging.md.
+    #[arg(long, value_name = "MODE", env = "XLOG_DEVICE_GUARD")]
+    pub(crate) guard: Option<String>,
+
     /// Log every operation, also uses, to this file, which ends in .xtrace or .csv; see xlogmem summary and replay
     #[arg(long, value_name = "FILE")]
     pub(crate) log: Option<PathBuf>,
@@ -48,7 +54,11 @@ impl StackArguments {
         let kind = kind.map_err(|error: String| refuse(format!("--resource: {error}")))?;
         let budget = self.budget.as_deref().map(str::parse::<Size>).transpose();
         let budget = budget.map_err(|error| refuse(format!("--budget: {error}")))?;
-        Ok(StackOptions::new(kind).with_budget(budget.map(|size| size.0)))
+        let guard = self.guard.as_deref().map(str::parse::<GuardSetting>).transpose();
+        let guard = guard.map_err(|error| refuse(format!("--guard: {error}")))?;
+        Ok(StackOptions::new(kind)
+            .with_budget(budget.map(|size| size.0))
+            .with_guard(guard.unwrap_or_default()))
     }
 
     /// Opens the log. This comes last, so that nothing is written for a command line that is refused.
