@@ -36,6 +36,7 @@ use crate::{CudaDevice, Result, XlogError};
 
 pub use config::{
     BUDGET_VARIABLE, LEDGER_VARIABLE, LOG_VARIABLE, RESOURCE_VARIABLE, RuntimeConfig,
+    SANITIZER_VARIABLE,
 };
 pub use joining::{LedgerOutlook, LedgerStatus, LimitSurvey};
 pub use kind::ResourceKind;

@@ -51,7 +51,7 @@ pub(super) fn stack(device: Arc<CudaDevice>, config: &RuntimeConfig) -> Result<X
             layers(resource, sink, limit)
         }
         ResourceKind::Pool => {
-            let config = PoolConfig::default();
+            let config = PoolConfig::default().with_sanitizer(config.sanitizer);
             let resource = PoolResource::new(device.clone(), ordinal, streams.clone(), config)?;
             layers(resource, sink, limit)
         }
