@@ -12,7 +12,7 @@ use xlog_driver::sync::Mutex;
 use super::ordering::record::{BlockTable, tag_of};
 use super::resource::{
     AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, Generation, PhysicalMeter,
-    ResourceError, ResourceResult, ResourceStatistics, StreamId,
+    ResourceError, ResourceHome, ResourceResult, ResourceStatistics, StreamId,
 };
 use crate::CudaDevice;
 
@@ -173,6 +173,10 @@ impl DeviceMemoryResource for DirectCudaResource {
 
     fn places_blocks(&self) -> bool {
         true
+    }
+
+    fn home(&self) -> Option<ResourceHome> {
+        Some(ResourceHome::new(self.device.clone()))
     }
 
     fn statistics(&self) -> ResourceStatistics {

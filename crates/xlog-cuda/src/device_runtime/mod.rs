@@ -4,6 +4,7 @@
 
 pub mod async_resource;
 pub mod budget;
+pub mod debug_guard;
 pub mod direct;
 pub mod ledger;
 pub mod logging;
@@ -22,6 +23,10 @@ pub use budget::{
     LimitSource, OomCause, OomPolicy, OomReport, OtherUse, Pressure, Registration, ScopeUsage,
     TagUsage, WaitPolicy,
 };
+pub use debug_guard::{
+    DamageKind, DebugGuardResource, FoundBy, GuardConfig, GuardHandle, GuardMode, GuardOutput,
+    GuardPostMortem, GuardReport, NearBlock, PagePlacement,
+};
 pub use direct::DirectCudaResource;
 pub use ledger::LedgerMeter;
 pub use logging::{
@@ -35,13 +40,14 @@ pub use pool::{
 };
 pub use resource::{
     Access, AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, FreeSpace,
-    Generation, PhysicalMeter, ResourceError, ResourceResult, ResourceStatistics, StreamId,
+    Generation, PhysicalMeter, ResourceError, ResourceHome, ResourceResult, ResourceStatistics,
+    StreamId,
 };
 pub use runtime::{
-    BUDGET_VARIABLE, FailedFree, LEDGER_VARIABLE, LOG_VARIABLE, LeakReport, LedgerOutlook,
-    LedgerSetting, LedgerStatus, LimitSurvey, MAX_DEVICE_ORDINALS, RESOURCE_VARIABLE, ResourceKind,
-    RuntimeConfig, SANITIZER_VARIABLE, XlogDeviceRuntime, open_log, set_failed_free_handler,
-    set_leak_handler,
+    BUDGET_VARIABLE, FailedFree, GUARD_VARIABLE, GuardSetting, LEDGER_VARIABLE, LOG_VARIABLE,
+    LeakReport, LedgerOutlook, LedgerSetting, LedgerStatus, LimitSurvey, MAX_DEVICE_ORDINALS,
+    RESOURCE_VARIABLE, ResourceKind, RuntimeConfig, SANITIZER_VARIABLE, XlogDeviceRuntime,
+    open_log, set_failed_free_handler, set_leak_handler,
 };
 pub use statistics::{
     Backtraces, LiveBlock, LiveReport, Statistics, StatisticsConfig, StatisticsResource,

@@ -9,6 +9,7 @@
 //! that may still run. `table` holds the runtimes that the whole process shares, `config` says how one of those is built.
 
 mod config;
+mod guarding;
 mod joining;
 mod kind;
 mod limits;
@@ -24,6 +25,7 @@ use xlog_ledger::Snapshot;
 
 use self::limits::Capacity;
 use super::budget::{BudgetHandle, BudgetReservation, EffectiveLimit};
+use super::debug_guard::GuardHandle;
 use super::ledger::LedgerMeter;
 use super::resource::{
     Access, AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, ResourceError,
@@ -35,9 +37,10 @@ use crate::memory::{DeviceRepr, TrackedCudaSlice};
 use crate::{CudaDevice, Result, XlogError};
 
 pub use config::{
-    BUDGET_VARIABLE, LEDGER_VARIABLE, LOG_VARIABLE, RESOURCE_VARIABLE, RuntimeConfig,
-    SANITIZER_VARIABLE,
+    BUDGET_VARIABLE, GUARD_VARIABLE, LEDGER_VARIABLE, LOG_VARIABLE, RESOURCE_VARIABLE,
+    RuntimeConfig, SANITIZER_VARIABLE,
 };
+pub use guarding::GuardSetting;
 pub use joining::{LedgerOutlook, LedgerStatus, LimitSurvey};
 pub use kind::ResourceKind;
 pub use report::{FailedFree, LeakReport, set_failed_free_handler, set_leak_handler};
@@ -92,6 +95,7 @@ struct Oversight {
     ledger: LedgerStatus,
     meter: Option<Arc<LedgerMeter>>,
     statistics: Statistics,
+    guard: Option<GuardHandle>,
 }
 
 impl XlogDeviceRuntime {
@@ -372,6 +376,12 @@ impl XlogDeviceRuntime {
     #[must_use]
     pub fn block_state(&self, block: BlockId) -> BlockState {
         self.resource().block_state(block)
+    }
+
+    /// The guard, for its checks and reports; `None` where there is none, or the runtime was composed of parts.
+    #[must_use]
+    pub fn guard(&self) -> Option<&GuardHandle> {
+        self.core.oversight.as_ref().and_then(|oversight| oversight.guard.as_ref())
     }
 
     /// [`DeviceMemoryResource::statistics`].

@@ -5,10 +5,11 @@
 //! the lines below, the compiler and the target; a test compares the hashes. PTX is embedded in the program and compiled by
 //! the driver for the GPU at hand when a [`KernelImage`] is loaded, which takes milliseconds: load once, launch often.
 //!
-//! [`exercise`] has kernels of our own with their twins for the simulated device. What is not here: ordering. A launch says
+//! [`exercise`] has kernels of our own with their twins for the simulated device, [`guard`] that of the debug guard. What is not here: ordering. A launch says
 //! nothing about the buffers it uses; that is the work of a [`LaunchRecorder`](crate::LaunchRecorder).
 
 pub mod exercise;
+pub mod guard;
 
 use std::ffi::CStr;
 
@@ -145,8 +146,10 @@ mod tests {
         None
     }
 
-    const IMAGES: [(KernelImage, &str); 1] =
-        [(exercise::IMAGE, include_str!("../../kernels/exercise.cu"))];
+    const IMAGES: [(KernelImage, &str); 2] = [
+        (exercise::IMAGE, include_str!("../../kernels/exercise.cu")),
+        (guard::IMAGE, include_str!("../../kernels/guard.cu")),
+    ];
 
     #[test]
     fn no_source_is_left_out_of_these_tests() {

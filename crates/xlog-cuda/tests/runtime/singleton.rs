@@ -160,7 +160,9 @@ fn settings_that_are_not_accepted_are_refused_by_name() {
         ("XLOG_DEVICE_LEDGER", "/tmp/a b.ledger", "no device key"),
         ("XLOG_DEVICE_LOG", "", ".xtrace or .csv"),
         ("XLOG_DEVICE_LOG", "/tmp/log.txt", ".xtrace or .csv"),
-        ("XLOG_DEVICE_GUARD", "on", "not available in this build"),
+        ("XLOG_DEVICE_GUARD", "on", "sampled:N"),
+        ("XLOG_DEVICE_GUARD", "", "no such guard"),
+        ("XLOG_DEVICE_GUARD", "sampled:0", "no number above 0"),
     ];
     for (variable, value, expected) in cases {
         let mut variables = vec![("XLOG_DEVICE", "sim")];

@@ -23,7 +23,7 @@ use super::ordering::tracker::{Retired, Tracker, Tracks, tracked_hooks};
 use super::ordering::uses::OutstandingList;
 use super::resource::{
     Access, AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, Generation,
-    PhysicalMeter, ResourceError, ResourceResult, ResourceStatistics, StreamId,
+    PhysicalMeter, ResourceError, ResourceHome, ResourceResult, ResourceStatistics, StreamId,
 };
 use super::stream_pool::StreamPool;
 use crate::CudaDevice;
@@ -347,6 +347,10 @@ impl DeviceMemoryResource for AsyncCudaResource {
 
     fn places_blocks(&self) -> bool {
         true
+    }
+
+    fn home(&self) -> Option<ResourceHome> {
+        Some(ResourceHome::new(self.device.clone()).with_streams(self.tracker.streams.clone()))
     }
 
     fn statistics(&self) -> ResourceStatistics {

@@ -67,21 +67,20 @@ impl Blocks for Vec<DeviceBlock> {
 }
 
 impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
-    /// One block, charged. The usual way takes the charge out of this thread's own credit.
+    /// One block of `bytes`, charged `charge`. The usual way takes the charge out of this thread's own credit.
     #[inline(always)]
     pub(super) fn obtain(
         &self,
-        bytes: usize,
+        (bytes, charge): (usize, usize),
         tag: AllocTag,
         call: impl Fn() -> ResourceResult<DeviceBlock>,
     ) -> ResourceResult<DeviceBlock> {
-        let charge = self.inner.charge_for(bytes);
         let seat = seat();
         if bytes == 0 || super::scope::current(&self.core) != DEVICE {
-            return self.obtain_slow(bytes, tag, None, call);
+            return self.obtain_slow((bytes, charge), tag, None, call);
         }
         let Some(index) = self.core.take_own(seat, charge, tag) else {
-            return self.obtain_slow(bytes, tag, None, call);
+            return self.obtain_slow((bytes, charge), tag, None, call);
         };
         let flight =
             Flight { core: &self.core, seat, charge, scope: DEVICE, tag: index, blocks: 1 };
@@ -95,11 +94,11 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
             }
             Ok(block) => {
                 let outcome = self.settle(flight, by_fields(block), |_| charge);
-                self.obtain_slow(bytes, tag, Some(outcome), call)
+                self.obtain_slow((bytes, charge), tag, Some(outcome), call)
             }
             Err(error) => {
                 drop(flight);
-                self.obtain_slow(bytes, tag, Some(Outcome::Failed(error)), call)
+                self.obtain_slow((bytes, charge), tag, Some(Outcome::Failed(error)), call)
             }
         }
     }
@@ -109,12 +108,12 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
     #[inline(never)]
     fn obtain_slow(
         &self,
-        bytes: usize,
+        (bytes, charge): (usize, usize),
         tag: AllocTag,
         failed: Option<Outcome<DeviceBlock>>,
         call: impl Fn() -> ResourceResult<DeviceBlock>,
     ) -> ResourceResult<DeviceBlock> {
-        let claim = self.claim(bytes, tag)?;
+        let claim = self.claim(bytes, charge, tag)?;
         self.climb(&claim, None, failed, call, |_| claim.charge)
     }
 

@@ -139,15 +139,18 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
         if let Some(tag) = self.retry(seat, claim, sight) {
             return Some(tag);
         }
-        if self.look_through_all(seat) > 0 {
-            // Some are held back by a guard: a trim lets go of them.
-            let _ = self.inner.trim();
-            if let Some(tag) = self.retry(seat, claim, sight) {
-                return Some(tag);
-            }
-        }
         let (mut step, longest) = PAUSES;
-        while sight.pending > 0 && !sight.is_final(claim.charge) && *paused < policy.patience {
+        loop {
+            if self.look_through_all(seat) > 0 {
+                // Some are held back by a guard: a trim lets go of them.
+                let _ = self.inner.trim();
+                if let Some(tag) = self.retry(seat, claim, sight) {
+                    return Some(tag);
+                }
+            }
+            if sight.pending == 0 || sight.is_final(claim.charge) || *paused >= policy.patience {
+                return None;
+            }
             std::thread::sleep(step);
             pause(0);
             *paused += step;
@@ -156,7 +159,6 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
                 return Some(tag);
             }
         }
-        None
     }
 
     /// Waits in the queue.

@@ -142,7 +142,7 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
         tag: AllocTag,
         policy: &OomPolicy,
     ) -> ResourceResult<DeviceBlock> {
-        let claim = self.claim(bytes, tag)?;
+        let claim = self.claim(bytes, self.inner.charge_for(bytes), tag)?;
         let call = || self.inner.allocate(bytes, stream, tag);
         self.climb(&claim, Some(policy), None, call, |_| claim.charge)
     }
@@ -163,11 +163,10 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
         Ok(reservation)
     }
 
-    fn claim(&self, bytes: usize, tag: AllocTag) -> ResourceResult<Claim> {
+    fn claim(&self, bytes: usize, charge: usize, tag: AllocTag) -> ResourceResult<Claim> {
         if bytes == 0 {
             return Err(ResourceError::zero_bytes());
         }
-        let charge = self.inner.charge_for(bytes);
         Ok(Claim { charge, scope: scope::current(&self.core), tag, blocks: 1 })
     }
 }

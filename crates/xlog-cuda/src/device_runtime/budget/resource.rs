@@ -68,7 +68,8 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for GlobalDeviceBudget<R> {
         stream: StreamId,
         tag: AllocTag,
     ) -> ResourceResult<DeviceBlock> {
-        self.obtain(bytes, tag, move || self.inner.allocate(bytes, stream, tag))
+        let charge = self.inner.charge_for(bytes);
+        self.obtain((bytes, charge), tag, move || self.inner.allocate(bytes, stream, tag))
     }
 
     #[inline]
@@ -150,7 +151,9 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for GlobalDeviceBudget<R> {
         stream: StreamId,
         tag: AllocTag,
     ) -> ResourceResult<DeviceBlock> {
-        self.obtain(bytes, tag, move || self.inner.allocate_aligned(bytes, align, stream, tag))
+        let charge = self.inner.charge_for_aligned(bytes, align);
+        let call = move || self.inner.allocate_aligned(bytes, align, stream, tag);
+        self.obtain((bytes, charge), tag, call)
     }
 
     fn allocate_batch(
@@ -170,7 +173,7 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for GlobalDeviceBudget<R> {
         };
         let mut charges = Vec::with_capacity(sizes.len());
         for &bytes in sizes {
-            let one = self.claim(bytes, tag)?;
+            let one = self.claim(bytes, self.inner.charge_for(bytes), tag)?;
             claim.charge = claim.charge.saturating_add(one.charge);
             charges.push(one.charge);
         }
@@ -210,7 +213,8 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for GlobalDeviceBudget<R> {
                 accepted: "one that this budget gave".to_owned(),
             });
         }
-        let mut claim = self.claim(bytes, tag)?;
+        let charge = self.inner.charge_for_aligned(bytes, align);
+        let mut claim = self.claim(bytes, charge, tag)?;
         reservation.covers(claim.charge)?;
         claim.scope = reservation.scope_index();
         let mut relief = Relief::new(self.core.policy());

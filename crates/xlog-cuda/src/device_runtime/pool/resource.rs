@@ -9,7 +9,8 @@ use crate::device_runtime::ordering::record::Record;
 use crate::device_runtime::ordering::tracker::{Tracker, Tracks, tracked_hooks};
 use crate::device_runtime::resource::{
     Access, AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, FreeSpace,
-    Generation, PhysicalMeter, ResourceError, ResourceResult, ResourceStatistics, StreamId,
+    Generation, PhysicalMeter, ResourceError, ResourceHome, ResourceResult, ResourceStatistics,
+    StreamId,
 };
 
 /// The largest alignment a request may ask for.
@@ -158,6 +159,10 @@ impl DeviceMemoryResource for PoolResource {
 
     fn places_blocks(&self) -> bool {
         true
+    }
+
+    fn home(&self) -> Option<ResourceHome> {
+        Some(ResourceHome::new(self.device.clone()).with_streams(self.tracker.streams.clone()))
     }
 
     fn free_space(&self) -> Option<FreeSpace> {

@@ -6,6 +6,7 @@
 
 mod block;
 mod error;
+mod home;
 mod meter;
 
 use std::sync::Arc;
@@ -14,6 +15,7 @@ use super::budget::BudgetReservation;
 
 pub use block::{AllocTag, BlockId, BlockState, DeviceBlock, Generation, StreamId};
 pub use error::{ResourceError, ResourceResult};
+pub use home::ResourceHome;
 pub use meter::{FreeSpace, PhysicalMeter, ResourceStatistics};
 pub use xlog_driver::Access;
 
@@ -176,6 +178,18 @@ pub trait DeviceMemoryResource: Send + Sync {
         bytes
     }
 
+    /// [`charge_for`](Self::charge_for) of a request with an alignment.
+    fn charge_for_aligned(&self, bytes: usize, _align: usize) -> usize {
+        self.charge_for(bytes)
+    }
+
+    /// The device and the streams this resource works on, for what is stacked on it and queues work of its own.
+    ///
+    /// Decorators forward; `None` where a resource does not say.
+    fn home(&self) -> Option<ResourceHome> {
+        None
+    }
+
     /// Counters, cheap to read.
     fn statistics(&self) -> ResourceStatistics {
         ResourceStatistics { bytes_outstanding: self.bytes_outstanding(), ..Default::default() }
@@ -249,6 +263,14 @@ macro_rules! forward_questions {
 
         fn charge_for(&self, bytes: usize) -> usize {
             self.$inner.charge_for(bytes)
+        }
+
+        fn charge_for_aligned(&self, bytes: usize, align: usize) -> usize {
+            self.$inner.charge_for_aligned(bytes, align)
+        }
+
+        fn home(&self) -> Option<crate::device_runtime::resource::ResourceHome> {
+            self.$inner.home()
         }
 
         fn statistics(&self) -> ResourceStatistics {
@@ -345,6 +367,12 @@ macro_rules! forward {
         }
         fn charge_for(&self, bytes: usize) -> usize {
             (**self).charge_for(bytes)
+        }
+        fn charge_for_aligned(&self, bytes: usize, align: usize) -> usize {
+            (**self).charge_for_aligned(bytes, align)
+        }
+        fn home(&self) -> Option<ResourceHome> {
+            (**self).home()
         }
         fn statistics(&self) -> ResourceStatistics {
             (**self).statistics()

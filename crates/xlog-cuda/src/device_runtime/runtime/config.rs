@@ -9,13 +9,16 @@
 //! | | `on`, `off` | it does, or does not; the other resources are visible to checkers as they are |
 //! | `XLOG_DEVICE_BUDGET` | a [`ByteSize`]: `4GiB`, `512MB`, `1e9`, `50%` | the most that blocks of this process may take |
 //! | `XLOG_DEVICE_LEDGER` | `off`, `on`, a directory, a file `KEY.ledger` | the ledger that processes share, see [`LedgerSetting`] |
+//! | `XLOG_DEVICE_GUARD` | `off`, `canary`, `sync`, `pages`, `sampled:N` | the debug guard, see [`GuardSetting`] |
+//! | `XLOG_DEVICE_LOG` | a file that ends in `.xtrace` or `.csv` | the log of every operation |
 //!
-//! A value that is not accepted is an error that names it, never a default that nobody asked for. So are the settings this
-//! build does not have: a program that was told to keep a log and does not is worse than one that refuses to start.
+//! A value that is not accepted is an error that names it, never a default that nobody asked for: a program that was told to keep
+//! a log and does not is worse than one that refuses to start.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use super::guarding::GuardSetting;
 use super::kind::ResourceKind;
 use super::setting::LedgerSetting;
 use crate::device_runtime::pool::PoolSanitizer;
@@ -34,8 +37,8 @@ pub const BUDGET_VARIABLE: &str = "XLOG_DEVICE_BUDGET";
 /// The environment variable that says which ledger shared runtimes join.
 pub const LEDGER_VARIABLE: &str = "XLOG_DEVICE_LEDGER";
 
-/// Settings that are known by name and not part of this build.
-const UNAVAILABLE: [&str; 1] = ["XLOG_DEVICE_GUARD"];
+/// The environment variable that says whether and how shared runtimes guard their blocks.
+pub const GUARD_VARIABLE: &str = "XLOG_DEVICE_GUARD";
 
 /// Names the file that a shared runtime logs every operation to: `FILE.xtrace`, or `FILE.csv`.
 pub const LOG_VARIABLE: &str = "XLOG_DEVICE_LOG";
@@ -72,6 +75,8 @@ pub struct RuntimeConfig {
     pub ledger_deadline: Option<Duration>,
     /// The file every operation is logged to, by its ending: `.xtrace` or `.csv`. One that is there is replaced.
     pub log: Option<PathBuf>,
+    /// Whether blocks are guarded. What a guard adds to a block is charged to the budget.
+    pub guard: GuardSetting,
 }
 
 impl Default for RuntimeConfig {
@@ -87,6 +92,7 @@ impl Default for RuntimeConfig {
             ledger_limit: None,
             ledger_deadline: None,
             log: None,
+            guard: GuardSetting::default(),
         }
     }
 }
@@ -97,16 +103,6 @@ impl RuntimeConfig {
     /// `XLOG_DEVICE=cuda:N` names the default GPU of a program. It does not move other ordinals there, so it leaves
     /// [`RuntimeConfig::device`] at `None`.
     pub fn from_environment() -> Result<Self> {
-        for name in UNAVAILABLE {
-            if let Some(value) = std::env::var_os(name) {
-                return Err(XlogError::BadSetting {
-                    name,
-                    value: value.to_string_lossy().into_owned(),
-                    reason: "the setting is not available in this build",
-                    accepted: "the variable not being set",
-                });
-            }
-        }
         let device = DeviceSpec::from_environment()?.filter(|spec| spec.is_simulated());
         let mut config = Self { device, ..Self::default() };
         if let Some(resource) = variable(RESOURCE_VARIABLE)? {
@@ -118,6 +114,9 @@ impl RuntimeConfig {
         config.budget = variable(BUDGET_VARIABLE)?;
         if let Some(ledger) = variable(LEDGER_VARIABLE)? {
             config.ledger = ledger;
+        }
+        if let Some(guard) = variable(GUARD_VARIABLE)? {
+            config.guard = guard;
         }
         config.log = variable::<LogFile>(LOG_VARIABLE)?.map(|file| file.0);
         Ok(config)
@@ -190,6 +189,13 @@ impl RuntimeConfig {
     #[must_use]
     pub fn with_log(mut self, file: impl Into<PathBuf>) -> Self {
         self.log = Some(file.into());
+        self
+    }
+
+    /// Whether blocks are guarded, and how.
+    #[must_use]
+    pub fn with_guard(mut self, guard: impl Into<GuardSetting>) -> Self {
+        self.guard = guard.into();
         self
     }
 

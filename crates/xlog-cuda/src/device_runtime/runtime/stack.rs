@@ -1,5 +1,5 @@
-//! The stack of a runtime that is built by configuration: a budget, a log if one is asked for, and statistics over a resource that is
-//! metered by a ledger.
+//! The stack of a runtime that is built by configuration: a budget, a log if one is asked for, and statistics over a resource,
+//! guarded if that is asked for, that is metered by a ledger.
 //!
 //! The budget's limit is the least of all limits ([`Capacity`]); the ledger is asked for physical bytes by the lowest resource.
 
@@ -12,6 +12,7 @@ use super::limits::Capacity;
 use super::{Oversight, ResourceKind, RuntimeConfig, XlogDeviceRuntime};
 use crate::device_runtime::async_resource::AsyncCudaResource;
 use crate::device_runtime::budget::{BudgetHandle, GlobalDeviceBudget};
+use crate::device_runtime::debug_guard::{DebugGuardResource, GuardConfig, GuardHandle};
 use crate::device_runtime::direct::DirectCudaResource;
 use crate::device_runtime::ledger::{LedgerMeter, other_use};
 use crate::device_runtime::logging::{BinarySink, CsvSink, LoggingResource, LoggingSink};
@@ -42,18 +43,19 @@ pub(super) fn stack(device: Arc<CudaDevice>, config: &RuntimeConfig) -> Result<X
 
     let streams = Arc::new(StreamPool::new(device.clone(), config.max_streams));
     let sink = config.log.as_deref().map(open_log).transpose()?;
-    let Layers { resource, budget, statistics } = match config.resource {
+    let guard = config.guard.config();
+    let Layers { resource, budget, statistics, guard } = match config.resource {
         ResourceKind::Direct => {
-            layers(DirectCudaResource::new(device.clone(), ordinal), sink, limit)
+            guarded(DirectCudaResource::new(device.clone(), ordinal), guard, sink, limit)
         }
         ResourceKind::Async => {
             let resource = AsyncCudaResource::new(device.clone(), ordinal, streams.clone());
-            layers(resource, sink, limit)
+            guarded(resource, guard, sink, limit)
         }
         ResourceKind::Pool => {
             let config = PoolConfig::default().with_sanitizer(config.sanitizer);
             let resource = PoolResource::new(device.clone(), ordinal, streams.clone(), config)?;
-            layers(resource, sink, limit)
+            guarded(resource, guard, sink, limit)
         }
     };
     let meter = match &ledger {
@@ -66,7 +68,7 @@ pub(super) fn stack(device: Arc<CudaDevice>, config: &RuntimeConfig) -> Result<X
         }
         _ => None,
     };
-    let oversight = Oversight { budget, capacity, ledger, meter, statistics };
+    let oversight = Oversight { budget, capacity, ledger, meter, statistics, guard };
     Ok(XlogDeviceRuntime::compose(device, ordinal, streams, resource, Some(oversight)))
 }
 
@@ -75,6 +77,24 @@ struct Layers {
     resource: BoxedResource,
     budget: BudgetHandle,
     statistics: Statistics,
+    guard: Option<GuardHandle>,
+}
+
+/// With a guard below everything that counts, so that what it adds is counted.
+fn guarded<R: DeviceMemoryResource + Send + Sync + 'static>(
+    resource: R,
+    guard: Option<&GuardConfig>,
+    sink: Option<Arc<dyn LoggingSink>>,
+    limit: usize,
+) -> Layers {
+    match guard {
+        None => layers(resource, sink, limit),
+        Some(config) => {
+            let guard = DebugGuardResource::on_home(resource, config.clone());
+            let handle = guard.handle();
+            Layers { guard: Some(handle), ..layers(guard, sink, limit) }
+        }
+    }
 }
 
 fn layers<R: DeviceMemoryResource + Send + Sync + 'static>(
@@ -88,7 +108,7 @@ fn layers<R: DeviceMemoryResource + Send + Sync + 'static>(
         None => under_budget(counted, limit),
         Some(sink) => under_budget(LoggingResource::over(counted, sink), limit),
     };
-    Layers { resource, budget, statistics }
+    Layers { resource, budget, statistics, guard: None }
 }
 
 fn under_budget<R: DeviceMemoryResource + Send + Sync + 'static>(

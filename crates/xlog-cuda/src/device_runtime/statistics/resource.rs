@@ -87,7 +87,8 @@ impl<R: DeviceMemoryResource> StatisticsResource<R> {
     #[cold]
     fn free_failed(&self, block: BlockId, error: &ResourceError) {
         let core = &self.statistics.0;
-        let is_refusal = matches!(error, ResourceError::UseAfterFree { .. });
+        // Damage of another block, which a guard below tells with this free, is no refusal.
+        let is_refusal = matches!(error, ResourceError::UseAfterFree { generation } if *generation == block.generation);
         if !is_refusal && core.knows(block.generation) {
             let state = self.inner.block_state(block);
             if matches!(state, BlockState::Retired | BlockState::Quarantined) {

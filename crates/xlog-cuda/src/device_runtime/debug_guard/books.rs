@@ -1,0 +1,268 @@
+//! What a guard knows of its blocks: who has them, which are held back, and which looks are on their way.
+//!
+//! Everything here is plain bookkeeping under one lock, which is never held over a call of the driver or of the resource below.
+//! The quarantine is bounded at every instant: what a block has to make room for leaves before the block enters.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+
+use super::pages::Mapped;
+use super::report::{BlockInfo, FoundBy};
+use crate::device_runtime::resource::{
+    BlockId, DeviceBlock, Generation, ResourceError, ResourceResult,
+};
+
+/// Where a guarded block is in its life.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Stage {
+    /// Handed out.
+    Live,
+    /// Returned; a use is open, or its free failed half way.
+    Returned,
+    /// Held back. Its poison is in the order of the stream at this place, before this stamp.
+    Held(Mark),
+    /// On its way out of the quarantine.
+    Leaving,
+    /// Given to the resource below, after what the guard queued before this mark.
+    Gone(Mark),
+}
+
+/// A point of a stream: its place in the pool, and a stamp. `None` for what the host has waited for.
+pub(super) type Mark = Option<(u32, u64)>;
+
+#[derive(Debug)]
+pub(super) struct Entry {
+    pub(super) info: Arc<BlockInfo>,
+    /// As the resource below knows it.
+    pub(super) below: BlockId,
+    /// To be given back to the resource below.
+    pub(super) block: Option<DeviceBlock>,
+    pub(super) charge: usize,
+    /// The place of the stream it was allocated on.
+    pub(super) place: Option<u32>,
+    pub(super) stage: Stage,
+    /// Uses, and looks of the guard's own, that are under way.
+    pub(super) open: u32,
+    /// Whether it counts as [`Books::lingering`].
+    pub(super) lingers: bool,
+    /// Its own memory between guard pages; what the resource below has given is then a stand-in that orders its uses.
+    pub(super) mapped: Option<Mapped>,
+}
+
+/// A look that is queued.
+#[derive(Debug)]
+pub(super) struct Pending {
+    pub(super) info: Arc<BlockInfo>,
+    pub(super) slot: u64,
+    pub(super) mark: Mark,
+    pub(super) found_by: FoundBy,
+}
+
+/// What is left to do for a block.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Due {
+    Nothing,
+    /// Look at it, fill it, and hold it back.
+    Retire,
+    /// Look at it and give it to the resource below.
+    Release,
+}
+
+/// A block to do something with.
+#[derive(Clone, Debug)]
+pub(super) struct Job {
+    pub(super) info: Arc<BlockInfo>,
+    pub(super) below: BlockId,
+    pub(super) place: Option<u32>,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Books {
+    pub(super) entries: HashMap<Generation, Entry>,
+    quarantine: VecDeque<Generation>,
+    held_bytes: usize,
+    pub(super) pending: Vec<Pending>,
+    /// Returned blocks for which something failed.
+    pub(super) unfinished: Vec<(Generation, Due)>,
+    /// Blocks that the resource below has, whose free was not known to have completed when it was last asked.
+    pub(super) gone: Vec<Generation>,
+    /// Bytes of those that the resource below counts no longer, though what the guard queued on them has not completed.
+    pub(super) lingering: usize,
+    /// Blocks between guard pages that were given back, to be unmapped once the host has seen these marks.
+    pub(super) unmapping: Vec<(Generation, Mark)>,
+    history: VecDeque<Arc<BlockInfo>>,
+    /// Returned blocks that the resource below still counts as live.
+    pub(super) held_back: usize,
+}
+
+impl Books {
+    /// The entry that a claim of identity names.
+    pub(super) fn find(&mut self, block: BlockId) -> ResourceResult<&mut Entry> {
+        let generation = block.generation;
+        match self.entries.get_mut(&generation) {
+            Some(entry) if entry.info.zone.user() == block.ptr => Ok(entry),
+            _ => Err(ResourceError::UseAfterFree { generation }),
+        }
+    }
+
+    /// Opens a use of a live block.
+    pub(super) fn open(&mut self, block: BlockId) -> ResourceResult<BlockId> {
+        let entry = self.find(block)?;
+        if entry.stage != Stage::Live {
+            return Err(ResourceError::UseAfterFree { generation: block.generation });
+        }
+        entry.open += 1;
+        Ok(entry.below)
+    }
+
+    /// The block below, for a use that may be open.
+    pub(super) fn opened(&mut self, block: BlockId) -> ResourceResult<BlockId> {
+        let entry = self.find(block)?;
+        match entry.stage {
+            Stage::Live => Ok(entry.below),
+            Stage::Returned if entry.open > 0 => Ok(entry.below),
+            _ => Err(ResourceError::UseAfterFree { generation: block.generation }),
+        }
+    }
+
+    /// A use was closed.
+    pub(super) fn close(&mut self, generation: Generation) -> Due {
+        let Some(entry) = self.entries.get_mut(&generation) else { return Due::Nothing };
+        entry.open = entry.open.saturating_sub(1);
+        match entry.stage {
+            _ if entry.open > 0 => Due::Nothing,
+            Stage::Returned => Due::Retire,
+            Stage::Leaving => Due::Release,
+            _ => Due::Nothing,
+        }
+    }
+
+    pub(super) fn job(&self, generation: Generation) -> Option<Job> {
+        let Entry { info, below, place, .. } = self.entries.get(&generation)?;
+        Some(Job { info: info.clone(), below: *below, place: *place })
+    }
+
+    /// Blocks to look at, each with a use of its own until [`Books::close`], and whether it is held back.
+    pub(super) fn open_all(&mut self) -> Vec<(Job, bool)> {
+        let mut jobs = Vec::new();
+        for entry in self.entries.values_mut() {
+            if !matches!(entry.stage, Stage::Live | Stage::Held(_)) {
+                continue;
+            }
+            entry.open += 1;
+            let (info, below) = (entry.info.clone(), entry.below);
+            let is_held = entry.stage != Stage::Live;
+            jobs.push((Job { info, below, place: entry.place }, is_held));
+        }
+        jobs.sort_unstable_by_key(|(job, _)| job.info.generation);
+        jobs
+    }
+
+    /// Holds a block back, within limits; returns those that leave for it, and perhaps itself.
+    pub(super) fn hold(
+        &mut self,
+        generation: Generation,
+        mark: Mark,
+        (most_bytes, most_blocks): (usize, usize),
+    ) -> Vec<Generation> {
+        let Some(entry) = self.entries.get_mut(&generation) else { return Vec::new() };
+        let charge = entry.charge;
+        if charge > most_bytes || most_blocks == 0 {
+            entry.stage = Stage::Leaving;
+            return vec![generation];
+        }
+        entry.stage = Stage::Held(mark);
+        let mut leaving = Vec::new();
+        while self.held_bytes > most_bytes - charge || self.quarantine.len() >= most_blocks {
+            match self.let_go() {
+                Some(left) => leaving.extend(left),
+                None => break,
+            }
+        }
+        self.held_bytes += charge;
+        self.quarantine.push_back(generation);
+        leaving
+    }
+
+    /// Takes the oldest out of the quarantine; `Some(None)` when somebody looks at it, who lets it go then.
+    #[allow(clippy::option_option)]
+    fn let_go(&mut self) -> Option<Option<Generation>> {
+        let oldest = self.quarantine.pop_front()?;
+        let Some(entry) = self.entries.get_mut(&oldest) else { return Some(None) };
+        self.held_bytes = self.held_bytes.saturating_sub(entry.charge);
+        entry.stage = Stage::Leaving;
+        Some((entry.open == 0).then_some(oldest))
+    }
+
+    /// Takes everything out of the quarantine.
+    pub(super) fn let_all_go(&mut self) -> Vec<Generation> {
+        std::iter::from_fn(|| self.let_go()).flatten().collect()
+    }
+
+    /// The block that a release gives to the resource below.
+    pub(super) fn take_block(
+        &mut self,
+        generation: Generation,
+        mark: Mark,
+    ) -> Option<(BlockId, DeviceBlock)> {
+        let entry = self.entries.get_mut(&generation)?;
+        let block = entry.block.take()?;
+        entry.stage = Stage::Gone(mark);
+        let below = entry.below;
+        self.gone.push(generation);
+        self.held_back = self.held_back.saturating_sub(1);
+        Some((below, block))
+    }
+
+    /// The resource below has freed a block on which the guard's own work has not completed.
+    pub(super) fn linger(&mut self, generation: Generation) {
+        if let Some(entry) = self.entries.get_mut(&generation)
+            && !entry.lingers
+        {
+            entry.lingers = true;
+            self.lingering += entry.charge;
+        }
+    }
+
+    /// True for a block that has memory between guard pages.
+    pub(super) fn is_mapped(&self, generation: Generation) -> bool {
+        self.entries.get(&generation).is_some_and(|entry| entry.mapped.is_some())
+    }
+
+    /// The blocks that the resource below has and nothing is left to do for, each with its mark.
+    pub(super) fn given_below(&self) -> Vec<(Generation, BlockId, Mark)> {
+        let of = |generation: &Generation| {
+            let entry = self.entries.get(generation)?;
+            let Stage::Gone(mark) = entry.stage else { return None };
+            if entry.mapped.is_some() {
+                return None;
+            }
+            Some((*generation, entry.below, mark))
+        };
+        self.gone.iter().filter_map(of).collect()
+    }
+
+    /// Forgets blocks that are freed below.
+    pub(super) fn forget(&mut self, freed: &[Generation], history: usize) {
+        for generation in freed {
+            if let Some(entry) = self.entries.remove(generation) {
+                self.lingering -= if entry.lingers { entry.charge } else { 0 };
+                self.history.push_back(entry.info);
+            }
+        }
+        while self.history.len() > history {
+            self.history.pop_front();
+        }
+        self.gone.retain(|generation| !freed.contains(generation));
+    }
+
+    pub(super) fn quarantine(&self) -> (usize, usize) {
+        (self.held_bytes, self.quarantine.len())
+    }
+
+    /// Every block that is remembered, with what it is now, the latest last.
+    pub(super) fn remembered(&self) -> impl Iterator<Item = (&Arc<BlockInfo>, Stage)> {
+        let past = self.history.iter().map(|info| (info, Stage::Gone(None)));
+        past.chain(self.entries.values().map(|entry| (&entry.info, entry.stage)))
+    }
+}

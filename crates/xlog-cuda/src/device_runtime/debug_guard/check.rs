@@ -1,0 +1,425 @@
+//! Looking at guarded bytes where they are: on the device, in the order of a stream.
+//!
+//! A look is queued like any work and leaves what it found in a slot of device memory, 128 bytes. Once the host has seen it
+//! complete, slots are read back by a stream of their own, which waits for nothing else. On a GPU the look is the kernel of
+//! `kernels/guard.cu`; the simulated device runs its twin below; for any other driver the bytes are copied to the host and looked
+//! at there, which waits for the stream.
+
+use std::sync::{Arc, OnceLock};
+
+use xlog_driver::cuda::{CudaFunction, LaunchShape};
+use xlog_driver::sync::Mutex;
+use xlog_driver::{DeviceKind, DriverError, DriverResult, StreamHandle};
+use xlog_sim::{SimDevice, SimKernel};
+
+use super::zone::{CANARY, FREED, Zone};
+use crate::CudaDevice;
+use crate::device_runtime::resource::{Access, ResourceResult};
+use crate::kernels::guard;
+
+/// What one look leaves behind.
+const SLOT: usize = 128;
+/// Slots that are taken from the device at a time.
+const CHUNK: usize = 256;
+/// Bytes of damage that a finding shows.
+const SHOWN: usize = 16;
+/// Bytes that a look of the host compares at a time.
+const STEP: usize = 256;
+
+/// Bytes that are not what they should be.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Finding {
+    /// The first of them, from the base of the zone.
+    pub(super) first: u64,
+    pub(super) count: u64,
+    pub(super) found: Vec<u8>,
+}
+
+/// What a look at a block found.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub(super) struct Findings {
+    pub(super) around: Option<Finding>,
+    pub(super) inside: Option<Finding>,
+}
+
+/// A look that was asked for.
+#[derive(Debug)]
+pub(super) enum Look {
+    /// It is queued, and will leave its findings here.
+    Queued(u64),
+    /// It is done.
+    Done(Findings),
+}
+
+/// How this device looks.
+#[derive(Debug)]
+enum Way {
+    Cuda(CudaFunction),
+    Simulated(Arc<SimDevice>),
+    Copied,
+}
+
+/// Queues looks and reads what they found.
+#[derive(Debug)]
+pub(super) struct Checker {
+    device: Arc<CudaDevice>,
+    way: OnceLock<Way>,
+    reader: OnceLock<StreamHandle>,
+    slots: Mutex<Slots>,
+}
+
+#[derive(Debug, Default)]
+struct Slots {
+    free: Vec<u64>,
+    chunks: Vec<u64>,
+    taken: usize,
+}
+
+impl Checker {
+    pub(super) fn new(device: Arc<CudaDevice>) -> Self {
+        let (way, reader) = (OnceLock::new(), OnceLock::new());
+        Self { device, way, reader, slots: Mutex::default() }
+    }
+
+    /// Makes everything that can fail to be made; called before the first block is handed out.
+    pub(super) fn make_ready(&self) -> ResourceResult<()> {
+        if self.way.get().is_none() {
+            let way = match (self.device.sim(), self.device.properties().kind) {
+                (Some(sim), _) => Way::Simulated(sim.clone()),
+                (None, DeviceKind::Cuda) => Way::Cuda(guard::load(&self.device)?),
+                (None, _) => Way::Copied,
+            };
+            let _ = self.way.set(way);
+        }
+        if matches!(self.way.get(), Some(Way::Copied)) {
+            return Ok(());
+        }
+        let driver = self.device.driver();
+        if self.reader.get().is_none() {
+            let reader = driver.stream_create(0)?;
+            if self.reader.set(reader).is_err() {
+                driver.stream_destroy(reader)?;
+            }
+        }
+        if self.slots.lock().chunks.is_empty() {
+            self.add_chunk()?;
+        }
+        Ok(())
+    }
+
+    fn add_chunk(&self) -> DriverResult<()> {
+        let start = self.device.driver().alloc(CHUNK * SLOT)?;
+        let mut slots = self.slots.lock();
+        slots.chunks.push(start);
+        slots.free.extend((0..CHUNK).rev().map(|n| start + (n * SLOT) as u64));
+        Ok(())
+    }
+
+    fn take_slot(&self) -> DriverResult<u64> {
+        loop {
+            {
+                let mut slots = self.slots.lock();
+                if let Some(slot) = slots.free.pop() {
+                    slots.taken += 1;
+                    return Ok(slot);
+                }
+            }
+            self.add_chunk()?;
+        }
+    }
+
+    fn give_slots(&self, given: impl IntoIterator<Item = u64>) {
+        let mut slots = self.slots.lock();
+        let before = slots.free.len();
+        slots.free.extend(given);
+        slots.taken -= (slots.free.len() - before).min(slots.taken);
+        // The lowest first, so that neighbours are read back together.
+        slots.free.sort_unstable_by(|a, b| b.cmp(a));
+    }
+
+    /// Queues a look at the bytes around a block, and at those in it where it was freed.
+    ///
+    /// The zone is memory of the device, live until the look has run, and ordered against everything else on those bytes.
+    pub(super) fn look(
+        &self,
+        zone: &Zone,
+        inside: bool,
+        stream: StreamHandle,
+    ) -> DriverResult<Look> {
+        if zone.looked_at(inside) == 0 {
+            return Ok(Look::Done(Findings::default()));
+        }
+        match self.way.get() {
+            Some(Way::Cuda(function)) => self.look_by_kernel(function, zone, inside, stream),
+            Some(Way::Simulated(sim)) => self.look_simulated(sim, zone, inside, stream),
+            Some(Way::Copied) | None => self.look_at_copy(zone, inside, stream).map(Look::Done),
+        }
+    }
+
+    fn look_by_kernel(
+        &self,
+        function: &CudaFunction,
+        zone: &Zone,
+        inside: bool,
+        stream: StreamHandle,
+    ) -> DriverResult<Look> {
+        let slot = self.take_slot()?;
+        let arguments = [
+            zone.base.into(),
+            (zone.front as u64).into(),
+            (zone.bytes as u64).into(),
+            (zone.back as u64).into(),
+            u32::from(CANARY).into(),
+            u32::from(FREED).into(),
+            u32::from(inside).into(),
+            slot.into(),
+        ];
+        let shape = LaunchShape::for_rows(zone.looked_at(inside));
+        #[allow(unsafe_code)]
+        // SAFETY: the slot is memory of this device that nobody else has; the zone is live and ordered by the caller, and these
+        // are the kernel's arguments.
+        let queued = unsafe {
+            self.device
+                .driver()
+                .memset(slot, 0, SLOT, stream)
+                .and_then(|()| function.launch(stream, shape, &arguments))
+        };
+        // A slot of a look that failed half way may still be written: it is not used again.
+        queued.map(|()| Look::Queued(slot))
+    }
+
+    fn look_simulated(
+        &self,
+        sim: &SimDevice,
+        zone: &Zone,
+        inside: bool,
+        stream: StreamHandle,
+    ) -> DriverResult<Look> {
+        let slot = self.take_slot()?;
+        let z = *zone;
+        let kernel = SimKernel::new("guard_check", move |args| {
+            let mut seen = Seen::default();
+            let at = args.len() - 1;
+            if inside {
+                seen.look(args.bytes(0), 0, &z);
+            } else {
+                let mut next = 0;
+                for (bytes, from) in [(z.front, 0), (z.back, z.front + z.bytes)] {
+                    if bytes > 0 {
+                        seen.look(args.bytes(next), from, &z);
+                        next += 1;
+                    }
+                }
+            }
+            seen.encode(args.bytes_mut(at));
+        });
+        let kernel = if inside {
+            kernel.arg(z.base, z.looked_at(true), Access::Read)
+        } else {
+            let ranges = [(z.base, z.front), (z.back_at(), z.back)];
+            let ranges = ranges.into_iter().filter(|(_, bytes)| *bytes > 0);
+            ranges.fold(kernel, |kernel, (ptr, bytes)| kernel.arg(ptr, bytes, Access::Read))
+        };
+        let queued = sim.launch(stream, kernel.arg(slot, SLOT, Access::Write));
+        if queued.is_err() {
+            self.give_slots([slot]);
+        }
+        queued.map(|()| Look::Queued(slot))
+    }
+
+    fn look_at_copy(
+        &self,
+        zone: &Zone,
+        inside: bool,
+        stream: StreamHandle,
+    ) -> DriverResult<Findings> {
+        let mut seen = Seen::default();
+        let ranges: &[(usize, usize)] = match inside {
+            true => &[(0, zone.looked_at(true))],
+            false => &[(0, zone.front), (zone.front + zone.bytes, zone.back)],
+        };
+        for &(from, count) in ranges.iter().filter(|(_, count)| *count > 0) {
+            let mut bytes = vec![0; count];
+            #[allow(unsafe_code)]
+            // SAFETY: the zone is live and ordered by the caller; the call returns when the copy is done.
+            unsafe {
+                self.device.driver().copy_dtoh(&mut bytes, zone.base + from as u64, stream)?;
+            }
+            seen.look(&bytes, from, zone);
+        }
+        Ok(seen.findings())
+    }
+
+    /// What looks found that the host has seen complete, in the order of `looked`. The slots are free then.
+    pub(super) fn read(&self, looked: &[u64]) -> DriverResult<Vec<Findings>> {
+        let Some(reader) = self.reader.get() else {
+            return Err(DriverError::Unsupported { call: "guard slots" });
+        };
+        let mut order: Vec<usize> = (0..looked.len()).collect();
+        order.sort_unstable_by_key(|&n| looked[n]);
+        let mut findings = vec![Findings::default(); looked.len()];
+        for run in order.chunk_by(|&a, &b| looked[a] + SLOT as u64 == looked[b]) {
+            let Some(&first) = run.first() else { continue };
+            let mut bytes = vec![0; run.len() * SLOT];
+            #[allow(unsafe_code)]
+            // SAFETY: these slots are ours, next to each other, and their looks have completed.
+            unsafe {
+                self.device.driver().copy_dtoh(&mut bytes, looked[first], *reader)?;
+            }
+            for (slot, &n) in bytes.chunks_exact(SLOT).zip(run) {
+                findings[n] = decode(slot);
+            }
+        }
+        self.give_slots(looked.iter().copied());
+        Ok(findings)
+    }
+
+    /// Gives the slots back where no look can still write them.
+    pub(super) fn end(&self) {
+        let driver = self.device.driver();
+        let mut slots = self.slots.lock();
+        if slots.taken == 0 {
+            for chunk in slots.chunks.drain(..) {
+                #[allow(unsafe_code)]
+                // SAFETY: every slot was read back after its look had completed, so nothing uses this memory.
+                let freed = unsafe { driver.free(chunk) };
+                // A lost device has taken it with it.
+                let _ = freed;
+            }
+            slots.free.clear();
+        }
+        if let Some(reader) = self.reader.get() {
+            // A lost device has taken it with it.
+            let _ = driver.stream_destroy(*reader);
+        }
+    }
+}
+
+/// What a look has seen so far; what the kernel keeps in a slot.
+#[derive(Default)]
+struct Seen {
+    around: Option<Finding>,
+    inside: Option<Finding>,
+}
+
+impl Seen {
+    /// Looks at `bytes`, which begin `from` bytes behind the base.
+    fn look(&mut self, bytes: &[u8], from: usize, zone: &Zone) {
+        let user = zone.front..zone.front + zone.bytes;
+        let cuts = [user.start, user.end, from + bytes.len()];
+        let mut at = from;
+        for cut in cuts {
+            let end = cut.clamp(at, from + bytes.len());
+            let is_inside = user.contains(&at);
+            let (due, finding) = match is_inside {
+                true => (FREED, &mut self.inside),
+                false => (CANARY, &mut self.around),
+            };
+            compare(bytes, from, (at, end), due, finding);
+            at = end;
+        }
+    }
+
+    fn findings(self) -> Findings {
+        Findings { around: self.around, inside: self.inside }
+    }
+
+    fn encode(&self, slot: &mut [u8]) {
+        slot.fill(0);
+        for (part, finding) in slot.chunks_exact_mut(SHOWN + 16).zip([&self.around, &self.inside]) {
+            let Some(finding) = finding else { continue };
+            let (words, found) = part.split_at_mut(16);
+            words[..8].copy_from_slice(&(!finding.first).to_le_bytes());
+            words[8..].copy_from_slice(&finding.count.to_le_bytes());
+            found[..finding.found.len()].copy_from_slice(&finding.found);
+        }
+    }
+}
+
+/// Adds to `finding` what is not `due` between two offsets from the base.
+fn compare(
+    bytes: &[u8],
+    from: usize,
+    (at, end): (usize, usize),
+    due: u8,
+    finding: &mut Option<Finding>,
+) {
+    let same = [due; STEP];
+    let mut start = at;
+    for chunk in bytes[at - from..end - from].chunks(STEP) {
+        if chunk != &same[..chunk.len()] {
+            for (n, _) in chunk.iter().enumerate().filter(|(_, byte)| **byte != due) {
+                let first = start + n;
+                let shown = &bytes[first - from..bytes.len().min(first - from + SHOWN)];
+                let new = || Finding { first: first as u64, count: 0, found: shown.to_vec() };
+                finding.get_or_insert_with(new).count += 1;
+            }
+        }
+        start += chunk.len();
+    }
+}
+
+fn decode(slot: &[u8]) -> Findings {
+    let word = |at: usize| {
+        let bytes = slot.get(at..at + 8).and_then(|bytes| bytes.try_into().ok());
+        u64::from_le_bytes(bytes.unwrap_or_default())
+    };
+    let finding = |at: usize| {
+        let count = word(at + 8);
+        let found = slot.get(at + 16..at + 16 + SHOWN).unwrap_or_default().to_vec();
+        (count > 0).then(|| Finding { first: !word(at), count, found })
+    };
+    Findings { around: finding(0), inside: finding(32) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ZONE: Zone = Zone { base: 0, front: 300, bytes: 700, back: 100 };
+
+    fn intact() -> Vec<u8> {
+        let mut bytes = vec![CANARY; 1100];
+        bytes[300..1000].fill(FREED);
+        bytes
+    }
+
+    fn look(bytes: &[u8]) -> Findings {
+        let mut seen = Seen::default();
+        seen.look(bytes, 0, &ZONE);
+        let mut slot = [1; SLOT];
+        seen.encode(&mut slot);
+        decode(&slot)
+    }
+
+    #[test]
+    fn every_single_byte_is_seen_where_it_is() {
+        assert_eq!(look(&intact()), Findings::default());
+        for at in 0..1100 {
+            let mut bytes = intact();
+            bytes[at] ^= 1;
+            let found = look(&bytes);
+            let is_inside = (300..1000).contains(&at);
+            let (hit, other) = match is_inside {
+                true => (found.inside, found.around),
+                false => (found.around, found.inside),
+            };
+            let hit = hit.unwrap();
+            assert_eq!((hit.first, hit.count, other), (at as u64, 1, None));
+            let shown = (1100 - at).min(SHOWN);
+            assert_eq!(hit.found[..shown], bytes[at..at + shown]);
+        }
+    }
+
+    #[test]
+    fn damage_in_every_part_is_counted_by_kind() {
+        let mut bytes = intact();
+        for at in [5, 299, 300, 640, 999, 1000, 1099] {
+            bytes[at] = 0;
+        }
+        let found = look(&bytes);
+        let sums = |finding: Option<Finding>| finding.map(|finding| (finding.first, finding.count));
+        assert_eq!(sums(found.around), Some((5, 4)));
+        assert_eq!(sums(found.inside), Some((300, 3)));
+    }
+}

@@ -1,0 +1,557 @@
+//! Guarded blocks from allocation to release: what is queued when, and on which stream.
+//!
+//! Where the resource below tracks uses, everything is queued on the block's own stream as a use like any other, so it follows
+//! what was announced and the host waits for nothing. A block whose stream was given back is looked at on the default stream,
+//! made to follow the old one. Below that, where uses are not tracked, the host waits before and after, as such a resource does.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use xlog_driver::sync::Mutex;
+use xlog_driver::{Access, DriverResult};
+
+use super::books::{Books, Due, Entry, Job, Mark, Pending, Stage};
+use super::check::{Checker, Look};
+use super::config::{GuardConfig, GuardMode};
+use super::journal::Journal;
+use super::pages::{Mapped, Pages};
+use super::report::{BlockInfo, FoundBy};
+use super::zone::{CANARY, FREED, FRESH, Zone};
+use crate::CudaDevice;
+use crate::device_runtime::ordering::tally::Tally;
+use crate::device_runtime::resource::{
+    AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, Generation, ResourceError,
+    ResourceHome, ResourceResult, StreamId,
+};
+use crate::device_runtime::stream_pool::StreamPool;
+use crate::stream::RawStream;
+
+/// Looks that may be on their way before a free asks which are done.
+const MANY: usize = 128;
+
+/// The device and streams that a guard works on.
+#[derive(Debug)]
+pub(super) struct Parts {
+    pub(super) device: Arc<CudaDevice>,
+    pub(super) streams: Arc<StreamPool>,
+    pub(super) checker: Checker,
+    /// Whether the resource below tracks uses.
+    pub(super) tracked: bool,
+}
+
+impl Parts {
+    pub(super) fn new(home: ResourceHome, tracked: bool) -> ResourceResult<Self> {
+        let ResourceHome { device, streams, .. } = home;
+        let streams = match streams {
+            Some(streams) => streams,
+            None if tracked => {
+                return Err(ResourceError::InvalidRequest {
+                    value: "a guard over a resource that tracks uses and names no streams"
+                        .to_owned(),
+                    accepted:
+                        "a resource whose home() names its streams, or DebugGuardResource::over"
+                            .to_owned(),
+                });
+            }
+            None => Arc::new(StreamPool::new(device.clone(), 1)),
+        };
+        Ok(Self { checker: Checker::new(device.clone()), device, streams, tracked })
+    }
+}
+
+/// A guard, shared by the resource and its handles.
+#[derive(Debug)]
+pub(super) struct Core<R> {
+    pub(super) inner: R,
+    pub(super) config: GuardConfig,
+    pub(super) ordinal: u32,
+    pub(super) parts: ResourceResult<Parts>,
+    pub(super) journal: Arc<Journal>,
+    pub(super) books: Mutex<Books>,
+    pub(super) pages: Option<Pages>,
+    /// Whether the device was found lost.
+    pub(super) lost: AtomicBool,
+    /// Held by who collects what looks found.
+    turn: Mutex<()>,
+    tally: Tally,
+}
+
+/// What was queued on a block, and where.
+struct Worked<T> {
+    done: T,
+    mark: Mark,
+}
+
+impl<R: DeviceMemoryResource> Core<R> {
+    pub(super) fn new(inner: R, config: GuardConfig, home: Option<ResourceHome>) -> Self {
+        let tracked = inner.supports_block_use_tracking();
+        let parts = match home {
+            Some(home)
+                if config.mode != GuardMode::Canaries
+                    && home.device.driver().virtual_memory().is_none() =>
+            {
+                Err(ResourceError::InvalidRequest {
+                    value: format!("guard pages on device {:?}", home.device.spec()),
+                    accepted: "a device with virtual memory, or GuardMode::Canaries".to_owned(),
+                })
+            }
+            Some(home) => Parts::new(home, tracked),
+            None => Err(ResourceError::InvalidRequest {
+                value: "a guard over a resource that names no device".to_owned(),
+                accepted: "a resource with a home(), or DebugGuardResource::over".to_owned(),
+            }),
+        };
+        let pages = match (&parts, config.mode) {
+            (Ok(parts), GuardMode::Pages | GuardMode::Sampled(_)) => {
+                Some(Pages::new(parts.device.clone(), &config))
+            }
+            _ => None,
+        };
+        Self {
+            ordinal: inner.device_ordinal(),
+            parts,
+            pages,
+            lost: AtomicBool::new(false),
+            journal: Arc::new(Journal::new(&config)),
+            books: Mutex::new(Books::default()),
+            turn: Mutex::new(()),
+            tally: Tally::default(),
+            inner,
+            config,
+        }
+    }
+
+    pub(super) fn parts(&self) -> ResourceResult<&Parts> {
+        self.parts.as_ref().map_err(Clone::clone)
+    }
+
+    /// Hands out `zone`, which is `block` of the resource below, or memory of its own that `block` stands in for.
+    pub(super) fn hand_out(
+        &self,
+        block: DeviceBlock,
+        zone: Zone,
+        mapped: Option<Mapped>,
+        (stream, tag): (StreamId, AllocTag),
+    ) -> Result<DeviceBlock, (DeviceBlock, ResourceError)> {
+        let parts = match self.parts() {
+            Ok(parts) => parts,
+            Err(error) => return Err((block, error)),
+        };
+        let below = BlockId::from_block(&block);
+        let place = parts.streams.raw(stream).map(|raw| raw.clock().key());
+        let place = place.filter(|_| parts.tracked);
+        let filled = self.work(below, place, (Access::Write, false), |raw| {
+            self.fill(raw, zone.base, CANARY, zone.front)?;
+            self.fill(raw, zone.back_at(), CANARY, zone.back)?;
+            if self.config.poison {
+                self.fill(raw, zone.user(), FRESH, zone.bytes)?;
+            }
+            Ok(())
+        });
+        if let Err(error) = filled {
+            return Err((block, error));
+        }
+        let (bytes, generation) = (zone.bytes, block.generation);
+        let given = DeviceBlock::live((zone.user(), bytes), self.ordinal, stream, tag, generation);
+        let moment = self.journal.moment(stream);
+        let info = Arc::new(BlockInfo::new(generation, zone, tag, self.ordinal, moment));
+        let charge = block.bytes;
+        let entry = Entry {
+            info,
+            below,
+            block: Some(block),
+            charge,
+            place,
+            stage: Stage::Live,
+            open: 0,
+            lingers: false,
+            mapped,
+        };
+        self.books.lock().entries.insert(generation, entry);
+        Ok(given)
+    }
+
+    /// Hands out memory between guard pages, for which `block` stands in. The block comes back with a failure.
+    pub(super) fn hand_out_mapped(
+        &self,
+        pages: &Pages,
+        block: DeviceBlock,
+        (bytes, align): (usize, usize),
+        who: (StreamId, AllocTag),
+    ) -> Result<DeviceBlock, (DeviceBlock, ResourceError)> {
+        if !pages.has_room(bytes) {
+            // What was freed may only wait to be seen.
+            let _ = self.collect(false);
+        }
+        let (mapped, zone) = match pages.map(bytes, align) {
+            Ok(mapped) => mapped,
+            Err(error) => return Err((block, error)),
+        };
+        self.hand_out(block, zone, Some(mapped), who).inspect_err(|_| {
+            // Part of the fill may be queued.
+            if let Ok(parts) = self.parts()
+                && parts.device.driver().synchronize().is_ok()
+            {
+                let _ = pages.unmap(mapped);
+            }
+        })
+    }
+
+    /// Queues work of the guard on a block. `late` work follows everything that the block was used for.
+    fn work<T>(
+        &self,
+        below: BlockId,
+        place: Option<u32>,
+        (access, late): (Access, bool),
+        queue: impl FnOnce(&RawStream) -> DriverResult<T>,
+    ) -> ResourceResult<Worked<T>> {
+        let parts = self.parts()?;
+        let streams = &parts.streams;
+        if !parts.tracked {
+            let driver = parts.device.driver();
+            if late {
+                driver.synchronize()?;
+            }
+            let raw = self.default_stream(parts)?;
+            let done = queue(&raw)?;
+            driver.stream_synchronize(raw.handle())?;
+            return Ok(Worked { done, mark: None });
+        }
+        let own = streams.raw(below.alloc_stream);
+        let (id, raw) = match own.filter(|raw| Some(raw.clock().key()) == place) {
+            Some(raw) => (below.alloc_stream, raw.clone()),
+            None => (StreamId::DEFAULT, self.default_stream(parts)?),
+        };
+        self.inner.prepare_block_use(below, id, access)?;
+        let follow = || match place.and_then(|place| streams.at(place)) {
+            // Work on a block's own stream is not announced.
+            Some(old) => raw.wait_for(old, old.clock().now(), &self.tally),
+            None => Ok(()),
+        };
+        let done = follow().and_then(|()| queue(&raw));
+        let mark = Some((raw.clock().key(), raw.clock().now()));
+        let finished = self.inner.finish_block_use(below, id, access);
+        let done = done?;
+        finished?;
+        Ok(Worked { done, mark })
+    }
+
+    fn default_stream(&self, parts: &Parts) -> ResourceResult<Arc<RawStream>> {
+        let made = parts.streams.default_stream();
+        let stream = made.map_err(|error| ResourceError::Driver(error.to_string()))?;
+        Ok(stream.raw().clone())
+    }
+
+    fn fill(&self, raw: &RawStream, ptr: u64, value: u8, bytes: usize) -> DriverResult<()> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        let Ok(parts) = &self.parts else { return Ok(()) };
+        #[allow(unsafe_code)]
+        // SAFETY: the range lies in a block of the resource below that the guard has not given back; the work is a use of it.
+        unsafe {
+            parts.device.driver().memset(ptr, value, bytes, raw.handle())
+        }
+    }
+
+    /// Takes a block from its user.
+    pub(super) fn give_back(&self, block: BlockId) -> ResourceResult<()> {
+        let (info, is_open) = {
+            let mut books = self.books.lock();
+            let entry = books.find(block)?;
+            if entry.stage != Stage::Live {
+                return Err(ResourceError::UseAfterFree { generation: block.generation });
+            }
+            entry.stage = Stage::Returned;
+            let taken = (entry.info.clone(), entry.open > 0);
+            books.held_back += 1;
+            taken
+        };
+        let _ = info.freed.set(self.journal.moment(info.allocated.stream));
+        let outcome = if is_open { Ok(()) } else { self.retire(block.generation) };
+        if self.books.lock().pending.len() >= MANY {
+            // What fails here comes back with a reap.
+            let _ = self.collect(false);
+        }
+        outcome?;
+        if self.config.synchronous && !is_open {
+            self.collect(true)?;
+            if let Some(damage) = self.journal.take_untold_of(&info) {
+                return Err(damage);
+            }
+        }
+        Ok(())
+    }
+
+    /// Looks at a returned block, fills it and holds it back.
+    fn retire(&self, generation: Generation) -> ResourceResult<()> {
+        let limits = (self.config.quarantine_bytes, self.config.quarantine_blocks);
+        let (job, is_mapped) = {
+            let books = self.books.lock();
+            let Some(job) = books.job(generation) else { return Ok(()) };
+            (job, books.is_mapped(generation))
+        };
+        let worked = self.work(job.below, job.place, (Access::Write, true), |raw| {
+            let look = self.look(&job, false, raw)?;
+            let zone = &job.info.zone;
+            let filled = match self.config.poison && !is_mapped {
+                true => self.fill(raw, zone.user(), FREED, zone.bytes),
+                false => Ok(()),
+            };
+            Ok((look, filled))
+        });
+        let mark = match worked {
+            Ok(Worked { done: (look, filled), mark }) => {
+                self.await_look(&job.info, look, mark, FoundBy::Free);
+                filled.map(|()| mark).map_err(ResourceError::from)
+            }
+            Err(error) => Err(error),
+        };
+        match mark {
+            Ok(mark) if is_mapped => {
+                self.books.lock().unmapping.push((generation, mark));
+                self.give_below(generation, mark)
+            }
+            Ok(mark) => {
+                let leaving = self.books.lock().hold(generation, mark, limits);
+                self.release_all(leaving, (generation, mark))
+            }
+            Err(error) => {
+                self.books.lock().unfinished.push((generation, Due::Retire));
+                Err(error)
+            }
+        }
+    }
+
+    fn look(&self, job: &Job, inside: bool, raw: &RawStream) -> DriverResult<Look> {
+        match &self.parts {
+            Ok(parts) => parts.checker.look(&job.info.zone, inside, raw.handle()),
+            Err(_) => Ok(Look::Done(Default::default())),
+        }
+    }
+
+    /// Remembers a look, or what it found.
+    fn await_look(&self, info: &Arc<BlockInfo>, look: Look, mark: Mark, found_by: FoundBy) {
+        match look {
+            Look::Done(findings) => _ = self.journal.enter(info, &findings, found_by),
+            Look::Queued(slot) => {
+                let pending = Pending { info: info.clone(), slot, mark, found_by };
+                self.books.lock().pending.push(pending);
+            }
+        }
+    }
+
+    /// Releases blocks that left the quarantine. What was retired a moment ago needs no second look.
+    fn release_all(
+        &self,
+        leaving: Vec<Generation>,
+        (just_retired, mark): (Generation, Mark),
+    ) -> ResourceResult<()> {
+        let mut outcome = Ok(());
+        for generation in leaving {
+            let this = match generation == just_retired {
+                true => self.give_below(generation, mark),
+                false => self.release(generation),
+            };
+            outcome = outcome.and(this);
+        }
+        outcome
+    }
+
+    /// Looks at a block that leaves the quarantine and gives it to the resource below.
+    fn release(&self, generation: Generation) -> ResourceResult<()> {
+        let Some(job) = self.books.lock().job(generation) else { return Ok(()) };
+        let inside = self.config.poison;
+        let worked = self
+            .work(job.below, job.place, (Access::Read, true), |raw| self.look(&job, inside, raw));
+        match worked {
+            Ok(Worked { done, mark }) => {
+                self.await_look(&job.info, done, mark, FoundBy::Release);
+                self.give_below(generation, mark)
+            }
+            Err(error) => {
+                self.books.lock().unfinished.push((generation, Due::Release));
+                Err(error)
+            }
+        }
+    }
+
+    fn give_below(&self, generation: Generation, mark: Mark) -> ResourceResult<()> {
+        let taken = self.books.lock().take_block(generation, mark);
+        let Some((below, block)) = taken else { return Ok(()) };
+        // After a failure the resource below has it, and finishes the free at a reap.
+        let freed = self.inner.deallocate(block);
+        if self.inner.block_state(below) == BlockState::Freed {
+            // One that hands memory out again in the order of its stream need not wait for the look; the guard's word does.
+            let is_mapped = self.books.lock().is_mapped(generation);
+            match !is_mapped && self.is_complete(mark) {
+                true => self.books.lock().forget(&[generation], self.config.history_blocks),
+                false => self.books.lock().linger(generation),
+            }
+        }
+        freed
+    }
+
+    pub(super) fn do_due(&self, generation: Generation, due: Due) -> ResourceResult<()> {
+        match due {
+            Due::Nothing => Ok(()),
+            Due::Retire => self.retire(generation),
+            Due::Release => self.release(generation),
+        }
+    }
+
+    /// Tries again what failed half way.
+    pub(super) fn retry(&self) -> ResourceResult<()> {
+        let unfinished = std::mem::take(&mut self.books.lock().unfinished);
+        let mut outcome = Ok(());
+        for (generation, due) in unfinished {
+            let this = self.do_due(generation, due);
+            outcome = outcome.and(this);
+        }
+        outcome
+    }
+
+    /// Forgets what the resource below has freed.
+    pub(super) fn prune(&self) {
+        let given = self.books.lock().given_below();
+        let is_freed = |below: BlockId, mark: Mark| {
+            self.inner.block_state(below) == BlockState::Freed && self.is_complete(mark)
+        };
+        let freed: Vec<_> = given
+            .into_iter()
+            .filter(|(_, below, mark)| is_freed(*below, *mark))
+            .map(|(generation, ..)| generation)
+            .collect();
+        if !freed.is_empty() {
+            self.books.lock().forget(&freed, self.config.history_blocks);
+        }
+    }
+
+    /// Lets everything out of the quarantine.
+    pub(super) fn flush(&self) -> ResourceResult<()> {
+        let leaving = self.books.lock().let_all_go();
+        let mut outcome = Ok(());
+        for generation in leaving {
+            let this = self.release(generation);
+            outcome = outcome.and(this);
+        }
+        outcome
+    }
+
+    /// Queues a look at every block that is live or held back.
+    pub(super) fn look_at_all(&self, found_by: FoundBy) -> ResourceResult<()> {
+        let jobs = self.books.lock().open_all();
+        let mut outcome = Ok(());
+        for (job, is_held) in jobs {
+            let inside = is_held && self.config.poison;
+            let late = (Access::Read, true);
+            let worked = self.work(job.below, job.place, late, |raw| self.look(&job, inside, raw));
+            let this = worked.map(|Worked { done, mark }| {
+                self.await_look(&job.info, done, mark, found_by);
+            });
+            let due = self.books.lock().close(job.info.generation);
+            outcome = outcome.and(this).and(self.do_due(job.info.generation, due));
+        }
+        outcome
+    }
+
+    /// True when everything before a mark has completed. Never waits.
+    pub(super) fn is_complete(&self, mark: Mark) -> bool {
+        let (Some((place, stamp)), Ok(parts)) = (mark, &self.parts) else { return true };
+        let Some(raw) = parts.streams.at(place) else { return true };
+        // An idle stream is asked first: an event recorded only to ask would keep it from being idle.
+        match raw.poll(stamp) {
+            Some(complete) => complete,
+            None if raw.poll_tail() => true,
+            None => raw.record(&self.tally).is_ok() && raw.poll(stamp) == Some(true),
+        }
+    }
+
+    /// Takes down what looks have found that are done; with `wait`, of all that are queued.
+    pub(super) fn collect(&self, wait: bool) -> ResourceResult<()> {
+        let Ok(parts) = &self.parts else { return Ok(()) };
+        let _turn = self.turn.lock();
+        let (pending, unmapping) = {
+            let mut books = self.books.lock();
+            (std::mem::take(&mut books.pending), std::mem::take(&mut books.unmapping))
+        };
+        let mut outcome = Ok(());
+        let marks = pending.iter().map(|look| look.mark);
+        let marks = marks.chain(unmapping.iter().map(|(_, mark)| *mark));
+        let mut places: Vec<u32> = marks.filter_map(|mark| Some(mark?.0)).collect();
+        places.sort_unstable();
+        places.dedup();
+        let mut covered = std::collections::HashMap::new();
+        for place in places {
+            let of_place = |look: &&Pending| look.mark.is_some_and(|mark| mark.0 == place);
+            let done = match parts.streams.at(place).filter(|_| wait) {
+                Some(raw) => raw.settle(&self.tally).map(Some),
+                None => {
+                    let marks = pending.iter().filter(of_place).map(|look| look.mark);
+                    let last = marks.take_while(|mark| self.is_complete(*mark)).last();
+                    Ok(last.flatten().map(|(_, stamp)| stamp))
+                }
+            };
+            match done {
+                Ok(stamp) => _ = covered.insert(place, stamp),
+                Err(error) => outcome = outcome.and(Err(ResourceError::from(error))),
+            }
+        }
+        let is_done = |look: &Pending| match look.mark {
+            None => true,
+            Some((place, stamp)) => covered.get(&place).is_some_and(|done| Some(stamp) <= *done),
+        };
+        let (done, left): (Vec<_>, Vec<_>) = pending.into_iter().partition(is_done);
+        let slots: Vec<u64> = done.iter().map(|look| look.slot).collect();
+        match if slots.is_empty() { Ok(Vec::new()) } else { parts.checker.read(&slots) } {
+            Ok(findings) => {
+                for (look, findings) in done.iter().zip(findings) {
+                    self.journal.enter(&look.info, &findings, look.found_by);
+                }
+                self.put_back(left);
+            }
+            Err(error) => {
+                outcome = outcome.and(Err(error.into()));
+                self.put_back(done.into_iter().chain(left).collect());
+            }
+        }
+        outcome.and(self.unmap_all(unmapping))
+    }
+
+    /// Unmaps what the host has seen complete; keeps the rest.
+    fn unmap_all(&self, unmapping: Vec<(Generation, Mark)>) -> ResourceResult<()> {
+        let Some(pages) = &self.pages else { return Ok(()) };
+        let mut outcome = Ok(());
+        for (generation, mark) in unmapping {
+            let entry_mapped =
+                self.books.lock().entries.get(&generation).and_then(|entry| entry.mapped);
+            let Some(mapped) = entry_mapped else { continue };
+            let unmapped = match self.is_complete(mark) {
+                true => pages.unmap(mapped).map(|()| true),
+                false => Ok(false),
+            };
+            let mut books = self.books.lock();
+            match unmapped {
+                Ok(true) => {
+                    if let Some(entry) = books.entries.get_mut(&generation) {
+                        entry.mapped = None;
+                    }
+                }
+                Ok(false) => books.unmapping.push((generation, mark)),
+                Err(error) => {
+                    books.unmapping.push((generation, mark));
+                    outcome = outcome.and(Err(error.into()));
+                }
+            }
+        }
+        self.prune();
+        outcome
+    }
+
+    /// Before those that were queued meanwhile: the looks of a stream stay in its order.
+    fn put_back(&self, mut looks: Vec<Pending>) {
+        let mut books = self.books.lock();
+        looks.append(&mut books.pending);
+        books.pending = looks;
+    }
+}

@@ -1,0 +1,90 @@
+//! A way to ask a guard that is boxed away in a stack.
+
+use std::fmt;
+use std::sync::{Arc, Weak};
+
+use super::core::Core;
+use super::journal::Journal;
+use super::post_mortem::GuardPostMortem;
+use super::report::GuardReport;
+use crate::device_runtime::resource::{DeviceMemoryResource, ResourceResult};
+
+/// What a handle can have done.
+trait Guards: Send + Sync {
+    fn check_now(&self) -> ResourceResult<()>;
+    fn flush(&self) -> ResourceResult<()>;
+    fn quarantine(&self) -> (usize, usize);
+    fn describe(&self, ptr: u64) -> GuardPostMortem;
+}
+
+impl<R: DeviceMemoryResource> Guards for Core<R> {
+    fn check_now(&self) -> ResourceResult<()> {
+        Self::check_now(self)
+    }
+
+    fn flush(&self) -> ResourceResult<()> {
+        Self::flush(self)
+    }
+
+    fn quarantine(&self) -> (usize, usize) {
+        self.books.lock().quarantine()
+    }
+
+    fn describe(&self, ptr: u64) -> GuardPostMortem {
+        Self::describe(self, Some(ptr))
+    }
+}
+
+/// Asks a [`DebugGuardResource`](super::DebugGuardResource), also when it is boxed away or gone.
+///
+/// It does not keep the guard: once that is gone there is nothing to check, and its reports are still here.
+#[derive(Clone)]
+pub struct GuardHandle {
+    guard: Weak<dyn Guards>,
+    journal: Arc<Journal>,
+}
+
+impl GuardHandle {
+    pub(super) fn new<R: DeviceMemoryResource + 'static>(core: &Arc<Core<R>>) -> Self {
+        let journal = core.journal.clone();
+        let guard = Arc::downgrade(core);
+        Self { guard, journal }
+    }
+
+    /// See [`DebugGuardResource::check_now`](super::DebugGuardResource::check_now).
+    pub fn check_now(&self) -> ResourceResult<()> {
+        self.guard.upgrade().map_or(Ok(()), |guard| guard.check_now())
+    }
+
+    /// See [`DebugGuardResource::flush_quarantine`](super::DebugGuardResource::flush_quarantine).
+    pub fn flush_quarantine(&self) -> ResourceResult<()> {
+        self.guard.upgrade().map_or(Ok(()), |guard| guard.flush())
+    }
+
+    /// Bytes and blocks that are held back.
+    #[must_use]
+    pub fn quarantine(&self) -> (usize, usize) {
+        self.guard.upgrade().map_or((0, 0), |guard| guard.quarantine())
+    }
+
+    /// The guarded blocks around an address, live or freed, the nearest first; `None` when the guard is gone.
+    #[must_use]
+    pub fn describe_address(&self, ptr: u64) -> Option<GuardPostMortem> {
+        self.guard.upgrade().map(|guard| guard.describe(ptr))
+    }
+
+    /// The damage found so far, the oldest first; at most 1000 are kept.
+    #[must_use]
+    pub fn reports(&self) -> Vec<GuardReport> {
+        self.journal.reports()
+    }
+}
+
+impl fmt::Debug for GuardHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GuardHandle")
+            .field("is_alive", &(self.guard.strong_count() > 0))
+            .field("reports", &self.journal.total())
+            .finish()
+    }
+}

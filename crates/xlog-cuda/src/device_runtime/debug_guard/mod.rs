@@ -1,0 +1,210 @@
+//! Bad memory use is caught and named: bytes around every block, poison in it, a quarantine after it.
+//!
+//! Every fill and every look is queued in stream order; the host waits for none of them. What a look found is told by the next
+//! [`reap_pending`](DeviceMemoryResource::reap_pending) or [`check_now`](DebugGuardResource::check_now), is kept in
+//! [`reports`](DebugGuardResource::reports), and is written to standard error.
+//!
+//! Invariants: a block that is held back is outstanding, and the quarantine never holds more than it may; what the guard adds to
+//! a block is charged with it. What it does not do: reads outside a block are not seen, nor are writes beyond its canaries.
+
+mod books;
+mod check;
+mod config;
+mod core;
+mod handle;
+mod journal;
+mod pages;
+mod post_mortem;
+mod report;
+mod resource;
+mod zone;
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use self::core::Core;
+use super::resource::{DeviceMemoryResource, ResourceError, ResourceHome, ResourceResult};
+use super::stream_pool::StreamPool;
+use crate::CudaDevice;
+
+pub use config::{GuardConfig, GuardMode, GuardOutput, PagePlacement};
+pub use handle::GuardHandle;
+pub use post_mortem::{GuardPostMortem, NearBlock};
+pub use report::{DamageKind, FoundBy, GuardReport, Moment};
+
+/// How long the end of a guard waits for the last looks.
+const LAST_LOOKS: Duration = Duration::from_secs(2);
+
+/// Guards the blocks of the resource below.
+///
+/// ```
+/// use std::sync::Arc;
+/// use xlog_cuda::CudaDevice;
+/// use xlog_cuda::device_runtime::{
+///     AllocTag, AsyncCudaResource, DamageKind, DebugGuardResource, DeviceMemoryResource, GuardConfig, GuardOutput,
+///     ResourceError, StreamPool,
+/// };
+///
+/// let device = Arc::new(CudaDevice::open("sim")?);
+/// let pool = Arc::new(StreamPool::with_defaults(device.clone()));
+/// let inner = AsyncCudaResource::new(device.clone(), 0, pool.clone());
+/// let config = GuardConfig::default().with_output(GuardOutput::Silent);
+/// let guard = DebugGuardResource::new(Box::new(inner), config);
+/// let stream = pool.lease()?;
+///
+/// let rows = guard.allocate(100, stream.id(), AllocTag("rows"))?;
+/// let generation = rows.generation;
+/// // SAFETY: the byte behind the block belongs to the guard, who is asked to notice.
+/// unsafe { stream.memset(rows.ptr, 0, 101)? };
+/// guard.deallocate(rows)?; // queues the look, and waits for nothing
+///
+/// assert_eq!(guard.reap_pending(), Err(ResourceError::OutOfBounds { generation }));
+/// let report = &guard.reports()[0];
+/// assert_eq!((report.kind, report.offset, report.damaged), (DamageKind::OutOfBounds, 100, 1));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct DebugGuardResource<R: DeviceMemoryResource = Box<dyn DeviceMemoryResource + Send + Sync>>
+{
+    core: Arc<Core<R>>,
+}
+
+impl DebugGuardResource {
+    /// Guards what `inner` hands out.
+    ///
+    /// The guard queues work on the device and streams that `inner` names ([`DeviceMemoryResource::home`]); where it names none the
+    /// first call fails, and [`DebugGuardResource::over`] is the way.
+    #[must_use]
+    pub fn new(inner: Box<dyn DeviceMemoryResource + Send + Sync>, config: GuardConfig) -> Self {
+        Self::on_home(inner, config)
+    }
+}
+
+impl<R: DeviceMemoryResource> DebugGuardResource<R> {
+    /// [`DebugGuardResource::new`] over a resource of known type.
+    #[must_use]
+    pub fn on_home(inner: R, config: GuardConfig) -> Self {
+        let home = inner.home();
+        Self { core: Arc::new(Core::new(inner, config, home)) }
+    }
+
+    /// Guards what a resource hands out that does not name its device and streams.
+    #[must_use]
+    pub fn over(
+        inner: R,
+        device: Arc<CudaDevice>,
+        streams: Arc<StreamPool>,
+        config: GuardConfig,
+    ) -> Self {
+        let home = ResourceHome::new(device).with_streams(streams);
+        Self { core: Arc::new(Core::new(inner, config, Some(home))) }
+    }
+
+    /// Looks at every block that is live or held back, waits for the result, and returns the first damage that no call has
+    /// returned yet.
+    pub fn check_now(&self) -> ResourceResult<()> {
+        self.core.check_now()
+    }
+
+    /// Lets every block out of the quarantine, after a look at it. Waits for nothing.
+    pub fn flush_quarantine(&self) -> ResourceResult<()> {
+        self.core.flush()
+    }
+
+    /// Bytes and blocks that are held back.
+    #[must_use]
+    pub fn quarantine(&self) -> (usize, usize) {
+        self.core.books.lock().quarantine()
+    }
+
+    /// The damage found so far, the oldest first; at most 1000 are kept.
+    #[must_use]
+    pub fn reports(&self) -> Vec<GuardReport> {
+        self.core.journal.reports()
+    }
+
+    /// The guarded blocks around an address, live or freed, the nearest first.
+    #[must_use]
+    pub fn describe_address(&self, ptr: u64) -> GuardPostMortem {
+        self.core.describe(Some(ptr))
+    }
+
+    /// A handle that outlives this.
+    #[must_use]
+    pub fn handle(&self) -> GuardHandle
+    where
+        R: 'static,
+    {
+        GuardHandle::new(&self.core)
+    }
+
+    /// The resource below.
+    #[must_use]
+    pub fn inner(&self) -> &R {
+        &self.core.inner
+    }
+
+    /// The settings.
+    #[must_use]
+    pub fn config(&self) -> &GuardConfig {
+        &self.core.config
+    }
+}
+
+impl<R: DeviceMemoryResource> Core<R> {
+    fn check_now(&self) -> ResourceResult<()> {
+        let looked = self.look_at_all(FoundBy::CheckNow);
+        let collected = self.collect(true);
+        self.watched(self.told(looked.and(collected)))
+    }
+
+    /// A call's own failure, or else damage that no call has returned.
+    fn told(&self, outcome: ResourceResult<()>) -> ResourceResult<()> {
+        outcome?;
+        self.journal.take_untold().map_or(Ok(()), Err::<(), ResourceError>)
+    }
+
+    /// The last looks, for a while: somebody may hold a stream.
+    fn end(&self) {
+        let Ok(parts) = &self.parts else { return };
+        let is_lost =
+            || matches!(parts.device.driver().memory_info(), Err(error) if error.is_device_lost());
+        if is_lost() {
+            // Nothing on it will complete.
+            return;
+        }
+        let _ = self.look_at_all(FoundBy::Drop);
+        let _ = self.flush();
+        let until = Instant::now() + LAST_LOOKS;
+        while self.collect(false).is_ok() {
+            let is_done = {
+                let books = self.books.lock();
+                books.pending.is_empty() && books.unmapping.is_empty()
+            };
+            if is_done || Instant::now() > until || is_lost() {
+                break;
+            }
+            std::thread::yield_now();
+        }
+        parts.checker.end();
+        if let Some(pages) = &self.pages {
+            pages.end();
+        }
+    }
+}
+
+impl<R: DeviceMemoryResource> Drop for DebugGuardResource<R> {
+    fn drop(&mut self) {
+        self.core.end();
+    }
+}
+
+impl<R: DeviceMemoryResource> fmt::Debug for DebugGuardResource<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DebugGuardResource")
+            .field("config", &self.core.config)
+            .field("quarantine", &self.quarantine())
+            .field("reports", &self.core.journal.total())
+            .finish_non_exhaustive()
+    }
+}

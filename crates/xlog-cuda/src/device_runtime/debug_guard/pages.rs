@@ -1,0 +1,348 @@
+//! Memory between addresses where nothing is mapped: a stray access to its neighbours faults.
+//!
+//! One range of addresses is reserved for all blocks. Each block takes whole units of it, with an unmapped one before and behind;
+//! physical memory is taken for the units between. A range that was given back rests unmapped: new addresses are used first, then
+//! those that rested longest. Physical memory is announced to a meter before it is taken.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use xlog_driver::sync::Mutex;
+use xlog_driver::{DriverError, DriverResult, MapAccess, VirtualMemory};
+
+use super::config::{GuardConfig, PagePlacement};
+use super::zone::Zone;
+use crate::CudaDevice;
+use crate::device_runtime::resource::{MIN_ALIGN, PhysicalMeter, ResourceError, ResourceResult};
+
+/// Addresses that are reserved: they cost nothing.
+const ADDRESSES: usize = 1 << 40;
+
+/// The mapped units of one block.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Mapped {
+    pub(super) start: u64,
+    pub(super) bytes: usize,
+}
+
+/// Address ranges and what is mapped in them.
+pub(super) struct Pages {
+    device: Arc<CudaDevice>,
+    placement: PagePlacement,
+    canary: usize,
+    resting: usize,
+    most: usize,
+    /// Where the addresses begin, once they are reserved.
+    base: OnceLock<u64>,
+    ranges: Mutex<Ranges>,
+    physical: AtomicUsize,
+    /// Mappings that are there.
+    mappings: AtomicU64,
+    meter: Mutex<Option<Arc<dyn PhysicalMeter>>>,
+}
+
+impl Pages {
+    pub(super) fn new(device: Arc<CudaDevice>, config: &GuardConfig) -> Self {
+        Self {
+            device,
+            placement: config.placement,
+            canary: config.canary_bytes,
+            resting: config.resting_ranges,
+            most: config.most_page_bytes(),
+            base: OnceLock::new(),
+            ranges: Mutex::default(),
+            physical: AtomicUsize::new(0),
+            mappings: AtomicU64::new(0),
+            meter: Mutex::new(None),
+        }
+    }
+
+    fn memory(&self) -> DriverResult<&dyn VirtualMemory> {
+        let unsupported = DriverError::Unsupported { call: "guard pages" };
+        self.device.driver().virtual_memory().ok_or(unsupported)
+    }
+
+    /// The unit of everything here; 1 on a device that maps nothing.
+    fn unit(&self) -> usize {
+        self.memory().map_or(1, |memory| memory.granularity().max(1))
+    }
+
+    /// True for an address that may be one of these blocks'.
+    #[inline]
+    pub(super) fn holds(&self, ptr: u64) -> bool {
+        self.base.get().is_some_and(|base| ptr.wrapping_sub(*base) < ADDRESSES as u64)
+    }
+
+    /// The physical memory that a block takes.
+    pub(super) fn charge_for(&self, bytes: usize) -> usize {
+        bytes.checked_next_multiple_of(self.unit()).unwrap_or(usize::MAX)
+    }
+
+    /// Physical memory that is mapped.
+    pub(super) fn physical(&self) -> usize {
+        self.physical.load(Ordering::Acquire)
+    }
+
+    /// True when so much more physical memory is allowed.
+    pub(super) fn has_room(&self, bytes: usize) -> bool {
+        let now = self.physical();
+        now.checked_add(self.charge_for(bytes)).is_some_and(|sum| sum <= self.most)
+    }
+
+    /// From now on tells of physical memory, with what is there already.
+    pub(super) fn start_meter(&self, meter: Arc<dyn PhysicalMeter>) -> ResourceResult<()> {
+        meter.take(self.physical())?;
+        *self.meter.lock() = Some(meter);
+        Ok(())
+    }
+
+    /// Maps memory for a block, and says where in it the block lies.
+    pub(super) fn map(&self, bytes: usize, align: usize) -> ResourceResult<(Mapped, Zone)> {
+        let memory = self.memory()?;
+        let (unit, align) = (self.unit(), align.max(MIN_ALIGN));
+        if align > unit {
+            return Err(ResourceError::InvalidRequest {
+                value: format!("alignment {align}"),
+                accepted: format!("at most {unit} between guard pages"),
+            });
+        }
+        let too_much = |detail: &str| ResourceError::OutOfMemory {
+            requested: bytes,
+            detail: detail.to_owned(),
+        };
+        let length = self.charge_for(bytes);
+        if length >= ADDRESSES - 2 * unit {
+            return Err(too_much("no device has so many addresses"));
+        }
+        // Counted before it is taken, so that threads do not exceed the limit together.
+        let taken = self.physical.fetch_update(Ordering::AcqRel, Ordering::Acquire, |now| {
+            now.checked_add(length).filter(|sum| *sum <= self.most)
+        });
+        if taken.is_err() {
+            return Err(too_much("the limit of memory between guard pages"));
+        }
+        let mapped = self.take(memory, length, unit);
+        match mapped {
+            Ok(mapped) => Ok((mapped, self.place(mapped, bytes, align))),
+            Err(error) => {
+                self.physical.fetch_sub(length, Ordering::AcqRel);
+                Err(error)
+            }
+        }
+    }
+
+    fn take(
+        &self,
+        memory: &dyn VirtualMemory,
+        length: usize,
+        unit: usize,
+    ) -> ResourceResult<Mapped> {
+        let meter = self.meter.lock().clone();
+        if let Some(meter) = &meter {
+            meter.take(length)?;
+        }
+        let start = self.reserved(memory).and_then(|base| {
+            let mut ranges = self.ranges.lock();
+            let found = ranges.take(length + 2 * unit);
+            let none = DriverError::OutOfMemory { call: "reserve", requested: length as u64 };
+            found.map(|offset| base + offset).ok_or(none)
+        });
+        let mapped = start.and_then(|range| {
+            let start = range + unit as u64;
+            let done = map_at(memory, start, length);
+            if done.is_err() {
+                self.give_range(start, length);
+            }
+            done.map(|()| Mapped { start, bytes: length })
+        });
+        match mapped {
+            Ok(mapped) => {
+                self.mappings.fetch_add(1, Ordering::AcqRel);
+                Ok(mapped)
+            }
+            Err(error) => {
+                if let Some(meter) = meter {
+                    meter.give(length);
+                }
+                Err(error.into())
+            }
+        }
+    }
+
+    fn reserved(&self, memory: &dyn VirtualMemory) -> DriverResult<u64> {
+        if let Some(base) = self.base.get() {
+            return Ok(*base);
+        }
+        let base = memory.reserve(ADDRESSES, 0)?;
+        let kept = *self.base.get_or_init(|| base);
+        if kept != base {
+            #[allow(unsafe_code)]
+            // SAFETY: reserved a moment ago by this thread, which lost the race, and nothing was mapped.
+            unsafe {
+                memory.release(base, ADDRESSES)?;
+            }
+        }
+        Ok(kept)
+    }
+
+    /// Where a block lies in its memory, with what fits of its canaries; behind it all that alignment leaves.
+    fn place(&self, mapped: Mapped, bytes: usize, align: usize) -> Zone {
+        let end = mapped.start + mapped.bytes as u64;
+        let user = match self.placement {
+            PagePlacement::End => (end - bytes as u64) & !(align as u64 - 1),
+            PagePlacement::Start => mapped.start,
+        };
+        let front = self.canary.min((user - mapped.start) as usize);
+        let rest = (end - user) as usize - bytes;
+        let back = match self.placement {
+            PagePlacement::End => rest,
+            PagePlacement::Start => rest.min(self.canary.max(MIN_ALIGN)),
+        };
+        Zone { base: user - front as u64, front, bytes, back }
+    }
+
+    /// Takes a block's memory away. The host has seen everything on it complete.
+    pub(super) fn unmap(&self, mapped: Mapped) -> DriverResult<()> {
+        let memory = self.memory()?;
+        #[allow(unsafe_code)]
+        // SAFETY: exactly what `map` mapped, once, and the caller has seen all work on it complete.
+        unsafe {
+            memory.unmap(mapped.start, mapped.bytes)?;
+        }
+        self.mappings.fetch_sub(1, Ordering::AcqRel);
+        self.physical.fetch_sub(mapped.bytes, Ordering::AcqRel);
+        if let Some(meter) = self.meter.lock().clone() {
+            meter.give(mapped.bytes);
+        }
+        self.give_range(mapped.start, mapped.bytes);
+        Ok(())
+    }
+
+    fn give_range(&self, start: u64, bytes: usize) {
+        let (unit, base) = (self.unit(), self.base.get().copied().unwrap_or(0));
+        let offset = start - unit as u64 - base;
+        self.ranges.lock().give(offset, bytes + 2 * unit, self.resting);
+    }
+
+    /// Gives the addresses back, where nothing is mapped in them.
+    pub(super) fn end(&self) {
+        if self.mappings.load(Ordering::Acquire) > 0 {
+            return;
+        }
+        if let (Ok(memory), Some(base)) = (self.memory(), self.base.get()) {
+            #[allow(unsafe_code)]
+            // SAFETY: our reservation, and nothing is mapped in it.
+            let released = unsafe { memory.release(*base, ADDRESSES) };
+            // A lost device has taken it with it.
+            let _ = released;
+        }
+    }
+}
+
+fn map_at(memory: &dyn VirtualMemory, start: u64, bytes: usize) -> DriverResult<()> {
+    let handle = memory.create(bytes)?;
+    #[allow(unsafe_code)]
+    // SAFETY: the range was taken from our reservation and nothing is mapped there.
+    let mapped = unsafe { memory.map(start, bytes, handle) };
+    // From here on the mapping alone keeps the memory.
+    let destroyed = memory.destroy(handle);
+    mapped?;
+    let allowed = destroyed.and_then(|()| {
+        #[allow(unsafe_code)]
+        // SAFETY: exactly the mapping made above; nothing is queued on it.
+        unsafe {
+            memory.set_access(start, bytes, MapAccess::ReadWrite)
+        }
+    });
+    if allowed.is_err() {
+        #[allow(unsafe_code)]
+        // SAFETY: as above.
+        let undone = unsafe { memory.unmap(start, bytes) };
+        undone?;
+    }
+    allowed
+}
+
+impl std::fmt::Debug for Pages {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Pages")
+            .field("physical", &self.physical())
+            .field("base", &self.base.get())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Offsets in the reservation.
+#[derive(Debug, Default)]
+struct Ranges {
+    /// Everything from here on has never been used.
+    fresh: u64,
+    resting: VecDeque<(u64, u64)>,
+    /// Ranges that have rested: start and size. No two are adjacent.
+    rested: BTreeMap<u64, u64>,
+}
+
+impl Ranges {
+    fn take(&mut self, bytes: usize) -> Option<u64> {
+        let bytes = bytes as u64;
+        if self.fresh + bytes <= ADDRESSES as u64 {
+            let start = self.fresh;
+            self.fresh += bytes;
+            return Some(start);
+        }
+        loop {
+            let fits = self.rested.iter().find(|(_, size)| **size >= bytes);
+            if let Some((&start, &size)) = fits {
+                self.rested.remove(&start);
+                if size > bytes {
+                    self.rested.insert(start + bytes, size - bytes);
+                }
+                return Some(start);
+            }
+            self.wake()?;
+        }
+    }
+
+    fn give(&mut self, start: u64, bytes: usize, most: usize) {
+        self.resting.push_back((start, bytes as u64));
+        while self.resting.len() > most {
+            let _ = self.wake();
+        }
+    }
+
+    /// The range that rested longest may be used again.
+    fn wake(&mut self) -> Option<()> {
+        let (mut start, mut size) = self.resting.pop_front()?;
+        if let Some((&before, &length)) = self.rested.range(..start).next_back()
+            && before + length == start
+        {
+            self.rested.remove(&before);
+            (start, size) = (before, size + length);
+        }
+        if let Some(length) = self.rested.remove(&(start + size)) {
+            size += length;
+        }
+        self.rested.insert(start, size);
+        Some(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_range_is_used_again_only_when_there_is_no_fresh_one() {
+        let all = ADDRESSES as u64;
+        let mut ranges = Ranges::default();
+        assert_eq!(ranges.take(ADDRESSES - 100), Some(0));
+        ranges.give(0, ADDRESSES - 100, 10);
+        assert_eq!(ranges.take(60), Some(all - 100), "fresh ones first");
+        assert_eq!(ranges.take(60), Some(0), "then what has rested");
+        ranges.give(0, 60, 0);
+        ranges.give(all - 100, 60, 0);
+        assert_eq!(ranges.take(ADDRESSES - 40), Some(0), "neighbours have grown together");
+        assert_eq!(ranges.take(60), None);
+    }
+}

@@ -1,0 +1,199 @@
+//! What a guard tells of damage.
+
+use std::backtrace::Backtrace;
+use std::fmt;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use super::zone::Zone;
+use crate::device_runtime::resource::{AllocTag, Generation, ResourceError, StreamId};
+
+/// Lines of a backtrace that a report shows.
+const FRAMES_SHOWN: usize = 12;
+
+/// What was done to a block.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
+pub enum DamageKind {
+    /// Bytes around it were written.
+    OutOfBounds,
+    /// Bytes in it were written after it was freed.
+    UseAfterFree,
+}
+
+/// Which look at a block found damage.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
+pub enum FoundBy {
+    /// The one when it was freed.
+    Free,
+    /// The one when it left the quarantine.
+    Release,
+    /// One that was asked for.
+    CheckNow,
+    /// The one when the guard ended.
+    Drop,
+}
+
+/// When and where something was done to a block.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Moment {
+    /// How long the guard had existed.
+    pub at: Duration,
+    /// The stream it was ordered on.
+    pub stream: StreamId,
+    /// The query it was done for.
+    pub query_id: Option<u64>,
+    /// Where in the program, if that was remembered.
+    pub backtrace: Option<Arc<Backtrace>>,
+}
+
+/// Damage that was found, and whose block it is.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct GuardReport {
+    /// What was done.
+    pub kind: DamageKind,
+    /// The block.
+    pub generation: Generation,
+    /// Its address.
+    pub ptr: u64,
+    /// Its size.
+    pub bytes: usize,
+    /// Its label.
+    pub tag: AllocTag,
+    /// The device.
+    pub device_ordinal: u32,
+    /// The first damaged byte, counted from the block's first: negative before it.
+    pub offset: i64,
+    /// How many bytes are damaged.
+    pub damaged: u64,
+    /// The byte that was there.
+    pub expected: u8,
+    /// What was found from `offset` on, 16 bytes at most.
+    pub found: Vec<u8>,
+    /// Its allocation.
+    pub allocated: Moment,
+    /// Its free, if it was freed when the damage was found.
+    pub freed: Option<Moment>,
+    /// Which look found it.
+    pub found_by: FoundBy,
+    /// How long the guard had existed then.
+    pub found_at: Duration,
+}
+
+impl GuardReport {
+    /// The error that stands for this report.
+    #[must_use]
+    pub fn error(&self) -> ResourceError {
+        let generation = self.generation;
+        match self.kind {
+            DamageKind::OutOfBounds => ResourceError::OutOfBounds { generation },
+            DamageKind::UseAfterFree => ResourceError::UseAfterFree { generation },
+        }
+    }
+}
+
+impl fmt::Display for GuardReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { kind, generation, ptr, bytes, tag, offset, damaged, expected, found, .. } = self;
+        let what = match kind {
+            DamageKind::OutOfBounds if *offset < 0 => "bytes before a block were written",
+            DamageKind::OutOfBounds => "bytes behind a block were written",
+            DamageKind::UseAfterFree => "a freed block was written",
+        };
+        writeln!(
+            f,
+            "{what}: {damaged} damaged, the first at offset {offset} of {bytes} bytes ({tag}) at {ptr:#x}"
+        )?;
+        write!(f, "  found     ")?;
+        for byte in found {
+            write!(f, "{byte:02x} ")?;
+        }
+        writeln!(f, "where {expected:02x} was due")?;
+        writeln!(f, "  block     {generation}, device {}", self.device_ordinal)?;
+        write!(f, "  allocated {}", self.allocated)?;
+        if let Some(freed) = &self.freed {
+            write!(f, "\n  freed     {freed}")?;
+        }
+        let by = match self.found_by {
+            FoundBy::Free => "when it was freed",
+            FoundBy::Release => "when it left the quarantine",
+            FoundBy::CheckNow => "by check_now",
+            FoundBy::Drop => "when the guard ended",
+        };
+        write!(f, "\n  found     {by}, at {}", At(self.found_at))
+    }
+}
+
+impl fmt::Display for Moment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "at {} on {}", At(self.at), self.stream)?;
+        if let Some(query) = self.query_id {
+            write!(f, " for query {query}")?;
+        }
+        let Some(trace) = &self.backtrace else { return Ok(()) };
+        for line in own_frames(&trace.to_string()) {
+            write!(f, "\n    {line}")?;
+        }
+        Ok(())
+    }
+}
+
+/// A time since the guard began.
+pub(super) struct At(pub(super) Duration);
+
+impl fmt::Display for At {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:.6} s", self.0.as_secs_f64())
+    }
+}
+
+/// The lines of a backtrace from the first that is not of the machinery which took it.
+fn own_frames(trace: &str) -> Vec<String> {
+    let is_machinery = |line: &str| {
+        ["backtrace", "device_runtime::", "/rustc/", "core::ops::function"]
+            .iter()
+            .any(|word| line.contains(word))
+    };
+    let lines: Vec<&str> = trace.lines().map(str::trim).collect();
+    let from = lines.iter().position(|line| !line.starts_with("at ") && !is_machinery(line));
+    lines.iter().skip(from.unwrap_or(0)).take(FRAMES_SHOWN).map(|line| (*line).to_owned()).collect()
+}
+
+/// What is known of a guarded block for as long as anybody may ask.
+#[derive(Debug)]
+pub(super) struct BlockInfo {
+    pub(super) generation: Generation,
+    pub(super) zone: Zone,
+    pub(super) tag: AllocTag,
+    pub(super) ordinal: u32,
+    pub(super) allocated: Moment,
+    pub(super) freed: OnceLock<Moment>,
+    /// Kinds of damage that were reported: each is told once.
+    told: AtomicU8,
+}
+
+impl BlockInfo {
+    pub(super) fn new(
+        generation: Generation,
+        zone: Zone,
+        tag: AllocTag,
+        ordinal: u32,
+        allocated: Moment,
+    ) -> Self {
+        let (freed, told) = (OnceLock::new(), AtomicU8::new(0));
+        Self { generation, zone, tag, ordinal, allocated, freed, told }
+    }
+
+    /// True for the first to tell of damage of this kind.
+    pub(super) fn tell(&self, kind: DamageKind) -> bool {
+        let bit = match kind {
+            DamageKind::OutOfBounds => 1,
+            DamageKind::UseAfterFree => 2,
+        };
+        self.told.fetch_or(bit, Ordering::AcqRel) & bit == 0
+    }
+}

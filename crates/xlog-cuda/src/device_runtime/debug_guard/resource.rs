@@ -1,0 +1,353 @@
+//! The guard as a resource.
+
+use std::cell::Cell;
+use std::num::NonZeroU64;
+use std::sync::Arc;
+
+use xlog_driver::sync::thread_name;
+
+use super::DebugGuardResource;
+use super::books::Stage;
+use super::config::GuardMode;
+use super::core::Core;
+use super::zone::{Zone, layout};
+use crate::device_runtime::budget::BudgetReservation;
+use crate::device_runtime::resource::{
+    Access, AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, FreeSpace, MIN_ALIGN,
+    PhysicalMeter, ResourceError, ResourceHome, ResourceResult, ResourceStatistics, StreamId,
+};
+
+/// What stands in for memory between guard pages in the resource below.
+const STAND_IN: usize = 1;
+
+/// True for one call in `every`, counted by each thread for itself.
+#[inline]
+fn is_due(every: NonZeroU64) -> bool {
+    thread_local! {
+        static LEFT: Cell<u64> = const { Cell::new(u64::MAX) };
+    }
+    LEFT.with(|left| {
+        let now = match left.get() {
+            // Threads begin at different places, so that the first block of each is nothing special.
+            begun if begun >= every.get() => {
+                u64::from(thread_name()).wrapping_mul(0x9e37_79b9_7f4a_7c15) % every.get()
+            }
+            now => now,
+        };
+        left.set(if now == 0 { every.get() - 1 } else { now - 1 });
+        now == 0
+    })
+}
+
+impl<R: DeviceMemoryResource> Core<R> {
+    /// A guarded block; `call` is told how much to ask the resource below for, and with which alignment.
+    fn obtain(
+        &self,
+        (bytes, align): (usize, usize),
+        (stream, tag): (StreamId, AllocTag),
+        mut call: impl FnMut(usize, usize) -> ResourceResult<DeviceBlock>,
+    ) -> ResourceResult<DeviceBlock> {
+        let parts = self.parts()?;
+        if bytes == 0 {
+            return Err(ResourceError::zero_bytes());
+        }
+        let given = match (self.config.mode, &self.pages) {
+            (GuardMode::Sampled(every), Some(pages)) => {
+                let block = call(bytes, align)?;
+                if !is_due(every) || parts.checker.make_ready().is_err() {
+                    return Ok(block);
+                }
+                // One that cannot be guarded now is handed out as it is.
+                let given = self.hand_out_mapped(pages, block, (bytes, align), (stream, tag));
+                return Ok(given.unwrap_or_else(|(block, _)| block));
+            }
+            (GuardMode::Pages, Some(pages)) => {
+                parts.checker.make_ready()?;
+                let block = call(STAND_IN, MIN_ALIGN)?;
+                self.hand_out_mapped(pages, block, (bytes, align), (stream, tag))
+            }
+            _ => {
+                parts.checker.make_ready()?;
+                let Some((front, total)) = layout(bytes, align, self.config.canary_bytes) else {
+                    let detail = "no device has so many addresses".to_owned();
+                    return Err(ResourceError::OutOfMemory { requested: bytes, detail });
+                };
+                let block = call(total, align)?;
+                let back = block.bytes.saturating_sub(front + bytes);
+                let zone = Zone { base: block.ptr, front, bytes, back };
+                self.hand_out(block, zone, None, (stream, tag))
+            }
+        };
+        given.map_err(|(block, error)| {
+            // It was never handed out; a free that fails stays with the resource below.
+            let _ = self.inner.deallocate(block);
+            error
+        })
+    }
+
+    /// True for a block that the guard knows nothing of, as most are where only some are guarded.
+    #[inline]
+    fn passes(&self, ptr: u64) -> bool {
+        match (self.config.mode, &self.pages) {
+            (GuardMode::Sampled(_), Some(pages)) => !pages.holds(ptr),
+            _ => false,
+        }
+    }
+
+    /// A use was closed, perhaps the last of a block that was returned.
+    fn close(&self, block: BlockId) -> ResourceResult<()> {
+        let due = self.books.lock().close(block.generation);
+        self.do_due(block.generation, due)
+    }
+
+    fn check_device(&self, block: BlockId) -> ResourceResult<()> {
+        if block.device_ordinal == self.ordinal {
+            return Ok(());
+        }
+        let (other, own) = (block.device_ordinal, self.ordinal);
+        let text = format!("a block of device {other} was given to a guard of device {own}");
+        Err(ResourceError::Driver(text))
+    }
+}
+
+impl<R: DeviceMemoryResource> DeviceMemoryResource for DebugGuardResource<R> {
+    fn allocate(
+        &self,
+        bytes: usize,
+        stream: StreamId,
+        tag: AllocTag,
+    ) -> ResourceResult<DeviceBlock> {
+        let core = &*self.core;
+        let call = |total, _| core.inner.allocate(total, stream, tag);
+        core.watched(core.obtain((bytes, MIN_ALIGN), (stream, tag), call))
+    }
+
+    fn allocate_aligned(
+        &self,
+        bytes: usize,
+        align: usize,
+        stream: StreamId,
+        tag: AllocTag,
+    ) -> ResourceResult<DeviceBlock> {
+        let core = &*self.core;
+        if !align.is_power_of_two() {
+            return Err(ResourceError::InvalidRequest {
+                value: format!("alignment {align}"),
+                accepted: "a power of two".to_owned(),
+            });
+        }
+        let call = |total, align| core.inner.allocate_aligned(total, align, stream, tag);
+        core.watched(core.obtain((bytes, align), (stream, tag), call))
+    }
+
+    fn allocate_reserved(
+        &self,
+        reservation: &mut BudgetReservation,
+        bytes: usize,
+        align: usize,
+        stream: StreamId,
+        tag: AllocTag,
+    ) -> ResourceResult<DeviceBlock> {
+        let core = &*self.core;
+        let call =
+            |total, align| core.inner.allocate_reserved(reservation, total, align, stream, tag);
+        core.watched(core.obtain((bytes, align), (stream, tag), call))
+    }
+
+    fn deallocate(&self, block: DeviceBlock) -> ResourceResult<()> {
+        let core = &*self.core;
+        if core.passes(block.ptr) {
+            return core.watched(core.inner.deallocate(block));
+        }
+        let id = BlockId::from_block(&block);
+        core.check_device(id)?;
+        core.watched(core.give_back(id))
+    }
+
+    fn device_ordinal(&self) -> u32 {
+        self.core.ordinal
+    }
+
+    fn bytes_outstanding(&self) -> usize {
+        let core = &*self.core;
+        let own = match (core.config.mode, &core.pages) {
+            (GuardMode::Pages, Some(pages)) => pages.physical(),
+            _ => 0,
+        };
+        core.inner.bytes_outstanding() + core.books.lock().lingering + own
+    }
+
+    fn reap_pending(&self) -> ResourceResult<()> {
+        let core = &*self.core;
+        let mut outcome = core.retry();
+        let collected = core.collect(true);
+        outcome = outcome.and(collected);
+        let reaped = core.inner.reap_pending();
+        core.prune();
+        core.watched(core.told(outcome.and(reaped)))
+    }
+
+    fn reap_completed(&self) -> ResourceResult<()> {
+        let core = &*self.core;
+        let mut outcome = core.retry();
+        let collected = core.collect(false);
+        outcome = outcome.and(collected);
+        let reaped = core.inner.reap_completed();
+        core.prune();
+        core.watched(outcome.and(reaped))
+    }
+
+    fn record_block_use(&self, block: &DeviceBlock, use_stream: StreamId) -> ResourceResult<()> {
+        let core = &*self.core;
+        if core.passes(block.ptr) || !core.inner.supports_block_use_tracking() {
+            return core.watched(core.inner.record_block_use(block, use_stream));
+        }
+        let id = BlockId::from_block(block);
+        core.check_device(id)?;
+        let below = core.books.lock().open(id)?;
+        let (ptr, generation) = (below.ptr, below.generation);
+        let claim = DeviceBlock {
+            ptr,
+            device_ordinal: below.device_ordinal,
+            alloc_stream: below.alloc_stream,
+            bytes: block.bytes,
+            align: block.align,
+            tag: block.tag,
+            generation,
+            state: BlockState::Live,
+        };
+        let recorded = core.inner.record_block_use(&claim, use_stream);
+        core.watched(recorded.and(core.close(id)))
+    }
+
+    fn supports_block_use_tracking(&self) -> bool {
+        self.core.inner.supports_block_use_tracking()
+    }
+
+    fn prepare_block_use(
+        &self,
+        block: BlockId,
+        use_stream: StreamId,
+        access: Access,
+    ) -> ResourceResult<()> {
+        let core = &*self.core;
+        if core.passes(block.ptr) || !core.inner.supports_block_use_tracking() {
+            return core.watched(core.inner.prepare_block_use(block, use_stream, access));
+        }
+        core.check_device(block)?;
+        let below = core.books.lock().open(block)?;
+        let prepared = core.inner.prepare_block_use(below, use_stream, access);
+        if prepared.is_err() {
+            // The block may have been returned meanwhile; a free that fails comes back with a reap.
+            let _ = core.close(block);
+        }
+        core.watched(prepared)
+    }
+
+    fn finish_block_use(
+        &self,
+        block: BlockId,
+        use_stream: StreamId,
+        access: Access,
+    ) -> ResourceResult<()> {
+        let core = &*self.core;
+        if core.passes(block.ptr) || !core.inner.supports_block_use_tracking() {
+            return core.watched(core.inner.finish_block_use(block, use_stream, access));
+        }
+        core.check_device(block)?;
+        let below = core.books.lock().opened(block)?;
+        let finished = core.inner.finish_block_use(below, use_stream, access);
+        core.watched(match finished {
+            Ok(()) => core.close(block),
+            // The use is closed, and what is not there is the event that would tell when it is done.
+            Err(ResourceError::Driver(_)) => finished.and(core.close(block)),
+            Err(_) => finished,
+        })
+    }
+
+    fn block_state(&self, block: BlockId) -> BlockState {
+        let core = &*self.core;
+        if core.passes(block.ptr) {
+            return core.inner.block_state(block);
+        }
+        if block.device_ordinal != core.ordinal {
+            return BlockState::Freed;
+        }
+        let (below, stage, is_mapped) = match core.books.lock().find(block) {
+            Ok(entry) => (entry.below, entry.stage, entry.mapped.is_some()),
+            Err(_) => return BlockState::Freed,
+        };
+        match stage {
+            Stage::Live => BlockState::Live,
+            Stage::Returned | Stage::Leaving => BlockState::Retired,
+            Stage::Held(mark) if core.is_complete(mark) => BlockState::Quarantined,
+            Stage::Held(_) => BlockState::Retired,
+            Stage::Gone(_) if is_mapped => BlockState::Retired,
+            Stage::Gone(mark) => match core.inner.block_state(below) {
+                BlockState::Freed if core.is_complete(mark) => BlockState::Freed,
+                _ => BlockState::Retired,
+            },
+        }
+    }
+
+    fn charge_for(&self, bytes: usize) -> usize {
+        self.charge_for_aligned(bytes, MIN_ALIGN)
+    }
+
+    fn charge_for_aligned(&self, bytes: usize, align: usize) -> usize {
+        let core = &*self.core;
+        match (core.config.mode, &core.pages) {
+            // What is sampled is charged as it would be without; its pages are bounded, and metered.
+            (GuardMode::Sampled(_), _) => core.inner.charge_for_aligned(bytes, align),
+            (GuardMode::Pages, Some(pages)) => {
+                pages.charge_for(bytes).saturating_add(core.inner.charge_for(STAND_IN))
+            }
+            _ => {
+                let total = layout(bytes, align, core.config.canary_bytes);
+                let total = total.map_or(usize::MAX, |(_, total)| total);
+                core.inner.charge_for_aligned(total, align)
+            }
+        }
+    }
+
+    fn home(&self) -> Option<ResourceHome> {
+        let parts = self.core.parts().ok()?;
+        Some(ResourceHome::new(parts.device.clone()).with_streams(parts.streams.clone()))
+    }
+
+    fn statistics(&self) -> ResourceStatistics {
+        let held = self.core.books.lock().held_back;
+        let mut counted = self.core.inner.statistics();
+        counted.bytes_outstanding = self.bytes_outstanding();
+        if counted.allocations > 0 {
+            counted.live_blocks = counted.live_blocks.saturating_sub(held);
+            counted.retired_blocks += held;
+            counted.deallocations += held as u64;
+        }
+        counted
+    }
+
+    fn free_space(&self) -> Option<FreeSpace> {
+        self.core.inner.free_space()
+    }
+
+    fn places_blocks(&self) -> bool {
+        self.core.inner.places_blocks()
+    }
+
+    /// Lets everything out of the quarantine first.
+    fn trim(&self) -> ResourceResult<usize> {
+        let flushed = self.core.flush();
+        let trimmed = self.core.inner.trim();
+        flushed.and(trimmed)
+    }
+
+    fn meter_physical(&self, meter: Arc<dyn PhysicalMeter>) -> ResourceResult<()> {
+        self.core.inner.meter_physical(meter.clone())?;
+        self.core.pages.as_ref().map_or(Ok(()), |pages| pages.start_meter(meter))
+    }
+
+    fn reserve_budget(&self, bytes: usize) -> ResourceResult<Option<BudgetReservation>> {
+        self.core.inner.reserve_budget(bytes)
+    }
+}

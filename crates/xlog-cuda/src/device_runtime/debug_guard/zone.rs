@@ -1,0 +1,66 @@
+//! The bytes of a guarded block: where the user's are, and what lies around them.
+
+use crate::device_runtime::resource::MIN_ALIGN;
+
+/// The byte around a block.
+pub(super) const CANARY: u8 = 0xc7;
+/// The byte in a block that was handed out and not yet written.
+pub(super) const FRESH: u8 = 0xa9;
+/// The byte in a block that was freed.
+pub(super) const FREED: u8 = 0xd6;
+
+/// The bytes of one block, one after the other.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Zone {
+    /// Where the front canary begins.
+    pub(super) base: u64,
+    /// Its bytes.
+    pub(super) front: usize,
+    /// The user's bytes.
+    pub(super) bytes: usize,
+    /// The bytes of the back canary.
+    pub(super) back: usize,
+}
+
+impl Zone {
+    /// The address of the user's bytes.
+    pub(super) fn user(&self) -> u64 {
+        self.base + self.front as u64
+    }
+
+    pub(super) fn back_at(&self) -> u64 {
+        self.user() + self.bytes as u64
+    }
+
+    /// Where an offset from the base lies from the user's point of view.
+    pub(super) fn offset_of(&self, from_base: u64) -> i64 {
+        from_base as i64 - self.front as i64
+    }
+
+    /// The bytes looked at.
+    pub(super) fn looked_at(&self, inside: bool) -> usize {
+        self.front + self.back + if inside { self.bytes } else { 0 }
+    }
+}
+
+/// What a request takes of the resource below: the bytes before it, and all of them. `None`: no memory is so large.
+pub(super) fn layout(bytes: usize, align: usize, canary: usize) -> Option<(usize, usize)> {
+    let front = canary.checked_next_multiple_of(align.max(MIN_ALIGN))?;
+    let total = front.checked_add(bytes)?.checked_add(canary)?;
+    Some((front, total))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_takes_its_canaries_to_the_byte() {
+        assert_eq!(layout(1000, 256, 256), Some((256, 1512)));
+        assert_eq!(layout(1000, 1, 100), Some((256, 1356)));
+        assert_eq!(layout(1000, 4096, 100), Some((4096, 5196)));
+        assert_eq!(layout(1000, 256, 0), Some((0, 1000)));
+        assert_eq!(layout(usize::MAX - 100, 256, 64), None);
+        assert_eq!(layout(1, 256, usize::MAX), None);
+    }
+}

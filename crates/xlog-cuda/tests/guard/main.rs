@@ -1,0 +1,9 @@
+//! The debug guard: conformance, planted damage, clean programs, limits.
+
+mod conformance;
+mod damage;
+mod misuse;
+mod pages;
+mod programs;
+mod runtime;
+mod support;

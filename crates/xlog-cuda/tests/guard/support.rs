@@ -1,0 +1,206 @@
+//! What the tests of the guard share.
+#![allow(unreachable_pub, clippy::unwrap_used, clippy::panic)]
+
+use std::sync::Arc;
+
+use xlog_cuda::device_runtime::{
+    Access, AllocTag, AsyncCudaResource, BlockId, BlockState, DebugGuardResource, DeviceBlock,
+    DeviceMemoryResource, DeviceStream, GuardConfig, GuardOutput, ResourceError, ResourceHome,
+    ResourceResult, ResourceStatistics, StreamId, StreamPool,
+};
+use xlog_cuda::{CudaDevice, DeviceSpec};
+
+pub const ROWS: AllocTag = AllocTag("rows");
+
+/// The default settings, with nothing written to standard error.
+pub fn quiet() -> GuardConfig {
+    GuardConfig::default().with_output(GuardOutput::Silent)
+}
+
+/// A guard over the async resource.
+pub struct Rig {
+    pub device: Arc<CudaDevice>,
+    pub pool: Arc<StreamPool>,
+    pub guard: DebugGuardResource<AsyncCudaResource>,
+}
+
+impl Rig {
+    pub fn new(device: &Arc<CudaDevice>, config: GuardConfig) -> Self {
+        let pool = Arc::new(StreamPool::with_defaults(device.clone()));
+        let inner = AsyncCudaResource::new(device.clone(), device.ordinal(), pool.clone());
+        Self { device: device.clone(), pool, guard: DebugGuardResource::on_home(inner, config) }
+    }
+
+    pub fn allocate(&self, bytes: usize, stream: &DeviceStream) -> DeviceBlock {
+        self.guard.allocate(bytes, stream.id(), ROWS).unwrap()
+    }
+
+    /// An announced fill.
+    pub fn write(
+        &self,
+        block: BlockId,
+        stream: &DeviceStream,
+        offset: i64,
+        value: u8,
+        bytes: usize,
+    ) {
+        self.guard.prepare_block_use(block, stream.id(), Access::Write).unwrap();
+        poke(stream, block.ptr, offset, value, bytes);
+        self.guard.finish_block_use(block, stream.id(), Access::Write).unwrap();
+    }
+}
+
+/// A fill that nobody is told of, counted from a block's first byte.
+pub fn poke(stream: &DeviceStream, ptr: u64, offset: i64, value: u8, bytes: usize) {
+    let at = ptr.wrapping_add_signed(offset);
+    // SAFETY: the tests stay inside memory that the guard holds: a block, its canaries, or its quarantine.
+    unsafe { stream.memset(at, value, bytes) }.unwrap();
+}
+
+pub fn twin(block: &DeviceBlock) -> DeviceBlock {
+    DeviceBlock {
+        ptr: block.ptr,
+        device_ordinal: block.device_ordinal,
+        alloc_stream: block.alloc_stream,
+        bytes: block.bytes,
+        align: block.align,
+        tag: block.tag,
+        generation: block.generation,
+        state: block.state,
+    }
+}
+
+/// A guard whose quarantine is emptied after every free: what the suite says of frees holds for such a one.
+///
+/// Blocks of a gibibyte are refused: filling one tells nothing new.
+pub struct Emptied<R: DeviceMemoryResource>(pub DebugGuardResource<R>);
+
+impl<R: DeviceMemoryResource> DeviceMemoryResource for Emptied<R> {
+    fn allocate(
+        &self,
+        bytes: usize,
+        stream: StreamId,
+        tag: AllocTag,
+    ) -> ResourceResult<DeviceBlock> {
+        if bytes == 1 << 30 {
+            let detail = "the tests have no room for it".to_owned();
+            return Err(ResourceError::OutOfMemory { requested: bytes, detail });
+        }
+        self.0.allocate(bytes, stream, tag)
+    }
+    fn allocate_aligned(
+        &self,
+        bytes: usize,
+        align: usize,
+        stream: StreamId,
+        tag: AllocTag,
+    ) -> ResourceResult<DeviceBlock> {
+        self.0.allocate_aligned(bytes, align, stream, tag)
+    }
+    fn deallocate(&self, block: DeviceBlock) -> ResourceResult<()> {
+        self.0.deallocate(block)?;
+        self.0.flush_quarantine()
+    }
+    fn device_ordinal(&self) -> u32 {
+        self.0.device_ordinal()
+    }
+    fn bytes_outstanding(&self) -> usize {
+        self.0.bytes_outstanding()
+    }
+    fn reap_pending(&self) -> ResourceResult<()> {
+        self.0.reap_pending()
+    }
+    fn reap_completed(&self) -> ResourceResult<()> {
+        self.0.reap_completed()
+    }
+    fn record_block_use(&self, block: &DeviceBlock, stream: StreamId) -> ResourceResult<()> {
+        self.0.record_block_use(block, stream)
+    }
+    fn supports_block_use_tracking(&self) -> bool {
+        self.0.supports_block_use_tracking()
+    }
+    fn prepare_block_use(
+        &self,
+        block: BlockId,
+        stream: StreamId,
+        access: Access,
+    ) -> ResourceResult<()> {
+        self.0.prepare_block_use(block, stream, access)
+    }
+    fn finish_block_use(
+        &self,
+        block: BlockId,
+        stream: StreamId,
+        access: Access,
+    ) -> ResourceResult<()> {
+        self.0.finish_block_use(block, stream, access)?;
+        self.0.flush_quarantine()
+    }
+    fn block_state(&self, block: BlockId) -> BlockState {
+        self.0.block_state(block)
+    }
+    fn charge_for(&self, bytes: usize) -> usize {
+        self.0.charge_for(bytes)
+    }
+    fn charge_for_aligned(&self, bytes: usize, align: usize) -> usize {
+        self.0.charge_for_aligned(bytes, align)
+    }
+    fn statistics(&self) -> ResourceStatistics {
+        self.0.statistics()
+    }
+    fn places_blocks(&self) -> bool {
+        self.0.places_blocks()
+    }
+    fn home(&self) -> Option<ResourceHome> {
+        self.0.home()
+    }
+    fn trim(&self) -> ResourceResult<usize> {
+        self.0.trim()
+    }
+}
+
+/// Numbers of a seed.
+pub struct Random(u64);
+
+impl Random {
+    pub fn new(seed: u64) -> Self {
+        Self(seed ^ 0x5851_f42d_4c95_7f2d)
+    }
+
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    pub fn below(&mut self, bound: usize) -> usize {
+        (self.next() % bound.max(1) as u64) as usize
+    }
+}
+
+/// How many random programs a test runs, and from which seed: few on a GPU, one when `XLOG_GUARD_SEED` names it.
+pub fn seeds(many: u64, on_gpu: u64) -> Vec<u64> {
+    if let Ok(text) = std::env::var("XLOG_GUARD_SEED") {
+        return vec![text.parse().unwrap()];
+    }
+    (0..if gpu().is_some() { on_gpu } else { many }).collect()
+}
+
+/// The GPU that the tests were told to run on.
+pub fn gpu() -> Option<String> {
+    let spec = std::env::var(xlog_testing::TEST_DEVICE_VARIABLE).ok()?;
+    let is_gpu = spec.parse::<DeviceSpec>().is_ok_and(|spec| !spec.is_simulated());
+    is_gpu.then_some(spec)
+}
+
+/// Says how to run a failed program again.
+pub struct Replay(pub u64);
+
+impl Drop for Replay {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("failed with seed {0}; run it again with XLOG_GUARD_SEED={0}", self.0);
+        }
+    }
+}
