@@ -5,6 +5,7 @@
 
 #![deny(unsafe_code)]
 
+mod certify;
 mod cli;
 mod convert;
 mod doctor;
@@ -27,6 +28,7 @@ fn main() -> ExitCode {
         Ok(Command::Run(RunCommand::Handoff(arguments))) => run::handoff(&arguments),
         Ok(Command::Run(RunCommand::Tenants(arguments))) => run::tenants(&arguments),
         Ok(Command::Run(RunCommand::Churn(arguments))) => run::churn(&arguments),
+        Ok(Command::Certify(arguments)) => certify::run(&arguments),
         Ok(Command::Convert(arguments)) => convert::run(&arguments),
         Ok(Command::Summary(arguments)) => summary::run(&arguments),
         Ok(Command::Replay(arguments)) => replay::run(&arguments),
