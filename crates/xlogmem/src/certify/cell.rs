@@ -232,11 +232,9 @@ impl Rig<'_> {
         line.write().map_err(|error| XlogError::Kernel(error.to_string()))?;
         // SAFETY: the process is given up to whatever comes of it.
         let poked = unsafe { self.kernels.poke(&self.other, block.ptr, 0xee) };
-        let waited = poked.and_then(|()| self.other.synchronize());
-        self.note(waited)?;
         gate.release();
-        let waited = self.own.synchronize();
-        self.note(waited)
+        self.note(poked)?;
+        self.wait_for_both()
     }
 
     fn missing_wait(&mut self) -> Result<()> {
@@ -249,9 +247,12 @@ impl Rig<'_> {
             self.kernels.poke(&self.own, block.ptr, 0xee)?;
             self.kernels.carry(&self.other, copy.ptr, block.ptr)?;
         }
+        self.wait_for_both()
+    }
+
+    fn wait_for_both(&mut self) -> Result<()> {
         for stream in [&self.own, &self.other] {
-            let waited = stream.synchronize();
-            note(waited, self.caught)?;
+            note(stream.synchronize(), self.caught)?;
         }
         Ok(())
     }

@@ -152,9 +152,8 @@ fn examine(
     checker: Option<&Path>,
     folder: &Folder,
 ) -> Cell {
-    let name = |value: &dyn std::fmt::Debug| format!("{value:?}").to_lowercase();
     let under = if checker.is_some() { "-memcheck" } else { "" };
-    let stem = format!("{}-{}{under}", name(&of.bug), name(&of.stack));
+    let stem = format!("{}-{}{under}", value_of(of.bug), value_of(of.stack));
     let log = folder.path(&format!("{stem}.log"));
     let mut command = match checker {
         Some(checker) => checker::command(checker, program, of.stack, &log),

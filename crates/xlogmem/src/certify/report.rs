@@ -132,8 +132,7 @@ impl Report {
             })
             .collect();
         if self.error.is_none() && !broken.is_empty() {
-            self.error =
-                Some(format!("{} promises are broken: {}", broken.len(), broken.join("; ")));
+            self.error = Some(format!("not as promised: {}", broken.join("; ")));
         }
         self.ok = self.error.is_none();
     }
@@ -157,7 +156,7 @@ impl Report {
         for (word, meaning) in [
             ("guard, host", "the debug guard; a check of the runtime on the host"),
             ("fault, race, device", "the GPU; the simulated device's detector, or its memory"),
-            ("memcheck", "compute-sanitizer, naming the address; with a ? another one"),
+            ("memcheck", "compute-sanitizer, at that address; with a ? at another"),
             ("missed, n/a", "nobody; nothing to notice, or the tool for it is not here"),
         ] {
             page.line(word, meaning);
