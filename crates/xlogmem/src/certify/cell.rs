@@ -225,7 +225,17 @@ impl Rig<'_> {
         self.poke(address)
     }
 
+    /// Has the resource take memory and the driver load the kernel, neither of which may wait for a stream that is held.
+    fn warm_up(&mut self) -> Result<()> {
+        let block = self.runtime.allocate(BYTES, self.own.id(), AllocTag("warm"))?;
+        self.poke(block.ptr)?;
+        self.runtime.deallocate(block)?;
+        self.runtime.reap_pending()?;
+        Ok(())
+    }
+
     fn use_before_allocation(&mut self) -> Result<()> {
+        self.warm_up()?;
         let gate = self.own.hold()?;
         let block = self.runtime.allocate(BYTES, self.own.id(), VICTIM)?;
         let line = Line::Plan { ptr: block.ptr, bytes: BYTES, address: block.ptr };
