@@ -27,7 +27,7 @@ fn compiled(directory: &Path) -> Option<PathBuf> {
 
 /// What a program with this tool does.
 fn program() {
-    let tool = tool().unwrap().expect("a tool that takes memory");
+    let tool = tool().unwrap().unwrap();
     let domain = Domain::new(tool, "xlog");
     let heap = domain.register_heap(0x10_0000, 0x20_0000, "segment").unwrap();
     domain.register_region(&heap, 0x10_0100, 1000, "rows");

@@ -14,7 +14,7 @@ use xlog_cuda::device_runtime::{
     PoolConfig, PoolResource, PoolSanitizer, PoolSegments, ResourceError, StreamLease, StreamPool,
 };
 use xlog_cuda::{CudaDevice, DeviceStream, Gate};
-use xlog_testing::{WatchedGate, for_each_device};
+use xlog_testing::{WatchedGate, for_each_device, threads};
 
 const ROWS: AllocTag = AllocTag("rows");
 
@@ -201,6 +201,45 @@ fn regions_never_overlap_and_end_after_the_work_in_random_programs() {
         }
     });
     assert!(known(|known| known.ended) > 100, "blocks came and went");
+}
+
+#[test]
+fn regions_of_threads_that_pass_memory_to_each_other_never_overlap() {
+    let _alone = attached();
+    for_each_device(|device| {
+        let (streams, pool) = pool(device);
+        // One stream: what one thread gives back, the next takes.
+        let stream = streams.lease().unwrap();
+        let body = |seed: u64| {
+            let mut random = Random(seed);
+            let mut live = Vec::new();
+            for _ in 0..200 {
+                if live.len() < 3 || random.below(2) == 0 {
+                    let bytes = 200 * (1 + random.below(4));
+                    let block = pool.allocate(bytes, stream.id(), ROWS).unwrap();
+                    touch(&stream, &block);
+                    live.push(block);
+                } else {
+                    pool.deallocate(live.swap_remove(random.below(live.len()))).unwrap();
+                    pool.reap_completed().unwrap();
+                }
+            }
+            live.into_iter().for_each(|block| pool.deallocate(block).unwrap());
+        };
+        let bodies: Vec<Box<dyn FnOnce() + Send>> = (1..=3)
+            .map(|seed| {
+                Box::new({
+                    let body = &body;
+                    move || body(seed)
+                }) as Box<dyn FnOnce() + Send>
+            })
+            .collect();
+        threads(device, bodies);
+        pool.reap_pending().unwrap();
+        assert_eq!(pool.bytes_outstanding(), 0);
+        assert!(pool.snapshot().paths.grown == 1, "memory went round: {:?}", pool.snapshot());
+        assert_nothing_wrong();
+    });
 }
 
 #[test]
