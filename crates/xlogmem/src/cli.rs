@@ -28,6 +28,11 @@ pub(crate) enum Command {
     /// Run a workload on a device and verify what came of it
     #[command(subcommand, disable_help_subcommand = true)]
     Run(RunCommand),
+    /// Plant bugs and show who notices: guard, race detector, compute-sanitizer
+    ///
+    /// Each bug runs under each memory resource in a process of its own, and, on a GPU, once more under compute-sanitizer where
+    /// that is installed. Fails when a bug is not noticed that should be.
+    Certify(crate::certify::CertifyArguments),
     /// Replay an allocation log, ours or RMM's, on a device
     ///
     /// Every allocation and free of the log is done again, on streams and by threads as recorded, and timed. The log may have

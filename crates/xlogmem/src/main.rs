@@ -6,6 +6,7 @@
 #![deny(unsafe_code)]
 
 mod bench;
+mod certify;
 mod cli;
 mod convert;
 mod diff;
@@ -39,6 +40,7 @@ fn main() -> ExitCode {
         Ok(Command::Run(RunCommand::Handoff(arguments))) => run::handoff(&arguments),
         Ok(Command::Run(RunCommand::Tenants(arguments))) => run::tenants(&arguments),
         Ok(Command::Run(RunCommand::Churn(arguments))) => run::churn(&arguments),
+        Ok(Command::Certify(arguments)) => certify::run(&arguments),
         Ok(Command::Convert(arguments)) => convert::run(&arguments),
         Ok(Command::Summary(arguments)) => summary::run(&arguments),
         Ok(Command::Replay(arguments)) => replay::run(&arguments),

@@ -34,7 +34,10 @@ pub use logging::{
     LoggingSink, NullSink, QueryScope, ServedBy, SinkError,
 };
 pub use ordering::EdgePolicy;
-pub use pool::{PoolConfig, PoolPaths, PoolResource, PoolReuse, PoolSegments, PoolSnapshot};
+pub use pool::{
+    PoolConfig, PoolPaths, PoolResource, PoolReuse, PoolSanitizer, PoolSegments, PoolSnapshot,
+    SanitizerSnapshot,
+};
 pub use resource::{
     Access, AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, FreeSpace,
     Generation, PhysicalMeter, ResourceError, ResourceHome, ResourceResult, ResourceStatistics,
@@ -43,8 +46,8 @@ pub use resource::{
 pub use runtime::{
     BUDGET_VARIABLE, FailedFree, GUARD_VARIABLE, GuardSetting, LEDGER_VARIABLE, LOG_VARIABLE,
     LeakReport, LedgerOutlook, LedgerSetting, LedgerStatus, LimitSurvey, MAX_DEVICE_ORDINALS,
-    RESOURCE_VARIABLE, ResourceKind, RuntimeConfig, XlogDeviceRuntime, open_log,
-    set_failed_free_handler, set_leak_handler,
+    RESOURCE_VARIABLE, ResourceKind, RuntimeConfig, SANITIZER_VARIABLE, XlogDeviceRuntime,
+    open_log, set_failed_free_handler, set_leak_handler,
 };
 pub use statistics::{
     Backtraces, LiveBlock, LiveReport, Statistics, StatisticsConfig, StatisticsResource,

@@ -38,7 +38,7 @@ use crate::{CudaDevice, Result, XlogError};
 
 pub use config::{
     BUDGET_VARIABLE, GUARD_VARIABLE, LEDGER_VARIABLE, LOG_VARIABLE, RESOURCE_VARIABLE,
-    RuntimeConfig,
+    RuntimeConfig, SANITIZER_VARIABLE,
 };
 pub use guarding::GuardSetting;
 pub use joining::{LedgerOutlook, LedgerStatus, LimitSurvey};

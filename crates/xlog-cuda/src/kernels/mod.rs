@@ -5,9 +5,11 @@
 //! the lines below, the compiler and the target; a test compares the hashes. PTX is embedded in the program and compiled by
 //! the driver for the GPU at hand when a [`KernelImage`] is loaded, which takes milliseconds: load once, launch often.
 //!
-//! [`exercise`] has kernels of our own with their twins for the simulated device, [`guard`] that of the debug guard. What is not here: ordering. A launch says
-//! nothing about the buffers it uses; that is the work of a [`LaunchRecorder`](crate::LaunchRecorder).
+//! [`exercise`] has kernels of our own with their twins for the simulated device, [`certify`] those that do wrong on purpose,
+//! [`guard`] that of the debug guard. What is not here: ordering. A launch says nothing about the buffers it uses; that is the
+//! work of a [`LaunchRecorder`](crate::LaunchRecorder).
 
+pub mod certify;
 pub mod exercise;
 pub mod guard;
 
@@ -146,7 +148,8 @@ mod tests {
         None
     }
 
-    const IMAGES: [(KernelImage, &str); 2] = [
+    const IMAGES: [(KernelImage, &str); 3] = [
+        (certify::IMAGE, include_str!("../../kernels/certify.cu")),
         (exercise::IMAGE, include_str!("../../kernels/exercise.cu")),
         (guard::IMAGE, include_str!("../../kernels/guard.cu")),
     ];

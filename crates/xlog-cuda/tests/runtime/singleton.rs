@@ -14,13 +14,15 @@ use xlog_cuda::device_runtime::{
 use xlog_cuda::driver::DeviceKind;
 use xlog_cuda::{DeviceSpec, XlogError};
 
-const VARIABLES: [&str; 6] = [
+const VARIABLES: [&str; 8] = [
     "XLOG_DEVICE",
     "XLOG_DEVICE_RESOURCE",
     "XLOG_DEVICE_BUDGET",
     "XLOG_DEVICE_LEDGER",
     "XLOG_DEVICE_LOG",
     "XLOG_DEVICE_GUARD",
+    "XLOG_DEVICE_SANITIZER",
+    "NVTX_INJECTION64_PATH",
 ];
 
 /// Set in the processes that this file starts; the ignored tests mean nothing elsewhere.
@@ -163,6 +165,8 @@ fn settings_that_are_not_accepted_are_refused_by_name() {
         ("XLOG_DEVICE_GUARD", "on", "sampled:N"),
         ("XLOG_DEVICE_GUARD", "", "no such guard"),
         ("XLOG_DEVICE_GUARD", "sampled:0", "no number above 0"),
+        ("XLOG_DEVICE_SANITIZER", "yes", "\"auto\", \"on\" and \"off\""),
+        ("XLOG_DEVICE_SANITIZER", "", "\"auto\", \"on\" and \"off\""),
     ];
     for (variable, value, expected) in cases {
         let mut variables = vec![("XLOG_DEVICE", "sim")];
@@ -207,6 +211,38 @@ fn child_prints_what_it_got() {
     let runtime = XlogDeviceRuntime::try_get(2).unwrap();
     let tracks = runtime.supports_block_use_tracking();
     println!("tracks {tracks} on {}", runtime.device().spec());
+}
+
+#[test]
+fn a_pool_works_for_a_checker_where_the_environment_says_so() {
+    let pool = [("XLOG_DEVICE", "sim"), ("XLOG_DEVICE_RESOURCE", "pool")];
+    let nowhere = ("NVTX_INJECTION64_PATH", "/nowhere/tool.so");
+    let with = |more: &[(&'static str, &'static str)]| [pool.as_slice(), more].concat();
+    // A block of exactly the bytes that were asked for shows it.
+    for (variables, bytes) in [
+        (with(&[]), 1024),
+        (with(&[("XLOG_DEVICE_SANITIZER", "auto")]), 1024),
+        (with(&[("XLOG_DEVICE_SANITIZER", "auto"), nowhere]), 1024),
+        (with(&[("XLOG_DEVICE_SANITIZER", "off"), nowhere]), 1024),
+        (with(&[("XLOG_DEVICE_SANITIZER", "on")]), 1000),
+    ] {
+        let said = child("child_prints_the_bytes_of_a_block", &variables);
+        assert!(said.contains(&format!("bytes: {bytes}\n")), "{variables:?}: {said}");
+    }
+    let said = child("child_prints_the_error", &with(&[("XLOG_DEVICE_SANITIZER", "on"), nowhere]));
+    assert!(said.contains("NVTX_INJECTION64_PATH names /nowhere/tool.so"), "{said}");
+}
+
+#[test]
+#[ignore = "run in a process of its own"]
+fn child_prints_the_bytes_of_a_block() {
+    if !is_child() {
+        return;
+    }
+    let runtime = XlogDeviceRuntime::try_get(0).unwrap();
+    let block = runtime.allocate(1000, StreamId::DEFAULT, AllocTag::UNTAGGED).unwrap();
+    println!("bytes: {}", block.bytes);
+    runtime.deallocate(block).unwrap();
 }
 
 /// What the limits of the shared runtime are, as the environment sets them.

@@ -24,6 +24,7 @@ impl PoolResource {
             return Ok(blocks);
         }
         let home = self.tracker.stream(stream)?;
+        let requested = sizes;
         let sizes =
             sizes.iter().map(|bytes| size_of(*bytes)).collect::<ResourceResult<Vec<_>>>()?;
         home.check_not_capturing("pool allocate")?;
@@ -44,13 +45,13 @@ impl PoolResource {
                 }
             }
         }
-        let mut pieces = pieces.into_iter().flatten();
+        let mut pieces = pieces.into_iter().flatten().zip(requested);
         let mut blocks = Vec::with_capacity(sizes.len());
-        while let Some(piece) = pieces.next() {
-            match self.hand_out(piece, home, stream, tag) {
+        while let Some((piece, bytes)) = pieces.next() {
+            match self.hand_out(piece, *bytes, home, stream, tag) {
                 Ok(block) => blocks.push(block),
                 Err(error) => {
-                    self.hand_back_all(pieces, home);
+                    self.hand_back_all(pieces.map(|(piece, _)| piece), home);
                     let _ = self.deallocate_batch(blocks);
                     return Err(error);
                 }
@@ -110,11 +111,11 @@ impl PoolResource {
             let this = self.tracker.table.find_block(&block).and_then(|record| {
                 self.take_from_home(record);
                 match self.tracker.retire(record, generation)? {
-                    Retired::Quiet => {
+                    Retired::Quiet if self.sanitizer.is_none() => {
                         quiet.push((generation, record));
                         Ok(())
                     }
-                    Retired::Used => self.free_used(generation, record),
+                    Retired::Quiet | Retired::Used => self.free_used(generation, record),
                     Retired::Open => self.count_return(record),
                 }
             });

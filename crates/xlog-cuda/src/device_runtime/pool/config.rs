@@ -1,9 +1,12 @@
 //! How a pool behaves: sizes, reuse, where memory comes from. Every value is checked when the pool is made.
 
+use std::fmt;
+use std::str::FromStr;
 use std::time::Duration;
 
 use crate::device_runtime::ordering::EdgePolicy;
 use crate::device_runtime::resource::{ResourceError, ResourceResult};
+use crate::{Result, XlogError};
 
 const MIB: usize = 1 << 20;
 
@@ -47,6 +50,56 @@ pub enum PoolSegments {
     Plain,
 }
 
+/// Whether a pool works for a memory checker such as compute-sanitizer: memory in plain segments, blocks of exactly the bytes that
+/// were asked for, memory handed out again only once the host has seen all work on it complete, and the checker told of every
+/// block through the NVTX memory extension. All of it costs time.
+///
+/// ```
+/// use xlog_cuda::device_runtime::PoolSanitizer;
+///
+/// assert_eq!("auto".parse(), Ok(PoolSanitizer::Automatic));
+/// assert!("yes".parse::<PoolSanitizer>().is_err());
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+#[non_exhaustive]
+pub enum PoolSanitizer {
+    /// No.
+    #[default]
+    Off,
+    /// Where a tool is attached that takes heaps and regions, and the memory of the pool can be told to it.
+    Automatic,
+    /// Yes. Without a tool nobody is told, and the same rules hold. A tool that cannot be attached is an error.
+    On,
+}
+
+impl FromStr for PoolSanitizer {
+    type Err = XlogError;
+
+    fn from_str(text: &str) -> Result<Self> {
+        match text {
+            "off" => Ok(Self::Off),
+            "auto" => Ok(Self::Automatic),
+            "on" => Ok(Self::On),
+            _ => Err(XlogError::BadSetting {
+                name: "the sanitizer mode",
+                value: text.to_owned(),
+                reason: "there is no such mode",
+                accepted: "\"auto\", \"on\" and \"off\"",
+            }),
+        }
+    }
+}
+
+impl fmt::Display for PoolSanitizer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Off => "off",
+            Self::Automatic => "auto",
+            Self::On => "on",
+        })
+    }
+}
+
 /// The configuration of a pool.
 ///
 /// ```
@@ -78,6 +131,8 @@ pub struct PoolConfig {
     pub edges: EdgePolicy,
     /// Where memory comes from.
     pub segments: PoolSegments,
+    /// Whether it works for a memory checker.
+    pub sanitizer: PoolSanitizer,
 }
 
 impl Default for PoolConfig {
@@ -92,6 +147,7 @@ impl Default for PoolConfig {
             reuse: PoolReuse::default(),
             edges: EdgePolicy::default(),
             segments: PoolSegments::default(),
+            sanitizer: PoolSanitizer::default(),
         }
     }
 }
@@ -151,6 +207,13 @@ impl PoolConfig {
     #[must_use]
     pub fn with_segments(mut self, segments: PoolSegments) -> Self {
         self.segments = segments;
+        self
+    }
+
+    /// Works for a memory checker.
+    #[must_use]
+    pub fn with_sanitizer(mut self, sanitizer: PoolSanitizer) -> Self {
+        self.sanitizer = sanitizer;
         self
     }
 

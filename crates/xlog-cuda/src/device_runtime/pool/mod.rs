@@ -12,6 +12,7 @@
 //! | `resource`, `quick`, `batch`, `returns` | a pool as a resource, the shortest way through it, several at once, how blocks come back |
 //! | `reuse` | what to do when that has nothing left |
 //! | `segments`, `source` | where memory comes from and goes back to |
+//! | `sanitizer` | what changes when a memory checker looks on |
 //! | `config`, `snapshot` | how a pool behaves, and how it stands |
 
 mod arena;
@@ -23,6 +24,7 @@ mod quick;
 mod resource;
 mod returns;
 mod reuse;
+mod sanitizer;
 mod segments;
 mod snapshot;
 mod source;
@@ -38,6 +40,7 @@ use xlog_sim::SimDevice;
 use self::arena::{Arena, NO_PLACE, Piece};
 use self::index::Index;
 use self::resource::size_of;
+use self::sanitizer::Sanitizer;
 use self::segments::Segments;
 use super::direct::too_many_blocks;
 use super::ordering::EdgePolicy;
@@ -52,7 +55,8 @@ use super::stream_pool::StreamPool;
 use crate::CudaDevice;
 use crate::stream::RawStream;
 
-pub use config::{PoolConfig, PoolReuse, PoolSegments};
+pub use config::{PoolConfig, PoolReuse, PoolSanitizer, PoolSegments};
+pub use sanitizer::SanitizerSnapshot;
 pub use snapshot::{PoolPaths, PoolSnapshot};
 
 /// Streams a pool can serve.
@@ -112,6 +116,8 @@ pub struct PoolResource {
     /// Memory that belongs to no stream, and on which nothing is pending.
     spare: Mutex<Index>,
     put_by: PutBy,
+    /// What it does for a memory checker, if it does.
+    sanitizer: Option<Sanitizer>,
     /// Held while memory is moved between the pool and the device, so that two do not take what one needs.
     growing: Mutex<Growth>,
 }
@@ -134,8 +140,9 @@ impl PoolResource {
         config: PoolConfig,
     ) -> ResourceResult<Self> {
         config.check()?;
-        let segments = source::of_device(&device, &config)?;
-        Self::build(device, ordinal, streams, config, segments)
+        let sanitizer = Sanitizer::of(&device, &config, false)?;
+        let segments = source::of_device(&device, &config, sanitizer.as_ref())?;
+        Self::build(device, ordinal, streams, config, (segments, sanitizer))
     }
 
     /// A pool that takes its memory from another resource.
@@ -148,8 +155,9 @@ impl PoolResource {
     ) -> ResourceResult<Self> {
         config.check()?;
         let (device, ordinal) = (Arc::clone(streams.device()), inner.device_ordinal());
+        let sanitizer = Sanitizer::of(&device, &config, true)?;
         let segments = source::of_inner(inner, &config)?;
-        Self::build(device, ordinal, streams, config, segments)
+        Self::build(device, ordinal, streams, config, (segments, sanitizer))
     }
 
     fn build(
@@ -157,7 +165,7 @@ impl PoolResource {
         ordinal: u32,
         streams: Arc<StreamPool>,
         config: PoolConfig,
-        segments: Box<dyn Segments>,
+        (segments, sanitizer): (Box<dyn Segments>, Option<Sanitizer>),
     ) -> ResourceResult<Self> {
         let mut tracker = Tracker::new(&device, ordinal, streams);
         tracker.check_parts()?;
@@ -166,13 +174,16 @@ impl PoolResource {
             tracker,
             arenas: Slab::new(MAX_STREAMS),
             room: AtomicU64::new(0),
-            quick: device.sim().is_none() && config.edges != EdgePolicy::Exact,
+            quick: device.sim().is_none()
+                && config.edges != EdgePolicy::Exact
+                && sanitizer.is_none(),
             sim: device.sim().cloned(),
             device,
             ordinal,
             segments,
             spare: Mutex::default(),
             put_by: PutBy::default(),
+            sanitizer,
             growing: Mutex::new(Growth { last: Instant::now(), shared: (0, 0) }),
             config,
         };
@@ -227,17 +238,24 @@ impl PoolResource {
         let size = size_of(bytes)?;
         home.check_not_capturing("pool allocate")?;
         let arena = self.arena(home.clock().key())?;
+        if self.sanitizer.is_some()
+            && let Some(_turn) = self.put_by.try_turn()
+        {
+            // A failure stays with the block and comes back with a reap.
+            let _ = self.release_completed(sanitizer::LOOK_AT);
+        }
         let piece = match arena.with(|arena| arena.take(size, align as u64, &self.tracker.table)) {
             Some(piece) => piece,
             None => self.serve_from_elsewhere(stream, home, arena, (size, align as u64))?,
         };
-        self.hand_out(piece, home, stream, tag)
+        self.hand_out(piece, bytes, home, stream, tag)
     }
 
     /// Makes a live block of a piece that was taken for it.
     fn hand_out(
         &self,
         piece: Piece,
+        requested: usize,
         home: &RawStream,
         stream: StreamId,
         tag: AllocTag,
@@ -254,7 +272,14 @@ impl PoolResource {
         let of = (self.tracker.quick_id(stream), home.clock().key(), home.clock().now());
         let begun = table.begin_at(place, memory, piece.node, of);
         let Some(generation) = begun else { return Err(self.hand_back(piece, home)) };
-        Ok(DeviceBlock::live(memory, self.ordinal, stream, tag, generation))
+        let bytes = match &self.sanitizer {
+            None => memory.1,
+            Some(sanitizer) => {
+                sanitizer.hand_out(memory.0, memory.1, requested, tag);
+                requested
+            }
+        };
+        Ok(DeviceBlock::live((memory.0, bytes), self.ordinal, stream, tag, generation))
     }
 
     #[cold]

@@ -53,6 +53,9 @@ impl Tracks for PoolResource {
     /// At once where its stream already follows all its uses; otherwise put by until they complete, so that the stream does not
     /// wait for another one.
     fn free(&self, generation: Generation, record: &Record) -> ResourceResult<()> {
+        if self.sanitizer.is_some() {
+            return self.put_in_order(generation, record);
+        }
         let home = self.tracker.home(record)?;
         let streams = &self.tracker.streams;
         let at_once = record.with_uses(|uses| uses.is_followed_by(streams, home));
@@ -118,13 +121,13 @@ impl DeviceMemoryResource for PoolResource {
     }
 
     fn bytes_outstanding(&self) -> usize {
-        self.counts().1 as usize
+        self.outstanding() as usize
     }
 
     fn reap_pending(&self) -> ResourceResult<()> {
         let turn = self.put_by.turn();
         let mut outcome = self.put_all(self.put_by.take_kept());
-        let waited = self.put_by_with_waits();
+        let waited = self.put_by_with_waits().and(self.release_with_waits());
         outcome = outcome.and(waited);
         drop(turn);
         let settled = self.settle_streams();
@@ -134,7 +137,7 @@ impl DeviceMemoryResource for PoolResource {
     fn reap_completed(&self) -> ResourceResult<()> {
         let turn = self.put_by.turn();
         let mut outcome = self.put_all(self.put_by.take_kept());
-        let completed = self.put_completed(usize::MAX);
+        let completed = self.put_completed(usize::MAX).and(self.release_completed(usize::MAX));
         outcome = outcome.and(completed);
         drop(turn);
         let decayed = self.decay();
@@ -144,11 +147,15 @@ impl DeviceMemoryResource for PoolResource {
     tracked_hooks!();
 
     fn charge_for(&self, bytes: usize) -> usize {
-        size_of(bytes).map_or(bytes, |size| size as usize)
+        match &self.sanitizer {
+            None => size_of(bytes).map_or(bytes, |size| size as usize),
+            Some(_) => bytes,
+        }
     }
 
     fn statistics(&self) -> ResourceStatistics {
-        let (counts, outstanding) = self.counts();
+        let (counts, taken) = self.counts();
+        let outstanding = taken - self.slack().min(taken);
         let order = self.tracker.tally.sum();
         let allocations = counts.allocations();
         ResourceStatistics {

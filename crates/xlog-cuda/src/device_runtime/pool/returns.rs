@@ -27,6 +27,9 @@ impl PoolResource {
             let _ = sim.end_range(piece.ptr, piece.bytes as usize, home.handle());
         }
         let arena = self.arena(home.clock().key())?;
+        if let Some(sanitizer) = &self.sanitizer {
+            sanitizer.take_back(piece.ptr);
+        }
         record.end();
         let place = arena.with(|arena| {
             match returned {
@@ -48,6 +51,9 @@ impl PoolResource {
         generation: Generation,
         record: &Record,
     ) -> ResourceResult<()> {
+        if let Some(sanitizer) = &self.sanitizer {
+            return self.keep_until_complete(sanitizer, generation, record);
+        }
         let home = self.tracker.home(record)?;
         let outstanding = record.with_uses(|uses| uses.take_outstanding(&self.tracker.streams));
         if let Err(error) = self.tracker.follow_all(home, &outstanding) {
@@ -95,8 +101,8 @@ impl PoolResource {
         self.take_from_home(record);
         match self.tracker.retire(record, generation)? {
             Retired::Quiet if self.put_retired_at_once(generation, record) => Ok(()),
-            Retired::Quiet => self.put(generation, record, true),
-            Retired::Used => self.free_used(generation, record),
+            Retired::Quiet if self.sanitizer.is_none() => self.put(generation, record, true),
+            Retired::Quiet | Retired::Used => self.free_used(generation, record),
             Retired::Open => self.count_return(record),
         }
     }

@@ -14,6 +14,7 @@ use std::time::Instant;
 
 use super::arena::{Arena, ArenaCounts, Path, Piece, UNIT};
 use super::index::Range;
+use super::sanitizer::Sanitizer;
 use super::segments::Span;
 use super::{Growth, PoolResource};
 use crate::device_runtime::ordering::primitive::Lock;
@@ -72,6 +73,11 @@ impl PoolResource {
             // A failure stays with the block and comes back with a reap.
             let _ = self.put_completed(LOOK_AT);
         }
+        if self.sanitizer.is_some()
+            && let Some(_turn) = self.put_by.try_turn()
+        {
+            let _ = self.release_completed(usize::MAX);
+        }
         if let Some(piece) = self.take_own(&request) {
             return Ok(piece);
         }
@@ -93,6 +99,7 @@ impl PoolResource {
         }
         let turn = self.put_by.turn();
         self.put_by_with_waits()?;
+        self.release_with_waits()?;
         drop(turn);
         if let Some(piece) = self.take_own(&request) {
             return Ok(piece);
@@ -290,6 +297,11 @@ impl PoolResource {
     /// Gives free memory on which nothing is pending back to the device, until the pool holds no more than `bytes`; returns how
     /// many bytes went back.
     pub fn trim_to(&self, bytes: usize) -> ResourceResult<usize> {
+        if self.sanitizer.is_some()
+            && let Some(_turn) = self.put_by.try_turn()
+        {
+            self.release_completed(usize::MAX)?;
+        }
         let mut growing = self.growing.lock();
         let excess = self.segments.reserved().saturating_sub(bytes as u64);
         if excess == 0 {
@@ -426,6 +438,16 @@ impl PoolResource {
             .iter()
             .filter(|(_, arena)| arena.is_used())
             .map(|(place, arena)| (place, &arena.0))
+    }
+
+    /// Bytes of live blocks, and of retired ones, as they were asked for where a memory checker looks on.
+    pub(super) fn outstanding(&self) -> u64 {
+        let taken = self.counts().1;
+        taken - self.slack().min(taken)
+    }
+
+    pub(super) fn slack(&self) -> u64 {
+        self.sanitizer.as_ref().map_or(0, Sanitizer::slack)
     }
 
     /// What all streams counted, and the bytes handed out, at one instant.

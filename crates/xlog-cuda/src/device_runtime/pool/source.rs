@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::arena::UNIT;
 use super::config::{PoolConfig, PoolSegments};
+use super::sanitizer::Sanitizer;
 use super::segments::{InnerSegments, MappedSegments, PlainSegments, SegmentConfig, Segments};
 use crate::CudaDevice;
 use crate::device_runtime::resource::{DeviceMemoryResource, ResourceResult};
@@ -22,8 +23,14 @@ fn sizes(config: &PoolConfig, granularity: u64) -> SegmentConfig {
 pub(super) fn of_device(
     device: &Arc<CudaDevice>,
     config: &PoolConfig,
+    sanitizer: Option<&Sanitizer>,
 ) -> ResourceResult<Box<dyn Segments>> {
     let device = Arc::clone(device);
+    if let Some(sanitizer) = sanitizer {
+        // Checkers take driver allocations as heaps, and nothing else.
+        let segments = PlainSegments::new(device, sizes(config, UNIT))?;
+        return Ok(Box::new(segments.with_heaps(sanitizer.heaps.clone())));
+    }
     let granularity = device.driver().virtual_memory().map(|memory| memory.granularity() as u64);
     match (config.segments, granularity) {
         (PoolSegments::Plain, _) | (PoolSegments::Automatic, None) => {

@@ -5,6 +5,8 @@
 //! | `XLOG_DEVICE` | `sim`, `sim:SEED` | every ordinal n is device n of a simulated machine |
 //! | | `cuda:N`, or not set | ordinal n is GPU n, whatever N is: it only names a program's default GPU |
 //! | `XLOG_DEVICE_RESOURCE` | `async`, `pool`, `direct` | the memory resource |
+//! | `XLOG_DEVICE_SANITIZER` | `auto`, or not set | a pool works for a memory checker if one is attached, see [`PoolSanitizer`] |
+//! | | `on`, `off` | it does, or does not; the other resources are visible to checkers as they are |
 //! | `XLOG_DEVICE_BUDGET` | a [`ByteSize`]: `4GiB`, `512MB`, `1e9`, `50%` | the most that blocks of this process may take |
 //! | `XLOG_DEVICE_LEDGER` | `off`, `on`, a directory, a file `KEY.ledger` | the ledger that processes share, see [`LedgerSetting`] |
 //! | `XLOG_DEVICE_GUARD` | `off`, `canary`, `sync`, `pages`, `sampled:N` | the debug guard, see [`GuardSetting`] |
@@ -19,11 +21,15 @@ use std::time::Duration;
 use super::guarding::GuardSetting;
 use super::kind::ResourceKind;
 use super::setting::LedgerSetting;
+use crate::device_runtime::pool::PoolSanitizer;
 use crate::device_runtime::stream_pool::DEFAULT_MAX_STREAMS;
 use crate::{ByteSize, DeviceSpec, Result, XlogError};
 
 /// The environment variable that names the memory resource of shared runtimes.
 pub const RESOURCE_VARIABLE: &str = "XLOG_DEVICE_RESOURCE";
+
+/// The environment variable that says whether pools of shared runtimes work for a memory checker.
+pub const SANITIZER_VARIABLE: &str = "XLOG_DEVICE_SANITIZER";
 
 /// The environment variable that limits shared runtimes.
 pub const BUDGET_VARIABLE: &str = "XLOG_DEVICE_BUDGET";
@@ -53,6 +59,8 @@ pub struct RuntimeConfig {
     pub device: Option<DeviceSpec>,
     /// The memory resource.
     pub resource: ResourceKind,
+    /// Whether a pool works for a memory checker.
+    pub sanitizer: PoolSanitizer,
     /// How many streams may be out at a time, the default one not counted; 0 is taken as 1.
     pub max_streams: usize,
     /// The most that blocks may take; `None`: what the device and the ledger allow. A share is of the device's memory.
@@ -76,6 +84,7 @@ impl Default for RuntimeConfig {
         Self {
             device: None,
             resource: ResourceKind::default(),
+            sanitizer: PoolSanitizer::Automatic,
             max_streams: DEFAULT_MAX_STREAMS,
             budget: None,
             reserve: None,
@@ -99,6 +108,9 @@ impl RuntimeConfig {
         if let Some(resource) = variable(RESOURCE_VARIABLE)? {
             config.resource = resource;
         }
+        if let Some(sanitizer) = variable(SANITIZER_VARIABLE)? {
+            config.sanitizer = sanitizer;
+        }
         config.budget = variable(BUDGET_VARIABLE)?;
         if let Some(ledger) = variable(LEDGER_VARIABLE)? {
             config.ledger = ledger;
@@ -121,6 +133,13 @@ impl RuntimeConfig {
     #[must_use]
     pub fn with_resource(mut self, resource: ResourceKind) -> Self {
         self.resource = resource;
+        self
+    }
+
+    /// Whether a pool works for a memory checker.
+    #[must_use]
+    pub fn with_sanitizer(mut self, sanitizer: PoolSanitizer) -> Self {
+        self.sanitizer = sanitizer;
         self
     }
 

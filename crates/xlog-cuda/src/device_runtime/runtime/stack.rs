@@ -53,7 +53,7 @@ pub(super) fn stack(device: Arc<CudaDevice>, config: &RuntimeConfig) -> Result<X
             guarded(resource, guard, sink, limit)
         }
         ResourceKind::Pool => {
-            let config = PoolConfig::default();
+            let config = PoolConfig::default().with_sanitizer(config.sanitizer);
             let resource = PoolResource::new(device.clone(), ordinal, streams.clone(), config)?;
             guarded(resource, guard, sink, limit)
         }

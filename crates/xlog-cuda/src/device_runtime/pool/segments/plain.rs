@@ -11,6 +11,7 @@ use std::sync::Arc;
 use xlog_driver::sync::Mutex;
 
 use super::super::super::resource::{PhysicalMeter, ResourceError, ResourceResult, StreamId};
+use super::super::sanitizer::Heaps;
 use super::account::Account;
 use super::config::SegmentConfig;
 use super::{Segments, Span, UNIT, generously, least_size, out_of_memory, to_usize};
@@ -26,6 +27,8 @@ pub(crate) struct PlainSegments {
     account: Account,
     /// By address: how many bytes were allocated there.
     pieces: Mutex<BTreeMap<u64, u64>>,
+    /// Whom to tell of pieces.
+    heaps: Option<Arc<Heaps>>,
 }
 
 impl PlainSegments {
@@ -33,7 +36,13 @@ impl PlainSegments {
     pub(crate) fn new(device: Arc<CudaDevice>, config: SegmentConfig) -> ResourceResult<Self> {
         config.validate()?;
         let account = Account::new(config.maximum);
-        Ok(Self { device, config, account, pieces: Mutex::new(BTreeMap::new()) })
+        Ok(Self { device, config, account, pieces: Mutex::new(BTreeMap::new()), heaps: None })
+    }
+
+    /// The same, telling a memory checker of every piece. Nothing has been taken yet.
+    pub(crate) fn with_heaps(mut self, heaps: Option<Arc<Heaps>>) -> Self {
+        self.heaps = heaps;
+        self
     }
 
     fn grow_by(&self, bytes: u64, requested: u64) -> ResourceResult<Span> {
@@ -50,6 +59,9 @@ impl PlainSegments {
             }
         })?;
         self.pieces.lock().insert(ptr, bytes);
+        if let Some(heaps) = &self.heaps {
+            heaps.begin(ptr, bytes);
+        }
         Ok(handed_out(ptr, bytes))
     }
 
@@ -92,6 +104,9 @@ impl Segments for PlainSegments {
         let mut gone = Vec::new();
         let mut outcome = Ok(());
         for (ptr, bytes) in self.take_out(idle, bytes) {
+            if let Some(heaps) = &self.heaps {
+                heaps.end(ptr);
+            }
             #[allow(unsafe_code)]
             // SAFETY: the table had this allocation, once; the pool promises that nobody uses it and that the host has seen
             // all work on it complete.
@@ -103,6 +118,9 @@ impl Segments for PlainSegments {
                 }
                 Err(error) => {
                     self.pieces.lock().insert(ptr, bytes);
+                    if let Some(heaps) = &self.heaps {
+                        heaps.begin(ptr, bytes);
+                    }
                     outcome = outcome.and(Err(error.into()));
                 }
             }

@@ -1,0 +1,138 @@
+//! Which bugs are planted, under which stacks, and what is promised of each pair.
+
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+
+/// What is done wrong.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Bug {
+    /// Nothing: whoever complains is wrong
+    None,
+    /// A kernel writes the byte behind the requested ones
+    Overflow,
+    /// A kernel writes the byte before a block
+    Underflow,
+    /// A kernel writes into a block that was freed, and whose work had completed
+    WriteAfterFree,
+    /// Another stream writes a block that its own stream has not allocated yet
+    UseBeforeAllocation,
+    /// Another stream reads what the own stream writes, with nothing between them
+    MissingWait,
+    /// A block is freed twice
+    DoubleFree,
+    /// A block is never freed
+    Leak,
+}
+
+impl Bug {
+    /// In the order of the table.
+    pub(crate) const ALL: [Self; 8] = [
+        Self::None,
+        Self::Overflow,
+        Self::Underflow,
+        Self::WriteAfterFree,
+        Self::UseBeforeAllocation,
+        Self::MissingWait,
+        Self::DoubleFree,
+        Self::Leak,
+    ];
+
+    /// Its name in the table.
+    pub(crate) fn label(self) -> &'static str {
+        match self {
+            Self::None => "no bug",
+            Self::Overflow => "overflow by 1 byte",
+            Self::Underflow => "underflow by 1 byte",
+            Self::WriteAfterFree => "write after free",
+            Self::UseBeforeAllocation => "use before allocation",
+            Self::MissingWait => "missing wait",
+            Self::DoubleFree => "double free",
+            Self::Leak => "leak",
+        }
+    }
+
+    /// A kernel touches bytes that are not its block's.
+    fn is_stray(self) -> bool {
+        matches!(self, Self::Overflow | Self::Underflow | Self::WriteAfterFree)
+    }
+
+    /// Two streams are not ordered.
+    fn is_race(self) -> bool {
+        matches!(self, Self::UseBeforeAllocation | Self::MissingWait)
+    }
+}
+
+/// What hands out the memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Stack {
+    /// One driver allocation per block
+    Direct,
+    /// Stream-ordered allocation by the driver
+    Async,
+    /// The pool
+    Pool,
+    /// The pool under the debug guard, with canaries, poison and quarantine
+    Guard,
+    /// The pool as it works for a memory checker
+    Nvtx,
+    /// The debug guard with guard pages
+    Pages,
+}
+
+impl Stack {
+    /// In the order of the table.
+    pub(crate) const ALL: [Self; 6] =
+        [Self::Direct, Self::Async, Self::Pool, Self::Guard, Self::Nvtx, Self::Pages];
+
+    /// Its name in the table.
+    pub(crate) fn label(self) -> &'static str {
+        match self {
+            Self::Direct => "direct",
+            Self::Async => "async",
+            Self::Pool => "pool",
+            Self::Guard => "+guard",
+            Self::Nvtx => "+NVTX",
+            Self::Pages => "pages",
+        }
+    }
+}
+
+/// What is asked of one cell.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Circumstance {
+    pub(crate) bug: Bug,
+    pub(crate) stack: Stack,
+    pub(crate) simulated: bool,
+    /// It runs under compute-sanitizer.
+    pub(crate) checker: bool,
+}
+
+impl Circumstance {
+    /// False where there is nothing to be wrong: the driver's plain memory belongs to no stream.
+    pub(crate) fn is_possible(self) -> bool {
+        !(self.bug == Bug::UseBeforeAllocation && self.stack == Stack::Direct)
+    }
+
+    /// True where the stack alone is not meant to notice: the checker it works for is not there.
+    pub(crate) fn needs_checker(self) -> bool {
+        !self.checker && self.stack == Stack::Nvtx && self.bug.is_stray()
+    }
+
+    /// True where the certificate fails if the cell is not as it should be.
+    pub(crate) fn is_promised(self) -> bool {
+        let Self { bug, stack, simulated, checker } = self;
+        if !self.is_possible() {
+            return false;
+        }
+        match bug {
+            Bug::None => true,
+            _ if checker => bug.is_stray() && matches!(stack, Stack::Direct | Stack::Nvtx),
+            Bug::DoubleFree | Bug::Leak => true,
+            _ if bug.is_stray() && matches!(stack, Stack::Guard | Stack::Pages) => true,
+            // The simulated device knows what is ordered, whoever hands out the memory.
+            _ => bug.is_race() && simulated,
+        }
+    }
+}

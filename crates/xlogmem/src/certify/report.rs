@@ -1,0 +1,196 @@
+//! What came of all cells, and whether it is as promised.
+
+use serde::Serialize;
+
+use super::cell::{By, Catch};
+use super::plan::{Bug, Circumstance, Stack};
+use crate::doctor::Selection;
+use crate::page::Page;
+
+/// What came of one cell.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Verdict {
+    /// Somebody noticed the bug.
+    Caught,
+    /// Nobody did.
+    Missed,
+    /// There was no bug, and nobody complained.
+    Clean,
+    /// There was no bug, and somebody complained.
+    FalseAlarm,
+    /// There is nothing to notice, or what is needed for it is not here.
+    Unavailable,
+    /// The process did not get to its end.
+    Failed,
+}
+
+/// One cell of the table.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Cell {
+    pub(super) bug: Bug,
+    pub(super) stack: Stack,
+    /// It ran under compute-sanitizer.
+    pub(super) checker: bool,
+    pub(super) promised: bool,
+    pub(super) verdict: Verdict,
+    /// Who noticed, the most telling first.
+    pub(super) caught: Vec<Catch>,
+    /// Where the wrong access went: counted from the block's first byte.
+    pub(super) offset: Option<i64>,
+    /// Whether compute-sanitizer named exactly that address, if it complained.
+    pub(super) exact: Option<bool>,
+    pub(super) error: Option<String>,
+}
+
+impl Cell {
+    pub(super) fn unavailable(of: Circumstance) -> Self {
+        Self {
+            bug: of.bug,
+            stack: of.stack,
+            checker: of.checker,
+            promised: false,
+            verdict: Verdict::Unavailable,
+            caught: Vec::new(),
+            offset: None,
+            exact: None,
+            error: None,
+        }
+    }
+
+    /// As it was promised, if it was.
+    pub(super) fn is_kept(&self) -> bool {
+        if !self.promised {
+            return true;
+        }
+        match self.verdict {
+            Verdict::Clean => true,
+            Verdict::Caught => {
+                !self.checker || self.exact == Some(true) && self.is_caught_by(By::Memcheck)
+            }
+            _ => false,
+        }
+    }
+
+    fn is_caught_by(&self, by: By) -> bool {
+        self.caught.iter().any(|catch| catch.by == by)
+    }
+
+    /// One word, at most nine characters.
+    fn word(&self) -> &'static str {
+        match self.verdict {
+            Verdict::Clean => "clean",
+            Verdict::FalseAlarm => "ALARM",
+            Verdict::Unavailable => "n/a",
+            Verdict::Failed => "FAILED",
+            Verdict::Missed if self.promised => "MISSED",
+            Verdict::Missed => "missed",
+            Verdict::Caught if self.is_caught_by(By::Memcheck) => match self.exact {
+                Some(true) => "memcheck",
+                _ => "memcheck?",
+            },
+            Verdict::Caught => match self.caught.first().map(|catch| catch.by) {
+                Some(By::Guard) => "guard",
+                Some(By::Host) => "host",
+                Some(By::Fault) => "fault",
+                Some(By::Race) => "race",
+                Some(By::Device) => "device",
+                Some(By::Memcheck) | None => "caught",
+            },
+        }
+    }
+}
+
+/// All of it, in the shape of its JSON. Every field is always there; what is not known is `null`.
+#[derive(Debug, Serialize)]
+pub(super) struct Report {
+    pub(super) schema: u32,
+    pub(super) ok: bool,
+    pub(super) error: Option<String>,
+    pub(super) selection: Selection,
+    pub(super) device_name: Option<String>,
+    /// Where compute-sanitizer is; `null` when cells were not run under it.
+    pub(super) checker: Option<String>,
+    /// Why not.
+    pub(super) no_checker: Option<String>,
+    pub(super) cells: Vec<Cell>,
+}
+
+impl Report {
+    /// Decides whether the certificate is given.
+    pub(super) fn judge(&mut self) {
+        let broken: Vec<String> = self
+            .cells
+            .iter()
+            .filter(|cell| !cell.is_kept())
+            .map(|cell| {
+                let under = if cell.checker { " with compute-sanitizer" } else { "" };
+                let why = cell.error.as_deref().map(|error| format!(" ({error})"));
+                let why = why.unwrap_or_default();
+                let (bug, stack) = (cell.bug.label(), cell.stack.label());
+                format!("{bug} under {stack}{under} is {}{why}", cell.word())
+            })
+            .collect();
+        if self.error.is_none() && !broken.is_empty() {
+            self.error = Some(format!("not as promised: {}", broken.join("; ")));
+        }
+        self.ok = self.error.is_none();
+    }
+
+    pub(super) fn render(&self) -> String {
+        let mut page = Page::default();
+        page.title("Certificate");
+        let name = self.device_name.as_deref().unwrap_or("not opened");
+        page.line("device", &format!("{} ({name})", self.selection.spec));
+        match (&self.checker, &self.no_checker) {
+            (Some(path), _) => page.line("compute-sanitizer", path),
+            (None, Some(why)) => page.line("compute-sanitizer", &format!("n/a: {why}")),
+            (None, None) => {}
+        }
+        for (checker, title) in
+            [(false, "Who notices"), (true, "Who notices, with compute-sanitizer memcheck")]
+        {
+            self.table(&mut page, checker, title);
+        }
+        page.title("Words");
+        for (word, meaning) in [
+            ("guard, host", "the debug guard; a check of the runtime on the host"),
+            ("fault, race, device", "the GPU; the simulated device's detector, or its memory"),
+            ("memcheck", "compute-sanitizer, at that address; with a ? at another"),
+            ("missed, n/a", "nobody; nothing to notice, or the tool for it is not here"),
+        ] {
+            page.line(word, meaning);
+        }
+        page.close(&match &self.error {
+            None => format!("{}: every promise is kept", self.selection.spec),
+            Some(error) => error.clone(),
+        })
+    }
+
+    fn table(&self, page: &mut Page, checker: bool, title: &str) {
+        let stacks: Vec<Stack> = Stack::ALL
+            .into_iter()
+            .filter(|stack| self.cells.iter().any(|cell| cell.stack == *stack))
+            .collect();
+        page.title(title);
+        let row = |first: &str, words: Vec<&str>| {
+            let words: String = words.iter().map(|word| format!("{word:<9} ")).collect();
+            format!("{first:<22}{}", words.trim_end())
+        };
+        page.row(&row("", stacks.iter().map(|stack| stack.label()).collect()));
+        for bug in Bug::ALL {
+            let words: Vec<&str> = stacks
+                .iter()
+                .filter_map(|stack| {
+                    let same = |cell: &&Cell| {
+                        (cell.bug, cell.stack, cell.checker) == (bug, *stack, checker)
+                    };
+                    self.cells.iter().find(same).map(Cell::word)
+                })
+                .collect();
+            if !words.is_empty() {
+                page.row(&row(bug.label(), words));
+            }
+        }
+    }
+}
