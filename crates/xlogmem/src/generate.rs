@@ -25,7 +25,7 @@ use crate::page::{Page, size};
 
 The same kind, records, seed and scale give the same file.
 
-Exit status: 0 written; 1 the file cannot be written; 2 the command line was
+Exit status: 0 written; 2 the file cannot be written, or the command line was
 refused.")]
 pub(crate) struct GenerateArguments {
     /// dataframe, llm or datalog
@@ -122,21 +122,16 @@ pub(crate) fn run(arguments: &GenerateArguments) -> Result<Output, Refusal> {
         report.bytes = part.commit(&arguments.output)?;
         Ok(made)
     });
-    match written {
-        Ok(made) => {
-            report.records = made.records;
-            report.scripts = made.scripts;
-            (report.peak_bytes, report.peak_blocks) = (made.peak_bytes, made.peak_blocks);
-        }
-        Err(error) => report.error = Some(error),
-    }
-    report.ok = report.error.is_none();
-    let failure = report.error.clone();
+    let made = written.map_err(Refusal::Line)?;
+    report.records = made.records;
+    report.scripts = made.scripts;
+    (report.peak_bytes, report.peak_blocks) = (made.peak_bytes, made.peak_blocks);
+    report.ok = true;
     let text = match arguments.json {
         true => crate::json_text(&report),
         false => Ok(render(&report)),
     };
-    Ok(Output::new(text, failure))
+    Ok(Output::new(text, None))
 }
 
 fn render(report: &Report) -> String {
