@@ -15,12 +15,12 @@ use xlog_cuda::device_runtime::logging::RecorderConfig;
 use xlog_cuda::device_runtime::{
     Access, AllocTag, AsyncCudaResource, BinarySink, BlockId, BlockState, DeviceBlock,
     DeviceMemoryResource, Generation, GlobalDeviceBudget, LoggingResource, NullSink, PoolConfig,
-    PoolResource, ResourceResult, StatisticsResource, StreamId, StreamPool,
+    PoolResource, ResourceResult, StatisticsConfig, StatisticsResource, StreamId, StreamPool,
 };
 use xlog_cuda::sim::SimDevice;
 
 const TAG: AllocTag = AllocTag("hot");
-const PATHS: [&str; 11] = [
+const PATHS: [&str; 12] = [
     "pool-pair-1KiB",
     "pool-pair-64MiB",
     "pool-pair-varied",
@@ -32,6 +32,7 @@ const PATHS: [&str; 11] = [
     "null-log-pair",
     "binary-log-pair",
     "statistics-pair",
+    "stack-pair-1KiB",
 ];
 
 type Resource = Box<dyn DeviceMemoryResource + Send + Sync>;
@@ -163,6 +164,14 @@ fn main() -> ExitCode {
         "statistics-pair" => {
             let counted: Resource = Box::new(StatisticsResource::new(Box::new(Nothing)));
             pairs(&counted, StreamId::DEFAULT, count, |_| 1 << 10);
+        }
+        // What the runtime of a process is made of.
+        "stack-pair-1KiB" => {
+            let config = PoolConfig::default();
+            let pool = PoolResource::new(device.clone(), 0, streams.clone(), config).unwrap();
+            let counted = StatisticsResource::over(pool, StatisticsConfig::default());
+            let stack: Resource = Box::new(GlobalDeviceBudget::over(counted, 1 << 32));
+            pairs(&stack, lease.id(), count, |_| 1 << 10);
         }
         other => {
             eprintln!("hot_paths: unknown path '{other}'; accepted are {PATHS:?}");

@@ -49,9 +49,8 @@ pub struct LoggingResource<R = Box<dyn DeviceMemoryResource + Send + Sync>> {
     logs_uses: bool,
     device_ordinal: u32,
     process_id: u32,
-    /// The clock of the records: wall time at creation, advanced by a clock that never steps.
-    started: u64,
-    started_unix_nanos: u64,
+    /// The clock of the records is a clock that never steps, and this, by which the wall was ahead of it at creation.
+    clock_to_unix: u64,
     order: &'static Order,
     refused: AtomicU64,
 }
@@ -73,14 +72,14 @@ impl<R: DeviceMemoryResource> LoggingResource<R> {
     pub fn over(inner: R, sink: Arc<dyn LoggingSink>) -> Self {
         begin_logging();
         let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let unix = u64::try_from(unix.as_nanos()).unwrap_or(u64::MAX);
         Self {
             device_ordinal: inner.device_ordinal(),
             inner,
             sink,
             logs_uses: false,
             process_id: std::process::id(),
-            started: clock::now(),
-            started_unix_nanos: u64::try_from(unix.as_nanos()).unwrap_or(u64::MAX),
+            clock_to_unix: unix.wrapping_sub(clock::now()),
             order: Order::of_process(),
             refused: AtomicU64::new(0),
         }
@@ -117,6 +116,7 @@ impl<R: DeviceMemoryResource> LoggingResource<R> {
     /// A record of a success, made in one piece: a record is large, and copying it would cost more than filling it in.
     #[inline(always)]
     fn record(&self, action: LogAction, order: u64, call: Call, about: About) -> LogRecord {
+        let thread_id = u64::from(thread_name());
         LogRecord {
             action,
             device_ordinal: self.device_ordinal,
@@ -125,9 +125,9 @@ impl<R: DeviceMemoryResource> LoggingResource<R> {
             bytes: about.bytes,
             tag: about.tag,
             generation: about.block.map(|block| block.1),
-            thread_id: u64::from(thread_name()),
+            thread_id,
             order_counter: order,
-            timestamp_nanos: u128::from(self.started_unix_nanos.wrapping_add(call.began)),
+            timestamp_nanos: u128::from(self.clock_to_unix.wrapping_add(call.began)),
             result: LogResult::Ok,
             query_id: QueryScope::current(),
             granted: about.granted,
@@ -168,8 +168,8 @@ impl<R: DeviceMemoryResource> LoggingResource<R> {
 
     /// A call that began at `start` and has just ended.
     #[inline(always)]
-    fn ended(&self, start: u64) -> Call {
-        Call { began: start.wrapping_sub(self.started), took: clock::now().saturating_sub(start) }
+    fn ended(start: u64) -> Call {
+        Call { began: start, took: clock::now().saturating_sub(start) }
     }
 
     #[inline(always)]
@@ -180,27 +180,18 @@ impl<R: DeviceMemoryResource> LoggingResource<R> {
         result: Result<&DeviceBlock, &ResourceError>,
     ) {
         let order = self.order.next();
-        let about = About {
-            stream: Some(request.stream),
-            bytes: Some(request.bytes),
-            tag: Some(request.tag),
-            served_by: take_path(),
-            ..About::NOTHING
-        };
         match result {
-            Ok(block) => self.emit(self.record(
-                LogAction::Allocate,
-                order,
-                call,
-                About {
+            Ok(block) => {
+                let about = About {
                     block: Some((block.ptr, block.generation)),
                     granted: Some(block.bytes),
                     align: Some(request.align.unwrap_or(MIN_ALIGN)),
-                    ..about
-                },
-            )),
+                    ..request.about(take_path())
+                };
+                self.emit(self.record(LogAction::Allocate, order, call, about));
+            }
             Err(error) => {
-                let about = About { align: request.align, ..about };
+                let about = About { align: request.align, ..request.about(take_path()) };
                 self.emit_failure(LogAction::Allocate, order, call, about, error);
             }
         }
@@ -240,7 +231,7 @@ impl<R: DeviceMemoryResource> LoggingResource<R> {
             access,
             ..About::NOTHING
         };
-        self.log(action, order, self.ended(start), about, &result);
+        self.log(action, order, Self::ended(start), about, &result);
         result
     }
 
@@ -251,7 +242,7 @@ impl<R: DeviceMemoryResource> LoggingResource<R> {
     }
 }
 
-/// When a call began, after the resource's own start, and how long it took.
+/// When a call began, by [`clock::now`], and how long it took.
 #[derive(Clone, Copy)]
 struct Call {
     began: u64,
@@ -305,6 +296,19 @@ struct Request {
     tag: AllocTag,
 }
 
+impl Request {
+    #[inline(always)]
+    fn about(self, served_by: ServedBy) -> About {
+        About {
+            stream: Some(self.stream),
+            bytes: Some(self.bytes),
+            tag: Some(self.tag),
+            served_by,
+            ..About::NOTHING
+        }
+    }
+}
+
 impl<R: DeviceMemoryResource> DeviceMemoryResource for LoggingResource<R> {
     forward_questions!(inner);
 
@@ -316,7 +320,7 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for LoggingResource<R> {
     ) -> ResourceResult<DeviceBlock> {
         let start = clock::now();
         let result = self.inner.allocate(bytes, stream, tag);
-        let call = self.ended(start);
+        let call = Self::ended(start);
         self.log_allocation(call, Request { bytes, align: None, stream, tag }, result.as_ref());
         result
     }
@@ -325,14 +329,26 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for LoggingResource<R> {
         let about = About::claim(&block);
         let (order, start) = (self.order.next(), clock::now());
         let result = self.inner.deallocate(block);
-        self.log(LogAction::Deallocate, order, self.ended(start), about, &result);
-        result
+        let call = Self::ended(start);
+        // The outcome is made anew and what the record is about taken apart: neither need then be in memory on the usual way.
+        match result {
+            Ok(()) => {
+                self.emit(self.record(LogAction::Deallocate, order, call, about));
+                Ok(())
+            }
+            Err(error) => {
+                let About { stream, block, bytes, tag, align, .. } = about;
+                let about = About { stream, block, bytes, tag, align, ..About::NOTHING };
+                self.emit_failure(LogAction::Deallocate, order, call, about, &error);
+                Err(error)
+            }
+        }
     }
 
     fn reap_pending(&self) -> ResourceResult<()> {
         let start = clock::now();
         let result = self.inner.reap_pending();
-        let call = self.ended(start);
+        let call = Self::ended(start);
         self.log(LogAction::ReapPending, self.order.next(), call, About::NOTHING, &result);
         result
     }
@@ -396,7 +412,7 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for LoggingResource<R> {
     ) -> ResourceResult<DeviceBlock> {
         let start = clock::now();
         let result = self.inner.allocate_aligned(bytes, align, stream, tag);
-        let call = self.ended(start);
+        let call = Self::ended(start);
         let request = Request { bytes, align: Some(align), stream, tag };
         self.log_allocation(call, request, result.as_ref());
         result
@@ -410,7 +426,7 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for LoggingResource<R> {
     ) -> ResourceResult<Vec<DeviceBlock>> {
         let start = clock::now();
         let result = self.inner.allocate_batch(sizes, stream, tag);
-        let call = self.ended(start);
+        let call = Self::ended(start);
         let request = |bytes| Request { bytes, align: None, stream, tag };
         match &result {
             Ok(blocks) => {
@@ -437,7 +453,7 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for LoggingResource<R> {
             .collect();
         let start = clock::now();
         let result = self.inner.deallocate_batch(blocks);
-        let call = self.ended(start);
+        let call = Self::ended(start);
         for (order, id, about) in claims {
             match &result {
                 Err(error) if self.was_refused(id, error) => {
@@ -471,7 +487,7 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for LoggingResource<R> {
     ) -> ResourceResult<DeviceBlock> {
         let start = clock::now();
         let result = self.inner.allocate_reserved(reservation, bytes, align, stream, tag);
-        let call = self.ended(start);
+        let call = Self::ended(start);
         let request = Request { bytes, align: Some(align), stream, tag };
         self.log_allocation(call, request, result.as_ref());
         result

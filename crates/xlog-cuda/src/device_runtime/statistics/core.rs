@@ -101,6 +101,12 @@ pub(super) struct Core {
     traces: Mutex<HashMap<Generation, Arc<Backtrace>>>,
 }
 
+/// The row of a generation.
+#[inline(always)]
+fn hint_row(generation: Generation) -> u64 {
+    generation.0 >> HINT_SHIFT
+}
+
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -132,7 +138,7 @@ impl Core {
     }
 
     /// Counts a block that was handed out.
-    #[inline]
+    #[inline(always)]
     pub(super) fn allocated(
         &self,
         requested: usize,
@@ -140,31 +146,71 @@ impl Core {
         tag: AllocTag,
         block: &DeviceBlock,
     ) {
-        let key = Key { tag, stream, query: QueryScope::current() };
         let born = if self.config.ages { clock::coarse() } else { u64::MAX };
-        let (at, shard) = self.mine();
-        let known = match shard.counts.enter() {
-            Some(mut counts) => counts
-                .cached(&key)
-                .map(|ids| self.count(shard, &mut counts, ids, requested, block, born)),
-            None => None,
-        };
-        let traced = match known {
-            Some(traced) => traced,
-            None => self.count_slowly(key, requested, block, born),
-        };
-        let hint = self.hint(block.generation);
-        if hint.load(Ordering::Relaxed) != at as u8 {
-            hint.store(at as u8, Ordering::Relaxed);
+        if self.config.backtraces != Backtraces::Off
+            || scope::is_open()
+            || !self.count_at_once(requested, stream, tag, block, born)
+        {
+            self.count_slowly(requested, stream, tag, block, born);
         }
+    }
+
+    /// Counts a block if nothing is in the way: the thread has its shard, the shard an entry that may grow, and the block its
+    /// own place in the shard's table. False: nothing is counted.
+    #[inline(always)]
+    fn count_at_once(
+        &self,
+        requested: usize,
+        stream: StreamId,
+        tag: AllocTag,
+        block: &DeviceBlock,
+        born: u64,
+    ) -> bool {
+        let (_, shard) = self.mine();
+        let Some(mut counts) = shard.counts.enter() else { return false };
+        let key = Key { tag, stream, query: QueryScope::current() };
+        let Some(at) = counts.entry_of(&key.mark()) else { return false };
+        let Some(place) = shard.table.own_place(block.generation) else { return false };
+        let bytes = block.bytes as u64;
+        if counts.hinted != hint_row(block.generation)
+            || !place.is_empty()
+            || !counts.allocate_within(at, requested, bytes)
+        {
+            return false;
+        }
+        let entry = Entry { ptr: block.ptr, bytes, ids: counts.ids_at(at), born };
+        place.fill(block.generation, &entry);
+        true
+    }
+
+    /// Counts any block.
+    #[cold]
+    #[inline(never)]
+    fn count_slowly(
+        &self,
+        requested: usize,
+        stream: StreamId,
+        tag: AllocTag,
+        block: &DeviceBlock,
+        born: u64,
+    ) {
+        let key = Key { tag, stream, query: QueryScope::current() };
+        let (at, shard) = self.mine();
+        let known = shard.counts.with(|counts| {
+            let ids = counts.ids_at(counts.entry_of(&key.mark())?);
+            Some(self.count(shard, counts, ids, requested, block, born))
+        });
+        let traced = known.unwrap_or_else(|| {
+            self.with_ids(key, |counts, ids| self.count(shard, counts, ids, requested, block, born))
+        });
+        self.hint(block.generation).store(at as u8, Ordering::Relaxed);
         if traced {
             self.trace(block.generation);
         }
-        scope::note_allocation(self.number, block.bytes);
+        scope::note(self.number, block.bytes, true);
     }
 
     /// Counts a block inside its shard. True when it is one to be remembered with its backtrace.
-    #[inline(always)]
     fn count(
         &self,
         shard: &Shard,
@@ -176,6 +222,7 @@ impl Core {
     ) -> bool {
         let bytes = block.bytes as u64;
         counts.allocate(ids, requested, bytes, &self.board);
+        counts.hinted = hint_row(block.generation);
         let traced = match self.config.backtraces {
             Backtraces::Off => false,
             Backtraces::All => true,
@@ -189,20 +236,6 @@ impl Core {
         let entry = Entry { ptr: block.ptr, bytes, ids, born };
         shard.table.put(block.generation, &entry, &mut counts.first_segment);
         traced
-    }
-
-    /// Counts a block of a thread that has to share its shard, or under a combination that is not in the shard's cache.
-    #[cold]
-    #[inline(never)]
-    fn count_slowly(&self, key: Key, requested: usize, block: &DeviceBlock, born: u64) -> bool {
-        let (_, shard) = self.mine();
-        let known = shard.counts.with(|counts| {
-            let ids = counts.cached(&key)?;
-            Some(self.count(shard, counts, ids, requested, block, born))
-        });
-        known.unwrap_or_else(|| {
-            self.with_ids(key, |counts, ids| self.count(shard, counts, ids, requested, block, born))
-        })
     }
 
     /// The slow way: finds the numbers of `key`, and counts before they can be given to another.
@@ -232,35 +265,47 @@ impl Core {
     }
 
     /// Counts a block whose free has succeeded.
-    #[inline]
+    #[inline(always)]
     pub(super) fn freed(&self, generation: Generation) {
+        if scope::is_open() || !self.free_at_once(generation) {
+            self.free_slowly(generation);
+        }
+    }
+
+    /// Counts a free if nothing is in the way: the thread has its shard and the block is there, in its own place, under an entry
+    /// that may shrink. False: nothing is counted.
+    #[inline(always)]
+    fn free_at_once(&self, generation: Generation) -> bool {
+        let (_, shard) = self.mine();
+        let Some(mut counts) = shard.counts.enter() else { return false };
+        let Some(place) = shard.table.own_place(generation) else { return false };
+        if !place.holds(generation) {
+            return false;
+        }
+        let (bytes, ids) = place.sums();
+        if !counts.free_within(ids, bytes) {
+            return false;
+        }
+        place.clear();
+        true
+    }
+
+    /// Counts any free.
+    #[cold]
+    #[inline(never)]
+    fn free_slowly(&self, generation: Generation) {
         let likely = usize::from(self.hint(generation).load(Ordering::Relaxed)) % SHARDS;
         let found = self.shards[likely].table.take(generation);
-        let Some((bytes, ids)) = found.or_else(|| self.take_anywhere(generation)) else {
-            return self.free_unknown();
-        };
+        let found = found.or_else(|| self.shards.iter().find_map(|s| s.table.take(generation)));
         let counts = &self.mine().1.counts;
-        match counts.enter() {
-            Some(mut counts) => counts.free(ids, bytes, &self.board),
-            None => self.free_slowly(ids, bytes),
-        }
+        let Some((bytes, ids)) = found else {
+            return counts.with(|counts| counts.unknown_frees += 1);
+        };
+        counts.with(|counts| counts.free(ids, bytes, &self.board));
         if ids.is_traced() {
             self.untrace(generation);
         }
-        scope::note_free(self.number, bytes as usize);
-    }
-
-    /// Counts a free of a thread that has to share its shard.
-    #[cold]
-    #[inline(never)]
-    fn free_slowly(&self, ids: Ids, bytes: u64) {
-        self.mine().1.counts.with(|counts| counts.free(ids, bytes, &self.board));
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn free_unknown(&self) {
-        self.mine().1.counts.with(|counts| counts.unknown_frees += 1);
+        scope::note(self.number, bytes as usize, false);
     }
 
     #[cold]
@@ -275,15 +320,8 @@ impl Core {
     }
 
     /// Which shard's table a block is in, most likely.
-    #[inline(always)]
     fn hint(&self, generation: Generation) -> &AtomicU8 {
-        &self.hints[(generation.0 >> HINT_SHIFT) as usize % HINTS]
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn take_anywhere(&self, generation: Generation) -> Option<(u64, Ids)> {
-        self.shards.iter().find_map(|shard| shard.table.take(generation))
+        &self.hints[hint_row(generation) as usize % HINTS]
     }
 
     /// Sees all shards at one instant, with everything settled.

@@ -25,19 +25,36 @@ pub(super) struct Key {
 }
 
 impl Key {
-    /// Equal without looking at the text: false is not certain.
     #[inline(always)]
-    pub(super) fn is_same(&self, other: &Self) -> bool {
-        std::ptr::eq(self.tag.0, other.tag.0)
-            && self.stream == other.stream
-            && self.query == other.query
+    pub(super) fn mark(&self) -> Mark {
+        Mark {
+            text: self.tag.0.as_ptr() as usize,
+            length: self.tag.0.len(),
+            stream: u64::from(self.stream.0) << 1 | u64::from(self.query.is_some()),
+            query: self.query.unwrap_or(0),
+        }
     }
+}
 
+/// A [`Key`] in words that are quickly compared. The text is told by its address: two marks of one key may differ.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Mark {
+    text: usize,
+    length: usize,
+    /// And, in the lowest bit, whether there is a query.
+    stream: u64,
+    query: u64,
+}
+
+impl Mark {
+    /// Nobody's: no text is at address 0.
+    pub(super) const NONE: Self = Self { text: 0, length: 0, stream: 0, query: 0 };
+
+    /// Where a shard has its entry for this, if it has one.
     #[inline(always)]
-    pub(super) fn place(&self, places: usize) -> usize {
-        let text = self.tag.0.as_ptr() as usize;
-        let query = self.query.map_or(0, |query| query.wrapping_mul(0x9e37_79b9)) as usize;
-        ((text >> 3) ^ (text >> 9) ^ self.stream.0 as usize ^ query) % places
+    pub(super) fn place(&self) -> usize {
+        let query = self.query.wrapping_mul(0x9e37_79b9) as usize;
+        ((self.text >> 3) ^ (self.text >> 9) ^ self.stream as usize ^ query) % ENTRIES
     }
 }
 
@@ -181,6 +198,6 @@ impl Names {
             make_room(self);
             (stream, query) = find(self);
         }
-        Ids::new(tag, stream.unwrap_or(0), query.unwrap_or(0), key.place(ENTRIES))
+        Ids::new(tag, stream.unwrap_or(0), query.unwrap_or(0), key.mark().place())
     }
 }

@@ -68,7 +68,7 @@ impl<R: DeviceMemoryResource> StatisticsResource<R> {
         &self.inner
     }
 
-    #[inline]
+    #[inline(always)]
     fn count(
         &self,
         bytes: usize,
@@ -85,16 +85,18 @@ impl<R: DeviceMemoryResource> StatisticsResource<R> {
 
     /// A free that failed half way has taken the block all the same; one that was refused has not.
     #[cold]
-    fn free_failed(&self, block: BlockId, error: &ResourceError) {
+    #[inline(never)]
+    fn free_failed(&self, block: BlockId, error: ResourceError) -> ResourceError {
         let core = &self.statistics.0;
         // Damage of another block, which a guard below tells with this free, is no refusal.
-        let is_refusal = matches!(error, ResourceError::UseAfterFree { generation } if *generation == block.generation);
+        let is_refusal = matches!(&error, ResourceError::UseAfterFree { generation } if *generation == block.generation);
         if !is_refusal && core.knows(block.generation) {
             let state = self.inner.block_state(block);
             if matches!(state, BlockState::Retired | BlockState::Quarantined) {
                 core.freed(block.generation);
             }
         }
+        error
     }
 }
 
@@ -112,12 +114,13 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for StatisticsResource<R> {
 
     fn deallocate(&self, block: DeviceBlock) -> ResourceResult<()> {
         let id = BlockId::from_block(&block);
-        let result = self.inner.deallocate(block);
-        match &result {
-            Ok(()) => self.statistics.0.freed(id.generation),
-            Err(error) => self.free_failed(id, error),
+        match self.inner.deallocate(block) {
+            Ok(()) => {
+                self.statistics.0.freed(id.generation);
+                Ok(())
+            }
+            Err(error) => Err(self.free_failed(id, error)),
         }
-        result
     }
 
     fn reap_pending(&self) -> ResourceResult<()> {

@@ -192,23 +192,17 @@ impl Drop for StatisticsScope {
     }
 }
 
+/// True when this thread has a scope open, of whatever resource.
 #[inline(always)]
-pub(super) fn note_allocation(core: u64, bytes: usize) {
-    if OPEN.get() != 0 {
-        note(core, bytes, true);
-    }
+pub(super) fn is_open() -> bool {
+    OPEN.get() != 0
 }
 
-#[inline(always)]
-pub(super) fn note_free(core: u64, bytes: usize) {
-    if OPEN.get() != 0 {
-        note(core, bytes, false);
+/// Counts an operation in the scopes that this thread has open.
+pub(super) fn note(core: u64, bytes: usize, is_allocation: bool) {
+    if !is_open() {
+        return;
     }
-}
-
-#[cold]
-#[inline(never)]
-fn note(core: u64, bytes: usize, is_allocation: bool) {
     let _ = SCOPES.try_with(|scopes| {
         let Ok(mut scopes) = scopes.try_borrow_mut() else { return };
         for scope in scopes.iter_mut().filter(|scope| scope.core == core) {

@@ -4,10 +4,10 @@
 //! than the operation, so a shard has entries for the combinations it used last, and moves their sums to the meters now and then.
 //! A peak cannot be missed meanwhile: an entry may only grow by the room it was given, and all room given under a meter lies below
 //! that meter's peak. An allocation beyond its room settles everything and looks at the meters itself. What all entries together
-//! have grown or shrunk, and others cannot see, stays below half a step.
+//! have grown or shrunk, and others cannot see, stays below half a step: each may only do so by what it has set aside of that.
 
 use super::meter::{HALF_STEP_BLOCKS, HALF_STEP_BYTES, Meter, Published};
-use super::names::{Ids, Key, MAX_QUERIES, MAX_STREAMS, MAX_TAGS};
+use super::names::{Ids, Key, MAX_QUERIES, MAX_STREAMS, MAX_TAGS, Mark};
 use super::snapshot::{CLASSES, class_of};
 
 /// Entries of a shard; their places are numbers below this in [`Ids`].
@@ -45,64 +45,104 @@ pub(super) struct Moved {
     pub(super) freed_blocks: u64,
 }
 
+/// Bytes and blocks, which are limited together.
+#[derive(Clone, Copy, Debug, Default)]
+struct Extent {
+    bytes: i64,
+    blocks: i64,
+}
+
+impl Extent {
+    const NONE: Self = Self { bytes: 0, blocks: 0 };
+
+    #[inline(always)]
+    fn plus(self, bytes: i64, blocks: i64) -> Self {
+        Self { bytes: self.bytes.wrapping_add(bytes), blocks: self.blocks.wrapping_add(blocks) }
+    }
+
+    /// True when both are at least 0.
+    #[inline(always)]
+    fn is_room(self) -> bool {
+        (self.bytes | self.blocks) >= 0
+    }
+
+    /// What is left of this without `other`.
+    #[inline(always)]
+    fn less(self, other: Self) -> Self {
+        self.plus(other.bytes.wrapping_neg(), other.blocks.wrapping_neg())
+    }
+
+    fn distance(self) -> Self {
+        Self { bytes: self.bytes.wrapping_abs(), blocks: self.blocks.wrapping_abs() }
+    }
+
+    fn least(self, other: Self) -> Self {
+        Self { bytes: self.bytes.min(other.bytes), blocks: self.blocks.min(other.blocks) }
+    }
+}
+
+/// What all entries of a shard together may grow or shrink unseen.
+const UNSEEN: Extent = Extent { bytes: HALF_STEP_BYTES, blocks: HALF_STEP_BLOCKS };
+
 #[derive(Clone, Copy, Debug)]
+#[repr(align(64))]
 struct Entry {
-    key: Option<Key>,
-    /// [`Ids::NONE`] without a key.
+    /// [`Mark::NONE`] where there is none.
+    mark: Mark,
+    /// [`Ids::NONE`] where there is none.
     ids: Ids,
     /// Allocated minus freed since the shard was settled last.
-    net_bytes: i64,
-    net_blocks: i64,
+    net: Extent,
     freed_bytes: u64,
     freed_blocks: u64,
-    /// How far it may grow unseen.
-    room_bytes: i64,
-    room_blocks: i64,
+    /// The least of `room` and `aside`.
+    top: Extent,
+    /// How far it may be from 0 as far as others need not see it.
+    aside: Extent,
+    /// How far it may grow as far as no peak can be missed.
+    room: Extent,
 }
 
 impl Entry {
-    const EMPTY: Self = Self::new(None, Ids::NONE);
+    const EMPTY: Self = Self::new(Mark::NONE, Ids::NONE);
 
-    const fn new(key: Option<Key>, ids: Ids) -> Self {
+    const fn new(mark: Mark, ids: Ids) -> Self {
         Self {
-            key,
+            mark,
             ids,
-            net_bytes: 0,
-            net_blocks: 0,
+            net: Extent::NONE,
             freed_bytes: 0,
             freed_blocks: 0,
-            room_bytes: 0,
-            room_blocks: 0,
+            top: Extent::NONE,
+            aside: Extent::NONE,
+            room: Extent::NONE,
         }
     }
 
-    /// What was counted, which is zero afterwards, as is the room.
+    fn set_top(&mut self) {
+        self.top = self.room.least(self.aside);
+    }
+
+    /// What was counted, which is zero afterwards, as are the limits.
     fn take(&mut self) -> Moved {
         let moved = Moved {
-            allocated_bytes: self.freed_bytes.wrapping_add(self.net_bytes as u64),
-            allocated_blocks: self.freed_blocks.wrapping_add(self.net_blocks as u64),
+            allocated_bytes: self.freed_bytes.wrapping_add(self.net.bytes as u64),
+            allocated_blocks: self.freed_blocks.wrapping_add(self.net.blocks as u64),
             freed_bytes: self.freed_bytes,
             freed_blocks: self.freed_blocks,
         };
-        *self = Self::new(self.key, self.ids);
+        *self = Self::new(self.mark, self.ids);
         moved
     }
-}
-
-/// By how much more a sum is unseen when one of its parts goes from `before` to `after`.
-#[inline(always)]
-fn further(before: i64, after: i64) -> i64 {
-    after.wrapping_abs().wrapping_sub(before.wrapping_abs())
 }
 
 #[derive(Debug)]
 pub(super) struct Counts {
     entries: [Entry; ENTRIES],
-    /// Entries with room or with something to move, by place.
+    /// Entries with limits or with something to move, by place.
     open: u64,
-    /// By how much the entries have grown or shrunk, added up: what others cannot see stays bounded.
-    unseen_bytes: i64,
-    unseen_blocks: i64,
+    /// What no entry has set aside of what may go unseen.
+    unseen_left: Extent,
     /// Counts the times of settling; room given before the last one is void.
     epoch: u64,
     pub(super) total: Meter,
@@ -115,6 +155,8 @@ pub(super) struct Counts {
     pub(super) unknown_frees: u64,
     /// Failed allocations by the kind of their error.
     pub(super) failures: Vec<(&'static str, u64)>,
+    /// The row of generations that was hinted at last.
+    pub(super) hinted: u64,
     /// The segment of the table that had room last.
     pub(super) first_segment: usize,
     /// Allocations until one is remembered with its backtrace.
@@ -126,8 +168,7 @@ impl Default for Counts {
         Self {
             entries: [Entry::EMPTY; ENTRIES],
             open: 0,
-            unseen_bytes: 0,
-            unseen_blocks: 0,
+            unseen_left: UNSEEN,
             epoch: 1,
             total: Meter::default(),
             tags: Vec::new(),
@@ -137,6 +178,7 @@ impl Default for Counts {
             requested_bytes: 0,
             unknown_frees: 0,
             failures: Vec::new(),
+            hinted: 0,
             first_segment: 0,
             until_trace: 0,
         }
@@ -172,17 +214,23 @@ impl Counts {
         }
     }
 
-    /// The numbers of a combination that this shard used of late.
+    /// Where the entry of a combination is that this shard used of late.
     #[inline(always)]
-    pub(super) fn cached(&self, key: &Key) -> Option<Ids> {
-        let entry = self.entries.get(key.place(ENTRIES))?;
-        entry.key.as_ref().is_some_and(|known| known.is_same(key)).then_some(entry.ids)
+    pub(super) fn entry_of(&self, mark: &Mark) -> Option<usize> {
+        let place = mark.place();
+        (self.entries[place % ENTRIES].mark == *mark).then_some(place)
+    }
+
+    /// The numbers of such a combination.
+    #[inline(always)]
+    pub(super) fn ids_at(&self, place: usize) -> Ids {
+        self.entries[place % ENTRIES].ids
     }
 
     pub(super) fn remember(&mut self, key: Key, ids: Ids, board: &Board) {
         self.settle(board);
         if let Some(entry) = self.entries.get_mut(ids.place()) {
-            *entry = Entry::new(Some(key), ids);
+            *entry = Entry::new(key.mark(), ids);
         }
     }
 
@@ -192,47 +240,102 @@ impl Counts {
         self.open = 0;
     }
 
-    /// Counts a block under a combination that has an entry here.
     #[inline(always)]
-    pub(super) fn allocate(&mut self, ids: Ids, requested: usize, bytes: u64, board: &Board) {
+    fn request(&mut self, requested: usize) {
         self.requested_bytes = self.requested_bytes.wrapping_add(requested as u64);
         self.sizes[class_of(requested)] += 1;
-        let entry = &mut self.entries[ids.place() % ENTRIES];
-        let net_bytes = entry.net_bytes.wrapping_add(bytes as i64);
-        let net_blocks = entry.net_blocks + 1;
-        let unseen_bytes = self.unseen_bytes.wrapping_add(further(entry.net_bytes, net_bytes));
-        let unseen_blocks = self.unseen_blocks + further(entry.net_blocks, net_blocks);
-        let unseen_room = HALF_STEP_BYTES.wrapping_sub(unseen_bytes)
-            | HALF_STEP_BLOCKS.wrapping_sub(unseen_blocks);
-        let room = entry.room_bytes.wrapping_sub(net_bytes) | (entry.room_blocks - net_blocks);
-        if (room | unseen_room) < 0 {
-            return self.allocate_beyond(ids, bytes, unseen_room >= 0, board);
-        }
-        (entry.net_bytes, entry.net_blocks) = (net_bytes, net_blocks);
-        (self.unseen_bytes, self.unseen_blocks) = (unseen_bytes, unseen_blocks);
     }
 
-    /// An allocation that its entry has no room for, or that may not go unseen.
-    #[cold]
-    #[inline(never)]
-    fn allocate_beyond(&mut self, ids: Ids, bytes: u64, may_go_unseen: bool, board: &Board) {
-        let fits = |room: (i64, i64)| room.0 >= bytes as i64 && room.1 >= 1;
-        let mut room = self.room(ids, board);
-        if !may_go_unseen || !fits(room) {
-            self.settle(board);
-            self.each(ids, board, |meter, all| meter.allocate(bytes, all));
-            room = self.room(ids, board);
-            self.give_room(ids, (room.0 - room.0 / 2, room.1 - room.1 / 2), board);
+    /// Counts a block under the combination whose entry is at `place`, if it stays within the entry's limits. False: nothing is
+    /// counted.
+    #[inline(always)]
+    pub(super) fn allocate_within(&mut self, place: usize, requested: usize, bytes: u64) -> bool {
+        let entry = &mut self.entries[place % ENTRIES];
+        let net = entry.net.plus(bytes as i64, 1);
+        if !entry.top.less(net).is_room() {
+            return false;
+        }
+        entry.net = net;
+        self.request(requested);
+        true
+    }
+
+    /// Counts a block under a combination that has an entry here.
+    pub(super) fn allocate(&mut self, ids: Ids, requested: usize, bytes: u64, board: &Board) {
+        let place = ids.place() % ENTRIES;
+        if self.allocate_within(place, requested, bytes) {
             return;
         }
-        // Nobody can be above a peak even if all grow as far as they may. Half of what is left goes here, the rest to others.
-        let share = (bytes as i64).max(room.0 / 2);
-        self.give_room(ids, (share, (room.1 / 2).max(1)), board);
-        let entry = &mut self.entries[ids.place() % ENTRIES];
-        let net = (entry.net_bytes.wrapping_add(bytes as i64), entry.net_blocks + 1);
-        self.unseen_bytes = self.unseen_bytes.wrapping_add(further(entry.net_bytes, net.0));
-        self.unseen_blocks += further(entry.net_blocks, net.1);
-        (entry.net_bytes, entry.net_blocks) = net;
+        self.request(requested);
+        let net = self.entries[place].net.plus(bytes as i64, 1);
+        if self.set_aside(place, net) && self.make_room(ids, net, board) {
+            self.entries[place].net = net;
+            return;
+        }
+        self.settle(board);
+        self.each(ids, board, |meter, all| meter.allocate(bytes, all));
+        let room = self.room(ids, board);
+        self.give_room(ids, (room.0 - room.0 / 2, room.1 - room.1 / 2), board);
+        // For its free, if that comes next. Without it that free finds out itself.
+        self.set_aside(place, Extent { bytes: bytes as i64, blocks: 1 });
+    }
+
+    /// Lets an entry go as far from 0 as `net`, and a little further, unseen. False when that is too far.
+    fn set_aside(&mut self, place: usize, net: Extent) -> bool {
+        let wanted = net.distance();
+        if !UNSEEN.less(wanted).is_room() {
+            return false;
+        }
+        if !self.unseen_left.less(wanted.less(self.entries[place].aside)).is_room() {
+            self.take_back_aside();
+        }
+        let entry = &mut self.entries[place];
+        let more = |left: i64, wanted: i64, has: i64| match wanted - has {
+            lacking if lacking <= 0 => Some(0),
+            lacking if lacking <= left => Some(lacking.max(left / 8)),
+            _ => None,
+        };
+        let left = self.unseen_left;
+        let (Some(bytes), Some(blocks)) = (
+            more(left.bytes, wanted.bytes, entry.aside.bytes),
+            more(left.blocks, wanted.blocks, entry.aside.blocks),
+        ) else {
+            return false;
+        };
+        entry.aside = entry.aside.plus(bytes, blocks);
+        entry.set_top();
+        self.unseen_left = left.plus(-bytes, -blocks);
+        self.open |= 1 << place;
+        true
+    }
+
+    /// Entries keep aside only what they need now.
+    fn take_back_aside(&mut self) {
+        self.unseen_left = UNSEEN;
+        let mut open = self.open;
+        while open != 0 {
+            let entry = &mut self.entries[open.trailing_zeros() as usize % ENTRIES];
+            open &= open - 1;
+            entry.aside = entry.net.distance();
+            entry.set_top();
+            self.unseen_left = self.unseen_left.less(entry.aside);
+        }
+    }
+
+    /// Gives an entry room up to `net`, if nobody can be above a peak even when all grow as far as they may.
+    fn make_room(&mut self, ids: Ids, net: Extent, board: &Board) -> bool {
+        let lacking = net.less(self.entries[ids.place() % ENTRIES].room);
+        if lacking.bytes <= 0 && lacking.blocks <= 0 {
+            return true;
+        }
+        let room = self.room(ids, board);
+        if room.0 < lacking.bytes || room.1 < lacking.blocks {
+            return false;
+        }
+        // Half of what is left goes here, the rest to others.
+        let share = (lacking.bytes.max(room.0 / 2), lacking.blocks.max(room.1 / 2));
+        self.give_room(ids, share, board);
+        true
     }
 
     /// Bytes and blocks that lie below the peaks of all four meters and were given to nobody.
@@ -249,35 +352,48 @@ impl Counts {
         let epoch = self.epoch;
         self.each(ids, board, |meter, _| meter.give_room(epoch, room));
         let entry = &mut self.entries[ids.place() % ENTRIES];
-        entry.room_bytes += room.0;
-        entry.room_blocks += room.1;
+        entry.room = entry.room.plus(room.0, room.1);
+        entry.set_top();
         self.open |= 1 << ids.place();
     }
 
+    /// Counts a free, if this shard has an entry for its combination and it stays within the entry's limits. False: nothing is
+    /// counted. A block with a backtrace has no entry here.
     #[inline(always)]
-    pub(super) fn free(&mut self, ids: Ids, bytes: u64, board: &Board) {
+    pub(super) fn free_within(&mut self, ids: Ids, bytes: u64) -> bool {
         let entry = &mut self.entries[ids.place() % ENTRIES];
-        if entry.ids != ids.untraced() {
-            return self.free_elsewhere(ids, bytes, board);
+        let net = entry.net.plus((bytes as i64).wrapping_neg(), -1);
+        if entry.ids != ids || !entry.aside.plus(net.bytes, net.blocks).is_room() {
+            return false;
         }
-        let net = (entry.net_bytes.wrapping_sub(bytes as i64), entry.net_blocks - 1);
-        self.unseen_bytes = self.unseen_bytes.wrapping_add(further(entry.net_bytes, net.0));
-        self.unseen_blocks += further(entry.net_blocks, net.1);
-        (entry.net_bytes, entry.net_blocks) = net;
+        entry.net = net;
         entry.freed_bytes = entry.freed_bytes.wrapping_add(bytes);
         entry.freed_blocks += 1;
-        self.open |= 1 << ids.place();
-        if (HALF_STEP_BYTES.wrapping_sub(self.unseen_bytes)
-            | HALF_STEP_BLOCKS.wrapping_sub(self.unseen_blocks))
-            < 0
-        {
+        true
+    }
+
+    /// Counts a free.
+    pub(super) fn free(&mut self, ids: Ids, bytes: u64, board: &Board) {
+        let (ids, place) = (ids.untraced(), ids.place() % ENTRIES);
+        if self.free_within(ids, bytes) {
+            return;
+        }
+        if self.entries[place].ids != ids {
+            return self.free_elsewhere(ids, bytes, board);
+        }
+        let net = self.entries[place].net.plus((bytes as i64).wrapping_neg(), -1);
+        let may_go_unseen = self.set_aside(place, net);
+        let entry = &mut self.entries[place];
+        entry.net = net;
+        entry.freed_bytes = entry.freed_bytes.wrapping_add(bytes);
+        entry.freed_blocks += 1;
+        if !may_go_unseen {
+            self.open |= 1 << place;
             self.settle(board);
         }
     }
 
     /// A free of a block that was allocated under a combination this shard has no entry of.
-    #[cold]
-    #[inline(never)]
     fn free_elsewhere(&mut self, ids: Ids, bytes: u64, board: &Board) {
         let moved = Moved { freed_bytes: bytes, freed_blocks: 1, ..Moved::default() };
         self.each(ids, board, |meter, all| meter.settle(&moved, all));
@@ -303,7 +419,7 @@ impl Counts {
             self.each(ids, board, |meter, all| meter.settle(&moved, all));
         }
         self.epoch += 1;
-        (self.unseen_bytes, self.unseen_blocks) = (0, 0);
+        self.unseen_left = UNSEEN;
         if self.epoch.is_multiple_of(LOOK_AGAIN) {
             self.first_segment = 0;
         }

@@ -1,8 +1,9 @@
 //! What is known of each live block, by its generation.
 //!
 //! Each shard has a table. Only a thread inside the shard's lock puts blocks in; any thread takes them out, without a lock: a
-//! generation never comes twice, so a place that holds it holds it until the one free that succeeds empties it. Places come in
-//! rows of eight keys, one cache line; a row that is full sends the block on to the next, twice as large segment.
+//! generation never comes twice, so a place that holds it holds it until the one free that succeeds empties it. A block has a
+//! place of its own; when that is taken, it goes into a row of eight, one cache line of keys; a row that is full sends it on to
+//! the next, twice as large segment.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,6 +11,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::names::Ids;
 use crate::device_runtime::resource::{Generation, SLOT_BITS};
 
+/// Blocks with a place of their own.
+const OWN: usize = 512;
 const ROW: usize = 8;
 const FIRST_ROWS: usize = 64;
 const SEGMENTS: usize = 20;
@@ -22,6 +25,14 @@ pub(super) struct Entry {
     pub(super) ids: Ids,
     /// When it was allocated, by the coarse clock.
     pub(super) born: u64,
+}
+
+/// Generations that follow each other are neighbours, so that short lives stay in few cache lines.
+#[derive(Debug)]
+#[repr(align(64))]
+struct Own {
+    keys: [AtomicU64; OWN],
+    values: [Value; OWN],
 }
 
 #[derive(Debug, Default)]
@@ -41,6 +52,7 @@ struct Value {
 
 #[derive(Debug)]
 pub(super) struct Table {
+    own: OnceLock<Box<Own>>,
     segments: [OnceLock<Box<[Row]>>; SEGMENTS],
 }
 
@@ -50,49 +62,46 @@ fn key_of(generation: Generation) -> u64 {
     generation.0.wrapping_add(1)
 }
 
-/// Generations that follow each other share a row, so that short lives stay in few cache lines, and each has a place of its own
-/// there. `rows` is a power of two.
+/// A number that follows the generations, also of resources that count in the slot, or leave it 0.
 #[inline(always)]
-fn place_of(generation: Generation, rows: usize) -> (usize, usize) {
-    let index = ((generation.0 >> SLOT_BITS) ^ (generation.0 & ((1 << SLOT_BITS) - 1))) as usize;
-    ((index / ROW) & rows.wrapping_sub(1), index % ROW)
+fn index_of(generation: Generation) -> usize {
+    ((generation.0 >> SLOT_BITS) ^ generation.0) as usize
 }
 
 impl Table {
     pub(super) fn new() -> Self {
-        Self { segments: [const { OnceLock::new() }; SEGMENTS] }
+        Self { own: OnceLock::new(), segments: [const { OnceLock::new() }; SEGMENTS] }
+    }
+
+    /// The block's own place. None before the first block.
+    #[inline(always)]
+    pub(super) fn own_place(&self, generation: Generation) -> Option<Place<'_>> {
+        let own = self.own.get()?;
+        let at = index_of(generation) % OWN;
+        Some(Place { key: &own.keys[at], value: &own.values[at] })
     }
 
     /// Keeps a block. `first` is the segment to begin with, and is moved on past full rows. Call it inside the shard's lock only.
     ///
     /// False when there is no room, which takes more live blocks than fit in a host's memory.
-    #[inline(always)]
     pub(super) fn put(&self, generation: Generation, entry: &Entry, first: &mut usize) -> bool {
-        if let Some(rows) = self.segments.get(*first).and_then(OnceLock::get) {
-            let (row, at) = place_of(generation, rows.len());
-            // Acquire: the one that emptied the place has read it.
-            if let Some(row) = rows.get(row)
-                && row.keys[at].load(Ordering::Acquire) == 0
-            {
-                row.write(at, generation, entry);
-                return true;
-            }
+        self.own.get_or_init(|| {
+            Box::new(Own {
+                keys: [const { AtomicU64::new(0) }; OWN],
+                values: [const { Value::EMPTY }; OWN],
+            })
+        });
+        if let Some(own) = self.own_place(generation).filter(Place::is_empty) {
+            own.fill(generation, entry);
+            return true;
         }
-        self.put_beside(generation, entry, first)
-    }
-
-    /// [`put`](Self::put) of a block whose own place is taken.
-    #[cold]
-    #[inline(never)]
-    fn put_beside(&self, generation: Generation, entry: &Entry, first: &mut usize) -> bool {
         for (at, segment) in self.segments.iter().enumerate().skip(*first) {
             let rows =
                 segment.get_or_init(|| (0..FIRST_ROWS << at).map(|_| Row::default()).collect());
-            let Some(row) = rows.get(place_of(generation, rows.len()).0) else { continue };
-            // Acquire: the one that emptied the place has read it.
-            let empty = row.keys.iter().position(|key| key.load(Ordering::Acquire) == 0);
+            let Some(row) = row_of(rows, generation) else { continue };
+            let empty = places(&row.keys, &row.values).find(Place::is_empty);
             if let Some(place) = empty {
-                row.write(place, generation, entry);
+                place.fill(generation, entry);
                 *first = at;
                 return true;
             }
@@ -100,41 +109,25 @@ impl Table {
         false
     }
 
-    #[inline(always)]
-    fn find(&self, generation: Generation) -> Option<(&AtomicU64, &Value)> {
-        if let Some(rows) = self.segments[0].get() {
-            let (row, at) = place_of(generation, rows.len());
-            if let Some(row) = rows.get(row)
-                && row.keys[at].load(Ordering::Acquire) == key_of(generation)
-            {
-                return Some((&row.keys[at], &row.values[at]));
-            }
-        }
-        self.find_beside(generation)
-    }
-
-    /// [`find`](Self::find) of a block that is not in its own place of the first segment.
-    #[inline(never)]
-    fn find_beside(&self, generation: Generation) -> Option<(&AtomicU64, &Value)> {
-        let wanted = key_of(generation);
-        for segment in &self.segments {
-            let rows = segment.get()?;
-            let row = rows.get(place_of(generation, rows.len()).0)?;
-            for (key, value) in row.keys.iter().zip(&row.values) {
-                if key.load(Ordering::Acquire) == wanted {
-                    return Some((key, value));
+    fn find(&self, generation: Generation) -> Option<Place<'_>> {
+        let own = self.own_place(generation).filter(|own| own.holds(generation));
+        own.or_else(|| {
+            for segment in &self.segments {
+                let row = row_of(segment.get()?, generation)?;
+                let found = places(&row.keys, &row.values).find(|place| place.holds(generation));
+                if found.is_some() {
+                    return found;
                 }
             }
-        }
-        None
+            None
+        })
     }
 
     /// Takes a block out: its bytes and numbers. Only for the one free that succeeded.
-    #[inline(always)]
     pub(super) fn take(&self, generation: Generation) -> Option<(u64, Ids)> {
-        let (key, value) = self.find(generation)?;
-        let taken = (value.bytes.load(Ordering::Relaxed), Ids(value.ids.load(Ordering::Relaxed)));
-        key.store(0, Ordering::Release);
+        let place = self.find(generation)?;
+        let taken = place.sums();
+        place.clear();
         Some(taken)
     }
 
@@ -145,32 +138,78 @@ impl Table {
 
     /// All blocks. Exact while the shard is locked and no free is under way.
     pub(super) fn for_each(&self, mut see: impl FnMut(Generation, Entry)) {
-        for row in self.segments.iter().filter_map(OnceLock::get).flatten() {
-            for (key, value) in row.keys.iter().zip(&row.values) {
-                let found = key.load(Ordering::Acquire);
-                if found != 0 {
-                    see(Generation(found.wrapping_sub(1)), value.read());
-                }
+        let own = self.own.get().into_iter().flat_map(|own| places(&own.keys, &own.values));
+        let rows = self.segments.iter().filter_map(OnceLock::get).flatten();
+        for place in own.chain(rows.flat_map(|row| places(&row.keys, &row.values))) {
+            let found = place.key.load(Ordering::Acquire);
+            if found != 0 {
+                see(Generation(found.wrapping_sub(1)), place.value.read());
             }
         }
     }
 }
 
-impl Row {
-    /// Fills an empty place.
+/// The row of a generation. The number of rows is a power of two.
+fn row_of(rows: &[Row], generation: Generation) -> Option<&Row> {
+    rows.get((index_of(generation) / ROW) & rows.len().wrapping_sub(1))
+}
+
+fn places<'a>(
+    keys: &'a [AtomicU64],
+    values: &'a [Value],
+) -> impl Iterator<Item = Place<'a>> + use<'a> {
+    keys.iter().zip(values).map(|(key, value)| Place { key, value })
+}
+
+/// Where a block is kept, or can be.
+pub(super) struct Place<'a> {
+    key: &'a AtomicU64,
+    value: &'a Value,
+}
+
+impl Place<'_> {
     #[inline(always)]
-    fn write(&self, at: usize, generation: Generation, entry: &Entry) {
-        let (key, value) = (&self.keys[at % ROW], &self.values[at % ROW]);
-        value.ptr.store(entry.ptr, Ordering::Relaxed);
-        value.bytes.store(entry.bytes, Ordering::Relaxed);
-        value.ids.store(entry.ids.0, Ordering::Relaxed);
-        value.born.store(entry.born, Ordering::Relaxed);
-        key.store(key_of(generation), Ordering::Release);
+    pub(super) fn is_empty(&self) -> bool {
+        // Acquire: the one that emptied the place has read it.
+        self.key.load(Ordering::Acquire) == 0
+    }
+
+    #[inline(always)]
+    pub(super) fn holds(&self, generation: Generation) -> bool {
+        self.key.load(Ordering::Acquire) == key_of(generation)
+    }
+
+    /// Keeps a block here, where it is empty. Call it inside the shard's lock only.
+    #[inline(always)]
+    pub(super) fn fill(&self, generation: Generation, entry: &Entry) {
+        self.value.ptr.store(entry.ptr, Ordering::Relaxed);
+        self.value.bytes.store(entry.bytes, Ordering::Relaxed);
+        self.value.ids.store(entry.ids.0, Ordering::Relaxed);
+        self.value.born.store(entry.born, Ordering::Relaxed);
+        self.key.store(key_of(generation), Ordering::Release);
+    }
+
+    /// The bytes and numbers of the block that is here.
+    #[inline(always)]
+    pub(super) fn sums(&self) -> (u64, Ids) {
+        (self.value.bytes.load(Ordering::Relaxed), Ids(self.value.ids.load(Ordering::Relaxed)))
+    }
+
+    /// Only for the one free that succeeded.
+    #[inline(always)]
+    pub(super) fn clear(&self) {
+        self.key.store(0, Ordering::Release);
     }
 }
 
 impl Value {
-    #[inline(always)]
+    const EMPTY: Self = Self {
+        ptr: AtomicU64::new(0),
+        bytes: AtomicU64::new(0),
+        ids: AtomicU64::new(0),
+        born: AtomicU64::new(0),
+    };
+
     fn read(&self) -> Entry {
         Entry {
             ptr: self.ptr.load(Ordering::Relaxed),
