@@ -190,14 +190,14 @@ impl Index {
         }
         let part = Range { ptr: start, bytes, stamp };
         let taken = self.nodes.put(Node::new(part, State::Taken), id, after);
+        let (mut slots, _) = self.nodes.slots()?;
+        resize(&mut slots, &mut self.classes, id, head, stamp);
         if rest > 0 {
             let tail = Range { ptr: start + bytes, bytes: rest, stamp };
             let tail = self.nodes.put(Node::new(tail, State::Free), taken, after);
             let (mut slots, _) = self.nodes.slots()?;
             self.classes.link(&mut slots, tail, class_of(rest));
         }
-        let (mut slots, _) = self.nodes.slots()?;
-        resize(&mut slots, &mut self.classes, id, head, stamp);
         self.free_bytes -= bytes;
         Some(Taken { node: taken as u32, ptr: start, bytes, stamp })
     }
