@@ -6,7 +6,7 @@
 
 use xlog_trace::ServedBy;
 
-use super::index::{Index, Range};
+use super::index::{Index, Range, Taken};
 use super::magazine::{MOST_CACHED, Magazine, class_of};
 use crate::device_runtime::logging::note_path;
 use crate::device_runtime::ordering::record::{BlockTable, Record};
@@ -129,10 +129,22 @@ impl Arena {
     #[inline(never)]
     pub(super) fn take_free(&mut self, bytes: u64, align: u64, path: Path) -> Option<Piece> {
         let taken = self.index.take(bytes, align)?;
+        Some(self.taken(taken, path))
+    }
+
+    /// The same for whole units, and no alignment beyond that.
+    #[inline(always)]
+    pub(super) fn take_units(&mut self, bytes: u64) -> Option<Piece> {
+        let taken = self.index.take_units(bytes)?;
+        Some(self.taken(taken, Path::Own))
+    }
+
+    #[inline(always)]
+    fn taken(&mut self, taken: Taken, path: Path) -> Piece {
         let (ptr, bytes, node) = (taken.ptr, taken.bytes, taken.node);
         self.counted(path);
         let place = self.places.pop().unwrap_or(NO_PLACE);
-        Some(Piece { ptr, bytes, node, place })
+        Piece { ptr, bytes, node, place }
     }
 
     #[inline]
@@ -154,6 +166,7 @@ impl Arena {
     }
 
     /// Takes a freed block in, whose record has ended; `Some` with the place of a record that is one too many.
+    #[inline(never)]
     pub(super) fn put(
         &mut self,
         piece: Piece,
@@ -168,7 +181,7 @@ impl Arena {
     }
 
     /// What the magazine has no room for.
-    #[inline(never)]
+    #[inline(always)]
     pub(super) fn put_rest(&mut self, piece: Piece, stamp: u64) -> Option<u32> {
         self.index.give(piece.node, stamp);
         if self.places.len() < MOST_PLACES {
@@ -179,6 +192,7 @@ impl Arena {
     }
 
     /// A block that was counted as handed out was not, after all.
+    #[cold]
     pub(super) fn undo(&mut self, piece: Piece, stamp: u64) {
         self.counts.undone += 1;
         self.index.give(piece.node, stamp);

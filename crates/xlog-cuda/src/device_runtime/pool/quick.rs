@@ -6,7 +6,7 @@
 use super::PoolResource;
 use super::arena::{Arena, NO_PLACE, Path, Piece, UNIT};
 use super::magazine::{MOST_CACHED, class_of};
-use super::resource::{MAX_BYTES, size_of};
+use super::resource::MAX_BYTES;
 use crate::device_runtime::ordering::clock::ClockCell;
 use crate::device_runtime::ordering::record::{Record, tag_of};
 use crate::device_runtime::resource::{BlockId, DeviceBlock, Generation, StreamId};
@@ -38,28 +38,29 @@ impl PoolResource {
         bytes: usize,
         (stream, home, cell): (StreamId, u32, &ClockCell),
     ) -> Option<(u64, usize, Generation)> {
-        if bytes as u64 <= MOST_CACHED {
-            let class = class_of(bytes as u64);
+        let mut size = bytes as u64;
+        if size <= MOST_CACHED {
+            let class = class_of(size);
             if let Some((place, record)) = arena.magazine.pop(class, UNIT, &self.tracker.table) {
                 arena.counted(Path::Magazine);
                 let generation = Generation::next().at(place);
                 record.begin_again(generation, stream, cell.now());
                 return Some((record.ptr(), class.0 as usize, generation));
             }
+            size = class.0;
         }
-        self.serve_free(arena, bytes, (stream, home, cell))
+        self.serve_free(arena, size.next_multiple_of(UNIT), (stream, home, cell))
     }
 
-    /// The same from the free memory of the stream.
+    /// The same from the free memory of the stream, for whole units.
     #[inline(never)]
     fn serve_free(
         &self,
         arena: &mut Arena,
-        bytes: usize,
+        size: u64,
         (stream, home, cell): (StreamId, u32, &ClockCell),
     ) -> Option<(u64, usize, Generation)> {
-        let size = size_of(bytes).ok()?;
-        let piece = arena.take_free(size, UNIT, Path::Own)?;
+        let piece = arena.take_units(size)?;
         let place = match piece.place {
             NO_PLACE => self.tracker.table.take_place(),
             place => Some(place),

@@ -7,14 +7,14 @@ use std::collections::BTreeMap;
 use std::ops::Bound;
 
 use super::classes::class_of;
-use super::nodes::{NIL, Node, State};
+use super::nodes::{Id, NIL, Node, State};
 use super::{Index, Range, UNIT};
 
 /// The border nodes by address.
 #[derive(Debug, Default)]
 pub(super) struct Borders {
-    begins: BTreeMap<u64, u32>,
-    ends: BTreeMap<u64, u32>,
+    begins: BTreeMap<u64, Id>,
+    ends: BTreeMap<u64, Id>,
 }
 
 impl Borders {
@@ -62,21 +62,24 @@ impl Index {
         if right.is_none() {
             self.borders.ends.insert(end, after);
         }
-        if let Some(id) = self.nodes.put(Node::new(range, State::Taken), before, after) {
-            self.bytes += bytes;
-            self.give(id, stamp);
-        }
+        let id = self.nodes.put(Node::new(range, State::Taken), before, after);
+        self.bytes += bytes;
+        self.give(id as u32, stamp);
         true
     }
 
     /// Removes a taken range without freeing it, with the stamp it was taken with: its neighbours end and begin there.
     /// `None` for a node that is not taken.
     pub(crate) fn forget(&mut self, node: u32) -> Option<Range> {
+        let node = node as Id;
         let taken = self.nodes.at(node);
-        if !taken.is(State::Taken) || !self.nodes.room(2) {
+        if !taken.is(State::Taken) {
             return None;
         }
         let range = taken.range();
+        if !self.nodes.room(2) {
+            return None;
+        }
         self.bytes -= range.bytes;
         self.cut(node);
         Some(range)
@@ -109,8 +112,8 @@ impl Index {
             if !inside || !whole || !self.nodes.room(4) {
                 continue;
             }
-            let Some(taken) = self.carve(id, part.ptr - ptr, part.bytes) else { continue };
-            let Node { before, after, .. } = *self.nodes.at(taken.node);
+            let Some(taken) = self.carve_at(id, part.ptr - ptr, part.bytes) else { continue };
+            let Node { before, after, .. } = *self.nodes.at(taken.node as Id);
             for rest in [before, after] {
                 let node = self.nodes.at(rest);
                 if node.is(State::Free) && node.bytes >= min {
@@ -118,19 +121,21 @@ impl Index {
                 }
             }
             self.bytes -= taken.bytes;
-            self.cut(taken.node);
+            self.cut(taken.node as Id);
             left.push(Range { ptr: part.ptr, bytes: part.bytes, stamp });
         }
         left
     }
 
     /// Removes a node that is in no list, and puts borders in its place.
-    fn cut(&mut self, id: u32) {
+    fn cut(&mut self, id: Id) {
         let Node { before, after, .. } = *self.nodes.at(id);
         let (ptr, end) = (self.nodes.at(id).ptr(), self.nodes.at(id).end());
         self.nodes.remove(id);
-        self.nodes.at_mut(before).after = NIL;
-        self.nodes.at_mut(after).before = NIL;
+        if let Some((mut slots, _)) = self.nodes.slots() {
+            slots.at_mut(before).after = NIL;
+            slots.at_mut(after).before = NIL;
+        }
         if self.nodes.at(before).is(State::Border) {
             self.borders.begins.remove(&ptr);
             self.nodes.remove(before);
@@ -147,8 +152,8 @@ impl Index {
         }
     }
 
-    fn border(&mut self, ptr: u64, before: u32, after: u32) -> u32 {
+    fn border(&mut self, ptr: u64, before: Id, after: Id) -> Id {
         let border = Range { ptr, bytes: 0, stamp: 0 };
-        self.nodes.put(Node::new(border, State::Border), before, after).unwrap_or(NIL)
+        self.nodes.put(Node::new(border, State::Border), before, after)
     }
 }

@@ -18,8 +18,8 @@ mod tests;
 
 use borders::Borders;
 use classes::{Classes, class_of};
-use nodes::{Node, Nodes, State};
-use search::Wish;
+use nodes::{Id, Node, Nodes, Slots, State};
+use search::{Wish, find};
 
 /// What all sizes and addresses are multiples of, in bytes.
 pub(crate) const UNIT: u64 = 256;
@@ -56,7 +56,6 @@ pub(crate) struct Index {
     borders: Borders,
     bytes: u64,
     free_bytes: u64,
-    free_ranges: usize,
 }
 
 impl Index {
@@ -68,10 +67,19 @@ impl Index {
         let wish = Wish::new(bytes, align)?;
         if wish.align > UNIT {
             let (id, head) = self.find_aligned(wish)?;
-            return self.carve(id, head, wish.bytes);
+            return self.carve_at(id, head, wish.bytes);
         }
-        let id = self.find(wish.bytes)?;
-        self.carve(id, 0, wish.bytes)
+        self.take_units(wish.bytes)
+    }
+
+    /// Takes memory of `bytes`, which are whole units and not none.
+    #[inline(always)]
+    pub(crate) fn take_units(&mut self, bytes: u64) -> Option<Taken> {
+        let (mut slots, vacant) = self.nodes.slots_with_room()?;
+        let id = find(&slots, &self.classes, bytes)?;
+        let taken = carve(&mut slots, vacant, &mut self.classes, id, bytes)?;
+        self.free_bytes -= bytes;
+        Some(taken)
     }
 
     /// Takes memory as [`take`](Self::take) does, but only from a range whose stamp is `usable`.
@@ -85,42 +93,57 @@ impl Index {
     ) -> Option<Taken> {
         let wish = Wish::new(bytes, align)?;
         let (id, head) = self.find_if(wish, usable)?;
-        self.carve(id, head, wish.bytes)
+        self.carve_at(id, head, wish.bytes)
     }
 
     /// Gives a taken range back, with the stamp of the last work on it. A node that is not taken is left as it is.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn give(&mut self, node: u32, stamp: u64) {
-        let id = node;
-        let node = *self.nodes.at(id);
+        let id = node as Id;
+        if !self.nodes.has(id) {
+            return;
+        }
+        let Some((mut slots, vacant)) = self.nodes.slots() else { return };
+        let node = slots.at_mut(id);
         if !node.is(State::Taken) {
             return;
         }
-        let bytes = node.bytes;
+        let (ptr, bytes, before, after) = (node.ptr(), node.bytes, node.before, node.after);
         self.free_bytes += bytes;
-        let (before, after) = (*self.nodes.at(node.before), *self.nodes.at(node.after));
-        match (before.is(State::Free), after.is(State::Free)) {
+        let (left, right) = (slots.at(before), slots.at(after));
+        let classes = &mut self.classes;
+        match (left.is(State::Free), right.is(State::Free)) {
             (false, false) => {
-                let freed = self.nodes.at_mut(id);
+                let freed = slots.at_mut(id);
                 freed.set_state(State::Free);
                 freed.stamp = stamp;
-                self.classes.link(&mut self.nodes, id, class_of(bytes));
-                self.free_ranges += 1;
+                classes.link(&mut slots, id, class_of(bytes));
             }
-            (true, false) => self.grow(node.before, before.ptr(), before.bytes + bytes, stamp, id),
-            (false, true) => self.grow(node.after, node.ptr(), after.bytes + bytes, stamp, id),
+            (true, false) => {
+                let bytes = left.bytes + bytes;
+                slots.remove(id, vacant);
+                resize(&mut slots, classes, before, bytes, stamp);
+            }
+            (false, true) => {
+                let bytes = bytes + right.bytes;
+                slots.remove(id, vacant);
+                slots.at_mut(after).set(ptr, State::Free);
+                resize(&mut slots, classes, after, bytes, stamp);
+            }
             (true, true) => {
                 // The larger node stays: it is more likely to keep its class, and with it its place in the list.
-                let (stays, goes, gone) = if before.bytes > after.bytes {
-                    (node.before, node.after, after)
+                let (ptr, bytes) = (left.ptr(), left.bytes + bytes + right.bytes);
+                let (stays, goes, gone) = if left.bytes > right.bytes {
+                    (before, after, right)
                 } else {
-                    (node.after, node.before, before)
+                    (after, before, left)
                 };
-                self.classes.unlink(&mut self.nodes, goes, class_of(gone.bytes));
-                self.nodes.remove(goes);
-                self.free_ranges -= 1;
-                let bytes = before.bytes + bytes + after.bytes;
-                self.grow(stays, before.ptr(), bytes, stamp.max(gone.stamp), id);
+                let stamp = stamp.max(gone.stamp);
+                classes.unlink(&mut slots, goes);
+                slots.remove(goes, vacant);
+                slots.remove(id, vacant);
+                slots.at_mut(stays).set(ptr, State::Free);
+                resize(&mut slots, classes, stays, bytes, stamp);
             }
         }
     }
@@ -135,9 +158,9 @@ impl Index {
         self.bytes - self.free_bytes
     }
 
-    /// The number of free ranges.
+    /// The number of free ranges; walks all records.
     pub(crate) fn free_ranges(&self) -> usize {
-        self.free_ranges
+        self.nodes.all(State::Free).count()
     }
 
     /// The size of the largest free range; walks the list of the highest class that has one.
@@ -153,63 +176,81 @@ impl Index {
     }
 
     /// Takes `bytes` that begin `head` bytes into a free range; `None` if they are not in it.
-    #[inline]
-    fn carve(&mut self, id: u32, head: u64, bytes: u64) -> Option<Taken> {
-        let node = *self.nodes.at(id);
-        let (start, stamp) = (node.ptr() + head, node.stamp);
-        let rest = node.bytes.checked_sub(head)?.checked_sub(bytes)?;
-        let class = class_of(node.bytes);
-        let part = Node::new(Range { ptr: start, bytes, stamp }, State::Taken);
-        let taken = if head == 0 && rest == 0 {
-            self.classes.unlink(&mut self.nodes, id, class);
-            self.nodes.at_mut(id).set_state(State::Taken);
-            self.free_ranges -= 1;
-            id
-        } else if head == 0 {
-            // The free range keeps its node and only moves to another list if it has to.
-            let taken = self.nodes.put(part, node.before, id)?;
-            let node = self.nodes.at_mut(id);
-            node.set_ptr(start + bytes);
-            node.bytes = rest;
-            self.relink(id, class, class_of(rest));
-            taken
-        } else {
-            if !self.nodes.room(2) {
-                return None;
-            }
-            let taken = self.nodes.put(part, id, node.after)?;
-            self.nodes.at_mut(id).bytes = head;
-            self.relink(id, class, class_of(head));
-            if rest > 0 {
-                let tail = Range { ptr: start + bytes, bytes: rest, stamp };
-                let tail = self.nodes.put(Node::new(tail, State::Free), taken, node.after)?;
-                self.classes.link(&mut self.nodes, tail, class_of(rest));
-                self.free_ranges += 1;
-            }
-            taken
-        };
-        self.free_bytes -= bytes;
-        Some(Taken { node: taken, ptr: start, bytes, stamp })
-    }
-
-    /// Makes a free range larger, over the node `over` beside it, which goes.
-    #[inline]
-    fn grow(&mut self, id: u32, ptr: u64, bytes: u64, stamp: u64, over: u32) {
-        self.nodes.remove(over);
-        let node = self.nodes.at_mut(id);
-        let class = class_of(node.bytes);
-        node.set_ptr(ptr);
-        node.bytes = bytes;
-        node.stamp = node.stamp.max(stamp);
-        self.relink(id, class, class_of(bytes));
-    }
-
-    /// Moves a free range from the list of one class to that of another.
-    #[inline]
-    fn relink(&mut self, id: u32, from: u32, to: u32) {
-        if from != to {
-            self.classes.unlink(&mut self.nodes, id, from);
-            self.classes.link(&mut self.nodes, id, to);
+    fn carve_at(&mut self, id: Id, head: u64, bytes: u64) -> Option<Taken> {
+        let Node { after, stamp, bytes: all, .. } = *self.nodes.at(id);
+        let start = self.nodes.at(id).ptr() + head;
+        let rest = all.checked_sub(head)?.checked_sub(bytes)?;
+        if head == 0 {
+            let (mut slots, vacant) = self.nodes.slots_with_room()?;
+            self.free_bytes -= bytes;
+            return carve(&mut slots, vacant, &mut self.classes, id, bytes);
         }
+        if !self.nodes.room(2) {
+            return None;
+        }
+        let part = Range { ptr: start, bytes, stamp };
+        let taken = self.nodes.put(Node::new(part, State::Taken), id, after);
+        let (mut slots, _) = self.nodes.slots()?;
+        resize(&mut slots, &mut self.classes, id, head, stamp);
+        if rest > 0 {
+            let tail = Range { ptr: start + bytes, bytes: rest, stamp };
+            let tail = self.nodes.put(Node::new(tail, State::Free), taken, after);
+            let (mut slots, _) = self.nodes.slots()?;
+            self.classes.link(&mut slots, tail, class_of(rest));
+        }
+        self.free_bytes -= bytes;
+        Some(Taken { node: taken as u32, ptr: start, bytes, stamp })
     }
+}
+
+/// Gives a free range its new size, a stamp that is not before `stamp`, and a place in the list of its class.
+#[inline(always)]
+fn resize(slots: &mut Slots<'_>, classes: &mut Classes, id: Id, bytes: u64, stamp: u64) {
+    let node = slots.at_mut(id);
+    let (from, to) = (node.class, class_of(bytes));
+    node.bytes = bytes;
+    node.stamp = node.stamp.max(stamp);
+    if from != to {
+        classes.unlink(slots, id);
+        classes.link(slots, id, to);
+    }
+}
+
+/// Takes the first `bytes` of a free range that has as many. There is a vacant node.
+#[inline(always)]
+fn carve(
+    slots: &mut Slots<'_>,
+    vacant: &mut Id,
+    classes: &mut Classes,
+    id: Id,
+    bytes: u64,
+) -> Option<Taken> {
+    let node = slots.at_mut(id);
+    let (ptr, stamp) = (node.ptr(), node.stamp);
+    let rest = node.bytes.checked_sub(bytes)?;
+    if rest == 0 {
+        node.set(ptr, State::Taken);
+        classes.unlink(slots, id);
+        return Some(Taken { node: id as u32, ptr, bytes, stamp });
+    }
+    // The free range keeps its node and only moves to another list if it has to.
+    let taken = *vacant;
+    let before = node.before;
+    node.set(ptr + bytes, State::Free);
+    node.bytes = rest;
+    node.before = taken;
+    let (from, to) = (node.class, class_of(rest));
+    let part = slots.at_mut(taken);
+    *vacant = part.next;
+    part.set(ptr, State::Taken);
+    part.bytes = bytes;
+    part.stamp = stamp;
+    part.before = before;
+    part.after = id;
+    slots.at_mut(before).after = taken;
+    if from != to {
+        classes.unlink(slots, id);
+        classes.link(slots, id, to);
+    }
+    Some(Taken { node: taken as u32, ptr, bytes, stamp })
 }

@@ -1,12 +1,20 @@
 //! The records of an index: one node per range, addressed by a `u32` that stays valid while the range does.
 //!
-//! Nodes live in one vector; a node that is no longer needed is the next to be used again. An id that names nothing
-//! reads as a vacant node and writes to a spare one: a wrong id is without effect, and costs no panic path.
+//! Nodes live in one vector, as many as a power of two, so that a mask keeps every id in bounds: no access can fail. A node that
+//! is no longer needed is the next to be used again. The first node stands for no node: what is written to the neighbour or
+//! the next of a range that has none goes there, and nobody reads it.
 
 use super::Range;
+use super::classes::class_of;
+
+/// Names a node, in 32 bits; as wide as an address, so that nothing has to be widened.
+pub(super) type Id = usize;
 
 /// No node.
-pub(super) const NIL: u32 = u32::MAX;
+pub(super) const NIL: Id = 0;
+/// The nodes that the first range brings with it.
+const FIRST_NODES: usize = 16;
+const MOST_NODES: usize = 1 << 31;
 
 /// What a node stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,8 +29,9 @@ pub(super) enum State {
     Border,
 }
 
-/// A range and its neighbours.
+/// A range and its neighbours, on one cache line.
 #[derive(Clone, Copy, Debug)]
+#[repr(C, align(64))]
 pub(super) struct Node {
     /// The address; the state is kept in the low bits, which the unit leaves zero.
     place: u64,
@@ -30,128 +39,172 @@ pub(super) struct Node {
     /// Of a free range; of a taken one, the stamp it had.
     pub(super) stamp: u64,
     /// The range that ends where this one begins, and the one that begins where it ends.
-    pub(super) before: u32,
-    pub(super) after: u32,
-    /// Newer and older in the list of the class, of a free range; `next` also chains the vacant nodes.
-    pub(super) prev: u32,
-    pub(super) next: u32,
+    pub(super) before: Id,
+    pub(super) after: Id,
+    /// Newer and older in the list of the class, of a free range; before the newest comes the oldest. `next` also chains the
+    /// vacant nodes.
+    pub(super) prev: Id,
+    pub(super) next: Id,
+    /// The class in whose list a free range is.
+    pub(super) class: u32,
 }
 
 const STATE: u64 = 0b11;
 
 impl Node {
+    pub(super) const VACANT: Self = Self::new(Range { ptr: 0, bytes: 0, stamp: 0 }, State::Vacant);
+
     pub(super) const fn new(range: Range, state: State) -> Self {
         let Range { ptr, bytes, stamp } = range;
         let place = ptr & !STATE | state as u64;
-        Self { place, bytes, stamp, before: NIL, after: NIL, prev: NIL, next: NIL }
+        let (before, after, prev, next) = (NIL, NIL, NIL, NIL);
+        Self { place, bytes, stamp, before, after, prev, next, class: 0 }
     }
 
     pub(super) fn range(&self) -> Range {
         Range { ptr: self.ptr(), bytes: self.bytes, stamp: self.stamp }
     }
 
-    #[inline]
+    #[inline(always)]
     pub(super) fn ptr(&self) -> u64 {
         self.place & !STATE
     }
 
-    #[inline]
+    #[inline(always)]
     pub(super) fn end(&self) -> u64 {
         self.ptr() + self.bytes
     }
 
-    #[inline]
+    #[inline(always)]
     pub(super) fn is(&self, state: State) -> bool {
         self.place & STATE == state as u64
     }
 
-    #[inline]
-    pub(super) fn set_ptr(&mut self, ptr: u64) {
-        self.place = ptr & !STATE | self.place & STATE;
+    #[inline(always)]
+    pub(super) fn set(&mut self, ptr: u64, state: State) {
+        self.place = ptr & !STATE | state as u64;
     }
 
-    #[inline]
+    #[inline(always)]
     pub(super) fn set_state(&mut self, state: State) {
         self.place = self.place & !STATE | state as u64;
     }
 }
 
-static VACANT: Node = Node::new(Range { ptr: 0, bytes: 0, stamp: 0 }, State::Vacant);
+/// The nodes as one operation sees them: at least one, and as many as a power of two.
+#[derive(Debug)]
+pub(super) struct Slots<'a>(&'a mut [Node]);
+
+impl Slots<'_> {
+    #[inline(always)]
+    pub(super) fn at(&self, id: Id) -> &Node {
+        &self.0[id & (self.0.len() - 1)]
+    }
+
+    #[inline(always)]
+    pub(super) fn at_mut(&mut self, id: Id) -> &mut Node {
+        let nodes = &mut *self.0;
+        &mut nodes[id & (nodes.len() - 1)]
+    }
+}
 
 /// The nodes of one index.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Nodes {
     nodes: Vec<Node>,
     /// The first vacant node.
-    vacant: u32,
-    /// Takes the writes to ids that name nothing.
-    spare: Node,
-}
-
-impl Default for Nodes {
-    fn default() -> Self {
-        Self { nodes: Vec::new(), vacant: NIL, spare: VACANT }
-    }
+    vacant: Id,
 }
 
 impl Nodes {
-    #[inline]
-    pub(super) fn at(&self, id: u32) -> &Node {
-        self.nodes.get(id as usize).unwrap_or(&VACANT)
+    /// The nodes, and the first vacant one; `None` if there are no nodes.
+    #[inline(always)]
+    pub(super) fn slots(&mut self) -> Option<(Slots<'_>, &mut Id)> {
+        (!self.nodes.is_empty()).then_some((Slots(&mut self.nodes), &mut self.vacant))
     }
 
+    /// A node to look at; an id that names none reads as vacant.
     #[inline]
-    pub(super) fn at_mut(&mut self, id: u32) -> &mut Node {
-        match self.nodes.get_mut(id as usize) {
-            Some(node) => node,
-            None => &mut self.spare,
+    pub(super) fn at(&self, id: Id) -> &Node {
+        self.nodes.get(id).unwrap_or(&Node::VACANT)
+    }
+
+    /// Whether the id is one that a node can have.
+    #[inline(always)]
+    pub(super) fn has(&self, id: Id) -> bool {
+        id < self.nodes.len()
+    }
+
+    /// The nodes with a vacant one among them; `None` if there cannot be one.
+    #[inline(always)]
+    pub(super) fn slots_with_room(&mut self) -> Option<(Slots<'_>, &mut Id)> {
+        if self.vacant == NIL && !self.room(1) {
+            return None;
         }
+        self.slots()
     }
 
-    /// Puts a node between two neighbours; `None` when there are as many nodes as ids.
-    #[inline]
-    pub(super) fn put(&mut self, node: Node, before: u32, after: u32) -> Option<u32> {
-        let id = self.vacant;
-        let node = Node { before, after, ..node };
-        let id = if let Some(slot) = self.nodes.get_mut(id as usize) {
-            self.vacant = slot.next;
-            *slot = node;
-            id
-        } else {
-            self.push(node)?
-        };
-        self.at_mut(before).after = id;
-        self.at_mut(after).before = id;
-        Some(id)
-    }
-
+    /// Whether `more` nodes can be put, which then need no memory; looks at so many.
     #[cold]
-    fn push(&mut self, node: Node) -> Option<u32> {
-        let id = u32::try_from(self.nodes.len()).ok().filter(|&id| id != NIL)?;
-        self.nodes.push(node);
-        Some(id)
+    pub(super) fn room(&mut self, more: usize) -> bool {
+        let vacant = std::iter::successors(Some(self.vacant), |id| Some(self.at(*id).next));
+        if vacant.take(more).all(|id| id != NIL) {
+            return true;
+        }
+        // Twice as many are enough: there are more than anyone asks for.
+        let len = self.nodes.len();
+        let doubled = len.max(FIRST_NODES / 2) * 2;
+        if doubled > MOST_NODES {
+            return false;
+        }
+        self.nodes.resize(doubled, Node::VACANT);
+        for id in (len.max(1)..doubled).rev() {
+            if let Some(node) = self.nodes.get_mut(id) {
+                node.next = self.vacant;
+                self.vacant = id;
+            }
+        }
+        true
+    }
+
+    /// Puts a node between two neighbours; [`NIL`], and no node, where there is no [`room`](Self::room).
+    pub(super) fn put(&mut self, node: Node, before: Id, after: Id) -> Id {
+        let Some((mut slots, vacant)) = self.slots() else { return NIL };
+        let id = *vacant;
+        if id == NIL {
+            return NIL;
+        }
+        let slot = slots.at_mut(id);
+        *vacant = slot.next;
+        *slot = Node { before, after, class: class_of(node.bytes), ..node };
+        slots.at_mut(before).after = id;
+        slots.at_mut(after).before = id;
+        id
     }
 
     /// Takes a node out from between its neighbours.
-    #[inline]
-    pub(super) fn remove(&mut self, id: u32) {
-        let Node { before, after, .. } = *self.at(id);
-        self.at_mut(before).after = after;
-        self.at_mut(after).before = before;
-        let vacant = self.vacant;
-        let node = self.at_mut(id);
-        node.set_state(State::Vacant);
-        node.next = vacant;
-        self.vacant = id;
-    }
-
-    /// Whether `more` nodes can be put.
-    pub(super) fn room(&self, more: usize) -> bool {
-        self.nodes.len() + more <= NIL as usize
+    pub(super) fn remove(&mut self, id: Id) {
+        if let Some((mut slots, vacant)) = self.slots() {
+            slots.remove(id, vacant);
+        }
     }
 
     /// All nodes in a state, with their ids.
-    pub(super) fn all(&self, state: State) -> impl Iterator<Item = (u32, &Node)> {
-        (0..NIL).zip(&self.nodes).filter(move |(_, node)| node.is(state))
+    pub(super) fn all(&self, state: State) -> impl Iterator<Item = (Id, &Node)> {
+        (0..).zip(&self.nodes).filter(move |(_, node)| node.is(state))
+    }
+}
+
+impl Slots<'_> {
+    /// Takes a node out from between its neighbours; it is then the first vacant one.
+    #[inline(always)]
+    pub(super) fn remove(&mut self, id: Id, vacant: &mut Id) {
+        let node = self.at_mut(id);
+        let (before, after) = (node.before, node.after);
+        node.set_state(State::Vacant);
+        node.next = *vacant;
+        *vacant = id;
+        self.at_mut(before).after = after;
+        self.at_mut(after).before = before;
     }
 }

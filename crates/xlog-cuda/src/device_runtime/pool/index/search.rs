@@ -5,8 +5,8 @@
 //! list walked to its end, so that a request is refused only if no range can hold it. Lists are last in, first out; a
 //! search for a usable stamp starts at the oldest.
 
-use super::classes::{class_of, exact};
-use super::nodes::{NIL, Node};
+use super::classes::{Classes, class_of, exact, is_least};
+use super::nodes::{Id, NIL, Node, Slots};
 use super::{Index, UNIT};
 
 /// Ranges looked at in one class.
@@ -36,51 +36,57 @@ impl Wish {
     }
 }
 
-impl Index {
-    /// A range of at least `bytes`, which is a multiple of the unit.
-    #[inline]
-    pub(super) fn find(&self, bytes: u64) -> Option<u32> {
-        let class = class_of(bytes);
-        if exact(class) {
-            let class = self.classes.next_filled(class)?;
-            return self.best(class, 0, LOOKS);
-        }
-        self.best(class, bytes, LOOKS).or_else(|| match self.classes.next_filled(class + 1) {
-            Some(class) => self.best(class, 0, LOOKS),
-            None => self.best(class, bytes, usize::MAX),
-        })
+/// A range of at least `bytes`, which is a multiple of the unit.
+#[inline(always)]
+pub(super) fn find(slots: &Slots<'_>, classes: &Classes, bytes: u64) -> Option<Id> {
+    let class = class_of(bytes);
+    if !is_least(bytes) {
+        return find_inside(slots, classes, class, bytes);
     }
+    let class = classes.next_filled(class)?;
+    // All ranges of such a class have one size.
+    let looks = if exact(class) { 1 } else { LOOKS };
+    best(slots, classes.first(class), bytes, looks)
+}
 
-    /// The smallest range of at least `bytes` among the first `looks` of a class.
-    #[inline]
-    fn best(&self, class: u32, bytes: u64, looks: usize) -> Option<u32> {
-        let first = self.classes.first(class);
-        if exact(class) {
-            return (first != NIL).then_some(first);
+/// The same for a size that some ranges of its class cannot hold.
+#[inline(always)]
+fn find_inside(slots: &Slots<'_>, classes: &Classes, class: u32, bytes: u64) -> Option<Id> {
+    let first = classes.first(class);
+    best(slots, first, bytes, LOOKS).or_else(|| match classes.next_filled(class + 1) {
+        Some(above) => best(slots, classes.first(above), bytes, LOOKS),
+        None => best(slots, first, bytes, usize::MAX),
+    })
+}
+
+/// The smallest range of at least `bytes` among the first `looks` of a list.
+#[inline(always)]
+fn best(slots: &Slots<'_>, first: Id, bytes: u64, looks: usize) -> Option<Id> {
+    let (mut best, mut size, mut id) = (NIL, u64::MAX, first);
+    for _ in 0..looks {
+        if id == NIL {
+            break;
         }
-        let (mut best, mut size, mut id) = (NIL, u64::MAX, first);
-        for _ in 0..looks {
-            let node = self.nodes.at(id);
-            if node.bytes >= bytes && node.bytes < size && id != NIL {
-                (best, size) = (id, node.bytes);
-                if size == bytes {
-                    break;
-                }
-            }
-            id = node.next;
-            if id == NIL {
+        let node = slots.at(id);
+        if node.bytes >= bytes && node.bytes < size {
+            (best, size) = (id, node.bytes);
+            if size == bytes {
                 break;
             }
         }
-        (best != NIL).then_some(best)
+        id = node.next;
     }
+    (best != NIL).then_some(best)
+}
 
+impl Index {
     /// A range for a request that is aligned to more than a unit, and how far into it the request begins.
-    pub(super) fn find_aligned(&self, wish: Wish) -> Option<(u32, u64)> {
+    pub(super) fn find_aligned(&mut self, wish: Wish) -> Option<(Id, u64)> {
         let near = self.find_if(wish, &mut |_| true);
         near.or_else(|| {
             // Large enough whatever its address is.
-            let id = self.find(wish.bytes.checked_add(wish.align - UNIT)?)?;
+            let (slots, _) = self.nodes.slots()?;
+            let id = find(&slots, &self.classes, wish.bytes.checked_add(wish.align - UNIT)?)?;
             Some((id, wish.fits(self.nodes.at(id))?))
         })
         .or_else(|| {
@@ -103,7 +109,7 @@ impl Index {
         &self,
         wish: Wish,
         usable: &mut dyn FnMut(u64) -> bool,
-    ) -> Option<(u32, u64)> {
+    ) -> Option<(Id, u64)> {
         let mut left = ALL_LOOKS;
         let mut from = self.classes.next_filled(class_of(wish.bytes));
         let top = self.classes.last_filled()?;

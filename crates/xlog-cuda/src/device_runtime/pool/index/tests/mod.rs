@@ -2,6 +2,7 @@
 
 mod hazards;
 mod model;
+mod oracle;
 mod speed;
 mod workloads;
 
@@ -24,5 +25,22 @@ impl Random {
 
     fn below(&mut self, bound: usize) -> usize {
         (self.next() % bound.max(1) as u64) as usize
+    }
+}
+
+fn number(variable: &str) -> Option<u64> {
+    std::env::var(variable).ok().map(|value| value.parse().expect("a whole number"))
+}
+
+/// Runs a program for many seeds, or for the one that is named; says which one failed.
+fn for_each_seed(count: u64, program: fn(u64)) {
+    if let Some(seed) = number("XLOG_INDEX_SEED") {
+        return program(seed);
+    }
+    for seed in 0..number("XLOG_INDEX_PROGRAMS").unwrap_or(count) {
+        if let Err(cause) = std::panic::catch_unwind(|| program(seed)) {
+            eprintln!("replay with XLOG_INDEX_SEED={seed}");
+            std::panic::resume_unwind(cause);
+        }
     }
 }

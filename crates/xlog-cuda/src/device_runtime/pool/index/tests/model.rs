@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::super::classes::class_of;
 use super::super::nodes::State;
 use super::super::{Index, Range, Taken, UNIT};
-use super::Random;
+use super::{Random, for_each_seed};
 
 const BASE: u64 = 1 << 44;
 
@@ -234,19 +234,7 @@ fn program(seed: u64) {
     audit(&index);
 }
 
-fn number(variable: &str) -> Option<u64> {
-    std::env::var(variable).ok().map(|value| value.parse().expect("a whole number"))
-}
-
 #[test]
 fn random_programs_match_the_model() {
-    if let Some(seed) = number("XLOG_INDEX_SEED") {
-        return program(seed);
-    }
-    for seed in 0..number("XLOG_INDEX_PROGRAMS").unwrap_or(3000) {
-        if let Err(cause) = std::panic::catch_unwind(|| program(seed)) {
-            eprintln!("replay with XLOG_INDEX_SEED={seed}");
-            std::panic::resume_unwind(cause);
-        }
-    }
+    for_each_seed(3000, program);
 }
