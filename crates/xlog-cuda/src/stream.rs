@@ -19,8 +19,8 @@ use xlog_sim::SimKernel;
 
 use crate::device_runtime::StreamId;
 use crate::device_runtime::ordering::cells::CellRef;
-use crate::device_runtime::ordering::clock::{Begun, Cover, StreamClock};
-use crate::device_runtime::ordering::tally::Tally;
+use crate::device_runtime::ordering::clock::{Begun, StreamClock};
+use crate::device_runtime::ordering::tally::{Edges, Tally};
 use crate::device_runtime::stream_ids::IssuedId;
 use crate::{CudaDevice, Result, XlogError};
 
@@ -86,28 +86,38 @@ impl RawStream {
     }
 
     /// Records an event at the tail of this stream; returns the stamp it covers.
+    #[inline(always)]
     pub(crate) fn record(&self, tally: &Tally) -> DriverResult<u64> {
         self.check_not_capturing("event_record")?;
         let begun = self.clock.begin();
-        let (covers, event) = self.record_begun(begun)?;
+        let event = self.record_begun(begun)?;
         tally.count(|counts| counts.recorded += 1);
-        if let Some(ask) = self.clock.recorded(covers, event) {
+        if let Some(ask) = self.clock.recorded(begun.covers, event) {
             self.ask(ask);
         }
-        Ok(covers)
+        Ok(begun.covers)
     }
 
     /// Has the driver record an event that was begun; the clock is not told unless that fails.
-    #[inline]
-    fn record_begun(&self, begun: Begun<EventHandle>) -> DriverResult<(u64, EventHandle)> {
-        let driver = self.device.driver();
-        let mut event = begun.spare;
-        let recorded = event.map_or_else(|| driver.event_create(), Ok).and_then(|made| {
-            event = Some(made);
-            driver.event_record(made, self.handle)?;
-            Ok((begun.covers, made))
-        });
-        recorded.inspect_err(|_| self.clock.failed(begun.covers, event))
+    #[inline(always)]
+    fn record_begun(&self, begun: Begun<EventHandle>) -> DriverResult<EventHandle> {
+        let event = match begun.spare {
+            Some(event) => event,
+            None => self.create_event(begun.covers)?,
+        };
+        match self.device.driver().event_record(event, self.handle) {
+            Ok(()) => Ok(event),
+            Err(error) => {
+                self.clock.failed(begun.covers, Some(event));
+                Err(error)
+            }
+        }
+    }
+
+    #[cold]
+    fn create_event(&self, covers: u64) -> DriverResult<EventHandle> {
+        let made = self.device.driver().event_create();
+        made.inspect_err(|_| self.clock.failed(covers, None))
     }
 
     #[cold]
@@ -130,38 +140,45 @@ impl RawStream {
             tally.count(|counts| counts.elided += 1);
             return Ok(());
         }
-        self.follow(other, stamp, tally)
+        let mut edges = Edges::default();
+        let followed = self.follow(other, stamp, &mut edges);
+        tally.count(|counts| counts.add_edges(edges));
+        followed
     }
 
-    /// [`RawStream::wait_for`] for what is known not to be followed yet.
-    pub(crate) fn follow(&self, other: &Self, stamp: u64, tally: &Tally) -> DriverResult<()> {
+    /// [`RawStream::wait_for`] for what is known not to be followed yet; the caller counts the `edges`.
+    pub(crate) fn follow(&self, other: &Self, stamp: u64, edges: &mut Edges) -> DriverResult<()> {
         self.check_not_capturing("stream_wait_event")?;
         let known = &other.clock;
-        let mut records = 0;
-        let recorded = match known.find_or_begin(stamp) {
-            Cover::Recorded(recorded) => recorded,
-            Cover::Begun(begun) => {
+        let cover = known.find_or_begin(stamp);
+        match cover.event {
+            Some(event) if cover.recorded => {
+                let queued = self.device.driver().stream_wait_event(self.handle, event);
+                known.unpin();
+                if queued.is_err() {
+                    return queued;
+                }
+            }
+            spare => {
+                let begun = Begun { covers: cover.covers, spare };
                 if let Err(error) = other.check_not_capturing("event_record") {
                     known.failed(begun.covers, begun.spare);
                     return Err(error);
                 }
-                let (covers, event) = other.record_begun(begun)?;
-                records = 1;
-                let (recorded, ask) = known.recorded_pinned(covers, event);
-                if let Some(ask) = ask {
+                let event = other.record_begun(begun)?;
+                edges.recorded += 1;
+                let queued = self.device.driver().stream_wait_event(self.handle, event);
+                // Only now can others come by the event, so it needed no pin.
+                if let Some(ask) = known.recorded(begun.covers, event) {
                     other.ask(ask);
                 }
-                recorded
+                if queued.is_err() {
+                    return queued;
+                }
             }
-        };
-        let queued = self.device.driver().stream_wait_event(self.handle, recorded.event);
-        known.unpin();
-        tally.count(|counts| {
-            counts.recorded += records;
-            counts.inserted += u64::from(queued.is_ok());
-        });
-        queued?;
-        self.clock.learn(known.key(), &recorded);
+        }
+        edges.inserted += 1;
+        self.clock.learn(known.key(), &cover);
         Ok(())
     }
 
@@ -199,8 +216,9 @@ impl RawStream {
     /// Waits until everything queued so far, and so every stamp up to now, has completed; returns that stamp.
     pub(crate) fn settle(&self, tally: &Tally) -> DriverResult<u64> {
         self.check_not_capturing("event_record")?;
-        let (covers, event) = self.record_begun(self.clock.begin())?;
-        let (_pinned, ask) = self.clock.recorded_pinned(covers, event);
+        let begun = self.clock.begin();
+        let (covers, event) = (begun.covers, self.record_begun(begun)?);
+        let ask = self.clock.recorded_pinned(covers, event);
         tally.count(|counts| counts.recorded += 1);
         if let Some(ask) = ask {
             self.ask(ask);

@@ -84,11 +84,11 @@ fn nobody_skips_a_wait_that_is_not_queued_yet() {
         let waiter = {
             let (a, b) = (Arc::clone(&a), Arc::clone(&b));
             thread::spawn(move || {
-                let begun = a.clock.begin();
+                let cover = a.clock.find_or_begin(stamp);
                 a.queue.lock().unwrap().push(Queued::Event(7));
-                let (recorded, _) = a.clock.recorded_pinned(begun.covers, 7);
-                b.queue.lock().unwrap().push(Queued::Wait(recorded.covers));
-                b.clock.learn(1, &recorded);
+                b.queue.lock().unwrap().push(Queued::Wait(cover.covers));
+                a.clock.recorded(cover.covers, 7);
+                b.clock.learn(1, &cover);
             })
         };
         if b.clock.covers(1, stamp) {
@@ -107,7 +107,8 @@ fn what_a_stream_saw_travels_only_with_events_recorded_after_its_wait() {
         let (a, b, c) = (Stream::new(1), Stream::new(2), Stream::new(3));
         let stamp = a.work();
         a.record(1);
-        let first = a.clock.find(stamp).unwrap();
+        let first = a.clock.find_or_begin(stamp);
+        assert!(first.recorded);
         let waiter = {
             let b = Arc::clone(&b);
             thread::spawn(move || {
@@ -115,10 +116,10 @@ fn what_a_stream_saw_travels_only_with_events_recorded_after_its_wait() {
                 b.clock.learn(1, &first);
             })
         };
-        let begun = b.clock.begin();
+        let cover = b.clock.find_or_begin(b.clock.now());
         b.queue.lock().unwrap().push(Queued::Event(9));
-        let (recorded, _) = b.clock.recorded_pinned(begun.covers, 9);
-        c.clock.learn(2, &recorded);
+        b.clock.recorded(cover.covers, 9);
+        c.clock.learn(2, &cover);
         waiter.join().unwrap();
         if c.clock.covers(1, stamp) {
             let queue = b.queue.lock().unwrap().clone();

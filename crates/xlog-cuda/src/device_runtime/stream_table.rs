@@ -129,6 +129,14 @@ impl StreamTable {
     /// The driver stream that is out under an id.
     #[inline]
     pub(super) fn raw(&self, id: StreamId) -> Option<&Arc<RawStream>> {
+        match self.near(id) {
+            Some((place, _)) => self.at(place),
+            None => self.raw_far(id),
+        }
+    }
+
+    #[inline(never)]
+    fn raw_far(&self, id: StreamId) -> Option<&Arc<RawStream>> {
         let known = self.known[id.0 as usize % KNOWN].load(Ordering::Relaxed);
         if known >> 32 == u64::from(id.0)
             && let Some(raw) = self.at((known as u32).wrapping_sub(1))

@@ -20,60 +20,84 @@ use super::primitive::{AtomicU64, Lock, Ordering};
 /// Streams that are kept without an allocation.
 const FEW: usize = 4;
 
-/// How far a stream is ordered after each other stream. A copy of a few is one cache line.
+/// How far a stream is ordered after each other stream. Of a few a copy is short.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Seen {
-    keys: [u32; FEW],
     stamps: [u64; FEW],
-    len: usize,
-    more: Vec<(u32, u64)>,
+    /// A key plus one each; 0 where there is none, and then there is none after it.
+    keys: [u32; FEW],
+    more: Option<Box<Vec<(u32, u64)>>>,
 }
 
 impl Seen {
     /// The stamp of stream `key` up to which everything came before.
     #[inline]
     fn get(&self, key: u32) -> u64 {
-        for (at, stamp) in self.keys.iter().zip(&self.stamps).take(self.len) {
-            if *at == key {
+        for (at, stamp) in self.keys.iter().zip(&self.stamps) {
+            if *at == key.wrapping_add(1) {
                 return *stamp;
             }
         }
-        self.more.iter().find(|(at, _)| *at == key).map_or(0, |(_, stamp)| *stamp)
+        self.get_more(key)
     }
 
     #[inline]
-    fn raise(&mut self, key: u32, stamp: u64) {
-        for (at, known) in self.keys.iter().zip(&mut self.stamps).take(self.len) {
-            if *at == key {
+    fn get_more(&self, key: u32) -> u64 {
+        let Some(more) = &self.more else { return 0 };
+        more.iter().find(|(at, _)| *at == key).map_or(0, |(_, stamp)| *stamp)
+    }
+
+    /// Returns how far it is then.
+    #[inline]
+    fn raise(&mut self, key: u32, stamp: u64) -> u64 {
+        for (at, known) in self.keys.iter_mut().zip(&mut self.stamps) {
+            // An empty place has stamp 0.
+            if *at == key + 1 || *at == 0 {
+                *at = key + 1;
                 *known = stamp.max(*known);
-                return;
+                return *known;
             }
         }
-        if let (Some(at), Some(known)) =
-            (self.keys.get_mut(self.len), self.stamps.get_mut(self.len))
-        {
-            (*at, *known) = (key, stamp);
-            self.len += 1;
-            return;
-        }
-        self.raise_more(key, stamp);
+        self.raise_more(key, stamp)
     }
 
     #[cold]
-    fn raise_more(&mut self, key: u32, stamp: u64) {
-        match self.more.iter_mut().find(|(at, _)| *at == key) {
-            Some(entry) => entry.1 = entry.1.max(stamp),
-            None => self.more.push((key, stamp)),
+    fn raise_more(&mut self, key: u32, stamp: u64) -> u64 {
+        let more = self.more.get_or_insert_default();
+        match more.iter_mut().find(|(at, _)| *at == key) {
+            Some(entry) => {
+                entry.1 = entry.1.max(stamp);
+                entry.1
+            }
+            None => {
+                more.push((key, stamp));
+                stamp
+            }
         }
     }
 
+    /// Joins what another stream had seen; of the stream `own`, whose this is, it needs to know nothing.
     #[inline]
-    fn join(&mut self, other: &Self) {
-        for (key, stamp) in other.keys.iter().zip(&other.stamps).take(other.len) {
-            self.raise(*key, *stamp);
+    fn join(&mut self, other: &Self, own: u32) {
+        for (key, stamp) in other.keys.iter().zip(&other.stamps) {
+            if *key == 0 {
+                return;
+            }
+            if *key != own + 1 {
+                self.raise(*key - 1, *stamp);
+            }
         }
-        for (key, stamp) in &other.more {
-            self.raise(*key, *stamp);
+        if let Some(more) = &other.more {
+            self.join_more(more, own);
+        }
+    }
+
+    #[cold]
+    fn join_more(&mut self, more: &[(u32, u64)], own: u32) {
+        for (key, stamp) in more {
+            if *key != own {
+                self.raise(*key, *stamp);
+            }
         }
     }
 }
@@ -92,11 +116,10 @@ struct Entry<E> {
 pub(crate) struct Recorded<E> {
     pub(crate) covers: u64,
     pub(crate) event: E,
-    seen: Seen,
 }
 
-/// An event that is about to be recorded.
-#[derive(Debug)]
+/// An event that is about to be recorded. Until the clock is told that it was, nobody else comes by it.
+#[derive(Clone, Copy, Debug)]
 #[must_use = "it is recorded or failed"]
 pub(crate) struct Begun<E> {
     pub(crate) covers: u64,
@@ -106,9 +129,14 @@ pub(crate) struct Begun<E> {
 
 /// What there is to follow a stamp by.
 #[derive(Debug)]
-pub(crate) enum Cover<E> {
-    Recorded(Recorded<E>),
-    Begun(Begun<E>),
+pub(crate) struct Cover<E> {
+    pub(crate) covers: u64,
+    /// The event; one to use again, if there is one, where it is about to be recorded.
+    pub(crate) event: Option<E>,
+    /// It was recorded, and is pinned; otherwise it is recorded or failed now, as what [`StreamClock::begin`] returns.
+    pub(crate) recorded: bool,
+    /// What its stream had seen before it.
+    seen: Seen,
 }
 
 /// The part of a clock that work on the stream itself looks at.
@@ -161,6 +189,9 @@ pub(crate) struct StreamClock<E, C> {
     cell: C,
     /// Every stamp up to this is known to have completed.
     completed: AtomicU64,
+    /// The stream that this one followed last, and how far, in one word. It is changed under the lock, with what was seen, and so
+    /// always as true as that; at first it says that nothing of stream 0 was seen.
+    heard: AtomicU64,
     inner: Lock<Inner<E>>,
 }
 
@@ -181,49 +212,58 @@ struct Inner<E> {
 
 const ASK_AT: usize = 64;
 
-impl<E: Copy> Inner<E> {
-    /// The entry of an event that was begun: mostly the last.
-    #[inline]
-    fn entry(&mut self, covers: u64) -> Option<&mut Entry<E>> {
-        self.recorded.iter_mut().rev().find(|entry| entry.covers == covers)
-    }
+/// Bits of a stamp in `heard`; above them is a key.
+const HEARD_BITS: u32 = 48;
+const HEARD: u64 = (1 << HEARD_BITS) - 1;
 
+impl<E: Copy> Inner<E> {
     #[inline]
     fn set(&mut self, covers: u64, event: E) {
-        if let Some(entry) = self.entry(covers) {
+        // The event that was begun is mostly the last.
+        match self.recorded.back_mut() {
+            Some(last) if last.covers == covers => last.event = Some(event),
+            _ => self.set_earlier(covers, event),
+        }
+    }
+
+    #[cold]
+    fn set_earlier(&mut self, covers: u64, event: E) {
+        if let Some(entry) = self.recorded.iter_mut().rev().find(|entry| entry.covers == covers) {
             entry.event = Some(event);
         }
     }
 
-    /// The earliest recorded event that covers `stamp`; pinned.
+    /// The earliest recorded event that covers `stamp`.
     #[inline]
-    fn find(&mut self, stamp: u64) -> Option<Recorded<E>> {
+    fn find(&self, stamp: u64) -> Option<(E, &Entry<E>)> {
         // Whoever asks mostly asks about the latest.
         let last = self.recorded.back()?;
         if last.covers < stamp {
             return None;
         }
-        let at = match self.recorded.iter().rev().nth(1) {
-            Some(before) if before.covers >= stamp => {
-                self.recorded.partition_point(|entry| entry.covers < stamp)
+        let before = self.recorded.len().wrapping_sub(2);
+        match last.event {
+            Some(event) if self.recorded.get(before).is_none_or(|e| e.covers < stamp) => {
+                Some((event, last))
             }
-            _ => self.recorded.len() - 1,
-        };
-        let (covers, event, seen) = self
-            .recorded
-            .range(at..)
-            .find_map(|entry| Some((entry.covers, entry.event?, &entry.seen)))?;
-        let seen = seen.clone();
-        self.pins += 1;
-        Some(Recorded { covers, event, seen })
+            _ => self.find_earlier(stamp),
+        }
+    }
+
+    #[inline(never)]
+    fn find_earlier(&self, stamp: u64) -> Option<(E, &Entry<E>)> {
+        let at = self.recorded.partition_point(|entry| entry.covers < stamp);
+        self.recorded.range(at..).find_map(|entry| Some((entry.event?, entry)))
     }
 
     /// One question for half of the list, when it has grown long.
     #[inline]
     fn ask(&mut self) -> Option<(u64, E)> {
-        if self.recorded.len() < self.ask_at {
-            return None;
-        }
+        if self.recorded.len() < self.ask_at { None } else { self.ask_middle() }
+    }
+
+    #[cold]
+    fn ask_middle(&mut self) -> Option<(u64, E)> {
         let middle = self.recorded.get(self.recorded.len() / 2)?;
         let ask = (middle.covers, middle.event?);
         self.pins += 1;
@@ -241,9 +281,11 @@ impl<E: Copy, C: Deref<Target = ClockCell>> StreamClock<E, C> {
             resting: Vec::new(),
             pins: 0,
         };
-        Self { key, cell, completed: AtomicU64::new(0), inner: Lock::new(inner) }
+        let (completed, heard) = (AtomicU64::new(0), AtomicU64::new(0));
+        Self { key, cell, completed, heard, inner: Lock::new(inner) }
     }
 
+    #[inline]
     pub(crate) fn key(&self) -> u32 {
         self.key
     }
@@ -260,15 +302,27 @@ impl<E: Copy, C: Deref<Target = ClockCell>> StreamClock<E, C> {
     }
 
     /// True when this stream is ordered after `stamp` of stream `key`. Also called from inside the lock of a block.
+    #[inline]
     pub(crate) fn covers(&self, key: u32, stamp: u64) -> bool {
+        let heard = self.heard.load(Ordering::Acquire);
+        if heard >> HEARD_BITS == u64::from(key) {
+            return heard & HEARD >= stamp;
+        }
+        self.has_seen(key, stamp)
+    }
+
+    #[inline(never)]
+    fn has_seen(&self, key: u32, stamp: u64) -> bool {
         self.inner.with_nested(|inner| inner.seen.get(key) >= stamp)
     }
 
+    #[inline]
     pub(crate) fn is_complete(&self, stamp: u64) -> bool {
         self.completed.load(Ordering::Acquire) >= stamp
     }
 
     /// Before an event is recorded. [`StreamClock::recorded`] or [`StreamClock::failed`] follows.
+    #[inline(always)]
     pub(crate) fn begin(&self) -> Begun<E> {
         self.inner.with(|inner| self.begin_in(inner))
     }
@@ -285,7 +339,7 @@ impl<E: Copy, C: Deref<Target = ClockCell>> StreamClock<E, C> {
         stamp
     }
 
-    #[inline]
+    #[inline(always)]
     fn begin_in(&self, inner: &mut Inner<E>) -> Begun<E> {
         let covers = self.step_in();
         // What the stream has seen by now, and not what it will have when the event is recorded.
@@ -295,6 +349,7 @@ impl<E: Copy, C: Deref<Target = ClockCell>> StreamClock<E, C> {
 
     /// After it was recorded. Now and then there is an event to ask about, which is pinned: [`StreamClock::asked`] takes the
     /// answer.
+    #[inline(always)]
     pub(crate) fn recorded(&self, covers: u64, event: E) -> Option<(u64, E)> {
         self.inner.with(|inner| {
             inner.set(covers, event);
@@ -303,12 +358,11 @@ impl<E: Copy, C: Deref<Target = ClockCell>> StreamClock<E, C> {
     }
 
     /// [`StreamClock::recorded`] for one who needs the event: it is pinned.
-    pub(crate) fn recorded_pinned(&self, covers: u64, event: E) -> (Recorded<E>, Option<(u64, E)>) {
+    pub(crate) fn recorded_pinned(&self, covers: u64, event: E) -> Option<(u64, E)> {
         self.inner.with(|inner| {
             inner.set(covers, event);
             inner.pins += 1;
-            let seen = inner.entry(covers).map(|entry| entry.seen.clone()).unwrap_or_default();
-            (Recorded { covers, event, seen }, inner.ask())
+            inner.ask()
         })
     }
 
@@ -330,18 +384,32 @@ impl<E: Copy, C: Deref<Target = ClockCell>> StreamClock<E, C> {
 
     /// The earliest event that covers `stamp`, if one was recorded; pinned.
     pub(crate) fn find(&self, stamp: u64) -> Option<Recorded<E>> {
-        self.inner.with(|inner| inner.find(stamp))
+        self.inner.with(|inner| {
+            let (event, Entry { covers, .. }) = inner.find(stamp)?;
+            let recorded = Recorded { covers: *covers, event };
+            inner.pins += 1;
+            Some(recorded)
+        })
     }
 
     /// The earliest event that covers `stamp`, pinned; or else one that is about to be recorded.
+    #[inline(always)]
     pub(crate) fn find_or_begin(&self, stamp: u64) -> Cover<E> {
         self.inner.with(|inner| match inner.find(stamp) {
-            Some(recorded) => Cover::Recorded(recorded),
-            None => Cover::Begun(self.begin_in(inner)),
+            Some((event, entry)) => {
+                let (covers, seen) = (entry.covers, entry.seen.clone());
+                inner.pins += 1;
+                Cover { covers, event: Some(event), recorded: true, seen }
+            }
+            None => {
+                let Begun { covers, spare } = self.begin_in(inner);
+                Cover { covers, event: spare, recorded: false, seen: inner.seen.clone() }
+            }
         })
     }
 
     /// One who had an event pinned needs it no longer.
+    #[inline(always)]
     pub(crate) fn unpin(&self) {
         self.inner.with(|inner| {
             inner.pins = inner.pins.saturating_sub(1);
@@ -367,10 +435,16 @@ impl<E: Copy, C: Deref<Target = ClockCell>> StreamClock<E, C> {
     }
 
     /// After a wait for an event of stream `key` was queued on this stream.
-    pub(crate) fn learn(&self, key: u32, recorded: &Recorded<E>) {
+    #[inline(always)]
+    pub(crate) fn learn(&self, key: u32, cover: &Cover<E>) {
         self.inner.with(|inner| {
-            inner.seen.raise(key, recorded.covers);
-            inner.seen.join(&recorded.seen);
+            inner.seen.join(&cover.seen, self.key);
+            let upto = inner.seen.raise(key, cover.covers);
+            // A key that does not fit is found in what was seen; a stamp that does not fit claims less.
+            if key >> (u64::BITS - HEARD_BITS) == 0 {
+                let heard = u64::from(key) << HEARD_BITS | upto.min(HEARD);
+                self.heard.store(heard, Ordering::Release);
+            }
         });
     }
 

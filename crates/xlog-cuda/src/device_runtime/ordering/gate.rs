@@ -61,15 +61,18 @@ impl OwnStamps {
         }
     }
 
+    #[inline]
     pub(crate) fn last_write(&self) -> u64 {
         self.write.load(Ordering::Acquire)
     }
 
+    #[inline]
     pub(crate) fn last_read(&self) -> u64 {
         self.read.load(Ordering::Acquire)
     }
 
     /// Forgets stamps that a write on another stream was ordered after; a newer one stays.
+    #[inline]
     pub(crate) fn supersede(&self, upto: u64) {
         for slot in [&self.write, &self.read] {
             let stamp = slot.load(Ordering::Acquire);
@@ -135,6 +138,12 @@ impl BlockGate {
     pub(crate) fn is_live(&self, tag: u32) -> bool {
         let word = self.word.load(Ordering::Acquire);
         tag_of(word) == tag && word & LIVE != 0
+    }
+
+    /// True when everybody goes through the lock. Only a guess unless the lock is held.
+    #[inline]
+    pub(crate) fn is_slow(&self) -> bool {
+        self.word.load(Ordering::Acquire) & SLOW != 0
     }
 
     /// Opens a use on the own stream, if the block belongs to this thread. False says nothing.
@@ -278,17 +287,24 @@ impl BlockGate {
     }
 
     /// Takes the block from the thread it belongs to. What is open stays open.
+    #[inline]
     pub(crate) fn share(&self) {
         if self.bias.is_owned() {
-            if !self.bias.is_mine() {
-                self.row.store(SHARED, Ordering::Relaxed);
-            }
-            self.bias.revoke();
-            self.word.fetch_and(!BIASED, Ordering::AcqRel);
+            self.take_away();
         }
     }
 
+    #[cold]
+    fn take_away(&self) {
+        if !self.bias.is_mine() {
+            self.row.store(SHARED, Ordering::Relaxed);
+        }
+        self.bias.revoke();
+        self.word.fetch_and(!BIASED, Ordering::AcqRel);
+    }
+
     /// Sends everybody through the lock. False when it is not the live block.
+    #[inline]
     pub(crate) fn enter_slow(&self, tag: u32) -> bool {
         let word = self.word.load(Ordering::Acquire);
         if tag_of(word) == tag && word & (LIVE | SLOW) == LIVE | SLOW {
@@ -298,6 +314,7 @@ impl BlockGate {
     }
 
     /// Lets the own stream go without the lock again.
+    #[inline]
     pub(crate) fn leave_slow(&self) {
         if self.word.load(Ordering::Acquire) & SLOW == 0 {
             return;
@@ -311,6 +328,7 @@ impl BlockGate {
     }
 
     /// Closes a use that was opened without the lock. False when there is none.
+    #[inline]
     pub(crate) fn close_counted(&self, writes: bool) -> bool {
         self.share();
         if !self.has_counted(writes) {
@@ -321,15 +339,18 @@ impl BlockGate {
     }
 
     /// True when a use of this kind that was opened without the lock is still open. After [`BlockGate::share`].
+    #[inline]
     pub(crate) fn has_counted(&self, writes: bool) -> bool {
         self.word.load(Ordering::Acquire) & if writes { WRITES } else { READS } != 0
     }
 
     /// True when a use that was opened without the lock is still open. After [`BlockGate::share`].
+    #[inline]
     pub(crate) fn has_open(&self) -> bool {
         self.word.load(Ordering::Acquire) & (READS | WRITES) != 0
     }
 
+    #[inline]
     fn change(&self, next: impl Fn(u64) -> Option<u64>) -> bool {
         self.share();
         self.word.fetch_update(Ordering::AcqRel, Ordering::Acquire, next).is_ok()

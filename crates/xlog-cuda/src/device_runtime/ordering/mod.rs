@@ -8,7 +8,7 @@
 //! |---|---|
 //! | `clock`, `cells` | the clock of a stream and what it has seen |
 //! | `gate` | the word by which a block is used on its own stream without a lock |
-//! | `uses` | the outstanding and open uses of a block, for everything else |
+//! | `uses`, `few` | the outstanding and open uses of a block, for everything else |
 //! | `record`, `slab` | what a resource knows of a block, at a place that never moves |
 //! | `tracker` | the hooks of every resource that tracks uses |
 //! | `put_by` | returned blocks that wait for other streams |
@@ -18,6 +18,7 @@
 
 pub(crate) mod cells;
 pub(crate) mod clock;
+pub(crate) mod few;
 pub(crate) mod gate;
 pub(crate) mod primitive;
 pub(crate) mod put_by;

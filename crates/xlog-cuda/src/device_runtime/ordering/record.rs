@@ -36,6 +36,13 @@ pub(crate) struct Record {
     bytes: AtomicU64,
     /// Made at the first use that needs it, and kept for later blocks.
     uses: Lock<Option<Box<Uses>>>,
+    /// The stream and kind of the use that was opened last through the lock, while it is open. Only a hint.
+    opened: AtomicU64,
+}
+
+#[inline]
+fn use_name(id: StreamId, writes: bool) -> u64 {
+    (u64::from(id.0) << 1 | u64::from(writes)) + 1
 }
 
 /// The home of a block that has none.
@@ -128,6 +135,26 @@ impl Record {
     #[inline(always)]
     pub(crate) fn set_next(&self, place: u32) {
         self.generation.store(u64::from(place), Ordering::Relaxed);
+    }
+
+    /// Such a use was opened through the lock.
+    #[inline]
+    pub(crate) fn set_opened(&self, id: StreamId, writes: bool) {
+        self.opened.store(use_name(id, writes), Ordering::Relaxed);
+    }
+
+    /// Such a use was closed.
+    #[inline]
+    pub(crate) fn set_closed(&self, id: StreamId, writes: bool) {
+        if self.has_opened(id, writes) {
+            self.opened.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// True when such a use is open, as far as can be seen without the lock.
+    #[inline]
+    pub(crate) fn has_opened(&self, id: StreamId, writes: bool) -> bool {
+        self.opened.load(Ordering::Relaxed) == use_name(id, writes)
     }
 
     /// Runs `body` with the lock of the block.

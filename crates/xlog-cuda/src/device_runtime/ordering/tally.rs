@@ -21,7 +21,22 @@ pub(crate) struct Counts {
     pub(crate) outstanding: usize,
 }
 
+/// What the waits of one hook came to, to be counted by one visit.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Edges {
+    pub(crate) recorded: u64,
+    pub(crate) inserted: u64,
+    pub(crate) elided: u64,
+}
+
 impl Counts {
+    #[inline]
+    pub(crate) fn add_edges(&mut self, edges: Edges) {
+        self.recorded += edges.recorded;
+        self.inserted += edges.inserted;
+        self.elided += edges.elided;
+    }
+
     fn add(&mut self, other: &Self) {
         self.recorded = self.recorded.wrapping_add(other.recorded);
         self.inserted = self.inserted.wrapping_add(other.inserted);

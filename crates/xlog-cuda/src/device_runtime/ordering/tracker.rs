@@ -9,8 +9,8 @@ use super::cells::Cells;
 use super::clock::ClockCell;
 use super::gate::Attempt;
 use super::record::{BlockTable, Record, tag_of};
-use super::tally::Tally;
-use super::uses::{OutstandingList, Uses};
+use super::tally::{Edges, Tally};
+use super::uses::{Needed, OutstandingList, Uses};
 use crate::CudaDevice;
 use crate::device_runtime::resource::{
     Access, BlockId, Generation, ResourceError, ResourceResult, StreamId,
@@ -58,7 +58,7 @@ impl Tracker {
     pub(crate) fn check_parts(&self) -> ResourceResult<()> {
         match &self.misfit {
             None => Ok(()),
-            Some(misfit) => Err(ResourceError::Driver(misfit.clone())),
+            Some(misfit) => refuse_parts(misfit),
         }
     }
 
@@ -163,11 +163,21 @@ pub(crate) enum Retired {
     Open,
 }
 
+#[cold]
+fn refuse_parts(misfit: &str) -> ResourceResult<()> {
+    Err(ResourceError::Driver(misfit.to_owned()))
+}
+
 /// How a use turned out to be when it was closed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Closed {
     Open,
     /// It was the last one of a block that had been returned: free it now.
     Free,
+    /// The block is another one by now.
+    Stale,
+    /// There was no such use.
+    Missing,
 }
 
 /// What a resource with a tracker can do.
@@ -195,6 +205,10 @@ pub(crate) trait Tracks {
         {
             return Ok(());
         }
+        // What is slow has left home.
+        if record.gate.is_slow() {
+            return self.prepare_locked(record, block, stream, access);
+        }
         self.prepare_shared(record, block, stream, access)
     }
 
@@ -206,10 +220,10 @@ pub(crate) trait Tracks {
         stream: StreamId,
         access: Access,
     ) -> ResourceResult<()> {
-        self.take_from_home(record);
         if let Some(clock) = self.tracker().own_clock(record, stream)
             && clock.is_out_as(stream.0)
         {
+            self.take_from_home(record);
             match record.gate.open(tag_of(block.generation), access.writes()) {
                 Attempt::Done => return Ok(()),
                 Attempt::Again => {
@@ -232,13 +246,13 @@ pub(crate) trait Tracks {
         let Some(clock) = self.tracker().own_clock(record, stream) else {
             return self.finish_foreign(record, block, access, stream, &mut None);
         };
-        if record.gate.close_mine(
-            tag_of(block.generation),
-            access.writes(),
-            clock.now(),
-            &record.stamps,
-        ) {
+        let stamp = clock.now();
+        if record.gate.close_mine(tag_of(block.generation), access.writes(), stamp, &record.stamps)
+        {
             return Ok(());
+        }
+        if record.gate.is_slow() && self.tracker().policy != EdgePolicy::Exact {
+            return self.finish_own(record, block, access, (stream, stamp));
         }
         self.finish_shared(record, block, stream, access)
     }
@@ -254,43 +268,63 @@ pub(crate) trait Tracks {
         if self.close_quickly(record, block, stream, access) {
             return Ok(());
         }
-        if self.tracker().policy == EdgePolicy::Exact {
-            return self.finish_locked(record, block, access, stream, &mut None);
+        match self.tracker().own_clock(record, stream) {
+            Some(clock) if self.tracker().policy != EdgePolicy::Exact => {
+                self.finish_own(record, block, access, (stream, clock.now()))
+            }
+            _ => self.finish_locked(record, block, access, stream, &mut None),
         }
-        self.finish_own(record, block, access, stream)
     }
 
-    /// Closes a use on the block's own stream, for which no event is recorded.
+    /// Closes a use on the block's own stream, for which no event is recorded; `stamp` was read when its work was queued.
+    #[inline(never)]
     fn finish_own(
         &self,
         record: &Record,
         block: BlockId,
         access: Access,
-        stream: StreamId,
+        (stream, stamp): (StreamId, u64),
     ) -> ResourceResult<()> {
-        self.tracker().check_parts()?;
-        let home = self.tracker().home(record)?;
-        let stamp = home.clock().now();
+        let home = record.home();
         let writes = access.writes();
         let closed = record.with_uses(|uses| {
             // Under the lock, so that a claim which went stale meanwhile closes nobody else's use.
             if record.generation() != block.generation {
-                return Err(stale(block));
+                return Closed::Stale;
             }
             // Uses that were opened without the lock are the oldest, and superseded nothing.
             let followed = match record.gate.close_counted(writes) {
                 true => None,
                 false => match uses.close(stream, access) {
-                    None => return Err(not_open(block, stream, access)),
+                    None => return Closed::Missing,
                     followed => followed,
                 },
             };
-            uses.finished(&record.stamps, home.clock().key(), home, stamp, writes, followed);
-            Ok(settle(record, uses))
-        })?;
+            record.set_closed(stream, writes);
+            uses.finished(&record.stamps, home, home, stamp, writes, followed);
+            settle(record, uses)
+        });
         match closed {
             Closed::Open => Ok(()),
-            Closed::Free => self.free(block.generation, record),
+            closed => self.conclude(closed, record, block, (stream, access), Ok(())),
+        }
+    }
+
+    /// What follows the closing of a use that does not merely leave the block as it is; `recorded` is how its event went.
+    #[inline(never)]
+    fn conclude(
+        &self,
+        closed: Closed,
+        record: &Record,
+        block: BlockId,
+        (stream, access): (StreamId, Access),
+        recorded: ResourceResult<()>,
+    ) -> ResourceResult<()> {
+        match closed {
+            Closed::Open => recorded,
+            Closed::Free => recorded.and(self.free(block.generation, record)),
+            Closed::Stale => Err(stale(block)),
+            Closed::Missing => Err(not_open(block, stream, access)),
         }
     }
 
@@ -317,30 +351,40 @@ pub(crate) trait Tracks {
     ) -> ResourceResult<()> {
         let raw = self.tracker().stream(stream)?;
         self.take_from_home(record);
-        let mut needed = OutstandingList::new();
+        self.prepare_on(record, block, (stream, raw), access)
+    }
+
+    /// Opens a use of a block that is not at home, and has its stream wait for what it must follow.
+    #[inline(always)]
+    fn prepare_on(
+        &self,
+        record: &Record,
+        block: BlockId,
+        (stream, raw): (StreamId, &RawStream),
+        access: Access,
+    ) -> ResourceResult<()> {
+        let tracker = self.tracker();
+        let mut needed = Needed::default();
         let opened = record.with_uses(|uses| {
             record.gate.enter_slow(tag_of(block.generation)).then(|| {
+                record.set_opened(stream, access.writes());
                 let of = (stream, raw);
-                uses.open(
-                    &record.stamps,
-                    record.home(),
-                    &self.tracker().streams,
-                    of,
-                    access,
-                    &mut needed,
-                )
+                let home = record.home();
+                uses.open(&record.stamps, home, &tracker.streams, of, access, &mut needed)
             })
         });
-        let Some((implied, number)) = opened else { return Err(stale(block)) };
-        if implied > 0 {
-            self.tracker().tally.count(|counts| counts.elided += implied);
+        let Some((elided, number)) = opened else { return Err(stale(block)) };
+        if elided == 0 && needed.is_empty() {
+            return Ok(());
         }
-        for entry in &needed {
-            let Some(other) = self.tracker().streams.at(entry.place) else { continue };
-            if let Err(error) = raw.follow(other, entry.stamp, &self.tracker().tally) {
-                return self.cancel(record, block, number, error.into());
+        let mut edges = Edges { elided, ..Edges::default() };
+        for &(other, stamp) in needed.iter() {
+            if let Err(error) = raw.follow(other, stamp, &mut edges) {
+                tracker.tally.count(|counts| counts.add_edges(edges));
+                return self.cancel(record, block, number, (stream, access), error.into());
             }
         }
+        tracker.tally.count(|counts| counts.add_edges(edges));
         Ok(())
     }
 
@@ -351,10 +395,12 @@ pub(crate) trait Tracks {
         record: &Record,
         block: BlockId,
         number: u64,
+        (stream, access): (StreamId, Access),
         error: ResourceError,
     ) -> ResourceResult<()> {
         let closed = record.with_uses(|uses| {
             uses.cancel(number);
+            record.set_closed(stream, access.writes());
             settle(record, uses)
         });
         if matches!(closed, Closed::Free) {
@@ -374,9 +420,11 @@ pub(crate) trait Tracks {
                 if self.close_quickly(record, block, stream, access) {
                     return Ok(());
                 }
-                match record.stream_id() == stream.0 && self.tracker().policy != EdgePolicy::Exact {
-                    true => self.finish_own(record, block, access, stream),
-                    false => self.finish_foreign(record, block, access, stream, &mut edge),
+                match self.tracker().own_clock(record, stream) {
+                    Some(clock) if self.tracker().policy != EdgePolicy::Exact => {
+                        self.finish_own(record, block, access, (stream, clock.now()))
+                    }
+                    _ => self.finish_foreign(record, block, access, stream, &mut edge),
                 }
             });
             outcome = outcome.and(this);
@@ -400,30 +448,28 @@ pub(crate) trait Tracks {
         else {
             return self.finish_locked(record, block, access, stream, edge);
         };
-        record.with_uses(|uses| {
-            if record.generation() != block.generation {
-                return Err(stale(block));
-            }
-            match uses.find_open(stream, access) {
-                Some(_) => Ok(()),
-                None => Err(not_open(block, stream, access)),
-            }
-        })?;
+        // Without such a use there is nothing to record for. If the hint is wrong, because another thread closes it now, there is
+        // an event more, which covers what it says and no more.
+        if !record.has_opened(stream, access.writes()) {
+            return self.finish_locked(record, block, access, stream, edge);
+        }
         let (stamp, recorded) = self.edge(raw, false, edge);
         let closed = record.with_uses(|uses| {
             if record.generation() != block.generation {
-                return Err(stale(block));
+                return Closed::Stale;
             }
             let followed = uses.close(stream, access);
             if followed.is_none() {
-                return Err(not_open(block, stream, access));
+                return Closed::Missing;
             }
-            uses.finished(&record.stamps, home, raw, stamp, access.writes(), followed);
-            Ok(settle(record, uses))
-        })?;
+            record.set_closed(stream, access.writes());
+            let place = raw.clock().key();
+            uses.finished(&record.stamps, home, place, stamp, access.writes(), followed);
+            settle(record, uses)
+        });
         match closed {
             Closed::Open => recorded,
-            Closed::Free => recorded.and(self.free(block.generation, record)),
+            closed => self.conclude(closed, record, block, (stream, access), recorded),
         }
     }
 
@@ -457,24 +503,25 @@ pub(crate) trait Tracks {
         let (stamp, recorded) = self.edge(raw, own, edge);
         let closed = record.with_uses(|uses| {
             if record.generation() != block.generation {
-                return Err(stale(block));
+                return Closed::Stale;
             }
             let followed = if counted && record.gate.close_counted(writes) {
                 None
             } else {
-                let followed = uses.close(stream, access);
-                Some(followed.ok_or_else(|| not_open(block, stream, access))?)
+                match uses.close(stream, access) {
+                    None => return Closed::Missing,
+                    followed => followed,
+                }
             };
-            uses.finished(&record.stamps, home, raw, stamp, writes, followed);
-            Ok(settle(record, uses))
-        })?;
-        match closed {
-            Closed::Open => recorded,
-            Closed::Free => recorded.and(self.free(block.generation, record)),
-        }
+            record.set_closed(stream, writes);
+            uses.finished(&record.stamps, home, raw.clock().key(), stamp, writes, followed);
+            settle(record, uses)
+        });
+        self.conclude(closed, record, block, (stream, access), recorded)
     }
 
     /// The stamp of work that is queued on `stream`, with an event recorded for it where the policy says so.
+    #[inline]
     fn edge(
         &self,
         stream: &RawStream,
@@ -514,7 +561,7 @@ pub(crate) trait Tracks {
         let live = record.with_uses(|uses| {
             let live = record.gate.enter_slow(tag_of(block.generation));
             if live {
-                uses.finished(&record.stamps, home, raw, stamp, true, None);
+                uses.finished(&record.stamps, home, raw.clock().key(), stamp, true, None);
                 settle(record, uses);
             }
             live
@@ -524,6 +571,7 @@ pub(crate) trait Tracks {
 }
 
 /// After a change under the lock: back to the quick way where only the own stream is left, and whether to free.
+#[inline]
 fn settle(record: &Record, uses: &mut Uses) -> Closed {
     if uses.free_on_close && !uses.has_open() && !record.gate.has_open() {
         uses.free_on_close = false;

@@ -6,6 +6,7 @@
 use smallvec::SmallVec;
 use xlog_driver::Access;
 
+use super::few::Few;
 use super::gate::OwnStamps;
 use crate::device_runtime::resource::StreamId;
 use crate::device_runtime::stream_pool::StreamPool;
@@ -24,6 +25,9 @@ pub(crate) struct Outstanding {
 /// A few of them, without an allocation.
 pub(crate) type OutstandingList = SmallVec<[Outstanding; 2]>;
 
+/// What a use must still wait for: a stream, and up to which stamp.
+pub(crate) type Needed<'a> = Few<(&'a RawStream, u64)>;
+
 /// A use between prepare and finish.
 #[derive(Debug)]
 struct Open {
@@ -38,6 +42,7 @@ struct Open {
 
 impl Open {
     /// What is written is closed as written: whether it was also read makes no difference to order.
+    #[inline]
     fn matches(&self, id: StreamId, access: Access) -> bool {
         self.id == id && self.access.writes() == access.writes()
     }
@@ -53,73 +58,114 @@ pub(crate) struct Followed {
 /// Behind the lock of a block's record. Between two blocks it is as it was made.
 #[derive(Debug, Default)]
 pub(crate) struct Uses {
-    writes: OutstandingList,
-    reads: OutstandingList,
-    open: SmallVec<[Open; 2]>,
+    writes: Few<Outstanding>,
+    reads: Few<Outstanding>,
+    open: Few<Open>,
     /// How many changes there were.
     changes: u64,
     /// The block was returned while a use was open: the last one to close frees it.
     pub(crate) free_on_close: bool,
 }
 
-impl Uses {
-    /// Forgets what the host knows to have completed.
-    #[inline]
-    fn prune(&mut self, streams: &StreamPool) {
-        if self.writes.is_empty() && self.reads.is_empty() {
-            return;
-        }
-        let pending = |entry: &mut Outstanding| {
-            streams.at(entry.place).is_some_and(|s| !s.clock().is_complete(entry.stamp))
-        };
-        self.writes.retain(pending);
-        self.reads.retain(pending);
-    }
+/// Forgets what the host knows to have completed.
+#[cold]
+fn forget_completed(list: &mut Few<Outstanding>, streams: &StreamPool) {
+    list.retain(|entry| {
+        streams.at(entry.place).is_some_and(|of| !of.clock().is_complete(entry.stamp))
+    });
+}
 
+/// Forgets what has completed, and adds what `stream` must wait for to `needed`, if it must follow these; returns how many
+/// waits were implied.
+#[inline(always)]
+fn follow_list<'a>(
+    list: &mut Few<Outstanding>,
+    streams: &'a StreamPool,
+    stream: &RawStream,
+    follows: bool,
+    needed: &mut Needed<'a>,
+) -> u64 {
+    let mut implied = 0;
+    let mut completed = false;
+    for entry in list.iter() {
+        match streams.at(entry.place) {
+            Some(of) if !of.clock().is_complete(entry.stamp) => {
+                if !follows || entry.place == stream.clock().key() {
+                    continue;
+                }
+                match stream.clock().covers(entry.place, entry.stamp) {
+                    true => implied += 1,
+                    false => needed.push((of, entry.stamp)),
+                }
+            }
+            _ => completed = true,
+        }
+    }
+    if completed {
+        forget_completed(list, streams);
+    }
+    implied
+}
+
+/// Forgets what a write of the stream at `place` that finished at `stamp` takes the place of.
+#[inline(always)]
+fn supersede(list: &mut Few<Outstanding>, place: u32, stamp: u64, followed: Followed) {
+    let kept = |entry: &Outstanding| match entry.place == place {
+        // Work of its own stream is covered by its stamp; another thread may have finished later.
+        true => entry.stamp > stamp,
+        false => entry.change > followed.change,
+    };
+    list.retain(kept);
+}
+
+impl Uses {
     /// True when only the own stream is involved: its uses need no lock.
+    #[inline]
     pub(crate) fn is_quiet(&self) -> bool {
         self.writes.is_empty() && self.reads.is_empty() && self.open.is_empty()
     }
 
+    #[inline]
     pub(crate) fn has_open(&self) -> bool {
         !self.open.is_empty()
     }
 
     /// Opens a use of `stream`, and adds to `needed` what it must still wait for; returns how many waits were implied, and
     /// the number of the use.
-    pub(crate) fn open(
+    #[inline(always)]
+    pub(crate) fn open<'a>(
         &mut self,
         stamps: &OwnStamps,
         home: u32,
-        streams: &StreamPool,
+        streams: &'a StreamPool,
         (id, stream): (StreamId, &RawStream),
         access: Access,
-        needed: &mut OutstandingList,
+        needed: &mut Needed<'a>,
     ) -> (u64, u64) {
-        self.prune(streams);
         let clock = stream.clock();
+        let place = clock.key();
+        let writes = access.writes();
         let mut implied = 0;
-        let mut follow = |entry: Outstanding| {
-            if entry.stamp == 0 || entry.place == clock.key() {
-                return;
-            }
-            let Some(of) = streams.at(entry.place) else { return };
-            if of.clock().is_complete(entry.stamp) || clock.covers(entry.place, entry.stamp) {
-                implied += 1;
-            } else {
-                needed.push(entry);
-            }
-        };
-        let own_read = if access.writes() { stamps.last_read() } else { 0 };
+        let own_read = if writes { stamps.last_read() } else { 0 };
         let own = stamps.last_write().max(own_read);
-        follow(Outstanding { place: home, stamp: own, change: 0 });
-        let reads = if access.writes() { self.reads.as_slice() } else { &[] };
-        for entry in self.writes.iter().chain(reads) {
-            follow(*entry);
+        if own != 0
+            && home != place
+            && let Some(of) = streams.at(home)
+        {
+            match of.clock().is_complete(own) || clock.covers(home, own) {
+                true => implied += 1,
+                false => needed.push((of, own)),
+            }
+        }
+        if !self.writes.is_empty() {
+            implied += follow_list(&mut self.writes, streams, stream, true, needed);
+        }
+        if !self.reads.is_empty() {
+            implied += follow_list(&mut self.reads, streams, stream, writes, needed);
         }
         self.changes += 1;
         let number = self.changes;
-        self.open.push(Open { number, id, place: clock.key(), access, own });
+        self.open.push(Open { number, id, place, access, own });
         (implied, number)
     }
 
@@ -134,34 +180,26 @@ impl Uses {
     }
 
     /// Closes the oldest such use; says what it had been prepared to follow.
+    #[inline(always)]
     pub(crate) fn close(&mut self, id: StreamId, access: Access) -> Option<Followed> {
-        let at = self.open.iter().position(|open| open.matches(id, access))?;
-        let open = self.open.remove(at);
+        let open = self.open.take(|open| open.matches(id, access))?;
         Some(Followed { change: open.number, own: open.own })
     }
 
-    /// Finished work joins the outstanding; a write takes the place of what it `followed`.
+    /// Finished work of the stream at `place` joins the outstanding; a write takes the place of what it `followed`.
+    #[inline(always)]
     pub(crate) fn finished(
         &mut self,
         stamps: &OwnStamps,
         home: u32,
-        stream: &RawStream,
+        place: u32,
         stamp: u64,
         writes: bool,
         followed: Option<Followed>,
     ) {
-        let place = stream.clock().key();
         if writes && let Some(followed) = followed {
-            let kept = |entry: &mut Outstanding| match entry.place == place {
-                // Work of its own stream is covered by its stamp; another thread may have finished later.
-                true => entry.stamp > stamp,
-                false => entry.change > followed.change,
-            };
-            for list in [&mut self.writes, &mut self.reads] {
-                if !list.is_empty() {
-                    list.retain(kept);
-                }
-            }
+            supersede(&mut self.writes, place, stamp, followed);
+            supersede(&mut self.reads, place, stamp, followed);
             if home != place {
                 stamps.supersede(followed.own);
             }
@@ -173,7 +211,7 @@ impl Uses {
         self.changes += 1;
         let change = self.changes;
         let list = if writes { &mut self.writes } else { &mut self.reads };
-        match list.iter_mut().find(|entry| entry.place == place) {
+        match list.find_mut(|entry| entry.place == place) {
             Some(entry) if entry.stamp < stamp => {
                 entry.stamp = stamp;
                 entry.change = change;
@@ -184,7 +222,7 @@ impl Uses {
     }
 
     fn outstanding(&self) -> impl Iterator<Item = &Outstanding> {
-        self.writes.iter().chain(&self.reads)
+        self.writes.iter().chain(self.reads.iter())
     }
 
     /// True when whatever is queued on `stream` now comes after everything outstanding, without a wait.
@@ -203,14 +241,17 @@ impl Uses {
 
     /// Everything a free must follow. Nothing is left.
     pub(crate) fn take_outstanding(&mut self, streams: &StreamPool) -> OutstandingList {
-        self.prune(streams);
-        let mut all = std::mem::take(&mut self.writes);
-        all.append(&mut self.reads);
+        let pending = |entry: &&Outstanding| {
+            streams.at(entry.place).is_some_and(|of| !of.clock().is_complete(entry.stamp))
+        };
+        let all = self.outstanding().filter(pending).copied().collect();
+        self.writes.retain(|_| false);
+        self.reads.retain(|_| false);
         all
     }
 
     /// The free could not be queued: it must still follow these.
     pub(crate) fn put_back(&mut self, outstanding: OutstandingList) {
-        self.writes.extend(outstanding);
+        outstanding.into_iter().for_each(|entry| self.writes.push(entry));
     }
 }

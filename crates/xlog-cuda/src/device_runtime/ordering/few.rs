@@ -1,0 +1,134 @@
+//! A list that mostly has one entry or none, which is all that the quick ways look at. What is beyond the first keeps its memory.
+
+/// Entries in the order in which they came.
+#[derive(Debug)]
+pub(crate) struct Few<T> {
+    first: Option<T>,
+    /// Empty while there is no first.
+    rest: Vec<T>,
+}
+
+impl<T> Default for Few<T> {
+    fn default() -> Self {
+        Self { first: None, rest: Vec::new() }
+    }
+}
+
+impl<T> Few<T> {
+    #[inline(always)]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.first.is_none()
+    }
+
+    #[inline(always)]
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &T> {
+        self.first.iter().chain(&self.rest)
+    }
+
+    #[inline(always)]
+    pub(crate) fn push(&mut self, entry: T) {
+        if self.first.is_none() {
+            self.first = Some(entry);
+        } else {
+            self.push_further(entry);
+        }
+    }
+
+    #[cold]
+    fn push_further(&mut self, entry: T) {
+        self.rest.push(entry);
+    }
+
+    /// The first entry for which `is_it` holds.
+    #[inline(always)]
+    pub(crate) fn find_mut(&mut self, mut is_it: impl FnMut(&T) -> bool) -> Option<&mut T> {
+        if let Some(first) = &mut self.first
+            && is_it(first)
+        {
+            return Some(first);
+        }
+        self.rest.iter_mut().find(|entry| is_it(entry))
+    }
+
+    /// Takes out the first entry for which `is_it` holds.
+    #[inline(always)]
+    pub(crate) fn take(&mut self, mut is_it: impl FnMut(&T) -> bool) -> Option<T> {
+        if is_it(self.first.as_ref()?) {
+            let taken = self.first.take();
+            if !self.rest.is_empty() {
+                self.move_up();
+            }
+            return taken;
+        }
+        let at = self.rest.iter().position(is_it)?;
+        Some(self.rest.remove(at))
+    }
+
+    #[inline(always)]
+    pub(crate) fn retain(&mut self, mut is_kept: impl FnMut(&T) -> bool) {
+        let Some(first) = &self.first else { return };
+        if !is_kept(first) {
+            self.first = None;
+        }
+        if !self.rest.is_empty() {
+            self.rest.retain(is_kept);
+            self.move_up();
+        }
+    }
+
+    /// After the first was taken: the next one is the first.
+    #[cold]
+    fn move_up(&mut self) {
+        if self.first.is_none() && !self.rest.is_empty() {
+            self.first = Some(self.rest.remove(0));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Against a plain list, with steps from a small generator.
+    #[test]
+    fn it_is_a_list_whatever_is_pushed_taken_and_dropped() {
+        for seed in 1..200_u64 {
+            let mut state = seed;
+            let mut next = |below: u64| {
+                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040);
+                (state >> 33) % below
+            };
+            let (mut few, mut list) = (Few::default(), Vec::new());
+            for step in 0..60 {
+                match next(5) {
+                    0 | 1 => {
+                        let entry = next(6);
+                        few.push(entry);
+                        list.push(entry);
+                    }
+                    2 => {
+                        let entry = next(6);
+                        let at = list.iter().position(|e| *e == entry);
+                        assert_eq!(few.take(|e| *e == entry), at.map(|at| list.remove(at)));
+                    }
+                    3 => {
+                        let entry = next(6);
+                        few.retain(|e| *e != entry);
+                        list.retain(|e| *e != entry);
+                    }
+                    _ => {
+                        let (entry, now) = (next(6), next(6));
+                        let at = list.iter().position(|e| *e == entry);
+                        let found = few.find_mut(|e| *e == entry);
+                        assert_eq!(found.is_some(), at.is_some());
+                        if let (Some(found), Some(at)) = (found, at) {
+                            (*found, list[at]) = (now, now);
+                        }
+                    }
+                }
+                assert_eq!(few.iter().copied().collect::<Vec<_>>(), list, "seed {seed}, {step}");
+                assert_eq!(few.is_empty(), list.is_empty());
+            }
+        }
+    }
+}
