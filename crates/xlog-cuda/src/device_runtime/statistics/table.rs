@@ -88,7 +88,7 @@ impl Table {
         self.own.get_or_init(|| {
             Box::new(Own {
                 keys: [const { AtomicU64::new(0) }; OWN],
-                values: [const { Value::EMPTY }; OWN],
+                values: std::array::from_fn(|_| Value::default()),
             })
         });
         if let Some(own) = self.own_place(generation).filter(Place::is_empty) {
@@ -203,13 +203,6 @@ impl Place<'_> {
 }
 
 impl Value {
-    const EMPTY: Self = Self {
-        ptr: AtomicU64::new(0),
-        bytes: AtomicU64::new(0),
-        ids: AtomicU64::new(0),
-        born: AtomicU64::new(0),
-    };
-
     fn read(&self) -> Entry {
         Entry {
             ptr: self.ptr.load(Ordering::Relaxed),
