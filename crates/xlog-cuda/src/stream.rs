@@ -156,9 +156,7 @@ impl RawStream {
             Some(event) if cover.recorded => {
                 let queued = self.device.driver().stream_wait_event(self.handle, event);
                 known.unpin();
-                if queued.is_err() {
-                    return queued;
-                }
+                queued?;
             }
             spare => {
                 let begun = Begun { covers: cover.covers, spare };
@@ -173,9 +171,7 @@ impl RawStream {
                 if let Some(ask) = known.recorded(begun.covers, event) {
                     other.ask(ask);
                 }
-                if queued.is_err() {
-                    return queued;
-                }
+                queued?;
             }
         }
         edges.inserted += 1;

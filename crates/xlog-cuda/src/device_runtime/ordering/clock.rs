@@ -26,6 +26,7 @@ pub(crate) struct Seen {
     stamps: [u64; FEW],
     /// A key plus one each; 0 where there is none, and then there is none after it.
     keys: [u32; FEW],
+    #[allow(clippy::box_collection, reason = "one word, so that a copy of a few is short")]
     more: Option<Box<Vec<(u32, u64)>>>,
 }
 
