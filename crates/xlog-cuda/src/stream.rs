@@ -19,7 +19,7 @@ use xlog_sim::SimKernel;
 
 use crate::device_runtime::StreamId;
 use crate::device_runtime::ordering::cells::CellRef;
-use crate::device_runtime::ordering::clock::{Begun, StreamClock};
+use crate::device_runtime::ordering::clock::{Begun, Seen, StreamClock};
 use crate::device_runtime::ordering::tally::{Edges, Tally};
 use crate::device_runtime::stream_ids::IssuedId;
 use crate::{CudaDevice, Result, XlogError};
@@ -150,14 +150,13 @@ impl RawStream {
     pub(crate) fn follow(&self, other: &Self, stamp: u64, edges: &mut Edges) -> DriverResult<()> {
         self.check_not_capturing("stream_wait_event")?;
         let known = &other.clock;
-        let cover = known.find_or_begin(stamp);
+        let mut news = Seen::default();
+        let cover = known.find_or_begin(stamp, self.clock.key(), &mut news);
         match cover.event {
             Some(event) if cover.recorded => {
                 let queued = self.device.driver().stream_wait_event(self.handle, event);
                 known.unpin();
-                if queued.is_err() {
-                    return queued;
-                }
+                queued?;
             }
             spare => {
                 let begun = Begun { covers: cover.covers, spare };
@@ -172,13 +171,11 @@ impl RawStream {
                 if let Some(ask) = known.recorded(begun.covers, event) {
                     other.ask(ask);
                 }
-                if queued.is_err() {
-                    return queued;
-                }
+                queued?;
             }
         }
         edges.inserted += 1;
-        self.clock.learn(known.key(), &cover);
+        self.clock.learn(known.key(), &cover, &news);
         Ok(())
     }
 

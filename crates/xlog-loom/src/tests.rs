@@ -3,7 +3,7 @@
 use loom::sync::{Arc, Mutex};
 use loom::thread;
 
-use crate::clock::{ClockCell, StreamClock};
+use crate::clock::{ClockCell, Seen, StreamClock};
 use crate::gate::{Attempt, BlockGate, OwnStamps};
 
 /// What stands in the queue of a stream.
@@ -84,11 +84,12 @@ fn nobody_skips_a_wait_that_is_not_queued_yet() {
         let waiter = {
             let (a, b) = (Arc::clone(&a), Arc::clone(&b));
             thread::spawn(move || {
-                let cover = a.clock.find_or_begin(stamp);
+                let mut news = Seen::default();
+                let cover = a.clock.find_or_begin(stamp, 2, &mut news);
                 a.queue.lock().unwrap().push(Queued::Event(7));
                 b.queue.lock().unwrap().push(Queued::Wait(cover.covers));
                 a.clock.recorded(cover.covers, 7);
-                b.clock.learn(1, &cover);
+                b.clock.learn(1, &cover, &news);
             })
         };
         if b.clock.covers(1, stamp) {
@@ -107,19 +108,21 @@ fn what_a_stream_saw_travels_only_with_events_recorded_after_its_wait() {
         let (a, b, c) = (Stream::new(1), Stream::new(2), Stream::new(3));
         let stamp = a.work();
         a.record(1);
-        let first = a.clock.find_or_begin(stamp);
+        let mut nothing = Seen::default();
+        let first = a.clock.find_or_begin(stamp, 2, &mut nothing);
         assert!(first.recorded);
         let waiter = {
             let b = Arc::clone(&b);
             thread::spawn(move || {
                 b.queue.lock().unwrap().push(Queued::Wait(first.covers));
-                b.clock.learn(1, &first);
+                b.clock.learn(1, &first, &nothing);
             })
         };
-        let cover = b.clock.find_or_begin(b.clock.now());
+        let mut news = Seen::default();
+        let cover = b.clock.find_or_begin(b.clock.now(), 3, &mut news);
         b.queue.lock().unwrap().push(Queued::Event(9));
         b.clock.recorded(cover.covers, 9);
-        c.clock.learn(2, &cover);
+        c.clock.learn(2, &cover, &news);
         waiter.join().unwrap();
         if c.clock.covers(1, stamp) {
             let queue = b.queue.lock().unwrap().clone();
@@ -427,6 +430,29 @@ fn an_event_that_somebody_names_to_the_driver_is_not_used_again() {
         stream.clock.unpin();
         // The other one may have come before or after the pin was given up.
         let _ = reuser.join().unwrap();
+    });
+}
+
+#[test]
+fn an_event_recorded_to_be_waited_for_is_not_used_again_before_the_wait_is_queued() {
+    loom::model(|| {
+        let (stream, other) = (Stream::new(1), Stream::new(2));
+        let stamp = stream.work();
+        let reuser = {
+            let (stream, other) = (Arc::clone(&stream), Arc::clone(&other));
+            thread::spawn(move || {
+                stream.clock.completed_up_to(stamp);
+                if stream.clock.begin().spare == Some(7) {
+                    assert!(!other.queue.lock().unwrap().is_empty());
+                }
+            })
+        };
+        let cover = stream.clock.find_or_begin(stamp, 2, &mut Seen::default());
+        assert!(!cover.recorded);
+        stream.queue.lock().unwrap().push(Queued::Event(7));
+        other.queue.lock().unwrap().push(Queued::Wait(cover.covers));
+        stream.clock.recorded(cover.covers, 7);
+        reuser.join().unwrap();
     });
 }
 

@@ -75,8 +75,10 @@ pub(super) struct StreamTable {
     device: Arc<CudaDevice>,
     max_streams: usize,
     default: OnceLock<Arc<DeviceStream>>,
-    /// Every driver stream that was made.
+    /// Every driver stream that was made, except those that are near.
     places: Slab<OnceLock<Arc<RawStream>>, 16>,
+    /// Those at the first places, which are found by one step.
+    near: [OnceLock<Arc<RawStream>>; KNOWN],
     cells: Arc<Cells>,
     /// An id and the place of its stream, plus one. Only a hint: whether a stream is out under an id, its clock says.
     known: [AtomicU64; KNOWN],
@@ -91,6 +93,7 @@ impl StreamTable {
             max_streams: max_streams.max(1),
             default: OnceLock::new(),
             places: Slab::new(MAX_PLACES),
+            near: [const { OnceLock::new() }; KNOWN],
             cells: Cells::new(MAX_PLACES),
             known: [const { AtomicU64::new(0) }; KNOWN],
             shards: Default::default(),
@@ -119,7 +122,10 @@ impl StreamTable {
     /// The driver stream at a place.
     #[inline]
     pub(super) fn at(&self, place: u32) -> Option<&Arc<RawStream>> {
-        self.places.get(place)?.get()
+        match self.near.get(place as usize) {
+            Some(near) => near.get(),
+            None => self.places.get(place)?.get(),
+        }
     }
 
     pub(super) fn cells(&self) -> &Arc<Cells> {
@@ -226,7 +232,7 @@ impl StreamTable {
     fn fork(&self, priority: i32) -> DriverResult<Arc<RawStream>> {
         let mut from = 0;
         while let Some((turn, raw)) = self.take_candidate(from, priority) {
-            // Nobody can make a handle of it while it is here, so what is in `places` and here stays all.
+            // Nobody can make a handle of it while it is here, so what is at its place and here stays all.
             if Arc::strong_count(&raw) == 2 && raw.is_done() {
                 return Ok(raw);
             }
@@ -262,7 +268,10 @@ impl StreamTable {
             return Err(DriverError::invalid("stream_create", "one more stream", accepted));
         };
         match RawStream::create(self.device.clone(), priority, place, cell) {
-            Ok(raw) => Ok(at.get_or_init(|| Arc::new(raw)).clone()),
+            Ok(raw) => {
+                let at = self.near.get(place as usize).unwrap_or(at);
+                Ok(at.get_or_init(|| Arc::new(raw)).clone())
+            }
             Err(error) => {
                 self.places.give([place]);
                 Err(error)

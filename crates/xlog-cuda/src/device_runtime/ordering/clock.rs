@@ -26,6 +26,7 @@ pub(crate) struct Seen {
     stamps: [u64; FEW],
     /// A key plus one each; 0 where there is none, and then there is none after it.
     keys: [u32; FEW],
+    #[allow(clippy::box_collection, reason = "one word, so that a copy of a few is short")]
     more: Option<Box<Vec<(u32, u64)>>>,
 }
 
@@ -76,8 +77,19 @@ impl Seen {
         }
     }
 
+    /// Tells stream `asker`; false, and nothing done, if this is of no other stream.
+    #[inline(always)]
+    fn tell(&self, asker: u32, news: &mut Self) -> bool {
+        let [first, second, ..] = self.keys;
+        let has_news = first != 0 && (first != asker.wrapping_add(1) || second != 0);
+        if has_news {
+            news.clone_from(self);
+        }
+        has_news
+    }
+
     /// Joins what another stream had seen; of the stream `own`, whose this is, it needs to know nothing.
-    #[inline]
+    #[inline(never)]
     fn join(&mut self, other: &Self, own: u32) {
         for (key, stamp) in other.keys.iter().zip(&other.stamps) {
             if *key == 0 {
@@ -135,8 +147,8 @@ pub(crate) struct Cover<E> {
     pub(crate) event: Option<E>,
     /// It was recorded, and is pinned; otherwise it is recorded or failed now, as what [`StreamClock::begin`] returns.
     pub(crate) recorded: bool,
-    /// What its stream had seen before it.
-    seen: Seen,
+    /// Its stream had seen more than the one who asked before it; what, was told.
+    pub(crate) has_news: bool,
 }
 
 /// The part of a clock that work on the stream itself looks at.
@@ -334,8 +346,9 @@ impl<E: Copy, C: Deref<Target = ClockCell>> StreamClock<E, C> {
 
     #[inline]
     fn step_in(&self) -> u64 {
-        let stamp = self.cell.stamp.load(Ordering::Relaxed);
-        self.cell.stamp.store(stamp + 1, Ordering::Release);
+        let cell: &ClockCell = &self.cell;
+        let stamp = cell.stamp.load(Ordering::Relaxed);
+        cell.stamp.store(stamp + 1, Ordering::Release);
         stamp
     }
 
@@ -392,18 +405,20 @@ impl<E: Copy, C: Deref<Target = ClockCell>> StreamClock<E, C> {
         })
     }
 
-    /// The earliest event that covers `stamp`, pinned; or else one that is about to be recorded.
+    /// The earliest event that covers `stamp`, pinned; or else one that is about to be recorded. It is for stream `asker`, which
+    /// gets to know, in `news`, what this stream had seen before it.
     #[inline(always)]
-    pub(crate) fn find_or_begin(&self, stamp: u64) -> Cover<E> {
+    pub(crate) fn find_or_begin(&self, stamp: u64, asker: u32, news: &mut Seen) -> Cover<E> {
         self.inner.with(|inner| match inner.find(stamp) {
             Some((event, entry)) => {
-                let (covers, seen) = (entry.covers, entry.seen.clone());
+                let (covers, has_news) = (entry.covers, entry.seen.tell(asker, news));
                 inner.pins += 1;
-                Cover { covers, event: Some(event), recorded: true, seen }
+                Cover { covers, event: Some(event), recorded: true, has_news }
             }
             None => {
                 let Begun { covers, spare } = self.begin_in(inner);
-                Cover { covers, event: spare, recorded: false, seen: inner.seen.clone() }
+                let has_news = inner.seen.tell(asker, news);
+                Cover { covers, event: spare, recorded: false, has_news }
             }
         })
     }
@@ -436,9 +451,11 @@ impl<E: Copy, C: Deref<Target = ClockCell>> StreamClock<E, C> {
 
     /// After a wait for an event of stream `key` was queued on this stream.
     #[inline(always)]
-    pub(crate) fn learn(&self, key: u32, cover: &Cover<E>) {
+    pub(crate) fn learn(&self, key: u32, cover: &Cover<E>, news: &Seen) {
         self.inner.with(|inner| {
-            inner.seen.join(&cover.seen, self.key);
+            if cover.has_news {
+                inner.seen.join(news, self.key);
+            }
             let upto = inner.seen.raise(key, cover.covers);
             // A key that does not fit is found in what was seen; a stamp that does not fit claims less.
             if key >> (u64::BITS - HEARD_BITS) == 0 {

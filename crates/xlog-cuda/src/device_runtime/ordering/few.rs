@@ -25,6 +25,14 @@ impl<T> Few<T> {
         self.first.iter().chain(&self.rest)
     }
 
+    /// Runs `body` with each entry until it fails.
+    #[inline(always)]
+    pub(crate) fn try_each<E>(&self, mut body: impl FnMut(&T) -> Result<(), E>) -> Result<(), E> {
+        let Some(first) = &self.first else { return Ok(()) };
+        body(first)?;
+        if self.rest.is_empty() { Ok(()) } else { self.rest.iter().try_for_each(body) }
+    }
+
     #[inline(always)]
     pub(crate) fn push(&mut self, entry: T) {
         if self.first.is_none() {
@@ -128,6 +136,14 @@ mod tests {
                 }
                 assert_eq!(few.iter().copied().collect::<Vec<_>>(), list, "seed {seed}, {step}");
                 assert_eq!(few.is_empty(), list.is_empty());
+                let mut met = Vec::new();
+                let outcome = few.try_each(|entry| {
+                    met.push(*entry);
+                    if *entry == 3 { Err(()) } else { Ok(()) }
+                });
+                let upto = list.iter().position(|e| *e == 3);
+                assert_eq!(outcome.is_err(), upto.is_some());
+                assert_eq!(met, list[..upto.map_or(list.len(), |at| at + 1)]);
             }
         }
     }

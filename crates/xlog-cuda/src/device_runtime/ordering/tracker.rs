@@ -378,14 +378,15 @@ pub(crate) trait Tracks {
             return Ok(());
         }
         let mut edges = Edges { elided, ..Edges::default() };
-        for &(other, stamp) in needed.iter() {
-            if let Err(error) = raw.follow(other, stamp, &mut edges) {
-                tracker.tally.count(|counts| counts.add_edges(edges));
-                return self.cancel(record, block, number, (stream, access), error.into());
-            }
-        }
+        let followed = needed.try_each(|(other, stamp)| {
+            // What failed is worth an allocation; what did not is one word.
+            raw.follow(other, *stamp, &mut edges).map_err(Box::new)
+        });
         tracker.tally.count(|counts| counts.add_edges(edges));
-        Ok(())
+        match followed {
+            Ok(()) => Ok(()),
+            Err(error) => self.cancel(record, block, number, (stream, access), (*error).into()),
+        }
     }
 
     /// The waits of a use could not be queued: it is as if it had never been opened.

@@ -87,20 +87,21 @@ fn follow_list<'a>(
 ) -> u64 {
     let mut implied = 0;
     let mut completed = false;
-    for entry in list.iter() {
+    let place = stream.clock().key();
+    let _: Result<(), ()> = list.try_each(|entry| {
         match streams.at(entry.place) {
             Some(of) if !of.clock().is_complete(entry.stamp) => {
-                if !follows || entry.place == stream.clock().key() {
-                    continue;
-                }
-                match stream.clock().covers(entry.place, entry.stamp) {
-                    true => implied += 1,
-                    false => needed.push((of, entry.stamp)),
+                if follows && entry.place != place {
+                    match stream.clock().covers(entry.place, entry.stamp) {
+                        true => implied += 1,
+                        false => needed.push((of, entry.stamp)),
+                    }
                 }
             }
             _ => completed = true,
         }
-    }
+        Ok(())
+    });
     if completed {
         forget_completed(list, streams);
     }
