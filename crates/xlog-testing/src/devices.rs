@@ -58,6 +58,14 @@ pub fn for_each_device(body: impl Fn(&Arc<CudaDevice>)) {
         let races = device.races();
         assert!(races.is_empty(), "the program races: {races:#?}");
     }
+}
+
+/// The same, and on a simulated device behind the plain seam where no device is named.
+///
+/// # Panics
+/// As [`for_each_device`].
+pub fn for_each_seam(body: impl Fn(&Arc<CudaDevice>)) {
+    for_each_device(&body);
     if std::env::var_os(TEST_DEVICE_VARIABLE).is_none() {
         on_a_plain_driver(body);
     }

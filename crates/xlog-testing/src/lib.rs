@@ -17,6 +17,7 @@ mod gate;
 
 pub use buffer::{Buffer, pattern};
 pub use devices::{
-    SEEDS, TEST_DEVICE_VARIABLE, devices, for_each_device, for_each_sim, specs, threads,
+    SEEDS, TEST_DEVICE_VARIABLE, devices, for_each_device, for_each_seam, for_each_sim, specs,
+    threads,
 };
 pub use gate::WatchedGate;

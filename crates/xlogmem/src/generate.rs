@@ -25,7 +25,7 @@ use crate::page::{Page, size};
 
 The same kind, records, seed and scale give the same file.
 
-Exit status: 0 written; 2 the file cannot be written, or the command line was
+Exit status: 0 written; 1 the file cannot be written; 2 the command line was
 refused.")]
 pub(crate) struct GenerateArguments {
     /// dataframe, llm or datalog
@@ -122,16 +122,21 @@ pub(crate) fn run(arguments: &GenerateArguments) -> Result<Output, Refusal> {
         report.bytes = part.commit(&arguments.output)?;
         Ok(made)
     });
-    let made = written.map_err(Refusal::Line)?;
-    report.records = made.records;
-    report.scripts = made.scripts;
-    (report.peak_bytes, report.peak_blocks) = (made.peak_bytes, made.peak_blocks);
-    report.ok = true;
+    match written {
+        Ok(made) => {
+            report.records = made.records;
+            report.scripts = made.scripts;
+            (report.peak_bytes, report.peak_blocks) = (made.peak_bytes, made.peak_blocks);
+        }
+        Err(error) => report.error = Some(error),
+    }
+    report.ok = report.error.is_none();
+    let failure = report.error.clone();
     let text = match arguments.json {
         true => crate::json_text(&report),
         false => Ok(render(&report)),
     };
-    Ok(Output::new(text, None))
+    Ok(Output::new(text, failure))
 }
 
 fn render(report: &Report) -> String {

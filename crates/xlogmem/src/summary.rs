@@ -21,8 +21,8 @@ const ROWS: usize = 10;
 /// What `summary` takes.
 #[derive(Args, Debug)]
 #[command(
-    after_help = "Exit status: 0 read, also when bad records were skipped; 2 the log cannot be read, --strict found \
-                        something bad, or the command line was refused."
+    after_help = "Exit status: 0 read, also when bad records were skipped; 1 the log cannot be read, or --strict found \
+                        something bad; 2 the command line was refused."
 )]
 pub(crate) struct SummaryArguments {
     /// The log: xtrace, csv or rmm-csv
@@ -143,13 +143,14 @@ pub(crate) fn run(arguments: &SummaryArguments) -> Result<Output, Refusal> {
         numbers: None,
     };
     let input = Input::new(&arguments.log, from, Strict(arguments.strict));
-    sum_up(&input, &mut report).map_err(Refusal::Line)?;
-    report.ok = true;
+    report.error = sum_up(&input, &mut report).err();
+    report.ok = report.error.is_none();
+    let failure = report.error.clone();
     let text = match arguments.json {
         true => crate::json_text(&report),
         false => Ok(render(&report)),
     };
-    Ok(Output::new(text, None))
+    Ok(Output::new(text, failure))
 }
 
 fn sum_up(input: &Input<'_>, report: &mut Report) -> Result<(), String> {

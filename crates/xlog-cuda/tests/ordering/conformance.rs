@@ -10,11 +10,11 @@ use xlog_cuda::conformance::{Outcome, Suite};
 use xlog_cuda::device_runtime::{
     AsyncCudaResource, DirectCudaResource, PoolConfig, PoolResource, PoolSegments, StreamPool,
 };
-use xlog_testing::{for_each_device, for_each_sim};
+use xlog_testing::{for_each_seam, for_each_sim};
 
 #[test]
 fn the_async_resource_conforms() {
-    for_each_device(|device| {
+    for_each_seam(|device| {
         let suite = Suite::new(|device, pool| {
             Box::new(AsyncCudaResource::new(device.clone(), device.ordinal(), pool.clone()))
         });
@@ -30,7 +30,7 @@ fn the_async_resource_conforms() {
 const SKIPPED: [&str; 2] = ["hooks::refuse_where_nothing_is_tracked", "allocation::one_gibibyte"];
 
 fn a_pool_conforms(make: fn(&Arc<CudaDevice>, &Arc<StreamPool>) -> PoolResource) {
-    for_each_device(|device| {
+    for_each_seam(|device| {
         let suite = Suite::new(|device, pool| Box::new(make(device, pool)));
         let report = suite.run(device);
         println!("{report}");
@@ -65,7 +65,7 @@ fn a_pool_over_another_resource_conforms() {
 
 #[test]
 fn the_direct_resource_conforms() {
-    for_each_device(|device| {
+    for_each_seam(|device| {
         let suite = Suite::new(|device, _| {
             Box::new(DirectCudaResource::new(device.clone(), device.ordinal()))
         });
@@ -77,7 +77,7 @@ fn the_direct_resource_conforms() {
 
 #[test]
 fn a_strangers_resource_conforms() {
-    for_each_device(|device| {
+    for_each_seam(|device| {
         let suite =
             Suite::new(|device, pool| Box::new(Stranger::new(device, pool, Flaw::None)) as _);
         let report = suite.run(device);

@@ -11,7 +11,7 @@ use crate::support::rig::{Rig, TAG, assert_all, fill, read, twin};
 use xlog_cuda::device_runtime::{
     Access, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, Generation, ResourceError,
 };
-use xlog_testing::{WatchedGate, for_each_device, threads};
+use xlog_testing::{WatchedGate, for_each_seam, threads};
 
 const SIZE: usize = 256 << 10;
 
@@ -21,7 +21,7 @@ fn held(stream: &xlog_cuda::DeviceStream) -> WatchedGate {
 
 #[test]
 fn an_owner_frees_while_another_stream_still_reads() {
-    for_each_device(|device| {
+    for_each_seam(|device| {
         let rig = Rig::new(device);
         let [owner, reader, next] = rig.leases();
         let copied = rig.allocate(SIZE, &reader);
@@ -50,7 +50,7 @@ fn an_owner_frees_while_another_stream_still_reads() {
 
 #[test]
 fn two_readers_then_a_writer_then_a_free() {
-    for_each_device(|device| {
+    for_each_seam(|device| {
         let rig = Rig::new(device);
         let [owner, first, second, writer] = rig.leases();
         let copies = [rig.allocate(SIZE, &first), rig.allocate(SIZE, &second)];
@@ -79,7 +79,7 @@ fn two_readers_then_a_writer_then_a_free() {
 
 #[test]
 fn a_read_that_finishes_inside_another_streams_write_is_not_lost() {
-    for_each_device(|device| {
+    for_each_seam(|device| {
         let rig = Rig::new(device);
         let [owner, writer, reader, last] = rig.leases();
         for free_at_once in [false, true] {
@@ -110,7 +110,7 @@ fn a_read_that_finishes_inside_another_streams_write_is_not_lost() {
 
 #[test]
 fn a_write_that_finishes_inside_another_streams_write_is_not_lost() {
-    for_each_device(|device| {
+    for_each_seam(|device| {
         let rig = Rig::new(device);
         let [owner, outer, inner, reader] = rig.leases();
         let block = rig.allocate(2 * SIZE, &owner);
@@ -141,7 +141,7 @@ fn a_write_that_finishes_inside_another_streams_write_is_not_lost() {
 
 #[test]
 fn an_allocation_is_used_at_once_on_another_stream() {
-    for_each_device(|device| {
+    for_each_seam(|device| {
         let rig = Rig::new(device);
         let [owner, user] = rig.leases();
         // The memory was somebody else's a moment ago.
@@ -162,7 +162,7 @@ fn an_allocation_is_used_at_once_on_another_stream() {
 
 #[test]
 fn a_stale_name_of_a_reused_address_is_refused_and_changes_nothing() {
-    for_each_device(|device| {
+    for_each_seam(|device| {
         let rig = Rig::new(device);
         let [owner, other] = rig.leases();
         let mut reused = 0;
@@ -192,7 +192,7 @@ fn a_stale_name_of_a_reused_address_is_refused_and_changes_nothing() {
 
 #[test]
 fn a_double_free_is_refused_whatever_became_of_the_first() {
-    for_each_device(|device| {
+    for_each_seam(|device| {
         let rig = Rig::new(device);
         let [owner, reader] = rig.leases();
         let block = rig.allocate(SIZE, &owner);
@@ -217,7 +217,7 @@ fn a_double_free_is_refused_whatever_became_of_the_first() {
 
 #[test]
 fn forged_fields_are_refused_or_ignored_but_never_believed() {
-    for_each_device(|device| {
+    for_each_seam(|device| {
         let rig = Rig::new(device);
         let [owner, other] = rig.leases();
         let block = rig.allocate(SIZE, &owner);
@@ -251,7 +251,7 @@ fn forged_fields_are_refused_or_ignored_but_never_believed() {
 
 #[test]
 fn a_free_with_a_use_open_happens_after_the_use_is_finished() {
-    for_each_device(|device| {
+    for_each_seam(|device| {
         let rig = Rig::new(device);
         let [owner, user, next] = rig.leases();
         for stream in [&user, &owner] {
@@ -283,7 +283,7 @@ fn a_free_with_a_use_open_happens_after_the_use_is_finished() {
 
 #[test]
 fn of_two_threads_that_free_twins_one_wins() {
-    for_each_device(|device| {
+    for_each_seam(|device| {
         let rig = Rig::new(device);
         let [owner, user] = rig.leases();
         for round in 0..100 {
@@ -310,7 +310,7 @@ fn of_two_threads_that_free_twins_one_wins() {
 
 #[test]
 fn later_work_of_a_foreign_stream_that_waits_for_the_host_holds_nobody_up() {
-    for_each_device(|device| {
+    for_each_seam(|device| {
         let rig = Rig::new(device);
         let [owner, user, reader] = rig.leases();
         let block = rig.allocate(SIZE, &owner);
@@ -337,7 +337,7 @@ fn later_work_of_a_foreign_stream_that_waits_for_the_host_holds_nobody_up() {
 
 #[test]
 fn an_operator_that_fails_between_its_hooks_leaves_nothing_open() {
-    for_each_device(|device| {
+    for_each_seam(|device| {
         let rig = Rig::new(device);
         let [owner, user] = rig.leases();
         let blocks = [rig.allocate(SIZE, &owner), rig.allocate(SIZE, &owner)];
@@ -356,7 +356,7 @@ fn an_operator_that_fails_between_its_hooks_leaves_nothing_open() {
 
 #[test]
 fn memory_passed_on_over_three_streams_keeps_every_edge() {
-    for_each_device(|device| {
+    for_each_seam(|device| {
         let rig = Rig::new(device);
         let streams = rig.leases::<3>();
         let kept = rig.allocate(SIZE, &streams[2]);

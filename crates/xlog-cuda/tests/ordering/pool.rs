@@ -12,7 +12,7 @@ use xlog_cuda::device_runtime::{
     Access, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, PhysicalMeter, PoolConfig,
     PoolResource, PoolReuse, PoolSegments, ResourceError, ResourceResult, StreamLease, StreamPool,
 };
-use xlog_testing::{WatchedGate, for_each_device, for_each_sim};
+use xlog_testing::{WatchedGate, for_each_seam, for_each_sim};
 
 const MIB: usize = 1 << 20;
 
@@ -52,7 +52,7 @@ impl Rig {
 
 #[test]
 fn memory_that_went_through_a_second_stream_is_not_handed_to_a_third_under_the_first() {
-    for_each_device(|device| {
+    for_each_seam(|device| {
         let rig = rig(device, scarce(2 * MIB));
         let [first, second, third] = rig.leases();
         let witness = rig.pool.allocate(MIB / 2, first.id(), TAG).unwrap();
@@ -82,7 +82,7 @@ fn memory_that_went_through_a_second_stream_is_not_handed_to_a_third_under_the_f
 
 #[test]
 fn the_remainder_of_a_growth_serves_another_stream_at_once() {
-    for_each_device(|device| {
+    for_each_seam(|device| {
         let rig = rig(device, PoolConfig::default());
         let [first, second] = rig.leases();
         let gate = WatchedGate::new(first.hold().unwrap());
@@ -102,7 +102,7 @@ fn the_remainder_of_a_growth_serves_another_stream_at_once() {
 
 #[test]
 fn the_blocks_of_a_stream_that_was_given_back_serve_others() {
-    for_each_device(|device| {
+    for_each_seam(|device| {
         let rig = rig(device, scarce(2 * MIB));
         let [keeper] = rig.leases();
         {
@@ -175,7 +175,7 @@ fn the_hot_path_makes_no_driver_call() {
 
 #[test]
 fn a_large_request_is_served_by_moving_wholly_free_memory_together() {
-    for_each_device(|device| {
+    for_each_seam(|device| {
         let config = PoolConfig::default()
             .with_segments(PoolSegments::Mapped)
             .with_growth(2 * MIB)
@@ -205,7 +205,7 @@ fn a_large_request_is_served_by_moving_wholly_free_memory_together() {
 
 #[test]
 fn alignment_is_honoured_up_to_two_mebibytes_and_refused_by_name_beyond() {
-    for_each_device(|device| {
+    for_each_seam(|device| {
         let rig = rig(device, PoolConfig::default());
         let [stream] = rig.leases();
         let mut blocks = Vec::new();
@@ -243,7 +243,7 @@ fn a_bad_configuration_is_refused_by_the_name_of_its_field() {
 
 #[test]
 fn two_streams_leave_one_free_range_after_idle_and_trim() {
-    for_each_device(|device| {
+    for_each_seam(|device| {
         let config = PoolConfig::default().with_initial(64 * MIB).with_maximum(64 * MIB);
         let rig = rig(device, config);
         let streams: [StreamLease; 2] = rig.leases();
@@ -298,7 +298,7 @@ impl Oracle {
 #[test]
 fn eight_threads_on_eight_streams_never_overlap() {
     let steps = crate::support::number("XLOG_POOL_STEPS").unwrap_or(4000);
-    for_each_device(|device| {
+    for_each_seam(|device| {
         if device.sim().is_some_and(|sim| sim.seed().is_some()) {
             return;
         }
@@ -394,7 +394,7 @@ fn a_deterministic_pool_gives_the_same_addresses_under_every_schedule() {
 
 #[test]
 fn a_block_still_read_elsewhere_is_retired_and_its_memory_not_reused() {
-    for_each_device(|device| {
+    for_each_seam(|device| {
         let rig = rig(device, PoolConfig::default());
         let [owner, reader] = rig.leases();
         let copied = rig.allocate(MIB, &reader);
@@ -522,7 +522,7 @@ impl PhysicalMeter for Nearly {
 
 #[test]
 fn a_pool_takes_the_last_that_a_ledger_has_when_the_step_it_would_like_does_not_fit() {
-    for_each_device(|device| {
+    for_each_seam(|device| {
         let rig = rig(device, PoolConfig::default());
         let meter = Arc::new(Nearly(Mutex::new(264 * MIB)));
         rig.pool.meter_physical(meter.clone()).unwrap();
@@ -567,7 +567,7 @@ fn a_captured_stream_is_refused_by_a_pool_and_not_asked_whether_it_is_done() {
 
 #[test]
 fn a_batch_frees_what_it_can_whatever_state_each_block_is_in() {
-    for_each_device(|device| {
+    for_each_seam(|device| {
         let rig = rig(device, PoolConfig::default());
         let [first, second] = rig.leases();
         for round in 0..3 {

@@ -73,6 +73,7 @@ pub(super) fn parse(report: &str) -> Findings {
         let words: Vec<&str> = line.split_whitespace().collect();
         let named = words.windows(2).filter_map(|pair| match pair {
             [word, address] if word.eq_ignore_ascii_case("address") => hexadecimal(address),
+            ["to", address] if line.starts_with("Access to ") => hexadecimal(address),
             _ => None,
         });
         findings.addresses.extend(named);
@@ -101,6 +102,9 @@ mod tests {
 =========
 ========= ERROR SUMMARY: 1 error
 ";
+        // Releases word it differently.
+        let other = parse(&report.replace("Address 0x", "Access to 0x"));
+        assert_eq!(other, parse(report));
         let findings = parse(report);
         assert_eq!((findings.errors, findings.addresses), (Some(1), vec![0x7f24_a000_03e8]));
         assert_eq!(findings.first.as_deref(), Some("Invalid __global__ write of size 1 bytes"));

@@ -27,8 +27,8 @@ const SCHEMA: u32 = 1;
 /// What `convert` takes.
 #[derive(Args, Debug)]
 #[command(
-    after_help = "Exit status: 0 written, also when bad records were skipped; 2 the input cannot be read, --strict found \
-                        something bad, the output cannot be written, or the command line was refused."
+    after_help = "Exit status: 0 written, also when bad records were skipped; 1 the input cannot be read, --strict found \
+                        something bad, or the output cannot be written; 2 the command line was refused."
 )]
 pub(crate) struct ConvertArguments {
     /// The log to read: xtrace, csv or rmm-csv
@@ -100,13 +100,14 @@ pub(crate) fn run(arguments: &ConvertArguments) -> Result<Output, Refusal> {
         bytes: 0,
     };
     let strict = Strict(arguments.strict);
-    write(arguments, from, to, strict, &mut report).map_err(Refusal::Line)?;
-    report.ok = true;
+    report.error = write(arguments, from, to, strict, &mut report).err();
+    report.ok = report.error.is_none();
+    let failure = report.error.clone();
     let text = match arguments.json {
         true => crate::json_text(&report),
         false => Ok(render(&report)),
     };
-    Ok(Output::new(text, None))
+    Ok(Output::new(text, failure))
 }
 
 fn write(

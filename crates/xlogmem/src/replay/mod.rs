@@ -32,8 +32,8 @@ use report::{Report, RunReport};
                         freed after the replay. A free on another stream than the allocation's waits for that stream. All devices and processes of a log go to the one device. Up to \
                         128 streams and 64 threads are told apart.
 
-Exit status: 0 every operation of the log was served; 1 some were not, or the device cannot be used; 2 the log cannot be read, \
-                        --strict found something wrong with it, or the command line was refused."
+Exit status: 0 every operation of the log was served; 1 some were not, or the log or the device cannot be used, or --strict \
+                        found something wrong with the log; 2 the command line was refused."
 )]
 pub(crate) struct ReplayArguments {
     /// The log: xtrace, csv or rmm-csv
@@ -147,8 +147,7 @@ pub(crate) fn run(arguments: &ReplayArguments) -> Result<Output, Refusal> {
     }
     let mut report =
         Report::new(selection.describe(), &arguments.log, request.mode, request.budget);
-    let plan = read(arguments, &request, &mut report).map_err(Refusal::Line)?;
-    report.error = work(&request, spec, &plan, &mut report).err();
+    report.error = work(arguments, &request, spec, &mut report).err();
     report.judge();
     let failure = report.error.clone();
     let text = match arguments.json {
@@ -158,12 +157,12 @@ pub(crate) fn run(arguments: &ReplayArguments) -> Result<Output, Refusal> {
     Ok(Output::new(text, failure))
 }
 
-/// What the log says is to be done.
-fn read(
+fn work(
     arguments: &ReplayArguments,
     request: &Request,
+    spec: DeviceSpec,
     report: &mut Report,
-) -> Result<Plan, String> {
+) -> Result<(), String> {
     let input = Input::new(&arguments.log, request.from, Strict(arguments.strict));
     let source = input.open().map_err(|error| input.blame(&error))?;
     report.format = Some(LogFormat::from(source.format()).name());
@@ -174,17 +173,8 @@ fn read(
     plan.figures.late_records = source.late();
     drop(source);
     report.log_figures = Some(plan.figures.clone());
-    Ok(plan)
-}
-
-fn work(
-    request: &Request,
-    spec: DeviceSpec,
-    plan: &Plan,
-    report: &mut Report,
-) -> Result<(), String> {
     for &kind in &request.kinds {
-        let run = run_once(plan, request, spec, kind)
+        let run = run_once(&plan, request, spec, kind)
             .map_err(|error| format!("{spec}, {kind}: {error}"))?;
         report.add(run);
     }
