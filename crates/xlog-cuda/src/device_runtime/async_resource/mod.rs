@@ -17,7 +17,7 @@ use xlog_driver::{AsyncPools, DriverError};
 use self::frees::Frees;
 use super::direct::too_many_blocks;
 use super::ordering::EdgePolicy;
-use super::ordering::put_by::PutBy;
+use super::ordering::put_by::{PutBy, keep_first};
 use super::ordering::record::Record;
 use super::ordering::tracker::{Retired, Tracker, Tracks, tracked_hooks};
 use super::ordering::uses::OutstandingList;
@@ -104,25 +104,23 @@ impl AsyncCudaResource {
     /// Frees up to `count` of the blocks put by whose uses have completed.
     fn free_completed(&self, count: usize) -> ResourceResult<()> {
         let mut outcome = Ok(());
-        for generation in self.put_by.take_put_by(count) {
-            let Some(record) = self.tracker.table.at(generation) else { continue };
+        self.put_by.take_each(count, |generation| {
+            let Some(record) = self.tracker.table.at(generation) else { return };
             if self.tracker.is_complete(record) || !self.put_by.put_by(generation) {
-                let this = self.free_in_order(generation, record, true);
-                outcome = outcome.and(this);
+                keep_first(&mut outcome, self.free_in_order(generation, record, true));
             }
-        }
+        });
         outcome
     }
 
     /// Frees all blocks put by, with the waits that takes.
     fn free_put_by(&self) -> ResourceResult<()> {
         let mut outcome = Ok(());
-        for generation in self.put_by.take_put_by(usize::MAX) {
+        self.put_by.take_each(usize::MAX, |generation| {
             if let Some(record) = self.tracker.table.at(generation) {
-                let this = self.free_in_order(generation, record, true);
-                outcome = outcome.and(this);
+                keep_first(&mut outcome, self.free_in_order(generation, record, true));
             }
-        }
+        });
         outcome
     }
 

@@ -4,6 +4,7 @@
 //! what was announced and the host waits for nothing. A block whose stream was given back is looked at on the default stream,
 //! made to follow the old one. Below that, where uses are not tracked, the host waits before and after, as such a resource does.
 
+use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
@@ -69,6 +70,8 @@ pub(super) struct Core<R> {
     pub(super) journal: Arc<Journal>,
     pub(super) books: Mutex<Books>,
     pub(super) pages: Option<Pages>,
+    /// Only one block in so many is guarded.
+    pub(super) sampling: Option<NonZeroU64>,
     /// Whether the device was found lost.
     pub(super) lost: AtomicBool,
     /// Held by who collects what looks found.
@@ -107,10 +110,15 @@ impl<R: DeviceMemoryResource> Core<R> {
             }
             _ => None,
         };
+        let sampling = match (&pages, config.mode) {
+            (Some(_), GuardMode::Sampled(every)) => Some(every),
+            _ => None,
+        };
         Self {
             ordinal: inner.device_ordinal(),
             parts,
             pages,
+            sampling,
             lost: AtomicBool::new(false),
             journal: Arc::new(Journal::new(&config)),
             books: Mutex::new(Books::default()),

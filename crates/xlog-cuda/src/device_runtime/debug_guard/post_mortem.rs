@@ -86,6 +86,7 @@ impl<R: DeviceMemoryResource> Core<R> {
     }
 
     /// Passes a result on; the first that a lost device gives is followed by a post-mortem.
+    #[inline(always)]
     pub(super) fn watched<T>(&self, result: ResourceResult<T>) -> ResourceResult<T> {
         if let Err(ResourceError::Driver(_)) = &result {
             self.look_for_loss();

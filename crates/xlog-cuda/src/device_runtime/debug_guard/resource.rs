@@ -52,9 +52,9 @@ impl<R: DeviceMemoryResource> Core<R> {
             return Err(ResourceError::zero_bytes());
         }
         let given = match (self.config.mode, &self.pages) {
-            (GuardMode::Sampled(every), Some(pages)) => {
+            (GuardMode::Sampled(_), Some(pages)) => {
                 let block = call(bytes, align)?;
-                if !is_due(every) || parts.checker.make_ready().is_err() {
+                if parts.checker.make_ready().is_err() {
                     return Ok(block);
                 }
                 // One that cannot be guarded now is handed out as it is.
@@ -85,13 +85,16 @@ impl<R: DeviceMemoryResource> Core<R> {
         })
     }
 
-    /// True for a block that the guard knows nothing of, as most are where only some are guarded.
-    #[inline]
+    /// True when the next block is handed out as it is, as most are where only some are guarded.
+    #[inline(always)]
+    fn skips(&self) -> bool {
+        self.sampling.is_some_and(|every| !is_due(every))
+    }
+
+    /// True for a block that the guard knows nothing of.
+    #[inline(always)]
     fn passes(&self, ptr: u64) -> bool {
-        match (self.config.mode, &self.pages) {
-            (GuardMode::Sampled(_), Some(pages)) => !pages.holds(ptr),
-            _ => false,
-        }
+        self.sampling.is_some() && self.pages.as_ref().is_some_and(|pages| !pages.holds(ptr))
     }
 
     /// A use was closed, perhaps the last of a block that was returned.
@@ -118,6 +121,9 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for DebugGuardResource<R> {
         tag: AllocTag,
     ) -> ResourceResult<DeviceBlock> {
         let core = &*self.core;
+        if core.skips() {
+            return core.watched(core.inner.allocate(bytes, stream, tag));
+        }
         let call = |total, _| core.inner.allocate(total, stream, tag);
         core.watched(core.obtain((bytes, MIN_ALIGN), (stream, tag), call))
     }
@@ -136,6 +142,9 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for DebugGuardResource<R> {
                 accepted: "a power of two".to_owned(),
             });
         }
+        if core.skips() {
+            return core.watched(core.inner.allocate_aligned(bytes, align, stream, tag));
+        }
         let call = |total, align| core.inner.allocate_aligned(total, align, stream, tag);
         core.watched(core.obtain((bytes, align), (stream, tag), call))
     }
@@ -149,6 +158,10 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for DebugGuardResource<R> {
         tag: AllocTag,
     ) -> ResourceResult<DeviceBlock> {
         let core = &*self.core;
+        if core.skips() {
+            let given = core.inner.allocate_reserved(reservation, bytes, align, stream, tag);
+            return core.watched(given);
+        }
         let call =
             |total, align| core.inner.allocate_reserved(reservation, total, align, stream, tag);
         core.watched(core.obtain((bytes, align), (stream, tag), call))

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use xlog_driver::sync::{Mutex, MutexGuard};
 
-use crate::device_runtime::resource::Generation;
+use crate::device_runtime::resource::{Generation, ResourceResult};
 
 /// More than this are freed with a wait.
 const MOST_PUT_BY: usize = 1024;
@@ -20,6 +20,13 @@ pub(crate) struct PutBy {
     put_by_count: AtomicUsize,
     /// Held while blocks are taken out of `put_by` or `kept` and freed, so that a reap misses none that is on its way.
     turn: Mutex<()>,
+}
+
+/// The first failure of several steps is what is told.
+pub(crate) fn keep_first(outcome: &mut ResourceResult<()>, this: ResourceResult<()>) {
+    if outcome.is_ok() {
+        *outcome = this;
+    }
 }
 
 impl PutBy {
@@ -43,13 +50,15 @@ impl PutBy {
         true
     }
 
-    /// Takes up to `count` of those, the oldest first.
-    pub(crate) fn take_put_by(&self, count: usize) -> Vec<Generation> {
-        let mut put_by = self.put_by.lock();
-        let count = count.min(put_by.len());
-        let taken = put_by.drain(..count).collect();
-        self.put_by_count.store(put_by.len(), Ordering::Release);
-        taken
+    /// Takes up to `count` of those that are there now, the oldest first, and hands each to `body`, which may put it by again.
+    pub(crate) fn take_each(&self, count: usize, mut body: impl FnMut(Generation)) {
+        for _ in 0..count.min(self.put_by_count.load(Ordering::Acquire)) {
+            let mut put_by = self.put_by.lock();
+            let Some(oldest) = put_by.pop_front() else { return };
+            self.put_by_count.store(put_by.len(), Ordering::Release);
+            drop(put_by);
+            body(oldest);
+        }
     }
 
     pub(crate) fn turn(&self) -> MutexGuard<'_, ()> {

@@ -17,6 +17,8 @@ const FEW: u32 = 16;
 pub(crate) struct Slab<T, const CHUNK: usize = 512> {
     chunks: Box<[OnceLock<Box<[T; CHUNK]>>]>,
     used: AtomicU32,
+    /// No chunk from this one on was ever made, so that a walk over all stays short.
+    reach: AtomicU32,
     free: [Shard; SHARDS],
 }
 
@@ -38,6 +40,7 @@ impl<T: Default, const CHUNK: usize> Slab<T, CHUNK> {
         Self {
             chunks: (0..chunks).map(|_| OnceLock::new()).collect(),
             used: AtomicU32::new(0),
+            reach: AtomicU32::new(0),
             free: Default::default(),
         }
     }
@@ -99,7 +102,9 @@ impl<T: Default, const CHUNK: usize> Slab<T, CHUNK> {
 
     /// What is at a place, made if there never was anything; `None` beyond the last place.
     pub(crate) fn make(&self, place: u32) -> Option<&T> {
-        let chunk = self.chunks.get(place as usize / CHUNK)?.get_or_init(|| {
+        let at = place as usize / CHUNK;
+        let chunk = self.chunks.get(at)?.get_or_init(|| {
+            self.reach.fetch_max(at as u32 + 1, Ordering::Release);
             // By way of a list: so large an array must not go over the stack.
             let list: Box<[T]> = (0..CHUNK).map(|_| T::default()).collect();
             list.try_into().unwrap_or_else(|_| Box::new(std::array::from_fn(|_| T::default())))
@@ -109,8 +114,9 @@ impl<T: Default, const CHUNK: usize> Slab<T, CHUNK> {
 
     /// All there are, used or not, with their places.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
-        let made =
-            self.chunks.iter().enumerate().filter_map(|(at, chunk)| Some((at, chunk.get()?)));
+        let reach = self.reach.load(Ordering::Acquire) as usize;
+        let reached = self.chunks.iter().take(reach).enumerate();
+        let made = reached.filter_map(|(at, chunk)| Some((at, chunk.get()?)));
         made.flat_map(|(at, chunk)| {
             chunk.iter().enumerate().map(move |(n, value)| ((at * CHUNK + n) as u32, value))
         })

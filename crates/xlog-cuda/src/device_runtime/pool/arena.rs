@@ -201,12 +201,13 @@ impl Arena {
         }
     }
 
-    /// Empties the magazine into the index; the places of the records are added to `places`.
+    /// Empties the magazine into the index; the places of records that are too many are added to `places`.
     pub(super) fn flush(&mut self, stamp: u64, table: &BlockTable, places: &mut Vec<u32>) {
-        let index = &mut self.index;
+        let (index, kept) = (&mut self.index, &mut self.places);
         self.magazine.drain(table, |place, record| {
             index.give(record.node(), stamp);
-            places.push(place);
+            let to = if kept.len() < MOST_PLACES { &mut *kept } else { &mut *places };
+            to.push(place);
         });
     }
 }

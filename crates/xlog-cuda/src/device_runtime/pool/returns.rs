@@ -2,6 +2,7 @@
 
 use super::PoolResource;
 use super::arena::Piece;
+use crate::device_runtime::ordering::put_by::keep_first;
 use crate::device_runtime::ordering::record::Record;
 use crate::device_runtime::ordering::tracker::{Retired, Tracks};
 use crate::device_runtime::resource::{DeviceBlock, Generation, ResourceResult};
@@ -78,19 +79,24 @@ impl PoolResource {
     /// Puts back up to `count` of the blocks put by whose uses have completed.
     pub(super) fn put_completed(&self, count: usize) -> ResourceResult<()> {
         let mut outcome = Ok(());
-        for generation in self.put_by.take_put_by(count) {
-            let Some(record) = self.tracker.table.at(generation) else { continue };
+        self.put_by.take_each(count, |generation| {
+            let Some(record) = self.tracker.table.at(generation) else { return };
             if self.tracker.is_complete(record) || !self.put_by.put_by(generation) {
-                let this = self.put_in_order(generation, record);
-                outcome = outcome.and(this);
+                keep_first(&mut outcome, self.put_in_order(generation, record));
             }
-        }
+        });
         outcome
     }
 
     /// Puts back all blocks put by, with the waits that takes.
     pub(super) fn put_by_with_waits(&self) -> ResourceResult<()> {
-        self.put_all(self.put_by.take_put_by(usize::MAX))
+        let mut outcome = Ok(());
+        self.put_by.take_each(usize::MAX, |generation| {
+            if let Some(record) = self.tracker.table.at(generation) {
+                keep_first(&mut outcome, self.put_in_order(generation, record));
+            }
+        });
+        outcome
     }
 
     /// A free that is not the common one.

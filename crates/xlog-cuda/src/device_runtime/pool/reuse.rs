@@ -72,6 +72,10 @@ impl PoolResource {
         {
             // A failure stays with the block and comes back with a reap.
             let _ = self.put_completed(LOOK_AT);
+            let take = |arena: &mut Arena| arena.take(size, align, &self.tracker.table);
+            if let Some(piece) = arena.with(take) {
+                return Ok(piece);
+            }
         }
         if self.sanitizer.is_some()
             && let Some(_turn) = self.put_by.try_turn()
