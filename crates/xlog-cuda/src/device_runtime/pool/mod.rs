@@ -227,6 +227,7 @@ impl PoolResource {
         }
     }
 
+    #[inline(never)]
     fn serve(
         &self,
         bytes: usize,

@@ -3,34 +3,68 @@
 //! One visit of one arena, no locked instruction. Whatever is not like that says so by returning nothing, and the caller goes the
 //! general way. A simulated device goes that way always: its detector is told of every block.
 
+use xlog_driver::sync::Inside;
+
 use super::PoolResource;
 use super::arena::{Arena, NO_PLACE, Path, Piece, UNIT};
 use super::magazine::{MOST_CACHED, class_of};
 use super::resource::MAX_BYTES;
 use crate::device_runtime::ordering::clock::ClockCell;
 use crate::device_runtime::ordering::record::{Record, tag_of};
-use crate::device_runtime::resource::{BlockId, DeviceBlock, Generation, StreamId};
+use crate::device_runtime::resource::{
+    AllocTag, BlockId, DeviceBlock, Generation, ResourceResult, StreamId,
+};
 
 impl PoolResource {
-    /// Memory, and the generation of a live block there, for a stream whose memory this thread mostly uses.
+    /// A block for a stream whose memory this thread mostly uses.
+    ///
+    /// All ways but the first end in a call of their own, so that the first one keeps what it has in registers.
     #[inline(always)]
     pub(super) fn serve_at_once(
         &self,
         bytes: usize,
         stream: StreamId,
-    ) -> Option<(u64, usize, Generation)> {
+        tag: AllocTag,
+    ) -> ResourceResult<DeviceBlock> {
+        let general = || self.serve(bytes, UNIT as usize, stream, tag);
         if bytes.wrapping_sub(1) >= MAX_BYTES {
-            return None;
+            return general();
         }
-        let (home, cell) = self.tracker.streams.near(stream)?;
-        if cell.is_exposed() {
-            return None;
+        let Some((home, cell)) = self.tracker.streams.near(stream) else { return general() };
+        let Some(arenas) = self.quick_arenas().filter(|_| !cell.is_exposed()) else {
+            return general();
+        };
+        let Some(mut arena) = arenas.get(home).and_then(|place| place.0.enter()) else {
+            return general();
+        };
+        match self.serve_ready(&mut arena, bytes as u64, (stream, cell)) {
+            Ok((ptr, bytes, generation)) => {
+                drop(arena);
+                Ok(DeviceBlock::live((ptr, bytes), self.ordinal, stream, tag, generation))
+            }
+            Err(size) => self.serve_other(arena, (bytes, size), (stream, home, cell), tag),
         }
-        let mut arena = self.quick_arenas()?.get(home)?.0.enter()?;
-        self.serve_inside(&mut arena, bytes, (stream, home, cell))
     }
 
-    /// The same for who holds the memory of the stream. The size is one that can be.
+    #[inline(never)]
+    fn serve_other(
+        &self,
+        mut arena: Inside<'_, Arena>,
+        (bytes, size): (usize, u64),
+        (stream, home, cell): (StreamId, u32, &ClockCell),
+        tag: AllocTag,
+    ) -> ResourceResult<DeviceBlock> {
+        let served = self.serve_free(&mut arena, size, (stream, home, cell));
+        drop(arena);
+        match served {
+            Some((ptr, bytes, generation)) => {
+                Ok(DeviceBlock::live((ptr, bytes), self.ordinal, stream, tag, generation))
+            }
+            None => self.serve(bytes, UNIT as usize, stream, tag),
+        }
+    }
+
+    /// Memory, and the generation of a live block there, for who holds the memory of the stream. The size is one that can be.
     #[inline(always)]
     pub(super) fn serve_inside(
         &self,
@@ -38,22 +72,35 @@ impl PoolResource {
         bytes: usize,
         (stream, home, cell): (StreamId, u32, &ClockCell),
     ) -> Option<(u64, usize, Generation)> {
-        let mut size = bytes as u64;
-        if size <= MOST_CACHED {
-            let class = class_of(size);
-            if let Some((place, record)) = arena.magazine.pop(class, UNIT, &self.tracker.table) {
-                arena.counted(Path::Magazine);
-                let generation = Generation::next().at(place);
-                record.begin_again(generation, stream, cell.now());
-                return Some((record.ptr(), class.0 as usize, generation));
-            }
-            size = class.0;
+        match self.serve_ready(arena, bytes as u64, (stream, cell)) {
+            Ok(served) => Some(served),
+            Err(size) => self.serve_free(arena, size, (stream, home, cell)),
         }
-        self.serve_free(arena, size.next_multiple_of(UNIT), (stream, home, cell))
+    }
+
+    /// The same from what is ready; `Err` says in what size it is to be cut from free memory.
+    #[inline(always)]
+    fn serve_ready(
+        &self,
+        arena: &mut Arena,
+        size: u64,
+        (stream, cell): (StreamId, &ClockCell),
+    ) -> Result<(u64, usize, Generation), u64> {
+        if size > MOST_CACHED {
+            return Err(size.next_multiple_of(UNIT));
+        }
+        let class = class_of(size);
+        let Some((place, record)) = arena.magazine.pop(class, UNIT, &self.tracker.table) else {
+            return Err(class.0);
+        };
+        arena.counted(Path::Magazine);
+        let generation = Generation::next().at(place);
+        record.begin_again(generation, stream, cell.now());
+        Ok((record.ptr(), class.0 as usize, generation))
     }
 
     /// The same from the free memory of the stream, for whole units.
-    #[inline(never)]
+    #[inline]
     fn serve_free(
         &self,
         arena: &mut Arena,

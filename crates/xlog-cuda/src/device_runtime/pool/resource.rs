@@ -74,12 +74,7 @@ impl DeviceMemoryResource for PoolResource {
         stream: StreamId,
         tag: AllocTag,
     ) -> ResourceResult<DeviceBlock> {
-        match self.serve_at_once(bytes, stream) {
-            Some((ptr, bytes, generation)) => {
-                Ok(DeviceBlock::live((ptr, bytes), self.ordinal, stream, tag, generation))
-            }
-            None => self.serve(bytes, UNIT as usize, stream, tag),
-        }
+        self.serve_at_once(bytes, stream, tag)
     }
 
     fn allocate_aligned(

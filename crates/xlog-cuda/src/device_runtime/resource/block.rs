@@ -13,6 +13,7 @@ use super::MIN_ALIGN;
 /// [`StreamId::DEFAULT`] is a real stream of each pool. Any other id is issued by one pool for one lease: it resolves in
 /// that pool only, and no longer once the stream was given back. `u32::MAX` is never issued.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[repr(transparent)]
 pub struct StreamId(pub u32);
 
 impl StreamId {
@@ -75,6 +76,7 @@ thread_local! {
 
 /// Tells an address from its reuse. Never equal for two allocations, and increasing within a thread.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[repr(transparent)]
 pub struct Generation(pub u64);
 
 impl Generation {
@@ -84,24 +86,22 @@ impl Generation {
     #[inline(always)]
     #[must_use]
     pub fn next() -> Self {
-        NEXT.with(|mine| {
-            let next = mine.get();
-            if next.is_multiple_of(RANGE) {
-                return Self::first_of_range(mine);
-            }
-            mine.set(next + 1);
-            Self(next << SLOT_BITS)
-        })
+        let next = NEXT.get();
+        if next.is_multiple_of(RANGE) {
+            return Self::first_of_range();
+        }
+        NEXT.set(next + 1);
+        Self(next << SLOT_BITS)
     }
 
     #[cold]
     #[inline(never)]
-    fn first_of_range(mine: &Cell<u64>) -> Self {
+    fn first_of_range() -> Self {
         // From the second range on: generations are above all numbers of places.
         static RANGES: AtomicU64 = AtomicU64::new(RANGE);
         let begin = RANGES.fetch_add(RANGE, Ordering::Relaxed);
         // The first number of a range says that a thread has none left, so it is not used.
-        mine.set(begin + 2);
+        NEXT.set(begin + 2);
         Self((begin + 1) << SLOT_BITS)
     }
 
@@ -123,6 +123,7 @@ impl fmt::Display for Generation {
 
 /// Where a block is in its life.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[repr(u8)]
 pub enum BlockState {
     /// Handed out.
     Live,
@@ -137,6 +138,7 @@ pub enum BlockState {
 /// One outstanding allocation, owned by the caller until it is given to `deallocate`.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "a block that is dropped is never freed; give it to deallocate"]
+#[repr(C)]
 pub struct DeviceBlock {
     /// The device address.
     pub ptr: u64,
@@ -168,7 +170,72 @@ impl DeviceBlock {
     ) -> Self {
         let align = alignment_of(ptr);
         let state = BlockState::Live;
+        #[cfg(all(target_arch = "x86_64", not(miri)))]
+        {
+            wide::put_together(Self {
+                ptr,
+                device_ordinal,
+                alloc_stream,
+                bytes,
+                align,
+                tag,
+                generation,
+                state,
+            })
+        }
+        #[cfg(not(all(target_arch = "x86_64", not(miri))))]
         Self { ptr, device_ordinal, alloc_stream, bytes, align, tag, generation, state }
+    }
+}
+
+/// A block in whole registers of 16 bytes.
+///
+/// Whoever receives a block moves it, by 16 bytes at a time. The processor hands a value that was just written on to a read only
+/// when one write holds all that is read, and otherwise lets the read wait until the writes have reached the cache: 6 ns, a fifth
+/// of what allocating and freeing a block costs. So a block is written as it will be read.
+#[cfg(target_arch = "x86_64")]
+mod wide {
+    use std::arch::x86_64::{__m128i, _mm_set_epi64x};
+    use std::mem::{offset_of, size_of, transmute};
+
+    use super::{AllocTag, DeviceBlock};
+
+    /// The layout of a [`DeviceBlock`]; the tag keeps its type, since a pointer must stay one.
+    #[repr(C)]
+    struct Image {
+        ptr_ordinal_stream: __m128i,
+        bytes_align: __m128i,
+        tag: AllocTag,
+        generation_state: __m128i,
+    }
+
+    const _: () = {
+        assert!(size_of::<Image>() == size_of::<DeviceBlock>());
+        assert!(offset_of!(DeviceBlock, ptr) == 0);
+        assert!(offset_of!(DeviceBlock, device_ordinal) == 8);
+        assert!(offset_of!(DeviceBlock, alloc_stream) == 12);
+        assert!(offset_of!(DeviceBlock, bytes) == 16);
+        assert!(offset_of!(DeviceBlock, align) == 24);
+        assert!(offset_of!(DeviceBlock, tag) == offset_of!(Image, tag));
+        assert!(offset_of!(DeviceBlock, generation) == 48);
+        assert!(offset_of!(DeviceBlock, state) == 56);
+    };
+
+    #[inline(always)]
+    pub(super) fn put_together(block: DeviceBlock) -> DeviceBlock {
+        let low_high =
+            u64::from(block.device_ordinal) | u64::from(block.alloc_stream.0) << u32::BITS;
+        // SAFETY: every processor of this kind has the registers. Both types are `repr(C)`, of one size and with each field at one
+        // place, as asserted above; the fields are what they were, and the bytes after the state are zero.
+        #[allow(unsafe_code)]
+        unsafe {
+            transmute::<Image, DeviceBlock>(Image {
+                ptr_ordinal_stream: _mm_set_epi64x(low_high as i64, block.ptr as i64),
+                bytes_align: _mm_set_epi64x(block.align as i64, block.bytes as i64),
+                tag: block.tag,
+                generation_state: _mm_set_epi64x(block.state as i64, block.generation.0 as i64),
+            })
+        }
     }
 }
 
