@@ -1,5 +1,5 @@
 // glibc's malloc on the same workloads: host memory, no GPU. Not a peer but the limit, and the way to try the workloads, with
-// their check values, on a machine without a GPU.
+// their check values, on a machine without a GPU. `nothing` hands out one address: how the host alone scales with threads.
 
 #include <cstdlib>
 
@@ -9,16 +9,24 @@ namespace {
 
 class Host {
  public:
+  explicit Host(bool allocates) : allocates_{allocates} {}
+
   struct Stream {};
 
   Stream stream() { return {}; }
   void enter_thread() {}
-  void* allocate(std::size_t bytes, Stream) { return std::malloc(bytes); }
-  void free(void* block, std::size_t, Stream) { std::free(block); }
-  void free_elsewhere(void* block, std::size_t, Stream, Stream, peers::Device const&) { std::free(block); }
+  void* allocate(std::size_t bytes, Stream) { return allocates_ ? std::malloc(bytes) : this; }
+  void free(void* block, std::size_t, Stream)
+  {
+    if (allocates_) { std::free(block); }
+  }
+  void free_elsewhere(void* block, std::size_t bytes, Stream stream, Stream, peers::Device const&) { free(block, bytes, stream); }
   void* raw(Stream) { return nullptr; }
   void synchronize() {}
   bool holds_what_it_needs() { return true; }
+
+ private:
+  bool allocates_;
 };
 
 }  // namespace
@@ -27,7 +35,7 @@ int main(int count, char** values)
 {
   auto const options = peers::parse(count, values);
   return peers::serve(options, "glibc", nullptr, [](std::string const& variant, bool) {
-    if (variant != "malloc") { peers::unknown_variant(variant); }
-    return std::make_unique<Host>();
+    if (variant != "malloc" && variant != "nothing") { peers::unknown_variant(variant); }
+    return std::make_unique<Host>(variant == "malloc");
   });
 }

@@ -90,7 +90,7 @@ def _series(table, workload, parameters):
     found = {}
     for parameter in parameters:
         for peer, figure in table.get((workload, parameter), {}).items():
-            if peer == OURS or peer[0] != OURS[0]:
+            if peer in (OURS, LIMIT) or peer[0] not in (OURS[0], LIMIT[0]):
                 found.setdefault(peer, []).append((parameter, figure.best))
     ordered = sorted(found, key=lambda peer: (peer != OURS, peer == LIMIT, peer))
     return {" ".join(peer): found[peer] for peer in ordered}

@@ -181,7 +181,7 @@ class Workshop:
         self.bin.mkdir(parents=True, exist_ok=True)
 
     def ours(self):
-        variants = ["pool", "async", "direct", "budget", "null-log", "stack", "stack-log", "stack-csv", "guard"]
+        variants = ["pool", "async", "direct", "thrifty", "budget", "null-log", "stack", "stack-log", "stack-csv", "guard"]
         return Program("xlog", variants, [self.bundled("benches/xlog-cuda.peers")])
 
     def cudarc(self):
@@ -200,7 +200,7 @@ class Workshop:
         return path
 
     def host(self):
-        return Program("glibc", ["malloc"], [build(self.bin / "host", "host.cpp", [*CXX, str(HERE / "host.cpp"), "-ldl"])])
+        return Program("glibc", ["malloc", "nothing"], [build(self.bin / "host", "host.cpp", [*CXX, str(HERE / "host.cpp"), "-ldl"])])
 
     def driver(self):
         cuda = cuda_home()

@@ -147,7 +147,7 @@ def best_peer(table, workload, parameter):
     peers = [
         (peer, figure)
         for peer, figure in table.get((workload, parameter), {}).items()
-        if peer[0] != OURS[0] and peer != LIMIT
+        if peer[0] not in (OURS[0], LIMIT[0])
     ]
     if not peers:
         return None
@@ -255,7 +255,7 @@ def keys(table, workloads):
 def figures_table(table, workloads):
     """Every peer beside every other: the best over the rounds."""
     shown = [key for key in keys(table, workloads) if key in table]
-    peers = sorted({peer for key in shown for peer in table[key]}, key=lambda peer: (peer != OURS, peer[0] != OURS[0], peer == LIMIT, peer))
+    peers = sorted({peer for key in shown for peer in table[key]}, key=lambda peer: (peer != OURS, peer[0] != OURS[0], peer[0] == LIMIT[0], peer))
     lines = []
     for key in shown:
         unit = next(iter(table[key].values())).unit

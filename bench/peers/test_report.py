@@ -90,6 +90,15 @@ class Bars(unittest.TestCase):
         self.assertIs(slower["16 threads, a stream each"].met, False)
         self.assertIs(slower["16 threads under a budget against none"].met, False)
 
+    def test_a_host_that_does_not_scale_is_told_beside_the_miss(self):
+        text = "xlog,pool,threads,1,15,Mops/s\nxlog,pool,threads,16,120,Mops/s\n"
+        limits = "glibc,nothing,threads,1,100,Mops/s\nglibc,nothing,threads,16,900,Mops/s\n"
+        self.assertEqual(bars(text, "threads")["16 threads against our one"].verdict, "MISSED")
+        bar = bars(text + limits, "threads")["16 threads against our one"]
+        self.assertEqual(bar.verdict, "MISSED; on this host the loop without an allocator 9.0")
+        self.assertIs(bar.met, False)
+        self.assertIn("no peer", bars(text + limits, "threads")["16 threads, a stream each"].verdict)
+
     def test_our_own_parts_have_their_bars(self):
         text = (
             "xlog,budget,budget-added,1024,15,ns\nxlog,null-sink,logging-added,1024,10.1,ns\nxlog,binary-sink,logging-added,1024,40,ns\n"

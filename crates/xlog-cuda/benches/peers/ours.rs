@@ -16,8 +16,18 @@ use xlog_cuda::{CudaDevice, DeviceStream};
 use crate::workloads::{Maker, Peer};
 
 /// The variants, as a request names them.
-pub const VARIANTS: [&str; 9] =
-    ["direct", "async", "pool", "budget", "null-log", "stack", "stack-log", "stack-csv", "guard"];
+pub const VARIANTS: [&str; 10] = [
+    "direct",
+    "async",
+    "pool",
+    "thrifty",
+    "budget",
+    "null-log",
+    "stack",
+    "stack-log",
+    "stack-csv",
+    "guard",
+];
 
 const TAG: AllocTag = AllocTag("bench");
 const STREAMS: usize = 32;
@@ -154,7 +164,10 @@ impl OursMaker {
     }
 
     fn pool(&self, streams: &Arc<StreamPool>, grows: bool) -> Result<PoolResource, String> {
-        let config = PoolConfig::default().with_initial(if grows { 0 } else { INITIAL });
+        let mut config = PoolConfig::default().with_initial(if grows { 0 } else { INITIAL });
+        if self.variant == "thrifty" {
+            config = config.with_eager_growth(0);
+        }
         PoolResource::new(self.device.clone(), self.device.ordinal(), streams.clone(), config)
             .map_err(|error| error.to_string())
     }
@@ -198,7 +211,7 @@ impl Maker for OursMaker {
                 device.ordinal(),
                 streams.clone(),
             ))),
-            "pool" => Front::Resource(Box::new(self.pool(&streams, grows)?)),
+            "pool" | "thrifty" => Front::Resource(Box::new(self.pool(&streams, grows)?)),
             "budget" => {
                 let pool = Box::new(self.pool(&streams, grows)?);
                 Front::Resource(Box::new(GlobalDeviceBudget::new(pool, 1 << 36)))

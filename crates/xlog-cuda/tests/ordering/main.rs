@@ -9,4 +9,5 @@ mod hazards;
 mod hazards_threads;
 mod ordering_model;
 mod pool;
+mod pool_joins;
 mod support;

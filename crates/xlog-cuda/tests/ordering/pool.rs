@@ -6,49 +6,14 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use crate::support::Random;
-use crate::support::rig::{TAG, assert_all, fill, read, sub_allocating};
+use crate::support::pool_rig::{MIB, Rig, rig, scarce};
+use crate::support::rig::{TAG, assert_all, fill, read};
 use xlog_cuda::CudaDevice;
 use xlog_cuda::device_runtime::{
     Access, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, PhysicalMeter, PoolConfig,
     PoolResource, PoolReuse, PoolSegments, ResourceError, ResourceResult, StreamLease, StreamPool,
 };
 use xlog_testing::{WatchedGate, for_each_seam, for_each_sim};
-
-const MIB: usize = 1 << 20;
-
-struct Rig {
-    streams: Arc<StreamPool>,
-    pool: PoolResource,
-}
-
-fn rig(device: &Arc<CudaDevice>, config: PoolConfig) -> Rig {
-    let streams = Arc::new(StreamPool::with_defaults(device.clone()));
-    let pool = sub_allocating(device, &streams, config);
-    Rig { streams, pool }
-}
-
-/// A pool that cannot grow beyond `bytes`.
-fn scarce(bytes: usize) -> PoolConfig {
-    PoolConfig::default().with_growth(2 * MIB).with_maximum(bytes)
-}
-
-impl Rig {
-    fn leases<const N: usize>(&self) -> [StreamLease; N] {
-        std::array::from_fn(|_| self.streams.lease().unwrap())
-    }
-
-    fn allocate(&self, bytes: usize, stream: &StreamLease) -> DeviceBlock {
-        self.pool.allocate(bytes, stream.id(), TAG).unwrap()
-    }
-
-    fn empty(&self) {
-        self.pool.reap_pending().unwrap();
-        assert_eq!(self.pool.bytes_outstanding(), 0);
-        self.pool.trim().unwrap();
-        let snapshot = self.pool.snapshot();
-        assert_eq!((snapshot.reserved_bytes, snapshot.free_bytes()), (0, 0), "{snapshot:?}");
-    }
-}
 
 #[test]
 fn memory_that_went_through_a_second_stream_is_not_handed_to_a_third_under_the_first() {
@@ -562,60 +527,5 @@ fn a_captured_stream_is_refused_by_a_pool_and_not_asked_whether_it_is_done() {
         rig.pool.deallocate(served).unwrap();
         rig.empty();
         assert_eq!(rig.pool.block_state(id), BlockState::Freed);
-    });
-}
-
-#[test]
-fn a_batch_frees_what_it_can_whatever_state_each_block_is_in() {
-    for_each_seam(|device| {
-        let rig = rig(device, PoolConfig::default());
-        let [first, second] = rig.leases();
-        for round in 0..3 {
-            let mut blocks = rig
-                .pool
-                .allocate_batch(&[1000, 5 * MIB, 70_000, 256, 256], first.id(), TAG)
-                .unwrap();
-            blocks.push(rig.allocate(1000, &second));
-            blocks.push(rig.allocate(1000, &first));
-            // One is used on its own stream, one on another, and one has a use open.
-            let ids: Vec<BlockId> = blocks.iter().map(BlockId::from_block).collect();
-            for (id, stream) in [(ids[0], &first), (ids[2], &second)] {
-                rig.pool.prepare_block_use(id, stream.id(), Access::Write).unwrap();
-                fill(stream, id.ptr, 1, 64);
-                rig.pool.finish_block_use(id, stream.id(), Access::Write).unwrap();
-            }
-            rig.pool.prepare_block_use(ids[3], second.id(), Access::Read).unwrap();
-            // And one is there twice.
-            let DeviceBlock {
-                ptr,
-                device_ordinal,
-                alloc_stream,
-                bytes,
-                align,
-                tag,
-                generation,
-                state,
-            } = blocks[6];
-            let twin = DeviceBlock {
-                ptr,
-                device_ordinal,
-                alloc_stream,
-                bytes,
-                align,
-                tag,
-                generation,
-                state,
-            };
-            blocks.insert(round * 3, twin);
-            let outcome = rig.pool.deallocate_batch(blocks);
-            assert_eq!(outcome, Err(ResourceError::UseAfterFree { generation: ids[6].generation }));
-            assert_eq!(rig.pool.block_state(ids[3]), BlockState::Retired);
-            rig.pool.finish_block_use(ids[3], second.id(), Access::Read).unwrap();
-            rig.pool.reap_pending().unwrap();
-            assert_eq!(rig.pool.bytes_outstanding(), 0);
-            let counts = rig.pool.statistics();
-            assert_eq!((counts.live_blocks, counts.retired_blocks), (0, 0));
-        }
-        rig.empty();
     });
 }

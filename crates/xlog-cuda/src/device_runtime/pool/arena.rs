@@ -153,6 +153,11 @@ impl Arena {
         self.counts.paths.count(path);
     }
 
+    /// Adds memory.
+    pub(super) fn keep(&mut self, range: Range) {
+        self.index.add(range, true);
+    }
+
     /// Adds memory and takes from it at once, so that nobody else gets it in between.
     pub(super) fn add_and_take(
         &mut self,

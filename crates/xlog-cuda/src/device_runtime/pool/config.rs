@@ -18,7 +18,7 @@ pub struct PoolReuse {
     pub follow_dependencies: bool,
     /// Memory whose last work the host finds to have completed. What is served then depends on time.
     pub opportunistic: bool,
-    /// Memory that is still in use, with a wait queued for it, once the pool cannot grow.
+    /// Memory that is still in use, with a wait queued for it, once the pool cannot grow or has enough that is free.
     pub insert_waits: bool,
 }
 
@@ -119,6 +119,9 @@ pub struct PoolConfig {
     pub maximum_bytes: usize,
     /// Memory is taken in pieces of at most this size, smaller ones while the pool is small, or of the request if that is larger.
     pub growth_bytes: usize,
+    /// Up to here the pool rather grows than lets one stream wait for another. When it holds more, and at least half of that is free,
+    /// a request first gets free memory of another stream with a wait for the work on it.
+    pub eager_growth_bytes: usize,
     /// What the pool keeps when [`PoolConfig::idle_decay`] lets memory go.
     pub release_threshold: usize,
     /// How long nothing must have been taken from the device before free memory goes back to it; `None`: only `trim` gives back.
@@ -141,6 +144,7 @@ impl Default for PoolConfig {
             initial_bytes: 0,
             maximum_bytes: usize::MAX,
             growth_bytes: 32 * MIB,
+            eager_growth_bytes: 4096 * MIB,
             release_threshold: 0,
             idle_decay: None,
             magazine_bytes: 16 * MIB,
@@ -171,6 +175,13 @@ impl PoolConfig {
     #[must_use]
     pub fn with_growth(mut self, bytes: usize) -> Self {
         self.growth_bytes = bytes;
+        self
+    }
+
+    /// Rather grows than lets streams wait for each other up to this; 0 saves memory, `usize::MAX` time.
+    #[must_use]
+    pub fn with_eager_growth(mut self, bytes: usize) -> Self {
+        self.eager_growth_bytes = bytes;
         self
     }
 

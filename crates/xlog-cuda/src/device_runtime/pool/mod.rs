@@ -10,7 +10,7 @@
 //! | `index` | free memory by size and by address |
 //! | `arena`, `magazine` | the memory of one stream, and what of it is ready to hand out |
 //! | `resource`, `quick`, `batch`, `returns` | a pool as a resource, the shortest way through it, several at once, how blocks come back |
-//! | `reuse` | what to do when that has nothing left |
+//! | `reuse`, `trim` | what to do when that has nothing left; free memory as a whole |
 //! | `segments`, `source` | where memory comes from and goes back to |
 //! | `sanitizer` | what changes when a memory checker looks on |
 //! | `config`, `snapshot` | how a pool behaves, and how it stands |
@@ -28,6 +28,7 @@ mod sanitizer;
 mod segments;
 mod snapshot;
 mod source;
+mod trim;
 
 use std::fmt;
 use std::sync::Arc;

@@ -1,22 +1,22 @@
 //! What a pool does when the arena of the asking stream has nothing left, and how memory goes back.
 //!
 //! In this order: blocks of the own stream that only wait to be merged; memory that belongs to no stream; memory of other streams that
-//! the asking one already follows, or whose last work has completed; the device; memory of other streams with a wait; blocks whose uses
-//! elsewhere have not completed, with waits; pieces of free memory moved together. Only then is the request refused.
+//! the asking one already follows, or whose last work has completed; free memory of several streams that lies side by side; the device;
+//! memory of other streams with a wait; blocks whose uses elsewhere have not completed, with waits; pieces of free memory moved
+//! together. Only then is the request refused.
 //!
 //! Memory that changes its stream gets a stamp of its new one, unless the host has seen its last work complete: whoever takes it from
 //! there follows the new stream, and through it the old one. Without that, a third stream would miss the first.
 //!
 //! The arena of another stream is looked at only if nobody stays inside it, and no arena is held while another one is looked at.
 
-use std::sync::atomic::Ordering;
 use std::time::Instant;
 
+use super::PoolResource;
 use super::arena::{Arena, ArenaCounts, Path, Piece, UNIT};
 use super::index::Range;
 use super::sanitizer::Sanitizer;
 use super::segments::Span;
-use super::{Growth, PoolResource};
 use crate::device_runtime::ordering::primitive::Lock;
 use crate::device_runtime::resource::{ResourceError, ResourceResult, StreamId};
 use crate::stream::RawStream;
@@ -27,12 +27,12 @@ const LOOK_AT: usize = 2;
 const MOST_MOVED: u64 = 2 << 20;
 
 /// A request that the arena of its stream could not serve.
-struct Request<'a> {
-    stream: StreamId,
-    home: &'a RawStream,
-    arena: &'a Lock<Arena>,
-    size: u64,
-    align: u64,
+pub(super) struct Request<'a> {
+    pub(super) stream: StreamId,
+    pub(super) home: &'a RawStream,
+    pub(super) arena: &'a Lock<Arena>,
+    pub(super) size: u64,
+    pub(super) align: u64,
 }
 
 impl PoolResource {
@@ -91,6 +91,12 @@ impl PoolResource {
         if let Some(piece) = self.take_from_others(&request, false)? {
             return Ok(piece);
         }
+        if self.config.reuse.insert_waits
+            && self.has_plenty()
+            && let Some(piece) = self.take_with_waits(&request)?
+        {
+            return Ok(piece);
+        }
         let full = match self.grow(&request) {
             Ok(piece) => return Ok(piece),
             Err(error) if is_full(&error) => error,
@@ -109,7 +115,7 @@ impl PoolResource {
             return Ok(piece);
         }
         if self.config.reuse.insert_waits
-            && let Some(piece) = self.take_from_others(&request, true)?
+            && let Some(piece) = self.take_with_waits(&request)?
         {
             return Ok(piece);
         }
@@ -118,6 +124,12 @@ impl PoolResource {
             return Ok(piece);
         }
         Err(self.refusal(&request, full))
+    }
+
+    /// True when the pool holds enough that another stream's memory is worth a wait.
+    fn has_plenty(&self) -> bool {
+        let held = self.segments.reserved();
+        held > self.config.eager_growth_bytes as u64 && held / 2 >= self.counts().1
     }
 
     #[cold]
@@ -148,10 +160,10 @@ impl PoolResource {
     fn take_spare(&self, request: &Request<'_>) -> Option<Piece> {
         let range = {
             let mut spare = self.spare.lock();
-            let want = request.size.max(self.moved());
+            let (size, align) = (request.size, request.align);
             let taken = spare
-                .take(want, request.align)
-                .or_else(|| spare.take(request.size, request.align))?;
+                .take_if((size, self.moved()), align, &mut |_| true)
+                .or_else(|| spare.take(size, align))?;
             spare.forget(taken.node)?
         };
         self.add(request, Range { stamp: 0, ..range }, Path::Completed)
@@ -189,6 +201,14 @@ impl PoolResource {
         Ok(None)
     }
 
+    /// The same with waits, from one other stream or from several.
+    fn take_with_waits(&self, request: &Request<'_>) -> ResourceResult<Option<Piece>> {
+        match self.take_from_others(request, true)? {
+            Some(piece) => Ok(Some(piece)),
+            None => self.join_with_waits(request),
+        }
+    }
+
     /// Takes a range out of the arena of `stream`.
     fn take_from(
         &self,
@@ -223,10 +243,7 @@ impl PoolResource {
                 }
             };
             let usable = &mut |stamp| path_of(stamp).is_some();
-            let taken = arena
-                .index
-                .take_if(size.max(self.moved()), align, usable)
-                .or_else(|| arena.index.take_if(size, align, usable))?;
+            let taken = arena.index.take_if((size, self.moved()), align, usable)?;
             let range = arena.index.forget(taken.node)?;
             Some((range, path_of(range.stamp)?))
         });
@@ -253,6 +270,11 @@ impl PoolResource {
         }
         // And a trim may have put by what it did not give back.
         if let Some(piece) = self.take_spare(request) {
+            return Ok(piece);
+        }
+        if self.join_free(size)
+            && let Some(piece) = self.take_spare(request)
+        {
             return Ok(piece);
         }
         // Pieces begin at multiples of the granularity; what must be aligned better needs room to be moved in.
@@ -288,7 +310,7 @@ impl PoolResource {
     /// Moves wholly free pieces of memory to other addresses, where they lie together.
     fn move_together(&self, request: &Request<'_>) -> ResourceResult<Option<Piece>> {
         let _growing = self.growing.lock();
-        let idle = self.take_idle();
+        let idle = self.take_idle(0);
         let (span, gone, outcome) = self.segments.gather(&idle, request.size, request.stream);
         self.keep_idle(idle, &gone);
         outcome?;
@@ -296,144 +318,6 @@ impl PoolResource {
             Some(span) => Ok(self.add(request, self.fresh(request, span), Path::Grown)),
             None => Ok(self.take_spare(request)),
         }
-    }
-
-    /// Gives free memory on which nothing is pending back to the device, until the pool holds no more than `bytes`; returns how
-    /// many bytes went back.
-    pub fn trim_to(&self, bytes: usize) -> ResourceResult<usize> {
-        if self.sanitizer.is_some()
-            && let Some(_turn) = self.put_by.try_turn()
-        {
-            self.release_completed(usize::MAX)?;
-        }
-        let mut growing = self.growing.lock();
-        let excess = self.segments.reserved().saturating_sub(bytes as u64);
-        if excess == 0 {
-            return Ok(0);
-        }
-        self.empty_magazines();
-        for (place, _) in self.arenas_with_places() {
-            if let Some(stream) = self.tracker.streams.at(place) {
-                stream.poll_tail();
-            }
-        }
-        let idle = self.take_idle();
-        let (gone, outcome) = self.segments.release(&idle, excess);
-        self.keep_idle(idle, &gone);
-        self.share_magazines(&mut growing);
-        outcome.map(|()| gone.iter().map(|span| span.bytes as usize).sum())
-    }
-
-    /// Changes how much of the device the pool may hold. What it already holds stays.
-    pub fn set_maximum(&self, bytes: usize) {
-        self.segments.set_limit(bytes as u64);
-    }
-
-    /// Lets memory go that has been free for long enough, if the configuration says so.
-    pub(super) fn decay(&self) -> ResourceResult<()> {
-        let Some(idle) = self.config.idle_decay else { return Ok(()) };
-        let due = self.growing.lock().last.elapsed() >= idle;
-        if due { self.trim_to(self.config.release_threshold).map(|_| ()) } else { Ok(()) }
-    }
-
-    /// Takes everything free on which nothing is pending out of all arenas, joined by address.
-    fn take_idle(&self) -> Vec<Span> {
-        let mut idle: Vec<Span> = Vec::new();
-        for (place, arena) in self.arenas_with_places() {
-            let Some(stream) = self.tracker.streams.at(place) else { continue };
-            let clock = stream.clock();
-            arena.with(|arena| {
-                let leaves = &mut |range: &Range| {
-                    (range.stamp == 0 || clock.is_complete(range.stamp)).then_some(*range)
-                };
-                idle.extend(arena.index.extract(0, leaves).iter().map(span_of));
-            });
-        }
-        idle.extend(self.spare.lock().extract(0, &mut |range| Some(*range)).iter().map(span_of));
-        idle.sort_unstable_by_key(|span| span.ptr);
-        let mut joined: Vec<Span> = Vec::with_capacity(idle.len());
-        for span in idle {
-            match joined.last_mut() {
-                Some(last) if last.ptr + last.bytes == span.ptr => last.bytes += span.bytes,
-                _ => joined.push(span),
-            }
-        }
-        joined
-    }
-
-    /// Keeps what is left of `idle` for any stream.
-    fn keep_idle(&self, idle: Vec<Span>, gone: &[Span]) {
-        let mut gone: Vec<Span> = gone.to_vec();
-        gone.sort_unstable_by_key(|span| span.ptr);
-        let mut gone = gone.into_iter().peekable();
-        let mut spare = self.spare.lock();
-        for span in idle {
-            let (mut from, end) = (span.ptr, span.ptr + span.bytes);
-            while let Some(part) = gone.next_if(|part| part.ptr < end) {
-                if part.ptr > from {
-                    spare.add(Range { ptr: from, bytes: part.ptr - from, stamp: 0 }, true);
-                }
-                from = part.ptr + part.bytes;
-            }
-            if from < end {
-                spare.add(Range { ptr: from, bytes: end - from, stamp: 0 }, true);
-            }
-        }
-    }
-
-    /// Waits until the last work on all free memory has completed.
-    pub(super) fn settle_streams(&self) -> ResourceResult<()> {
-        self.empty_magazines();
-        let mut outcome = Ok(());
-        for (place, _) in self.arenas_with_places() {
-            let Some(stream) = self.tracker.streams.at(place) else { continue };
-            if !stream.poll_tail()
-                && let Err(error) = stream.settle(&self.tracker.tally)
-            {
-                outcome = outcome.and(Err(error.into()));
-            }
-        }
-        outcome
-    }
-
-    /// Shares out what all magazines together may have, if there is more or less of it, or more streams.
-    pub(super) fn share_magazines(&self, growing: &mut Growth) {
-        let most = (self.segments.reserved() / 50).max(self.config.magazine_bytes as u64);
-        let streams = self.arenas_with_places().count() as u32;
-        let (shared, among) = growing.shared;
-        if streams <= among && most <= shared + shared / 4 && most >= shared {
-            return;
-        }
-        // In doublings, since less for each is a look into all magazines.
-        let among = among.max(streams.next_power_of_two());
-        growing.shared = (most, among);
-        let room = most / u64::from(among);
-        if self.room.swap(room, Ordering::Relaxed) <= room {
-            return;
-        }
-        let mut places = Vec::new();
-        for (place, arena) in self.arenas_with_places() {
-            let Some(stream) = self.tracker.streams.at(place) else { continue };
-            // One that somebody stays inside keeps what it has until that is used.
-            arena.try_with(|arena| {
-                if arena.magazine.bytes() > room {
-                    arena.flush(stream.clock().now(), &self.tracker.table, &mut places);
-                }
-            });
-        }
-        self.tracker.table.give_places(places);
-    }
-
-    /// Puts what lies ready on each stream to its free memory, with the stamp of now: before it is asked what has completed.
-    fn empty_magazines(&self) {
-        let mut places = Vec::new();
-        for (place, arena) in self.arenas_with_places() {
-            let Some(stream) = self.tracker.streams.at(place) else { continue };
-            arena.with(|arena| {
-                arena.flush(stream.clock().now(), &self.tracker.table, &mut places);
-            });
-        }
-        self.tracker.table.give_places(places);
     }
 
     /// The arenas that were ever used, with the places of their streams.
@@ -468,8 +352,4 @@ impl PoolResource {
 /// True when the device, a limit or a ledger has no more.
 fn is_full(error: &ResourceError) -> bool {
     matches!(error, ResourceError::OutOfMemory { .. } | ResourceError::OutOfBudget { .. })
-}
-
-fn span_of(range: &Range) -> Span {
-    Span { ptr: range.ptr, bytes: range.bytes }
 }

@@ -82,18 +82,21 @@ impl Index {
         Some(taken)
     }
 
-    /// Takes memory as [`take`](Self::take) does, but only from a range whose stamp is `usable`.
+    /// Takes memory of at least `bytes` from a range whose stamp is `usable`: all of the range where it has no more than `most`, so
+    /// that no splinter of it is left, and otherwise `most` of it, or `bytes` if that is more.
     ///
     /// The search is bounded: `None` says that nothing was found, not that there is nothing.
     pub(crate) fn take_if(
         &mut self,
-        bytes: u64,
+        (bytes, most): (u64, u64),
         align: u64,
         usable: &mut dyn FnMut(u64) -> bool,
     ) -> Option<Taken> {
         let wish = Wish::new(bytes, align)?;
         let (id, head) = self.find_if(wish, usable)?;
-        self.carve_at(id, head, wish.bytes)
+        let has = self.nodes.at(id).bytes.checked_sub(head)?;
+        let whole = if has <= most { has } else { most / UNIT * UNIT };
+        self.carve_at(id, head, whole.max(wish.bytes))
     }
 
     /// Gives a taken range back, with the stamp of the last work on it. A node that is not taken is left as it is.

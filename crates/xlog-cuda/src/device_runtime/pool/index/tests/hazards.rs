@@ -70,7 +70,7 @@ fn requests_that_cannot_be_are_refused() {
         (u64::MAX - 511, 4096),
     ] {
         assert_eq!(index.take(bytes, align), None, "{bytes} at {align}");
-        assert_eq!(index.take_if(bytes, align, &mut |_| true), None, "{bytes} at {align}");
+        assert_eq!(index.take_if((bytes, 0), align, &mut |_| true), None, "{bytes} at {align}");
     }
     assert_eq!(index.take(0, 1).map(|taken| taken.bytes), Some(UNIT));
 }
@@ -176,6 +176,6 @@ fn usable_memory_is_found_above_classes_that_are_not() {
         assert!(index.add(range, false));
     }
     assert!(index.add(Range { ptr: BASE << 1, bytes: 1 << 30, stamp: 1 }, false));
-    let taken = index.take_if(UNIT, UNIT, &mut |stamp| stamp <= 1).unwrap();
+    let taken = index.take_if((UNIT, 0), UNIT, &mut |stamp| stamp <= 1).unwrap();
     assert_eq!(taken.ptr, BASE << 1);
 }

@@ -161,7 +161,7 @@ fn program(seed: u64) {
                     );
                     taken
                 } else {
-                    let taken = index.take_if(bytes, align, &mut |stamp| stamp <= bound);
+                    let taken = index.take_if((bytes, 0), align, &mut |stamp| stamp <= bound);
                     let fits = model.fits(whole, align, |stamp| stamp <= bound);
                     // With so few ranges the bounded search sees them all.
                     if taken.is_some() || model.free.len() <= 4 {
