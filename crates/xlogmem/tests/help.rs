@@ -9,16 +9,7 @@ mod support;
 use std::process::Command;
 
 use scratch::Scratch;
-use support::{assert_refused, json, text, xlogmem};
-
-/// The commands that the help of `path` names.
-fn commands(help: &str) -> Vec<String> {
-    let named = help.lines().skip_while(|line| *line != "Commands:").skip(1);
-    let named = named.take_while(|line| !line.is_empty());
-    // A description that goes on is indented further.
-    let named = named.filter(|line| line.starts_with("  ") && !line.starts_with("   "));
-    named.filter_map(|line| line.split_whitespace().next()).map(str::to_owned).collect()
-}
+use support::{assert_refused, commands, json, text, xlogmem};
 
 /// Calls `see` with the help of every command, long and short.
 fn for_each_help(path: &[String], see: &mut impl FnMut(&[String], &str)) {
@@ -125,7 +116,7 @@ fn every_json_report_has_the_same_envelope() {
     }
     let missing = scratch.path("missing.xtrace");
     let output = xlogmem().args(["summary", &missing, "--json"]).output().unwrap();
-    assert_ne!(output.status.code(), Some(0));
+    assert_refused(&output, &["missing.xtrace"]);
 }
 
 #[test]

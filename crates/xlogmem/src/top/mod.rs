@@ -14,9 +14,10 @@ use crate::{Output, json_text};
 pub(crate) use arguments::TopArguments;
 use view::{Before, Picture};
 
-/// Runs the command. A bad path is refused, as is a picture without a terminal to show it.
+/// Runs the command. A bad path is refused, as is a file that is no ledger, and a picture without a terminal to show it.
 pub(crate) fn run(arguments: &TopArguments) -> Result<Output, Refusal> {
     let place = ledger::place(arguments.ledger.as_deref())?;
+    place.check()?;
     let mut before = Before::default();
     if arguments.once || arguments.json {
         look(&place, &mut before);
