@@ -26,7 +26,7 @@ pub(crate) enum Command {
     Doctor(DoctorArguments),
     /// Show who holds what of each device, among the processes that share it
     Ledger(LedgerArguments),
-    /// Watch the processes that share devices: bytes, peaks and rates, live
+    /// Watch the processes that share devices: bytes, peaks, rates and tags, live
     Top(crate::top::TopArguments),
     /// Run a workload on a device and verify what came of it
     #[command(subcommand, disable_help_subcommand = true)]
