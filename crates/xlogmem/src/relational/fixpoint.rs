@@ -9,8 +9,8 @@
 use xlog_cuda::Result;
 use xlog_cuda::device_runtime::Access;
 
-use super::launch::touch;
 use super::numbers::seed_for;
+use super::touched::touch;
 use super::{Column, EMPTY, Session, Verdict, host, table_places, tile_sums};
 
 /// A random graph with fewer edges than vertices, so that paths end: about nine vertices can be reached from each.

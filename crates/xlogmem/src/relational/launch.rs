@@ -9,7 +9,6 @@
 //! numbers can be foretold: they are those of a run before, the copy stays on the device, the host waits for nothing, and a use of
 //! every block stays open, so that none is freed before the session ends.
 
-use std::cell::RefCell;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -22,6 +21,7 @@ use xlog_cuda::{
 
 use super::Column;
 use super::kernels::{Kernels, load};
+use super::touched::{Range, touch, unprepared, untouch};
 use crate::stack::Stack;
 
 /// The preparation that is left out.
@@ -323,26 +323,6 @@ pub struct Launch<'l> {
     prepared: Vec<Range>,
 }
 
-/// An address, a number of bytes, and what is done to them.
-type Range = (u64, usize, Access);
-
-thread_local! {
-    /// What the launch that this thread queues touches.
-    static TOUCHED: RefCell<Vec<Range>> = const { RefCell::new(Vec::new()) };
-}
-
-/// Notes what work touches that is being queued. Told by the work itself, whatever its launch has named.
-pub(super) fn touch(ptr: u64, bytes: usize, access: Access) {
-    TOUCHED.with_borrow_mut(|touched| touched.push((ptr, bytes, access)));
-}
-
-/// Whether a use that was prepared allows what was done.
-fn allows(prepared: &Range, touched: &Range) -> bool {
-    let end = |range: &Range| range.0.saturating_add(range.1 as u64);
-    let is_within = prepared.0 <= touched.0 && end(touched) <= end(prepared);
-    is_within && (touched.2 == Access::Read || prepared.2 != Access::Read)
-}
-
 impl Launch<'_> {
     /// The kernel reads the buffer.
     pub fn read<T>(mut self, column: &Column<T>) -> Self {
@@ -391,13 +371,10 @@ impl Launch<'_> {
             session.trace.lock().unwrap_or_else(PoisonError::into_inner).push(launched);
         }
         session.bytes_moved.fetch_add(bytes as u64, Ordering::Relaxed);
-        TOUCHED.with_borrow_mut(Vec::clear);
+        untouch();
         recorder.run(runtime, |stream| queue(&*session.kernels, stream))?;
         if session.options.trace {
-            let is_prepared = |one: &Range| prepared.iter().any(|range| allows(range, one));
-            let count = TOUCHED
-                .with_borrow(|touched| touched.iter().filter(|one| !is_prepared(one)).count());
-            session.unprepared.fetch_add(count as u64, Ordering::Relaxed);
+            session.unprepared.fetch_add(unprepared(&prepared), Ordering::Relaxed);
         }
         if let Some(mut late) = late {
             let before = runtime.statistics().waits_inserted;

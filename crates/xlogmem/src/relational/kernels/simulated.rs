@@ -8,8 +8,8 @@ use xlog_cuda::driver::Access;
 use xlog_cuda::sim::{KernelArgs, KernelSlice, SimKernel};
 use xlog_cuda::{DeviceStream, Result};
 
-use super::super::launch::touch;
 use super::super::numbers::{edge, key, mix, number};
+use super::super::touched::touch;
 use super::super::{Column, EMPTY, TILE};
 use super::{DIGITS, Kernels, SORT_TILE};
 
