@@ -38,6 +38,8 @@ pub(crate) const AT_LIMIT: usize = 128;
 /// Holder of the file lock, for display; its first byte is also the byte that is locked.
 pub(crate) const AT_HOLDER: usize = 192;
 pub(crate) const AT_PRESSURE: usize = 256;
+/// The byte that those who look keep locked, shared with each other. Its value means nothing.
+pub(crate) const AT_WATCH: usize = 320;
 
 pub(crate) const SLOT_WORD: usize = 0;
 pub(crate) const SLOT_PEAK: usize = 8;
@@ -45,6 +47,7 @@ pub(crate) const SLOT_PID: usize = 16;
 pub(crate) const SLOT_STARTED: usize = 24;
 pub(crate) const SLOT_NAME: usize = 32;
 pub(crate) const SLOT_NAME_SIZE: usize = 32;
+pub(crate) const SLOT_TAGS: usize = 64;
 
 /// What the fixed part of a checked header says.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -81,7 +84,7 @@ pub(crate) fn unpack_limit(raw: u64) -> Option<u32> {
 }
 
 /// FNV-1a, 64 bits: short enough to be written again in any language.
-fn checksum(bytes: &[u8]) -> u64 {
+pub(crate) fn checksum(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3)
     })

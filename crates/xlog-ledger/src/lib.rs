@@ -29,6 +29,7 @@ mod error;
 mod format;
 mod key;
 mod snapshot;
+mod tags;
 mod word;
 
 #[cfg(all(target_os = "linux", target_pointer_width = "64", target_endian = "little"))]
@@ -46,3 +47,4 @@ pub use key::DeviceKey;
 pub use platform::FileLockGuard;
 pub use platform::{Ledger, LedgerView, list};
 pub use snapshot::{LedgerFile, Reclaimed, SlotSnapshot, Snapshot};
+pub use tags::{SlotTags, TagUse};

@@ -7,10 +7,11 @@ use std::path::PathBuf;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::format::{
-    AT_LIMIT, AT_PRESSURE, SLOT_NAME, SLOT_NAME_SIZE, SLOT_PEAK, SLOT_PID, SLOT_STARTED, SLOT_WORD,
-    UNIT, slot_offset, u64_at, unpack_limit,
+    AT_LIMIT, AT_PRESSURE, SLOT_NAME, SLOT_NAME_SIZE, SLOT_PEAK, SLOT_PID, SLOT_STARTED, SLOT_TAGS,
+    SLOT_WORD, UNIT, slot_offset, u64_at, unpack_limit,
 };
 use crate::key::DeviceKey;
+use crate::tags::{self, SlotTags};
 use crate::word::Word;
 
 /// A ledger found in a directory.
@@ -53,6 +54,8 @@ pub struct SlotSnapshot {
     pub granted: u64,
     /// The most bytes in use at one time.
     pub peak: u64,
+    /// What its owner last said of its tags, if it did.
+    pub tags: Option<SlotTags>,
 }
 
 /// A whole ledger, in bytes.
@@ -99,15 +102,18 @@ impl Snapshot {
             }
             held = held.saturating_add(word.total());
             let name = bytes.get(at + SLOT_NAME..at + SLOT_NAME + SLOT_NAME_SIZE);
+            let started = u64_at(bytes, at + SLOT_STARTED);
+            let tags = bytes.get(at + SLOT_TAGS..at + SLOT_TAGS + tags::SIZE);
             slots.push(SlotSnapshot {
                 index,
                 pid: (pid & u64::from(u32::MAX)) as u32,
-                started: time_of(u64_at(bytes, at + SLOT_STARTED)),
+                started: time_of(started),
                 name: shown(name.unwrap_or_default()),
                 alive,
                 used: u64::from(word.used) * UNIT,
                 granted: u64::from(word.granted) * UNIT,
                 peak: u64_at(bytes, at + SLOT_PEAK).saturating_mul(UNIT),
+                tags: tags.and_then(|record| tags::decode(record, started)),
             });
         }
         let limit = u64::from(unpack_limit(u64_at(bytes, AT_LIMIT)).unwrap_or(0));
@@ -138,6 +144,13 @@ pub(crate) fn shown(name: &[u8]) -> String {
     let name = name.split(|byte| *byte == 0).next().unwrap_or_default();
     let text = String::from_utf8_lossy(name);
     text.chars().map(|letter| if letter.is_control() { '?' } else { letter }).collect()
+}
+
+impl SlotTags {
+    /// When they were told, to a tenth of a second.
+    pub fn told_at(&self) -> SystemTime {
+        time_of(self.told)
+    }
 }
 
 fn time_of(nanoseconds: u64) -> SystemTime {

@@ -82,6 +82,16 @@ impl Ledger {
     }
 
     /// Not reachable.
+    pub fn tell_tags<'a>(&self, _tags: impl IntoIterator<Item = (&'a str, u64)>) {
+        match self.0 {}
+    }
+
+    /// Not reachable.
+    pub fn is_watched(&self) -> bool {
+        match self.0 {}
+    }
+
+    /// Not reachable.
     pub fn slot(&self) -> u32 {
         match self.0 {}
     }
@@ -112,6 +122,11 @@ impl LedgerView {
     /// Refused with [`LedgerError::Unsupported`].
     pub fn open(_path: impl AsRef<Path>) -> LedgerResult<Self> {
         unsupported()
+    }
+
+    /// Not reachable.
+    pub fn watch(&self) -> LedgerResult<()> {
+        match self.0 {}
     }
 
     /// Not reachable.

@@ -9,8 +9,11 @@ use crate::run::{RelationalArguments, StackArguments, TenantsArguments};
 /// See, check and exercise device memory from the command line.
 #[derive(Parser, Debug)]
 #[command(name = "xlogmem", version, max_term_width = 80, disable_help_subcommand = true)]
-#[command(after_help = "Exit status: 0 done, 1 the device or the work failed, \
-                        2 the command line was refused.")]
+#[command(
+    after_help = "Exit status: 0 all is well; 1 the work was done and the answer is no, or the device failed; 2 the command \
+                        could not be carried out as asked: a bad option, an input that cannot be read, an output that cannot be \
+                        written."
+)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -23,7 +26,7 @@ pub(crate) enum Command {
     Doctor(DoctorArguments),
     /// Show who holds what of each device, among the processes that share it
     Ledger(LedgerArguments),
-    /// Watch the processes that share devices: bytes, peaks and rates, live
+    /// Watch the processes that share devices: bytes, peaks, rates and tags, live
     Top(crate::top::TopArguments),
     /// Run a workload on a device and verify what came of it
     #[command(subcommand, disable_help_subcommand = true)]
@@ -149,7 +152,7 @@ pub(crate) struct HandoffArguments {
 pub(crate) enum Refusal {
     /// Help or version was asked for.
     Shown(String),
-    /// The command line is wrong, in one line.
+    /// The command cannot be carried out as asked: its line, its input or its output, in one line.
     Line(String),
 }
 

@@ -8,8 +8,9 @@ use xlogmem::workload::logs::{LogKind, LogSettings, write_log};
 
 use crate::Output;
 use crate::cli::Refusal;
-use crate::convert::{LogFormat, Part};
+use crate::convert::LogFormat;
 use crate::page::{Page, size};
+use crate::part::Part;
 
 /// What `generate` takes.
 #[derive(Args, Debug)]
@@ -25,8 +26,8 @@ use crate::page::{Page, size};
 
 The same kind, records, seed and scale give the same file.
 
-Exit status: 0 written; 1 the file cannot be written; 2 the command line was
-refused.")]
+Exit status: 0 written; 2 the command line was refused, or the file cannot be
+written.")]
 pub(crate) struct GenerateArguments {
     /// dataframe, llm or datalog
     #[arg(value_name = "KIND")]
@@ -101,42 +102,30 @@ pub(crate) fn run(arguments: &GenerateArguments) -> Result<Output, Refusal> {
         .with_records(arguments.records)
         .with_seed(arguments.seed)
         .with_scale(arguments.scale);
-    let mut report = Report {
+    let part = Part::create(&arguments.output).map_err(Refusal::Line)?;
+    let made = write_log(kind, &settings, log_format, &part.file)
+        .map_err(|error| Refusal::Line(format!("{}: {error}", arguments.output.display())))?;
+    let bytes = part.commit(&arguments.output).map_err(Refusal::Line)?;
+    let report = Report {
         schema: 1,
-        ok: false,
+        ok: true,
         error: None,
         kind: kind.name(),
         output: arguments.output.display().to_string(),
         format: format.name(),
         seed: arguments.seed,
         scale: arguments.scale,
-        records: 0,
-        scripts: 0,
-        peak_bytes: 0,
-        peak_blocks: 0,
-        bytes: 0,
+        records: made.records,
+        scripts: made.scripts,
+        peak_bytes: made.peak_bytes,
+        peak_blocks: made.peak_blocks,
+        bytes,
     };
-    let written = Part::create(&arguments.output).and_then(|part| {
-        let blame = |error| format!("{}: {error}", arguments.output.display());
-        let made = write_log(kind, &settings, log_format, &part.file).map_err(blame)?;
-        report.bytes = part.commit(&arguments.output)?;
-        Ok(made)
-    });
-    match written {
-        Ok(made) => {
-            report.records = made.records;
-            report.scripts = made.scripts;
-            (report.peak_bytes, report.peak_blocks) = (made.peak_bytes, made.peak_blocks);
-        }
-        Err(error) => report.error = Some(error),
-    }
-    report.ok = report.error.is_none();
-    let failure = report.error.clone();
     let text = match arguments.json {
         true => crate::json_text(&report),
         false => Ok(render(&report)),
     };
-    Ok(Output::new(text, failure))
+    Ok(Output::new(text, None))
 }
 
 fn render(report: &Report) -> String {
@@ -145,14 +134,9 @@ fn render(report: &Report) -> String {
     page.line("kind", report.kind);
     page.line("seed", &report.seed.to_string());
     page.line("file", &format!("{} ({})", report.output, report.format));
-    if report.ok {
-        page.line("records", &report.records.to_string());
-        page.line("scripts", &report.scripts.to_string());
-        page.line("peak", &format!("{} in {} blocks", size(report.peak_bytes), report.peak_blocks));
-        page.line("size", &size(report.bytes));
-    }
-    match &report.error {
-        Some(error) => page.close(error),
-        None => page.close(&format!("{} is written", report.output)),
-    }
+    page.line("records", &report.records.to_string());
+    page.line("scripts", &report.scripts.to_string());
+    page.line("peak", &format!("{} in {} blocks", size(report.peak_bytes), report.peak_blocks));
+    page.line("size", &size(report.bytes));
+    page.close(&format!("{} is written", report.output))
 }

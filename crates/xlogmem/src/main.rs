@@ -1,7 +1,8 @@
 //! `xlogmem`: see, check and exercise device memory from the command line.
 //!
-//! Exit status of every command: 0 done, 1 the device or the work failed, 2 the command line was refused. A refusal is one
-//! line on standard error and nothing on standard output.
+//! Exit status of every command: 0 all is well; 1 the work was done and the answer is no, or the device failed; 2 the command could
+//! not be carried out as asked, because of its line, its input or its output. The last is one line on standard error, nothing on
+//! standard output, and nothing half-written.
 
 #![deny(unsafe_code)]
 
@@ -14,6 +15,7 @@ mod doctor;
 mod generate;
 mod ledger;
 mod page;
+mod part;
 mod plot;
 mod replay;
 mod report;
@@ -26,6 +28,9 @@ use std::io::{ErrorKind, Write};
 use std::process::ExitCode;
 
 use cli::{Command, Refusal, RunCommand};
+
+/// The status of a command that could not be carried out as asked.
+const REFUSED: u8 = 2;
 
 fn main() -> ExitCode {
     // An answer may be a status that is no failure.
@@ -55,25 +60,36 @@ fn main() -> ExitCode {
         Ok(Command::Man(arguments)) => shell::man(&arguments),
         Err(refusal) => Err(refusal),
     };
-    match outcome {
+    let (text, status) = match outcome {
         Ok(output) => {
             if let Some(failure) = &output.failure {
-                eprintln!("xlogmem: {failure}");
+                complain(failure);
+                status = ExitCode::FAILURE;
             }
-            match print(&output.text) {
-                Ok(()) if output.failure.is_none() => status,
-                _ => ExitCode::FAILURE,
-            }
+            (output.text, status)
         }
-        Err(Refusal::Shown(text)) => match print(&text) {
-            Ok(()) => ExitCode::SUCCESS,
-            Err(_) => ExitCode::FAILURE,
-        },
+        Err(Refusal::Shown(text)) => (text, ExitCode::SUCCESS),
         Err(Refusal::Line(line)) => {
-            eprintln!("xlogmem: {line}");
-            ExitCode::from(2)
+            complain(&line);
+            return ExitCode::from(REFUSED);
+        }
+    };
+    match print(&text) {
+        Ok(()) => status,
+        Err(error) => {
+            complain(&format!("standard output: {error}"));
+            ExitCode::from(REFUSED)
         }
     }
+}
+
+/// One line on standard error, also where a name in it has line breaks or what a terminal would obey.
+fn complain(line: &str) {
+    let escape = |c: char| match c.is_control() {
+        true => c.escape_default().to_string(),
+        false => c.to_string(),
+    };
+    eprintln!("xlogmem: {}", line.chars().map(escape).collect::<String>());
 }
 
 /// What a command that was understood has to say.

@@ -3,11 +3,12 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use clap_complete::{Shell, generate, generate_to};
+use clap_complete::{Generator, Shell, generate};
 use clap_mangen::Man;
 
 use crate::Output;
 use crate::cli::{self, Refusal};
+use crate::part::{Part, PartFolder};
 
 /// What `completions` takes.
 #[derive(Args, Debug)]
@@ -49,22 +50,21 @@ fn written(path: &Path) -> Output {
     Output { text: format!("wrote {}\n", path.display()), failure: None }
 }
 
-fn refuse(directory: &Path, error: &std::io::Error) -> Refusal {
-    Refusal::Line(format!("--output {}: {error}", directory.display()))
+fn refuse(error: &dyn std::fmt::Display) -> Refusal {
+    Refusal::Line(format!("--output {error}"))
 }
 
 /// Runs `completions`. A directory that cannot be written is refused.
 pub(crate) fn completions(arguments: &CompletionsArguments) -> Result<Output, Refusal> {
-    let mut command = cli::command();
+    let mut text = Vec::new();
+    generate(arguments.shell, &mut cli::command(), "xlogmem", &mut text);
     match &arguments.output {
-        Some(directory) => generate_to(arguments.shell, &mut command, "xlogmem", directory)
-            .map(|path| written(&path))
-            .map_err(|error| refuse(directory, &error)),
-        None => {
-            let mut text = Vec::new();
-            generate(arguments.shell, &mut command, "xlogmem", &mut text);
-            Ok(Output { text: String::from_utf8_lossy(&text).into_owned(), failure: None })
+        Some(directory) => {
+            let path = directory.join(arguments.shell.file_name("xlogmem"));
+            Part::write(&path, &text).map_err(|error| refuse(&error))?;
+            Ok(written(&path))
         }
+        None => Ok(Output { text: String::from_utf8_lossy(&text).into_owned(), failure: None }),
     }
 }
 
@@ -72,9 +72,17 @@ pub(crate) fn completions(arguments: &CompletionsArguments) -> Result<Output, Re
 pub(crate) fn man(arguments: &ManArguments) -> Result<Output, Refusal> {
     let command = cli::command();
     match &arguments.output {
-        Some(directory) => clap_mangen::generate_to(command, directory)
-            .map(|()| written(directory))
-            .map_err(|error| refuse(directory, &error)),
+        Some(directory) if !directory.is_dir() => {
+            let directory = directory.display();
+            Err(refuse(&format!("{directory}: expected a directory that exists")))
+        }
+        Some(directory) => {
+            let folder = PartFolder::create(directory).map_err(|error| refuse(&error))?;
+            clap_mangen::generate_to(command, folder.folder())
+                .map_err(|error| refuse(&format!("{}: {error}", directory.display())))?;
+            folder.commit().map_err(|error| refuse(&error))?;
+            Ok(written(directory))
+        }
         None => {
             let mut text = Vec::new();
             let rendered = Man::new(command).render(&mut text);

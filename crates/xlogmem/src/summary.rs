@@ -11,7 +11,7 @@ use xlog_trace::{Ordered, Source, Summary, Usage};
 use crate::Output;
 use crate::cli::Refusal;
 use crate::convert::LogFormat;
-use crate::convert::input::{Input, ReadingReport, Strict};
+use crate::convert::input::{Input, ReadingReport, Strict, Trouble};
 use crate::page::{Page, size};
 
 const SCHEMA: u32 = 1;
@@ -21,8 +21,8 @@ const ROWS: usize = 10;
 /// What `summary` takes.
 #[derive(Args, Debug)]
 #[command(
-    after_help = "Exit status: 0 read, also when bad records were skipped; 1 the log cannot be read, or --strict found \
-                        something bad; 2 the command line was refused."
+    after_help = "Exit status: 0 read, also when bad records were skipped; 1 --strict found something bad; 2 the command \
+                        line was refused, or the log cannot be read."
 )]
 pub(crate) struct SummaryArguments {
     /// The log: xtrace, csv or rmm-csv
@@ -143,7 +143,7 @@ pub(crate) fn run(arguments: &SummaryArguments) -> Result<Output, Refusal> {
         numbers: None,
     };
     let input = Input::new(&arguments.log, from, Strict(arguments.strict));
-    report.error = sum_up(&input, &mut report).err();
+    report.error = Trouble::found(sum_up(&input, &mut report))?;
     report.ok = report.error.is_none();
     let failure = report.error.clone();
     let text = match arguments.json {
@@ -153,13 +153,14 @@ pub(crate) fn run(arguments: &SummaryArguments) -> Result<Output, Refusal> {
     Ok(Output::new(text, failure))
 }
 
-fn sum_up(input: &Input<'_>, report: &mut Report) -> Result<(), String> {
-    let source = input.open().map_err(|error| input.blame(&error))?;
+fn sum_up(input: &Input<'_>, report: &mut Report) -> Result<(), Trouble> {
+    let source = input.begin()?;
     report.format = Some(LogFormat::from(source.format()).name());
     let mut source = Ordered::new(source);
     let summary = Summary::of(&mut source);
     report.reading = Some(ReadingReport::new(source.report()));
     let summary = summary.map_err(|error| input.blame(&error))?;
+    input.check(source.report())?;
     report.numbers = Some(Numbers::new(&summary, source.late()));
     Ok(())
 }

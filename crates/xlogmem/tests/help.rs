@@ -9,16 +9,7 @@ mod support;
 use std::process::Command;
 
 use scratch::Scratch;
-use support::{assert_refused, json, text, xlogmem};
-
-/// The commands that the help of `path` names.
-fn commands(help: &str) -> Vec<String> {
-    let named = help.lines().skip_while(|line| *line != "Commands:").skip(1);
-    let named = named.take_while(|line| !line.is_empty());
-    // A description that goes on is indented further.
-    let named = named.filter(|line| line.starts_with("  ") && !line.starts_with("   "));
-    named.filter_map(|line| line.split_whitespace().next()).map(str::to_owned).collect()
-}
+use support::{assert_refused, commands, json, text, xlogmem};
 
 /// Calls `see` with the help of every command, long and short.
 fn for_each_help(path: &[String], see: &mut impl FnMut(&[String], &str)) {
@@ -125,7 +116,7 @@ fn every_json_report_has_the_same_envelope() {
     }
     let missing = scratch.path("missing.xtrace");
     let output = xlogmem().args(["summary", &missing, "--json"]).output().unwrap();
-    assert_ne!(output.status.code(), Some(0));
+    assert_refused(&output, &["missing.xtrace"]);
 }
 
 #[test]
@@ -153,4 +144,69 @@ fn sizes_are_read_the_same_everywhere() {
         let output = xlogmem().args(places[1]).arg(good).output().unwrap();
         assert_eq!(output.status.code(), Some(0), "{good}: {}", text(&output.stderr));
     }
+}
+
+/// The sections of a page by the words of their headings, each with its text.
+fn sections(page: &str) -> Vec<(Vec<String>, String)> {
+    let mut found: Vec<(Vec<String>, String)> = Vec::new();
+    for line in page.lines() {
+        if let Some(heading) = line.strip_prefix("## ") {
+            let name = heading.split(':').next().unwrap();
+            found.push((name.split(' ').map(str::to_owned).collect(), String::new()));
+        } else if let Some((_, text)) = found.last_mut() {
+            text.push_str(line);
+            text.push('\n');
+        }
+    }
+    found
+}
+
+/// The long options in a text.
+fn options(text: &str) -> std::collections::BTreeSet<String> {
+    let starts = text.match_indices("--").filter(|(at, _)| !text[..*at].ends_with('-'));
+    let names = starts.map(|(at, _)| {
+        let name = text[at + 2..].chars();
+        name.take_while(|c| c.is_ascii_lowercase() || *c == '-').collect::<String>()
+    });
+    names.filter(|name| name.len() > 1 && !name.starts_with('-')).collect()
+}
+
+/// The options that a help lists, without what it says of them.
+fn listed(help: &str) -> std::collections::BTreeSet<String> {
+    let lines = help.lines().map(str::trim_start);
+    let lines = lines.filter(|line| line.starts_with("--") || line.starts_with("-o, --"));
+    lines.flat_map(|line| options(line.split("  ").next().unwrap())).collect()
+}
+
+#[test]
+fn every_option_is_in_the_section_of_its_command_and_every_documented_one_is_there() {
+    let pages = concat!(
+        include_str!("../../../docs/xlogmem.md"),
+        include_str!("../../../docs/xlogmem-tools.md")
+    );
+    let sections = sections(pages);
+    let mut all = std::collections::BTreeSet::new();
+    for_each_help(&[], &mut |path, help| {
+        let here = listed(help);
+        all.extend(here.iter().cloned());
+        let Some(command) = path.last().filter(|_| commands(help).is_empty()) else { return };
+        let mut of_command = sections.iter().filter(|(heading, _)| heading.contains(command));
+        let (_, own) = of_command.next().unwrap_or_else(|| panic!("{path:?} has no section"));
+        let shared = sections.iter().filter(|(heading, _)| match path.len() {
+            1 => heading[0] == "JSON",
+            _ => heading[0] == "Options",
+        });
+        let text = shared.fold(own.clone(), |text, (_, shared)| text + shared);
+        let mut documented = options(&text);
+        // Of every command that has a device, said once for all of them.
+        documented.insert("device".to_owned());
+        let missing: Vec<_> = here.difference(&documented).collect();
+        assert!(missing.is_empty(), "{path:?}: {missing:?} are in no section of it");
+    });
+    // The options of every command, and `--help` itself.
+    all.insert("help".to_owned());
+    let documented = options(pages);
+    let wrong: Vec<_> = documented.difference(&all).filter(|name| *name != "release").collect();
+    assert!(wrong.is_empty(), "{wrong:?} are documented, and no command has them");
+    assert!(all.len() > 40 && all.contains("guard") && all.contains("no-verify"), "{all:?}");
 }

@@ -170,6 +170,8 @@ fn a_damaged_ledger_is_exit_status_one_and_does_not_hide_the_others() {
     assert!(report["ledgers"][0]["error"].as_str().unwrap().contains("bad.ledger"));
     assert_eq!(report["ledgers"][1]["device"], "good");
     assert_eq!(text(&output.stderr).lines().count(), 1);
+    // Named by itself it cannot be looked at at all.
+    assert_refused(&ledger(&place.path().join("bad.ledger"), &[]), &["bad.ledger"]);
 }
 
 #[test]

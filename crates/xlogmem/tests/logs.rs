@@ -208,15 +208,12 @@ fn what_is_no_log_is_said_to_be_none_with_its_name() {
         (&missing, ["opening the log", "missing.xtrace"]),
         (folder, ["opening the log", "directory"]),
     ] {
-        bad(&["convert", path, &out], &[&[path], &words[..]].concat());
-        bad(&["summary", path], &[&[path], &words[..]].concat());
+        assert_refused(&run(&["convert", path, &out]), &[&[path], &words[..]].concat());
+        assert_refused(&run(&["summary", path]), &[&[path], &words[..]].concat());
     }
     assert!(!std::path::Path::new(&out).exists());
     let rmm = scratch.write("rmm.csv", RMM);
-    bad(&["convert", &rmm, folder, "--to", "csv"], &[folder, "folder"]);
-    let nowhere = scratch.path("no/such/folder.csv");
-    bad(&["convert", &rmm, &nowhere], &[&nowhere]);
-    bad(&["generate", "llm", "-o", &nowhere], &[&nowhere]);
+    assert_refused(&run(&["convert", &rmm, folder, "--to", "csv"]), &[folder, "folder"]);
 }
 
 #[test]

@@ -9,10 +9,16 @@ mod support;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+use std::sync::Arc;
 use std::time::Duration;
 
+use serde_json::Value;
 use support::{assert_refused, json, text, xlogmem};
-use xlog_cuda::ledger::{DeviceKey, Ledger, LedgerConfig};
+use xlog_cuda::CudaDevice;
+use xlog_cuda::device_runtime::{
+    AllocTag, LedgerSetting, ResourceKind, RuntimeConfig, StreamId, XlogDeviceRuntime,
+};
+use xlog_cuda::ledger::{DeviceKey, Ledger, LedgerConfig, LedgerView};
 
 const MIB: u64 = 1 << 20;
 
@@ -142,6 +148,133 @@ fn processes_are_seen_while_they_live() {
         assert!(child.wait().unwrap().success());
     }
     assert_eq!(rows().len(), 1, "only the creator is left");
+}
+
+/// Holds memory under two tags until it is killed. A process of another test.
+#[test]
+#[ignore = "a process that other tests start"]
+fn child_holds_tags() {
+    let Some(ledger) = std::env::var_os("XLOGMEM_TEST_LEDGER") else { return };
+    let first = std::env::var("XLOGMEM_TEST_TAG").unwrap();
+    let device = Arc::new(CudaDevice::open("sim").unwrap());
+    let config = RuntimeConfig::default().with_resource(ResourceKind::Pool);
+    let config = config.with_ledger(LedgerSetting::File(ledger.into()));
+    let runtime = XlogDeviceRuntime::with_config(device, &config).unwrap();
+    let hold = |bytes: u64, tag: &str| {
+        runtime.allocate(bytes as usize, StreamId::DEFAULT, AllocTag::intern(tag)).unwrap()
+    };
+    let blocks = [hold(3 * MIB, &first), hold(MIB, "scratch"), hold(2 * MIB, "gone")];
+    let [first, scratch, gone] = blocks;
+    runtime.deallocate(gone).unwrap();
+    println!("\nholding");
+    let _ = std::io::stdin().read_line(&mut String::new());
+    runtime.deallocate(first).unwrap();
+    runtime.deallocate(scratch).unwrap();
+}
+
+#[test]
+fn tags_are_told_by_living_processes_while_somebody_looks() {
+    let place = Place::new("tags");
+    let creator = place.ledger("creator");
+    let start = |tag: &str| {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--ignored", "--exact", "--nocapture", "child_holds_tags"])
+            .env("XLOGMEM_TEST_LEDGER", creator.path())
+            .env("XLOGMEM_TEST_TAG", tag)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let said = lines.by_ref().map_while(Result::ok).find(|line| line == "holding");
+        assert!(said.is_some(), "a child ended early");
+        (child, lines)
+    };
+    let (mut one, one_lines) = start("weights");
+    let (mut other, other_lines) = start("\u{1b}[2Jkey-value cache pages");
+    // Nobody looks: nobody tells.
+    std::thread::sleep(Duration::from_millis(500));
+    let quiet = LedgerView::open(creator.path()).unwrap().snapshot().unwrap();
+    assert_eq!(quiet.slots.len(), 3);
+    assert!(quiet.slots.iter().all(|slot| slot.tags.is_none()), "{quiet:?}");
+
+    let rows = |every: &str| {
+        let picture = json(&top(&place.0, &["--json", "--every", every]));
+        picture["devices"][0]["processes"].as_array().cloned().unwrap_or_default()
+    };
+    let of = |rows: &[Value], pid: u32| {
+        rows.iter().find(|row| row["pid"] == pid).cloned().unwrap_or(Value::Null)
+    };
+    // A process has its turn every 200 ms, on a machine with time for it.
+    let mut seen = Vec::new();
+    for _ in 0..20 {
+        seen = rows("0.5");
+        let has_tags = |pid| of(&seen, pid)["tags"].as_array().is_some_and(|tags| !tags.is_empty());
+        if has_tags(one.id()) && has_tags(other.id()) {
+            break;
+        }
+    }
+    let tags = |row: &Value| -> Vec<(String, u64)> {
+        let tags = row["tags"].as_array().unwrap().iter();
+        let pair =
+            |tag: &Value| (tag["tag"].as_str().unwrap().to_owned(), tag["bytes"].as_u64().unwrap());
+        tags.map(pair).collect()
+    };
+    let named = |name: &str, bytes| (name.to_owned(), bytes);
+    assert_eq!(
+        tags(&of(&seen, one.id())),
+        [named("weights", 3 * MIB), named("scratch", MIB)],
+        "what holds nothing is not there"
+    );
+    assert_eq!(
+        tags(&of(&seen, other.id())),
+        [named("?[2Jkey-value cach…", 3 * MIB), named("scratch", MIB)],
+        "cut, and without what steers a terminal"
+    );
+    assert!(of(&seen, one.id())["tags_age_seconds"].as_f64().is_some());
+    // A process that tells none has none.
+    let keeper = of(&seen, std::process::id());
+    assert_eq!((tags(&keeper), &keeper["tags_age_seconds"]), (vec![], &Value::Null));
+    let page = top(&place.0, &["--once", "--every", "0.5"]);
+    let page = text(&page.stdout);
+    assert!(page.contains("weights 3 MiB, scratch 1 MiB"), "{page}");
+    assert!(page.lines().all(|line| line.chars().count() <= 80), "{page}");
+
+    one.kill().unwrap();
+    one.wait().unwrap();
+    drop(one_lines);
+    let dead = of(&rows("0.05"), one.id());
+    assert_eq!((&dead["alive"], tags(&dead)), (&false.into(), vec![]), "{dead}");
+    drop(other.stdin.take());
+    assert!(other.wait().unwrap().success());
+    drop(other_lines);
+    creator.reclaim_dead().unwrap();
+    let left = rows("0.05");
+    assert_eq!(left.len(), 1, "only the creator is left: {left:?}");
+}
+
+#[test]
+fn damaged_tags_are_not_shown_and_harm_nothing() {
+    let place = Place::new("damaged-tags");
+    let ledger = place.ledger("teller");
+    ledger.take(MIB).unwrap();
+    ledger.tell_tags([("weights", MIB), ("scratch", 512)]);
+    let look = || {
+        let output = top(&place.0, &["--json", "--every", "0.01"]);
+        assert_eq!(output.status.code(), Some(0));
+        let row = json(&output)["devices"][0]["processes"][0].clone();
+        assert_eq!((&row["name"], &row["used_bytes"]), (&"teller".into(), &MIB.into()));
+        row["tags"].as_array().unwrap().len()
+    };
+    assert_eq!(look(), 2);
+    let file = std::fs::File::options().write(true).open(ledger.path()).unwrap();
+    let at = 4096 + 128 * u64::from(ledger.slot()) + 64;
+    for noise in [&[0xff; 64][..], b"\x1b[2J\x07", &[0; 64]] {
+        ledger.tell_tags([("weights", MIB), ("scratch", 512)]);
+        assert_eq!(look(), 2);
+        std::os::unix::fs::FileExt::write_all_at(&file, noise, at).unwrap();
+        assert_eq!(look(), 0, "{noise:?}");
+    }
 }
 
 #[test]

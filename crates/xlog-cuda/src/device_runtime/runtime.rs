@@ -17,6 +17,7 @@ mod report;
 mod setting;
 mod stack;
 mod table;
+mod telling;
 
 use std::fmt;
 use std::sync::Arc;
@@ -24,6 +25,7 @@ use std::sync::Arc;
 use xlog_ledger::Snapshot;
 
 use self::limits::Capacity;
+use self::telling::Telling;
 use super::budget::{BudgetHandle, BudgetReservation, EffectiveLimit};
 use super::debug_guard::GuardHandle;
 use super::ledger::LedgerMeter;
@@ -96,6 +98,8 @@ struct Oversight {
     meter: Option<Arc<LedgerMeter>>,
     statistics: Statistics,
     guard: Option<GuardHandle>,
+    /// Ends with the runtime.
+    _telling: Option<Telling>,
 }
 
 impl XlogDeviceRuntime {

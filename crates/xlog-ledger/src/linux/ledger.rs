@@ -6,6 +6,7 @@
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 use std::sync::atomic::Ordering;
 use std::time::SystemTime;
 
@@ -15,10 +16,12 @@ use super::mapping::{ForkSentinel, Mapping, SlotCell, is_locked, try_lock, unloc
 use crate::config::LedgerConfig;
 use crate::error::{LedgerError, LedgerResult};
 use crate::format::{
-    Header, SLOT_NAME_SIZE, UNIT, check_header, check_limit_word, slot_offset, u64_at, units_of,
+    AT_WATCH, Header, SLOT_NAME_SIZE, UNIT, check_header, check_limit_word, slot_offset, u64_at,
+    units_of,
 };
 use crate::key::DeviceKey;
 use crate::snapshot::Snapshot;
+use crate::tags;
 use crate::word::{Keep, Word};
 
 /// A process's part in the ledger of a device. Dropping it gives everything back.
@@ -37,6 +40,7 @@ pub struct Ledger {
     gate: Gate,
     opener: u32,
     created: bool,
+    telling: Mutex<()>,
 }
 
 impl Ledger {
@@ -63,7 +67,20 @@ impl Ledger {
         };
         let keep = Keep::of_chunk(units_of(config.chunk).unwrap_or(u32::MAX));
         let opener = std::process::id();
-        Ok(Self { mapping, file, path, own, keep, header, sentinel, gate, opener, created })
+        let telling = Mutex::new(());
+        Ok(Self {
+            mapping,
+            file,
+            path,
+            own,
+            keep,
+            header,
+            sentinel,
+            gate,
+            opener,
+            created,
+            telling,
+        })
     }
 
     /// Counts `bytes` as used, before they are taken from the device. An error counts nothing.
@@ -125,6 +142,26 @@ impl Ledger {
     /// Who holds what, as of about now. Takes no lock.
     pub fn snapshot(&self) -> LedgerResult<Snapshot> {
         snapshot_of(&self.file, &self.path, &self.header, Some(self.own))
+    }
+
+    /// Says what the tags of this process hold, the largest first, for those who look. As many as fit are kept.
+    ///
+    /// Cannot fail and makes no system call. It decides nothing: what is told is only shown.
+    pub fn tell_tags<'a>(&self, tags: impl IntoIterator<Item = (&'a str, u64)>) {
+        // Two at a time would be torn, and one of them is enough.
+        let Ok(_telling) = self.telling.try_lock() else { return };
+        let Ok(slot) = self.check_process().and_then(|()| self.slot_cell()) else { return };
+        let started = slot.started.load(Ordering::Relaxed);
+        let now = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default().as_nanos();
+        let record = tags::encode(tags, started, u64::try_from(now).unwrap_or(started));
+        for (part, cell) in slot.tags.iter().enumerate() {
+            cell.store(u64_at(&record, part * 8), Ordering::Relaxed);
+        }
+    }
+
+    /// Whether somebody looks at this ledger and wants to see tags: see [`LedgerView::watch`](super::LedgerView::watch).
+    pub fn is_watched(&self) -> bool {
+        self.check_process().is_ok() && is_locked(&self.file, AT_WATCH).unwrap_or(false)
     }
 
     /// The number of the own slot.
@@ -250,7 +287,8 @@ pub(super) fn note_peak(slot: &SlotCell, word: Word) {
 }
 
 pub(super) fn clear_display(slot: &SlotCell) {
-    for cell in [&slot.pid, &slot.peak, &slot.started].into_iter().chain(&slot.name) {
+    let words = [&slot.pid, &slot.peak, &slot.started].into_iter();
+    for cell in words.chain(&slot.name).chain(&slot.tags) {
         cell.store(0, Ordering::Relaxed);
     }
 }

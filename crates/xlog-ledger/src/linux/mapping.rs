@@ -13,8 +13,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::format::{
     AT_HOLDER, AT_LIMIT, AT_PRESSURE, FIXED_SIZE, HEADER_SIZE, SLOT_NAME, SLOT_NAME_SIZE,
-    SLOT_PEAK, SLOT_PID, SLOT_SIZE, SLOT_STARTED, SLOT_WORD,
+    SLOT_PEAK, SLOT_PID, SLOT_SIZE, SLOT_STARTED, SLOT_TAGS, SLOT_WORD,
 };
+use crate::tags;
 
 /// The words of the header that change at run time, each on a cache line of its own.
 #[derive(Debug)]
@@ -39,7 +40,8 @@ pub(super) struct SlotCell {
     pub(super) pid: AtomicU64,
     pub(super) started: AtomicU64,
     pub(super) name: [AtomicU64; SLOT_NAME_SIZE / 8],
-    rest: [AtomicU64; 8],
+    /// What the owner says of its tags: see `tags`.
+    pub(super) tags: [AtomicU64; tags::SIZE / 8],
 }
 
 const _: () = {
@@ -52,6 +54,7 @@ const _: () = {
     assert!(offset_of!(SlotCell, pid) == SLOT_PID);
     assert!(offset_of!(SlotCell, started) == SLOT_STARTED);
     assert!(offset_of!(SlotCell, name) == SLOT_NAME);
+    assert!(offset_of!(SlotCell, tags) == SLOT_TAGS);
     assert!(size_of::<SlotCell>() == SLOT_SIZE);
 };
 
@@ -172,7 +175,16 @@ fn byte_range(kind: libc::c_int, offset: usize) -> libc::flock {
 
 /// Locks one byte for this open file description. `false` if another one has it.
 pub(super) fn try_lock(file: &File, offset: usize) -> io::Result<bool> {
-    let range = byte_range(libc::F_WRLCK, offset);
+    try_lock_as(libc::F_WRLCK, file, offset)
+}
+
+/// The same, shared with others that share it. Works on a file opened for reading.
+pub(super) fn try_share(file: &File, offset: usize) -> io::Result<bool> {
+    try_lock_as(libc::F_RDLCK, file, offset)
+}
+
+fn try_lock_as(kind: libc::c_int, file: &File, offset: usize) -> io::Result<bool> {
+    let range = byte_range(kind, offset);
     // SAFETY: the descriptor is open as long as `file` is borrowed; the kernel only reads the range.
     let refused = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const range) };
     if refused == 0 {

@@ -1,4 +1,4 @@
-//! A look at a ledger without taking part: no slot, no lock, no write, no mapping.
+//! A look at a ledger without taking part: no slot, no write, no mapping, and no lock that anybody waits for.
 //!
 //! The file is read anew for each snapshot and its header checked each time, so a file that is damaged or cut
 //! in the meantime is an error and nothing worse.
@@ -6,10 +6,11 @@
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
-use super::file::open_for_reading;
+use super::file::{failed, open_for_reading};
 use super::ledger::snapshot_of;
+use super::mapping::try_share;
 use crate::error::LedgerResult;
-use crate::format::Header;
+use crate::format::{AT_WATCH, Header};
 use crate::key::DeviceKey;
 use crate::snapshot::Snapshot;
 
@@ -32,6 +33,15 @@ impl LedgerView {
     /// Who holds what, as of about now.
     pub fn snapshot(&self) -> LedgerResult<Snapshot> {
         snapshot_of(&self.file, &self.path, &self.header, None)
+    }
+
+    /// Lets the processes of the ledger know, as long as this view is open, that somebody wants to see their tags.
+    ///
+    /// It takes no part by that either: a byte that means nothing is locked, shared with all others who look.
+    pub fn watch(&self) -> LedgerResult<()> {
+        try_share(&self.file, AT_WATCH)
+            .map(|_| ())
+            .map_err(|error| failed(&self.path, "lock", error))
     }
 
     /// The device.

@@ -12,5 +12,6 @@ mod python;
 mod roles;
 mod support;
 mod system_calls;
+mod tags;
 mod threads;
 mod worker;

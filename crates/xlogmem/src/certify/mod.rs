@@ -18,7 +18,9 @@ use xlog_cuda::{CudaDevice, DeviceSpec};
 
 use crate::Output;
 use crate::cli::Refusal;
+use crate::convert::input::Trouble;
 use crate::doctor::{Cuda, select};
+use crate::part::PartFolder;
 use cell::{By, Catch, Line};
 use plan::{Bug, Circumstance, Stack};
 use report::{Cell, Report, Verdict};
@@ -32,8 +34,8 @@ const PATIENCE: Duration = Duration::from_secs(90);
     xlogmem certify --device sim\n  \
     xlogmem certify --device cuda:0 --output certificate\n  \
     xlogmem certify --bug overflow --stack direct,nvtx --json\n\n\
-    Exit status: 0 every promise is kept, 1 one is not, 2 the command line was\n\
-    refused.")]
+    Exit status: 0 every promise is kept, 1 one is not or the device failed,\n\
+    2 the command line was refused, or the folder cannot be written.")]
 pub(crate) struct CertifyArguments {
     /// The device: cuda:N, sim, or sim:SEED.
     ///
@@ -70,7 +72,8 @@ pub(crate) struct CertifyArguments {
     cell: bool,
 }
 
-/// Runs `certify`. A bad device spec or a sanitizer that is no file is refused; what fails on the way is in the output.
+/// Runs `certify`. A bad device spec, a sanitizer that is no file or a folder that cannot be written is refused; what fails on the
+/// way is in the output.
 pub(crate) fn run(arguments: &CertifyArguments) -> Result<Output, Refusal> {
     let selection = select(arguments.device.as_deref(), &Cuda::find())
         .map_err(|error| Refusal::Line(error.to_string()))?;
@@ -102,9 +105,14 @@ pub(crate) fn run(arguments: &CertifyArguments) -> Result<Output, Refusal> {
         no_checker: no_checker.map(str::to_owned),
         cells: Vec::new(),
     };
-    if let Err(error) = fill(&mut report, selection.spec, checker.as_deref(), arguments) {
-        report.error = Some(format!("{}: {error}", report.selection.spec));
-    }
+    let folder = match &arguments.output {
+        Some(path) => PartFolder::create(path).map_err(|error| format!("--output {error}")),
+        None => PartFolder::passing("xlogmem-certify"),
+    };
+    let folder = folder.map_err(Refusal::Line)?;
+    let filled = fill(&mut report, selection.spec, checker.as_deref(), arguments, &folder);
+    report.error = Trouble::found(filled)?;
+    folder.commit().map_err(|error| Refusal::Line(format!("--output {error}")))?;
     report.judge();
     let failure = report.error.clone();
     let text = if arguments.json { crate::json_text(&report) } else { Ok(report.render()) };
@@ -116,13 +124,14 @@ fn fill(
     spec: DeviceSpec,
     checker: Option<&Path>,
     arguments: &CertifyArguments,
-) -> Result<(), String> {
+    folder: &PartFolder,
+) -> Result<(), Trouble> {
+    let failed = |error: &dyn std::fmt::Display| Trouble::Found(format!("{spec}: {error}"));
     // Closed again before the first cell: each has the device to itself.
-    let device = CudaDevice::open_spec(spec).map_err(|error| error.to_string())?;
+    let device = CudaDevice::open_spec(spec).map_err(|error| failed(&error))?;
     report.device_name = Some(device.properties().name.clone());
     drop(device);
-    let folder = Folder::new(arguments.output.as_deref()).map_err(|error| error.to_string())?;
-    let program = std::env::current_exe().map_err(|error| error.to_string())?;
+    let program = std::env::current_exe().map_err(|error| failed(&error))?;
     let chosen = |bug: &Bug| arguments.bug.is_empty() || arguments.bug.contains(bug);
     for with_checker in [false, true] {
         for bug in Bug::ALL.into_iter().filter(chosen) {
@@ -134,7 +143,8 @@ fn fill(
                 let of = Circumstance { bug, stack, simulated, checker: with_checker };
                 let checker = checker.filter(|_| with_checker);
                 let cell = match of.is_possible() && (checker.is_some() || !with_checker) {
-                    true => examine(of, spec, &program, checker, &folder),
+                    true => examine(of, spec, &program, checker, folder)
+                        .map_err(|error| Trouble::Refused(format!("--output {error}")))?,
                     false => Cell::unavailable(of),
                 };
                 report.cells.push(cell);
@@ -144,14 +154,14 @@ fn fill(
     Ok(())
 }
 
-/// Runs one cell and judges it.
+/// Runs one cell and judges it. An error is about what should be kept.
 fn examine(
     of: Circumstance,
     spec: DeviceSpec,
     program: &Path,
     checker: Option<&Path>,
-    folder: &Folder,
-) -> Cell {
+    folder: &PartFolder,
+) -> Result<Cell, String> {
     let under = if checker.is_some() { "-memcheck" } else { "" };
     let stem = format!("{}-{}{under}", value_of(of.bug), value_of(of.stack));
     let log = folder.path(&format!("{stem}.log"));
@@ -169,10 +179,10 @@ fn examine(
         Err(error) => {
             cell.verdict = Verdict::Failed;
             cell.error = Some(error);
-            return cell;
+            return Ok(cell);
         }
     };
-    folder.keep(&format!("{stem}.txt"), &said.text);
+    folder.keep(&format!("{stem}.txt"), &said.text)?;
     let mut done = false;
     let mut planned = None;
     for line in said.text.lines() {
@@ -205,7 +215,7 @@ fn examine(
         (_, true, None) if of.needs_checker() => Verdict::Unavailable,
         (_, true, None) => Verdict::Missed,
     };
-    cell
+    Ok(cell)
 }
 
 /// What compute-sanitizer said belongs to the cell.
@@ -272,42 +282,6 @@ fn wait(child: &mut Child) -> Result<String, String> {
                 return Err(format!("it did not end within {} s", PATIENCE.as_secs()));
             }
             Err(error) => return Err(error.to_string()),
-        }
-    }
-}
-
-/// Where reports go: a folder that was asked for, or one that is gone afterwards.
-struct Folder {
-    path: PathBuf,
-    kept: bool,
-}
-
-impl Folder {
-    fn new(asked: Option<&Path>) -> std::io::Result<Self> {
-        let path = match asked {
-            Some(path) => path.to_owned(),
-            None => std::env::temp_dir().join(format!("xlogmem-certify-{}", std::process::id())),
-        };
-        std::fs::create_dir_all(&path)?;
-        Ok(Self { path, kept: asked.is_some() })
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.path.join(name)
-    }
-
-    fn keep(&self, name: &str, text: &str) {
-        if self.kept {
-            // The certificate stands without it.
-            let _ = std::fs::write(self.path(name), text);
-        }
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        if !self.kept {
-            let _ = std::fs::remove_dir_all(&self.path);
         }
     }
 }

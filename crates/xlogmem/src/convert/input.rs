@@ -13,6 +13,7 @@ use xlog_trace::{
 };
 
 use super::LogFormat;
+use crate::cli::Refusal;
 use crate::page::Page;
 
 const EVERY: Duration = Duration::from_millis(200);
@@ -22,6 +23,33 @@ const LOOK: u64 = 4096;
 /// Whether the first bad record ends it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Strict(pub(crate) bool);
+
+/// Why a command that reads logs did not end well.
+#[derive(Debug)]
+pub(crate) enum Trouble {
+    /// It cannot be carried out as asked: exit status 2, nothing on standard output.
+    Refused(String),
+    /// It was carried out, and this is its answer: exit status 1, and a report.
+    Found(String),
+}
+
+impl Trouble {
+    /// The refusal, or else what was found.
+    pub(crate) fn found(outcome: Result<(), Self>) -> Result<Option<String>, Refusal> {
+        match outcome {
+            Ok(()) => Ok(None),
+            Err(Self::Found(answer)) => Ok(Some(answer)),
+            Err(Self::Refused(line)) => Err(Refusal::Line(line)),
+        }
+    }
+
+    /// Its line.
+    pub(crate) fn into_line(self) -> String {
+        match self {
+            Self::Refused(line) | Self::Found(line) => line,
+        }
+    }
+}
 
 /// A log that can be read any number of times.
 pub(crate) struct Input<'a> {
@@ -56,9 +84,29 @@ impl<'a> Input<'a> {
         Ok(Watched { reader, read, total, records: 0, written, shown: false })
     }
 
-    /// An error with the file it is about.
-    pub(crate) fn blame(&self, error: &TraceError) -> String {
-        format!("{}: {error}", self.path.display())
+    /// Reads it from its beginning. What is no log, whatever is wrong with it, is refused.
+    pub(crate) fn begin(&self) -> Result<Watched, Trouble> {
+        self.open().map_err(|error| Trouble::Refused(format!("{}: {error}", self.path.display())))
+    }
+
+    /// Refuses what was read to its end and has no good record among its bad places: it is no log of the format that was claimed.
+    pub(crate) fn check(&self, report: &ReadReport) -> Result<(), Trouble> {
+        match &report.first_bad {
+            Some(bad) if report.records == 0 => Err(Trouble::Refused(format!(
+                "{}: no record of it is good, the first bad place is {bad}",
+                self.path.display()
+            ))),
+            _ => Ok(()),
+        }
+    }
+
+    /// An error on the way, with the file it is about. A bad record is what a strict reader looks for.
+    pub(crate) fn blame(&self, error: &TraceError) -> Trouble {
+        let line = format!("{}: {error}", self.path.display());
+        match error {
+            TraceError::Bad(_) if self.strict.0 => Trouble::Found(line),
+            _ => Trouble::Refused(line),
+        }
     }
 }
 

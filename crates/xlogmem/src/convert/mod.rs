@@ -6,10 +6,9 @@
 mod format;
 pub(crate) mod input;
 
-use std::ffi::OsString;
 use std::fs::File;
 use std::io::{BufWriter, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::Args;
 use serde::Serialize;
@@ -19,16 +18,17 @@ use xlog_trace::{Ordered, ReadReport, Source, TraceError, convert};
 use crate::Output;
 use crate::cli::Refusal;
 use crate::page::Page;
+use crate::part::Part;
 pub(crate) use format::LogFormat;
-use input::{Input, ReadingReport, Strict};
+use input::{Input, ReadingReport, Strict, Trouble};
 
 const SCHEMA: u32 = 1;
 
 /// What `convert` takes.
 #[derive(Args, Debug)]
 #[command(
-    after_help = "Exit status: 0 written, also when bad records were skipped; 1 the input cannot be read, --strict found \
-                        something bad, or the output cannot be written; 2 the command line was refused."
+    after_help = "Exit status: 0 written, also when bad records were skipped; 1 --strict found something bad; 2 the command \
+                        line was refused, IN cannot be read, or OUT cannot be written."
 )]
 pub(crate) struct ConvertArguments {
     /// The log to read: xtrace, csv or rmm-csv
@@ -100,7 +100,8 @@ pub(crate) fn run(arguments: &ConvertArguments) -> Result<Output, Refusal> {
         bytes: 0,
     };
     let strict = Strict(arguments.strict);
-    report.error = write(arguments, from, to, strict, &mut report).err();
+    let written = write(arguments, from, to, strict, &mut report);
+    report.error = Trouble::found(written)?;
     report.ok = report.error.is_none();
     let failure = report.error.clone();
     let text = match arguments.json {
@@ -116,27 +117,62 @@ fn write(
     to: LogFormat,
     strict: Strict,
     report: &mut Report,
-) -> Result<(), String> {
+) -> Result<(), Trouble> {
     let input = Input::new(&arguments.input, from, strict);
     // Nothing is created for a log that cannot be opened.
-    let probe = input.open().map_err(|error| input.blame(&error))?;
+    let probe = input.begin()?;
     report.from = Some(LogFormat::from(probe.format()).name());
     drop(probe);
 
-    let part = Part::create(&arguments.output)?;
-    let (written, left_out, reading) = encode(&input, to, &part.file)?;
-    report.bytes = part.commit(&arguments.output)?;
+    let part = Part::create(&arguments.output).map_err(Trouble::Refused)?;
+    let mut out = Noted { file: &part.file, error: None };
+    let encoded = encode(&input, to, &mut out);
+    // What comes back through a reader of the log may be about the output.
+    if let Some(error) = out.error {
+        return Err(Trouble::Refused(format!("{}: {error}", arguments.output.display())));
+    }
+    let (written, left_out, reading) = encoded?;
+    input.check(&reading)?;
+    report.bytes = part.commit(&arguments.output).map_err(Trouble::Refused)?;
     (report.written, report.left_out) = (written, left_out);
     report.reading = Some(ReadingReport::new(&reading));
     Ok(())
 }
 
-fn encode(input: &Input<'_>, to: LogFormat, file: &File) -> Result<(u64, u64, ReadReport), String> {
+/// A file, and why it could not be written.
+struct Noted<'a> {
+    file: &'a File,
+    error: Option<String>,
+}
+
+impl Noted<'_> {
+    fn note<T>(&mut self, result: std::io::Result<T>) -> std::io::Result<T> {
+        result.inspect_err(|error| self.error = Some(error.to_string()))
+    }
+}
+
+impl Write for Noted<'_> {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        let written = self.file.write(bytes);
+        self.note(written)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        let flushed = self.file.flush();
+        self.note(flushed)
+    }
+}
+
+fn encode(
+    input: &Input<'_>,
+    to: LogFormat,
+    out: &mut Noted<'_>,
+) -> Result<(u64, u64, ReadReport), Trouble> {
     let blame = |error: TraceError| input.blame(&error);
-    let mut out = BufWriter::with_capacity(1 << 20, file);
+    let mut out = BufWriter::with_capacity(1 << 20, out);
     let counts = match (to, to.log()) {
         (_, Some(format)) => {
-            let mut source = input.open().map_err(blame)?;
+            let mut source = input.begin()?;
             let converted = convert(&mut source, format, &mut out).map_err(blame)?;
             (converted.written, converted.left_out, source.report().clone())
         }
@@ -144,77 +180,19 @@ fn encode(input: &Input<'_>, to: LogFormat, file: &File) -> Result<(u64, u64, Re
             let open = || input.open().map(Ordered::new);
             let counts = write_torch_snapshot(open, &mut out).map_err(blame)?;
             // The exporter reads the log once a device and keeps its sources; one more pass says how reading goes.
-            let mut source = input.open().map_err(blame)?;
+            let mut source = input.begin()?;
             while source.next_record().map_err(blame)?.is_some() {}
             (counts.trace_entries, counts.left_out, source.report().clone())
         }
         (_, None) => {
-            let mut source = Ordered::new(input.open().map_err(blame)?);
+            let mut source = Ordered::new(input.begin()?);
             let counts = write_chrome_trace(&mut source, &mut out).map_err(blame)?;
             (counts.events, 0, source.report().clone())
         }
     };
-    out.flush().map_err(|error| format!("writing the output: {error}"))?;
+    // Why it fails is noted.
+    out.flush().map_err(|error| Trouble::Refused(error.to_string()))?;
     Ok(counts)
-}
-
-/// The file that becomes the output when it is complete.
-///
-/// What is there already and no plain file, such as a pipe or a device, is written to as it is and never replaced.
-pub(crate) struct Part {
-    /// Where it is written, and where it goes; `None` when it is there already.
-    moves: Option<(PathBuf, PathBuf)>,
-    pub(crate) file: File,
-}
-
-impl Part {
-    pub(crate) fn create(output: &Path) -> Result<Self, String> {
-        let blame = |error: std::io::Error| format!("{}: {error}", output.display());
-        if output.is_dir() {
-            return Err(format!(
-                "{}: it is a folder; expected the name of a file",
-                output.display()
-            ));
-        }
-        if output.exists() && !output.is_file() {
-            let file = File::options().write(true).open(output).map_err(blame)?;
-            return Ok(Self { moves: None, file });
-        }
-        // Replacing needs no right to write the file itself, only its folder; who took that right away meant it.
-        if output.metadata().is_ok_and(|metadata| metadata.permissions().readonly()) {
-            return Err(format!(
-                "{}: it is read-only; expected a file that may be replaced",
-                output.display()
-            ));
-        }
-        // A link stays, and what it leads to is replaced.
-        let place = std::fs::canonicalize(output).unwrap_or_else(|_| output.to_owned());
-        let mut name: OsString = place.as_os_str().to_owned();
-        name.push(format!(".part-{}", std::process::id()));
-        let path = PathBuf::from(name);
-        let file = File::create(&path).map_err(blame)?;
-        Ok(Self { moves: Some((path, place)), file })
-    }
-
-    /// Puts it in place; returns its size.
-    pub(crate) fn commit(mut self, output: &Path) -> Result<u64, String> {
-        let blame = |error: std::io::Error| format!("{}: {error}", output.display());
-        let bytes = self.file.metadata().map_err(blame)?.len();
-        if let Some((path, place)) = &self.moves {
-            std::fs::rename(path, place).map_err(blame)?;
-        }
-        self.moves = None;
-        Ok(bytes)
-    }
-}
-
-impl Drop for Part {
-    fn drop(&mut self) {
-        if let Some((path, _)) = &self.moves {
-            // The failure that led here is what is reported.
-            let _ = std::fs::remove_file(path);
-        }
-    }
 }
 
 fn render(report: &Report) -> String {

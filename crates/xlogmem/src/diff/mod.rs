@@ -14,7 +14,7 @@ use xlog_trace::{Ordered, Source, Summary};
 use crate::Output;
 use crate::cli::Refusal;
 use crate::convert::LogFormat;
-use crate::convert::input::{Input, ReadingReport, Strict};
+use crate::convert::input::{Input, ReadingReport, Strict, Trouble};
 use crate::page::{Page, size};
 use crate::report::{check, named, seconds, shorten};
 use compare::{Change, Comparison, TagChange, compare};
@@ -80,8 +80,8 @@ fn read(arguments: &DiffArguments) -> Result<Report, String> {
     let from = from.map_err(|error| format!("--from: {error}"))?;
     let sum_up = |path: &PathBuf| -> Result<(Summary, ReadingReport), String> {
         let input = Input::new(path, from, Strict(false));
-        let mut source = Ordered::new(input.open().map_err(|error| input.blame(&error))?);
-        let summary = Summary::of(&mut source).map_err(|error| input.blame(&error))?;
+        let mut source = Ordered::new(input.begin().map_err(Trouble::into_line)?);
+        let summary = Summary::of(&mut source).map_err(|error| input.blame(&error).into_line())?;
         check(&path.display().to_string(), source.report(), arguments.partial)?;
         Ok((summary, ReadingReport::new(source.report())))
     };

@@ -10,8 +10,9 @@ use clap::{Args, value_parser};
     xlogmem ledger --reclaim                      free what dead processes left\n  \
     xlogmem ledger --ledger /run/team/a.ledger --json\n  \
     xlogmem ledger --ledger /run/team/a.ledger --limit 32GiB\n\n\
-    Exit status: 0 done (also when there is no ledger), 1 a ledger could not be\n\
-    read or changed, 2 the command line was refused.")]
+    Exit status: 0 done (also when there is no ledger), 1 one of several ledgers\n\
+    could not be read or changed, 2 the command line was refused, or what\n\
+    --ledger names cannot be read or changed.")]
 pub(crate) struct LedgerArguments {
     /// A ledger's file, or a directory of ledgers.
     ///

@@ -27,6 +27,21 @@ pub(crate) enum Place {
 }
 
 impl Place {
+    /// Refuses a place that cannot be looked at: a file that is no ledger, a directory that cannot be read. A place that is not there
+    /// has no ledger, which is an answer, and so is a directory with ledgers of which one is damaged.
+    pub(crate) fn check(&self) -> Result<(), Refusal> {
+        let seen = match self {
+            Self::Directory(directory) => list(directory).map(|_| ()),
+            Self::File { path, .. } => {
+                match LedgerView::open(path).and_then(|view| view.snapshot()) {
+                    Ok(_) | Err(LedgerError::Missing { .. }) => Ok(()),
+                    Err(error) => Err(error),
+                }
+            }
+        };
+        seen.map_err(|error| Refusal::Line(error.to_string()))
+    }
+
     /// What it is, and every ledger there by its file. A file that is not there is no ledger, and no failure.
     pub(crate) fn snapshots(&self) -> (String, Vec<(String, LedgerResult<Snapshot>)>) {
         let see = |path: &Path| {
@@ -51,20 +66,22 @@ impl Place {
     }
 }
 
-/// Runs the command. A bad path or size is refused; whatever is wrong with a ledger is in the output.
+/// Runs the command. A bad path or size is refused, and a file that cannot be read or changed; what is wrong with one of several
+/// ledgers is in the output.
 pub(crate) fn run(arguments: &LedgerArguments) -> Result<Output, Refusal> {
     let place = place(arguments.ledger.as_deref())?;
     let limit = arguments.limit.as_deref().map(|text| limit(text, &place)).transpose()?;
     let looks = if arguments.watch { arguments.count.unwrap_or(u64::MAX) } else { 1 };
     for look in 1..looks {
         let first = look == 1;
-        let output = show(arguments, &report(&place, arguments.reclaim, limit.filter(|_| first)));
+        let report = report(&place, arguments.reclaim, limit.filter(|_| first))?;
+        let output = show(arguments, &report);
         if print(&output.text).is_err() {
             return Ok(Output { text: String::new(), ..output });
         }
         std::thread::sleep(Duration::from_secs(arguments.every));
     }
-    Ok(show(arguments, &report(&place, arguments.reclaim, limit.filter(|_| looks == 1))))
+    Ok(show(arguments, &report(&place, arguments.reclaim, limit.filter(|_| looks == 1))?))
 }
 
 fn show(arguments: &LedgerArguments, report: &Report) -> Output {
@@ -127,28 +144,20 @@ fn limit(text: &str, place: &Place) -> Result<u64, Refusal> {
     }
 }
 
-fn report(place: &Place, reclaim: bool, limit: Option<u64>) -> Report {
+fn report(place: &Place, reclaim: bool, limit: Option<u64>) -> Result<Report, Refusal> {
+    let refuse = |error: LedgerError| Refusal::Line(error.to_string());
     match place {
         Place::Directory(directory) => {
+            let files = list(directory).map_err(refuse)?;
+            let look = |file: &LedgerFile| found(file, directory, reclaim, limit);
             let shown = directory.display().to_string();
-            match list(directory) {
-                Ok(files) => {
-                    let look = |file: &LedgerFile| found(file, directory, reclaim, limit);
-                    Report::new(shown, files.iter().map(look).collect())
-                }
-                Err(error) => {
-                    Report::new(shown.clone(), vec![Found::unreadable(shown, error.to_string())])
-                }
-            }
+            Ok(Report::new(shown, files.iter().map(look).collect()))
         }
         Place::File { path, directory, key } => {
             let shown = path.display().to_string();
             match look(path.clone(), directory.clone(), key.clone(), reclaim, limit) {
-                Err(LedgerError::Missing { .. }) => Report::new(shown, Vec::new()),
-                Err(error) => {
-                    Report::new(shown.clone(), vec![Found::unreadable(shown, error.to_string())])
-                }
-                Ok(found) => Report::new(shown, vec![found]),
+                Err(LedgerError::Missing { .. }) => Ok(Report::new(shown, Vec::new())),
+                found => Ok(Report::new(shown, vec![found.map_err(refuse)?])),
             }
         }
     }

@@ -7,8 +7,10 @@
 //! launch is queued. The host reads two numbers of each part in each round: how many candidates, and how many of them were new.
 
 use xlog_cuda::Result;
+use xlog_cuda::device_runtime::Access;
 
 use super::numbers::seed_for;
+use super::touched::touch;
 use super::{Column, EMPTY, Session, Verdict, host, table_places, tile_sums};
 
 /// A random graph with fewer edges than vertices, so that paths end: about nine vertices can be reached from each.
@@ -153,9 +155,15 @@ fn split(session: &Session<'_>, first: usize, whole: &Part) -> Result<Vec<Part>>
             let pairs = session.alloc::<u64>(stream, len, "fixpoint pairs")?;
             let bytes = pairs.size_bytes();
             let from = whole.pairs.ptr() + (start * size_of::<u64>()) as u64;
-            session.launch("copy", stream).read(&whole.pairs).write(&pairs).moves(bytes * 2).run(
-                // SAFETY: both ranges are live and this long, and the launch names both buffers.
-                |_, stream| unsafe { stream.copy_dtod(pairs.ptr(), from, bytes) },
+            // What is written comes first: the event that ends the use of the whole, which is of another stream, then covers it, and
+            // whoever waits for that event need not wait again.
+            session.launch("copy", stream).write(&pairs).read(&whole.pairs).moves(bytes * 2).run(
+                |_, stream| {
+                    touch(from, bytes, Access::Read);
+                    touch(pairs.ptr(), bytes, Access::Write);
+                    // SAFETY: both ranges are live and this long, and the launch names both buffers.
+                    unsafe { stream.copy_dtod(pairs.ptr(), from, bytes) }
+                },
             )?;
             Ok(Part { pairs, len })
         })

@@ -4,15 +4,24 @@
 //! the kernel is queued and finished after it. For tests, an [`Omission`] leaves the preparation of one use out, as a program
 //! would that forgot it: the kernel is queued first, and only then its use is opened and closed, so that all later work still
 //! follows it. What the late preparation then finds to wait for is what the kernel ran without.
+//!
+//! Two things put work in order that no preparation did: a number that the host reads, and memory that is handed out again. So
+//! numbers can be foretold: they are those of a run before, the copy stays on the device, the host waits for nothing, and a use of
+//! every block stays open, so that none is freed before the session ends.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
-use xlog_cuda::device_runtime::{AllocTag, PoolSnapshot, StreamLease, XlogDeviceRuntime};
-use xlog_cuda::{DeviceRepr, DeviceStream, GpuMemoryManager, LaunchRecorder, Result, StreamId};
+use xlog_cuda::device_runtime::{
+    Access, AllocTag, BlockId, PoolSnapshot, StreamLease, XlogDeviceRuntime,
+};
+use xlog_cuda::{
+    DeviceRepr, DeviceStream, GpuMemoryManager, LaunchRecorder, Result, StreamId, XlogError,
+};
 
 use super::Column;
 use super::kernels::{Kernels, load};
+use super::touched::{Range, touch, unprepared, untouch};
 use crate::stack::Stack;
 
 /// The preparation that is left out.
@@ -36,13 +45,16 @@ pub struct Launched {
 }
 
 /// How a session is run.
-#[derive(Clone, Copy, Default, Debug)]
+#[derive(Clone, Default, Debug)]
 #[non_exhaustive]
 pub struct SessionOptions {
     /// The preparation to leave out, in tests.
     pub omission: Option<Omission>,
-    /// Whether to keep a list of all launches.
+    /// Whether to keep a list of all launches, and of all numbers that were read.
     pub trace: bool,
+    /// The numbers that the host will read, in this order, so that it does not have to wait for them; no memory is handed out
+    /// twice then. In tests.
+    pub foretold: Option<Arc<[u64]>>,
 }
 
 impl SessionOptions {
@@ -53,10 +65,17 @@ impl SessionOptions {
         self
     }
 
-    /// Keeps a list of all launches.
+    /// Keeps a list of all launches, and of all numbers that were read.
     #[must_use]
     pub fn with_trace(mut self) -> Self {
         self.trace = true;
+        self
+    }
+
+    /// Foretells the numbers that the host will read.
+    #[must_use]
+    pub fn with_foretold(mut self, numbers: Arc<[u64]>) -> Self {
+        self.foretold = Some(numbers);
         self
     }
 }
@@ -73,6 +92,14 @@ pub struct Session<'s> {
     /// Waits that the late preparation of the omitted use asked for.
     missed_waits: AtomicU64,
     trace: Mutex<Vec<Launched>>,
+    /// The numbers that were read, if they are to be kept.
+    numbers: Mutex<Vec<u64>>,
+    /// Ranges that were touched without a use that was prepared for it.
+    unprepared: AtomicU64,
+    /// How many numbers were read.
+    reads: AtomicUsize,
+    /// Blocks that are kept from being handed out again.
+    held: Mutex<Vec<(BlockId, StreamId)>>,
     /// The pool when the most bytes were allocated, as far as somebody looked.
     peak: Mutex<(usize, Option<PoolSnapshot>)>,
 }
@@ -95,6 +122,10 @@ impl<'s> Session<'s> {
             bytes_moved: AtomicU64::new(0),
             missed_waits: AtomicU64::new(0),
             trace: Mutex::new(Vec::new()),
+            numbers: Mutex::new(Vec::new()),
+            unprepared: AtomicU64::new(0),
+            reads: AtomicUsize::new(0),
+            held: Mutex::new(Vec::new()),
             peak: Mutex::new((0, None)),
         })
     }
@@ -131,7 +162,13 @@ impl<'s> Session<'s> {
         len: usize,
         tag: &'static str,
     ) -> Result<Column<T>> {
-        self.manager.on_stream(stream).alloc_tagged(len, AllocTag(tag))
+        let column = self.manager.on_stream(stream).alloc_tagged(len, AllocTag(tag))?;
+        if let (Some(block), true) = (column.id(), self.options.foretold.is_some()) {
+            // On its own stream, where it waits for nothing and nothing waits for it until it is closed.
+            self.runtime().prepare_block_use(block, stream, Access::Read)?;
+            self.held.lock().unwrap_or_else(PoisonError::into_inner).push((block, stream));
+        }
+        Ok(column)
     }
 
     /// Begins a launch of `kernel` on a stream.
@@ -145,6 +182,7 @@ impl<'s> Session<'s> {
             bytes: 0,
             recorder: LaunchRecorder::new_strict(stream),
             late: None,
+            prepared: Vec::new(),
         }
     }
 
@@ -153,6 +191,7 @@ impl<'s> Session<'s> {
     pub fn fill<T>(&self, stream: StreamId, column: &Column<T>, value: u8) -> Result<()> {
         let bytes = column.size_bytes();
         self.launch("fill", stream).write(column).moves(bytes).run(|_, stream| {
+            touch(column.ptr(), bytes, Access::Write);
             // SAFETY: the buffer is live and this long, and the recorder orders the fill.
             unsafe { stream.memset(column.ptr(), value, bytes) }
         })
@@ -164,11 +203,32 @@ impl<'s> Session<'s> {
     pub fn read_last(&self, stream: StreamId, column: &Column<u64>) -> Result<u64> {
         let mut bytes = [0; size_of::<u64>()];
         let last = column.ptr() + column.size_bytes().saturating_sub(bytes.len()) as u64;
+        if let Some(numbers) = &self.options.foretold {
+            let kept = self.alloc::<u64>(stream, 1, "foretold number")?;
+            self.launch("read back", stream).read(column).write(&kept).run(|_, stream| {
+                touch(last, bytes.len(), Access::Read);
+                touch(kept.ptr(), bytes.len(), Access::Write);
+                // SAFETY: both buffers are live, the first ends eight bytes after this address, and the recorder orders the copy.
+                unsafe { stream.copy_dtod(kept.ptr(), last, bytes.len()) }
+            })?;
+            let read = self.reads.fetch_add(1, Ordering::Relaxed);
+            return numbers.get(read).copied().ok_or_else(|| {
+                XlogError::Kernel(format!(
+                    "number {read} is read, and {} are foretold",
+                    numbers.len()
+                ))
+            });
+        }
         self.launch("read back", stream).read(column).run(|_, stream| {
+            touch(last, bytes.len(), Access::Read);
             // SAFETY: the buffer is live and ends eight bytes after this address, and the recorder orders the copy.
             unsafe { stream.copy_dtoh(&mut bytes, last) }
         })?;
-        Ok(u64::from_le_bytes(bytes))
+        let number = u64::from_le_bytes(bytes);
+        if self.options.trace {
+            self.numbers.lock().unwrap_or_else(PoisonError::into_inner).push(number);
+        }
+        Ok(number)
     }
 
     /// Looks at the pool if more is allocated than ever before when somebody looked.
@@ -209,10 +269,32 @@ impl<'s> Session<'s> {
         self.missed_waits.load(Ordering::Relaxed)
     }
 
+    /// Ranges that launches on a simulated device touched and had no use of prepared for, if launches were to be kept.
+    #[must_use]
+    pub fn unprepared(&self) -> u64 {
+        self.unprepared.load(Ordering::Relaxed)
+    }
+
+    /// All numbers that the host read, if they were to be kept and not foretold.
+    #[must_use]
+    pub fn numbers(&self) -> Vec<u64> {
+        self.numbers.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
     /// All launches, if they were to be kept.
     #[must_use]
     pub fn trace(&self) -> Vec<Launched> {
         self.trace.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+impl Drop for Session<'_> {
+    fn drop(&mut self) {
+        let held = std::mem::take(self.held.get_mut().unwrap_or_else(PoisonError::into_inner));
+        for (block, stream) in held {
+            // A device that has failed keeps the block; the failure was reported where it was met.
+            let _ = self.manager.runtime().finish_block_use(block, stream, Access::Read);
+        }
     }
 }
 
@@ -237,24 +319,26 @@ pub struct Launch<'l> {
     bytes: usize,
     recorder: LaunchRecorder,
     late: Option<LaunchRecorder>,
+    /// What was prepared before the kernel is queued.
+    prepared: Vec<Range>,
 }
 
 impl Launch<'_> {
     /// The kernel reads the buffer.
     pub fn read<T>(mut self, column: &Column<T>) -> Self {
-        self.next().read(column);
+        self.next(column, Access::Read).read(column);
         self
     }
 
     /// The kernel writes the buffer and does not look at what was there.
     pub fn write<T>(mut self, column: &Column<T>) -> Self {
-        self.next().write(column);
+        self.next(column, Access::Write).write(column);
         self
     }
 
     /// The kernel reads and writes the buffer.
     pub fn read_write<T>(mut self, column: &Column<T>) -> Self {
-        self.next().read_write(column);
+        self.next(column, Access::ReadWrite).read_write(column);
         self
     }
 
@@ -265,26 +349,33 @@ impl Launch<'_> {
     }
 
     /// The recorder that the next buffer is named to.
-    fn next(&mut self) -> &mut LaunchRecorder {
+    fn next<T>(&mut self, column: &Column<T>, access: Access) -> &mut LaunchRecorder {
         let here = Omission { launch: self.number, buffer: self.buffers };
         self.buffers += 1;
         if self.session.options.omission == Some(here) {
             let stream = self.recorder.stream();
             return self.late.insert(LaunchRecorder::new_strict(stream));
         }
+        if self.session.options.trace {
+            self.prepared.push((column.ptr(), column.size_bytes(), access));
+        }
         &mut self.recorder
     }
 
     /// Prepares the uses, queues the kernel, and finishes the uses.
     pub fn run(self, queue: impl FnOnce(&dyn Kernels, &DeviceStream) -> Result<()>) -> Result<()> {
-        let Self { session, kernel, buffers, bytes, recorder, late, .. } = self;
+        let Self { session, kernel, buffers, bytes, recorder, late, prepared, .. } = self;
         let runtime = session.runtime();
         if session.options.trace {
             let launched = Launched { kernel, stream: recorder.stream(), buffers };
             session.trace.lock().unwrap_or_else(PoisonError::into_inner).push(launched);
         }
         session.bytes_moved.fetch_add(bytes as u64, Ordering::Relaxed);
+        untouch();
         recorder.run(runtime, |stream| queue(&*session.kernels, stream))?;
+        if session.options.trace {
+            session.unprepared.fetch_add(unprepared(&prepared), Ordering::Relaxed);
+        }
         if let Some(mut late) = late {
             let before = runtime.statistics().waits_inserted;
             late.preflight(runtime)?;

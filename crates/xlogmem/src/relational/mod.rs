@@ -14,6 +14,7 @@ pub mod kernels;
 mod launch;
 pub mod numbers;
 pub mod sort;
+mod touched;
 mod workload;
 
 pub use launch::{Launch, Launched, Omission, Session, SessionOptions};

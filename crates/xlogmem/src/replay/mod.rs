@@ -17,10 +17,10 @@ use xlogmem::stack::{Stack, StackKind};
 use crate::Output;
 use crate::cli::Refusal;
 use crate::convert::LogFormat;
-use crate::convert::input::{Input, ReadingReport, Strict};
+use crate::convert::input::{Input, ReadingReport, Strict, Trouble};
 use crate::doctor::{Cuda, select};
 use execute::{Mode, replay, streams_of};
-use plan::Plan;
+use plan::{Plan, Problem};
 pub(crate) use report::PoolReport;
 use report::{Report, RunReport};
 
@@ -32,8 +32,8 @@ use report::{Report, RunReport};
                         freed after the replay. A free on another stream than the allocation's waits for that stream. All devices and processes of a log go to the one device. Up to \
                         128 streams and 64 threads are told apart.
 
-Exit status: 0 every operation of the log was served; 1 some were not, or the log or the device cannot be used, or --strict \
-                        found something wrong with the log; 2 the command line was refused."
+Exit status: 0 every operation of the log was served; 1 some were not, or the device cannot be used, or --strict found \
+                        something wrong with the log; 2 the command line was refused, or the log cannot be read."
 )]
 pub(crate) struct ReplayArguments {
     /// The log: xtrace, csv or rmm-csv
@@ -147,7 +147,7 @@ pub(crate) fn run(arguments: &ReplayArguments) -> Result<Output, Refusal> {
     }
     let mut report =
         Report::new(selection.describe(), &arguments.log, request.mode, request.budget);
-    report.error = work(arguments, &request, spec, &mut report).err();
+    report.error = Trouble::found(work(arguments, &request, spec, &mut report))?;
     report.judge();
     let failure = report.error.clone();
     let text = match arguments.json {
@@ -162,20 +162,25 @@ fn work(
     request: &Request,
     spec: DeviceSpec,
     report: &mut Report,
-) -> Result<(), String> {
+) -> Result<(), Trouble> {
     let input = Input::new(&arguments.log, request.from, Strict(arguments.strict));
-    let source = input.open().map_err(|error| input.blame(&error))?;
+    let source = input.begin()?;
     report.format = Some(LogFormat::from(source.format()).name());
     let mut source = Ordered::new(source);
     let plan = Plan::read(&mut source, arguments.strict);
     report.reading = Some(ReadingReport::new(source.report()));
-    let mut plan = plan.map_err(|error| format!("{}: {error}", arguments.log.display()))?;
+    let mut plan = plan.map_err(|problem| match problem {
+        Problem::Reading(error) => input.blame(&error),
+        Problem::TooLong(line) => Trouble::Refused(format!("{}: {line}", arguments.log.display())),
+        Problem::Found(line) => Trouble::Found(format!("{}: {line}", arguments.log.display())),
+    })?;
+    input.check(source.report())?;
     plan.figures.late_records = source.late();
     drop(source);
     report.log_figures = Some(plan.figures.clone());
     for &kind in &request.kinds {
         let run = run_once(&plan, request, spec, kind)
-            .map_err(|error| format!("{spec}, {kind}: {error}"))?;
+            .map_err(|error| Trouble::Found(format!("{spec}, {kind}: {error}")))?;
         report.add(run);
     }
     Ok(())

@@ -8,7 +8,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 
 use serde::Serialize;
 use xlog_cuda::device_runtime::{Access, AllocTag};
-use xlog_trace::{Action, Names, Record, Source, UseAccess};
+use xlog_trace::{Action, Names, Record, Source, TraceError, UseAccess};
 
 /// Streams that are told apart; further ones share them.
 pub(super) const MAX_STREAMS: usize = 128;
@@ -126,17 +126,29 @@ struct Linker {
     live_bytes: u64,
 }
 
+/// Why there is no plan.
+#[derive(Debug)]
+pub(super) enum Problem {
+    /// The log cannot be read on.
+    Reading(TraceError),
+    /// The log is longer than what can be replayed.
+    TooLong(String),
+    /// Something is wrong with what the log says, which was asked about.
+    Found(String),
+}
+
 impl Plan {
     /// Reads a log to its end. `strict`: the first thing that is wrong with it is an error.
-    pub(super) fn read(source: &mut impl Source, strict: bool) -> Result<Self, String> {
+    pub(super) fn read(source: &mut impl Source, strict: bool) -> Result<Self, Problem> {
         let mut linker = Linker::default();
-        while let Some(record) = source.next_record().map_err(|error| error.to_string())? {
+        while let Some(record) = source.next_record().map_err(Problem::Reading)? {
             linker.push(&record, source.names());
             if let (true, Some(problem)) = (strict, &linker.plan.figures.first_problem) {
-                return Err(problem.clone());
+                return Err(Problem::Found(problem.clone()));
             }
             if linker.plan.operations.len() >= MAX_OPERATIONS {
-                return Err(format!("a replay has at most {MAX_OPERATIONS} operations"));
+                let line = format!("a replay has at most {MAX_OPERATIONS} operations");
+                return Err(Problem::TooLong(line));
             }
         }
         Ok(linker.finish())

@@ -14,7 +14,7 @@ use super::lives::{Change, Life, Lives};
 use super::scan::Scan;
 use super::segments::Segments;
 use super::timeline::{Timeline, TimelineBuilder};
-use crate::convert::input::Input;
+use crate::convert::input::{Input, Trouble};
 
 /// Tags that are shown by name; the rest are shown together.
 const SHOWN_TAGS: usize = 14;
@@ -92,10 +92,12 @@ pub(crate) fn analyse(input: &Input<'_>, log: &str, partial: bool) -> Result<Ana
         .enumerate()
         .map(|(at, tag)| (tag.clone(), at as u8))
         .collect();
-    let source = input.open().map_err(|error| input.blame(&error))?;
+    let source = input.begin().map_err(Trouble::into_line)?;
     let mut filling = Filling::new(&scan, shown, tags.len());
     let mut source = Ordered::new(source);
-    while let Some(record) = source.next_record().map_err(|error| input.blame(&error))? {
+    while let Some(record) =
+        source.next_record().map_err(|error| input.blame(&error).into_line())?
+    {
         filling.push(&record, source.names());
     }
     let filled = filling.finish();

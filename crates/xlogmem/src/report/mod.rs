@@ -25,8 +25,9 @@ use xlogmem::size::Size;
 
 use crate::Output;
 use crate::cli::Refusal;
-use crate::convert::input::{Input, Strict};
-use crate::convert::{LogFormat, Part};
+use crate::convert::LogFormat;
+use crate::convert::input::{Input, Strict, Trouble};
+use crate::part::Part;
 use analysis::{Analysis, analyse};
 use figures::{Figures, WrittenFile};
 pub(crate) use scan::check;
@@ -97,7 +98,7 @@ fn report(arguments: &ReportArguments) -> Result<String, String> {
     // Nothing is begun for logs that cannot be opened or outputs that cannot be written.
     for log in logs.into_iter().flatten() {
         let input = Input::new(log, from, Strict(false));
-        input.open().map_err(|error| input.blame(&error))?;
+        input.begin().map_err(Trouble::into_line)?;
     }
     let create = |path: &Option<PathBuf>| path.as_deref().map(Part::create).transpose();
     let (page, svg, png) =

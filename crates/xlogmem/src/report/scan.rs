@@ -9,7 +9,7 @@ use xlog_trace::{Action, Header, Names, Ordered, ReadReport, Source, Summarizer,
 use super::lanes;
 use super::segments::{SegmentBuilder, Segments};
 use crate::convert::LogFormat;
-use crate::convert::input::{Input, Watched};
+use crate::convert::input::{Input, Trouble, Watched};
 
 /// Streams that are counted apart.
 const MAX_STREAMS: usize = 1 << 16;
@@ -31,12 +31,14 @@ pub(super) struct Scan {
 impl Scan {
     /// Reads a log to its end. `partial`: also one that is damaged or cut off.
     pub(super) fn read(input: &Input<'_>, log: &str, partial: bool) -> Result<Self, String> {
-        let source: Watched = input.open().map_err(|error| input.blame(&error))?;
+        let source: Watched = input.begin().map_err(Trouble::into_line)?;
         let format = LogFormat::from(source.format()).name();
         let mut source = Ordered::new(source);
         let (mut summarizer, mut segments) = (Summarizer::new(), SegmentBuilder::default());
         let (mut streams, mut uses) = (HashMap::new(), 0);
-        while let Some(record) = source.next_record().map_err(|error| input.blame(&error))? {
+        while let Some(record) =
+            source.next_record().map_err(|error| input.blame(&error).into_line())?
+        {
             summarizer.push(&record);
             if streams.len() < MAX_STREAMS || streams.contains_key(&record.stream()) {
                 *streams.entry(record.stream()).or_default() += 1;

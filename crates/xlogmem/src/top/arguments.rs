@@ -8,8 +8,10 @@ use clap::Args;
 #[derive(Args, Debug)]
 #[command(
     after_help = "Keys: q quits, p pauses, s sorts by the next column, arrows and page keys scroll.\n\n\
-                  The ledger says what processes hold, not under which tags: for tags see a process's own statistics or log.\n\n\
-                  Exit status: 0 shown, 1 a ledger cannot be read, 2 the command line was refused."
+                  Under a process are the tags that hold most of its blocks. Processes tell them while they are watched, five times \
+                  a second; one that tells none is of another program or an older version.\n\n\
+                  Exit status: 0 shown, 1 one of several ledgers cannot be read, 2 the command line was refused, or what --ledger names cannot be \
+                  read."
 )]
 pub(crate) struct TopArguments {
     /// The directory of ledgers, or one ledger's file KEY.ledger

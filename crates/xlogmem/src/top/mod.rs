@@ -1,6 +1,7 @@
 //! `xlogmem top`: all processes on the ledgers, live.
 //!
-//! Looking takes no part: no slot, no lock, no write. It shows what the ledger says, which is bytes of processes, not of tags.
+//! Looking takes no part: no slot, no write, no lock that anybody waits for. It shows what the ledger says, which is physical bytes of
+//! processes, and what the processes say of their tags, which they do while they are watched.
 
 mod arguments;
 mod screen;
@@ -8,20 +9,23 @@ mod view;
 
 use std::io::IsTerminal;
 
+use xlog_cuda::ledger::{LedgerResult, LedgerView, Snapshot};
+
 use crate::cli::Refusal;
 use crate::ledger::{self, Place};
 use crate::{Output, json_text};
 pub(crate) use arguments::TopArguments;
 use view::{Before, Picture};
 
-/// Runs the command. A bad path is refused, as is a picture without a terminal to show it.
+/// Runs the command. A bad path is refused, as is a file that is no ledger, and a picture without a terminal to show it.
 pub(crate) fn run(arguments: &TopArguments) -> Result<Output, Refusal> {
     let place = ledger::place(arguments.ledger.as_deref())?;
-    let mut before = Before::default();
+    place.check()?;
+    let (mut before, mut eyes) = (Before::default(), Eyes::default());
     if arguments.once || arguments.json {
-        look(&place, &mut before);
+        look(&place, &mut before, &mut eyes);
         std::thread::sleep(arguments.every);
-        let mut picture = look(&place, &mut before);
+        let mut picture = look(&place, &mut before, &mut eyes);
         picture.sort(arguments.sort);
         let text = match arguments.json {
             true => json_text(&picture),
@@ -34,11 +38,28 @@ pub(crate) fn run(arguments: &TopArguments) -> Result<Output, Refusal> {
             "top needs a terminal for input and output; print one picture with --once".to_owned(),
         ));
     }
-    let failure = screen::show(arguments, || look(&place, &mut before)).err();
+    let failure = screen::show(arguments, || look(&place, &mut before, &mut eyes)).err();
     Ok(Output { text: String::new(), failure: failure.map(|error| format!("top: {error}")) })
 }
 
-fn look(place: &Place, before: &mut Before) -> Picture {
+fn look(place: &Place, before: &mut Before, eyes: &mut Eyes) -> Picture {
     let (shown, found) = place.snapshots();
+    eyes.keep_on(&found);
     Picture::new(shown, found, before)
+}
+
+/// Views that are kept open between looks, so that processes know that they are watched.
+#[derive(Default)]
+struct Eyes(Vec<LedgerView>);
+
+impl Eyes {
+    /// Opens all anew, since a file may have been replaced, and closes those of before after that.
+    fn keep_on(&mut self, found: &[(String, LedgerResult<Snapshot>)]) {
+        let open = |(path, snapshot): &(String, LedgerResult<Snapshot>)| {
+            snapshot.as_ref().ok()?;
+            // Whoever cannot be watched is shown without tags.
+            LedgerView::open(path).ok().filter(|view| view.watch().is_ok())
+        };
+        self.0 = found.iter().filter_map(open).collect();
+    }
 }

@@ -9,11 +9,16 @@ use std::str::FromStr;
 use std::time::{Duration, Instant, SystemTime};
 
 use serde::Serialize;
-use xlog_cuda::ledger::{LedgerResult, SlotSnapshot, Snapshot};
+use xlog_cuda::ledger::{LedgerResult, SlotSnapshot, Snapshot, TagUse};
 
 use crate::page::size;
 
 const SCHEMA: u32 = 1;
+const COLUMNS: usize = 80;
+/// Where tags begin, under what is used.
+const TAGS_AT: usize = 12;
+/// Tags that were told so many seconds ago are said to be old.
+const STALE: f64 = 3.0;
 
 /// What rows can be sorted by.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -102,6 +107,17 @@ struct Process {
     bytes_per_second: Option<f64>,
     /// How long it has taken part.
     seconds: Option<f64>,
+    /// The tags that hold most of its blocks, as it says; empty when it says nothing.
+    tags: Vec<Tag>,
+    /// How long ago it said so.
+    tags_age_seconds: Option<f64>,
+}
+
+/// Bytes of the blocks of a tag. A name that ends in an ellipsis was cut.
+#[derive(Serialize, Debug)]
+struct Tag {
+    tag: String,
+    bytes: u64,
 }
 
 /// Who a slot belongs to: the file, the slot, the process and when it came.
@@ -188,6 +204,8 @@ impl Device {
                 (slot.used as f64 - *before as f64) / passed.as_secs_f64().max(1e-3)
             });
             used.insert(owner, slot.used);
+            // What a dead process held by tag is held no more.
+            let told = slot.tags.as_ref().filter(|_| slot.alive);
             Process {
                 pid: slot.pid,
                 name: slot.name.clone(),
@@ -198,6 +216,10 @@ impl Device {
                 bytes_per_second: rate,
                 // A clock that was set back has no answer.
                 seconds: slot.started.elapsed().ok().map(|passed| passed.as_secs_f64()),
+                tags: told.iter().flat_map(|told| &told.tags).map(Tag::new).collect(),
+                tags_age_seconds: told
+                    .and_then(|told| told.told_at().elapsed().ok())
+                    .map(|passed| passed.as_secs_f64()),
             }
         };
         let processes = snapshot.slots.iter().map(row).collect();
@@ -261,7 +283,32 @@ impl Device {
                 false => format!("{} (dead)", process.name),
             };
             lines.push(row(cells.each_ref().map(String::as_str), &name));
+            lines.extend(process.tag_line());
         }
+    }
+}
+
+impl Tag {
+    fn new(told: &TagUse) -> Self {
+        Self { tag: told.tag.clone(), bytes: told.bytes }
+    }
+}
+
+impl Process {
+    /// The tags, the largest first, as many as a line has room for.
+    fn tag_line(&self) -> Option<String> {
+        let age = self.tags_age_seconds.filter(|age| *age >= STALE);
+        let age = age.map_or_else(String::new, |age| format!(" ({} ago)", duration(age)));
+        let mut line = String::new();
+        for tag in &self.tags {
+            let comma = if line.is_empty() { "" } else { ", " };
+            let next = format!("{line}{comma}{} {}", tag.tag, size(tag.bytes));
+            if TAGS_AT + next.chars().count() + age.chars().count() > COLUMNS {
+                break;
+            }
+            line = next;
+        }
+        (!line.is_empty()).then(|| format!("{:TAGS_AT$}{line}{age}", ""))
     }
 }
 

@@ -40,3 +40,12 @@ pub(crate) fn assert_refused(output: &Output, words: &[&str]) {
         assert!(error.contains(word), "{error} does not say {word}");
     }
 }
+
+/// The commands that a help names.
+pub(crate) fn commands(help: &str) -> Vec<String> {
+    let named = help.lines().skip_while(|line| *line != "Commands:").skip(1);
+    let named = named.take_while(|line| !line.is_empty());
+    // A description that goes on is indented further.
+    let named = named.filter(|line| line.starts_with("  ") && !line.starts_with("   "));
+    named.filter_map(|line| line.split_whitespace().next()).map(str::to_owned).collect()
+}

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use super::config::{LogFormat, RESOURCE_VARIABLE, log_format};
 use super::joining::{LedgerStatus, join};
 use super::limits::Capacity;
+use super::telling::Telling;
 use super::{Oversight, ResourceKind, RuntimeConfig, XlogDeviceRuntime};
 use crate::device_runtime::async_resource::AsyncCudaResource;
 use crate::device_runtime::budget::{BudgetHandle, GlobalDeviceBudget};
@@ -68,7 +69,8 @@ pub(super) fn stack(device: Arc<CudaDevice>, config: &RuntimeConfig) -> Result<X
         }
         _ => None,
     };
-    let oversight = Oversight { budget, capacity, ledger, meter, statistics, guard };
+    let _telling = ledger.ledger().and_then(|ledger| Telling::start(ledger, &statistics));
+    let oversight = Oversight { budget, capacity, ledger, meter, statistics, guard, _telling };
     Ok(XlogDeviceRuntime::compose(device, ordinal, streams, resource, Some(oversight)))
 }
 

@@ -9,6 +9,7 @@ use xlog_cuda::sim::{KernelArgs, KernelSlice, SimKernel};
 use xlog_cuda::{DeviceStream, Result};
 
 use super::super::numbers::{edge, key, mix, number};
+use super::super::touched::touch;
 use super::super::{Column, EMPTY, TILE};
 use super::{DIGITS, Kernels, SORT_TILE};
 
@@ -42,6 +43,7 @@ fn queue<const N: usize>(
     ranges: [Range; N],
     body: impl FnOnce(&mut KernelArgs<'_>) + Send + 'static,
 ) -> Result<()> {
+    ranges.iter().for_each(|&(ptr, bytes, access)| touch(ptr, bytes, access));
     let kernel =
         ranges.into_iter().fold(SimKernel::new(name, body), |kernel, (ptr, bytes, access)| {
             kernel.arg(ptr, bytes, access)

@@ -1,0 +1,160 @@
+//! Outputs that are there when they are complete, and not before.
+//!
+//! A file is written beside its place and moved there; so is each file of a folder. What fails on the way leaves what was there, and
+//! nothing else. What is there already and no plain file, such as a pipe or a device, is written to as it is and never replaced.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+/// The file that becomes the output when it is complete.
+pub(crate) struct Part {
+    /// Where it is written, and where it goes; `None` when it is there already.
+    moves: Option<(PathBuf, PathBuf)>,
+    pub(crate) file: File,
+}
+
+impl Part {
+    pub(crate) fn create(output: &Path) -> Result<Self, String> {
+        let blame = |error: std::io::Error| format!("{}: {error}", output.display());
+        if output.is_dir() {
+            return Err(format!(
+                "{}: it is a folder; expected the name of a file",
+                output.display()
+            ));
+        }
+        if output.exists() && !output.is_file() {
+            let file = File::options().write(true).open(output).map_err(blame)?;
+            return Ok(Self { moves: None, file });
+        }
+        // Replacing needs no right to write the file itself, only its folder; who took that right away meant it.
+        if output.metadata().is_ok_and(|metadata| metadata.permissions().readonly()) {
+            return Err(format!(
+                "{}: it is read-only; expected a file that may be replaced",
+                output.display()
+            ));
+        }
+        // A link stays, and what it leads to is replaced.
+        let place = std::fs::canonicalize(output).unwrap_or_else(|_| output.to_owned());
+        let path = beside(&place);
+        let file = File::create(&path).map_err(blame)?;
+        Ok(Self { moves: Some((path, place)), file })
+    }
+
+    /// Writes a whole file; returns its size.
+    pub(crate) fn write(output: &Path, bytes: &[u8]) -> Result<u64, String> {
+        let part = Self::create(output)?;
+        (&part.file).write_all(bytes).map_err(|error| format!("{}: {error}", output.display()))?;
+        part.commit(output)
+    }
+
+    /// Puts it in place; returns its size.
+    pub(crate) fn commit(mut self, output: &Path) -> Result<u64, String> {
+        let blame = |error: std::io::Error| format!("{}: {error}", output.display());
+        let bytes = self.file.metadata().map_err(blame)?.len();
+        if let Some((path, place)) = &self.moves {
+            std::fs::rename(path, place).map_err(blame)?;
+        }
+        self.moves = None;
+        Ok(bytes)
+    }
+}
+
+impl Drop for Part {
+    fn drop(&mut self) {
+        if let Some((path, _)) = &self.moves {
+            // The failure that led here is what is reported.
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+/// A folder whose files go to their place together, when all of them are complete.
+pub(crate) struct PartFolder {
+    /// Where files are written.
+    path: PathBuf,
+    /// Where they go; `None` when they go nowhere.
+    place: Option<PathBuf>,
+    /// Folders that were made for it, the innermost last.
+    made: Vec<PathBuf>,
+}
+
+impl PartFolder {
+    /// Files that go to the folder `output`, which is made, with those above it, where it is not there.
+    pub(crate) fn create(output: &Path) -> Result<Self, String> {
+        let missing = output.ancestors().filter(|path| !path.as_os_str().is_empty());
+        let mut missing: Vec<PathBuf> =
+            missing.take_while(|path| !path.exists()).map(Path::to_owned).collect();
+        missing.reverse();
+        let mut folder = Self {
+            path: beside(&output.join("files")),
+            place: Some(output.to_owned()),
+            made: Vec::new(),
+        };
+        let blame = |error: std::io::Error| format!("{}: {error}", output.display());
+        // What was made so far goes again when this fails.
+        for path in missing {
+            std::fs::create_dir(&path).map_err(blame)?;
+            folder.made.push(path);
+        }
+        std::fs::create_dir(&folder.path).map_err(blame)?;
+        Ok(folder)
+    }
+
+    /// Files that nobody asked to keep.
+    pub(crate) fn passing(name: &str) -> Result<Self, String> {
+        let path = std::env::temp_dir().join(format!("{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+        Ok(Self { path, place: None, made: Vec::new() })
+    }
+
+    /// The path of a file while it is written.
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.path.join(name)
+    }
+
+    /// The folder that the files are written to.
+    pub(crate) fn folder(&self) -> &Path {
+        &self.path
+    }
+
+    /// Writes a file, where files are kept.
+    pub(crate) fn keep(&self, name: &str, text: &str) -> Result<(), String> {
+        match &self.place {
+            Some(place) => std::fs::write(self.path(name), text)
+                .map_err(|error| format!("{}: {error}", place.join(name).display())),
+            None => Ok(()),
+        }
+    }
+
+    /// Puts the files in place.
+    pub(crate) fn commit(mut self) -> Result<(), String> {
+        if let Some(place) = &self.place {
+            let blame = |error: std::io::Error| format!("{}: {error}", place.display());
+            for entry in std::fs::read_dir(&self.path).map_err(blame)? {
+                let entry = entry.map_err(blame)?;
+                std::fs::rename(entry.path(), place.join(entry.file_name())).map_err(blame)?;
+            }
+        }
+        self.made.clear();
+        Ok(())
+    }
+}
+
+impl Drop for PartFolder {
+    fn drop(&mut self) {
+        // The failure that led here, if there is one, is what is reported.
+        let _ = std::fs::remove_dir_all(&self.path);
+        for path in self.made.iter().rev() {
+            let _ = std::fs::remove_dir(path);
+        }
+    }
+}
+
+/// A name in the same folder that nobody else uses.
+fn beside(place: &Path) -> PathBuf {
+    let mut name: OsString = place.as_os_str().to_owned();
+    name.push(format!(".part-{}", std::process::id()));
+    PathBuf::from(name)
+}
