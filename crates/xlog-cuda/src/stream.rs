@@ -19,7 +19,8 @@ use xlog_sim::SimKernel;
 
 use crate::device_runtime::StreamId;
 use crate::device_runtime::ordering::cells::CellRef;
-use crate::device_runtime::ordering::clock::{Begun, Seen, StreamClock};
+use crate::device_runtime::ordering::clock::{Begun, StreamClock};
+use crate::device_runtime::ordering::primitive::{Me, as_me};
 use crate::device_runtime::ordering::tally::{Edges, Tally};
 use crate::device_runtime::stream_ids::IssuedId;
 use crate::{CudaDevice, Result, XlogError};
@@ -86,13 +87,18 @@ impl RawStream {
     }
 
     /// Records an event at the tail of this stream; returns the stamp it covers.
-    #[inline(always)]
     pub(crate) fn record(&self, tally: &Tally) -> DriverResult<u64> {
+        as_me(|me| self.record_as(me, tally))
+    }
+
+    /// [`RawStream::record`] for one who knows its name.
+    #[inline(always)]
+    pub(crate) fn record_as(&self, me: Me<'_>, tally: &Tally) -> DriverResult<u64> {
         self.check_not_capturing("event_record")?;
-        let begun = self.clock.begin();
+        let begun = self.clock.begin(me);
         let event = self.record_begun(begun)?;
-        tally.count(|counts| counts.recorded += 1);
-        if let Some(ask) = self.clock.recorded(begun.covers, event) {
+        tally.count_as(me, |counts| counts.recorded += 1);
+        if let Some(ask) = self.clock.recorded(me, begun.covers, event) {
             self.ask(ask);
         }
         Ok(begun.covers)
@@ -108,10 +114,15 @@ impl RawStream {
         match self.device.driver().event_record(event, self.handle) {
             Ok(()) => Ok(event),
             Err(error) => {
-                self.clock.failed(begun.covers, Some(event));
+                self.not_recorded(begun.covers, event);
                 Err(error)
             }
         }
+    }
+
+    #[cold]
+    fn not_recorded(&self, covers: u64, event: EventHandle) {
+        self.clock.failed(covers, Some(event));
     }
 
     #[cold]
@@ -141,21 +152,28 @@ impl RawStream {
             return Ok(());
         }
         let mut edges = Edges::default();
-        let followed = self.follow(other, stamp, &mut edges);
+        let followed = as_me(|me| self.follow(me, other, stamp, &mut edges));
         tally.count(|counts| counts.add_edges(edges));
         followed
     }
 
     /// [`RawStream::wait_for`] for what is known not to be followed yet; the caller counts the `edges`.
-    pub(crate) fn follow(&self, other: &Self, stamp: u64, edges: &mut Edges) -> DriverResult<()> {
+    #[inline(always)]
+    pub(crate) fn follow(
+        &self,
+        me: Me<'_>,
+        other: &Self,
+        stamp: u64,
+        edges: &mut Edges,
+    ) -> DriverResult<()> {
         self.check_not_capturing("stream_wait_event")?;
         let known = &other.clock;
-        let mut news = Seen::default();
-        let cover = known.find_or_begin(stamp, self.clock.key(), &mut news);
+        let mut news = None;
+        let cover = known.find_or_begin(me, stamp, self.clock.key(), &mut news);
         match cover.event {
             Some(event) if cover.recorded => {
                 let queued = self.device.driver().stream_wait_event(self.handle, event);
-                known.unpin();
+                known.unpin_as(me);
                 queued?;
             }
             spare => {
@@ -168,14 +186,14 @@ impl RawStream {
                 edges.recorded += 1;
                 let queued = self.device.driver().stream_wait_event(self.handle, event);
                 // Only now can others come by the event, so it needed no pin.
-                if let Some(ask) = known.recorded(begun.covers, event) {
+                if let Some(ask) = known.recorded(me, begun.covers, event) {
                     other.ask(ask);
                 }
                 queued?;
             }
         }
         edges.inserted += 1;
-        self.clock.learn(known.key(), &cover, &news);
+        self.clock.learn(me, known.key(), cover.covers, &news);
         Ok(())
     }
 
@@ -213,7 +231,7 @@ impl RawStream {
     /// Waits until everything queued so far, and so every stamp up to now, has completed; returns that stamp.
     pub(crate) fn settle(&self, tally: &Tally) -> DriverResult<u64> {
         self.check_not_capturing("event_record")?;
-        let begun = self.clock.begin();
+        let begun = as_me(|me| self.clock.begin(me));
         let (covers, event) = (begun.covers, self.record_begun(begun)?);
         let ask = self.clock.recorded_pinned(covers, event);
         tally.count(|counts| counts.recorded += 1);

@@ -15,7 +15,7 @@
 use std::collections::VecDeque;
 use std::ops::Deref;
 
-use super::primitive::{AtomicU64, Lock, Ordering};
+use super::primitive::{AtomicU64, Lock, Me, Ordering, with_as};
 
 /// Streams that are kept without an allocation.
 const FEW: usize = 4;
@@ -77,15 +77,18 @@ impl Seen {
         }
     }
 
-    /// Tells stream `asker`; false, and nothing done, if this is of no other stream.
+    /// Tells stream `asker`; nothing is done if this is of no other stream.
     #[inline(always)]
-    fn tell(&self, asker: u32, news: &mut Self) -> bool {
+    fn tell(&self, asker: u32, news: &mut Option<Self>) {
         let [first, second, ..] = self.keys;
-        let has_news = first != 0 && (first != asker.wrapping_add(1) || second != 0);
-        if has_news {
-            news.clone_from(self);
+        if first != 0 && (first != asker.wrapping_add(1) || second != 0) {
+            self.tell_all(news);
         }
-        has_news
+    }
+
+    #[inline(never)]
+    fn tell_all(&self, news: &mut Option<Self>) {
+        *news = Some(self.clone());
     }
 
     /// Joins what another stream had seen; of the stream `own`, whose this is, it needs to know nothing.
@@ -118,6 +121,8 @@ impl Seen {
 #[derive(Debug)]
 struct Entry<E> {
     covers: u64,
+    /// What the one before it covers, as it was begun: nothing up to this needs this one.
+    after: u64,
     /// `None` until the driver has recorded it.
     event: Option<E>,
     seen: Seen,
@@ -147,8 +152,6 @@ pub(crate) struct Cover<E> {
     pub(crate) event: Option<E>,
     /// It was recorded, and is pinned; otherwise it is recorded or failed now, as what [`StreamClock::begin`] returns.
     pub(crate) recorded: bool,
-    /// Its stream had seen more than the one who asked before it; what, was told.
-    pub(crate) has_news: bool,
 }
 
 /// The part of a clock that work on the stream itself looks at.
@@ -212,6 +215,8 @@ struct Inner<E> {
     seen: Seen,
     /// Events not known to have completed, by what they cover.
     recorded: VecDeque<Entry<E>>,
+    /// What the event that was begun last covers.
+    newest: u64,
     /// How long the list may grow before somebody asks which events have completed.
     ask_at: usize,
     /// Completed events.
@@ -248,16 +253,13 @@ impl<E: Copy> Inner<E> {
     /// The earliest recorded event that covers `stamp`.
     #[inline]
     fn find(&self, stamp: u64) -> Option<(E, &Entry<E>)> {
-        // Whoever asks mostly asks about the latest.
-        let last = self.recorded.back()?;
-        if last.covers < stamp {
+        if self.newest < stamp {
             return None;
         }
-        let before = self.recorded.len().wrapping_sub(2);
+        // Whoever asks mostly asks about the latest.
+        let last = self.recorded.back()?;
         match last.event {
-            Some(event) if self.recorded.get(before).is_none_or(|e| e.covers < stamp) => {
-                Some((event, last))
-            }
+            Some(event) if last.covers >= stamp && last.after < stamp => Some((event, last)),
             _ => self.find_earlier(stamp),
         }
     }
@@ -266,6 +268,19 @@ impl<E: Copy> Inner<E> {
     fn find_earlier(&self, stamp: u64) -> Option<(E, &Entry<E>)> {
         let at = self.recorded.partition_point(|entry| entry.covers < stamp);
         self.recorded.range(at..).find_map(|entry| Some((entry.event?, entry)))
+    }
+
+    #[inline(always)]
+    fn unpin(&mut self) {
+        self.pins = self.pins.saturating_sub(1);
+        if self.pins == 0 && !self.resting.is_empty() {
+            self.wake();
+        }
+    }
+
+    #[cold]
+    fn wake(&mut self) {
+        self.spare.append(&mut self.resting);
     }
 
     /// One question for half of the list, when it has grown long.
@@ -288,6 +303,7 @@ impl<E: Copy, C: Deref<Target = ClockCell>> StreamClock<E, C> {
         let inner = Inner {
             seen: Seen::default(),
             recorded: VecDeque::new(),
+            newest: 0,
             ask_at: ASK_AT,
             spare: Vec::new(),
             resting: Vec::new(),
@@ -335,8 +351,8 @@ impl<E: Copy, C: Deref<Target = ClockCell>> StreamClock<E, C> {
 
     /// Before an event is recorded. [`StreamClock::recorded`] or [`StreamClock::failed`] follows.
     #[inline(always)]
-    pub(crate) fn begin(&self) -> Begun<E> {
-        self.inner.with(|inner| self.begin_in(inner))
+    pub(crate) fn begin(&self, me: Me<'_>) -> Begun<E> {
+        with_as!(self.inner, me, |inner| self.begin_in(inner))
     }
 
     /// Moves the stamp on, before the driver is asked whether everything up to the one returned has completed.
@@ -356,15 +372,17 @@ impl<E: Copy, C: Deref<Target = ClockCell>> StreamClock<E, C> {
     fn begin_in(&self, inner: &mut Inner<E>) -> Begun<E> {
         let covers = self.step_in();
         // What the stream has seen by now, and not what it will have when the event is recorded.
-        inner.recorded.push_back(Entry { covers, event: None, seen: inner.seen.clone() });
+        let (after, seen) = (inner.newest, inner.seen.clone());
+        inner.newest = covers;
+        inner.recorded.push_back(Entry { covers, after, event: None, seen });
         Begun { covers, spare: inner.spare.pop() }
     }
 
     /// After it was recorded. Now and then there is an event to ask about, which is pinned: [`StreamClock::asked`] takes the
     /// answer.
     #[inline(always)]
-    pub(crate) fn recorded(&self, covers: u64, event: E) -> Option<(u64, E)> {
-        self.inner.with(|inner| {
+    pub(crate) fn recorded(&self, me: Me<'_>, covers: u64, event: E) -> Option<(u64, E)> {
+        with_as!(self.inner, me, |inner| {
             inner.set(covers, event);
             inner.ask()
         })
@@ -408,30 +426,48 @@ impl<E: Copy, C: Deref<Target = ClockCell>> StreamClock<E, C> {
     /// The earliest event that covers `stamp`, pinned; or else one that is about to be recorded. It is for stream `asker`, which
     /// gets to know, in `news`, what this stream had seen before it.
     #[inline(always)]
-    pub(crate) fn find_or_begin(&self, stamp: u64, asker: u32, news: &mut Seen) -> Cover<E> {
-        self.inner.with(|inner| match inner.find(stamp) {
+    pub(crate) fn find_or_begin(
+        &self,
+        me: Me<'_>,
+        stamp: u64,
+        asker: u32,
+        news: &mut Option<Seen>,
+    ) -> Cover<E> {
+        with_as!(self.inner, me, |inner| self.find_or_begin_in(inner, stamp, asker, news))
+    }
+
+    #[inline(always)]
+    fn find_or_begin_in(
+        &self,
+        inner: &mut Inner<E>,
+        stamp: u64,
+        asker: u32,
+        news: &mut Option<Seen>,
+    ) -> Cover<E> {
+        match inner.find(stamp) {
             Some((event, entry)) => {
-                let (covers, has_news) = (entry.covers, entry.seen.tell(asker, news));
+                let covers = entry.covers;
+                entry.seen.tell(asker, news);
                 inner.pins += 1;
-                Cover { covers, event: Some(event), recorded: true, has_news }
+                Cover { covers, event: Some(event), recorded: true }
             }
             None => {
                 let Begun { covers, spare } = self.begin_in(inner);
-                let has_news = inner.seen.tell(asker, news);
-                Cover { covers, event: spare, recorded: false, has_news }
+                inner.seen.tell(asker, news);
+                Cover { covers, event: spare, recorded: false }
             }
-        })
+        }
     }
 
     /// One who had an event pinned needs it no longer.
-    #[inline(always)]
     pub(crate) fn unpin(&self) {
-        self.inner.with(|inner| {
-            inner.pins = inner.pins.saturating_sub(1);
-            if inner.pins == 0 && !inner.resting.is_empty() {
-                inner.spare.append(&mut inner.resting);
-            }
-        });
+        self.inner.with(Inner::unpin);
+    }
+
+    /// [`StreamClock::unpin`] for one who knows its name.
+    #[inline(always)]
+    pub(crate) fn unpin_as(&self, me: Me<'_>) {
+        with_as!(self.inner, me, |inner| inner.unpin());
     }
 
     /// Everything up to `stamp` has completed: the events that covered it may be used again.
@@ -451,18 +487,21 @@ impl<E: Copy, C: Deref<Target = ClockCell>> StreamClock<E, C> {
 
     /// After a wait for an event of stream `key` was queued on this stream.
     #[inline(always)]
-    pub(crate) fn learn(&self, key: u32, cover: &Cover<E>, news: &Seen) {
-        self.inner.with(|inner| {
-            if cover.has_news {
-                inner.seen.join(news, self.key);
-            }
-            let upto = inner.seen.raise(key, cover.covers);
-            // A key that does not fit is found in what was seen; a stamp that does not fit claims less.
-            if key >> (u64::BITS - HEARD_BITS) == 0 {
-                let heard = u64::from(key) << HEARD_BITS | upto.min(HEARD);
-                self.heard.store(heard, Ordering::Release);
-            }
-        });
+    pub(crate) fn learn(&self, me: Me<'_>, key: u32, covers: u64, news: &Option<Seen>) {
+        with_as!(self.inner, me, |inner| self.learn_in(inner, key, covers, news));
+    }
+
+    #[inline(always)]
+    fn learn_in(&self, inner: &mut Inner<E>, key: u32, covers: u64, news: &Option<Seen>) {
+        if let Some(news) = news {
+            inner.seen.join(news, self.key);
+        }
+        let upto = inner.seen.raise(key, covers);
+        // A key that does not fit is found in what was seen; a stamp that does not fit claims less.
+        if key >> (u64::BITS - HEARD_BITS) == 0 {
+            let heard = u64::from(key) << HEARD_BITS | upto.min(HEARD);
+            self.heard.store(heard, Ordering::Release);
+        }
     }
 
     /// All its events, which nobody needs any longer.

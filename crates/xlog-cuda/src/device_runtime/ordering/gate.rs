@@ -304,12 +304,15 @@ impl BlockGate {
     }
 
     /// Sends everybody through the lock. False when it is not the live block.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn enter_slow(&self, tag: u32) -> bool {
         let word = self.word.load(Ordering::Acquire);
-        if tag_of(word) == tag && word & (LIVE | SLOW) == LIVE | SLOW {
-            return true;
-        }
+        // Mostly it is so already.
+        (tag_of(word) == tag && word & (LIVE | SLOW) == LIVE | SLOW) || self.make_slow(tag)
+    }
+
+    #[cold]
+    fn make_slow(&self, tag: u32) -> bool {
         self.change(|word| (tag_of(word) == tag && word & LIVE != 0).then_some(word | SLOW))
     }
 
@@ -322,6 +325,12 @@ impl BlockGate {
         self.change(|word| Some(word & !SLOW));
     }
 
+    /// The same, with a use of the own stream opened. False, and nothing done, when there are too many.
+    pub(crate) fn leave_slow_open(&self, writes: bool) -> bool {
+        let (one, all) = if writes { (WRITE, WRITES) } else { (READ, READS) };
+        self.change(|word| (word & all != all).then(|| (word & !SLOW) + one))
+    }
+
     /// Takes the block from its user. False when it is not live: somebody else was first.
     pub(crate) fn retire(&self, tag: u32) -> bool {
         self.change(|word| (tag_of(word) == tag && word & LIVE != 0).then_some(word & !LIVE | SLOW))
@@ -331,9 +340,11 @@ impl BlockGate {
     #[inline]
     pub(crate) fn close_counted(&self, writes: bool) -> bool {
         self.share();
-        if !self.has_counted(writes) {
-            return false;
-        }
+        self.has_counted(writes) && self.uncount(writes)
+    }
+
+    #[cold]
+    fn uncount(&self, writes: bool) -> bool {
         let (one, all) = if writes { (WRITE, WRITES) } else { (READ, READS) };
         self.change(|word| (word & all != 0).then(|| word - one))
     }

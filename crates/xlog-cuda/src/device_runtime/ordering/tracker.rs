@@ -8,9 +8,10 @@ use super::EdgePolicy;
 use super::cells::Cells;
 use super::clock::ClockCell;
 use super::gate::Attempt;
+use super::primitive::{Me, as_me, with_as};
 use super::record::{BlockTable, Record, tag_of};
 use super::tally::{Edges, Tally};
-use super::uses::{Needed, OutstandingList, Uses};
+use super::uses::{Opened, OutstandingList, Uses};
 use crate::CudaDevice;
 use crate::device_runtime::resource::{
     Access, BlockId, Generation, ResourceError, ResourceResult, StreamId,
@@ -106,15 +107,16 @@ impl Tracker {
         }
         let retired = record.with_uses(|uses| {
             record.gate.retire(tag).then(|| {
+                uses.give_stamps(&record.stamps);
                 uses.free_on_close = record.gate.has_open() || uses.has_open();
-                uses.free_on_close
+                match uses.free_on_close {
+                    true => Retired::Open,
+                    false if uses.is_quiet() => Retired::Quiet,
+                    false => Retired::Used,
+                }
             })
         });
-        match retired {
-            None => Err(ResourceError::UseAfterFree { generation }),
-            Some(true) => Ok(Retired::Open),
-            Some(false) => Ok(Retired::Used),
-        }
+        retired.ok_or(ResourceError::UseAfterFree { generation })
     }
 
     /// True when everything outstanding on a block is known to have completed, or no event could tell.
@@ -155,7 +157,7 @@ impl Tracker {
 /// How a returned block stands.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Retired {
-    /// Nothing but its own stream ever touched it.
+    /// Its own stream follows everything that other streams did with it.
     Quiet,
     /// Other streams have used it.
     Used,
@@ -285,24 +287,12 @@ pub(crate) trait Tracks {
         access: Access,
         (stream, stamp): (StreamId, u64),
     ) -> ResourceResult<()> {
-        let home = record.home();
-        let writes = access.writes();
-        let closed = record.with_uses(|uses| {
-            // Under the lock, so that a claim which went stale meanwhile closes nobody else's use.
-            if record.generation() != block.generation {
-                return Closed::Stale;
-            }
-            // Uses that were opened without the lock are the oldest, and superseded nothing.
-            let followed = match record.gate.close_counted(writes) {
-                true => None,
-                false => match uses.close(stream, access) {
-                    None => return Closed::Missing,
-                    followed => followed,
-                },
-            };
-            record.set_closed(stream, writes);
-            uses.finished(&record.stamps, home, home, stamp, writes, followed);
-            settle(record, uses)
+        let generation = block.generation;
+        let closed = as_me(|me| {
+            with_as!(record.uses(), me, |uses| {
+                let uses = uses.get_or_insert_default();
+                close_own(record, uses, generation, (stream, stamp), access)
+            })
         });
         match closed {
             Closed::Open => Ok(()),
@@ -364,29 +354,31 @@ pub(crate) trait Tracks {
         access: Access,
     ) -> ResourceResult<()> {
         let tracker = self.tracker();
-        let mut needed = Needed::default();
-        let opened = record.with_uses(|uses| {
-            record.gate.enter_slow(tag_of(block.generation)).then(|| {
-                record.set_opened(stream, access.writes());
-                let of = (stream, raw);
-                let home = record.home();
-                uses.open(&record.stamps, home, &tracker.streams, of, access, &mut needed)
-            })
-        });
-        let Some((elided, number)) = opened else { return Err(stale(block)) };
-        if elided == 0 && needed.is_empty() {
-            return Ok(());
-        }
-        let mut edges = Edges { elided, ..Edges::default() };
-        let followed = needed.try_each(|(other, stamp)| {
-            // What failed is worth an allocation; what did not is one word.
-            raw.follow(other, *stamp, &mut edges).map_err(Box::new)
-        });
-        tracker.tally.count(|counts| counts.add_edges(edges));
-        match followed {
-            Ok(()) => Ok(()),
-            Err(error) => self.cancel(record, block, number, (stream, access), (*error).into()),
-        }
+        let tag = tag_of(block.generation);
+        as_me(|me| {
+            let opened = with_as!(record.uses(), me, |uses| {
+                let uses = uses.get_or_insert_default();
+                open(record, uses, tag, &tracker.streams, (stream, raw), access)
+            });
+            let Opened { number, implied, needed } = match opened {
+                Ok(opened) => opened,
+                Err(true) => return Ok(()),
+                Err(false) => return Err(stale(block)),
+            };
+            if implied == 0 && needed.is_empty() {
+                return Ok(());
+            }
+            let mut edges = Edges { elided: implied, ..Edges::default() };
+            let followed = needed.try_each(|(other, stamp)| {
+                // What failed is worth an allocation; what did not is one word.
+                raw.follow(me, other, *stamp, &mut edges).map_err(Box::new)
+            });
+            tracker.tally.count_as(me, |counts| counts.add_edges(edges));
+            match followed {
+                Ok(()) => Ok(()),
+                Err(error) => self.cancel(record, block, number, (stream, access), (*error).into()),
+            }
+        })
     }
 
     /// The waits of a use could not be queued: it is as if it had never been opened.
@@ -454,24 +446,19 @@ pub(crate) trait Tracks {
         if !record.has_opened(stream, access.writes()) {
             return self.finish_locked(record, block, access, stream, edge);
         }
-        let (stamp, recorded) = self.edge(raw, false, edge);
-        let closed = record.with_uses(|uses| {
-            if record.generation() != block.generation {
-                return Closed::Stale;
-            }
-            let followed = uses.close(stream, access);
-            if followed.is_none() {
-                return Closed::Missing;
-            }
-            record.set_closed(stream, access.writes());
+        as_me(|me| {
+            let (stamp, recorded) = self.edge(me, raw, false, edge);
+            let generation = block.generation;
             let place = raw.clock().key();
-            uses.finished(&record.stamps, home, place, stamp, access.writes(), followed);
-            settle(record, uses)
-        });
-        match closed {
-            Closed::Open => recorded,
-            closed => self.conclude(closed, record, block, (stream, access), recorded),
-        }
+            let closed = with_as!(record.uses(), me, |uses| {
+                let uses = uses.get_or_insert_default();
+                close_foreign(record, uses, generation, (stream, place, stamp), access)
+            });
+            match closed {
+                Closed::Open => recorded,
+                closed => self.conclude(closed, record, block, (stream, access), recorded),
+            }
+        })
     }
 
     #[inline(never)]
@@ -501,7 +488,7 @@ pub(crate) trait Tracks {
             Some((&**self.tracker().streams.at(place)?, place == home, counted))
         });
         let Some((raw, own, counted)) = open else { return Err(not_open(block, stream, access)) };
-        let (stamp, recorded) = self.edge(raw, own, edge);
+        let (stamp, recorded) = as_me(|me| self.edge(me, raw, own, edge));
         let closed = record.with_uses(|uses| {
             if record.generation() != block.generation {
                 return Closed::Stale;
@@ -522,9 +509,10 @@ pub(crate) trait Tracks {
     }
 
     /// The stamp of work that is queued on `stream`, with an event recorded for it where the policy says so.
-    #[inline]
+    #[inline(always)]
     fn edge(
         &self,
+        me: Me<'_>,
         stream: &RawStream,
         own: bool,
         edge: &mut Option<u64>,
@@ -540,7 +528,7 @@ pub(crate) trait Tracks {
         if let Some(stamp) = *edge {
             return (stamp, Ok(()));
         }
-        match stream.record(&self.tracker().tally) {
+        match stream.record_as(me, &self.tracker().tally) {
             Ok(covers) => {
                 *edge = Some(covers);
                 (covers, Ok(()))
@@ -558,7 +546,8 @@ pub(crate) trait Tracks {
         }
         self.take_from_home(record);
         let home = record.home();
-        let (stamp, recorded) = self.edge(raw, raw.clock().key() == home, &mut None);
+        let own = raw.clock().key() == home;
+        let (stamp, recorded) = as_me(|me| self.edge(me, raw, own, &mut None));
         let live = record.with_uses(|uses| {
             let live = record.gate.enter_slow(tag_of(block.generation));
             if live {
@@ -571,17 +560,109 @@ pub(crate) trait Tracks {
     }
 }
 
+/// Opens a use under the lock of the block. `Err` says that it needs no more: it is open without the lock, or not the live block.
+#[inline(always)]
+fn open<'a>(
+    record: &Record,
+    uses: &mut Uses,
+    tag: u32,
+    streams: &'a StreamPool,
+    (stream, raw): (StreamId, &RawStream),
+    access: Access,
+) -> Result<Opened<'a>, bool> {
+    if !record.gate.enter_slow(tag) {
+        return Err(false);
+    }
+    // Only under the id that may go without the lock is such a use found again.
+    if record.stream_id() == stream.0 && uses.is_quiet() && leave_slow(record, uses, access) {
+        return Err(true);
+    }
+    record.set_opened(stream, access.writes());
+    Ok(uses.open(&record.stamps, record.home(), streams, (stream, raw), access))
+}
+
+/// Closes a use of the own stream under the lock of the block.
+#[inline(always)]
+fn close_own(
+    record: &Record,
+    uses: &mut Uses,
+    generation: Generation,
+    (stream, stamp): (StreamId, u64),
+    access: Access,
+) -> Closed {
+    // Under the lock, so that a claim which went stale meanwhile closes nobody else's use.
+    if record.generation() != generation {
+        return Closed::Stale;
+    }
+    let (home, writes) = (record.home(), access.writes());
+    // Uses that were opened without the lock are the oldest, and superseded nothing.
+    let followed = match record.gate.close_counted(writes) {
+        true => None,
+        false => match uses.close(stream, access) {
+            None => return Closed::Missing,
+            followed => followed,
+        },
+    };
+    record.set_closed(stream, writes);
+    uses.finished(&record.stamps, home, home, stamp, writes, followed);
+    // It stays slow even if only its own stream is left: the next use mostly comes from elsewhere again, and if not, that is seen
+    // when it is prepared.
+    free_if_last(record, uses)
+}
+
+/// Closes a use of another stream under the lock of the block.
+#[inline(always)]
+fn close_foreign(
+    record: &Record,
+    uses: &mut Uses,
+    generation: Generation,
+    (stream, place, stamp): (StreamId, u32, u64),
+    access: Access,
+) -> Closed {
+    if record.generation() != generation {
+        return Closed::Stale;
+    }
+    let followed = uses.close(stream, access);
+    if followed.is_none() {
+        return Closed::Missing;
+    }
+    record.set_closed(stream, access.writes());
+    uses.finished(&record.stamps, record.home(), place, stamp, access.writes(), followed);
+    // It is outstanding now, so other streams are still involved.
+    free_if_last(record, uses)
+}
+
 /// After a change under the lock: back to the quick way where only the own stream is left, and whether to free.
 #[inline]
 fn settle(record: &Record, uses: &mut Uses) -> Closed {
-    if uses.free_on_close && !uses.has_open() && !record.gate.has_open() {
-        uses.free_on_close = false;
-        return Closed::Free;
-    }
     if !uses.free_on_close && uses.is_quiet() {
+        uses.give_stamps(&record.stamps);
         record.gate.leave_slow();
     }
-    Closed::Open
+    free_if_last(record, uses)
+}
+
+/// After a use was closed under the lock: whether to free.
+#[inline(always)]
+fn free_if_last(record: &Record, uses: &mut Uses) -> Closed {
+    if uses.free_on_close { free_after_last(record, uses) } else { Closed::Open }
+}
+
+#[cold]
+fn free_after_last(record: &Record, uses: &mut Uses) -> Closed {
+    uses.give_stamps(&record.stamps);
+    if uses.has_open() || record.gate.has_open() {
+        return Closed::Open;
+    }
+    uses.free_on_close = false;
+    Closed::Free
+}
+
+/// Opens a use of the own stream that finds nobody else there, so that it, and those after it, need no lock.
+#[cold]
+fn leave_slow(record: &Record, uses: &mut Uses, access: Access) -> bool {
+    uses.give_stamps(&record.stamps);
+    record.gate.leave_slow_open(access.writes())
 }
 
 #[cold]

@@ -28,6 +28,15 @@ pub(crate) type OutstandingList = SmallVec<[Outstanding; 2]>;
 /// What a use must still wait for: a stream, and up to which stamp.
 pub(crate) type Needed<'a> = Few<(&'a RawStream, u64)>;
 
+/// A use that was opened.
+#[derive(Debug)]
+pub(crate) struct Opened<'a> {
+    pub(crate) number: u64,
+    /// How many waits were implied.
+    pub(crate) implied: u64,
+    pub(crate) needed: Needed<'a>,
+}
+
 /// A use between prepare and finish.
 #[derive(Debug)]
 struct Open {
@@ -63,6 +72,10 @@ pub(crate) struct Uses {
     open: Few<Open>,
     /// How many changes there were.
     changes: u64,
+    /// The stamps of work of the own stream that finished through the lock, beside those of its record: whoever holds the lock
+    /// changes them without a locked instruction. 0 is before everything.
+    own_write: u64,
+    own_read: u64,
     /// The block was returned while a use was open: the last one to close frees it.
     pub(crate) free_on_close: bool,
 }
@@ -121,9 +134,18 @@ fn supersede(list: &mut Few<Outstanding>, place: u32, stamp: u64, followed: Foll
 
 impl Uses {
     /// True when only the own stream is involved: its uses need no lock.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn is_quiet(&self) -> bool {
         self.writes.is_empty() && self.reads.is_empty() && self.open.is_empty()
+    }
+
+    /// Before the own stream goes without the lock again, and before the block ends: nothing of it is kept here.
+    pub(crate) fn give_stamps(&mut self, stamps: &OwnStamps) {
+        for (writes, stamp) in [(true, &mut self.own_write), (false, &mut self.own_read)] {
+            if *stamp != 0 {
+                stamps.stamp(writes, std::mem::take(stamp));
+            }
+        }
     }
 
     #[inline]
@@ -131,8 +153,7 @@ impl Uses {
         !self.open.is_empty()
     }
 
-    /// Opens a use of `stream`, and adds to `needed` what it must still wait for; returns how many waits were implied, and
-    /// the number of the use.
+    /// Opens a use of `stream`.
     #[inline(always)]
     pub(crate) fn open<'a>(
         &mut self,
@@ -141,14 +162,16 @@ impl Uses {
         streams: &'a StreamPool,
         (id, stream): (StreamId, &RawStream),
         access: Access,
-        needed: &mut Needed<'a>,
-    ) -> (u64, u64) {
+    ) -> Opened<'a> {
         let clock = stream.clock();
         let place = clock.key();
         let writes = access.writes();
+        let mut needed = Needed::default();
         let mut implied = 0;
-        let own_read = if writes { stamps.last_read() } else { 0 };
-        let own = stamps.last_write().max(own_read);
+        let mut own = stamps.last_write().max(self.own_write);
+        if writes {
+            own = own.max(stamps.last_read()).max(self.own_read);
+        }
         if own != 0
             && home != place
             && let Some(of) = streams.at(home)
@@ -159,15 +182,15 @@ impl Uses {
             }
         }
         if !self.writes.is_empty() {
-            implied += follow_list(&mut self.writes, streams, stream, true, needed);
+            implied += follow_list(&mut self.writes, streams, stream, true, &mut needed);
         }
         if !self.reads.is_empty() {
-            implied += follow_list(&mut self.reads, streams, stream, writes, needed);
+            implied += follow_list(&mut self.reads, streams, stream, writes, &mut needed);
         }
         self.changes += 1;
         let number = self.changes;
         self.open.push(Open { number, id, place, access, own });
-        (implied, number)
+        Opened { number, implied, needed }
     }
 
     /// The waits could not be queued: as if it had never been opened.
@@ -202,11 +225,12 @@ impl Uses {
             supersede(&mut self.writes, place, stamp, followed);
             supersede(&mut self.reads, place, stamp, followed);
             if home != place {
-                stamps.supersede(followed.own);
+                self.supersede_own(stamps, followed.own);
             }
         }
         if home == place {
-            stamps.stamp(writes, stamp);
+            let own = if writes { &mut self.own_write } else { &mut self.own_read };
+            *own = stamp.max(*own);
             return;
         }
         self.changes += 1;
@@ -219,6 +243,17 @@ impl Uses {
             }
             Some(entry) => entry.change = change,
             None => list.push(Outstanding { place, stamp, change }),
+        }
+    }
+
+    /// Forgets what the own stream had finished up to a stamp.
+    #[inline(always)]
+    fn supersede_own(&mut self, stamps: &OwnStamps, upto: u64) {
+        stamps.supersede(upto);
+        for own in [&mut self.own_write, &mut self.own_read] {
+            if *own <= upto {
+                *own = 0;
+            }
         }
     }
 
