@@ -95,6 +95,12 @@ impl RawStream {
     #[inline(always)]
     pub(crate) fn record_as(&self, me: Me<'_>, tally: &Tally) -> DriverResult<u64> {
         self.check_not_capturing("event_record")?;
+        self.record_shortly(me, tally)
+    }
+
+    /// [`RawStream::record`] of a stream whose handle was not handed out.
+    #[inline(always)]
+    pub(crate) fn record_shortly(&self, me: Me<'_>, tally: &Tally) -> DriverResult<u64> {
         let begun = self.clock.begin(me);
         let event = self.record_begun(begun)?;
         tally.count_as(me, |counts| counts.recorded += 1);
@@ -197,6 +203,66 @@ impl RawStream {
         Ok(())
     }
 
+    /// [`RawStream::follow`] for a stream whose handle was not handed out, in the fewest steps; `Ok` says how many events that took
+    /// to be recorded.
+    #[inline(always)]
+    pub(crate) fn follow_shortly(
+        &self,
+        me: Me<'_>,
+        other: &Self,
+        stamp: u64,
+    ) -> Result<u64, Box<Unfollowed>> {
+        // Stamps move when an event is begun: as long as this one stands, none covers it.
+        match other.clock.now() == stamp {
+            true => self.follow_tail(me, other, stamp),
+            false => self.follow_event(me, other, stamp),
+        }
+    }
+
+    /// Records the tail of `other` and waits for it.
+    #[inline(never)]
+    fn follow_tail(&self, me: Me<'_>, other: &Self, stamp: u64) -> Result<u64, Box<Unfollowed>> {
+        let known = &other.clock;
+        if known.cell().is_exposed() {
+            return self.follow_elsewhere(other, stamp);
+        }
+        let Some(begun) = known.begin_plain(me, self.clock.key()) else {
+            return self.follow_elsewhere(other, stamp);
+        };
+        let event = other.record_begun(begun).map_err(|error| Unfollowed::boxed(0, error))?;
+        let queued = self.device.driver().stream_wait_event(self.handle, event);
+        // Only now can others come by the event, so it needed no pin.
+        if let Some(ask) = known.recorded(me, begun.covers, event) {
+            other.ask(ask);
+        }
+        queued.map_err(|error| Unfollowed::boxed(1, error))?;
+        self.clock.learn_plain(me, known.key(), begun.covers);
+        Ok(1)
+    }
+
+    /// Waits for an event of `other` that was recorded, if there is one.
+    #[inline(never)]
+    fn follow_event(&self, me: Me<'_>, other: &Self, stamp: u64) -> Result<u64, Box<Unfollowed>> {
+        let known = &other.clock;
+        let Some((covers, event)) = known.find_plain(me, stamp, self.clock.key()) else {
+            return self.follow_elsewhere(other, stamp);
+        };
+        let queued = self.device.driver().stream_wait_event(self.handle, event);
+        known.unpin_as(me);
+        queued.map_err(|error| Unfollowed::boxed(0, error))?;
+        self.clock.learn_plain(me, known.key(), covers);
+        Ok(0)
+    }
+
+    #[inline(never)]
+    fn follow_elsewhere(&self, other: &Self, stamp: u64) -> Result<u64, Box<Unfollowed>> {
+        let mut edges = Edges::default();
+        match as_me(|me| self.follow(me, other, stamp, &mut edges)) {
+            Ok(()) => Ok(edges.recorded),
+            Err(error) => Err(Unfollowed::boxed(edges.recorded, error)),
+        }
+    }
+
     /// True when everything up to `stamp` has completed; `None` when no event covers it yet.
     pub(crate) fn poll(&self, stamp: u64) -> Option<bool> {
         if self.clock.is_complete(stamp) {
@@ -244,6 +310,22 @@ impl RawStream {
         }
         self.clock.unpin();
         waited.map(|()| covers)
+    }
+}
+
+/// A wait that could not be queued.
+#[derive(Debug)]
+pub(crate) struct Unfollowed {
+    /// Events that were recorded before.
+    pub(crate) recorded: u64,
+    pub(crate) error: DriverError,
+}
+
+impl Unfollowed {
+    /// What failed is worth an allocation; what did not is one word.
+    #[cold]
+    fn boxed(recorded: u64, error: DriverError) -> Box<Self> {
+        Box::new(Self { recorded, error })
     }
 }
 

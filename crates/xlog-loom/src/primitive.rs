@@ -14,7 +14,7 @@ macro_rules! with_as {
                 let $value = &mut *inside;
                 $body
             }
-            None => $lock.with_elsewhere(|$value| $body),
+            None => $lock.with_elsewhere(move |$value| $body),
         }
     };
 }

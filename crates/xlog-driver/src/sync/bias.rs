@@ -63,7 +63,8 @@ impl Me<'_> {
     /// Runs `body` with the running thread; with nobody unless `named`. Nobody owns nothing and goes the long way everywhere.
     #[inline(always)]
     pub fn with<R>(named: bool, body: impl for<'a> FnOnce(Me<'a>) -> R) -> R {
-        let name = if named { barrier::thread_name() } else { 0 };
+        // A thread without a name owns nothing either.
+        let name = if named { barrier::own_name() } else { 0 };
         let owner = if name.wrapping_sub(1) < NAMES - 1 { name << SEAT_BITS } else { NOBODY };
         body(Me { owner, _call: PhantomData })
     }

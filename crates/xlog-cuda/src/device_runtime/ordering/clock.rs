@@ -12,10 +12,10 @@
 //!
 //! Events belong to the clock that recorded them and are used again by it, once they completed and nobody has one pinned.
 
-use std::collections::VecDeque;
 use std::ops::Deref;
 
 use super::primitive::{AtomicU64, Lock, Me, Ordering, with_as};
+use super::row::Row;
 
 /// Streams that are kept without an allocation.
 const FEW: usize = 4;
@@ -49,7 +49,7 @@ impl Seen {
     }
 
     /// Returns how far it is then.
-    #[inline]
+    #[inline(always)]
     fn raise(&mut self, key: u32, stamp: u64) -> u64 {
         for (at, known) in self.keys.iter_mut().zip(&mut self.stamps) {
             // An empty place has stamp 0.
@@ -77,18 +77,35 @@ impl Seen {
         }
     }
 
-    /// Tells stream `asker`; nothing is done if this is of no other stream.
+    /// Makes it a copy.
     #[inline(always)]
-    fn tell(&self, asker: u32, news: &mut Option<Self>) {
-        let [first, second, ..] = self.keys;
-        if first != 0 && (first != asker.wrapping_add(1) || second != 0) {
-            self.tell_all(news);
+    fn set(&mut self, other: &Self) {
+        self.stamps = other.stamps;
+        self.keys = other.keys;
+        if self.more.is_some() || other.more.is_some() {
+            self.set_more(other);
         }
     }
 
+    #[cold]
     #[inline(never)]
-    fn tell_all(&self, news: &mut Option<Self>) {
-        *news = Some(self.clone());
+    fn set_more(&mut self, other: &Self) {
+        self.more.clone_from(&other.more);
+    }
+
+    /// True when it is of another stream than `asker`.
+    #[inline(always)]
+    fn is_news_to(&self, asker: u32) -> bool {
+        let [first, second, ..] = self.keys;
+        first != 0 && (first != asker.wrapping_add(1) || second != 0)
+    }
+
+    /// Tells stream `asker`; nothing is done if this is of no other stream.
+    #[inline]
+    fn tell(&self, asker: u32, news: &mut Option<Self>) {
+        if self.is_news_to(asker) {
+            *news = Some(self.clone());
+        }
     }
 
     /// Joins what another stream had seen; of the stream `own`, whose this is, it needs to know nothing.
@@ -126,6 +143,12 @@ struct Entry<E> {
     /// `None` until the driver has recorded it.
     event: Option<E>,
     seen: Seen,
+}
+
+impl<E> Default for Entry<E> {
+    fn default() -> Self {
+        Self { covers: 0, after: 0, event: None, seen: Seen::default() }
+    }
 }
 
 /// A recorded event, pinned: it is not used again before [`StreamClock::unpin`].
@@ -214,7 +237,7 @@ pub(crate) struct StreamClock<E, C> {
 struct Inner<E> {
     seen: Seen,
     /// Events not known to have completed, by what they cover.
-    recorded: VecDeque<Entry<E>>,
+    recorded: Row<Entry<E>>,
     /// What the event that was begun last covers.
     newest: u64,
     /// How long the list may grow before somebody asks which events have completed.
@@ -234,10 +257,20 @@ const HEARD_BITS: u32 = 48;
 const HEARD: u64 = (1 << HEARD_BITS) - 1;
 
 impl<E: Copy> Inner<E> {
-    #[inline]
+    /// An event is about to be recorded; what the stream has seen now is kept with it.
+    #[inline(always)]
+    fn keep(&mut self, covers: u64) {
+        let entry = self.recorded.push();
+        entry.covers = covers;
+        entry.after = std::mem::replace(&mut self.newest, covers);
+        entry.event = None;
+        entry.seen.set(&self.seen);
+    }
+
+    #[inline(always)]
     fn set(&mut self, covers: u64, event: E) {
         // The event that was begun is mostly the last.
-        match self.recorded.back_mut() {
+        match self.recorded.last_mut() {
             Some(last) if last.covers == covers => last.event = Some(event),
             _ => self.set_earlier(covers, event),
         }
@@ -245,29 +278,32 @@ impl<E: Copy> Inner<E> {
 
     #[cold]
     fn set_earlier(&mut self, covers: u64, event: E) {
-        if let Some(entry) = self.recorded.iter_mut().rev().find(|entry| entry.covers == covers) {
+        let mut entries = self.recorded.as_mut_slice().iter_mut().rev();
+        if let Some(entry) = entries.find(|entry| entry.covers == covers) {
             entry.event = Some(event);
         }
     }
 
     /// The earliest recorded event that covers `stamp`.
-    #[inline]
+    #[inline(always)]
     fn find(&self, stamp: u64) -> Option<(E, &Entry<E>)> {
         if self.newest < stamp {
             return None;
         }
         // Whoever asks mostly asks about the latest.
-        let last = self.recorded.back()?;
+        let last = self.recorded.last()?;
         match last.event {
             Some(event) if last.covers >= stamp && last.after < stamp => Some((event, last)),
             _ => self.find_earlier(stamp),
         }
     }
 
+    #[cold]
     #[inline(never)]
     fn find_earlier(&self, stamp: u64) -> Option<(E, &Entry<E>)> {
-        let at = self.recorded.partition_point(|entry| entry.covers < stamp);
-        self.recorded.range(at..).find_map(|entry| Some((entry.event?, entry)))
+        let entries = self.recorded.as_slice();
+        let at = entries.partition_point(|entry| entry.covers < stamp);
+        entries.get(at..)?.iter().find_map(|entry| Some((entry.event?, entry)))
     }
 
     #[inline(always)]
@@ -284,14 +320,14 @@ impl<E: Copy> Inner<E> {
     }
 
     /// One question for half of the list, when it has grown long.
-    #[inline]
+    #[inline(always)]
     fn ask(&mut self) -> Option<(u64, E)> {
         if self.recorded.len() < self.ask_at { None } else { self.ask_middle() }
     }
 
     #[cold]
     fn ask_middle(&mut self) -> Option<(u64, E)> {
-        let middle = self.recorded.get(self.recorded.len() / 2)?;
+        let middle = self.recorded.as_slice().get(self.recorded.len() / 2)?;
         let ask = (middle.covers, middle.event?);
         self.pins += 1;
         Some(ask)
@@ -302,7 +338,7 @@ impl<E: Copy, C: Deref<Target = ClockCell>> StreamClock<E, C> {
     pub(crate) fn new(key: u32, cell: C) -> Self {
         let inner = Inner {
             seen: Seen::default(),
-            recorded: VecDeque::new(),
+            recorded: Row::new(),
             newest: 0,
             ask_at: ASK_AT,
             spare: Vec::new(),
@@ -360,7 +396,7 @@ impl<E: Copy, C: Deref<Target = ClockCell>> StreamClock<E, C> {
         self.inner.with(|_| self.step_in())
     }
 
-    #[inline]
+    #[inline(always)]
     fn step_in(&self) -> u64 {
         let cell: &ClockCell = &self.cell;
         let stamp = cell.stamp.load(Ordering::Relaxed);
@@ -372,9 +408,7 @@ impl<E: Copy, C: Deref<Target = ClockCell>> StreamClock<E, C> {
     fn begin_in(&self, inner: &mut Inner<E>) -> Begun<E> {
         let covers = self.step_in();
         // What the stream has seen by now, and not what it will have when the event is recorded.
-        let (after, seen) = (inner.newest, inner.seen.clone());
-        inner.newest = covers;
-        inner.recorded.push_back(Entry { covers, after, event: None, seen });
+        inner.keep(covers);
         Begun { covers, spare: inner.spare.pop() }
     }
 
@@ -459,6 +493,36 @@ impl<E: Copy, C: Deref<Target = ClockCell>> StreamClock<E, C> {
         }
     }
 
+    /// [`StreamClock::find_or_begin`] where there is an event already and nothing to tell, with what it covers; otherwise nothing is
+    /// done.
+    #[inline(always)]
+    pub(crate) fn find_plain(&self, me: Me<'_>, stamp: u64, asker: u32) -> Option<(u64, E)> {
+        let mut inner = self.inner.enter_as(me)?;
+        let (event, entry) = inner.find(stamp)?;
+        if entry.seen.is_news_to(asker) {
+            return None;
+        }
+        let covers = entry.covers;
+        inner.pins += 1;
+        Some((covers, event))
+    }
+
+    /// [`StreamClock::begin`] for stream `asker`, where there is nothing to tell it; otherwise nothing is done.
+    #[inline(always)]
+    pub(crate) fn begin_plain(&self, me: Me<'_>, asker: u32) -> Option<Begun<E>> {
+        let mut inner = self.inner.enter_as(me)?;
+        if inner.seen.is_news_to(asker) {
+            return None;
+        }
+        Some(self.begin_in(&mut inner))
+    }
+
+    /// [`StreamClock::learn`] where there are no news.
+    #[inline(always)]
+    pub(crate) fn learn_plain(&self, me: Me<'_>, key: u32, covers: u64) {
+        with_as!(self.inner, me, |inner| self.learn_in(inner, key, covers));
+    }
+
     /// One who had an event pinned needs it no longer.
     pub(crate) fn unpin(&self) {
         self.inner.with(Inner::unpin);
@@ -475,7 +539,7 @@ impl<E: Copy, C: Deref<Target = ClockCell>> StreamClock<E, C> {
         self.completed.fetch_max(stamp, Ordering::AcqRel);
         self.inner.with(|inner| {
             let to = if inner.pins == 0 { &mut inner.spare } else { &mut inner.resting };
-            while let Some(first) = inner.recorded.front()
+            while let Some(first) = inner.recorded.as_slice().first()
                 && first.covers <= stamp
                 && let Some(event) = first.event
             {
@@ -488,14 +552,16 @@ impl<E: Copy, C: Deref<Target = ClockCell>> StreamClock<E, C> {
     /// After a wait for an event of stream `key` was queued on this stream.
     #[inline(always)]
     pub(crate) fn learn(&self, me: Me<'_>, key: u32, covers: u64, news: &Option<Seen>) {
-        with_as!(self.inner, me, |inner| self.learn_in(inner, key, covers, news));
+        with_as!(self.inner, me, |inner| {
+            if let Some(news) = news {
+                inner.seen.join(news, self.key);
+            }
+            self.learn_in(inner, key, covers);
+        });
     }
 
     #[inline(always)]
-    fn learn_in(&self, inner: &mut Inner<E>, key: u32, covers: u64, news: &Option<Seen>) {
-        if let Some(news) = news {
-            inner.seen.join(news, self.key);
-        }
+    fn learn_in(&self, inner: &mut Inner<E>, key: u32, covers: u64) {
         let upto = inner.seen.raise(key, covers);
         // A key that does not fit is found in what was seen; a stamp that does not fit claims less.
         if key >> (u64::BITS - HEARD_BITS) == 0 {
@@ -507,8 +573,9 @@ impl<E: Copy, C: Deref<Target = ClockCell>> StreamClock<E, C> {
     /// All its events, which nobody needs any longer.
     pub(crate) fn drain(&self) -> Vec<E> {
         self.inner.with(|inner| {
-            let mut events: Vec<E> =
-                inner.recorded.drain(..).filter_map(|done| done.event).collect();
+            let recorded = inner.recorded.as_slice().iter();
+            let mut events: Vec<E> = recorded.filter_map(|done| done.event).collect();
+            inner.recorded.clear();
             events.append(&mut inner.spare);
             events.append(&mut inner.resting);
             events

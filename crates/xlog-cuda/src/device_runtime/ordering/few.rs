@@ -26,6 +26,24 @@ impl<T> Few<T> {
         self.first.iter().chain(self.rest())
     }
 
+    /// The first entry.
+    #[inline(always)]
+    pub(crate) fn first(&self) -> Option<&T> {
+        self.first.as_ref()
+    }
+
+    /// True when there was never more than one entry.
+    #[inline(always)]
+    pub(crate) fn is_plain(&self) -> bool {
+        self.rest.is_none()
+    }
+
+    /// Makes a plain list one of this entry.
+    #[inline(always)]
+    pub(crate) fn set_plain(&mut self, entry: T) {
+        self.first = Some(entry);
+    }
+
     #[inline(always)]
     fn rest(&self) -> &[T] {
         match &self.rest {

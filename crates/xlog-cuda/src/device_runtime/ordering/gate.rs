@@ -146,6 +146,13 @@ impl BlockGate {
         self.word.load(Ordering::Acquire) & SLOW != 0
     }
 
+    /// True when it is the live block and everybody goes through the lock, which is held.
+    #[inline(always)]
+    pub(crate) fn is_live_and_slow(&self, tag: u32) -> bool {
+        let word = self.word.load(Ordering::Acquire);
+        tag_of(word) == tag && word & (LIVE | SLOW) == LIVE | SLOW
+    }
+
     /// Opens a use on the own stream, if the block belongs to this thread. False says nothing.
     #[inline]
     pub(crate) fn open_mine(&self, tag: u32, writes: bool) -> bool {
@@ -306,9 +313,8 @@ impl BlockGate {
     /// Sends everybody through the lock. False when it is not the live block.
     #[inline(always)]
     pub(crate) fn enter_slow(&self, tag: u32) -> bool {
-        let word = self.word.load(Ordering::Acquire);
         // Mostly it is so already.
-        (tag_of(word) == tag && word & (LIVE | SLOW) == LIVE | SLOW) || self.make_slow(tag)
+        self.is_live_and_slow(tag) || self.make_slow(tag)
     }
 
     #[cold]

@@ -8,6 +8,7 @@ use super::EdgePolicy;
 use super::cells::Cells;
 use super::clock::ClockCell;
 use super::gate::Attempt;
+use super::handover::{self, Uncovered};
 use super::primitive::{Me, as_me, with_as};
 use super::record::{BlockTable, Record, tag_of};
 use super::tally::{Edges, Tally};
@@ -71,6 +72,15 @@ impl Tracker {
             Some(raw) => Ok(raw),
             None => Err(ResourceError::unknown_stream(id)),
         }
+    }
+
+    /// The stream that is out under an id, if nothing speaks against it.
+    #[inline(always)]
+    pub(crate) fn near_stream(&self, id: StreamId) -> Option<&RawStream> {
+        if self.misfit.is_some() {
+            return None;
+        }
+        self.streams.raw(id).map(|raw| &**raw)
     }
 
     /// The stream that a block was allocated on.
@@ -174,6 +184,8 @@ fn refuse_parts(misfit: &str) -> ResourceResult<()> {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Closed {
     Open,
+    /// It was not closed.
+    Not,
     /// It was the last one of a block that had been returned: free it now.
     Free,
     /// The block is another one by now.
@@ -199,7 +211,7 @@ pub(crate) trait Tracks {
             return self.tracker().refuse(block);
         };
         let Some(clock) = self.tracker().own_clock(record, stream) else {
-            return self.prepare_locked(record, block, stream, access);
+            return self.prepare_handover(record, block, stream, access);
         };
         // An id that was given back names no stream, so it must be out.
         if clock.is_out_as(stream.0)
@@ -209,7 +221,7 @@ pub(crate) trait Tracks {
         }
         // What is slow has left home.
         if record.gate.is_slow() {
-            return self.prepare_locked(record, block, stream, access);
+            return self.prepare_handover(record, block, stream, access);
         }
         self.prepare_shared(record, block, stream, access)
     }
@@ -239,6 +251,63 @@ pub(crate) trait Tracks {
         self.prepare_locked(record, block, stream, access)
     }
 
+    /// The short way from one stream to another, or the long one.
+    #[inline(never)]
+    fn prepare_handover(
+        &self,
+        record: &Record,
+        block: BlockId,
+        stream: StreamId,
+        access: Access,
+    ) -> ResourceResult<()> {
+        match handover::prepare(self.tracker(), record, block.generation, stream, access) {
+            Ok(()) => Ok(()),
+            Err(None) => self.prepare_locked(record, block, stream, access),
+            Err(Some(uncovered)) => {
+                let Uncovered { number, error } = *uncovered;
+                self.cancel(record, block, number, (stream, access), error.into())
+            }
+        }
+    }
+
+    /// The same for the end of a use of another stream.
+    #[inline(never)]
+    fn finish_handover(
+        &self,
+        record: &Record,
+        block: BlockId,
+        stream: StreamId,
+        access: Access,
+    ) -> ResourceResult<()> {
+        match handover::finish(self.tracker(), record, block.generation, stream, access) {
+            (Closed::Open, _) => Ok(()),
+            (Closed::Not, None) => self.finish_foreign(record, block, access, stream, &mut None),
+            (Closed::Not, Some(error)) => {
+                self.finish_unrecorded(record, block, (stream, access), (*error).into())
+            }
+            (closed, _) => self.conclude(closed, record, block, (stream, access), Ok(())),
+        }
+    }
+
+    /// Closes a use of another stream for which no event could be recorded: whoever needs its work records the tail.
+    #[cold]
+    fn finish_unrecorded(
+        &self,
+        record: &Record,
+        block: BlockId,
+        (stream, access): (StreamId, Access),
+        error: ResourceError,
+    ) -> ResourceResult<()> {
+        let Some(raw) = self.tracker().near_stream(stream) else {
+            // It was given back meanwhile.
+            return self.finish_locked(record, block, access, stream, &mut None);
+        };
+        let of = (stream, raw.clock().key(), raw.clock().now());
+        let closed =
+            record.with_uses(|uses| close_foreign(record, uses, block.generation, of, access));
+        self.conclude(closed, record, block, (stream, access), Err(error))
+    }
+
     /// Closes a use; as short as [`Tracks::prepare`].
     #[inline]
     fn finish(&self, block: BlockId, stream: StreamId, access: Access) -> ResourceResult<()> {
@@ -246,7 +315,7 @@ pub(crate) trait Tracks {
             return self.tracker().refuse(block);
         };
         let Some(clock) = self.tracker().own_clock(record, stream) else {
-            return self.finish_foreign(record, block, access, stream, &mut None);
+            return self.finish_handover(record, block, stream, access);
         };
         let stamp = clock.now();
         if record.gate.close_mine(tag_of(block.generation), access.writes(), stamp, &record.stamps)
@@ -311,7 +380,7 @@ pub(crate) trait Tracks {
         recorded: ResourceResult<()>,
     ) -> ResourceResult<()> {
         match closed {
-            Closed::Open => recorded,
+            Closed::Open | Closed::Not => recorded,
             Closed::Free => recorded.and(self.free(block.generation, record)),
             Closed::Stale => Err(stale(block)),
             Closed::Missing => Err(not_open(block, stream, access)),
@@ -605,6 +674,10 @@ fn close_own(
     };
     record.set_closed(stream, writes);
     uses.finished(&record.stamps, home, home, stamp, writes, followed);
+    if !record.gate.is_slow() {
+        // It belonged to another thread, and nothing else was in the way.
+        uses.give_stamps(&record.stamps);
+    }
     // It stays slow even if only its own stream is left: the next use mostly comes from elsewhere again, and if not, that is seen
     // when it is prepared.
     free_if_last(record, uses)
@@ -612,7 +685,7 @@ fn close_own(
 
 /// Closes a use of another stream under the lock of the block.
 #[inline(always)]
-fn close_foreign(
+pub(crate) fn close_foreign(
     record: &Record,
     uses: &mut Uses,
     generation: Generation,

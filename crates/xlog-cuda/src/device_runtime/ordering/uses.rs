@@ -28,6 +28,15 @@ pub(crate) type OutstandingList = SmallVec<[Outstanding; 2]>;
 /// What a use must still wait for: a stream, and up to which stamp.
 pub(crate) type Needed<'a> = Few<(&'a RawStream, u64)>;
 
+/// The one stream that a use must follow, up to a stamp.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sole {
+    pub(crate) place: u32,
+    pub(crate) stamp: u64,
+    /// The stamp of the own stream that it follows.
+    pub(crate) own: u64,
+}
+
 /// A use that was opened.
 #[derive(Debug)]
 pub(crate) struct Opened<'a> {
@@ -73,7 +82,7 @@ pub(crate) struct Uses {
     /// How many changes there were.
     changes: u64,
     /// The stamps of work of the own stream that finished through the lock, beside those of its record: whoever holds the lock
-    /// changes them without a locked instruction. 0 is before everything.
+    /// changes them without a locked instruction. 0 is before everything; so they are unless the block is live and slow.
     own_write: u64,
     own_read: u64,
     /// The block was returned while a use was open: the last one to close frees it.
@@ -124,12 +133,16 @@ fn follow_list<'a>(
 /// Forgets what a write of the stream at `place` that finished at `stamp` takes the place of.
 #[inline(always)]
 fn supersede(list: &mut Few<Outstanding>, place: u32, stamp: u64, followed: Followed) {
-    let kept = |entry: &Outstanding| match entry.place == place {
+    list.retain(|entry| !is_superseded(entry, place, stamp, followed));
+}
+
+#[inline(always)]
+fn is_superseded(entry: &Outstanding, place: u32, stamp: u64, followed: Followed) -> bool {
+    match entry.place == place {
         // Work of its own stream is covered by its stamp; another thread may have finished later.
-        true => entry.stamp > stamp,
-        false => entry.change > followed.change,
-    };
-    list.retain(kept);
+        true => entry.stamp <= stamp,
+        false => entry.change <= followed.change,
+    }
 }
 
 impl Uses {
@@ -140,6 +153,7 @@ impl Uses {
     }
 
     /// Before the own stream goes without the lock again, and before the block ends: nothing of it is kept here.
+    #[cold]
     pub(crate) fn give_stamps(&mut self, stamps: &OwnStamps) {
         for (writes, stamp) in [(true, &mut self.own_write), (false, &mut self.own_read)] {
             if *stamp != 0 {
@@ -193,6 +207,42 @@ impl Uses {
         Opened { number, implied, needed }
     }
 
+    /// What a use of the stream at `place` must follow, if that is one stream and no use is open; with what it follows of the own one.
+    #[inline(always)]
+    pub(crate) fn sole(
+        &self,
+        stamps: &OwnStamps,
+        home: u32,
+        place: u32,
+        writes: bool,
+    ) -> Option<Sole> {
+        // Nearly always all lists are short; `open` is, as far as it must be to get an entry without a look at the rest.
+        if !self.open.is_empty() || !self.writes.is_plain() || !self.reads.is_plain() {
+            return None;
+        }
+        let mut own = stamps.last_write().max(self.own_write);
+        if writes {
+            own = own.max(stamps.last_read()).max(self.own_read);
+        }
+        let follows_own = own != 0 && home != place;
+        let of = |entry: &Outstanding| Sole { place: entry.place, stamp: entry.stamp, own };
+        match (self.writes.first(), self.reads.first()) {
+            (None, None) if follows_own => Some(Sole { place: home, stamp: own, own }),
+            (Some(entry), None) if !follows_own => Some(of(entry)),
+            // A read does not follow another one.
+            (None, Some(entry)) if !follows_own && writes => Some(of(entry)),
+            _ => None,
+        }
+    }
+
+    /// Opens a use that follows what is outstanding; returns its number.
+    #[inline(always)]
+    pub(crate) fn open_sole(&mut self, id: StreamId, place: u32, access: Access, own: u64) -> u64 {
+        self.changes += 1;
+        self.open.set_plain(Open { number: self.changes, id, place, access, own });
+        self.changes
+    }
+
     /// The waits could not be queued: as if it had never been opened.
     pub(crate) fn cancel(&mut self, number: u64) {
         self.open.retain(|open| open.number != number);
@@ -221,6 +271,19 @@ impl Uses {
         writes: bool,
         followed: Option<Followed>,
     ) {
+        // One write that takes the place of all there was.
+        if writes
+            && home != place
+            && let Some(followed) = followed
+            && self.reads.is_empty()
+            && self.writes.is_plain()
+            && self.writes.first().is_none_or(|entry| is_superseded(entry, place, stamp, followed))
+        {
+            self.supersede_own(stamps, followed.own);
+            self.changes += 1;
+            self.writes.set_plain(Outstanding { place, stamp, change: self.changes });
+            return;
+        }
         if writes && let Some(followed) = followed {
             supersede(&mut self.writes, place, stamp, followed);
             supersede(&mut self.reads, place, stamp, followed);
