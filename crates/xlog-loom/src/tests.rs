@@ -337,7 +337,7 @@ fn another_stream_that_comes_in_sees_every_use_the_quick_way_finished_before() {
             })
         };
         assert!(block.0.enter_slow(5));
-        let seen = block.1.last_write();
+        let seen = block.1.take().0;
         let quick = own.join().unwrap();
         // Closed without the lock means: before the other stream came in.
         if quick {
@@ -583,7 +583,7 @@ fn what_the_lock_gave_to_the_quick_way_is_seen_by_the_next_stream() {
             let mut others = others.lock().unwrap();
             *others = true;
             assert!(gate.enter_slow(5));
-            stamps.last_write()
+            stamps.take().0
         };
         match own.join().unwrap() {
             // It found the other stream there, and would have gone on through the lock.

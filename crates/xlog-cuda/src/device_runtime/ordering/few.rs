@@ -38,6 +38,12 @@ impl<T> Few<T> {
         self.rest.is_none()
     }
 
+    /// Makes a plain list an empty one.
+    #[inline(always)]
+    pub(crate) fn clear_plain(&mut self) {
+        self.first = None;
+    }
+
     /// Makes a plain list one of this entry.
     #[inline(always)]
     pub(crate) fn set_plain(&mut self, entry: T) {
@@ -95,6 +101,11 @@ impl<T> Few<T> {
             }
             return taken;
         }
+        self.take_further(is_it)
+    }
+
+    #[cold]
+    fn take_further(&mut self, is_it: impl FnMut(&T) -> bool) -> Option<T> {
         let rest = self.rest.as_mut()?;
         let at = rest.iter().position(is_it)?;
         Some(rest.remove(at))

@@ -61,25 +61,9 @@ impl OwnStamps {
         }
     }
 
-    #[inline]
-    pub(crate) fn last_write(&self) -> u64 {
-        self.write.load(Ordering::Acquire)
-    }
-
-    #[inline]
-    pub(crate) fn last_read(&self) -> u64 {
-        self.read.load(Ordering::Acquire)
-    }
-
-    /// Forgets stamps that a write on another stream was ordered after; a newer one stays.
-    #[inline]
-    pub(crate) fn supersede(&self, upto: u64) {
-        for slot in [&self.write, &self.read] {
-            let stamp = slot.load(Ordering::Acquire);
-            if stamp != 0 && stamp <= upto {
-                let _ = slot.compare_exchange(stamp, 0, Ordering::AcqRel, Ordering::Acquire);
-            }
-        }
+    /// Those of writes and of reads, which are nowhere then. Called with the block's lock held, after it became slow.
+    pub(crate) fn take(&self) -> (u64, u64) {
+        (self.write.swap(0, Ordering::AcqRel), self.read.swap(0, Ordering::AcqRel))
     }
 }
 
@@ -311,14 +295,7 @@ impl BlockGate {
     }
 
     /// Sends everybody through the lock. False when it is not the live block.
-    #[inline(always)]
     pub(crate) fn enter_slow(&self, tag: u32) -> bool {
-        // Mostly it is so already.
-        self.is_live_and_slow(tag) || self.make_slow(tag)
-    }
-
-    #[cold]
-    fn make_slow(&self, tag: u32) -> bool {
         self.change(|word| (tag_of(word) == tag && word & LIVE != 0).then_some(word | SLOW))
     }
 

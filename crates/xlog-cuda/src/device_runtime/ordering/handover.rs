@@ -2,7 +2,8 @@
 //!
 //! It is taken where a use follows exactly one stream and the running thread owns all locks on the way: then nothing is allocated,
 //! nothing is walked, and no lock is waited for. Where that is not so nothing was done, and the hooks of
-//! [`Tracks`](super::tracker::Tracks) do the same in general. Neither holds a lock over a driver call.
+//! [`Tracks`](super::tracker::Tracks) do the same in general. Neither holds a lock over a driver call. Whether device and streams fit
+//! together is not asked: where they do not, there is no block.
 
 use super::EdgePolicy;
 use super::primitive::{as_me, with_as};
@@ -29,7 +30,7 @@ pub(crate) fn prepare(
     stream: StreamId,
     access: Access,
 ) -> Result<(), Option<Box<Uncovered>>> {
-    let Some(raw) = tracker.near_stream(stream) else { return Err(None) };
+    let Some(raw) = tracker.streams.raw(stream) else { return Err(None) };
     as_me(|me| {
         let clock = raw.clock();
         let Some(mut inside) = record.uses().enter_as(me) else { return Err(None) };
@@ -38,7 +39,7 @@ pub(crate) fn prepare(
         if !record.gate.is_live_and_slow(tag_of(generation)) {
             return Err(None);
         }
-        let sole = uses.sole(&record.stamps, record.home(), clock.key(), access.writes());
+        let sole = uses.sole(record.home(), clock.key(), access.writes());
         let Some(sole) = sole else { return Err(None) };
         let Some(other) = tracker.streams.at(sole.place) else { return Err(None) };
         if sole.place == clock.key()
@@ -86,7 +87,7 @@ pub(crate) fn finish(
     if !record.has_opened(stream, access.writes()) || tracker.policy == EdgePolicy::Lazy {
         return (Closed::Not, None);
     }
-    let Some(raw) = tracker.near_stream(stream) else { return (Closed::Not, None) };
+    let Some(raw) = tracker.streams.raw(stream) else { return (Closed::Not, None) };
     let place = raw.clock().key();
     if place == record.home() || raw.clock().cell().is_exposed() {
         return (Closed::Not, None);

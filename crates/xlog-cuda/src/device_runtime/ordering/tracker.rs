@@ -74,15 +74,6 @@ impl Tracker {
         }
     }
 
-    /// The stream that is out under an id, if nothing speaks against it.
-    #[inline(always)]
-    pub(crate) fn near_stream(&self, id: StreamId) -> Option<&RawStream> {
-        if self.misfit.is_some() {
-            return None;
-        }
-        self.streams.raw(id).map(|raw| &**raw)
-    }
-
     /// The stream that a block was allocated on.
     pub(crate) fn home(&self, record: &Record) -> ResourceResult<&RawStream> {
         match self.streams.at(record.home()) {
@@ -298,7 +289,7 @@ pub(crate) trait Tracks {
         (stream, access): (StreamId, Access),
         error: ResourceError,
     ) -> ResourceResult<()> {
-        let Some(raw) = self.tracker().near_stream(stream) else {
+        let Some(raw) = self.tracker().streams.raw(stream) else {
             // It was given back meanwhile.
             return self.finish_locked(record, block, access, stream, &mut None);
         };
@@ -571,7 +562,7 @@ pub(crate) trait Tracks {
                 }
             };
             record.set_closed(stream, writes);
-            uses.finished(&record.stamps, home, raw.clock().key(), stamp, writes, followed);
+            uses.finished(home, raw.clock().key(), stamp, writes, followed);
             settle(record, uses)
         });
         self.conclude(closed, record, block, (stream, access), recorded)
@@ -618,15 +609,31 @@ pub(crate) trait Tracks {
         let own = raw.clock().key() == home;
         let (stamp, recorded) = as_me(|me| self.edge(me, raw, own, &mut None));
         let live = record.with_uses(|uses| {
-            let live = record.gate.enter_slow(tag_of(block.generation));
+            let live = enter_slow(record, uses, tag_of(block.generation));
             if live {
-                uses.finished(&record.stamps, home, raw.clock().key(), stamp, true, None);
+                uses.finished(home, raw.clock().key(), stamp, true, None);
                 settle(record, uses);
             }
             live
         });
         if live { recorded } else { Err(stale(block)) }
     }
+}
+
+/// Sends everybody through the lock, which is held. False when it is not the live block.
+#[inline(always)]
+fn enter_slow(record: &Record, uses: &mut Uses, tag: u32) -> bool {
+    // Mostly it is so already.
+    record.gate.is_live_and_slow(tag) || make_slow(record, uses, tag)
+}
+
+#[cold]
+fn make_slow(record: &Record, uses: &mut Uses, tag: u32) -> bool {
+    let live = record.gate.enter_slow(tag);
+    if live {
+        uses.take_stamps(&record.stamps);
+    }
+    live
 }
 
 /// Opens a use under the lock of the block. `Err` says that it needs no more: it is open without the lock, or not the live block.
@@ -639,7 +646,7 @@ fn open<'a>(
     (stream, raw): (StreamId, &RawStream),
     access: Access,
 ) -> Result<Opened<'a>, bool> {
-    if !record.gate.enter_slow(tag) {
+    if !enter_slow(record, uses, tag) {
         return Err(false);
     }
     // Only under the id that may go without the lock is such a use found again.
@@ -647,7 +654,7 @@ fn open<'a>(
         return Err(true);
     }
     record.set_opened(stream, access.writes());
-    Ok(uses.open(&record.stamps, record.home(), streams, (stream, raw), access))
+    Ok(uses.open(record.home(), streams, (stream, raw), access))
 }
 
 /// Closes a use of the own stream under the lock of the block.
@@ -673,7 +680,7 @@ fn close_own(
         },
     };
     record.set_closed(stream, writes);
-    uses.finished(&record.stamps, home, home, stamp, writes, followed);
+    uses.finished(home, home, stamp, writes, followed);
     if !record.gate.is_slow() {
         // It belonged to another thread, and nothing else was in the way.
         uses.give_stamps(&record.stamps);
@@ -700,7 +707,7 @@ pub(crate) fn close_foreign(
         return Closed::Missing;
     }
     record.set_closed(stream, access.writes());
-    uses.finished(&record.stamps, record.home(), place, stamp, access.writes(), followed);
+    uses.finished(record.home(), place, stamp, access.writes(), followed);
     // It is outstanding now, so other streams are still involved.
     free_if_last(record, uses)
 }

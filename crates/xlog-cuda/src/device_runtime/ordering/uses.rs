@@ -81,8 +81,8 @@ pub(crate) struct Uses {
     open: Few<Open>,
     /// How many changes there were.
     changes: u64,
-    /// The stamps of work of the own stream that finished through the lock, beside those of its record: whoever holds the lock
-    /// changes them without a locked instruction. 0 is before everything; so they are unless the block is live and slow.
+    /// The stamps of finished work of the own stream, which a block that is not slow has in its record: whoever holds the lock changes
+    /// them without a locked instruction. 0 is before everything; so they are unless the block is live and slow.
     own_write: u64,
     own_read: u64,
     /// The block was returned while a use was open: the last one to close frees it.
@@ -152,6 +152,20 @@ impl Uses {
         self.writes.is_empty() && self.reads.is_empty() && self.open.is_empty()
     }
 
+    /// Up to where a use must follow the own stream.
+    #[inline(always)]
+    fn own(&self, writes: bool) -> u64 {
+        if writes { self.own_write.max(self.own_read) } else { self.own_write }
+    }
+
+    /// After the block became slow: what the own stream finished without the lock is kept here from now on. A use of it that is still
+    /// being closed without the lock is open, and stamps again when it finds that it must take the lock.
+    pub(crate) fn take_stamps(&mut self, stamps: &OwnStamps) {
+        let (write, read) = stamps.take();
+        self.own_write = write.max(self.own_write);
+        self.own_read = read.max(self.own_read);
+    }
+
     /// Before the own stream goes without the lock again, and before the block ends: nothing of it is kept here.
     #[cold]
     pub(crate) fn give_stamps(&mut self, stamps: &OwnStamps) {
@@ -171,7 +185,6 @@ impl Uses {
     #[inline(always)]
     pub(crate) fn open<'a>(
         &mut self,
-        stamps: &OwnStamps,
         home: u32,
         streams: &'a StreamPool,
         (id, stream): (StreamId, &RawStream),
@@ -182,10 +195,7 @@ impl Uses {
         let writes = access.writes();
         let mut needed = Needed::default();
         let mut implied = 0;
-        let mut own = stamps.last_write().max(self.own_write);
-        if writes {
-            own = own.max(stamps.last_read()).max(self.own_read);
-        }
+        let own = self.own(writes);
         if own != 0
             && home != place
             && let Some(of) = streams.at(home)
@@ -209,21 +219,12 @@ impl Uses {
 
     /// What a use of the stream at `place` must follow, if that is one stream and no use is open; with what it follows of the own one.
     #[inline(always)]
-    pub(crate) fn sole(
-        &self,
-        stamps: &OwnStamps,
-        home: u32,
-        place: u32,
-        writes: bool,
-    ) -> Option<Sole> {
+    pub(crate) fn sole(&self, home: u32, place: u32, writes: bool) -> Option<Sole> {
         // Nearly always all lists are short; `open` is, as far as it must be to get an entry without a look at the rest.
         if !self.open.is_empty() || !self.writes.is_plain() || !self.reads.is_plain() {
             return None;
         }
-        let mut own = stamps.last_write().max(self.own_write);
-        if writes {
-            own = own.max(stamps.last_read()).max(self.own_read);
-        }
+        let own = self.own(writes);
         let follows_own = own != 0 && home != place;
         let of = |entry: &Outstanding| Sole { place: entry.place, stamp: entry.stamp, own };
         match (self.writes.first(), self.reads.first()) {
@@ -264,7 +265,6 @@ impl Uses {
     #[inline(always)]
     pub(crate) fn finished(
         &mut self,
-        stamps: &OwnStamps,
         home: u32,
         place: u32,
         stamp: u64,
@@ -273,22 +273,38 @@ impl Uses {
     ) {
         // One write that takes the place of all there was.
         if writes
-            && home != place
             && let Some(followed) = followed
             && self.reads.is_empty()
             && self.writes.is_plain()
             && self.writes.first().is_none_or(|entry| is_superseded(entry, place, stamp, followed))
         {
-            self.supersede_own(stamps, followed.own);
-            self.changes += 1;
-            self.writes.set_plain(Outstanding { place, stamp, change: self.changes });
+            if home == place {
+                self.writes.clear_plain();
+                self.own_write = stamp.max(self.own_write);
+            } else {
+                self.supersede_own(followed.own);
+                self.changes += 1;
+                self.writes.set_plain(Outstanding { place, stamp, change: self.changes });
+            }
             return;
         }
+        self.finished_beside(home, place, stamp, writes, followed);
+    }
+
+    #[inline(never)]
+    fn finished_beside(
+        &mut self,
+        home: u32,
+        place: u32,
+        stamp: u64,
+        writes: bool,
+        followed: Option<Followed>,
+    ) {
         if writes && let Some(followed) = followed {
             supersede(&mut self.writes, place, stamp, followed);
             supersede(&mut self.reads, place, stamp, followed);
             if home != place {
-                self.supersede_own(stamps, followed.own);
+                self.supersede_own(followed.own);
             }
         }
         if home == place {
@@ -311,8 +327,7 @@ impl Uses {
 
     /// Forgets what the own stream had finished up to a stamp.
     #[inline(always)]
-    fn supersede_own(&mut self, stamps: &OwnStamps, upto: u64) {
-        stamps.supersede(upto);
+    fn supersede_own(&mut self, upto: u64) {
         for own in [&mut self.own_write, &mut self.own_read] {
             if *own <= upto {
                 *own = 0;
