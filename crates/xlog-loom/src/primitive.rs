@@ -85,6 +85,10 @@ impl<T> Lock<T> {
         Some(self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner))
     }
 
+    pub(crate) fn visit(&self, me: Me<'_>) -> Option<loom::sync::MutexGuard<'_, T>> {
+        self.enter_as(me)
+    }
+
     pub(crate) fn with_elsewhere<R>(&self, body: impl FnOnce(&mut T) -> R) -> R {
         self.with(body)
     }

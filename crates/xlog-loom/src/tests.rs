@@ -122,6 +122,46 @@ fn nobody_skips_a_wait_that_is_not_queued_yet() {
 }
 
 #[test]
+fn nobody_skips_the_wait_of_a_short_way_that_is_not_queued_yet() {
+    loom::model(|| {
+        let (a, b) = (Stream::new(1), Stream::new(2));
+        let stamp = a.work();
+        let waiter = {
+            let (a, b) = (Arc::clone(&a), Arc::clone(&b));
+            thread::spawn(move || {
+                Me::with(false, |me| {
+                    // As a stream follows another one in the fewest steps: a stamp that stands is not covered.
+                    let covers = if a.clock.now() == stamp {
+                        let begun = a.clock.begin_plain(me, 2).unwrap();
+                        a.queue.lock().unwrap().push(Queued::Event(7));
+                        b.queue.lock().unwrap().push(Queued::Wait(begun.covers));
+                        a.clock.recorded(me, begun.covers, 7);
+                        begun.covers
+                    } else {
+                        // The other event may not be recorded yet; then this one would go the long way.
+                        let Some((covers, _)) = a.clock.find_plain(me, stamp, 2) else { return };
+                        b.queue.lock().unwrap().push(Queued::Wait(covers));
+                        a.clock.unpin_as(me);
+                        covers
+                    };
+                    assert!(covers >= stamp);
+                    b.clock.learn_plain(me, 1, covers);
+                });
+            })
+        };
+        a.record(8);
+        if b.clock.covers(1, stamp) {
+            let queue = b.queue.lock().unwrap().clone();
+            assert!(queue.iter().any(|q| matches!(q, Queued::Wait(covers) if *covers >= stamp)));
+        }
+        waiter.join().unwrap();
+        let queue = a.queue.lock().unwrap().clone();
+        let at = |what: Queued| queue.iter().position(|q| *q == what);
+        assert!(at(Queued::Work) < at(Queued::Event(8)), "{queue:?}");
+    });
+}
+
+#[test]
 fn what_a_stream_saw_travels_only_with_events_recorded_after_its_wait() {
     loom::model(|| {
         // c waits for an event of b; it may believe that it follows a only if b's wait for a stands before that event.

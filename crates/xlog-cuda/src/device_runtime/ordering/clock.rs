@@ -497,7 +497,7 @@ impl<E: Copy, C: Deref<Target = ClockCell>> StreamClock<E, C> {
     /// done.
     #[inline(always)]
     pub(crate) fn find_plain(&self, me: Me<'_>, stamp: u64, asker: u32) -> Option<(u64, E)> {
-        let mut inner = self.inner.enter_as(me)?;
+        let mut inner = self.inner.visit(me)?;
         let (event, entry) = inner.find(stamp)?;
         if entry.seen.is_news_to(asker) {
             return None;
@@ -510,7 +510,7 @@ impl<E: Copy, C: Deref<Target = ClockCell>> StreamClock<E, C> {
     /// [`StreamClock::begin`] for stream `asker`, where there is nothing to tell it; otherwise nothing is done.
     #[inline(always)]
     pub(crate) fn begin_plain(&self, me: Me<'_>, asker: u32) -> Option<Begun<E>> {
-        let mut inner = self.inner.enter_as(me)?;
+        let mut inner = self.inner.visit(me)?;
         if inner.seen.is_news_to(asker) {
             return None;
         }

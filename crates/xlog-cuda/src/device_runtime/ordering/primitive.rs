@@ -3,7 +3,7 @@
 pub(crate) use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 pub(crate) use xlog_driver::sync::{Bias, Me, as_me, thread_name};
 
-use xlog_driver::sync::{BiasedMutex, Inside, scheduling_point};
+use xlog_driver::sync::{BiasedMutex, Inside, is_scheduled, scheduling_point};
 
 /// `with_as!(lock, me, |value| body)` is [`Lock::with`] for one who knows its name, as an expression: `body` stands here for the
 /// common case and elsewhere for the others, so that several fit into one function. It must not return from the function around it.
@@ -38,10 +38,30 @@ impl<T> Lock<T> {
         self.0.with(body)
     }
 
-    /// [`Lock::enter`] for one who knows its name; see [`with_as`].
+    /// [`Lock::enter`] for one who knows its name, as a part of [`with_as`].
     #[inline(always)]
     pub(crate) fn enter_as(&self, me: Me<'_>) -> Option<Inside<'_, T>> {
         self.0.enter_as(me)
+    }
+
+    /// [`Lock::enter_as`] where nothing else follows: a scheduler is asked before.
+    #[inline(always)]
+    pub(crate) fn visit(&self, me: Me<'_>) -> Option<Inside<'_, T>> {
+        match self.0.enter_as(me) {
+            None => self.enter_scheduled(),
+            inside => inside,
+        }
+    }
+
+    /// Under a scheduler the owner comes as nobody: it is asked here, before the owner enters.
+    #[cold]
+    #[inline(never)]
+    fn enter_scheduled(&self) -> Option<Inside<'_, T>> {
+        if !is_scheduled() {
+            return None;
+        }
+        scheduling_point();
+        self.0.enter()
     }
 
     /// [`Lock::with`] out of the way of the common case.

@@ -120,11 +120,7 @@ mod tests {
                         *row.push() = step;
                         queue.push_back(step);
                     }
-                    4..8 => {
-                        if queue.pop_front().is_some() {
-                            row.pop_front();
-                        }
-                    }
+                    4..8 if queue.pop_front().is_some() => row.pop_front(),
                     _ if next(8) == 0 => {
                         row.retain(|entry| entry % 3 != 0);
                         queue.retain(|entry| entry % 3 != 0);
