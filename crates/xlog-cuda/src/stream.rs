@@ -19,7 +19,8 @@ use xlog_sim::SimKernel;
 
 use crate::device_runtime::StreamId;
 use crate::device_runtime::ordering::cells::CellRef;
-use crate::device_runtime::ordering::clock::{Begun, Seen, StreamClock};
+use crate::device_runtime::ordering::clock::{Begun, StreamClock};
+use crate::device_runtime::ordering::primitive::{Me, as_me};
 use crate::device_runtime::ordering::tally::{Edges, Tally};
 use crate::device_runtime::stream_ids::IssuedId;
 use crate::{CudaDevice, Result, XlogError};
@@ -86,13 +87,24 @@ impl RawStream {
     }
 
     /// Records an event at the tail of this stream; returns the stamp it covers.
-    #[inline(always)]
     pub(crate) fn record(&self, tally: &Tally) -> DriverResult<u64> {
+        as_me(|me| self.record_as(me, tally))
+    }
+
+    /// [`RawStream::record`] for one who knows its name.
+    #[inline(always)]
+    pub(crate) fn record_as(&self, me: Me<'_>, tally: &Tally) -> DriverResult<u64> {
         self.check_not_capturing("event_record")?;
-        let begun = self.clock.begin();
+        self.record_shortly(me, tally)
+    }
+
+    /// [`RawStream::record`] of a stream whose handle was not handed out.
+    #[inline(always)]
+    pub(crate) fn record_shortly(&self, me: Me<'_>, tally: &Tally) -> DriverResult<u64> {
+        let begun = self.clock.begin(me);
         let event = self.record_begun(begun)?;
-        tally.count(|counts| counts.recorded += 1);
-        if let Some(ask) = self.clock.recorded(begun.covers, event) {
+        tally.count_as(me, |counts| counts.recorded += 1);
+        if let Some(ask) = self.clock.recorded(me, begun.covers, event) {
             self.ask(ask);
         }
         Ok(begun.covers)
@@ -108,10 +120,15 @@ impl RawStream {
         match self.device.driver().event_record(event, self.handle) {
             Ok(()) => Ok(event),
             Err(error) => {
-                self.clock.failed(begun.covers, Some(event));
+                self.not_recorded(begun.covers, event);
                 Err(error)
             }
         }
+    }
+
+    #[cold]
+    fn not_recorded(&self, covers: u64, event: EventHandle) {
+        self.clock.failed(covers, Some(event));
     }
 
     #[cold]
@@ -141,21 +158,28 @@ impl RawStream {
             return Ok(());
         }
         let mut edges = Edges::default();
-        let followed = self.follow(other, stamp, &mut edges);
+        let followed = as_me(|me| self.follow(me, other, stamp, &mut edges));
         tally.count(|counts| counts.add_edges(edges));
         followed
     }
 
     /// [`RawStream::wait_for`] for what is known not to be followed yet; the caller counts the `edges`.
-    pub(crate) fn follow(&self, other: &Self, stamp: u64, edges: &mut Edges) -> DriverResult<()> {
+    #[inline(always)]
+    pub(crate) fn follow(
+        &self,
+        me: Me<'_>,
+        other: &Self,
+        stamp: u64,
+        edges: &mut Edges,
+    ) -> DriverResult<()> {
         self.check_not_capturing("stream_wait_event")?;
         let known = &other.clock;
-        let mut news = Seen::default();
-        let cover = known.find_or_begin(stamp, self.clock.key(), &mut news);
+        let mut news = None;
+        let cover = known.find_or_begin(me, stamp, self.clock.key(), &mut news);
         match cover.event {
             Some(event) if cover.recorded => {
                 let queued = self.device.driver().stream_wait_event(self.handle, event);
-                known.unpin();
+                known.unpin_as(me);
                 queued?;
             }
             spare => {
@@ -168,15 +192,75 @@ impl RawStream {
                 edges.recorded += 1;
                 let queued = self.device.driver().stream_wait_event(self.handle, event);
                 // Only now can others come by the event, so it needed no pin.
-                if let Some(ask) = known.recorded(begun.covers, event) {
+                if let Some(ask) = known.recorded(me, begun.covers, event) {
                     other.ask(ask);
                 }
                 queued?;
             }
         }
         edges.inserted += 1;
-        self.clock.learn(known.key(), &cover, &news);
+        self.clock.learn(me, known.key(), cover.covers, &news);
         Ok(())
+    }
+
+    /// [`RawStream::follow`] for a stream whose handle was not handed out, in the fewest steps; `Ok` says how many events that took
+    /// to be recorded.
+    #[inline(always)]
+    pub(crate) fn follow_shortly(
+        &self,
+        me: Me<'_>,
+        other: &Self,
+        stamp: u64,
+    ) -> Result<u64, Box<Unfollowed>> {
+        // Stamps move when an event is begun: as long as this one stands, none covers it.
+        match other.clock.now() == stamp {
+            true => self.follow_tail(me, other, stamp),
+            false => self.follow_event(me, other, stamp),
+        }
+    }
+
+    /// Records the tail of `other` and waits for it.
+    #[inline(never)]
+    fn follow_tail(&self, me: Me<'_>, other: &Self, stamp: u64) -> Result<u64, Box<Unfollowed>> {
+        let known = &other.clock;
+        if known.cell().is_exposed() {
+            return self.follow_elsewhere(other, stamp);
+        }
+        let Some(begun) = known.begin_plain(me, self.clock.key()) else {
+            return self.follow_elsewhere(other, stamp);
+        };
+        let event = other.record_begun(begun).map_err(|error| Unfollowed::boxed(0, error))?;
+        let queued = self.device.driver().stream_wait_event(self.handle, event);
+        // Only now can others come by the event, so it needed no pin.
+        if let Some(ask) = known.recorded(me, begun.covers, event) {
+            other.ask(ask);
+        }
+        queued.map_err(|error| Unfollowed::boxed(1, error))?;
+        self.clock.learn_plain(me, known.key(), begun.covers);
+        Ok(1)
+    }
+
+    /// Waits for an event of `other` that was recorded, if there is one.
+    #[inline(never)]
+    fn follow_event(&self, me: Me<'_>, other: &Self, stamp: u64) -> Result<u64, Box<Unfollowed>> {
+        let known = &other.clock;
+        let Some((covers, event)) = known.find_plain(me, stamp, self.clock.key()) else {
+            return self.follow_elsewhere(other, stamp);
+        };
+        let queued = self.device.driver().stream_wait_event(self.handle, event);
+        known.unpin_as(me);
+        queued.map_err(|error| Unfollowed::boxed(0, error))?;
+        self.clock.learn_plain(me, known.key(), covers);
+        Ok(0)
+    }
+
+    #[inline(never)]
+    fn follow_elsewhere(&self, other: &Self, stamp: u64) -> Result<u64, Box<Unfollowed>> {
+        let mut edges = Edges::default();
+        match as_me(|me| self.follow(me, other, stamp, &mut edges)) {
+            Ok(()) => Ok(edges.recorded),
+            Err(error) => Err(Unfollowed::boxed(edges.recorded, error)),
+        }
     }
 
     /// True when everything up to `stamp` has completed; `None` when no event covers it yet.
@@ -213,7 +297,7 @@ impl RawStream {
     /// Waits until everything queued so far, and so every stamp up to now, has completed; returns that stamp.
     pub(crate) fn settle(&self, tally: &Tally) -> DriverResult<u64> {
         self.check_not_capturing("event_record")?;
-        let begun = self.clock.begin();
+        let begun = as_me(|me| self.clock.begin(me));
         let (covers, event) = (begun.covers, self.record_begun(begun)?);
         let ask = self.clock.recorded_pinned(covers, event);
         tally.count(|counts| counts.recorded += 1);
@@ -226,6 +310,22 @@ impl RawStream {
         }
         self.clock.unpin();
         waited.map(|()| covers)
+    }
+}
+
+/// A wait that could not be queued.
+#[derive(Debug)]
+pub(crate) struct Unfollowed {
+    /// Events that were recorded before.
+    pub(crate) recorded: u64,
+    pub(crate) error: DriverError,
+}
+
+impl Unfollowed {
+    /// What failed is worth an allocation; what did not is one word.
+    #[cold]
+    fn boxed(recorded: u64, error: DriverError) -> Box<Self> {
+        Box::new(Self { recorded, error })
     }
 }
 

@@ -21,6 +21,11 @@ pub(crate) fn thread_name() -> u32 {
     })
 }
 
+/// The name of this thread.
+pub(crate) fn own_name() -> u32 {
+    thread_name()
+}
+
 pub(crate) fn light() {
     fence(Ordering::SeqCst);
 }

@@ -33,6 +33,10 @@ mod gate;
 #[cfg(test)]
 mod primitive;
 #[cfg(test)]
+#[allow(dead_code)]
+#[path = "../../xlog-cuda/src/device_runtime/ordering/row.rs"]
+mod row;
+#[cfg(test)]
 mod tests;
 #[cfg(test)]
 #[allow(dead_code)]

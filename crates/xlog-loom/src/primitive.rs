@@ -4,7 +4,21 @@ pub(crate) use loom::sync::Arc;
 pub(crate) use loom::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 pub(crate) use crate::barrier::thread_name;
-pub(crate) use crate::bias::Bias;
+pub(crate) use crate::bias::{Bias, Me};
+
+/// As in `ordering::primitive`.
+macro_rules! with_as {
+    ($lock:expr, $me:expr, |$value:ident| $body:expr) => {
+        match $lock.enter_as($me) {
+            Some(mut inside) => {
+                let $value = &mut *inside;
+                $body
+            }
+            None => $lock.with_elsewhere(move |$value| $body),
+        }
+    };
+}
+pub(crate) use with_as;
 
 /// Held across calls.
 pub(crate) type Turnstile<T> = Mutex<T>;
@@ -64,6 +78,19 @@ impl<T> Lock<T> {
 
     pub(crate) fn with<R>(&self, body: impl FnOnce(&mut T) -> R) -> R {
         body(&mut self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner))
+    }
+
+    /// As if the bias were always this thread's.
+    pub(crate) fn enter_as(&self, _me: Me<'_>) -> Option<loom::sync::MutexGuard<'_, T>> {
+        Some(self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner))
+    }
+
+    pub(crate) fn visit(&self, me: Me<'_>) -> Option<loom::sync::MutexGuard<'_, T>> {
+        self.enter_as(me)
+    }
+
+    pub(crate) fn with_elsewhere<R>(&self, body: impl FnOnce(&mut T) -> R) -> R {
+        self.with(body)
     }
 
     pub(crate) fn with_nested<R>(&self, body: impl FnOnce(&mut T) -> R) -> R {

@@ -1,9 +1,11 @@
 //! Every interleaving of what the runtime does at the same time.
 
+use loom::sync::atomic::{AtomicU32, Ordering};
 use loom::sync::{Arc, Mutex};
 use loom::thread;
 
-use crate::clock::{ClockCell, Seen, StreamClock};
+use crate::bias::{Bias, Me};
+use crate::clock::{Begun, ClockCell, Cover, Seen, StreamClock};
 use crate::gate::{Attempt, BlockGate, OwnStamps};
 
 /// What stands in the queue of a stream.
@@ -38,10 +40,28 @@ impl Stream {
 
     /// Records an event: returns what it covers.
     fn record(&self, number: u64) -> u64 {
-        let begun = self.clock.begin();
+        let begun = self.begin();
         self.queue.lock().unwrap().push(Queued::Event(number));
-        self.clock.recorded(begun.covers, number);
+        self.recorded(begun.covers, number);
         begun.covers
+    }
+
+    // To a clock a thread is as good as another: its lock is a mutex here.
+
+    fn begin(&self) -> Begun<u64> {
+        Me::with(false, |me| self.clock.begin(me))
+    }
+
+    fn recorded(&self, covers: u64, number: u64) {
+        Me::with(false, |me| self.clock.recorded(me, covers, number));
+    }
+
+    fn find_or_begin(&self, stamp: u64, asker: u32, news: &mut Option<Seen>) -> Cover<u64> {
+        Me::with(false, |me| self.clock.find_or_begin(me, stamp, asker, news))
+    }
+
+    fn learn(&self, key: u32, covers: u64, news: &Option<Seen>) {
+        Me::with(false, |me| self.clock.learn(me, key, covers, news));
     }
 }
 
@@ -84,12 +104,12 @@ fn nobody_skips_a_wait_that_is_not_queued_yet() {
         let waiter = {
             let (a, b) = (Arc::clone(&a), Arc::clone(&b));
             thread::spawn(move || {
-                let mut news = Seen::default();
-                let cover = a.clock.find_or_begin(stamp, 2, &mut news);
+                let mut news = None;
+                let cover = a.find_or_begin(stamp, 2, &mut news);
                 a.queue.lock().unwrap().push(Queued::Event(7));
                 b.queue.lock().unwrap().push(Queued::Wait(cover.covers));
-                a.clock.recorded(cover.covers, 7);
-                b.clock.learn(1, &cover, &news);
+                a.recorded(cover.covers, 7);
+                b.learn(1, cover.covers, &news);
             })
         };
         if b.clock.covers(1, stamp) {
@@ -102,27 +122,67 @@ fn nobody_skips_a_wait_that_is_not_queued_yet() {
 }
 
 #[test]
+fn nobody_skips_the_wait_of_a_short_way_that_is_not_queued_yet() {
+    loom::model(|| {
+        let (a, b) = (Stream::new(1), Stream::new(2));
+        let stamp = a.work();
+        let waiter = {
+            let (a, b) = (Arc::clone(&a), Arc::clone(&b));
+            thread::spawn(move || {
+                Me::with(false, |me| {
+                    // As a stream follows another one in the fewest steps: a stamp that stands is not covered.
+                    let covers = if a.clock.now() == stamp {
+                        let begun = a.clock.begin_plain(me, 2).unwrap();
+                        a.queue.lock().unwrap().push(Queued::Event(7));
+                        b.queue.lock().unwrap().push(Queued::Wait(begun.covers));
+                        a.clock.recorded(me, begun.covers, 7);
+                        begun.covers
+                    } else {
+                        // The other event may not be recorded yet; then this one would go the long way.
+                        let Some((covers, _)) = a.clock.find_plain(me, stamp, 2) else { return };
+                        b.queue.lock().unwrap().push(Queued::Wait(covers));
+                        a.clock.unpin_as(me);
+                        covers
+                    };
+                    assert!(covers >= stamp);
+                    b.clock.learn_plain(me, 1, covers);
+                });
+            })
+        };
+        a.record(8);
+        if b.clock.covers(1, stamp) {
+            let queue = b.queue.lock().unwrap().clone();
+            assert!(queue.iter().any(|q| matches!(q, Queued::Wait(covers) if *covers >= stamp)));
+        }
+        waiter.join().unwrap();
+        let queue = a.queue.lock().unwrap().clone();
+        let at = |what: Queued| queue.iter().position(|q| *q == what);
+        assert!(at(Queued::Work) < at(Queued::Event(8)), "{queue:?}");
+    });
+}
+
+#[test]
 fn what_a_stream_saw_travels_only_with_events_recorded_after_its_wait() {
     loom::model(|| {
         // c waits for an event of b; it may believe that it follows a only if b's wait for a stands before that event.
         let (a, b, c) = (Stream::new(1), Stream::new(2), Stream::new(3));
         let stamp = a.work();
         a.record(1);
-        let mut nothing = Seen::default();
-        let first = a.clock.find_or_begin(stamp, 2, &mut nothing);
+        let mut nothing = None;
+        let first = a.find_or_begin(stamp, 2, &mut nothing);
         assert!(first.recorded);
         let waiter = {
             let b = Arc::clone(&b);
             thread::spawn(move || {
                 b.queue.lock().unwrap().push(Queued::Wait(first.covers));
-                b.clock.learn(1, &first, &nothing);
+                b.learn(1, first.covers, &nothing);
             })
         };
-        let mut news = Seen::default();
-        let cover = b.clock.find_or_begin(b.clock.now(), 3, &mut news);
+        let mut news = None;
+        let cover = b.find_or_begin(b.clock.now(), 3, &mut news);
         b.queue.lock().unwrap().push(Queued::Event(9));
-        b.clock.recorded(cover.covers, 9);
-        c.clock.learn(2, &cover, &news);
+        b.recorded(cover.covers, 9);
+        c.learn(2, cover.covers, &news);
         waiter.join().unwrap();
         if c.clock.covers(1, stamp) {
             let queue = b.queue.lock().unwrap().clone();
@@ -317,7 +377,7 @@ fn another_stream_that_comes_in_sees_every_use_the_quick_way_finished_before() {
             })
         };
         assert!(block.0.enter_slow(5));
-        let seen = block.1.last_write();
+        let seen = block.1.take().0;
         let quick = own.join().unwrap();
         // Closed without the lock means: before the other stream came in.
         if quick {
@@ -421,11 +481,11 @@ fn an_event_that_somebody_names_to_the_driver_is_not_used_again() {
             let stream = Arc::clone(&stream);
             thread::spawn(move || {
                 stream.clock.completed_up_to(stamp);
-                stream.clock.begin().spare
+                stream.begin().spare
             })
         };
         let named = found.event;
-        let pinned = stream.clock.begin().spare;
+        let pinned = stream.begin().spare;
         assert_ne!(pinned, Some(named));
         stream.clock.unpin();
         // The other one may have come before or after the pin was given up.
@@ -442,16 +502,16 @@ fn an_event_recorded_to_be_waited_for_is_not_used_again_before_the_wait_is_queue
             let (stream, other) = (Arc::clone(&stream), Arc::clone(&other));
             thread::spawn(move || {
                 stream.clock.completed_up_to(stamp);
-                if stream.clock.begin().spare == Some(7) {
+                if stream.begin().spare == Some(7) {
                     assert!(!other.queue.lock().unwrap().is_empty());
                 }
             })
         };
-        let cover = stream.clock.find_or_begin(stamp, 2, &mut Seen::default());
+        let cover = stream.find_or_begin(stamp, 2, &mut None);
         assert!(!cover.recorded);
         stream.queue.lock().unwrap().push(Queued::Event(7));
         other.queue.lock().unwrap().push(Queued::Wait(cover.covers));
-        stream.clock.recorded(cover.covers, 7);
+        stream.recorded(cover.covers, 7);
         reuser.join().unwrap();
     });
 }
@@ -475,5 +535,104 @@ fn a_thread_that_lost_its_block_while_it_entered_does_not_hide_the_next_owner() 
         next.join().unwrap();
         assert!(block.gate.has_counted(false), "the use of the next owner was lost");
         assert!(block.gate.has_counted(true), "the use of the first owner was lost");
+    });
+}
+
+#[test]
+fn an_owner_that_knows_its_name_is_out_when_its_bias_was_taken() {
+    loom::model(|| {
+        let shared = Arc::new((Bias::<2>::default(), Mutex::new(()), AtomicU32::new(0)));
+        assert!(shared.0.claim());
+        let other = {
+            let shared = Arc::clone(&shared);
+            thread::spawn(move || {
+                let (bias, lock, count) = &*shared;
+                let _locked = lock.lock().unwrap();
+                bias.revoke();
+                count.store(count.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+            })
+        };
+        let (bias, lock, count) = &*shared;
+        let step = || count.store(count.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+        let entered = Me::with(true, |me| {
+            let held = bias.enter_as(me);
+            if held.is_some() {
+                step();
+            }
+            held.is_some()
+        });
+        if !entered {
+            let _locked = lock.lock().unwrap();
+            bias.revoke();
+            step();
+        }
+        other.join().unwrap();
+        assert_eq!(count.load(Ordering::Relaxed), 2, "a step was lost");
+        assert!(Me::with(true, |me| bias.enter_as(me).is_none()), "nobody owns it any more");
+    });
+}
+
+#[test]
+fn only_the_owner_enters_by_name_and_not_twice() {
+    loom::model(|| {
+        let bias = Arc::new(Bias::<2>::default());
+        let nobody = |bias: &Bias<2>| Me::with(false, |me| bias.enter_as(me).is_none());
+        assert!(nobody(&bias), "what nobody owns is not entered by nobody");
+        assert!(Me::with(true, |me| bias.enter_as(me).is_none()), "not claimed");
+        assert!(bias.claim());
+        assert!(nobody(&bias));
+        let other = {
+            let bias = Arc::clone(&bias);
+            thread::spawn(move || Me::with(true, |me| bias.enter_as(me).is_some()))
+        };
+        Me::with(true, |me| {
+            let held = bias.enter_as(me);
+            assert!(held.is_some());
+            assert!(bias.enter_as(me).is_none(), "it is inside already");
+        });
+        assert!(!other.join().unwrap(), "another thread came in");
+        assert!(Me::with(true, |me| bias.enter_as(me).is_some()), "it was left");
+    });
+}
+
+#[test]
+fn what_the_lock_gave_to_the_quick_way_is_seen_by_the_next_stream() {
+    loom::model(|| {
+        // The own stream finished at 7 through the lock; its next use, and one of another stream, come at once.
+        let (gate, stamps) = (BlockGate::default(), OwnStamps::default());
+        let block = Arc::new((gate, stamps, Mutex::new(false)));
+        block.0.begin(5);
+        assert!(block.0.enter_slow(5));
+        let own = {
+            let block = Arc::clone(&block);
+            thread::spawn(move || {
+                let (gate, stamps, others) = &*block;
+                {
+                    let others = others.lock().unwrap();
+                    if *others {
+                        return None;
+                    }
+                    stamps.stamp(true, 7);
+                    assert!(gate.leave_slow_open(true));
+                }
+                Some(gate.close(5, true, 8, stamps))
+            })
+        };
+        let (gate, stamps, others) = &*block;
+        let seen = {
+            let mut others = others.lock().unwrap();
+            *others = true;
+            assert!(gate.enter_slow(5));
+            stamps.take().0
+        };
+        match own.join().unwrap() {
+            // It found the other stream there, and would have gone on through the lock.
+            None => assert_eq!(seen, 0),
+            Some(Attempt::Done) => assert_eq!(seen, 8, "closed without the lock is closed before"),
+            Some(attempt) => {
+                assert_eq!(attempt, Attempt::Slow);
+                assert!(seen >= 7 && gate.has_counted(true));
+            }
+        }
     });
 }

@@ -6,7 +6,9 @@ use std::sync::Arc;
 
 use crate::support::rig::{Rig, assert_all, copy, fill, read};
 use xlog_cuda::DeviceStream;
-use xlog_cuda::device_runtime::{Access, BlockId, BlockState, DeviceBlock, DeviceMemoryResource};
+use xlog_cuda::device_runtime::{
+    Access, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, Generation,
+};
 use xlog_cuda::driver::sync::Mutex;
 use xlog_testing::{WatchedGate, for_each_device, threads};
 
@@ -286,5 +288,55 @@ fn a_resource_dropped_with_frees_pending_frees_nothing_under_running_work() {
         gate.release();
         handles.iter().for_each(|stream| stream.synchronize().unwrap());
         assert_eq!(Arc::strong_count(&handles[0]), 1, "the dropped resource keeps a stream");
+    });
+}
+
+#[test]
+fn a_use_closed_beside_the_owner_of_a_block_leaves_nothing_for_the_next_block_in_its_place() {
+    for_each_device(|device| {
+        let rig = Rig::new(device);
+        let [a, b, c] = rig.leases();
+        // The clock of A is far ahead of C's.
+        let first = rig.allocate(SIZE, &a);
+        for n in 0..50 {
+            rig.write((&first).into(), &a, n, SIZE);
+            rig.write((&first).into(), &b, n, SIZE);
+        }
+        rig.free(first);
+        rig.settle();
+        let block = rig.allocate(SIZE, &a);
+        let id = BlockId::from_block(&block);
+        let generation = block.generation;
+        let (owned, other) = (std::sync::Barrier::new(2), std::sync::Barrier::new(2));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                rig.prepare(id, &a, Access::Write);
+                other.wait();
+                owned.wait();
+                rig.finish(id, &a, Access::Write);
+            });
+            other.wait();
+            // Often enough in a row to own the block.
+            for _ in 0..40 {
+                rig.prepare(id, &a, Access::Write);
+                rig.finish(id, &a, Access::Write);
+            }
+            owned.wait();
+        });
+        rig.free(block);
+        rig.settle();
+        let next = rig.allocate(SIZE, &c);
+        let id = BlockId::from_block(&next);
+        let place = |generation: Generation| generation.0 & 0xff_ffff;
+        assert_eq!(place(id.generation), place(generation), "otherwise nothing is tested");
+        let before = rig.resource.statistics().waits_inserted;
+        for _ in 0..2 {
+            rig.prepare(id, &b, Access::Read);
+            rig.finish(id, &b, Access::Read);
+        }
+        let after = rig.resource.statistics().waits_inserted;
+        assert_eq!(after - before, 1, "B followed the allocation on C once");
+        rig.free(next);
+        rig.settle();
     });
 }

@@ -43,6 +43,12 @@ pub fn thread_name() -> u32 {
     if name.wrapping_sub(1) < ENDED - 1 { name } else { first_name(name) }
 }
 
+/// The name of this thread, if it has asked for one already.
+#[inline(always)]
+pub(super) fn own_name() -> u32 {
+    NAME.get()
+}
+
 /// True when this thread has that name, which is one that some thread has or had.
 #[inline(always)]
 pub(super) fn is_named(name: u32) -> bool {

@@ -9,6 +9,8 @@
 //! The owner says that it is inside and then looks whether it still is the owner; the revoker takes the ownership away and then
 //! looks whether the owner is inside. With the barriers between the two, at least one of them sees the other.
 
+use std::marker::PhantomData;
+
 use super::barrier::{self, AtomicBool, AtomicU32, Ordering};
 
 /// Looks at an owner that is inside before one who can do without gives up.
@@ -16,6 +18,11 @@ const PATIENCE: u32 = 64;
 
 /// Owners are told by name and seat; there are at most four seats.
 const SEAT_BITS: u32 = 2;
+
+/// Names from this one on own nothing.
+const NAMES: u32 = (1 << (32 - SEAT_BITS)) - 1;
+/// In the place of an owner: no owner has such a name.
+const NOBODY: u32 = NAMES << SEAT_BITS;
 
 /// Which thread, if any, may change something without a lock.
 ///
@@ -39,7 +46,35 @@ pub struct Bias<const SEATS: usize = 4> {
 pub struct Held<'a> {
     inside: &'a AtomicBool,
     /// Only the thread that entered leaves.
-    _not_send: std::marker::PhantomData<*const ()>,
+    _not_send: PhantomData<*const ()>,
+}
+
+/// The running thread, for as long as a call lasts: who enters several things asks for its name once.
+///
+/// It cannot leave the call: a thread that is about to end loses its name.
+#[derive(Clone, Copy, Debug)]
+pub struct Me<'a> {
+    /// As an owner in the first seat.
+    owner: u32,
+    _call: PhantomData<(&'a (), *const ())>,
+}
+
+impl Me<'_> {
+    /// Runs `body` with the running thread; with nobody unless `named`. Nobody owns nothing and goes the long way everywhere.
+    #[inline(always)]
+    pub fn with<R>(named: bool, body: impl for<'a> FnOnce(Me<'a>) -> R) -> R {
+        // A thread without a name owns nothing either.
+        let name = if named { barrier::own_name() } else { 0 };
+        let owner = if name.wrapping_sub(1) < NAMES - 1 { name << SEAT_BITS } else { NOBODY };
+        body(Me { owner, _call: PhantomData })
+    }
+
+    /// The name of the thread; of nobody it says nothing.
+    #[inline(always)]
+    #[must_use]
+    pub fn name(self) -> u32 {
+        name_of(self.owner)
+    }
 }
 
 fn name_of(owner: u32) -> u32 {
@@ -73,8 +108,25 @@ impl<const SEATS: usize> Bias<SEATS> {
         }
         inside.store(true, Ordering::Relaxed);
         barrier::light();
-        let held = Held { inside, _not_send: std::marker::PhantomData };
+        let held = Held { inside, _not_send: PhantomData };
         // Acquire: what the last revoker changed before it gave the bias back is seen.
+        (self.owner.load(Ordering::Acquire) == owner).then_some(held)
+    }
+
+    /// [`Bias::enter`] for one who knows its name.
+    #[inline(always)]
+    #[must_use]
+    pub fn enter_as(&self, me: Me<'_>) -> Option<Held<'_>> {
+        let owner = self.owner.load(Ordering::Relaxed);
+        // Of an owner with this name only the seat is left; of another one, or none, more than any seat.
+        let inside = self.inside.get((owner ^ me.owner) as usize)?;
+        if inside.load(Ordering::Relaxed) {
+            return None;
+        }
+        inside.store(true, Ordering::Relaxed);
+        barrier::light();
+        let held = Held { inside, _not_send: PhantomData };
+        // As in `enter`.
         (self.owner.load(Ordering::Acquire) == owner).then_some(held)
     }
 
@@ -97,7 +149,7 @@ impl<const SEATS: usize> Bias<SEATS> {
     /// as there are seats have owned it before and are still there.
     pub fn claim(&self) -> bool {
         let name = barrier::thread_name();
-        if name == 0 || name >= 1 << (32 - SEAT_BITS) || !barrier::available() {
+        if name == 0 || name >= NAMES || !barrier::available() {
             return false;
         }
         let had = |seat: &AtomicU32| seat.load(Ordering::Relaxed);

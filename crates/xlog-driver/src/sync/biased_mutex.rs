@@ -7,7 +7,7 @@
 //! It does not poison, and it does not tell a deterministic scheduler: nothing may be called inside that could hand over to
 //! another thread. Locking it again inside blocks for ever, as with any mutex.
 
-use super::bias::{Bias, Held};
+use super::bias::{Bias, Held, Me};
 use std::cell::UnsafeCell;
 use std::fmt;
 use std::ops::{Deref, DerefMut};
@@ -48,6 +48,13 @@ impl<T> BiasedMutex<T> {
     #[inline(always)]
     pub fn enter(&self) -> Option<Inside<'_, T>> {
         let held = self.bias.enter()?;
+        Some(Inside { value: &self.value, _held: held })
+    }
+
+    /// [`BiasedMutex::enter`] for one who knows its name.
+    #[inline(always)]
+    pub fn enter_as(&self, me: Me<'_>) -> Option<Inside<'_, T>> {
+        let held = self.bias.enter_as(me)?;
         Some(Inside { value: &self.value, _held: held })
     }
 

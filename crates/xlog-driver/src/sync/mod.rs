@@ -11,7 +11,7 @@ mod bias;
 mod biased_mutex;
 
 pub use barrier::thread_name;
-pub use bias::{Bias, Held};
+pub use bias::{Bias, Held, Me};
 pub use biased_mutex::{BiasedMutex, Inside};
 
 use std::cell::RefCell;
@@ -74,6 +74,12 @@ pub fn scheduling_point() {
     {
         scheduler(Turn::May);
     }
+}
+
+/// Runs `body` with the running thread, see [`Me`]; under a scheduler with nobody, so that it is asked wherever it would be.
+#[inline(always)]
+pub fn as_me<R>(body: impl for<'a> FnOnce(Me<'a>) -> R) -> R {
+    Me::with(!is_scheduled(), body)
 }
 
 /// Mutual exclusion, visible to a deterministic scheduler.

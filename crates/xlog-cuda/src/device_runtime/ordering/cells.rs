@@ -1,6 +1,7 @@
 //! The parts of the clocks that every use looks at, close together: by the place of a stream in its pool.
 
 use std::ops::Deref;
+use std::ptr::NonNull;
 use std::sync::Arc;
 
 use super::clock::ClockCell;
@@ -42,9 +43,17 @@ impl Cells {
 /// The cell of one stream.
 #[derive(Debug)]
 pub(crate) struct CellRef {
-    cells: Arc<Cells>,
-    place: u32,
+    /// One of `cells`.
+    cell: NonNull<ClockCell>,
+    _cells: Arc<Cells>,
 }
+
+#[allow(unsafe_code)]
+// SAFETY: it is a shared reference to a cell, which is made of atomics, and an `Arc` of cells.
+unsafe impl Send for CellRef {}
+#[allow(unsafe_code)]
+// SAFETY: as above.
+unsafe impl Sync for CellRef {}
 
 impl CellRef {
     /// `None` beyond the last place.
@@ -52,7 +61,7 @@ impl CellRef {
         if place as usize >= NEAR {
             cells.far.make(place)?;
         }
-        Some(Self { cells: Arc::clone(cells), place })
+        Some(Self { cell: NonNull::from(cells.get(place)?), _cells: Arc::clone(cells) })
     }
 }
 
@@ -61,7 +70,10 @@ impl Deref for CellRef {
 
     #[inline]
     fn deref(&self) -> &ClockCell {
-        // It was made with the reference; the first is never used instead.
-        self.cells.get(self.place).unwrap_or(&self.cells.near[0])
+        #[allow(unsafe_code)]
+        // SAFETY: it points to a cell of `_cells`, where cells neither move nor go away before the last `Arc` does.
+        unsafe {
+            self.cell.as_ref()
+        }
     }
 }

@@ -12,10 +12,10 @@
 //!
 //! Events belong to the clock that recorded them and are used again by it, once they completed and nobody has one pinned.
 
-use std::collections::VecDeque;
 use std::ops::Deref;
 
-use super::primitive::{AtomicU64, Lock, Ordering};
+use super::primitive::{AtomicU64, Lock, Me, Ordering, with_as};
+use super::row::Row;
 
 /// Streams that are kept without an allocation.
 const FEW: usize = 4;
@@ -49,7 +49,7 @@ impl Seen {
     }
 
     /// Returns how far it is then.
-    #[inline]
+    #[inline(always)]
     fn raise(&mut self, key: u32, stamp: u64) -> u64 {
         for (at, known) in self.keys.iter_mut().zip(&mut self.stamps) {
             // An empty place has stamp 0.
@@ -77,15 +77,35 @@ impl Seen {
         }
     }
 
-    /// Tells stream `asker`; false, and nothing done, if this is of no other stream.
+    /// Makes it a copy.
     #[inline(always)]
-    fn tell(&self, asker: u32, news: &mut Self) -> bool {
-        let [first, second, ..] = self.keys;
-        let has_news = first != 0 && (first != asker.wrapping_add(1) || second != 0);
-        if has_news {
-            news.clone_from(self);
+    fn set(&mut self, other: &Self) {
+        self.stamps = other.stamps;
+        self.keys = other.keys;
+        if self.more.is_some() || other.more.is_some() {
+            self.set_more(other);
         }
-        has_news
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn set_more(&mut self, other: &Self) {
+        self.more.clone_from(&other.more);
+    }
+
+    /// True when it is of another stream than `asker`.
+    #[inline(always)]
+    fn is_news_to(&self, asker: u32) -> bool {
+        let [first, second, ..] = self.keys;
+        first != 0 && (first != asker.wrapping_add(1) || second != 0)
+    }
+
+    /// Tells stream `asker`; nothing is done if this is of no other stream.
+    #[inline]
+    fn tell(&self, asker: u32, news: &mut Option<Self>) {
+        if self.is_news_to(asker) {
+            *news = Some(self.clone());
+        }
     }
 
     /// Joins what another stream had seen; of the stream `own`, whose this is, it needs to know nothing.
@@ -118,9 +138,17 @@ impl Seen {
 #[derive(Debug)]
 struct Entry<E> {
     covers: u64,
+    /// What the one before it covers, as it was begun: nothing up to this needs this one.
+    after: u64,
     /// `None` until the driver has recorded it.
     event: Option<E>,
     seen: Seen,
+}
+
+impl<E> Default for Entry<E> {
+    fn default() -> Self {
+        Self { covers: 0, after: 0, event: None, seen: Seen::default() }
+    }
 }
 
 /// A recorded event, pinned: it is not used again before [`StreamClock::unpin`].
@@ -147,8 +175,6 @@ pub(crate) struct Cover<E> {
     pub(crate) event: Option<E>,
     /// It was recorded, and is pinned; otherwise it is recorded or failed now, as what [`StreamClock::begin`] returns.
     pub(crate) recorded: bool,
-    /// Its stream had seen more than the one who asked before it; what, was told.
-    pub(crate) has_news: bool,
 }
 
 /// The part of a clock that work on the stream itself looks at.
@@ -211,7 +237,9 @@ pub(crate) struct StreamClock<E, C> {
 struct Inner<E> {
     seen: Seen,
     /// Events not known to have completed, by what they cover.
-    recorded: VecDeque<Entry<E>>,
+    recorded: Row<Entry<E>>,
+    /// What the event that was begun last covers.
+    newest: u64,
     /// How long the list may grow before somebody asks which events have completed.
     ask_at: usize,
     /// Completed events.
@@ -229,10 +257,20 @@ const HEARD_BITS: u32 = 48;
 const HEARD: u64 = (1 << HEARD_BITS) - 1;
 
 impl<E: Copy> Inner<E> {
-    #[inline]
+    /// An event is about to be recorded; what the stream has seen now is kept with it.
+    #[inline(always)]
+    fn keep(&mut self, covers: u64) {
+        let entry = self.recorded.push();
+        entry.covers = covers;
+        entry.after = std::mem::replace(&mut self.newest, covers);
+        entry.event = None;
+        entry.seen.set(&self.seen);
+    }
+
+    #[inline(always)]
     fn set(&mut self, covers: u64, event: E) {
         // The event that was begun is mostly the last.
-        match self.recorded.back_mut() {
+        match self.recorded.last_mut() {
             Some(last) if last.covers == covers => last.event = Some(event),
             _ => self.set_earlier(covers, event),
         }
@@ -240,43 +278,56 @@ impl<E: Copy> Inner<E> {
 
     #[cold]
     fn set_earlier(&mut self, covers: u64, event: E) {
-        if let Some(entry) = self.recorded.iter_mut().rev().find(|entry| entry.covers == covers) {
+        let mut entries = self.recorded.as_mut_slice().iter_mut().rev();
+        if let Some(entry) = entries.find(|entry| entry.covers == covers) {
             entry.event = Some(event);
         }
     }
 
     /// The earliest recorded event that covers `stamp`.
-    #[inline]
+    #[inline(always)]
     fn find(&self, stamp: u64) -> Option<(E, &Entry<E>)> {
-        // Whoever asks mostly asks about the latest.
-        let last = self.recorded.back()?;
-        if last.covers < stamp {
+        if self.newest < stamp {
             return None;
         }
-        let before = self.recorded.len().wrapping_sub(2);
+        // Whoever asks mostly asks about the latest.
+        let last = self.recorded.last()?;
         match last.event {
-            Some(event) if self.recorded.get(before).is_none_or(|e| e.covers < stamp) => {
-                Some((event, last))
-            }
+            Some(event) if last.covers >= stamp && last.after < stamp => Some((event, last)),
             _ => self.find_earlier(stamp),
         }
     }
 
+    #[cold]
     #[inline(never)]
     fn find_earlier(&self, stamp: u64) -> Option<(E, &Entry<E>)> {
-        let at = self.recorded.partition_point(|entry| entry.covers < stamp);
-        self.recorded.range(at..).find_map(|entry| Some((entry.event?, entry)))
+        let entries = self.recorded.as_slice();
+        let at = entries.partition_point(|entry| entry.covers < stamp);
+        entries.get(at..)?.iter().find_map(|entry| Some((entry.event?, entry)))
+    }
+
+    #[inline(always)]
+    fn unpin(&mut self) {
+        self.pins = self.pins.saturating_sub(1);
+        if self.pins == 0 && !self.resting.is_empty() {
+            self.wake();
+        }
+    }
+
+    #[cold]
+    fn wake(&mut self) {
+        self.spare.append(&mut self.resting);
     }
 
     /// One question for half of the list, when it has grown long.
-    #[inline]
+    #[inline(always)]
     fn ask(&mut self) -> Option<(u64, E)> {
         if self.recorded.len() < self.ask_at { None } else { self.ask_middle() }
     }
 
     #[cold]
     fn ask_middle(&mut self) -> Option<(u64, E)> {
-        let middle = self.recorded.get(self.recorded.len() / 2)?;
+        let middle = self.recorded.as_slice().get(self.recorded.len() / 2)?;
         let ask = (middle.covers, middle.event?);
         self.pins += 1;
         Some(ask)
@@ -287,7 +338,8 @@ impl<E: Copy, C: Deref<Target = ClockCell>> StreamClock<E, C> {
     pub(crate) fn new(key: u32, cell: C) -> Self {
         let inner = Inner {
             seen: Seen::default(),
-            recorded: VecDeque::new(),
+            recorded: Row::new(),
+            newest: 0,
             ask_at: ASK_AT,
             spare: Vec::new(),
             resting: Vec::new(),
@@ -335,8 +387,8 @@ impl<E: Copy, C: Deref<Target = ClockCell>> StreamClock<E, C> {
 
     /// Before an event is recorded. [`StreamClock::recorded`] or [`StreamClock::failed`] follows.
     #[inline(always)]
-    pub(crate) fn begin(&self) -> Begun<E> {
-        self.inner.with(|inner| self.begin_in(inner))
+    pub(crate) fn begin(&self, me: Me<'_>) -> Begun<E> {
+        with_as!(self.inner, me, |inner| self.begin_in(inner))
     }
 
     /// Moves the stamp on, before the driver is asked whether everything up to the one returned has completed.
@@ -344,7 +396,7 @@ impl<E: Copy, C: Deref<Target = ClockCell>> StreamClock<E, C> {
         self.inner.with(|_| self.step_in())
     }
 
-    #[inline]
+    #[inline(always)]
     fn step_in(&self) -> u64 {
         let cell: &ClockCell = &self.cell;
         let stamp = cell.stamp.load(Ordering::Relaxed);
@@ -356,15 +408,15 @@ impl<E: Copy, C: Deref<Target = ClockCell>> StreamClock<E, C> {
     fn begin_in(&self, inner: &mut Inner<E>) -> Begun<E> {
         let covers = self.step_in();
         // What the stream has seen by now, and not what it will have when the event is recorded.
-        inner.recorded.push_back(Entry { covers, event: None, seen: inner.seen.clone() });
+        inner.keep(covers);
         Begun { covers, spare: inner.spare.pop() }
     }
 
     /// After it was recorded. Now and then there is an event to ask about, which is pinned: [`StreamClock::asked`] takes the
     /// answer.
     #[inline(always)]
-    pub(crate) fn recorded(&self, covers: u64, event: E) -> Option<(u64, E)> {
-        self.inner.with(|inner| {
+    pub(crate) fn recorded(&self, me: Me<'_>, covers: u64, event: E) -> Option<(u64, E)> {
+        with_as!(self.inner, me, |inner| {
             inner.set(covers, event);
             inner.ask()
         })
@@ -408,30 +460,78 @@ impl<E: Copy, C: Deref<Target = ClockCell>> StreamClock<E, C> {
     /// The earliest event that covers `stamp`, pinned; or else one that is about to be recorded. It is for stream `asker`, which
     /// gets to know, in `news`, what this stream had seen before it.
     #[inline(always)]
-    pub(crate) fn find_or_begin(&self, stamp: u64, asker: u32, news: &mut Seen) -> Cover<E> {
-        self.inner.with(|inner| match inner.find(stamp) {
+    pub(crate) fn find_or_begin(
+        &self,
+        me: Me<'_>,
+        stamp: u64,
+        asker: u32,
+        news: &mut Option<Seen>,
+    ) -> Cover<E> {
+        with_as!(self.inner, me, |inner| self.find_or_begin_in(inner, stamp, asker, news))
+    }
+
+    #[inline(always)]
+    fn find_or_begin_in(
+        &self,
+        inner: &mut Inner<E>,
+        stamp: u64,
+        asker: u32,
+        news: &mut Option<Seen>,
+    ) -> Cover<E> {
+        match inner.find(stamp) {
             Some((event, entry)) => {
-                let (covers, has_news) = (entry.covers, entry.seen.tell(asker, news));
+                let covers = entry.covers;
+                entry.seen.tell(asker, news);
                 inner.pins += 1;
-                Cover { covers, event: Some(event), recorded: true, has_news }
+                Cover { covers, event: Some(event), recorded: true }
             }
             None => {
                 let Begun { covers, spare } = self.begin_in(inner);
-                let has_news = inner.seen.tell(asker, news);
-                Cover { covers, event: spare, recorded: false, has_news }
+                inner.seen.tell(asker, news);
+                Cover { covers, event: spare, recorded: false }
             }
-        })
+        }
+    }
+
+    /// [`StreamClock::find_or_begin`] where there is an event already and nothing to tell, with what it covers; otherwise nothing is
+    /// done.
+    #[inline(always)]
+    pub(crate) fn find_plain(&self, me: Me<'_>, stamp: u64, asker: u32) -> Option<(u64, E)> {
+        let mut inner = self.inner.visit(me)?;
+        let (event, entry) = inner.find(stamp)?;
+        if entry.seen.is_news_to(asker) {
+            return None;
+        }
+        let covers = entry.covers;
+        inner.pins += 1;
+        Some((covers, event))
+    }
+
+    /// [`StreamClock::begin`] for stream `asker`, where there is nothing to tell it; otherwise nothing is done.
+    #[inline(always)]
+    pub(crate) fn begin_plain(&self, me: Me<'_>, asker: u32) -> Option<Begun<E>> {
+        let mut inner = self.inner.visit(me)?;
+        if inner.seen.is_news_to(asker) {
+            return None;
+        }
+        Some(self.begin_in(&mut inner))
+    }
+
+    /// [`StreamClock::learn`] where there are no news.
+    #[inline(always)]
+    pub(crate) fn learn_plain(&self, me: Me<'_>, key: u32, covers: u64) {
+        with_as!(self.inner, me, |inner| self.learn_in(inner, key, covers));
     }
 
     /// One who had an event pinned needs it no longer.
-    #[inline(always)]
     pub(crate) fn unpin(&self) {
-        self.inner.with(|inner| {
-            inner.pins = inner.pins.saturating_sub(1);
-            if inner.pins == 0 && !inner.resting.is_empty() {
-                inner.spare.append(&mut inner.resting);
-            }
-        });
+        self.inner.with(Inner::unpin);
+    }
+
+    /// [`StreamClock::unpin`] for one who knows its name.
+    #[inline(always)]
+    pub(crate) fn unpin_as(&self, me: Me<'_>) {
+        with_as!(self.inner, me, |inner| inner.unpin());
     }
 
     /// Everything up to `stamp` has completed: the events that covered it may be used again.
@@ -439,7 +539,7 @@ impl<E: Copy, C: Deref<Target = ClockCell>> StreamClock<E, C> {
         self.completed.fetch_max(stamp, Ordering::AcqRel);
         self.inner.with(|inner| {
             let to = if inner.pins == 0 { &mut inner.spare } else { &mut inner.resting };
-            while let Some(first) = inner.recorded.front()
+            while let Some(first) = inner.recorded.as_slice().first()
                 && first.covers <= stamp
                 && let Some(event) = first.event
             {
@@ -451,25 +551,31 @@ impl<E: Copy, C: Deref<Target = ClockCell>> StreamClock<E, C> {
 
     /// After a wait for an event of stream `key` was queued on this stream.
     #[inline(always)]
-    pub(crate) fn learn(&self, key: u32, cover: &Cover<E>, news: &Seen) {
-        self.inner.with(|inner| {
-            if cover.has_news {
+    pub(crate) fn learn(&self, me: Me<'_>, key: u32, covers: u64, news: &Option<Seen>) {
+        with_as!(self.inner, me, |inner| {
+            if let Some(news) = news {
                 inner.seen.join(news, self.key);
             }
-            let upto = inner.seen.raise(key, cover.covers);
-            // A key that does not fit is found in what was seen; a stamp that does not fit claims less.
-            if key >> (u64::BITS - HEARD_BITS) == 0 {
-                let heard = u64::from(key) << HEARD_BITS | upto.min(HEARD);
-                self.heard.store(heard, Ordering::Release);
-            }
+            self.learn_in(inner, key, covers);
         });
+    }
+
+    #[inline(always)]
+    fn learn_in(&self, inner: &mut Inner<E>, key: u32, covers: u64) {
+        let upto = inner.seen.raise(key, covers);
+        // A key that does not fit is found in what was seen; a stamp that does not fit claims less.
+        if key >> (u64::BITS - HEARD_BITS) == 0 {
+            let heard = u64::from(key) << HEARD_BITS | upto.min(HEARD);
+            self.heard.store(heard, Ordering::Release);
+        }
     }
 
     /// All its events, which nobody needs any longer.
     pub(crate) fn drain(&self) -> Vec<E> {
         self.inner.with(|inner| {
-            let mut events: Vec<E> =
-                inner.recorded.drain(..).filter_map(|done| done.event).collect();
+            let recorded = inner.recorded.as_slice().iter();
+            let mut events: Vec<E> = recorded.filter_map(|done| done.event).collect();
+            inner.recorded.clear();
             events.append(&mut inner.spare);
             events.append(&mut inner.resting);
             events

@@ -4,13 +4,14 @@
 #[derive(Debug)]
 pub(crate) struct Few<T> {
     first: Option<T>,
-    /// Empty while there is no first.
-    rest: Vec<T>,
+    /// None or empty while there is no first.
+    #[allow(clippy::box_collection, reason = "one word, so that a list is short")]
+    rest: Option<Box<Vec<T>>>,
 }
 
 impl<T> Default for Few<T> {
     fn default() -> Self {
-        Self { first: None, rest: Vec::new() }
+        Self { first: None, rest: None }
     }
 }
 
@@ -22,7 +23,39 @@ impl<T> Few<T> {
 
     #[inline(always)]
     pub(crate) fn iter(&self) -> impl Iterator<Item = &T> {
-        self.first.iter().chain(&self.rest)
+        self.first.iter().chain(self.rest())
+    }
+
+    /// The first entry.
+    #[inline(always)]
+    pub(crate) fn first(&self) -> Option<&T> {
+        self.first.as_ref()
+    }
+
+    /// True when there was never more than one entry.
+    #[inline(always)]
+    pub(crate) fn is_plain(&self) -> bool {
+        self.rest.is_none()
+    }
+
+    /// Makes a plain list an empty one.
+    #[inline(always)]
+    pub(crate) fn clear_plain(&mut self) {
+        self.first = None;
+    }
+
+    /// Makes a plain list one of this entry.
+    #[inline(always)]
+    pub(crate) fn set_plain(&mut self, entry: T) {
+        self.first = Some(entry);
+    }
+
+    #[inline(always)]
+    fn rest(&self) -> &[T] {
+        match &self.rest {
+            None => &[],
+            Some(rest) => rest,
+        }
     }
 
     /// Runs `body` with each entry until it fails.
@@ -30,7 +63,7 @@ impl<T> Few<T> {
     pub(crate) fn try_each<E>(&self, mut body: impl FnMut(&T) -> Result<(), E>) -> Result<(), E> {
         let Some(first) = &self.first else { return Ok(()) };
         body(first)?;
-        if self.rest.is_empty() { Ok(()) } else { self.rest.iter().try_for_each(body) }
+        if self.rest.is_none() { Ok(()) } else { self.rest().iter().try_for_each(body) }
     }
 
     #[inline(always)]
@@ -44,7 +77,7 @@ impl<T> Few<T> {
 
     #[cold]
     fn push_further(&mut self, entry: T) {
-        self.rest.push(entry);
+        self.rest.get_or_insert_default().push(entry);
     }
 
     /// The first entry for which `is_it` holds.
@@ -55,7 +88,7 @@ impl<T> Few<T> {
         {
             return Some(first);
         }
-        self.rest.iter_mut().find(|entry| is_it(entry))
+        self.rest.as_mut()?.iter_mut().find(|entry| is_it(entry))
     }
 
     /// Takes out the first entry for which `is_it` holds.
@@ -63,13 +96,19 @@ impl<T> Few<T> {
     pub(crate) fn take(&mut self, mut is_it: impl FnMut(&T) -> bool) -> Option<T> {
         if is_it(self.first.as_ref()?) {
             let taken = self.first.take();
-            if !self.rest.is_empty() {
+            if self.rest.is_some() {
                 self.move_up();
             }
             return taken;
         }
-        let at = self.rest.iter().position(is_it)?;
-        Some(self.rest.remove(at))
+        self.take_further(is_it)
+    }
+
+    #[cold]
+    fn take_further(&mut self, is_it: impl FnMut(&T) -> bool) -> Option<T> {
+        let rest = self.rest.as_mut()?;
+        let at = rest.iter().position(is_it)?;
+        Some(rest.remove(at))
     }
 
     #[inline(always)]
@@ -78,8 +117,8 @@ impl<T> Few<T> {
         if !is_kept(first) {
             self.first = None;
         }
-        if !self.rest.is_empty() {
-            self.rest.retain(is_kept);
+        if let Some(rest) = &mut self.rest {
+            rest.retain(is_kept);
             self.move_up();
         }
     }
@@ -87,8 +126,11 @@ impl<T> Few<T> {
     /// After the first was taken: the next one is the first.
     #[cold]
     fn move_up(&mut self) {
-        if self.first.is_none() && !self.rest.is_empty() {
-            self.first = Some(self.rest.remove(0));
+        if self.first.is_none()
+            && let Some(rest) = &mut self.rest
+            && !rest.is_empty()
+        {
+            self.first = Some(rest.remove(0));
         }
     }
 }

@@ -61,25 +61,9 @@ impl OwnStamps {
         }
     }
 
-    #[inline]
-    pub(crate) fn last_write(&self) -> u64 {
-        self.write.load(Ordering::Acquire)
-    }
-
-    #[inline]
-    pub(crate) fn last_read(&self) -> u64 {
-        self.read.load(Ordering::Acquire)
-    }
-
-    /// Forgets stamps that a write on another stream was ordered after; a newer one stays.
-    #[inline]
-    pub(crate) fn supersede(&self, upto: u64) {
-        for slot in [&self.write, &self.read] {
-            let stamp = slot.load(Ordering::Acquire);
-            if stamp != 0 && stamp <= upto {
-                let _ = slot.compare_exchange(stamp, 0, Ordering::AcqRel, Ordering::Acquire);
-            }
-        }
+    /// Those of writes and of reads, which are nowhere then. Called with the block's lock held, after it became slow.
+    pub(crate) fn take(&self) -> (u64, u64) {
+        (self.write.swap(0, Ordering::AcqRel), self.read.swap(0, Ordering::AcqRel))
     }
 }
 
@@ -144,6 +128,13 @@ impl BlockGate {
     #[inline]
     pub(crate) fn is_slow(&self) -> bool {
         self.word.load(Ordering::Acquire) & SLOW != 0
+    }
+
+    /// True when it is the live block and everybody goes through the lock, which is held.
+    #[inline(always)]
+    pub(crate) fn is_live_and_slow(&self, tag: u32) -> bool {
+        let word = self.word.load(Ordering::Acquire);
+        tag_of(word) == tag && word & (LIVE | SLOW) == LIVE | SLOW
     }
 
     /// Opens a use on the own stream, if the block belongs to this thread. False says nothing.
@@ -304,12 +295,7 @@ impl BlockGate {
     }
 
     /// Sends everybody through the lock. False when it is not the live block.
-    #[inline]
     pub(crate) fn enter_slow(&self, tag: u32) -> bool {
-        let word = self.word.load(Ordering::Acquire);
-        if tag_of(word) == tag && word & (LIVE | SLOW) == LIVE | SLOW {
-            return true;
-        }
         self.change(|word| (tag_of(word) == tag && word & LIVE != 0).then_some(word | SLOW))
     }
 
@@ -322,6 +308,12 @@ impl BlockGate {
         self.change(|word| Some(word & !SLOW));
     }
 
+    /// The same, with a use of the own stream opened. False, and nothing done, when there are too many.
+    pub(crate) fn leave_slow_open(&self, writes: bool) -> bool {
+        let (one, all) = if writes { (WRITE, WRITES) } else { (READ, READS) };
+        self.change(|word| (word & all != all).then(|| (word & !SLOW) + one))
+    }
+
     /// Takes the block from its user. False when it is not live: somebody else was first.
     pub(crate) fn retire(&self, tag: u32) -> bool {
         self.change(|word| (tag_of(word) == tag && word & LIVE != 0).then_some(word & !LIVE | SLOW))
@@ -331,9 +323,11 @@ impl BlockGate {
     #[inline]
     pub(crate) fn close_counted(&self, writes: bool) -> bool {
         self.share();
-        if !self.has_counted(writes) {
-            return false;
-        }
+        self.has_counted(writes) && self.uncount(writes)
+    }
+
+    #[cold]
+    fn uncount(&self, writes: bool) -> bool {
         let (one, all) = if writes { (WRITE, WRITES) } else { (READ, READS) };
         self.change(|word| (word & all != 0).then(|| word - one))
     }

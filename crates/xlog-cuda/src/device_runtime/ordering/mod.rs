@@ -6,10 +6,11 @@
 //!
 //! | file | what it is |
 //! |---|---|
-//! | `clock`, `cells` | the clock of a stream and what it has seen |
+//! | `clock`, `cells`, `row` | the clock of a stream and what it has seen |
 //! | `gate` | the word by which a block is used on its own stream without a lock |
-//! | `uses`, `few` | the outstanding and open uses of a block, for everything else |
+//! | `uses`, `few`, `locked` | the outstanding and open uses of a block, for everything else |
 //! | `record`, `slab` | what a resource knows of a block, at a place that never moves |
+//! | `handover` | the short way of a block from one stream to another |
 //! | `tracker` | the hooks of every resource that tracks uses |
 //! | `put_by` | returned blocks that wait for other streams |
 //! | `tally` | counters that threads do not meet on |
@@ -20,9 +21,12 @@ pub(crate) mod cells;
 pub(crate) mod clock;
 pub(crate) mod few;
 pub(crate) mod gate;
+pub(crate) mod handover;
+pub(crate) mod locked;
 pub(crate) mod primitive;
 pub(crate) mod put_by;
 pub(crate) mod record;
+pub(crate) mod row;
 pub(crate) mod slab;
 pub(crate) mod tally;
 pub(crate) mod tracker;

@@ -1,9 +1,26 @@
 //! The atomics and locks of the concurrent core.
 
 pub(crate) use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-pub(crate) use xlog_driver::sync::{Bias, thread_name};
+pub(crate) use xlog_driver::sync::{Bias, Me, as_me, thread_name};
 
-use xlog_driver::sync::{BiasedMutex, Inside, scheduling_point};
+use xlog_driver::sync::{BiasedMutex, Inside, is_scheduled, scheduling_point};
+
+/// `with_as!(lock, me, |value| body)` is [`Lock::with`] for one who knows its name, as an expression: `body` stands here for the
+/// common case and elsewhere for the others, so that several fit into one function. It must not return from the function around it.
+///
+/// Nobody, as whom a thread comes under a scheduler, always goes elsewhere, and there the scheduler is asked.
+macro_rules! with_as {
+    ($lock:expr, $me:expr, |$value:ident| $body:expr) => {
+        match $lock.enter_as($me) {
+            Some(mut inside) => {
+                let $value = &mut *inside;
+                $body
+            }
+            None => $lock.with_elsewhere(move |$value| $body),
+        }
+    };
+}
+pub(crate) use with_as;
 
 /// A lock around a value. Nothing that may block or call the driver is done inside; before it, a deterministic scheduler may
 /// hand over to another thread.
@@ -19,6 +36,39 @@ impl<T> Lock<T> {
     pub(crate) fn with<R>(&self, body: impl FnOnce(&mut T) -> R) -> R {
         scheduling_point();
         self.0.with(body)
+    }
+
+    /// [`Lock::enter`] for one who knows its name, as a part of [`with_as`].
+    #[inline(always)]
+    pub(crate) fn enter_as(&self, me: Me<'_>) -> Option<Inside<'_, T>> {
+        self.0.enter_as(me)
+    }
+
+    /// [`Lock::enter_as`] where nothing else follows: a scheduler is asked before.
+    #[inline(always)]
+    pub(crate) fn visit(&self, me: Me<'_>) -> Option<Inside<'_, T>> {
+        match self.0.enter_as(me) {
+            None => self.enter_scheduled(),
+            inside => inside,
+        }
+    }
+
+    /// Under a scheduler the owner comes as nobody: it is asked here, before the owner enters.
+    #[cold]
+    #[inline(never)]
+    fn enter_scheduled(&self) -> Option<Inside<'_, T>> {
+        if !is_scheduled() {
+            return None;
+        }
+        scheduling_point();
+        self.0.enter()
+    }
+
+    /// [`Lock::with`] out of the way of the common case.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn with_elsewhere<R>(&self, body: impl FnOnce(&mut T) -> R) -> R {
+        self.with(body)
     }
 
     /// Runs `body` with the values of several, which all callers give in the same order.

@@ -157,6 +157,12 @@ impl Record {
         self.opened.load(Ordering::Relaxed) == use_name(id, writes)
     }
 
+    /// The lock of the block, around what is made at the first use that needs it.
+    #[inline(always)]
+    pub(crate) fn uses(&self) -> &Lock<Option<Box<Uses>>> {
+        &self.uses
+    }
+
     /// Runs `body` with the lock of the block.
     #[inline(always)]
     pub(crate) fn with_uses<R>(&self, body: impl FnOnce(&mut Uses) -> R) -> R {

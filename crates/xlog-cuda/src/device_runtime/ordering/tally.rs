@@ -3,7 +3,7 @@
 //! Each thread counts in a part of its own, as far as there are enough. Reading visits all parts at once, so that a sum is one that
 //! was true at an instant; that costs a microsecond, counting costs next to nothing.
 
-use xlog_driver::sync::{BiasedMutex, thread_name};
+use xlog_driver::sync::{BiasedMutex, Me, thread_name};
 
 const PARTS: usize = 16;
 
@@ -62,6 +62,21 @@ impl Tally {
     #[inline]
     pub(crate) fn count(&self, change: impl FnOnce(&mut Counts)) {
         self.0[thread_name() as usize % PARTS].0.with(change);
+    }
+
+    /// [`Tally::count`] for one who knows its name.
+    #[inline(always)]
+    pub(crate) fn count_as(&self, me: Me<'_>, change: impl FnOnce(&mut Counts)) {
+        match self.0[me.name() as usize % PARTS].0.enter_as(me) {
+            Some(mut counts) => change(&mut counts),
+            None => self.count_elsewhere(change),
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn count_elsewhere(&self, change: impl FnOnce(&mut Counts)) {
+        self.count(change);
     }
 
     /// All that was counted, as it was at one instant.

@@ -8,9 +8,12 @@ use super::EdgePolicy;
 use super::cells::Cells;
 use super::clock::ClockCell;
 use super::gate::Attempt;
+use super::handover::{self, Uncovered};
+use super::locked::{Closed, close_foreign, close_own, enter_slow, open, settle};
+use super::primitive::{Me, as_me, with_as};
 use super::record::{BlockTable, Record, tag_of};
 use super::tally::{Edges, Tally};
-use super::uses::{Needed, OutstandingList, Uses};
+use super::uses::{Opened, OutstandingList};
 use crate::CudaDevice;
 use crate::device_runtime::resource::{
     Access, BlockId, Generation, ResourceError, ResourceResult, StreamId,
@@ -106,15 +109,16 @@ impl Tracker {
         }
         let retired = record.with_uses(|uses| {
             record.gate.retire(tag).then(|| {
+                uses.give_stamps(&record.stamps);
                 uses.free_on_close = record.gate.has_open() || uses.has_open();
-                uses.free_on_close
+                match uses.free_on_close {
+                    true => Retired::Open,
+                    false if uses.is_quiet() => Retired::Quiet,
+                    false => Retired::Used,
+                }
             })
         });
-        match retired {
-            None => Err(ResourceError::UseAfterFree { generation }),
-            Some(true) => Ok(Retired::Open),
-            Some(false) => Ok(Retired::Used),
-        }
+        retired.ok_or(ResourceError::UseAfterFree { generation })
     }
 
     /// True when everything outstanding on a block is known to have completed, or no event could tell.
@@ -155,7 +159,7 @@ impl Tracker {
 /// How a returned block stands.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Retired {
-    /// Nothing but its own stream ever touched it.
+    /// Its own stream follows everything that other streams did with it.
     Quiet,
     /// Other streams have used it.
     Used,
@@ -166,18 +170,6 @@ pub(crate) enum Retired {
 #[cold]
 fn refuse_parts(misfit: &str) -> ResourceResult<()> {
     Err(ResourceError::Driver(misfit.to_owned()))
-}
-
-/// How a use turned out to be when it was closed.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Closed {
-    Open,
-    /// It was the last one of a block that had been returned: free it now.
-    Free,
-    /// The block is another one by now.
-    Stale,
-    /// There was no such use.
-    Missing,
 }
 
 /// What a resource with a tracker can do.
@@ -197,7 +189,7 @@ pub(crate) trait Tracks {
             return self.tracker().refuse(block);
         };
         let Some(clock) = self.tracker().own_clock(record, stream) else {
-            return self.prepare_locked(record, block, stream, access);
+            return self.prepare_handover(record, block, stream, access);
         };
         // An id that was given back names no stream, so it must be out.
         if clock.is_out_as(stream.0)
@@ -207,7 +199,7 @@ pub(crate) trait Tracks {
         }
         // What is slow has left home.
         if record.gate.is_slow() {
-            return self.prepare_locked(record, block, stream, access);
+            return self.prepare_handover(record, block, stream, access);
         }
         self.prepare_shared(record, block, stream, access)
     }
@@ -237,6 +229,63 @@ pub(crate) trait Tracks {
         self.prepare_locked(record, block, stream, access)
     }
 
+    /// The short way from one stream to another, or the long one.
+    #[inline(never)]
+    fn prepare_handover(
+        &self,
+        record: &Record,
+        block: BlockId,
+        stream: StreamId,
+        access: Access,
+    ) -> ResourceResult<()> {
+        match handover::prepare(self.tracker(), record, block.generation, stream, access) {
+            Ok(()) => Ok(()),
+            Err(None) => self.prepare_locked(record, block, stream, access),
+            Err(Some(uncovered)) => {
+                let Uncovered { number, error } = *uncovered;
+                self.cancel(record, block, number, (stream, access), error.into())
+            }
+        }
+    }
+
+    /// The same for the end of a use of another stream.
+    #[inline(never)]
+    fn finish_handover(
+        &self,
+        record: &Record,
+        block: BlockId,
+        stream: StreamId,
+        access: Access,
+    ) -> ResourceResult<()> {
+        match handover::finish(self.tracker(), record, block.generation, stream, access) {
+            (Closed::Open, _) => Ok(()),
+            (Closed::Not, None) => self.finish_foreign(record, block, access, stream, &mut None),
+            (Closed::Not, Some(error)) => {
+                self.finish_unrecorded(record, block, (stream, access), (*error).into())
+            }
+            (closed, _) => self.conclude(closed, record, block, (stream, access), Ok(())),
+        }
+    }
+
+    /// Closes a use of another stream for which no event could be recorded: whoever needs its work records the tail.
+    #[cold]
+    fn finish_unrecorded(
+        &self,
+        record: &Record,
+        block: BlockId,
+        (stream, access): (StreamId, Access),
+        error: ResourceError,
+    ) -> ResourceResult<()> {
+        let Some(raw) = self.tracker().streams.raw(stream) else {
+            // It was given back meanwhile.
+            return self.finish_locked(record, block, access, stream, &mut None);
+        };
+        let of = (stream, raw.clock().key(), raw.clock().now());
+        let closed =
+            record.with_uses(|uses| close_foreign(record, uses, block.generation, of, access));
+        self.conclude(closed, record, block, (stream, access), Err(error))
+    }
+
     /// Closes a use; as short as [`Tracks::prepare`].
     #[inline]
     fn finish(&self, block: BlockId, stream: StreamId, access: Access) -> ResourceResult<()> {
@@ -244,7 +293,7 @@ pub(crate) trait Tracks {
             return self.tracker().refuse(block);
         };
         let Some(clock) = self.tracker().own_clock(record, stream) else {
-            return self.finish_foreign(record, block, access, stream, &mut None);
+            return self.finish_handover(record, block, stream, access);
         };
         let stamp = clock.now();
         if record.gate.close_mine(tag_of(block.generation), access.writes(), stamp, &record.stamps)
@@ -285,24 +334,12 @@ pub(crate) trait Tracks {
         access: Access,
         (stream, stamp): (StreamId, u64),
     ) -> ResourceResult<()> {
-        let home = record.home();
-        let writes = access.writes();
-        let closed = record.with_uses(|uses| {
-            // Under the lock, so that a claim which went stale meanwhile closes nobody else's use.
-            if record.generation() != block.generation {
-                return Closed::Stale;
-            }
-            // Uses that were opened without the lock are the oldest, and superseded nothing.
-            let followed = match record.gate.close_counted(writes) {
-                true => None,
-                false => match uses.close(stream, access) {
-                    None => return Closed::Missing,
-                    followed => followed,
-                },
-            };
-            record.set_closed(stream, writes);
-            uses.finished(&record.stamps, home, home, stamp, writes, followed);
-            settle(record, uses)
+        let generation = block.generation;
+        let closed = as_me(|me| {
+            with_as!(record.uses(), me, |uses| {
+                let uses = uses.get_or_insert_default();
+                close_own(record, uses, generation, (stream, stamp), access)
+            })
         });
         match closed {
             Closed::Open => Ok(()),
@@ -321,7 +358,7 @@ pub(crate) trait Tracks {
         recorded: ResourceResult<()>,
     ) -> ResourceResult<()> {
         match closed {
-            Closed::Open => recorded,
+            Closed::Open | Closed::Not => recorded,
             Closed::Free => recorded.and(self.free(block.generation, record)),
             Closed::Stale => Err(stale(block)),
             Closed::Missing => Err(not_open(block, stream, access)),
@@ -364,29 +401,31 @@ pub(crate) trait Tracks {
         access: Access,
     ) -> ResourceResult<()> {
         let tracker = self.tracker();
-        let mut needed = Needed::default();
-        let opened = record.with_uses(|uses| {
-            record.gate.enter_slow(tag_of(block.generation)).then(|| {
-                record.set_opened(stream, access.writes());
-                let of = (stream, raw);
-                let home = record.home();
-                uses.open(&record.stamps, home, &tracker.streams, of, access, &mut needed)
-            })
-        });
-        let Some((elided, number)) = opened else { return Err(stale(block)) };
-        if elided == 0 && needed.is_empty() {
-            return Ok(());
-        }
-        let mut edges = Edges { elided, ..Edges::default() };
-        let followed = needed.try_each(|(other, stamp)| {
-            // What failed is worth an allocation; what did not is one word.
-            raw.follow(other, *stamp, &mut edges).map_err(Box::new)
-        });
-        tracker.tally.count(|counts| counts.add_edges(edges));
-        match followed {
-            Ok(()) => Ok(()),
-            Err(error) => self.cancel(record, block, number, (stream, access), (*error).into()),
-        }
+        let tag = tag_of(block.generation);
+        as_me(|me| {
+            let opened = with_as!(record.uses(), me, |uses| {
+                let uses = uses.get_or_insert_default();
+                open(record, uses, tag, &tracker.streams, (stream, raw), access)
+            });
+            let Opened { number, implied, needed } = match opened {
+                Ok(opened) => opened,
+                Err(true) => return Ok(()),
+                Err(false) => return Err(stale(block)),
+            };
+            if implied == 0 && needed.is_empty() {
+                return Ok(());
+            }
+            let mut edges = Edges { elided: implied, ..Edges::default() };
+            let followed = needed.try_each(|(other, stamp)| {
+                // What failed is worth an allocation; what did not is one word.
+                raw.follow(me, other, *stamp, &mut edges).map_err(Box::new)
+            });
+            tracker.tally.count_as(me, |counts| counts.add_edges(edges));
+            match followed {
+                Ok(()) => Ok(()),
+                Err(error) => self.cancel(record, block, number, (stream, access), (*error).into()),
+            }
+        })
     }
 
     /// The waits of a use could not be queued: it is as if it had never been opened.
@@ -454,24 +493,19 @@ pub(crate) trait Tracks {
         if !record.has_opened(stream, access.writes()) {
             return self.finish_locked(record, block, access, stream, edge);
         }
-        let (stamp, recorded) = self.edge(raw, false, edge);
-        let closed = record.with_uses(|uses| {
-            if record.generation() != block.generation {
-                return Closed::Stale;
-            }
-            let followed = uses.close(stream, access);
-            if followed.is_none() {
-                return Closed::Missing;
-            }
-            record.set_closed(stream, access.writes());
+        as_me(|me| {
+            let (stamp, recorded) = self.edge(me, raw, false, edge);
+            let generation = block.generation;
             let place = raw.clock().key();
-            uses.finished(&record.stamps, home, place, stamp, access.writes(), followed);
-            settle(record, uses)
-        });
-        match closed {
-            Closed::Open => recorded,
-            closed => self.conclude(closed, record, block, (stream, access), recorded),
-        }
+            let closed = with_as!(record.uses(), me, |uses| {
+                let uses = uses.get_or_insert_default();
+                close_foreign(record, uses, generation, (stream, place, stamp), access)
+            });
+            match closed {
+                Closed::Open => recorded,
+                closed => self.conclude(closed, record, block, (stream, access), recorded),
+            }
+        })
     }
 
     #[inline(never)]
@@ -501,7 +535,7 @@ pub(crate) trait Tracks {
             Some((&**self.tracker().streams.at(place)?, place == home, counted))
         });
         let Some((raw, own, counted)) = open else { return Err(not_open(block, stream, access)) };
-        let (stamp, recorded) = self.edge(raw, own, edge);
+        let (stamp, recorded) = as_me(|me| self.edge(me, raw, own, edge));
         let closed = record.with_uses(|uses| {
             if record.generation() != block.generation {
                 return Closed::Stale;
@@ -515,16 +549,17 @@ pub(crate) trait Tracks {
                 }
             };
             record.set_closed(stream, writes);
-            uses.finished(&record.stamps, home, raw.clock().key(), stamp, writes, followed);
+            uses.finished(home, raw.clock().key(), stamp, writes, followed);
             settle(record, uses)
         });
         self.conclude(closed, record, block, (stream, access), recorded)
     }
 
     /// The stamp of work that is queued on `stream`, with an event recorded for it where the policy says so.
-    #[inline]
+    #[inline(always)]
     fn edge(
         &self,
+        me: Me<'_>,
         stream: &RawStream,
         own: bool,
         edge: &mut Option<u64>,
@@ -540,7 +575,7 @@ pub(crate) trait Tracks {
         if let Some(stamp) = *edge {
             return (stamp, Ok(()));
         }
-        match stream.record(&self.tracker().tally) {
+        match stream.record_as(me, &self.tracker().tally) {
             Ok(covers) => {
                 *edge = Some(covers);
                 (covers, Ok(()))
@@ -558,30 +593,18 @@ pub(crate) trait Tracks {
         }
         self.take_from_home(record);
         let home = record.home();
-        let (stamp, recorded) = self.edge(raw, raw.clock().key() == home, &mut None);
+        let own = raw.clock().key() == home;
+        let (stamp, recorded) = as_me(|me| self.edge(me, raw, own, &mut None));
         let live = record.with_uses(|uses| {
-            let live = record.gate.enter_slow(tag_of(block.generation));
+            let live = enter_slow(record, uses, tag_of(block.generation));
             if live {
-                uses.finished(&record.stamps, home, raw.clock().key(), stamp, true, None);
+                uses.finished(home, raw.clock().key(), stamp, true, None);
                 settle(record, uses);
             }
             live
         });
         if live { recorded } else { Err(stale(block)) }
     }
-}
-
-/// After a change under the lock: back to the quick way where only the own stream is left, and whether to free.
-#[inline]
-fn settle(record: &Record, uses: &mut Uses) -> Closed {
-    if uses.free_on_close && !uses.has_open() && !record.gate.has_open() {
-        uses.free_on_close = false;
-        return Closed::Free;
-    }
-    if !uses.free_on_close && uses.is_quiet() {
-        record.gate.leave_slow();
-    }
-    Closed::Open
 }
 
 #[cold]

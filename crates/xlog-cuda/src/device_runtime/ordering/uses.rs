@@ -28,6 +28,24 @@ pub(crate) type OutstandingList = SmallVec<[Outstanding; 2]>;
 /// What a use must still wait for: a stream, and up to which stamp.
 pub(crate) type Needed<'a> = Few<(&'a RawStream, u64)>;
 
+/// The one stream that a use must follow, up to a stamp.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sole {
+    pub(crate) place: u32,
+    pub(crate) stamp: u64,
+    /// The stamp of the own stream that it follows.
+    pub(crate) own: u64,
+}
+
+/// A use that was opened.
+#[derive(Debug)]
+pub(crate) struct Opened<'a> {
+    pub(crate) number: u64,
+    /// How many waits were implied.
+    pub(crate) implied: u64,
+    pub(crate) needed: Needed<'a>,
+}
+
 /// A use between prepare and finish.
 #[derive(Debug)]
 struct Open {
@@ -63,6 +81,10 @@ pub(crate) struct Uses {
     open: Few<Open>,
     /// How many changes there were.
     changes: u64,
+    /// The stamps of finished work of the own stream, which a block that is not slow has in its record: whoever holds the lock changes
+    /// them without a locked instruction. 0 is before everything; so they are unless the block is live and slow.
+    own_write: u64,
+    own_read: u64,
     /// The block was returned while a use was open: the last one to close frees it.
     pub(crate) free_on_close: bool,
 }
@@ -111,19 +133,47 @@ fn follow_list<'a>(
 /// Forgets what a write of the stream at `place` that finished at `stamp` takes the place of.
 #[inline(always)]
 fn supersede(list: &mut Few<Outstanding>, place: u32, stamp: u64, followed: Followed) {
-    let kept = |entry: &Outstanding| match entry.place == place {
+    list.retain(|entry| !is_superseded(entry, place, stamp, followed));
+}
+
+#[inline(always)]
+fn is_superseded(entry: &Outstanding, place: u32, stamp: u64, followed: Followed) -> bool {
+    match entry.place == place {
         // Work of its own stream is covered by its stamp; another thread may have finished later.
-        true => entry.stamp > stamp,
-        false => entry.change > followed.change,
-    };
-    list.retain(kept);
+        true => entry.stamp <= stamp,
+        false => entry.change <= followed.change,
+    }
 }
 
 impl Uses {
     /// True when only the own stream is involved: its uses need no lock.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn is_quiet(&self) -> bool {
         self.writes.is_empty() && self.reads.is_empty() && self.open.is_empty()
+    }
+
+    /// Up to where a use must follow the own stream.
+    #[inline(always)]
+    fn own(&self, writes: bool) -> u64 {
+        if writes { self.own_write.max(self.own_read) } else { self.own_write }
+    }
+
+    /// After the block became slow: what the own stream finished without the lock is kept here from now on. A use of it that is still
+    /// being closed without the lock is open, and stamps again when it finds that it must take the lock.
+    pub(crate) fn take_stamps(&mut self, stamps: &OwnStamps) {
+        let (write, read) = stamps.take();
+        self.own_write = write.max(self.own_write);
+        self.own_read = read.max(self.own_read);
+    }
+
+    /// Before the own stream goes without the lock again, and before the block ends: nothing of it is kept here.
+    #[cold]
+    pub(crate) fn give_stamps(&mut self, stamps: &OwnStamps) {
+        for (writes, stamp) in [(true, &mut self.own_write), (false, &mut self.own_read)] {
+            if *stamp != 0 {
+                stamps.stamp(writes, std::mem::take(stamp));
+            }
+        }
     }
 
     #[inline]
@@ -131,24 +181,21 @@ impl Uses {
         !self.open.is_empty()
     }
 
-    /// Opens a use of `stream`, and adds to `needed` what it must still wait for; returns how many waits were implied, and
-    /// the number of the use.
+    /// Opens a use of `stream`.
     #[inline(always)]
     pub(crate) fn open<'a>(
         &mut self,
-        stamps: &OwnStamps,
         home: u32,
         streams: &'a StreamPool,
         (id, stream): (StreamId, &RawStream),
         access: Access,
-        needed: &mut Needed<'a>,
-    ) -> (u64, u64) {
+    ) -> Opened<'a> {
         let clock = stream.clock();
         let place = clock.key();
         let writes = access.writes();
+        let mut needed = Needed::default();
         let mut implied = 0;
-        let own_read = if writes { stamps.last_read() } else { 0 };
-        let own = stamps.last_write().max(own_read);
+        let own = self.own(writes);
         if own != 0
             && home != place
             && let Some(of) = streams.at(home)
@@ -159,15 +206,42 @@ impl Uses {
             }
         }
         if !self.writes.is_empty() {
-            implied += follow_list(&mut self.writes, streams, stream, true, needed);
+            implied += follow_list(&mut self.writes, streams, stream, true, &mut needed);
         }
         if !self.reads.is_empty() {
-            implied += follow_list(&mut self.reads, streams, stream, writes, needed);
+            implied += follow_list(&mut self.reads, streams, stream, writes, &mut needed);
         }
         self.changes += 1;
         let number = self.changes;
         self.open.push(Open { number, id, place, access, own });
-        (implied, number)
+        Opened { number, implied, needed }
+    }
+
+    /// What a use of the stream at `place` must follow, if that is one stream and no use is open; with what it follows of the own one.
+    #[inline(always)]
+    pub(crate) fn sole(&self, home: u32, place: u32, writes: bool) -> Option<Sole> {
+        // Nearly always all lists are short; `open` is, as far as it must be to get an entry without a look at the rest.
+        if !self.open.is_empty() || !self.writes.is_plain() || !self.reads.is_plain() {
+            return None;
+        }
+        let own = self.own(writes);
+        let follows_own = own != 0 && home != place;
+        let of = |entry: &Outstanding| Sole { place: entry.place, stamp: entry.stamp, own };
+        match (self.writes.first(), self.reads.first()) {
+            (None, None) if follows_own => Some(Sole { place: home, stamp: own, own }),
+            (Some(entry), None) if !follows_own => Some(of(entry)),
+            // A read does not follow another one.
+            (None, Some(entry)) if !follows_own && writes => Some(of(entry)),
+            _ => None,
+        }
+    }
+
+    /// Opens a use that follows what is outstanding; returns its number.
+    #[inline(always)]
+    pub(crate) fn open_sole(&mut self, id: StreamId, place: u32, access: Access, own: u64) -> u64 {
+        self.changes += 1;
+        self.open.set_plain(Open { number: self.changes, id, place, access, own });
+        self.changes
     }
 
     /// The waits could not be queued: as if it had never been opened.
@@ -191,7 +265,35 @@ impl Uses {
     #[inline(always)]
     pub(crate) fn finished(
         &mut self,
-        stamps: &OwnStamps,
+        home: u32,
+        place: u32,
+        stamp: u64,
+        writes: bool,
+        followed: Option<Followed>,
+    ) {
+        // One write that takes the place of all there was.
+        if writes
+            && let Some(followed) = followed
+            && self.reads.is_empty()
+            && self.writes.is_plain()
+            && self.writes.first().is_none_or(|entry| is_superseded(entry, place, stamp, followed))
+        {
+            if home == place {
+                self.writes.clear_plain();
+                self.own_write = stamp.max(self.own_write);
+            } else {
+                self.supersede_own(followed.own);
+                self.changes += 1;
+                self.writes.set_plain(Outstanding { place, stamp, change: self.changes });
+            }
+            return;
+        }
+        self.finished_beside(home, place, stamp, writes, followed);
+    }
+
+    #[inline(never)]
+    fn finished_beside(
+        &mut self,
         home: u32,
         place: u32,
         stamp: u64,
@@ -202,11 +304,12 @@ impl Uses {
             supersede(&mut self.writes, place, stamp, followed);
             supersede(&mut self.reads, place, stamp, followed);
             if home != place {
-                stamps.supersede(followed.own);
+                self.supersede_own(followed.own);
             }
         }
         if home == place {
-            stamps.stamp(writes, stamp);
+            let own = if writes { &mut self.own_write } else { &mut self.own_read };
+            *own = stamp.max(*own);
             return;
         }
         self.changes += 1;
@@ -219,6 +322,16 @@ impl Uses {
             }
             Some(entry) => entry.change = change,
             None => list.push(Outstanding { place, stamp, change }),
+        }
+    }
+
+    /// Forgets what the own stream had finished up to a stamp.
+    #[inline(always)]
+    fn supersede_own(&mut self, upto: u64) {
+        for own in [&mut self.own_write, &mut self.own_read] {
+            if *own <= upto {
+                *own = 0;
+            }
         }
     }
 

@@ -1,0 +1,137 @@
+//! A queue whose entries lie in one piece and are filled in where they lie: what is looked at is mostly the last one, and nothing is
+//! moved to get it there.
+
+/// Fewest places.
+const FEW: usize = 8;
+
+/// Entries in the order in which they came.
+#[derive(Debug)]
+pub(crate) struct Row<T> {
+    /// The entries are those from `first` to before `end`; what else is there is as its last user left it.
+    places: Vec<T>,
+    /// 0 while there is no entry.
+    first: usize,
+    end: usize,
+}
+
+impl<T: Default> Row<T> {
+    pub(crate) const fn new() -> Self {
+        Self { places: Vec::new(), first: 0, end: 0 }
+    }
+
+    #[inline(always)]
+    pub(crate) fn len(&self) -> usize {
+        self.end - self.first
+    }
+
+    /// One more entry, at the end, to be filled in by the caller.
+    #[inline(always)]
+    pub(crate) fn push(&mut self) -> &mut T {
+        if self.end >= self.places.len() {
+            self.make_room();
+        }
+        let at = self.end;
+        self.end += 1;
+        &mut self.places[at]
+    }
+
+    /// There is no room at the end: what was taken makes some, or else it grows.
+    #[cold]
+    #[inline(never)]
+    fn make_room(&mut self) {
+        // Only if that is at least as much as what is moved, so that an entry is moved about once.
+        if self.first != 0 && self.first >= self.len() {
+            self.close_up();
+        } else {
+            let places = (2 * self.places.len()).max(FEW);
+            self.places.resize_with(places, T::default);
+        }
+    }
+
+    /// Moves the entries to the front.
+    fn close_up(&mut self) {
+        self.places.rotate_left(self.first);
+        self.end -= self.first;
+        self.first = 0;
+    }
+
+    #[inline(always)]
+    pub(crate) fn last(&self) -> Option<&T> {
+        // Without an entry the end is 0.
+        self.places.get(self.end.wrapping_sub(1))
+    }
+
+    #[inline(always)]
+    pub(crate) fn last_mut(&mut self) -> Option<&mut T> {
+        self.places.get_mut(self.end.wrapping_sub(1))
+    }
+
+    pub(crate) fn as_slice(&self) -> &[T] {
+        self.places.get(self.first..self.end).unwrap_or_default()
+    }
+
+    pub(crate) fn as_mut_slice(&mut self) -> &mut [T] {
+        self.places.get_mut(self.first..self.end).unwrap_or_default()
+    }
+
+    /// Forgets the first entry.
+    pub(crate) fn pop_front(&mut self) {
+        self.first += 1;
+        if self.first >= self.end {
+            self.clear();
+        }
+    }
+
+    pub(crate) fn clear(&mut self) {
+        (self.first, self.end) = (0, 0);
+    }
+
+    pub(crate) fn retain(&mut self, mut is_kept: impl FnMut(&T) -> bool) {
+        self.close_up();
+        let mut kept = 0;
+        for at in 0..self.end {
+            if is_kept(&self.places[at]) {
+                self.places.swap(kept, at);
+                kept += 1;
+            }
+        }
+        self.end = kept;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::VecDeque;
+
+    /// Against the standard queue, with steps from a small generator.
+    #[test]
+    fn it_is_a_queue_whatever_is_pushed_taken_and_dropped() {
+        for seed in 1..200_u64 {
+            let mut state = seed;
+            let mut next = |below: u64| {
+                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040);
+                (state >> 33) % below
+            };
+            let (mut row, mut queue) = (Row::new(), VecDeque::new());
+            for step in 0..200 {
+                match next(9) {
+                    0..4 => {
+                        *row.push() = step;
+                        queue.push_back(step);
+                    }
+                    4..8 if queue.pop_front().is_some() => row.pop_front(),
+                    _ if next(8) == 0 => {
+                        row.retain(|entry| entry % 3 != 0);
+                        queue.retain(|entry| entry % 3 != 0);
+                    }
+                    _ => {}
+                }
+                assert_eq!(row.as_slice(), queue.make_contiguous(), "seed {seed}, step {step}");
+                assert_eq!((row.len(), row.last()), (queue.len(), queue.back()));
+                assert_eq!(row.last_mut(), queue.back_mut());
+                assert_eq!(row.as_mut_slice(), queue.make_contiguous());
+            }
+        }
+    }
+}
