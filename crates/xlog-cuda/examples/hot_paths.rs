@@ -7,20 +7,22 @@
 #![allow(clippy::unwrap_used)]
 
 use std::hint::black_box;
+use std::num::NonZeroU64;
 use std::process::ExitCode;
 use std::sync::Arc;
 
 use xlog_cuda::CudaDevice;
 use xlog_cuda::device_runtime::logging::RecorderConfig;
 use xlog_cuda::device_runtime::{
-    Access, AllocTag, AsyncCudaResource, BinarySink, BlockId, BlockState, DeviceBlock,
-    DeviceMemoryResource, Generation, GlobalDeviceBudget, LoggingResource, NullSink, PoolConfig,
-    PoolResource, ResourceResult, StatisticsConfig, StatisticsResource, StreamId, StreamPool,
+    Access, AllocTag, AsyncCudaResource, BinarySink, BlockId, BlockState, DebugGuardResource,
+    DeviceBlock, DeviceMemoryResource, Generation, GlobalDeviceBudget, GuardConfig, GuardMode,
+    LoggingResource, NullSink, PoolConfig, PoolResource, ResourceResult, StatisticsConfig,
+    StatisticsResource, StreamId, StreamPool,
 };
 use xlog_cuda::sim::SimDevice;
 
 const TAG: AllocTag = AllocTag("hot");
-const PATHS: [&str; 12] = [
+const PATHS: [&str; 13] = [
     "pool-pair-1KiB",
     "pool-pair-64MiB",
     "pool-pair-varied",
@@ -33,6 +35,7 @@ const PATHS: [&str; 12] = [
     "binary-log-pair",
     "statistics-pair",
     "stack-pair-1KiB",
+    "sampled-stack-pair-1KiB",
 ];
 
 type Resource = Box<dyn DeviceMemoryResource + Send + Sync>;
@@ -170,6 +173,16 @@ fn main() -> ExitCode {
             let config = PoolConfig::default();
             let pool = PoolResource::new(device.clone(), 0, streams.clone(), config).unwrap();
             let counted = StatisticsResource::over(pool, StatisticsConfig::default());
+            let stack: Resource = Box::new(GlobalDeviceBudget::over(counted, 1 << 32));
+            pairs(&stack, lease.id(), count, |_| 1 << 10);
+        }
+        // The same with a guard of so few that none is met.
+        "sampled-stack-pair-1KiB" => {
+            let config = PoolConfig::default();
+            let pool = PoolResource::new(device.clone(), 0, streams.clone(), config).unwrap();
+            let mode = GuardMode::Sampled(NonZeroU64::MAX);
+            let guard = DebugGuardResource::on_home(pool, GuardConfig::default().with_mode(mode));
+            let counted = StatisticsResource::over(guard, StatisticsConfig::default());
             let stack: Resource = Box::new(GlobalDeviceBudget::over(counted, 1 << 32));
             pairs(&stack, lease.id(), count, |_| 1 << 10);
         }

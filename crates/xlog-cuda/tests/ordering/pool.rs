@@ -92,26 +92,29 @@ fn two_streams_allocate_while_a_third_ones_memory_is_held() {
         if sim.seed().is_some() {
             return; // its threads are logical, and must not block
         }
-        let rig = rig(device, PoolConfig::default());
-        let [first, second, third] = rig.leases();
-        let own = rig.allocate(MIB, &third);
-        rig.pool.deallocate(own).unwrap();
-        rig.pool
-            .hold_stream_memory(third.id(), || {
-                std::thread::scope(|scope| {
-                    for stream in [&first, &second] {
-                        let rig = &rig;
-                        scope.spawn(move || {
-                            for size in [1000, MIB, 40 * MIB] {
-                                let block = rig.allocate(size, stream);
-                                rig.pool.deallocate(block).unwrap();
-                            }
-                        });
-                    }
-                });
-            })
-            .unwrap();
-        rig.empty();
+        // Also one that would rather wait for another stream than grow.
+        for eager in [usize::MAX, 0] {
+            let rig = rig(device, PoolConfig::default().with_eager_growth(eager));
+            let [first, second, third] = rig.leases();
+            let own = rig.allocate(MIB, &third);
+            rig.pool.deallocate(own).unwrap();
+            rig.pool
+                .hold_stream_memory(third.id(), || {
+                    std::thread::scope(|scope| {
+                        for stream in [&first, &second] {
+                            let rig = &rig;
+                            scope.spawn(move || {
+                                for size in [1000, MIB, 40 * MIB] {
+                                    let block = rig.allocate(size, stream);
+                                    rig.pool.deallocate(block).unwrap();
+                                }
+                            });
+                        }
+                    });
+                })
+                .unwrap();
+            rig.empty();
+        }
     });
 }
 

@@ -12,7 +12,7 @@ use xlog_cuda::device_runtime::{
     Access, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, PoolConfig, ResourceError,
     StreamLease,
 };
-use xlog_testing::{WatchedGate, for_each_seam};
+use xlog_testing::{WatchedGate, for_each_seam, for_each_sim};
 
 /// 12 MiB in one piece, in which two streams have had 5 MiB each, side by side.
 fn shared_out(device: &Arc<CudaDevice>, config: PoolConfig) -> (Rig, [StreamLease; 2]) {
@@ -74,6 +74,25 @@ fn a_thrifty_pool_rather_lets_a_stream_wait_than_grow_and_an_eager_one_grows() {
         assert_eq!(asked_while_pending(device, thrifty), (12 * MIB, 1));
         let (held, waited) = asked_while_pending(device, PoolConfig::default());
         assert!(held >= 23 * MIB && waited == 0, "{held} {waited}");
+    });
+}
+
+#[test]
+fn a_thrifty_pool_grows_where_the_other_stream_cannot_be_waited_for() {
+    for_each_sim(|device, sim| {
+        let (rig, [one, two]) = shared_out(device, PoolConfig::default().with_eager_growth(0));
+        let late = rig.allocate(5 * MIB, &one);
+        let gate = WatchedGate::new(one.hold().unwrap());
+        fill(&one, late.ptr, 3, 5 * MIB);
+        rig.pool.deallocate(late).unwrap();
+        let _ = one.cu_stream();
+        sim.set_capturing(one.handle(), true).unwrap();
+        let all = rig.allocate(11 * MIB, &two);
+        assert!(rig.pool.snapshot().reserved_bytes >= 23 * MIB);
+        sim.set_capturing(one.handle(), false).unwrap();
+        gate.release();
+        rig.pool.deallocate(all).unwrap();
+        rig.empty();
     });
 }
 

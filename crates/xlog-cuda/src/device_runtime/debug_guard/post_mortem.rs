@@ -86,12 +86,17 @@ impl<R: DeviceMemoryResource> Core<R> {
     }
 
     /// Passes a result on; the first that a lost device gives is followed by a post-mortem.
-    #[inline(always)]
     pub(super) fn watched<T>(&self, result: ResourceResult<T>) -> ResourceResult<T> {
-        if let Err(ResourceError::Driver(_)) = &result {
+        self.watch(&result);
+        result
+    }
+
+    /// The same for a result that stays where it is.
+    #[inline(always)]
+    pub(super) fn watch<T>(&self, result: &ResourceResult<T>) {
+        if let Err(ResourceError::Driver(_)) = result {
             self.look_for_loss();
         }
-        result
     }
 
     #[cold]

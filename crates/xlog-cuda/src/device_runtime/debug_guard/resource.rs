@@ -20,23 +20,32 @@ use crate::device_runtime::resource::{
 /// What stands in for memory between guard pages in the resource below.
 const STAND_IN: usize = 1;
 
+thread_local! {
+    /// Calls of this thread until one is due; what is not below the interval says that none was counted.
+    static LEFT: Cell<u64> = const { Cell::new(u64::MAX) };
+}
+
 /// True for one call in `every`, counted by each thread for itself.
-#[inline]
+#[inline(always)]
 fn is_due(every: NonZeroU64) -> bool {
-    thread_local! {
-        static LEFT: Cell<u64> = const { Cell::new(u64::MAX) };
+    let left = LEFT.get();
+    if left.wrapping_sub(1) < every.get() - 1 {
+        LEFT.set(left - 1);
+        return false;
     }
-    LEFT.with(|left| {
-        let now = match left.get() {
-            // Threads begin at different places, so that the first block of each is nothing special.
-            begun if begun >= every.get() => {
-                u64::from(thread_name()).wrapping_mul(0x9e37_79b9_7f4a_7c15) % every.get()
-            }
-            now => now,
-        };
-        left.set(if now == 0 { every.get() - 1 } else { now - 1 });
-        now == 0
-    })
+    begins_again(every, left)
+}
+
+#[cold]
+#[inline(never)]
+fn begins_again(every: NonZeroU64, left: u64) -> bool {
+    let now = match left {
+        0 => 0,
+        // Threads begin at different places, so that the first block of each is nothing special.
+        _ => u64::from(thread_name()).wrapping_mul(0x9e37_79b9_7f4a_7c15) % every.get(),
+    };
+    LEFT.set(if now == 0 { every.get() - 1 } else { now - 1 });
+    now == 0
 }
 
 impl<R: DeviceMemoryResource> Core<R> {
@@ -113,7 +122,29 @@ impl<R: DeviceMemoryResource> Core<R> {
     }
 }
 
+impl<R: DeviceMemoryResource> Core<R> {
+    #[inline(never)]
+    fn allocate_guarded(
+        &self,
+        bytes: usize,
+        stream: StreamId,
+        tag: AllocTag,
+    ) -> ResourceResult<DeviceBlock> {
+        let call = |total, _| self.inner.allocate(total, stream, tag);
+        self.watched(self.obtain((bytes, MIN_ALIGN), (stream, tag), call))
+    }
+
+    #[inline(never)]
+    fn deallocate_guarded(&self, block: &DeviceBlock) -> ResourceResult<()> {
+        let id = BlockId::from_block(block);
+        self.check_device(id)?;
+        self.watched(self.give_back(id))
+    }
+}
+
 impl<R: DeviceMemoryResource> DeviceMemoryResource for DebugGuardResource<R> {
+    // What is not guarded goes straight through, as it would without a guard.
+    #[inline]
     fn allocate(
         &self,
         bytes: usize,
@@ -121,11 +152,12 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for DebugGuardResource<R> {
         tag: AllocTag,
     ) -> ResourceResult<DeviceBlock> {
         let core = &*self.core;
-        if core.skips() {
-            return core.watched(core.inner.allocate(bytes, stream, tag));
+        if !core.skips() {
+            return core.allocate_guarded(bytes, stream, tag);
         }
-        let call = |total, _| core.inner.allocate(total, stream, tag);
-        core.watched(core.obtain((bytes, MIN_ALIGN), (stream, tag), call))
+        let given = core.inner.allocate(bytes, stream, tag);
+        core.watch(&given);
+        given
     }
 
     fn allocate_aligned(
@@ -167,14 +199,15 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for DebugGuardResource<R> {
         core.watched(core.obtain((bytes, align), (stream, tag), call))
     }
 
+    #[inline]
     fn deallocate(&self, block: DeviceBlock) -> ResourceResult<()> {
         let core = &*self.core;
-        if core.passes(block.ptr) {
-            return core.watched(core.inner.deallocate(block));
+        if !core.passes(block.ptr) {
+            return core.deallocate_guarded(&block);
         }
-        let id = BlockId::from_block(&block);
-        core.check_device(id)?;
-        core.watched(core.give_back(id))
+        let done = core.inner.deallocate(block);
+        core.watch(&done);
+        done
     }
 
     fn device_ordinal(&self) -> u32 {

@@ -14,9 +14,10 @@ use std::time::Instant;
 
 use super::PoolResource;
 use super::arena::{Arena, ArenaCounts, Path, Piece, UNIT};
-use super::index::Range;
+use super::index::{Index, Range, Taken};
 use super::sanitizer::Sanitizer;
 use super::segments::Span;
+use crate::device_runtime::ordering::EdgePolicy;
 use crate::device_runtime::ordering::primitive::Lock;
 use crate::device_runtime::resource::{ResourceError, ResourceResult, StreamId};
 use crate::stream::RawStream;
@@ -25,6 +26,8 @@ use crate::stream::RawStream;
 const LOOK_AT: usize = 2;
 /// Memory moves between streams in pieces of up to this size where there is enough, so that it does not move often.
 const MOST_MOVED: u64 = 2 << 20;
+/// And of at least this size.
+const LEAST_MOVED: u64 = 64 << 10;
 
 /// A request that the arena of its stream could not serve.
 pub(super) struct Request<'a> {
@@ -93,7 +96,7 @@ impl PoolResource {
         }
         if self.config.reuse.insert_waits
             && self.has_plenty()
-            && let Some(piece) = self.take_with_waits(&request)?
+            && let Ok(Some(piece)) = self.take_with_waits(&request)
         {
             return Ok(piece);
         }
@@ -129,7 +132,14 @@ impl PoolResource {
     /// True when the pool holds enough that another stream's memory is worth a wait.
     fn has_plenty(&self) -> bool {
         let held = self.segments.reserved();
-        held > self.config.eager_growth_bytes as u64 && held / 2 >= self.counts().1
+        // Such waits are for all that another stream has queued; who asked for exact ones gets no others while there is a choice.
+        if held <= self.config.eager_growth_bytes as u64 || self.config.edges == EdgePolicy::Exact {
+            return false;
+        }
+        let free = |arena: &mut Arena| arena.index.free_bytes() + arena.magazine.bytes();
+        let of_streams: u64 =
+            self.arenas_with_places().filter_map(|(_, arena)| arena.try_with(free)).sum();
+        of_streams + self.spare.lock().free_bytes() >= held / 2
     }
 
     #[cold]
@@ -157,12 +167,26 @@ impl PoolResource {
         taken
     }
 
+    /// A range that is worth being moved to another stream, or else any: with a small one the next request would be here again.
+    fn take_worth_while(
+        &self,
+        index: &mut Index,
+        (size, align): (u64, u64),
+        usable: &mut dyn FnMut(u64) -> bool,
+    ) -> Option<Taken> {
+        let most = self.moved();
+        let least = size.max(most.min(LEAST_MOVED));
+        index
+            .take_if((least, most), align, usable)
+            .or_else(|| index.take_if((size, most), align, usable))
+    }
+
     fn take_spare(&self, request: &Request<'_>) -> Option<Piece> {
         let range = {
             let mut spare = self.spare.lock();
             let (size, align) = (request.size, request.align);
-            let taken = spare
-                .take_if((size, self.moved()), align, &mut |_| true)
+            let taken = self
+                .take_worth_while(&mut spare, (size, align), &mut |_| true)
                 .or_else(|| spare.take(size, align))?;
             spare.forget(taken.node)?
         };
@@ -180,6 +204,7 @@ impl PoolResource {
         with_wait: bool,
     ) -> ResourceResult<Option<Piece>> {
         let own = request.home.clock().key();
+        let mut failed = None;
         for (place, other) in self.arenas_with_places() {
             let Some(stream) = self.tracker.streams.at(place).filter(|_| place != own) else {
                 continue;
@@ -190,15 +215,20 @@ impl PoolResource {
             if path == Path::Waited
                 && let Err(error) = request.home.wait_for(stream, range.stamp, &self.tracker.tally)
             {
-                other.with(|arena| arena.index.add(range, true));
-                return Err(error.into());
+                // A stream that cannot be waited for, such as one that is being captured, is not the only one.
+                other.with(|arena| arena.keep(range));
+                failed = Some(error);
+                continue;
             }
             let stamp = if path == Path::Completed { 0 } else { request.home.clock().now() };
             if let Some(piece) = self.add(request, Range { stamp, ..range }, path) {
                 return Ok(Some(piece));
             }
         }
-        Ok(None)
+        match failed {
+            Some(error) => Err(error.into()),
+            None => Ok(None),
+        }
     }
 
     /// The same with waits, from one other stream or from several.
@@ -230,9 +260,6 @@ impl PoolResource {
         let (clock, here) = (stream.clock(), request.home.clock());
         let mut places = Vec::new();
         let found = other.try_with(|arena| {
-            if with_wait {
-                arena.flush(clock.now(), &self.tracker.table, &mut places);
-            }
             let path_of = |stamp: u64| {
                 if stamp == 0 || reuse.opportunistic && clock.is_complete(stamp) {
                     Some(Path::Completed)
@@ -242,10 +269,19 @@ impl PoolResource {
                     with_wait.then_some(Path::Waited)
                 }
             };
-            let usable = &mut |stamp| path_of(stamp).is_some();
-            let taken = arena.index.take_if((size, self.moved()), align, usable)?;
-            let range = arena.index.forget(taken.node)?;
-            Some((range, path_of(range.stamp)?))
+            let take = |index: &mut Index| {
+                let usable = &mut |stamp| path_of(stamp).is_some();
+                let taken = self.take_worth_while(index, (size, align), usable)?;
+                let range = index.forget(taken.node)?;
+                Some((range, path_of(range.stamp)?))
+            };
+            let found = take(&mut arena.index);
+            if found.is_some() || !with_wait {
+                return found;
+            }
+            // What the other stream has at hand is the last that is taken from it.
+            arena.flush(clock.now(), &self.tracker.table, &mut places);
+            take(&mut arena.index)
         });
         self.tracker.table.give_places(places);
         found.flatten()

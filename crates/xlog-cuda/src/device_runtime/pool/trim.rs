@@ -10,6 +10,7 @@ use super::reuse::Request;
 use super::segments::Span;
 use super::{Growth, PoolResource};
 use crate::device_runtime::resource::ResourceResult;
+use crate::stream::RawStream;
 
 /// Pieces smaller than this stay where they are when memory of several streams is joined.
 const LEAST_JOINED: u64 = 64 << 10;
@@ -68,67 +69,84 @@ impl PoolResource {
             return false;
         }
         let idle = self.take_idle(least_joined(size));
+        let any = !idle.is_empty();
+        // What belongs to no stream stays there: what is added joins it.
         self.keep_idle(idle, &[]);
-        true
+        any
     }
 
-    /// True when several streams have free memory, and enough for `size`; asks, where `polls`, what of it has completed.
+    /// True when there is free memory in several places, and enough for `size`; asks, where `polls`, what of it has completed.
     fn can_join(&self, size: u64, polls: bool) -> bool {
         if size < LEAST_JOINED {
             return false;
         }
-        let (mut streams, mut free) = (0, self.spare.lock().free_bytes());
+        let mut free = self.spare.lock().free_bytes();
+        let mut places = usize::from(free >= LEAST_JOINED);
         for (place, arena) in self.arenas_with_places() {
             let Some(stream) = self.tracker.streams.at(place) else { continue };
             // One that somebody stays inside is not waited for.
             let bytes = arena.try_with(|arena| arena.index.free_bytes()).unwrap_or(0);
             if bytes >= LEAST_JOINED {
-                (streams, free) = (streams + 1, free + bytes);
+                (places, free) = (places + 1, free + bytes);
                 if polls {
                     stream.poll_tail();
                 }
             }
         }
-        streams > 1 && free >= size
+        places > 1 && free >= size
     }
 
-    /// The same with all that is free, whatever is pending on it: the asking stream waits for the others, and gets it.
+    /// Memory of several streams that lies side by side, whatever is pending on it: the asking stream waits for those it is from.
     pub(super) fn join_with_waits(&self, request: &Request<'_>) -> ResourceResult<Option<Piece>> {
         let Request { home, size, align, .. } = *request;
+        // Meanwhile the memory is nobody's; who finds none elsewhere waits here for it to come back.
+        let _growing = self.growing.lock();
         if !self.can_join(size, false) {
             return Ok(None);
         }
-        let mut joined = self.spare.lock().extract(0, &mut |range| Some(*range));
-        let mut outcome = Ok(());
-        for (place, other) in self.arenas_with_places() {
-            let stream = self.tracker.streams.at(place);
-            let Some(stream) = stream.filter(|_| place != home.clock().key()) else { continue };
-            let take = |arena: &mut Arena| {
-                arena.index.extract(least_joined(size), &mut |range| Some(*range))
-            };
-            let Some(ranges) = other.try_with(take).filter(|ranges| !ranges.is_empty()) else {
-                continue;
-            };
-            let last = ranges.iter().map(|range| range.stamp).max().unwrap_or(0);
-            match home.wait_for(stream, last, &self.tracker.tally) {
-                Ok(()) => joined.extend(ranges),
-                Err(error) => {
-                    outcome = Err(error.into());
-                    other.with(|arena| ranges.iter().for_each(|range| arena.keep(*range)));
-                    break;
+        let least = least_joined(size);
+        let spare = self.spare.lock().extract(least, &mut |range| Some(*range));
+        let mut parts: Vec<(Range, Option<u32>)> =
+            spare.into_iter().map(|range| (range, None)).collect();
+        for (place, arena) in self.arenas_with_places() {
+            if self.tracker.streams.at(place).is_some() {
+                let take =
+                    |arena: &mut Arena| arena.index.extract(least, &mut |range| Some(*range));
+                let ranges = arena.try_with(take).unwrap_or_default();
+                parts.extend(ranges.into_iter().map(|range| (range, Some(place))));
+            }
+        }
+        parts.sort_unstable_by_key(|(range, _)| range.ptr);
+        let chosen = run_that_holds(&parts, size, align);
+        let waited = self.wait_for_all(home, &parts[chosen.clone()]);
+        let taken = if waited.is_ok() { chosen } else { 0..0 };
+        for (range, place) in parts[..taken.start].iter().chain(&parts[taken.end..]) {
+            match place.and_then(|place| self.arenas.get(place)) {
+                Some(place) => place.0.with(|arena| arena.keep(*range)),
+                None => {
+                    self.spare.lock().add(*range, true);
                 }
             }
         }
-        let piece = request.arena.with(|arena| {
+        let Some((first, last)) = parts[taken.clone()].first().zip(parts[taken].last()) else {
+            return waited.map(|()| None);
+        };
+        let (ptr, end) = (first.0.ptr, last.0.ptr + last.0.bytes);
+        Ok(request.arena.with(|arena| {
             // Read inside, and after the waits: what is added here follows all of them.
             let stamp = home.clock().now();
-            joined.iter().for_each(|range| arena.keep(Range { stamp, ..*range }));
-            arena.take_free(size, align, Path::Waited)
-        });
-        match (piece, outcome) {
-            (Some(piece), _) => Ok(Some(piece)),
-            (None, outcome) => outcome.map(|()| None),
+            arena.add_and_take(Range { ptr, bytes: end - ptr, stamp }, size, align, Path::Waited)
+        }))
+    }
+
+    /// Makes a stream follow the last work on all of these.
+    fn wait_for_all(&self, home: &RawStream, parts: &[(Range, Option<u32>)]) -> ResourceResult<()> {
+        for (range, place) in parts {
+            if let Some(stream) = place.and_then(|place| self.tracker.streams.at(place)) {
+                home.wait_for(stream, range.stamp, &self.tracker.tally)?;
+            }
         }
+        Ok(())
     }
 
     /// Takes the free ranges of at least `min` bytes on which nothing is pending out of all arenas, joined by address.
@@ -150,7 +168,10 @@ impl PoolResource {
                 arena.try_with(take);
             }
         }
-        idle.extend(self.spare.lock().extract(0, &mut |range| Some(*range)).iter().map(span_of));
+        if min == 0 {
+            let spare = self.spare.lock().extract(0, &mut |range| Some(*range));
+            idle.extend(spare.iter().map(span_of));
+        }
         idle.sort_unstable_by_key(|span| span.ptr);
         let mut joined: Vec<Span> = Vec::with_capacity(idle.len());
         for span in idle {
@@ -240,4 +261,52 @@ impl PoolResource {
 
 fn span_of(range: &Range) -> Span {
     Span { ptr: range.ptr, bytes: range.bytes }
+}
+
+/// The first of the parts, sorted by address, that lie side by side and together hold a request; none if there are no such.
+fn run_that_holds(parts: &[(Range, Option<u32>)], size: u64, align: u64) -> std::ops::Range<usize> {
+    let (mut begin, mut end_of_last) = (0, 0);
+    for (at, (range, _)) in parts.iter().enumerate() {
+        if range.ptr != end_of_last {
+            begin = at;
+        }
+        end_of_last = range.ptr + range.bytes;
+        // Parts at the front that the rest does without stay where they are.
+        while begin < at && holds(parts[begin + 1].0.ptr, end_of_last, size, align) {
+            begin += 1;
+        }
+        if holds(parts[begin].0.ptr, end_of_last, size, align) {
+            return begin..at + 1;
+        }
+    }
+    0..0
+}
+
+fn holds(ptr: u64, end: u64, size: u64, align: u64) -> bool {
+    ptr.checked_next_multiple_of(align)
+        .and_then(|start| end.checked_sub(start))
+        .is_some_and(|bytes| bytes >= size)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_is_the_shortest_that_holds_the_request_at_its_alignment() {
+        let part = |ptr, bytes| (Range { ptr, bytes, stamp: 1 }, None);
+        let parts =
+            [part(0, 256), part(1024, 256), part(1280, 512), part(1792, 256), part(4096, 1024)];
+        assert_eq!(run_that_holds(&parts, 768, 256), 1..3);
+        assert_eq!(run_that_holds(&parts, 768, 256 << 2), 1..3);
+        // From 2048 on, which only the last has.
+        assert_eq!(run_that_holds(&parts, 768, 256 << 3), 4..5);
+        assert_eq!(run_that_holds(&parts[1..4], 700, 256), 0..2);
+        assert_eq!(run_that_holds(&parts[1..4], 768, 512), 0..2);
+        assert_eq!(run_that_holds(&parts[2..4], 768, 256), 0..2);
+        assert_eq!(run_that_holds(&parts, 2048, 256), 0..0);
+        assert_eq!(run_that_holds(&[], 1, 256), 0..0);
+        // What the front adds is not needed.
+        assert_eq!(run_that_holds(&[part(0, 256), part(256, 4096)], 4096, 256), 1..2);
+    }
 }
