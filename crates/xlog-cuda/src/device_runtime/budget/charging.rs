@@ -90,10 +90,10 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
                 let record = Record { charge, tag: index, scope: DEVICE };
                 self.core.records.put(block.ptr, block.generation, record);
                 self.core.keep(seat, charge);
-                Ok(by_fields(block))
+                Ok(block)
             }
             Ok(block) => {
-                let outcome = self.settle(flight, by_fields(block), |_| charge);
+                let outcome = self.settle(flight, block, |_| charge);
                 self.obtain_slow((bytes, charge), tag, Some(outcome), call)
             }
             Err(error) => {
@@ -229,12 +229,4 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
         }
         Outcome::Given(given)
     }
-}
-
-/// The same block, moved field by field: as a whole it would be read back before it is all written, which costs more than the rest.
-#[inline(always)]
-fn by_fields(block: DeviceBlock) -> DeviceBlock {
-    let DeviceBlock { ptr, device_ordinal, alloc_stream, bytes, align, tag, generation, state } =
-        block;
-    DeviceBlock { ptr, device_ordinal, alloc_stream, bytes, align, tag, generation, state }
 }

@@ -87,16 +87,16 @@ impl<R: DeviceMemoryResource> Core<R> {
 
     /// Passes a result on; the first that a lost device gives is followed by a post-mortem.
     pub(super) fn watched<T>(&self, result: ResourceResult<T>) -> ResourceResult<T> {
-        self.watch(&result);
-        result
+        result.map_err(|error| self.watched_error(error))
     }
 
-    /// The same for a result that stays where it is.
-    #[inline(always)]
-    pub(super) fn watch<T>(&self, result: &ResourceResult<T>) {
-        if let Err(ResourceError::Driver(_)) = result {
+    /// The same for an error.
+    #[cold]
+    pub(super) fn watched_error(&self, error: ResourceError) -> ResourceError {
+        if let ResourceError::Driver(_) = &error {
             self.look_for_loss();
         }
+        error
     }
 
     #[cold]

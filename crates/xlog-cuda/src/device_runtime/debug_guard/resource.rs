@@ -135,10 +135,46 @@ impl<R: DeviceMemoryResource> Core<R> {
     }
 
     #[inline(never)]
-    fn deallocate_guarded(&self, block: &DeviceBlock) -> ResourceResult<()> {
-        let id = BlockId::from_block(block);
+    fn deallocate_guarded(&self, id: BlockId) -> ResourceResult<()> {
         self.check_device(id)?;
         self.watched(self.give_back(id))
+    }
+
+    #[inline(never)]
+    fn state_of_guarded(&self, block: BlockId) -> BlockState {
+        if block.device_ordinal != self.ordinal {
+            return BlockState::Freed;
+        }
+        let (below, stage, is_mapped) = match self.books.lock().find(block) {
+            Ok(entry) => (entry.below, entry.stage, entry.mapped.is_some()),
+            Err(_) => return BlockState::Freed,
+        };
+        match stage {
+            Stage::Live => BlockState::Live,
+            Stage::Returned | Stage::Leaving => BlockState::Retired,
+            Stage::Held(mark) if self.is_complete(mark) => BlockState::Quarantined,
+            Stage::Held(_) => BlockState::Retired,
+            Stage::Gone(_) if is_mapped => BlockState::Retired,
+            Stage::Gone(mark) => match self.inner.block_state(below) {
+                BlockState::Freed if self.is_complete(mark) => BlockState::Freed,
+                _ => BlockState::Retired,
+            },
+        }
+    }
+
+    #[inline(never)]
+    fn charge_for_guarded(&self, bytes: usize, align: usize) -> usize {
+        match (self.config.mode, &self.pages) {
+            (GuardMode::Sampled(_), _) => self.inner.charge_for_aligned(bytes, align),
+            (GuardMode::Pages, Some(pages)) => {
+                pages.charge_for(bytes).saturating_add(self.inner.charge_for(STAND_IN))
+            }
+            _ => {
+                let total = layout(bytes, align, self.config.canary_bytes);
+                let total = total.map_or(usize::MAX, |(_, total)| total);
+                self.inner.charge_for_aligned(total, align)
+            }
+        }
     }
 }
 
@@ -155,9 +191,10 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for DebugGuardResource<R> {
         if !core.skips() {
             return core.allocate_guarded(bytes, stream, tag);
         }
-        let given = core.inner.allocate(bytes, stream, tag);
-        core.watch(&given);
-        given
+        match core.inner.allocate(bytes, stream, tag) {
+            Ok(block) => Ok(block),
+            Err(error) => Err(core.watched_error(error)),
+        }
     }
 
     fn allocate_aligned(
@@ -203,11 +240,13 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for DebugGuardResource<R> {
     fn deallocate(&self, block: DeviceBlock) -> ResourceResult<()> {
         let core = &*self.core;
         if !core.passes(block.ptr) {
-            return core.deallocate_guarded(&block);
+            return core.deallocate_guarded(BlockId::from_block(&block));
         }
-        let done = core.inner.deallocate(block);
-        core.watch(&done);
-        done
+        // Not handed on as it is: a result that was just written is slow to move.
+        match core.inner.deallocate(block) {
+            Ok(()) => Ok(()),
+            Err(error) => Err(core.watched_error(error)),
+        }
     }
 
     fn device_ordinal(&self) -> u32 {
@@ -311,48 +350,30 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for DebugGuardResource<R> {
         })
     }
 
+    #[inline]
     fn block_state(&self, block: BlockId) -> BlockState {
         let core = &*self.core;
         if core.passes(block.ptr) {
-            return core.inner.block_state(block);
-        }
-        if block.device_ordinal != core.ordinal {
-            return BlockState::Freed;
-        }
-        let (below, stage, is_mapped) = match core.books.lock().find(block) {
-            Ok(entry) => (entry.below, entry.stage, entry.mapped.is_some()),
-            Err(_) => return BlockState::Freed,
-        };
-        match stage {
-            Stage::Live => BlockState::Live,
-            Stage::Returned | Stage::Leaving => BlockState::Retired,
-            Stage::Held(mark) if core.is_complete(mark) => BlockState::Quarantined,
-            Stage::Held(_) => BlockState::Retired,
-            Stage::Gone(_) if is_mapped => BlockState::Retired,
-            Stage::Gone(mark) => match core.inner.block_state(below) {
-                BlockState::Freed if core.is_complete(mark) => BlockState::Freed,
-                _ => BlockState::Retired,
-            },
+            core.inner.block_state(block)
+        } else {
+            core.state_of_guarded(block)
         }
     }
 
+    #[inline]
     fn charge_for(&self, bytes: usize) -> usize {
-        self.charge_for_aligned(bytes, MIN_ALIGN)
+        match self.core.sampling {
+            // What is sampled is charged as it would be without; its pages are bounded, and metered.
+            Some(_) => self.core.inner.charge_for(bytes),
+            None => self.core.charge_for_guarded(bytes, MIN_ALIGN),
+        }
     }
 
+    #[inline]
     fn charge_for_aligned(&self, bytes: usize, align: usize) -> usize {
-        let core = &*self.core;
-        match (core.config.mode, &core.pages) {
-            // What is sampled is charged as it would be without; its pages are bounded, and metered.
-            (GuardMode::Sampled(_), _) => core.inner.charge_for_aligned(bytes, align),
-            (GuardMode::Pages, Some(pages)) => {
-                pages.charge_for(bytes).saturating_add(core.inner.charge_for(STAND_IN))
-            }
-            _ => {
-                let total = layout(bytes, align, core.config.canary_bytes);
-                let total = total.map_or(usize::MAX, |(_, total)| total);
-                core.inner.charge_for_aligned(total, align)
-            }
+        match self.core.sampling {
+            Some(_) => self.core.inner.charge_for_aligned(bytes, align),
+            None => self.core.charge_for_guarded(bytes, align),
         }
     }
 

@@ -257,14 +257,17 @@ macro_rules! forward_questions {
             self.$inner.supports_block_use_tracking()
         }
 
+        #[inline]
         fn block_state(&self, block: BlockId) -> BlockState {
             self.$inner.block_state(block)
         }
 
+        #[inline]
         fn charge_for(&self, bytes: usize) -> usize {
             self.$inner.charge_for(bytes)
         }
 
+        #[inline]
         fn charge_for_aligned(&self, bytes: usize, align: usize) -> usize {
             self.$inner.charge_for_aligned(bytes, align)
         }
