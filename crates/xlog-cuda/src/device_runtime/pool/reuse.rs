@@ -26,8 +26,6 @@ use crate::stream::RawStream;
 const LOOK_AT: usize = 2;
 /// Memory moves between streams in pieces of up to this size where there is enough, so that it does not move often.
 const MOST_MOVED: u64 = 2 << 20;
-/// And of at least this size.
-const LEAST_MOVED: u64 = 64 << 10;
 
 /// A request that the arena of its stream could not serve.
 pub(super) struct Request<'a> {
@@ -167,7 +165,8 @@ impl PoolResource {
         taken
     }
 
-    /// A range that is worth being moved to another stream, or else any: with a small one the next request would be here again.
+    /// A piece that is worth being moved to another stream, or else a whole range: with a small one the next request would be here
+    /// again, and what is left of a range is a splinter.
     fn take_worth_while(
         &self,
         index: &mut Index,
@@ -175,9 +174,8 @@ impl PoolResource {
         usable: &mut dyn FnMut(u64) -> bool,
     ) -> Option<Taken> {
         let most = self.moved();
-        let least = size.max(most.min(LEAST_MOVED));
         index
-            .take_if((least, most), align, usable)
+            .take_if((size.max(most), most), align, usable)
             .or_else(|| index.take_if((size, most), align, usable))
     }
 

@@ -15,6 +15,9 @@ use crate::stream::RawStream;
 /// Pieces smaller than this stay where they are when memory of several streams is joined.
 const LEAST_JOINED: u64 = 64 << 10;
 
+/// Requests from this size on are worth joining for.
+const LARGE: u64 = 1 << 20;
+
 /// The smallest piece that is worth being joined for a request.
 fn least_joined(size: u64) -> u64 {
     (size / 32).max(LEAST_JOINED)
@@ -77,7 +80,8 @@ impl PoolResource {
 
     /// True when there is free memory in several places, and enough for `size`; asks, where `polls`, what of it has completed.
     fn can_join(&self, size: u64, polls: bool) -> bool {
-        if size < LEAST_JOINED {
+        // Less is found in one place, or is not there; and a look at all streams is not cheap.
+        if size < LARGE {
             return false;
         }
         let mut free = self.spare.lock().free_bytes();
