@@ -104,6 +104,11 @@ impl<R: DeviceMemoryResource> Core<R> {
                 accepted: "a resource with a home(), or DebugGuardResource::over".to_owned(),
             }),
         };
+        if let Ok(parts) = &parts {
+            // Here rather than with the first block: a GPU loads a kernel only when all that runs has ended, and whoever allocates may
+            // be about to let that go on. What fails is tried again, and told, with the first block.
+            let _ = parts.checker.make_ready();
+        }
         let pages = match (&parts, config.mode) {
             (Ok(parts), GuardMode::Pages | GuardMode::Sampled(_)) => {
                 Some(Pages::new(parts.device.clone(), &config))
