@@ -233,7 +233,10 @@ impl PoolResource {
     fn take_with_waits(&self, request: &Request<'_>) -> ResourceResult<Option<Piece>> {
         match self.take_from_others(request, true)? {
             Some(piece) => Ok(Some(piece)),
-            None => self.join_with_waits(request),
+            None => {
+                let _growing = self.growing.lock();
+                self.join(request, true)
+            }
         }
     }
 
@@ -306,9 +309,8 @@ impl PoolResource {
         if let Some(piece) = self.take_spare(request) {
             return Ok(piece);
         }
-        if self.join_free(size)
-            && let Some(piece) = self.take_spare(request)
-        {
+        // Nothing is waited for, so nothing can fail that growing would not find out.
+        if let Ok(Some(piece)) = self.join(request, false) {
             return Ok(piece);
         }
         // Pieces begin at multiples of the granularity; what must be aligned better needs room to be moved in.
@@ -344,7 +346,7 @@ impl PoolResource {
     /// Moves wholly free pieces of memory to other addresses, where they lie together.
     fn move_together(&self, request: &Request<'_>) -> ResourceResult<Option<Piece>> {
         let _growing = self.growing.lock();
-        let idle = self.take_idle(0);
+        let idle = self.take_idle();
         let (span, gone, outcome) = self.segments.gather(&idle, request.size, request.stream);
         self.keep_idle(idle, &gone);
         outcome?;

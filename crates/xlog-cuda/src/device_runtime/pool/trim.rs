@@ -43,7 +43,7 @@ impl PoolResource {
                 stream.poll_tail();
             }
         }
-        let idle = self.take_idle(0);
+        let idle = self.take_idle();
         let (gone, outcome) = self.segments.release(&idle, excess);
         self.keep_idle(idle, &gone);
         self.share_magazines(&mut growing);
@@ -60,22 +60,6 @@ impl PoolResource {
         let Some(idle) = self.config.idle_decay else { return Ok(()) };
         let due = self.growing.lock().last.elapsed() >= idle;
         if due { self.trim_to(self.config.release_threshold).map(|_| ()) } else { Ok(()) }
-    }
-
-    /// Puts free memory of all streams on which nothing is pending to what belongs to none, where neighbours become one. False when
-    /// there is not enough for `size`, or nothing to be joined.
-    ///
-    /// Memory moves between streams in pieces, and those come to lie between each other: what several streams have free can hold a
-    /// request that none of them can serve. Small pieces stay, they add little and are what a stream serves most requests from.
-    pub(super) fn join_free(&self, size: u64) -> bool {
-        if !self.config.reuse.opportunistic || !self.can_join(size, true) {
-            return false;
-        }
-        let idle = self.take_idle(least_joined(size));
-        let any = !idle.is_empty();
-        // What belongs to no stream stays there: what is added joins it.
-        self.keep_idle(idle, &[]);
-        any
     }
 
     /// True when there is free memory in several places, and enough for `size`; asks, where `polls`, what of it has completed.
@@ -100,25 +84,36 @@ impl PoolResource {
         places > 1 && free >= size
     }
 
-    /// Memory of several streams that lies side by side, whatever is pending on it: the asking stream waits for those it is from.
-    pub(super) fn join_with_waits(&self, request: &Request<'_>) -> ResourceResult<Option<Piece>> {
+    /// Memory of several streams, and of none, that lies side by side: such on which nothing is pending or, `with_waits`, any.
+    ///
+    /// Memory moves between streams in pieces, and those come to lie between each other: what several streams have free can hold a
+    /// request that none of them can serve. Only what the request needs changes hands. The caller holds `growing`: meanwhile the
+    /// memory is nobody's, and who finds none elsewhere waits there for it to come back.
+    pub(super) fn join(
+        &self,
+        request: &Request<'_>,
+        with_waits: bool,
+    ) -> ResourceResult<Option<Piece>> {
         let Request { home, size, align, .. } = *request;
-        // Meanwhile the memory is nobody's; who finds none elsewhere waits here for it to come back.
-        let _growing = self.growing.lock();
-        if !self.can_join(size, false) {
+        let polls = !with_waits;
+        if polls && !self.config.reuse.opportunistic || !self.can_join(size, polls) {
             return Ok(None);
         }
-        let least = least_joined(size);
+        let (own, least) = (home.clock().key(), least_joined(size));
         let spare = self.spare.lock().extract(least, &mut |range| Some(*range));
         let mut parts: Vec<(Range, Option<u32>)> =
             spare.into_iter().map(|range| (range, None)).collect();
         for (place, arena) in self.arenas_with_places() {
-            if self.tracker.streams.at(place).is_some() {
-                let take =
-                    |arena: &mut Arena| arena.index.extract(least, &mut |range| Some(*range));
-                let ranges = arena.try_with(take).unwrap_or_default();
-                parts.extend(ranges.into_iter().map(|range| (range, Some(place))));
-            }
+            let Some(stream) = self.tracker.streams.at(place) else { continue };
+            let any = with_waits || place == own;
+            let take = |arena: &mut Arena| {
+                arena.index.extract(least, &mut |range| {
+                    let free = any || range.stamp == 0 || stream.clock().is_complete(range.stamp);
+                    free.then_some(*range)
+                })
+            };
+            let ranges = arena.try_with(take).unwrap_or_default();
+            parts.extend(ranges.into_iter().map(|range| (range, Some(place))));
         }
         parts.sort_unstable_by_key(|(range, _)| range.ptr);
         let chosen = run_that_holds(&parts, size, align);
@@ -136,10 +131,11 @@ impl PoolResource {
             return waited.map(|()| None);
         };
         let (ptr, end) = (first.0.ptr, last.0.ptr + last.0.bytes);
+        let path = if with_waits { Path::Waited } else { Path::Completed };
         Ok(request.arena.with(|arena| {
             // Read inside, and after the waits: what is added here follows all of them.
             let stamp = home.clock().now();
-            arena.add_and_take(Range { ptr, bytes: end - ptr, stamp }, size, align, Path::Waited)
+            arena.add_and_take(Range { ptr, bytes: end - ptr, stamp }, size, align, path)
         }))
     }
 
@@ -153,29 +149,20 @@ impl PoolResource {
         Ok(())
     }
 
-    /// Takes the free ranges of at least `min` bytes on which nothing is pending out of all arenas, joined by address.
-    pub(super) fn take_idle(&self, min: u64) -> Vec<Span> {
+    /// Takes everything free on which nothing is pending out of all arenas, joined by address.
+    pub(super) fn take_idle(&self) -> Vec<Span> {
         let mut idle: Vec<Span> = Vec::new();
         for (place, arena) in self.arenas_with_places() {
             let Some(stream) = self.tracker.streams.at(place) else { continue };
             let clock = stream.clock();
-            let take = |arena: &mut Arena| {
+            arena.with(|arena| {
                 let leaves = &mut |range: &Range| {
                     (range.stamp == 0 || clock.is_complete(range.stamp)).then_some(*range)
                 };
-                idle.extend(arena.index.extract(min, leaves).iter().map(span_of));
-            };
-            // Who wants all waits for it.
-            if min == 0 {
-                arena.with(take);
-            } else {
-                arena.try_with(take);
-            }
+                idle.extend(arena.index.extract(0, leaves).iter().map(span_of));
+            });
         }
-        if min == 0 {
-            let spare = self.spare.lock().extract(0, &mut |range| Some(*range));
-            idle.extend(spare.iter().map(span_of));
-        }
+        idle.extend(self.spare.lock().extract(0, &mut |range| Some(*range)).iter().map(span_of));
         idle.sort_unstable_by_key(|span| span.ptr);
         let mut joined: Vec<Span> = Vec::with_capacity(idle.len());
         for span in idle {
