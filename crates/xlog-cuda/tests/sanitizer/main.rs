@@ -13,8 +13,9 @@ use xlog_cuda::device_runtime::{
     Access, AllocTag, AsyncCudaResource, BlockId, BlockState, DeviceBlock, DeviceMemoryResource,
     PoolConfig, PoolResource, PoolSanitizer, PoolSegments, ResourceError, StreamLease, StreamPool,
 };
+use xlog_cuda::driver::DeviceKind;
 use xlog_cuda::{CudaDevice, DeviceStream, Gate};
-use xlog_testing::{WatchedGate, for_each_device, threads};
+use xlog_testing::{WatchedGate, devices, for_each_device, threads};
 
 const ROWS: AllocTag = AllocTag("rows");
 
@@ -275,7 +276,12 @@ fn memory_that_a_checker_does_not_take_is_refused_or_left_alone() {
     let automatic = |config: PoolConfig| config.with_sanitizer(PoolSanitizer::Automatic);
     assert!(new(automatic(mapped)).unwrap().sanitizer().is_none());
     assert!(over(automatic(config())).unwrap().sanitizer().is_none());
-    // A tool is attached to this process, so automatic is on where it can be.
-    assert!(new(automatic(config())).unwrap().sanitizer().is_some_and(|told| told.tool));
     assert!(new(PoolConfig::default()).unwrap().sanitizer().is_none());
+    // A tool is attached to this process, so automatic is on where it can be: on a GPU.
+    for device in devices() {
+        let streams = Arc::new(StreamPool::with_defaults(device.clone()));
+        let is_gpu = device.properties().kind == DeviceKind::Cuda;
+        let pool = PoolResource::new(device, 0, streams, automatic(config())).unwrap();
+        assert_eq!(pool.sanitizer().is_some_and(|told| told.tool), is_gpu);
+    }
 }

@@ -66,7 +66,7 @@ pub enum PoolSanitizer {
     /// No.
     #[default]
     Off,
-    /// Where a tool is attached that takes heaps and regions, and the memory of the pool can be told to it.
+    /// Where a tool is attached that takes heaps and regions, and the memory of the pool is a GPU's and can be told to it.
     Automatic,
     /// Yes. Without a tool nobody is told, and the same rules hold. A tool that cannot be attached is an error.
     On,

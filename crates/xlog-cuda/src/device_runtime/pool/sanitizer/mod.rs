@@ -12,6 +12,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use xlog_driver::DeviceKind;
 use xlog_driver::sync::Mutex;
 
 pub(super) use self::heaps::Heaps;
@@ -74,9 +75,11 @@ impl Sanitizer {
         over_inner: bool,
     ) -> ResourceResult<Option<Self>> {
         let cannot = over_inner || config.segments == PoolSegments::Mapped;
+        // A checker knows the memory of a GPU, and calls what a simulated device has an error.
+        let foreign = device.properties().kind != DeviceKind::Cuda;
         let tool = match config.sanitizer {
             PoolSanitizer::Off => return Ok(None),
-            PoolSanitizer::Automatic if cannot => return Ok(None),
+            PoolSanitizer::Automatic if cannot || foreign => return Ok(None),
             // A library that is none is ignored, as every other user of NVTX in the process ignores it.
             PoolSanitizer::Automatic => match xlog_nvtx::tool() {
                 Ok(Some(tool)) => Some(tool),
