@@ -7,7 +7,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::support::rig::{Rig, TAG, assert_all, fill, read, twin};
+use crate::support::rig::{Rig, TAG, assert_all, copy, fill, read, twin};
 use xlog_cuda::device_runtime::{
     Access, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, Generation, ResourceError,
 };
@@ -373,5 +373,34 @@ fn memory_passed_on_over_three_streams_keeps_every_edge() {
         }
         rig.free(kept);
         rig.settle();
+    });
+}
+
+#[test]
+fn more_uses_than_can_be_counted_without_a_lock_lose_no_order() {
+    for_each_seam(|device| {
+        let rig = Rig::new(device);
+        let [a, b] = rig.leases();
+        let (block, copied) = (rig.allocate(SIZE, &a), rig.allocate(SIZE, &b));
+        let id = BlockId::from_block(&block);
+        for (access, value) in [(Access::Read, 0x5a), (Access::Write, 0x5b)] {
+            let gate = WatchedGate::new(a.hold().unwrap());
+            rig.write(id, &a, value, SIZE);
+            for _ in 0..1100 {
+                rig.prepare(id, &a, access);
+            }
+            rig.prepare(id, &b, Access::Read);
+            copy(&b, copied.ptr, id.ptr, SIZE);
+            rig.finish(id, &b, Access::Read);
+            gate.release();
+            assert_all(&read(&b, copied.ptr, SIZE).unwrap(), value);
+            for _ in 0..1100 {
+                rig.finish(id, &a, access);
+            }
+        }
+        rig.free(block);
+        rig.free(copied);
+        rig.settle();
+        assert!(device.races().is_empty());
     });
 }

@@ -75,6 +75,15 @@ pub(crate) fn close_own(
         return Closed::Stale;
     }
     let (home, writes) = (record.home(), access.writes());
+    record.gate.share();
+    if !record.gate.is_slow() && record.gate.has_counted(writes) {
+        // It belonged to another thread, and nothing else was in the way. Once nothing is counted the block can be freed without the
+        // lock, and its place be another's: so the count goes last.
+        record.stamps.stamp(writes, stamp);
+        record.set_closed(stream, writes);
+        let _ = record.gate.close_counted(writes);
+        return Closed::Open;
+    }
     // Uses that were opened without the lock are the oldest, and superseded nothing.
     let followed = match record.gate.close_counted(writes) {
         true => None,
@@ -85,10 +94,6 @@ pub(crate) fn close_own(
     };
     record.set_closed(stream, writes);
     uses.finished(home, home, stamp, writes, followed);
-    if !record.gate.is_slow() {
-        // It belonged to another thread, and nothing else was in the way.
-        uses.give_stamps(&record.stamps);
-    }
     // It stays slow even if only its own stream is left: the next use mostly comes from elsewhere again, and if not, that is seen
     // when it is prepared.
     free_if_last(record, uses)
@@ -146,5 +151,10 @@ fn free_after_last(record: &Record, uses: &mut Uses) -> Closed {
 #[cold]
 fn leave_slow(record: &Record, uses: &mut Uses, access: Access) -> bool {
     uses.give_stamps(&record.stamps);
-    record.gate.leave_slow_open(access.writes())
+    let left = record.gate.leave_slow_open(access.writes());
+    if !left {
+        // As many are open as can be counted: it stays slow, and its stamps behind the lock.
+        uses.take_stamps(&record.stamps);
+    }
+    left
 }
