@@ -13,9 +13,15 @@ mod barrier;
 #[path = "../../xlog-driver/src/sync/bias.rs"]
 mod bias;
 #[cfg(test)]
+mod bias_tests;
+#[cfg(test)]
+mod block_tests;
+#[cfg(test)]
 #[allow(dead_code)]
 #[path = "../../xlog-cuda/src/device_runtime/ordering/clock.rs"]
 mod clock;
+#[cfg(test)]
+mod clock_tests;
 #[cfg(test)]
 #[allow(dead_code)]
 #[path = "../../xlog-cuda/src/device_runtime/budget/credit.rs"]
@@ -36,8 +42,6 @@ mod primitive;
 #[allow(dead_code)]
 #[path = "../../xlog-cuda/src/device_runtime/ordering/row.rs"]
 mod row;
-#[cfg(test)]
-mod tests;
 #[cfg(test)]
 #[allow(dead_code)]
 #[path = "../../xlog-cuda/src/device_runtime/budget/tree.rs"]

@@ -89,16 +89,7 @@ impl Refusal {
 
 /// A block with the same fields: a claim that somebody else could make.
 pub(super) fn twin(block: &DeviceBlock) -> DeviceBlock {
-    DeviceBlock {
-        ptr: block.ptr,
-        device_ordinal: block.device_ordinal,
-        alloc_stream: block.alloc_stream,
-        bytes: block.bytes,
-        align: block.align,
-        tag: block.tag,
-        generation: block.generation,
-        state: block.state,
-    }
+    DeviceBlock { tag: block.tag, ..*block }
 }
 
 /// The numbers of a fixed sequence, for workloads.

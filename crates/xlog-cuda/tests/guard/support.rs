@@ -58,16 +58,7 @@ pub fn poke(stream: &DeviceStream, ptr: u64, offset: i64, value: u8, bytes: usiz
 }
 
 pub fn twin(block: &DeviceBlock) -> DeviceBlock {
-    DeviceBlock {
-        ptr: block.ptr,
-        device_ordinal: block.device_ordinal,
-        alloc_stream: block.alloc_stream,
-        bytes: block.bytes,
-        align: block.align,
-        tag: block.tag,
-        generation: block.generation,
-        state: block.state,
-    }
+    DeviceBlock { tag: block.tag, ..*block }
 }
 
 /// A guard whose quarantine is emptied after every free: what the suite says of frees holds for such a one.

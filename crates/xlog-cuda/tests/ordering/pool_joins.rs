@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::support::Random;
 use crate::support::pool_rig::{MIB, Rig, rig};
-use crate::support::rig::{TAG, assert_all, fill, read};
+use crate::support::rig::{TAG, assert_all, fill, read, twin};
 use xlog_cuda::CudaDevice;
 use xlog_cuda::device_runtime::{
     Access, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, PoolConfig, ResourceError,
@@ -165,26 +165,7 @@ fn a_batch_frees_what_it_can_whatever_state_each_block_is_in() {
             }
             rig.pool.prepare_block_use(ids[3], second.id(), Access::Read).unwrap();
             // And one is there twice.
-            let DeviceBlock {
-                ptr,
-                device_ordinal,
-                alloc_stream,
-                bytes,
-                align,
-                tag,
-                generation,
-                state,
-            } = blocks[6];
-            let twin = DeviceBlock {
-                ptr,
-                device_ordinal,
-                alloc_stream,
-                bytes,
-                align,
-                tag,
-                generation,
-                state,
-            };
+            let twin = twin(&blocks[6]);
             blocks.insert(round * 3, twin);
             let outcome = rig.pool.deallocate_batch(blocks);
             assert_eq!(outcome, Err(ResourceError::UseAfterFree { generation: ids[6].generation }));

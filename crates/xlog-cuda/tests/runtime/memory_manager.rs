@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::support::{Failure, direct, manager, scripted};
 use xlog_cuda::device_runtime::{
-    AllocTag, BlockState, DeviceBlock, FailedFree, LeakReport, ResourceError, ResourceKind,
-    RuntimeConfig, StreamId, XlogDeviceRuntime, set_failed_free_handler,
+    AllocTag, DeviceBlock, FailedFree, LeakReport, ResourceError, ResourceKind, RuntimeConfig,
+    StreamId, XlogDeviceRuntime, set_failed_free_handler,
 };
 use xlog_cuda::{
     DeviceRepr, GpuMemoryManager, LaunchRecorder, RawBlock, Reservation, TrackedCudaSlice,
@@ -288,22 +288,9 @@ fn a_block_freed_behind_a_buffers_back_is_not_freed_twice() {
         let manager = manager(device);
         let runtime = manager.runtime();
         let buffer = manager.alloc_tagged::<u8>(256, tag).unwrap();
-        let &DeviceBlock {
-            ptr, device_ordinal, alloc_stream, bytes, align, tag, generation, ..
-        } = buffer.runtime_block().unwrap();
-        let state = BlockState::Live;
-        runtime
-            .deallocate(DeviceBlock {
-                ptr,
-                device_ordinal,
-                alloc_stream,
-                bytes,
-                align,
-                tag,
-                generation,
-                state,
-            })
-            .unwrap();
+        let block = buffer.runtime_block().unwrap();
+        let generation = block.generation;
+        runtime.deallocate(DeviceBlock { tag: block.tag, ..*block }).unwrap();
         let gone = buffer.to_vec().unwrap_err();
         let expected = ResourceError::UseAfterFree { generation };
         assert_eq!(gone, XlogError::Resource(expected.clone()));

@@ -269,16 +269,7 @@ impl Rig<'_> {
 
     fn double_free(&mut self) -> Result<()> {
         let block = self.allocate(0)?;
-        let twin = DeviceBlock {
-            ptr: block.ptr,
-            device_ordinal: block.device_ordinal,
-            alloc_stream: block.alloc_stream,
-            bytes: block.bytes,
-            align: block.align,
-            tag: block.tag,
-            generation: block.generation,
-            state: block.state,
-        };
+        let twin = DeviceBlock { tag: block.tag, ..block };
         self.runtime.deallocate(block)?;
         match self.runtime.deallocate(twin) {
             Err(error @ ResourceError::UseAfterFree { .. }) => {

@@ -19,7 +19,8 @@ use super::direct::too_many_blocks;
 use super::ordering::EdgePolicy;
 use super::ordering::put_by::{PutBy, keep_first};
 use super::ordering::record::Record;
-use super::ordering::tracker::{Retired, Tracker, Tracks, tracked_hooks};
+use super::ordering::tracker::{Retired, Tracker};
+use super::ordering::tracks::{Tracks, tracked_hooks};
 use super::ordering::uses::OutstandingList;
 use super::resource::{
     Access, AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, Generation,

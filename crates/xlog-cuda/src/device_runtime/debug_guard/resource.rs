@@ -295,11 +295,9 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for DebugGuardResource<R> {
             ptr,
             device_ordinal: below.device_ordinal,
             alloc_stream: below.alloc_stream,
-            bytes: block.bytes,
-            align: block.align,
-            tag: block.tag,
             generation,
             state: BlockState::Live,
+            ..*block
         };
         let recorded = core.inner.record_block_use(&claim, use_stream);
         core.watched(recorded.and(core.close(id)))

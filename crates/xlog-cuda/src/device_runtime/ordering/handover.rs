@@ -2,7 +2,7 @@
 //!
 //! It is taken where a use follows exactly one stream and the running thread owns all locks on the way: then nothing is allocated,
 //! nothing is walked, and no lock is waited for. Where that is not so nothing was done, and the hooks of
-//! [`Tracks`](super::tracker::Tracks) do the same in general. Neither holds a lock over a driver call. Whether device and streams fit
+//! [`Tracks`](super::tracks::Tracks) do the same in general. Neither holds a lock over a driver call. Whether device and streams fit
 //! together is not asked: where they do not, there is no block.
 
 use super::EdgePolicy;

@@ -11,7 +11,7 @@
 //! | `uses`, `few`, `locked` | the outstanding and open uses of a block, for everything else |
 //! | `record`, `slab` | what a resource knows of a block, at a place that never moves |
 //! | `handover` | the short way of a block from one stream to another |
-//! | `tracker` | the hooks of every resource that tracks uses |
+//! | `tracker`, `tracks` | what every resource that tracks uses has, and its hooks |
 //! | `put_by` | returned blocks that wait for other streams |
 //! | `tally` | counters that threads do not meet on |
 //!
@@ -30,6 +30,7 @@ pub(crate) mod row;
 pub(crate) mod slab;
 pub(crate) mod tally;
 pub(crate) mod tracker;
+pub(crate) mod tracks;
 pub(crate) mod uses;
 
 /// When an event is recorded for a use that is closed.

@@ -4,7 +4,8 @@ use super::PoolResource;
 use super::arena::{Piece, UNIT};
 use super::resource::{MAX_BYTES, size_of};
 use crate::device_runtime::ordering::record::{Record, tag_of};
-use crate::device_runtime::ordering::tracker::{Retired, Tracks};
+use crate::device_runtime::ordering::tracker::Retired;
+use crate::device_runtime::ordering::tracks::Tracks;
 use crate::device_runtime::resource::{
     AllocTag, DeviceBlock, DeviceMemoryResource, Generation, ResourceResult, StreamId,
 };

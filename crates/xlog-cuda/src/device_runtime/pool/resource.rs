@@ -6,7 +6,8 @@ use super::PoolResource;
 use super::arena::UNIT;
 use super::magazine::{MOST_CACHED, class_of};
 use crate::device_runtime::ordering::record::Record;
-use crate::device_runtime::ordering::tracker::{Tracker, Tracks, tracked_hooks};
+use crate::device_runtime::ordering::tracker::Tracker;
+use crate::device_runtime::ordering::tracks::{Tracks, tracked_hooks};
 use crate::device_runtime::resource::{
     Access, AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, FreeSpace,
     Generation, PhysicalMeter, ResourceError, ResourceHome, ResourceResult, ResourceStatistics,

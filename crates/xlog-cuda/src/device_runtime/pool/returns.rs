@@ -4,7 +4,8 @@ use super::PoolResource;
 use super::arena::Piece;
 use crate::device_runtime::ordering::put_by::keep_first;
 use crate::device_runtime::ordering::record::Record;
-use crate::device_runtime::ordering::tracker::{Retired, Tracks};
+use crate::device_runtime::ordering::tracker::Retired;
+use crate::device_runtime::ordering::tracks::Tracks;
 use crate::device_runtime::resource::{DeviceBlock, Generation, ResourceResult};
 
 impl PoolResource {

@@ -170,21 +170,16 @@ impl DeviceBlock {
     ) -> Self {
         let align = alignment_of(ptr);
         let state = BlockState::Live;
-        #[cfg(all(target_arch = "x86_64", not(miri)))]
-        {
-            wide::put_together(Self {
-                ptr,
-                device_ordinal,
-                alloc_stream,
-                bytes,
-                align,
-                tag,
-                generation,
-                state,
-            })
-        }
-        #[cfg(not(all(target_arch = "x86_64", not(miri))))]
-        Self { ptr, device_ordinal, alloc_stream, bytes, align, tag, generation, state }
+        wide::put_together(Self {
+            ptr,
+            device_ordinal,
+            alloc_stream,
+            bytes,
+            align,
+            tag,
+            generation,
+            state,
+        })
     }
 }
 
@@ -236,6 +231,14 @@ mod wide {
                 generation_state: _mm_set_epi64x(block.state as i64, block.generation.0 as i64),
             })
         }
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+mod wide {
+    #[inline(always)]
+    pub(super) fn put_together(block: super::DeviceBlock) -> super::DeviceBlock {
+        block
     }
 }
 

@@ -20,16 +20,7 @@ pub struct Rig {
 
 /// A second claim to the same block.
 pub fn twin(block: &DeviceBlock) -> DeviceBlock {
-    DeviceBlock {
-        ptr: block.ptr,
-        device_ordinal: block.device_ordinal,
-        alloc_stream: block.alloc_stream,
-        bytes: block.bytes,
-        align: block.align,
-        tag: block.tag,
-        generation: block.generation,
-        state: block.state,
-    }
+    DeviceBlock { tag: block.tag, ..*block }
 }
 
 /// Queues a fill without any hook.

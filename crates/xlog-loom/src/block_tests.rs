@@ -1,0 +1,371 @@
+//! The word of a block: uses on its own stream, at home, by its owner and beside it, and the free.
+
+use loom::sync::{Arc, Mutex};
+use loom::thread;
+
+use crate::gate::{Attempt, BlockGate, OwnStamps};
+
+#[test]
+fn of_two_threads_that_free_twins_one_wins() {
+    loom::model(|| {
+        let gate = Arc::new(BlockGate::default());
+        gate.begin(5);
+        let other = {
+            let gate = Arc::clone(&gate);
+            thread::spawn(move || gate.retire(5))
+        };
+        let mine = gate.retire(5);
+        assert!(mine ^ other.join().unwrap());
+        assert!(!gate.is_live(5));
+    });
+}
+
+/// The part of a record that the lock guards.
+#[derive(Default)]
+struct Locked {
+    free_on_close: bool,
+    freed: u32,
+}
+
+struct Block {
+    gate: BlockGate,
+    stamps: OwnStamps,
+    locked: Mutex<Locked>,
+}
+
+impl Block {
+    /// As the resource closes a use of the own stream.
+    fn close(&self, writes: bool) {
+        if self.gate.close(5, writes, 1, &self.stamps) == Attempt::Done {
+            return;
+        }
+        self.close_locked(writes);
+    }
+
+    fn close_locked(&self, writes: bool) {
+        let mut locked = self.locked.lock().unwrap();
+        // Before it is counted no more: from then on the block can be freed without the lock.
+        self.stamps.stamp(writes, 1);
+        assert!(self.gate.close_counted(writes), "the use was open");
+        if locked.free_on_close && !self.gate.has_open() {
+            locked.free_on_close = false;
+            locked.freed += 1;
+        }
+    }
+
+    /// As the resource frees a block.
+    fn free(&self) {
+        let mut locked = self.locked.lock().unwrap();
+        assert!(self.gate.retire(5));
+        if self.gate.has_open() {
+            locked.free_on_close = true;
+        } else {
+            locked.freed += 1;
+        }
+    }
+}
+
+#[test]
+fn a_block_returned_while_uses_close_is_freed_once_and_not_before_the_last() {
+    loom::model(|| {
+        let block = Arc::new(Block {
+            gate: BlockGate::default(),
+            stamps: OwnStamps::default(),
+            locked: Mutex::new(Locked::default()),
+        });
+        block.gate.begin(5);
+        assert_eq!(block.gate.open(5, false), Attempt::Done);
+        assert_eq!(block.gate.open(5, true), Attempt::Done);
+        let reader = {
+            let block = Arc::clone(&block);
+            thread::spawn(move || block.close(false))
+        };
+        let writer = {
+            let block = Arc::clone(&block);
+            thread::spawn(move || block.close(true))
+        };
+        block.free();
+        reader.join().unwrap();
+        writer.join().unwrap();
+        let locked = block.locked.lock().unwrap();
+        assert_eq!((locked.freed, locked.free_on_close), (1, false));
+        assert!(!block.gate.has_open());
+    });
+}
+
+/// As a pool frees a block that may be at home: by whoever holds the memory of its stream, or by the word.
+fn free_from_home(gate: &BlockGate, memory: &Mutex<u32>) -> bool {
+    {
+        let mut freed = memory.lock().unwrap();
+        if gate.is_live_at_home(5) {
+            gate.end();
+            *freed += 1;
+            return true;
+        }
+    }
+    gate.retire_quiet(5) == Attempt::Done
+}
+
+fn take_from_home(gate: &BlockGate, memory: &Mutex<u32>) {
+    if gate.is_at_home() {
+        let _held = memory.lock().unwrap();
+        gate.leave_home();
+    }
+}
+
+#[test]
+fn a_block_at_home_is_used_or_freed_and_never_both() {
+    loom::model(|| {
+        let block = Arc::new((BlockGate::default(), Mutex::new(0)));
+        block.0.begin_at_home(5);
+        let user = {
+            let block = Arc::clone(&block);
+            thread::spawn(move || {
+                let (gate, memory) = &*block;
+                take_from_home(gate, memory);
+                gate.open(5, true)
+            })
+        };
+        let (gate, memory) = &*block;
+        let freed = free_from_home(gate, memory);
+        let opened = user.join().unwrap();
+        assert!(freed ^ (opened == Attempt::Done), "freed {freed}, and the use was {opened:?}");
+        assert_eq!(gate.has_open(), !freed);
+    });
+}
+
+#[test]
+fn twins_of_a_block_at_home_are_freed_once() {
+    loom::model(|| {
+        let block = Arc::new((BlockGate::default(), Mutex::new(0)));
+        block.0.begin_at_home(5);
+        let other = {
+            let block = Arc::clone(&block);
+            thread::spawn(move || {
+                let (gate, memory) = &*block;
+                take_from_home(gate, memory);
+                gate.retire_quiet(5) == Attempt::Done
+            })
+        };
+        let mine = free_from_home(&block.0, &block.1);
+        assert!(mine ^ other.join().unwrap());
+        assert!(!block.0.is_live(5));
+    });
+}
+
+#[test]
+fn a_use_opened_at_the_moment_of_the_free_is_refused_or_waited_for() {
+    loom::model(|| {
+        let block = Arc::new(Block {
+            gate: BlockGate::default(),
+            stamps: OwnStamps::default(),
+            locked: Mutex::new(Locked::default()),
+        });
+        block.gate.begin(5);
+        let user = {
+            let block = Arc::clone(&block);
+            thread::spawn(move || match block.gate.open(5, true) {
+                Attempt::Done => {
+                    assert_eq!(block.locked.lock().unwrap().freed, 0, "freed under an open use");
+                    block.close(true);
+                    true
+                }
+                _ => false,
+            })
+        };
+        block.free();
+        user.join().unwrap();
+        assert_eq!(block.locked.lock().unwrap().freed, 1);
+    });
+}
+
+#[test]
+fn another_stream_that_comes_in_sees_every_use_the_quick_way_finished_before() {
+    loom::model(|| {
+        let block = Arc::new((BlockGate::default(), OwnStamps::default()));
+        block.0.begin(5);
+        let own = {
+            let block = Arc::clone(&block);
+            thread::spawn(move || {
+                let (gate, stamps) = &*block;
+                if gate.open(5, true) != Attempt::Done {
+                    return false;
+                }
+                gate.close(5, true, 4, stamps) == Attempt::Done
+            })
+        };
+        assert!(block.0.enter_slow(5));
+        let seen = block.1.take().0;
+        let quick = own.join().unwrap();
+        // Closed without the lock means: before the other stream came in.
+        if quick {
+            assert_eq!(seen, 4);
+        }
+    });
+}
+
+/// A block that belongs to this thread.
+fn granted() -> Arc<Block> {
+    let block = Arc::new(Block {
+        gate: BlockGate::default(),
+        stamps: OwnStamps::default(),
+        locked: Mutex::new(Locked::default()),
+    });
+    block.gate.begin(5);
+    {
+        let _locked = block.locked.lock().unwrap();
+        block.gate.grant(5);
+    }
+    block
+}
+
+#[test]
+fn a_block_taken_from_its_owner_while_it_opens_a_use_is_not_freed_under_it() {
+    loom::model(|| {
+        let block = granted();
+        let other = {
+            let block = Arc::clone(&block);
+            thread::spawn(move || block.free())
+        };
+        if block.gate.open(5, true) == Attempt::Done {
+            assert_eq!(block.locked.lock().unwrap().freed, 0, "freed under an open use");
+            block.close(true);
+        }
+        other.join().unwrap();
+        assert_eq!(block.locked.lock().unwrap().freed, 1);
+        assert!(!block.gate.has_open());
+    });
+}
+
+impl Block {
+    /// As the resource opens a use: without the lock, or, where the block is another thread's, with it.
+    fn open(&self, writes: bool) {
+        if self.gate.open(5, writes) == Attempt::Done {
+            return;
+        }
+        let _locked = self.locked.lock().unwrap();
+        self.gate.share();
+        assert_eq!(self.gate.open(5, writes), Attempt::Done);
+    }
+}
+
+#[test]
+fn an_owner_and_another_thread_lose_no_use_of_each_other() {
+    loom::model(|| {
+        let block = granted();
+        let other = {
+            let block = Arc::clone(&block);
+            thread::spawn(move || block.open(false))
+        };
+        block.open(true);
+        other.join().unwrap();
+        assert!(block.gate.has_counted(false), "the use of the other thread was lost");
+        assert!(block.gate.has_counted(true), "the use of the owner was lost");
+    });
+}
+
+#[test]
+fn a_block_is_granted_while_another_thread_opens_a_use() {
+    loom::model(|| {
+        let block = Arc::new(Block {
+            gate: BlockGate::default(),
+            stamps: OwnStamps::default(),
+            locked: Mutex::new(Locked::default()),
+        });
+        block.gate.begin(5);
+        let other = {
+            let block = Arc::clone(&block);
+            thread::spawn(move || block.gate.open(5, false) == Attempt::Done)
+        };
+        {
+            let _locked = block.locked.lock().unwrap();
+            block.gate.grant(5);
+        }
+        assert_eq!(block.gate.open(5, true), Attempt::Done);
+        let opened = other.join().unwrap();
+        assert_eq!(block.gate.has_counted(false), opened);
+        assert!(block.gate.has_counted(true));
+    });
+}
+
+#[test]
+fn a_thread_that_lost_its_block_while_it_entered_does_not_hide_the_next_owner() {
+    loom::model(|| {
+        let block = granted();
+        let next = {
+            let block = Arc::clone(&block);
+            thread::spawn(move || {
+                {
+                    let _locked = block.locked.lock().unwrap();
+                    block.gate.share();
+                    block.gate.grant(5);
+                }
+                block.open(false);
+            })
+        };
+        block.open(true);
+        next.join().unwrap();
+        assert!(block.gate.has_counted(false), "the use of the next owner was lost");
+        assert!(block.gate.has_counted(true), "the use of the first owner was lost");
+    });
+}
+
+#[test]
+fn what_the_lock_gave_to_the_quick_way_is_seen_by_the_next_stream() {
+    loom::model(|| {
+        // The own stream finished at 7 through the lock; its next use, and one of another stream, come at once.
+        let (gate, stamps) = (BlockGate::default(), OwnStamps::default());
+        let block = Arc::new((gate, stamps, Mutex::new(false)));
+        block.0.begin(5);
+        assert!(block.0.enter_slow(5));
+        let own = {
+            let block = Arc::clone(&block);
+            thread::spawn(move || {
+                let (gate, stamps, others) = &*block;
+                {
+                    let others = others.lock().unwrap();
+                    if *others {
+                        return None;
+                    }
+                    stamps.stamp(true, 7);
+                    assert!(gate.leave_slow_open(true));
+                }
+                Some(gate.close(5, true, 8, stamps))
+            })
+        };
+        let (gate, stamps, others) = &*block;
+        let seen = {
+            let mut others = others.lock().unwrap();
+            *others = true;
+            assert!(gate.enter_slow(5));
+            stamps.take().0
+        };
+        match own.join().unwrap() {
+            // It found the other stream there, and would have gone on through the lock.
+            None => assert_eq!(seen, 0),
+            Some(Attempt::Done) => assert_eq!(seen, 8, "closed without the lock is closed before"),
+            Some(attempt) => {
+                assert_eq!(attempt, Attempt::Slow);
+                assert!(seen >= 7 && gate.has_counted(true));
+            }
+        }
+    });
+}
+
+#[test]
+fn a_block_freed_without_the_lock_has_the_stamps_of_all_its_uses() {
+    loom::model(|| {
+        let block = granted();
+        assert!(block.gate.open_mine(5, true));
+        let closer = {
+            let block = Arc::clone(&block);
+            // As beside a thread that owns the block.
+            thread::spawn(move || block.close_locked(true))
+        };
+        let freed = block.gate.retire_quiet(5) == Attempt::Done;
+        if freed {
+            assert_eq!(block.stamps.take().0, 1, "the work of the use would be forgotten");
+        }
+        closer.join().unwrap();
+    });
+}

@@ -1,0 +1,238 @@
+//! Clocks: what an event claims, what a stream knows of others, which events may be used again.
+
+use loom::sync::{Arc, Mutex};
+use loom::thread;
+
+use crate::bias::Me;
+use crate::clock::{Begun, ClockCell, Cover, Seen, StreamClock};
+
+/// What stands in the queue of a stream.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Queued {
+    Work,
+    /// An event with this number.
+    Event(u64),
+    /// A wait for an event of the other stream that covers this stamp.
+    Wait(u64),
+}
+
+/// A stream: its clock, and the driver's queue.
+struct Stream {
+    clock: StreamClock<u64, Box<ClockCell>>,
+    queue: Mutex<Vec<Queued>>,
+}
+
+impl Stream {
+    fn new(key: u32) -> Arc<Self> {
+        Arc::new(Self {
+            clock: StreamClock::new(key, Box::default()),
+            queue: Mutex::new(Vec::new()),
+        })
+    }
+
+    /// Queues work and finishes it: returns its stamp.
+    fn work(&self) -> u64 {
+        self.queue.lock().unwrap().push(Queued::Work);
+        self.clock.now()
+    }
+
+    /// Records an event: returns what it covers.
+    fn record(&self, number: u64) -> u64 {
+        let begun = self.begin();
+        self.queue.lock().unwrap().push(Queued::Event(number));
+        self.recorded(begun.covers, number);
+        begun.covers
+    }
+
+    // To a clock a thread is as good as another: its lock is a mutex here.
+
+    fn begin(&self) -> Begun<u64> {
+        Me::with(false, |me| self.clock.begin(me))
+    }
+
+    fn recorded(&self, covers: u64, number: u64) {
+        Me::with(false, |me| self.clock.recorded(me, covers, number));
+    }
+
+    fn find_or_begin(&self, stamp: u64, asker: u32, news: &mut Option<Seen>) -> Cover<u64> {
+        Me::with(false, |me| self.clock.find_or_begin(me, stamp, asker, news))
+    }
+
+    fn learn(&self, key: u32, covers: u64, news: &Option<Seen>) {
+        Me::with(false, |me| self.clock.learn(me, key, covers, news));
+    }
+}
+
+#[test]
+fn an_event_never_claims_work_that_was_queued_after_it() {
+    loom::model(|| {
+        let stream = Stream::new(1);
+        let worker = {
+            let stream = Arc::clone(&stream);
+            thread::spawn(move || stream.work())
+        };
+        let other = {
+            let stream = Arc::clone(&stream);
+            thread::spawn(move || stream.record(2))
+        };
+        let mine = stream.record(1);
+        let stamp = worker.join().unwrap();
+        let theirs = other.join().unwrap();
+        let queue = stream.queue.lock().unwrap().clone();
+        let at = |what: Queued| queue.iter().position(|q| *q == what).unwrap();
+        for (covers, event) in [(mine, 1), (theirs, 2)] {
+            if covers >= stamp {
+                assert!(at(Queued::Work) < at(Queued::Event(event)), "{queue:?}, {covers} {stamp}");
+            }
+        }
+        assert_ne!(mine, theirs, "two events cover the same stamps only by accident");
+        // Whoever asks for the stamp finds an event that covers it, or none.
+        if let Some(found) = stream.clock.find(stamp) {
+            assert!(found.covers >= stamp);
+            assert!(at(Queued::Work) < at(Queued::Event(found.event)));
+        }
+    });
+}
+
+#[test]
+fn nobody_skips_a_wait_that_is_not_queued_yet() {
+    loom::model(|| {
+        let (a, b) = (Stream::new(1), Stream::new(2));
+        let stamp = a.work();
+        let waiter = {
+            let (a, b) = (Arc::clone(&a), Arc::clone(&b));
+            thread::spawn(move || {
+                let mut news = None;
+                let cover = a.find_or_begin(stamp, 2, &mut news);
+                a.queue.lock().unwrap().push(Queued::Event(7));
+                b.queue.lock().unwrap().push(Queued::Wait(cover.covers));
+                a.recorded(cover.covers, 7);
+                b.learn(1, cover.covers, &news);
+            })
+        };
+        if b.clock.covers(1, stamp) {
+            let queue = b.queue.lock().unwrap().clone();
+            assert!(queue.iter().any(|q| matches!(q, Queued::Wait(covers) if *covers >= stamp)));
+        }
+        waiter.join().unwrap();
+        assert!(b.clock.covers(1, stamp));
+    });
+}
+
+#[test]
+fn nobody_skips_the_wait_of_a_short_way_that_is_not_queued_yet() {
+    loom::model(|| {
+        let (a, b) = (Stream::new(1), Stream::new(2));
+        let stamp = a.work();
+        let waiter = {
+            let (a, b) = (Arc::clone(&a), Arc::clone(&b));
+            thread::spawn(move || {
+                Me::with(false, |me| {
+                    // As a stream follows another one in the fewest steps: a stamp that stands is not covered.
+                    let covers = if a.clock.now() == stamp {
+                        let begun = a.clock.begin_plain(me, 2).unwrap();
+                        a.queue.lock().unwrap().push(Queued::Event(7));
+                        b.queue.lock().unwrap().push(Queued::Wait(begun.covers));
+                        a.clock.recorded(me, begun.covers, 7);
+                        begun.covers
+                    } else {
+                        // The other event may not be recorded yet; then this one would go the long way.
+                        let Some((covers, _)) = a.clock.find_plain(me, stamp, 2) else { return };
+                        b.queue.lock().unwrap().push(Queued::Wait(covers));
+                        a.clock.unpin_as(me);
+                        covers
+                    };
+                    assert!(covers >= stamp);
+                    b.clock.learn_plain(me, 1, covers);
+                });
+            })
+        };
+        a.record(8);
+        if b.clock.covers(1, stamp) {
+            let queue = b.queue.lock().unwrap().clone();
+            assert!(queue.iter().any(|q| matches!(q, Queued::Wait(covers) if *covers >= stamp)));
+        }
+        waiter.join().unwrap();
+        let queue = a.queue.lock().unwrap().clone();
+        let at = |what: Queued| queue.iter().position(|q| *q == what);
+        assert!(at(Queued::Work) < at(Queued::Event(8)), "{queue:?}");
+    });
+}
+
+#[test]
+fn what_a_stream_saw_travels_only_with_events_recorded_after_its_wait() {
+    loom::model(|| {
+        // c waits for an event of b; it may believe that it follows a only if b's wait for a stands before that event.
+        let (a, b, c) = (Stream::new(1), Stream::new(2), Stream::new(3));
+        let stamp = a.work();
+        a.record(1);
+        let mut nothing = None;
+        let first = a.find_or_begin(stamp, 2, &mut nothing);
+        assert!(first.recorded);
+        let waiter = {
+            let b = Arc::clone(&b);
+            thread::spawn(move || {
+                b.queue.lock().unwrap().push(Queued::Wait(first.covers));
+                b.learn(1, first.covers, &nothing);
+            })
+        };
+        let mut news = None;
+        let cover = b.find_or_begin(b.clock.now(), 3, &mut news);
+        b.queue.lock().unwrap().push(Queued::Event(9));
+        b.recorded(cover.covers, 9);
+        c.learn(2, cover.covers, &news);
+        waiter.join().unwrap();
+        if c.clock.covers(1, stamp) {
+            let queue = b.queue.lock().unwrap().clone();
+            let wait = queue.iter().position(|q| matches!(q, Queued::Wait(_))).unwrap();
+            let event = queue.iter().position(|q| *q == Queued::Event(9)).unwrap();
+            assert!(wait < event, "{queue:?}");
+        }
+    });
+}
+
+#[test]
+fn an_event_that_somebody_names_to_the_driver_is_not_used_again() {
+    loom::model(|| {
+        let stream = Stream::new(1);
+        let stamp = stream.work();
+        stream.record(1);
+        let found = stream.clock.find(stamp).unwrap();
+        let reuser = {
+            let stream = Arc::clone(&stream);
+            thread::spawn(move || {
+                stream.clock.completed_up_to(stamp);
+                stream.begin().spare
+            })
+        };
+        let named = found.event;
+        let pinned = stream.begin().spare;
+        assert_ne!(pinned, Some(named));
+        stream.clock.unpin();
+        // The other one may have come before or after the pin was given up.
+        let _ = reuser.join().unwrap();
+    });
+}
+
+#[test]
+fn an_event_recorded_to_be_waited_for_is_not_used_again_before_the_wait_is_queued() {
+    loom::model(|| {
+        let (stream, other) = (Stream::new(1), Stream::new(2));
+        let stamp = stream.work();
+        let reuser = {
+            let (stream, other) = (Arc::clone(&stream), Arc::clone(&other));
+            thread::spawn(move || {
+                stream.clock.completed_up_to(stamp);
+                if stream.begin().spare == Some(7) {
+                    assert!(!other.queue.lock().unwrap().is_empty());
+                }
+            })
+        };
+        let cover = stream.find_or_begin(stamp, 2, &mut None);
+        assert!(!cover.recorded);
+        stream.queue.lock().unwrap().push(Queued::Event(7));
+        other.queue.lock().unwrap().push(Queued::Wait(cover.covers));
+        stream.recorded(cover.covers, 7);
+        reuser.join().unwrap();
+    });
+}
