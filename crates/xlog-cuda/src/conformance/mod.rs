@@ -104,6 +104,7 @@ const CHECKS: &[Check] = checks! {
 pub struct Suite<F> {
     build: F,
     only: Option<String>,
+    without: Vec<String>,
 }
 
 impl<F> Suite<F>
@@ -114,13 +115,20 @@ where
     ///
     /// Each check gets a new one, with nothing outstanding.
     pub fn new(build: F) -> Self {
-        Self { build, only: None }
+        Self { build, only: None, without: Vec::new() }
     }
 
     /// Runs only the checks whose names contain `text`.
     #[must_use]
     pub fn only(mut self, text: &str) -> Self {
         self.only = Some(text.to_owned());
+        self
+    }
+
+    /// Leaves out the checks whose names contain `text`; a report calls them skipped.
+    #[must_use]
+    pub fn without(mut self, text: &str) -> Self {
+        self.without.push(text.to_owned());
         self
     }
 
@@ -133,6 +141,10 @@ where
     }
 
     fn run_one(&self, device: &Arc<CudaDevice>, check: &Check) -> CheckReport {
+        if self.without.iter().any(|text| check.name.contains(text.as_str())) {
+            let outcome = Outcome::Skipped("it was asked to be left out".to_owned());
+            return CheckReport { name: check.name, outcome };
+        }
         let races = device.races().len();
         let pool = Arc::new(StreamPool::new(device.clone(), STREAMS));
         let resource = (self.build)(device, &pool);
@@ -160,6 +172,9 @@ where
 
 impl<F> fmt::Debug for Suite<F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Suite").field("only", &self.only).finish_non_exhaustive()
+        f.debug_struct("Suite")
+            .field("only", &self.only)
+            .field("without", &self.without)
+            .finish_non_exhaustive()
     }
 }

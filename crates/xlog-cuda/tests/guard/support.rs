@@ -170,12 +170,14 @@ impl Random {
     }
 }
 
-/// How many random programs a test runs, and from which seed: few on a GPU, one when `XLOG_GUARD_SEED` names it.
+/// The random programs of a test: few on a GPU, as many as `XLOG_GUARD_SEEDS` says, or the one that `XLOG_GUARD_SEED` names.
 pub fn seeds(many: u64, on_gpu: u64) -> Vec<u64> {
-    if let Ok(text) = std::env::var("XLOG_GUARD_SEED") {
-        return vec![text.parse().unwrap()];
+    let number = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().unwrap());
+    if let Some(seed) = number("XLOG_GUARD_SEED") {
+        return vec![seed];
     }
-    (0..if gpu().is_some() { on_gpu } else { many }).collect()
+    let usual = if gpu().is_some() { on_gpu } else { many };
+    (0..number("XLOG_GUARD_SEEDS").unwrap_or(usual)).collect()
 }
 
 /// The GPU that the tests were told to run on.

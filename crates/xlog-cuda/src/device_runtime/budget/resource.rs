@@ -81,10 +81,10 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for GlobalDeviceBudget<R> {
         let seat = seat();
         self.core.credits.begin(seat, record.charge);
         let under_way = UnderWay { core: &self.core, seat, charge: record.charge };
-        match self.inner.deallocate(block) {
-            Ok(()) => {
+        match self.inner.deallocate_with_state(block) {
+            Ok(state) => {
                 std::mem::forget(under_way);
-                if self.inner.block_state(id) == BlockState::Freed {
+                if state == BlockState::Freed {
                     self.core.records.forget(id.ptr, id.generation);
                     self.core.release_block(seat, record.charge, record.scope, record.tag);
                 } else {

@@ -4,7 +4,6 @@
 //! what was announced and the host waits for nothing. A block whose stream was given back is looked at on the default stream,
 //! made to follow the old one. Below that, where uses are not tracked, the host waits before and after, as such a resource does.
 
-use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
@@ -17,6 +16,7 @@ use super::config::{GuardConfig, GuardMode};
 use super::journal::Journal;
 use super::pages::{Mapped, Pages};
 use super::report::{BlockInfo, FoundBy};
+use super::sampling::Sampling;
 use super::zone::{CANARY, FREED, FRESH, Zone};
 use crate::CudaDevice;
 use crate::device_runtime::ordering::tally::Tally;
@@ -63,6 +63,7 @@ impl Parts {
 /// A guard, shared by the resource and its handles.
 #[derive(Debug)]
 pub(super) struct Core<R> {
+    pub(super) sampling: Sampling,
     pub(super) inner: R,
     pub(super) config: GuardConfig,
     pub(super) ordinal: u32,
@@ -70,8 +71,6 @@ pub(super) struct Core<R> {
     pub(super) journal: Arc<Journal>,
     pub(super) books: Mutex<Books>,
     pub(super) pages: Option<Pages>,
-    /// Only one block in so many is guarded.
-    pub(super) sampling: Option<NonZeroU64>,
     /// Whether the device was found lost.
     pub(super) lost: AtomicBool,
     /// Held by who collects what looks found.
@@ -120,10 +119,10 @@ impl<R: DeviceMemoryResource> Core<R> {
             _ => None,
         };
         Self {
+            sampling: Sampling::new(sampling),
             ordinal: inner.device_ordinal(),
             parts,
             pages,
-            sampling,
             lost: AtomicBool::new(false),
             journal: Arc::new(Journal::new(&config)),
             books: Mutex::new(Books::default()),
@@ -200,6 +199,9 @@ impl<R: DeviceMemoryResource> Core<R> {
             Ok(mapped) => mapped,
             Err(error) => return Err((block, error)),
         };
+        if let Some((from, bytes)) = pages.addresses() {
+            self.sampling.set_guarded(from, bytes);
+        }
         self.hand_out(block, zone, Some(mapped), who).inspect_err(|_| {
             // Part of the fill may be queued.
             if let Ok(parts) = self.parts()

@@ -18,6 +18,7 @@ mod pages;
 mod post_mortem;
 mod report;
 mod resource;
+mod sampling;
 mod zone;
 
 use std::fmt;

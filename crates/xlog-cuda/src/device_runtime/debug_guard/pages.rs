@@ -68,10 +68,9 @@ impl Pages {
         self.memory().map_or(1, |memory| memory.granularity().max(1))
     }
 
-    /// True for an address that may be one of these blocks'.
-    #[inline]
-    pub(super) fn holds(&self, ptr: u64) -> bool {
-        self.base.get().is_some_and(|base| ptr.wrapping_sub(*base) < ADDRESSES as u64)
+    /// Where all these blocks lie, and in how many bytes, once there was one.
+    pub(super) fn addresses(&self) -> Option<(u64, usize)> {
+        self.base.get().map(|base| (*base, ADDRESSES))
     }
 
     /// The physical memory that a block takes.

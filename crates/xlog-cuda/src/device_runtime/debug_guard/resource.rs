@@ -1,10 +1,6 @@
 //! The guard as a resource.
 
-use std::cell::Cell;
-use std::num::NonZeroU64;
 use std::sync::Arc;
-
-use xlog_driver::sync::thread_name;
 
 use super::DebugGuardResource;
 use super::books::Stage;
@@ -19,34 +15,6 @@ use crate::device_runtime::resource::{
 
 /// What stands in for memory between guard pages in the resource below.
 const STAND_IN: usize = 1;
-
-thread_local! {
-    /// Calls of this thread until one is due; what is not below the interval says that none was counted.
-    static LEFT: Cell<u64> = const { Cell::new(u64::MAX) };
-}
-
-/// True for one call in `every`, counted by each thread for itself.
-#[inline(always)]
-fn is_due(every: NonZeroU64) -> bool {
-    let left = LEFT.get();
-    if left.wrapping_sub(1) < every.get() - 1 {
-        LEFT.set(left - 1);
-        return false;
-    }
-    begins_again(every, left)
-}
-
-#[cold]
-#[inline(never)]
-fn begins_again(every: NonZeroU64, left: u64) -> bool {
-    let now = match left {
-        0 => 0,
-        // Threads begin at different places, so that the first block of each is nothing special.
-        _ => u64::from(thread_name()).wrapping_mul(0x9e37_79b9_7f4a_7c15) % every.get(),
-    };
-    LEFT.set(if now == 0 { every.get() - 1 } else { now - 1 });
-    now == 0
-}
 
 impl<R: DeviceMemoryResource> Core<R> {
     /// A guarded block; `call` is told how much to ask the resource below for, and with which alignment.
@@ -92,18 +60,6 @@ impl<R: DeviceMemoryResource> Core<R> {
             let _ = self.inner.deallocate(block);
             error
         })
-    }
-
-    /// True when the next block is handed out as it is, as most are where only some are guarded.
-    #[inline(always)]
-    fn skips(&self) -> bool {
-        self.sampling.is_some_and(|every| !is_due(every))
-    }
-
-    /// True for a block that the guard knows nothing of.
-    #[inline(always)]
-    fn passes(&self, ptr: u64) -> bool {
-        self.sampling.is_some() && self.pages.as_ref().is_some_and(|pages| !pages.holds(ptr))
     }
 
     /// A use was closed, perhaps the last of a block that was returned.
@@ -188,7 +144,7 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for DebugGuardResource<R> {
         tag: AllocTag,
     ) -> ResourceResult<DeviceBlock> {
         let core = &*self.core;
-        if !core.skips() {
+        if !core.sampling.skips() {
             return core.allocate_guarded(bytes, stream, tag);
         }
         match core.inner.allocate(bytes, stream, tag) {
@@ -211,7 +167,7 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for DebugGuardResource<R> {
                 accepted: "a power of two".to_owned(),
             });
         }
-        if core.skips() {
+        if core.sampling.skips() {
             return core.watched(core.inner.allocate_aligned(bytes, align, stream, tag));
         }
         let call = |total, align| core.inner.allocate_aligned(total, align, stream, tag);
@@ -227,7 +183,7 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for DebugGuardResource<R> {
         tag: AllocTag,
     ) -> ResourceResult<DeviceBlock> {
         let core = &*self.core;
-        if core.skips() {
+        if core.sampling.skips() {
             let given = core.inner.allocate_reserved(reservation, bytes, align, stream, tag);
             return core.watched(given);
         }
@@ -239,12 +195,25 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for DebugGuardResource<R> {
     #[inline]
     fn deallocate(&self, block: DeviceBlock) -> ResourceResult<()> {
         let core = &*self.core;
-        if !core.passes(block.ptr) {
+        if !core.sampling.passes(block.ptr) {
             return core.deallocate_guarded(BlockId::from_block(&block));
         }
         // Not handed on as it is: a result that was just written is slow to move.
         match core.inner.deallocate(block) {
             Ok(()) => Ok(()),
+            Err(error) => Err(core.watched_error(error)),
+        }
+    }
+
+    #[inline]
+    fn deallocate_with_state(&self, block: DeviceBlock) -> ResourceResult<BlockState> {
+        let core = &*self.core;
+        if !core.sampling.passes(block.ptr) {
+            let id = BlockId::from_block(&block);
+            return core.deallocate_guarded(id).map(|()| core.state_of_guarded(id));
+        }
+        match core.inner.deallocate_with_state(block) {
+            Ok(state) => Ok(state),
             Err(error) => Err(core.watched_error(error)),
         }
     }
@@ -284,7 +253,7 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for DebugGuardResource<R> {
 
     fn record_block_use(&self, block: &DeviceBlock, use_stream: StreamId) -> ResourceResult<()> {
         let core = &*self.core;
-        if core.passes(block.ptr) || !core.inner.supports_block_use_tracking() {
+        if core.sampling.passes(block.ptr) || !core.inner.supports_block_use_tracking() {
             return core.watched(core.inner.record_block_use(block, use_stream));
         }
         let id = BlockId::from_block(block);
@@ -314,7 +283,7 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for DebugGuardResource<R> {
         access: Access,
     ) -> ResourceResult<()> {
         let core = &*self.core;
-        if core.passes(block.ptr) || !core.inner.supports_block_use_tracking() {
+        if core.sampling.passes(block.ptr) || !core.inner.supports_block_use_tracking() {
             return core.watched(core.inner.prepare_block_use(block, use_stream, access));
         }
         core.check_device(block)?;
@@ -334,7 +303,7 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for DebugGuardResource<R> {
         access: Access,
     ) -> ResourceResult<()> {
         let core = &*self.core;
-        if core.passes(block.ptr) || !core.inner.supports_block_use_tracking() {
+        if core.sampling.passes(block.ptr) || !core.inner.supports_block_use_tracking() {
             return core.watched(core.inner.finish_block_use(block, use_stream, access));
         }
         core.check_device(block)?;
@@ -351,7 +320,7 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for DebugGuardResource<R> {
     #[inline]
     fn block_state(&self, block: BlockId) -> BlockState {
         let core = &*self.core;
-        if core.passes(block.ptr) {
+        if core.sampling.passes(block.ptr) {
             core.inner.block_state(block)
         } else {
             core.state_of_guarded(block)
@@ -360,18 +329,18 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for DebugGuardResource<R> {
 
     #[inline]
     fn charge_for(&self, bytes: usize) -> usize {
-        match self.core.sampling {
-            // What is sampled is charged as it would be without; its pages are bounded, and metered.
-            Some(_) => self.core.inner.charge_for(bytes),
-            None => self.core.charge_for_guarded(bytes, MIN_ALIGN),
+        // What is sampled is charged as it would be without; its pages are bounded, and metered.
+        match self.core.sampling.is_on() {
+            true => self.core.inner.charge_for(bytes),
+            false => self.core.charge_for_guarded(bytes, MIN_ALIGN),
         }
     }
 
     #[inline]
     fn charge_for_aligned(&self, bytes: usize, align: usize) -> usize {
-        match self.core.sampling {
-            Some(_) => self.core.inner.charge_for_aligned(bytes, align),
-            None => self.core.charge_for_guarded(bytes, align),
+        match self.core.sampling.is_on() {
+            true => self.core.inner.charge_for_aligned(bytes, align),
+            false => self.core.charge_for_guarded(bytes, align),
         }
     }
 

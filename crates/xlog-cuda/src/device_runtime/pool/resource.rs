@@ -99,6 +99,14 @@ impl DeviceMemoryResource for PoolResource {
         if self.put_at_once(&block) { Ok(()) } else { self.give_back(&block) }
     }
 
+    #[inline]
+    fn deallocate_with_state(&self, block: DeviceBlock) -> ResourceResult<BlockState> {
+        if self.put_at_once(&block) {
+            return Ok(BlockState::Freed);
+        }
+        self.give_back(&block).map(|()| self.block_state(BlockId::from_block(&block)))
+    }
+
     fn allocate_batch(
         &self,
         sizes: &[usize],

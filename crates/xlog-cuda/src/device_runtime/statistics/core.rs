@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use xlog_driver::sync::{BiasedMutex, thread_name};
 
+use super::extent::Extent;
 use super::names::{Ids, Key, Names};
 use super::scope::{self, Peaks};
 use super::shard::{Board, Counts};
@@ -368,16 +369,17 @@ impl Core {
 
     fn fold_shards(&self, peaks: &mut Peaks, shards: &mut [&mut Counts]) -> Usage {
         let mut now = Usage::default();
-        let (mut bytes, mut blocks) = (0, 0);
+        let mut seen = Extent::NONE;
         for counts in shards.iter_mut() {
             counts.total.publish(&self.board.total);
             counts.total.add_to(&mut now);
         }
         for counts in shards.iter_mut() {
-            let seen = counts.total.take_peak(now.current_bytes as i64, now.current_blocks as i64);
-            (bytes, blocks) = (seen.0.max(bytes), seen.1.max(blocks));
+            let live =
+                Extent { bytes: now.current_bytes as i64, blocks: now.current_blocks as i64 };
+            seen = seen.most(counts.total.take_peak(live));
         }
-        peaks.fold((bytes.max(0) as usize, blocks.max(0) as usize), &now);
+        peaks.fold((seen.bytes as usize, seen.blocks as usize), &now);
         (now.peak_bytes, now.peak_blocks) = peaks.overall();
         now
     }

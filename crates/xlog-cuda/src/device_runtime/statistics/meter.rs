@@ -4,44 +4,54 @@
 //! the sum over all shards is true. For the peak each shard knows what all have published, and adds what it has not published
 //! itself.
 
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
 
+use super::extent::Extent;
 use super::shard::Moved;
 use super::snapshot::Usage;
 
-/// Bytes by which a shard may have moved before it tells the others.
+/// Bytes by which a shard may have moved before it tells the others, however small the account is.
 pub const PEAK_STEP_BYTES: usize = 64 << 10;
-/// Blocks by which a shard may have moved before it tells the others.
+/// Blocks by which a shard may have moved before it tells the others, however small the account is.
 pub const PEAK_STEP_BLOCKS: usize = 64;
+/// The part of an account's peak by which a shard may have moved before it tells the others: one in so many.
+pub const PEAK_STEP_PART: usize = 128;
+/// The same while it is the only shard that has changed the account.
+pub const PEAK_STEP_PART_ALONE: usize = 16;
 
-/// Half of it may be in a shard's meters, and half in front of them.
-pub(super) const HALF_STEP_BYTES: i64 = PEAK_STEP_BYTES as i64 / 2;
-pub(super) const HALF_STEP_BLOCKS: i64 = PEAK_STEP_BLOCKS as i64 / 2;
+/// Half of a step may be in a shard's meters, and half in front of them.
+const LEAST_HALF: Extent =
+    Extent { bytes: PEAK_STEP_BYTES as i64 / 2, blocks: PEAK_STEP_BLOCKS as i64 / 2 };
 
-/// What the shards have published of one account.
+/// What the shards have published of one account, on a cache line of its own.
 #[derive(Debug, Default)]
+#[repr(align(64))]
 pub(super) struct Published {
     bytes: AtomicI64,
     blocks: AtomicI64,
+    /// How many shards have changed the account.
+    shards: AtomicU32,
 }
 
 /// One shard's part of an account.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Meter {
     /// Allocated minus freed, not yet published.
-    pending_bytes: i64,
-    pending_blocks: i64,
-    peak_bytes: i64,
-    peak_blocks: i64,
+    pending: Extent,
+    peak: Extent,
     allocated_bytes: u64,
     allocated_blocks: u64,
     freed_bytes: u64,
     freed_blocks: u64,
     failures: u64,
     /// Room given in `epoch`.
-    given_bytes: i64,
-    given_blocks: i64,
+    given: Extent,
     epoch: u64,
+    /// What entries have set aside in `aside_epoch`, to move by unseen.
+    aside: Extent,
+    aside_epoch: u64,
+    /// How many shards had changed the account when this one last looked; 0 before it changed it itself.
+    shards: u32,
 }
 
 impl Meter {
@@ -57,39 +67,59 @@ impl Meter {
         self.allocated_blocks = self.allocated_blocks.wrapping_add(moved.allocated_blocks);
         self.freed_bytes = self.freed_bytes.wrapping_add(moved.freed_bytes);
         self.freed_blocks = self.freed_blocks.wrapping_add(moved.freed_blocks);
-        self.pending_bytes += moved.allocated_bytes.wrapping_sub(moved.freed_bytes) as i64;
-        self.pending_blocks += moved.allocated_blocks.wrapping_sub(moved.freed_blocks) as i64;
-        let (bytes, blocks) = self.estimate(all);
-        self.peak_bytes = self.peak_bytes.max(bytes);
-        self.peak_blocks = self.peak_blocks.max(blocks);
-        if self.pending_bytes.abs() >= HALF_STEP_BYTES
-            || self.pending_blocks.abs() >= HALF_STEP_BLOCKS
-        {
+        self.pending = self.pending.plus(
+            moved.allocated_bytes.wrapping_sub(moved.freed_bytes) as i64,
+            moved.allocated_blocks.wrapping_sub(moved.freed_blocks) as i64,
+        );
+        self.shards = match self.shards {
+            0 => all.shards.fetch_add(1, Ordering::Relaxed) + 1,
+            _ => all.shards.load(Ordering::Relaxed),
+        };
+        self.peak = self.peak.most(self.estimate(all));
+        let left = self.half_step().less(self.pending.distance());
+        if left.bytes <= 0 || left.blocks <= 0 {
             self.publish(all);
         }
     }
 
+    /// How far this shard's meter may have moved unseen, and its entries besides.
+    fn half_step(&self) -> Extent {
+        let part = if self.shards > 1 { PEAK_STEP_PART } else { PEAK_STEP_PART_ALONE };
+        self.peak.part(2 * part as i64).most(LEAST_HALF)
+    }
+
     /// What is live, as far as this shard knows.
-    fn estimate(&self, all: &Published) -> (i64, i64) {
-        let bytes = all.bytes.load(Ordering::Relaxed) + self.pending_bytes;
-        (bytes, all.blocks.load(Ordering::Relaxed) + self.pending_blocks)
+    fn estimate(&self, all: &Published) -> Extent {
+        let (bytes, blocks) = (&all.bytes, &all.blocks);
+        self.pending.plus(bytes.load(Ordering::Relaxed), blocks.load(Ordering::Relaxed))
     }
 
     /// What lies below the peak and was given to nobody in this epoch.
-    pub(super) fn room(&self, epoch: u64, all: &Published) -> (i64, i64) {
-        let (bytes, blocks) = self.estimate(all);
-        let given =
-            if self.epoch == epoch { (self.given_bytes, self.given_blocks) } else { (0, 0) };
-        (self.peak_bytes - bytes - given.0, self.peak_blocks - blocks - given.1)
+    pub(super) fn room(&self, epoch: u64, all: &Published) -> Extent {
+        let given = if self.epoch == epoch { self.given } else { Extent::NONE };
+        self.peak.less(self.estimate(all)).less(given)
     }
 
     /// Remembers room that was given to an entry.
-    pub(super) fn give_room(&mut self, epoch: u64, room: (i64, i64)) {
+    pub(super) fn give_room(&mut self, epoch: u64, room: Extent) {
         if self.epoch != epoch {
-            (self.epoch, self.given_bytes, self.given_blocks) = (epoch, 0, 0);
+            (self.epoch, self.given) = (epoch, Extent::NONE);
         }
-        self.given_bytes += room.0;
-        self.given_blocks += room.1;
+        self.given = self.given.and(room);
+    }
+
+    /// How far entries may move unseen, and nobody has set aside in this epoch.
+    pub(super) fn unseen_left(&self, epoch: u64) -> Extent {
+        let aside = if self.aside_epoch == epoch { self.aside } else { Extent::NONE };
+        self.half_step().less(aside)
+    }
+
+    /// Remembers what an entry has set aside.
+    pub(super) fn set_aside(&mut self, epoch: u64, more: Extent) {
+        if self.aside_epoch != epoch {
+            (self.aside_epoch, self.aside) = (epoch, Extent::NONE);
+        }
+        self.aside = self.aside.and(more);
     }
 
     pub(super) fn fail(&mut self) {
@@ -97,16 +127,14 @@ impl Meter {
     }
 
     pub(super) fn publish(&mut self, all: &Published) {
-        all.bytes.fetch_add(self.pending_bytes, Ordering::Relaxed);
-        all.blocks.fetch_add(self.pending_blocks, Ordering::Relaxed);
-        (self.pending_bytes, self.pending_blocks) = (0, 0);
+        let Extent { bytes, blocks } = std::mem::take(&mut self.pending);
+        all.bytes.fetch_add(bytes, Ordering::Relaxed);
+        all.blocks.fetch_add(blocks, Ordering::Relaxed);
     }
 
     /// The peak seen since the last time; from here it counts anew, starting at what is live.
-    pub(super) fn take_peak(&mut self, live_bytes: i64, live_blocks: i64) -> (i64, i64) {
-        let seen = (self.peak_bytes, self.peak_blocks);
-        (self.peak_bytes, self.peak_blocks) = (live_bytes, live_blocks);
-        seen
+    pub(super) fn take_peak(&mut self, live: Extent) -> Extent {
+        std::mem::replace(&mut self.peak, live)
     }
 
     /// Live bytes and blocks, as far as this shard is concerned.
@@ -122,8 +150,7 @@ impl Meter {
         self.freed_bytes = self.freed_bytes.wrapping_add(ended.freed_bytes);
         self.freed_blocks = self.freed_blocks.wrapping_add(ended.freed_blocks);
         self.failures += ended.failures;
-        self.peak_bytes = self.peak_bytes.max(ended.peak_bytes);
-        self.peak_blocks = self.peak_blocks.max(ended.peak_blocks);
+        self.peak = self.peak.most(ended.peak);
         *ended = Self::default();
     }
 
@@ -132,8 +159,8 @@ impl Meter {
         let (bytes, blocks) = self.live();
         sum.current_bytes = sum.current_bytes.wrapping_add(bytes as usize);
         sum.current_blocks = sum.current_blocks.wrapping_add(blocks as usize);
-        sum.peak_bytes = sum.peak_bytes.max(self.peak_bytes.max(0) as usize);
-        sum.peak_blocks = sum.peak_blocks.max(self.peak_blocks.max(0) as usize);
+        sum.peak_bytes = sum.peak_bytes.max(self.peak.bytes.max(0) as usize);
+        sum.peak_blocks = sum.peak_blocks.max(self.peak.blocks.max(0) as usize);
         sum.total_bytes = sum.total_bytes.wrapping_add(self.allocated_bytes);
         sum.freed_bytes = sum.freed_bytes.wrapping_add(self.freed_bytes);
         sum.allocations = sum.allocations.wrapping_add(self.allocated_blocks);
@@ -147,5 +174,6 @@ impl Published {
     pub(super) fn reset(&self) {
         self.bytes.store(0, Ordering::Relaxed);
         self.blocks.store(0, Ordering::Relaxed);
+        self.shards.store(0, Ordering::Relaxed);
     }
 }

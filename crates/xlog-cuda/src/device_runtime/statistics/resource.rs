@@ -83,6 +83,17 @@ impl<R: DeviceMemoryResource> StatisticsResource<R> {
         result
     }
 
+    #[inline(always)]
+    fn count_free<T>(&self, block: BlockId, result: ResourceResult<T>) -> ResourceResult<T> {
+        match result {
+            Ok(freed) => {
+                self.statistics.0.freed(block.generation);
+                Ok(freed)
+            }
+            Err(error) => Err(self.free_failed(block, error)),
+        }
+    }
+
     /// A free that failed half way has taken the block all the same; one that was refused has not.
     #[cold]
     #[inline(never)]
@@ -114,13 +125,13 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for StatisticsResource<R> {
 
     fn deallocate(&self, block: DeviceBlock) -> ResourceResult<()> {
         let id = BlockId::from_block(&block);
-        match self.inner.deallocate(block) {
-            Ok(()) => {
-                self.statistics.0.freed(id.generation);
-                Ok(())
-            }
-            Err(error) => Err(self.free_failed(id, error)),
-        }
+        self.count_free(id, self.inner.deallocate(block))
+    }
+
+    #[inline]
+    fn deallocate_with_state(&self, block: DeviceBlock) -> ResourceResult<BlockState> {
+        let id = BlockId::from_block(&block);
+        self.count_free(id, self.inner.deallocate_with_state(block))
     }
 
     fn reap_pending(&self) -> ResourceResult<()> {

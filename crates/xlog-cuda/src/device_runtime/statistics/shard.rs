@@ -4,9 +4,11 @@
 //! than the operation, so a shard has entries for the combinations it used last, and moves their sums to the meters now and then.
 //! A peak cannot be missed meanwhile: an entry may only grow by the room it was given, and all room given under a meter lies below
 //! that meter's peak. An allocation beyond its room settles everything and looks at the meters itself. What all entries together
-//! have grown or shrunk, and others cannot see, stays below half a step: each may only do so by what it has set aside of that.
+//! have grown or shrunk under a meter, and others cannot see, stays below half a step of that meter: each may only do so by what it
+//! has set aside of that.
 
-use super::meter::{HALF_STEP_BLOCKS, HALF_STEP_BYTES, Meter, Published};
+use super::extent::Extent;
+use super::meter::{Meter, Published};
 use super::names::{Ids, Key, MAX_QUERIES, MAX_STREAMS, MAX_TAGS, Mark};
 use super::snapshot::{CLASSES, class_of};
 
@@ -44,45 +46,6 @@ pub(super) struct Moved {
     pub(super) freed_bytes: u64,
     pub(super) freed_blocks: u64,
 }
-
-/// Bytes and blocks, which are limited together.
-#[derive(Clone, Copy, Debug, Default)]
-struct Extent {
-    bytes: i64,
-    blocks: i64,
-}
-
-impl Extent {
-    const NONE: Self = Self { bytes: 0, blocks: 0 };
-
-    #[inline(always)]
-    fn plus(self, bytes: i64, blocks: i64) -> Self {
-        Self { bytes: self.bytes.wrapping_add(bytes), blocks: self.blocks.wrapping_add(blocks) }
-    }
-
-    /// True when both are at least 0.
-    #[inline(always)]
-    fn is_room(self) -> bool {
-        (self.bytes | self.blocks) >= 0
-    }
-
-    /// What is left of this without `other`.
-    #[inline(always)]
-    fn less(self, other: Self) -> Self {
-        self.plus(other.bytes.wrapping_neg(), other.blocks.wrapping_neg())
-    }
-
-    fn distance(self) -> Self {
-        Self { bytes: self.bytes.wrapping_abs(), blocks: self.blocks.wrapping_abs() }
-    }
-
-    fn least(self, other: Self) -> Self {
-        Self { bytes: self.bytes.min(other.bytes), blocks: self.blocks.min(other.blocks) }
-    }
-}
-
-/// What all entries of a shard together may grow or shrink unseen.
-const UNSEEN: Extent = Extent { bytes: HALF_STEP_BYTES, blocks: HALF_STEP_BLOCKS };
 
 #[derive(Clone, Copy, Debug)]
 #[repr(align(64))]
@@ -141,10 +104,10 @@ pub(super) struct Counts {
     entries: [Entry; ENTRIES],
     /// Entries with limits or with something to move, by place.
     open: u64,
-    /// What no entry has set aside of what may go unseen.
-    unseen_left: Extent,
     /// Counts the times of settling; room given before the last one is void.
     epoch: u64,
+    /// Counts the times that entries gave back what they had set aside.
+    aside_epoch: u64,
     pub(super) total: Meter,
     pub(super) tags: Vec<Meter>,
     pub(super) streams: Vec<Meter>,
@@ -168,8 +131,8 @@ impl Default for Counts {
         Self {
             entries: [Entry::EMPTY; ENTRIES],
             open: 0,
-            unseen_left: UNSEEN,
             epoch: 1,
+            aside_epoch: 1,
             total: Meter::default(),
             tags: Vec::new(),
             streams: Vec::new(),
@@ -268,57 +231,62 @@ impl Counts {
         }
         self.request(requested);
         let net = self.entries[place].net.plus(bytes as i64, 1);
-        if self.set_aside(place, net) && self.make_room(ids, net, board) {
+        if self.set_aside(ids, net, board) && self.make_room(ids, net, board) {
             self.entries[place].net = net;
             return;
         }
         self.settle(board);
         self.each(ids, board, |meter, all| meter.allocate(bytes, all));
         let room = self.room(ids, board);
-        self.give_room(ids, (room.0 - room.0 / 2, room.1 - room.1 / 2), board);
+        self.give_room(ids, room.less(room.part(2)), board);
         // For its free, if that comes next. Without it that free finds out itself.
-        self.set_aside(place, Extent { bytes: bytes as i64, blocks: 1 });
+        self.set_aside(ids, Extent { bytes: bytes as i64, blocks: 1 }, board);
     }
 
     /// Lets an entry go as far from 0 as `net`, and a little further, unseen. False when that is too far.
-    fn set_aside(&mut self, place: usize, net: Extent) -> bool {
-        let wanted = net.distance();
-        if !UNSEEN.less(wanted).is_room() {
+    fn set_aside(&mut self, ids: Ids, net: Extent, board: &Board) -> bool {
+        let (place, wanted) = (ids.place() % ENTRIES, net.distance());
+        let mut left = self.unseen_left(ids, board);
+        if !left.holds(wanted.less(self.entries[place].aside)) {
+            self.take_back_aside(board);
+            left = self.unseen_left(ids, board);
+        }
+        let lacking = wanted.less(self.entries[place].aside);
+        if !left.holds(lacking) {
             return false;
         }
-        if !self.unseen_left.less(wanted.less(self.entries[place].aside)).is_room() {
-            self.take_back_aside();
-        }
+        let more = |lacking: i64, left: i64| if lacking > 0 { lacking.max(left / 8) } else { 0 };
+        let more = Extent {
+            bytes: more(lacking.bytes, left.bytes),
+            blocks: more(lacking.blocks, left.blocks),
+        };
+        let epoch = self.aside_epoch;
+        self.each(ids, board, |meter, _| meter.set_aside(epoch, more));
         let entry = &mut self.entries[place];
-        let more = |left: i64, wanted: i64, has: i64| match wanted - has {
-            lacking if lacking <= 0 => Some(0),
-            lacking if lacking <= left => Some(lacking.max(left / 8)),
-            _ => None,
-        };
-        let left = self.unseen_left;
-        let (Some(bytes), Some(blocks)) = (
-            more(left.bytes, wanted.bytes, entry.aside.bytes),
-            more(left.blocks, wanted.blocks, entry.aside.blocks),
-        ) else {
-            return false;
-        };
-        entry.aside = entry.aside.plus(bytes, blocks);
+        entry.aside = entry.aside.and(more);
         entry.set_top();
-        self.unseen_left = left.plus(-bytes, -blocks);
         self.open |= 1 << place;
         true
     }
 
+    /// How far an entry may move unseen as far as all four meters are concerned.
+    fn unseen_left(&mut self, ids: Ids, board: &Board) -> Extent {
+        let (mut left, epoch) = (Extent::ALL, self.aside_epoch);
+        self.each(ids, board, |meter, _| left = left.least(meter.unseen_left(epoch)));
+        left
+    }
+
     /// Entries keep aside only what they need now.
-    fn take_back_aside(&mut self) {
-        self.unseen_left = UNSEEN;
-        let mut open = self.open;
+    fn take_back_aside(&mut self, board: &Board) {
+        self.aside_epoch += 1;
+        let (mut open, epoch) = (self.open, self.aside_epoch);
         while open != 0 {
             let entry = &mut self.entries[open.trailing_zeros() as usize % ENTRIES];
             open &= open - 1;
             entry.aside = entry.net.distance();
             entry.set_top();
-            self.unseen_left = self.unseen_left.less(entry.aside);
+            let (ids, aside) = (entry.ids, entry.aside);
+            self.each(ids, board, |meter, _| meter.set_aside(epoch, aside));
         }
     }
 
@@ -329,30 +297,26 @@ impl Counts {
             return true;
         }
         let room = self.room(ids, board);
-        if room.0 < lacking.bytes || room.1 < lacking.blocks {
+        if !room.holds(lacking) {
             return false;
         }
         // Half of what is left goes here, the rest to others.
-        let share = (lacking.bytes.max(room.0 / 2), lacking.blocks.max(room.1 / 2));
-        self.give_room(ids, share, board);
+        self.give_room(ids, lacking.most(room.part(2)), board);
         true
     }
 
     /// Bytes and blocks that lie below the peaks of all four meters and were given to nobody.
-    fn room(&mut self, ids: Ids, board: &Board) -> (i64, i64) {
-        let (mut room, epoch) = ((i64::MAX, i64::MAX), self.epoch);
-        self.each(ids, board, |meter, all| {
-            let own = meter.room(epoch, all);
-            room = (room.0.min(own.0), room.1.min(own.1));
-        });
-        (room.0.max(0), room.1.max(0))
+    fn room(&mut self, ids: Ids, board: &Board) -> Extent {
+        let (mut room, epoch) = (Extent::ALL, self.epoch);
+        self.each(ids, board, |meter, all| room = room.least(meter.room(epoch, all)));
+        room.most(Extent::NONE)
     }
 
-    fn give_room(&mut self, ids: Ids, room: (i64, i64), board: &Board) {
+    fn give_room(&mut self, ids: Ids, room: Extent, board: &Board) {
         let epoch = self.epoch;
         self.each(ids, board, |meter, _| meter.give_room(epoch, room));
         let entry = &mut self.entries[ids.place() % ENTRIES];
-        entry.room = entry.room.plus(room.0, room.1);
+        entry.room = entry.room.and(room);
         entry.set_top();
         self.open |= 1 << ids.place();
     }
@@ -382,7 +346,7 @@ impl Counts {
             return self.free_elsewhere(ids, bytes, board);
         }
         let net = self.entries[place].net.plus((bytes as i64).wrapping_neg(), -1);
-        let may_go_unseen = self.set_aside(place, net);
+        let may_go_unseen = self.set_aside(ids, net, board);
         let entry = &mut self.entries[place];
         entry.net = net;
         entry.freed_bytes = entry.freed_bytes.wrapping_add(bytes);
@@ -419,7 +383,7 @@ impl Counts {
             self.each(ids, board, |meter, all| meter.settle(&moved, all));
         }
         self.epoch += 1;
-        self.unseen_left = UNSEEN;
+        self.aside_epoch += 1;
         if self.epoch.is_multiple_of(LOOK_AGAIN) {
             self.first_segment = 0;
         }
