@@ -46,12 +46,15 @@ impl Sampling {
     /// True when the next block of this thread is handed out as it is.
     #[inline(always)]
     pub(super) fn skips(&self) -> bool {
-        let left = LEFT.get();
-        if left.wrapping_sub(1) < self.skipped {
-            LEFT.set(left - 1);
-            return true;
-        }
-        self.skips_after(left)
+        // Not by `get` and `set` of the key: the latter is a call.
+        LEFT.with(|cell| {
+            let left = cell.get();
+            let skips = left.wrapping_sub(1) < self.skipped;
+            if skips {
+                cell.set(left - 1);
+            }
+            skips || self.skips_after(left)
+        })
     }
 
     #[cold]

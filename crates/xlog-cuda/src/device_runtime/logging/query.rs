@@ -96,7 +96,7 @@ impl Drop for QueryScope {
 #[inline]
 pub fn note_path(path: ServedBy) {
     if LOGGED.load(Ordering::Relaxed) {
-        PATH.set(path);
+        PATH.with(|cell| cell.set(path));
     }
 }
 

@@ -86,12 +86,15 @@ impl Generation {
     #[inline(always)]
     #[must_use]
     pub fn next() -> Self {
-        let next = NEXT.get();
-        if next.is_multiple_of(RANGE) {
-            return Self::first_of_range();
-        }
-        NEXT.set(next + 1);
-        Self(next << SLOT_BITS)
+        // Not by `get` and `set` of the key: the latter is a call.
+        NEXT.with(|cell| {
+            let next = cell.get();
+            if next.is_multiple_of(RANGE) {
+                return Self::first_of_range();
+            }
+            cell.set(next + 1);
+            Self(next << SLOT_BITS)
+        })
     }
 
     #[cold]
