@@ -5,6 +5,7 @@
 //
 //     cores [--seconds S]        prints `host,cores,cores,PROCESSORS,COUNT,cores` and, for people, who shares with whom
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>

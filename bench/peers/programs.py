@@ -202,6 +202,13 @@ class Workshop:
     def host(self):
         return Program("glibc", ["malloc", "nothing"], [build(self.bin / "host", "host.cpp", [*CXX, str(HERE / "host.cpp"), "-ldl"])])
 
+    def cores(self):
+        """Cores as a test of the multipliers counts them, and how many processors there are."""
+        program = build(self.bin / "cores", "cores.cpp", [*CXX, str(HERE / "cores.cpp")])
+        text = subprocess.run([program], capture_output=True, text=True, timeout=60, check=True).stdout
+        _, _, _, processors, counted, _ = text.strip().split(",")
+        return float(counted), int(processors)
+
     def driver(self):
         cuda = cuda_home()
         stubs = [f"-L{folder / 'stubs'}" for folder in toolkit_libraries(cuda)]

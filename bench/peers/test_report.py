@@ -276,6 +276,20 @@ class Programs(unittest.TestCase):
             seen.append([(row.workload, row.parameter, row.unit) for row in answered])
         self.assertEqual(seen[0], seen[1])
 
+    def test_cores_are_counted_and_bad_arguments_are_named(self):
+        compiler = shutil.which("g++")
+        if compiler is None:
+            self.skipTest("no g++")
+        cores = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory())) / "cores"
+        subprocess.run([compiler, "-O1", "-std=c++17", "-pthread", HERE / "cores.cpp", "-o", cores], check=True)
+        done = subprocess.run([cores, "--seconds", "0.005"], capture_output=True, text=True, check=True)
+        ((row,)) = report.parse(done.stdout)
+        self.assertEqual((row.peer, row.workload, row.unit), ("host", "cores", "cores"))
+        self.assertTrue(0 < row.value < 2 * row.parameter, done.stdout)
+        for arguments in (["--second", "1"], ["--seconds", "none"]):
+            refused = subprocess.run([cores, *arguments], capture_output=True, text=True, check=False)
+            self.assertEqual((refused.returncode, "accepted" in refused.stderr), (2, True), refused.stderr)
+
 
 if __name__ == "__main__":
     unittest.main()
