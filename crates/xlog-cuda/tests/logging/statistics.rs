@@ -2,11 +2,13 @@
 
 #![allow(clippy::unwrap_used)]
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Barrier};
 
 use crate::support::{KEYS, ROWS, Recycler, STREAM, direct, twin};
-use xlog_cuda::device_runtime::statistics::{PEAK_STEP_BYTES, ScopeUsage};
+use xlog_cuda::device_runtime::statistics::{
+    PEAK_STEP_BLOCKS, PEAK_STEP_BYTES, PEAK_STEP_PART, PEAK_STEP_PART_ALONE, ScopeUsage,
+};
 use xlog_cuda::device_runtime::{
     AllocTag, DeviceMemoryResource, QueryScope, StatisticsConfig, StatisticsResource,
     StatisticsScope, StreamId,
@@ -150,6 +152,39 @@ fn peaks_of_threads_that_alternate_are_within_the_step() {
     let now = statistics.snapshot();
     for peak in [now.total.peak_bytes, now.tag(ROWS).peak_bytes] {
         assert!(peak.abs_diff(2 * held) <= 15 * PEAK_STEP_BYTES, "{peak}");
+    }
+}
+
+#[test]
+fn the_peak_of_many_threads_is_within_the_parts_that_each_may_keep_to_itself() {
+    const THREADS: usize = 8;
+    const BLOCKS: usize = 200;
+    let resource = counted();
+    let statistics = resource.handle();
+    // Sizes differ, so that the shards tell of themselves at different times; all stand at their most at once.
+    let size = |thread: usize, n: usize| 4096 * (1 + (thread * 31 + n * 17) % 40);
+    let most: usize =
+        (0..THREADS).flat_map(|thread| (0..BLOCKS).map(move |n| size(thread, n))).sum();
+    let barrier = Barrier::new(THREADS);
+    std::thread::scope(|scope| {
+        for thread in 0..THREADS {
+            let (resource, barrier) = (&resource, &barrier);
+            scope.spawn(move || {
+                let allocate = |n| resource.allocate(size(thread, n), STREAM, ROWS).unwrap();
+                let blocks: Vec<_> = (0..BLOCKS).map(allocate).collect();
+                barrier.wait();
+                resource.deallocate_batch(blocks).unwrap();
+            });
+        }
+    });
+    let now = statistics.snapshot();
+    assert_eq!((now.total.current_bytes, now.total.current_blocks), (0, 0));
+    // One that was alone at first, and all others but the one that saw it.
+    let off = |most: usize| most / PEAK_STEP_PART_ALONE + (THREADS - 2) * most / PEAK_STEP_PART;
+    let (bytes, blocks) = (off(most), off(THREADS * BLOCKS).max((THREADS - 1) * PEAK_STEP_BLOCKS));
+    for usage in [now.total, now.tag(ROWS)] {
+        assert!(usage.peak_bytes.abs_diff(most) <= bytes, "{} of {most}", usage.peak_bytes);
+        assert!(usage.peak_blocks.abs_diff(THREADS * BLOCKS) <= blocks, "{}", usage.peak_blocks);
     }
 }
 
