@@ -7,7 +7,7 @@ use std::sync::{Arc, Barrier};
 
 use crate::support::{KEYS, ROWS, Recycler, STREAM, direct, twin};
 use xlog_cuda::device_runtime::statistics::{
-    PEAK_STEP_BLOCKS, PEAK_STEP_BYTES, PEAK_STEP_PART, PEAK_STEP_PART_ALONE, ScopeUsage,
+    PEAK_STEP_BLOCKS, PEAK_STEP_BYTES, PEAK_STEP_PART, ScopeUsage,
 };
 use xlog_cuda::device_runtime::{
     AllocTag, DeviceMemoryResource, QueryScope, StatisticsConfig, StatisticsResource,
@@ -179,9 +179,8 @@ fn the_peak_of_many_threads_is_within_the_parts_that_each_may_keep_to_itself() {
     });
     let now = statistics.snapshot();
     assert_eq!((now.total.current_bytes, now.total.current_blocks), (0, 0));
-    // One that was alone at first, and all others but the one that saw it.
-    let off = |most: usize| most / PEAK_STEP_PART_ALONE + (THREADS - 2) * most / PEAK_STEP_PART;
-    let (bytes, blocks) = (off(most), off(THREADS * BLOCKS).max((THREADS - 1) * PEAK_STEP_BLOCKS));
+    let off = |most: usize, least: usize| (most / PEAK_STEP_PART).max((THREADS - 1) * least);
+    let (bytes, blocks) = (off(most, PEAK_STEP_BYTES), off(THREADS * BLOCKS, PEAK_STEP_BLOCKS));
     for usage in [now.total, now.tag(ROWS)] {
         assert!(usage.peak_bytes.abs_diff(most) <= bytes, "{} of {most}", usage.peak_bytes);
         assert!(usage.peak_blocks.abs_diff(THREADS * BLOCKS) <= blocks, "{}", usage.peak_blocks);

@@ -14,10 +14,9 @@ use super::snapshot::Usage;
 pub const PEAK_STEP_BYTES: usize = 64 << 10;
 /// Blocks by which a shard may have moved before it tells the others, however small the account is.
 pub const PEAK_STEP_BLOCKS: usize = 64;
-/// The part of an account's peak by which a shard may have moved before it tells the others: one in so many.
-pub const PEAK_STEP_PART: usize = 128;
-/// The same while it is the only shard that has changed the account.
-pub const PEAK_STEP_PART_ALONE: usize = 16;
+/// The part of an account's peak, one in so many, by which all shards that change it together may have moved before they tell each
+/// other.
+pub const PEAK_STEP_PART: usize = 8;
 
 /// Half of a step may be in a shard's meters, and half in front of them.
 const LEAST_HALF: Extent =
@@ -55,12 +54,6 @@ pub(super) struct Meter {
 }
 
 impl Meter {
-    /// Counts a block, and looks whether that is a new peak.
-    pub(super) fn allocate(&mut self, bytes: u64, all: &Published) {
-        let moved = Moved { allocated_bytes: bytes, allocated_blocks: 1, ..Moved::default() };
-        self.settle(&moved, all);
-    }
-
     /// Takes in what was counted elsewhere, and looks whether that is a new peak.
     pub(super) fn settle(&mut self, moved: &Moved, all: &Published) {
         self.allocated_bytes = self.allocated_bytes.wrapping_add(moved.allocated_bytes);
@@ -84,8 +77,8 @@ impl Meter {
 
     /// How far this shard's meter may have moved unseen, and its entries besides.
     fn half_step(&self) -> Extent {
-        let part = if self.shards > 1 { PEAK_STEP_PART } else { PEAK_STEP_PART_ALONE };
-        self.peak.part(2 * part as i64).most(LEAST_HALF)
+        let shards = i64::from(self.shards.max(1));
+        self.peak.part(2 * PEAK_STEP_PART as i64 * shards).most(LEAST_HALF)
     }
 
     /// What is live, as far as this shard knows.
@@ -108,7 +101,7 @@ impl Meter {
         self.given = self.given.and(room);
     }
 
-    /// How far entries may move unseen, and nobody has set aside in this epoch.
+    /// How far entries may move unseen that nobody has set aside in this epoch.
     pub(super) fn unseen_left(&self, epoch: u64) -> Extent {
         let aside = if self.aside_epoch == epoch { self.aside } else { Extent::NONE };
         self.half_step().less(aside)

@@ -5,9 +5,9 @@
 //! totals are exact and agree with each other. What a block weighs is remembered here by its generation: what a caller passes to
 //! `deallocate` is not believed.
 //!
-//! The peak of an account that one thread alone changes is exact. Otherwise each other shard (15 at most) may be off by a 128th of it
-//! ([`PEAK_STEP_PART`]), or by [`PEAK_STEP_BYTES`] and [`PEAK_STEP_BLOCKS`] where that is more: a shard tells the others when it has
-//! moved that far. One that was alone until now may be off by a 16th, until it moves on.
+//! The peak of an account that one thread alone changes is exact. Otherwise all shards but the one that saw it may be off by an eighth
+//! of it together ([`PEAK_STEP_PART`]), or by [`PEAK_STEP_BYTES`] and [`PEAK_STEP_BLOCKS`] each where that is more: a shard tells the
+//! others when it has moved by its share, which is smaller the more shards have changed the account when it last looked.
 
 mod core;
 #[cfg(feature = "metrics")]
@@ -27,7 +27,7 @@ pub use self::core::{Backtraces, Statistics, StatisticsConfig};
 #[cfg(feature = "metrics")]
 pub use export::{MetricsServer, describe_metrics, publish_metrics, serve_metrics};
 pub use live::{LiveBlock, LiveReport, TagShare};
-pub use meter::{PEAK_STEP_BLOCKS, PEAK_STEP_BYTES, PEAK_STEP_PART, PEAK_STEP_PART_ALONE};
+pub use meter::{PEAK_STEP_BLOCKS, PEAK_STEP_BYTES, PEAK_STEP_PART};
 pub use openmetrics::openmetrics_text;
 pub use resource::StatisticsResource;
 pub use scope::{ScopeReport, ScopeUsage, StatisticsScope};

@@ -235,12 +235,43 @@ impl Counts {
             self.entries[place].net = net;
             return;
         }
+        // First what lies below the peaks for certain, in whatever order it is settled.
         self.settle(board);
-        self.each(ids, board, |meter, all| meter.allocate(bytes, all));
-        let room = self.room(ids, board);
-        self.give_room(ids, room.less(room.part(2)), board);
-        // For its free, if that comes next. Without it that free finds out itself.
-        self.set_aside(ids, Extent { bytes: bytes as i64, blocks: 1 }, board);
+        let moved = Moved { allocated_bytes: bytes, allocated_blocks: 1, ..Moved::default() };
+        self.give_half(ids, bytes, board, |meter, all| meter.settle(&moved, all));
+    }
+
+    /// Gives an entry half the room there is, and sets aside what the next block or free like this one needs.
+    ///
+    /// `first` is done to the meters before.
+    #[inline]
+    fn give_half(
+        &mut self,
+        ids: Ids,
+        bytes: u64,
+        board: &Board,
+        mut first: impl FnMut(&mut Meter, &Published),
+    ) {
+        let (epoch, aside_epoch) = (self.epoch, self.aside_epoch);
+        let (mut room, mut unseen) = (Extent::ALL, Extent::ALL);
+        self.each(ids, board, |meter, all| {
+            first(meter, all);
+            room = room.least(meter.room(epoch, all));
+            unseen = unseen.least(meter.unseen_left(aside_epoch));
+        });
+        let room = room.most(Extent::NONE);
+        let room = room.less(room.part(2));
+        let wanted = Extent { bytes: bytes as i64, blocks: 1 };
+        // Without it the next one finds out itself.
+        let aside = if unseen.holds(wanted) { wanted.most(unseen.part(8)) } else { Extent::NONE };
+        self.each(ids, board, |meter, _| {
+            meter.give_room(epoch, room);
+            meter.set_aside(aside_epoch, aside);
+        });
+        let entry = &mut self.entries[ids.place() % ENTRIES];
+        (entry.room, entry.aside) = (room, aside);
+        entry.set_top();
+        self.open |= 1 << (ids.place() % ENTRIES);
     }
 
     /// Lets an entry go as far from 0 as `net`, and a little further, unseen. False when that is too far.
@@ -354,6 +385,7 @@ impl Counts {
         if !may_go_unseen {
             self.open |= 1 << place;
             self.settle(board);
+            self.give_half(ids, bytes, board, |_, _| {});
         }
     }
 
