@@ -3,7 +3,7 @@
 // A multiplier is busy with every cycle of one thread, so two threads that share a core get half of it each; the sum over all
 // processors, divided by what one gets alone, counts physical cores, less what other guests of the machine take.
 //
-//     cores [--seconds S]        prints `host,cores,cores,PROCESSORS,COUNT,cores` and, for people, who shares with whom
+//     cores [--seconds S]        prints `host,cores,cores,PROCESSORS,COUNT,cores` and, for people, how fast each is and who shares
 
 #include <algorithm>
 #include <atomic>
@@ -88,7 +88,9 @@ int main(int count, char** values)
     many = std::max(many, sum(multiply(all, seconds)));
   }
   std::printf("host,cores,cores,%zu,%.2f,cores\n", all.size(), many / one);
-  std::fprintf(stderr, "one processor alone: %.0f million multiplications a second\n", one);
+  for (int processor : all) {
+    std::fprintf(stderr, "processor %d alone: %.0f million multiplications a second\n", processor, sum(multiply({processor}, seconds)));
+  }
   for (std::size_t other = 1; other < all.size(); ++other) {
     auto const both = sum(multiply({all.front(), all[other]}, seconds)) / one;
     std::fprintf(stderr, "processor %d with %d: %.2f of one\n", all.front(), all[other], both);
