@@ -2,6 +2,7 @@
 
 import importlib.machinery
 import importlib.util
+import os
 import pathlib
 import shutil
 import subprocess
@@ -286,6 +287,8 @@ class Programs(unittest.TestCase):
         ((row,)) = report.parse(done.stdout)
         self.assertEqual((row.peer, row.workload, row.unit), ("host", "cores", "cores"))
         self.assertTrue(0 < row.value < 2 * row.parameter, done.stdout)
+        alone = report.parse(subprocess.run([cores, "--each", "--seconds", "0.005"], capture_output=True, text=True, check=True).stdout)
+        self.assertEqual([row.parameter for row in alone], sorted(os.sched_getaffinity(0)))
         for arguments in (["--second", "1"], ["--seconds", "none"]):
             refused = subprocess.run([cores, *arguments], capture_output=True, text=True, check=False)
             self.assertEqual((refused.returncode, "accepted" in refused.stderr), (2, True), refused.stderr)
