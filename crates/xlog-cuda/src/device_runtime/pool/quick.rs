@@ -100,7 +100,7 @@ impl PoolResource {
     }
 
     /// The same from the free memory of the stream, for whole units.
-    #[inline]
+    #[inline(always)]
     fn serve_free(
         &self,
         arena: &mut Arena,
@@ -109,7 +109,7 @@ impl PoolResource {
     ) -> Option<(u64, usize, Generation)> {
         let piece = arena.take_units(size)?;
         let place = match piece.place {
-            NO_PLACE => self.tracker.table.take_place(),
+            NO_PLACE => arena.find_place(&self.tracker.table),
             place => Some(place),
         };
         let (ptr, bytes) = (piece.ptr, piece.bytes as usize);
@@ -183,10 +183,8 @@ impl PoolResource {
         record: &Record,
         cell: &ClockCell,
     ) {
-        record.end();
+        record.forget();
         let piece = Piece::of(generation, record);
-        if let Some(place) = arena.put_rest(piece, cell.now()) {
-            self.tracker.table.give_places([place]);
-        }
+        arena.put_rest(piece, cell.now(), self.room(), &self.tracker.table);
     }
 }

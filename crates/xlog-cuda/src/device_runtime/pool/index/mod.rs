@@ -16,8 +16,9 @@ mod search;
 #[cfg(test)]
 mod tests;
 
+use super::prefetch::prefetch;
 use borders::Borders;
-use classes::{Classes, class_of};
+use classes::{Classes, class_of, newest, spot_of};
 use nodes::{Id, Node, Nodes, Slots, State};
 use search::{Wish, find};
 
@@ -99,26 +100,39 @@ impl Index {
         self.carve_at(id, head, whole.max(wish.bytes))
     }
 
-    /// Gives a taken range back, with the stamp of the last work on it. A node that is not taken is left as it is.
+    /// Gives a taken range back, with the stamp of the last work on it, and says its size. A node that is not taken is left as it
+    /// is, and has none.
+    #[inline]
+    pub(crate) fn give(&mut self, node: u32, stamp: u64) -> u64 {
+        self.give_after(node, stamp, 0, 0)
+    }
+
+    /// The same, after the processor was asked for what will be looked at soon: the node `coming`, and what lies beside the node
+    /// `halfway`.
     #[inline(always)]
-    pub(crate) fn give(&mut self, node: u32, stamp: u64) {
+    pub(crate) fn give_after(&mut self, node: u32, stamp: u64, coming: u32, halfway: u32) -> u64 {
         let id = node as Id;
-        if !self.nodes.has(id) {
-            return;
+        let has = self.nodes.has(id);
+        let Some((mut slots, vacant)) = self.nodes.slots() else { return 0 };
+        prefetch(slots.at(coming as Id));
+        let beside = slots.at(halfway as Id).beside;
+        for near in [beside.before(), beside.after()] {
+            prefetch(slots.at(near));
+            prefetch(slots.link(spot_of(near)));
         }
-        let Some((mut slots, vacant)) = self.nodes.slots() else { return };
         let node = slots.at_mut(id);
-        if !node.is(State::Taken) {
-            return;
+        if !has || !node.is(State::Taken) {
+            return 0;
         }
-        let (ptr, bytes, before, after) = (node.ptr(), node.bytes, node.before, node.after);
+        let (ptr, bytes, before, after) =
+            (node.ptr(), node.bytes, node.beside.before(), node.beside.after());
         self.free_bytes += bytes;
         let (left, right) = (slots.at(before), slots.at(after));
         let classes = &mut self.classes;
         match (left.is(State::Free), right.is(State::Free)) {
             (false, false) => {
                 let freed = slots.at_mut(id);
-                freed.set_state(State::Free);
+                freed.set(ptr, State::Free);
                 freed.stamp = stamp;
                 classes.link(&mut slots, id, class_of(bytes));
             }
@@ -137,18 +151,19 @@ impl Index {
                 // The larger node stays: it is more likely to keep its class, and with it its place in the list.
                 let (ptr, bytes) = (left.ptr(), left.bytes + bytes + right.bytes);
                 let (stays, goes, gone) = if left.bytes > right.bytes {
-                    (before, after, right)
+                    (before, after, *right)
                 } else {
-                    (after, before, left)
+                    (after, before, *left)
                 };
                 let stamp = stamp.max(gone.stamp);
-                classes.unlink(&mut slots, goes);
+                classes.unlink(&mut slots, goes, class_of(gone.bytes));
                 slots.remove(goes, vacant);
                 slots.remove(id, vacant);
                 slots.at_mut(stays).set(ptr, State::Free);
                 resize(&mut slots, classes, stays, bytes, stamp);
             }
         }
+        bytes
     }
 
     /// The bytes that are free.
@@ -169,7 +184,7 @@ impl Index {
     /// The size of the largest free range; walks the list of the highest class that has one.
     pub(crate) fn largest_free(&self) -> u64 {
         let Some(class) = self.classes.last_filled() else { return 0 };
-        let ranges = self.classes.newest(&self.nodes, class);
+        let ranges = newest(&self.nodes, class);
         ranges.map(|(_, node)| node.bytes).max().unwrap_or(0)
     }
 
@@ -180,7 +195,8 @@ impl Index {
 
     /// Takes `bytes` that begin `head` bytes into a free range; `None` if they are not in it.
     fn carve_at(&mut self, id: Id, head: u64, bytes: u64) -> Option<Taken> {
-        let Node { after, stamp, bytes: all, .. } = *self.nodes.at(id);
+        let Node { beside, stamp, bytes: all, .. } = *self.nodes.at(id);
+        let after = beside.after();
         let start = self.nodes.at(id).ptr() + head;
         let rest = all.checked_sub(head)?.checked_sub(bytes)?;
         if head == 0 {
@@ -210,11 +226,11 @@ impl Index {
 #[inline(always)]
 fn resize(slots: &mut Slots<'_>, classes: &mut Classes, id: Id, bytes: u64, stamp: u64) {
     let node = slots.at_mut(id);
-    let (from, to) = (node.class, class_of(bytes));
+    let (from, to) = (class_of(node.bytes), class_of(bytes));
     node.bytes = bytes;
     node.stamp = node.stamp.max(stamp);
     if from != to {
-        classes.unlink(slots, id);
+        classes.unlink(slots, id, from);
         classes.link(slots, id, to);
     }
 }
@@ -229,30 +245,28 @@ fn carve(
     bytes: u64,
 ) -> Option<Taken> {
     let node = slots.at_mut(id);
-    let (ptr, stamp) = (node.ptr(), node.stamp);
-    let rest = node.bytes.checked_sub(bytes)?;
+    let (ptr, stamp, has) = (node.ptr(), node.stamp, node.bytes);
+    let rest = has.checked_sub(bytes)?;
+    let from = class_of(has);
     if rest == 0 {
         node.set(ptr, State::Taken);
-        classes.unlink(slots, id);
+        classes.unlink(slots, id, from);
         return Some(Taken { node: id as u32, ptr, bytes, stamp });
     }
     // The free range keeps its node and only moves to another list if it has to.
     let taken = *vacant;
-    let before = node.before;
+    let before = node.beside.before();
     node.set(ptr + bytes, State::Free);
     node.bytes = rest;
-    node.before = taken;
-    let (from, to) = (node.class, class_of(rest));
+    node.beside.set_before(taken);
     let part = slots.at_mut(taken);
-    *vacant = part.next;
-    part.set(ptr, State::Taken);
-    part.bytes = bytes;
-    part.stamp = stamp;
-    part.before = before;
-    part.after = id;
-    slots.at_mut(before).after = taken;
+    *vacant = part.beside.after();
+    let range = Range { ptr, bytes, stamp };
+    *part = Node::new(range, State::Taken).between(before, id);
+    slots.at_mut(before).beside.set_after(taken);
+    let to = class_of(rest);
     if from != to {
-        classes.unlink(slots, id);
+        classes.unlink(slots, id, from);
         classes.link(slots, id, to);
     }
     Some(Taken { node: taken as u32, ptr, bytes, stamp })

@@ -5,8 +5,8 @@
 //! list walked to its end, so that a request is refused only if no range can hold it. Lists are last in, first out; a
 //! search for a usable stamp starts at the oldest.
 
-use super::classes::{Classes, class_of, exact, is_least};
-use super::nodes::{Id, NIL, Node, Slots};
+use super::classes::{Classes, class_of, exact, first, is_least, newest, next, oldest};
+use super::nodes::{Id, Node, Slots};
 use super::{Index, UNIT};
 
 /// Ranges looked at in one class.
@@ -46,37 +46,34 @@ pub(super) fn find(slots: &Slots<'_>, classes: &Classes, bytes: u64) -> Option<I
     let class = classes.next_filled(class)?;
     // All ranges of such a class have one size.
     let looks = if exact(class) { 1 } else { LOOKS };
-    best(slots, classes.first(class), bytes, looks)
+    best(slots, class, bytes, looks)
 }
 
 /// The same for a size that some ranges of its class cannot hold.
-#[inline(always)]
+#[inline(never)]
 fn find_inside(slots: &Slots<'_>, classes: &Classes, class: u32, bytes: u64) -> Option<Id> {
-    let first = classes.first(class);
-    best(slots, first, bytes, LOOKS).or_else(|| match classes.next_filled(class + 1) {
-        Some(above) => best(slots, classes.first(above), bytes, LOOKS),
-        None => best(slots, first, bytes, usize::MAX),
+    best(slots, class, bytes, LOOKS).or_else(|| match classes.next_filled(class + 1) {
+        Some(above) => best(slots, above, bytes, LOOKS),
+        None => best(slots, class, bytes, usize::MAX),
     })
 }
 
-/// The smallest range of at least `bytes` among the first `looks` of a list.
+/// The smallest range of at least `bytes` among the first `looks` of a class.
 #[inline(always)]
-fn best(slots: &Slots<'_>, first: Id, bytes: u64, looks: usize) -> Option<Id> {
-    let (mut best, mut size, mut id) = (NIL, u64::MAX, first);
+fn best(slots: &Slots<'_>, class: u32, bytes: u64, looks: usize) -> Option<Id> {
+    let (mut best, mut size, mut at) = (None, u64::MAX, first(slots, class));
     for _ in 0..looks {
-        if id == NIL {
-            break;
-        }
+        let Some(id) = at else { break };
         let node = slots.at(id);
         if node.bytes >= bytes && node.bytes < size {
-            (best, size) = (id, node.bytes);
+            (best, size) = (Some(id), node.bytes);
             if size == bytes {
                 break;
             }
         }
-        id = node.next;
+        at = next(slots, id);
     }
-    (best != NIL).then_some(best)
+    best
 }
 
 impl Index {
@@ -92,7 +89,7 @@ impl Index {
         .or_else(|| {
             let mut from = self.classes.next_filled(class_of(wish.bytes));
             while let Some(class) = from {
-                for (id, node) in self.classes.newest(&self.nodes, class) {
+                for (id, node) in newest(&self.nodes, class) {
                     if let Some(head) = wish.fits(node) {
                         return Some((id, head));
                     }
@@ -114,7 +111,7 @@ impl Index {
         let mut from = self.classes.next_filled(class_of(wish.bytes));
         let top = self.classes.last_filled()?;
         while let Some(class) = from {
-            for (id, node) in self.classes.oldest(&self.nodes, class).take(LOOKS) {
+            for (id, node) in oldest(&self.nodes, class).take(LOOKS) {
                 match wish.fits(node) {
                     Some(head) if usable(node.stamp) => return Some((id, head)),
                     _ => left = left.saturating_sub(1),

@@ -18,8 +18,8 @@ fn only(index: &Index) -> Range {
 }
 
 #[test]
-fn a_node_is_one_cache_line() {
-    assert_eq!((size_of::<Node>(), align_of::<Node>()), (64, 64));
+fn no_node_lies_on_two_cache_lines() {
+    assert_eq!((size_of::<Node>(), align_of::<Node>()), (32, 32));
 }
 
 #[test]
