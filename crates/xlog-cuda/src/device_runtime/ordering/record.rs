@@ -68,6 +68,12 @@ impl Record {
         }
     }
 
+    /// Its size in units; 0 where it is not whole ones, or has too many.
+    #[inline(always)]
+    pub(crate) fn units(&self) -> u32 {
+        self.units.load(Ordering::Relaxed)
+    }
+
     #[inline]
     pub(crate) fn stream_id(&self) -> u32 {
         self.stream_id.load(Ordering::Relaxed)

@@ -195,7 +195,7 @@ impl Arena {
         room: u64,
         table: &BlockTable,
     ) {
-        if !self.magazine.push(piece.place, record, piece.bytes, room) {
+        if !self.magazine.push(piece.place, record, room) {
             self.put_rest(piece, stamp, room, table);
         }
     }

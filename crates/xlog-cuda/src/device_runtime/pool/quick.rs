@@ -26,16 +26,11 @@ impl PoolResource {
         stream: StreamId,
         tag: AllocTag,
     ) -> ResourceResult<DeviceBlock> {
-        let general = || self.serve(bytes, UNIT as usize, stream, tag);
-        if bytes.wrapping_sub(1) >= MAX_BYTES {
-            return general();
+        if bytes.wrapping_sub(1) >= MOST_CACHED as usize {
+            return self.serve_large(bytes, stream, tag);
         }
-        let Some((home, cell)) = self.tracker.streams.near(stream) else { return general() };
-        let Some(arenas) = self.quick_arenas().filter(|_| !cell.is_exposed()) else {
-            return general();
-        };
-        let Some(mut arena) = arenas.get(home).and_then(|place| place.0.enter()) else {
-            return general();
+        let Some((home, cell, mut arena)) = self.enter_home(stream) else {
+            return self.serve(bytes, UNIT as usize, stream, tag);
         };
         match self.serve_ready(&mut arena, bytes as u64, (stream, cell)) {
             Ok((ptr, bytes, generation)) => {
@@ -44,6 +39,32 @@ impl PoolResource {
             }
             Err(size) => self.serve_other(arena, (bytes, size), (stream, home, cell), tag),
         }
+    }
+
+    /// The place and the cell of a stream, and its memory, if this thread mostly uses that.
+    #[inline(always)]
+    fn enter_home(&self, stream: StreamId) -> Option<(u32, &ClockCell, Inside<'_, Arena>)> {
+        let (home, cell) = self.tracker.streams.near(stream)?;
+        let arenas = self.quick_arenas().filter(|_| !cell.is_exposed())?;
+        let arena = arenas.get(home).and_then(|place| place.0.enter())?;
+        Some((home, cell, arena))
+    }
+
+    /// The same for a size that is never ready, or that cannot be.
+    #[inline(never)]
+    fn serve_large(
+        &self,
+        bytes: usize,
+        stream: StreamId,
+        tag: AllocTag,
+    ) -> ResourceResult<DeviceBlock> {
+        if bytes.wrapping_sub(1) < MAX_BYTES
+            && let Some((home, cell, arena)) = self.enter_home(stream)
+        {
+            let size = (bytes as u64).next_multiple_of(UNIT);
+            return self.serve_other(arena, (bytes, size), (stream, home, cell), tag);
+        }
+        self.serve(bytes, UNIT as usize, stream, tag)
     }
 
     #[inline(never)]
@@ -72,13 +93,19 @@ impl PoolResource {
         bytes: usize,
         (stream, home, cell): (StreamId, u32, &ClockCell),
     ) -> Option<(u64, usize, Generation)> {
-        match self.serve_ready(arena, bytes as u64, (stream, cell)) {
-            Ok(served) => Some(served),
-            Err(size) => self.serve_free(arena, size, (stream, home, cell)),
-        }
+        let bytes = bytes as u64;
+        let size = if bytes > MOST_CACHED {
+            bytes.next_multiple_of(UNIT)
+        } else {
+            match self.serve_ready(arena, bytes, (stream, cell)) {
+                Ok(served) => return Some(served),
+                Err(size) => size,
+            }
+        };
+        self.serve_free(arena, size, (stream, home, cell))
     }
 
-    /// The same from what is ready; `Err` says in what size it is to be cut from free memory.
+    /// The same from what is ready, for a size that can be; `Err` says in what size it is to be cut from free memory.
     #[inline(always)]
     fn serve_ready(
         &self,
@@ -86,9 +113,6 @@ impl PoolResource {
         size: u64,
         (stream, cell): (StreamId, &ClockCell),
     ) -> Result<(u64, usize, Generation), u64> {
-        if size > MOST_CACHED {
-            return Err(size.next_multiple_of(UNIT));
-        }
         let class = class_of(size);
         let Some((place, record)) = arena.magazine.pop(class, UNIT, &self.tracker.table) else {
             return Err(class.0);
@@ -169,8 +193,7 @@ impl PoolResource {
     ) {
         record.gate.end();
         arena.counts.deallocations += 1;
-        let bytes = record.bytes() as u64;
-        if !arena.magazine.push(generation.slot(), record, bytes, self.room()) {
+        if !arena.magazine.push(generation.slot(), record, self.room()) {
             self.take_back_free(arena, generation, record, cell);
         }
     }

@@ -86,14 +86,12 @@ impl Generation {
     #[inline(always)]
     #[must_use]
     pub fn next() -> Self {
-        NEXT.with(|cell| {
-            let next = cell.get();
-            if next.is_multiple_of(RANGE) {
-                return Self::first_of_range();
-            }
-            cell.set(next + 1);
-            Self(next << SLOT_BITS)
-        })
+        let next = NEXT.with(Cell::get);
+        if next.is_multiple_of(RANGE) {
+            return Self::first_of_range();
+        }
+        NEXT.with(|cell| cell.set(next + 1));
+        Self(next << SLOT_BITS)
     }
 
     #[cold]
@@ -248,8 +246,9 @@ mod wide {
 #[inline(always)]
 fn alignment_of(ptr: u64) -> usize {
     const MOST: u64 = 2 << 20;
-    let lowest = (ptr | MOST).trailing_zeros();
-    1_usize << lowest.max(MIN_ALIGN.trailing_zeros())
+    let address = ptr | MOST;
+    // The lowest bit that is set.
+    ((address & address.wrapping_neg()) as usize).max(MIN_ALIGN)
 }
 
 /// The identity of a block, which outlives the block.

@@ -77,8 +77,8 @@ impl Index {
     #[inline(always)]
     pub(crate) fn take_units(&mut self, bytes: u64) -> Option<Taken> {
         let (mut slots, vacant) = self.nodes.slots_with_room()?;
-        let id = find(&slots, &self.classes, bytes)?;
-        let taken = carve(&mut slots, vacant, &mut self.classes, id, bytes)?;
+        let found = find(&slots, &self.classes, bytes)?;
+        let taken = carve(&mut slots, vacant, &mut self.classes, found, bytes)?;
         self.free_bytes -= bytes;
         Some(taken)
     }
@@ -202,7 +202,7 @@ impl Index {
         if head == 0 {
             let (mut slots, vacant) = self.nodes.slots_with_room()?;
             self.free_bytes -= bytes;
-            return carve(&mut slots, vacant, &mut self.classes, id, bytes);
+            return carve(&mut slots, vacant, &mut self.classes, (id, class_of(all)), bytes);
         }
         if !self.nodes.room(2) {
             return None;
@@ -235,19 +235,18 @@ fn resize(slots: &mut Slots<'_>, classes: &mut Classes, id: Id, bytes: u64, stam
     }
 }
 
-/// Takes the first `bytes` of a free range that has as many. There is a vacant node.
+/// Takes the first `bytes` of a free range of a class that has as many. There is a vacant node.
 #[inline(always)]
 fn carve(
     slots: &mut Slots<'_>,
     vacant: &mut Id,
     classes: &mut Classes,
-    id: Id,
+    (id, from): (Id, u32),
     bytes: u64,
 ) -> Option<Taken> {
     let node = slots.at_mut(id);
-    let (ptr, stamp, has) = (node.ptr(), node.stamp, node.bytes);
-    let rest = has.checked_sub(bytes)?;
-    let from = class_of(has);
+    let (ptr, stamp) = (node.ptr(), node.stamp);
+    let rest = node.bytes.checked_sub(bytes)?;
     if rest == 0 {
         node.set(ptr, State::Taken);
         classes.unlink(slots, id, from);

@@ -36,9 +36,9 @@ impl Wish {
     }
 }
 
-/// A range of at least `bytes`, which is a multiple of the unit.
+/// A range of at least `bytes`, which is a multiple of the unit, and its class.
 #[inline(always)]
-pub(super) fn find(slots: &Slots<'_>, classes: &Classes, bytes: u64) -> Option<Id> {
+pub(super) fn find(slots: &Slots<'_>, classes: &Classes, bytes: u64) -> Option<(Id, u32)> {
     let class = class_of(bytes);
     if !is_least(bytes) {
         return find_inside(slots, classes, class, bytes);
@@ -51,7 +51,7 @@ pub(super) fn find(slots: &Slots<'_>, classes: &Classes, bytes: u64) -> Option<I
 
 /// The same for a size that some ranges of its class cannot hold.
 #[inline(never)]
-fn find_inside(slots: &Slots<'_>, classes: &Classes, class: u32, bytes: u64) -> Option<Id> {
+fn find_inside(slots: &Slots<'_>, classes: &Classes, class: u32, bytes: u64) -> Option<(Id, u32)> {
     best(slots, class, bytes, LOOKS).or_else(|| match classes.next_filled(class + 1) {
         Some(above) => best(slots, above, bytes, LOOKS),
         None => best(slots, class, bytes, usize::MAX),
@@ -60,7 +60,7 @@ fn find_inside(slots: &Slots<'_>, classes: &Classes, class: u32, bytes: u64) -> 
 
 /// The smallest range of at least `bytes` among the first `looks` of a class.
 #[inline(always)]
-fn best(slots: &Slots<'_>, class: u32, bytes: u64, looks: usize) -> Option<Id> {
+fn best(slots: &Slots<'_>, class: u32, bytes: u64, looks: usize) -> Option<(Id, u32)> {
     let (mut best, mut size, mut at) = (None, u64::MAX, first(slots, class));
     for _ in 0..looks {
         let Some(id) = at else { break };
@@ -73,7 +73,7 @@ fn best(slots: &Slots<'_>, class: u32, bytes: u64, looks: usize) -> Option<Id> {
         }
         at = next(slots, id);
     }
-    best
+    best.map(|id| (id, class))
 }
 
 impl Index {
@@ -83,7 +83,8 @@ impl Index {
         near.or_else(|| {
             // Large enough whatever its address is.
             let (slots, _) = self.nodes.slots()?;
-            let id = find(&slots, &self.classes, wish.bytes.checked_add(wish.align - UNIT)?)?;
+            let least = wish.bytes.checked_add(wish.align - UNIT)?;
+            let (id, _) = find(&slots, &self.classes, least)?;
             Some((id, wish.fits(self.nodes.at(id))?))
         })
         .or_else(|| {
