@@ -8,7 +8,7 @@
 use super::Range;
 use super::classes::{CLASSES, alone};
 
-/// Names a node, in 32 bits; as wide as an address, so that nothing has to be widened.
+/// Names a node, in 32 bits.
 pub(super) type Id = usize;
 
 /// No node.
@@ -30,38 +30,37 @@ pub(super) enum State {
     Border,
 }
 
-/// Two numbers of 32 bits: what is before something, and what is after it.
-///
-/// In one word, since of numbers that are widened when they are read the compiler does not see that a mask keeps them in bounds.
+/// What is before something, and what is after it: two numbers of 32 bits, each read as it is written, by itself.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Beside(u64);
+pub(super) struct Beside {
+    before: u32,
+    after: u32,
+}
 
 impl Beside {
-    const AFTER: u64 = u32::MAX as u64;
-
     #[inline(always)]
     pub(super) const fn new(before: usize, after: usize) -> Self {
-        Self((before as u64) << 32 | after as u64 & Self::AFTER)
+        Self { before: before as u32, after: after as u32 }
     }
 
     #[inline(always)]
     pub(super) fn before(self) -> usize {
-        (self.0 >> 32) as usize
+        self.before as usize
     }
 
     #[inline(always)]
     pub(super) fn after(self) -> usize {
-        (self.0 & Self::AFTER) as usize
+        self.after as usize
     }
 
     #[inline(always)]
     pub(super) fn set_before(&mut self, before: usize) {
-        self.0 = self.0 & Self::AFTER | (before as u64) << 32;
+        self.before = before as u32;
     }
 
     #[inline(always)]
     pub(super) fn set_after(&mut self, after: usize) {
-        self.0 = self.0 & !Self::AFTER | after as u64 & Self::AFTER;
+        self.after = after as u32;
     }
 }
 

@@ -44,9 +44,20 @@ pub(super) fn find(slots: &Slots<'_>, classes: &Classes, bytes: u64) -> Option<(
         return find_inside(slots, classes, class, bytes);
     }
     let class = classes.next_filled(class)?;
+    let id = first(slots, class)?;
     // All ranges of such a class have one size.
-    let looks = if exact(class) { 1 } else { LOOKS };
-    best(slots, class, bytes, looks)
+    if exact(class) || slots.at(id).bytes == bytes {
+        return Some((id, class));
+    }
+    let (mut found, mut at) = (id, id);
+    for _ in 1..LOOKS {
+        let Some(id) = next(slots, at) else { break };
+        if slots.at(id).bytes < slots.at(found).bytes {
+            found = id;
+        }
+        at = id;
+    }
+    Some((found, class))
 }
 
 /// The same for a size that some ranges of its class cannot hold.
