@@ -7,15 +7,13 @@
 use xlog_trace::ServedBy;
 
 use super::index::{Index, Range, Taken};
-use super::leaving::Leaving;
+use super::leaving::{self, Leaving};
 use super::magazine::{MOST_CACHED, Magazine, class_of};
 use crate::device_runtime::logging::note_path;
 use crate::device_runtime::ordering::record::{BlockTable, Record};
 use crate::device_runtime::resource::Generation;
 
 pub(super) const UNIT: u64 = 256;
-/// What blocks on their way to the index may have, beside the magazine: one part of so many.
-pub(super) const LEAVING_PART: u64 = 8;
 /// Records without a block that are kept, and how many are kept when some are given away, or are taken when there are none.
 const MOST_PLACES: usize = 1024;
 const SOME_PLACES: usize = 256;
@@ -125,7 +123,7 @@ impl Arena {
 
     /// True when there is more in the magazine, or beside it, than may be now.
     pub(super) fn has_more_than(&self, room: u64) -> bool {
-        self.magazine.bytes() > room || self.leaving.bytes() > room / LEAVING_PART
+        self.magazine.bytes() > room || self.leaving.bytes() > room / leaving::PART
     }
 
     /// Memory of exactly `bytes`, whole classes, with what is at hand.
@@ -147,10 +145,10 @@ impl Arena {
         Some(self.taken(taken, path))
     }
 
-    /// The same for whole units, and no alignment beyond that.
+    /// The same for whole units, and no alignment beyond that; mostly whole classes, unless it is `ANY`.
     #[inline(always)]
-    pub(super) fn take_units(&mut self, bytes: u64) -> Option<Piece> {
-        let taken = self.index.take_units(bytes)?;
+    pub(super) fn take_units<const ANY: bool>(&mut self, bytes: u64) -> Option<Piece> {
+        let taken = self.index.take_units::<ANY>(bytes)?;
         Some(self.taken(taken, Path::Own))
     }
 
@@ -196,17 +194,35 @@ impl Arena {
         table: &BlockTable,
     ) {
         if !self.magazine.push(piece.place, record, room) {
-            self.put_rest(piece, stamp, room, table);
+            if Leaving::takes(record.units(), room) {
+                self.put_later(piece.place, record, stamp, table);
+            } else {
+                self.put_now(piece.place, record, stamp, table);
+            }
         }
     }
 
-    /// What the magazine has no room for.
+    /// What the magazine has no room for, and is merged at once.
     #[inline(always)]
-    pub(super) fn put_rest(&mut self, piece: Piece, stamp: u64, room: u64, table: &BlockTable) {
+    pub(super) fn put_now(&mut self, place: u32, record: &Record, stamp: u64, table: &BlockTable) {
         self.spare_places(table);
-        let room = room / LEAVING_PART;
-        self.leaving.push((piece.node, piece.bytes), room, &mut self.index, stamp);
-        self.places.push(piece.place);
+        self.index.give(record.node(), stamp);
+        self.places.push(place);
+    }
+
+    /// What [`Leaving::takes`], and is merged a few blocks later.
+    #[inline(always)]
+    pub(super) fn put_later(
+        &mut self,
+        place: u32,
+        record: &Record,
+        stamp: u64,
+        table: &BlockTable,
+    ) {
+        self.spare_places(table);
+        let bytes = u64::from(record.units()) * UNIT;
+        self.leaving.push((record.node(), bytes), &mut self.index, stamp);
+        self.places.push(place);
     }
 
     /// A place for a record, and some more for the next ones; `None` when there are too many blocks.

@@ -4,8 +4,11 @@
 //! waits for the one before. So a block that the magazine has no room for stays here while a few more come, and what its merge
 //! will look at is loaded meanwhile. Like a block in the magazine it is free, and taken in the books of the index.
 
+use super::arena::UNIT;
 use super::index::Index;
 
+/// What blocks may have here, beside what those in the magazine have: one part of so many.
+pub(super) const PART: u64 = 8;
 /// Blocks that are here, once so many have come.
 const MOST: usize = 8;
 /// How many come between the first and the second load for a block.
@@ -32,25 +35,21 @@ impl Leaving {
         self.bytes
     }
 
-    /// Takes a block in, and gives the one that came first to the index; at once where it is more than its part of `room`.
+    /// Whether a block of so many units, or of 0 if that is not known, comes here: not where it is more than its part of `room`.
     #[inline(always)]
-    pub(super) fn push(
-        &mut self,
-        (node, bytes): (u32, u64),
-        room: u64,
-        index: &mut Index,
-        stamp: u64,
-    ) {
-        if bytes > room / MOST as u64 {
-            index.give(node, stamp);
-            return;
-        }
+    pub(super) fn takes(units: u32, room: u64) -> bool {
+        u64::from(units.wrapping_sub(1)) < room / (PART * MOST as u64 * UNIT)
+    }
+
+    /// Takes a block in that comes here, and gives the one that came first to the index.
+    #[inline(always)]
+    pub(super) fn push(&mut self, (node, bytes): (u32, u64), index: &mut Index, stamp: u64) {
         let at = self.oldest % MOST;
         let oldest = std::mem::replace(&mut self.nodes[at], node);
-        let halfway = self.nodes[(at + STEP) % MOST];
+        index.prefetch(node, self.nodes[(at + STEP) % MOST]);
         self.oldest = at + 1;
         self.bytes += bytes;
-        self.bytes -= index.give_after(oldest, stamp, node, halfway);
+        self.bytes -= index.give(oldest, stamp);
     }
 
     /// Gives all blocks to the index.

@@ -6,7 +6,8 @@
 use xlog_driver::sync::Inside;
 
 use super::PoolResource;
-use super::arena::{Arena, NO_PLACE, Path, Piece, UNIT};
+use super::arena::{Arena, NO_PLACE, Path, UNIT};
+use super::leaving::Leaving;
 use super::magazine::{MOST_CACHED, class_of};
 use super::resource::MAX_BYTES;
 use crate::device_runtime::ordering::clock::ClockCell;
@@ -62,7 +63,7 @@ impl PoolResource {
             && let Some((home, cell, arena)) = self.enter_home(stream)
         {
             let size = (bytes as u64).next_multiple_of(UNIT);
-            return self.serve_other(arena, (bytes, size), (stream, home, cell), tag);
+            return self.serve_cut::<true>(arena, (bytes, size), (stream, home, cell), tag);
         }
         self.serve(bytes, UNIT as usize, stream, tag)
     }
@@ -70,12 +71,24 @@ impl PoolResource {
     #[inline(never)]
     fn serve_other(
         &self,
+        arena: Inside<'_, Arena>,
+        sizes: (usize, u64),
+        home: (StreamId, u32, &ClockCell),
+        tag: AllocTag,
+    ) -> ResourceResult<DeviceBlock> {
+        self.serve_cut::<false>(arena, sizes, home, tag)
+    }
+
+    /// A block that is cut from the free memory of its stream; of a size that is mostly a whole class, unless it is `ANY`.
+    #[inline(always)]
+    fn serve_cut<const ANY: bool>(
+        &self,
         mut arena: Inside<'_, Arena>,
         (bytes, size): (usize, u64),
         (stream, home, cell): (StreamId, u32, &ClockCell),
         tag: AllocTag,
     ) -> ResourceResult<DeviceBlock> {
-        let served = self.serve_free(&mut arena, size, (stream, home, cell));
+        let served = self.serve_free::<ANY>(&mut arena, size, (stream, home, cell));
         drop(arena);
         match served {
             Some((ptr, bytes, generation)) => {
@@ -102,7 +115,7 @@ impl PoolResource {
                 Err(size) => size,
             }
         };
-        self.serve_free(arena, size, (stream, home, cell))
+        self.serve_free::<false>(arena, size, (stream, home, cell))
     }
 
     /// The same from what is ready, for a size that can be; `Err` says in what size it is to be cut from free memory.
@@ -125,13 +138,13 @@ impl PoolResource {
 
     /// The same from the free memory of the stream, for whole units.
     #[inline(always)]
-    fn serve_free(
+    fn serve_free<const ANY: bool>(
         &self,
         arena: &mut Arena,
         size: u64,
         (stream, home, cell): (StreamId, u32, &ClockCell),
     ) -> Option<(u64, usize, Generation)> {
-        let piece = arena.take_units(size)?;
+        let piece = arena.take_units::<ANY>(size)?;
         let place = match piece.place {
             NO_PLACE => arena.find_place(&self.tracker.table),
             place => Some(place),
@@ -193,13 +206,20 @@ impl PoolResource {
     ) {
         record.gate.end();
         arena.counts.deallocations += 1;
-        if !arena.magazine.push(generation.slot(), record, self.room()) {
-            self.take_back_free(arena, generation, record, cell);
+        let room = self.room();
+        if arena.magazine.push(generation.slot(), record, room) {
+            return;
+        }
+        if Leaving::takes(record.units(), room) {
+            self.take_back_later(arena, generation, record, cell);
+        } else {
+            self.take_back_now(arena, generation, record, cell);
         }
     }
 
+    /// What the magazine has no room for, and is merged a few blocks later.
     #[inline(never)]
-    fn take_back_free(
+    fn take_back_later(
         &self,
         arena: &mut Arena,
         generation: Generation,
@@ -207,7 +227,19 @@ impl PoolResource {
         cell: &ClockCell,
     ) {
         record.forget();
-        let piece = Piece::of(generation, record);
-        arena.put_rest(piece, cell.now(), self.room(), &self.tracker.table);
+        arena.put_later(generation.slot(), record, cell.now(), &self.tracker.table);
+    }
+
+    /// The same for what is merged at once.
+    #[inline(never)]
+    fn take_back_now(
+        &self,
+        arena: &mut Arena,
+        generation: Generation,
+        record: &Record,
+        cell: &ClockCell,
+    ) {
+        record.forget();
+        arena.put_now(generation.slot(), record, cell.now(), &self.tracker.table);
     }
 }

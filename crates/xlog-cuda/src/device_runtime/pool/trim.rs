@@ -4,11 +4,11 @@
 
 use std::sync::atomic::Ordering;
 
-use super::arena::{Arena, LEAVING_PART, Path, Piece};
+use super::arena::{Arena, Path, Piece};
 use super::index::Range;
 use super::reuse::Request;
 use super::segments::Span;
-use super::{Growth, PoolResource};
+use super::{Growth, PoolResource, leaving};
 use crate::device_runtime::resource::ResourceResult;
 use crate::stream::RawStream;
 
@@ -221,7 +221,7 @@ impl PoolResource {
         let among = among.max(streams.next_power_of_two());
         growing.shared = (most, among);
         // The magazine has all but what blocks on their way to the index may have.
-        let room = most / u64::from(among) / (LEAVING_PART + 1) * LEAVING_PART;
+        let room = most / u64::from(among) / (leaving::PART + 1) * leaving::PART;
         if self.room.swap(room, Ordering::Relaxed) <= room {
             return;
         }

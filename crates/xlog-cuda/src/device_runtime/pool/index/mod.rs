@@ -20,7 +20,7 @@ use super::prefetch::prefetch;
 use borders::Borders;
 use classes::{Classes, class_of, newest, spot_of};
 use nodes::{Id, Node, Nodes, Slots, State};
-use search::{Wish, find};
+use search::{Wish, find, find_any};
 
 /// What all sizes and addresses are multiples of, in bytes.
 pub(crate) const UNIT: u64 = 256;
@@ -70,13 +70,14 @@ impl Index {
             let (id, head) = self.find_aligned(wish)?;
             return self.carve_at(id, head, wish.bytes);
         }
-        self.take_units(wish.bytes)
+        self.take_units::<true>(wish.bytes)
     }
 
-    /// Takes memory of `bytes`, which are whole units and not none.
+    /// Takes memory of `bytes`, which are whole units and not none; mostly whole classes, unless it is `ANY`.
     #[inline(always)]
-    pub(crate) fn take_units(&mut self, bytes: u64) -> Option<Taken> {
+    pub(crate) fn take_units<const ANY: bool>(&mut self, bytes: u64) -> Option<Taken> {
         let (mut slots, vacant) = self.nodes.slots_with_room()?;
+        let find = if ANY { find_any } else { find };
         let found = find(&slots, &self.classes, bytes)?;
         let taken = carve(&mut slots, vacant, &mut self.classes, found, bytes)?;
         self.free_bytes -= bytes;
@@ -102,26 +103,15 @@ impl Index {
 
     /// Gives a taken range back, with the stamp of the last work on it, and says its size. A node that is not taken is left as it
     /// is, and has none.
-    #[inline]
-    pub(crate) fn give(&mut self, node: u32, stamp: u64) -> u64 {
-        self.give_after(node, stamp, 0, 0)
-    }
-
-    /// The same, after the processor was asked for what will be looked at soon: the node `coming`, and what lies beside the node
-    /// `halfway`.
     #[inline(always)]
-    pub(crate) fn give_after(&mut self, node: u32, stamp: u64, coming: u32, halfway: u32) -> u64 {
+    pub(crate) fn give(&mut self, node: u32, stamp: u64) -> u64 {
         let id = node as Id;
-        let has = self.nodes.has(id);
-        let Some((mut slots, vacant)) = self.nodes.slots() else { return 0 };
-        prefetch(slots.at(coming as Id));
-        let beside = slots.at(halfway as Id).beside;
-        for near in [beside.before(), beside.after()] {
-            prefetch(slots.at(near));
-            prefetch(slots.link(spot_of(near)));
+        if !self.nodes.has(id) {
+            return 0;
         }
-        let node = slots.at_mut(id);
-        if !has || !node.is(State::Taken) {
+        let Some((mut slots, vacant)) = self.nodes.slots() else { return 0 };
+        let node = slots.at(id);
+        if !node.is(State::Taken) {
             return 0;
         }
         let (ptr, bytes, before, after) =
@@ -164,6 +154,19 @@ impl Index {
             }
         }
         bytes
+    }
+
+    /// Asks the processor for what will be looked at soon, when ranges are given back: the node `coming`, and what lies beside
+    /// the node `halfway`.
+    #[inline(always)]
+    pub(crate) fn prefetch(&mut self, coming: u32, halfway: u32) {
+        let Some((slots, _)) = self.nodes.slots() else { return };
+        prefetch(slots.at(coming as Id));
+        let beside = slots.at(halfway as Id).beside;
+        for near in [beside.before(), beside.after()] {
+            prefetch(slots.at(near));
+            prefetch(slots.link(spot_of(near)));
+        }
     }
 
     /// The bytes that are free.

@@ -41,9 +41,31 @@ impl Wish {
 pub(super) fn find(slots: &Slots<'_>, classes: &Classes, bytes: u64) -> Option<(Id, u32)> {
     let class = class_of(bytes);
     if !is_least(bytes) {
-        return find_inside(slots, classes, class, bytes);
+        return find_inside_elsewhere(slots, classes, class, bytes);
     }
-    let class = classes.next_filled(class)?;
+    find_least(slots, classes, class, bytes)
+}
+
+/// The same where the size is as likely as not one that some ranges of its class cannot hold.
+#[inline(always)]
+pub(super) fn find_any(slots: &Slots<'_>, classes: &Classes, bytes: u64) -> Option<(Id, u32)> {
+    let class = class_of(bytes);
+    if is_least(bytes) {
+        find_least(slots, classes, class, bytes)
+    } else {
+        find_inside(slots, classes, class, bytes)
+    }
+}
+
+/// The same for the least size of a class.
+#[inline(always)]
+fn find_least(slots: &Slots<'_>, classes: &Classes, class: u32, bytes: u64) -> Option<(Id, u32)> {
+    find_least_in(slots, classes.next_filled(class)?, bytes)
+}
+
+/// The smallest of the first few ranges of a class of which every range holds the request.
+#[inline(always)]
+fn find_least_in(slots: &Slots<'_>, class: u32, bytes: u64) -> Option<(Id, u32)> {
     let id = first(slots, class)?;
     // All ranges of such a class have one size.
     if exact(class) || slots.at(id).bytes == bytes {
@@ -60,13 +82,36 @@ pub(super) fn find(slots: &Slots<'_>, classes: &Classes, bytes: u64) -> Option<(
     Some((found, class))
 }
 
-/// The same for a size that some ranges of its class cannot hold.
+/// The same for another size, out of the way of those that are common.
+#[cold]
 #[inline(never)]
+fn find_inside_elsewhere(
+    slots: &Slots<'_>,
+    classes: &Classes,
+    class: u32,
+    bytes: u64,
+) -> Option<(Id, u32)> {
+    find_inside(slots, classes, class, bytes)
+}
+
+/// The same for a size that some ranges of its class cannot hold.
+#[inline(always)]
 fn find_inside(slots: &Slots<'_>, classes: &Classes, class: u32, bytes: u64) -> Option<(Id, u32)> {
-    best(slots, class, bytes, LOOKS).or_else(|| match classes.next_filled(class + 1) {
-        Some(above) => best(slots, above, bytes, LOOKS),
-        None => best(slots, class, bytes, usize::MAX),
-    })
+    if let Some(found) = best(slots, class, bytes, LOOKS) {
+        return Some(found);
+    }
+    // Every range of a higher class holds it.
+    match classes.next_filled(class + 1) {
+        Some(above) => find_least_in(slots, above, bytes),
+        None => best_of_all(slots, class, bytes),
+    }
+}
+
+/// The smallest range of at least `bytes` in a class.
+#[cold]
+#[inline(never)]
+fn best_of_all(slots: &Slots<'_>, class: u32, bytes: u64) -> Option<(Id, u32)> {
+    best(slots, class, bytes, usize::MAX)
 }
 
 /// The smallest range of at least `bytes` among the first `looks` of a class.
