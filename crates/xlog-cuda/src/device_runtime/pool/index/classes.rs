@@ -1,18 +1,18 @@
 //! Lists of the free ranges by size class, and the bitmap that finds the next class with a range in it.
 //!
 //! Sizes are counted in units. Below 32 units each size is a class of its own; above, every power of two is divided
-//! into 32 classes. A list is a ring of links that begins and ends at the one of its class, so nothing depends on where in it
-//! a node is: which of a range's neighbours are free, and first or last of their lists, cannot be guessed, so putting a node in
-//! and taking it out have no branch.
+//! into 32 classes. A list is a ring of links that begins and ends at the one of its class: where in it a node is cannot be
+//! guessed, so putting one in and taking one out have no branch that depends on it.
 
 use super::UNIT;
 use super::nodes::{Beside, Id, Node, Nodes, Slots};
 
 /// Divisions of a power of two.
 const DIVISIONS: u32 = 32;
-/// More than the classes that a 64-bit size can have, so that masks keep every access in bounds.
-pub(super) const CLASSES: usize = 2048;
-const WORDS: usize = CLASSES / 64;
+/// The classes that a 64-bit size can have.
+pub(super) const CLASSES: usize = 1664;
+/// More words than their bits need, so that a mask keeps every access in bounds.
+const WORDS: usize = 32;
 
 /// The class of a size in bytes. A larger size has the same class or a higher one.
 #[inline(always)]

@@ -229,7 +229,7 @@ impl Nodes {
         }
         self.nodes.resize(doubled, Node::VACANT);
         let links = (CLASSES + doubled).next_power_of_two();
-        self.links.extend((self.links.len()..links).map(|spot| alone(spot)));
+        self.links.extend((self.links.len()..links).map(alone));
         for id in (len.max(1)..doubled).rev() {
             if let Some(node) = self.nodes.get_mut(id) {
                 node.beside.set_after(self.vacant);
