@@ -69,11 +69,12 @@ impl OwnStamps {
 
 /// The state of a block as its own stream sees it.
 #[derive(Debug, Default)]
+#[repr(C)]
 pub(crate) struct BlockGate {
     word: AtomicU64,
-    bias: Bias<2>,
     /// Who used it last, and how often in a row. A guess: nothing depends on it.
     row: AtomicU32,
+    bias: Bias<2>,
 }
 
 fn tag_of(word: u64) -> u32 {

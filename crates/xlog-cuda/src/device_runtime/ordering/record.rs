@@ -18,11 +18,10 @@ use crate::stream::RawStream;
 /// Blocks a resource can have at a time.
 const MAX_BLOCKS: u32 = 1 << 24;
 
-/// One block. What a free looks at lies on one cache line.
+/// One block. What allocating and freeing one changes lies on the first cache line.
 #[derive(Debug, Default)]
 #[repr(C, align(64))]
 pub(crate) struct Record {
-    pub(crate) gate: BlockGate,
     generation: AtomicU64,
     ptr: AtomicU64,
     stream_id: AtomicU32,
@@ -30,9 +29,11 @@ pub(crate) struct Record {
     home: AtomicU32,
     /// Where a sub-allocator has the block in its own books.
     node: AtomicU32,
-    /// In units, where it is whole ones; the exact size is with the stamps.
+    /// In units, where it is whole ones; 0 where the exact size is in `bytes`.
     units: AtomicU32,
     pub(crate) stamps: OwnStamps,
+    /// Begins with what every block changes; who the block belongs to is on the second line.
+    pub(crate) gate: BlockGate,
     bytes: AtomicU64,
     /// Made at the first use that needs it, and kept for later blocks.
     uses: Lock<Option<Box<Uses>>>,
@@ -65,6 +66,12 @@ impl Record {
             0 => self.bytes.load(Ordering::Relaxed) as usize,
             units => units as usize * MIN_ALIGN,
         }
+    }
+
+    /// Its size in units; 0 where it is not whole ones, or has too many.
+    #[inline(always)]
+    pub(crate) fn units(&self) -> u32 {
+        self.units.load(Ordering::Relaxed)
     }
 
     #[inline]
@@ -103,8 +110,11 @@ impl Record {
     fn set_memory(&self, ptr: u64, bytes: usize, home: u32) {
         self.ptr.store(ptr, Ordering::Relaxed);
         let units = if bytes.is_multiple_of(MIN_ALIGN) { bytes / MIN_ALIGN } else { 0 };
-        self.units.store(u32::try_from(units).unwrap_or(0), Ordering::Relaxed);
-        self.bytes.store(bytes as u64, Ordering::Relaxed);
+        let units = u32::try_from(units).unwrap_or(0);
+        self.units.store(units, Ordering::Relaxed);
+        if units == 0 {
+            self.bytes.store(bytes as u64, Ordering::Relaxed);
+        }
         self.home.store(home, Ordering::Relaxed);
     }
 
@@ -122,6 +132,12 @@ impl Record {
     #[inline]
     pub(crate) fn end(&self) {
         self.gate.end();
+        self.forget();
+    }
+
+    /// The rest of it, where the gate has ended.
+    #[inline(always)]
+    pub(crate) fn forget(&self) {
         self.generation.store(0, Ordering::Relaxed);
     }
 
@@ -215,6 +231,11 @@ impl BlockTable {
     /// A place for blocks of a sub-allocator that keeps records with its memory; `None` when there are too many.
     pub(crate) fn take_place(&self) -> Option<u32> {
         self.records.take().map(|(place, _)| place)
+    }
+
+    /// Up to `most` such places that were used before and are free, to be found at once.
+    pub(crate) fn take_places(&self, places: &mut Vec<u32>, most: usize) {
+        self.records.take_some(places, most);
     }
 
     pub(crate) fn give_places(&self, places: impl IntoIterator<Item = u32>) {

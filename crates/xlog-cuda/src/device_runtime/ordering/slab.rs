@@ -65,6 +65,14 @@ impl<T: Default, const CHUNK: usize> Slab<T, CHUNK> {
         self.get(place).map(|value| (place, value))
     }
 
+    /// Takes up to `most` free places that this thread has at hand; the last of them is the one that was given back last.
+    pub(crate) fn take_some(&self, places: &mut Vec<u32>, most: usize) {
+        self.free[shard()].0.with(|free| {
+            let from = free.len().saturating_sub(most);
+            places.extend(free.drain(from..));
+        });
+    }
+
     /// Takes some of another thread's free places, so that this is not done often.
     #[cold]
     fn take_from_others(&self, mine: usize) -> Option<u32> {

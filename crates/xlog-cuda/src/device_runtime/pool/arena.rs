@@ -7,14 +7,16 @@
 use xlog_trace::ServedBy;
 
 use super::index::{Index, Range, Taken};
+use super::leaving::{self, Leaving};
 use super::magazine::{MOST_CACHED, Magazine, class_of};
 use crate::device_runtime::logging::note_path;
 use crate::device_runtime::ordering::record::{BlockTable, Record};
 use crate::device_runtime::resource::Generation;
 
 pub(super) const UNIT: u64 = 256;
-/// Records without a block that are kept.
+/// Records without a block that are kept, and how many are kept when some are given away, or are taken when there are none.
 const MOST_PLACES: usize = 1024;
+const SOME_PLACES: usize = 256;
 
 /// What served a request.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -102,6 +104,7 @@ impl ArenaCounts {
 pub(super) struct Arena {
     pub(super) index: Index,
     pub(super) magazine: Magazine,
+    leaving: Leaving,
     /// Records without a block, for the next ones.
     places: Vec<u32>,
     pub(super) counts: ArenaCounts,
@@ -110,7 +113,17 @@ pub(super) struct Arena {
 impl Arena {
     /// Bytes of live blocks, and of retired ones.
     pub(super) fn outstanding(&self) -> u64 {
-        self.index.taken_bytes() - self.magazine.bytes()
+        self.index.taken_bytes() - self.ready_bytes()
+    }
+
+    /// Bytes of blocks that are free and not merged.
+    pub(super) fn ready_bytes(&self) -> u64 {
+        self.magazine.bytes() + self.leaving.bytes()
+    }
+
+    /// True when there is more in the magazine, or beside it, than may be now.
+    pub(super) fn has_more_than(&self, room: u64) -> bool {
+        self.magazine.bytes() > room || self.leaving.bytes() > room / leaving::PART
     }
 
     /// Memory of exactly `bytes`, whole classes, with what is at hand.
@@ -132,10 +145,10 @@ impl Arena {
         Some(self.taken(taken, path))
     }
 
-    /// The same for whole units, and no alignment beyond that.
+    /// The same for whole units, and no alignment beyond that; mostly whole classes, unless it is `ANY`.
     #[inline(always)]
-    pub(super) fn take_units(&mut self, bytes: u64) -> Option<Piece> {
-        let taken = self.index.take_units(bytes)?;
+    pub(super) fn take_units<const ANY: bool>(&mut self, bytes: u64) -> Option<Piece> {
+        let taken = self.index.take_units::<ANY>(bytes)?;
         Some(self.taken(taken, Path::Own))
     }
 
@@ -170,7 +183,7 @@ impl Arena {
         self.take_free(bytes, align, path)
     }
 
-    /// Takes a freed block in, whose record has ended; `Some` with the place of a record that is one too many.
+    /// Takes a freed block in, whose record has ended.
     #[inline(never)]
     pub(super) fn put(
         &mut self,
@@ -178,22 +191,61 @@ impl Arena {
         record: &Record,
         stamp: u64,
         room: u64,
-    ) -> Option<u32> {
-        if self.magazine.push(piece.place, record, piece.bytes, room) {
-            return None;
+        table: &BlockTable,
+    ) {
+        if !self.magazine.push(piece.place, record, room) {
+            if Leaving::takes(record.units(), room) {
+                self.put_later(piece.place, record, stamp, table);
+            } else {
+                self.put_now(piece.place, record, stamp, table);
+            }
         }
-        self.put_rest(piece, stamp)
     }
 
-    /// What the magazine has no room for.
+    /// What the magazine has no room for, and is merged at once.
     #[inline(always)]
-    pub(super) fn put_rest(&mut self, piece: Piece, stamp: u64) -> Option<u32> {
-        self.index.give(piece.node, stamp);
-        if self.places.len() < MOST_PLACES {
-            self.places.push(piece.place);
-            return None;
+    pub(super) fn put_now(&mut self, place: u32, record: &Record, stamp: u64, table: &BlockTable) {
+        self.spare_places(table);
+        self.index.give(record.node(), stamp);
+        self.places.push(place);
+    }
+
+    /// What [`Leaving::takes`], and is merged a few blocks later.
+    #[inline(always)]
+    pub(super) fn put_later(
+        &mut self,
+        place: u32,
+        record: &Record,
+        stamp: u64,
+        table: &BlockTable,
+    ) {
+        self.spare_places(table);
+        let bytes = u64::from(record.units()) * UNIT;
+        self.leaving.push((record.node(), bytes), &mut self.index, stamp);
+        self.places.push(place);
+    }
+
+    /// A place for a record, and some more for the next ones; `None` when there are too many blocks.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn find_place(&mut self, table: &BlockTable) -> Option<u32> {
+        table.take_places(&mut self.places, SOME_PLACES);
+        self.places.pop().or_else(|| table.take_place())
+    }
+
+    /// Leaves no more places for records than may be kept, and room for another one.
+    #[inline(always)]
+    fn spare_places(&mut self, table: &BlockTable) {
+        if self.places.len() >= MOST_PLACES {
+            self.give_places(table);
         }
-        Some(piece.place)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn give_places(&mut self, table: &BlockTable) {
+        // Those that were used last stay: they are in the cache.
+        table.give_places(self.places.drain(..MOST_PLACES - SOME_PLACES));
     }
 
     /// A block that was counted as handed out was not, after all.
@@ -209,6 +261,7 @@ impl Arena {
     /// Empties the magazine into the index; the places of records that are too many are added to `places`.
     pub(super) fn flush(&mut self, stamp: u64, table: &BlockTable, places: &mut Vec<u32>) {
         let (index, kept) = (&mut self.index, &mut self.places);
+        self.leaving.drain(index, stamp);
         self.magazine.drain(table, |place, record| {
             index.give(record.node(), stamp);
             let to = if kept.len() < MOST_PLACES { &mut *kept } else { &mut *places };

@@ -176,15 +176,14 @@ impl PoolResource {
             }
             record.end();
         }
-        let mut places = Vec::new();
+        let table = &self.tracker.table;
         self.arena(home.clock().key())?.with(|arena| {
             let (stamp, room) = (home.clock().now(), self.room());
             for (generation, record) in run {
                 arena.counts.deallocations += 1;
-                places.extend(arena.put(Piece::of(*generation, record), record, stamp, room));
+                arena.put(Piece::of(*generation, record), record, stamp, room, table);
             }
         });
-        self.tracker.table.give_places(places);
         Ok(())
     }
 }

@@ -27,6 +27,13 @@ pub(super) fn class_of(bytes: u64) -> (u64, usize) {
     ((steps << shift) * UNIT, (shift as usize) * 32 + steps as usize)
 }
 
+/// The bin of a size that is a whole class; that of a size which no block here has is past the last, or one that keeps nothing.
+#[inline(always)]
+fn bin_of(units: u32) -> usize {
+    let shift = (units | 32).ilog2() - 5;
+    (shift as usize) * 32 + (units >> shift) as usize
+}
+
 /// The last one in a list.
 const NONE: u32 = u32::MAX;
 
@@ -77,12 +84,13 @@ impl Magazine {
 
     /// Keeps a block whose record has ended, if there is room for it in `room` bytes.
     #[inline(always)]
-    pub(super) fn push(&mut self, place: u32, record: &Record, bytes: u64, room: u64) -> bool {
-        let (_, at) = class_of(bytes);
-        let total = self.bytes + bytes;
+    pub(super) fn push(&mut self, place: u32, record: &Record, room: u64) -> bool {
+        let units = record.units();
+        let at = bin_of(units);
+        let total = self.bytes + u64::from(units) * UNIT;
         let Some(bin) = self.bins.get_mut(at) else { return false };
         let most = if at < LARGE { MOST_SMALL } else { MOST_LARGE };
-        if bin.count >= most || total > room {
+        if u64::from(units) > MOST_CACHED / UNIT || bin.count >= most || total > room {
             return false;
         }
         record.set_next(bin.first);
@@ -122,6 +130,7 @@ mod tests {
             assert!(size >= bytes && (size - bytes) * 32 <= bytes, "{bytes} in {size}");
             assert_eq!(class_of(size), (size, bin), "a class is its own");
             assert_eq!(class_of(bytes - 1), (size, bin), "sizes are whole units");
+            assert_eq!(bin_of((size / UNIT) as u32), bin, "found again when it comes back");
             assert!(bin < BINS);
             // Larger sizes never have a smaller class, and every class has one size.
             assert!(size > last.0 && bin == last.1 + 1 || (size, bin) == last, "{bytes}");

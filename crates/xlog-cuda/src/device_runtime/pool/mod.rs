@@ -8,7 +8,7 @@
 //! | file | what it is |
 //! |---|---|
 //! | `index` | free memory by size and by address |
-//! | `arena`, `magazine` | the memory of one stream, and what of it is ready to hand out |
+//! | `arena`, `magazine`, `leaving` | the memory of one stream, what of it is ready to hand out, and what is about to be merged |
 //! | `resource`, `quick`, `batch`, `returns` | a pool as a resource, the shortest way through it, several at once, how blocks come back |
 //! | `reuse`, `trim` | what to do when that has nothing left; free memory as a whole |
 //! | `segments`, `source` | where memory comes from and goes back to |
@@ -19,7 +19,9 @@ mod arena;
 mod batch;
 mod config;
 mod index;
+mod leaving;
 mod magazine;
+mod prefetch;
 mod quick;
 mod resource;
 mod returns;

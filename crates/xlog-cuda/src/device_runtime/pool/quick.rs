@@ -6,7 +6,8 @@
 use xlog_driver::sync::Inside;
 
 use super::PoolResource;
-use super::arena::{Arena, NO_PLACE, Path, Piece, UNIT};
+use super::arena::{Arena, NO_PLACE, Path, UNIT};
+use super::leaving::Leaving;
 use super::magazine::{MOST_CACHED, class_of};
 use super::resource::MAX_BYTES;
 use crate::device_runtime::ordering::clock::ClockCell;
@@ -26,16 +27,11 @@ impl PoolResource {
         stream: StreamId,
         tag: AllocTag,
     ) -> ResourceResult<DeviceBlock> {
-        let general = || self.serve(bytes, UNIT as usize, stream, tag);
-        if bytes.wrapping_sub(1) >= MAX_BYTES {
-            return general();
+        if bytes.wrapping_sub(1) >= MOST_CACHED as usize {
+            return self.serve_large(bytes, stream, tag);
         }
-        let Some((home, cell)) = self.tracker.streams.near(stream) else { return general() };
-        let Some(arenas) = self.quick_arenas().filter(|_| !cell.is_exposed()) else {
-            return general();
-        };
-        let Some(mut arena) = arenas.get(home).and_then(|place| place.0.enter()) else {
-            return general();
+        let Some((home, cell, mut arena)) = self.enter_home(stream) else {
+            return self.serve(bytes, UNIT as usize, stream, tag);
         };
         match self.serve_ready(&mut arena, bytes as u64, (stream, cell)) {
             Ok((ptr, bytes, generation)) => {
@@ -46,15 +42,53 @@ impl PoolResource {
         }
     }
 
+    /// The place and the cell of a stream, and its memory, if this thread mostly uses that.
+    #[inline(always)]
+    fn enter_home(&self, stream: StreamId) -> Option<(u32, &ClockCell, Inside<'_, Arena>)> {
+        let (home, cell) = self.tracker.streams.near(stream)?;
+        let arenas = self.quick_arenas().filter(|_| !cell.is_exposed())?;
+        let arena = arenas.get(home).and_then(|place| place.0.enter())?;
+        Some((home, cell, arena))
+    }
+
+    /// The same for a size that is never ready, or that cannot be.
+    #[inline(never)]
+    fn serve_large(
+        &self,
+        bytes: usize,
+        stream: StreamId,
+        tag: AllocTag,
+    ) -> ResourceResult<DeviceBlock> {
+        if bytes.wrapping_sub(1) < MAX_BYTES
+            && let Some((home, cell, arena)) = self.enter_home(stream)
+        {
+            let size = (bytes as u64).next_multiple_of(UNIT);
+            return self.serve_cut::<true>(arena, (bytes, size), (stream, home, cell), tag);
+        }
+        self.serve(bytes, UNIT as usize, stream, tag)
+    }
+
     #[inline(never)]
     fn serve_other(
+        &self,
+        arena: Inside<'_, Arena>,
+        sizes: (usize, u64),
+        home: (StreamId, u32, &ClockCell),
+        tag: AllocTag,
+    ) -> ResourceResult<DeviceBlock> {
+        self.serve_cut::<false>(arena, sizes, home, tag)
+    }
+
+    /// A block that is cut from the free memory of its stream; of a size that is mostly a whole class, unless it is `ANY`.
+    #[inline(always)]
+    fn serve_cut<const ANY: bool>(
         &self,
         mut arena: Inside<'_, Arena>,
         (bytes, size): (usize, u64),
         (stream, home, cell): (StreamId, u32, &ClockCell),
         tag: AllocTag,
     ) -> ResourceResult<DeviceBlock> {
-        let served = self.serve_free(&mut arena, size, (stream, home, cell));
+        let served = self.serve_free::<ANY>(&mut arena, size, (stream, home, cell));
         drop(arena);
         match served {
             Some((ptr, bytes, generation)) => {
@@ -72,13 +106,19 @@ impl PoolResource {
         bytes: usize,
         (stream, home, cell): (StreamId, u32, &ClockCell),
     ) -> Option<(u64, usize, Generation)> {
-        match self.serve_ready(arena, bytes as u64, (stream, cell)) {
-            Ok(served) => Some(served),
-            Err(size) => self.serve_free(arena, size, (stream, home, cell)),
-        }
+        let bytes = bytes as u64;
+        let size = if bytes > MOST_CACHED {
+            bytes.next_multiple_of(UNIT)
+        } else {
+            match self.serve_ready(arena, bytes, (stream, cell)) {
+                Ok(served) => return Some(served),
+                Err(size) => size,
+            }
+        };
+        self.serve_free::<false>(arena, size, (stream, home, cell))
     }
 
-    /// The same from what is ready; `Err` says in what size it is to be cut from free memory.
+    /// The same from what is ready, for a size that can be; `Err` says in what size it is to be cut from free memory.
     #[inline(always)]
     fn serve_ready(
         &self,
@@ -86,9 +126,6 @@ impl PoolResource {
         size: u64,
         (stream, cell): (StreamId, &ClockCell),
     ) -> Result<(u64, usize, Generation), u64> {
-        if size > MOST_CACHED {
-            return Err(size.next_multiple_of(UNIT));
-        }
         let class = class_of(size);
         let Some((place, record)) = arena.magazine.pop(class, UNIT, &self.tracker.table) else {
             return Err(class.0);
@@ -100,16 +137,16 @@ impl PoolResource {
     }
 
     /// The same from the free memory of the stream, for whole units.
-    #[inline]
-    fn serve_free(
+    #[inline(always)]
+    fn serve_free<const ANY: bool>(
         &self,
         arena: &mut Arena,
         size: u64,
         (stream, home, cell): (StreamId, u32, &ClockCell),
     ) -> Option<(u64, usize, Generation)> {
-        let piece = arena.take_units(size)?;
+        let piece = arena.take_units::<ANY>(size)?;
         let place = match piece.place {
-            NO_PLACE => self.tracker.table.take_place(),
+            NO_PLACE => arena.find_place(&self.tracker.table),
             place => Some(place),
         };
         let (ptr, bytes) = (piece.ptr, piece.bytes as usize);
@@ -169,24 +206,40 @@ impl PoolResource {
     ) {
         record.gate.end();
         arena.counts.deallocations += 1;
-        let bytes = record.bytes() as u64;
-        if !arena.magazine.push(generation.slot(), record, bytes, self.room()) {
-            self.take_back_free(arena, generation, record, cell);
+        let room = self.room();
+        if arena.magazine.push(generation.slot(), record, room) {
+            return;
+        }
+        if Leaving::takes(record.units(), room) {
+            self.take_back_later(arena, generation, record, cell);
+        } else {
+            self.take_back_now(arena, generation, record, cell);
         }
     }
 
+    /// What the magazine has no room for, and is merged a few blocks later.
     #[inline(never)]
-    fn take_back_free(
+    fn take_back_later(
         &self,
         arena: &mut Arena,
         generation: Generation,
         record: &Record,
         cell: &ClockCell,
     ) {
-        record.end();
-        let piece = Piece::of(generation, record);
-        if let Some(place) = arena.put_rest(piece, cell.now()) {
-            self.tracker.table.give_places([place]);
-        }
+        record.forget();
+        arena.put_later(generation.slot(), record, cell.now(), &self.tracker.table);
+    }
+
+    /// The same for what is merged at once.
+    #[inline(never)]
+    fn take_back_now(
+        &self,
+        arena: &mut Arena,
+        generation: Generation,
+        record: &Record,
+        cell: &ClockCell,
+    ) {
+        record.forget();
+        arena.put_now(generation.slot(), record, cell.now(), &self.tracker.table);
     }
 }

@@ -33,17 +33,14 @@ impl PoolResource {
             sanitizer.take_back(piece.ptr);
         }
         record.end();
-        let place = arena.with(|arena| {
+        arena.with(|arena| {
             match returned {
                 true => arena.counts.deallocations += 1,
                 false => arena.counts.retired -= 1,
             }
             // Read inside: blocks that others put here meanwhile may leave the magazine with this stamp.
-            arena.put(piece, record, home.clock().now(), self.room())
+            arena.put(piece, record, home.clock().now(), self.room(), &self.tracker.table);
         });
-        if let Some(place) = place {
-            self.tracker.table.give_places([place]);
-        }
         Ok(())
     }
 

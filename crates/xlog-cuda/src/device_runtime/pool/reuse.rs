@@ -134,7 +134,7 @@ impl PoolResource {
         if held <= self.config.eager_growth_bytes as u64 || self.config.edges == EdgePolicy::Exact {
             return false;
         }
-        let free = |arena: &mut Arena| arena.index.free_bytes() + arena.magazine.bytes();
+        let free = |arena: &mut Arena| arena.index.free_bytes() + arena.ready_bytes();
         let of_streams: u64 =
             self.arenas_with_places().filter_map(|(_, arena)| arena.try_with(free)).sum();
         of_streams + self.spare.lock().free_bytes() >= held / 2
@@ -251,7 +251,7 @@ impl PoolResource {
         let reuse = self.config.reuse;
         let (size, align) = (request.size, request.align);
         let enough =
-            other.try_with(|arena| arena.index.free_bytes() + arena.magazine.bytes() >= size)?;
+            other.try_with(|arena| arena.index.free_bytes() + arena.ready_bytes() >= size)?;
         if !enough {
             return None;
         }

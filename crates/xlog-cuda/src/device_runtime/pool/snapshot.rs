@@ -91,7 +91,7 @@ impl PoolResource {
             arena.with(|arena| {
                 counts.add(&arena.counts);
                 snapshot.live_bytes += arena.outstanding() as usize;
-                snapshot.magazine_bytes += arena.magazine.bytes() as usize;
+                snapshot.magazine_bytes += arena.ready_bytes() as usize;
                 snapshot.largest_free =
                     snapshot.largest_free.max(arena.index.largest_free() as usize);
                 snapshot.free_ranges += arena.index.free_ranges();

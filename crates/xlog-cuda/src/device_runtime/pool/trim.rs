@@ -8,7 +8,7 @@ use super::arena::{Arena, Path, Piece};
 use super::index::Range;
 use super::reuse::Request;
 use super::segments::Span;
-use super::{Growth, PoolResource};
+use super::{Growth, PoolResource, leaving};
 use crate::device_runtime::resource::ResourceResult;
 use crate::stream::RawStream;
 
@@ -220,7 +220,8 @@ impl PoolResource {
         // In doublings, since less for each is a look into all magazines.
         let among = among.max(streams.next_power_of_two());
         growing.shared = (most, among);
-        let room = most / u64::from(among);
+        // The magazine has all but what blocks on their way to the index may have.
+        let room = most / u64::from(among) / (leaving::PART + 1) * leaving::PART;
         if self.room.swap(room, Ordering::Relaxed) <= room {
             return;
         }
@@ -229,7 +230,7 @@ impl PoolResource {
             let Some(stream) = self.tracker.streams.at(place) else { continue };
             // One that somebody stays inside keeps what it has until that is used.
             arena.try_with(|arena| {
-                if arena.magazine.bytes() > room {
+                if arena.has_more_than(room) {
                     arena.flush(stream.clock().now(), &self.tracker.table, &mut places);
                 }
             });

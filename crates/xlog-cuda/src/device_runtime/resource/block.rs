@@ -87,14 +87,12 @@ impl Generation {
     #[must_use]
     pub fn next() -> Self {
         // Not by `get` and `set` of the key: the latter is a call.
-        NEXT.with(|cell| {
-            let next = cell.get();
-            if next.is_multiple_of(RANGE) {
-                return Self::first_of_range();
-            }
-            cell.set(next + 1);
-            Self(next << SLOT_BITS)
-        })
+        let next = NEXT.with(Cell::get);
+        if next.is_multiple_of(RANGE) {
+            return Self::first_of_range();
+        }
+        NEXT.with(|cell| cell.set(next + 1));
+        Self(next << SLOT_BITS)
     }
 
     #[cold]
@@ -194,16 +192,16 @@ impl DeviceBlock {
 #[cfg(target_arch = "x86_64")]
 mod wide {
     use std::arch::x86_64::{__m128i, _mm_set_epi64x};
-    use std::mem::{offset_of, size_of, transmute};
+    use std::mem::{MaybeUninit, offset_of, size_of, transmute};
 
     use super::{AllocTag, DeviceBlock};
 
-    /// The layout of a [`DeviceBlock`]; the tag keeps its type, since a pointer must stay one.
+    /// The layout of a [`DeviceBlock`]. The tag is bytes of any kind, since a pointer must stay one.
     #[repr(C)]
     struct Image {
         ptr_ordinal_stream: __m128i,
         bytes_align: __m128i,
-        tag: AllocTag,
+        tag: MaybeUninit<__m128i>,
         generation_state: __m128i,
     }
 
@@ -230,7 +228,7 @@ mod wide {
             transmute::<Image, DeviceBlock>(Image {
                 ptr_ordinal_stream: _mm_set_epi64x(low_high as i64, block.ptr as i64),
                 bytes_align: _mm_set_epi64x(block.align as i64, block.bytes as i64),
-                tag: block.tag,
+                tag: transmute::<AllocTag, MaybeUninit<__m128i>>(block.tag),
                 generation_state: _mm_set_epi64x(block.state as i64, block.generation.0 as i64),
             })
         }
@@ -249,8 +247,9 @@ mod wide {
 #[inline(always)]
 fn alignment_of(ptr: u64) -> usize {
     const MOST: u64 = 2 << 20;
-    let lowest = (ptr | MOST).trailing_zeros();
-    1_usize << lowest.max(MIN_ALIGN.trailing_zeros())
+    let address = ptr | MOST;
+    // The lowest bit that is set.
+    ((address & address.wrapping_neg()) as usize).max(MIN_ALIGN)
 }
 
 /// The identity of a block, which outlives the block.

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::ops::Bound;
 
-use super::classes::class_of;
+use super::classes::{class_of, newest};
 use super::nodes::{Id, NIL, Node, State};
 use super::{Index, Range, UNIT};
 
@@ -41,7 +41,7 @@ impl Index {
         let left = if join { self.borders.ends.remove(&ptr) } else { None };
         let before = match left {
             Some(border) => {
-                let before = self.nodes.at(border).before;
+                let before = self.nodes.at(border).beside.before();
                 self.nodes.remove(border);
                 before
             }
@@ -50,7 +50,7 @@ impl Index {
         let right = if join { self.borders.begins.remove(&end) } else { None };
         let after = match right {
             Some(border) => {
-                let after = self.nodes.at(border).after;
+                let after = self.nodes.at(border).beside.after();
                 self.nodes.remove(border);
                 after
             }
@@ -96,7 +96,7 @@ impl Index {
         let mut shown = Vec::new();
         let mut from = self.classes.next_filled(class_of(min));
         while let Some(class) = from {
-            let ranges = self.classes.newest(&self.nodes, class);
+            let ranges = newest(&self.nodes, class);
             shown.extend(ranges.filter(|(_, node)| node.bytes >= min).map(|(id, _)| id));
             from = self.classes.next_filled(class + 1);
         }
@@ -113,8 +113,8 @@ impl Index {
                 continue;
             }
             let Some(taken) = self.carve_at(id, part.ptr - ptr, part.bytes) else { continue };
-            let Node { before, after, .. } = *self.nodes.at(taken.node as Id);
-            for rest in [before, after] {
+            let beside = self.nodes.at(taken.node as Id).beside;
+            for rest in [beside.before(), beside.after()] {
                 let node = self.nodes.at(rest);
                 if node.is(State::Free) && node.bytes >= min {
                     shown.push(rest);
@@ -129,12 +129,13 @@ impl Index {
 
     /// Removes a node that is in no list, and puts borders in its place.
     fn cut(&mut self, id: Id) {
-        let Node { before, after, .. } = *self.nodes.at(id);
+        let beside = self.nodes.at(id).beside;
+        let (before, after) = (beside.before(), beside.after());
         let (ptr, end) = (self.nodes.at(id).ptr(), self.nodes.at(id).end());
         self.nodes.remove(id);
         if let Some((mut slots, _)) = self.nodes.slots() {
-            slots.at_mut(before).after = NIL;
-            slots.at_mut(after).before = NIL;
+            slots.at_mut(before).beside.set_after(NIL);
+            slots.at_mut(after).beside.set_before(NIL);
         }
         if self.nodes.at(before).is(State::Border) {
             self.borders.begins.remove(&ptr);

@@ -1,16 +1,18 @@
 //! Lists of the free ranges by size class, and the bitmap that finds the next class with a range in it.
 //!
 //! Sizes are counted in units. Below 32 units each size is a class of its own; above, every power of two is divided
-//! into 32 classes. A class knows the first node of its list, the newest, and that one knows the last.
+//! into 32 classes. A list is a ring of links that begins and ends at the one of its class: where in it a node is cannot be
+//! guessed, so putting one in and taking one out have no branch that depends on it.
 
 use super::UNIT;
-use super::nodes::{Id, NIL, Node, Nodes, Slots};
+use super::nodes::{Beside, Id, Node, Nodes, Slots};
 
 /// Divisions of a power of two.
 const DIVISIONS: u32 = 32;
-/// More than the classes that a 64-bit size can have, so that masks keep every access in bounds.
-const CLASSES: usize = 2048;
-const WORDS: usize = CLASSES / 64;
+/// The classes that a 64-bit size can have.
+pub(super) const CLASSES: usize = 1664;
+/// More words than their bits need, so that a mask keeps every access in bounds.
+const WORDS: usize = 32;
 
 /// The class of a size in bytes. A larger size has the same class or a higher one.
 #[inline(always)]
@@ -39,10 +41,27 @@ pub(super) fn exact(class: u32) -> bool {
     class < 2 * DIVISIONS
 }
 
-/// The lists.
+/// The link of an empty list, or of a node in none. Classes have theirs at their number, nodes after all classes.
+#[inline(always)]
+pub(super) fn alone(spot: usize) -> Beside {
+    Beside::new(spot, spot)
+}
+
+/// Where the link of a node is.
+#[inline(always)]
+pub(super) fn spot_of(id: Id) -> usize {
+    id + CLASSES
+}
+
+/// The node whose link is there, unless it is that of a class.
+#[inline(always)]
+fn node_at(spot: usize) -> Option<Id> {
+    spot.checked_sub(CLASSES)
+}
+
+/// Which lists have a range.
 #[derive(Debug)]
 pub(super) struct Classes {
-    first: [Id; CLASSES],
     filled: [u64; WORDS],
     /// One bit per word of `filled` that is not zero.
     words: u32,
@@ -50,17 +69,45 @@ pub(super) struct Classes {
 
 impl Default for Classes {
     fn default() -> Self {
-        Self { first: [NIL; CLASSES], filled: [0; WORDS], words: 0 }
+        Self { filled: [0; WORDS], words: 0 }
     }
 }
 
-impl Classes {
-    /// The first node of a class, or [`NIL`].
-    #[inline(always)]
-    pub(super) fn first(&self, class: u32) -> Id {
-        self.first[class as usize % CLASSES]
-    }
+/// The newest node of a class.
+#[inline(always)]
+pub(super) fn first(slots: &Slots<'_>, class: u32) -> Option<Id> {
+    node_at(slots.link(class as usize).after())
+}
 
+/// The node after another one in its list.
+#[inline(always)]
+pub(super) fn next(slots: &Slots<'_>, id: Id) -> Option<Id> {
+    node_at(slots.link(spot_of(id)).after())
+}
+
+/// The ranges of a class, newest first.
+pub(super) fn newest(nodes: &Nodes, class: u32) -> impl Iterator<Item = (Id, &Node)> {
+    listed(nodes, class, Beside::after)
+}
+
+/// The ranges of a class, oldest first.
+pub(super) fn oldest(nodes: &Nodes, class: u32) -> impl Iterator<Item = (Id, &Node)> {
+    listed(nodes, class, Beside::before)
+}
+
+fn listed(
+    nodes: &Nodes,
+    class: u32,
+    step: fn(Beside) -> usize,
+) -> impl Iterator<Item = (Id, &Node)> {
+    let mut spot = class as usize;
+    std::iter::from_fn(move || {
+        spot = step(nodes.link(spot));
+        node_at(spot).map(|id| (id, nodes.at(id)))
+    })
+}
+
+impl Classes {
     /// The lowest class, from `class` upward, that has a range.
     #[inline(always)]
     pub(super) fn next_filled(&self, class: u32) -> Option<u32> {
@@ -83,75 +130,32 @@ impl Classes {
         Some(word * 64 + self.filled[word as usize % WORDS].checked_ilog2()?)
     }
 
-    /// The ranges of a class, newest first.
-    pub(super) fn newest<'a>(
-        &self,
-        nodes: &'a Nodes,
-        class: u32,
-    ) -> impl Iterator<Item = (Id, &'a Node)> + use<'a> {
-        let mut next = self.first(class);
-        std::iter::from_fn(move || {
-            let id = next;
-            let node = nodes.at(id);
-            next = node.next;
-            (id != NIL).then_some((id, node))
-        })
-    }
-
-    /// The ranges of a class, oldest first.
-    pub(super) fn oldest<'a>(
-        &self,
-        nodes: &'a Nodes,
-        class: u32,
-    ) -> impl Iterator<Item = (Id, &'a Node)> + use<'a> {
-        let first = self.first(class);
-        let mut next = if first == NIL { NIL } else { nodes.at(first).prev };
-        std::iter::from_fn(move || {
-            let id = next;
-            let node = nodes.at(id);
-            next = if id == first { NIL } else { node.prev };
-            (id != NIL).then_some((id, node))
-        })
-    }
-
     /// Puts a node at the front of the list of a class.
     #[inline(always)]
     pub(super) fn link(&mut self, slots: &mut Slots<'_>, id: Id, class: u32) {
-        let at = class as usize % CLASSES;
-        let next = self.first[at];
-        self.first[at] = id;
-        let front = slots.at_mut(next);
-        let last = if next == NIL { id } else { front.prev };
-        front.prev = id;
-        let node = slots.at_mut(id);
-        node.class = class;
-        node.prev = last;
-        node.next = next;
-        let word = at / 64;
+        let spot = spot_of(id);
+        let head = slots.link_mut(class as usize);
+        let next = head.after();
+        head.set_after(spot);
+        slots.link_mut(next).set_before(spot);
+        *slots.link_mut(spot) = Beside::new(class as usize, next);
+        let word = class as usize / 64 % WORDS;
         self.filled[word] |= 1 << (class % 64);
         self.words |= 1 << word;
     }
 
-    /// Takes a node out of the list it is in.
+    /// Takes a node out of the list of its class. No node is taken out of class 0, which no range has.
     #[inline(always)]
-    pub(super) fn unlink(&mut self, slots: &mut Slots<'_>, id: Id) {
-        let node = slots.at(id);
-        let (prev, next, class) = (node.prev, node.next, node.class);
-        let at = class as usize % CLASSES;
-        let first = self.first[at];
-        if first == id {
-            self.first[at] = next;
-            slots.at_mut(next).prev = prev;
-            if next == NIL {
-                let word = at / 64;
-                let filled = self.filled[word] & !(1 << (class % 64));
-                self.filled[word] = filled;
-                self.words &= !(u32::from(filled == 0) << word);
-            }
-        } else {
-            slots.at_mut(prev).next = next;
-            let follower = if next == NIL { first } else { next };
-            slots.at_mut(follower).prev = prev;
-        }
+    pub(super) fn unlink(&mut self, slots: &mut Slots<'_>, id: Id, class: u32) {
+        let link = *slots.link(spot_of(id));
+        let (prev, next) = (link.before(), link.after());
+        slots.link_mut(prev).set_after(next);
+        slots.link_mut(next).set_before(prev);
+        // Only the link of the class is before and after a node.
+        let emptied = u64::from(prev == next);
+        let word = class as usize / 64 % WORDS;
+        let filled = self.filled[word] & !(emptied << (class % 64));
+        self.filled[word] = filled;
+        self.words &= !(u32::from(filled == 0) << word);
     }
 }

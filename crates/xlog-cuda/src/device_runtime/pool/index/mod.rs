@@ -16,10 +16,11 @@ mod search;
 #[cfg(test)]
 mod tests;
 
+use super::prefetch::prefetch;
 use borders::Borders;
-use classes::{Classes, class_of};
+use classes::{Classes, class_of, newest, spot_of};
 use nodes::{Id, Node, Nodes, Slots, State};
-use search::{Wish, find};
+use search::{Wish, find, find_any};
 
 /// What all sizes and addresses are multiples of, in bytes.
 pub(crate) const UNIT: u64 = 256;
@@ -69,15 +70,16 @@ impl Index {
             let (id, head) = self.find_aligned(wish)?;
             return self.carve_at(id, head, wish.bytes);
         }
-        self.take_units(wish.bytes)
+        self.take_units::<true>(wish.bytes)
     }
 
-    /// Takes memory of `bytes`, which are whole units and not none.
+    /// Takes memory of `bytes`, which are whole units and not none; mostly whole classes, unless it is `ANY`.
     #[inline(always)]
-    pub(crate) fn take_units(&mut self, bytes: u64) -> Option<Taken> {
+    pub(crate) fn take_units<const ANY: bool>(&mut self, bytes: u64) -> Option<Taken> {
         let (mut slots, vacant) = self.nodes.slots_with_room()?;
-        let id = find(&slots, &self.classes, bytes)?;
-        let taken = carve(&mut slots, vacant, &mut self.classes, id, bytes)?;
+        let find = if ANY { find_any } else { find };
+        let found = find(&slots, &self.classes, bytes)?;
+        let taken = carve(&mut slots, vacant, &mut self.classes, found, bytes)?;
         self.free_bytes -= bytes;
         Some(taken)
     }
@@ -99,26 +101,28 @@ impl Index {
         self.carve_at(id, head, whole.max(wish.bytes))
     }
 
-    /// Gives a taken range back, with the stamp of the last work on it. A node that is not taken is left as it is.
+    /// Gives a taken range back, with the stamp of the last work on it, and says its size. A node that is not taken is left as it
+    /// is, and has none.
     #[inline(always)]
-    pub(crate) fn give(&mut self, node: u32, stamp: u64) {
+    pub(crate) fn give(&mut self, node: u32, stamp: u64) -> u64 {
         let id = node as Id;
         if !self.nodes.has(id) {
-            return;
+            return 0;
         }
-        let Some((mut slots, vacant)) = self.nodes.slots() else { return };
-        let node = slots.at_mut(id);
+        let Some((mut slots, vacant)) = self.nodes.slots() else { return 0 };
+        let node = slots.at(id);
         if !node.is(State::Taken) {
-            return;
+            return 0;
         }
-        let (ptr, bytes, before, after) = (node.ptr(), node.bytes, node.before, node.after);
+        let (ptr, bytes, before, after) =
+            (node.ptr(), node.bytes, node.beside.before(), node.beside.after());
         self.free_bytes += bytes;
         let (left, right) = (slots.at(before), slots.at(after));
         let classes = &mut self.classes;
         match (left.is(State::Free), right.is(State::Free)) {
             (false, false) => {
                 let freed = slots.at_mut(id);
-                freed.set_state(State::Free);
+                freed.set(ptr, State::Free);
                 freed.stamp = stamp;
                 classes.link(&mut slots, id, class_of(bytes));
             }
@@ -137,17 +141,31 @@ impl Index {
                 // The larger node stays: it is more likely to keep its class, and with it its place in the list.
                 let (ptr, bytes) = (left.ptr(), left.bytes + bytes + right.bytes);
                 let (stays, goes, gone) = if left.bytes > right.bytes {
-                    (before, after, right)
+                    (before, after, *right)
                 } else {
-                    (after, before, left)
+                    (after, before, *left)
                 };
                 let stamp = stamp.max(gone.stamp);
-                classes.unlink(&mut slots, goes);
+                classes.unlink(&mut slots, goes, class_of(gone.bytes));
                 slots.remove(goes, vacant);
                 slots.remove(id, vacant);
                 slots.at_mut(stays).set(ptr, State::Free);
                 resize(&mut slots, classes, stays, bytes, stamp);
             }
+        }
+        bytes
+    }
+
+    /// Asks the processor for what will be looked at soon, when ranges are given back: the node `coming`, and what lies beside
+    /// the node `halfway`.
+    #[inline(always)]
+    pub(crate) fn prefetch(&mut self, coming: u32, halfway: u32) {
+        let Some((slots, _)) = self.nodes.slots() else { return };
+        prefetch(slots.at(coming as Id));
+        let beside = slots.at(halfway as Id).beside;
+        for near in [beside.before(), beside.after()] {
+            prefetch(slots.at(near));
+            prefetch(slots.link(spot_of(near)));
         }
     }
 
@@ -169,7 +187,7 @@ impl Index {
     /// The size of the largest free range; walks the list of the highest class that has one.
     pub(crate) fn largest_free(&self) -> u64 {
         let Some(class) = self.classes.last_filled() else { return 0 };
-        let ranges = self.classes.newest(&self.nodes, class);
+        let ranges = newest(&self.nodes, class);
         ranges.map(|(_, node)| node.bytes).max().unwrap_or(0)
     }
 
@@ -180,13 +198,14 @@ impl Index {
 
     /// Takes `bytes` that begin `head` bytes into a free range; `None` if they are not in it.
     fn carve_at(&mut self, id: Id, head: u64, bytes: u64) -> Option<Taken> {
-        let Node { after, stamp, bytes: all, .. } = *self.nodes.at(id);
+        let Node { beside, stamp, bytes: all, .. } = *self.nodes.at(id);
+        let after = beside.after();
         let start = self.nodes.at(id).ptr() + head;
         let rest = all.checked_sub(head)?.checked_sub(bytes)?;
         if head == 0 {
             let (mut slots, vacant) = self.nodes.slots_with_room()?;
             self.free_bytes -= bytes;
-            return carve(&mut slots, vacant, &mut self.classes, id, bytes);
+            return carve(&mut slots, vacant, &mut self.classes, (id, class_of(all)), bytes);
         }
         if !self.nodes.room(2) {
             return None;
@@ -210,22 +229,22 @@ impl Index {
 #[inline(always)]
 fn resize(slots: &mut Slots<'_>, classes: &mut Classes, id: Id, bytes: u64, stamp: u64) {
     let node = slots.at_mut(id);
-    let (from, to) = (node.class, class_of(bytes));
+    let (from, to) = (class_of(node.bytes), class_of(bytes));
     node.bytes = bytes;
     node.stamp = node.stamp.max(stamp);
     if from != to {
-        classes.unlink(slots, id);
+        classes.unlink(slots, id, from);
         classes.link(slots, id, to);
     }
 }
 
-/// Takes the first `bytes` of a free range that has as many. There is a vacant node.
+/// Takes the first `bytes` of a free range of a class that has as many. There is a vacant node.
 #[inline(always)]
 fn carve(
     slots: &mut Slots<'_>,
     vacant: &mut Id,
     classes: &mut Classes,
-    id: Id,
+    (id, from): (Id, u32),
     bytes: u64,
 ) -> Option<Taken> {
     let node = slots.at_mut(id);
@@ -233,26 +252,23 @@ fn carve(
     let rest = node.bytes.checked_sub(bytes)?;
     if rest == 0 {
         node.set(ptr, State::Taken);
-        classes.unlink(slots, id);
+        classes.unlink(slots, id, from);
         return Some(Taken { node: id as u32, ptr, bytes, stamp });
     }
     // The free range keeps its node and only moves to another list if it has to.
     let taken = *vacant;
-    let before = node.before;
+    let before = node.beside.before();
     node.set(ptr + bytes, State::Free);
     node.bytes = rest;
-    node.before = taken;
-    let (from, to) = (node.class, class_of(rest));
+    node.beside.set_before(taken);
     let part = slots.at_mut(taken);
-    *vacant = part.next;
-    part.set(ptr, State::Taken);
-    part.bytes = bytes;
-    part.stamp = stamp;
-    part.before = before;
-    part.after = id;
-    slots.at_mut(before).after = taken;
+    *vacant = part.beside.after();
+    let range = Range { ptr, bytes, stamp };
+    *part = Node::new(range, State::Taken).between(before, id);
+    slots.at_mut(before).beside.set_after(taken);
+    let to = class_of(rest);
     if from != to {
-        classes.unlink(slots, id);
+        classes.unlink(slots, id, from);
         classes.link(slots, id, to);
     }
     Some(Taken { node: taken as u32, ptr, bytes, stamp })

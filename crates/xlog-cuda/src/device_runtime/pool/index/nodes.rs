@@ -1,13 +1,14 @@
 //! The records of an index: one node per range, addressed by a `u32` that stays valid while the range does.
 //!
-//! Nodes live in one vector, as many as a power of two, so that a mask keeps every id in bounds: no access can fail. A node that
-//! is no longer needed is the next to be used again. The first node stands for no node: what is written to the neighbour or
-//! the next of a range that has none goes there, and nobody reads it.
+//! Nodes and the links of their lists live in two vectors, each of as many as a power of two, so that a mask keeps every number in
+//! bounds: no access can fail. Two nodes share a cache line, and eight links do, since what frees and takes ranges in any order is
+//! slow by the lines it touches. A node that is no longer needed is the next to be used again. The first node stands for no
+//! node: what is written to the neighbour of a range that has none goes there, and nobody reads it.
 
 use super::Range;
-use super::classes::class_of;
+use super::classes::{CLASSES, alone};
 
-/// Names a node, in 32 bits; as wide as an address, so that nothing has to be widened.
+/// Names a node, in 32 bits.
 pub(super) type Id = usize;
 
 /// No node.
@@ -29,36 +30,68 @@ pub(super) enum State {
     Border,
 }
 
-/// A range and its neighbours, on one cache line.
+/// What is before something, and what is after it: two numbers of 32 bits, each read as it is written, by itself.
 #[derive(Clone, Copy, Debug)]
-#[repr(C, align(64))]
+pub(super) struct Beside {
+    before: u32,
+    after: u32,
+}
+
+impl Beside {
+    #[inline(always)]
+    pub(super) const fn new(before: usize, after: usize) -> Self {
+        Self { before: before as u32, after: after as u32 }
+    }
+
+    #[inline(always)]
+    pub(super) fn before(self) -> usize {
+        self.before as usize
+    }
+
+    #[inline(always)]
+    pub(super) fn after(self) -> usize {
+        self.after as usize
+    }
+
+    #[inline(always)]
+    pub(super) fn set_before(&mut self, before: usize) {
+        self.before = before as u32;
+    }
+
+    #[inline(always)]
+    pub(super) fn set_after(&mut self, after: usize) {
+        self.after = after as u32;
+    }
+}
+
+/// A range and its neighbours, on half a cache line.
+#[derive(Clone, Copy, Debug)]
+#[repr(C, align(32))]
 pub(super) struct Node {
     /// The address; the state is kept in the low bits, which the unit leaves zero.
     place: u64,
     pub(super) bytes: u64,
     /// Of a free range; of a taken one, the stamp it had.
     pub(super) stamp: u64,
-    /// The range that ends where this one begins, and the one that begins where it ends.
-    pub(super) before: Id,
-    pub(super) after: Id,
-    /// Newer and older in the list of the class, of a free range; before the newest comes the oldest. `next` also chains the
-    /// vacant nodes.
-    pub(super) prev: Id,
-    pub(super) next: Id,
-    /// The class in whose list a free range is.
-    pub(super) class: u32,
+    /// The range that ends where this one begins, and the one that begins where it ends; of a vacant node, the next vacant one.
+    pub(super) beside: Beside,
 }
 
 const STATE: u64 = 0b11;
 
 impl Node {
-    pub(super) const VACANT: Self = Self::new(Range { ptr: 0, bytes: 0, stamp: 0 }, State::Vacant);
+    const VACANT: Self = Self::new(Range { ptr: 0, bytes: 0, stamp: 0 }, State::Vacant);
 
+    #[inline(always)]
     pub(super) const fn new(range: Range, state: State) -> Self {
         let Range { ptr, bytes, stamp } = range;
         let place = ptr & !STATE | state as u64;
-        let (before, after, prev, next) = (NIL, NIL, NIL, NIL);
-        Self { place, bytes, stamp, before, after, prev, next, class: 0 }
+        Self { place, bytes, stamp, beside: Beside::new(NIL, NIL) }
+    }
+
+    #[inline(always)]
+    pub(super) fn between(self, before: Id, after: Id) -> Self {
+        Self { beside: Beside::new(before, after), ..self }
     }
 
     pub(super) fn range(&self) -> Range {
@@ -85,26 +118,53 @@ impl Node {
         self.place = ptr & !STATE | state as u64;
     }
 
+    /// Makes the node vacant, before another vacant one.
     #[inline(always)]
-    pub(super) fn set_state(&mut self, state: State) {
-        self.place = self.place & !STATE | state as u64;
+    pub(super) fn vacate(&mut self, next: Id) {
+        self.set(0, State::Vacant);
+        self.beside.set_after(next);
     }
 }
 
-/// The nodes as one operation sees them: at least one, and as many as a power of two.
+/// The nodes and links as one operation sees them: at least one of each, and as many as a power of two.
 #[derive(Debug)]
-pub(super) struct Slots<'a>(&'a mut [Node]);
+pub(super) struct Slots<'a> {
+    nodes: &'a mut [Node],
+    links: &'a mut [Beside],
+}
 
 impl Slots<'_> {
     #[inline(always)]
     pub(super) fn at(&self, id: Id) -> &Node {
-        &self.0[id & (self.0.len() - 1)]
+        &self.nodes[id & (self.nodes.len() - 1)]
     }
 
     #[inline(always)]
     pub(super) fn at_mut(&mut self, id: Id) -> &mut Node {
-        let nodes = &mut *self.0;
+        let nodes = &mut *self.nodes;
         &mut nodes[id & (nodes.len() - 1)]
+    }
+
+    #[inline(always)]
+    pub(super) fn link(&self, spot: usize) -> &Beside {
+        &self.links[spot & (self.links.len() - 1)]
+    }
+
+    #[inline(always)]
+    pub(super) fn link_mut(&mut self, spot: usize) -> &mut Beside {
+        let links = &mut *self.links;
+        &mut links[spot & (links.len() - 1)]
+    }
+
+    /// Takes a node out from between its neighbours; it is then the first vacant one.
+    #[inline(always)]
+    pub(super) fn remove(&mut self, id: Id, vacant: &mut Id) {
+        let node = self.at_mut(id);
+        let (before, after) = (node.beside.before(), node.beside.after());
+        node.vacate(*vacant);
+        *vacant = id;
+        self.at_mut(before).beside.set_after(after);
+        self.at_mut(after).beside.set_before(before);
     }
 }
 
@@ -112,6 +172,8 @@ impl Slots<'_> {
 #[derive(Debug, Default)]
 pub(super) struct Nodes {
     nodes: Vec<Node>,
+    /// Of the classes, then of the nodes.
+    links: Vec<Beside>,
     /// The first vacant node.
     vacant: Id,
 }
@@ -120,13 +182,20 @@ impl Nodes {
     /// The nodes, and the first vacant one; `None` if there are no nodes.
     #[inline(always)]
     pub(super) fn slots(&mut self) -> Option<(Slots<'_>, &mut Id)> {
-        (!self.nodes.is_empty()).then_some((Slots(&mut self.nodes), &mut self.vacant))
+        let is_empty = self.nodes.is_empty() || self.links.is_empty();
+        let slots = Slots { nodes: &mut self.nodes, links: &mut self.links };
+        (!is_empty).then_some((slots, &mut self.vacant))
     }
 
     /// A node to look at; an id that names none reads as vacant.
     #[inline]
     pub(super) fn at(&self, id: Id) -> &Node {
         self.nodes.get(id).unwrap_or(&Node::VACANT)
+    }
+
+    /// A link to look at; where there is none, it leads to itself.
+    pub(super) fn link(&self, spot: usize) -> Beside {
+        self.links.get(spot).copied().unwrap_or(alone(spot))
     }
 
     /// Whether the id is one that a node can have.
@@ -147,7 +216,8 @@ impl Nodes {
     /// Whether `more` nodes can be put, which then need no memory; looks at so many.
     #[cold]
     pub(super) fn room(&mut self, more: usize) -> bool {
-        let vacant = std::iter::successors(Some(self.vacant), |id| Some(self.at(*id).next));
+        let vacant =
+            std::iter::successors(Some(self.vacant), |id| Some(self.at(*id).beside.after()));
         if vacant.take(more).all(|id| id != NIL) {
             return true;
         }
@@ -158,9 +228,11 @@ impl Nodes {
             return false;
         }
         self.nodes.resize(doubled, Node::VACANT);
+        let links = (CLASSES + doubled).next_power_of_two();
+        self.links.extend((self.links.len()..links).map(alone));
         for id in (len.max(1)..doubled).rev() {
             if let Some(node) = self.nodes.get_mut(id) {
-                node.next = self.vacant;
+                node.beside.set_after(self.vacant);
                 self.vacant = id;
             }
         }
@@ -175,10 +247,10 @@ impl Nodes {
             return NIL;
         }
         let slot = slots.at_mut(id);
-        *vacant = slot.next;
-        *slot = Node { before, after, class: class_of(node.bytes), ..node };
-        slots.at_mut(before).after = id;
-        slots.at_mut(after).before = id;
+        *vacant = slot.beside.after();
+        *slot = node.between(before, after);
+        slots.at_mut(before).beside.set_after(id);
+        slots.at_mut(after).beside.set_before(id);
         id
     }
 
@@ -192,19 +264,5 @@ impl Nodes {
     /// All nodes in a state, with their ids.
     pub(super) fn all(&self, state: State) -> impl Iterator<Item = (Id, &Node)> {
         (0..).zip(&self.nodes).filter(move |(_, node)| node.is(state))
-    }
-}
-
-impl Slots<'_> {
-    /// Takes a node out from between its neighbours; it is then the first vacant one.
-    #[inline(always)]
-    pub(super) fn remove(&mut self, id: Id, vacant: &mut Id) {
-        let node = self.at_mut(id);
-        let (before, after) = (node.before, node.after);
-        node.set_state(State::Vacant);
-        node.next = *vacant;
-        *vacant = id;
-        self.at_mut(before).after = after;
-        self.at_mut(after).before = before;
     }
 }

@@ -5,8 +5,8 @@
 //! list walked to its end, so that a request is refused only if no range can hold it. Lists are last in, first out; a
 //! search for a usable stamp starts at the oldest.
 
-use super::classes::{Classes, class_of, exact, is_least};
-use super::nodes::{Id, NIL, Node, Slots};
+use super::classes::{Classes, class_of, exact, first, is_least, newest, next, oldest};
+use super::nodes::{Id, Node, Slots};
 use super::{Index, UNIT};
 
 /// Ranges looked at in one class.
@@ -36,47 +36,100 @@ impl Wish {
     }
 }
 
-/// A range of at least `bytes`, which is a multiple of the unit.
+/// A range of at least `bytes`, which is a multiple of the unit, and its class.
 #[inline(always)]
-pub(super) fn find(slots: &Slots<'_>, classes: &Classes, bytes: u64) -> Option<Id> {
+pub(super) fn find(slots: &Slots<'_>, classes: &Classes, bytes: u64) -> Option<(Id, u32)> {
     let class = class_of(bytes);
     if !is_least(bytes) {
-        return find_inside(slots, classes, class, bytes);
+        return find_inside_elsewhere(slots, classes, class, bytes);
     }
-    let class = classes.next_filled(class)?;
+    find_least(slots, classes, class, bytes)
+}
+
+/// The same where the size is as likely as not one that some ranges of its class cannot hold.
+#[inline(always)]
+pub(super) fn find_any(slots: &Slots<'_>, classes: &Classes, bytes: u64) -> Option<(Id, u32)> {
+    let class = class_of(bytes);
+    if is_least(bytes) {
+        find_least(slots, classes, class, bytes)
+    } else {
+        find_inside(slots, classes, class, bytes)
+    }
+}
+
+/// The same for the least size of a class.
+#[inline(always)]
+fn find_least(slots: &Slots<'_>, classes: &Classes, class: u32, bytes: u64) -> Option<(Id, u32)> {
+    find_least_in(slots, classes.next_filled(class)?, bytes)
+}
+
+/// The smallest of the first few ranges of a class of which every range holds the request.
+#[inline(always)]
+fn find_least_in(slots: &Slots<'_>, class: u32, bytes: u64) -> Option<(Id, u32)> {
+    let id = first(slots, class)?;
     // All ranges of such a class have one size.
-    let looks = if exact(class) { 1 } else { LOOKS };
-    best(slots, classes.first(class), bytes, looks)
+    if exact(class) || slots.at(id).bytes == bytes {
+        return Some((id, class));
+    }
+    let (mut found, mut at) = (id, id);
+    for _ in 1..LOOKS {
+        let Some(id) = next(slots, at) else { break };
+        if slots.at(id).bytes < slots.at(found).bytes {
+            found = id;
+        }
+        at = id;
+    }
+    Some((found, class))
+}
+
+/// The same for another size, out of the way of those that are common.
+#[cold]
+#[inline(never)]
+fn find_inside_elsewhere(
+    slots: &Slots<'_>,
+    classes: &Classes,
+    class: u32,
+    bytes: u64,
+) -> Option<(Id, u32)> {
+    find_inside(slots, classes, class, bytes)
 }
 
 /// The same for a size that some ranges of its class cannot hold.
 #[inline(always)]
-fn find_inside(slots: &Slots<'_>, classes: &Classes, class: u32, bytes: u64) -> Option<Id> {
-    let first = classes.first(class);
-    best(slots, first, bytes, LOOKS).or_else(|| match classes.next_filled(class + 1) {
-        Some(above) => best(slots, classes.first(above), bytes, LOOKS),
-        None => best(slots, first, bytes, usize::MAX),
-    })
+fn find_inside(slots: &Slots<'_>, classes: &Classes, class: u32, bytes: u64) -> Option<(Id, u32)> {
+    if let Some(found) = best(slots, class, bytes, LOOKS) {
+        return Some(found);
+    }
+    // Every range of a higher class holds it.
+    match classes.next_filled(class + 1) {
+        Some(above) => find_least_in(slots, above, bytes),
+        None => best_of_all(slots, class, bytes),
+    }
 }
 
-/// The smallest range of at least `bytes` among the first `looks` of a list.
+/// The smallest range of at least `bytes` in a class.
+#[cold]
+#[inline(never)]
+fn best_of_all(slots: &Slots<'_>, class: u32, bytes: u64) -> Option<(Id, u32)> {
+    best(slots, class, bytes, usize::MAX)
+}
+
+/// The smallest range of at least `bytes` among the first `looks` of a class.
 #[inline(always)]
-fn best(slots: &Slots<'_>, first: Id, bytes: u64, looks: usize) -> Option<Id> {
-    let (mut best, mut size, mut id) = (NIL, u64::MAX, first);
+fn best(slots: &Slots<'_>, class: u32, bytes: u64, looks: usize) -> Option<(Id, u32)> {
+    let (mut best, mut size, mut at) = (None, u64::MAX, first(slots, class));
     for _ in 0..looks {
-        if id == NIL {
-            break;
-        }
+        let Some(id) = at else { break };
         let node = slots.at(id);
         if node.bytes >= bytes && node.bytes < size {
-            (best, size) = (id, node.bytes);
+            (best, size) = (Some(id), node.bytes);
             if size == bytes {
                 break;
             }
         }
-        id = node.next;
+        at = next(slots, id);
     }
-    (best != NIL).then_some(best)
+    best.map(|id| (id, class))
 }
 
 impl Index {
@@ -86,13 +139,14 @@ impl Index {
         near.or_else(|| {
             // Large enough whatever its address is.
             let (slots, _) = self.nodes.slots()?;
-            let id = find(&slots, &self.classes, wish.bytes.checked_add(wish.align - UNIT)?)?;
+            let least = wish.bytes.checked_add(wish.align - UNIT)?;
+            let (id, _) = find(&slots, &self.classes, least)?;
             Some((id, wish.fits(self.nodes.at(id))?))
         })
         .or_else(|| {
             let mut from = self.classes.next_filled(class_of(wish.bytes));
             while let Some(class) = from {
-                for (id, node) in self.classes.newest(&self.nodes, class) {
+                for (id, node) in newest(&self.nodes, class) {
                     if let Some(head) = wish.fits(node) {
                         return Some((id, head));
                     }
@@ -114,7 +168,7 @@ impl Index {
         let mut from = self.classes.next_filled(class_of(wish.bytes));
         let top = self.classes.last_filled()?;
         while let Some(class) = from {
-            for (id, node) in self.classes.oldest(&self.nodes, class).take(LOOKS) {
+            for (id, node) in oldest(&self.nodes, class).take(LOOKS) {
                 match wish.fits(node) {
                     Some(head) if usable(node.stamp) => return Some((id, head)),
                     _ => left = left.saturating_sub(1),

@@ -1,5 +1,6 @@
 //! What goes wrong in free lists, one test each.
 
+use super::super::classes::{CLASSES, class_of};
 use super::super::nodes::Node;
 use super::super::{Index, Range, Taken, UNIT};
 
@@ -18,8 +19,14 @@ fn only(index: &Index) -> Range {
 }
 
 #[test]
-fn a_node_is_one_cache_line() {
-    assert_eq!((size_of::<Node>(), align_of::<Node>()), (64, 64));
+fn no_node_lies_on_two_cache_lines() {
+    assert_eq!((size_of::<Node>(), align_of::<Node>()), (32, 32));
+}
+
+#[test]
+fn no_size_has_a_class_beyond_the_last() {
+    assert_eq!(class_of(u64::MAX) as usize, CLASSES - 1);
+    assert!((0..64).all(|shift| (class_of(1 << shift) as usize) < CLASSES));
 }
 
 #[test]

@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::super::classes::class_of;
+use super::super::classes::{class_of, newest, oldest};
 use super::super::nodes::State;
 use super::super::{Index, Range, Taken, UNIT};
 use super::{Random, for_each_seed};
@@ -88,9 +88,9 @@ fn audit(index: &Index) {
     let mut listed = 0;
     let mut class = index.classes.next_filled(0);
     while let Some(filled) = class {
-        let mut oldest: Vec<_> = index.classes.oldest(&index.nodes, filled).collect();
+        let mut oldest: Vec<_> = oldest(&index.nodes, filled).collect();
         assert!(!oldest.is_empty(), "class {filled} is marked but empty");
-        for (id, node) in index.classes.newest(&index.nodes, filled) {
+        for (id, node) in newest(&index.nodes, filled) {
             assert_eq!(oldest.pop().map(|(id, _)| id), Some(id));
             assert!(node.is(State::Free) && class_of(node.bytes) == filled, "node {id}: {node:?}");
             listed += 1;
@@ -101,10 +101,10 @@ fn audit(index: &Index) {
     assert_eq!(listed, index.free_ranges());
     for state in [State::Free, State::Taken] {
         for (id, node) in index.nodes.all(state) {
-            assert_eq!(index.nodes.at(node.before).end(), node.ptr());
-            assert_eq!(index.nodes.at(node.before).after, id);
-            assert_eq!(index.nodes.at(node.after).ptr(), node.end());
-            assert_eq!(index.nodes.at(node.after).before, id);
+            assert_eq!(index.nodes.at(node.beside.before()).end(), node.ptr());
+            assert_eq!(index.nodes.at(node.beside.before()).beside.after(), id);
+            assert_eq!(index.nodes.at(node.beside.after()).ptr(), node.end());
+            assert_eq!(index.nodes.at(node.beside.after()).beside.before(), id);
         }
     }
 }

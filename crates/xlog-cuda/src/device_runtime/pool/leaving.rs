@@ -1,0 +1,129 @@
+//! Blocks of one stream that are on their way to its free memory.
+//!
+//! Merging a block looks at its node and then at the nodes beside it, and after many blocks none of these is in a cache: each look
+//! waits for the one before. So a block that the magazine has no room for stays here while a few more come, and what its merge
+//! will look at is loaded meanwhile. Like a block in the magazine it is free, and taken in the books of the index.
+
+use super::arena::UNIT;
+use super::index::Index;
+
+/// What blocks may have here, beside what those in the magazine have: one part of so many.
+pub(super) const PART: u64 = 8;
+/// Blocks that are here, once so many have come.
+const MOST: usize = 8;
+/// How many come between the first and the second load for a block.
+const STEP: usize = MOST / 2;
+/// In the place of a node: the index has none of this number.
+const NONE: u32 = 0;
+
+/// A ring of blocks, each by its node.
+#[derive(Debug)]
+pub(super) struct Leaving {
+    nodes: [u32; MOST],
+    oldest: usize,
+    bytes: u64,
+}
+
+impl Default for Leaving {
+    fn default() -> Self {
+        Self { nodes: [NONE; MOST], oldest: 0, bytes: 0 }
+    }
+}
+
+impl Leaving {
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Whether a block of so many units, or of 0 if that is not known, comes here: not where it is more than its part of `room`.
+    #[inline(always)]
+    pub(super) fn takes(units: u32, room: u64) -> bool {
+        u64::from(units.wrapping_sub(1)) < room / (PART * MOST as u64 * UNIT)
+    }
+
+    /// Takes a block in that comes here, and gives the one that came first to the index.
+    #[inline(always)]
+    pub(super) fn push(&mut self, (node, bytes): (u32, u64), index: &mut Index, stamp: u64) {
+        let at = self.oldest % MOST;
+        let oldest = std::mem::replace(&mut self.nodes[at], node);
+        index.prefetch(node, self.nodes[(at + STEP) % MOST]);
+        self.oldest = at + 1;
+        self.bytes += bytes;
+        self.bytes -= index.give(oldest, stamp);
+    }
+
+    /// Gives all blocks to the index.
+    pub(super) fn drain(&mut self, index: &mut Index, stamp: u64) {
+        for node in &mut self.nodes {
+            index.give(std::mem::replace(node, NONE), stamp);
+        }
+        self.bytes = 0;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::super::index::Range;
+    use super::*;
+    use crate::CudaDevice;
+    use crate::device_runtime::{
+        AllocTag, DeviceMemoryResource, PoolConfig, PoolResource, StreamPool,
+    };
+
+    #[test]
+    fn blocks_that_pass_through_are_counted_and_merged() {
+        let (mut index, mut leaving) = (Index::default(), Leaving::default());
+        let all = Range { ptr: 1 << 40, bytes: 64 * UNIT, stamp: 0 };
+        assert!(index.add(all, true));
+        let taken: Vec<_> = (0..20).filter_map(|_| index.take(3 * UNIT, UNIT)).collect();
+        for (at, block) in taken.iter().enumerate() {
+            leaving.push((block.node, block.bytes), &mut index, 7);
+            let here = (at + 1).min(MOST) as u64;
+            assert_eq!(leaving.bytes(), here * 3 * UNIT, "after {at}");
+            assert_eq!(index.taken_bytes(), leaving.bytes() + (19 - at as u64) * 3 * UNIT);
+        }
+        leaving.drain(&mut index, 9);
+        leaving.drain(&mut index, 11);
+        assert_eq!(leaving.bytes(), 0);
+        assert_eq!(index.ranges().collect::<Vec<_>>(), [Range { stamp: 9, ..all }]);
+    }
+
+    #[test]
+    fn as_many_as_are_here_have_no_more_than_their_part() {
+        for room in [0, UNIT, 16 << 20, (16 << 20) - 1, 1 << 40] {
+            let most = (0..40).map(|shift| 1_u64 << shift).filter(|units| {
+                u32::try_from(*units).is_ok_and(|units| Leaving::takes(units, room))
+            });
+            let most = most.max().unwrap_or(0) * UNIT * MOST as u64;
+            assert!(most <= room / PART, "{most} of {room}");
+            assert!(!Leaving::takes(0, room), "a size that is not known");
+        }
+    }
+
+    #[test]
+    fn what_was_freed_is_in_bounds_beside_live_blocks_and_goes_back_to_the_device() {
+        // By the driver alone, so that blocks go the shortest way.
+        let sim = xlog_sim::SimDevice::open(Default::default()).unwrap();
+        let device = Arc::new(CudaDevice::from_driver(sim));
+        let streams = Arc::new(StreamPool::with_defaults(device.clone()));
+        let lease = streams.lease().unwrap();
+        let pool = PoolResource::new(device, 0, streams, PoolConfig::default()).unwrap();
+        let sizes = (0..3000).map(|n: usize| 1 + n * 7919 % (300 << 10));
+        let mut blocks: Vec<_> =
+            sizes.map(|size| pool.allocate(size, lease.id(), AllocTag("t")).unwrap()).collect();
+        let mut live: usize = blocks.iter().map(|block| block.bytes).sum();
+        while !blocks.is_empty() {
+            let block = blocks.swap_remove(blocks.len() * 7 / 13);
+            live -= block.bytes;
+            pool.deallocate(block).unwrap();
+            let now = pool.snapshot();
+            assert_eq!(now.live_bytes, live);
+            assert!(now.magazine_bytes <= (now.reserved_bytes / 50).max(16 << 20), "{now:?}");
+        }
+        pool.reap_pending().unwrap();
+        pool.trim().unwrap();
+        assert_eq!(pool.snapshot().reserved_bytes, 0);
+    }
+}
