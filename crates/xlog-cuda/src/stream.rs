@@ -101,6 +101,34 @@ impl RawStream {
     /// [`RawStream::record`] of a stream whose handle was not handed out.
     #[inline(always)]
     pub(crate) fn record_shortly(&self, me: Me<'_>, tally: &Tally) -> DriverResult<u64> {
+        let Some((covers, event)) = self.clock.begin_open(me, None) else {
+            return self.record_elsewhere(me, tally);
+        };
+        self.record_open(covers, event)?;
+        self.clock.recorded_open();
+        tally.count_as(me, |counts| counts.recorded += 1);
+        Ok(covers)
+    }
+
+    /// Has the driver record what [`StreamClock::begin_open`] began; the clock is not told unless that fails.
+    #[inline(always)]
+    fn record_open(&self, covers: u64, event: EventHandle) -> DriverResult<()> {
+        match self.device.driver().event_record(event, self.handle) {
+            Ok(()) => Ok(()),
+            Err(error) => {
+                self.not_recorded_open(covers, event);
+                Err(error)
+            }
+        }
+    }
+
+    #[cold]
+    fn not_recorded_open(&self, covers: u64, event: EventHandle) {
+        self.clock.failed_open(covers, event);
+    }
+
+    #[inline(never)]
+    fn record_elsewhere(&self, me: Me<'_>, tally: &Tally) -> DriverResult<u64> {
         let begun = self.clock.begin(me);
         let event = self.record_begun(begun)?;
         tally.count_as(me, |counts| counts.recorded += 1);
@@ -220,35 +248,33 @@ impl RawStream {
     }
 
     /// Records the tail of `other` and waits for it.
-    #[inline(never)]
+    #[inline(always)]
     fn follow_tail(&self, me: Me<'_>, other: &Self, stamp: u64) -> Result<u64, Box<Unfollowed>> {
         let known = &other.clock;
         if known.cell().is_exposed() {
             return self.follow_elsewhere(other, stamp);
         }
-        let Some(begun) = known.begin_plain(me, self.clock.key()) else {
+        let Some((covers, event)) = known.begin_open(me, Some(self.clock.key())) else {
             return self.follow_elsewhere(other, stamp);
         };
-        let event = other.record_begun(begun).map_err(|error| Unfollowed::boxed(0, error))?;
+        other.record_open(covers, event).map_err(|error| Unfollowed::boxed(0, error))?;
         let queued = self.device.driver().stream_wait_event(self.handle, event);
         // Only now can others come by the event, so it needed no pin.
-        if let Some(ask) = known.recorded(me, begun.covers, event) {
-            other.ask(ask);
-        }
+        known.recorded_open();
         queued.map_err(|error| Unfollowed::boxed(1, error))?;
-        self.clock.learn_plain(me, known.key(), begun.covers);
+        self.clock.learn_plain(me, known.key(), covers);
         Ok(1)
     }
 
     /// Waits for an event of `other` that was recorded, if there is one.
-    #[inline(never)]
+    #[inline(always)]
     fn follow_event(&self, me: Me<'_>, other: &Self, stamp: u64) -> Result<u64, Box<Unfollowed>> {
         let known = &other.clock;
         let Some((covers, event)) = known.find_plain(me, stamp, self.clock.key()) else {
             return self.follow_elsewhere(other, stamp);
         };
         let queued = self.device.driver().stream_wait_event(self.handle, event);
-        known.unpin_as(me);
+        known.unpin_plain();
         queued.map_err(|error| Unfollowed::boxed(0, error))?;
         self.clock.learn_plain(me, known.key(), covers);
         Ok(0)

@@ -44,5 +44,9 @@ mod primitive;
 mod row;
 #[cfg(test)]
 #[allow(dead_code)]
+#[path = "../../xlog-cuda/src/device_runtime/ordering/seen.rs"]
+mod seen;
+#[cfg(test)]
+#[allow(dead_code)]
 #[path = "../../xlog-cuda/src/device_runtime/budget/tree.rs"]
 mod tree;

@@ -135,9 +135,11 @@ impl StreamTable {
     /// The driver stream that is out under an id.
     #[inline]
     pub(super) fn raw(&self, id: StreamId) -> Option<&Arc<RawStream>> {
-        match self.near(id) {
-            Some((place, _)) => self.at(place),
-            None => self.raw_far(id),
+        let known = self.known[id.0 as usize % KNOWN].load(Ordering::Relaxed);
+        let near = self.near.get((known as u32).wrapping_sub(1) as usize);
+        match near.and_then(OnceLock::get) {
+            Some(raw) if raw.clock().cell().is_out_as(id.0) => Some(raw),
+            _ => self.raw_far(id),
         }
     }
 

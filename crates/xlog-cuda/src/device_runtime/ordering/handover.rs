@@ -7,7 +7,7 @@
 
 use super::EdgePolicy;
 use super::locked::{Closed, close_foreign};
-use super::primitive::{as_me, with_as};
+use super::primitive::{as_me, visit, with_as};
 use super::record::{Record, tag_of};
 use super::tally::Edges;
 use super::tracker::Tracker;
@@ -34,7 +34,7 @@ pub(crate) fn prepare(
     let Some(raw) = tracker.streams.raw(stream) else { return Err(None) };
     as_me(|me| {
         let clock = raw.clock();
-        let Some(mut inside) = record.uses().visit(me) else { return Err(None) };
+        let mut inside = visit!(record.uses(), me, else return Err(None));
         let Some(uses) = inside.as_deref_mut() else { return Err(None) };
         // What is slow has left home.
         if !record.gate.is_live_and_slow(tag_of(generation)) {

@@ -75,6 +75,30 @@ pub(crate) fn close_own(
         return Closed::Stale;
     }
     let (home, writes) = (record.home(), access.writes());
+    if !record.gate.is_slow_and_uncounted(writes)
+        && let Some(closed) = close_counted(record, uses, (stream, stamp), writes)
+    {
+        return closed;
+    }
+    let followed = uses.close(stream, access);
+    if followed.is_none() {
+        return Closed::Missing;
+    }
+    forget_opened(record, uses, stream, writes);
+    uses.finished(home, home, stamp, writes, followed);
+    // It stays slow even if only its own stream is left: the next use mostly comes from elsewhere again, and if not, that is seen
+    // when it is prepared.
+    free_if_last(record, uses)
+}
+
+/// Closes a use of the own stream that was opened without the lock, which is held now; `None` when there is none.
+#[inline(never)]
+fn close_counted(
+    record: &Record,
+    uses: &mut Uses,
+    (stream, stamp): (StreamId, u64),
+    writes: bool,
+) -> Option<Closed> {
     record.gate.share();
     if !record.gate.is_slow() && record.gate.has_counted(writes) {
         // It belonged to another thread, and nothing else was in the way. Once nothing is counted the block can be freed without the
@@ -82,21 +106,25 @@ pub(crate) fn close_own(
         record.stamps.stamp(writes, stamp);
         record.set_closed(stream, writes);
         let _ = record.gate.close_counted(writes);
-        return Closed::Open;
+        return Some(Closed::Open);
     }
-    // Uses that were opened without the lock are the oldest, and superseded nothing.
-    let followed = match record.gate.close_counted(writes) {
-        true => None,
-        false => match uses.close(stream, access) {
-            None => return Closed::Missing,
-            followed => followed,
-        },
-    };
+    if !record.gate.close_counted(writes) {
+        return None;
+    }
     record.set_closed(stream, writes);
-    uses.finished(home, home, stamp, writes, followed);
-    // It stays slow even if only its own stream is left: the next use mostly comes from elsewhere again, and if not, that is seen
-    // when it is prepared.
-    free_if_last(record, uses)
+    // Uses that were opened without the lock are the oldest, and superseded nothing.
+    let home = record.home();
+    uses.finished(home, home, stamp, writes, None);
+    Some(free_if_last(record, uses))
+}
+
+/// After a use was closed under the lock.
+#[inline(always)]
+fn forget_opened(record: &Record, uses: &Uses, stream: StreamId, writes: bool) {
+    match uses.has_open() {
+        true => record.set_closed(stream, writes),
+        false => record.set_none_opened(),
+    }
 }
 
 /// Closes a use of another stream under the lock of the block.
@@ -115,7 +143,7 @@ pub(crate) fn close_foreign(
     if followed.is_none() {
         return Closed::Missing;
     }
-    record.set_closed(stream, access.writes());
+    forget_opened(record, uses, stream, access.writes());
     uses.finished(record.home(), place, stamp, access.writes(), followed);
     // It is outstanding now, so other streams are still involved.
     free_if_last(record, uses)

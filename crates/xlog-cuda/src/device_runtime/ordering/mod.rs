@@ -6,7 +6,7 @@
 //!
 //! | file | what it is |
 //! |---|---|
-//! | `clock`, `cells`, `row` | the clock of a stream and what it has seen |
+//! | `clock`, `seen`, `cells`, `row` | the clock of a stream and what it has seen |
 //! | `gate` | the word by which a block is used on its own stream without a lock |
 //! | `uses`, `few`, `locked` | the outstanding and open uses of a block, for everything else |
 //! | `record`, `slab` | what a resource knows of a block, at a place that never moves |
@@ -27,6 +27,7 @@ pub(crate) mod primitive;
 pub(crate) mod put_by;
 pub(crate) mod record;
 pub(crate) mod row;
+pub(crate) mod seen;
 pub(crate) mod slab;
 pub(crate) mod tally;
 pub(crate) mod tracker;

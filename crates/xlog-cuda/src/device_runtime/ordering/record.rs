@@ -151,6 +151,12 @@ impl Record {
         }
     }
 
+    /// No use that was opened through the lock is open. Called with the lock held.
+    #[inline(always)]
+    pub(crate) fn set_none_opened(&self) {
+        self.opened.store(0, Ordering::Relaxed);
+    }
+
     /// True when such a use is open, as far as can be seen without the lock.
     #[inline]
     pub(crate) fn has_opened(&self, id: StreamId, writes: bool) -> bool {

@@ -257,8 +257,8 @@ impl Uses {
     /// Closes the oldest such use; says what it had been prepared to follow.
     #[inline(always)]
     pub(crate) fn close(&mut self, id: StreamId, access: Access) -> Option<Followed> {
-        let open = self.open.take(|open| open.matches(id, access))?;
-        Some(Followed { change: open.number, own: open.own })
+        let followed = |open: &Open| Followed { change: open.number, own: open.own };
+        self.open.take(|open| open.matches(id, access), followed)
     }
 
     /// Finished work of the stream at `place` joins the outstanding; a write takes the place of what it `followed`.
