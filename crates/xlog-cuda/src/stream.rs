@@ -26,10 +26,15 @@ use crate::device_runtime::stream_ids::IssuedId;
 use crate::{CudaDevice, Result, XlogError};
 
 /// An owned driver stream, and its clock. It lives as long as the pool that made it, and longer if somebody has a handle.
+///
+/// What a handover looks at lies on three cache lines: this much of it, and the first half of the clock.
 #[derive(Debug)]
+#[repr(C, align(64))]
 pub(crate) struct RawStream {
-    clock: StreamClock<EventHandle, CellRef>,
     handle: StreamHandle,
+    /// That of `device`, one step nearer.
+    driver: Arc<dyn Driver>,
+    clock: StreamClock<EventHandle, CellRef>,
     priority: i32,
     device: Arc<CudaDevice>,
 }
@@ -42,8 +47,9 @@ impl RawStream {
         place: u32,
         cell: CellRef,
     ) -> DriverResult<Self> {
-        let handle = device.driver().stream_create(priority)?;
-        Ok(Self { clock: StreamClock::new(place, cell), handle, priority, device })
+        let driver = Arc::clone(device.driver());
+        let handle = driver.stream_create(priority)?;
+        Ok(Self { clock: StreamClock::new(place, cell), handle, priority, device, driver })
     }
 
     pub(crate) fn priority(&self) -> i32 {
@@ -106,14 +112,14 @@ impl RawStream {
         };
         self.record_open(covers, event)?;
         self.clock.recorded_open();
-        tally.count_as(me, |counts| counts.recorded += 1);
+        tally.count_edges(me, 1, 0);
         Ok(covers)
     }
 
     /// Has the driver record what [`StreamClock::begin_open`] began; the clock is not told unless that fails.
     #[inline(always)]
     fn record_open(&self, covers: u64, event: EventHandle) -> DriverResult<()> {
-        match self.device.driver().event_record(event, self.handle) {
+        match self.driver.event_record(event, self.handle) {
             Ok(()) => Ok(()),
             Err(error) => {
                 self.not_recorded_open(covers, event);
@@ -145,7 +151,7 @@ impl RawStream {
             Some(event) => event,
             None => self.create_event(begun.covers)?,
         };
-        match self.device.driver().event_record(event, self.handle) {
+        match self.driver.event_record(event, self.handle) {
             Ok(()) => Ok(event),
             Err(error) => {
                 self.not_recorded(begun.covers, event);
@@ -206,7 +212,7 @@ impl RawStream {
         let cover = known.find_or_begin(me, stamp, self.clock.key(), &mut news);
         match cover.event {
             Some(event) if cover.recorded => {
-                let queued = self.device.driver().stream_wait_event(self.handle, event);
+                let queued = self.driver.stream_wait_event(self.handle, event);
                 known.unpin_as(me);
                 queued?;
             }
@@ -218,7 +224,7 @@ impl RawStream {
                 }
                 let event = other.record_begun(begun)?;
                 edges.recorded += 1;
-                let queued = self.device.driver().stream_wait_event(self.handle, event);
+                let queued = self.driver.stream_wait_event(self.handle, event);
                 // Only now can others come by the event, so it needed no pin.
                 if let Some(ask) = known.recorded(me, begun.covers, event) {
                     other.ask(ask);
@@ -258,7 +264,7 @@ impl RawStream {
             return self.follow_elsewhere(other, stamp);
         };
         other.record_open(covers, event).map_err(|error| Unfollowed::boxed(0, error))?;
-        let queued = self.device.driver().stream_wait_event(self.handle, event);
+        let queued = self.driver.stream_wait_event(self.handle, event);
         // Only now can others come by the event, so it needed no pin.
         known.recorded_open();
         queued.map_err(|error| Unfollowed::boxed(1, error))?;
@@ -273,7 +279,7 @@ impl RawStream {
         let Some((covers, event)) = known.find_plain(me, stamp, self.clock.key()) else {
             return self.follow_elsewhere(other, stamp);
         };
-        let queued = self.device.driver().stream_wait_event(self.handle, event);
+        let queued = self.driver.stream_wait_event(self.handle, event);
         known.unpin_plain();
         queued.map_err(|error| Unfollowed::boxed(0, error))?;
         self.clock.learn_plain(me, known.key(), covers);

@@ -99,13 +99,17 @@ pub(crate) struct ClockCell {
     stamp: AtomicU64,
     /// The id the stream is out under, plus one; 0 while it is not out.
     out: AtomicU64,
-    /// Not 0 once the raw handle was handed out: others may have begun to capture the stream into a graph.
-    exposed: AtomicU64,
+    /// The same, until the raw handle was handed out: from then on it is [`EXPOSED`], and others may have begun to capture the stream
+    /// into a graph.
+    private: AtomicU64,
 }
+
+/// No id is so large.
+const EXPOSED: u64 = u64::MAX;
 
 impl Default for ClockCell {
     fn default() -> Self {
-        Self { stamp: AtomicU64::new(1), out: AtomicU64::new(0), exposed: AtomicU64::new(0) }
+        Self { stamp: AtomicU64::new(1), out: AtomicU64::new(0), private: AtomicU64::new(0) }
     }
 }
 
@@ -123,23 +127,34 @@ impl ClockCell {
 
     #[inline]
     pub(crate) fn is_exposed(&self) -> bool {
-        self.exposed.load(Ordering::Acquire) != 0
+        self.private.load(Ordering::Acquire) == EXPOSED
+    }
+
+    /// True when the stream is out under this id and its raw handle was never handed out.
+    #[inline]
+    pub(crate) fn is_private_as(&self, id: u32) -> bool {
+        self.private.load(Ordering::Acquire) == u64::from(id) + 1
     }
 
     pub(crate) fn expose(&self) {
-        self.exposed.store(1, Ordering::Release);
+        self.private.store(EXPOSED, Ordering::Release);
     }
 
     pub(crate) fn set_out(&self, id: Option<u32>) {
-        self.out.store(id.map_or(0, |id| u64::from(id) + 1), Ordering::Release);
+        let out = id.map_or(0, |id| u64::from(id) + 1);
+        self.out.store(out, Ordering::Release);
+        let next = |now: u64| (now != EXPOSED).then_some(out);
+        // What was handed out once stays so, whoever has the stream.
+        let _ = self.private.fetch_update(Ordering::AcqRel, Ordering::Acquire, next);
     }
 }
 
-/// The clock of one stream, over events of type `E`, with its cell behind a `C`.
+/// The clock of one stream, over events of type `E`, with its cell behind a `C`. What is looked at most comes first.
 #[derive(Debug)]
+#[repr(C)]
 pub(crate) struct StreamClock<E, C> {
-    key: u32,
     cell: C,
+    key: u32,
     /// Every stamp up to this is known to have completed.
     completed: AtomicU64,
     /// The stream that this one followed last, and how far: a [`Heard`]. It is raised by plain stores, and changed to another stream
@@ -154,9 +169,8 @@ pub(crate) struct StreamClock<E, C> {
 }
 
 #[derive(Debug)]
+#[repr(C)]
 struct Inner<E> {
-    /// What was followed before that; it may have the one that was followed last too.
-    seen: Seen,
     /// Events not known to have completed, by what they cover.
     recorded: Row<Entry<E>>,
     /// What the event that was begun last covers.
@@ -165,6 +179,8 @@ struct Inner<E> {
     ask_at: usize,
     /// Completed events.
     spare: Vec<E>,
+    /// What was followed before the stream that was followed last, which it may have too.
+    seen: Seen,
     /// Completed events that somebody may still name to the driver.
     resting: Vec<E>,
     /// How many have a pinned event.
@@ -208,9 +224,6 @@ impl<E: Copy> Inner<E> {
     /// The earliest recorded event that covers `stamp`; the one that covers `open` is still being recorded.
     #[inline(always)]
     fn find(&self, stamp: u64, open: u64) -> Option<(E, &Entry<E>)> {
-        if self.newest < stamp {
-            return None;
-        }
         // Whoever asks mostly asks about the latest.
         let last = self.recorded.last()?;
         match last.event {
@@ -224,6 +237,9 @@ impl<E: Copy> Inner<E> {
     #[cold]
     #[inline(never)]
     fn find_earlier(&self, stamp: u64, open: u64) -> Option<(E, &Entry<E>)> {
+        if self.newest < stamp {
+            return None;
+        }
         let entries = self.recorded.as_slice();
         let at = entries.partition_point(|entry| entry.covers < stamp);
         let mut recorded = entries.get(at..)?.iter().filter(|entry| entry.covers != open);
@@ -496,13 +512,13 @@ impl<E: Copy, C: Deref<Target = ClockCell>> StreamClock<E, C> {
         self.held.store(0, Ordering::Release);
     }
 
-    /// [`StreamClock::learn`] where there are no news.
+    /// [`StreamClock::learn`] where there are no news, and so much is not covered yet.
     #[inline(always)]
     pub(crate) fn learn_plain(&self, me: Me<'_>, key: u32, covers: u64) {
-        let heard = self.heard();
-        match Heard::new(key, covers) {
-            Some(now) if heard.is_of(key) => self.raise_heard(heard, now),
-            _ => with_as!(self.inner, me, |inner| self.learn_in(inner, key, covers)),
+        match self.heard().raised(key, covers) {
+            // Release: the wait that it speaks of is queued.
+            Some(now) => self.heard.store(now.word(), Ordering::Release),
+            None => with_as!(self.inner, me, |inner| self.learn_in(inner, key, covers)),
         }
     }
 
@@ -537,11 +553,13 @@ impl<E: Copy, C: Deref<Target = ClockCell>> StreamClock<E, C> {
     pub(crate) fn completed_up_to(&self, stamp: u64) {
         self.completed.fetch_max(stamp, Ordering::AcqRel);
         self.inner.with(|inner| {
-            let open = self.open();
-            let complete = |entry: &&Entry<E>| entry.covers <= stamp && entry.covers != open;
-            let entries = inner.recorded.as_slice().iter().take_while(complete);
+            // Not what is still being recorded, nor what comes after that: 0 is none, and wraps around.
+            let last = stamp.min(self.open().wrapping_sub(1));
+            let entries = inner.recorded.as_slice();
+            let count = entries.partition_point(|entry| entry.covers <= last);
+            let complete = entries.get(..count).unwrap_or_default().iter();
             let before = inner.resting.len();
-            inner.resting.extend(entries.map_while(|entry| entry.event));
+            inner.resting.extend(complete.map_while(|entry| entry.event));
             inner.recorded.drop_front(inner.resting.len() - before);
             self.wake(inner);
         });

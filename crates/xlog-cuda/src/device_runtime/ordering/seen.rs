@@ -44,6 +44,12 @@ impl Heard {
         self.0 & STAMP
     }
 
+    /// The same stream at another stamp; `None` if it is not that stream, or the stamp does not fit.
+    #[inline(always)]
+    pub(crate) fn raised(self, key: u32, stamp: u64) -> Option<Self> {
+        (self.is_of(key) && stamp <= STAMP).then(|| Self(u64::from(key) << STAMP_BITS | stamp))
+    }
+
     /// True when it is of another stream than `asker`.
     #[inline(always)]
     pub(crate) fn is_news_to(self, asker: u32) -> bool {
@@ -56,10 +62,11 @@ const FEW: usize = 4;
 
 /// How far a stream is ordered after each of several others. Of a few a copy is short.
 #[derive(Clone, Debug, Default)]
+#[repr(C)]
 pub(crate) struct Seen {
-    stamps: [u64; FEW],
     /// A key plus one each; 0 where there is none, and then there is none after it.
     keys: [u32; FEW],
+    stamps: [u64; FEW],
     #[allow(clippy::box_collection, reason = "one word, so that a copy of a few is short")]
     more: Option<Box<Vec<(u32, u64)>>>,
 }
@@ -179,6 +186,8 @@ mod tests {
         assert!(heard.is_of(7) && heard.stamp() == 9);
         assert!(heard.is_news_to(8) && !heard.is_news_to(7));
         assert!(!Heard::default().is_news_to(3), "nothing was heard");
+        assert_eq!(heard.raised(7, 12), Heard::new(7, 12));
+        assert_eq!((heard.raised(8, 12), heard.raised(7, STAMP + 1)), (None, None));
         assert_eq!(Heard::new(65_535, u64::MAX).map(Heard::stamp), Some(STAMP));
         assert_eq!(Heard::new(65_536, 1), None);
     }
