@@ -30,6 +30,10 @@ mod credit;
 mod credit_tests;
 #[cfg(test)]
 #[allow(dead_code)]
+#[path = "../../xlog-cuda/src/device_runtime/ordering/events.rs"]
+mod events;
+#[cfg(test)]
+#[allow(dead_code)]
 #[path = "../../xlog-cuda/src/device_runtime/budget/flights.rs"]
 mod flights;
 #[cfg(test)]

@@ -14,57 +14,9 @@
 
 use std::ops::Deref;
 
+use super::events::{ASK_AT, Entry, Events, news_of};
 use super::primitive::{AtomicU64, Lock, Me, Ordering, visit, with_as};
-use super::row::Row;
 use super::seen::{Heard, Seen};
-
-/// An event of a clock: what it covers, and what its stream had seen before it.
-#[derive(Debug)]
-#[repr(align(64))]
-struct Entry<E> {
-    covers: u64,
-    /// What the one before it covers, as it was begun: nothing up to this needs this one.
-    after: u64,
-    /// `None` until the driver has recorded it.
-    event: Option<E>,
-    /// The stream that its stream had followed last.
-    heard: Heard,
-    /// The others, if there are any; it keeps its memory for later entries.
-    seen: Option<Box<Seen>>,
-    has_seen: bool,
-}
-
-impl<E> Default for Entry<E> {
-    fn default() -> Self {
-        let heard = Heard::default();
-        Self { covers: 0, after: 0, event: None, heard, seen: None, has_seen: false }
-    }
-}
-
-impl<E> Entry<E> {
-    /// True when there is something to tell stream `asker`.
-    #[inline(always)]
-    fn is_news_to(&self, asker: u32) -> bool {
-        self.has_seen || self.heard.is_news_to(asker)
-    }
-
-    fn seen(&self) -> Option<&Seen> {
-        self.seen.as_deref().filter(|_| self.has_seen)
-    }
-
-    #[inline(never)]
-    fn set_seen(&mut self, seen: &Seen) {
-        self.seen.get_or_insert_default().set(seen);
-    }
-}
-
-/// What one stream has to tell another: all that it had seen.
-#[inline(never)]
-fn news_of(seen: Option<&Seen>, heard: Heard) -> Seen {
-    let mut news = seen.cloned().unwrap_or_default();
-    news.hear(heard);
-    news
-}
 
 /// A recorded event, pinned: it is not used again before [`StreamClock::unpin`].
 #[derive(Debug)]
@@ -165,124 +117,13 @@ pub(crate) struct StreamClock<E, C> {
     open: AtomicU64,
     /// Not 0 while somebody has an event pinned by [`StreamClock::find_plain`]; set and set back like `open`.
     held: AtomicU64,
-    inner: Lock<Inner<E>>,
-}
-
-#[derive(Debug)]
-#[repr(C)]
-struct Inner<E> {
-    /// Events not known to have completed, by what they cover.
-    recorded: Row<Entry<E>>,
-    /// What the event that was begun last covers.
-    newest: u64,
-    /// How long the list may grow before somebody asks which events have completed.
-    ask_at: usize,
-    /// Completed events.
-    spare: Vec<E>,
-    /// What was followed before the stream that was followed last, which it may have too.
-    seen: Seen,
-    /// Completed events that somebody may still name to the driver.
-    resting: Vec<E>,
-    /// How many have a pinned event.
-    pins: usize,
-}
-
-const ASK_AT: usize = 64;
-
-impl<E: Copy> Inner<E> {
-    /// An event is about to be recorded; what the stream has seen now is kept with it.
-    #[inline(always)]
-    fn keep(&mut self, covers: u64, event: Option<E>, heard: Heard) {
-        let entry = self.recorded.push();
-        entry.covers = covers;
-        entry.after = std::mem::replace(&mut self.newest, covers);
-        entry.event = event;
-        entry.heard = heard;
-        entry.has_seen = !self.seen.is_empty();
-        if entry.has_seen {
-            entry.set_seen(&self.seen);
-        }
-    }
-
-    #[inline(always)]
-    fn set(&mut self, covers: u64, event: E) {
-        // The event that was begun is mostly the last.
-        match self.recorded.last_mut() {
-            Some(last) if last.covers == covers => last.event = Some(event),
-            _ => self.set_earlier(covers, event),
-        }
-    }
-
-    #[cold]
-    fn set_earlier(&mut self, covers: u64, event: E) {
-        let mut entries = self.recorded.as_mut_slice().iter_mut().rev();
-        if let Some(entry) = entries.find(|entry| entry.covers == covers) {
-            entry.event = Some(event);
-        }
-    }
-
-    /// The earliest recorded event that covers `stamp`; the one that covers `open` is still being recorded.
-    #[inline(always)]
-    fn find(&self, stamp: u64, open: u64) -> Option<(E, &Entry<E>)> {
-        // Whoever asks mostly asks about the latest.
-        let last = self.recorded.last()?;
-        match last.event {
-            Some(event) if last.covers >= stamp && last.after < stamp && last.covers != open => {
-                Some((event, last))
-            }
-            _ => self.find_earlier(stamp, open),
-        }
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn find_earlier(&self, stamp: u64, open: u64) -> Option<(E, &Entry<E>)> {
-        if self.newest < stamp {
-            return None;
-        }
-        let entries = self.recorded.as_slice();
-        let at = entries.partition_point(|entry| entry.covers < stamp);
-        let mut recorded = entries.get(at..)?.iter().filter(|entry| entry.covers != open);
-        recorded.find_map(|entry| Some((entry.event?, entry)))
-    }
-
-    /// True when a question is due.
-    #[inline(always)]
-    fn is_long(&self) -> bool {
-        self.recorded.len() >= self.ask_at
-    }
-
-    /// One question for half of the list, when it has grown long.
-    #[inline(always)]
-    fn ask(&mut self, open: u64) -> Option<(u64, E)> {
-        if self.is_long() { self.ask_middle(open) } else { None }
-    }
-
-    #[cold]
-    fn ask_middle(&mut self, open: u64) -> Option<(u64, E)> {
-        let middle = self.recorded.as_slice().get(self.recorded.len() / 2)?;
-        if middle.covers == open {
-            return None;
-        }
-        let ask = (middle.covers, middle.event?);
-        self.pins += 1;
-        Some(ask)
-    }
+    inner: Lock<Events<E>>,
 }
 
 impl<E: Copy, C: Deref<Target = ClockCell>> StreamClock<E, C> {
     pub(crate) fn new(key: u32, cell: C) -> Self {
-        let inner = Inner {
-            seen: Seen::default(),
-            recorded: Row::new(),
-            newest: 0,
-            ask_at: ASK_AT,
-            spare: Vec::new(),
-            resting: Vec::new(),
-            pins: 0,
-        };
         let [completed, heard, open, held] = std::array::from_fn(|_| AtomicU64::new(0));
-        Self { key, cell, completed, heard, open, held, inner: Lock::new(inner) }
+        Self { key, cell, completed, heard, open, held, inner: Lock::new(Events::new()) }
     }
 
     #[inline]
@@ -347,7 +188,7 @@ impl<E: Copy, C: Deref<Target = ClockCell>> StreamClock<E, C> {
     }
 
     #[inline(always)]
-    fn begin_in(&self, inner: &mut Inner<E>) -> Begun<E> {
+    fn begin_in(&self, inner: &mut Events<E>) -> Begun<E> {
         let covers = self.step_in();
         // What the stream has seen by now, and not what it will have when the event is recorded.
         inner.keep(covers, None, self.heard());
@@ -356,13 +197,13 @@ impl<E: Copy, C: Deref<Target = ClockCell>> StreamClock<E, C> {
     }
 
     #[cold]
-    fn wake_one(&self, inner: &mut Inner<E>) -> Option<E> {
+    fn wake_one(&self, inner: &mut Events<E>) -> Option<E> {
         self.wake(inner);
         inner.spare.pop()
     }
 
     /// Events that rest may be used again if nobody has one pinned.
-    fn wake(&self, inner: &mut Inner<E>) {
+    fn wake(&self, inner: &mut Events<E>) {
         // Acquire: whoever had one pinned has named it to the driver before.
         if inner.pins == 0 && self.held.load(Ordering::Acquire) == 0 {
             inner.spare.append(&mut inner.resting);
@@ -467,7 +308,7 @@ impl<E: Copy, C: Deref<Target = ClockCell>> StreamClock<E, C> {
     #[inline(always)]
     fn find_or_begin_in(
         &self,
-        inner: &mut Inner<E>,
+        inner: &mut Events<E>,
         stamp: u64,
         asker: u32,
         news: &mut Option<Seen>,
@@ -536,7 +377,7 @@ impl<E: Copy, C: Deref<Target = ClockCell>> StreamClock<E, C> {
     }
 
     #[inline(always)]
-    fn unpin_in(&self, inner: &mut Inner<E>) {
+    fn unpin_in(&self, inner: &mut Events<E>) {
         inner.pins = inner.pins.saturating_sub(1);
         if inner.pins == 0 && !inner.resting.is_empty() {
             self.wake(inner);
@@ -578,7 +419,7 @@ impl<E: Copy, C: Deref<Target = ClockCell>> StreamClock<E, C> {
 
     /// Joins what another stream had seen; of itself a stream needs to know nothing.
     #[inline(never)]
-    fn join(&self, inner: &mut Inner<E>, news: &Seen) {
+    fn join(&self, inner: &mut Events<E>, news: &Seen) {
         let heard = self.heard();
         for (key, stamp) in news.iter().filter(|(key, _)| *key != self.key) {
             match Heard::new(key, stamp) {
@@ -589,7 +430,7 @@ impl<E: Copy, C: Deref<Target = ClockCell>> StreamClock<E, C> {
     }
 
     #[inline(always)]
-    fn learn_in(&self, inner: &mut Inner<E>, key: u32, covers: u64) {
+    fn learn_in(&self, inner: &mut Events<E>, key: u32, covers: u64) {
         let heard = self.heard();
         match Heard::new(key, covers) {
             Some(now) if heard.is_of(key) => self.raise_heard(heard, now),
@@ -601,7 +442,7 @@ impl<E: Copy, C: Deref<Target = ClockCell>> StreamClock<E, C> {
 
     /// Another stream than the one that was followed last.
     #[inline(never)]
-    fn hear_another(&self, inner: &mut Inner<E>, heard: Heard, (key, covers): (u32, u64)) {
+    fn hear_another(&self, inner: &mut Events<E>, heard: Heard, (key, covers): (u32, u64)) {
         inner.seen.hear(heard);
         if let Some(now) = Heard::new(key, covers.max(inner.seen.stamp(key))) {
             self.heard.store(now.word(), Ordering::Release);

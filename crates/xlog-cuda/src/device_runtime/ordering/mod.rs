@@ -6,7 +6,7 @@
 //!
 //! | file | what it is |
 //! |---|---|
-//! | `clock`, `seen`, `cells`, `row` | the clock of a stream and what it has seen |
+//! | `clock`, `events`, `seen`, `cells`, `row` | the clock of a stream and what it has seen |
 //! | `gate` | the word by which a block is used on its own stream without a lock |
 //! | `uses`, `few`, `locked` | the outstanding and open uses of a block, for everything else |
 //! | `record`, `slab` | what a resource knows of a block, at a place that never moves |
@@ -20,6 +20,7 @@
 pub(crate) mod baton;
 pub(crate) mod cells;
 pub(crate) mod clock;
+pub(crate) mod events;
 pub(crate) mod few;
 pub(crate) mod gate;
 pub(crate) mod handover;
