@@ -147,6 +147,11 @@ fn main() -> ExitCode {
                 let stream = if turn % 2 == 0 { other.id() } else { lease.id() };
                 resource.prepare_block_use(black_box(id), stream, Access::Write).unwrap();
                 resource.finish_block_use(black_box(id), stream, Access::Write).unwrap();
+                // So that events complete and are used again, as they are on a device that keeps up.
+                if turn % 64 == 63 {
+                    lease.synchronize().unwrap();
+                    other.synchronize().unwrap();
+                }
             }
             resource.deallocate(block).unwrap();
         }

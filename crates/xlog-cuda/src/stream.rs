@@ -26,10 +26,15 @@ use crate::device_runtime::stream_ids::IssuedId;
 use crate::{CudaDevice, Result, XlogError};
 
 /// An owned driver stream, and its clock. It lives as long as the pool that made it, and longer if somebody has a handle.
+///
+/// What a handover looks at lies on three cache lines: this much of it, and the first half of the clock.
 #[derive(Debug)]
+#[repr(C, align(64))]
 pub(crate) struct RawStream {
-    clock: StreamClock<EventHandle, CellRef>,
     handle: StreamHandle,
+    /// That of `device`, one step nearer.
+    driver: Arc<dyn Driver>,
+    clock: StreamClock<EventHandle, CellRef>,
     priority: i32,
     device: Arc<CudaDevice>,
 }
@@ -42,8 +47,9 @@ impl RawStream {
         place: u32,
         cell: CellRef,
     ) -> DriverResult<Self> {
-        let handle = device.driver().stream_create(priority)?;
-        Ok(Self { clock: StreamClock::new(place, cell), handle, priority, device })
+        let driver = Arc::clone(device.driver());
+        let handle = driver.stream_create(priority)?;
+        Ok(Self { clock: StreamClock::new(place, cell), handle, priority, device, driver })
     }
 
     pub(crate) fn priority(&self) -> i32 {
@@ -101,6 +107,34 @@ impl RawStream {
     /// [`RawStream::record`] of a stream whose handle was not handed out.
     #[inline(always)]
     pub(crate) fn record_shortly(&self, me: Me<'_>, tally: &Tally) -> DriverResult<u64> {
+        let Some((covers, event)) = self.clock.begin_open(me, None) else {
+            return self.record_elsewhere(me, tally);
+        };
+        self.record_open(covers, event)?;
+        self.clock.recorded_open();
+        tally.count_edges(me, 1, 0);
+        Ok(covers)
+    }
+
+    /// Has the driver record what [`StreamClock::begin_open`] began; the clock is not told unless that fails.
+    #[inline(always)]
+    fn record_open(&self, covers: u64, event: EventHandle) -> DriverResult<()> {
+        match self.driver.event_record(event, self.handle) {
+            Ok(()) => Ok(()),
+            Err(error) => {
+                self.not_recorded_open(covers, event);
+                Err(error)
+            }
+        }
+    }
+
+    #[cold]
+    fn not_recorded_open(&self, covers: u64, event: EventHandle) {
+        self.clock.failed_open(covers, event);
+    }
+
+    #[inline(never)]
+    fn record_elsewhere(&self, me: Me<'_>, tally: &Tally) -> DriverResult<u64> {
         let begun = self.clock.begin(me);
         let event = self.record_begun(begun)?;
         tally.count_as(me, |counts| counts.recorded += 1);
@@ -117,7 +151,7 @@ impl RawStream {
             Some(event) => event,
             None => self.create_event(begun.covers)?,
         };
-        match self.device.driver().event_record(event, self.handle) {
+        match self.driver.event_record(event, self.handle) {
             Ok(()) => Ok(event),
             Err(error) => {
                 self.not_recorded(begun.covers, event);
@@ -178,7 +212,7 @@ impl RawStream {
         let cover = known.find_or_begin(me, stamp, self.clock.key(), &mut news);
         match cover.event {
             Some(event) if cover.recorded => {
-                let queued = self.device.driver().stream_wait_event(self.handle, event);
+                let queued = self.driver.stream_wait_event(self.handle, event);
                 known.unpin_as(me);
                 queued?;
             }
@@ -190,7 +224,7 @@ impl RawStream {
                 }
                 let event = other.record_begun(begun)?;
                 edges.recorded += 1;
-                let queued = self.device.driver().stream_wait_event(self.handle, event);
+                let queued = self.driver.stream_wait_event(self.handle, event);
                 // Only now can others come by the event, so it needed no pin.
                 if let Some(ask) = known.recorded(me, begun.covers, event) {
                     other.ask(ask);
@@ -220,35 +254,33 @@ impl RawStream {
     }
 
     /// Records the tail of `other` and waits for it.
-    #[inline(never)]
+    #[inline(always)]
     fn follow_tail(&self, me: Me<'_>, other: &Self, stamp: u64) -> Result<u64, Box<Unfollowed>> {
         let known = &other.clock;
         if known.cell().is_exposed() {
             return self.follow_elsewhere(other, stamp);
         }
-        let Some(begun) = known.begin_plain(me, self.clock.key()) else {
+        let Some((covers, event)) = known.begin_open(me, Some(self.clock.key())) else {
             return self.follow_elsewhere(other, stamp);
         };
-        let event = other.record_begun(begun).map_err(|error| Unfollowed::boxed(0, error))?;
-        let queued = self.device.driver().stream_wait_event(self.handle, event);
+        other.record_open(covers, event).map_err(|error| Unfollowed::boxed(0, error))?;
+        let queued = self.driver.stream_wait_event(self.handle, event);
         // Only now can others come by the event, so it needed no pin.
-        if let Some(ask) = known.recorded(me, begun.covers, event) {
-            other.ask(ask);
-        }
+        known.recorded_open();
         queued.map_err(|error| Unfollowed::boxed(1, error))?;
-        self.clock.learn_plain(me, known.key(), begun.covers);
+        self.clock.learn_plain(me, known.key(), covers);
         Ok(1)
     }
 
     /// Waits for an event of `other` that was recorded, if there is one.
-    #[inline(never)]
+    #[inline(always)]
     fn follow_event(&self, me: Me<'_>, other: &Self, stamp: u64) -> Result<u64, Box<Unfollowed>> {
         let known = &other.clock;
         let Some((covers, event)) = known.find_plain(me, stamp, self.clock.key()) else {
             return self.follow_elsewhere(other, stamp);
         };
-        let queued = self.device.driver().stream_wait_event(self.handle, event);
-        known.unpin_as(me);
+        let queued = self.driver.stream_wait_event(self.handle, event);
+        known.unpin_plain();
         queued.map_err(|error| Unfollowed::boxed(0, error))?;
         self.clock.learn_plain(me, known.key(), covers);
         Ok(0)

@@ -21,9 +21,9 @@ pub(crate) fn thread_name() -> u32 {
     })
 }
 
-/// The name of this thread.
-pub(crate) fn own_name() -> u32 {
-    thread_name()
+/// The sign of this thread.
+pub(crate) fn own_sign() -> u32 {
+    crate::bias::sign_of(thread_name())
 }
 
 pub(crate) fn light() {

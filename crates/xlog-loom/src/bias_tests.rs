@@ -22,7 +22,7 @@ fn an_owner_that_knows_its_name_is_out_when_its_bias_was_taken() {
         };
         let (bias, lock, count) = &*shared;
         let step = || count.store(count.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
-        let entered = Me::with(true, |me| {
+        let entered = Me::with(|me| {
             let held = bias.enter_as(me);
             if held.is_some() {
                 step();
@@ -36,7 +36,7 @@ fn an_owner_that_knows_its_name_is_out_when_its_bias_was_taken() {
         }
         other.join().unwrap();
         assert_eq!(count.load(Ordering::Relaxed), 2, "a step was lost");
-        assert!(Me::with(true, |me| bias.enter_as(me).is_none()), "nobody owns it any more");
+        assert!(Me::with(|me| bias.enter_as(me).is_none()), "nobody owns it any more");
     });
 }
 
@@ -44,21 +44,21 @@ fn an_owner_that_knows_its_name_is_out_when_its_bias_was_taken() {
 fn only_the_owner_enters_by_name_and_not_twice() {
     loom::model(|| {
         let bias = Arc::new(Bias::<2>::default());
-        let nobody = |bias: &Bias<2>| Me::with(false, |me| bias.enter_as(me).is_none());
+        let nobody = |bias: &Bias<2>| Me::with_nobody(|me| bias.enter_as(me).is_none());
         assert!(nobody(&bias), "what nobody owns is not entered by nobody");
-        assert!(Me::with(true, |me| bias.enter_as(me).is_none()), "not claimed");
+        assert!(Me::with(|me| bias.enter_as(me).is_none()), "not claimed");
         assert!(bias.claim());
         assert!(nobody(&bias));
         let other = {
             let bias = Arc::clone(&bias);
-            thread::spawn(move || Me::with(true, |me| bias.enter_as(me).is_some()))
+            thread::spawn(move || Me::with(|me| bias.enter_as(me).is_some()))
         };
-        Me::with(true, |me| {
+        Me::with(|me| {
             let held = bias.enter_as(me);
             assert!(held.is_some());
             assert!(bias.enter_as(me).is_none(), "it is inside already");
         });
         assert!(!other.join().unwrap(), "another thread came in");
-        assert!(Me::with(true, |me| bias.enter_as(me).is_some()), "it was left");
+        assert!(Me::with(|me| bias.enter_as(me).is_some()), "it was left");
     });
 }

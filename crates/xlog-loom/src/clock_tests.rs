@@ -4,7 +4,8 @@ use loom::sync::{Arc, Mutex};
 use loom::thread;
 
 use crate::bias::Me;
-use crate::clock::{Begun, ClockCell, Cover, Seen, StreamClock};
+use crate::clock::{Begun, ClockCell, Cover, StreamClock};
+use crate::seen::Seen;
 
 /// What stands in the queue of a stream.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -12,6 +13,8 @@ enum Queued {
     Work,
     /// An event with this number.
     Event(u64),
+    /// The same for one that was used before.
+    Again(u64),
     /// A wait for an event of the other stream that covers this stamp.
     Wait(u64),
 }
@@ -44,22 +47,35 @@ impl Stream {
         begun.covers
     }
 
+    /// A stream with an event that was used before.
+    fn with_spare(key: u32, number: u64) -> Arc<Self> {
+        let stream = Self::new(key);
+        let covers = stream.record(number);
+        stream.clock.completed_up_to(covers);
+        stream
+    }
+
+    /// Where something stands in the queue.
+    fn place_of(&self, what: Queued) -> Option<usize> {
+        self.queue.lock().unwrap().iter().position(|queued| *queued == what)
+    }
+
     // To a clock a thread is as good as another: its lock is a mutex here.
 
     fn begin(&self) -> Begun<u64> {
-        Me::with(false, |me| self.clock.begin(me))
+        Me::with_nobody(|me| self.clock.begin(me))
     }
 
     fn recorded(&self, covers: u64, number: u64) {
-        Me::with(false, |me| self.clock.recorded(me, covers, number));
+        Me::with_nobody(|me| self.clock.recorded(me, covers, number));
     }
 
     fn find_or_begin(&self, stamp: u64, asker: u32, news: &mut Option<Seen>) -> Cover<u64> {
-        Me::with(false, |me| self.clock.find_or_begin(me, stamp, asker, news))
+        Me::with_nobody(|me| self.clock.find_or_begin(me, stamp, asker, news))
     }
 
     fn learn(&self, key: u32, covers: u64, news: &Option<Seen>) {
-        Me::with(false, |me| self.clock.learn(me, key, covers, news));
+        Me::with_nobody(|me| self.clock.learn(me, key, covers, news));
     }
 }
 
@@ -119,33 +135,40 @@ fn nobody_skips_a_wait_that_is_not_queued_yet() {
     });
 }
 
+/// As a stream follows another one in the fewest steps: a stamp that stands is not covered. False where it would go the long way.
+fn follow_shortly(b: &Stream, a: &Stream, stamp: u64) -> bool {
+    Me::with_nobody(|me| {
+        let covers = if a.clock.now() == stamp {
+            let Some((covers, event)) = a.clock.begin_open(me, Some(b.clock.key())) else {
+                return false;
+            };
+            a.queue.lock().unwrap().push(Queued::Again(event));
+            b.queue.lock().unwrap().push(Queued::Wait(covers));
+            a.clock.recorded_open();
+            covers
+        } else {
+            let Some((covers, _)) = a.clock.find_plain(me, stamp, b.clock.key()) else {
+                return false;
+            };
+            b.queue.lock().unwrap().push(Queued::Wait(covers));
+            a.clock.unpin_plain();
+            covers
+        };
+        assert!(covers >= stamp);
+        b.clock.learn_plain(me, a.clock.key(), covers);
+        true
+    })
+}
+
 #[test]
 fn nobody_skips_the_wait_of_a_short_way_that_is_not_queued_yet() {
     loom::model(|| {
-        let (a, b) = (Stream::new(1), Stream::new(2));
+        let (a, b) = (Stream::with_spare(1, 5), Stream::new(2));
+        b.learn(1, 1, &None);
         let stamp = a.work();
         let waiter = {
             let (a, b) = (Arc::clone(&a), Arc::clone(&b));
-            thread::spawn(move || {
-                Me::with(false, |me| {
-                    // As a stream follows another one in the fewest steps: a stamp that stands is not covered.
-                    let covers = if a.clock.now() == stamp {
-                        let begun = a.clock.begin_plain(me, 2).unwrap();
-                        a.queue.lock().unwrap().push(Queued::Event(7));
-                        b.queue.lock().unwrap().push(Queued::Wait(begun.covers));
-                        a.clock.recorded(me, begun.covers, 7);
-                        begun.covers
-                    } else {
-                        // The other event may not be recorded yet; then this one would go the long way.
-                        let Some((covers, _)) = a.clock.find_plain(me, stamp, 2) else { return };
-                        b.queue.lock().unwrap().push(Queued::Wait(covers));
-                        a.clock.unpin_as(me);
-                        covers
-                    };
-                    assert!(covers >= stamp);
-                    b.clock.learn_plain(me, 1, covers);
-                });
-            })
+            thread::spawn(move || follow_shortly(&b, &a, stamp))
         };
         a.record(8);
         if b.clock.covers(1, stamp) {
@@ -153,9 +176,105 @@ fn nobody_skips_the_wait_of_a_short_way_that_is_not_queued_yet() {
             assert!(queue.iter().any(|q| matches!(q, Queued::Wait(covers) if *covers >= stamp)));
         }
         waiter.join().unwrap();
-        let queue = a.queue.lock().unwrap().clone();
-        let at = |what: Queued| queue.iter().position(|q| *q == what);
-        assert!(at(Queued::Work) < at(Queued::Event(8)), "{queue:?}");
+        assert!(a.place_of(Queued::Work) < a.place_of(Queued::Event(8)));
+    });
+}
+
+#[test]
+fn an_event_begun_without_the_lock_is_not_found_before_it_is_recorded() {
+    loom::model(|| {
+        let a = Stream::with_spare(1, 5);
+        let stamp = a.work();
+        let recorder = {
+            let a = Arc::clone(&a);
+            thread::spawn(move || {
+                let begun = Me::with_nobody(|me| a.clock.begin_open(me, None));
+                let (_, event) = begun.unwrap();
+                a.queue.lock().unwrap().push(Queued::Again(event));
+                a.clock.recorded_open();
+            })
+        };
+        if let Some(found) = a.clock.find(stamp) {
+            assert_eq!(found.event, 5);
+            assert!(a.place_of(Queued::Work) < a.place_of(Queued::Again(5)));
+            assert!(a.place_of(Queued::Again(5)).is_some(), "found before it was recorded");
+            a.clock.unpin();
+        }
+        recorder.join().unwrap();
+        assert!(a.clock.find(stamp).is_some());
+    });
+}
+
+#[test]
+fn an_event_begun_without_the_lock_is_not_used_again_before_it_is_recorded() {
+    loom::model(|| {
+        let a = Stream::with_spare(1, 5);
+        let stamp = a.work();
+        let recorder = {
+            let a = Arc::clone(&a);
+            thread::spawn(move || {
+                let begun = Me::with_nobody(|me| a.clock.begin_open(me, None));
+                // The other one may have taken the only event there is.
+                let Some((_, event)) = begun else { return };
+                a.queue.lock().unwrap().push(Queued::Again(event));
+                a.clock.recorded_open();
+            })
+        };
+        // The device is found to be idle.
+        a.clock.completed_up_to(stamp);
+        let covers = a.clock.now();
+        if a.begin().spare == Some(5) && covers > stamp {
+            assert!(a.place_of(Queued::Again(5)).is_some(), "used again before it was recorded");
+        }
+        recorder.join().unwrap();
+    });
+}
+
+#[test]
+fn an_event_pinned_without_the_lock_is_not_used_again_before_the_wait_is_queued() {
+    loom::model(|| {
+        let (a, b) = (Stream::new(1), Stream::new(2));
+        b.learn(1, 1, &None);
+        let stamp = a.work();
+        a.record(7);
+        let reuser = {
+            let (a, b) = (Arc::clone(&a), Arc::clone(&b));
+            thread::spawn(move || {
+                a.clock.completed_up_to(stamp);
+                // What rests is looked at again when an event is needed.
+                let reused = a.begin().spare == Some(7);
+                (reused, b.queue.lock().unwrap().is_empty())
+            })
+        };
+        let short = follow_shortly(&b, &a, stamp);
+        let (reused, before) = reuser.join().unwrap();
+        assert!(!(short && reused && before), "used again while somebody named it to the driver");
+        assert!(reused || a.begin().spare == Some(7), "it is lost");
+    });
+}
+
+#[test]
+fn what_a_stream_saw_by_a_short_way_travels_only_with_events_recorded_after_its_wait() {
+    loom::model(|| {
+        let (a, b, c) = (Stream::with_spare(1, 5), Stream::new(2), Stream::new(3));
+        b.learn(1, 1, &None);
+        let stamp = a.work();
+        let waiter = {
+            let (a, b) = (Arc::clone(&a), Arc::clone(&b));
+            thread::spawn(move || follow_shortly(&b, &a, stamp))
+        };
+        let mut news = None;
+        let cover = b.find_or_begin(b.clock.now(), 3, &mut news);
+        b.queue.lock().unwrap().push(Queued::Event(9));
+        b.recorded(cover.covers, 9);
+        c.learn(2, cover.covers, &news);
+        assert!(waiter.join().unwrap());
+        if c.clock.covers(1, stamp) {
+            let queue = b.queue.lock().unwrap().clone();
+            let wait = queue.iter().position(|q| matches!(q, Queued::Wait(_))).unwrap();
+            let event = queue.iter().position(|q| *q == Queued::Event(9)).unwrap();
+            assert!(wait < event, "{queue:?}");
+        }
     });
 }
 

@@ -30,6 +30,10 @@ mod credit;
 mod credit_tests;
 #[cfg(test)]
 #[allow(dead_code)]
+#[path = "../../xlog-cuda/src/device_runtime/ordering/events.rs"]
+mod events;
+#[cfg(test)]
+#[allow(dead_code)]
 #[path = "../../xlog-cuda/src/device_runtime/budget/flights.rs"]
 mod flights;
 #[cfg(test)]
@@ -42,6 +46,10 @@ mod primitive;
 #[allow(dead_code)]
 #[path = "../../xlog-cuda/src/device_runtime/ordering/row.rs"]
 mod row;
+#[cfg(test)]
+#[allow(dead_code)]
+#[path = "../../xlog-cuda/src/device_runtime/ordering/seen.rs"]
+mod seen;
 #[cfg(test)]
 #[allow(dead_code)]
 #[path = "../../xlog-cuda/src/device_runtime/budget/tree.rs"]

@@ -20,6 +20,17 @@ macro_rules! with_as {
 }
 pub(crate) use with_as;
 
+/// As in `ordering::primitive`.
+macro_rules! visit {
+    ($lock:expr, $me:expr, else $leave:expr) => {
+        match $lock.enter_as($me) {
+            Some(inside) => inside,
+            None => $leave,
+        }
+    };
+}
+pub(crate) use visit;
+
 /// Held across calls.
 pub(crate) type Turnstile<T> = Mutex<T>;
 
@@ -83,10 +94,6 @@ impl<T> Lock<T> {
     /// As if the bias were always this thread's.
     pub(crate) fn enter_as(&self, _me: Me<'_>) -> Option<loom::sync::MutexGuard<'_, T>> {
         Some(self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner))
-    }
-
-    pub(crate) fn visit(&self, me: Me<'_>) -> Option<loom::sync::MutexGuard<'_, T>> {
-        self.enter_as(me)
     }
 
     pub(crate) fn with_elsewhere<R>(&self, body: impl FnOnce(&mut T) -> R) -> R {

@@ -161,6 +161,10 @@ impl StreamPool {
         self.table.raw(id)
     }
 
+    pub(super) fn table(&self) -> &Arc<StreamTable> {
+        &self.table
+    }
+
     /// The place of a stream that is out, and its cell, if they are found at once.
     #[inline]
     pub(crate) fn near(&self, id: StreamId) -> Option<(u32, &ClockCell)> {

@@ -9,6 +9,7 @@
 //! can name it by a number.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -135,10 +136,29 @@ impl StreamTable {
     /// The driver stream that is out under an id.
     #[inline]
     pub(super) fn raw(&self, id: StreamId) -> Option<&Arc<RawStream>> {
-        match self.near(id) {
-            Some((place, _)) => self.at(place),
-            None => self.raw_far(id),
+        let known = self.known[id.0 as usize % KNOWN].load(Ordering::Relaxed);
+        let near = self.near.get((known as u32).wrapping_sub(1) as usize);
+        match near.and_then(OnceLock::get) {
+            Some(raw) if raw.clock().cell().is_out_as(id.0) => Some(raw),
+            _ => self.raw_far(id),
         }
+    }
+
+    /// The same if its raw handle was not handed out.
+    #[inline]
+    pub(super) fn raw_private(&self, id: StreamId) -> Option<&Arc<RawStream>> {
+        let known = self.known[id.0 as usize % KNOWN].load(Ordering::Relaxed);
+        let near = self.near.get((known as u32).wrapping_sub(1) as usize);
+        match near.and_then(OnceLock::get) {
+            Some(raw) if raw.clock().cell().is_private_as(id.0) => Some(raw),
+            _ => self.raw_private_far(id),
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn raw_private_far(&self, id: StreamId) -> Option<&Arc<RawStream>> {
+        self.raw_far(id).filter(|raw| !raw.clock().cell().is_exposed())
     }
 
     #[inline(never)]
@@ -315,6 +335,14 @@ impl State {
             .find(|(_, raw)| raw.priority() == priority)
             .map(|(turn, _)| *turn)?;
         self.given_back.remove_entry(&turn)
+    }
+}
+
+impl fmt::Debug for StreamTable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StreamTable")
+            .field("max_streams", &self.max_streams)
+            .finish_non_exhaustive()
     }
 }
 

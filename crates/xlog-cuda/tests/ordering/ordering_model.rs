@@ -91,6 +91,20 @@ fn random_programs_are_silent_keep_their_bytes_and_leave_nothing() {
     println!("{steps} steps");
 }
 
+#[test]
+fn blocks_that_are_handed_on_for_long_are_silent_whatever_comes_in_between() {
+    if !simulated() {
+        return;
+    }
+    for seed in programs(400) {
+        let program = Program::handed_on(seed);
+        for schedule in schedules(seed, 1) {
+            let place = format!("XLOG_ORDERING_PROGRAM={seed} XLOG_ORDERING_SCHEDULE={schedule}");
+            run(&program, &seeded(schedule), &place);
+        }
+    }
+}
+
 /// Pools that have room, that have hardly any, and that do not look at what has completed.
 fn pools() -> [PoolConfig; 3] {
     let scarce = PoolConfig::default().with_growth(4096).with_maximum(SCARCE);

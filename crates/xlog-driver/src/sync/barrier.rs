@@ -9,6 +9,8 @@ use std::collections::BTreeSet;
 use std::sync::atomic::compiler_fence;
 use std::sync::{Mutex, PoisonError};
 
+use super::bias::sign_of;
+
 pub(super) use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 /// In the place of a name: the thread is about to end.
@@ -17,6 +19,10 @@ const ENDED: u32 = u32::MAX;
 thread_local! {
     /// Without a destructor, so that it can be looked at to the very end.
     static NAME: Cell<u32> = const { Cell::new(0) };
+    /// The name as an owner has it, ready for who enters several things: one load. Nobody's before there is a name, after its end, and
+    /// while the thread is hidden.
+    static SIGN: Cell<u32> = const { Cell::new(sign_of(0)) };
+    static HIDDEN: Cell<bool> = const { Cell::new(false) };
     static END: End = const { End };
 }
 
@@ -29,6 +35,7 @@ struct End;
 impl Drop for End {
     fn drop(&mut self) {
         let name = NAME.replace(ENDED);
+        SIGN.set(sign_of(ENDED));
         if name != 0 && name != ENDED {
             GONE.lock().unwrap_or_else(PoisonError::into_inner).insert(name);
         }
@@ -43,10 +50,16 @@ pub fn thread_name() -> u32 {
     if name.wrapping_sub(1) < ENDED - 1 { name } else { first_name(name) }
 }
 
-/// The name of this thread, if it has asked for one already.
+/// The sign of this thread; nobody's while it is hidden and before it has asked for a name.
 #[inline(always)]
-pub(super) fn own_name() -> u32 {
-    NAME.get()
+pub(super) fn own_sign() -> u32 {
+    SIGN.get()
+}
+
+/// Makes this thread nobody to what it enters by its sign, or somebody again.
+pub(super) fn hide(hidden: bool) {
+    HIDDEN.set(hidden);
+    SIGN.set(sign_of(if hidden { 0 } else { NAME.get() }));
 }
 
 /// True when this thread has that name, which is one that some thread has or had.
@@ -66,6 +79,7 @@ fn first_name(name: u32) -> u32 {
         next.checked_add(1).filter(|next| *next < ENDED)
     });
     NAME.set(next.unwrap_or(0));
+    hide(HIDDEN.get());
     NAME.get()
 }
 

@@ -24,6 +24,11 @@ const NAMES: u32 = (1 << (32 - SEAT_BITS)) - 1;
 /// In the place of an owner: no owner has such a name.
 const NOBODY: u32 = NAMES << SEAT_BITS;
 
+/// A name as an owner in the first seat has it; of a name that owns nothing, nobody's.
+pub(super) const fn sign_of(name: u32) -> u32 {
+    if name.wrapping_sub(1) < NAMES - 1 { name << SEAT_BITS } else { NOBODY }
+}
+
 /// Which thread, if any, may change something without a lock.
 ///
 /// A thread that is about to enter while the bias is taken from it notices too late to leave no trace: it says for a moment that
@@ -60,13 +65,16 @@ pub struct Me<'a> {
 }
 
 impl Me<'_> {
-    /// Runs `body` with the running thread; with nobody unless `named`. Nobody owns nothing and goes the long way everywhere.
+    /// Runs `body` with the running thread; with nobody while it runs under a scheduler, or has no name. Nobody owns nothing and
+    /// goes the long way everywhere.
     #[inline(always)]
-    pub fn with<R>(named: bool, body: impl for<'a> FnOnce(Me<'a>) -> R) -> R {
-        // A thread without a name owns nothing either.
-        let name = if named { barrier::own_name() } else { 0 };
-        let owner = if name.wrapping_sub(1) < NAMES - 1 { name << SEAT_BITS } else { NOBODY };
-        body(Me { owner, _call: PhantomData })
+    pub fn with<R>(body: impl for<'a> FnOnce(Me<'a>) -> R) -> R {
+        body(Me { owner: barrier::own_sign(), _call: PhantomData })
+    }
+
+    /// Runs `body` with nobody.
+    pub fn with_nobody<R>(body: impl for<'a> FnOnce(Me<'a>) -> R) -> R {
+        body(Me { owner: NOBODY, _call: PhantomData })
     }
 
     /// The name of the thread; of nobody it says nothing.

@@ -46,12 +46,14 @@ pub fn with_scheduler<T>(scheduler: Scheduler, body: impl FnOnce() -> T) -> T {
     impl Drop for Restore {
         fn drop(&mut self) {
             let previous = self.0.take();
+            barrier::hide(previous.is_some());
             SCHEDULER.with(|slot| *slot.borrow_mut() = previous);
             SCHEDULED.fetch_sub(1, Ordering::Relaxed);
         }
     }
     SCHEDULED.fetch_add(1, Ordering::Relaxed);
     let _restore = Restore(SCHEDULER.with(|slot| slot.borrow_mut().replace(scheduler)));
+    barrier::hide(true);
     body()
 }
 
@@ -76,10 +78,10 @@ pub fn scheduling_point() {
     }
 }
 
-/// Runs `body` with the running thread, see [`Me`]; under a scheduler with nobody, so that it is asked wherever it would be.
+/// Runs `body` with the running thread, see [`Me`]: under a scheduler with nobody, so that it is asked wherever it would be.
 #[inline(always)]
 pub fn as_me<R>(body: impl for<'a> FnOnce(Me<'a>) -> R) -> R {
-    Me::with(!is_scheduled(), body)
+    Me::with(body)
 }
 
 /// Mutual exclusion, visible to a deterministic scheduler.

@@ -14,142 +14,9 @@
 
 use std::ops::Deref;
 
-use super::primitive::{AtomicU64, Lock, Me, Ordering, with_as};
-use super::row::Row;
-
-/// Streams that are kept without an allocation.
-const FEW: usize = 4;
-
-/// How far a stream is ordered after each other stream. Of a few a copy is short.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Seen {
-    stamps: [u64; FEW],
-    /// A key plus one each; 0 where there is none, and then there is none after it.
-    keys: [u32; FEW],
-    #[allow(clippy::box_collection, reason = "one word, so that a copy of a few is short")]
-    more: Option<Box<Vec<(u32, u64)>>>,
-}
-
-impl Seen {
-    /// The stamp of stream `key` up to which everything came before.
-    #[inline]
-    fn get(&self, key: u32) -> u64 {
-        for (at, stamp) in self.keys.iter().zip(&self.stamps) {
-            if *at == key.wrapping_add(1) {
-                return *stamp;
-            }
-        }
-        self.get_more(key)
-    }
-
-    #[inline]
-    fn get_more(&self, key: u32) -> u64 {
-        let Some(more) = &self.more else { return 0 };
-        more.iter().find(|(at, _)| *at == key).map_or(0, |(_, stamp)| *stamp)
-    }
-
-    /// Returns how far it is then.
-    #[inline(always)]
-    fn raise(&mut self, key: u32, stamp: u64) -> u64 {
-        for (at, known) in self.keys.iter_mut().zip(&mut self.stamps) {
-            // An empty place has stamp 0.
-            if *at == key + 1 || *at == 0 {
-                *at = key + 1;
-                *known = stamp.max(*known);
-                return *known;
-            }
-        }
-        self.raise_more(key, stamp)
-    }
-
-    #[cold]
-    fn raise_more(&mut self, key: u32, stamp: u64) -> u64 {
-        let more = self.more.get_or_insert_default();
-        match more.iter_mut().find(|(at, _)| *at == key) {
-            Some(entry) => {
-                entry.1 = entry.1.max(stamp);
-                entry.1
-            }
-            None => {
-                more.push((key, stamp));
-                stamp
-            }
-        }
-    }
-
-    /// Makes it a copy.
-    #[inline(always)]
-    fn set(&mut self, other: &Self) {
-        self.stamps = other.stamps;
-        self.keys = other.keys;
-        if self.more.is_some() || other.more.is_some() {
-            self.set_more(other);
-        }
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn set_more(&mut self, other: &Self) {
-        self.more.clone_from(&other.more);
-    }
-
-    /// True when it is of another stream than `asker`.
-    #[inline(always)]
-    fn is_news_to(&self, asker: u32) -> bool {
-        let [first, second, ..] = self.keys;
-        first != 0 && (first != asker.wrapping_add(1) || second != 0)
-    }
-
-    /// Tells stream `asker`; nothing is done if this is of no other stream.
-    #[inline]
-    fn tell(&self, asker: u32, news: &mut Option<Self>) {
-        if self.is_news_to(asker) {
-            *news = Some(self.clone());
-        }
-    }
-
-    /// Joins what another stream had seen; of the stream `own`, whose this is, it needs to know nothing.
-    #[inline(never)]
-    fn join(&mut self, other: &Self, own: u32) {
-        for (key, stamp) in other.keys.iter().zip(&other.stamps) {
-            if *key == 0 {
-                return;
-            }
-            if *key != own + 1 {
-                self.raise(*key - 1, *stamp);
-            }
-        }
-        if let Some(more) = &other.more {
-            self.join_more(more, own);
-        }
-    }
-
-    #[cold]
-    fn join_more(&mut self, more: &[(u32, u64)], own: u32) {
-        for (key, stamp) in more {
-            if *key != own {
-                self.raise(*key, *stamp);
-            }
-        }
-    }
-}
-
-/// An event of a clock: what it covers, and what its stream had seen before it.
-#[derive(Debug)]
-struct Entry<E> {
-    covers: u64,
-    /// What the one before it covers, as it was begun: nothing up to this needs this one.
-    after: u64,
-    /// `None` until the driver has recorded it.
-    event: Option<E>,
-    seen: Seen,
-}
-
-impl<E> Default for Entry<E> {
-    fn default() -> Self {
-        Self { covers: 0, after: 0, event: None, seen: Seen::default() }
-    }
-}
+use super::events::{ASK_AT, Entry, Events, news_of};
+use super::primitive::{AtomicU64, Lock, Me, Ordering, visit, with_as};
+use super::seen::{Heard, Seen};
 
 /// A recorded event, pinned: it is not used again before [`StreamClock::unpin`].
 #[derive(Debug)]
@@ -184,13 +51,17 @@ pub(crate) struct ClockCell {
     stamp: AtomicU64,
     /// The id the stream is out under, plus one; 0 while it is not out.
     out: AtomicU64,
-    /// Not 0 once the raw handle was handed out: others may have begun to capture the stream into a graph.
-    exposed: AtomicU64,
+    /// The same, until the raw handle was handed out: from then on it is [`EXPOSED`], and others may have begun to capture the stream
+    /// into a graph.
+    private: AtomicU64,
 }
+
+/// No id is so large.
+const EXPOSED: u64 = u64::MAX;
 
 impl Default for ClockCell {
     fn default() -> Self {
-        Self { stamp: AtomicU64::new(1), out: AtomicU64::new(0), exposed: AtomicU64::new(0) }
+        Self { stamp: AtomicU64::new(1), out: AtomicU64::new(0), private: AtomicU64::new(0) }
     }
 }
 
@@ -208,145 +79,51 @@ impl ClockCell {
 
     #[inline]
     pub(crate) fn is_exposed(&self) -> bool {
-        self.exposed.load(Ordering::Acquire) != 0
+        self.private.load(Ordering::Acquire) == EXPOSED
+    }
+
+    /// True when the stream is out under this id and its raw handle was never handed out.
+    #[inline]
+    pub(crate) fn is_private_as(&self, id: u32) -> bool {
+        self.private.load(Ordering::Acquire) == u64::from(id) + 1
     }
 
     pub(crate) fn expose(&self) {
-        self.exposed.store(1, Ordering::Release);
+        self.private.store(EXPOSED, Ordering::Release);
     }
 
     pub(crate) fn set_out(&self, id: Option<u32>) {
-        self.out.store(id.map_or(0, |id| u64::from(id) + 1), Ordering::Release);
+        let out = id.map_or(0, |id| u64::from(id) + 1);
+        self.out.store(out, Ordering::Release);
+        let next = |now: u64| (now != EXPOSED).then_some(out);
+        // What was handed out once stays so, whoever has the stream.
+        let _ = self.private.fetch_update(Ordering::AcqRel, Ordering::Acquire, next);
     }
 }
 
-/// The clock of one stream, over events of type `E`, with its cell behind a `C`.
+/// The clock of one stream, over events of type `E`, with its cell behind a `C`. What is looked at most comes first.
 #[derive(Debug)]
+#[repr(C)]
 pub(crate) struct StreamClock<E, C> {
-    key: u32,
     cell: C,
+    key: u32,
     /// Every stamp up to this is known to have completed.
     completed: AtomicU64,
-    /// The stream that this one followed last, and how far, in one word. It is changed under the lock, with what was seen, and so
-    /// always as true as that; at first it says that nothing of stream 0 was seen.
+    /// The stream that this one followed last, and how far: a [`Heard`]. It is raised by plain stores, and changed to another stream
+    /// under the lock. Where two do so at once one may be forgotten, which costs another wait and no order.
     heard: AtomicU64,
-    inner: Lock<Inner<E>>,
-}
-
-#[derive(Debug)]
-struct Inner<E> {
-    seen: Seen,
-    /// Events not known to have completed, by what they cover.
-    recorded: Row<Entry<E>>,
-    /// What the event that was begun last covers.
-    newest: u64,
-    /// How long the list may grow before somebody asks which events have completed.
-    ask_at: usize,
-    /// Completed events.
-    spare: Vec<E>,
-    /// Completed events that somebody may still name to the driver.
-    resting: Vec<E>,
-    /// How many have a pinned event.
-    pins: usize,
-}
-
-const ASK_AT: usize = 64;
-
-/// Bits of a stamp in `heard`; above them is a key.
-const HEARD_BITS: u32 = 48;
-const HEARD: u64 = (1 << HEARD_BITS) - 1;
-
-impl<E: Copy> Inner<E> {
-    /// An event is about to be recorded; what the stream has seen now is kept with it.
-    #[inline(always)]
-    fn keep(&mut self, covers: u64) {
-        let entry = self.recorded.push();
-        entry.covers = covers;
-        entry.after = std::mem::replace(&mut self.newest, covers);
-        entry.event = None;
-        entry.seen.set(&self.seen);
-    }
-
-    #[inline(always)]
-    fn set(&mut self, covers: u64, event: E) {
-        // The event that was begun is mostly the last.
-        match self.recorded.last_mut() {
-            Some(last) if last.covers == covers => last.event = Some(event),
-            _ => self.set_earlier(covers, event),
-        }
-    }
-
-    #[cold]
-    fn set_earlier(&mut self, covers: u64, event: E) {
-        let mut entries = self.recorded.as_mut_slice().iter_mut().rev();
-        if let Some(entry) = entries.find(|entry| entry.covers == covers) {
-            entry.event = Some(event);
-        }
-    }
-
-    /// The earliest recorded event that covers `stamp`.
-    #[inline(always)]
-    fn find(&self, stamp: u64) -> Option<(E, &Entry<E>)> {
-        if self.newest < stamp {
-            return None;
-        }
-        // Whoever asks mostly asks about the latest.
-        let last = self.recorded.last()?;
-        match last.event {
-            Some(event) if last.covers >= stamp && last.after < stamp => Some((event, last)),
-            _ => self.find_earlier(stamp),
-        }
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn find_earlier(&self, stamp: u64) -> Option<(E, &Entry<E>)> {
-        let entries = self.recorded.as_slice();
-        let at = entries.partition_point(|entry| entry.covers < stamp);
-        entries.get(at..)?.iter().find_map(|entry| Some((entry.event?, entry)))
-    }
-
-    #[inline(always)]
-    fn unpin(&mut self) {
-        self.pins = self.pins.saturating_sub(1);
-        if self.pins == 0 && !self.resting.is_empty() {
-            self.wake();
-        }
-    }
-
-    #[cold]
-    fn wake(&mut self) {
-        self.spare.append(&mut self.resting);
-    }
-
-    /// One question for half of the list, when it has grown long.
-    #[inline(always)]
-    fn ask(&mut self) -> Option<(u64, E)> {
-        if self.recorded.len() < self.ask_at { None } else { self.ask_middle() }
-    }
-
-    #[cold]
-    fn ask_middle(&mut self) -> Option<(u64, E)> {
-        let middle = self.recorded.as_slice().get(self.recorded.len() / 2)?;
-        let ask = (middle.covers, middle.event?);
-        self.pins += 1;
-        Some(ask)
-    }
+    /// What the event covers that [`StreamClock::begin_open`] began, until the driver has recorded it; 0 when there is none. It is set
+    /// under the lock, by who finds 0, and set back by the same without it.
+    open: AtomicU64,
+    /// Not 0 while somebody has an event pinned by [`StreamClock::find_plain`]; set and set back like `open`.
+    held: AtomicU64,
+    inner: Lock<Events<E>>,
 }
 
 impl<E: Copy, C: Deref<Target = ClockCell>> StreamClock<E, C> {
     pub(crate) fn new(key: u32, cell: C) -> Self {
-        let inner = Inner {
-            seen: Seen::default(),
-            recorded: Row::new(),
-            newest: 0,
-            ask_at: ASK_AT,
-            spare: Vec::new(),
-            resting: Vec::new(),
-            pins: 0,
-        };
-        let (completed, heard) = (AtomicU64::new(0), AtomicU64::new(0));
-        Self { key, cell, completed, heard, inner: Lock::new(inner) }
+        let [completed, heard, open, held] = std::array::from_fn(|_| AtomicU64::new(0));
+        Self { key, cell, completed, heard, open, held, inner: Lock::new(Events::new()) }
     }
 
     #[inline]
@@ -368,16 +145,22 @@ impl<E: Copy, C: Deref<Target = ClockCell>> StreamClock<E, C> {
     /// True when this stream is ordered after `stamp` of stream `key`. Also called from inside the lock of a block.
     #[inline]
     pub(crate) fn covers(&self, key: u32, stamp: u64) -> bool {
-        let heard = self.heard.load(Ordering::Acquire);
-        if heard >> HEARD_BITS == u64::from(key) {
-            return heard & HEARD >= stamp;
+        let heard = self.heard();
+        if heard.is_of(key) {
+            return heard.stamp() >= stamp;
         }
         self.has_seen(key, stamp)
     }
 
+    /// Acquire: the wait that it speaks of was queued before.
+    #[inline(always)]
+    fn heard(&self) -> Heard {
+        Heard::from_word(self.heard.load(Ordering::Acquire))
+    }
+
     #[inline(never)]
     fn has_seen(&self, key: u32, stamp: u64) -> bool {
-        self.inner.with_nested(|inner| inner.seen.get(key) >= stamp)
+        self.inner.with_nested(|inner| inner.seen.stamp(key) >= stamp)
     }
 
     #[inline]
@@ -405,11 +188,63 @@ impl<E: Copy, C: Deref<Target = ClockCell>> StreamClock<E, C> {
     }
 
     #[inline(always)]
-    fn begin_in(&self, inner: &mut Inner<E>) -> Begun<E> {
+    fn begin_in(&self, inner: &mut Events<E>) -> Begun<E> {
         let covers = self.step_in();
         // What the stream has seen by now, and not what it will have when the event is recorded.
-        inner.keep(covers);
-        Begun { covers, spare: inner.spare.pop() }
+        inner.keep(covers, None, self.heard());
+        let spare = inner.spare.pop();
+        Begun { covers, spare: if spare.is_some() { spare } else { self.wake_one(inner) } }
+    }
+
+    #[cold]
+    fn wake_one(&self, inner: &mut Events<E>) -> Option<E> {
+        self.wake(inner);
+        inner.spare.pop()
+    }
+
+    /// Events that rest may be used again if nobody has one pinned.
+    fn wake(&self, inner: &mut Events<E>) {
+        // Acquire: whoever had one pinned has named it to the driver before.
+        if inner.pins == 0 && self.held.load(Ordering::Acquire) == 0 {
+            inner.spare.append(&mut inner.resting);
+        }
+    }
+
+    /// What the event covers that was begun and is not known to be recorded. Called with the lock held; acquire: what is not any
+    /// longer, the driver has.
+    #[inline(always)]
+    fn open(&self) -> u64 {
+        self.open.load(Ordering::Acquire)
+    }
+
+    /// [`StreamClock::begin`] with an event that was used before, for one who then needs the lock no more: after it was recorded it is
+    /// [`StreamClock::recorded_open`]. `None`, and nothing done, where there is no such event, another one is begun like this, or a
+    /// question is due; or, if it is for stream `asker`, where there is something to tell it.
+    #[inline(always)]
+    pub(crate) fn begin_open(&self, me: Me<'_>, asker: Option<u32>) -> Option<(u64, E)> {
+        let mut inner = visit!(self.inner, me, else return None);
+        let heard = self.heard();
+        let is_news = asker.is_some_and(|asker| !inner.seen.is_empty() || heard.is_news_to(asker));
+        if is_news || self.open.load(Ordering::Relaxed) != 0 || inner.is_long() {
+            return None;
+        }
+        let event = inner.spare.pop()?;
+        let covers = self.step_in();
+        self.open.store(covers, Ordering::Relaxed);
+        inner.keep(covers, Some(event), heard);
+        Some((covers, event))
+    }
+
+    /// What [`StreamClock::begin_open`] began was recorded: now others can come by it.
+    #[inline(always)]
+    pub(crate) fn recorded_open(&self) {
+        self.open.store(0, Ordering::Release);
+    }
+
+    /// It was not recorded.
+    pub(crate) fn failed_open(&self, covers: u64, event: E) {
+        self.failed(covers, Some(event));
+        self.open.store(0, Ordering::Release);
     }
 
     /// After it was recorded. Now and then there is an event to ask about, which is pinned: [`StreamClock::asked`] takes the
@@ -418,7 +253,7 @@ impl<E: Copy, C: Deref<Target = ClockCell>> StreamClock<E, C> {
     pub(crate) fn recorded(&self, me: Me<'_>, covers: u64, event: E) -> Option<(u64, E)> {
         with_as!(self.inner, me, |inner| {
             inner.set(covers, event);
-            inner.ask()
+            inner.ask(self.open())
         })
     }
 
@@ -427,7 +262,7 @@ impl<E: Copy, C: Deref<Target = ClockCell>> StreamClock<E, C> {
         self.inner.with(|inner| {
             inner.set(covers, event);
             inner.pins += 1;
-            inner.ask()
+            inner.ask(self.open())
         })
     }
 
@@ -450,7 +285,7 @@ impl<E: Copy, C: Deref<Target = ClockCell>> StreamClock<E, C> {
     /// The earliest event that covers `stamp`, if one was recorded; pinned.
     pub(crate) fn find(&self, stamp: u64) -> Option<Recorded<E>> {
         self.inner.with(|inner| {
-            let (event, Entry { covers, .. }) = inner.find(stamp)?;
+            let (event, Entry { covers, .. }) = inner.find(stamp, self.open())?;
             let recorded = Recorded { covers: *covers, event };
             inner.pins += 1;
             Some(recorded)
@@ -473,79 +308,101 @@ impl<E: Copy, C: Deref<Target = ClockCell>> StreamClock<E, C> {
     #[inline(always)]
     fn find_or_begin_in(
         &self,
-        inner: &mut Inner<E>,
+        inner: &mut Events<E>,
         stamp: u64,
         asker: u32,
         news: &mut Option<Seen>,
     ) -> Cover<E> {
-        match inner.find(stamp) {
+        match inner.find(stamp, self.open()) {
             Some((event, entry)) => {
                 let covers = entry.covers;
-                entry.seen.tell(asker, news);
+                if entry.is_news_to(asker) {
+                    *news = Some(news_of(entry.seen(), entry.heard));
+                }
                 inner.pins += 1;
                 Cover { covers, event: Some(event), recorded: true }
             }
             None => {
                 let Begun { covers, spare } = self.begin_in(inner);
-                inner.seen.tell(asker, news);
+                let heard = self.heard();
+                if !inner.seen.is_empty() || heard.is_news_to(asker) {
+                    *news = Some(news_of(Some(&inner.seen), heard));
+                }
                 Cover { covers, event: spare, recorded: false }
             }
         }
     }
 
-    /// [`StreamClock::find_or_begin`] where there is an event already and nothing to tell, with what it covers; otherwise nothing is
-    /// done.
+    /// [`StreamClock::find_or_begin`] where there is an event already and nothing to tell, with what it covers, for one who then needs
+    /// the lock no more: it is pinned until [`StreamClock::unpin_plain`]. Otherwise, or where somebody has one pinned like this,
+    /// nothing is done.
     #[inline(always)]
     pub(crate) fn find_plain(&self, me: Me<'_>, stamp: u64, asker: u32) -> Option<(u64, E)> {
-        let mut inner = self.inner.visit(me)?;
-        let (event, entry) = inner.find(stamp)?;
-        if entry.seen.is_news_to(asker) {
+        let inner = visit!(self.inner, me, else return None);
+        let (event, entry) = inner.find(stamp, self.open())?;
+        if entry.is_news_to(asker) || self.held.load(Ordering::Relaxed) != 0 {
             return None;
         }
-        let covers = entry.covers;
-        inner.pins += 1;
-        Some((covers, event))
+        self.held.store(1, Ordering::Relaxed);
+        Some((entry.covers, event))
     }
 
-    /// [`StreamClock::begin`] for stream `asker`, where there is nothing to tell it; otherwise nothing is done.
+    /// One who had an event pinned by [`StreamClock::find_plain`] has named it to the driver.
     #[inline(always)]
-    pub(crate) fn begin_plain(&self, me: Me<'_>, asker: u32) -> Option<Begun<E>> {
-        let mut inner = self.inner.visit(me)?;
-        if inner.seen.is_news_to(asker) {
-            return None;
-        }
-        Some(self.begin_in(&mut inner))
+    pub(crate) fn unpin_plain(&self) {
+        self.held.store(0, Ordering::Release);
     }
 
-    /// [`StreamClock::learn`] where there are no news.
+    /// [`StreamClock::learn`] where there are no news, and so much is not covered yet.
     #[inline(always)]
     pub(crate) fn learn_plain(&self, me: Me<'_>, key: u32, covers: u64) {
-        with_as!(self.inner, me, |inner| self.learn_in(inner, key, covers));
+        match self.heard().raised(key, covers) {
+            // Release: the wait that it speaks of is queued.
+            Some(now) => self.heard.store(now.word(), Ordering::Release),
+            None => with_as!(self.inner, me, |inner| self.learn_in(inner, key, covers)),
+        }
+    }
+
+    #[inline(always)]
+    fn raise_heard(&self, heard: Heard, now: Heard) {
+        if heard < now {
+            // Release: the wait that it speaks of is queued.
+            self.heard.store(now.word(), Ordering::Release);
+        }
     }
 
     /// One who had an event pinned needs it no longer.
     pub(crate) fn unpin(&self) {
-        self.inner.with(Inner::unpin);
+        self.inner.with(|inner| self.unpin_in(inner));
+    }
+
+    #[inline(always)]
+    fn unpin_in(&self, inner: &mut Events<E>) {
+        inner.pins = inner.pins.saturating_sub(1);
+        if inner.pins == 0 && !inner.resting.is_empty() {
+            self.wake(inner);
+        }
     }
 
     /// [`StreamClock::unpin`] for one who knows its name.
     #[inline(always)]
     pub(crate) fn unpin_as(&self, me: Me<'_>) {
-        with_as!(self.inner, me, |inner| inner.unpin());
+        with_as!(self.inner, me, |inner| self.unpin_in(inner));
     }
 
     /// Everything up to `stamp` has completed: the events that covered it may be used again.
     pub(crate) fn completed_up_to(&self, stamp: u64) {
         self.completed.fetch_max(stamp, Ordering::AcqRel);
         self.inner.with(|inner| {
-            let to = if inner.pins == 0 { &mut inner.spare } else { &mut inner.resting };
-            while let Some(first) = inner.recorded.as_slice().first()
-                && first.covers <= stamp
-                && let Some(event) = first.event
-            {
-                to.push(event);
-                inner.recorded.pop_front();
-            }
+            // Not what is still being recorded, nor what comes after that: 0 is none, and wraps around.
+            let last = stamp.min(self.open().wrapping_sub(1));
+            let entries = inner.recorded.as_slice();
+            let count = entries.partition_point(|entry| entry.covers <= last);
+            let complete = entries.get(..count).unwrap_or_default().iter();
+            let before = inner.resting.len();
+            inner.resting.extend(complete.map_while(|entry| entry.event));
+            inner.recorded.drop_front(inner.resting.len() - before);
+            self.wake(inner);
         });
     }
 
@@ -554,19 +411,41 @@ impl<E: Copy, C: Deref<Target = ClockCell>> StreamClock<E, C> {
     pub(crate) fn learn(&self, me: Me<'_>, key: u32, covers: u64, news: &Option<Seen>) {
         with_as!(self.inner, me, |inner| {
             if let Some(news) = news {
-                inner.seen.join(news, self.key);
+                self.join(inner, news);
             }
             self.learn_in(inner, key, covers);
         });
     }
 
+    /// Joins what another stream had seen; of itself a stream needs to know nothing.
+    #[inline(never)]
+    fn join(&self, inner: &mut Events<E>, news: &Seen) {
+        let heard = self.heard();
+        for (key, stamp) in news.iter().filter(|(key, _)| *key != self.key) {
+            match Heard::new(key, stamp) {
+                Some(now) if heard.is_of(key) => self.raise_heard(heard, now),
+                _ => inner.seen.raise(key, stamp),
+            }
+        }
+    }
+
     #[inline(always)]
-    fn learn_in(&self, inner: &mut Inner<E>, key: u32, covers: u64) {
-        let upto = inner.seen.raise(key, covers);
-        // A key that does not fit is found in what was seen; a stamp that does not fit claims less.
-        if key >> (u64::BITS - HEARD_BITS) == 0 {
-            let heard = u64::from(key) << HEARD_BITS | upto.min(HEARD);
-            self.heard.store(heard, Ordering::Release);
+    fn learn_in(&self, inner: &mut Events<E>, key: u32, covers: u64) {
+        let heard = self.heard();
+        match Heard::new(key, covers) {
+            Some(now) if heard.is_of(key) => self.raise_heard(heard, now),
+            Some(_) => self.hear_another(inner, heard, (key, covers)),
+            // It is found with the others.
+            None => inner.seen.raise(key, covers),
+        }
+    }
+
+    /// Another stream than the one that was followed last.
+    #[inline(never)]
+    fn hear_another(&self, inner: &mut Events<E>, heard: Heard, (key, covers): (u32, u64)) {
+        inner.seen.hear(heard);
+        if let Some(now) = Heard::new(key, covers.max(inner.seen.stamp(key))) {
+            self.heard.store(now.word(), Ordering::Release);
         }
     }
 

@@ -91,17 +91,23 @@ impl<T> Few<T> {
         self.rest.as_mut()?.iter_mut().find(|entry| is_it(entry))
     }
 
-    /// Takes out the first entry for which `is_it` holds.
+    /// Takes out the first entry for which `is_it` holds, and returns what `part` makes of it, where it lies.
     #[inline(always)]
-    pub(crate) fn take(&mut self, mut is_it: impl FnMut(&T) -> bool) -> Option<T> {
-        if is_it(self.first.as_ref()?) {
-            let taken = self.first.take();
+    pub(crate) fn take<R>(
+        &mut self,
+        mut is_it: impl FnMut(&T) -> bool,
+        part: impl FnOnce(&T) -> R,
+    ) -> Option<R> {
+        let first = self.first.as_ref()?;
+        if is_it(first) {
+            let taken = part(first);
+            self.first = None;
             if self.rest.is_some() {
                 self.move_up();
             }
-            return taken;
+            return Some(taken);
         }
-        self.take_further(is_it)
+        self.take_further(is_it).map(|entry| part(&entry))
     }
 
     #[cold]
@@ -159,7 +165,7 @@ mod tests {
                     2 => {
                         let entry = next(6);
                         let at = list.iter().position(|e| *e == entry);
-                        assert_eq!(few.take(|e| *e == entry), at.map(|at| list.remove(at)));
+                        assert_eq!(few.take(|e| *e == entry, |e| *e), at.map(|at| list.remove(at)));
                     }
                     3 => {
                         let entry = next(6);

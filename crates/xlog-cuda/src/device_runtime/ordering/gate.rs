@@ -333,6 +333,14 @@ impl BlockGate {
         self.change(|word| (word & all != 0).then(|| word - one))
     }
 
+    /// True when everybody goes through the lock and no use of this kind that was opened without it is open. Nobody owns a slow
+    /// block, so nothing is to be taken away first.
+    #[inline(always)]
+    pub(crate) fn is_slow_and_uncounted(&self, writes: bool) -> bool {
+        let counted = if writes { WRITES } else { READS };
+        self.word.load(Ordering::Acquire) & (SLOW | counted) == SLOW
+    }
+
     /// True when a use of this kind that was opened without the lock is still open. After [`BlockGate::share`].
     #[inline]
     pub(crate) fn has_counted(&self, writes: bool) -> bool {

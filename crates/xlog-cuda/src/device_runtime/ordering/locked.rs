@@ -4,7 +4,8 @@
 //! Invariants: while a block is live and slow the stamps of its own stream are in its [`Uses`], otherwise in its record; while there is
 //! anything else in its uses it is slow. Nothing here calls the driver.
 
-use super::record::Record;
+use super::baton::{Baton, Shared};
+use super::record::{Record, use_name};
 use super::uses::{Opened, Uses};
 use crate::device_runtime::resource::{Access, Generation, StreamId};
 use crate::device_runtime::stream_pool::StreamPool;
@@ -57,13 +58,48 @@ pub(crate) fn open<'a>(
     if record.stream_id() == stream.0 && uses.is_quiet() && leave_slow(record, uses, access) {
         return Err(true);
     }
-    record.set_opened(stream, access.writes());
+    record.set_opened(use_name(stream, access.writes()));
     Ok(uses.open(record.home(), streams, (stream, raw), access))
 }
 
 /// Closes a use of the own stream under the lock of the block.
 #[inline(always)]
 pub(crate) fn close_own(
+    record: &Record,
+    shared: &mut Shared,
+    generation: Generation,
+    (stream, stamp): (StreamId, u64),
+    access: Access,
+) -> Closed {
+    let name = use_name(stream, access.writes());
+    if access.writes()
+        && record.gate.is_slow_and_uncounted(true)
+        && record.generation() == generation
+        && let Some(baton) = shared.carried(record, name)
+    {
+        *baton = Baton { stamp, place: record.home(), by: 0 };
+        record.set_none_opened();
+        return Closed::Open;
+    }
+    close_own_of_all(record, shared, generation, (stream, stamp), access)
+}
+
+#[inline(never)]
+fn close_own_of_all(
+    record: &Record,
+    shared: &mut Shared,
+    generation: Generation,
+    of: (StreamId, u64),
+    access: Access,
+) -> Closed {
+    let closed = close_own_in(record, shared.all(record), generation, of, access);
+    if closed == Closed::Open {
+        shared.fold(record);
+    }
+    closed
+}
+
+fn close_own_in(
     record: &Record,
     uses: &mut Uses,
     generation: Generation,
@@ -75,28 +111,92 @@ pub(crate) fn close_own(
         return Closed::Stale;
     }
     let (home, writes) = (record.home(), access.writes());
+    if !record.gate.is_slow_and_uncounted(writes)
+        && let Some(closed) = close_counted(record, uses, (stream, stamp), writes)
+    {
+        return closed;
+    }
+    let followed = uses.close(stream, access);
+    if followed.is_none() {
+        return Closed::Missing;
+    }
+    forget_opened(record, uses, stream, writes);
+    uses.finished(home, home, stamp, writes, followed);
+    // It stays slow even if only its own stream is left: the next use mostly comes from elsewhere again, and if not, that is seen
+    // when it is prepared.
+    free_if_last(record, uses)
+}
+
+/// Closes a use of the own stream that was opened without the lock, which is held now; `None` when there is none.
+#[inline(never)]
+fn close_counted(
+    record: &Record,
+    uses: &mut Uses,
+    (stream, stamp): (StreamId, u64),
+    writes: bool,
+) -> Option<Closed> {
     record.gate.share();
     if !record.gate.is_slow() && record.gate.has_counted(writes) {
         // It belonged to another thread, and nothing else was in the way. Once nothing is counted the block can be freed without the
         // lock, and its place be another's: so the count goes last.
         record.stamps.stamp(writes, stamp);
-        record.set_closed(stream, writes);
+        record.set_closed(use_name(stream, writes));
         let _ = record.gate.close_counted(writes);
+        return Some(Closed::Open);
+    }
+    if !record.gate.close_counted(writes) {
+        return None;
+    }
+    record.set_closed(use_name(stream, writes));
+    // Uses that were opened without the lock are the oldest, and superseded nothing.
+    let home = record.home();
+    uses.finished(home, home, stamp, writes, None);
+    Some(free_if_last(record, uses))
+}
+
+/// After a use was closed under the lock.
+#[inline(always)]
+fn forget_opened(record: &Record, uses: &Uses, stream: StreamId, writes: bool) {
+    match uses.has_open() {
+        true => record.set_closed(use_name(stream, writes)),
+        false => record.set_none_opened(),
+    }
+}
+
+/// Closes a use of another stream under the lock of the block, which may go on from hand to hand.
+#[inline(always)]
+pub(crate) fn pass_on(
+    record: &Record,
+    shared: &mut Shared,
+    generation: Generation,
+    (stream, place, stamp): (StreamId, u32, u64),
+    access: Access,
+) -> Closed {
+    let name = use_name(stream, access.writes());
+    if access.writes()
+        && record.generation() == generation
+        && let Some(baton) = shared.carried(record, name)
+    {
+        *baton = Baton { stamp, place, by: 0 };
+        record.set_none_opened();
         return Closed::Open;
     }
-    // Uses that were opened without the lock are the oldest, and superseded nothing.
-    let followed = match record.gate.close_counted(writes) {
-        true => None,
-        false => match uses.close(stream, access) {
-            None => return Closed::Missing,
-            followed => followed,
-        },
-    };
-    record.set_closed(stream, writes);
-    uses.finished(home, home, stamp, writes, followed);
-    // It stays slow even if only its own stream is left: the next use mostly comes from elsewhere again, and if not, that is seen
-    // when it is prepared.
-    free_if_last(record, uses)
+    pass_on_of_all(record, shared, generation, (stream, place, stamp), access)
+}
+
+#[inline(never)]
+fn pass_on_of_all(
+    record: &Record,
+    shared: &mut Shared,
+    generation: Generation,
+    of: (StreamId, u32, u64),
+    access: Access,
+) -> Closed {
+    let closed = close_foreign(record, shared.all(record), generation, of, access);
+    if closed == Closed::Open {
+        shared.fold(record);
+    }
+    closed
 }
 
 /// Closes a use of another stream under the lock of the block.
@@ -115,7 +215,7 @@ pub(crate) fn close_foreign(
     if followed.is_none() {
         return Closed::Missing;
     }
-    record.set_closed(stream, access.writes());
+    forget_opened(record, uses, stream, access.writes());
     uses.finished(record.home(), place, stamp, access.writes(), followed);
     // It is outstanding now, so other streams are still involved.
     free_if_last(record, uses)

@@ -6,19 +6,21 @@
 //!
 //! | file | what it is |
 //! |---|---|
-//! | `clock`, `cells`, `row` | the clock of a stream and what it has seen |
+//! | `clock`, `events`, `seen`, `cells`, `row` | the clock of a stream and what it has seen |
 //! | `gate` | the word by which a block is used on its own stream without a lock |
 //! | `uses`, `few`, `locked` | the outstanding and open uses of a block, for everything else |
 //! | `record`, `slab` | what a resource knows of a block, at a place that never moves |
-//! | `handover` | the short way of a block from one stream to another |
+//! | `handover`, `baton` | the short way of a block from one stream to another |
 //! | `tracker`, `tracks` | what every resource that tracks uses has, and its hooks |
 //! | `put_by` | returned blocks that wait for other streams |
 //! | `tally` | counters that threads do not meet on |
 //!
 //! `clock` and `gate` take their atomics and locks from `primitive`, so that a model checker can replace them.
 
+pub(crate) mod baton;
 pub(crate) mod cells;
 pub(crate) mod clock;
+pub(crate) mod events;
 pub(crate) mod few;
 pub(crate) mod gate;
 pub(crate) mod handover;
@@ -27,6 +29,7 @@ pub(crate) mod primitive;
 pub(crate) mod put_by;
 pub(crate) mod record;
 pub(crate) mod row;
+pub(crate) mod seen;
 pub(crate) mod slab;
 pub(crate) mod tally;
 pub(crate) mod tracker;

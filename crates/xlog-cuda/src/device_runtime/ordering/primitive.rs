@@ -22,6 +22,21 @@ macro_rules! with_as {
 }
 pub(crate) use with_as;
 
+/// `visit!(lock, me, else leave)` is the value of a lock for one who knows its name and owns it, where nothing else follows: a scheduler
+/// is asked before. Anybody else does `leave`, which does not come back.
+macro_rules! visit {
+    ($lock:expr, $me:expr, else $leave:expr) => {
+        match $lock.enter_as($me) {
+            Some(inside) => inside,
+            None => match $lock.enter_scheduled() {
+                Some(inside) => inside,
+                None => $leave,
+            },
+        }
+    };
+}
+pub(crate) use visit;
+
 /// A lock around a value. Nothing that may block or call the driver is done inside; before it, a deterministic scheduler may
 /// hand over to another thread.
 #[derive(Debug, Default)]
@@ -38,25 +53,16 @@ impl<T> Lock<T> {
         self.0.with(body)
     }
 
-    /// [`Lock::enter`] for one who knows its name, as a part of [`with_as`].
+    /// [`Lock::enter`] for one who knows its name, as a part of [`with_as`] and [`visit`].
     #[inline(always)]
     pub(crate) fn enter_as(&self, me: Me<'_>) -> Option<Inside<'_, T>> {
         self.0.enter_as(me)
     }
 
-    /// [`Lock::enter_as`] where nothing else follows: a scheduler is asked before.
-    #[inline(always)]
-    pub(crate) fn visit(&self, me: Me<'_>) -> Option<Inside<'_, T>> {
-        match self.0.enter_as(me) {
-            None => self.enter_scheduled(),
-            inside => inside,
-        }
-    }
-
-    /// Under a scheduler the owner comes as nobody: it is asked here, before the owner enters.
+    /// A part of [`visit`]: under a scheduler the owner comes as nobody, and it is asked here, before the owner enters.
     #[cold]
     #[inline(never)]
-    fn enter_scheduled(&self) -> Option<Inside<'_, T>> {
+    pub(crate) fn enter_scheduled(&self) -> Option<Inside<'_, T>> {
         if !is_scheduled() {
             return None;
         }

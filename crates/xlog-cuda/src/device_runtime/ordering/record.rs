@@ -5,6 +5,7 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use super::baton::Shared;
 use super::gate::{BlockGate, OwnStamps};
 use super::primitive::Lock;
 use super::slab::Slab;
@@ -18,7 +19,7 @@ use crate::stream::RawStream;
 /// Blocks a resource can have at a time.
 const MAX_BLOCKS: u32 = 1 << 24;
 
-/// One block. What allocating and freeing one changes lies on the first cache line.
+/// One block. What allocating and freeing one changes lies on the first cache line, what a handover looks at on that and the next.
 #[derive(Debug, Default)]
 #[repr(C, align(64))]
 pub(crate) struct Record {
@@ -34,15 +35,16 @@ pub(crate) struct Record {
     pub(crate) stamps: OwnStamps,
     /// Begins with what every block changes; who the block belongs to is on the second line.
     pub(crate) gate: BlockGate,
-    bytes: AtomicU64,
-    /// Made at the first use that needs it, and kept for later blocks.
-    uses: Lock<Option<Box<Uses>>>,
-    /// The stream and kind of the use that was opened last through the lock, while it is open. Only a hint.
+    /// The name of the use that was opened last through the lock, while it is open; 0 otherwise. Only a hint, except under the lock
+    /// while there is a baton.
     opened: AtomicU64,
+    shared: Lock<Shared>,
+    bytes: AtomicU64,
 }
 
-#[inline]
-fn use_name(id: StreamId, writes: bool) -> u64 {
+/// A use as a record has it: the stream and kind.
+#[inline(always)]
+pub(crate) fn use_name(id: StreamId, writes: bool) -> u64 {
     (u64::from(id.0) << 1 | u64::from(writes)) + 1
 }
 
@@ -106,6 +108,14 @@ impl Record {
         self.gate.begin(tag_of(generation));
     }
 
+    /// A live block of a stream at a place, and its generation.
+    #[cfg(test)]
+    pub(crate) fn begun(id: StreamId, home: u32, stamp: u64) -> (Self, Generation) {
+        let (record, generation) = (Self::default(), Generation::next().at(0));
+        record.begin(generation, 0x1000, MIN_ALIGN, (id.0, home, stamp));
+        (record, generation)
+    }
+
     #[inline(always)]
     fn set_memory(&self, ptr: u64, bytes: usize, home: u32) {
         self.ptr.store(ptr, Ordering::Relaxed);
@@ -153,36 +163,53 @@ impl Record {
         self.generation.store(u64::from(place), Ordering::Relaxed);
     }
 
-    /// Such a use was opened through the lock.
+    /// A use of this name was opened through the lock.
     #[inline]
-    pub(crate) fn set_opened(&self, id: StreamId, writes: bool) {
-        self.opened.store(use_name(id, writes), Ordering::Relaxed);
+    pub(crate) fn set_opened(&self, name: u64) {
+        self.opened.store(name, Ordering::Relaxed);
     }
 
-    /// Such a use was closed.
+    /// A use of this name was closed.
     #[inline]
-    pub(crate) fn set_closed(&self, id: StreamId, writes: bool) {
-        if self.has_opened(id, writes) {
+    pub(crate) fn set_closed(&self, name: u64) {
+        if self.has_opened(name) {
             self.opened.store(0, Ordering::Relaxed);
         }
     }
 
-    /// True when such a use is open, as far as can be seen without the lock.
-    #[inline]
-    pub(crate) fn has_opened(&self, id: StreamId, writes: bool) -> bool {
-        self.opened.load(Ordering::Relaxed) == use_name(id, writes)
-    }
-
-    /// The lock of the block, around what is made at the first use that needs it.
+    /// No use that was opened through the lock is open. Called with the lock held.
     #[inline(always)]
-    pub(crate) fn uses(&self) -> &Lock<Option<Box<Uses>>> {
-        &self.uses
+    pub(crate) fn set_none_opened(&self) {
+        self.opened.store(0, Ordering::Relaxed);
     }
 
-    /// Runs `body` with the lock of the block.
+    /// True when a use of this name is open, as far as can be seen without the lock.
+    #[inline(always)]
+    pub(crate) fn has_opened(&self, name: u64) -> bool {
+        self.opened.load(Ordering::Relaxed) == name
+    }
+
+    #[inline(always)]
+    pub(crate) fn has_none_opened(&self) -> bool {
+        self.opened.load(Ordering::Relaxed) == 0
+    }
+
+    /// The stream of the use that is open, and whether it writes.
+    pub(crate) fn opened(&self) -> Option<(StreamId, bool)> {
+        let name = self.opened.load(Ordering::Relaxed).checked_sub(1)?;
+        Some((StreamId((name >> 1) as u32), name & 1 != 0))
+    }
+
+    /// The lock of the block.
+    #[inline(always)]
+    pub(crate) fn shared(&self) -> &Lock<Shared> {
+        &self.shared
+    }
+
+    /// Runs `body` with all uses, under the lock of the block.
     #[inline(always)]
     pub(crate) fn with_uses<R>(&self, body: impl FnOnce(&mut Uses) -> R) -> R {
-        self.uses.with(|uses| body(uses.get_or_insert_default()))
+        self.shared.with(|shared| body(shared.all(self)))
     }
 }
 

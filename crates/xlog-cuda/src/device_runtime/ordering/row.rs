@@ -74,9 +74,9 @@ impl<T: Default> Row<T> {
         self.places.get_mut(self.first..self.end).unwrap_or_default()
     }
 
-    /// Forgets the first entry.
-    pub(crate) fn pop_front(&mut self) {
-        self.first += 1;
+    /// Forgets the first `count` entries.
+    pub(crate) fn drop_front(&mut self, count: usize) {
+        self.first += count;
         if self.first >= self.end {
             self.clear();
         }
@@ -120,7 +120,11 @@ mod tests {
                         *row.push() = step;
                         queue.push_back(step);
                     }
-                    4..8 if queue.pop_front().is_some() => row.pop_front(),
+                    4..8 => {
+                        let count = next(3).min(queue.len() as u64) as usize;
+                        queue.drain(..count);
+                        row.drop_front(count);
+                    }
                     _ if next(8) == 0 => {
                         row.retain(|entry| entry % 3 != 0);
                         queue.retain(|entry| entry % 3 != 0);

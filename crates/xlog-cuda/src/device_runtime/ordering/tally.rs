@@ -1,7 +1,10 @@
 //! Counters that threads do not meet on, and that still add up exactly.
 //!
 //! Each thread counts in a part of its own, as far as there are enough. Reading visits all parts at once, so that a sum is one that
-//! was true at an instant; that costs a microsecond, counting costs next to nothing.
+//! was true at an instant; that costs a microsecond, counting costs next to nothing. Events and waits, which only grow, are also counted
+//! beside that, by the first thread of a part.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use xlog_driver::sync::{BiasedMutex, Me, thread_name};
 
@@ -48,29 +51,72 @@ impl Counts {
     }
 }
 
+/// Events and waits that one thread counts by plain loads and stores.
+#[derive(Debug, Default)]
+struct Own {
+    /// The name of the thread, the first one that came; 0 before. Nobody else stores the counts.
+    of: AtomicU32,
+    recorded: AtomicU64,
+    inserted: AtomicU64,
+}
+
 /// On cache lines of its own.
 #[derive(Debug, Default)]
 #[repr(align(128))]
-struct Part(BiasedMutex<Counts>);
+struct Part {
+    counts: BiasedMutex<Counts>,
+    own: Own,
+}
 
 /// The counters of one resource.
 #[derive(Debug, Default)]
 pub(crate) struct Tally([Part; PARTS]);
 
+fn raise(count: &AtomicU64, by: u64) {
+    count.store(count.load(Ordering::Relaxed).wrapping_add(by), Ordering::Relaxed);
+}
+
 impl Tally {
     /// Counts in this thread's part.
     #[inline]
     pub(crate) fn count(&self, change: impl FnOnce(&mut Counts)) {
-        self.0[thread_name() as usize % PARTS].0.with(change);
+        self.0[thread_name() as usize % PARTS].counts.with(change);
     }
 
     /// [`Tally::count`] for one who knows its name.
     #[inline(always)]
     pub(crate) fn count_as(&self, me: Me<'_>, change: impl FnOnce(&mut Counts)) {
-        match self.0[me.name() as usize % PARTS].0.enter_as(me) {
+        match self.0[me.name() as usize % PARTS].counts.enter_as(me) {
             Some(mut counts) => change(&mut counts),
             None => self.count_elsewhere(change),
         }
+    }
+
+    /// Counts events recorded and waits queued, for one who knows its name. They only ever grow, so that a sum is right without
+    /// holding anybody up.
+    #[inline(always)]
+    pub(crate) fn count_edges(&self, me: Me<'_>, recorded: u64, inserted: u64) {
+        let own = &self.0[me.name() as usize % PARTS].own;
+        if own.of.load(Ordering::Relaxed) != me.name() {
+            return self.count_edges_elsewhere(recorded, inserted);
+        }
+        if recorded != 0 {
+            raise(&own.recorded, recorded);
+        }
+        if inserted != 0 {
+            raise(&own.inserted, inserted);
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn count_edges_elsewhere(&self, recorded: u64, inserted: u64) {
+        let name = thread_name();
+        if name != 0 {
+            let own = &self.0[name as usize % PARTS].own;
+            let _ = own.of.compare_exchange(0, name, Ordering::Relaxed, Ordering::Relaxed);
+        }
+        self.count(|counts| counts.add_edges(Edges { recorded, inserted, elided: 0 }));
     }
 
     #[cold]
@@ -81,11 +127,16 @@ impl Tally {
 
     /// All that was counted, as it was at one instant.
     pub(crate) fn sum(&self) -> Counts {
-        let parts: [&BiasedMutex<Counts>; PARTS] = std::array::from_fn(|at| &self.0[at].0);
-        BiasedMutex::with_all(&parts, |counts| {
+        let parts: [&BiasedMutex<Counts>; PARTS] = std::array::from_fn(|at| &self.0[at].counts);
+        let mut sum = BiasedMutex::with_all(&parts, |counts| {
             let mut sum = Counts::default();
             counts.iter().for_each(|part| sum.add(part));
             sum
-        })
+        });
+        for Part { own, .. } in &self.0 {
+            sum.recorded = sum.recorded.wrapping_add(own.recorded.load(Ordering::Relaxed));
+            sum.inserted = sum.inserted.wrapping_add(own.inserted.load(Ordering::Relaxed));
+        }
+        sum
     }
 }

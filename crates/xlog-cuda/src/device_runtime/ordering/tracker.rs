@@ -14,6 +14,7 @@ use crate::device_runtime::resource::{
     BlockId, Generation, ResourceError, ResourceResult, StreamId,
 };
 use crate::device_runtime::stream_pool::StreamPool;
+use crate::device_runtime::stream_table::StreamTable;
 use crate::stream::RawStream;
 
 /// The blocks of one resource, and the streams they are used on.
@@ -26,6 +27,8 @@ pub(crate) struct Tracker {
     /// Why nothing can be done with these parts, if they do not fit together.
     misfit: Option<String>,
     pub(crate) streams: Arc<StreamPool>,
+    /// That of `streams`, one step nearer.
+    pub(super) stream_table: Arc<StreamTable>,
     pub(crate) tally: Tally,
 }
 
@@ -47,6 +50,7 @@ impl Tracker {
             cells: Arc::clone(streams.cells()),
             policy: EdgePolicy::default(),
             misfit,
+            stream_table: Arc::clone(streams.table()),
             streams,
             tally: Tally::default(),
         }

@@ -4,10 +4,10 @@
 
 use super::EdgePolicy;
 use super::gate::Attempt;
-use super::handover::{self, Uncovered};
+use super::handover;
 use super::locked::{Closed, close_foreign, close_own, enter_slow, open, settle};
 use super::primitive::{Me, as_me, with_as};
-use super::record::{Record, tag_of};
+use super::record::{Record, tag_of, use_name};
 use super::tally::Edges;
 use super::tracker::Tracker;
 use super::uses::Opened;
@@ -85,10 +85,7 @@ pub(crate) trait Tracks {
         match handover::prepare(self.tracker(), record, block.generation, stream, access) {
             Ok(()) => Ok(()),
             Err(None) => self.prepare_locked(record, block, stream, access),
-            Err(Some(uncovered)) => {
-                let Uncovered { number, error } = *uncovered;
-                self.cancel(record, block, number, (stream, access), error.into())
-            }
+            Err(Some(error)) => self.cancel(record, block, None, (stream, access), (*error).into()),
         }
     }
 
@@ -145,7 +142,7 @@ pub(crate) trait Tracks {
             return Ok(());
         }
         if record.gate.is_slow() && self.tracker().policy != EdgePolicy::Exact {
-            return self.finish_own(record, block, access, (stream, stamp));
+            return self.finish_own(record, block, access, stamp);
         }
         self.finish_shared(record, block, stream, access)
     }
@@ -163,7 +160,7 @@ pub(crate) trait Tracks {
         }
         match self.tracker().own_clock(record, stream) {
             Some(clock) if self.tracker().policy != EdgePolicy::Exact => {
-                self.finish_own(record, block, access, (stream, clock.now()))
+                self.finish_own(record, block, access, clock.now())
             }
             _ => self.finish_locked(record, block, access, stream, &mut None),
         }
@@ -176,13 +173,14 @@ pub(crate) trait Tracks {
         record: &Record,
         block: BlockId,
         access: Access,
-        (stream, stamp): (StreamId, u64),
+        stamp: u64,
     ) -> ResourceResult<()> {
         let generation = block.generation;
+        // If that is another one by now, so is the generation.
+        let stream = StreamId(record.stream_id());
         let closed = as_me(|me| {
-            with_as!(record.uses(), me, |uses| {
-                let uses = uses.get_or_insert_default();
-                close_own(record, uses, generation, (stream, stamp), access)
+            with_as!(record.shared(), me, |shared| {
+                close_own(record, shared, generation, (stream, stamp), access)
             })
         });
         match closed {
@@ -247,8 +245,8 @@ pub(crate) trait Tracks {
         let tracker = self.tracker();
         let tag = tag_of(block.generation);
         as_me(|me| {
-            let opened = with_as!(record.uses(), me, |uses| {
-                let uses = uses.get_or_insert_default();
+            let opened = with_as!(record.shared(), me, |shared| {
+                let uses = shared.all(record);
                 open(record, uses, tag, &tracker.streams, (stream, raw), access)
             });
             let Opened { number, implied, needed } = match opened {
@@ -267,7 +265,10 @@ pub(crate) trait Tracks {
             tracker.tally.count_as(me, |counts| counts.add_edges(edges));
             match followed {
                 Ok(()) => Ok(()),
-                Err(error) => self.cancel(record, block, number, (stream, access), (*error).into()),
+                Err(error) => {
+                    let error = (*error).into();
+                    self.cancel(record, block, Some(number), (stream, access), error)
+                }
             }
         })
     }
@@ -278,13 +279,16 @@ pub(crate) trait Tracks {
         &self,
         record: &Record,
         block: BlockId,
-        number: u64,
+        number: Option<u64>,
         (stream, access): (StreamId, Access),
         error: ResourceError,
     ) -> ResourceResult<()> {
         let closed = record.with_uses(|uses| {
-            uses.cancel(number);
-            record.set_closed(stream, access.writes());
+            match number {
+                Some(number) => uses.cancel(number),
+                None => uses.cancel_newest(stream, access),
+            }
+            record.set_closed(use_name(stream, access.writes()));
             settle(record, uses)
         });
         if matches!(closed, Closed::Free) {
@@ -306,7 +310,7 @@ pub(crate) trait Tracks {
                 }
                 match self.tracker().own_clock(record, stream) {
                     Some(clock) if self.tracker().policy != EdgePolicy::Exact => {
-                        self.finish_own(record, block, access, (stream, clock.now()))
+                        self.finish_own(record, block, access, clock.now())
                     }
                     _ => self.finish_foreign(record, block, access, stream, &mut edge),
                 }
@@ -334,16 +338,21 @@ pub(crate) trait Tracks {
         };
         // Without such a use there is nothing to record for. If the hint is wrong, because another thread closes it now, there is
         // an event more, which covers what it says and no more.
-        if !record.has_opened(stream, access.writes()) {
+        if !record.has_opened(use_name(stream, access.writes())) {
             return self.finish_locked(record, block, access, stream, edge);
         }
         as_me(|me| {
             let (stamp, recorded) = self.edge(me, raw, false, edge);
             let generation = block.generation;
             let place = raw.clock().key();
-            let closed = with_as!(record.uses(), me, |uses| {
-                let uses = uses.get_or_insert_default();
-                close_foreign(record, uses, generation, (stream, place, stamp), access)
+            let closed = with_as!(record.shared(), me, |shared| {
+                close_foreign(
+                    record,
+                    shared.all(record),
+                    generation,
+                    (stream, place, stamp),
+                    access,
+                )
             });
             match closed {
                 Closed::Open => recorded,
@@ -384,7 +393,7 @@ pub(crate) trait Tracks {
             if followed.is_none() {
                 return Closed::Missing;
             }
-            record.set_closed(stream, access.writes());
+            record.set_closed(use_name(stream, access.writes()));
             uses.finished(home, raw.clock().key(), stamp, access.writes(), followed);
             settle(record, uses)
         });

@@ -6,6 +6,7 @@
 use smallvec::SmallVec;
 use xlog_driver::Access;
 
+use super::baton::Baton;
 use super::few::Few;
 use super::gate::OwnStamps;
 use crate::device_runtime::resource::StreamId;
@@ -176,6 +177,12 @@ impl Uses {
         }
     }
 
+    /// The stamps of writes and reads of the own stream.
+    #[cfg(test)]
+    pub(crate) fn own_stamps(&self) -> (u64, u64) {
+        (self.own_write, self.own_read)
+    }
+
     #[inline]
     pub(crate) fn has_open(&self) -> bool {
         !self.open.is_empty()
@@ -249,6 +256,52 @@ impl Uses {
         self.open.retain(|open| open.number != number);
     }
 
+    /// The same for a use of which no more is known: of several that are alike the newest goes, so that those that stay claim to
+    /// follow no more than they do.
+    pub(crate) fn cancel_newest(&mut self, id: StreamId, access: Access) {
+        let alike = self.open.iter().filter(|open| open.matches(id, access));
+        if let Some(number) = alike.map(|open| open.number).max() {
+            self.cancel(number);
+        }
+    }
+
+    /// Takes over what a baton stood for.
+    pub(crate) fn unfold(&mut self, home: u32, baton: Baton, opened: Option<(StreamId, bool)>) {
+        let Baton { stamp, place, by } = baton;
+        let of_home = place == home;
+        self.changes += 1;
+        if of_home {
+            self.own_write = stamp;
+        } else {
+            self.writes.push(Outstanding { place, stamp, change: self.changes });
+        }
+        if let Some((id, writes)) = opened {
+            self.changes += 1;
+            let access = if writes { Access::Write } else { Access::Read };
+            let own = if of_home { stamp } else { 0 };
+            self.open.push(Open { number: self.changes, id, place: by, access, own });
+        }
+    }
+
+    /// If there is nothing but one finished write, takes it out: its place and stamp.
+    pub(crate) fn fold(&mut self, home: u32) -> Option<(u32, u64)> {
+        let plain = self.writes.is_plain() && self.reads.is_plain() && self.open.is_plain();
+        if !plain || !self.reads.is_empty() || self.has_open() || self.free_on_close {
+            return None;
+        }
+        let sole = match self.writes.first() {
+            Some(entry) if self.own_write == 0 && self.own_read == 0 => (entry.place, entry.stamp),
+            // What the own stream read before came before that.
+            None if self.own_write != 0 && self.own_read <= self.own_write => {
+                (home, self.own_write)
+            }
+            _ => return None,
+        };
+        self.writes.clear_plain();
+        (self.own_write, self.own_read) = (0, 0);
+        Some(sole)
+    }
+
     /// The place of the stream of an open use of this id and access, if there is one.
     pub(crate) fn find_open(&self, id: StreamId, access: Access) -> Option<u32> {
         self.open.iter().find(|open| open.matches(id, access)).map(|open| open.place)
@@ -257,8 +310,8 @@ impl Uses {
     /// Closes the oldest such use; says what it had been prepared to follow.
     #[inline(always)]
     pub(crate) fn close(&mut self, id: StreamId, access: Access) -> Option<Followed> {
-        let open = self.open.take(|open| open.matches(id, access))?;
-        Some(Followed { change: open.number, own: open.own })
+        let followed = |open: &Open| Followed { change: open.number, own: open.own };
+        self.open.take(|open| open.matches(id, access), followed)
     }
 
     /// Finished work of the stream at `place` joins the outstanding; a write takes the place of what it `followed`.

@@ -121,6 +121,34 @@ impl Program {
         program
     }
 
+    /// One or two blocks that are written by one stream after another for so long that every lock on the way has its owner, with
+    /// anything else in between.
+    pub fn handed_on(seed: u64) -> Self {
+        let mut random = Random::new(seed ^ 0x3333);
+        let threads = 1 + usize::from(random.chance(30));
+        let (streams, slots) = (2 + random.below(3), 1 + random.below(2));
+        let gates = random.chance(30);
+        let shape = Shape { streams, slots, gates, replace: threads == 1 && random.chance(30) };
+        let others = 2 + random.below(20) as u64;
+        let mut steps = |first: bool| {
+            let born = (0..slots).filter(|_| first);
+            let mut steps: Vec<_> = born
+                .map(|slot| Step::Alloc { slot, stream: slot, first: slot, lane_bytes: MAX_LANE })
+                .collect();
+            for turn in 0..60 + random.below(60) {
+                let at = (random.below(slots), random.below(2));
+                let (stream, value) = (turn % streams.min(2), random.next() as u8);
+                steps.push(match turn > 24 && random.chance(others) {
+                    true => shape.step(&mut random),
+                    false => Step::Fill { at, stream, value },
+                });
+            }
+            steps
+        };
+        let threads = (0..threads).map(|thread| steps(thread == 0)).collect();
+        Self { streams, slots, threads, gates }
+    }
+
     fn of(random: &mut Random, threads: usize) -> Self {
         let (streams, slots) = (2 + random.below(5), 1 + random.below(6));
         let gates = random.chance(50);

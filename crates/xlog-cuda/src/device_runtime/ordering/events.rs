@@ -1,0 +1,171 @@
+//! The events of a clock: those that are not known to have completed, by what they cover, and those that can be used again.
+//!
+//! An entry says what its stream had seen before the event was begun: that much travels with the event. Nothing here is concurrent; the
+//! clock holds its lock meanwhile, and says which event is still being recorded (`open`), which nobody may come by.
+
+use super::row::Row;
+use super::seen::{Heard, Seen};
+
+/// An event of a clock: what it covers, and what its stream had seen before it.
+#[derive(Debug)]
+#[repr(align(64))]
+pub(super) struct Entry<E> {
+    pub(super) covers: u64,
+    /// What the one before it covers, as it was begun: nothing up to this needs this one.
+    after: u64,
+    /// Until the driver has recorded it there is none, or it is the one that is still being recorded.
+    pub(super) event: Option<E>,
+    /// The stream that its stream had followed last.
+    pub(super) heard: Heard,
+    /// The others, if there are any; it keeps its memory for later entries.
+    seen: Option<Box<Seen>>,
+    has_seen: bool,
+}
+
+impl<E> Default for Entry<E> {
+    fn default() -> Self {
+        let heard = Heard::default();
+        Self { covers: 0, after: 0, event: None, heard, seen: None, has_seen: false }
+    }
+}
+
+impl<E> Entry<E> {
+    /// True when there is something to tell stream `asker`.
+    #[inline(always)]
+    pub(super) fn is_news_to(&self, asker: u32) -> bool {
+        self.has_seen || self.heard.is_news_to(asker)
+    }
+
+    pub(super) fn seen(&self) -> Option<&Seen> {
+        self.seen.as_deref().filter(|_| self.has_seen)
+    }
+
+    #[inline(never)]
+    fn set_seen(&mut self, seen: &Seen) {
+        self.seen.get_or_insert_default().set(seen);
+    }
+}
+
+/// What one stream has to tell another: all that it had seen.
+#[inline(never)]
+pub(super) fn news_of(seen: Option<&Seen>, heard: Heard) -> Seen {
+    let mut news = seen.cloned().unwrap_or_default();
+    news.hear(heard);
+    news
+}
+
+/// What the lock of a clock guards. What is looked at most comes first.
+#[derive(Debug)]
+#[repr(C)]
+pub(super) struct Events<E> {
+    /// Events not known to have completed, by what they cover.
+    pub(super) recorded: Row<Entry<E>>,
+    /// What the event that was begun last covers.
+    newest: u64,
+    /// How long the list may grow before somebody asks which events have completed.
+    pub(super) ask_at: usize,
+    /// Completed events.
+    pub(super) spare: Vec<E>,
+    /// What was followed before the stream that was followed last, which it may have too.
+    pub(super) seen: Seen,
+    /// Completed events that somebody may still name to the driver.
+    pub(super) resting: Vec<E>,
+    /// How many have a pinned event.
+    pub(super) pins: usize,
+}
+
+/// How long the list is that the first question is about.
+pub(super) const ASK_AT: usize = 64;
+
+impl<E: Copy> Events<E> {
+    pub(super) fn new() -> Self {
+        Self {
+            recorded: Row::new(),
+            newest: 0,
+            ask_at: ASK_AT,
+            spare: Vec::new(),
+            seen: Seen::default(),
+            resting: Vec::new(),
+            pins: 0,
+        }
+    }
+
+    /// An event is about to be recorded; what the stream has seen now is kept with it.
+    #[inline(always)]
+    pub(super) fn keep(&mut self, covers: u64, event: Option<E>, heard: Heard) {
+        let entry = self.recorded.push();
+        entry.covers = covers;
+        entry.after = std::mem::replace(&mut self.newest, covers);
+        entry.event = event;
+        entry.heard = heard;
+        entry.has_seen = !self.seen.is_empty();
+        if entry.has_seen {
+            entry.set_seen(&self.seen);
+        }
+    }
+
+    #[inline(always)]
+    pub(super) fn set(&mut self, covers: u64, event: E) {
+        // The event that was begun is mostly the last.
+        match self.recorded.last_mut() {
+            Some(last) if last.covers == covers => last.event = Some(event),
+            _ => self.set_earlier(covers, event),
+        }
+    }
+
+    #[cold]
+    fn set_earlier(&mut self, covers: u64, event: E) {
+        let mut entries = self.recorded.as_mut_slice().iter_mut().rev();
+        if let Some(entry) = entries.find(|entry| entry.covers == covers) {
+            entry.event = Some(event);
+        }
+    }
+
+    /// The earliest recorded event that covers `stamp`; the one that covers `open` is still being recorded.
+    #[inline(always)]
+    pub(super) fn find(&self, stamp: u64, open: u64) -> Option<(E, &Entry<E>)> {
+        // Whoever asks mostly asks about the latest.
+        let last = self.recorded.last()?;
+        match last.event {
+            Some(event) if last.covers >= stamp && last.after < stamp && last.covers != open => {
+                Some((event, last))
+            }
+            _ => self.find_earlier(stamp, open),
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn find_earlier(&self, stamp: u64, open: u64) -> Option<(E, &Entry<E>)> {
+        if self.newest < stamp {
+            return None;
+        }
+        let entries = self.recorded.as_slice();
+        let at = entries.partition_point(|entry| entry.covers < stamp);
+        let mut recorded = entries.get(at..)?.iter().filter(|entry| entry.covers != open);
+        recorded.find_map(|entry| Some((entry.event?, entry)))
+    }
+
+    /// True when a question is due.
+    #[inline(always)]
+    pub(super) fn is_long(&self) -> bool {
+        self.recorded.len() >= self.ask_at
+    }
+
+    /// One question for half of the list, when it has grown long.
+    #[inline(always)]
+    pub(super) fn ask(&mut self, open: u64) -> Option<(u64, E)> {
+        if self.is_long() { self.ask_middle(open) } else { None }
+    }
+
+    #[cold]
+    fn ask_middle(&mut self, open: u64) -> Option<(u64, E)> {
+        let middle = self.recorded.as_slice().get(self.recorded.len() / 2)?;
+        if middle.covers == open {
+            return None;
+        }
+        let ask = (middle.covers, middle.event?);
+        self.pins += 1;
+        Some(ask)
+    }
+}
