@@ -160,6 +160,12 @@ impl Arena {
         Piece { ptr, bytes, node, place }
     }
 
+    /// The place that the next block gets.
+    #[inline(always)]
+    pub(super) fn next_place(&self) -> Option<u32> {
+        self.places.last().copied()
+    }
+
     #[inline]
     pub(super) fn counted(&mut self, path: Path) {
         note_path(path.logged());

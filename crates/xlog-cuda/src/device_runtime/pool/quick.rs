@@ -9,6 +9,7 @@ use super::PoolResource;
 use super::arena::{Arena, NO_PLACE, Path, UNIT};
 use super::leaving::Leaving;
 use super::magazine::{MOST_CACHED, class_of};
+use super::prefetch::prefetch;
 use super::resource::MAX_BYTES;
 use crate::device_runtime::ordering::clock::ClockCell;
 use crate::device_runtime::ordering::record::{Record, tag_of};
@@ -156,6 +157,11 @@ impl PoolResource {
         });
         if begun.is_none() {
             arena.undo(piece, cell.now());
+        }
+        // While there come to be more blocks, the record of the next one was last touched long ago.
+        let next = arena.next_place().and_then(|place| self.tracker.table.at_place(place));
+        if let Some(record) = next {
+            prefetch(record);
         }
         begun.map(|generation| (ptr, bytes, generation))
     }

@@ -80,6 +80,8 @@ impl Index {
         let find = if ANY { find_any } else { find };
         let found = find(&slots, &self.classes, bytes)?;
         let taken = carve(&mut slots, vacant, &mut self.classes, found, bytes)?;
+        // The next one is cut into this.
+        prefetch(slots.at(*vacant));
         self.free_bytes -= bytes;
         Some(taken)
     }
