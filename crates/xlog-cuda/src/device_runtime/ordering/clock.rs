@@ -44,8 +44,10 @@ pub(crate) struct Cover<E> {
     pub(crate) recorded: bool,
 }
 
-/// The part of a clock that work on the stream itself looks at.
+/// The part of a clock that work on the stream itself looks at, on a cache line of its own: a stream mostly has another thread than
+/// the one beside it.
 #[derive(Debug)]
+#[repr(align(64))]
 pub(crate) struct ClockCell {
     /// Moved on only under the lock of the clock.
     stamp: AtomicU64,
