@@ -81,7 +81,7 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for GlobalDeviceBudget<R> {
         let seat = seat();
         self.core.credits.begin(seat, record.charge);
         let under_way = UnderWay { core: &self.core, seat, charge: record.charge };
-        match self.inner.deallocate_with_state(block) {
+        match self.inner.deallocate_with_state(&block) {
             Ok(state) => {
                 std::mem::forget(under_way);
                 if state == BlockState::Freed {

@@ -195,8 +195,9 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for DebugGuardResource<R> {
     #[inline]
     fn deallocate(&self, block: DeviceBlock) -> ResourceResult<()> {
         let core = &*self.core;
-        if !core.sampling.passes(block.ptr) {
-            return core.deallocate_guarded(BlockId::from_block(&block));
+        let id = BlockId::from_block(&block);
+        if !core.sampling.passes(id.ptr) {
+            return core.deallocate_guarded(id);
         }
         // Not handed on as it is: a result that was just written is slow to move.
         match core.inner.deallocate(block) {
@@ -206,10 +207,10 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for DebugGuardResource<R> {
     }
 
     #[inline]
-    fn deallocate_with_state(&self, block: DeviceBlock) -> ResourceResult<BlockState> {
+    fn deallocate_with_state(&self, block: &DeviceBlock) -> ResourceResult<BlockState> {
         let core = &*self.core;
         if !core.sampling.passes(block.ptr) {
-            let id = BlockId::from_block(&block);
+            let id = BlockId::from_block(block);
             return core.deallocate_guarded(id).map(|()| core.state_of_guarded(id));
         }
         match core.inner.deallocate_with_state(block) {

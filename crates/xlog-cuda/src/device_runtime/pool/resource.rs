@@ -100,11 +100,11 @@ impl DeviceMemoryResource for PoolResource {
     }
 
     #[inline]
-    fn deallocate_with_state(&self, block: DeviceBlock) -> ResourceResult<BlockState> {
-        if self.put_at_once(&block) {
+    fn deallocate_with_state(&self, block: &DeviceBlock) -> ResourceResult<BlockState> {
+        if self.put_at_once(block) {
             return Ok(BlockState::Freed);
         }
-        self.give_back(&block).map(|()| self.block_state(BlockId::from_block(&block)))
+        self.give_back(block).map(|()| self.block_state(BlockId::from_block(block)))
     }
 
     fn allocate_batch(

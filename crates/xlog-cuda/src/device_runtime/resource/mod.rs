@@ -103,10 +103,13 @@ pub trait DeviceMemoryResource: Send + Sync {
     // What follows is ours; every default is right for a resource that knows nothing of it.
 
     /// [`deallocate`](Self::deallocate), and what has become of the block: [`block_state`](Self::block_state) right after it.
+    ///
+    /// For decorators, which pass a block on: by reference it is not copied at every step. It is freed all the same, and names nothing
+    /// from then on.
     #[inline]
-    fn deallocate_with_state(&self, block: DeviceBlock) -> ResourceResult<BlockState> {
-        let id = BlockId::from_block(&block);
-        self.deallocate(block).map(|()| self.block_state(id))
+    fn deallocate_with_state(&self, block: &DeviceBlock) -> ResourceResult<BlockState> {
+        let id = BlockId::from_block(block);
+        self.deallocate(DeviceBlock { ..*block }).map(|()| self.block_state(id))
     }
 
     /// [`finish_block_use`](Self::finish_block_use) for all blocks of one launch. One failure does not stop the others; the
@@ -311,7 +314,7 @@ macro_rules! forward {
         fn deallocate(&self, block: DeviceBlock) -> ResourceResult<()> {
             (**self).deallocate(block)
         }
-        fn deallocate_with_state(&self, block: DeviceBlock) -> ResourceResult<BlockState> {
+        fn deallocate_with_state(&self, block: &DeviceBlock) -> ResourceResult<BlockState> {
             (**self).deallocate_with_state(block)
         }
         fn device_ordinal(&self) -> u32 {

@@ -129,8 +129,8 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for StatisticsResource<R> {
     }
 
     #[inline]
-    fn deallocate_with_state(&self, block: DeviceBlock) -> ResourceResult<BlockState> {
-        let id = BlockId::from_block(&block);
+    fn deallocate_with_state(&self, block: &DeviceBlock) -> ResourceResult<BlockState> {
+        let id = BlockId::from_block(block);
         self.count_free(id, self.inner.deallocate_with_state(block))
     }
 
