@@ -22,7 +22,7 @@ use xlog_cuda::device_runtime::{
 use xlog_cuda::sim::SimDevice;
 
 const TAG: AllocTag = AllocTag("hot");
-const PATHS: [&str; 13] = [
+const PATHS: [&str; 14] = [
     "pool-pair-1KiB",
     "pool-pair-64MiB",
     "pool-pair-varied",
@@ -34,6 +34,7 @@ const PATHS: [&str; 13] = [
     "null-log-pair",
     "binary-log-pair",
     "statistics-pair",
+    "statistics-many-live",
     "stack-pair-1KiB",
     "sampled-stack-pair-1KiB",
 ];
@@ -172,6 +173,19 @@ fn main() -> ExitCode {
         "statistics-pair" => {
             let counted: Resource = Box::new(StatisticsResource::new(Box::new(Nothing)));
             pairs(&counted, StreamId::DEFAULT, count, |_| 1 << 10);
+        }
+        // Thousands of blocks of all sizes, one freed for each that comes.
+        "statistics-many-live" => {
+            let counted: Resource = Box::new(StatisticsResource::new(Box::new(Nothing)));
+            let size = |n: usize| 1 + (n * 40_503) % (1 << 20);
+            let allocate =
+                |n| counted.allocate(black_box(size(n)), StreamId::DEFAULT, TAG).unwrap();
+            let mut live: Vec<_> = (0..5000).map(allocate).collect();
+            for n in 0..count {
+                let block = std::mem::replace(&mut live[n * 7919 % 5000], allocate(n));
+                counted.deallocate(black_box(block)).unwrap();
+            }
+            counted.deallocate_batch(live).unwrap();
         }
         // What the runtime of a process is made of.
         "stack-pair-1KiB" => {

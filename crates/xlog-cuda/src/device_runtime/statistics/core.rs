@@ -235,7 +235,7 @@ impl Core {
         };
         let ids = if traced { ids.traced() } else { ids };
         let entry = Entry { ptr: block.ptr, bytes, ids, born };
-        shard.table.put(block.generation, &entry, &mut counts.first_segment);
+        shard.table.put(block.generation, &entry, counts.segment());
         traced
     }
 

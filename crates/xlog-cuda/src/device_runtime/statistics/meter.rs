@@ -51,6 +51,8 @@ pub(super) struct Meter {
     aside_epoch: u64,
     /// How many shards had changed the account when this one last looked; 0 before it changed it itself.
     shards: u32,
+    /// How far this shard's meter may have moved unseen, and its entries besides: from the peak and the number of shards.
+    half_step: Extent,
 }
 
 impl Meter {
@@ -64,21 +66,29 @@ impl Meter {
             moved.allocated_bytes.wrapping_sub(moved.freed_bytes) as i64,
             moved.allocated_blocks.wrapping_sub(moved.freed_blocks) as i64,
         );
-        self.shards = match self.shards {
+        let shards = match self.shards {
             0 => all.shards.fetch_add(1, Ordering::Relaxed) + 1,
             _ => all.shards.load(Ordering::Relaxed),
         };
-        self.peak = self.peak.most(self.estimate(all));
+        let peak = self.peak.most(self.estimate(all));
+        if (peak, shards) != (self.peak, self.shards) {
+            (self.peak, self.shards) = (peak, shards);
+            self.set_half_step();
+        }
         let left = self.half_step().less(self.pending.distance());
         if left.bytes <= 0 || left.blocks <= 0 {
             self.publish(all);
         }
     }
 
-    /// How far this shard's meter may have moved unseen, and its entries besides.
-    fn half_step(&self) -> Extent {
+    #[inline]
+    pub(super) fn half_step(&self) -> Extent {
+        self.half_step.most(LEAST_HALF)
+    }
+
+    fn set_half_step(&mut self) {
         let shards = i64::from(self.shards.max(1));
-        self.peak.part(2 * PEAK_STEP_PART as i64 * shards).most(LEAST_HALF)
+        self.half_step = self.peak.part(2 * PEAK_STEP_PART as i64 * shards);
     }
 
     /// What is live, as far as this shard knows.
@@ -127,7 +137,9 @@ impl Meter {
 
     /// The peak seen since the last time; from here it counts anew, starting at what is live.
     pub(super) fn take_peak(&mut self, live: Extent) -> Extent {
-        std::mem::replace(&mut self.peak, live)
+        let seen = std::mem::replace(&mut self.peak, live);
+        self.set_half_step();
+        seen
     }
 
     /// Live bytes and blocks, as far as this shard is concerned.

@@ -14,8 +14,8 @@ use super::snapshot::{CLASSES, class_of};
 
 /// Entries of a shard; their places are numbers below this in [`Ids`].
 pub(super) const ENTRIES: usize = 64;
-/// Times of settling after which a shard looks for room in its smallest segment again.
-const LOOK_AGAIN: u64 = 16;
+/// Blocks without a place of their own after which a shard looks for room in its smallest segment again.
+const LOOK_AGAIN: u32 = 64;
 
 /// What all shards have published, by number.
 #[derive(Debug)]
@@ -121,7 +121,9 @@ pub(super) struct Counts {
     /// The row of generations that was hinted at last.
     pub(super) hinted: u64,
     /// The segment of the table that had room last.
-    pub(super) first_segment: usize,
+    first_segment: usize,
+    /// Times it was asked for since it was the smallest.
+    asked: u32,
     /// Allocations until one is remembered with its backtrace.
     pub(super) until_trace: u32,
 }
@@ -143,6 +145,7 @@ impl Default for Counts {
             failures: Vec::new(),
             hinted: 0,
             first_segment: 0,
+            asked: 0,
             until_trace: 0,
         }
     }
@@ -231,14 +234,25 @@ impl Counts {
         }
         self.request(requested);
         let net = self.entries[place].net.plus(bytes as i64, 1);
-        if self.set_aside(ids, net, board) && self.make_room(ids, net, board) {
+        let may_go_unseen = self.may_go_unseen(bytes);
+        if may_go_unseen && self.set_aside(ids, net, board) && self.make_room(ids, net, board) {
             self.entries[place].net = net;
             return;
         }
         // First what lies below the peaks for certain, in whatever order it is settled.
         self.settle(board);
         let moved = Moved { allocated_bytes: bytes, allocated_blocks: 1, ..Moved::default() };
-        self.give_half(ids, bytes, board, |meter, all| meter.settle(&moved, all));
+        if may_go_unseen {
+            self.give_half(ids, bytes, board, |meter, all| meter.settle(&moved, all));
+        } else {
+            self.each(ids, board, |meter, all| meter.settle(&moved, all));
+        }
+    }
+
+    /// Whether a block is small enough, for the account of everything, to come or go without being told.
+    #[inline]
+    fn may_go_unseen(&self, bytes: u64) -> bool {
+        self.total.half_step().bytes >= bytes as i64
     }
 
     /// Gives an entry half the room there is, and sets aside what the next block or free like this one needs.
@@ -377,15 +391,18 @@ impl Counts {
             return self.free_elsewhere(ids, bytes, board);
         }
         let net = self.entries[place].net.plus((bytes as i64).wrapping_neg(), -1);
-        let may_go_unseen = self.set_aside(ids, net, board);
+        let may_go_unseen = self.may_go_unseen(bytes);
+        let is_aside = may_go_unseen && self.set_aside(ids, net, board);
         let entry = &mut self.entries[place];
         entry.net = net;
         entry.freed_bytes = entry.freed_bytes.wrapping_add(bytes);
         entry.freed_blocks += 1;
-        if !may_go_unseen {
+        if !is_aside {
             self.open |= 1 << place;
             self.settle(board);
-            self.give_half(ids, bytes, board, |_, _| {});
+            if may_go_unseen {
+                self.give_half(ids, bytes, board, |_, _| {});
+            }
         }
     }
 
@@ -403,6 +420,16 @@ impl Counts {
         }
     }
 
+    /// The segment of the table to begin with, and to be moved on past full ones.
+    #[inline]
+    pub(super) fn segment(&mut self) -> &mut usize {
+        self.asked += 1;
+        if self.asked >= LOOK_AGAIN {
+            (self.asked, self.first_segment) = (0, 0);
+        }
+        &mut self.first_segment
+    }
+
     /// Moves all sums to the meters, and takes all room back.
     #[cold]
     #[inline(never)]
@@ -416,8 +443,5 @@ impl Counts {
         }
         self.epoch += 1;
         self.aside_epoch += 1;
-        if self.epoch.is_multiple_of(LOOK_AGAIN) {
-            self.first_segment = 0;
-        }
     }
 }
