@@ -32,10 +32,10 @@ impl<T> Few<T> {
         self.first.as_ref()
     }
 
-    /// True when there was never more than one entry.
+    /// True when there is no more than one entry.
     #[inline(always)]
     pub(crate) fn is_plain(&self) -> bool {
-        self.rest.is_none()
+        self.rest().is_empty()
     }
 
     /// Makes a plain list an empty one.

@@ -27,7 +27,7 @@ pub(super) fn class_of(bytes: u64) -> (u64, usize) {
     ((steps << shift) * UNIT, (shift as usize) * 32 + steps as usize)
 }
 
-/// The bin of a size that is a whole class; that of a size which no block here has is past the last, or one that keeps nothing.
+/// The bin of a size that is a whole class; of one that no block here has it says nothing.
 #[inline(always)]
 fn bin_of(units: u32) -> usize {
     let shift = (units | 32).ilog2() - 5;
@@ -90,7 +90,9 @@ impl Magazine {
         let total = self.bytes + u64::from(units) * UNIT;
         let Some(bin) = self.bins.get_mut(at) else { return false };
         let most = if at < LARGE { MOST_SMALL } else { MOST_LARGE };
-        if u64::from(units) > MOST_CACHED / UNIT || bin.count >= most || total > room {
+        // A size that is not known in units, and so 0 here, is far too large.
+        let is_kept = u64::from(units.wrapping_sub(1)) < MOST_CACHED / UNIT;
+        if !is_kept || bin.count >= most || total > room {
             return false;
         }
         record.set_next(bin.first);
@@ -120,6 +122,22 @@ impl Magazine {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::device_runtime::resource::StreamId;
+
+    #[test]
+    fn a_block_too_large_to_be_counted_in_units_is_not_kept() {
+        let table = BlockTable::new(0);
+        for (bytes, is_kept) in [(1 << 40, false), (8 << 20, false), (4 << 20, true)] {
+            let place = table.take_place().expect("there is room");
+            let of = (StreamId::DEFAULT, 0, 1);
+            assert!(table.begin_at(place, (1 << 20, bytes), 0, of).is_some());
+            let record = table.at_place(place).expect("it was just taken");
+            record.end();
+            let mut magazine = Magazine::default();
+            assert_eq!(magazine.push(place, record, u64::MAX), is_kept, "{bytes}");
+            assert_eq!(magazine.bytes(), if is_kept { bytes as u64 } else { 0 });
+        }
+    }
 
     #[test]
     fn a_class_holds_its_sizes_and_wastes_no_more_than_a_32nd() {

@@ -14,7 +14,7 @@ use super::snapshot::{CLASSES, class_of};
 
 /// Entries of a shard; their places are numbers below this in [`Ids`].
 pub(super) const ENTRIES: usize = 64;
-/// Blocks without a place of their own after which a shard looks for room in its smallest segment again.
+/// Blocks that were not counted at once after which a shard looks for room in its smallest segment again.
 const LOOK_AGAIN: u32 = 64;
 
 /// What all shards have published, by number.
