@@ -148,6 +148,21 @@ fn a_resource_that_waits_in_the_non_blocking_reap_does_not_conform() {
 }
 
 #[test]
+fn checks_that_are_left_out_are_skipped_and_no_others() {
+    for_each_sim(|device, _| {
+        let suite = Suite::new(|device, pool| {
+            Box::new(AsyncCudaResource::new(device.clone(), device.ordinal(), pool.clone()))
+        });
+        let report = suite.only("identity").without("double_free").run(device);
+        for check in report.checks() {
+            let is_skipped = matches!(check.outcome, Outcome::Skipped(_));
+            assert_eq!(is_skipped, check.name.contains("double_free"), "{report}");
+        }
+        assert!(report.checks().len() > 2, "{report}");
+    });
+}
+
+#[test]
 fn a_resource_that_checks_before_it_frees_lets_two_threads_free_twins() {
     for_each_sim(|device, sim| {
         let flaw = Flaw::ChecksThenFrees;

@@ -125,7 +125,7 @@ impl Tally {
         self.count(change);
     }
 
-    /// All that was counted, as it was at one instant.
+    /// All that was counted, as it was at one instant; events and waits perhaps a little later.
     pub(crate) fn sum(&self) -> Counts {
         let parts: [&BiasedMutex<Counts>; PARTS] = std::array::from_fn(|at| &self.0[at].counts);
         let mut sum = BiasedMutex::with_all(&parts, |counts| {

@@ -5,8 +5,8 @@
 //! totals are exact and agree with each other. What a block weighs is remembered here by its generation: what a caller passes to
 //! `deallocate` is not believed.
 //!
-//! The peak of an account that one thread alone changes is exact. Otherwise all shards but the one that saw it may be off by an eighth
-//! of it together ([`PEAK_STEP_PART`]), or by [`PEAK_STEP_BYTES`] and [`PEAK_STEP_BLOCKS`] each where that is more: a shard tells the
+//! The peak of an account that one thread alone changes is exact. Otherwise all shards but the one that saw it may be off by about an
+//! eighth of it together ([`PEAK_STEP_PART`]), or by [`PEAK_STEP_BYTES`] and [`PEAK_STEP_BLOCKS`] each where that is more: a shard tells the
 //! others when it has moved by its share, which is smaller the more shards have changed the account when it last looked.
 
 mod core;
