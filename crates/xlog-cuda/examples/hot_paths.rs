@@ -22,12 +22,13 @@ use xlog_cuda::device_runtime::{
 use xlog_cuda::sim::SimDevice;
 
 const TAG: AllocTag = AllocTag("hot");
-const PATHS: [&str; 14] = [
+const PATHS: [&str; 15] = [
     "pool-pair-1KiB",
     "pool-pair-64MiB",
     "pool-pair-varied",
     "pool-batch-of-64",
     "budget-pool-pair-1KiB",
+    "async-pair-1KiB",
     "own-stream-use",
     "alternating-use",
     "nothing-pair",
@@ -127,6 +128,17 @@ fn main() -> ExitCode {
         "budget-pool-pair-1KiB" => {
             let budget: Resource = Box::new(GlobalDeviceBudget::new(pool(), 1 << 32));
             pairs(&budget, lease.id(), count, |_| 1 << 10);
+        }
+        // What the simulated driver spends on a block and its return is counted too.
+        "async-pair-1KiB" => {
+            let resource = AsyncCudaResource::new(device.clone(), 0, streams.clone());
+            for turn in 0..count {
+                let block = resource.allocate(black_box(1 << 10), lease.id(), TAG).unwrap();
+                resource.deallocate(black_box(block)).unwrap();
+                if turn % 64 == 63 {
+                    lease.synchronize().unwrap();
+                }
+            }
         }
         "own-stream-use" => {
             let resource = AsyncCudaResource::new(device.clone(), 0, streams.clone());

@@ -172,6 +172,12 @@ impl CudaDevice {
         Ok(kept)
     }
 
+    /// The pool of [`CudaDevice::memory_pool`], if it was made already.
+    #[inline]
+    pub(crate) fn known_memory_pool(&self) -> Option<PoolHandle> {
+        self.memory_pool.get().copied()
+    }
+
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.driver, &other.driver)
     }

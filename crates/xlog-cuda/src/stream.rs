@@ -315,15 +315,20 @@ impl RawStream {
         if self.check_not_capturing("stream_query").is_err() {
             return false;
         }
+        // Others may build on the answer, so it is not merely housekeeping.
+        matches!(self.with_tail(|driver| driver.stream_query(self.handle)), Ok(true))
+    }
+
+    /// Asks the driver about everything queued so far: where it says that all has completed, so has every stamp up to now.
+    fn with_tail(&self, ask: impl FnOnce(&dyn Driver) -> DriverResult<bool>) -> DriverResult<bool> {
         let stamp = self.clock.step();
         // The stamp has moved before the driver is asked, whatever the driver does.
         std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
-        // Others may build on the answer, so it is not merely housekeeping.
-        let done = matches!(self.device.driver().stream_query(self.handle), Ok(true));
+        let done = ask(self.device.driver().as_ref())?;
         if done {
             self.clock.completed_up_to(stamp);
         }
-        done
+        Ok(done)
     }
 
     /// Waits until everything queued so far, and so every stamp up to now, has completed; returns that stamp.
@@ -499,14 +504,15 @@ impl DeviceStream {
         Ok(self.driver().hold(self.handle())?)
     }
 
-    /// Waits until everything queued on this stream has completed.
+    /// Waits until everything queued on this stream has completed. No later use waits for any of it.
     pub fn synchronize(&self) -> Result<()> {
-        Ok(self.driver().stream_synchronize(self.handle())?)
+        self.raw.with_tail(|driver| driver.stream_synchronize(self.handle()).map(|()| true))?;
+        Ok(())
     }
 
     /// True when everything queued on this stream has completed. Never waits.
     pub fn query(&self) -> Result<bool> {
-        Ok(self.driver().stream_query(self.handle())?)
+        Ok(self.raw.with_tail(|driver| driver.stream_query(self.handle()))?)
     }
 
     /// Makes later work of this stream wait for all work queued on `other` so far. The host does not wait.

@@ -194,3 +194,28 @@ fn a_pair_costs_its_two_driver_calls_and_hardly_more() {
         rig.settle();
     });
 }
+
+#[test]
+fn what_the_host_has_waited_for_is_neither_asked_about_nor_waited_for() {
+    for_each_sim(|device, sim| {
+        let rig = Rig::new(device);
+        let [own, other] = rig.leases();
+        let mine = blocks(&rig, 100, &own);
+        let uses = uses(&mine, Access::Write);
+        for is_asked in [false, true] {
+            prepare_all(&rig, &uses, &other);
+            finish_all(&rig, &uses, &other);
+            match is_asked {
+                true => while !other.query().unwrap() {},
+                false => other.synchronize().unwrap(),
+            }
+            let cost = counted(sim, || {
+                prepare_all(&rig, &uses, &own);
+                finish_all(&rig, &uses, &own);
+            });
+            assert_eq!(cost.total, 0, "by a {}", if is_asked { "question" } else { "wait" });
+        }
+        rig.resource.deallocate_batch(mine).unwrap();
+        rig.settle();
+    });
+}

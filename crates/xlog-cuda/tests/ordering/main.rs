@@ -7,6 +7,7 @@ mod counted_calls;
 mod driver_faults;
 mod hazards;
 mod hazards_threads;
+mod metered;
 mod ordering_model;
 mod pool;
 mod pool_joins;

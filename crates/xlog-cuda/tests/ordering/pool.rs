@@ -6,12 +6,13 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use crate::support::Random;
+use crate::support::meter::Nearly;
 use crate::support::pool_rig::{MIB, Rig, rig, scarce};
 use crate::support::rig::{TAG, assert_all, fill, read};
 use xlog_cuda::CudaDevice;
 use xlog_cuda::device_runtime::{
-    Access, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, PhysicalMeter, PoolConfig,
-    PoolResource, PoolReuse, PoolSegments, ResourceError, ResourceResult, StreamLease, StreamPool,
+    Access, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, PoolConfig, PoolResource,
+    PoolReuse, PoolSegments, ResourceError, StreamLease, StreamPool,
 };
 use xlog_testing::{WatchedGate, for_each_seam, for_each_sim};
 
@@ -469,30 +470,11 @@ fn a_block_pushed_out_of_a_magazine_keeps_the_order_of_its_own_free() {
     }
 }
 
-/// A ledger with this much left.
-#[derive(Debug)]
-struct Nearly(Mutex<usize>);
-
-impl PhysicalMeter for Nearly {
-    fn take(&self, bytes: usize) -> ResourceResult<()> {
-        let mut left = self.0.lock().unwrap();
-        let remaining = *left;
-        *left = remaining
-            .checked_sub(bytes)
-            .ok_or(ResourceError::OutOfBudget { requested: bytes, remaining })?;
-        Ok(())
-    }
-
-    fn give(&self, bytes: usize) {
-        *self.0.lock().unwrap() += bytes;
-    }
-}
-
 #[test]
 fn a_pool_takes_the_last_that_a_ledger_has_when_the_step_it_would_like_does_not_fit() {
     for_each_seam(|device| {
         let rig = rig(device, PoolConfig::default());
-        let meter = Arc::new(Nearly(Mutex::new(264 * MIB)));
+        let meter = Arc::new(Nearly::new(264 * MIB));
         rig.pool.meter_physical(meter.clone()).unwrap();
         let [stream] = rig.leases();
         let large = rig.allocate(256 * MIB, &stream);
@@ -505,7 +487,7 @@ fn a_pool_takes_the_last_that_a_ledger_has_when_the_step_it_would_like_does_not_
             rig.pool.deallocate(block).unwrap();
         }
         rig.empty();
-        assert_eq!(*meter.0.lock().unwrap(), 264 * MIB);
+        assert_eq!(meter.left(), 264 * MIB);
     });
 }
 

@@ -38,6 +38,8 @@ struct StreamFrees {
     before: u64,
     /// With the stamp that says when they are done, the oldest first.
     batches: VecDeque<(u64, Vec<Generation>)>,
+    /// Whether memory that became no block was given back there since somebody waited.
+    undone: bool,
 }
 
 impl Default for Frees {
@@ -67,22 +69,35 @@ impl StreamFrees {
 }
 
 impl Frees {
-    /// A free was queued on `stream`. Returns older ones that turned out to be done.
-    pub(super) fn queued(
-        &self,
-        stream: &RawStream,
-        generation: Generation,
-        tally: &Tally,
-    ) -> Vec<Generation> {
-        let full = self.with(stream, |frees| {
+    /// A free was queued on `stream`. True when there are enough for a question: [`Frees::poll`].
+    #[inline]
+    pub(super) fn queued(&self, stream: &RawStream, generation: Generation) -> bool {
+        let place = stream.clock().key();
+        let push = |frees: &mut StreamFrees| {
+            frees.place = place;
             frees.loose.push_back(generation);
             frees.loose.len() >= BATCH
-        });
-        if !full {
-            return Vec::new();
+        };
+        match self.streams.get(place).and_then(|at| at.0.enter()) {
+            Some(mut frees) => push(&mut frees),
+            None => self.with_elsewhere(stream, push),
         }
-        // A failure here only leaves them for a reap.
-        self.poll(stream, tally).unwrap_or_default()
+    }
+
+    /// Memory that became no block was given back on `stream`: it is waited for as a free is.
+    pub(super) fn undone(&self, stream: &RawStream) {
+        self.with(stream, |frees| frees.undone = true);
+    }
+
+    /// [`Frees::with`] out of the way of the common case.
+    #[cold]
+    #[inline(never)]
+    fn with_elsewhere<T: Default>(
+        &self,
+        stream: &RawStream,
+        change: impl FnOnce(&mut StreamFrees) -> T,
+    ) -> T {
+        self.with(stream, change)
     }
 
     /// Returns what has completed, and records an event for what is loose. Never waits.
@@ -127,8 +142,11 @@ impl Frees {
         stream: &RawStream,
         tally: &Tally,
     ) -> DriverResult<Vec<Generation>> {
-        let end = self.with(stream, |frees| frees.end());
-        let stamp = stream.settle(tally)?;
+        let (end, undone) =
+            self.with(stream, |frees| (frees.end(), std::mem::take(&mut frees.undone)));
+        let stamp = stream.settle(tally).inspect_err(|_| {
+            self.with(stream, |frees| frees.undone |= undone);
+        })?;
         let done = self.with(stream, |frees| {
             let mut done = frees.take_batches(stamp);
             done.append(&mut frees.take_loose(end));
@@ -141,7 +159,7 @@ impl Frees {
     pub(super) fn places(&self) -> Vec<u32> {
         let waiting = |at: &StreamPlace| {
             at.0.with(|frees| {
-                let idle = frees.loose.is_empty() && frees.batches.is_empty();
+                let idle = frees.loose.is_empty() && frees.batches.is_empty() && !frees.undone;
                 (!idle).then_some(frees.place)
             })
         };

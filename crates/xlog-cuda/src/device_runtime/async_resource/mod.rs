@@ -12,7 +12,7 @@ mod frees;
 use std::fmt;
 use std::sync::Arc;
 
-use xlog_driver::{AsyncPools, DriverError};
+use xlog_driver::{AsyncPools, DriverError, PoolHandle};
 
 use self::frees::Frees;
 use super::direct::too_many_blocks;
@@ -28,6 +28,7 @@ use super::resource::{
 };
 use super::stream_pool::StreamPool;
 use crate::CudaDevice;
+use crate::stream::RawStream;
 use physical::PhysicalBytes;
 
 mod physical;
@@ -97,9 +98,71 @@ impl AsyncCudaResource {
         self
     }
 
+    #[inline]
     fn pools(&self) -> ResourceResult<&dyn AsyncPools> {
-        let unsupported = DriverError::Unsupported { call: "stream-ordered pools" };
-        self.device.driver().async_pools().ok_or_else(|| unsupported.into())
+        self.device.driver().async_pools().ok_or_else(no_pools)
+    }
+
+    /// The driver's pool that all blocks come from.
+    #[inline]
+    fn memory_pool(&self) -> ResourceResult<PoolHandle> {
+        match self.device.known_memory_pool() {
+            Some(pool) => Ok(pool),
+            None => self.first_memory_pool(),
+        }
+    }
+
+    #[cold]
+    fn first_memory_pool(&self) -> ResourceResult<PoolHandle> {
+        self.device.memory_pool().map_err(|error| match error {
+            crate::XlogError::Driver(error) => error.into(),
+            other => ResourceError::Driver(other.to_string()),
+        })
+    }
+
+    /// Memory of the driver's pool, announced to the meter if there is one.
+    #[inline]
+    fn request(
+        &self,
+        pools: &dyn AsyncPools,
+        pool: PoolHandle,
+        bytes: usize,
+        home: &RawStream,
+    ) -> ResourceResult<u64> {
+        let request = || Ok(pools.alloc_async(bytes, pool, home.handle())?);
+        if !self.physical.is_metered() {
+            return request();
+        }
+        self.physical.around(pools, pool, bytes, request, |ptr| {
+            #[allow(unsafe_code)]
+            // SAFETY: just allocated on this stream, and nobody knows of it.
+            let freed = unsafe { pools.free_async(ptr, home.handle()) };
+            // The driver that does not take it back keeps it; the request fails either way.
+            let _ = freed;
+            self.frees.undone(home);
+        })
+    }
+
+    /// The same once more, where there was no memory and blocks are put by.
+    #[cold]
+    #[inline(never)]
+    fn request_again(
+        &self,
+        pools: &dyn AsyncPools,
+        pool: PoolHandle,
+        bytes: usize,
+        home: &RawStream,
+        error: ResourceError,
+    ) -> ResourceResult<u64> {
+        let is_short =
+            matches!(error, ResourceError::OutOfMemory { .. } | ResourceError::OutOfBudget { .. });
+        if !is_short || !self.put_by.has_put_by() {
+            return Err(error);
+        }
+        let turn = self.put_by.turn();
+        self.free_put_by()?;
+        drop(turn);
+        self.request(pools, pool, bytes, home)
     }
 
     /// Frees up to `count` of the blocks put by whose uses have completed.
@@ -137,7 +200,6 @@ impl AsyncCudaResource {
     }
 
     /// Queues the free on its stream, after `outstanding`. A failure leaves it to a reap.
-    #[inline]
     fn queue_free(
         &self,
         generation: Generation,
@@ -152,17 +214,7 @@ impl AsyncCudaResource {
             home.check_not_capturing("free_async")?;
             self.tracker.follow_all(home, &outstanding)
         };
-        let queued = follow().and_then(|()| {
-            let pools = self.pools()?;
-            #[allow(unsafe_code)]
-            // SAFETY: the record says that this block is ours and retired, which happens once; its stream has just been
-            // made to follow every use.
-            unsafe {
-                pools.free_async(record.ptr(), home.handle())?;
-            }
-            Ok(())
-        });
-        if let Err(error) = queued {
+        if let Err(error) = follow().and_then(|()| self.free_on(home, record)) {
             record.with_uses(|uses| uses.put_back(outstanding));
             self.put_by.keep(generation);
             return Err(error);
@@ -172,11 +224,56 @@ impl AsyncCudaResource {
             self.freed(&[generation]);
             return Ok(());
         }
-        let done = self.frees.queued(home, generation, &self.tracker.tally);
+        self.note_queued(home, generation);
+        Ok(())
+    }
+
+    /// Queues the free of a retired block of which its stream follows everything.
+    #[inline]
+    fn queue_quiet(&self, generation: Generation, record: &Record) -> ResourceResult<()> {
+        let home = self.tracker.home(record)?;
+        let clear = home.check_not_capturing("free_async");
+        match clear.map_err(Into::into).and_then(|()| self.free_on(home, record)) {
+            Ok(()) => {
+                self.note_queued(home, generation);
+                Ok(())
+            }
+            Err(error) => {
+                self.put_by.keep(generation);
+                Err(error)
+            }
+        }
+    }
+
+    /// Hands the memory of a retired block to the driver, on its stream, which follows every use.
+    #[inline]
+    fn free_on(&self, home: &RawStream, record: &Record) -> ResourceResult<()> {
+        let pools = self.pools()?;
+        #[allow(unsafe_code)]
+        // SAFETY: the record says that this block is ours and retired, which happens once; its stream has been made to
+        // follow every use.
+        unsafe {
+            pools.free_async(record.ptr(), home.handle())?;
+        }
+        Ok(())
+    }
+
+    /// A free was queued; now and then it is asked which have completed.
+    #[inline]
+    fn note_queued(&self, home: &RawStream, generation: Generation) {
+        if self.frees.queued(home, generation) {
+            self.look_for_freed(home);
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn look_for_freed(&self, home: &RawStream) {
+        // A failure here only leaves them for a reap.
+        let done = self.frees.poll(home, &self.tracker.tally).unwrap_or_default();
         if !done.is_empty() {
             self.freed(&done);
         }
-        Ok(())
     }
 
     /// The frees of these blocks have completed.
@@ -241,10 +338,7 @@ impl DeviceMemoryResource for AsyncCudaResource {
             return Err(ResourceError::zero_bytes());
         }
         home.check_not_capturing("alloc_async")?;
-        let pool = self.device.memory_pool().map_err(|error| match error {
-            crate::XlogError::Driver(error) => error.into(),
-            other => ResourceError::Driver(other.to_string()),
-        })?;
+        let pool = self.memory_pool()?;
         let pools = self.pools()?;
         if self.put_by.has_put_by()
             && let Some(_turn) = self.put_by.try_turn()
@@ -252,25 +346,9 @@ impl DeviceMemoryResource for AsyncCudaResource {
             // A failure stays with the block and comes back with a reap.
             let _ = self.free_completed(LOOK_AT);
         }
-        let request = || Ok(pools.alloc_async(bytes, pool, home.handle())?);
-        let undo = |ptr: u64| {
-            #[allow(unsafe_code)]
-            // SAFETY: just allocated on this stream, and nobody knows of it.
-            let freed = unsafe { pools.free_async(ptr, home.handle()) };
-            // The driver that does not take it back keeps it; the request fails either way.
-            let _ = freed;
-        };
-        let attempt = || self.physical.around(pools, pool, bytes, request, undo);
-        let ptr = match attempt() {
-            Err(ResourceError::OutOfMemory { .. } | ResourceError::OutOfBudget { .. })
-                if self.put_by.has_put_by() =>
-            {
-                let turn = self.put_by.turn();
-                self.free_put_by()?;
-                drop(turn);
-                attempt()?
-            }
-            other => other?,
+        let ptr = match self.request(pools, pool, bytes, home) {
+            Ok(ptr) => ptr,
+            Err(error) => self.request_again(pools, pool, bytes, home, error)?,
         };
         let id = self.tracker.quick_id(stream);
         let Some(generation) = self.tracker.table.begin(ptr, bytes, Some((id, home))) else {
@@ -294,7 +372,7 @@ impl DeviceMemoryResource for AsyncCudaResource {
         let retired = self.tracker.retire(record, generation)?;
         self.tracker.tally.count(|counts| counts.deallocations += 1);
         match retired {
-            Retired::Quiet => self.queue_free(generation, record, OutstandingList::new(), false),
+            Retired::Quiet => self.queue_quiet(generation, record),
             Retired::Used => self.free(generation, record),
             Retired::Open => Ok(()),
         }
@@ -380,6 +458,11 @@ impl DeviceMemoryResource for AsyncCudaResource {
         let pool = self.device.memory_pool().map_err(|e| ResourceError::Driver(e.to_string()))?;
         self.physical.start(self.pools()?, pool, meter)
     }
+}
+
+#[cold]
+fn no_pools() -> ResourceError {
+    DriverError::Unsupported { call: "stream-ordered pools" }.into()
 }
 
 impl fmt::Debug for AsyncCudaResource {

@@ -69,8 +69,14 @@ impl PhysicalBytes {
         Ok(())
     }
 
-    /// Makes a request of `bytes`, announced before if the pool must grow for it. What the meter refuses after is undone.
+    /// Whether there is a meter to announce to.
     #[inline]
+    pub(super) fn is_metered(&self) -> bool {
+        self.metered.load(Ordering::Acquire)
+    }
+
+    /// Makes a request of `bytes`, announced before if the pool must grow for it. What the meter refuses after is undone.
+    #[inline(never)]
     pub(super) fn around<T>(
         &self,
         pools: &dyn AsyncPools,
@@ -79,9 +85,6 @@ impl PhysicalBytes {
         request: impl FnOnce() -> ResourceResult<T>,
         undo: impl FnOnce(T),
     ) -> ResourceResult<T> {
-        if !self.metered.load(Ordering::Acquire) {
-            return request();
-        }
         if self.state.lock().is_over {
             self.recover(pools, pool)?;
         }

@@ -118,6 +118,7 @@ impl<R: DeviceMemoryResource> Core<R> {
         }
     }
 
+    #[cold]
     #[inline(never)]
     fn charge_for_guarded(&self, bytes: usize, align: usize) -> usize {
         match (self.config.mode, &self.pages) {
@@ -331,10 +332,10 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for DebugGuardResource<R> {
     #[inline]
     fn charge_for(&self, bytes: usize) -> usize {
         // What is sampled is charged as it would be without; its pages are bounded, and metered.
-        match self.core.sampling.is_on() {
-            true => self.core.inner.charge_for(bytes),
-            false => self.core.charge_for_guarded(bytes, MIN_ALIGN),
+        if !self.core.sampling.is_on() {
+            return self.core.charge_for_guarded(bytes, MIN_ALIGN);
         }
+        self.core.inner.charge_for(bytes)
     }
 
     #[inline]

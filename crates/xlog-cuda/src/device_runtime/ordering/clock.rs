@@ -14,7 +14,7 @@
 
 use std::ops::Deref;
 
-use super::events::{ASK_AT, Entry, Events, news_of};
+use super::events::{Entry, Events, news_of};
 use super::primitive::{AtomicU64, Lock, Me, Ordering, visit, with_as};
 use super::seen::{Heard, Seen};
 
@@ -276,11 +276,9 @@ impl<E: Copy, C: Deref<Target = ClockCell>> StreamClock<E, C> {
         });
     }
 
-    /// Whether the event asked about has completed: while the answer is no, ask more seldom.
+    /// Whether the event asked about has completed.
     pub(crate) fn asked(&self, completed: bool) {
-        self.inner.with(|inner| {
-            inner.ask_at = if completed { ASK_AT } else { inner.ask_at.saturating_mul(2) };
-        });
+        self.inner.with(|inner| inner.asked(completed));
         self.unpin();
     }
 

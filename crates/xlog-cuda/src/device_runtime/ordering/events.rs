@@ -63,7 +63,7 @@ pub(super) struct Events<E> {
     /// What the event that was begun last covers.
     newest: u64,
     /// How long the list may grow before somebody asks which events have completed.
-    pub(super) ask_at: usize,
+    ask_at: usize,
     /// Completed events.
     pub(super) spare: Vec<E>,
     /// What was followed before the stream that was followed last, which it may have too.
@@ -72,10 +72,12 @@ pub(super) struct Events<E> {
     pub(super) resting: Vec<E>,
     /// How many have a pinned event.
     pub(super) pins: usize,
+    /// Whether what was asked about last had completed: then the stream keeps up, and the next question is about more.
+    keeps_up: bool,
 }
 
 /// How long the list is that the first question is about.
-pub(super) const ASK_AT: usize = 64;
+const ASK_AT: usize = 64;
 
 impl<E: Copy> Events<E> {
     pub(super) fn new() -> Self {
@@ -87,6 +89,7 @@ impl<E: Copy> Events<E> {
             seen: Seen::default(),
             resting: Vec::new(),
             pins: 0,
+            keeps_up: false,
         }
     }
 
@@ -152,20 +155,28 @@ impl<E: Copy> Events<E> {
         self.recorded.len() >= self.ask_at
     }
 
-    /// One question for half of the list, when it has grown long.
+    /// One question for half of the list, when it has grown long; for nearly all of it where the stream keeps up.
     #[inline(always)]
     pub(super) fn ask(&mut self, open: u64) -> Option<(u64, E)> {
-        if self.is_long() { self.ask_middle(open) } else { None }
+        if self.is_long() { self.ask_one(open) } else { None }
     }
 
     #[cold]
-    fn ask_middle(&mut self, open: u64) -> Option<(u64, E)> {
-        let middle = self.recorded.as_slice().get(self.recorded.len() / 2)?;
-        if middle.covers == open {
+    fn ask_one(&mut self, open: u64) -> Option<(u64, E)> {
+        let length = self.recorded.len();
+        let at = if self.keeps_up { length - length / 8 - 1 } else { length / 2 };
+        let entry = self.recorded.as_slice().get(at)?;
+        if entry.covers == open {
             return None;
         }
-        let ask = (middle.covers, middle.event?);
+        let ask = (entry.covers, entry.event?);
         self.pins += 1;
         Some(ask)
+    }
+
+    /// Whether the event asked about has completed: while the answer is no, ask more seldom, and about less.
+    pub(super) fn asked(&mut self, completed: bool) {
+        self.keeps_up = completed;
+        self.ask_at = if completed { ASK_AT } else { self.ask_at.saturating_mul(2) };
     }
 }

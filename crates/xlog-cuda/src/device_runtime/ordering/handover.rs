@@ -2,7 +2,7 @@
 //!
 //! It is taken where a use follows exactly one stream and the running thread owns all locks on the way: then nothing is allocated,
 //! nothing is walked, and no lock is waited for. Where that is not so nothing was done, and the hooks of
-//! [`Tracks`](super::tracks::Tracks) do the same in general. Neither holds a lock over a driver call. Whether device and streams fit
+//! [`Tracks`] do the same in general. Neither holds a lock over a driver call. Whether device and streams fit
 //! together is not asked: where they do not, there is no block.
 
 use super::EdgePolicy;
@@ -12,20 +12,24 @@ use super::primitive::{Me, as_me, visit, with_as};
 use super::record::{Record, tag_of, use_name};
 use super::tally::Edges;
 use super::tracker::Tracker;
+use super::tracks::Tracks;
 use crate::device_runtime::resource::{Access, Generation, StreamId};
 use crate::stream::{RawStream, Unfollowed};
 use xlog_driver::DriverError;
 
 /// Opens a use and has its stream follow the one that is to be followed. `Err(None)`: nothing was done; with an error the use was opened
 /// and its wait could not be queued: it is to be cancelled.
+///
+/// Each resource `R` has its own, because what is called from one place only is not a call.
 #[inline(always)]
-pub(crate) fn prepare(
-    tracker: &Tracker,
+pub(crate) fn prepare<R: Tracks + ?Sized>(
+    resource: &R,
     record: &Record,
     generation: Generation,
     stream: StreamId,
     access: Access,
 ) -> Result<(), Option<Box<DriverError>>> {
+    let tracker = resource.tracker();
     let Some(raw) = tracker.stream_table.raw_private(stream) else { return Err(None) };
     as_me(|me| {
         let clock = raw.clock();
@@ -132,15 +136,16 @@ fn uncovered(tracker: &Tracker, unfollowed: Unfollowed) -> Box<DriverError> {
 }
 
 /// Records an event for a use of another stream than the own one, and closes it. [`Closed::Not`]: nothing was done, or, with
-/// an error, no event could be recorded.
+/// an error, no event could be recorded. Of `R` as in [`prepare`].
 #[inline(always)]
-pub(crate) fn finish(
-    tracker: &Tracker,
+pub(crate) fn finish<R: Tracks + ?Sized>(
+    resource: &R,
     record: &Record,
     generation: Generation,
     stream: StreamId,
     access: Access,
 ) -> (Closed, Option<Box<DriverError>>) {
+    let tracker = resource.tracker();
     // Without such a use there is nothing to record for. If the hint is wrong, because another thread closes it now, there is an event
     // more, which covers what it says and no more.
     if !record.has_opened(use_name(stream, access.writes())) || tracker.policy == EdgePolicy::Lazy {

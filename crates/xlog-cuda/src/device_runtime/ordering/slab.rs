@@ -46,23 +46,30 @@ impl<T: Default, const CHUNK: usize> Slab<T, CHUNK> {
     }
 
     /// A place nobody has, as its last owner left it; `None` when all are taken.
+    #[inline]
     pub(crate) fn take(&self) -> Option<(u32, &T)> {
         let mine = shard();
+        let place = match self.free[mine].0.enter().and_then(|mut free| free.pop()) {
+            Some(place) => place,
+            None => self.take_elsewhere(mine)?,
+        };
+        self.get(place).map(|value| (place, value))
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn take_elsewhere(&self, mine: usize) -> Option<u32> {
         if let Some(place) = self.free[mine].0.with(Vec::pop) {
-            return self.get(place).map(|value| (place, value));
+            return Some(place);
         }
         // What one thread takes another may give back: its places are not left lying.
         if self.used.load(Ordering::Relaxed) >= MANY
             && let Some(place) = self.take_from_others(mine)
         {
-            return self.get(place).map(|value| (place, value));
-        }
-        if let Some(place) = self.fresh(mine) {
-            return self.get(place).map(|value| (place, value));
+            return Some(place);
         }
         // The last places may lie in the shards of other threads.
-        let place = self.free.iter().find_map(|shard| shard.0.with(Vec::pop))?;
-        self.get(place).map(|value| (place, value))
+        self.fresh(mine).or_else(|| self.free.iter().find_map(|shard| shard.0.with(Vec::pop)))
     }
 
     /// Takes up to `most` free places that this thread has at hand; the last of them is the one that was given back last.

@@ -80,7 +80,10 @@ impl Tally {
     /// Counts in this thread's part.
     #[inline]
     pub(crate) fn count(&self, change: impl FnOnce(&mut Counts)) {
-        self.0[thread_name() as usize % PARTS].counts.with(change);
+        match self.0[thread_name() as usize % PARTS].counts.enter() {
+            Some(mut counts) => change(&mut counts),
+            None => self.count_elsewhere(change),
+        }
     }
 
     /// [`Tally::count`] for one who knows its name.
@@ -122,7 +125,7 @@ impl Tally {
     #[cold]
     #[inline(never)]
     fn count_elsewhere(&self, change: impl FnOnce(&mut Counts)) {
-        self.count(change);
+        self.0[thread_name() as usize % PARTS].counts.with(change);
     }
 
     /// All that was counted, as it was at one instant; events and waits perhaps a little later.

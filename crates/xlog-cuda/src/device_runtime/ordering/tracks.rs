@@ -82,7 +82,7 @@ pub(crate) trait Tracks {
         stream: StreamId,
         access: Access,
     ) -> ResourceResult<()> {
-        match handover::prepare(self.tracker(), record, block.generation, stream, access) {
+        match handover::prepare(self, record, block.generation, stream, access) {
             Ok(()) => Ok(()),
             Err(None) => self.prepare_locked(record, block, stream, access),
             Err(Some(error)) => self.cancel(record, block, None, (stream, access), (*error).into()),
@@ -98,7 +98,7 @@ pub(crate) trait Tracks {
         stream: StreamId,
         access: Access,
     ) -> ResourceResult<()> {
-        match handover::finish(self.tracker(), record, block.generation, stream, access) {
+        match handover::finish(self, record, block.generation, stream, access) {
             (Closed::Open, _) => Ok(()),
             (Closed::Not, None) => self.finish_foreign(record, block, access, stream, &mut None),
             (Closed::Not, Some(error)) => {

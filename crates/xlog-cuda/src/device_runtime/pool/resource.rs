@@ -19,22 +19,32 @@ const MAX_ALIGN: usize = 2 << 20;
 /// No request can be larger: nothing has so many addresses.
 pub(super) const MAX_BYTES: usize = 1 << 47;
 
-/// What a request takes: a whole class, or whole units.
+/// What a request takes: a whole class, or whole units. Nothing where no request can be such.
 #[inline]
-pub(super) fn size_of(bytes: usize) -> ResourceResult<u64> {
-    if bytes == 0 {
-        return Err(ResourceError::zero_bytes());
-    }
-    if bytes > MAX_BYTES {
-        return Err(ResourceError::OutOfMemory {
-            requested: bytes,
-            detail: "no device has so many addresses".to_owned(),
-        });
-    }
-    Ok(match bytes as u64 {
+fn taken_by(bytes: usize) -> Option<u64> {
+    // Zero is the largest of all that are one less.
+    (bytes.wrapping_sub(1) < MAX_BYTES).then(|| match bytes as u64 {
         small if small <= MOST_CACHED => class_of(small).0,
         large => large.next_multiple_of(UNIT),
     })
+}
+
+/// [`taken_by`] a request that is refused by name where no request can be such.
+#[inline]
+pub(super) fn size_of(bytes: usize) -> ResourceResult<u64> {
+    taken_by(bytes).ok_or_else(|| refusal(bytes))
+}
+
+#[cold]
+#[inline(never)]
+fn refusal(bytes: usize) -> ResourceError {
+    match bytes {
+        0 => ResourceError::zero_bytes(),
+        requested => ResourceError::OutOfMemory {
+            requested,
+            detail: "no device has so many addresses".to_owned(),
+        },
+    }
 }
 
 impl Tracks for PoolResource {
@@ -150,9 +160,10 @@ impl DeviceMemoryResource for PoolResource {
 
     tracked_hooks!();
 
+    #[inline]
     fn charge_for(&self, bytes: usize) -> usize {
         match &self.sanitizer {
-            None => size_of(bytes).map_or(bytes, |size| size as usize),
+            None => taken_by(bytes).map_or(bytes, |size| size as usize),
             Some(_) => bytes,
         }
     }

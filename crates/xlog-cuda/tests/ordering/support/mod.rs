@@ -1,6 +1,7 @@
 //! What the tests of resources and their ordering share.
 #![allow(dead_code, unreachable_pub, clippy::unwrap_used)]
 
+pub mod meter;
 pub mod pool_rig;
 pub mod program;
 pub mod rig;
