@@ -20,6 +20,8 @@ HOLES = [4 << 10, 16 << 10, 64 << 10]
 THREADS = [1, 2, 4, 8, 16]
 LIVE = [1_000, 1_000_000]
 RECORDS = 100_000
+# Nearer to each other than this, two are about equal.
+NEAR = 1.3
 # In the order in which they are measured: what has a goal comes first.
 WORKLOADS = {
     "pair": [256, 1 << 10, 64 << 10, MIB, 16 * MIB, 64 * MIB],
@@ -179,7 +181,13 @@ def ratios(table):
     return {key: value for key, value in found if value is not None}
 
 
-def hopeless(table, workload, parameter, peer, factor=4.0):
+def is_settled(table, workload, parameter):
+    """Whether more rounds say nothing more: after three, ours and the best peer are about equal in all of them."""
+    against = ratio(table, workload, parameter)
+    return against is not None and against.rounds >= 3 and against.high <= NEAR and against.low >= 1 / NEAR
+
+
+def hopeless(table, workload, parameter, peer, factor=2.0):
     """Whether a peer is so far behind the best one that more rounds cannot make it the best."""
     best = best_peer(table, workload, parameter)
     figure = find(table, workload, parameter, peer)

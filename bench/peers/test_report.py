@@ -158,8 +158,8 @@ class Figures(unittest.TestCase):
     def test_only_hopeless_peers_are_left_out_of_later_rounds(self):
         table = report.figures(
             rounds(
-                "a,b,pair,256,100,ns\na,c,pair,256,399,ns\na,d,pair,256,401,ns\nxlog,pool,pair,256,1,ns\n"
-                "a,b,threads,4,4,Mops/s\na,c,threads,4,0.9,Mops/s\n"
+                "a,b,pair,256,100,ns\na,c,pair,256,199,ns\na,d,pair,256,201,ns\nxlog,pool,pair,256,1,ns\n"
+                "a,b,threads,4,4,Mops/s\na,c,threads,4,1.9,Mops/s\n"
             )
         )
         self.assertFalse(report.hopeless(table, "pair", 256, ("a", "b")))
@@ -167,6 +167,38 @@ class Figures(unittest.TestCase):
         self.assertTrue(report.hopeless(table, "pair", 256, ("a", "d")))
         self.assertTrue(report.hopeless(table, "pair", 256, ("a", "without a figure")))
         self.assertTrue(report.hopeless(table, "threads", 4, ("a", "c")))
+
+    def test_a_row_is_settled_when_three_rounds_found_it_about_equal(self):
+        def table(*pairs):
+            return report.figures(rounds(*(f"xlog,pool,holes,4096,{ours},ns\na,b,holes,4096,{peer},ns\n" for ours, peer in pairs)))
+
+        self.assertFalse(report.is_settled(table((10, 10), (10, 12)), "holes", 4096), "two rounds")
+        self.assertTrue(report.is_settled(table((10, 10), (10, 13), (13, 10)), "holes", 4096))
+        self.assertFalse(report.is_settled(table((10, 10), (10, 14), (10, 10)), "holes", 4096), "one was above")
+        self.assertFalse(report.is_settled(table((10, 10), (14, 10), (10, 10)), "holes", 4096), "one was below")
+        self.assertFalse(report.is_settled(table((10, 10)), "pair", 256), "nothing measured")
+
+    def test_later_rounds_put_our_pool_beside_those_who_can_be_the_best_peer(self):
+        run = script("run")
+
+        class Fake:
+            def __init__(self, peer, variants):
+                self.peer, self.name, self.variants = peer, peer, variants
+
+        class Asked:
+            limit, begin = 1.0, 0.0
+
+        programs = [Fake("xlog", ["pool", "stack", "guard"]), Fake("a", ["near", "far"]), Fake("glibc", ["malloc"])]
+        session = run.Session(Asked, programs, None)
+        text = "xlog,pool,pair,1024,1,ns\nxlog,stack,pair,1024,2,ns\nxlog,guard,pair,1024,9,ns\n"
+        table = report.figures(rounds(text + "a,near,pair,1024,10,ns\na,far,pair,1024,21,ns\nglibc,malloc,pair,1024,1,ns\n"))
+
+        def order(number):
+            return [f"{program.peer} {variant}" for program, variant in session.contenders(number, "pair", 1024, table)]
+
+        self.assertEqual(order(1), ["xlog pool", "a near", "a far", "glibc malloc", "xlog stack", "xlog guard"])
+        self.assertEqual(order(2), ["xlog stack", "a near", "xlog pool"])
+        self.assertEqual(order(3), ["xlog pool", "a near", "xlog stack"])
 
     def test_a_line_that_is_no_row_is_refused(self):
         with self.assertRaisesRegex(ValueError, "on cuda:0"):
