@@ -47,9 +47,12 @@ struct Figures {
 
 inline constexpr std::size_t per_batch = 1000;
 inline constexpr std::size_t batches   = 101;
+/// Timed runs of what is run as a whole.
+inline constexpr int most_runs = 25;
 
-/// The time of one allocate and free of `bytes` in nanoseconds, over 101 batches of 1000 after 10 that do not count; fewer, but at
-/// least 3, when `seconds` have passed. Nothing when an allocation fails.
+/// The time of one allocate and free of `bytes` in nanoseconds, over 101 batches of 1000; fewer, but at least 3, when `seconds` have
+/// passed. A quarter of `seconds` before that does not count: a processor that has waited for a request takes its time to be fast
+/// again. Nothing when an allocation fails.
 template <class Peer>
 std::optional<Figures> measure_pairs(Peer& peer, typename Peer::Stream stream, std::size_t bytes, double seconds)
 {
@@ -69,7 +72,7 @@ std::optional<Figures> measure_pairs(Peer& peer, typename Peer::Stream stream, s
     return watch.seconds() * 1e9 / per_batch;
   };
   Stopwatch warming;
-  for (int turn = 0; turn < 10 && !failed && (turn == 0 || warming.seconds() < seconds / 4); ++turn) { batch(); }
+  do { batch(); } while (!failed && warming.seconds() < seconds / 4);
   std::vector<double> times;
   Stopwatch watch;
   while (!failed && times.size() < batches && (times.size() < 3 || watch.seconds() < seconds)) { times.push_back(batch()); }

@@ -19,6 +19,8 @@ import time
 MIB = 1 << 20
 PER_BATCH = 1000
 BATCHES = 101
+# Timed runs of what is run as a whole.
+MOST_RUNS = 25
 CAP = 16_000 * MIB
 # (allocations, largest in MiB): most live at once, most bytes, and the hash of what is done when nothing fails.
 CHECKS = {
@@ -330,9 +332,8 @@ def measure_pairs(peer, stream, size, seconds):
         return (time.perf_counter() - start) * 1e9 / PER_BATCH
 
     start = time.perf_counter()
-    for turn in range(10):
-        if turn > 0 and time.perf_counter() - start > seconds / 4:
-            break
+    batch()
+    while time.perf_counter() - start < seconds / 4:
         batch()
     times, start = [], time.perf_counter()
     while len(times) < BATCHES and (len(times) < 3 or time.perf_counter() - start < seconds):
@@ -377,10 +378,14 @@ def random(row, allocations):
     operations = random_operations(allocations, row.parameter)
     peer = row.make()
     stream = peer.stream()
+    start = time.perf_counter()
     random_run(peer, stream, operations, 4 * row.seconds)
     peer.synchronize()
+    while time.perf_counter() - start < row.seconds / 4:
+        random_run(peer, stream, operations)
+        peer.synchronize()
     times, start = [], time.perf_counter()
-    while len(times) < 5 and (not times or time.perf_counter() - start < row.seconds):
+    while len(times) < MOST_RUNS and (not times or time.perf_counter() - start < row.seconds):
         times.append(random_run(peer, stream, operations))
         peer.synchronize()
     idle = min(random_run(Nothing(), None, operations) for _ in range(3))
@@ -543,7 +548,7 @@ def replay(row, kind):
     peer.synchronize()
     held = row.device.memory()[0] - before if row.device else 0
     times, start = [], time.perf_counter()
-    while len(times) < 5 and (not times or time.perf_counter() - start < row.seconds):
+    while len(times) < MOST_RUNS and (not times or time.perf_counter() - start < row.seconds):
         times.append(replay_run(peer, streams, plan, slots))
         peer.synchronize()
     idle = min(replay_run(Nothing(), streams, plan, slots) for _ in range(3))

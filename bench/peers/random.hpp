@@ -124,14 +124,18 @@ void random(Rows const& rows, std::size_t allocations, Device const* device, Mak
   double best        = 0;
   std::size_t failed = 0;
   int turns          = 0;
-  for (Stopwatch watch; turns < 5 && (turns == 0 || watch.seconds() < seconds); ++turns) {
+  for (Stopwatch watch; watch.seconds() + warmed.seconds < seconds / 4;) {
+    random_run<false>(*peer, stream, allocations, max_mib);
+    peer->synchronize();
+  }
+  for (Stopwatch watch; turns < most_runs && (turns == 0 || watch.seconds() < seconds); ++turns) {
     RandomRun const run = random_run<false>(*peer, stream, allocations, max_mib);
     peer->synchronize();
     failed += run.failed;
     best = turns == 0 ? run.seconds : std::min(best, run.seconds);
   }
   if (failed > 0) { return rows.skipped(std::to_string(failed) + " allocations failed"); }
-  if (turns < 5) { rows.note("stopped by the clock after " + std::to_string(turns) + " runs"); }
+  if (turns < most_runs) { rows.note("stopped by the clock after " + std::to_string(turns) + " runs"); }
   Nothing nothing;
   double idle = 0;
   for (int turn = 0; turn < 5; ++turn) {

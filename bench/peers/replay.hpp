@@ -101,7 +101,7 @@ void replay(Rows const& rows, std::string const& kind, Device const* device, Mak
   if (!best) { return rows.skipped("an allocation failed or it took over " + text(2 * seconds) + " s"); }
   std::uint64_t const held = device != nullptr ? device->taken() - before : 0;
   Stopwatch watch;
-  for (int turn = 0; turn < 5 && (turn == 0 || watch.seconds() < seconds); ++turn) {
+  for (int turn = 0; turn < most_runs && (turn == 0 || watch.seconds() < seconds); ++turn) {
     auto const run = replay_run(*peer, streams, plan, 2 * seconds);
     peer->synchronize();
     if (run) { best = turn == 0 ? run : std::min(best, run); }

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use crate::generators::{CHECKS, Fnv, Minstd};
 use crate::rows::Rows;
-use crate::workloads::{MIB, Maker, Nothing, Peer};
+use crate::workloads::{MIB, MOST_RUNS, Maker, Nothing, Peer};
 
 #[derive(Default)]
 struct RandomRun {
@@ -111,8 +111,13 @@ pub fn random<M: Maker>(rows: &Rows<'_>, n: usize, maker: &M) -> Result<(), Stri
     }
     let held = maker.taken();
     let (mut best, mut turns, mut lost) = (f64::INFINITY, 0, 0);
-    let start = Instant::now();
-    while turns < 5 && (turns == 0 || start.elapsed().as_secs_f64() < limit) {
+    let mut start = Instant::now();
+    while start.elapsed().as_secs_f64() + warmed.seconds < limit / 4.0 {
+        random_run::<false, _>(&peer, &stream, n, max, 0.0);
+        peer.synchronize();
+    }
+    start = Instant::now();
+    while turns < MOST_RUNS && (turns == 0 || start.elapsed().as_secs_f64() < limit) {
         let run = random_run::<false, _>(&peer, &stream, n, max, 0.0);
         peer.synchronize();
         (best, turns, lost) = (best.min(run.seconds), turns + 1, lost + run.failed);

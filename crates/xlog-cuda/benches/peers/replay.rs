@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use crate::generators::Minstd;
 use crate::rows::Rows;
-use crate::workloads::{Maker, Nothing, Peer};
+use crate::workloads::{MOST_RUNS, Maker, Nothing, Peer};
 
 /// One operation: a block is allocated in a slot, or, with 0 bytes, freed.
 struct Step {
@@ -95,7 +95,7 @@ pub fn replay<M: Maker>(rows: &Rows<'_>, kind: &str, maker: &M) -> Result<(), St
     let held = maker.taken();
     let (mut best, mut turns) = (f64::INFINITY, 0);
     let start = Instant::now();
-    while turns < 5 && (turns == 0 || start.elapsed().as_secs_f64() < limit) {
+    while turns < MOST_RUNS && (turns == 0 || start.elapsed().as_secs_f64() < limit) {
         best = best.min(run(&peer, &streams, &plan, 2.0 * limit)?);
         peer.synchronize();
         turns += 1;
