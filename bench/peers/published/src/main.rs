@@ -35,13 +35,14 @@ struct Published {
 impl Peer for Published {
     type Stream = StreamId;
     type Block = DeviceBlock;
+    type Failure = ();
 
     fn stream(&self) -> Result<StreamId, String> {
         self.streams.acquire().map_err(|error| format!("{error:?}"))
     }
 
-    fn allocate(&self, bytes: usize, stream: &StreamId) -> Option<DeviceBlock> {
-        self.resource.allocate(bytes, *stream, AllocTag("bench")).ok()
+    fn allocate(&self, bytes: usize, stream: &StreamId) -> Result<DeviceBlock, ()> {
+        self.resource.allocate(bytes, *stream, AllocTag("bench")).map_err(|_| ())
     }
 
     fn free(&self, block: DeviceBlock) {

@@ -20,14 +20,19 @@ pub struct Cudarc {
 impl Peer for Cudarc {
     type Stream = Arc<CudaStream>;
     type Block = CudaSlice<u8>;
+    type Failure = cudarc::driver::DriverError;
 
     fn stream(&self) -> Result<Arc<CudaStream>, String> {
         self.context.new_stream().map_err(|error| error.to_string())
     }
 
-    fn allocate(&self, bytes: usize, stream: &Arc<CudaStream>) -> Option<CudaSlice<u8>> {
+    fn allocate(
+        &self,
+        bytes: usize,
+        stream: &Arc<CudaStream>,
+    ) -> Result<CudaSlice<u8>, Self::Failure> {
         // SAFETY: nothing reads the bytes.
-        unsafe { stream.alloc::<u8>(bytes) }.ok()
+        unsafe { stream.alloc::<u8>(bytes) }
     }
 
     fn free(&self, block: CudaSlice<u8>) {

@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use xlog_cuda::device_runtime::{
     Access, AllocTag, AsyncCudaResource, BlockId, DebugGuardResource, DeviceBlock,
     DeviceMemoryResource, DirectCudaResource, GlobalDeviceBudget, GuardConfig, LedgerSetting,
-    LoggingResource, NullSink, PoolConfig, PoolResource, ResourceKind, ResourceResult,
-    RuntimeConfig, StreamId, StreamLease, StreamPool, XlogDeviceRuntime,
+    LoggingResource, NullSink, PoolConfig, PoolResource, ResourceError, ResourceKind,
+    ResourceResult, RuntimeConfig, StreamId, StreamLease, StreamPool, XlogDeviceRuntime,
 };
 use xlog_cuda::kernels::exercise::Exercise;
 use xlog_cuda::sim::{SimConfig, SimDevice};
@@ -60,14 +60,6 @@ impl Ours {
         }
     }
 
-    #[inline]
-    fn allocate_block(&self, bytes: usize, stream: StreamId) -> ResourceResult<DeviceBlock> {
-        match &self.front {
-            Front::Resource(resource) => resource.allocate(bytes, stream, TAG),
-            Front::Runtime(runtime) => runtime.allocate(bytes, stream, TAG),
-        }
-    }
-
     fn resolve(&self, stream: StreamId) -> Result<Arc<DeviceStream>, String> {
         self.streams.resolve(stream).ok_or_else(|| format!("{stream} is gone"))
     }
@@ -76,6 +68,7 @@ impl Ours {
 impl Peer for Ours {
     type Stream = StreamId;
     type Block = DeviceBlock;
+    type Failure = ResourceError;
 
     fn stream(&self) -> Result<StreamId, String> {
         let lease = self.streams.lease().map_err(|error| error.to_string())?;
@@ -85,8 +78,11 @@ impl Peer for Ours {
     }
 
     #[inline]
-    fn allocate(&self, bytes: usize, stream: &StreamId) -> Option<DeviceBlock> {
-        self.allocate_block(bytes, *stream).ok()
+    fn allocate(&self, bytes: usize, stream: &StreamId) -> ResourceResult<DeviceBlock> {
+        match &self.front {
+            Front::Resource(resource) => resource.allocate(bytes, *stream, TAG),
+            Front::Runtime(runtime) => runtime.allocate(bytes, *stream, TAG),
+        }
     }
 
     #[inline]

@@ -40,7 +40,7 @@ fn random_run<const CHECKED: bool, P: Peer>(
         run.operations += 1;
         if allocates {
             match peer.allocate(black_box(size as usize), stream) {
-                Some(block) => {
+                Ok(block) => {
                     live.push((size, block));
                     allocated += 1;
                     bytes += size;
@@ -52,7 +52,7 @@ fn random_run<const CHECKED: bool, P: Peer>(
                     }
                     continue;
                 }
-                None => run.failed += 1,
+                Err(_) => run.failed += 1,
             }
             if live.is_empty() {
                 continue;
@@ -160,8 +160,8 @@ pub fn small<M: Maker>(rows: &Rows<'_>, is_log: bool, maker: &M) -> Result<(), S
         } else if live.len() < most {
             let size = if is_log { random.log_uniform(4, 4096) } else { random.draw(4, 4096) };
             match peer.allocate(size as usize, &stream) {
-                Some(block) => live.push((size, block)),
-                None => {
+                Ok(block) => live.push((size, block)),
+                Err(_) => {
                     outcome = Err("an allocation failed".to_owned());
                     break;
                 }

@@ -69,8 +69,8 @@ fn run<P: Peer>(peer: &P, streams: &[P::Stream], plan: &Plan, limit: f64) -> Res
         match live[step.slot].take() {
             Some(block) => peer.free(block),
             None => match peer.allocate(black_box(step.bytes), &streams[step.stream]) {
-                Some(block) => live[step.slot] = Some(block),
-                None => {
+                Ok(block) => live[step.slot] = Some(block),
+                Err(_) => {
                     outcome = Err("an allocation failed".to_owned());
                     break;
                 }
@@ -138,8 +138,8 @@ pub fn churn<M: Maker>(rows: &Rows<'_>, maker: &M) -> Result<(), String> {
                 let size = random.log_uniform(256, largest << 10);
                 if live.is_empty() || random.draw(0, 99) < 60 && bytes + size <= MOST {
                     match peer.allocate(size as usize, &stream) {
-                        Some(block) => live.push((size, block)),
-                        None => {
+                        Ok(block) => live.push((size, block)),
+                        Err(_) => {
                             outcome = Err("an allocation failed".to_owned());
                             break 'all;
                         }

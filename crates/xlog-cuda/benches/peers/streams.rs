@@ -87,8 +87,8 @@ pub fn handoff<M: Maker>(rows: &Rows<'_>, maker: &M) -> Result<(), String> {
                     break;
                 }
                 match peer.allocate(1 + random.below(max_bytes), &from) {
-                    Some(block) => ring.put(Some(block)),
-                    None => has_failed.store(true, Ordering::Relaxed),
+                    Ok(block) => ring.put(Some(block)),
+                    Err(_) => has_failed.store(true, Ordering::Relaxed),
                 }
                 moved += 1;
             }
@@ -120,14 +120,14 @@ pub fn kernels<M: Maker>(rows: &Rows<'_>, is_warm: bool, maker: &M) -> Result<()
             (0..rows.request.parameter).map(|_| peer.stream()).collect::<Result<_, _>>()?;
         if is_warm {
             for stream in &streams {
-                peer.free(peer.allocate(8, stream).ok_or_else(failed)?);
+                peer.free(peer.allocate(8, stream).map_err(|_| failed())?);
             }
         }
         peer.synchronize();
         let start = Instant::now();
         for kernel in 0..4 {
             let stream = &streams[kernel % streams.len()];
-            let block = peer.allocate(8, stream).ok_or_else(failed)?;
+            let block = peer.allocate(8, stream).map_err(|_| failed())?;
             peer.spin(stream, &block, TICKS)?;
             peer.free(block);
         }

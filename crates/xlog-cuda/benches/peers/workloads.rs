@@ -19,11 +19,12 @@ const BATCHES: usize = 101;
 pub trait Peer: Sync {
     type Stream: Clone + Send + Sync;
     type Block: Send;
+    /// Why there is no block. What an allocator returns is not made into something else: that can take longer than to allocate.
+    type Failure;
 
     /// Another stream.
     fn stream(&self) -> Result<Self::Stream, String>;
-    /// A block, or nothing when there is no memory.
-    fn allocate(&self, bytes: usize, stream: &Self::Stream) -> Option<Self::Block>;
+    fn allocate(&self, bytes: usize, stream: &Self::Stream) -> Result<Self::Block, Self::Failure>;
     /// Frees a block on the stream it was allocated on.
     fn free(&self, block: Self::Block);
     /// Another stream takes the block over, uses it, and it is freed after that.
@@ -61,13 +62,14 @@ pub struct Nothing;
 impl Peer for Nothing {
     type Stream = ();
     type Block = usize;
+    type Failure = ();
 
     fn stream(&self) -> Result<(), String> {
         Ok(())
     }
 
-    fn allocate(&self, bytes: usize, _: &()) -> Option<usize> {
-        Some(bytes)
+    fn allocate(&self, bytes: usize, _: &()) -> Result<usize, ()> {
+        Ok(bytes)
     }
 
     fn free(&self, block: usize) {
@@ -100,9 +102,8 @@ fn measure_pairs<P: Peer>(
     let batch = || {
         let start = Instant::now();
         for _ in 0..PER_BATCH {
-            let block = peer.allocate(black_box(bytes), stream).ok_or_else(failed)?;
-            black_box(&block);
-            peer.free(block);
+            let Ok(block) = peer.allocate(black_box(bytes), stream) else { return Err(failed()) };
+            peer.free(black_box(block));
         }
         Ok::<f64, String>(start.elapsed().as_nanos() as f64 / PER_BATCH as f64)
     };
@@ -146,8 +147,8 @@ pub fn among<M: Maker>(
     let mut outcome = Ok(());
     while blocks.len() < count && outcome.is_ok() {
         match peer.allocate(size, &stream) {
-            Some(block) => blocks.push(Some(block)),
-            None => outcome = Err(failed()),
+            Ok(block) => blocks.push(Some(block)),
+            Err(_) => outcome = Err(failed()),
         }
         if start.elapsed() > limit {
             outcome = Err(format!("filling took over {limit:?}"));
@@ -200,12 +201,10 @@ pub fn threads<M: Maker>(rows: &Rows<'_>, shares: bool, maker: &M) -> Result<(),
                         let slot = &mut slots[random.below(64)];
                         match slot.take() {
                             Some(block) => peer.free(block),
-                            None => {
-                                *slot = peer.allocate(1 + random.below(MIB), stream);
-                                if slot.is_none() {
-                                    is_short.store(true, Ordering::Relaxed);
-                                }
-                            }
+                            None => match peer.allocate(1 + random.below(MIB), stream) {
+                                Ok(block) => *slot = Some(block),
+                                Err(_) => is_short.store(true, Ordering::Relaxed),
+                            },
                         }
                     }
                     most
