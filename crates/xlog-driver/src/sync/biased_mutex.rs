@@ -384,8 +384,7 @@ mod tests {
         let all: Vec<_> = mutexes.iter().collect();
         mutexes[1].with(|_| {
             std::thread::scope(|scope| {
-                let visitor =
-                    scope.spawn(|| BiasedMutex::try_with_each(&all, |value| std::mem::take(value)));
+                let visitor = scope.spawn(|| BiasedMutex::try_with_each(&all, std::mem::take));
                 assert_eq!(visitor.join().unwrap_or_default(), [Some(0), None, Some(100)]);
             });
         });

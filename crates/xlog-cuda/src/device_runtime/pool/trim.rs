@@ -70,10 +70,14 @@ impl PoolResource {
         }
         let mut free = self.spare.lock().free_bytes();
         let mut places = usize::from(free >= LEAST_JOINED);
-        for (place, arena) in self.arenas_with_places() {
-            let Some(stream) = self.tracker.streams.at(place) else { continue };
+        let (streams, arenas): (Vec<_>, Vec<_>) = self
+            .arenas_with_places()
+            .filter_map(|(place, arena)| Some((self.tracker.streams.at(place)?, arena)))
+            .unzip();
+        let of_arenas = self.look_at(&arenas, |arena| arena.index.free_bytes());
+        for (stream, bytes) in streams.into_iter().zip(of_arenas) {
             // One that somebody stays inside is not waited for.
-            let bytes = arena.try_with(|arena| arena.index.free_bytes()).unwrap_or(0);
+            let bytes = bytes.unwrap_or(0);
             if bytes >= LEAST_JOINED {
                 (places, free) = (places + 1, free + bytes);
                 if polls {
