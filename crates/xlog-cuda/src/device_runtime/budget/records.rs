@@ -28,9 +28,16 @@ pub(crate) struct Record {
     pub(crate) scope: ScopeIndex,
 }
 
+/// Threads have places in rows of 16; the records of a row share no cache line with others, nor the one fetched along with it.
+const ROW: usize = 16;
+
+#[derive(Debug, Default)]
+#[repr(align(128))]
+pub(crate) struct Row([Entry; ROW]);
+
 #[derive(Debug, Default)]
 #[repr(align(32))]
-pub(crate) struct Entry {
+struct Entry {
     generation: AtomicU64,
     charge: AtomicU64,
     /// The tag in the low half, the scope in the high one.
@@ -45,7 +52,7 @@ pub(crate) enum Records {
 }
 
 /// Made when the first of its places is used.
-type Chunk = OnceLock<Box<[Entry; CHUNK]>>;
+type Chunk = OnceLock<Box<[Row; CHUNK / ROW]>>;
 
 /// Records by address and generation.
 pub(crate) type Map = Mutex<HashMap<(u64, Generation), Record>>;
@@ -66,7 +73,7 @@ impl Records {
             Self::Placed(chunks) => {
                 let place = generation.slot() as usize;
                 let chunk = chunks[(place >> CHUNK_BITS) % CHUNKS].get_or_init(new_chunk);
-                let entry = &chunk[place % CHUNK];
+                let entry = entry(chunk, place);
                 entry.charge.store(record.charge as u64, Ordering::Relaxed);
                 let whose = u64::from(record.tag) | u64::from(record.scope) << 32;
                 entry.whose.store(whose, Ordering::Relaxed);
@@ -84,7 +91,7 @@ impl Records {
         match self {
             Self::Placed(chunks) => {
                 let place = generation.slot() as usize;
-                let entry = &chunks[(place >> CHUNK_BITS) % CHUNKS].get()?[place % CHUNK];
+                let entry = entry(chunks[(place >> CHUNK_BITS) % CHUNKS].get()?, place);
                 if entry.generation.load(Ordering::Acquire) != generation.0 {
                     return None;
                 }
@@ -108,9 +115,14 @@ impl Records {
     }
 }
 
+#[inline(always)]
+fn entry(chunk: &[Row; CHUNK / ROW], place: usize) -> &Entry {
+    &chunk[place % CHUNK / ROW].0[place % ROW]
+}
+
 #[cold]
-fn new_chunk() -> Box<[Entry; CHUNK]> {
-    boxed(Entry::default)
+fn new_chunk() -> Box<[Row; CHUNK / ROW]> {
+    boxed(Row::default)
 }
 
 /// By way of a list: so large an array must not go over the stack.
