@@ -3,7 +3,7 @@
 //! It is an ordinary mutex until one thread has locked it several times in a row; from then on that thread enters by plain
 //! stores. The first other thread takes the bias away, which costs a barrier through all running threads, and the mutex is an
 //! ordinary one again until another row; each loss makes the next row longer, so threads that alternate do not pay for it.
-//! A visit ([`BiasedMutex::try_with`] and those of several) is no loss: an owner that had to wait for it goes on as the owner.
+//! A visit ([`BiasedMutex::with_as_guest`], `try_with` and those of several) is no loss: an owner that had to wait for it goes on as the owner.
 //!
 //! It does not poison, and it does not tell a deterministic scheduler: nothing may be called inside that could hand over to
 //! another thread. Locking it again inside blocks for ever, as with any mutex.
@@ -87,6 +87,21 @@ impl<T> BiasedMutex<T> {
         if row.length >= row.enough && self.bias.claim() {
             row.enough = row.enough.saturating_mul(2).min(LONGEST_ROW);
         }
+    }
+
+    /// [`BiasedMutex::with`] for one who comes seldom: the owner, who waits meanwhile, goes on as before.
+    pub fn with_as_guest<R>(&self, body: impl FnOnce(&mut T) -> R) -> R {
+        if let Some(mut inside) = self.enter() {
+            return body(&mut inside);
+        }
+        let _row = self.lock_only();
+        let owner = self.bias.owner();
+        self.bias.revoke();
+        #[allow(unsafe_code)]
+        // SAFETY: the lock is held and the bias revoked; nobody else touches the value.
+        let result = body(unsafe { &mut *self.value.get() });
+        self.bias.restore(owner);
+        result
     }
 
     /// Runs `body` with the value if nobody else has it for long.
@@ -362,9 +377,10 @@ mod tests {
                     }
                 };
                 visits += mutexes[0].try_with(visit).map_or(0, |()| 1);
+                mutexes[1].with_as_guest(visit);
                 BiasedMutex::with_all(&all, |values| values.iter_mut().for_each(|v| step(v)));
                 let each = BiasedMutex::try_with_each(&all, visit);
-                visits += 2 + each.iter().flatten().count() as u64;
+                visits += 3 + each.iter().flatten().count() as u64;
             }
             done.store(true, Ordering::Relaxed);
             steps = owners.into_iter().map(|owner| owner.join().unwrap_or(0)).sum();

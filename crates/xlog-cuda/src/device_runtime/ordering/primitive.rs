@@ -53,6 +53,12 @@ impl<T> Lock<T> {
         self.0.with(body)
     }
 
+    /// [`Lock::with`] for one who comes seldom to what is another thread's, and leaves it to that thread.
+    pub(crate) fn with_as_guest<R>(&self, body: impl FnOnce(&mut T) -> R) -> R {
+        scheduling_point();
+        self.0.with_as_guest(body)
+    }
+
     /// [`Lock::enter`] for one who knows its name, as a part of [`with_as`] and [`visit`].
     #[inline(always)]
     pub(crate) fn enter_as(&self, me: Me<'_>) -> Option<Inside<'_, T>> {

@@ -123,11 +123,19 @@ impl PoolResource {
         let chosen = run_that_holds(&parts, size, align);
         let waited = self.wait_for_all(home, &parts[chosen.clone()]);
         let taken = if waited.is_ok() { chosen } else { 0..0 };
-        for (range, place) in parts[..taken.start].iter().chain(&parts[taken.end..]) {
-            match place.and_then(|place| self.arenas.get(place)) {
-                Some(place) => place.0.with(|arena| arena.keep(*range)),
+        let mut left: Vec<_> = parts[..taken.start].iter().chain(&parts[taken.end..]).collect();
+        left.sort_by_key(|(_, place)| *place);
+        // One visit for each stream.
+        for same in left.chunk_by(|one, other| one.1 == other.1) {
+            let ranges = same.iter().map(|(range, _)| *range);
+            let place = same.first().and_then(|(_, place)| self.arenas.get((*place)?));
+            match place {
+                Some(place) => place.0.with_as_guest(|arena| ranges.for_each(|r| arena.keep(r))),
                 None => {
-                    self.spare.lock().add(*range, true);
+                    let mut spare = self.spare.lock();
+                    ranges.for_each(|range| {
+                        spare.add(range, true);
+                    });
                 }
             }
         }
@@ -159,7 +167,7 @@ impl PoolResource {
         for (place, arena) in self.arenas_with_places() {
             let Some(stream) = self.tracker.streams.at(place) else { continue };
             let clock = stream.clock();
-            arena.with(|arena| {
+            arena.with_as_guest(|arena| {
                 let leaves = &mut |range: &Range| {
                     (range.stamp == 0 || clock.is_complete(range.stamp)).then_some(*range)
                 };
@@ -247,7 +255,7 @@ impl PoolResource {
         let mut places = Vec::new();
         for (place, arena) in self.arenas_with_places() {
             let Some(stream) = self.tracker.streams.at(place) else { continue };
-            arena.with(|arena| {
+            arena.with_as_guest(|arena| {
                 arena.flush(stream.clock().now(), &self.tracker.table, &mut places);
             });
         }
