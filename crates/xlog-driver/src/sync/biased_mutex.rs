@@ -90,6 +90,8 @@ impl<T> BiasedMutex<T> {
     }
 
     /// [`BiasedMutex::with`] for one who comes seldom: the owner, who waits meanwhile, goes on as before.
+    #[cold]
+    #[inline(never)]
     pub fn with_as_guest<R>(&self, body: impl FnOnce(&mut T) -> R) -> R {
         if let Some(mut inside) = self.enter() {
             return body(&mut inside);

@@ -225,7 +225,7 @@ impl PoolResource {
                 && let Err(error) = request.home.wait_for(stream, range.stamp, &self.tracker.tally)
             {
                 // A stream that cannot be waited for, such as one that is being captured, is not the only one.
-                other.with_as_guest(|arena| arena.keep(range));
+                other.with(|arena| arena.keep(range));
                 failed = Some(error);
                 continue;
             }

@@ -88,7 +88,7 @@ impl PoolResource {
         let mut counts = ArenaCounts::default();
         for (place, arena) in self.arenas_with_places() {
             let Some(stream) = self.tracker.streams.at(place) else { continue };
-            arena.with_as_guest(|arena| {
+            arena.with(|arena| {
                 counts.add(&arena.counts);
                 snapshot.live_bytes += arena.outstanding() as usize;
                 snapshot.magazine_bytes += arena.ready_bytes() as usize;

@@ -167,7 +167,7 @@ impl PoolResource {
         for (place, arena) in self.arenas_with_places() {
             let Some(stream) = self.tracker.streams.at(place) else { continue };
             let clock = stream.clock();
-            arena.with_as_guest(|arena| {
+            arena.with(|arena| {
                 let leaves = &mut |range: &Range| {
                     (range.stamp == 0 || clock.is_complete(range.stamp)).then_some(*range)
                 };
@@ -255,7 +255,7 @@ impl PoolResource {
         let mut places = Vec::new();
         for (place, arena) in self.arenas_with_places() {
             let Some(stream) = self.tracker.streams.at(place) else { continue };
-            arena.with_as_guest(|arena| {
+            arena.with(|arena| {
                 arena.flush(stream.clock().now(), &self.tracker.table, &mut places);
             });
         }
