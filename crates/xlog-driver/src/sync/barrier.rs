@@ -28,6 +28,8 @@ thread_local! {
 
 /// The threads that have ended, by name.
 static GONE: Mutex<BTreeSet<u32>> = Mutex::new(BTreeSet::new());
+/// How many they are.
+static GONE_COUNT: AtomicU32 = AtomicU32::new(0);
 
 /// Says that its thread has ended. What still runs on the thread after this has no name.
 struct End;
@@ -38,6 +40,7 @@ impl Drop for End {
         SIGN.set(sign_of(ENDED));
         if name != 0 && name != ENDED {
             GONE.lock().unwrap_or_else(PoisonError::into_inner).insert(name);
+            GONE_COUNT.fetch_add(1, Ordering::Relaxed);
         }
     }
 }
@@ -83,9 +86,17 @@ fn first_name(name: u32) -> u32 {
     NAME.get()
 }
 
-/// True when the thread of this name will never enter anything again.
-pub(super) fn is_gone(name: u32) -> bool {
+/// True when the thread of this name will never enter anything again, nor do anything else under its name. What it did under it is seen
+/// by who was told so. Takes a lock of the process; see [`gone_count`].
+#[must_use]
+pub fn is_gone(name: u32) -> bool {
     GONE.lock().unwrap_or_else(PoisonError::into_inner).contains(&name)
+}
+
+/// How many threads with a name have ended, about: while it stays the same, nobody need be asked for again.
+#[must_use]
+pub fn gone_count() -> u32 {
+    GONE_COUNT.load(Ordering::Relaxed)
 }
 
 /// Somebody must get on before this thread can.

@@ -3,6 +3,7 @@
 //! It is an ordinary mutex until one thread has locked it several times in a row; from then on that thread enters by plain
 //! stores. The first other thread takes the bias away, which costs a barrier through all running threads, and the mutex is an
 //! ordinary one again until another row; each loss makes the next row longer, so threads that alternate do not pay for it.
+//! A visit ([`BiasedMutex::with_as_guest`], `try_with` and those of several) is no loss: an owner that had to wait for it goes on as the owner.
 //!
 //! It does not poison, and it does not tell a deterministic scheduler: nothing may be called inside that could hand over to
 //! another thread. Locking it again inside blocks for ever, as with any mutex.
@@ -63,7 +64,7 @@ impl<T> BiasedMutex<T> {
     pub fn with<R>(&self, body: impl FnOnce(&mut T) -> R) -> R {
         let way = match self.bias.enter() {
             Some(held) => Way::Held(held),
-            None => Way::Locked(self.lock()),
+            None => self.lock(),
         };
         // Leaves, also by a panic, when it is dropped.
         let _guard = Guard { mutex: self, way };
@@ -88,6 +89,23 @@ impl<T> BiasedMutex<T> {
         }
     }
 
+    /// [`BiasedMutex::with`] for one who comes seldom: the owner, who waits meanwhile, goes on as before.
+    #[cold]
+    #[inline(never)]
+    pub fn with_as_guest<R>(&self, body: impl FnOnce(&mut T) -> R) -> R {
+        if let Some(mut inside) = self.enter() {
+            return body(&mut inside);
+        }
+        let _row = self.lock_only();
+        let owner = self.bias.owner();
+        self.bias.revoke();
+        #[allow(unsafe_code)]
+        // SAFETY: the lock is held and the bias revoked; nobody else touches the value.
+        let result = body(unsafe { &mut *self.value.get() });
+        self.bias.restore(owner);
+        result
+    }
+
     /// Runs `body` with the value if nobody else has it for long.
     pub fn try_with<R>(&self, body: impl FnOnce(&mut T) -> R) -> Option<R> {
         if let Some(_held) = self.bias.enter() {
@@ -95,11 +113,7 @@ impl<T> BiasedMutex<T> {
             // SAFETY: as in `with`.
             return Some(body(unsafe { &mut *self.value.get() }));
         }
-        let _row = match self.slow.try_lock() {
-            Ok(row) => row,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return None,
-        };
+        let _row = self.try_lock_only()?;
         let owner = self.bias.owner();
         if !self.bias.try_revoke() {
             return None;
@@ -110,6 +124,29 @@ impl<T> BiasedMutex<T> {
         // It was a visit: the owner goes on as before.
         self.bias.restore(owner);
         Some(result)
+    }
+
+    /// [`BiasedMutex::try_with`] for each of `mutexes`, with one barrier for all of them: who looks at many disturbs the owners once.
+    ///
+    /// While `body` runs with one value, those that come later are kept, too. `None` for one that somebody else has for long.
+    pub fn try_with_each<R>(
+        mutexes: &[&Self],
+        mut body: impl FnMut(&mut T) -> R,
+    ) -> Vec<Option<R>> {
+        let mut rows: Vec<_> = mutexes.iter().map(|mutex| mutex.try_lock_only()).collect();
+        let locked = || mutexes.iter().zip(&rows).filter(|(_, row)| row.is_some());
+        let mut owners = Bias::try_revoke_all(locked().map(|(mutex, _)| &mutex.bias)).into_iter();
+        let visit = |(mutex, row): (&&Self, &mut Option<MutexGuard<'_, Row>>)| {
+            let _row = row.take()?;
+            let owner = owners.next().flatten()?;
+            #[allow(unsafe_code)]
+            // SAFETY: the lock is held and the bias revoked; nobody else touches the value.
+            let result = body(unsafe { &mut *mutex.value.get() });
+            // It was a visit: the owner goes on as before.
+            mutex.bias.restore(owner);
+            Some(result)
+        };
+        mutexes.iter().zip(&mut rows).map(visit).collect()
     }
 
     /// Runs `body` with the values of all of `mutexes`, in the order given, which must be the same for all callers.
@@ -140,12 +177,26 @@ impl<T> BiasedMutex<T> {
         self.slow.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn try_lock_only(&self) -> Option<MutexGuard<'_, Row>> {
+        match self.slow.try_lock() {
+            Ok(row) => Some(row),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
     #[cold]
     #[inline(never)]
-    fn lock(&self) -> MutexGuard<'_, Row> {
+    fn lock(&self) -> Way<'_> {
         let row = self.lock_only();
-        self.bias.revoke();
-        row
+        // The owner comes here when a visitor kept it out, who has given the bias back by now. While the lock is held nobody takes it.
+        match self.bias.enter() {
+            Some(held) => Way::Held(held),
+            None => {
+                self.bias.revoke();
+                Way::Locked(row)
+            }
+        }
     }
 }
 
@@ -296,5 +347,72 @@ mod tests {
             }
             done.store(true, Ordering::Relaxed);
         });
+    }
+
+    #[test]
+    fn an_owner_that_had_to_wait_for_visits_is_still_the_owner() {
+        let mutexes = [BiasedMutex::new(Twins::default()), BiasedMutex::new(Twins::default())];
+        let all: Vec<_> = mutexes.iter().collect();
+        let done = AtomicBool::new(false);
+        let (mut steps, mut visits) = (0, 0);
+        std::thread::scope(|scope| {
+            let owners: Vec<_> = mutexes
+                .iter()
+                .map(|mutex| {
+                    let done = &done;
+                    scope.spawn(move || {
+                        let mut steps = 0_u64;
+                        while !done.load(Ordering::Relaxed) {
+                            mutex.with(step);
+                            steps += 1;
+                        }
+                        steps
+                    })
+                })
+                .collect();
+            for round in 0..2_000 {
+                let visit = |twins: &mut Twins| {
+                    step(twins);
+                    if round % 100 == 0 {
+                        // Long enough that the owner comes by and has to wait.
+                        std::thread::sleep(std::time::Duration::from_millis(1));
+                    }
+                };
+                visits += mutexes[0].try_with(visit).map_or(0, |()| 1);
+                mutexes[1].with_as_guest(visit);
+                BiasedMutex::with_all(&all, |values| values.iter_mut().for_each(|v| step(v)));
+                let each = BiasedMutex::try_with_each(&all, visit);
+                visits += 3 + each.iter().flatten().count() as u64;
+            }
+            done.store(true, Ordering::Relaxed);
+            steps = owners.into_iter().map(|owner| owner.join().unwrap_or(0)).sum();
+        });
+        for mutex in &mutexes {
+            // A row that was lost would have made the next one longer.
+            assert!(mutex.lock_only().enough <= 2 * ROW, "a visit has cost the owner its row");
+        }
+        let found: u64 = mutexes.iter().map(|mutex| mutex.with(|twins| twins.0)).sum();
+        assert_eq!(found, steps + visits, "a step was lost");
+    }
+
+    #[test]
+    fn a_visit_of_several_passes_by_what_somebody_holds_and_reaches_the_others() {
+        let mutexes: [BiasedMutex<u32>; 3] = Default::default();
+        (0..100).for_each(|_| mutexes[2].with(|value| *value += 1));
+        let all: Vec<_> = mutexes.iter().collect();
+        mutexes[1].with(|_| {
+            std::thread::scope(|scope| {
+                let visitor = scope.spawn(|| BiasedMutex::try_with_each(&all, std::mem::take));
+                assert_eq!(visitor.join().unwrap_or_default(), [Some(0), None, Some(100)]);
+            });
+        });
+        // By its owner, inside of one that it owns, too.
+        (0..100).for_each(|_| mutexes[0].with(|value| *value += 1));
+        let inside = mutexes[0].enter();
+        assert_eq!(BiasedMutex::try_with_each(&all, |value| *value)[1], Some(0));
+        let first = BiasedMutex::try_with_each(&all[..1], |value| *value);
+        assert_eq!(first, if inside.is_some() { [None] } else { [Some(100)] });
+        drop(inside);
+        assert_eq!(mutexes[0].with(|value| *value), 100);
     }
 }

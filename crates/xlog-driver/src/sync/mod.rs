@@ -10,7 +10,7 @@ mod barrier;
 mod bias;
 mod biased_mutex;
 
-pub use barrier::thread_name;
+pub use barrier::{gone_count, is_gone, thread_name};
 pub use bias::{Bias, Held, Me};
 pub use biased_mutex::{BiasedMutex, Inside};
 

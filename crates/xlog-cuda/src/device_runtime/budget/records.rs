@@ -28,9 +28,15 @@ pub(crate) struct Record {
     pub(crate) scope: ScopeIndex,
 }
 
-#[derive(Debug, Default)]
+/// Threads have places in rows of 16. So aligned, the records of a row share no cache line with others, nor the one that is fetched
+/// along with it.
+#[derive(Debug)]
+#[repr(align(128))]
+pub(crate) struct Entries([Entry; CHUNK]);
+
+#[derive(Debug)]
 #[repr(align(32))]
-pub(crate) struct Entry {
+struct Entry {
     generation: AtomicU64,
     charge: AtomicU64,
     /// The tag in the low half, the scope in the high one.
@@ -45,7 +51,7 @@ pub(crate) enum Records {
 }
 
 /// Made when the first of its places is used.
-type Chunk = OnceLock<Box<[Entry; CHUNK]>>;
+type Chunk = OnceLock<Box<Entries>>;
 
 /// Records by address and generation.
 pub(crate) type Map = Mutex<HashMap<(u64, Generation), Record>>;
@@ -66,7 +72,7 @@ impl Records {
             Self::Placed(chunks) => {
                 let place = generation.slot() as usize;
                 let chunk = chunks[(place >> CHUNK_BITS) % CHUNKS].get_or_init(new_chunk);
-                let entry = &chunk[place % CHUNK];
+                let entry = &chunk.0[place % CHUNK];
                 entry.charge.store(record.charge as u64, Ordering::Relaxed);
                 let whose = u64::from(record.tag) | u64::from(record.scope) << 32;
                 entry.whose.store(whose, Ordering::Relaxed);
@@ -84,7 +90,7 @@ impl Records {
         match self {
             Self::Placed(chunks) => {
                 let place = generation.slot() as usize;
-                let entry = &chunks[(place >> CHUNK_BITS) % CHUNKS].get()?[place % CHUNK];
+                let entry = &chunks[(place >> CHUNK_BITS) % CHUNKS].get()?.0[place % CHUNK];
                 if entry.generation.load(Ordering::Acquire) != generation.0 {
                     return None;
                 }
@@ -109,8 +115,14 @@ impl Records {
 }
 
 #[cold]
-fn new_chunk() -> Box<[Entry; CHUNK]> {
-    boxed(Entry::default)
+fn new_chunk() -> Box<Entries> {
+    let mut chunk = Box::<Entries>::new_uninit();
+    #[allow(unsafe_code)]
+    // SAFETY: the box has room for one; it is nothing but integers, of which zero is one.
+    unsafe {
+        chunk.as_mut_ptr().write_bytes(0, 1);
+        chunk.assume_init()
+    }
 }
 
 /// By way of a list: so large an array must not go over the stack.

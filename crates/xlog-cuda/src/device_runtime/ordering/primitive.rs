@@ -53,6 +53,12 @@ impl<T> Lock<T> {
         self.0.with(body)
     }
 
+    /// [`Lock::with`] for one who comes seldom to what is another thread's, and leaves it to that thread.
+    pub(crate) fn with_as_guest<R>(&self, body: impl FnOnce(&mut T) -> R) -> R {
+        scheduling_point();
+        self.0.with_as_guest(body)
+    }
+
     /// [`Lock::enter`] for one who knows its name, as a part of [`with_as`] and [`visit`].
     #[inline(always)]
     pub(crate) fn enter_as(&self, me: Me<'_>) -> Option<Inside<'_, T>> {
@@ -88,6 +94,16 @@ impl<T> Lock<T> {
     pub(crate) fn try_with<R>(&self, body: impl FnOnce(&mut T) -> R) -> Option<R> {
         scheduling_point();
         self.0.try_with(body)
+    }
+
+    /// The same for each of several, with one barrier for all. `None` for one that somebody else is inside of for long.
+    pub(crate) fn try_with_each<R>(
+        locks: &[&Self],
+        body: impl FnMut(&mut T) -> R,
+    ) -> Vec<Option<R>> {
+        scheduling_point();
+        let locks: Vec<_> = locks.iter().map(|lock| &lock.0).collect();
+        BiasedMutex::try_with_each(&locks, body)
     }
 
     /// The value, if this thread is the one that mostly uses it; otherwise take [`Lock::with`]. Nobody is let go ahead.

@@ -2,11 +2,11 @@
 //!
 //! Each thread counts in a part of its own, as far as there are enough. Reading visits all parts at once, so that a sum is one that
 //! was true at an instant; that costs a microsecond, counting costs next to nothing. Events and waits, which only grow, are also counted
-//! beside that, by the first thread of a part.
+//! beside that, by one thread of a part: the first that came, and when it has ended the next one.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use xlog_driver::sync::{BiasedMutex, Me, thread_name};
+use xlog_driver::sync::{BiasedMutex, Me, gone_count, is_gone, thread_name};
 
 const PARTS: usize = 16;
 
@@ -54,10 +54,38 @@ impl Counts {
 /// Events and waits that one thread counts by plain loads and stores.
 #[derive(Debug, Default)]
 struct Own {
-    /// The name of the thread, the first one that came; 0 before. Nobody else stores the counts.
+    /// The name of the thread; 0 before the first one. Nobody else stores the counts. One that has ended never comes back, and whoever
+    /// takes its place has seen its last store, see [`is_gone`], and goes on from there.
     of: AtomicU32,
+    /// How many threads had ended when another one last asked whether this one has.
+    asked: AtomicU32,
     recorded: AtomicU64,
     inserted: AtomicU64,
+}
+
+impl Own {
+    /// Makes a thread the one that counts here, if there is none or it has ended.
+    fn claim(&self, name: u32) {
+        let of = self.of.load(Ordering::Relaxed);
+        if of != 0 && !self.has_ended(of) {
+            return;
+        }
+        // Of several only one takes the place of the same thread: a name never comes again.
+        if self.of.compare_exchange(of, name, Ordering::Relaxed, Ordering::Relaxed).is_err() {
+            // It was the thread before this one that was asked for.
+            self.asked.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether the thread that counts here has ended, asked again only when some thread has.
+    fn has_ended(&self, of: u32) -> bool {
+        let count = gone_count();
+        if self.asked.load(Ordering::Relaxed) == count {
+            return false;
+        }
+        self.asked.store(count, Ordering::Relaxed);
+        is_gone(of)
+    }
 }
 
 /// On cache lines of its own.
@@ -116,8 +144,7 @@ impl Tally {
     fn count_edges_elsewhere(&self, recorded: u64, inserted: u64) {
         let name = thread_name();
         if name != 0 {
-            let own = &self.0[name as usize % PARTS].own;
-            let _ = own.of.compare_exchange(0, name, Ordering::Relaxed, Ordering::Relaxed);
+            self.0[name as usize % PARTS].own.claim(name);
         }
         self.count(|counts| counts.add_edges(Edges { recorded, inserted, elided: 0 }));
     }
@@ -141,5 +168,68 @@ impl Tally {
             sum.inserted = sum.inserted.wrapping_add(own.inserted.load(Ordering::Relaxed));
         }
         sum
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use xlog_driver::sync::as_me;
+
+    fn count(tally: &Tally, times: u64) {
+        (0..times).for_each(|_| as_me(|me| tally.count_edges(me, 1, 2)));
+    }
+
+    fn owner_of_my_part(tally: &Tally) -> u32 {
+        tally.0[thread_name() as usize % PARTS].own.of.load(Ordering::Relaxed)
+    }
+
+    #[test]
+    fn threads_that_come_when_others_have_ended_take_their_place_and_lose_no_count() {
+        let tally = Tally::default();
+        std::thread::scope(|scope| {
+            for _ in 0..4 * PARTS {
+                let thread = scope.spawn(|| {
+                    count(&tally, 10);
+                    assert_eq!(owner_of_my_part(&tally), thread_name(), "the former one has ended");
+                });
+                // Not before its end: the end of a scope comes a little earlier.
+                assert!(thread.join().is_ok());
+            }
+        });
+        let sum = tally.sum();
+        assert_eq!((sum.recorded, sum.inserted), (40 * PARTS as u64, 80 * PARTS as u64));
+    }
+
+    #[test]
+    fn a_thread_that_lives_keeps_its_part_while_others_end_beside_it() {
+        let tally = Tally::default();
+        count(&tally, 1);
+        let (mine, mut counted) = (thread_name(), 1);
+        std::thread::scope(|scope| {
+            for _ in 0..4096 {
+                let thread = scope.spawn(|| {
+                    count(&tally, 3);
+                    thread_name() as usize % PARTS == mine as usize % PARTS
+                });
+                counted += 3;
+                if thread.join().is_ok_and(|is_beside| is_beside) {
+                    break;
+                }
+            }
+        });
+        assert_eq!(owner_of_my_part(&tally), mine);
+        assert_eq!(tally.sum().recorded, counted);
+    }
+
+    #[test]
+    fn short_lives_side_by_side_lose_no_count() {
+        let tally = Tally::default();
+        for _ in 0..8 {
+            std::thread::scope(|scope| {
+                (0..2 * PARTS).for_each(|_| drop(scope.spawn(|| count(&tally, 100))));
+            });
+        }
+        assert_eq!(tally.sum().recorded, 8 * 2 * PARTS as u64 * 100);
     }
 }

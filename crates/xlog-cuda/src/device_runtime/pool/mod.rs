@@ -123,6 +123,9 @@ pub struct PoolResource {
     sanitizer: Option<Sanitizer>,
     /// Held while memory is moved between the pool and the device, so that two do not take what one needs.
     growing: Mutex<Growth>,
+    /// Held by who looks at the arenas of other streams, so that two do not each take for busy what the other looks at. Inside it
+    /// nothing else is locked but arenas that can be had at once.
+    looking: Mutex<()>,
 }
 
 /// How the pool has grown.
@@ -188,6 +191,7 @@ impl PoolResource {
             put_by: PutBy::default(),
             sanitizer,
             growing: Mutex::new(Growth { last: Instant::now(), shared: (0, 0) }),
+            looking: Mutex::default(),
             config,
         };
         pool.take_initial()?;

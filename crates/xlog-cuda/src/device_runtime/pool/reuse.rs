@@ -8,7 +8,8 @@
 //! Memory that changes its stream gets a stamp of its new one, unless the host has seen its last work complete: whoever takes it from
 //! there follows the new stream, and through it the old one. Without that, a third stream would miss the first.
 //!
-//! The arena of another stream is looked at only if nobody stays inside it, and no arena is held while another one is looked at.
+//! The arena of another stream is looked at only if nobody stays inside it. Taking it from its thread disturbs all threads, so a first
+//! look at which arenas have what is needed is one for all of them; from then on no arena is held while another one is looked at.
 
 use std::time::Instant;
 
@@ -135,8 +136,8 @@ impl PoolResource {
             return false;
         }
         let free = |arena: &mut Arena| arena.index.free_bytes() + arena.ready_bytes();
-        let of_streams: u64 =
-            self.arenas_with_places().filter_map(|(_, arena)| arena.try_with(free)).sum();
+        let arenas: Vec<_> = self.arenas_with_places().map(|(_, arena)| arena).collect();
+        let of_streams: u64 = self.look_at(&arenas, free).into_iter().flatten().sum();
         of_streams + self.spare.lock().free_bytes() >= held / 2
     }
 
@@ -201,12 +202,22 @@ impl PoolResource {
         request: &Request<'_>,
         with_wait: bool,
     ) -> ResourceResult<Option<Piece>> {
-        let own = request.home.clock().key();
+        let (own, size, align) = (request.home.clock().key(), request.size, request.align);
+        let others = self.arenas_with_places().filter(|(place, _)| *place != own);
+        let (streams, others): (Vec<_>, Vec<_>) = others
+            .filter_map(|(place, arena)| Some((self.tracker.streams.at(place)?, arena)))
+            .unzip();
+        // What is at hand goes to free memory only for who would wait for it.
+        let may_serve = |arena: &mut Arena| {
+            arena.index.has_range(size, align)
+                || with_wait && arena.index.free_bytes() + arena.ready_bytes() >= size
+        };
+        let may_serve = self.look_at(&others, may_serve);
         let mut failed = None;
-        for (place, other) in self.arenas_with_places() {
-            let Some(stream) = self.tracker.streams.at(place).filter(|_| place != own) else {
+        for ((stream, other), may_serve) in streams.into_iter().zip(others).zip(may_serve) {
+            if may_serve != Some(true) {
                 continue;
-            };
+            }
             let Some((range, path)) = self.take_from(request, other, stream, with_wait) else {
                 continue;
             };
@@ -227,6 +238,16 @@ impl PoolResource {
             Some(error) => Err(error.into()),
             None => Ok(None),
         }
+    }
+
+    /// Looks at arenas, whoever uses them, with one barrier for all; `None` for one that somebody stays inside of.
+    pub(super) fn look_at<R>(
+        &self,
+        arenas: &[&Lock<Arena>],
+        look: impl FnMut(&mut Arena) -> R,
+    ) -> Vec<Option<R>> {
+        let _looking = self.looking.lock();
+        Lock::try_with_each(arenas, look)
     }
 
     /// The same with waits, from one other stream or from several.
@@ -250,16 +271,12 @@ impl PoolResource {
     ) -> Option<(Range, Path)> {
         let reuse = self.config.reuse;
         let (size, align) = (request.size, request.align);
-        let enough =
-            other.try_with(|arena| arena.index.free_bytes() + arena.ready_bytes() >= size)?;
-        if !enough {
-            return None;
-        }
         if reuse.opportunistic {
             stream.poll_tail();
         }
         let (clock, here) = (stream.clock(), request.home.clock());
         let mut places = Vec::new();
+        let looking = self.looking.lock();
         let found = other.try_with(|arena| {
             let path_of = |stamp: u64| {
                 if stamp == 0 || reuse.opportunistic && clock.is_complete(stamp) {
@@ -284,6 +301,7 @@ impl PoolResource {
             arena.flush(clock.now(), &self.tracker.table, &mut places);
             take(&mut arena.index)
         });
+        drop(looking);
         self.tracker.table.give_places(places);
         found.flatten()
     }

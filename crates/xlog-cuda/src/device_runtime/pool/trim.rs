@@ -70,10 +70,14 @@ impl PoolResource {
         }
         let mut free = self.spare.lock().free_bytes();
         let mut places = usize::from(free >= LEAST_JOINED);
-        for (place, arena) in self.arenas_with_places() {
-            let Some(stream) = self.tracker.streams.at(place) else { continue };
+        let (streams, arenas): (Vec<_>, Vec<_>) = self
+            .arenas_with_places()
+            .filter_map(|(place, arena)| Some((self.tracker.streams.at(place)?, arena)))
+            .unzip();
+        let of_arenas = self.look_at(&arenas, |arena| arena.index.free_bytes());
+        for (stream, bytes) in streams.into_iter().zip(of_arenas) {
             // One that somebody stays inside is not waited for.
-            let bytes = arena.try_with(|arena| arena.index.free_bytes()).unwrap_or(0);
+            let bytes = bytes.unwrap_or(0);
             if bytes >= LEAST_JOINED {
                 (places, free) = (places + 1, free + bytes);
                 if polls {
@@ -119,11 +123,19 @@ impl PoolResource {
         let chosen = run_that_holds(&parts, size, align);
         let waited = self.wait_for_all(home, &parts[chosen.clone()]);
         let taken = if waited.is_ok() { chosen } else { 0..0 };
-        for (range, place) in parts[..taken.start].iter().chain(&parts[taken.end..]) {
-            match place.and_then(|place| self.arenas.get(place)) {
-                Some(place) => place.0.with(|arena| arena.keep(*range)),
+        let mut left: Vec<_> = parts[..taken.start].iter().chain(&parts[taken.end..]).collect();
+        left.sort_by_key(|(_, place)| *place);
+        // One visit for each stream.
+        for same in left.chunk_by(|one, other| one.1 == other.1) {
+            let ranges = same.iter().map(|(range, _)| *range);
+            let place = same.first().and_then(|(_, place)| self.arenas.get((*place)?));
+            match place {
+                Some(place) => place.0.with_as_guest(|arena| ranges.for_each(|r| arena.keep(r))),
                 None => {
-                    self.spare.lock().add(*range, true);
+                    let mut spare = self.spare.lock();
+                    ranges.for_each(|range| {
+                        spare.add(range, true);
+                    });
                 }
             }
         }

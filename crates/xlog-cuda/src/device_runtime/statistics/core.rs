@@ -204,7 +204,11 @@ impl Core {
         let traced = known.unwrap_or_else(|| {
             self.with_ids(key, |counts, ids| self.count(shard, counts, ids, requested, block, born))
         });
-        self.hint(block.generation).store(at as u8, Ordering::Relaxed);
+        let hint = self.hint(block.generation);
+        // The rows that threads have now lie side by side: a store that changes nothing would take the line from all of them.
+        if hint.load(Ordering::Relaxed) != at as u8 {
+            hint.store(at as u8, Ordering::Relaxed);
+        }
         if traced {
             self.trace(block.generation);
         }

@@ -18,9 +18,11 @@ pub const PEAK_STEP_BLOCKS: usize = 64;
 /// other.
 pub const PEAK_STEP_PART: usize = 8;
 
-/// Half of a step may be in a shard's meters, and half in front of them.
-const LEAST_HALF: Extent =
-    Extent { bytes: PEAK_STEP_BYTES as i64 / 2, blocks: PEAK_STEP_BLOCKS as i64 / 2 };
+const LEAST_STEP: Extent =
+    Extent { bytes: PEAK_STEP_BYTES as i64, blocks: PEAK_STEP_BLOCKS as i64 };
+/// The part of a step, one in so many, that a shard's meter may have moved by; its entries have the rest. They get most of it: each
+/// time that they have moved by theirs the meter publishes, which all threads meet at.
+const METER_PART: i64 = 4;
 
 /// What the shards have published of one account, on a cache line of its own.
 #[derive(Debug, Default)]
@@ -51,8 +53,8 @@ pub(super) struct Meter {
     aside_epoch: u64,
     /// How many shards had changed the account when this one last looked; 0 before it changed it itself.
     shards: u32,
-    /// How far this shard's meter may have moved unseen, and its entries besides: from the peak and the number of shards.
-    half_step: Extent,
+    /// How far this shard's meter and its entries together may have moved unseen: from the peak and the number of shards.
+    step: Extent,
 }
 
 impl Meter {
@@ -73,22 +75,29 @@ impl Meter {
         let peak = self.peak.most(self.estimate(all));
         if (peak, shards) != (self.peak, self.shards) {
             (self.peak, self.shards) = (peak, shards);
-            self.set_half_step();
+            self.set_step();
         }
-        let left = self.half_step().less(self.pending.distance());
+        let left = self.step().part(METER_PART).less(self.pending.distance());
         if left.bytes <= 0 || left.blocks <= 0 {
             self.publish(all);
         }
     }
 
     #[inline]
-    pub(super) fn half_step(&self) -> Extent {
-        self.half_step.most(LEAST_HALF)
+    fn step(&self) -> Extent {
+        self.step.most(LEAST_STEP)
     }
 
-    fn set_half_step(&mut self) {
+    fn set_step(&mut self) {
         let shards = i64::from(self.shards.max(1));
-        self.half_step = self.peak.part(2 * PEAK_STEP_PART as i64 * shards);
+        self.step = self.peak.part(PEAK_STEP_PART as i64 * shards);
+    }
+
+    /// How far all entries of this shard together may have moved unseen.
+    #[inline]
+    pub(super) fn step_of_entries(&self) -> Extent {
+        let step = self.step();
+        step.less(step.part(METER_PART))
     }
 
     /// What is live, as far as this shard knows.
@@ -114,7 +123,7 @@ impl Meter {
     /// How far entries may move unseen that nobody has set aside in this epoch.
     pub(super) fn unseen_left(&self, epoch: u64) -> Extent {
         let aside = if self.aside_epoch == epoch { self.aside } else { Extent::NONE };
-        self.half_step().less(aside)
+        self.step_of_entries().less(aside)
     }
 
     /// Remembers what an entry has set aside.
@@ -138,7 +147,7 @@ impl Meter {
     /// The peak seen since the last time; from here it counts anew, starting at what is live.
     pub(super) fn take_peak(&mut self, live: Extent) -> Extent {
         let seen = std::mem::replace(&mut self.peak, live);
-        self.set_half_step();
+        self.set_step();
         seen
     }
 

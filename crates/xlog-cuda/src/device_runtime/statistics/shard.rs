@@ -4,8 +4,8 @@
 //! than the operation, so a shard has entries for the combinations it used last, and moves their sums to the meters now and then.
 //! A peak cannot be missed meanwhile: an entry may only grow by the room it was given, and all room given under a meter lies below
 //! that meter's peak. An allocation beyond its room settles everything and looks at the meters itself. What all entries together
-//! have grown or shrunk under a meter, and others cannot see, stays below half a step of that meter: each may only do so by what it
-//! has set aside of that.
+//! have grown or shrunk under a meter, and others cannot see, stays below their part of that meter's step: each may only do so by what
+//! it has set aside of that.
 
 use super::extent::Extent;
 use super::meter::{Meter, Published};
@@ -239,9 +239,12 @@ impl Counts {
             self.entries[place].net = net;
             return;
         }
-        // First what lies below the peaks for certain, in whatever order it is settled.
+        // First what lies below the peaks for certain, in whatever order it is settled; then, at one go, its own entry with the block.
+        self.open &= !(1 << place);
         self.settle(board);
-        let moved = Moved { allocated_bytes: bytes, allocated_blocks: 1, ..Moved::default() };
+        let mut moved = self.entries[place].take();
+        moved.allocated_bytes = moved.allocated_bytes.wrapping_add(bytes);
+        moved.allocated_blocks = moved.allocated_blocks.wrapping_add(1);
         if may_go_unseen {
             self.give_half(ids, bytes, board, |meter, all| meter.settle(&moved, all));
         } else {
@@ -252,7 +255,7 @@ impl Counts {
     /// Whether a block is small enough, for the account of everything, to come or go without being told.
     #[inline]
     fn may_go_unseen(&self, bytes: u64) -> bool {
-        self.total.half_step().bytes >= bytes as i64
+        self.total.step_of_entries().bytes >= bytes as i64
     }
 
     /// Gives an entry half the room there is, and sets aside what the next block or free like this one needs.
@@ -277,7 +280,8 @@ impl Counts {
         let room = room.less(room.part(2));
         let wanted = Extent { bytes: bytes as i64, blocks: 1 };
         // Without it the next one finds out itself.
-        let aside = if unseen.holds(wanted) { wanted.most(unseen.part(8)) } else { Extent::NONE };
+        let share = unseen.part(self.sharers(ids));
+        let aside = if unseen.holds(wanted) { wanted.most(share) } else { Extent::NONE };
         self.each(ids, board, |meter, _| {
             meter.give_room(epoch, room);
             meter.set_aside(aside_epoch, aside);
@@ -300,10 +304,11 @@ impl Counts {
         if !left.holds(lacking) {
             return false;
         }
-        let more = |lacking: i64, left: i64| if lacking > 0 { lacking.max(left / 8) } else { 0 };
+        let share = left.part(self.sharers(ids));
+        let more = |lacking: i64, share: i64| if lacking > 0 { lacking.max(share) } else { 0 };
         let more = Extent {
-            bytes: more(lacking.bytes, left.bytes),
-            blocks: more(lacking.blocks, left.blocks),
+            bytes: more(lacking.bytes, share.bytes),
+            blocks: more(lacking.blocks, share.blocks),
         };
         let epoch = self.aside_epoch;
         self.each(ids, board, |meter, _| meter.set_aside(epoch, more));
@@ -312,6 +317,11 @@ impl Counts {
         entry.set_top();
         self.open |= 1 << place;
         true
+    }
+
+    /// Among how many what may go unseen is shared out: the entries that move now, this one among them, and one that may come.
+    fn sharers(&self, ids: Ids) -> i64 {
+        i64::from((self.open | 1 << (ids.place() % ENTRIES)).count_ones()) + 1
     }
 
     /// How far an entry may move unseen as far as all four meters are concerned.
