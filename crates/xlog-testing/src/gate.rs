@@ -2,7 +2,7 @@
 
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use xlog_cuda::Gate;
 
@@ -16,6 +16,18 @@ const LIMIT: Duration = Duration::from_secs(60);
 pub struct WatchedGate {
     open: Option<mpsc::Sender<()>>,
     watchdog: Option<JoinHandle<bool>>,
+}
+
+/// Runs what must not wait for a held stream, and says by name which call did.
+///
+/// # Panics
+/// When it took so long that only the watchdog of a [`WatchedGate`] can have let it go on.
+pub fn promptly<T>(call: &str, body: impl FnOnce() -> T) -> T {
+    let start = Instant::now();
+    let done = body();
+    let took = start.elapsed();
+    assert!(took < LIMIT / 2, "{call} took {took:?}: it waits for a held stream");
+    done
 }
 
 impl WatchedGate {

@@ -20,4 +20,4 @@ pub use devices::{
     SEEDS, TEST_DEVICE_VARIABLE, devices, for_each_device, for_each_seam, for_each_sim, specs,
     threads,
 };
-pub use gate::WatchedGate;
+pub use gate::{WatchedGate, promptly};

@@ -12,7 +12,7 @@ use xlog_cuda::device_runtime::{
     GuardOutput, PagePlacement, PhysicalMeter, ResourceError, ResourceResult,
 };
 use xlog_cuda::sim::{SimConfig, SimDevice};
-use xlog_testing::{WatchedGate, for_each_device, for_each_sim};
+use xlog_testing::{WatchedGate, for_each_device, for_each_sim, promptly};
 
 use crate::support::{ROWS, Random, Replay, Rig, gpu, looks_on_the_device, poke, quiet, seeds};
 
@@ -168,9 +168,9 @@ fn a_block_in_use_elsewhere_is_not_unmapped() {
         let block = rig.allocate(1000, &own);
         let id = BlockId::from_block(&block);
         let gate = WatchedGate::new(other.hold().unwrap());
-        rig.write(id, &other, 0, 1, 1000);
-        rig.guard.deallocate(block).unwrap();
-        rig.guard.reap_completed().unwrap();
+        promptly("write", || rig.write(id, &other, 0, 1, 1000));
+        promptly("deallocate", || rig.guard.deallocate(block).unwrap());
+        promptly("reap_completed", || rig.guard.reap_completed().unwrap());
         assert_eq!(rig.guard.block_state(id), BlockState::Retired);
         assert!(rig.guard.bytes_outstanding() >= 1000);
         gate.release();

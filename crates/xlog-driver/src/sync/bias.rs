@@ -175,6 +175,11 @@ impl<const SEATS: usize> Bias<SEATS> {
         self.owner.load(Ordering::Relaxed)
     }
 
+    /// True when another thread owns it, or did and has ended.
+    pub(super) fn is_of_another(&self) -> bool {
+        is_foreign(self.owner())
+    }
+
     /// After [`Bias::revoke`], under the same lock: the former owner goes on.
     pub(super) fn restore(&self, owner: u32) {
         self.owner.store(owner, Ordering::Release);
@@ -209,11 +214,6 @@ impl<const SEATS: usize> Bias<SEATS> {
         if is_foreign(owner) {
             barrier::heavy();
         }
-        self.is_out_or_stays(owner)
-    }
-
-    /// Waits for the owner to leave. One that stays inside is the owner again, and this is false.
-    fn is_out_or_stays(&self, owner: u32) -> bool {
         for turns in 0..PATIENCE {
             if owner == 0 || !self.seat_of(owner).load(Ordering::Acquire) {
                 return true;
@@ -224,26 +224,12 @@ impl<const SEATS: usize> Bias<SEATS> {
         false
     }
 
-    fn take_all<'a>(biases: impl IntoIterator<Item = &'a Self>) -> Vec<u32> {
-        let owners: Vec<u32> = biases.into_iter().map(Self::take).collect();
+    /// Takes several away, with one barrier for all; returns their owners.
+    pub(super) fn revoke_all<'a>(biases: impl IntoIterator<Item = &'a Self> + Clone) -> Vec<u32> {
+        let owners: Vec<u32> = biases.clone().into_iter().map(Self::take).collect();
         if owners.iter().any(|owner| is_foreign(*owner)) {
             barrier::heavy();
         }
-        owners
-    }
-
-    /// [`Bias::try_revoke`] of several, with one barrier for all: their owners, `None` where nothing has changed.
-    pub(super) fn try_revoke_all<'a>(
-        biases: impl IntoIterator<Item = &'a Self> + Clone,
-    ) -> Vec<Option<u32>> {
-        let owners = Self::take_all(biases.clone());
-        let taken = |(bias, owner): (&'a Self, u32)| bias.is_out_or_stays(owner).then_some(owner);
-        biases.into_iter().zip(owners).map(taken).collect()
-    }
-
-    /// Takes several away, with one barrier for all; returns their owners.
-    pub(super) fn revoke_all<'a>(biases: impl IntoIterator<Item = &'a Self> + Clone) -> Vec<u32> {
-        let owners = Self::take_all(biases.clone());
         for (bias, owner) in biases.into_iter().zip(&owners) {
             bias.wait_for(*owner);
         }

@@ -3,7 +3,7 @@
 //! It is an ordinary mutex until one thread has locked it several times in a row; from then on that thread enters by plain
 //! stores. The first other thread takes the bias away, which costs a barrier through all running threads, and the mutex is an
 //! ordinary one again until another row; each loss makes the next row longer, so threads that alternate do not pay for it.
-//! A visit ([`BiasedMutex::with_as_guest`], `try_with` and those of several) is no loss: an owner that had to wait for it goes on as the owner.
+//! A visit ([`BiasedMutex::with_as_guest`], `try_with` and `with_all`) is no loss: an owner that had to wait for it goes on as the owner.
 //!
 //! It does not poison, and it does not tell a deterministic scheduler: nothing may be called inside that could hand over to
 //! another thread. Locking it again inside blocks for ever, as with any mutex.
@@ -126,27 +126,9 @@ impl<T> BiasedMutex<T> {
         Some(result)
     }
 
-    /// [`BiasedMutex::try_with`] for each of `mutexes`, with one barrier for all of them: who looks at many disturbs the owners once.
-    ///
-    /// While `body` runs with one value, those that come later are kept, too. `None` for one that somebody else has for long.
-    pub fn try_with_each<R>(
-        mutexes: &[&Self],
-        mut body: impl FnMut(&mut T) -> R,
-    ) -> Vec<Option<R>> {
-        let mut rows: Vec<_> = mutexes.iter().map(|mutex| mutex.try_lock_only()).collect();
-        let locked = || mutexes.iter().zip(&rows).filter(|(_, row)| row.is_some());
-        let mut owners = Bias::try_revoke_all(locked().map(|(mutex, _)| &mutex.bias)).into_iter();
-        let visit = |(mutex, row): (&&Self, &mut Option<MutexGuard<'_, Row>>)| {
-            let _row = row.take()?;
-            let owner = owners.next().flatten()?;
-            #[allow(unsafe_code)]
-            // SAFETY: the lock is held and the bias revoked; nobody else touches the value.
-            let result = body(unsafe { &mut *mutex.value.get() });
-            // It was a visit: the owner goes on as before.
-            mutex.bias.restore(owner);
-            Some(result)
-        };
-        mutexes.iter().zip(&mut rows).map(visit).collect()
+    /// True when no other thread owns it: a visit disturbs nobody.
+    pub fn is_near(&self) -> bool {
+        !self.bias.is_of_another()
     }
 
     /// Runs `body` with the values of all of `mutexes`, in the order given, which must be the same for all callers.
@@ -381,8 +363,7 @@ mod tests {
                 visits += mutexes[0].try_with(visit).map_or(0, |()| 1);
                 mutexes[1].with_as_guest(visit);
                 BiasedMutex::with_all(&all, |values| values.iter_mut().for_each(|v| step(v)));
-                let each = BiasedMutex::try_with_each(&all, visit);
-                visits += 3 + each.iter().flatten().count() as u64;
+                visits += 3;
             }
             done.store(true, Ordering::Relaxed);
             steps = owners.into_iter().map(|owner| owner.join().unwrap_or(0)).sum();
@@ -393,26 +374,5 @@ mod tests {
         }
         let found: u64 = mutexes.iter().map(|mutex| mutex.with(|twins| twins.0)).sum();
         assert_eq!(found, steps + visits, "a step was lost");
-    }
-
-    #[test]
-    fn a_visit_of_several_passes_by_what_somebody_holds_and_reaches_the_others() {
-        let mutexes: [BiasedMutex<u32>; 3] = Default::default();
-        (0..100).for_each(|_| mutexes[2].with(|value| *value += 1));
-        let all: Vec<_> = mutexes.iter().collect();
-        mutexes[1].with(|_| {
-            std::thread::scope(|scope| {
-                let visitor = scope.spawn(|| BiasedMutex::try_with_each(&all, std::mem::take));
-                assert_eq!(visitor.join().unwrap_or_default(), [Some(0), None, Some(100)]);
-            });
-        });
-        // By its owner, inside of one that it owns, too.
-        (0..100).for_each(|_| mutexes[0].with(|value| *value += 1));
-        let inside = mutexes[0].enter();
-        assert_eq!(BiasedMutex::try_with_each(&all, |value| *value)[1], Some(0));
-        let first = BiasedMutex::try_with_each(&all[..1], |value| *value);
-        assert_eq!(first, if inside.is_some() { [None] } else { [Some(100)] });
-        drop(inside);
-        assert_eq!(mutexes[0].with(|value| *value), 100);
     }
 }

@@ -96,14 +96,9 @@ impl<T> Lock<T> {
         self.0.try_with(body)
     }
 
-    /// The same for each of several, with one barrier for all. `None` for one that somebody else is inside of for long.
-    pub(crate) fn try_with_each<R>(
-        locks: &[&Self],
-        body: impl FnMut(&mut T) -> R,
-    ) -> Vec<Option<R>> {
-        scheduling_point();
-        let locks: Vec<_> = locks.iter().map(|lock| &lock.0).collect();
-        BiasedMutex::try_with_each(&locks, body)
+    /// True when this thread can look inside without disturbing others.
+    pub(crate) fn is_near(&self) -> bool {
+        self.0.is_near()
     }
 
     /// The value, if this thread is the one that mostly uses it; otherwise take [`Lock::with`]. Nobody is let go ahead.

@@ -34,7 +34,7 @@ mod trim;
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Instant;
 
 use xlog_driver::sync::Mutex;
@@ -116,16 +116,21 @@ pub struct PoolResource {
     ordinal: u32,
     config: PoolConfig,
     segments: Box<dyn Segments>,
-    /// Memory that belongs to no stream, and on which nothing is pending.
-    spare: Mutex<Index>,
+    short: Short,
     put_by: PutBy,
     /// What it does for a memory checker, if it does.
     sanitizer: Option<Sanitizer>,
+}
+
+/// What is touched where a stream has run short; not on the lines that all streams read.
+#[repr(align(128))]
+struct Short {
+    /// Memory that belongs to no stream, and on which nothing is pending.
+    spare: Mutex<Index>,
     /// Held while memory is moved between the pool and the device, so that two do not take what one needs.
     growing: Mutex<Growth>,
-    /// Held by who looks at the arenas of other streams, so that two do not each take for busy what the other looks at. Inside it
-    /// nothing else is locked but arenas that can be had at once.
-    looking: Mutex<()>,
+    /// What requests have saved for looks at other streams.
+    looks_saved: AtomicU32,
 }
 
 /// How the pool has grown.
@@ -187,11 +192,13 @@ impl PoolResource {
             device,
             ordinal,
             segments,
-            spare: Mutex::default(),
+            short: Short {
+                spare: Mutex::default(),
+                growing: Mutex::new(Growth { last: Instant::now(), shared: (0, 0) }),
+                looks_saved: AtomicU32::new(reuse::MOST_SAVED),
+            },
             put_by: PutBy::default(),
             sanitizer,
-            growing: Mutex::new(Growth { last: Instant::now(), shared: (0, 0) }),
-            looking: Mutex::default(),
             config,
         };
         pool.take_initial()?;
@@ -225,7 +232,7 @@ impl PoolResource {
         match self.arenas.make(place) {
             Some(place) => {
                 place.1.store(true, Ordering::Release);
-                self.share_magazines(&mut self.growing.lock());
+                self.share_magazines(&mut self.short.growing.lock());
                 Ok(&place.0)
             }
             None => Err(ResourceError::StreamMisuse(format!(

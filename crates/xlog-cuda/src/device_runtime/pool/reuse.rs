@@ -8,9 +8,11 @@
 //! Memory that changes its stream gets a stamp of its new one, unless the host has seen its last work complete: whoever takes it from
 //! there follows the new stream, and through it the old one. Without that, a third stream would miss the first.
 //!
-//! The arena of another stream is looked at only if nobody stays inside it. Taking it from its thread disturbs all threads, so a first
-//! look at which arenas have what is needed is one for all of them; from then on no arena is held while another one is looked at.
+//! The arena of another stream is looked at only if nobody stays inside it, and no arena is held while another one is looked at. To look
+//! into the arena of a thread disturbs all threads, so requests that come here save up for it: where many threads run short at once, some
+//! take new memory instead, and then they run short less often. Before a request is refused everybody is looked at.
 
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use super::PoolResource;
@@ -28,6 +30,9 @@ const LOOK_AT: usize = 2;
 /// Memory moves between streams in pieces of up to this size where there is enough, so that it does not move often.
 const MOST_MOVED: u64 = 2 << 20;
 
+/// Looks into arenas of other threads that requests can save up for; a pool starts with as many.
+pub(super) const MOST_SAVED: u32 = 64;
+
 /// A request that the arena of its stream could not serve.
 pub(super) struct Request<'a> {
     pub(super) stream: StreamId,
@@ -44,7 +49,7 @@ impl PoolResource {
             // In several pieces, so that each can go back by itself.
             let span =
                 self.segments.grow(left.min(self.config.growth_bytes as u64), StreamId::DEFAULT)?;
-            self.spare.lock().add(Range { ptr: span.ptr, bytes: span.bytes, stamp: 0 }, true);
+            self.short.spare.lock().add(Range { ptr: span.ptr, bytes: span.bytes, stamp: 0 }, true);
             left = left.saturating_sub(span.bytes);
         }
         if self.config.initial_bytes > 0 && self.segments.is_stream_ordered() {
@@ -90,20 +95,27 @@ impl PoolResource {
         if let Some(piece) = self.take_spare(&request) {
             return Ok(piece);
         }
-        if let Some(piece) = self.take_from_others(&request, false)? {
-            return Ok(piece);
+        let crowd = self.crowd(&request);
+        let looks = self.may_look(&request, crowd);
+        if looks {
+            if let Some(piece) = self.take_from_others(&request, false)? {
+                return Ok(piece);
+            }
+            if self.config.reuse.insert_waits
+                && self.has_plenty()
+                && let Ok(Some(piece)) = self.take_with_waits(&request)
+            {
+                return Ok(piece);
+            }
         }
-        if self.config.reuse.insert_waits
-            && self.has_plenty()
-            && let Ok(Some(piece)) = self.take_with_waits(&request)
-        {
-            return Ok(piece);
-        }
-        let full = match self.grow(&request) {
+        let full = match self.grow(&request, crowd) {
             Ok(piece) => return Ok(piece),
             Err(error) if is_full(&error) => error,
             Err(error) => return Err(error),
         };
+        if !looks && let Some(piece) = self.take_from_others(&request, false)? {
+            return Ok(piece);
+        }
         if self.config.reuse.insert_waits
             && let Some(piece) = self.take_from_others(&request, true)?
         {
@@ -128,6 +140,27 @@ impl PoolResource {
         Err(self.refusal(&request, full))
     }
 
+    /// Arenas of other streams that are other threads'.
+    fn crowd(&self, request: &Request<'_>) -> u32 {
+        let own = request.home.clock().key();
+        let others = self.arenas_with_places().filter(|(place, _)| *place != own);
+        others.filter(|(_, arena)| !arena.is_near()).count() as u32
+    }
+
+    /// Whether a request may look at other streams: a small one pays for each arena of another thread with what requests have saved.
+    fn may_look(&self, request: &Request<'_>, crowd: u32) -> bool {
+        if crowd == 0 || request.size > MOST_MOVED {
+            return true;
+        }
+        // Two that save at the same time may lose one.
+        let saved = self.short.looks_saved.load(Ordering::Relaxed).saturating_add(1);
+        let saved = saved.min(MOST_SAVED);
+        let is_enough = saved >= crowd.min(MOST_SAVED);
+        let left = if is_enough { saved.saturating_sub(crowd) } else { saved };
+        self.short.looks_saved.store(left, Ordering::Relaxed);
+        is_enough
+    }
+
     /// True when the pool holds enough that another stream's memory is worth a wait.
     fn has_plenty(&self) -> bool {
         let held = self.segments.reserved();
@@ -136,9 +169,9 @@ impl PoolResource {
             return false;
         }
         let free = |arena: &mut Arena| arena.index.free_bytes() + arena.ready_bytes();
-        let arenas: Vec<_> = self.arenas_with_places().map(|(_, arena)| arena).collect();
-        let of_streams: u64 = self.look_at(&arenas, free).into_iter().flatten().sum();
-        of_streams + self.spare.lock().free_bytes() >= held / 2
+        let of_streams: u64 =
+            self.arenas_with_places().filter_map(|(_, arena)| arena.try_with(free)).sum();
+        of_streams + self.short.spare.lock().free_bytes() >= held / 2
     }
 
     #[cold]
@@ -182,7 +215,7 @@ impl PoolResource {
 
     fn take_spare(&self, request: &Request<'_>) -> Option<Piece> {
         let range = {
-            let mut spare = self.spare.lock();
+            let mut spare = self.short.spare.lock();
             let (size, align) = (request.size, request.align);
             let taken = self
                 .take_worth_while(&mut spare, (size, align), &mut |_| true)
@@ -202,22 +235,12 @@ impl PoolResource {
         request: &Request<'_>,
         with_wait: bool,
     ) -> ResourceResult<Option<Piece>> {
-        let (own, size, align) = (request.home.clock().key(), request.size, request.align);
-        let others = self.arenas_with_places().filter(|(place, _)| *place != own);
-        let (streams, others): (Vec<_>, Vec<_>) = others
-            .filter_map(|(place, arena)| Some((self.tracker.streams.at(place)?, arena)))
-            .unzip();
-        // What is at hand goes to free memory only for who would wait for it.
-        let may_serve = |arena: &mut Arena| {
-            arena.index.has_range(size, align)
-                || with_wait && arena.index.free_bytes() + arena.ready_bytes() >= size
-        };
-        let may_serve = self.look_at(&others, may_serve);
+        let own = request.home.clock().key();
         let mut failed = None;
-        for ((stream, other), may_serve) in streams.into_iter().zip(others).zip(may_serve) {
-            if may_serve != Some(true) {
+        for (place, other) in self.arenas_with_places() {
+            let Some(stream) = self.tracker.streams.at(place).filter(|_| place != own) else {
                 continue;
-            }
+            };
             let Some((range, path)) = self.take_from(request, other, stream, with_wait) else {
                 continue;
             };
@@ -240,22 +263,12 @@ impl PoolResource {
         }
     }
 
-    /// Looks at arenas, whoever uses them, with one barrier for all; `None` for one that somebody stays inside of.
-    pub(super) fn look_at<R>(
-        &self,
-        arenas: &[&Lock<Arena>],
-        look: impl FnMut(&mut Arena) -> R,
-    ) -> Vec<Option<R>> {
-        let _looking = self.looking.lock();
-        Lock::try_with_each(arenas, look)
-    }
-
     /// The same with waits, from one other stream or from several.
     fn take_with_waits(&self, request: &Request<'_>) -> ResourceResult<Option<Piece>> {
         match self.take_from_others(request, true)? {
             Some(piece) => Ok(Some(piece)),
             None => {
-                let _growing = self.growing.lock();
+                let _growing = self.short.growing.lock();
                 self.join(request, true)
             }
         }
@@ -271,12 +284,16 @@ impl PoolResource {
     ) -> Option<(Range, Path)> {
         let reuse = self.config.reuse;
         let (size, align) = (request.size, request.align);
+        let enough =
+            other.try_with(|arena| arena.index.free_bytes() + arena.ready_bytes() >= size)?;
+        if !enough {
+            return None;
+        }
         if reuse.opportunistic {
             stream.poll_tail();
         }
         let (clock, here) = (stream.clock(), request.home.clock());
         let mut places = Vec::new();
-        let looking = self.looking.lock();
         let found = other.try_with(|arena| {
             let path_of = |stamp: u64| {
                 if stamp == 0 || reuse.opportunistic && clock.is_complete(stamp) {
@@ -301,7 +318,6 @@ impl PoolResource {
             arena.flush(clock.now(), &self.tracker.table, &mut places);
             take(&mut arena.index)
         });
-        drop(looking);
         self.tracker.table.give_places(places);
         found.flatten()
     }
@@ -313,9 +329,9 @@ impl PoolResource {
         Range { ptr: span.ptr, bytes: span.bytes, stamp }
     }
 
-    /// From the device.
-    fn grow(&self, request: &Request<'_>) -> ResourceResult<Piece> {
-        let mut grown = self.growing.lock();
+    /// From the device; for the others of a crowd as well, where it is nobody's until they ask.
+    fn grow(&self, request: &Request<'_>, crowd: u32) -> ResourceResult<Piece> {
+        let mut grown = self.short.growing.lock();
         // Another thread of this stream may have grown meanwhile.
         let (size, align) = (request.size, request.align);
         if let Some(piece) =
@@ -334,11 +350,19 @@ impl PoolResource {
         // Pieces begin at multiples of the granularity; what must be aligned better needs room to be moved in.
         let slack = if align > self.segments.granularity() { align } else { 0 };
         crate::spans::slow_path!("segment_growth", bytes = size + slack);
-        let span = self.take_span(size + slack, request.stream)?;
+        let span = self.take_span(size + slack, request.stream, crowd)?;
         grown.last = Instant::now();
         self.share_magazines(&mut grown);
+        let (own, others) = match crowd > 0 && !self.segments.is_stream_ordered() {
+            true => split(span, (size + slack).max(self.moved())),
+            false => (span, None),
+        };
+        if let Some(others) = others {
+            let range = Range { ptr: others.ptr, bytes: others.bytes, stamp: 0 };
+            self.short.spare.lock().add(range, true);
+        }
         drop(grown);
-        match self.add(request, self.fresh(request, span), Path::Grown) {
+        match self.add(request, self.fresh(request, own), Path::Grown) {
             Some(piece) => Ok(piece),
             None => Err(ResourceError::OutOfMemory {
                 requested: size as usize,
@@ -348,9 +372,10 @@ impl PoolResource {
     }
 
     /// Takes at least `bytes` from the device: more while there is room, in proportion to what is held, so that a small pool stays
-    /// small and a large one does not grow often.
-    fn take_span(&self, bytes: u64, stream: StreamId) -> ResourceResult<Span> {
-        let step = (self.segments.reserved() / 32).max(2 << 20).next_multiple_of(2 << 20);
+    /// small and a large one does not grow often. Where a crowd will ask soon, it is for several at a time, up to a quarter.
+    fn take_span(&self, bytes: u64, stream: StreamId, crowd: u32) -> ResourceResult<Span> {
+        let part = self.segments.reserved() / 32 * u64::from(crowd.min(7) + 1);
+        let step = part.max(2 << 20).next_multiple_of(2 << 20);
         let step = step.min(self.config.growth_bytes as u64);
         if step > bytes {
             match self.segments.grow(step, stream) {
@@ -363,7 +388,7 @@ impl PoolResource {
 
     /// Moves wholly free pieces of memory to other addresses, where they lie together.
     fn move_together(&self, request: &Request<'_>) -> ResourceResult<Option<Piece>> {
-        let _growing = self.growing.lock();
+        let _growing = self.short.growing.lock();
         let idle = self.take_idle();
         let (span, gone, outcome) = self.segments.gather(&idle, request.size, request.stream);
         self.keep_idle(idle, &gone);
@@ -403,7 +428,40 @@ impl PoolResource {
     }
 }
 
+/// The beginning of a span, of `bytes` at least, and what is left of it if that is as much again.
+fn split(span: Span, bytes: u64) -> (Span, Option<Span>) {
+    let first = bytes.next_multiple_of(UNIT);
+    match span.bytes.checked_sub(first) {
+        Some(left) if left >= first => {
+            let others = Span { ptr: span.ptr + first, bytes: left };
+            (Span { ptr: span.ptr, bytes: first }, Some(others))
+        }
+        _ => (span, None),
+    }
+}
+
 /// True when the device, a limit or a ledger has no more.
 fn is_full(error: &ResourceError) -> bool {
     matches!(error, ResourceError::OutOfMemory { .. } | ResourceError::OutOfBudget { .. })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_span_is_split_only_where_as_much_is_left_for_others() {
+        let span = Span { ptr: 0x10_0000, bytes: 8 * UNIT };
+        for (bytes, first) in
+            [(1, 1), (UNIT + 1, 2), (4 * UNIT, 4), (4 * UNIT + 1, 8), (9 * UNIT, 8)]
+        {
+            let (own, others) = split(span, bytes);
+            assert_eq!((own.ptr, own.bytes), (span.ptr, first * UNIT), "{bytes}");
+            let left = others.map_or(0, |others| {
+                assert_eq!(others.ptr, own.ptr + own.bytes);
+                others.bytes
+            });
+            assert_eq!(own.bytes + left, span.bytes, "nothing is lost");
+        }
+    }
 }

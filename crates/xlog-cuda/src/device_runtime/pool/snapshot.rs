@@ -103,7 +103,7 @@ impl PoolResource {
                 }
             });
         }
-        let spare = self.spare.lock();
+        let spare = self.short.spare.lock();
         snapshot.idle_bytes += spare.free_bytes() as usize;
         snapshot.free_ranges += spare.free_ranges();
         snapshot.largest_free = snapshot.largest_free.max(spare.largest_free() as usize);

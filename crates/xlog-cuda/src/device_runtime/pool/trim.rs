@@ -32,7 +32,7 @@ impl PoolResource {
         {
             self.release_completed(usize::MAX)?;
         }
-        let mut growing = self.growing.lock();
+        let mut growing = self.short.growing.lock();
         let excess = self.segments.reserved().saturating_sub(bytes as u64);
         if excess == 0 {
             return Ok(0);
@@ -58,7 +58,7 @@ impl PoolResource {
     /// Lets memory go that has been free for long enough, if the configuration says so.
     pub(super) fn decay(&self) -> ResourceResult<()> {
         let Some(idle) = self.config.idle_decay else { return Ok(()) };
-        let due = self.growing.lock().last.elapsed() >= idle;
+        let due = self.short.growing.lock().last.elapsed() >= idle;
         if due { self.trim_to(self.config.release_threshold).map(|_| ()) } else { Ok(()) }
     }
 
@@ -68,16 +68,12 @@ impl PoolResource {
         if size < LARGE {
             return false;
         }
-        let mut free = self.spare.lock().free_bytes();
+        let mut free = self.short.spare.lock().free_bytes();
         let mut places = usize::from(free >= LEAST_JOINED);
-        let (streams, arenas): (Vec<_>, Vec<_>) = self
-            .arenas_with_places()
-            .filter_map(|(place, arena)| Some((self.tracker.streams.at(place)?, arena)))
-            .unzip();
-        let of_arenas = self.look_at(&arenas, |arena| arena.index.free_bytes());
-        for (stream, bytes) in streams.into_iter().zip(of_arenas) {
+        for (place, arena) in self.arenas_with_places() {
+            let Some(stream) = self.tracker.streams.at(place) else { continue };
             // One that somebody stays inside is not waited for.
-            let bytes = bytes.unwrap_or(0);
+            let bytes = arena.try_with(|arena| arena.index.free_bytes()).unwrap_or(0);
             if bytes >= LEAST_JOINED {
                 (places, free) = (places + 1, free + bytes);
                 if polls {
@@ -104,7 +100,7 @@ impl PoolResource {
             return Ok(None);
         }
         let (own, least) = (home.clock().key(), least_joined(size));
-        let spare = self.spare.lock().extract(least, &mut |range| Some(*range));
+        let spare = self.short.spare.lock().extract(least, &mut |range| Some(*range));
         let mut parts: Vec<(Range, Option<u32>)> =
             spare.into_iter().map(|range| (range, None)).collect();
         for (place, arena) in self.arenas_with_places() {
@@ -132,7 +128,7 @@ impl PoolResource {
             match place {
                 Some(place) => place.0.with_as_guest(|arena| ranges.for_each(|r| arena.keep(r))),
                 None => {
-                    let mut spare = self.spare.lock();
+                    let mut spare = self.short.spare.lock();
                     ranges.for_each(|range| {
                         spare.add(range, true);
                     });
@@ -174,7 +170,9 @@ impl PoolResource {
                 idle.extend(arena.index.extract(0, leaves).iter().map(span_of));
             });
         }
-        idle.extend(self.spare.lock().extract(0, &mut |range| Some(*range)).iter().map(span_of));
+        idle.extend(
+            self.short.spare.lock().extract(0, &mut |range| Some(*range)).iter().map(span_of),
+        );
         idle.sort_unstable_by_key(|span| span.ptr);
         let mut joined: Vec<Span> = Vec::with_capacity(idle.len());
         for span in idle {
@@ -191,7 +189,7 @@ impl PoolResource {
         let mut gone: Vec<Span> = gone.to_vec();
         gone.sort_unstable_by_key(|span| span.ptr);
         let mut gone = gone.into_iter().peekable();
-        let mut spare = self.spare.lock();
+        let mut spare = self.short.spare.lock();
         for span in idle {
             let (mut from, end) = (span.ptr, span.ptr + span.bytes);
             while let Some(part) = gone.next_if(|part| part.ptr < end) {

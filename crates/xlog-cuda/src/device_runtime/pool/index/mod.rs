@@ -103,11 +103,6 @@ impl Index {
         self.carve_at(id, head, whole.max(wish.bytes))
     }
 
-    /// True when [`Index::take_if`] would find a range for a request if every stamp were usable.
-    pub(crate) fn has_range(&self, bytes: u64, align: u64) -> bool {
-        Wish::new(bytes, align).is_some_and(|wish| self.find_if(wish, &mut |_| true).is_some())
-    }
-
     /// Gives a taken range back, with the stamp of the last work on it, and says its size. A node that is not taken is left as it
     /// is, and has none.
     #[inline(always)]
