@@ -129,7 +129,7 @@ fn main() -> ExitCode {
             let budget: Resource = Box::new(GlobalDeviceBudget::new(pool(), 1 << 32));
             pairs(&budget, lease.id(), count, |_| 1 << 10);
         }
-        // What the simulated driver spends on a block and its return is counted too.
+        // What the simulated driver spends on a block and its return is left out of the count.
         "async-pair-1KiB" => {
             let resource = AsyncCudaResource::new(device.clone(), 0, streams.clone());
             for turn in 0..count {

@@ -246,7 +246,7 @@ impl RawStream {
         other: &Self,
         stamp: u64,
     ) -> Result<u64, Box<Unfollowed>> {
-        // Stamps move when an event is begun: as long as this one stands, none covers it.
+        // Stamps move when an event is begun, or the whole stream is asked for: as long as this one stands, no event covers it.
         match other.clock.now() == stamp {
             true => self.follow_tail(me, other, stamp),
             false => self.follow_event(me, other, stamp),
@@ -317,6 +317,17 @@ impl RawStream {
         }
         // Others may build on the answer, so it is not merely housekeeping.
         matches!(self.with_tail(|driver| driver.stream_query(self.handle)), Ok(true))
+    }
+
+    /// The same for who merely asks: the clock of another thread's stream is left alone.
+    fn with_own_tail(
+        &self,
+        ask: impl FnOnce(&dyn Driver) -> DriverResult<bool>,
+    ) -> DriverResult<bool> {
+        match self.clock.is_near() {
+            true => self.with_tail(ask),
+            false => ask(self.device.driver().as_ref()),
+        }
     }
 
     /// Asks the driver about everything queued so far: where it says that all has completed, so has every stamp up to now.
@@ -504,15 +515,16 @@ impl DeviceStream {
         Ok(self.driver().hold(self.handle())?)
     }
 
-    /// Waits until everything queued on this stream has completed. No later use waits for any of it.
+    /// Waits until everything queued on this stream has completed. Where this thread is the one that uses the stream, no later use waits
+    /// for any of it.
     pub fn synchronize(&self) -> Result<()> {
-        self.raw.with_tail(|driver| driver.stream_synchronize(self.handle()).map(|()| true))?;
+        self.raw.with_own_tail(|driver| driver.stream_synchronize(self.handle()).map(|()| true))?;
         Ok(())
     }
 
     /// True when everything queued on this stream has completed. Never waits.
     pub fn query(&self) -> Result<bool> {
-        Ok(self.raw.with_tail(|driver| driver.stream_query(self.handle()))?)
+        Ok(self.raw.with_own_tail(|driver| driver.stream_query(self.handle()))?)
     }
 
     /// Makes later work of this stream wait for all work queued on `other` so far. The host does not wait.

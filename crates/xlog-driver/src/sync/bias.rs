@@ -175,9 +175,10 @@ impl<const SEATS: usize> Bias<SEATS> {
         self.owner.load(Ordering::Relaxed)
     }
 
-    /// True when another thread owns it, or did and has ended.
+    /// True when another thread owns it that has not ended.
     pub(super) fn is_of_another(&self) -> bool {
-        is_foreign(self.owner())
+        let owner = self.owner();
+        is_foreign(owner) && !barrier::is_gone(name_of(owner))
     }
 
     /// After [`Bias::revoke`], under the same lock: the former owner goes on.

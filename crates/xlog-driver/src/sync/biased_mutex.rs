@@ -375,4 +375,28 @@ mod tests {
         let found: u64 = mutexes.iter().map(|mutex| mutex.with(|twins| twins.0)).sum();
         assert_eq!(found, steps + visits, "a step was lost");
     }
+
+    #[test]
+    fn what_a_thread_owned_that_has_ended_is_near_to_all() {
+        let mutex = BiasedMutex::new(0_u32);
+        let (owned, seen) = (AtomicBool::new(false), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            let owner = scope.spawn(|| {
+                (0..100).for_each(|_| mutex.with(|value| *value += 1));
+                owned.store(mutex.bias.is_mine(), Ordering::Release);
+                seen.store(true, Ordering::Release);
+                while seen.load(Ordering::Acquire) {
+                    std::thread::yield_now();
+                }
+            });
+            while !seen.load(Ordering::Acquire) {
+                std::thread::yield_now();
+            }
+            // Without a barrier through all threads nobody owns anything.
+            assert_eq!(mutex.is_near(), !owned.load(Ordering::Acquire));
+            seen.store(false, Ordering::Release);
+            assert!(owner.join().is_ok());
+        });
+        assert!(mutex.is_near());
+    }
 }

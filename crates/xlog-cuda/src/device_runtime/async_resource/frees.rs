@@ -104,9 +104,9 @@ impl Frees {
     ///
     /// The driver is asked without the lock, about what was there before; whoever takes an entry out counts it.
     pub(super) fn poll(&self, stream: &RawStream, tally: &Tally) -> DriverResult<Vec<Generation>> {
-        let (end, stamps) = self.with(stream, |frees| {
+        let (end, stamps, undone) = self.with(stream, |frees| {
             let stamps: Vec<u64> = frees.batches.iter().map(|(stamp, _)| *stamp).collect();
-            (frees.end(), stamps)
+            (frees.end(), stamps, std::mem::take(&mut frees.undone))
         });
         if stream.is_done() {
             let done = self.with(stream, |frees| {
@@ -115,6 +115,9 @@ impl Frees {
                 done
             });
             return Ok(done);
+        }
+        if undone {
+            self.undone(stream);
         }
         let complete =
             stamps.into_iter().take_while(|&stamp| stream.poll(stamp) == Some(true)).last();

@@ -355,6 +355,7 @@ impl DeviceMemoryResource for AsyncCudaResource {
             #[allow(unsafe_code)]
             // SAFETY: just allocated on this stream, and nobody knows of it.
             let freed = unsafe { pools.free_async(ptr, home.handle()) };
+            self.frees.undone(home);
             freed?;
             return Err(too_many_blocks());
         };

@@ -1,7 +1,7 @@
 //! The clock of a stream.
 //!
-//! A stamp moves only when an event is recorded: work that finishes gets the stamp as it stands, and an event covers every
-//! stamp up to the one that stood before it was begun. The order of steps is what makes that true:
+//! A stamp moves only when an event is recorded, or the driver is asked about all that is queued: work that finishes gets the stamp as
+//! it stands, and an event covers every stamp up to the one that stood before it was begun. The order of steps is what makes that true:
 //!
 //! - a finish reads the stamp *after* its work was queued;
 //! - a record moves the stamp on, and looks at what its stream has seen, *before* it calls the driver;
@@ -174,6 +174,11 @@ impl<E: Copy, C: Deref<Target = ClockCell>> StreamClock<E, C> {
     #[inline(always)]
     pub(crate) fn begin(&self, me: Me<'_>) -> Begun<E> {
         with_as!(self.inner, me, |inner| self.begin_in(inner))
+    }
+
+    /// True when this thread can use the clock without disturbing another.
+    pub(crate) fn is_near(&self) -> bool {
+        self.inner.is_near()
     }
 
     /// Moves the stamp on, before the driver is asked whether everything up to the one returned has completed.

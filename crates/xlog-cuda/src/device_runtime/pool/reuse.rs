@@ -140,16 +140,21 @@ impl PoolResource {
         Err(self.refusal(&request, full))
     }
 
-    /// Arenas of other streams that are other threads'.
+    /// Arenas of other streams that are other threads'. Which threads there are decides nothing in a pool that always does the same.
     fn crowd(&self, request: &Request<'_>) -> u32 {
+        if !self.config.reuse.opportunistic {
+            return 0;
+        }
         let own = request.home.clock().key();
         let others = self.arenas_with_places().filter(|(place, _)| *place != own);
         others.filter(|(_, arena)| !arena.is_near()).count() as u32
     }
 
-    /// Whether a request may look at other streams: a small one pays for each arena of another thread with what requests have saved.
+    /// Whether a request may look at other streams: a small one pays for each arena of another thread with what requests have saved, as
+    /// long as the pool rather grows than waits.
     fn may_look(&self, request: &Request<'_>, crowd: u32) -> bool {
-        if crowd == 0 || request.size > MOST_MOVED {
+        let has_grown = self.segments.reserved() > self.config.eager_growth_bytes as u64;
+        if crowd == 0 || request.size > MOST_MOVED || has_grown {
             return true;
         }
         // Two that save at the same time may lose one.
@@ -353,13 +358,16 @@ impl PoolResource {
         let span = self.take_span(size + slack, request.stream, crowd)?;
         grown.last = Instant::now();
         self.share_magazines(&mut grown);
-        let (own, others) = match crowd > 0 && !self.segments.is_stream_ordered() {
-            true => split(span, (size + slack).max(self.moved())),
-            false => (span, None),
-        };
-        if let Some(others) = others {
+        let mut own = span;
+        if crowd > 0
+            && !self.segments.is_stream_ordered()
+            && let (first, Some(others)) = self.split(span, (size + slack).max(self.moved()))
+        {
             let range = Range { ptr: others.ptr, bytes: others.bytes, stamp: 0 };
-            self.short.spare.lock().add(range, true);
+            // What cannot be kept there stays with the rest.
+            if self.short.spare.lock().add(range, true) {
+                own = first;
+            }
         }
         drop(grown);
         match self.add(request, self.fresh(request, own), Path::Grown) {
@@ -384,6 +392,10 @@ impl PoolResource {
             }
         }
         self.segments.grow(bytes, stream)
+    }
+
+    fn split(&self, span: Span, bytes: u64) -> (Span, Option<Span>) {
+        split(span, bytes, self.segments.granularity().max(UNIT))
     }
 
     /// Moves wholly free pieces of memory to other addresses, where they lie together.
@@ -428,9 +440,10 @@ impl PoolResource {
     }
 }
 
-/// The beginning of a span, of `bytes` at least, and what is left of it if that is as much again.
-fn split(span: Span, bytes: u64) -> (Span, Option<Span>) {
-    let first = bytes.next_multiple_of(UNIT);
+/// The beginning of a span, of `bytes` at least, and what is left of it if that is as much again. Each side is whole
+/// pieces of the device's memory, so that it can go back by itself.
+fn split(span: Span, bytes: u64, grain: u64) -> (Span, Option<Span>) {
+    let first = bytes.next_multiple_of(grain);
     match span.bytes.checked_sub(first) {
         Some(left) if left >= first => {
             let others = Span { ptr: span.ptr + first, bytes: left };
@@ -455,7 +468,7 @@ mod tests {
         for (bytes, first) in
             [(1, 1), (UNIT + 1, 2), (4 * UNIT, 4), (4 * UNIT + 1, 8), (9 * UNIT, 8)]
         {
-            let (own, others) = split(span, bytes);
+            let (own, others) = split(span, bytes, UNIT);
             assert_eq!((own.ptr, own.bytes), (span.ptr, first * UNIT), "{bytes}");
             let left = others.map_or(0, |others| {
                 assert_eq!(others.ptr, own.ptr + own.bytes);

@@ -147,8 +147,7 @@ mod tests {
             let config = SimConfig::default().with_async_pools(false);
             Arc::new(CudaDevice::from_sim(SimDevice::open(config).unwrap()))
         };
-        let ordered = RuntimeConfig::default().with_resource(ResourceKind::Async);
-        let said = stack(without(), &ordered).unwrap_err().to_string();
+        let said = stack(without(), &RuntimeConfig::default()).unwrap_err().to_string();
         assert!(said.contains("XLOG_DEVICE_RESOURCE=direct"), "{said}");
         let direct = RuntimeConfig::default().with_resource(ResourceKind::Direct);
         assert!(stack(without(), &direct).is_ok());
