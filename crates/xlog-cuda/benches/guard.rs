@@ -4,8 +4,8 @@
 //!
 //! The device is what `XLOG_DEVICE` names, or else the simulated one, whose figures say little. Batches of all variants take turns, so that
 //! a change of clock or of load meets all of them. Each batch is compared with the mean of those beside it of two runtimes without a
-//! guard, whose own ratios say how far two that are the same differ; the ratio is the median, the time the fastest twentieth. `--gate` ends with status 1 when one block in 100 000 between guard
-//! pages costs more than 5 %.
+//! guard, whose own ratios say how far two that are the same differ; the ratio is the median, the time the fastest twentieth.
+//! `--gate` ends with status 1 when one block in 100 000 between guard pages costs more than 5 %.
 
 #![allow(missing_docs, clippy::unwrap_used)]
 

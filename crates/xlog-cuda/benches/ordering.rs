@@ -4,9 +4,9 @@
 //!
 //! A ratio compares two variants in one run: short batches of one and the other alternate, so that a change of clock or of load meets
 //! both, each batch is compared with the one beside it, and the ratio is the median. A time that stands alone is the fastest twentieth of
-//! its batches, as in the other benches, with the median beside it: half a core is another thread's on many hosts. `--gate` ends with status 1 when a bar is missed; `--csv` prints
-//! `peer,variant,workload,parameter,value,unit` instead of a table. What needs a GPU takes
-//! the one that `XLOG_TEST_DEVICE` or `XLOG_DEVICE` names, else the first, and is left out where there is none.
+//! its batches, as in the other benches, with the median beside it: what else runs on a shared host halves a processor for seconds.
+//! `--gate` ends with status 1 when a bar is missed; `--csv` prints `peer,variant,workload,parameter,value,unit` instead of a table. What
+//! needs a GPU takes the one that `XLOG_TEST_DEVICE` or `XLOG_DEVICE` names, else the first, and is left out where there is none.
 
 #![allow(missing_docs, clippy::unwrap_used)]
 

@@ -319,7 +319,8 @@ impl RawStream {
         matches!(self.with_tail(|driver| driver.stream_query(self.handle)), Ok(true))
     }
 
-    /// The same for who merely asks: the clock of another thread's stream is left alone.
+    /// [`RawStream::with_tail`] where this thread is the one that uses the stream. Of another thread's stream only the driver is asked: to
+    /// move its clock would disturb that thread.
     fn with_own_tail(
         &self,
         ask: impl FnOnce(&dyn Driver) -> DriverResult<bool>,

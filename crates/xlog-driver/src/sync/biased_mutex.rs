@@ -113,7 +113,11 @@ impl<T> BiasedMutex<T> {
             // SAFETY: as in `with`.
             return Some(body(unsafe { &mut *self.value.get() }));
         }
-        let _row = self.try_lock_only()?;
+        let _row = match self.slow.try_lock() {
+            Ok(row) => row,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return None,
+        };
         let owner = self.bias.owner();
         if !self.bias.try_revoke() {
             return None;
@@ -157,14 +161,6 @@ impl<T> BiasedMutex<T> {
 
     fn lock_only(&self) -> MutexGuard<'_, Row> {
         self.slow.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn try_lock_only(&self) -> Option<MutexGuard<'_, Row>> {
-        match self.slow.try_lock() {
-            Ok(row) => Some(row),
-            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
-            Err(TryLockError::WouldBlock) => None,
-        }
     }
 
     #[cold]

@@ -361,7 +361,8 @@ impl PoolResource {
         let mut own = span;
         if crowd > 0
             && !self.segments.is_stream_ordered()
-            && let (first, Some(others)) = self.split(span, (size + slack).max(self.moved()))
+            && let (first, Some(others)) =
+                split(span, (size + slack).max(self.moved()), self.segments.granularity().max(UNIT))
         {
             let range = Range { ptr: others.ptr, bytes: others.bytes, stamp: 0 };
             // What cannot be kept there stays with the rest.
@@ -392,10 +393,6 @@ impl PoolResource {
             }
         }
         self.segments.grow(bytes, stream)
-    }
-
-    fn split(&self, span: Span, bytes: u64) -> (Span, Option<Span>) {
-        split(span, bytes, self.segments.granularity().max(UNIT))
     }
 
     /// Moves wholly free pieces of memory to other addresses, where they lie together.
