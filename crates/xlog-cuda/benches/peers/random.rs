@@ -18,6 +18,13 @@ struct RandomRun {
     is_cut: bool,
 }
 
+/// A block and what was asked for; no block lies on two cache lines.
+#[repr(align(64))]
+struct Live<B> {
+    size: u64,
+    block: B,
+}
+
 /// A checked run also hashes what it does and stops after `limit` seconds.
 fn random_run<const CHECKED: bool, P: Peer>(
     peer: &P,
@@ -28,7 +35,7 @@ fn random_run<const CHECKED: bool, P: Peer>(
 ) -> RandomRun {
     const CAP: u64 = 16_000 << 20;
     let mut random = Minstd::new();
-    let mut live: Vec<(u64, P::Block)> = Vec::with_capacity(n);
+    let mut live: Vec<Live<P::Block>> = Vec::with_capacity(n);
     let mut run = RandomRun::default();
     let mut fnv = Fnv::new();
     let (mut allocated, mut bytes) = (0, 0_u64);
@@ -41,7 +48,7 @@ fn random_run<const CHECKED: bool, P: Peer>(
         if allocates {
             match peer.allocate(black_box(size as usize), stream) {
                 Ok(block) => {
-                    live.push((size, block));
+                    live.push(Live { size, block });
                     allocated += 1;
                     bytes += size;
                     run.peak = run.peak.max(bytes);
@@ -59,7 +66,7 @@ fn random_run<const CHECKED: bool, P: Peer>(
             }
         }
         let at = random.draw(0, n as u64 - 1) as usize % live.len();
-        let (size, block) = live.swap_remove(at);
+        let Live { size, block } = live.swap_remove(at);
         bytes -= size;
         peer.free(black_box(block));
         if CHECKED {
@@ -73,7 +80,7 @@ fn random_run<const CHECKED: bool, P: Peer>(
     }
     run.seconds = start.elapsed().as_secs_f64();
     run.fnv = fnv.0;
-    live.into_iter().for_each(|(_, block)| peer.free(block));
+    live.into_iter().for_each(|live| peer.free(live.block));
     run
 }
 

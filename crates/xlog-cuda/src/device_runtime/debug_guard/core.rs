@@ -14,7 +14,7 @@ use super::books::{Books, Due, Entry, Job, Mark, Pending, Stage};
 use super::check::{Checker, Look};
 use super::config::{GuardConfig, GuardMode};
 use super::journal::Journal;
-use super::pages::{Mapped, Pages};
+use super::pages::{ADDRESSES, Mapped, Pages};
 use super::report::{BlockInfo, FoundBy};
 use super::sampling::Sampling;
 use super::zone::{CANARY, FREED, FRESH, Zone};
@@ -119,7 +119,7 @@ impl<R: DeviceMemoryResource> Core<R> {
             _ => None,
         };
         Self {
-            sampling: Sampling::new(sampling),
+            sampling: Sampling::new(sampling, ADDRESSES),
             ordinal: inner.device_ordinal(),
             parts,
             pages,
@@ -199,8 +199,8 @@ impl<R: DeviceMemoryResource> Core<R> {
             Ok(mapped) => mapped,
             Err(error) => return Err((block, error)),
         };
-        if let Some((from, bytes)) = pages.addresses() {
-            self.sampling.set_guarded(from, bytes);
+        if let Some(from) = pages.addresses() {
+            self.sampling.set_guarded(from);
         }
         self.hand_out(block, zone, Some(mapped), who).inspect_err(|_| {
             // Part of the fill may be queued.

@@ -17,7 +17,7 @@ use crate::CudaDevice;
 use crate::device_runtime::resource::{MIN_ALIGN, PhysicalMeter, ResourceError, ResourceResult};
 
 /// Addresses that are reserved: they cost nothing.
-const ADDRESSES: usize = 1 << 40;
+pub(super) const ADDRESSES: usize = 1 << 40;
 
 /// The mapped units of one block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -68,9 +68,9 @@ impl Pages {
         self.memory().map_or(1, |memory| memory.granularity().max(1))
     }
 
-    /// Where all these blocks lie, and in how many bytes, once there was one.
-    pub(super) fn addresses(&self) -> Option<(u64, usize)> {
-        self.base.get().map(|base| (*base, ADDRESSES))
+    /// Where all these blocks lie from, in [`ADDRESSES`] bytes, once there was one.
+    pub(super) fn addresses(&self) -> Option<u64> {
+        self.base.get().copied()
     }
 
     /// The physical memory that a block takes.

@@ -19,21 +19,25 @@ thread_local! {
 pub(super) struct Sampling {
     /// Blocks that are handed out as they are between two that are guarded.
     skipped: u64,
-    /// Blocks that are guarded lie from here on.
+    /// Blocks that are guarded lie from here on; [`NOWHERE`] until there was one.
     from: AtomicU64,
     /// In so many bytes.
-    span: AtomicU64,
+    span: u64,
     is_on: bool,
 }
 
+/// No device has memory from here on.
+const NOWHERE: u64 = 1 << 63;
+
 impl Sampling {
-    /// One block in `every`; all where there is no such number.
-    pub(super) fn new(every: Option<NonZeroU64>) -> Self {
+    /// One block in `every`, which then lies somewhere in a range of `span` bytes; all where there is no such number.
+    pub(super) fn new(every: Option<NonZeroU64>, span: usize) -> Self {
+        let is_on = every.is_some();
         Self {
             skipped: every.map_or(0, |every| every.get() - 1),
-            from: AtomicU64::new(0),
-            span: AtomicU64::new(if every.is_some() { 0 } else { u64::MAX }),
-            is_on: every.is_some(),
+            from: AtomicU64::new(if is_on { NOWHERE } else { 0 }),
+            span: if is_on { span as u64 } else { u64::MAX },
+            is_on,
         }
     }
 
@@ -75,19 +79,18 @@ impl Sampling {
         now > 0
     }
 
-    /// Blocks that are guarded lie here. Said before the first of them is handed out.
-    pub(super) fn set_guarded(&self, from: u64, bytes: usize) {
-        if self.is_on && self.span.load(Ordering::Relaxed) == 0 {
+    /// Blocks that are guarded lie from here on. Said before the first of them is handed out.
+    pub(super) fn set_guarded(&self, from: u64) {
+        if self.is_on {
             self.from.store(from, Ordering::Relaxed);
-            self.span.store(bytes as u64, Ordering::Release);
         }
     }
 
     /// True for the address of a block that the guard knows nothing of.
     #[inline(always)]
     pub(super) fn passes(&self, ptr: u64) -> bool {
-        let span = self.span.load(Ordering::Acquire);
-        ptr.wrapping_sub(self.from.load(Ordering::Relaxed)) >= span
+        // Who has a guarded block got it after the range was said; of any other, both values say the same.
+        ptr.wrapping_sub(self.from.load(Ordering::Relaxed)) >= self.span
     }
 }
 
@@ -97,23 +100,23 @@ mod tests {
 
     #[test]
     fn one_in_so_many_is_chosen() {
-        let sampling = Sampling::new(NonZeroU64::new(10));
+        let sampling = Sampling::new(NonZeroU64::new(10), 4096);
         let chosen: Vec<usize> = (0..100).filter(|_| !sampling.skips()).collect();
         assert_eq!(chosen.len(), 10);
         assert!(chosen.windows(2).all(|pair| pair[1] - pair[0] == 10), "{chosen:?}");
-        let every = Sampling::new(NonZeroU64::new(1));
+        let every = Sampling::new(NonZeroU64::new(1), 4096);
         assert!((0..100).all(|_| !every.skips()), "an interval of one is every block");
-        let all = Sampling::new(None);
+        let all = Sampling::new(None, 4096);
         assert!((0..100).all(|_| !all.skips()));
     }
 
     #[test]
     fn addresses_are_told_apart_from_the_first_guarded_block_on() {
-        let sampling = Sampling::new(NonZeroU64::new(10));
-        for ptr in [0, 1 << 20, u64::MAX] {
+        let sampling = Sampling::new(NonZeroU64::new(10), 4096);
+        for ptr in [0, 1 << 20, 1 << 57] {
             assert!(sampling.passes(ptr), "none is guarded yet");
         }
-        sampling.set_guarded(1 << 40, 4096);
+        sampling.set_guarded(1 << 40);
         for (ptr, passes) in [
             ((1 << 40) - 1, true),
             (1 << 40, false),
@@ -122,7 +125,7 @@ mod tests {
         ] {
             assert_eq!(sampling.passes(ptr), passes, "{ptr:x}");
         }
-        let all = Sampling::new(None);
+        let all = Sampling::new(None, 4096);
         assert!([0, 1 << 20, 1 << 40].into_iter().all(|ptr| !all.passes(ptr)));
     }
 }
