@@ -106,7 +106,7 @@ class Session:
     def run_row(self, number, workload, parameter, table):
         """Measures a row, after the first round again if it met a slow clock, and keeps the attempt with the best one. Returns the seconds
         of an attempt."""
-        threads = parameter if workload.startswith("threads") else 2 if workload == "handoff" else 1
+        threads = self.threads_of(workload, parameter)
         wanted = self.contenders(number, workload, parameter, table)
         kept, best, attempts, patience = [], -1.0, 0, PATIENCE
         began = time.monotonic()
@@ -126,12 +126,17 @@ class Session:
             self.rows, self.again, self.slow = self.rows + 1, self.again + (attempts > 1), self.slow + is_slow
         return (time.monotonic() - began) / attempts
 
+    @staticmethod
+    def threads_of(workload, parameter):
+        """How many threads a row starts."""
+        return parameter if workload.startswith("threads") else 2 if workload == "handoff" else 0
+
     def attempt(self, wanted, workload, parameter, threads, patience):
         """The rows of everybody, the least rate of the processor that one thread ran on (infinite where it was not looked at), and the
         seconds spent on looking for a fast one."""
         rows, least, spent = [], math.inf, 0.0
         # One more than there are threads: the one that starts them.
-        together = self.processors(threads + 1) if threads > 1 or workload.startswith("threads") else None
+        together = self.processors(threads + 1) if threads else None
         if self.clock:
             self.clock.forget()
         for program, variant in wanted:

@@ -10,11 +10,13 @@ import subprocess
 import sys
 import tempfile
 import unittest
+import unittest.mock
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 import clock  # noqa: E402
 import programs  # noqa: E402
+import python_peers  # noqa: E402
 import report  # noqa: E402
 from session import Session  # noqa: E402
 
@@ -163,6 +165,28 @@ class Clocks(unittest.TestCase):
             self.assertEqual((values, session.slow, session.again), ([1.0, 2.0], 1, 0))
             self.assertRegex(session.about_clock(), "^1 of 1 rows of one thread met a slow clock to the end, 0 were measured again")
 
+    def test_threads_get_the_fastest_processors_and_one_more_than_they_are(self):
+        session = Session(Asked, [], None)
+        session.clock = self.make((3, 9, 5, 7, 1))
+        answers = []
+
+        class Fake:
+            peer, name, failures = "a", "a", 0
+
+            def ask(self, variant, workload, parameter, options, log, timeout, processors):
+                answers.append(processors)
+                return []
+
+        for workload, parameter in [("threads", 1), ("threads-shared", 2), ("handoff", 1), ("threads", 16), ("pair", 256)]:
+            session.attempt([(Fake(), "b")], workload, parameter, session.threads_of(workload, parameter), 0.5)
+        self.assertEqual(answers, [{1, 3}, {1, 2, 3}, {1, 2, 3}, {0, 1, 2, 3, 4}, {1}])
+
+    def test_waiting_and_measuring_again_have_a_budget(self):
+        session = Session(Asked, [], None)
+        session.since -= 100
+        session.lost = 29.0
+        self.assertAlmostEqual(session.to_lose(), 1.0, places=1)
+
     def test_a_clock_that_dies_leaves_the_rows(self):
         class Gone:
             def __call__(self, text):
@@ -191,6 +215,50 @@ class Limits(unittest.TestCase):
         python = re.search(r"^LIMITS = (\{.*\})$", (HERE / "python_peers.py").read_text(encoding="utf-8"), re.M)
         # Small blocks are not measured in Python.
         self.assertEqual(ast.literal_eval(python[1]) | {"small": wanted["small"]}, wanted)
+
+    def test_runs_are_as_many_in_every_program(self):
+        header = (HERE / "measure.hpp").read_text(encoding="utf-8")
+        rust = (HERE.parent.parent / "crates/xlog-cuda/benches/peers/workloads.rs").read_text(encoding="utf-8")
+        for name in ("MOST_RUNS", "FEW_RUNS", "LEAST_IDLE_RUNS"):
+            wanted = str(getattr(python_peers, name))
+            self.assertEqual(re.search(rf"int {name.lower()} += (\d+);", header)[1], wanted)
+            self.assertEqual(re.search(rf"const {name}: usize = (\d+);", rust)[1], wanted)
+
+    def test_as_many_runs_do_nothing_as_were_timed_and_directly_after_them(self):
+        for steps, wanted in [(0.001, 25), (0.03, 5)]:
+            done, now = [], [0.0]
+
+            def run(peer, *_):
+                done.append("idle" if isinstance(peer, python_peers.Nothing) else "timed")
+                now[0] += steps
+                return steps
+
+            class Peer:
+                def stream(self):
+                    return None
+
+                def synchronize(self):
+                    pass
+
+            row = unittest.mock.Mock(device=None, parameter=1, seconds=0.1, make=Peer)
+            with (
+                unittest.mock.patch.object(python_peers, "random_run", run),
+                unittest.mock.patch.object(python_peers.time, "perf_counter", lambda: now[0]),
+            ):
+                python_peers.random(row, 1000)
+            idle = done.count("idle")
+            self.assertEqual((idle, done[-idle:]), (wanted, ["idle"] * wanted))
+
+    def test_three_runs_are_timed_where_they_end_in_four_times_the_time(self):
+        for each, wanted in [(0.01, 10), (0.09, 3), (0.11, 3), (0.21, 2), (0.5, 1)]:
+            now = [0.0]
+
+            def run():
+                now[0] += each
+                return each
+
+            with unittest.mock.patch.object(python_peers.time, "perf_counter", lambda: now[0]):
+                self.assertEqual(len(python_peers.timed(run, 0.0999)), wanted, each)
 
     def test_no_limit_follows_the_time_of_a_row(self):
         pattern = re.compile(r"(limit|given_up).*[2-9](\.0)? \* .*seconds")
