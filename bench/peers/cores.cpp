@@ -1,10 +1,15 @@
-// How many cores this host really gives: threads that do nothing but multiply, one pinned to each processor, against one alone.
+// How many cores this host really gives, and how fast each of its processors is at the moment.
 //
-// A multiplier is busy with every cycle of one thread, so two threads that share a core get half of it each; the sum over all
-// processors, divided by what one gets alone, counts physical cores, less what other guests of the machine take.
+// Cores: threads that do nothing but multiply, one pinned to each processor, against one alone. A multiplier is busy with every
+// cycle of one thread, so two threads that share a core get half of it each; the sum over all processors, divided by what one gets
+// alone, counts physical cores, less what other guests of the machine take.
 //
-//     cores [--seconds S]        prints `host,cores,cores,PROCESSORS,COUNT,cores`
-//     cores --each               prints `host,cores,alone,PROCESSOR,RATE,M/s`, how fast each multiplies alone, instead
+// Speed: one thread that adds to many registers at once. It takes every instruction that a core can begin, so whatever runs on
+// the other half of the core, of this guest or of another, halves it, as it slows any busy program.
+//
+//     cores [--seconds S]              prints `host,cores,cores,PROCESSORS,COUNT,cores`
+//     cores --each [--seconds S]       prints `host,cores,alone,PROCESSOR,RATE,M/s` for every processor instead
+//     cores --serve [--seconds S]      answers each line, `each` or the number of a processor, with such rows and a line with a dot
 
 #include <algorithm>
 #include <atomic>
@@ -13,6 +18,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <iostream>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -59,23 +66,86 @@ double sum(std::vector<double> const& rates)
   return all;
 }
 
+/// Millions of additions per second of this thread on a processor: the median of three parts of `seconds`, so that one interruption
+/// does not count, after half a part that wakes the processor.
+double add(int processor, double seconds)
+{
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  CPU_SET(processor, &set);
+  if (sched_setaffinity(0, sizeof set, &set) != 0) { return 0; }
+  constexpr int turns = 2000;
+  auto part           = [&](double limit) {
+    std::uint64_t a = 1, b = 2, c = 3, d = 4, e = 5, f = 6, g = 7, h = 8;
+    std::uint64_t rounds = 0;
+    double took          = 0;
+    auto const start     = std::chrono::steady_clock::now();
+    do {
+      for (int turn = 0; turn < turns; ++turn) {
+        asm volatile(
+          "add $1, %0\n\tadd $1, %1\n\tadd $1, %2\n\tadd $1, %3\n\tadd $1, %4\n\tadd $1, %5\n\tadd $1, %6\n\tadd $1, %7"
+          : "+r"(a), "+r"(b), "+r"(c), "+r"(d), "+r"(e), "+r"(f), "+r"(g), "+r"(h)
+          :
+          : "cc");
+      }
+      rounds += turns;
+      took = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    } while (took < limit);
+    return 8.0 * static_cast<double>(rounds) / took / 1e6;
+  };
+  part(seconds / 6);
+  double rates[3];
+  for (double& rate : rates) { rate = part(seconds / 3); }
+  std::sort(rates, rates + 3);
+  return rates[1];
+}
+
+void alone(std::vector<int> const& processors, double seconds)
+{
+  for (int processor : processors) { std::printf("host,cores,alone,%d,%.0f,M/s\n", processor, add(processor, seconds)); }
+}
+
+/// Answers requests until there are no more.
+void serve(std::vector<int> const& all, double seconds)
+{
+  for (std::string line; std::getline(std::cin, line);) {
+    char* end           = nullptr;
+    long const asked    = std::strtol(line.c_str(), &end, 10);
+    bool const is_known = !line.empty() && *end == 0 && std::find(all.begin(), all.end(), asked) != all.end();
+    if (line == "each") {
+      alone(all, seconds);
+    } else if (is_known) {
+      alone({static_cast<int>(asked)}, seconds);
+    } else {
+      std::printf("host,cores,alone,0,,skipped: no processor '%s'; accepted are each and the numbers of processors\n", line.c_str());
+    }
+    std::printf(".\n");
+    std::fflush(stdout);
+  }
+}
+
 }  // namespace
 
 int main(int count, char** values)
 {
-  double seconds = 0.05;
-  bool each = false;
+  double seconds = 0;
+  bool each      = false;
+  bool serves    = false;
+  bool is_wrong  = false;
   for (int at = 1; at < count; ++at) {
     if (std::strcmp(values[at], "--seconds") == 0 && at + 1 < count) {
-      seconds = std::atof(values[++at]);
+      seconds  = std::atof(values[++at]);
+      is_wrong = !(seconds > 0);
     } else if (std::strcmp(values[at], "--each") == 0) {
       each = true;
+    } else if (std::strcmp(values[at], "--serve") == 0) {
+      serves = true;
     } else {
-      std::fprintf(stderr, "cores: unknown argument '%s'; accepted are --seconds S and --each\n", values[at]);
+      std::fprintf(stderr, "cores: unknown argument '%s'; accepted are --seconds S, --each and --serve\n", values[at]);
       return 2;
     }
   }
-  if (!(seconds > 0)) {
+  if (is_wrong) {
     std::fprintf(stderr, "cores: bad number of seconds; accepted is a number above 0\n");
     return 2;
   }
@@ -85,10 +155,13 @@ int main(int count, char** values)
   for (int at = 0; at < CPU_SETSIZE; ++at) {
     if (CPU_ISSET(at, &allowed)) { all.push_back(at); }
   }
-  if (each) {
-    for (int processor : all) { std::printf("host,cores,alone,%d,%.0f,M/s\n", processor, sum(multiply({processor}, seconds))); }
+  if (each || serves) {
+    // A speed is asked for again and again.
+    if (!(seconds > 0)) { seconds = 0.003; }
+    serves ? serve(all, seconds) : alone(all, seconds);
     return 0;
   }
+  if (!(seconds > 0)) { seconds = 0.05; }
   // The best of three: another guest may have been there.
   double one = 0, many = 0;
   for (int turn = 0; turn < 3; ++turn) {

@@ -47,8 +47,31 @@ struct Figures {
 
 inline constexpr std::size_t per_batch = 1000;
 inline constexpr std::size_t batches   = 101;
-/// Timed runs of what is run as a whole.
+/// Timed runs of what is run as a whole: as many as the row's time allows, and three where they end in four times that.
 inline constexpr int most_runs = 25;
+inline constexpr int few_runs  = 3;
+/// Runs with an allocator that does nothing: as many as were timed, and no fewer than these.
+inline constexpr int least_idle_runs = 5;
+
+inline bool runs_again(int turns, double spent, double seconds)
+{
+  return turns < most_runs && (turns == 0 || spent < seconds || (turns < few_runs && spent < 4 * seconds));
+}
+
+/// Seconds after which a row is given up. The same for every peer and whatever a row's time is; docs/benchmarks.md defines them.
+namespace limits {
+inline constexpr double random  = 0.4;
+inline constexpr double filling = 2.0;
+inline constexpr double small   = 0.5;
+inline constexpr double replay  = 1.0;
+inline constexpr double churn   = 1.0;
+}  // namespace limits
+
+/// Why a row was given up, and how near it was to the end.
+inline std::string given_up(double limit, std::size_t done, std::size_t all)
+{
+  return "over " + text(limit) + " s; " + std::to_string(done) + " of " + std::to_string(all) + " operations done";
+}
 
 /// The time of one allocate and free of `bytes` in nanoseconds, over 101 batches of 1000; fewer, but at least 3, when `seconds` have
 /// passed. A quarter of `seconds` before that does not count: a processor that has waited for a request takes its time to be fast

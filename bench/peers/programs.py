@@ -19,6 +19,8 @@ import report
 
 HERE = pathlib.Path(__file__).resolve().parent
 CXX = ["g++", "-O2", "-std=c++17", "-pthread"]
+# What a program is asked for when it has just started; the answer is dropped.
+FIRST = ("pair", 1024)
 
 
 class Missing(Exception):
@@ -76,39 +78,72 @@ class Program:
     def ask(self, variant, workload, parameter, options, log, timeout, processors=()):
         """The rows of one request; a program that fails gives what it had printed and a row that says so.
 
-        The thread that serves is put on one of `processors`, where there are any. Not with its first request: threads that begin
-        with it are to be free.
+        The thread that serves is put on one of `processors`, where there are any. A program that was just started first answers a
+        request that does not count: threads that begin with it are to be free, and what it does once is nobody's row.
         """
         rows, trouble = [], ""
         try:
             if self.process is None or self.process.poll() is not None:
                 self.start(options, log)
-            elif processors:
-                os.sched_setaffinity(self.process.pid, processors)
-            self.process.stdin.write(f"{variant}:{workload}:{parameter}\n")
-            self.process.stdin.flush()
-            while not trouble:
-                try:
-                    line = self.lines.get(timeout=timeout)
-                except queue.Empty:
-                    trouble = f"took over {timeout:.0f} s"
-                    self.stop()
-                    break
-                if line is None:
-                    trouble = f"ended with status {self.process.wait()}: {last_line(log / f'{self.name}.log')}"
-                elif line.strip() == ".":
-                    self.failures = 0
-                    break
-                else:
-                    rows += report.parse(line)
+                trouble = self._exchange((variant, *FIRST), [], log, timeout)
+            if not trouble:
+                if processors:
+                    os.sched_setaffinity(self.process.pid, processors)
+                trouble = self._exchange((variant, workload, parameter), rows, log, timeout)
         except (OSError, ValueError) as error:
             trouble = str(error) or type(error).__name__
             self.stop()
-        if trouble:
+        if not trouble:
+            self.failures = 0
+        else:
             self.failures += 1
             reason = "skipped: " + " ".join(trouble.replace(",", " ").split())[:160]
             rows.append(report.Row(self.peer, variant, workload, parameter, None, reason))
         return rows
+
+    def _exchange(self, request, rows, log, timeout):
+        """Asks once and adds what comes back to `rows`; returns why that ended early, or an empty text."""
+        self.process.stdin.write(":".join(map(str, request)) + "\n")
+        self.process.stdin.flush()
+        while True:
+            try:
+                line = self.lines.get(timeout=timeout)
+            except queue.Empty:
+                self.stop()
+                return f"took over {timeout:.0f} s"
+            if line is None:
+                return f"ended with status {self.process.wait()}: {last_line(log / f'{self.name}.log')}"
+            if line.strip() == ".":
+                return ""
+            rows += report.parse(line)
+
+
+class Meter:
+    """A program that answers a line with rows and a dot, in milliseconds."""
+
+    def __init__(self, command):
+        self.process = subprocess.Popen([str(part) for part in command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def __call__(self, text):
+        """The rows that answer. A program that is gone raises OSError or ValueError."""
+        self.process.stdin.write(f"{text}\n")
+        self.process.stdin.flush()
+        rows = []
+        while (line := self.process.stdout.readline()).strip() != ".":
+            if not line:
+                raise OSError(f"{self.process.args[0]} ended with status {self.process.wait()}")
+            rows += report.parse(line)
+        return rows
+
+    def stop(self):
+        self.process.kill()
+        self.process.wait()
+        self.process.stdout.close()
+        try:
+            self.process.stdin.close()
+        except OSError:
+            # What was still to be written to a program that is gone.
+            pass
 
 
 def last_line(path):
@@ -213,15 +248,16 @@ class Workshop:
         (row,) = self._cores()
         return row.value, row.parameter
 
-    def fastest(self):
-        """The processor that multiplies fastest at the moment, and how fast, in millions a second."""
-        row = max(self._cores("--each", "--seconds", "0.01"), key=lambda row: row.value)
-        return row.parameter, row.value
+    def clock(self):
+        """The program that tells how fast each processor is."""
+        return Meter([self._cores_program(), "--serve"])
 
-    def _cores(self, *arguments):
-        program = build(self.bin / "cores", "cores.cpp", [*CXX, str(HERE / "cores.cpp")])
-        done = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=60, check=True)
+    def _cores(self):
+        done = subprocess.run([self._cores_program()], capture_output=True, text=True, timeout=60, check=True)
         return report.parse(done.stdout)
+
+    def _cores_program(self):
+        return build(self.bin / "cores", "cores.cpp", [*CXX, str(HERE / "cores.cpp")])
 
     def driver(self):
         cuda = cuda_home()

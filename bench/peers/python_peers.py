@@ -19,8 +19,13 @@ import time
 MIB = 1 << 20
 PER_BATCH = 1000
 BATCHES = 101
-# Timed runs of what is run as a whole.
+# Timed runs of what is run as a whole: as many as the row's time allows, and three where they end in four times that.
 MOST_RUNS = 25
+FEW_RUNS = 3
+# Runs with an allocator that does nothing: as many as were timed, and no fewer than these.
+LEAST_IDLE_RUNS = 5
+# Seconds after which a row is given up. The same for every peer and whatever a row's time is; docs/benchmarks.md defines them.
+LIMITS = {"random": 0.4, "filling": 2.0, "replay": 1.0, "churn": 1.0}
 CAP = 16_000 * MIB
 # (allocations, largest in MiB): most live at once, most bytes, and the hash of what is done when nothing fails.
 CHECKS = {
@@ -39,6 +44,22 @@ HASHED = 10_000
 
 class Skipped(Exception):
     """A row that cannot be measured; the text says why."""
+
+
+def given_up(limit, done, all_of_them):
+    """Why a row was given up, and how near it was to the end."""
+    return Skipped(f"over {limit:g} s; {done} of {all_of_them} operations done")
+
+
+def timed(run, seconds):
+    """The times of as many runs as a row of so many seconds has."""
+    times, start = [], time.perf_counter()
+    while len(times) < MOST_RUNS:
+        spent = time.perf_counter() - start
+        if times and spent >= seconds and not (len(times) < FEW_RUNS and spent < 4 * seconds):
+            break
+        times.append(run())
+    return times
 
 
 class Device:
@@ -312,7 +333,7 @@ def random_run(peer, stream, operations, limit=None):
         if limit is not None and time.perf_counter() - start > limit:
             for block in live:
                 free(block, stream)
-            raise Skipped(f"over {limit} s; {first + 5000} of {len(operations)} operations done")
+            raise given_up(limit, min(first + 5000, len(operations)), len(operations))
     seconds = time.perf_counter() - start
     for block in live:
         free(block, stream)
@@ -350,26 +371,28 @@ def pair(row):
 def among(row, count, size, with_holes):
     peer = row.make()
     stream = peer.stream()
-    limit = 5 * row.seconds
+    holes = range(0, count if with_holes else 0, 2)
+    limit, done = LIMITS["filling"], 0
     start = time.perf_counter()
     blocks = []
-    for _ in range(count):
-        blocks.append(peer.allocate(size, stream))
-        if time.perf_counter() - start > limit:
-            break
-    complete = len(blocks) == count
-    if complete:
-        for at in range(0, len(blocks) if with_holes else 0, 2):
+    try:
+        for _ in range(count):
+            blocks.append(peer.allocate(size, stream))
+            done += 1
+            if time.perf_counter() - start > limit:
+                raise given_up(limit, done, count + len(holes))
+        for at in holes:
             peer.free(blocks[at], stream)
             blocks[at] = None
+            done += 1
+            if time.perf_counter() - start > limit:
+                raise given_up(limit, done, count + len(holes))
         peer.synchronize()
-        rows = measure_pairs(peer, stream, 1024, row.seconds)
-    for block in blocks:
-        if block is not None:
-            peer.free(block, stream)
-    if not complete:
-        raise Skipped(f"filling took over {limit} s")
-    return rows
+        return measure_pairs(peer, stream, 1024, row.seconds)
+    finally:
+        for block in blocks:
+            if block is not None:
+                peer.free(block, stream)
 
 
 def random(row, allocations):
@@ -379,16 +402,19 @@ def random(row, allocations):
     peer = row.make()
     stream = peer.stream()
     start = time.perf_counter()
-    random_run(peer, stream, operations, 4 * row.seconds)
+    random_run(peer, stream, operations, LIMITS["random"])
     peer.synchronize()
     while time.perf_counter() - start < row.seconds / 4:
         random_run(peer, stream, operations)
         peer.synchronize()
-    times, start = [], time.perf_counter()
-    while len(times) < MOST_RUNS and (not times or time.perf_counter() - start < row.seconds):
-        times.append(random_run(peer, stream, operations))
+
+    def run():
+        seconds = random_run(peer, stream, operations)
         peer.synchronize()
-    idle = min(random_run(Nothing(), None, operations) for _ in range(3))
+        return seconds
+
+    times = timed(run, row.seconds)
+    idle = min(random_run(Nothing(), None, operations) for _ in range(max(len(times), LEAST_IDLE_RUNS)))
     return [("", None, (min(times) - idle) * 1e9 / len(operations), "ns")]
 
 
@@ -526,7 +552,7 @@ def replay_run(peer, streams, plan, slots, limit=None):
             for block in live:
                 if block is not None:
                     free(*block)
-            raise Skipped(f"it took over {limit} s")
+            raise given_up(limit, min(first + 5000, len(plan)), len(plan))
     return time.perf_counter() - start
 
 
@@ -544,21 +570,26 @@ def replay(row, kind):
     before = row.device.memory()[0] if row.device else 0
     peer = row.make()
     streams = [peer.stream() for _ in range(1 + max(step[0] for step in plan))]
-    replay_run(peer, streams, plan, slots, 2 * row.seconds)
-    peer.synchronize()
-    held = row.device.memory()[0] - before if row.device else 0
-    times, start = [], time.perf_counter()
-    while len(times) < MOST_RUNS and (not times or time.perf_counter() - start < row.seconds):
-        times.append(replay_run(peer, streams, plan, slots))
+
+    def run(limit=None):
+        seconds = replay_run(peer, streams, plan, slots, limit)
         peer.synchronize()
-    idle = min(replay_run(Nothing(), streams, plan, slots) for _ in range(3))
+        return seconds
+
+    start = time.perf_counter()
+    run(LIMITS["replay"])
+    held = row.device.memory()[0] - before if row.device else 0
+    while time.perf_counter() - start < row.seconds / 4:
+        run()
+    times = timed(run, row.seconds)
+    idle = min(replay_run(Nothing(), streams, plan, slots) for _ in range(max(len(times), LEAST_IDLE_RUNS)))
     rows = [("", None, (min(times) - idle) * 1e9 / len(plan), "ns")]
     return rows + ([("-held", None, held / peak, "ratio")] if held else [])
 
 
 def churn(row):
     device = row.need_device()
-    per_phase, limit = row.parameter // 10, 5 * row.seconds
+    per_phase, limit, done = row.parameter // 10, LIMITS["churn"], 0
     before = device.memory()[0]
     peer = row.make()
     stream = peer.stream()
@@ -582,10 +613,11 @@ def churn(row):
                     peer.free(block, stream)
                     block = None
             spent += time.perf_counter() - start
+            done += per_phase // 10
             if spent > limit:
                 for _, block in live:
                     peer.free(block, stream)
-                raise Skipped(f"took over {limit} s")
+                raise given_up(limit, done, 10 * per_phase)
             if phase > 0:
                 worst = max(worst, (device.memory()[0] - before) / peak)
         seen.append((device.memory()[0] - before) / peak)

@@ -113,11 +113,10 @@ void random(Rows const& rows, std::size_t allocations, Device const* device, Mak
   if (device != nullptr && device->total() < std::uint64_t{64} << 30) { return rows.skipped("needs a device of 64 GiB"); }
   auto peer              = make(false);
   auto stream            = peer->stream();
-  RandomRun const warmed = random_run<true>(*peer, stream, allocations, max_mib, 4 * seconds);
+  RandomRun const warmed = random_run<true>(*peer, stream, allocations, max_mib, limits::random);
   peer->synchronize();
   if (!warmed.complete) {
-    return rows.skipped("over " + text(4 * seconds) + " s; " + std::to_string(warmed.operations) + " of " +
-                        std::to_string(2 * allocations) + " operations done; " +
+    return rows.skipped(given_up(limits::random, warmed.operations, 2 * allocations) + "; " +
                         text(std::round(warmed.seconds * 1e9 / static_cast<double>(warmed.operations))) + " ns each so far");
   }
   if (warmed.failed == 0) { check(warmed, allocations, max_mib); }
@@ -128,7 +127,7 @@ void random(Rows const& rows, std::size_t allocations, Device const* device, Mak
     random_run<false>(*peer, stream, allocations, max_mib);
     peer->synchronize();
   }
-  for (Stopwatch watch; turns < most_runs && (turns == 0 || watch.seconds() < seconds); ++turns) {
+  for (Stopwatch watch; runs_again(turns, watch.seconds(), seconds); ++turns) {
     RandomRun const run = random_run<false>(*peer, stream, allocations, max_mib);
     peer->synchronize();
     failed += run.failed;
@@ -138,7 +137,7 @@ void random(Rows const& rows, std::size_t allocations, Device const* device, Mak
   if (turns < most_runs) { rows.note("stopped by the clock after " + std::to_string(turns) + " runs"); }
   Nothing nothing;
   double idle = 0;
-  for (int turn = 0; turn < 5; ++turn) {
+  for (int turn = 0; turn < std::max(turns, least_idle_runs); ++turn) {
     RandomRun const run = random_run<false>(nothing, {}, allocations, max_mib);
     idle                = turn == 0 ? run.seconds : std::min(idle, run.seconds);
   }
@@ -179,8 +178,8 @@ void small(Rows const& rows, bool is_log_uniform, Device const* device, Make con
     peak = std::max(peak, bytes);
   };
   for (std::size_t step = 0; step < 11 * most && trouble.empty(); ++step) {
-    if (step % 256 == 255 && watch.seconds() > 5 * rows.options().seconds) {
-      trouble = "took over " + text(5 * rows.options().seconds) + " s";
+    if (step % 256 == 255 && watch.seconds() > limits::small) {
+      trouble = given_up(limits::small, step, 11 * most);
     } else if (step < most) {
       allocate();
     } else if (!live.empty() && random.draw(0, 1) == 0) {

@@ -47,9 +47,14 @@ inline Plan read_plan(std::string const& path)
   return plan;
 }
 
-/// The seconds of one run, or nothing when an allocation failed or it took longer than the limit.
+/// The seconds of one run, or why there are none. A run with a `limit` stops there.
+struct ReplayRun {
+  double seconds = 0;
+  std::string trouble;
+};
+
 template <class Peer, class Streams>
-std::optional<double> replay_run(Peer& peer, Streams const& streams, Plan const& plan, double limit)
+ReplayRun replay_run(Peer& peer, Streams const& streams, Plan const& plan, double limit = 0)
 {
   struct Block {
     void* address     = nullptr;
@@ -58,11 +63,11 @@ std::optional<double> replay_run(Peer& peer, Streams const& streams, Plan const&
   };
   std::vector<Block> live(plan.slots);
   std::size_t done = 0;
-  bool failed      = false;
+  ReplayRun run;
   Stopwatch watch;
   for (Step const& step : plan.steps) {
-    if (++done % 1024 == 0 && watch.seconds() > limit) {
-      failed = true;
+    if (++done % 1024 == 0 && limit > 0 && watch.seconds() > limit) {
+      run.trouble = given_up(limit, done, plan.steps.size());
       break;
     }
     Block& block = live[step.slot];
@@ -73,16 +78,16 @@ std::optional<double> replay_run(Peer& peer, Streams const& streams, Plan const&
       block = {peer.allocate(step.bytes, streams[step.stream]), step.bytes, step.stream};
       opaque(block.address);
       if (block.address == nullptr) {
-        failed = true;
+        run.trouble = "an allocation failed";
         break;
       }
     }
   }
-  double const seconds = watch.seconds();
+  run.seconds = watch.seconds();
   for (Block const& block : live) {
     if (block.address != nullptr) { peer.free(block.address, block.bytes, streams[block.stream]); }
   }
-  return failed ? std::nullopt : std::optional{seconds};
+  return run;
 }
 
 /// A log by one thread, in its order, on as many streams as it has; a block is freed on the stream it was allocated on.
@@ -96,21 +101,29 @@ void replay(Rows const& rows, std::string const& kind, Device const* device, Mak
   auto peer                  = make(true);
   std::vector<decltype(peer->stream())> streams;
   for (std::size_t at = 0; at < plan.streams; ++at) { streams.push_back(peer->stream()); }
-  auto best = replay_run(*peer, streams, plan, 2 * seconds);
+  ReplayRun const warmed = replay_run(*peer, streams, plan, limits::replay);
   peer->synchronize();
-  if (!best) { return rows.skipped("an allocation failed or it took over " + text(2 * seconds) + " s"); }
+  if (!warmed.trouble.empty()) { return rows.skipped(warmed.trouble); }
   std::uint64_t const held = device != nullptr ? device->taken() - before : 0;
-  Stopwatch watch;
-  for (int turn = 0; turn < most_runs && (turn == 0 || watch.seconds() < seconds); ++turn) {
-    auto const run = replay_run(*peer, streams, plan, 2 * seconds);
+  for (Stopwatch watch; watch.seconds() + warmed.seconds < seconds / 4;) {
+    replay_run(*peer, streams, plan);
     peer->synchronize();
-    if (run) { best = turn == 0 ? run : std::min(best, run); }
+  }
+  double best = 0;
+  int turns   = 0;
+  for (Stopwatch watch; runs_again(turns, watch.seconds(), seconds); ++turns) {
+    ReplayRun const run = replay_run(*peer, streams, plan);
+    peer->synchronize();
+    if (!run.trouble.empty()) { return rows.skipped(run.trouble); }
+    best = turns == 0 ? run.seconds : std::min(best, run.seconds);
   }
   Nothing nothing;
   std::vector<Nothing::Stream> none(plan.streams);
-  double idle = *best;
-  for (int turn = 0; turn < 5; ++turn) { idle = std::min(idle, replay_run(nothing, none, plan, 60).value_or(idle)); }
-  rows.value((*best - idle) * 1e9 / static_cast<double>(plan.steps.size()), "ns");
+  double idle = best;
+  for (int turn = 0; turn < std::max(turns, least_idle_runs); ++turn) {
+    idle = std::min(idle, replay_run(nothing, none, plan).seconds);
+  }
+  rows.value((best - idle) * 1e9 / static_cast<double>(plan.steps.size()), "ns");
   if (held > 0 && peer->holds_what_it_needs()) {
     rows.also("-held", rows.request().parameter, static_cast<double>(held) / static_cast<double>(plan.peak), "ratio");
   }
@@ -127,7 +140,6 @@ void churn(Rows const& rows, Device const* device, Make const& make)
   if (device == nullptr) { return rows.skipped("nothing counts what host memory holds"); }
   std::size_t const per_phase  = rows.request().parameter / 10;
   constexpr std::uint64_t most = std::uint64_t{4} << 30;
-  double const limit           = 5 * rows.options().seconds;
   std::uint64_t const before   = device->taken();
   auto peer                    = make(true);
   if (!peer->holds_what_it_needs()) { return rows.skipped("takes a fixed amount of memory at the start"); }
@@ -168,7 +180,9 @@ void churn(Rows const& rows, Device const* device, Make const& make)
         }
       }
       spent += watch.seconds();
-      if (spent > limit) { trouble = "took over " + text(limit) + " s"; }
+      if (spent > limits::churn && trouble.empty()) {
+        trouble = given_up(limits::churn, phase * per_phase + (part + 1) * (per_phase / 10), 10 * per_phase);
+      }
       // The first tenth has too little live to say anything.
       if (phase > 0) { worst = std::max(worst, static_cast<double>(device->taken() - before) / static_cast<double>(peak)); }
     }

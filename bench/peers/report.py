@@ -1,12 +1,16 @@
 """Rows of figures in, ratios and tables out. Starts no process and reads no file.
 
 A figure is the best over the rounds: clocks of shared hosts change by a factor of two, and the best of several rounds is what the
-code costs. A ratio is taken within each round, where both sides met the same clock, and is the median over the rounds. The spread
-over the rounds stands beside both. What lies inside the spread is called equal.
+code costs; the least and the most stand beside it. A ratio is taken within each round, where both sides met the same clock, and is
+the median over the rounds; beside it stands the spread in which nineteen of twenty further rounds are expected. Where 1 lies in
+that spread, the two are called equal.
 """
 
 import csv
+import functools
 import io
+import math
+import re
 import statistics
 from dataclasses import dataclass
 
@@ -22,6 +26,15 @@ LIVE = [1_000, 1_000_000]
 RECORDS = 100_000
 # Nearer to each other than this, two are about equal.
 NEAR = 1.3
+# Nearer than this, two ratios are the same.
+SAME = 1.01
+# A row is not settled before it has so many rounds.
+ENOUGH = 4
+# A peer that is so many times slower than the best one is left out of later rounds: after one round, and after more. Clocks differ
+# by 1.8, so one round says little.
+HOPELESS_AT_ONCE, HOPELESS = 3.0, 2.0
+# A row that was given up with so much of it done would have ended on a fast clock.
+NEARLY_DONE = 0.55
 # In the order in which they are measured: what has a goal comes first.
 WORKLOADS = {
     "pair": [256, 1 << 10, 64 << 10, MIB, 16 * MIB, 64 * MIB],
@@ -94,12 +107,15 @@ class Figure:
 
 @dataclass(frozen=True)
 class Ratio:
-    """How many times better ours is than the best peer: the median over the rounds, and the least and the most of them."""
+    """How many times better ours is than the best peer: the median over the rounds, where nineteen of twenty further rounds are
+    expected (low to high), and the least and the most of those that were measured."""
 
     peer: tuple
     median: float
     low: float
     high: float
+    least: float
+    most: float
     rounds: int
 
     @property
@@ -107,7 +123,7 @@ class Ratio:
         return self.low <= 1 <= self.high
 
     def __str__(self):
-        spread = f" ({self.low:.1f} to {self.high:.1f})" if self.rounds > 1 else ""
+        spread = f" ({self.low:.1f} to {self.high:.1f})" if self.rounds > 1 else " (one round)"
         if self.is_equal:
             return "equal" + spread
         return (f"{self.median:.1f} x better" if self.median > 1 else f"{1 / self.median:.1f} x worse") + spread
@@ -144,16 +160,74 @@ def find(table, workload, parameter, peer=OURS):
     return table.get((workload, parameter), {}).get(peer)
 
 
+@functools.cache
+def student(freedom):
+    """What a draw from Student's distribution exceeds, to either side, one time in twenty."""
+    low, high = 0.0, math.pi / 2
+    while high - low > 1e-12:
+        angle = (low + high) / 2
+        sine, cosine = math.sin(angle), math.cos(angle)
+        # The share within the angle, in closed form for whole degrees of freedom.
+        if freedom % 2:
+            term, total = cosine, 0.0
+            for at in range(3, freedom + 1, 2):
+                total += term
+                term *= cosine * cosine * (at - 1) / at
+            share = 2 / math.pi * (angle + sine * total)
+        else:
+            term, total = 1.0, 0.0
+            for at in range(2, freedom + 1, 2):
+                total += term
+                term *= cosine * cosine * (at - 1) / at
+            share = sine * total
+        low, high = (angle, high) if share < 0.95 else (low, angle)
+    return math.sqrt(freedom) * math.tan((low + high) / 2)
+
+
+def spread(times):
+    """Where nineteen of twenty further rounds are expected, around the median, if the logarithms of the rounds are normal."""
+    median, count = statistics.median(times), len(times)
+    if count < 2:
+        return median, median
+    deviation = statistics.stdev([math.log(value) for value in times])
+    factor = math.exp(min(student(count - 1) * deviation * math.sqrt(1 + 1 / count), 100.0))
+    return median / factor, median * factor
+
+
+def paired(ours, theirs):
+    """How many times better ours is in each round in which both were measured; where there is none, the best against the best."""
+    # A cost below that of doing nothing is no cost; a nanosecond stands for it.
+    least = 1.0 if ours.unit == "ns" else 1e-6
+
+    def times(own, other):
+        own, other = max(own, least), max(other, least)
+        return own / other if ours.is_rate else other / own
+
+    both = [times(own, other) for own, other in zip(ours.values, theirs.values) if own is not None and other is not None]
+    return both or [times(ours.best, theirs.best)]
+
+
+def peers_of(table, workload, parameter):
+    """{(peer, variant): Figure} of those that ours is compared with. Our own variants are no peers."""
+    return {
+        peer: figure for peer, figure in table.get((workload, parameter), {}).items() if peer[0] not in (OURS[0], LIMIT[0])
+    }
+
+
 def best_peer(table, workload, parameter):
-    """The best peer of a row and its figure, or None. Our own variants are no peers."""
-    peers = [
-        (peer, figure)
-        for peer, figure in table.get((workload, parameter), {}).items()
-        if peer[0] not in (OURS[0], LIMIT[0])
-    ]
+    """The best peer of a row and its figure, or None: the one against which the median of the rounds is the least.
+
+    One that was measured in fewer than half of the rounds is not the best, unless the row is of memory, which no clock changes.
+    """
+    peers = peers_of(table, workload, parameter)
     if not peers:
         return None
-    return (max if peers[0][1].is_rate else min)(peers, key=lambda item: item[1].best)
+    most = max(figure.rounds for figure in peers.values())
+    known = {peer: figure for peer, figure in peers.items() if 2 * figure.rounds >= most or figure.unit == "ratio"}
+    ours = find(table, workload, parameter)
+    if ours is None:
+        return (max if known[next(iter(known))].is_rate else min)(known.items(), key=lambda item: item[1].best)
+    return min(known.items(), key=lambda item: statistics.median(paired(ours, item[1])))
 
 
 def ratio(table, workload, parameter):
@@ -161,18 +235,8 @@ def ratio(table, workload, parameter):
     ours, best = find(table, workload, parameter), best_peer(table, workload, parameter)
     if ours is None or best is None:
         return None
-    peer, theirs = best
-    # A cost below that of doing nothing is no cost; a nanosecond stands for it.
-    least = 1e-6 if ours.is_rate else 1.0 if ours.unit == "ns" else 1e-6
-    times = []
-    for own, other in zip(ours.values, theirs.values):
-        if own is not None and other is not None:
-            own, other = max(own, least), max(other, least)
-            times.append(own / other if ours.is_rate else other / own)
-    if not times:
-        own, other = max(ours.best, least), max(theirs.best, least)
-        times = [own / other if ours.is_rate else other / own]
-    return Ratio(peer, statistics.median(times), min(times), max(times), len(times))
+    times = paired(ours, best[1])
+    return Ratio(best[0], statistics.median(times), *spread(times), min(times), max(times), len(times))
 
 
 def ratios(table):
@@ -182,20 +246,50 @@ def ratios(table):
 
 
 def is_settled(table, workload, parameter):
-    """Whether more rounds say nothing more: after three, ours and the best peer are about equal in all of them."""
+    """Whether more rounds say nothing more: after four, ours and the best peer are about equal in all of them, or all are the same."""
     against = ratio(table, workload, parameter)
-    return against is not None and against.rounds >= 3 and against.high <= NEAR and against.low >= 1 / NEAR
+    if against is None or against.rounds < ENOUGH:
+        return False
+    return (against.most <= NEAR and against.least >= 1 / NEAR) or against.most <= SAME * against.least
 
 
-def hopeless(table, workload, parameter, peer, factor=2.0):
-    """Whether a peer is so far behind the best one that more rounds cannot make it the best."""
-    best = best_peer(table, workload, parameter)
+def in_order(table, keys):
+    """The rows in the order in which a round measures them: what has a ratio above 1.3 first, and of these what has the fewest rounds."""
+
+    def rank(key):
+        against = ratio(table, *key)
+        if against is None:
+            return True, 0
+        return against.median <= NEAR, against.rounds
+
+    return sorted(keys, key=rank)
+
+
+def hopeless(table, workload, parameter, peer):
+    """Whether a peer is so far behind the best figure of a row that more rounds cannot make it the best peer."""
     figure = find(table, workload, parameter, peer)
-    if figure is None or best is None:
+    if figure is None:
         return True
+    others = [other.best for other in peers_of(table, workload, parameter).values()]
+    factor = HOPELESS_AT_ONCE if figure.rounds < 2 else HOPELESS
     if figure.is_rate:
-        return figure.best * factor < best[1].best
-    return figure.best > factor * best[1].best
+        return figure.best * factor < max(others)
+    return figure.best > factor * min(others)
+
+
+def is_best_beside(table, workload, parameter, peer):
+    """Whether a peer is the best one in what is measured beside a row: what it holds."""
+    best = best_peer(table, f"{workload}-held", parameter)
+    return best is not None and best[0] == peer
+
+
+def nearly_done(rows, workload, parameter, peer):
+    """Whether a peer was given up on a row, in these rows, when most of it was done."""
+    for row in rows:
+        if (row.peer, row.variant) == peer and (row.workload, row.parameter) == (workload, parameter) and row.value is None:
+            found = re.search(r"(\d+) of (\d+) operations done", row.unit)
+            return found is not None and int(found[1]) >= NEARLY_DONE * int(found[2])
+    return False
 
 
 def size(count):

@@ -2,12 +2,12 @@
 
 import importlib.machinery
 import importlib.util
-import os
+import math
 import pathlib
-import shutil
 import subprocess
 import sys
 import tempfile
+import types
 import unittest
 import xml.etree.ElementTree
 
@@ -16,7 +16,6 @@ sys.path.insert(0, str(HERE))
 import bars as goals  # noqa: E402
 import plans  # noqa: E402
 import plots  # noqa: E402
-import programs  # noqa: E402
 import report  # noqa: E402
 
 
@@ -147,7 +146,53 @@ class Figures(unittest.TestCase):
             )
         )
         found = report.ratio(table, "pair", 256)
-        self.assertEqual((found.peer, found.median, found.low, found.high, found.rounds), (("a", "b"), 6.5, 6.0, 7.0, 2))
+        self.assertEqual((found.peer, found.median, found.least, found.most, found.rounds), (("a", "b"), 6.5, 6.0, 7.0, 2))
+
+    @staticmethod
+    def rows(ours, **peers):
+        """The rounds of a row: a value for each, None where it was not measured."""
+        named = {"xlog,pool": ours, **{f"a,{name}": values for name, values in peers.items()}}
+        count = max(map(len, named.values()))
+        return rounds(
+            *(
+                "".join(f"{name},pair,256,{values[at]},ns\n" for name, values in named.items() if at < len(values) and values[at] is not None)
+                for at in range(count)
+            )
+        )
+
+    def test_the_spread_holds_nineteen_of_twenty_further_rounds(self):
+        # As tables of Student's distribution have it.
+        for freedom, wanted in [(1, 12.7062), (2, 4.3027), (3, 3.1824), (4, 2.7764), (5, 2.5706), (9, 2.2622), (19, 2.0930), (100, 1.9840)]:
+            self.assertAlmostEqual(report.student(freedom), wanted, places=4)
+        found = report.ratio(report.figures(self.rows([10, 10, 10, 10], b=[50, 60, 60, 72])), "pair", 256)
+        factor = math.exp(3.18245 * math.log(1.2) * math.sqrt(2 / 3) * math.sqrt(1.25))
+        self.assertAlmostEqual(found.low, 6 / factor, places=4)
+        self.assertAlmostEqual(found.high, 6 * factor, places=4)
+        self.assertEqual((found.least, found.most), (5.0, 7.2))
+
+    def test_one_round_has_no_spread_and_the_same_in_all_rounds_has_none_either(self):
+        one = report.ratio(report.figures(self.rows([10], b=[60])), "pair", 256)
+        self.assertEqual(str(one), "6.0 x better (one round)")
+        same = report.ratio(report.figures(self.rows([1.5, 1.5, 1.5], b=[3.0, 3.0, 3.0])), "pair", 256)
+        self.assertEqual((same.low, same.median, same.high, str(same)), (2.0, 2.0, 2.0, "2.0 x better (2.0 to 2.0)"))
+
+    def test_the_best_peer_has_the_least_median_and_not_the_best_figure(self):
+        table = report.figures(self.rows([10, 10, 10], lucky=[90, 40, 90], steady=[60, 60, 60]))
+        self.assertEqual(report.best_peer(table, "pair", 256)[0], ("a", "steady"))
+        self.assertEqual(report.ratio(table, "pair", 256).median, 6.0)
+        # A slow round of both says nothing about the peer.
+        table = report.figures(self.rows([10, 18, 10], both=[None, 90, 50], alone=[56, 99, 56]))
+        self.assertEqual(report.best_peer(table, "pair", 256)[0], ("a", "both"))
+
+    def test_a_peer_of_fewer_than_half_of_the_rounds_is_not_the_best(self):
+        table = report.figures(self.rows([10, 10, 10, 10], once=[50], always=[60, 60, 60, 60]))
+        self.assertEqual(report.best_peer(table, "pair", 256)[0], ("a", "always"))
+        table = report.figures(self.rows([10, 10, 10, 10], twice=[50, 50], always=[60, 60, 60, 60]))
+        self.assertEqual(report.best_peer(table, "pair", 256)[0], ("a", "twice"))
+        # What is held does not change with a clock.
+        text = "xlog,pool,small-log,100000,1,ratio\na,always,small-log,100000,3,ratio\n"
+        table = report.figures(rounds(text + "a,once,small-log,100000,2,ratio\n", text, text, text))
+        self.assertEqual(report.best_peer(table, "small-log", 100000)[0], ("a", "once"))
 
     def test_what_lies_in_the_spread_is_equal(self):
         table = report.figures(
@@ -158,8 +203,8 @@ class Figures(unittest.TestCase):
     def test_only_hopeless_peers_are_left_out_of_later_rounds(self):
         table = report.figures(
             rounds(
-                "a,b,pair,256,100,ns\na,c,pair,256,199,ns\na,d,pair,256,201,ns\nxlog,pool,pair,256,1,ns\n"
-                "a,b,threads,4,4,Mops/s\na,c,threads,4,1.9,Mops/s\n"
+                "a,b,pair,256,100,ns\na,c,pair,256,299,ns\na,d,pair,256,301,ns\nxlog,pool,pair,256,1,ns\n"
+                "a,b,threads,4,4,Mops/s\na,c,threads,4,1.3,Mops/s\na,d,threads,4,1.4,Mops/s\n"
             )
         )
         self.assertFalse(report.hopeless(table, "pair", 256, ("a", "b")))
@@ -167,38 +212,31 @@ class Figures(unittest.TestCase):
         self.assertTrue(report.hopeless(table, "pair", 256, ("a", "d")))
         self.assertTrue(report.hopeless(table, "pair", 256, ("a", "without a figure")))
         self.assertTrue(report.hopeless(table, "threads", 4, ("a", "c")))
+        self.assertFalse(report.hopeless(table, "threads", 4, ("a", "d")))
+        # Two rounds say more than one.
+        table = report.figures(self.rows([1, 1], b=[100, 100], c=[199, 250], d=[201, 250]))
+        self.assertFalse(report.hopeless(table, "pair", 256, ("a", "c")))
+        self.assertTrue(report.hopeless(table, "pair", 256, ("a", "d")))
 
-    def test_a_row_is_settled_when_three_rounds_found_it_about_equal(self):
+    def test_a_row_is_settled_when_four_rounds_found_it_about_equal_or_the_same(self):
         def table(*pairs):
             return report.figures(rounds(*(f"xlog,pool,holes,4096,{ours},ns\na,b,holes,4096,{peer},ns\n" for ours, peer in pairs)))
 
-        self.assertFalse(report.is_settled(table((10, 10), (10, 12)), "holes", 4096), "two rounds")
-        self.assertTrue(report.is_settled(table((10, 10), (10, 13), (13, 10)), "holes", 4096))
-        self.assertFalse(report.is_settled(table((10, 10), (10, 14), (10, 10)), "holes", 4096), "one was above")
-        self.assertFalse(report.is_settled(table((10, 10), (14, 10), (10, 10)), "holes", 4096), "one was below")
+        self.assertFalse(report.is_settled(table((10, 10), (10, 12), (10, 11)), "holes", 4096), "three rounds")
+        self.assertTrue(report.is_settled(table((10, 10), (10, 13), (13, 10), (10, 10)), "holes", 4096))
+        self.assertFalse(report.is_settled(table((10, 10), (10, 14), (10, 10), (10, 10)), "holes", 4096), "one was above")
+        self.assertFalse(report.is_settled(table((10, 10), (14, 10), (10, 10), (10, 10)), "holes", 4096), "one was below")
+        self.assertTrue(report.is_settled(table((10, 50), (10, 50), (10, 50.4), (10, 50)), "holes", 4096), "the same")
+        self.assertFalse(report.is_settled(table((10, 50), (10, 50), (10, 51), (10, 50)), "holes", 4096), "not the same")
         self.assertFalse(report.is_settled(table((10, 10)), "pair", 256), "nothing measured")
 
-    def test_later_rounds_put_our_pool_beside_those_who_can_be_the_best_peer(self):
-        run = script("run")
+    def test_a_round_begins_with_what_has_the_fewest_rounds_and_ends_with_what_is_about_equal(self):
+        def row(parameter, times):
+            return f"xlog,pool,pair,{parameter},10,ns\na,b,pair,{parameter},{10 * times},ns\n"
 
-        class Fake:
-            def __init__(self, peer, variants):
-                self.peer, self.name, self.variants = peer, peer, variants
-
-        class Asked:
-            limit, begin = 1.0, 0.0
-
-        programs = [Fake("xlog", ["pool", "stack", "guard"]), Fake("a", ["near", "far"]), Fake("glibc", ["malloc"])]
-        session = run.Session(Asked, programs, None)
-        text = "xlog,pool,pair,1024,1,ns\nxlog,stack,pair,1024,2,ns\nxlog,guard,pair,1024,9,ns\n"
-        table = report.figures(rounds(text + "a,near,pair,1024,10,ns\na,far,pair,1024,21,ns\nglibc,malloc,pair,1024,1,ns\n"))
-
-        def order(number):
-            return [f"{program.peer} {variant}" for program, variant in session.contenders(number, "pair", 1024, table)]
-
-        self.assertEqual(order(1), ["xlog pool", "a near", "a far", "glibc malloc", "xlog stack", "xlog guard"])
-        self.assertEqual(order(2), ["xlog stack", "a near", "xlog pool"])
-        self.assertEqual(order(3), ["xlog pool", "a near", "xlog stack"])
+        table = report.figures(rounds(row(1, 5) + row(2, 5) + row(3, 1.2) + row(4, 5), row(1, 5) + row(4, 5), row(1, 5)))
+        keys = [("pair", parameter) for parameter in (1, 2, 3, 4, 5)]
+        self.assertEqual([key[1] for key in report.in_order(table, keys)], [2, 4, 1, 5, 3])
 
     def test_a_line_that_is_no_row_is_refused(self):
         with self.assertRaisesRegex(ValueError, "on cuda:0"):
@@ -209,7 +247,7 @@ class Figures(unittest.TestCase):
         table = report.figures(rounds(text))
         page = report.figures_table(table, ["pair", "churn"])
         self.assertIn("| pair, 1 KiB, ns | 10.0 | 80.0 | 60.0 |", page)
-        self.assertIn("| pair, 1 KiB | 10.0 ns (one round) | rmm arena 60.0 ns (one round) | 6.0 x better |", report.ratios_table(table, ["pair"]))
+        self.assertIn("| pair, 1 KiB | 10.0 ns (one round) | rmm arena 60.0 ns (one round) | 6.0 x better (one round) |", report.ratios_table(table, ["pair"]))
         self.assertIn("| stack | 80.0 ns (one round) |", report.layers_table(table))
 
 
@@ -233,16 +271,58 @@ class Plots(unittest.TestCase):
 class Comparison(unittest.TestCase):
     def folder(self, text):
         folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
-        header = "workload,parameter,peer,variant,ratio,low,high,rounds\n"
+        header = "workload,parameter,peer,variant,ratio,low,high,rounds,least,most\n"
+        text = "".join(f"{line},1,9\n" for line in text.splitlines())
         (folder / "ratios.csv").write_text(header + text, encoding="utf-8")
         return folder
 
-    def test_spreads_of_ratios_above_1_3_must_meet(self):
+    def verdicts(self, first, second):
         compare = script("compare")
-        one = self.folder("pair,256,rmm,arena,6.0,5.5,6.5,3\nholes,4096,rmm,arena,1.2,1.1,1.3,3\nlive,1000,rmm,arena,2,2,2,1\n")
-        for text, agrees in [("pair,256,rmm,pool,7.0,6.5,7.5,3\nholes,4096,a,b,1.0,0.5,1.0,3\n", True), ("pair,256,rmm,pool,7,6.6,7.5,3\n", False)]:
-            lines = compare.compare(compare.read(one), compare.read(self.folder(text)))
-            self.assertEqual([(key[0], agree) for key, _, _, agree in lines], [("pair", agrees), ("live", True)])
+        lines = compare.compare(compare.read(self.folder(first)), compare.read(self.folder(second)))
+        return {key[0]: verdict for key, _, _, verdict in lines}
+
+    def test_each_median_lies_in_the_spread_of_the_other(self):
+        one = "pair,256,rmm,arena,6.0,5.0,7.2,3\nholes,4096,rmm,arena,1.2,1.1,1.3,3\n"
+        for other, verdict in [
+            ("pair,256,rmm,pool,7.0,5.8,8.4,3\nholes,4096,a,b,1.0,0.5,1.0,3\n", "agree"),
+            ("pair,256,rmm,pool,7.0,6.5,7.5,3\n", "DIFFER"),
+            ("pair,256,rmm,pool,7.5,5.0,11.2,3\n", "DIFFER"),
+        ]:
+            self.assertEqual(self.verdicts(one, other), {"pair": verdict})
+            self.assertEqual(self.verdicts(other, one), {"pair": verdict})
+
+    def test_one_round_and_one_run_are_listed_and_not_judged(self):
+        one = "pair,256,a,b,6.0,6.0,6.0,1\nlive,1000,a,b,2,1,4,3\nholes,4096,a,b,3,3,3,1\n"
+        self.assertEqual(self.verdicts(one, "pair,256,a,b,60,50,70,3\n"), {"pair": "one round", "live": "one run", "holes": "one run"})
+
+    def test_what_has_no_spread_agrees_to_a_hundredth(self):
+        for other, verdict in [(2.019, "agree"), (1.981, "agree"), (2.03, "DIFFER"), (1.97, "DIFFER")]:
+            found = self.verdicts("churn,1,a,b,2,2,2,4\n", f"churn,1,a,b,{other},{other},{other},4\n")
+            self.assertEqual(found, {"churn": verdict}, other)
+
+    def test_the_status_says_whether_all_agree(self):
+        def status(first, second):
+            command = [sys.executable, HERE / "compare", self.folder(first), self.folder(second)]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            return done.returncode, done.stdout.strip().splitlines()[-1:]
+
+        rows = "pair,256,a,b,6,5,7,3\nlive,1,a,b,6,6,6,1\nlive,2,a,b,6,6,6,3\n"
+        said = "1 of 1 ratios above 1.3 agree; not judged: 1 with one round in a run, 1 in one run only"
+        self.assertEqual(status(rows, "pair,256,a,b,6,5,7,3\nlive,1,a,b,6,5,7,3\n"), (0, [said]))
+        self.assertEqual(status(rows, "pair,256,a,b,8,7,9,3\n")[0], 1)
+        self.assertEqual(status(rows, "live,1,a,b,6,5,7,3\n")[0], 1, "nothing was judged")
+        self.assertEqual(status("", "")[0], 2)
+
+    def test_what_run_writes_is_what_compare_reads(self):
+        run, compare = script("run"), script("compare")
+        session = types.SimpleNamespace(rounds=Figures.rows([10, 10, 10], b=[60, 66, 60]))
+        table = report.figures(session.rounds)
+        folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+        run.write(folder, session, table, [], ["pair"], [])
+        (read,), wanted = compare.read(folder).values(), report.ratio(table, "pair", 256)
+        self.assertEqual((read.peer, read.rounds), (wanted.peer, 3))
+        for name in ("median", "low", "high", "least", "most"):
+            self.assertAlmostEqual(getattr(read, name), getattr(wanted, name), places=3)
 
 
 class Plans(unittest.TestCase):
@@ -261,69 +341,6 @@ class Plans(unittest.TestCase):
                 self.steps(text)
         with self.assertRaises(ValueError):
             list(plans.plan_of(["a,b\n"]))
-
-
-class Programs(unittest.TestCase):
-    class Options:
-        seconds = 0.01
-        inputs = []
-
-    def ask(self, code, requests, timeout=5):
-        log = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
-        program = programs.Program("p", ["v"], [sys.executable, "-c", code])
-        self.addCleanup(program.stop)
-        return [program.ask("v", "pair", number, self.Options, log, timeout) for number in requests]
-
-    def test_a_program_is_asked_again_and_one_that_dies_is_started_anew(self):
-        code = (
-            "import sys\n"
-            "for line in sys.stdin:\n"
-            "    v, w, n = line.strip().split(':')\n"
-            "    if n == '2': sys.exit('gone')\n"
-            "    print(f'p,{v},{w},{n},1.5,ns', flush=True)\n"
-            "    print('.', flush=True)\n"
-        )
-        first, second, third = self.ask(code, [1, 2, 3])
-        self.assertEqual([row.value for row in first + third], [1.5, 1.5])
-        self.assertRegex(second[0].unit, "skipped: ended with status 1: gone")
-
-    def test_a_program_that_hangs_loses_the_row_only(self):
-        ((row,),) = self.ask("import time; time.sleep(60)", [1], timeout=0.3)
-        self.assertIn("took over", row.unit)
-
-    def test_the_programs_in_cpp_and_python_answer_alike(self):
-        compiler = shutil.which("g++")
-        if compiler is None:
-            self.skipTest("no g++")
-        folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
-        host = folder / "host"
-        subprocess.run([compiler, "-O1", "-std=c++17", "-pthread", HERE / "host.cpp", "-ldl", "-o", host], check=True)
-        (folder / "llm.plan").write_text("0 0 100\n1 1 200\n0 0 0\n1 1 0\n", encoding="ascii")
-        rows = ["pair:256", "holes:64", "live:64", "threads:2", "threads-shared:2", "random-1000:1", "random-1000:4096", "replay-llm:1"]
-        seen = []
-        for command, variant in [([host], "malloc"), ([sys.executable, HERE / "python_peers.py", "--peer", "nothing"], "python")]:
-            asked = [f"{variant}:{row}" for row in rows]
-            done = subprocess.run([*command, "--seconds", "2", "--plans", folder, *asked], capture_output=True, text=True, check=True)
-            answered = report.parse(done.stdout)
-            self.assertTrue(all(row.value is not None for row in answered), done.stdout)
-            seen.append([(row.workload, row.parameter, row.unit) for row in answered])
-        self.assertEqual(seen[0], seen[1])
-
-    def test_cores_are_counted_and_bad_arguments_are_named(self):
-        compiler = shutil.which("g++")
-        if compiler is None:
-            self.skipTest("no g++")
-        cores = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory())) / "cores"
-        subprocess.run([compiler, "-O1", "-std=c++17", "-pthread", HERE / "cores.cpp", "-o", cores], check=True)
-        done = subprocess.run([cores, "--seconds", "0.005"], capture_output=True, text=True, check=True)
-        ((row,)) = report.parse(done.stdout)
-        self.assertEqual((row.peer, row.workload, row.unit), ("host", "cores", "cores"))
-        self.assertTrue(0 < row.value < 2 * row.parameter, done.stdout)
-        alone = report.parse(subprocess.run([cores, "--each", "--seconds", "0.005"], capture_output=True, text=True, check=True).stdout)
-        self.assertEqual([row.parameter for row in alone], sorted(os.sched_getaffinity(0)))
-        for arguments in (["--second", "1"], ["--seconds", "none"]):
-            refused = subprocess.run([cores, *arguments], capture_output=True, text=True, check=False)
-            self.assertEqual((refused.returncode, "accepted" in refused.stderr), (2, True), refused.stderr)
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ void among(Rows const& rows, std::size_t count, std::size_t size, bool with_hole
   std::vector<void*> blocks;
   blocks.reserve(count);
   // Making the holes is the slow part for a linear free list and is not measured.
-  double const limit = 5 * rows.options().seconds;
+  std::size_t const all = count + (with_holes ? (count + 1) / 2 : 0);
   Stopwatch watch;
   std::string trouble;
   while (blocks.size() < count && trouble.empty()) {
@@ -50,13 +50,13 @@ void among(Rows const& rows, std::size_t count, std::size_t size, bool with_hole
       trouble = "an allocation failed";
     } else {
       blocks.push_back(block);
-      if (watch.seconds() > limit) { trouble = "filling took over " + text(limit) + " s"; }
+      if (watch.seconds() > limits::filling) { trouble = given_up(limits::filling, blocks.size(), all); }
     }
   }
   for (std::size_t at = 0; with_holes && at < blocks.size() && trouble.empty(); at += 2) {
     peer->free(blocks[at], size, stream);
     blocks[at] = nullptr;
-    if (watch.seconds() > limit) { trouble = "making the holes took over " + text(limit) + " s"; }
+    if (watch.seconds() > limits::filling) { trouble = given_up(limits::filling, count + at / 2 + 1, all); }
   }
   peer->synchronize();
   if (trouble.empty()) {

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use crate::generators::{CHECKS, Fnv, Minstd};
 use crate::rows::Rows;
-use crate::workloads::{MIB, MOST_RUNS, Maker, Nothing, Peer};
+use crate::workloads::{LEAST_IDLE_RUNS, MIB, Maker, Nothing, Peer, given_up, limits, runs_again};
 
 #[derive(Default)]
 struct RandomRun {
@@ -92,15 +92,12 @@ pub fn random<M: Maker>(rows: &Rows<'_>, n: usize, maker: &M) -> Result<(), Stri
     let before = maker.taken();
     let peer = maker.make(false)?;
     let stream = peer.stream()?;
-    let warmed = random_run::<true, _>(&peer, &stream, n, max, 4.0 * limit);
+    let warmed = random_run::<true, _>(&peer, &stream, n, max, limits::RANDOM);
     peer.synchronize();
     if warmed.is_cut {
         let (done, each) = (warmed.operations, warmed.seconds * 1e9 / warmed.operations as f64);
-        return Err(format!(
-            "over {} s; {done} of {} operations done; {each:.0} ns each so far",
-            4.0 * limit,
-            2 * n
-        ));
+        let reason = given_up(limits::RANDOM, done, 2 * n);
+        return Err(format!("{reason}; {each:.0} ns each so far"));
     }
     let is_wrong = |check: &&(usize, usize, usize, u64, u64)| {
         (check.0, check.1) == (n, max)
@@ -124,7 +121,7 @@ pub fn random<M: Maker>(rows: &Rows<'_>, n: usize, maker: &M) -> Result<(), Stri
         peer.synchronize();
     }
     start = Instant::now();
-    while turns < MOST_RUNS && (turns == 0 || start.elapsed().as_secs_f64() < limit) {
+    while runs_again(turns, start.elapsed().as_secs_f64(), limit) {
         let run = random_run::<false, _>(&peer, &stream, n, max, 0.0);
         peer.synchronize();
         (best, turns, lost) = (best.min(run.seconds), turns + 1, lost + run.failed);
@@ -132,7 +129,7 @@ pub fn random<M: Maker>(rows: &Rows<'_>, n: usize, maker: &M) -> Result<(), Stri
     if lost > 0 {
         return Err(format!("{lost} allocations failed"));
     }
-    let idle = (0..5)
+    let idle = (0..turns.max(LEAST_IDLE_RUNS))
         .map(|_| random_run::<false, _>(&Nothing, &(), n, max, 0.0).seconds)
         .fold(f64::INFINITY, f64::min);
     rows.value((best - idle) * 1e9 / warmed.operations as f64, "ns");
@@ -151,12 +148,11 @@ pub fn small<M: Maker>(rows: &Rows<'_>, is_log: bool, maker: &M) -> Result<(), S
     let mut random = Minstd::new();
     let mut live: Vec<(u64, P<M>)> = Vec::with_capacity(most);
     let (mut bytes, mut peak) = (0_u64, 0_u64);
-    let limit = 5.0 * rows.options.seconds;
     let start = Instant::now();
     let mut outcome = Ok(());
     for step in 0..11 * most {
-        if step % 256 == 255 && start.elapsed().as_secs_f64() > limit {
-            outcome = Err(format!("took over {limit} s"));
+        if step % 256 == 255 && start.elapsed().as_secs_f64() > limits::SMALL {
+            outcome = Err(given_up(limits::SMALL, step, 11 * most));
             break;
         }
         if step >= most && !live.is_empty() && random.draw(0, 1) == 0 {

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use crate::generators::Minstd;
 use crate::rows::Rows;
-use crate::workloads::{MOST_RUNS, Maker, Nothing, Peer};
+use crate::workloads::{LEAST_IDLE_RUNS, Maker, Nothing, Peer, given_up, limits, runs_again};
 
 /// One operation: a block is allocated in a slot, or, with 0 bytes, freed.
 struct Step {
@@ -56,14 +56,14 @@ fn read_plan(path: &Path) -> Result<Plan, String> {
     Ok(plan)
 }
 
-/// The seconds of one run.
+/// The seconds of one run, which stops after `limit` of them.
 fn run<P: Peer>(peer: &P, streams: &[P::Stream], plan: &Plan, limit: f64) -> Result<f64, String> {
     let mut live: Vec<Option<P::Block>> = (0..plan.slots).map(|_| None).collect();
     let mut outcome = Ok(());
     let start = Instant::now();
     for (done, step) in plan.steps.iter().enumerate() {
         if done % 1024 == 1023 && start.elapsed().as_secs_f64() > limit {
-            outcome = Err(format!("it took over {limit} s"));
+            outcome = Err(given_up(limit, done, plan.steps.len()));
             break;
         }
         match live[step.slot].take() {
@@ -90,19 +90,24 @@ pub fn replay<M: Maker>(rows: &Rows<'_>, kind: &str, maker: &M) -> Result<(), St
     let before = maker.taken();
     let peer = maker.make(true)?;
     let streams: Vec<_> = (0..plan.streams).map(|_| peer.stream()).collect::<Result<_, _>>()?;
-    run(&peer, &streams, &plan, 2.0 * limit)?;
+    let warmed = run(&peer, &streams, &plan, limits::REPLAY)?;
     peer.synchronize();
     let held = maker.taken();
     let (mut best, mut turns) = (f64::INFINITY, 0);
-    let start = Instant::now();
-    while turns < MOST_RUNS && (turns == 0 || start.elapsed().as_secs_f64() < limit) {
-        best = best.min(run(&peer, &streams, &plan, 2.0 * limit)?);
+    let mut start = Instant::now();
+    while start.elapsed().as_secs_f64() + warmed < limit / 4.0 {
+        run(&peer, &streams, &plan, f64::INFINITY)?;
+        peer.synchronize();
+    }
+    start = Instant::now();
+    while runs_again(turns, start.elapsed().as_secs_f64(), limit) {
+        best = best.min(run(&peer, &streams, &plan, f64::INFINITY)?);
         peer.synchronize();
         turns += 1;
     }
     let mut idle = f64::INFINITY;
-    for _ in 0..5 {
-        idle = idle.min(run(&Nothing, &vec![(); plan.streams], &plan, 60.0)?);
+    for _ in 0..turns.max(LEAST_IDLE_RUNS) {
+        idle = idle.min(run(&Nothing, &vec![(); plan.streams], &plan, f64::INFINITY)?);
     }
     rows.value((best - idle) * 1e9 / plan.steps.len() as f64, "ns");
     if let (Ok(before), Ok(held)) = (before, held) {
@@ -119,7 +124,6 @@ const PHASES: [u64; 10] = [4, 1024, 64, 16384, 256, 4096, 65536, 16, 1024, 65536
 pub fn churn<M: Maker>(rows: &Rows<'_>, maker: &M) -> Result<(), String> {
     const MOST: u64 = 4 << 30;
     let per_phase = rows.request.parameter / 10;
-    let limit = 5.0 * rows.options.seconds;
     let before = maker.taken()?;
     let peer = maker.make(true)?;
     let stream = peer.stream()?;
@@ -132,7 +136,7 @@ pub fn churn<M: Maker>(rows: &Rows<'_>, maker: &M) -> Result<(), String> {
         let held = |peak: u64| {
             Ok::<f64, String>(maker.taken()?.saturating_sub(before) as f64 / peak.max(1) as f64)
         };
-        for _ in 0..10 {
+        for part in 1..=10 {
             let start = Instant::now();
             for _ in 0..per_phase / 10 {
                 let size = random.log_uniform(256, largest << 10);
@@ -154,8 +158,9 @@ pub fn churn<M: Maker>(rows: &Rows<'_>, maker: &M) -> Result<(), String> {
                 }
             }
             spent += start.elapsed().as_secs_f64();
-            if spent > limit {
-                outcome = Err(format!("took over {limit} s"));
+            if spent > limits::CHURN {
+                let done = phase * per_phase + part * (per_phase / 10);
+                outcome = Err(given_up(limits::CHURN, done, 10 * per_phase));
                 break 'all;
             }
             // The first tenth has too little live to say anything.

@@ -3,17 +3,40 @@
 use std::hint::black_box;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use crate::generators::Xorshift;
 use crate::rows::Rows;
 
 pub const MIB: usize = 1 << 20;
 
-/// Timed runs of what is run as a whole.
-pub const MOST_RUNS: usize = 25;
+/// Timed runs of what is run as a whole: as many as the row's time allows, and three where they end in four times that.
+const MOST_RUNS: usize = 25;
+const FEW_RUNS: usize = 3;
+/// Runs with an allocator that does nothing: as many as were timed, and no fewer than these.
+pub const LEAST_IDLE_RUNS: usize = 5;
 const PER_BATCH: usize = 1000;
 const BATCHES: usize = 101;
+
+/// Seconds after which a row is given up. The same for every peer and whatever a row's time is; docs/benchmarks.md defines them.
+pub mod limits {
+    pub const RANDOM: f64 = 0.4;
+    pub const FILLING: f64 = 2.0;
+    pub const SMALL: f64 = 0.5;
+    pub const REPLAY: f64 = 1.0;
+    pub const CHURN: f64 = 1.0;
+}
+
+/// Whether a run is timed after `turns` of them that took `spent` seconds, in a row of `seconds`.
+pub fn runs_again(turns: usize, spent: f64, seconds: f64) -> bool {
+    turns < MOST_RUNS
+        && (turns == 0 || spent < seconds || turns < FEW_RUNS && spent < 4.0 * seconds)
+}
+
+/// Why a row was given up, and how near it was to the end.
+pub fn given_up(limit: f64, done: usize, all: usize) -> String {
+    format!("over {limit} s; {done} of {all} operations done")
+}
 
 /// An allocator with its streams.
 pub trait Peer: Sync {
@@ -141,7 +164,8 @@ pub fn among<M: Maker>(
 ) -> Result<(), String> {
     let peer = maker.make(false)?;
     let stream = peer.stream()?;
-    let limit = Duration::from_secs_f64(5.0 * rows.options.seconds);
+    let all = count + if with_holes { count.div_ceil(2) } else { 0 };
+    let is_late = |start: Instant| start.elapsed().as_secs_f64() > limits::FILLING;
     let start = Instant::now();
     let mut blocks = Vec::with_capacity(count);
     let mut outcome = Ok(());
@@ -150,15 +174,15 @@ pub fn among<M: Maker>(
             Ok(block) => blocks.push(Some(block)),
             Err(_) => outcome = Err(failed()),
         }
-        if start.elapsed() > limit {
-            outcome = Err(format!("filling took over {limit:?}"));
+        if is_late(start) && outcome.is_ok() {
+            outcome = Err(given_up(limits::FILLING, blocks.len(), all));
         }
     }
     if with_holes && outcome.is_ok() {
-        for hole in blocks.iter_mut().step_by(2).filter_map(Option::take) {
+        for (at, hole) in blocks.iter_mut().step_by(2).filter_map(Option::take).enumerate() {
             peer.free(hole);
-            if start.elapsed() > limit {
-                outcome = Err(format!("making the holes took over {limit:?}"));
+            if is_late(start) {
+                outcome = Err(given_up(limits::FILLING, count + at + 1, all));
                 break;
             }
         }
