@@ -62,7 +62,7 @@ inline bool runs_again(int turns, double spent, double seconds)
 namespace limits {
 inline constexpr double random  = 0.4;
 inline constexpr double filling = 2.0;
-inline constexpr double small   = 0.5;
+inline constexpr double small   = 2.0;
 inline constexpr double replay  = 1.0;
 inline constexpr double churn   = 1.0;
 }  // namespace limits

@@ -22,7 +22,7 @@ const BATCHES: usize = 101;
 pub mod limits {
     pub const RANDOM: f64 = 0.4;
     pub const FILLING: f64 = 2.0;
-    pub const SMALL: f64 = 0.5;
+    pub const SMALL: f64 = 2.0;
     pub const REPLAY: f64 = 1.0;
     pub const CHURN: f64 = 1.0;
 }
