@@ -21,6 +21,8 @@ use xlog_cuda::device_runtime::{
 use xlog_cuda::{CudaDevice, DeviceSpec};
 
 const BATCHES: usize = 400;
+/// Turns after which all runtimes are made anew: where their records lie decides a few hundredths of what a block costs.
+const TURNS: usize = 40;
 /// Turns between two of a slow variant.
 const SELDOM: usize = 9;
 const BAR: f64 = 1.05;
@@ -47,17 +49,17 @@ struct Variant {
     times: Vec<f64>,
 }
 
+fn runtime(device: &Arc<CudaDevice>, guard: &str) -> XlogDeviceRuntime {
+    let guard: GuardSetting = guard.parse().unwrap();
+    let config = RuntimeConfig::default()
+        .with_resource(ResourceKind::Pool)
+        .with_budget("1GiB".parse().unwrap())
+        .with_ledger(LedgerSetting::Off)
+        .with_guard(guard);
+    XlogDeviceRuntime::with_config(device.clone(), &config).unwrap()
+}
+
 impl Variant {
-    fn new(device: &Arc<CudaDevice>, guard: &str, pairs: usize, bytes: usize) -> Self {
-        let guard: GuardSetting = guard.parse().unwrap();
-        let config = RuntimeConfig::default()
-            .with_resource(ResourceKind::Pool)
-            .with_budget("1GiB".parse().unwrap())
-            .with_ledger(LedgerSetting::Off)
-            .with_guard(guard);
-        let runtime = XlogDeviceRuntime::with_config(device.clone(), &config).unwrap();
-        Self { runtime, pairs, bytes, times: Vec::new() }
-    }
 
     /// Nanoseconds of one block, from allocation to free.
     fn batch(&mut self) {
@@ -98,11 +100,16 @@ fn main() -> ExitCode {
         .map(|&(guard, pairs, bytes)| {
             // A simulated device takes a hundred times as long for what it queues.
             let pairs = if is_simulated { (pairs / 10).max(10) } else { pairs };
-            (guard, Variant::new(&device, guard, pairs, bytes))
+            (guard, Variant { runtime: runtime(&device, guard), pairs, bytes, times: Vec::new() })
         })
         .collect();
     let batches = if is_simulated { BATCHES / 40 } else { BATCHES };
     for turn in 0..batches {
+        if turn % TURNS == TURNS - 1 {
+            for (guard, variant) in &mut variants {
+                variant.runtime = runtime(&device, guard);
+            }
+        }
         let all = turn % SELDOM == 0;
         let due = if all { variants.len() } else { QUICK };
         let due = &mut variants[..due];

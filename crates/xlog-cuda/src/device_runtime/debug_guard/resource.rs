@@ -91,9 +91,20 @@ impl<R: DeviceMemoryResource> Core<R> {
     }
 
     #[inline(never)]
-    fn deallocate_guarded(&self, id: BlockId) -> ResourceResult<()> {
+    fn deallocate_guarded(&self, id: BlockId) -> ResourceResult<BlockState> {
         self.check_device(id)?;
-        self.watched(self.give_back(id))
+        self.watched(self.give_back(id))?;
+        Ok(self.state_of_guarded(id))
+    }
+
+    /// A block that the resource below does not take back: one of the few that are guarded, or one that was never to come back.
+    #[cold]
+    #[inline(never)]
+    fn deallocate_refused(&self, id: BlockId, error: ResourceError) -> ResourceResult<BlockState> {
+        if self.sampling.passes(id.ptr) {
+            return Err(self.watched_error(error));
+        }
+        self.deallocate_guarded(id)
     }
 
     #[inline(never)]
@@ -195,28 +206,19 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for DebugGuardResource<R> {
 
     #[inline]
     fn deallocate(&self, block: DeviceBlock) -> ResourceResult<()> {
-        let core = &*self.core;
-        let id = BlockId::from_block(&block);
-        if !core.sampling.passes(id.ptr) {
-            return core.deallocate_guarded(id);
-        }
-        // Not handed on as it is: a result that was just written is slow to move.
-        match core.inner.deallocate(block) {
-            Ok(()) => Ok(()),
-            Err(error) => Err(core.watched_error(error)),
-        }
+        self.deallocate_with_state(&block).map(drop)
     }
 
     #[inline]
     fn deallocate_with_state(&self, block: &DeviceBlock) -> ResourceResult<BlockState> {
         let core = &*self.core;
-        if !core.sampling.passes(block.ptr) {
-            let id = BlockId::from_block(block);
-            return core.deallocate_guarded(id).map(|()| core.state_of_guarded(id));
+        if !core.sampling.is_on() {
+            return core.deallocate_guarded(BlockId::from_block(block));
         }
+        // Almost none is guarded, and the resource below refuses those that are: it handed out another address with that generation.
         match core.inner.deallocate_with_state(block) {
             Ok(state) => Ok(state),
-            Err(error) => Err(core.watched_error(error)),
+            Err(error) => core.deallocate_refused(BlockId::from_block(block), error),
         }
     }
 

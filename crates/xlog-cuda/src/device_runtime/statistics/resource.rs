@@ -114,6 +114,7 @@ impl<R: DeviceMemoryResource> StatisticsResource<R> {
 impl<R: DeviceMemoryResource> DeviceMemoryResource for StatisticsResource<R> {
     forward_questions!(inner);
 
+    #[inline(always)]
     fn allocate(
         &self,
         bytes: usize,
