@@ -60,7 +60,6 @@ fn runtime(device: &Arc<CudaDevice>, guard: &str) -> XlogDeviceRuntime {
 }
 
 impl Variant {
-
     /// Nanoseconds of one block, from allocation to free.
     fn batch(&mut self) {
         let start = Instant::now();

@@ -30,7 +30,8 @@ pub(super) fn stack(device: Arc<CudaDevice>, config: &RuntimeConfig) -> Result<X
     let ordinal = device.ordinal();
     if config.resource == ResourceKind::Async && device.driver().async_pools().is_none() {
         return Err(XlogError::Kernel(format!(
-            "device {:?} has no stream-ordered pools; set {RESOURCE_VARIABLE}=direct, or configure ResourceKind::Direct",
+            "device {:?} has no stream-ordered pools; set {RESOURCE_VARIABLE}=pool or {RESOURCE_VARIABLE}=direct, \
+             or configure ResourceKind::Pool or ResourceKind::Direct",
             device.spec()
         )));
     }
@@ -147,9 +148,12 @@ mod tests {
             let config = SimConfig::default().with_async_pools(false);
             Arc::new(CudaDevice::from_sim(SimDevice::open(config).unwrap()))
         };
-        let said = stack(without(), &RuntimeConfig::default()).unwrap_err().to_string();
-        assert!(said.contains("XLOG_DEVICE_RESOURCE=direct"), "{said}");
-        let direct = RuntimeConfig::default().with_resource(ResourceKind::Direct);
-        assert!(stack(without(), &direct).is_ok());
+        let ordered = RuntimeConfig::default().with_resource(ResourceKind::Async);
+        let said = stack(without(), &ordered).unwrap_err().to_string();
+        for kind in [ResourceKind::Pool, ResourceKind::Direct] {
+            assert!(said.contains(&format!("XLOG_DEVICE_RESOURCE={kind}")), "{said}");
+            let config = RuntimeConfig::default().with_resource(kind);
+            assert!(stack(without(), &config).is_ok(), "{kind}");
+        }
     }
 }
