@@ -28,8 +28,10 @@ RECORDS = 100_000
 NEAR = 1.3
 # Nearer than this, two ratios are the same.
 SAME = 1.01
-# A row is not settled before it has so many rounds.
-ENOUGH = 4
+# A row is not settled before it has so many rounds: where they differ, and where they are the same.
+ENOUGH, ENOUGH_ALIKE = 3, 2
+# With fewer rounds a ratio has no spread.
+FEWEST = 3
 # A peer that is so many times slower than the best one is left out of later rounds: after one round, and after more. Clocks differ
 # by 1.8, so one round says little.
 HOPELESS_AT_ONCE, HOPELESS = 3.0, 2.0
@@ -108,7 +110,8 @@ class Figure:
 @dataclass(frozen=True)
 class Ratio:
     """How many times better ours is than the best peer: the median over the rounds, where nineteen of twenty further rounds are
-    expected (low to high), and the least and the most of those that were measured."""
+    expected (low to high), and the least and the most of those that were measured; these are also low and high of fewer rounds than
+    have a spread."""
 
     peer: tuple
     median: float
@@ -123,7 +126,8 @@ class Ratio:
         return self.low <= 1 <= self.high
 
     def __str__(self):
-        spread = f" ({self.low:.1f} to {self.high:.1f})" if self.rounds > 1 else " (one round)"
+        few = {1: " (one round)", 2: f" ({self.least:.1f} and {self.most:.1f})"}
+        spread = few.get(self.rounds, f" ({self.low:.1f} to {self.high:.1f})")
         if self.is_equal:
             return "equal" + spread
         return (f"{self.median:.1f} x better" if self.median > 1 else f"{1 / self.median:.1f} x worse") + spread
@@ -185,10 +189,11 @@ def student(freedom):
 
 
 def spread(times):
-    """Where nineteen of twenty further rounds are expected, around the median, if the logarithms of the rounds are normal."""
+    """Where nineteen of twenty further rounds are expected, around the median, if the logarithms of the rounds are normal; the least and
+    the most of too few."""
     median, count = statistics.median(times), len(times)
-    if count < 2:
-        return median, median
+    if count < FEWEST:
+        return min(times), max(times)
     deviation = statistics.stdev([math.log(value) for value in times])
     factor = math.exp(min(student(count - 1) * deviation * math.sqrt(1 + 1 / count), 100.0))
     return median / factor, median * factor
@@ -246,11 +251,13 @@ def ratios(table):
 
 
 def is_settled(table, workload, parameter):
-    """Whether more rounds say nothing more: after four, ours and the best peer are about equal in all of them, or all are the same."""
-    against = ratio(table, workload, parameter)
-    if against is None or against.rounds < ENOUGH:
+    """Whether more rounds say nothing more: after three, ours and the best peer are about equal in all of them, or what is held is the same
+    in two."""
+    against, ours = ratio(table, workload, parameter), find(table, workload, parameter)
+    if against is None:
         return False
-    return (against.most <= NEAR and against.least >= 1 / NEAR) or against.most <= SAME * against.least
+    is_same = ours.unit == "ratio" and against.rounds >= ENOUGH_ALIKE and against.most <= SAME * against.least
+    return is_same or (against.rounds >= ENOUGH and against.most <= NEAR and against.least >= 1 / NEAR)
 
 
 def in_order(table, keys):

@@ -22,6 +22,8 @@ NOT_IN_PYTHON = ["small-uniform", "small-log"]
 ATTEMPTS, PATIENCE = 3, 0.5
 # The part of the time that may go into that, and the seconds that may at once: rounds are worth more.
 AGAIN, AT_ONCE = 0.25, 5.0
+# Our own benches have two threads at most, and the driver has some.
+OWN_PROCESSORS = 4
 # What a GPU or a count decides, and no clock.
 NOT_TIMED = ("kernels-", "small-")
 
@@ -48,8 +50,10 @@ def asked(program, workload, parameter):
 class Session:
     """One measurement: what was asked, and what came back."""
 
-    def __init__(self, options, programs, log):
+    def __init__(self, options, programs, log, near=None):
         self.options, self.programs, self.log = options, programs, log
+        # The figures of an earlier run that had everybody, where this one is for those who are near.
+        self.near = near
         self.begin = options.begin
         self.rounds = []
         self.given_up = set()
@@ -69,11 +73,13 @@ class Session:
     def contenders(self, number, workload, parameter, table):
         """(program, variant) of everybody who measures a row in this round, in the order of the round.
 
-        The first round is for all. Later ones are for ours and for those who could still be the best peer, side by side, the nearest to
-        ours first, so that they meet the same clock.
+        The first round is for all. Later ones, and the first after a run that had everybody, are for ours and for those who could still be
+        the best peer, side by side, the nearest to ours first, so that they meet the same clock.
         """
         found = [(program, variant) for program in self.programs for variant in asked(program, workload, parameter)]
-        if number > 1:
+        if number == 1 and self.near is not None:
+            table = self.near
+        if number > 1 or self.near is not None:
             found = [each for each in found if self.is_wanted(number, each[0].peer, each[1], workload, parameter, table)]
             found.sort(key=lambda each: self.distance(each[0].peer, each[1], workload, parameter, table))
         if number % 2 == 0:
@@ -99,9 +105,16 @@ class Session:
             return workload == "threads"
         key = (workload, parameter, (peer, variant))
         # A slow clock in the first round alone is not to decide whether a peer has a figure.
-        if number == 2 and report.nearly_done(self.rounds[-2], *key):
+        if number == 2 and self.near is None and report.nearly_done(self.rounds[-2], *key):
             return True
         return not report.hopeless(table, *key) or report.is_best_beside(table, *key)
+
+    def is_about_equal(self, workload, parameter):
+        """Whether the earlier run, if there was one, found no ratio above 1.3 in a row, nor in the time that is measured beside it."""
+        keys = [(workload, parameter), (f"{workload}-time", parameter)]
+        found = [report.ratio(self.near, *key) for key in keys] if self.near else []
+        found = [against.median for against in found if against is not None]
+        return bool(found) and max(found) <= report.NEAR
 
     def run_row(self, number, workload, parameter, table):
         """Measures a row, after the first round again if it met a slow clock, and keeps the attempt with the best one. Returns the seconds
@@ -192,9 +205,10 @@ class Session:
         )
 
     def run_own(self, workshop, own):
-        """The benches of our own parts."""
+        """The benches of our own parts, on processors that are fast when they begin."""
         for name in own:
             try:
+                os.sched_setaffinity(0, self.processors(OWN_PROCESSORS))
                 path = workshop.bundled(f"benches/xlog-cuda.{name}")
                 done = subprocess.run(
                     [path, "--csv"], capture_output=True, text=True, timeout=120, check=False, env={**os.environ, "XLOG_TEST_DEVICE": "cuda:0"}
@@ -203,6 +217,8 @@ class Session:
                 trouble = done.stderr.strip().splitlines()[-1:] if done.returncode != 0 else []
             except (Missing, OSError, ValueError, subprocess.TimeoutExpired) as error:
                 trouble = [str(error)]
+            finally:
+                os.sched_setaffinity(0, self.everywhere)
             if trouble:
                 reason = "skipped: " + trouble[0].replace(",", " ")[:160]
                 self.rounds[-1].append(report.Row("xlog", name, "-", 0, None, reason))
@@ -223,7 +239,7 @@ class Session:
             if number == 1 or self.left() > 20:
                 self.run_own(workshop, own)
             for key in keys if number < 3 else report.in_order(table, keys):
-                if report.is_settled(table, *key):
+                if report.is_settled(table, *key) or (number > 1 and self.is_about_equal(*key)):
                     continue
                 expected = took.get(key, 0.0) / (3 if number == 2 else 1)
                 if self.left() < expected or self.left() < 1:

@@ -74,6 +74,23 @@ class Rounds(unittest.TestCase):
         self.assertEqual(order(3), ["xlog pool", "a near", "a next", "xlog stack"])
 
 
+    def test_after_a_run_with_everybody_those_who_are_near_begin_and_what_is_equal_is_measured_once(self):
+        class Fake:
+            def __init__(self, peer, variants):
+                self.peer, self.name, self.variants = peer, peer, variants
+
+        text = "xlog,pool,{0},4096,1,ns\na,near,{0},4096,{1},ns\na,far,{0},4096,99,ns\n"
+        far = text.format("churn", 1.2) + text.format("churn-time", 2)
+        near = report.figures(rounds(text.format("holes", 10) + text.format("live", 1.2) + far))
+        programs = [Fake("xlog", ["pool"]), Fake("a", ["near", "far"])]
+        session = Session(Asked, programs, None, near)
+        session.rounds = [[]]
+        found = [f"{program.peer} {variant}" for program, variant in session.contenders(1, "holes", 4096, {})]
+        self.assertEqual(found, ["xlog pool", "a near"])
+        self.assertEqual([session.is_about_equal(name, 4096) for name in ("holes", "live", "churn", "pair")], [False, True, False, False])
+        self.assertFalse(Session(Asked, programs, None).is_about_equal("live", 4096), "no run before")
+
+
 class Clocks(unittest.TestCase):
     """A host of two processors whose rates are told in advance; time goes on with every look."""
 
@@ -114,6 +131,14 @@ class Clocks(unittest.TestCase):
         count = len(self.asked)
         found.choose(0.0)
         self.assertEqual(len(self.asked), count, "no time to look")
+
+    def test_many_looks_tell_what_is_usual(self):
+        found = self.make((200,), *[(100,)] * (clock.MANY - 1))
+        for _ in range(clock.MANY - 1):
+            found.several(1)
+        self.assertEqual((found.fastest, found.is_slow(100)), (200, True))
+        found.several(1)
+        self.assertEqual((found.fastest, found.is_slow(100), found.is_slow(80)), (100, False, True))
 
     def test_several_are_the_fastest(self):
         self.assertEqual(self.make((3, 9)).several(1), {1})
