@@ -22,10 +22,11 @@ use xlog_cuda::device_runtime::{
 use xlog_cuda::sim::SimDevice;
 
 const TAG: AllocTag = AllocTag("hot");
-const PATHS: [&str; 15] = [
+const PATHS: [&str; 16] = [
     "pool-pair-1KiB",
     "pool-pair-64MiB",
     "pool-pair-varied",
+    "pool-random-4MiB",
     "pool-batch-of-64",
     "budget-pool-pair-1KiB",
     "async-pair-1KiB",
@@ -41,6 +42,32 @@ const PATHS: [&str; 15] = [
 ];
 
 type Resource = Box<dyn DeviceMemoryResource + Send + Sync>;
+
+/// RMM's random allocations, of which a count is a step: mostly more blocks at first, then as many as fit, at last none.
+fn random(resource: &Resource, stream: StreamId, count: usize, largest: u64) {
+    const CAP: u64 = 4 << 30;
+    let mut state = 1_u64;
+    let mut draw = |below: u64| {
+        state = state * 16807 % 0x7fff_ffff;
+        state % below
+    };
+    let (mut live, mut bytes, mut allocated) = (Vec::new(), 0_u64, 0);
+    for _ in 0..count {
+        let size = 1 + draw(largest);
+        let wants = draw(100) < 73 && 2 * allocated < count && bytes + size < CAP;
+        if wants || live.is_empty() {
+            live.push((size, resource.allocate(black_box(size as usize), stream, TAG).unwrap()));
+            (bytes, allocated) = (bytes + size, allocated + 1);
+        } else {
+            let (size, block) = live.swap_remove(draw(live.len() as u64) as usize);
+            resource.deallocate(black_box(block)).unwrap();
+            bytes -= size;
+        }
+    }
+    for (_, block) in live {
+        resource.deallocate(block).unwrap();
+    }
+}
 
 fn pairs(resource: &Resource, stream: StreamId, count: usize, size: impl Fn(usize) -> usize) {
     for n in 0..count {
@@ -116,6 +143,7 @@ fn main() -> ExitCode {
         "pool-pair-64MiB" => pairs(&pool(), lease.id(), count, |_| 64 << 20),
         // Never the same size twice in a row, so the magazine does not serve it.
         "pool-pair-varied" => pairs(&pool(), lease.id(), count, |n| (8 << 20) + 256 * (n % 97)),
+        "pool-random-4MiB" => random(&pool(), lease.id(), count, 4 << 20),
         // A count is a block, as everywhere.
         "pool-batch-of-64" => {
             let pool = pool();
