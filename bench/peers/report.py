@@ -254,7 +254,8 @@ def is_settled(table, workload, parameter):
     """Whether more rounds say nothing more: after three, ours and the best peer are about equal in all of them, or what is held is the same
     in two."""
     against, ours = ratio(table, workload, parameter), find(table, workload, parameter)
-    if against is None:
+    beside = ratio(table, f"{workload}-time", parameter)
+    if against is None or (beside is not None and beside.median > NEAR):
         return False
     is_same = ours.unit == "ratio" and against.rounds >= ENOUGH_ALIKE and against.most <= SAME * against.least
     return is_same or (against.rounds >= ENOUGH and against.most <= NEAR and against.least >= 1 / NEAR)
