@@ -105,7 +105,7 @@ def _pairs(table):
             yield _against(table, "pair", parameter, 6, 40)
         else:
             yield _most(table, "pair", parameter, 80)
-    yield _most(table, "pair", 1024, 90, "stack", "pair, 1 KiB, the full stack of a shared runtime")
+    yield _most(table, "pair", 1024, 90, "stack", "pair, 1 KiB, the full stack of a shared runtime on the pool")
 
 
 def _random(table, workload):

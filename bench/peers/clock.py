@@ -1,17 +1,17 @@
 """Which processors are fast at the moment.
 
 A processor of a virtual machine is slowed, for seconds, by what another guest runs on the other half of its core. Rows are put where
-nobody does. What all rates are held against is the median of the best ones of all looks, and before there were a hundred the best of
-them: a core is faster still for moments in which the whole machine is idle, and none can be waited for.
+nobody does. What all rates are held against is the median of the best ones of all looks at every processor, and before there were
+forty the best of them: a core is faster still for moments in which the whole machine is idle, and none can be waited for.
 """
 
 import bisect
 import time
 
-# A processor below this part of the fastest rate is slow.
+# A processor below this part of the usual rate is slow.
 SLOW = 0.85
 # So many looks tell what is usual.
-MANY = 100
+MANY = 40
 # Between two looks at all processors, where none was fast.
 PAUSE = 0.03
 
@@ -21,13 +21,13 @@ class Clock:
 
     def __init__(self, meter, now=time.monotonic, sleep=time.sleep):
         self.meter, self.now, self.sleep = meter, now, sleep
-        # The best rate of every look, in order of size.
+        # The best rate of every look at all, in order of size.
         self.looks = []
         self.processor = None
         self.rate = None
 
     @property
-    def fastest(self):
+    def usual(self):
         if not self.looks:
             return 0.0
         return self.looks[-1] if len(self.looks) < MANY else self.looks[len(self.looks) // 2]
@@ -37,7 +37,7 @@ class Clock:
         self.rate = None
 
     def is_slow(self, rate):
-        return rate < SLOW * self.fastest
+        return rate < SLOW * self.usual
 
     def test(self):
         """The rate of the chosen processor."""
@@ -74,5 +74,6 @@ class Clock:
         rates = {row.parameter: row.value for row in self.meter(text) if row.value}
         if not rates:
             raise ValueError(f"no rate of processor {text}")
-        bisect.insort(self.looks, max(rates.values()))
+        if text == "each":
+            bisect.insort(self.looks, max(rates.values()))
         return rates

@@ -60,7 +60,7 @@ inline bool runs_again(int turns, double spent, double seconds)
 
 /// Seconds after which a row is given up. The same for every peer and whatever a row's time is; docs/benchmarks.md defines them.
 namespace limits {
-inline constexpr double random  = 0.4;
+inline constexpr double random  = 1.0;
 inline constexpr double filling = 2.0;
 inline constexpr double small   = 2.0;
 inline constexpr double replay  = 1.0;

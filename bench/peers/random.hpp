@@ -142,6 +142,7 @@ void random(Rows const& rows, std::size_t allocations, Device const* device, Mak
     idle                = turn == 0 ? run.seconds : std::min(idle, run.seconds);
   }
   rows.value((best - idle) * 1e9 / static_cast<double>(warmed.operations), "ns");
+  rows.also("-idle", max_mib, idle * 1e9 / static_cast<double>(warmed.operations), "ns");
 }
 
 /// Blocks of 4 B to 4 KiB: fills up to `parameter` of them, then ten times as many steps that free or allocate below that. The figure

@@ -160,6 +160,32 @@ def figures(rounds):
     }
 
 
+def write_rows(path, rounds):
+    """Every number of every round."""
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["round", *COLUMNS])
+        for number, rows in enumerate(rounds, 1):
+            for row in rows:
+                value = "" if row.value is None else f"{row.value:.4f}"
+                writer.writerow([number, row.peer, row.variant, row.workload, row.parameter, value, row.unit])
+
+
+def read_rows(path):
+    """The rounds that `write_rows` wrote. What is not such a file raises ValueError."""
+    rounds = {}
+    with open(path, newline="", encoding="utf-8") as file:
+        for fields in csv.reader(file):
+            if fields[1:] != COLUMNS:
+                if not fields or not fields[0].isdigit():
+                    raise ValueError(f"not a row with its round: '{','.join(fields)}'")
+                rounds.setdefault(int(fields[0]), []).append(fields[1:])
+    text = {number: io.StringIO() for number in rounds}
+    for number, rows in rounds.items():
+        csv.writer(text[number], lineterminator="\n").writerows(rows)
+    return [parse(text[number].getvalue()) for number in sorted(rounds)]
+
+
 def find(table, workload, parameter, peer=OURS):
     return table.get((workload, parameter), {}).get(peer)
 
@@ -246,7 +272,7 @@ def ratio(table, workload, parameter):
 
 def ratios(table):
     """{(workload, parameter): Ratio} of everything that ours and a peer measured."""
-    found = ((key, ratio(table, *key)) for key in table if not key[0].endswith("-best"))
+    found = ((key, ratio(table, *key)) for key in table if not key[0].endswith(("-best", "-idle")))
     return {key: value for key, value in found if value is not None}
 
 

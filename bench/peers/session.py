@@ -52,8 +52,8 @@ class Session:
 
     def __init__(self, options, programs, log, near=None):
         self.options, self.programs, self.log = options, programs, log
-        # The figures of an earlier run that had everybody, where this one is for those who are near.
-        self.near = near
+        # What an earlier run with everybody found, where this one is for those who are near: its figures, and who it asked for what.
+        self.near, self.known = near or (None, frozenset())
         self.begin = options.begin
         self.rounds = []
         self.given_up = set()
@@ -98,12 +98,14 @@ class Session:
         return statistics.median(report.paired(ours, theirs)) if ours and theirs else math.inf
 
     def is_wanted(self, number, peer, variant, workload, parameter, table):
-        """Whether a later round needs a row."""
+        """Whether a later round needs a row, or the first one after an earlier run: then also what nobody was asked for."""
+        key = (workload, parameter, (peer, variant))
+        if number == 1 and key not in self.known:
+            return True
         if peer == report.OURS[0]:
             return variant not in ONCE and report.find(table, workload, parameter, (peer, variant)) is not None
         if peer == report.LIMIT[0]:
             return workload == "threads"
-        key = (workload, parameter, (peer, variant))
         # A slow clock in the first round alone is not to decide whether a peer has a figure.
         if number == 2 and self.near is None and report.nearly_done(self.rounds[-2], *key):
             return True
@@ -121,7 +123,7 @@ class Session:
         of an attempt."""
         threads = self.threads_of(workload, parameter)
         wanted = self.contenders(number, workload, parameter, table)
-        kept, best, attempts, patience = [], -1.0, 0, PATIENCE
+        kept, best, least, attempts, patience = [], -1.0, math.inf, 0, PATIENCE
         began = time.monotonic()
         while True:
             start = time.monotonic()
@@ -129,8 +131,10 @@ class Session:
             attempts, patience, took = attempts + 1, patience - waited, time.monotonic() - start
             if attempts > 1:
                 self.lost += took
-            if rate > best:
-                kept, best = rows, rate
+            # A figure on a slow clock says more than none.
+            missing = sum(row.value is None for row in rows)
+            if (missing, -rate) < (least, -best):
+                kept, best, least = rows, rate, missing
             is_slow = self.clock is not None and self.clock.is_slow(best)
             if not is_slow or number == 1 or attempts == ATTEMPTS or took > min(self.to_lose(), self.left()):
                 break
@@ -201,8 +205,14 @@ class Session:
             return "rows of one thread ran on any processor"
         return (
             f"{self.slow} of {self.rows} rows of one thread met a slow clock to the end, {self.again} were measured again for it; "
-            f"the fastest processor adds {self.clock.fastest:.0f} million times a second"
+            f"the fastest processor usually adds {self.clock.usual:.0f} million times a second"
         )
+
+    def keep(self):
+        """Writes the rows so far, which must not be lost with what comes."""
+        if getattr(self.options, "out", None):
+            self.options.out.mkdir(parents=True, exist_ok=True)
+            report.write_rows(self.options.out / "raw.csv", self.rounds)
 
     def run_own(self, workshop, own):
         """The benches of our own parts, on processors that are fast when they begin."""
@@ -251,9 +261,10 @@ class Session:
                 took[key] = self.run_row(number, *key, table)
                 done = time.monotonic() - self.begin
                 say(f"{done:5.0f} s  round {number}  {report.label(*key)}: {took[key]:.1f} s{', slow clock' if self.slow > slow else ''}")
-            if not self.rounds[-1]:
+            if number > 1 and not self.rounds[-1]:
                 self.rounds.pop()
                 break
+            self.keep()
         for program in self.programs:
             program.stop()
         if self.clock:

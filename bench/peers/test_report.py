@@ -115,7 +115,7 @@ class Bars(unittest.TestCase):
         self.assertEqual(verdicts, ["met", "MISSED", "met", "met", "met", "MISSED", "met", "MISSED", lost, "met"])
 
     def test_the_full_stack_and_cold_streams(self):
-        name = "pair, 1 KiB, the full stack of a shared runtime"
+        name = "pair, 1 KiB, the full stack of a shared runtime on the pool"
         self.assertIs(bars("xlog,stack,pair,1024,90,ns\n", "pair")[name].met, True)
         self.assertIs(bars("xlog,stack,pair,1024,90.1,ns\n", "pair")[name].met, False)
         text = "xlog,pool,kernels-cold,4,110,us\nxlog,pool,kernels-warm,4,100,us\n"

@@ -9,6 +9,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
+import types
 import unittest
 import unittest.mock
 
@@ -82,13 +84,75 @@ class Rounds(unittest.TestCase):
         text = "xlog,pool,{0},4096,1,ns\na,near,{0},4096,{1},ns\na,far,{0},4096,99,ns\n"
         far = text.format("churn", 1.2) + text.format("churn-time", 2)
         near = report.figures(rounds(text.format("holes", 10) + text.format("live", 1.2) + far))
-        programs = [Fake("xlog", ["pool"]), Fake("a", ["near", "far"])]
-        session = Session(Asked, programs, None, near)
+        programs = [Fake("xlog", ["pool"]), Fake("a", ["near", "far", "gone"])]
+        known = {(name, 4096, ("a", variant)) for name in ("holes", "live", "churn") for variant in ("near", "far", "gone")}
+        known |= {(name, 4096, ("xlog", "pool")) for name in ("holes", "live", "churn")}
+        session = Session(Asked, programs, None, (near, known))
         session.rounds = [[]]
-        found = [f"{program.peer} {variant}" for program, variant in session.contenders(1, "holes", 4096, {})]
-        self.assertEqual(found, ["xlog pool", "a near"])
+
+        def order(workload, parameter=4096):
+            return [f"{program.peer} {variant}" for program, variant in session.contenders(1, workload, parameter, {})]
+
+        self.assertEqual(order("holes"), ["xlog pool", "a near"])
+        self.assertEqual(order("pair", 256), ["xlog pool", "a near", "a far", "a gone"], "nobody was asked, so everybody is")
         self.assertEqual([session.is_about_equal(name, 4096) for name in ("holes", "live", "churn", "pair")], [False, True, False, False])
         self.assertFalse(Session(Asked, programs, None).is_about_equal("live", 4096), "no run before")
+
+
+    def test_nothing_to_measure_is_a_round_all_the_same_and_what_was_measured_is_kept(self):
+        folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+
+        class Options(Asked):
+            rounds, limit, begin, out = 3, 1000.0, time.monotonic(), folder / "out"
+
+        class Workshop:
+            def clock(self):
+                raise programs.Missing("none")
+
+        session = Session(Options, [], None)
+        session.measure(Workshop(), [], [])
+        self.assertEqual(session.rounds, [[]])
+        session.rounds = rounds("xlog,pool,pair,256,1,ns\n", "xlog,pool,pair,256,,skipped: no; none\na,b,pair,256,2.5,ns\n")
+        session.keep()
+        self.assertEqual(report.read_rows(Options.out / "raw.csv"), session.rounds)
+        (folder / "raw.csv").write_text("something,else\n", encoding="utf-8")
+        with self.assertRaises(ValueError):
+            report.read_rows(folder / "raw.csv")
+
+    def test_an_attempt_in_which_a_program_failed_does_not_replace_one_with_figures(self):
+        answers = iter([5.0, None])
+
+        class Fake:
+            peer = name = "a"
+            variants = ["b"]
+            failures = 0
+
+            def ask(self, variant, workload, parameter, options, log, timeout, processors):
+                return [report.Row("a", variant, workload, parameter, next(answers), "ns")]
+
+        class Told(Session):
+            rates = [0.5, 1.0]
+
+            def attempt(self, wanted, workload, parameter, threads, patience):
+                rows = [row for program, variant in wanted for row in program.ask(variant, workload, parameter, None, None, 0, ())]
+                return rows, self.rates.pop(0), 0.0
+
+            def contenders(self, *_):
+                return [(program, variant) for program in self.programs for variant in program.variants]
+
+            def left(self):
+                return 100.0
+
+            def to_lose(self):
+                return 100.0
+
+        session = Told(Asked, [Fake()], None)
+        session.clock = types.SimpleNamespace(is_slow=lambda rate: rate < 0.9 or len(session.rates) > 0)
+        session.rounds = [[]]
+        session.rates.append(1.0)
+        answers = iter([5.0, None, None])
+        session.run_row(2, "pair", 256, {})
+        self.assertEqual([row.value for row in session.rounds[-1]], [5.0])
 
 
 class Clocks(unittest.TestCase):
@@ -115,7 +179,7 @@ class Clocks(unittest.TestCase):
         self.assertEqual((found.choose(0.5), self.asked), (1, ["each", 1]))
         found.forget()
         self.assertEqual((found.choose(0.5), self.asked), (0, ["each", 1, 1, "each"]))
-        self.assertEqual(found.fastest, 100)
+        self.assertEqual(found.usual, 100)
 
     def test_it_waits_for_a_fast_one_and_not_for_long(self):
         found = self.make((100, 50), (50, 50), (50, 50), (50, 99))
@@ -136,9 +200,9 @@ class Clocks(unittest.TestCase):
         found = self.make((200,), *[(100,)] * (clock.MANY - 1))
         for _ in range(clock.MANY - 1):
             found.several(1)
-        self.assertEqual((found.fastest, found.is_slow(100)), (200, True))
+        self.assertEqual((found.usual, found.is_slow(100)), (200, True))
         found.several(1)
-        self.assertEqual((found.fastest, found.is_slow(100), found.is_slow(80)), (100, False, True))
+        self.assertEqual((found.usual, found.is_slow(100), found.is_slow(80)), (100, False, True))
 
     def test_several_are_the_fastest(self):
         self.assertEqual(self.make((3, 9)).several(1), {1})

@@ -132,6 +132,7 @@ pub fn random<M: Maker>(rows: &Rows<'_>, n: usize, maker: &M) -> Result<(), Stri
         .map(|_| random_run::<false, _>(&Nothing, &(), n, max, 0.0).seconds)
         .fold(f64::INFINITY, f64::min);
     rows.value((best - idle) * 1e9 / warmed.operations as f64, "ns");
+    rows.also("-idle", max, idle * 1e9 / warmed.operations as f64, "ns");
     if let (Ok(before), Ok(held)) = (before, held) {
         rows.also("-held", max, held.saturating_sub(before) as f64 / warmed.peak as f64, "ratio");
     }

@@ -20,7 +20,7 @@ const BATCHES: usize = 101;
 
 /// Seconds after which a row is given up. The same for every peer and whatever a row's time is; docs/benchmarks.md defines them.
 pub mod limits {
-    pub const RANDOM: f64 = 0.4;
+    pub const RANDOM: f64 = 1.0;
     pub const FILLING: f64 = 2.0;
     pub const SMALL: f64 = 2.0;
     pub const REPLAY: f64 = 1.0;
