@@ -119,8 +119,8 @@ class Session:
         return bool(found) and max(found) <= report.NEAR
 
     def run_row(self, number, workload, parameter, table):
-        """Measures a row, after the first round again if it met a slow clock, and keeps the attempt with the best one. Returns the seconds
-        of an attempt."""
+        """Measures a row, after the first round again if it met a slow clock, and keeps the attempt with the most figures, and of these the
+        one with the best clock. Returns the seconds of an attempt."""
         threads = self.threads_of(workload, parameter)
         wanted = self.contenders(number, workload, parameter, table)
         kept, best, least, attempts, patience = [], -1.0, math.inf, 0, PATIENCE
@@ -210,7 +210,7 @@ class Session:
 
     def keep(self):
         """Writes the rows so far, which must not be lost with what comes."""
-        if getattr(self.options, "out", None):
+        if self.options.out:
             self.options.out.mkdir(parents=True, exist_ok=True)
             report.write_rows(self.options.out / "raw.csv", self.rounds)
 

@@ -26,7 +26,7 @@ from session import Session  # noqa: E402
 class Asked:
     """Options of a run."""
 
-    limit, begin, seconds = 1.0, 0.0, 0.01
+    limit, begin, seconds, out = 1.0, 0.0, 0.01, None
 
 
 def rounds(*texts):
@@ -120,39 +120,24 @@ class Rounds(unittest.TestCase):
             report.read_rows(folder / "raw.csv")
 
     def test_an_attempt_in_which_a_program_failed_does_not_replace_one_with_figures(self):
-        answers = iter([5.0, None])
-
-        class Fake:
-            peer = name = "a"
-            variants = ["b"]
-            failures = 0
-
-            def ask(self, variant, workload, parameter, options, log, timeout, processors):
-                return [report.Row("a", variant, workload, parameter, next(answers), "ns")]
+        # On ever better clocks, all of them slow: a figure, none, and another figure.
+        attempts = [(5.0, 0.5), (None, 0.7), (6.0, 0.6)]
 
         class Told(Session):
-            rates = [0.5, 1.0]
-
             def attempt(self, wanted, workload, parameter, threads, patience):
-                rows = [row for program, variant in wanted for row in program.ask(variant, workload, parameter, None, None, 0, ())]
-                return rows, self.rates.pop(0), 0.0
-
-            def contenders(self, *_):
-                return [(program, variant) for program in self.programs for variant in program.variants]
+                value, rate = attempts.pop(0)
+                return [report.Row("a", "b", workload, parameter, value, "ns")], rate, 0.0
 
             def left(self):
                 return 100.0
 
-            def to_lose(self):
-                return 100.0
+            to_lose = left
 
-        session = Told(Asked, [Fake()], None)
-        session.clock = types.SimpleNamespace(is_slow=lambda rate: rate < 0.9 or len(session.rates) > 0)
+        session = Told(Asked, [], None)
+        session.clock = types.SimpleNamespace(is_slow=lambda rate: rate < 0.9)
         session.rounds = [[]]
-        session.rates.append(1.0)
-        answers = iter([5.0, None, None])
         session.run_row(2, "pair", 256, {})
-        self.assertEqual([row.value for row in session.rounds[-1]], [5.0])
+        self.assertEqual(([row.value for row in session.rounds[-1]], attempts), ([6.0], []))
 
 
 class Clocks(unittest.TestCase):

@@ -43,7 +43,7 @@ const PATHS: [&str; 16] = [
 
 type Resource = Box<dyn DeviceMemoryResource + Send + Sync>;
 
-/// RMM's random allocations, of which a count is a step: mostly more blocks at first, then as many as fit, at last none.
+/// Like RMM's random allocations; a count is a step: mostly more blocks at first, then as many as fit, at last none.
 fn random(resource: &Resource, stream: StreamId, count: usize, largest: u64) {
     const CAP: u64 = 4 << 30;
     let mut state = 1_u64;

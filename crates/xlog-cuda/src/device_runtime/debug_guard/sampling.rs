@@ -1,7 +1,7 @@
 //! Which blocks are guarded, where only some are, and which of those that come back were.
 //!
-//! Both questions are asked with every call of a program that runs as it always does, so each is one comparison. Where every block
-//! is guarded the same comparisons say so.
+//! A program that runs as it always does asks the first with every allocation and the second with every use, so each is one comparison;
+//! a free asks only where the resource below has refused it. Where every block is guarded the same comparisons say so.
 
 use std::cell::Cell;
 use std::num::NonZeroU64;
