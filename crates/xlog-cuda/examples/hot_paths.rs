@@ -22,7 +22,7 @@ use xlog_cuda::device_runtime::{
 use xlog_cuda::sim::SimDevice;
 
 const TAG: AllocTag = AllocTag("hot");
-const PATHS: [&str; 16] = [
+const PATHS: [&str; 17] = [
     "pool-pair-1KiB",
     "pool-pair-64MiB",
     "pool-pair-varied",
@@ -38,6 +38,7 @@ const PATHS: [&str; 16] = [
     "statistics-pair",
     "statistics-many-live",
     "stack-pair-1KiB",
+    "stack-pair-1MiB",
     "sampled-stack-pair-1KiB",
 ];
 
@@ -228,12 +229,13 @@ fn main() -> ExitCode {
             counted.deallocate_batch(live).unwrap();
         }
         // What the runtime of a process is made of.
-        "stack-pair-1KiB" => {
+        "stack-pair-1KiB" | "stack-pair-1MiB" => {
             let config = PoolConfig::default();
             let pool = PoolResource::new(device.clone(), 0, streams.clone(), config).unwrap();
             let counted = StatisticsResource::over(pool, StatisticsConfig::default());
             let stack: Resource = Box::new(GlobalDeviceBudget::over(counted, 1 << 32));
-            pairs(&stack, lease.id(), count, |_| 1 << 10);
+            let bytes = if path == "stack-pair-1MiB" { 1 << 20 } else { 1 << 10 };
+            pairs(&stack, lease.id(), count, |_| bytes);
         }
         // The same with a guard of so few that none is met.
         "sampled-stack-pair-1KiB" => {

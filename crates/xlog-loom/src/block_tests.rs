@@ -8,7 +8,7 @@ use crate::gate::{Attempt, BlockGate, OwnStamps};
 #[test]
 fn of_two_threads_that_free_twins_one_wins() {
     loom::model(|| {
-        let gate = Arc::new(BlockGate::default());
+        let gate = Arc::new(BlockGate::<()>::default());
         gate.begin(5);
         let other = {
             let gate = Arc::clone(&gate);
@@ -69,7 +69,7 @@ impl Block {
 fn a_block_returned_while_uses_close_is_freed_once_and_not_before_the_last() {
     loom::model(|| {
         let block = Arc::new(Block {
-            gate: BlockGate::default(),
+            gate: BlockGate::<()>::default(),
             stamps: OwnStamps::default(),
             locked: Mutex::new(Locked::default()),
         });
@@ -116,7 +116,7 @@ fn take_from_home(gate: &BlockGate, memory: &Mutex<u32>) {
 #[test]
 fn a_block_at_home_is_used_or_freed_and_never_both() {
     loom::model(|| {
-        let block = Arc::new((BlockGate::default(), Mutex::new(0)));
+        let block = Arc::new((BlockGate::<()>::default(), Mutex::new(0)));
         block.0.begin_at_home(5);
         let user = {
             let block = Arc::clone(&block);
@@ -137,7 +137,7 @@ fn a_block_at_home_is_used_or_freed_and_never_both() {
 #[test]
 fn twins_of_a_block_at_home_are_freed_once() {
     loom::model(|| {
-        let block = Arc::new((BlockGate::default(), Mutex::new(0)));
+        let block = Arc::new((BlockGate::<()>::default(), Mutex::new(0)));
         block.0.begin_at_home(5);
         let other = {
             let block = Arc::clone(&block);
@@ -157,7 +157,7 @@ fn twins_of_a_block_at_home_are_freed_once() {
 fn a_use_opened_at_the_moment_of_the_free_is_refused_or_waited_for() {
     loom::model(|| {
         let block = Arc::new(Block {
-            gate: BlockGate::default(),
+            gate: BlockGate::<()>::default(),
             stamps: OwnStamps::default(),
             locked: Mutex::new(Locked::default()),
         });
@@ -182,7 +182,7 @@ fn a_use_opened_at_the_moment_of_the_free_is_refused_or_waited_for() {
 #[test]
 fn another_stream_that_comes_in_sees_every_use_the_quick_way_finished_before() {
     loom::model(|| {
-        let block = Arc::new((BlockGate::default(), OwnStamps::default()));
+        let block = Arc::new((BlockGate::<()>::default(), OwnStamps::default()));
         block.0.begin(5);
         let own = {
             let block = Arc::clone(&block);
@@ -207,7 +207,7 @@ fn another_stream_that_comes_in_sees_every_use_the_quick_way_finished_before() {
 /// A block that belongs to this thread.
 fn granted() -> Arc<Block> {
     let block = Arc::new(Block {
-        gate: BlockGate::default(),
+        gate: BlockGate::<()>::default(),
         stamps: OwnStamps::default(),
         locked: Mutex::new(Locked::default()),
     });
@@ -268,7 +268,7 @@ fn an_owner_and_another_thread_lose_no_use_of_each_other() {
 fn a_block_is_granted_while_another_thread_opens_a_use() {
     loom::model(|| {
         let block = Arc::new(Block {
-            gate: BlockGate::default(),
+            gate: BlockGate::<()>::default(),
             stamps: OwnStamps::default(),
             locked: Mutex::new(Locked::default()),
         });
@@ -314,7 +314,7 @@ fn a_thread_that_lost_its_block_while_it_entered_does_not_hide_the_next_owner() 
 fn what_the_lock_gave_to_the_quick_way_is_seen_by_the_next_stream() {
     loom::model(|| {
         // The own stream finished at 7 through the lock; its next use, and one of another stream, come at once.
-        let (gate, stamps) = (BlockGate::default(), OwnStamps::default());
+        let (gate, stamps) = (BlockGate::<()>::default(), OwnStamps::default());
         let block = Arc::new((gate, stamps, Mutex::new(false)));
         block.0.begin(5);
         assert!(block.0.enter_slow(5));

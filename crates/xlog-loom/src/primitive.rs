@@ -4,7 +4,21 @@ pub(crate) use loom::sync::Arc;
 pub(crate) use loom::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 pub(crate) use crate::barrier::thread_name;
-pub(crate) use crate::bias::{Bias, Me};
+pub(crate) use crate::bias::{Bias, Held, Me};
+
+/// Made at once: who makes it first is the matter of a crate.
+#[derive(Debug, Default)]
+pub(crate) struct Lazy<T>(Box<T>);
+
+impl<T> Lazy<T> {
+    pub(crate) fn get(&self) -> Option<&T> {
+        Some(&self.0)
+    }
+
+    pub(crate) fn get_or_make(&self) -> &T {
+        &self.0
+    }
+}
 
 /// As in `ordering::primitive`.
 macro_rules! with_as {

@@ -171,6 +171,12 @@ impl StreamPool {
         self.table.near(id)
     }
 
+    /// The place that the stream of an id mostly has; a guess.
+    #[inline]
+    pub(crate) fn place_of(&self, id: StreamId) -> u32 {
+        self.table.place_of(id)
+    }
+
     /// The driver stream at a place; see [`StreamClock::key`](super::ordering::clock::StreamClock::key).
     #[inline]
     pub(crate) fn at(&self, place: u32) -> Option<&Arc<RawStream>> {

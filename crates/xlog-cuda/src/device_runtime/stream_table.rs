@@ -182,6 +182,12 @@ impl StreamTable {
         (known >> 32 == u64::from(id.0) && cell.is_out_as(id.0)).then_some((place, cell))
     }
 
+    /// The place that the stream of an id mostly has; a guess.
+    #[inline]
+    pub(super) fn place_of(&self, id: StreamId) -> u32 {
+        (self.known[id.0 as usize % KNOWN].load(Ordering::Relaxed) as u32).wrapping_sub(1)
+    }
+
     #[cold]
     fn raw_by_map(&self, id: StreamId) -> Option<&Arc<RawStream>> {
         let stream =

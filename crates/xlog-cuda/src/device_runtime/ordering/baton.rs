@@ -6,7 +6,7 @@
 //! Invariants: while there is a baton the block is live and slow and its lists are empty; a use that is open then followed the baton, is
 //! the one that the record names as opened, and is the only one that was opened through the lock.
 
-use super::record::{Record, tag_of};
+use super::record::{Far, Record, tag_of};
 use super::uses::Uses;
 
 /// The one finished write that is outstanding.
@@ -47,14 +47,14 @@ impl Shared {
 
     /// The baton of a block, if there is one and no use is open: the next use may take it.
     #[inline(always)]
-    pub(crate) fn lying(&mut self, record: &Record) -> Option<&mut Baton> {
-        (self.baton.stamp != 0 && record.has_none_opened()).then_some(&mut self.baton)
+    pub(crate) fn lying(&mut self, far: &Far) -> Option<&mut Baton> {
+        (self.baton.stamp != 0 && far.has_none_opened()).then_some(&mut self.baton)
     }
 
     /// The baton of a block, if there is one and a use of this name is open.
     #[inline(always)]
-    pub(crate) fn carried(&mut self, record: &Record, name: u64) -> Option<&mut Baton> {
-        (self.baton.stamp != 0 && record.has_opened(name)).then_some(&mut self.baton)
+    pub(crate) fn carried(&mut self, far: &Far, name: u64) -> Option<&mut Baton> {
+        (self.baton.stamp != 0 && far.has_opened(name)).then_some(&mut self.baton)
     }
 
     /// After a use was closed: folds the uses into a baton, if there is nothing else.
@@ -65,7 +65,7 @@ impl Shared {
             && let Some((place, stamp)) = uses.fold(record.home())
         {
             self.baton = Baton { stamp, place, by: 0 };
-            record.set_none_opened();
+            record.far().set_none_opened();
         }
     }
 }
@@ -104,10 +104,10 @@ mod tests {
 
     /// Opens a use as a handover does; false where there is no baton to take.
     fn take(record: &Record, id: StreamId, by: u32, writes: bool) -> bool {
-        record.shared().with(|shared| match shared.lying(record) {
+        record.shared().with(|shared| match shared.lying(record.far()) {
             Some(baton) => {
                 baton.by = by;
-                record.set_opened(use_name(id, writes));
+                record.far().set_opened(use_name(id, writes));
                 true
             }
             None => false,
@@ -117,7 +117,7 @@ mod tests {
     fn fold(record: &Record) -> bool {
         record.shared().with(|shared| {
             shared.fold(record);
-            shared.lying(record).is_some()
+            shared.lying(record.far()).is_some()
         })
     }
 
@@ -129,8 +129,9 @@ mod tests {
         for turn in 0..4 {
             assert!(take(&record, other, OTHER, true));
             let of = (other, OTHER, 10 + turn);
-            let close =
-                |shared: &mut Shared| pass_on(&record, shared, generation, of, Access::Write);
+            let close = |shared: &mut Shared| {
+                pass_on((&record, record.far()), shared, generation, of, Access::Write)
+            };
             assert_eq!(record.shared().with(close), Closed::Open);
             if turn % 2 == 0 {
                 assert_eq!(outstanding(&record), BTreeSet::from([(OTHER, 10 + turn)]));
@@ -138,8 +139,9 @@ mod tests {
             }
             assert!(take(&record, StreamId(1), HOME, true));
             let of = (StreamId(1), 20 + turn);
-            let close =
-                |shared: &mut Shared| close_own(&record, shared, generation, of, Access::Write);
+            let close = |shared: &mut Shared| {
+                close_own((&record, record.far()), shared, generation, of, Access::Write)
+            };
             assert_eq!(record.shared().with(close), Closed::Open);
         }
         assert_eq!(outstanding(&record), BTreeSet::from([(HOME, 23)]));
@@ -156,7 +158,9 @@ mod tests {
         // A third stream finishes a write meanwhile: it stays.
         record.with_uses(|uses| uses.finished(HOME, 7, 30, true, None));
         let of = (other, OTHER, 11);
-        let close = |shared: &mut Shared| pass_on(&record, shared, generation, of, Access::Write);
+        let close = |shared: &mut Shared| {
+            pass_on((&record, record.far()), shared, generation, of, Access::Write)
+        };
         assert_eq!(record.shared().with(close), Closed::Open);
         assert_eq!(outstanding(&record), BTreeSet::from([(7, 30), (OTHER, 11)]));
         assert!(!fold(&record), "two are outstanding");
@@ -169,9 +173,13 @@ mod tests {
         let other = StreamId(2);
         assert!(fold(&record) && take(&record, other, OTHER, false));
         let of = (other, OTHER, 11);
-        let close = |shared: &mut Shared| pass_on(&record, shared, generation, of, Access::Write);
+        let close = |shared: &mut Shared| {
+            pass_on((&record, record.far()), shared, generation, of, Access::Write)
+        };
         assert_eq!(record.shared().with(close), Closed::Missing, "no write is open");
-        let close = |shared: &mut Shared| pass_on(&record, shared, generation, of, Access::Read);
+        let close = |shared: &mut Shared| {
+            pass_on((&record, record.far()), shared, generation, of, Access::Read)
+        };
         assert_eq!(record.shared().with(close), Closed::Open);
         assert_eq!(outstanding(&record), BTreeSet::from([(HOME, 5), (OTHER, 11)]));
     }
@@ -183,7 +191,9 @@ mod tests {
         assert!(fold(&record) && take(&record, other, OTHER, true));
         let stale = Generation(generation.0 ^ 1 << 40);
         let of = (other, OTHER, 11);
-        let close = |shared: &mut Shared| pass_on(&record, shared, stale, of, Access::Write);
+        let close = |shared: &mut Shared| {
+            pass_on((&record, record.far()), shared, stale, of, Access::Write)
+        };
         assert_eq!(record.shared().with(close), Closed::Stale);
         record.with_uses(|uses| uses.cancel_newest(other, Access::Write));
         assert!(!record.with_uses(|uses| uses.has_open()));

@@ -8,7 +8,7 @@
 //! A block that nobody has used yet may be at `HOME`: its word is changed only by who holds the memory of its stream, by plain
 //! stores. Whoever else comes takes it from there first, while holding that memory; it does not come back.
 
-use super::primitive::{AtomicU32, AtomicU64, Bias, Ordering, thread_name};
+use super::primitive::{AtomicU32, AtomicU64, Bias, Held, Lazy, Ordering, thread_name};
 
 const READ: u64 = 1;
 const READS: u64 = (1 << 10) - 1;
@@ -70,29 +70,54 @@ impl OwnStamps {
 /// The state of a block as its own stream sees it.
 #[derive(Debug, Default)]
 #[repr(C)]
-pub(crate) struct BlockGate {
+pub(crate) struct BlockGate<Rest = ()> {
     word: AtomicU64,
+    far: Lazy<Far<Rest>>,
+}
+
+/// What only a block has that is used, and the `Rest` that its owner keeps for such a block. A block that is allocated and freed, and
+/// whose work nobody asked about, has and touches none of it.
+#[derive(Debug, Default)]
+pub(crate) struct Far<Rest> {
     /// Who used it last, and how often in a row. A guess: nothing depends on it.
     row: AtomicU32,
     bias: Bias<2>,
+    rest: Rest,
 }
 
 fn tag_of(word: u64) -> u32 {
     (word >> TAG_SHIFT) as u32
 }
 
-impl BlockGate {
+impl<Rest: Default> BlockGate<Rest> {
+    /// What the owner keeps for a block that is used, if there is anything.
+    #[inline(always)]
+    pub(crate) fn rest(&self) -> Option<&Rest> {
+        self.far.get().map(|far| &far.rest)
+    }
+
+    /// The same, made if there is not.
+    #[inline(always)]
+    pub(crate) fn make_rest(&self) -> &Rest {
+        &self.far.get_or_make().rest
+    }
+
+    fn forget_row(&self) {
+        if let Some(far) = self.far.get() {
+            far.row.store(0, Ordering::Relaxed);
+        }
+    }
+
     /// A new block; its stamps have begun.
     #[inline(always)]
     pub(crate) fn begin(&self, tag: u32) {
-        self.row.store(0, Ordering::Relaxed);
+        self.forget_row();
         self.word.store(u64::from(tag) << TAG_SHIFT | LIVE, Ordering::Release);
     }
 
     /// A new block that belongs to who holds the memory of its stream; its stamps have begun.
     #[inline(always)]
     pub(crate) fn begin_at_home(&self, tag: u32) {
-        self.row.store(0, Ordering::Relaxed);
         self.word.store(u64::from(tag) << TAG_SHIFT | LIVE | HOME, Ordering::Release);
     }
 
@@ -111,6 +136,7 @@ impl BlockGate {
 
     /// From now on anybody may change the word. Called by who holds the memory of the stream.
     pub(crate) fn leave_home(&self) {
+        self.forget_row();
         self.word.fetch_and(!HOME, Ordering::AcqRel);
     }
 
@@ -138,10 +164,19 @@ impl BlockGate {
         tag_of(word) == tag && word & (LIVE | SLOW) == LIVE | SLOW
     }
 
+    #[inline(always)]
+    fn enter_mine(&self) -> Option<Held<'_>> {
+        // Its owner sees what it wrote itself, and most other blocks are seen to have none.
+        if self.word.load(Ordering::Relaxed) & BIASED == 0 {
+            return None;
+        }
+        self.far.get()?.bias.enter()
+    }
+
     /// Opens a use on the own stream, if the block belongs to this thread. False says nothing.
     #[inline]
     pub(crate) fn open_mine(&self, tag: u32, writes: bool) -> bool {
-        let Some(_held) = self.bias.enter() else { return false };
+        let Some(_held) = self.enter_mine() else { return false };
         let word = self.word.load(Ordering::Relaxed);
         let (one, all) = if writes { (WRITE, WRITES) } else { (READ, READS) };
         // Biased means live and not slow; only the claim may be wrong.
@@ -161,7 +196,7 @@ impl BlockGate {
         stamp: u64,
         stamps: &OwnStamps,
     ) -> bool {
-        let Some(_held) = self.bias.enter() else { return false };
+        let Some(_held) = self.enter_mine() else { return false };
         let word = self.word.load(Ordering::Relaxed);
         let (one, all) = if writes { (WRITE, WRITES) } else { (READ, READS) };
         let closed = tag_of(word) == tag && word & all != 0;
@@ -205,13 +240,14 @@ impl BlockGate {
 
     /// One more use by this thread; true when there have been enough in a row.
     fn lengthen_row(&self) -> bool {
-        let row = self.row.load(Ordering::Relaxed);
+        let known = &self.far.get_or_make().row;
+        let row = known.load(Ordering::Relaxed);
         if row == SHARED {
             return false;
         }
         let me = thread_name() << 8;
         let length = if row & !0xff == me { (row & 0xff) + 1 } else { 1 };
-        self.row.store(me | length.min(0xfe), Ordering::Relaxed);
+        known.store(me | length.min(0xfe), Ordering::Relaxed);
         length == ROW
     }
 
@@ -266,7 +302,8 @@ impl BlockGate {
 
     /// Makes the block this thread's own, if it is live and only its own stream has to do with it.
     pub(crate) fn grant(&self, tag: u32) {
-        if self.bias.is_owned() || !self.bias.claim() {
+        let bias = &self.far.get_or_make().bias;
+        if bias.is_owned() || !bias.claim() {
             return;
         }
         let quiet = LIVE | SLOW;
@@ -274,24 +311,26 @@ impl BlockGate {
             (tag_of(word) == tag && word & quiet == LIVE).then_some(word | BIASED)
         });
         if granted.is_err() {
-            self.bias.revoke();
+            bias.revoke();
         }
     }
 
     /// Takes the block from the thread it belongs to. What is open stays open.
     #[inline]
     pub(crate) fn share(&self) {
-        if self.bias.is_owned() {
-            self.take_away();
+        if let Some(far) = self.far.get()
+            && far.bias.is_owned()
+        {
+            self.take_away(far);
         }
     }
 
     #[cold]
-    fn take_away(&self) {
-        if !self.bias.is_mine() {
-            self.row.store(SHARED, Ordering::Relaxed);
+    fn take_away(&self, far: &Far<Rest>) {
+        if !far.bias.is_mine() {
+            far.row.store(SHARED, Ordering::Relaxed);
         }
-        self.bias.revoke();
+        far.bias.revoke();
         self.word.fetch_and(!BIASED, Ordering::AcqRel);
     }
 

@@ -33,8 +33,9 @@ pub(crate) fn prepare<R: Tracks + ?Sized>(
     let Some(raw) = tracker.stream_table.raw_private(stream) else { return Err(None) };
     as_me(|me| {
         let clock = raw.clock();
-        let mut shared = visit!(record.shared(), me, else return Err(None));
-        let Some(baton) = shared.lying(record) else {
+        let far = record.far();
+        let mut shared = visit!(far.shared(), me, else return Err(None));
+        let Some(baton) = shared.lying(far) else {
             drop(shared);
             return prepare_sole(tracker, record, generation, (stream, raw), access);
         };
@@ -51,7 +52,7 @@ pub(crate) fn prepare<R: Tracks + ?Sized>(
             return prepare_implied(tracker, record, baton, (stream, clock.key()), access);
         }
         baton.by = clock.key();
-        record.set_opened(use_name(stream, access.writes()));
+        far.set_opened(use_name(stream, access.writes()));
         drop(shared);
         follow(tracker, me, raw, other, stamp)
     })
@@ -73,7 +74,7 @@ fn prepare_implied(
         return Err(None);
     }
     baton.by = by;
-    record.set_opened(use_name(stream, access.writes()));
+    record.far().set_opened(use_name(stream, access.writes()));
     Ok(())
 }
 
@@ -122,7 +123,7 @@ fn prepare_sole(
             return Err(None);
         }
         uses.open_sole(stream, clock.key(), access, sole.own);
-        record.set_opened(use_name(stream, access.writes()));
+        record.far().set_opened(use_name(stream, access.writes()));
         drop(shared);
         follow(tracker, me, raw, other, sole.stamp)
     })
@@ -148,7 +149,8 @@ pub(crate) fn finish<R: Tracks + ?Sized>(
     let tracker = resource.tracker();
     // Without such a use there is nothing to record for. If the hint is wrong, because another thread closes it now, there is an event
     // more, which covers what it says and no more.
-    if !record.has_opened(use_name(stream, access.writes())) || tracker.policy == EdgePolicy::Lazy {
+    let far = record.far();
+    if !far.has_opened(use_name(stream, access.writes())) || tracker.policy == EdgePolicy::Lazy {
         return (Closed::Not, None);
     }
     let Some(raw) = tracker.stream_table.raw_private(stream) else { return (Closed::Not, None) };
@@ -161,8 +163,8 @@ pub(crate) fn finish<R: Tracks + ?Sized>(
             Ok(stamp) => stamp,
             Err(error) => return (Closed::Not, Some(Box::new(error))),
         };
-        let closed = with_as!(record.shared(), me, |shared| {
-            pass_on(record, shared, generation, (stream, place, stamp), access)
+        let closed = with_as!(far.shared(), me, |shared| {
+            pass_on((record, far), shared, generation, (stream, place, stamp), access)
         });
         (closed, None)
     })

@@ -5,7 +5,7 @@
 //! anything else in its uses it is slow. Nothing here calls the driver.
 
 use super::baton::{Baton, Shared};
-use super::record::{Record, use_name};
+use super::record::{Far, Record, use_name};
 use super::uses::{Opened, Uses};
 use crate::device_runtime::resource::{Access, Generation, StreamId};
 use crate::device_runtime::stream_pool::StreamPool;
@@ -58,14 +58,14 @@ pub(crate) fn open<'a>(
     if record.stream_id() == stream.0 && uses.is_quiet() && leave_slow(record, uses, access) {
         return Err(true);
     }
-    record.set_opened(use_name(stream, access.writes()));
+    record.far().set_opened(use_name(stream, access.writes()));
     Ok(uses.open(record.home(), streams, (stream, raw), access))
 }
 
 /// Closes a use of the own stream under the lock of the block.
 #[inline(always)]
 pub(crate) fn close_own(
-    record: &Record,
+    (record, far): (&Record, &Far),
     shared: &mut Shared,
     generation: Generation,
     (stream, stamp): (StreamId, u64),
@@ -75,10 +75,10 @@ pub(crate) fn close_own(
     if access.writes()
         && record.gate.is_slow_and_uncounted(true)
         && record.generation() == generation
-        && let Some(baton) = shared.carried(record, name)
+        && let Some(baton) = shared.carried(far, name)
     {
         *baton = Baton { stamp, place: record.home(), by: 0 };
-        record.set_none_opened();
+        far.set_none_opened();
         return Closed::Open;
     }
     close_own_of_all(record, shared, generation, (stream, stamp), access)
@@ -159,14 +159,14 @@ fn close_counted(
 fn forget_opened(record: &Record, uses: &Uses, stream: StreamId, writes: bool) {
     match uses.has_open() {
         true => record.set_closed(use_name(stream, writes)),
-        false => record.set_none_opened(),
+        false => record.far().set_none_opened(),
     }
 }
 
 /// Closes a use of another stream under the lock of the block, which may go on from hand to hand.
 #[inline(always)]
 pub(crate) fn pass_on(
-    record: &Record,
+    (record, far): (&Record, &Far),
     shared: &mut Shared,
     generation: Generation,
     (stream, place, stamp): (StreamId, u32, u64),
@@ -175,10 +175,10 @@ pub(crate) fn pass_on(
     let name = use_name(stream, access.writes());
     if access.writes()
         && record.generation() == generation
-        && let Some(baton) = shared.carried(record, name)
+        && let Some(baton) = shared.carried(far, name)
     {
         *baton = Baton { stamp, place, by: 0 };
-        record.set_none_opened();
+        far.set_none_opened();
         return Closed::Open;
     }
     pass_on_of_all(record, shared, generation, (stream, place, stamp), access)

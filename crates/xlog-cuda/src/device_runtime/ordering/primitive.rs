@@ -1,9 +1,31 @@
 //! The atomics and locks of the concurrent core.
 
 pub(crate) use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-pub(crate) use xlog_driver::sync::{Bias, Me, as_me, thread_name};
+pub(crate) use xlog_driver::sync::{Bias, Held, Me, as_me, thread_name};
 
+use once_cell::race::OnceBox;
 use xlog_driver::sync::{BiasedMutex, Inside, is_scheduled, scheduling_point};
+
+/// A value that is made when it is asked for, elsewhere: one word until then.
+#[derive(Debug, Default)]
+pub(crate) struct Lazy<T>(OnceBox<T>);
+
+impl<T: Default> Lazy<T> {
+    #[inline(always)]
+    pub(crate) fn get(&self) -> Option<&T> {
+        self.0.get()
+    }
+
+    #[inline(always)]
+    pub(crate) fn get_or_make(&self) -> &T {
+        #[cold]
+        #[inline(never)]
+        fn made<T: Default>() -> Box<T> {
+            Box::default()
+        }
+        self.0.get_or_init(made)
+    }
+}
 
 /// `with_as!(lock, me, |value| body)` is [`Lock::with`] for one who knows its name, as an expression: `body` stands here for the
 /// common case and elsewhere for the others, so that several fit into one function. It must not return from the function around it.

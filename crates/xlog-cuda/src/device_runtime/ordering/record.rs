@@ -19,27 +19,65 @@ use crate::stream::RawStream;
 /// Blocks a resource can have at a time.
 const MAX_BLOCKS: u32 = 1 << 24;
 
-/// One block. What allocating and freeing one changes lies on the first cache line, what a handover looks at on that and the next.
+/// One block, on one cache line: all that allocating and freeing one changes.
 #[derive(Debug, Default)]
 #[repr(C, align(64))]
 pub(crate) struct Record {
     generation: AtomicU64,
     ptr: AtomicU64,
     stream_id: AtomicU32,
-    /// The place of the allocation stream in its pool.
+    /// The place of the allocation stream in its pool, and the bytes beyond whole units.
     home: AtomicU32,
     /// Where a sub-allocator has the block in its own books.
     node: AtomicU32,
-    /// In units, where it is whole ones; 0 where the exact size is in `bytes`.
+    /// Its whole units. A size of so many that they cannot be told here is 0 units and no bytes, and stands in `Far`.
     units: AtomicU32,
     pub(crate) stamps: OwnStamps,
-    /// Begins with what every block changes; who the block belongs to is on the second line.
-    pub(crate) gate: BlockGate,
+    pub(crate) gate: BlockGate<Far>,
+}
+
+const _: () = assert!(size_of::<Record>() == 64 && MIN_ALIGN == 1 << REST_BITS);
+const REST_BITS: u32 = 8;
+
+/// What is kept of a block that is used on other streams, or is very large.
+#[derive(Debug, Default)]
+pub(crate) struct Far {
     /// The name of the use that was opened last through the lock, while it is open; 0 otherwise. Only a hint, except under the lock
     /// while there is a baton.
     opened: AtomicU64,
     shared: Lock<Shared>,
     bytes: AtomicU64,
+}
+
+impl Far {
+    /// The lock of the block.
+    #[inline(always)]
+    pub(crate) fn shared(&self) -> &Lock<Shared> {
+        &self.shared
+    }
+
+    /// A use of this name was opened through the lock.
+    #[inline]
+    pub(crate) fn set_opened(&self, name: u64) {
+        self.opened.store(name, Ordering::Relaxed);
+    }
+
+    /// No use that was opened through the lock is open. Called with the lock held.
+    #[inline(always)]
+    pub(crate) fn set_none_opened(&self) {
+        self.opened.store(0, Ordering::Relaxed);
+    }
+
+    /// True when a use of this name is open, as far as can be seen without the lock.
+    #[inline(always)]
+    pub(crate) fn has_opened(&self, name: u64) -> bool {
+        self.opened.load(Ordering::Relaxed) == name
+    }
+
+    #[inline(always)]
+    pub(crate) fn has_none_opened(&self) -> bool {
+        self.has_opened(0)
+    }
 }
 
 /// A use as a record has it: the stream and kind.
@@ -49,7 +87,7 @@ pub(crate) fn use_name(id: StreamId, writes: bool) -> u64 {
 }
 
 /// The home of a block that has none.
-pub(crate) const NOWHERE: u32 = u32::MAX;
+pub(crate) const NOWHERE: u32 = u32::MAX >> REST_BITS;
 
 impl Record {
     #[inline]
@@ -64,13 +102,14 @@ impl Record {
 
     #[inline]
     pub(crate) fn bytes(&self) -> usize {
-        match self.units.load(Ordering::Relaxed) {
-            0 => self.bytes.load(Ordering::Relaxed) as usize,
-            units => units as usize * MIN_ALIGN,
+        let rest = self.home.load(Ordering::Relaxed) as usize % MIN_ALIGN;
+        match self.units.load(Ordering::Relaxed) as usize * MIN_ALIGN + rest {
+            0 => self.gate.rest().map_or(0, |far| far.bytes.load(Ordering::Relaxed) as usize),
+            bytes => bytes,
         }
     }
 
-    /// Its size in units; 0 where it is not whole ones, or has too many.
+    /// Its whole units; 0 where there are too many.
     #[inline(always)]
     pub(crate) fn units(&self) -> u32 {
         self.units.load(Ordering::Relaxed)
@@ -84,7 +123,13 @@ impl Record {
     /// The place of the stream the block was allocated on.
     #[inline]
     pub(crate) fn home(&self) -> u32 {
-        self.home.load(Ordering::Relaxed)
+        self.home.load(Ordering::Relaxed) >> REST_BITS
+    }
+
+    /// True when it is a block of a stream at this place, and has exactly so many units.
+    #[inline(always)]
+    pub(crate) fn is_of(&self, home: u32, units: u32) -> bool {
+        self.home.load(Ordering::Relaxed) == home << REST_BITS && self.units() == units
     }
 
     #[inline]
@@ -119,13 +164,20 @@ impl Record {
     #[inline(always)]
     fn set_memory(&self, ptr: u64, bytes: usize, home: u32) {
         self.ptr.store(ptr, Ordering::Relaxed);
-        let units = if bytes.is_multiple_of(MIN_ALIGN) { bytes / MIN_ALIGN } else { 0 };
-        let units = u32::try_from(units).unwrap_or(0);
-        self.units.store(units, Ordering::Relaxed);
-        if units == 0 {
-            self.bytes.store(bytes as u64, Ordering::Relaxed);
+        let (units, rest) = (bytes / MIN_ALIGN, (bytes % MIN_ALIGN) as u32);
+        if let Ok(units) = u32::try_from(units) {
+            self.units.store(units, Ordering::Relaxed);
+            self.home.store(home << REST_BITS | rest, Ordering::Relaxed);
+        } else {
+            self.set_huge(bytes, home);
         }
-        self.home.store(home, Ordering::Relaxed);
+    }
+
+    #[cold]
+    fn set_huge(&self, bytes: usize, home: u32) {
+        self.units.store(0, Ordering::Relaxed);
+        self.home.store(home << REST_BITS, Ordering::Relaxed);
+        self.gate.make_rest().bytes.store(bytes as u64, Ordering::Relaxed);
     }
 
     /// Makes another block of the same memory live, on the stream that had the last one. It belongs to the arena of that stream,
@@ -163,53 +215,44 @@ impl Record {
         self.generation.store(u64::from(place), Ordering::Relaxed);
     }
 
-    /// A use of this name was opened through the lock.
-    #[inline]
-    pub(crate) fn set_opened(&self, name: u64) {
-        self.opened.store(name, Ordering::Relaxed);
+    /// What there is of a block that is used on other streams, made if there is not.
+    #[inline(always)]
+    pub(crate) fn far(&self) -> &Far {
+        self.gate.make_rest()
     }
 
     /// A use of this name was closed.
     #[inline]
     pub(crate) fn set_closed(&self, name: u64) {
-        if self.has_opened(name) {
-            self.opened.store(0, Ordering::Relaxed);
+        if let Some(far) = self.gate.rest()
+            && far.has_opened(name)
+        {
+            far.set_none_opened();
         }
-    }
-
-    /// No use that was opened through the lock is open. Called with the lock held.
-    #[inline(always)]
-    pub(crate) fn set_none_opened(&self) {
-        self.opened.store(0, Ordering::Relaxed);
     }
 
     /// True when a use of this name is open, as far as can be seen without the lock.
     #[inline(always)]
     pub(crate) fn has_opened(&self, name: u64) -> bool {
-        self.opened.load(Ordering::Relaxed) == name
-    }
-
-    #[inline(always)]
-    pub(crate) fn has_none_opened(&self) -> bool {
-        self.opened.load(Ordering::Relaxed) == 0
+        self.gate.rest().is_some_and(|far| far.has_opened(name))
     }
 
     /// The stream of the use that is open, and whether it writes.
     pub(crate) fn opened(&self) -> Option<(StreamId, bool)> {
-        let name = self.opened.load(Ordering::Relaxed).checked_sub(1)?;
+        let name = self.gate.rest()?.opened.load(Ordering::Relaxed).checked_sub(1)?;
         Some((StreamId((name >> 1) as u32), name & 1 != 0))
     }
 
     /// The lock of the block.
     #[inline(always)]
     pub(crate) fn shared(&self) -> &Lock<Shared> {
-        &self.shared
+        &self.far().shared
     }
 
     /// Runs `body` with all uses, under the lock of the block.
     #[inline(always)]
     pub(crate) fn with_uses<R>(&self, body: impl FnOnce(&mut Uses) -> R) -> R {
-        self.shared.with(|shared| body(shared.all(self)))
+        self.shared().with(|shared| body(shared.all(self)))
     }
 }
 

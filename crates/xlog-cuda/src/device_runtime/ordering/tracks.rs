@@ -178,9 +178,10 @@ pub(crate) trait Tracks {
         let generation = block.generation;
         // If that is another one by now, so is the generation.
         let stream = StreamId(record.stream_id());
+        let far = record.far();
         let closed = as_me(|me| {
-            with_as!(record.shared(), me, |shared| {
-                close_own(record, shared, generation, (stream, stamp), access)
+            with_as!(far.shared(), me, |shared| {
+                close_own((record, far), shared, generation, (stream, stamp), access)
             })
         });
         match closed {

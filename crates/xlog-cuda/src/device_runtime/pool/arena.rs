@@ -199,7 +199,7 @@ impl Arena {
         room: u64,
         table: &BlockTable,
     ) {
-        if !self.magazine.push(piece.place, record, room) {
+        if !self.magazine.push(piece.place, (record, record.units()), room) {
             if Leaving::takes(record.units(), room) {
                 self.put_later(piece.place, record, stamp, table);
             } else {

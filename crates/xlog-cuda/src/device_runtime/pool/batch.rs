@@ -86,7 +86,7 @@ impl PoolResource {
             }
             for block in &blocks {
                 if let Some(record) = self.tracker.table.at(block.generation) {
-                    self.take_back(arena, block.generation, record, cell);
+                    self.take_back(arena, block.generation, (record, record.units()), cell);
                     arena.counts.deallocations -= 1;
                     arena.counts.undone += 1;
                 }
@@ -149,7 +149,7 @@ impl PoolResource {
                 while let Some(block) = next {
                     match table.look((&block).into()) {
                         Some(record) if record.gate.is_live_at_home(tag_of(block.generation)) => {
-                            self.take_back(arena, block.generation, record, cell);
+                            self.take_back(arena, block.generation, (record, record.units()), cell);
                         }
                         _ => rest.push(block),
                     }

@@ -82,10 +82,9 @@ impl Magazine {
         Some((place, record))
     }
 
-    /// Keeps a block whose record has ended, if there is room for it in `room` bytes.
+    /// Keeps a block of so many units whose record has ended, if there is room for it in `room` bytes.
     #[inline(always)]
-    pub(super) fn push(&mut self, place: u32, record: &Record, room: u64) -> bool {
-        let units = record.units();
+    pub(super) fn push(&mut self, place: u32, (record, units): (&Record, u32), room: u64) -> bool {
         let at = bin_of(units);
         let total = self.bytes + u64::from(units) * UNIT;
         let Some(bin) = self.bins.get_mut(at) else { return false };
@@ -134,7 +133,11 @@ mod tests {
             let record = table.at_place(place).expect("it was just taken");
             record.end();
             let mut magazine = Magazine::default();
-            assert_eq!(magazine.push(place, record, u64::MAX), is_kept, "{bytes}");
+            assert_eq!(
+                magazine.push(place, (record, record.units()), u64::MAX),
+                is_kept,
+                "{bytes}"
+            );
             assert_eq!(magazine.bytes(), if is_kept { bytes as u64 } else { 0 });
         }
     }

@@ -167,12 +167,19 @@ impl PoolResource {
     }
 
     /// Takes a block back that nobody has used, to a stream whose memory this thread mostly uses. False says nothing.
+    ///
+    /// The record decides, and after many blocks it is in no near cache. So where the memory goes is taken from what the block says
+    /// of itself, and the record is only compared with it: the processor goes on while the record is on its way.
     #[inline(always)]
     pub(super) fn put_at_once(&self, block: &DeviceBlock) -> bool {
-        let Some(arenas) = self.quick_arenas() else { return false };
         let table = &self.tracker.table;
         let Some(record) = table.look(BlockId::from_block(block)) else { return false };
-        let home = record.home();
+        let home = self.tracker.streams.place_of(block.alloc_stream);
+        let units = (block.bytes as u64 / UNIT) as u32;
+        if !record.is_of(home, units) {
+            return false;
+        }
+        let Some(arenas) = self.quick_arenas() else { return false };
         let Some(cell) = self.tracker.near_cell(home).filter(|cell| !cell.is_exposed()) else {
             return false;
         };
@@ -183,7 +190,7 @@ impl PoolResource {
         if !record.gate.is_live_at_home(tag_of(block.generation)) {
             return false;
         }
-        self.take_back(&mut arena, block.generation, record, cell);
+        self.take_back(&mut arena, block.generation, (record, units), cell);
         true
     }
 
@@ -197,26 +204,26 @@ impl PoolResource {
         let Some(mut arena) = arenas.get(home).and_then(|place| place.0.enter()) else {
             return false;
         };
-        self.take_back(&mut arena, generation, record, cell);
+        self.take_back(&mut arena, generation, (record, record.units()), cell);
         true
     }
 
-    /// Takes back the memory of a block that nobody has any more. The caller holds the memory of its stream.
+    /// Takes back the memory of a block that nobody has any more, of so many units. The caller holds the memory of its stream.
     #[inline(always)]
     pub(super) fn take_back(
         &self,
         arena: &mut Arena,
         generation: Generation,
-        record: &Record,
+        (record, units): (&Record, u32),
         cell: &ClockCell,
     ) {
         record.gate.end();
         arena.counts.deallocations += 1;
         let room = self.room();
-        if arena.magazine.push(generation.slot(), record, room) {
+        if arena.magazine.push(generation.slot(), (record, units), room) {
             return;
         }
-        if Leaving::takes(record.units(), room) {
+        if Leaving::takes(units, room) {
             self.take_back_later(arena, generation, record, cell);
         } else {
             self.take_back_now(arena, generation, record, cell);

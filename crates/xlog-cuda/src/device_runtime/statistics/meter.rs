@@ -14,12 +14,17 @@ use super::snapshot::Usage;
 pub const PEAK_STEP_BYTES: usize = 64 << 10;
 /// Blocks by which a shard may have moved before it tells the others, however small the account is.
 pub const PEAK_STEP_BLOCKS: usize = 64;
+/// Bytes by which the only shard that changes an account may have moved back and forth below its peak before it tells: the others come
+/// to know of them when it does after they have joined it.
+pub const PEAK_STEP_ALONE_BYTES: usize = 8 << 20;
 /// The part of an account's peak, one in so many, by which all shards that change it together may have moved before they tell each
 /// other.
 pub const PEAK_STEP_PART: usize = 8;
 
 const LEAST_STEP: Extent =
     Extent { bytes: PEAK_STEP_BYTES as i64, blocks: PEAK_STEP_BLOCKS as i64 };
+const LEAST_ALONE: Extent =
+    Extent { bytes: PEAK_STEP_ALONE_BYTES as i64, blocks: PEAK_STEP_BLOCKS as i64 };
 /// The part of a step, one in so many, that a shard's meter may have moved by; its entries have the rest. They get most of it: each
 /// time that they have moved by theirs the meter publishes, which all threads meet at.
 const METER_PART: i64 = 4;
@@ -97,7 +102,8 @@ impl Meter {
     #[inline]
     pub(super) fn step_of_entries(&self) -> Extent {
         let step = self.step();
-        step.less(step.part(METER_PART))
+        let rest = step.less(step.part(METER_PART));
+        if self.shards <= 1 { rest.most(LEAST_ALONE) } else { rest }
     }
 
     /// What is live, as far as this shard knows.

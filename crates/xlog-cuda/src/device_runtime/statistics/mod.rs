@@ -7,7 +7,8 @@
 //!
 //! The peak of an account that one thread alone changes is exact. Otherwise all shards but the one that saw it may be off by about an
 //! eighth of it together ([`PEAK_STEP_PART`]), or by [`PEAK_STEP_BYTES`] and [`PEAK_STEP_BLOCKS`] each where that is more: a shard tells the
-//! others when it has moved by its share, which is smaller the more shards have changed the account when it last looked.
+//! others when it has moved by its share, which is smaller the more shards have changed the account when it last looked. The one that was
+//! alone until then may go up and down by [`PEAK_STEP_ALONE_BYTES`] below the peak before it looks.
 
 mod core;
 #[cfg(feature = "metrics")]
@@ -27,7 +28,7 @@ pub use self::core::{Backtraces, Statistics, StatisticsConfig};
 #[cfg(feature = "metrics")]
 pub use export::{MetricsServer, describe_metrics, publish_metrics, serve_metrics};
 pub use live::{LiveBlock, LiveReport, TagShare};
-pub use meter::{PEAK_STEP_BLOCKS, PEAK_STEP_BYTES, PEAK_STEP_PART};
+pub use meter::{PEAK_STEP_ALONE_BYTES, PEAK_STEP_BLOCKS, PEAK_STEP_BYTES, PEAK_STEP_PART};
 pub use openmetrics::openmetrics_text;
 pub use resource::StatisticsResource;
 pub use scope::{ScopeReport, ScopeUsage, StatisticsScope};
