@@ -10,6 +10,7 @@
 
 use std::ffi::c_void;
 use std::fmt;
+use std::ptr::NonNull;
 use std::sync::Arc;
 
 use xlog_driver::{
@@ -25,6 +26,17 @@ use crate::device_runtime::ordering::tally::{Edges, Tally};
 use crate::device_runtime::stream_ids::IssuedId;
 use crate::{CudaDevice, Result, XlogError};
 
+/// Where the driver of a device lies: a call through its `Arc` computes that each time, from the alignment in its table.
+#[derive(Debug)]
+struct DriverPlace(NonNull<dyn Driver>);
+
+#[allow(unsafe_code)]
+// SAFETY: it stands for a shared reference to a driver, which all threads may use.
+unsafe impl Send for DriverPlace {}
+#[allow(unsafe_code)]
+// SAFETY: as above.
+unsafe impl Sync for DriverPlace {}
+
 /// An owned driver stream, and its clock. It lives as long as the pool that made it, and longer if somebody has a handle.
 ///
 /// What a handover looks at lies on three cache lines: this much of it, and the first half of the clock.
@@ -33,7 +45,7 @@ use crate::{CudaDevice, Result, XlogError};
 pub(crate) struct RawStream {
     handle: StreamHandle,
     /// That of `device`, one step nearer.
-    driver: Arc<dyn Driver>,
+    driver: DriverPlace,
     clock: StreamClock<EventHandle, CellRef>,
     priority: i32,
     device: Arc<CudaDevice>,
@@ -47,9 +59,18 @@ impl RawStream {
         place: u32,
         cell: CellRef,
     ) -> DriverResult<Self> {
-        let driver = Arc::clone(device.driver());
-        let handle = driver.stream_create(priority)?;
+        let driver = DriverPlace(NonNull::from(device.driver().as_ref()));
+        let handle = device.driver().stream_create(priority)?;
         Ok(Self { clock: StreamClock::new(place, cell), handle, priority, device, driver })
+    }
+
+    #[inline(always)]
+    fn driver(&self) -> &dyn Driver {
+        #[allow(unsafe_code)]
+        // SAFETY: it is the driver of `device`, which keeps that one as long as it is there.
+        unsafe {
+            self.driver.0.as_ref()
+        }
     }
 
     pub(crate) fn priority(&self) -> i32 {
@@ -119,7 +140,7 @@ impl RawStream {
     /// Has the driver record what [`StreamClock::begin_open`] began; the clock is not told unless that fails.
     #[inline(always)]
     fn record_open(&self, covers: u64, event: EventHandle) -> DriverResult<()> {
-        match self.driver.event_record(event, self.handle) {
+        match self.driver().event_record(event, self.handle) {
             Ok(()) => Ok(()),
             Err(error) => {
                 self.not_recorded_open(covers, event);
@@ -151,7 +172,7 @@ impl RawStream {
             Some(event) => event,
             None => self.create_event(begun.covers)?,
         };
-        match self.driver.event_record(event, self.handle) {
+        match self.driver().event_record(event, self.handle) {
             Ok(()) => Ok(event),
             Err(error) => {
                 self.not_recorded(begun.covers, event);
@@ -212,7 +233,7 @@ impl RawStream {
         let cover = known.find_or_begin(me, stamp, self.clock.key(), &mut news);
         match cover.event {
             Some(event) if cover.recorded => {
-                let queued = self.driver.stream_wait_event(self.handle, event);
+                let queued = self.driver().stream_wait_event(self.handle, event);
                 known.unpin_as(me);
                 queued?;
             }
@@ -224,7 +245,7 @@ impl RawStream {
                 }
                 let event = other.record_begun(begun)?;
                 edges.recorded += 1;
-                let queued = self.driver.stream_wait_event(self.handle, event);
+                let queued = self.driver().stream_wait_event(self.handle, event);
                 // Only now can others come by the event, so it needed no pin.
                 if let Some(ask) = known.recorded(me, begun.covers, event) {
                     other.ask(ask);
@@ -264,7 +285,7 @@ impl RawStream {
             return self.follow_elsewhere(other, stamp);
         };
         other.record_open(covers, event).map_err(|error| Unfollowed::boxed(0, error))?;
-        let queued = self.driver.stream_wait_event(self.handle, event);
+        let queued = self.driver().stream_wait_event(self.handle, event);
         // Only now can others come by the event, so it needed no pin.
         known.recorded_open();
         queued.map_err(|error| Unfollowed::boxed(1, error))?;
@@ -279,7 +300,7 @@ impl RawStream {
         let Some((covers, event)) = known.find_plain(me, stamp, self.clock.key()) else {
             return self.follow_elsewhere(other, stamp);
         };
-        let queued = self.driver.stream_wait_event(self.handle, event);
+        let queued = self.driver().stream_wait_event(self.handle, event);
         known.unpin_plain();
         queued.map_err(|error| Unfollowed::boxed(0, error))?;
         self.clock.learn_plain(me, known.key(), covers);

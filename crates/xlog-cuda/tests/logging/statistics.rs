@@ -7,7 +7,7 @@ use std::sync::{Arc, Barrier};
 
 use crate::support::{KEYS, ROWS, Recycler, STREAM, direct, twin};
 use xlog_cuda::device_runtime::statistics::{
-    PEAK_STEP_BLOCKS, PEAK_STEP_BYTES, PEAK_STEP_PART, ScopeUsage,
+    PEAK_STEP_ALONE_BYTES, PEAK_STEP_BLOCKS, PEAK_STEP_BYTES, PEAK_STEP_PART, ScopeUsage,
 };
 use xlog_cuda::device_runtime::{
     AllocTag, DeviceMemoryResource, QueryScope, StatisticsConfig, StatisticsResource,
@@ -153,6 +153,40 @@ fn peaks_of_threads_that_alternate_are_within_the_step() {
     for peak in [now.total.peak_bytes, now.tag(ROWS).peak_bytes] {
         assert!(peak.abs_diff(2 * held) <= 15 * PEAK_STEP_BYTES, "{peak}");
     }
+}
+
+#[test]
+fn a_thread_that_was_alone_is_off_by_no_more_than_its_step_once_another_comes() {
+    let resource = counted();
+    let statistics = resource.handle();
+    // Alone it goes up and down below its peak, and that stays exact.
+    let held = 3 << 20;
+    let kept = resource.allocate(held, STREAM, ROWS).unwrap();
+    for _ in 0..100 {
+        let block = resource.allocate(held, STREAM, ROWS).unwrap();
+        resource.deallocate(block).unwrap();
+    }
+    assert_eq!(statistics.snapshot().total.peak_bytes, 2 * held);
+    assert_eq!(statistics.snapshot().tag(ROWS).current_bytes, held);
+    // At each point of that another one comes and goes.
+    for is_high in [false, true, false, true] {
+        let high = is_high.then(|| resource.allocate(held, STREAM, ROWS).unwrap());
+        let live = held + if is_high { held } else { 0 };
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let second = resource.allocate(8 * held, STREAM, ROWS).unwrap();
+                resource.deallocate(second).unwrap();
+            });
+        });
+        let peak = statistics.snapshot().total.peak_bytes;
+        let off = PEAK_STEP_ALONE_BYTES.max(peak / PEAK_STEP_PART);
+        assert!(peak + off >= live + 8 * held && peak <= 10 * held + off, "{peak} at {live}");
+        if let Some(block) = high {
+            resource.deallocate(block).unwrap();
+        }
+    }
+    resource.deallocate(kept).unwrap();
+    assert_eq!(statistics.snapshot().total.current_bytes, 0);
 }
 
 #[test]

@@ -12,7 +12,7 @@ use crate::support::rig::{TAG, assert_all, fill, read};
 use xlog_cuda::CudaDevice;
 use xlog_cuda::device_runtime::{
     Access, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, PoolConfig, PoolResource,
-    PoolReuse, PoolSegments, ResourceError, StreamLease, StreamPool,
+    PoolReuse, PoolSegments, ResourceError, StreamId, StreamLease, StreamPool,
 };
 use xlog_testing::{WatchedGate, for_each_seam, for_each_sim};
 
@@ -41,6 +41,59 @@ fn memory_that_went_through_a_second_stream_is_not_handed_to_a_third_under_the_f
         assert!(rig.pool.snapshot().paths.waited >= 1, "{:?}", rig.pool.snapshot());
         rig.pool.deallocate(taken).unwrap();
         rig.pool.deallocate(witness).unwrap();
+        rig.empty();
+        assert!(device.races().is_empty());
+    });
+}
+
+#[test]
+fn a_free_goes_by_the_record_whatever_the_block_says_of_itself() {
+    for_each_seam(|device| {
+        let rig = rig(device, PoolConfig::default());
+        let [home, other] = rig.leases();
+        let size = 5000;
+        let first = rig.allocate(size, &home);
+        let (ptr, bytes) = (first.ptr, first.bytes);
+        rig.pool.deallocate(first).unwrap();
+        let lies: [fn(&mut DeviceBlock); 7] = [
+            |block| block.bytes *= 2,
+            |block| block.bytes -= 1,
+            |block| block.bytes = 0,
+            |block| block.bytes = usize::MAX,
+            |block| block.alloc_stream = StreamId(u32::MAX - 7),
+            |block| block.align = 1,
+            |block| block.state = BlockState::Freed,
+        ];
+        for (number, lie) in lies.iter().enumerate() {
+            let mut block = rig.allocate(size, &home);
+            assert_eq!((block.ptr, block.bytes), (ptr, bytes), "lie {number}");
+            lie(&mut block);
+            rig.pool.deallocate(block).unwrap();
+            assert_eq!(rig.pool.snapshot().live_bytes, 0, "lie {number}");
+        }
+        // The memory goes to the stream it is of, not to the one that the block names.
+        let mut block = rig.allocate(size, &home);
+        block.alloc_stream = other.id();
+        let gate = WatchedGate::new(home.hold().unwrap());
+        fill(&home, ptr, 1, size);
+        rig.pool.deallocate(block).unwrap();
+        let elsewhere = rig.allocate(size, &other);
+        assert_ne!(elsewhere.ptr, ptr);
+        gate.release();
+        rig.pool.deallocate(elsewhere).unwrap();
+        // What names another block is refused, and nothing is lost.
+        for lie in [
+            |block: &mut DeviceBlock| block.ptr += 256,
+            |block: &mut DeviceBlock| block.generation.0 += 1 << 24,
+            |block: &mut DeviceBlock| block.device_ordinal += 1,
+        ] {
+            let block = rig.allocate(size, &home);
+            let mut lied = DeviceBlock { ..block };
+            lie(&mut lied);
+            assert!(rig.pool.deallocate(lied).is_err());
+            assert_eq!(rig.pool.block_state(BlockId::from_block(&block)), BlockState::Live);
+            rig.pool.deallocate(block).unwrap();
+        }
         rig.empty();
         assert!(device.races().is_empty());
     });

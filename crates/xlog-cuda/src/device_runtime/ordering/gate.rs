@@ -164,12 +164,14 @@ impl<Rest: Default> BlockGate<Rest> {
         tag_of(word) == tag && word & (LIVE | SLOW) == LIVE | SLOW
     }
 
+    /// True when the block belongs to a thread, as far as can be seen. That thread sees it.
+    #[inline(always)]
+    pub(crate) fn is_biased(&self) -> bool {
+        self.word.load(Ordering::Relaxed) & BIASED != 0
+    }
+
     #[inline(always)]
     fn enter_mine(&self) -> Option<Held<'_>> {
-        // Its owner sees what it wrote itself, and most other blocks are seen to have none.
-        if self.word.load(Ordering::Relaxed) & BIASED == 0 {
-            return None;
-        }
         self.far.get()?.bias.enter()
     }
 

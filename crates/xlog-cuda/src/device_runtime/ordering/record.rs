@@ -417,3 +417,45 @@ impl BlockTable {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_size_is_told_exactly_beside_every_home() {
+        for home in [0, 1, 63, 64, (1 << 16) - 1, NOWHERE] {
+            let record = Record::default();
+            for bytes in [1, 255, 256, 257, 1000, 1 << 20, (1 << 40) - 256, (1 << 40) - 1] {
+                record.set_memory(0x1000, bytes, home);
+                assert_eq!((record.bytes(), record.home()), (bytes, home));
+                assert_eq!(record.units() as usize, bytes / MIN_ALIGN);
+                let is_whole = bytes % MIN_ALIGN == 0;
+                assert_eq!(record.is_of(home, (bytes / MIN_ALIGN) as u32), is_whole);
+                assert!(record.gate.rest().is_none(), "nothing is kept elsewhere for it");
+            }
+            // Too many units to be told in the record.
+            for bytes in [1 << 40, (1 << 40) + 3, 1 << 47] {
+                record.set_memory(0x1000, bytes, home);
+                assert_eq!((record.bytes(), record.home(), record.units()), (bytes, home, 0));
+            }
+            record.set_memory(0x1000, 300, home);
+            assert_eq!(record.bytes(), 300, "what is kept elsewhere is of another block");
+        }
+    }
+
+    #[test]
+    fn a_block_that_was_used_leaves_nothing_to_the_next_one() {
+        let (record, generation) = Record::begun(StreamId(1), 3, 5);
+        record.far().set_opened(use_name(StreamId(2), true));
+        assert!(record.has_opened(use_name(StreamId(2), true)));
+        record.set_closed(use_name(StreamId(2), false));
+        assert_eq!(record.opened(), Some((StreamId(2), true)), "another use was closed");
+        record.set_closed(use_name(StreamId(2), true));
+        assert_eq!(record.opened(), None);
+        assert!(record.gate.retire(tag_of(generation)));
+        record.end();
+        record.begin_again(Generation::next().at(0), StreamId(1), 7);
+        assert!(!record.has_opened(use_name(StreamId(2), true)));
+    }
+}

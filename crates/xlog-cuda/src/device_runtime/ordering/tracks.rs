@@ -32,11 +32,10 @@ pub(crate) trait Tracks {
         let Some(record) = self.tracker().table.look(block) else {
             return self.tracker().refuse(block);
         };
-        let Some(clock) = self.tracker().own_clock(record, stream) else {
-            return self.prepare_handover(record, block, stream, access);
-        };
         // An id that was given back names no stream, so it must be out.
-        if clock.is_out_as(stream.0)
+        if record.gate.is_biased()
+            && let Some(clock) = self.tracker().own_clock(record, stream)
+            && clock.is_out_as(stream.0)
             && record.gate.open_mine(tag_of(block.generation), access.writes())
         {
             return Ok(());
@@ -137,7 +136,9 @@ pub(crate) trait Tracks {
             return self.finish_handover(record, block, stream, access);
         };
         let stamp = clock.now();
-        if record.gate.close_mine(tag_of(block.generation), access.writes(), stamp, &record.stamps)
+        let tag = tag_of(block.generation);
+        if record.gate.is_biased()
+            && record.gate.close_mine(tag, access.writes(), stamp, &record.stamps)
         {
             return Ok(());
         }
