@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | `XLOG_DEVICE` | `sim`, `sim:SEED` | every ordinal n is device n of a simulated machine |
 //! | | `cuda:N`, or not set | ordinal n is GPU n, whatever N is: it only names a program's default GPU |
-//! | `XLOG_DEVICE_RESOURCE` | `async`, `pool`, `direct` | the memory resource |
+//! | `XLOG_DEVICE_RESOURCE` | `pool`, `async`, `direct` | the memory resource; `pool` unless set |
 //! | `XLOG_DEVICE_SANITIZER` | `auto`, or not set | a pool works for a memory checker if one is attached, see [`PoolSanitizer`] |
 //! | | `on`, `off` | it does, or does not; the other resources are visible to checkers as they are |
 //! | `XLOG_DEVICE_BUDGET` | a [`ByteSize`]: `4GiB`, `512MB`, `1e9`, `50%` | the most that blocks of this process may take |
@@ -50,7 +50,7 @@ pub const LOG_VARIABLE: &str = "XLOG_DEVICE_LOG";
 /// use xlog_cuda::device_runtime::{ResourceKind, RuntimeConfig};
 ///
 /// let config = RuntimeConfig::default().with_device(DeviceSpec::SimSeeded(7)).with_max_streams(4);
-/// assert_eq!(config.resource, ResourceKind::Async);
+/// assert_eq!(config.resource, ResourceKind::Pool);
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]

@@ -13,7 +13,7 @@ const ACCEPTED: &str = "\"async\", \"pool\" and \"direct\"";
 /// use xlog_cuda::device_runtime::ResourceKind;
 ///
 /// assert_eq!("direct".parse(), Ok(ResourceKind::Direct));
-/// assert_eq!(ResourceKind::default().to_string(), "async");
+/// assert_eq!(ResourceKind::default().to_string(), "pool");
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[non_exhaustive]
@@ -21,9 +21,9 @@ pub enum ResourceKind {
     /// One raw driver allocation per block; tracks no uses.
     Direct,
     /// Stream-ordered allocation that tracks uses.
-    #[default]
     Async,
     /// Sub-allocation that tracks uses, without driver calls for what is handed out again.
+    #[default]
     Pool,
 }
 
