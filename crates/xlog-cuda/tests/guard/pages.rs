@@ -234,16 +234,17 @@ fn one_in_so_many_blocks_is_sampled() {
     for_each_device(|device| {
         let rig = Rig::new(device, sampled(10).with_page_bytes(1 << 30));
         let stream = rig.pool.lease().unwrap();
-        let mut guarded = 0;
-        for _ in 0..100 {
+        let mut guarded = [0, 0];
+        for turn in 0..200 {
             let block = rig.allocate(100, &stream);
             let near = rig.guard.describe_address(block.ptr);
-            guarded += usize::from(
+            guarded[turn % 2] += usize::from(
                 near.blocks.first().is_some_and(|near| near.generation == block.generation),
             );
             rig.guard.deallocate(block).unwrap();
         }
-        assert_eq!(guarded, 10);
+        // Of those that come first in every pair as of those that come second.
+        assert!(guarded.iter().all(|count| (7..=13).contains(count)), "{guarded:?}");
         rig.guard.reap_pending().unwrap();
     });
 }

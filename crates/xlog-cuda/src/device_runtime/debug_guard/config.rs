@@ -12,7 +12,7 @@ pub enum GuardMode {
     Canaries,
     /// Every block: between addresses where nothing is mapped, so that a stray access faults.
     Pages,
-    /// One block in so many as in [`GuardMode::Pages`], the others not at all.
+    /// About one block in so many as in [`GuardMode::Pages`], whichever calls they come from; the others not at all.
     Sampled(NonZeroU64),
 }
 

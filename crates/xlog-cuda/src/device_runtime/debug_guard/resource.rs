@@ -29,15 +29,6 @@ impl<R: DeviceMemoryResource> Core<R> {
             return Err(ResourceError::zero_bytes());
         }
         let given = match (self.config.mode, &self.pages) {
-            (GuardMode::Sampled(_), Some(pages)) => {
-                let block = call(bytes, align)?;
-                if parts.checker.make_ready().is_err() {
-                    return Ok(block);
-                }
-                // One that cannot be guarded now is handed out as it is.
-                let given = self.hand_out_mapped(pages, block, (bytes, align), (stream, tag));
-                return Ok(given.unwrap_or_else(|(block, _)| block));
-            }
             (GuardMode::Pages, Some(pages)) => {
                 parts.checker.make_ready()?;
                 let block = call(STAND_IN, MIN_ALIGN)?;
@@ -60,6 +51,37 @@ impl<R: DeviceMemoryResource> Core<R> {
             let _ = self.inner.deallocate(block);
             error
         })
+    }
+
+    /// A block of the resource below that is one of the few to be guarded. One that cannot be is handed out as it is.
+    #[cold]
+    #[inline(never)]
+    fn guard_chosen(
+        &self,
+        block: DeviceBlock,
+        sizes: (usize, usize),
+        who: (StreamId, AllocTag),
+    ) -> DeviceBlock {
+        let (Some(pages), Ok(parts)) = (&self.pages, &self.parts) else { return block };
+        if parts.checker.make_ready().is_err() {
+            return block;
+        }
+        self.hand_out_mapped(pages, block, sizes, who).unwrap_or_else(|(block, _)| block)
+    }
+
+    /// What the resource below gave, with the block guarded if it is one to be.
+    fn with_chosen(
+        &self,
+        given: ResourceResult<DeviceBlock>,
+        sizes: (usize, usize),
+        who: (StreamId, AllocTag),
+    ) -> ResourceResult<DeviceBlock> {
+        match self.watched(given)? {
+            block if self.sampling.chooses(block.generation) => {
+                Ok(self.guard_chosen(block, sizes, who))
+            }
+            block => Ok(block),
+        }
     }
 
     /// A use was closed, perhaps the last of a block that was returned.
@@ -156,10 +178,13 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for DebugGuardResource<R> {
         tag: AllocTag,
     ) -> ResourceResult<DeviceBlock> {
         let core = &*self.core;
-        if !core.sampling.skips() {
+        if !core.sampling.is_on() {
             return core.allocate_guarded(bytes, stream, tag);
         }
         match core.inner.allocate(bytes, stream, tag) {
+            Ok(block) if core.sampling.chooses(block.generation) => {
+                Ok(core.guard_chosen(block, (bytes, MIN_ALIGN), (stream, tag)))
+            }
             Ok(block) => Ok(block),
             Err(error) => Err(core.watched_error(error)),
         }
@@ -179,8 +204,9 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for DebugGuardResource<R> {
                 accepted: "a power of two".to_owned(),
             });
         }
-        if core.sampling.skips() {
-            return core.watched(core.inner.allocate_aligned(bytes, align, stream, tag));
+        if core.sampling.is_on() {
+            let given = core.inner.allocate_aligned(bytes, align, stream, tag);
+            return core.with_chosen(given, (bytes, align), (stream, tag));
         }
         let call = |total, align| core.inner.allocate_aligned(total, align, stream, tag);
         core.watched(core.obtain((bytes, align), (stream, tag), call))
@@ -195,9 +221,9 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for DebugGuardResource<R> {
         tag: AllocTag,
     ) -> ResourceResult<DeviceBlock> {
         let core = &*self.core;
-        if core.sampling.skips() {
+        if core.sampling.is_on() {
             let given = core.inner.allocate_reserved(reservation, bytes, align, stream, tag);
-            return core.watched(given);
+            return core.with_chosen(given, (bytes, align), (stream, tag));
         }
         let call =
             |total, align| core.inner.allocate_reserved(reservation, total, align, stream, tag);

@@ -2,23 +2,24 @@
 //!
 //! A program that runs as it always does asks the first with every allocation and the second with every use, so each is one comparison;
 //! a free asks only where the resource below has refused it. Where every block is guarded the same comparisons say so.
+//!
+//! A block is chosen by its generation, of which no two blocks have the same: times a constant, which spreads the multiples of every small
+//! number evenly, it is below one part in N of all numbers for about one block in N. To count to N would choose nothing but the second
+//! buffer of every loop that has two, where N is even.
 
-use std::cell::Cell;
 use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use xlog_driver::sync::thread_name;
+use crate::device_runtime::resource::Generation;
 
-thread_local! {
-    /// Calls of this thread until one is due; what is not below the interval says that none was counted.
-    static LEFT: Cell<u64> = const { Cell::new(u64::MAX) };
-}
+/// The golden ratio in the 40 bits that our generations count in, and in all 64 for those of others.
+const SPREAD: u64 = 0x9e37_799e_3779_b97f;
 
 /// Chooses blocks, and tells the addresses of those that were chosen.
 #[derive(Debug)]
 pub(super) struct Sampling {
-    /// Blocks that are handed out as they are between two that are guarded.
-    skipped: u64,
+    /// The largest product of a generation that is chosen.
+    most: u64,
     /// Blocks that are guarded lie from here on; [`NOWHERE`] until there was one.
     from: AtomicU64,
     /// In so many bytes.
@@ -34,7 +35,7 @@ impl Sampling {
     pub(super) fn new(every: Option<NonZeroU64>, span: usize) -> Self {
         let is_on = every.is_some();
         Self {
-            skipped: every.map_or(0, |every| every.get() - 1),
+            most: every.map_or(u64::MAX, |every| u64::MAX / every),
             from: AtomicU64::new(if is_on { NOWHERE } else { 0 }),
             span: if is_on { span as u64 } else { u64::MAX },
             is_on,
@@ -47,36 +48,10 @@ impl Sampling {
         self.is_on
     }
 
-    /// True when the next block of this thread is handed out as it is.
+    /// True when the block of a generation is to be guarded.
     #[inline(always)]
-    pub(super) fn skips(&self) -> bool {
-        // Not by `get` and `set` of the key: the latter is a call.
-        LEFT.with(|cell| {
-            let left = cell.get();
-            let skips = left.wrapping_sub(1) < self.skipped;
-            if skips {
-                cell.set(left - 1);
-            }
-            skips || self.skips_after(left)
-        })
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn skips_after(&self, left: u64) -> bool {
-        if !self.is_on {
-            return false;
-        }
-        let now = match left {
-            0 => 0,
-            // Threads begin at different places, so that the first block of each is nothing special.
-            _ => {
-                u64::from(thread_name()).wrapping_mul(0x9e37_79b9_7f4a_7c15)
-                    % self.skipped.saturating_add(1)
-            }
-        };
-        LEFT.set(if now == 0 { self.skipped } else { now - 1 });
-        now > 0
+    pub(super) fn chooses(&self, generation: Generation) -> bool {
+        generation.0.wrapping_mul(SPREAD) <= self.most
     }
 
     /// Blocks that are guarded lie from here on. Said before the first of them is handed out.
@@ -98,16 +73,31 @@ impl Sampling {
 mod tests {
     use super::*;
 
+    /// How many of the generations of a row, as a thread or a resource has them, are chosen.
+    fn chosen(every: u64, row: impl Iterator<Item = u64>) -> usize {
+        let sampling = Sampling::new(NonZeroU64::new(every), 4096);
+        row.filter(|number| sampling.chooses(Generation(*number))).count()
+    }
+
     #[test]
-    fn one_in_so_many_is_chosen() {
-        let sampling = Sampling::new(NonZeroU64::new(10), 4096);
-        let chosen: Vec<usize> = (0..100).filter(|_| !sampling.skips()).collect();
-        assert_eq!(chosen.len(), 10);
-        assert!(chosen.windows(2).all(|pair| pair[1] - pair[0] == 10), "{chosen:?}");
-        let every = Sampling::new(NonZeroU64::new(1), 4096);
-        assert!((0..100).all(|_| !every.skips()), "an interval of one is every block");
+    fn about_one_in_so_many_is_chosen_of_every_row() {
+        for every in [1, 2, 3, 10, 64, 100, 1000] {
+            let wanted = (10_000 / every) as usize;
+            let near = wanted - wanted / 50 - 5..=wanted + wanted / 50 + 5;
+            for step in [1, 2, 3, 4, 7, 16, 100] {
+                for slot in [0, 1, 77, 1 << 20] {
+                    let row = (4096..).step_by(step).take(10_000);
+                    let found = chosen(every, row.map(|number| number << 24 | slot));
+                    assert!(near.contains(&found), "{found} of {wanted}, step {step}, slot {slot}");
+                }
+                let found = chosen(every, (1..).step_by(step).take(10_000));
+                assert!(near.contains(&found), "{found} of {wanted}, plain, step {step}");
+            }
+        }
+        assert_eq!(chosen(1, 1..=100), 100, "one in one is every block");
+        assert_eq!(chosen(u64::MAX, 1..=100_000), 0);
         let all = Sampling::new(None, 4096);
-        assert!((0..100).all(|_| !all.skips()));
+        assert!(!all.is_on());
     }
 
     #[test]
