@@ -31,7 +31,7 @@ use crate::{CudaDevice, Result, XlogError};
 struct DriverPlace(NonNull<dyn Driver>);
 
 #[allow(unsafe_code)]
-// SAFETY: it stands for a shared reference to a driver, which all threads may use.
+// SAFETY: it stands for a shared reference to a driver, and every driver is `Send` and `Sync`.
 unsafe impl Send for DriverPlace {}
 #[allow(unsafe_code)]
 // SAFETY: as above.

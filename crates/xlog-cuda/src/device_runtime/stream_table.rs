@@ -30,7 +30,7 @@ const SHARDS: usize = 16;
 /// Ids that are found without a lock, if no other takes their place.
 const KNOWN: usize = 64;
 /// Driver streams a pool can have.
-const MAX_PLACES: u32 = 1 << 16;
+pub(crate) const MAX_PLACES: u32 = 1 << 16;
 
 /// Who gives a stream back.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -182,7 +182,7 @@ impl StreamTable {
         (known >> 32 == u64::from(id.0) && cell.is_out_as(id.0)).then_some((place, cell))
     }
 
-    /// The place that the stream of an id mostly has; a guess.
+    /// The place that the stream of an id mostly has; a guess, which another id of the same rest by [`KNOWN`] makes wrong.
     #[inline]
     pub(super) fn place_of(&self, id: StreamId) -> u32 {
         (self.known[id.0 as usize % KNOWN].load(Ordering::Relaxed) as u32).wrapping_sub(1)

@@ -168,25 +168,53 @@ fn a_thread_that_was_alone_is_off_by_no_more_than_its_step_once_another_comes() 
     }
     assert_eq!(statistics.snapshot().total.peak_bytes, 2 * held);
     assert_eq!(statistics.snapshot().tag(ROWS).current_bytes, held);
-    // At each point of that another one comes and goes.
-    for is_high in [false, true, false, true] {
-        let high = is_high.then(|| resource.allocate(held, STREAM, ROWS).unwrap());
-        let live = held + if is_high { held } else { 0 };
+    // It goes further than its step, up and down, and at each end another one comes and goes.
+    let mut most = 2 * held;
+    for high in [4, 8, 16, 1, 32] {
+        let blocks: Vec<_> =
+            (0..high).map(|_| resource.allocate(held, STREAM, ROWS).unwrap()).collect();
+        let other = 40 * held;
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                let second = resource.allocate(8 * held, STREAM, ROWS).unwrap();
+                let second = resource.allocate(other, STREAM, ROWS).unwrap();
                 resource.deallocate(second).unwrap();
             });
         });
+        most = most.max((1 + high) * held + other);
         let peak = statistics.snapshot().total.peak_bytes;
-        let off = PEAK_STEP_ALONE_BYTES.max(peak / PEAK_STEP_PART);
-        assert!(peak + off >= live + 8 * held && peak <= 10 * held + off, "{peak} at {live}");
-        if let Some(block) = high {
-            resource.deallocate(block).unwrap();
-        }
+        let off = PEAK_STEP_ALONE_BYTES.max(most / PEAK_STEP_PART);
+        assert!(peak.abs_diff(most) <= off, "{peak} of {most}");
+        resource.deallocate_batch(blocks).unwrap();
     }
     resource.deallocate(kept).unwrap();
     assert_eq!(statistics.snapshot().total.current_bytes, 0);
+}
+
+#[test]
+fn threads_that_only_free_after_a_refusal_tell_as_the_others_do() {
+    const THREADS: usize = 8;
+    let resource = StatisticsResource::new(Box::new(direct()));
+    let statistics = resource.handle();
+    let (held, each) = (512 << 10, 12);
+    let allocate = || resource.allocate(held, STREAM, ROWS).unwrap();
+    let mut shares: Vec<Vec<_>> =
+        (0..THREADS).map(|_| (0..each).map(|_| allocate()).collect()).collect();
+    std::thread::scope(|scope| {
+        for share in shares.drain(..) {
+            let resource = &resource;
+            scope.spawn(move || {
+                assert!(resource.allocate(0, STREAM, ROWS).is_err());
+                share.into_iter().for_each(|block| resource.deallocate(block).unwrap());
+            });
+        }
+    });
+    // All are gone, and who comes now knows it, within what each of them may keep to itself.
+    let most = THREADS * each * held;
+    let again: Vec<_> = (0..THREADS * each).map(|_| allocate()).collect();
+    let peak = statistics.snapshot().total.peak_bytes;
+    let off = (THREADS * PEAK_STEP_BYTES).max(most / PEAK_STEP_PART);
+    assert!(peak.abs_diff(most) <= off, "{peak} of {most}");
+    resource.deallocate_batch(again).unwrap();
 }
 
 #[test]

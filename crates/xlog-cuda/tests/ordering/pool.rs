@@ -55,8 +55,14 @@ fn a_free_goes_by_the_record_whatever_the_block_says_of_itself() {
         let first = rig.allocate(size, &home);
         let (ptr, bytes) = (first.ptr, first.bytes);
         rig.pool.deallocate(first).unwrap();
-        let lies: [fn(&mut DeviceBlock); 7] = [
+        // Until the memory of the stream is this thread's: only then the short way is taken.
+        for _ in 0..32 {
+            rig.pool.deallocate(rig.allocate(size, &home)).unwrap();
+        }
+        let lies: [fn(&mut DeviceBlock); 9] = [
             |block| block.bytes *= 2,
+            |block| block.bytes += 256,
+            |block| block.bytes -= 256,
             |block| block.bytes -= 1,
             |block| block.bytes = 0,
             |block| block.bytes = usize::MAX,

@@ -76,12 +76,11 @@ impl<R: DeviceMemoryResource> Core<R> {
         sizes: (usize, usize),
         who: (StreamId, AllocTag),
     ) -> ResourceResult<DeviceBlock> {
-        match self.watched(given)? {
-            block if self.sampling.chooses(block.generation) => {
-                Ok(self.guard_chosen(block, sizes, who))
-            }
-            block => Ok(block),
+        let block = self.watched(given)?;
+        if self.sampling.chooses(block.generation) {
+            return Ok(self.guard_chosen(block, sizes, who));
         }
+        Ok(block)
     }
 
     /// A use was closed, perhaps the last of a block that was returned.

@@ -72,13 +72,14 @@ impl OwnStamps {
 #[repr(C)]
 pub(crate) struct BlockGate<Rest = ()> {
     word: AtomicU64,
-    far: Lazy<Far<Rest>>,
+    far: Lazy<Used<Rest>>,
 }
 
-/// What only a block has that is used, and the `Rest` that its owner keeps for such a block. A block that is allocated and freed, and
-/// whose work nobody asked about, has and touches none of it.
+/// What only a block has that is used, and the `Rest` that its owner keeps for such a block, on cache lines of its own: it is changed
+/// with every use. A block that stays at home has none of it, and touches none that an earlier one left.
 #[derive(Debug, Default)]
-pub(crate) struct Far<Rest> {
+#[repr(align(64))]
+struct Used<Rest> {
     /// Who used it last, and how often in a row. A guess: nothing depends on it.
     row: AtomicU32,
     bias: Bias<2>,
@@ -328,7 +329,7 @@ impl<Rest: Default> BlockGate<Rest> {
     }
 
     #[cold]
-    fn take_away(&self, far: &Far<Rest>) {
+    fn take_away(&self, far: &Used<Rest>) {
         if !far.bias.is_mine() {
             far.row.store(SHARED, Ordering::Relaxed);
         }

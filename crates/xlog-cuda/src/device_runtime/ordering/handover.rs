@@ -149,7 +149,7 @@ pub(crate) fn finish<R: Tracks + ?Sized>(
     let tracker = resource.tracker();
     // Without such a use there is nothing to record for. If the hint is wrong, because another thread closes it now, there is an event
     // more, which covers what it says and no more.
-    let far = record.far();
+    let Some(far) = record.gate.rest() else { return (Closed::Not, None) };
     if !far.has_opened(use_name(stream, access.writes())) || tracker.policy == EdgePolicy::Lazy {
         return (Closed::Not, None);
     }

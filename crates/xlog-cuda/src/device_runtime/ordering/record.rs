@@ -14,6 +14,7 @@ use crate::device_runtime::resource::{
     BlockId, BlockState, DeviceBlock, Generation, MIN_ALIGN, ResourceError, ResourceResult,
     StreamId,
 };
+use crate::device_runtime::stream_table::MAX_PLACES;
 use crate::stream::RawStream;
 
 /// Blocks a resource can have at a time.
@@ -37,9 +38,10 @@ pub(crate) struct Record {
 }
 
 const _: () = assert!(size_of::<Record>() == 64 && MIN_ALIGN == 1 << REST_BITS);
+const _: () = assert!(MAX_PLACES <= NOWHERE);
 const REST_BITS: u32 = 8;
 
-/// What is kept of a block that is used on other streams, or is very large.
+/// What is kept of a block that is used, or is very large.
 #[derive(Debug, Default)]
 pub(crate) struct Far {
     /// The name of the use that was opened last through the lock, while it is open; 0 otherwise. Only a hint, except under the lock
@@ -215,7 +217,7 @@ impl Record {
         self.generation.store(u64::from(place), Ordering::Relaxed);
     }
 
-    /// What there is of a block that is used on other streams, made if there is not.
+    /// What there is of a block that is used, made if there is not.
     #[inline(always)]
     pub(crate) fn far(&self) -> &Far {
         self.gate.make_rest()
@@ -421,6 +423,7 @@ impl BlockTable {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::device_runtime::ordering::gate::Attempt;
 
     #[test]
     fn every_size_is_told_exactly_beside_every_home() {
@@ -444,18 +447,40 @@ mod tests {
         }
     }
 
+    /// Opens and closes until a thread that keeps using the block would be given it, at most so often.
+    fn rows(record: &Record, generation: Generation, most: usize) -> Option<usize> {
+        let tag = tag_of(generation);
+        (1..=most).find(|_| {
+            let attempt = record.gate.open(tag, true);
+            assert!(record.gate.close(tag, true, 6, &record.stamps) == Attempt::Done);
+            attempt == Attempt::Again
+        })
+    }
+
     #[test]
-    fn a_block_that_was_used_leaves_nothing_to_the_next_one() {
+    fn a_block_that_was_taken_from_its_thread_leaves_nothing_to_the_next_one() {
         let (record, generation) = Record::begun(StreamId(1), 3, 5);
-        record.far().set_opened(use_name(StreamId(2), true));
-        assert!(record.has_opened(use_name(StreamId(2), true)));
-        record.set_closed(use_name(StreamId(2), false));
-        assert_eq!(record.opened(), Some((StreamId(2), true)), "another use was closed");
-        record.set_closed(use_name(StreamId(2), true));
-        assert_eq!(record.opened(), None);
-        assert!(record.gate.retire(tag_of(generation)));
+        let needed = rows(&record, generation, 100);
+        assert!(needed.is_some(), "a thread that keeps using it is given it");
+        record.with_uses(|_| record.gate.grant(tag_of(generation)));
+        assert!(record.gate.is_biased());
+        std::thread::scope(|scope| {
+            scope.spawn(|| record.with_uses(|_| record.gate.share()));
+        });
+        assert_eq!(rows(&record, generation, 100), None, "it is not given to one again");
+        assert!(record.with_uses(|_| record.gate.retire(tag_of(generation))));
         record.end();
-        record.begin_again(Generation::next().at(0), StreamId(1), 7);
-        assert!(!record.has_opened(use_name(StreamId(2), true)));
+        // One that was at home, and one that never was.
+        let next = Generation::next().at(0);
+        record.begin_again(next, StreamId(1), 7);
+        assert!(record.gate.is_live_at_home(tag_of(next)) && !record.gate.is_biased());
+        record.gate.leave_home();
+        assert_eq!(rows(&record, next, 100), needed);
+        assert!(record.with_uses(|_| record.gate.retire(tag_of(next))));
+        record.end();
+        let last = Generation::next().at(0);
+        record.begin(last, 0x1000, MIN_ALIGN, (1, 3, 9));
+        assert_eq!(rows(&record, last, 100), needed);
+        assert_eq!(record.opened(), None);
     }
 }

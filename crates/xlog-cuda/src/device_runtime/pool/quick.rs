@@ -14,7 +14,7 @@ use super::resource::MAX_BYTES;
 use crate::device_runtime::ordering::clock::ClockCell;
 use crate::device_runtime::ordering::record::{Record, tag_of};
 use crate::device_runtime::resource::{
-    AllocTag, BlockId, DeviceBlock, Generation, ResourceResult, StreamId,
+    AllocTag, BlockId, DeviceBlock, Generation, MIN_ALIGN, ResourceResult, StreamId,
 };
 
 impl PoolResource {
@@ -175,6 +175,7 @@ impl PoolResource {
         let table = &self.tracker.table;
         let Some(record) = table.look(BlockId::from_block(block)) else { return false };
         let home = self.tracker.streams.place_of(block.alloc_stream);
+        const { assert!(UNIT == MIN_ALIGN as u64) };
         let units = (block.bytes as u64 / UNIT) as u32;
         if !record.is_of(home, units) {
             return false;

@@ -54,10 +54,16 @@ impl Tracks for PoolResource {
     }
 
     fn take_from_home(&self, record: &Record) {
+        let home = record.home();
         if record.gate.is_at_home()
-            && let Ok(arena) = self.arena(record.home())
+            && let Ok(arena) = self.arena(home)
         {
-            arena.with(|_| record.gate.leave_home());
+            arena.with(|_| {
+                // By now it may be another block's, of another stream.
+                if record.home() == home {
+                    record.gate.leave_home();
+                }
+            });
         }
     }
 

@@ -14,8 +14,8 @@ use super::snapshot::Usage;
 pub const PEAK_STEP_BYTES: usize = 64 << 10;
 /// Blocks by which a shard may have moved before it tells the others, however small the account is.
 pub const PEAK_STEP_BLOCKS: usize = 64;
-/// Bytes by which the only shard that changes an account may have moved back and forth below its peak before it tells: the others come
-/// to know of them when it does after they have joined it.
+/// Bytes by which the only shard that changes an account may have moved back and forth below its peak before it tells. Others that join
+/// later see this only when it next tells.
 pub const PEAK_STEP_ALONE_BYTES: usize = 8 << 20;
 /// The part of an account's peak, one in so many, by which all shards that change it together may have moved before they tell each
 /// other.
@@ -103,7 +103,8 @@ impl Meter {
     pub(super) fn step_of_entries(&self) -> Extent {
         let step = self.step();
         let rest = step.less(step.part(METER_PART));
-        if self.shards <= 1 { rest.most(LEAST_ALONE) } else { rest }
+        // A shard that has not changed the account does not know whether others have.
+        if self.shards == 1 { rest.most(LEAST_ALONE) } else { rest }
     }
 
     /// What is live, as far as this shard knows.
