@@ -62,19 +62,30 @@ impl Names {
 fn slow_paths_have_spans_and_the_hot_path_has_none() {
     let directory = Directory::new();
     let ledger = LedgerSetting::File(directory.file("spans.ledger"));
-    // An ordinal that no other test of this binary takes.
-    let ordinal = 13;
+    // Ordinals that no other test of this binary takes.
+    let (ordinal, before) = (13, 14);
     let config = RuntimeConfig::default()
         .with_device(DeviceSpec::Sim)
         .with_resource(ResourceKind::Pool)
         .with_budget(ByteSize::Bytes(256 << 20))
         .with_ledger(ledger);
-    XlogDeviceRuntime::configure(ordinal, config).unwrap();
+    XlogDeviceRuntime::configure(ordinal, config.clone()).unwrap();
+    let ledger = LedgerSetting::File(directory.file("before.ledger"));
+    XlogDeviceRuntime::configure(before, config.with_ledger(ledger)).unwrap();
     let names = Names::default();
     tracing::subscriber::with_default(names.clone(), || {
-        // A span that another test met for the first time while this subscriber was made does not know of it.
+        // A span that another test meets for the first time just now may not come to know of this subscriber. So all are met once, and
+        // then told again who listens.
+        let runtime = XlogDeviceRuntime::try_get(before).unwrap();
+        let block = runtime.allocate(1 << 20, STREAM, ROWS).unwrap();
+        runtime.deallocate(block).unwrap();
+        assert!(runtime.allocate(512 << 20, STREAM, ROWS).is_err());
+        runtime.reap_pending().unwrap();
+        runtime.trim().unwrap();
         std::thread::sleep(Duration::from_millis(20));
         tracing::callsite::rebuild_interest_cache();
+        names.take();
+
         let runtime = XlogDeviceRuntime::try_get(ordinal).unwrap();
         let seen = names.take();
         assert_eq!(seen.first().map(String::as_str), Some("runtime_build ordinal=13"), "{seen:?}");
