@@ -1,7 +1,7 @@
 //! The runtime of one device: a device, its streams and one memory resource, held together.
 //!
 //! [`XlogDeviceRuntime`] is a facade. It adds no lock and no bookkeeping over the resource; it keeps the parts alive for
-//! everything made from them (buffers and recorders hold the same core), refuses parts that belong to different devices, and
+//! everything made from them (buffers and recorders hold the same core), refuses parts that belong to different devices or stream pools, and
 //! says so when blocks are still live at the end.
 //!
 //! Invariants: whether the parts fit is decided once, when they are put together, and every call that could touch the
@@ -105,7 +105,7 @@ struct Oversight {
 impl XlogDeviceRuntime {
     /// A runtime of these parts, outside the process-wide table.
     ///
-    /// Parts of different devices are refused at first use, with [`ResourceError::Driver`] that names both.
+    /// Parts of different devices or different stream pools are refused at first use, with [`ResourceError::Driver`] that names both.
     #[must_use]
     pub fn with_resource(
         device: Arc<CudaDevice>,
@@ -451,7 +451,7 @@ fn named<T>(slice: &TrackedCudaSlice<T>, call: &str) -> ResourceResult<Option<Bl
     }
 }
 
-/// Why these parts are not of one device.
+/// Why these parts are not of one device and one stream pool.
 fn mismatch(
     device: &CudaDevice,
     ordinal: u32,
@@ -485,7 +485,10 @@ fn mismatch(
             ),
         );
     }
-    None
+    let misfit = resource.home()?.misfit(device, pool)?;
+    Some(ResourceError::Driver(format!(
+        "the parts of this runtime do not belong together: {misfit}; compose it of parts of one open device and one stream pool"
+    )))
 }
 
 impl Drop for Core {

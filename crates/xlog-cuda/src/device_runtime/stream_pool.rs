@@ -200,6 +200,12 @@ impl StreamPool {
         self.table.max_streams()
     }
 
+    /// The number of this pool, which no other pool of the process has: the name under which messages mention it.
+    #[must_use]
+    pub fn number(&self) -> u64 {
+        self.table.number()
+    }
+
     /// The device whose streams these are.
     #[must_use]
     pub fn device(&self) -> &Arc<CudaDevice> {
@@ -210,6 +216,7 @@ impl StreamPool {
 impl fmt::Debug for StreamPool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("StreamPool")
+            .field("number", &self.number())
             .field("device", &self.device().spec())
             .field("max_streams", &self.max_streams())
             .field("out", &self.non_default_len())

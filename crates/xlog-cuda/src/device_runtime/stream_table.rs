@@ -32,6 +32,9 @@ const KNOWN: usize = 64;
 /// Driver streams a pool can have.
 pub(crate) const MAX_PLACES: u32 = 1 << 16;
 
+/// How many tables the process has made.
+static MADE: AtomicU64 = AtomicU64::new(0);
+
 /// Who gives a stream back.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Holder {
@@ -75,6 +78,8 @@ struct State {
 pub(super) struct StreamTable {
     device: Arc<CudaDevice>,
     max_streams: usize,
+    /// Tells this table from every other one of the process.
+    number: u64,
     default: OnceLock<Arc<DeviceStream>>,
     /// Every driver stream that was made, except those that are near.
     places: Slab<OnceLock<Arc<RawStream>>, 16>,
@@ -92,6 +97,7 @@ impl StreamTable {
         Self {
             device,
             max_streams: max_streams.max(1),
+            number: MADE.fetch_add(1, Ordering::Relaxed) + 1,
             default: OnceLock::new(),
             places: Slab::new(MAX_PLACES),
             near: [const { OnceLock::new() }; KNOWN],
@@ -108,6 +114,10 @@ impl StreamTable {
 
     pub(super) fn max_streams(&self) -> usize {
         self.max_streams
+    }
+
+    pub(super) fn number(&self) -> u64 {
+        self.number
     }
 
     /// How many streams are out.

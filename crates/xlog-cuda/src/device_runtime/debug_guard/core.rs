@@ -60,6 +60,11 @@ impl Parts {
     }
 }
 
+/// Why the resource below does not work where the guard is to.
+fn misfit<R: DeviceMemoryResource>(inner: &R, home: &ResourceHome) -> Option<String> {
+    inner.home()?.misfit(&home.device, home.streams.as_deref()?)
+}
+
 /// A guard, shared by the resource and its handles.
 #[derive(Debug)]
 pub(super) struct Core<R> {
@@ -97,7 +102,12 @@ impl<R: DeviceMemoryResource> Core<R> {
                     accepted: "a device with virtual memory, or GuardMode::Canaries".to_owned(),
                 })
             }
-            Some(home) => Parts::new(home, tracked),
+            Some(home) => match misfit(&inner, &home) {
+                Some(misfit) => Err(ResourceError::Driver(format!(
+                    "the parts of this guard do not belong together: {misfit}"
+                ))),
+                None => Parts::new(home, tracked),
+            },
             None => Err(ResourceError::InvalidRequest {
                 value: "a guard over a resource that names no device".to_owned(),
                 accepted: "a resource with a home(), or DebugGuardResource::over".to_owned(),

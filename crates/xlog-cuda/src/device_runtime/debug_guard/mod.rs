@@ -91,6 +91,8 @@ impl<R: DeviceMemoryResource> DebugGuardResource<R> {
     }
 
     /// Guards what a resource hands out that does not name its device and streams.
+    ///
+    /// Where it does name them and they are others, the first call is refused with [`ResourceError::Driver`] that names both.
     #[must_use]
     pub fn over(
         inner: R,

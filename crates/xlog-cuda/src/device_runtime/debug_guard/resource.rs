@@ -375,7 +375,9 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for DebugGuardResource<R> {
 
     fn home(&self) -> Option<ResourceHome> {
         let parts = self.core.parts().ok()?;
-        Some(ResourceHome::new(parts.device.clone()).with_streams(parts.streams.clone()))
+        let home = ResourceHome::new(parts.device.clone());
+        // Below a resource that tracks no uses a stream is a label, and the guard's own streams are its own affair.
+        Some(if parts.tracked { home.with_streams(parts.streams.clone()) } else { home })
     }
 
     fn statistics(&self) -> ResourceStatistics {

@@ -158,7 +158,8 @@ impl PoolResource {
 
     /// A pool that takes its memory from another resource.
     ///
-    /// The device and its number are those of `inner` and `streams`.
+    /// The device and its number are those of `inner` and `streams`. A resource on another open device or another stream pool is
+    /// refused with [`ResourceError::Driver`] that names both.
     pub fn over(
         inner: Box<dyn DeviceMemoryResource + Send + Sync>,
         streams: Arc<StreamPool>,
@@ -166,6 +167,11 @@ impl PoolResource {
     ) -> ResourceResult<Self> {
         config.check()?;
         let (device, ordinal) = (Arc::clone(streams.device()), inner.device_ordinal());
+        if let Some(misfit) = inner.home().and_then(|home| home.misfit(&device, &streams)) {
+            return Err(ResourceError::Driver(format!(
+                "the parts of this pool do not belong together: {misfit}"
+            )));
+        }
         let sanitizer = Sanitizer::of(&device, &config, true)?;
         let segments = source::of_inner(inner, &config)?;
         Self::build(device, ordinal, streams, config, (segments, sanitizer))

@@ -1,4 +1,4 @@
-//! Where a resource works.
+//! Where a resource works, and whether two parts work in the same place.
 
 use std::sync::Arc;
 
@@ -27,5 +27,29 @@ impl ResourceHome {
     pub fn with_streams(mut self, streams: Arc<StreamPool>) -> Self {
         self.streams = Some(streams);
         self
+    }
+
+    /// Why a part on `device`, whose ids name streams of `streams`, cannot be put together with a resource of this home.
+    ///
+    /// Ids are compared by the pool that issued them: [`StreamId::DEFAULT`](super::StreamId::DEFAULT) names a stream in every pool.
+    pub(crate) fn misfit(&self, device: &CudaDevice, streams: &StreamPool) -> Option<String> {
+        if !self.device.is_same(device) {
+            return Some(format!(
+                "device {:?} of ordinal {} and a resource on another open device, {:?} of ordinal {}",
+                device.spec(),
+                device.ordinal(),
+                self.device.spec(),
+                self.device.ordinal()
+            ));
+        }
+        let own = self.streams.as_deref()?;
+        (own.number() != streams.number()).then(|| {
+            format!(
+                "stream pool {} and a resource on stream pool {}, both of device {:?}",
+                streams.number(),
+                own.number(),
+                device.spec()
+            )
+        })
     }
 }
