@@ -3,6 +3,8 @@
 //! A variant is a decision that a caller can take; the text names the value and says what would have been accepted or
 //! what to do. A driver's own error passes through unchanged in [`XlogError::Driver`].
 
+use std::path::PathBuf;
+
 use xlog_driver::DriverError;
 
 use crate::device_runtime::{ResourceError, StreamId, StreamPoolError};
@@ -72,6 +74,16 @@ pub enum XlogError {
         reason: &'static str,
         /// What would have been accepted.
         accepted: &'static str,
+    },
+    /// The log file has a writer: another runtime, in this process or another.
+    #[error(
+        "the log {} has a writer already, in this process or another, and a log file has one: give every runtime a file of \
+         its own; %p in the path stands for the process and %d for the device",
+        path.display()
+    )]
+    LogInUse {
+        /// The file, with what its pattern stands for.
+        path: PathBuf,
     },
     /// Two things that must belong to one open device belong to two.
     #[error(

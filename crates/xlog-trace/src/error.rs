@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::io;
+use std::path::PathBuf;
 
 /// Where in a file something is: a line of text, or a byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,6 +78,16 @@ pub enum TraceError {
         value: String,
         /// What is accepted.
         expected: &'static str,
+    },
+    /// Another recorder, of this process or another, writes the file.
+    #[error(
+        "{} has a writer already, in this process or another, and a log file has one: give every runtime and process a \
+         file of its own; in XLOG_DEVICE_LOG, %p stands for the process and %d for the device",
+        path.display()
+    )]
+    InUse {
+        /// The file as named.
+        path: PathBuf,
     },
     /// Reading or writing failed.
     #[error("{context}: {source}")]

@@ -13,6 +13,7 @@ mod guarding;
 mod joining;
 mod kind;
 mod limits;
+mod log_file;
 mod report;
 mod setting;
 mod stack;
@@ -45,10 +46,9 @@ pub use config::{
 pub use guarding::GuardSetting;
 pub use joining::{LedgerOutlook, LedgerStatus, LimitSurvey};
 pub use kind::ResourceKind;
+pub use log_file::open_log;
 pub use report::{FailedFree, LeakReport, set_failed_free_handler, set_leak_handler};
-
 pub use setting::LedgerSetting;
-pub use stack::open_log;
 
 pub(crate) use report::{quietly, report_failed_free, say};
 

@@ -12,7 +12,7 @@ use xlog_cuda::device_runtime::{
     LeakReport, ResourceError, ResourceResult, StreamId, StreamPool, XlogDeviceRuntime,
     set_leak_handler,
 };
-use xlog_cuda::{CudaDevice, GpuMemoryManager, TrackedCudaSlice};
+use xlog_cuda::{CudaDevice, GpuMemoryManager, TrackedCudaSlice, XlogError};
 use xlog_testing::{WatchedGate, for_each_device};
 
 const TAG: AllocTag = AllocTag("test");
@@ -324,5 +324,32 @@ fn a_configured_runtime_logs_every_operation_with_the_path_that_served_it() {
     let device = Arc::new(CudaDevice::open("sim").unwrap());
     let refused = XlogDeviceRuntime::with_config(device, &bad).unwrap_err().to_string();
     assert!(refused.contains("missing"), "{refused}");
+    std::fs::remove_dir_all(&folder).unwrap();
+}
+
+#[test]
+fn two_runtimes_of_one_log_are_refused_and_patterns_keep_them_apart() {
+    use xlog_cuda::device_runtime::RuntimeConfig;
+
+    let folder = std::env::temp_dir().join(format!("xlog-one-writer-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let open = |log: &std::path::Path| {
+        let device = Arc::new(CudaDevice::open("sim").unwrap());
+        XlogDeviceRuntime::with_config(device, &RuntimeConfig::default().with_log(log))
+    };
+    let log = folder.join("%d-%p-%%.csv");
+    let named = folder.join(format!("0-{}-%.csv", std::process::id()));
+    let first = open(&log).unwrap();
+    let block = first.allocate(1000, StreamId::DEFAULT, AllocTag("first")).unwrap();
+    let error = open(&log).unwrap_err();
+    assert_eq!(error, XlogError::LogInUse { path: named.clone() });
+    assert!(error.to_string().contains(named.to_str().unwrap()), "{error}");
+    let error = open(&folder.join("%x.csv")).unwrap_err();
+    assert!(matches!(error, XlogError::BadSetting { .. }), "{error:?}");
+    first.deallocate(block).unwrap();
+    drop(first);
+    let records = xlog_trace::Reader::open(&named).unwrap().count();
+    assert!(records >= 2, "the second opener cut the log to {records} records");
+    drop(open(&log).unwrap());
     std::fs::remove_dir_all(&folder).unwrap();
 }

@@ -337,3 +337,48 @@ fn ordinals_outside_the_table_and_other_gpus_are_refused() {
     let said = XlogDeviceRuntime::configure(4, config).unwrap_err().to_string();
     assert!(said.contains("cuda:3") && said.contains("ordinal 4"), "{said}");
 }
+
+#[test]
+fn runtimes_of_several_devices_write_logs_of_their_own_by_one_variable() {
+    let folder = std::env::temp_dir().join(format!("xlog-logs-by-device-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let pattern = folder.join("%d.xtrace");
+    let variables = [("XLOG_DEVICE", "sim"), ("XLOG_DEVICE_LOG", pattern.to_str().unwrap())];
+    child("child_logs_by_device", &variables);
+    for ordinal in 0..2 {
+        let reader = xlog_trace::Reader::open(folder.join(format!("{ordinal}.xtrace"))).unwrap();
+        let records: Vec<_> = reader.map(Result::unwrap).collect();
+        assert_eq!(records.len(), 2000, "device {ordinal}");
+        assert!(records.iter().all(|record| record.device() == ordinal), "device {ordinal}");
+    }
+    let pattern = folder.join("both.xtrace");
+    let variables = [("XLOG_DEVICE", "sim"), ("XLOG_DEVICE_LOG", pattern.to_str().unwrap())];
+    child("child_is_refused_the_log_of_another_device", &variables);
+    std::fs::remove_dir_all(&folder).unwrap();
+}
+
+#[test]
+#[ignore = "run in a process of its own"]
+fn child_logs_by_device() {
+    if !is_child() {
+        return;
+    }
+    let runtimes = [0, 1].map(|ordinal| XlogDeviceRuntime::try_get(ordinal).unwrap());
+    for _ in 0..1000 {
+        for runtime in runtimes {
+            let block = runtime.allocate(64, StreamId::DEFAULT, AllocTag("log")).unwrap();
+            runtime.deallocate(block).unwrap();
+        }
+    }
+}
+
+#[test]
+#[ignore = "run in a process of its own"]
+fn child_is_refused_the_log_of_another_device() {
+    if !is_child() {
+        return;
+    }
+    XlogDeviceRuntime::try_get(0).unwrap();
+    let said = message(1);
+    assert!(said.contains("both.xtrace") && said.contains("%d"), "{said}");
+}

@@ -9,6 +9,7 @@
 mod config;
 mod exit;
 mod intern;
+mod lock;
 mod output;
 mod rings;
 mod writer;
@@ -59,6 +60,8 @@ pub struct Recorder {
 
 impl Recorder {
     /// Creates the file (an existing one is replaced) and starts the writer.
+    ///
+    /// A file that another recorder writes, of this process or another, is [`TraceError::InUse`] and stays as it is.
     pub fn create(path: impl AsRef<Path>, config: RecorderConfig) -> Result<Self, TraceError> {
         config.check()?;
         let output = Output::create(path.as_ref(), &config)?;

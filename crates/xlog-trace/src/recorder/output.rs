@@ -2,7 +2,7 @@
 //!
 //! Every `write` ends at a record. After a failed one the file is cut back to its last good end and
 //! begun anew in place (header and names again), so that what follows is readable on its own. A
-//! file that was deleted is created again when its directory is there.
+//! file that was deleted is created again when its directory is there. Every file is locked while it is open.
 
 use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
@@ -11,6 +11,7 @@ use std::panic::{self, AssertUnwindSafe};
 use std::path::{Path, PathBuf};
 
 use super::config::{OnError, RecorderConfig};
+use super::lock::lock;
 use crate::encoder::{Encoder, encoder};
 use crate::error::TraceError;
 use crate::header::Header;
@@ -60,10 +61,14 @@ impl Output {
         let context = || TraceError::io(format!("creating {}", path.display()));
         // Kept absolute: the program may change its directory.
         let path_abs = std::path::absolute(path).map_err(context())?;
-        let file = File::create(path).map_err(context())?;
-        drop(file);
+        let file = append(&path_abs).map_err(context())?;
+        // Locked before it is cut: a file that another writer has stays as it is.
+        lock(&file, path)?;
+        if file.metadata().map_err(context())?.is_file() {
+            file.set_len(0).map_err(context())?;
+        }
         let mut output = Self {
-            file: Some(append(&path_abs).map_err(context())?),
+            file: Some(file),
             path: path_abs,
             encoder: encoder(config.format),
             header: config.header.clone(),
@@ -151,7 +156,7 @@ impl Output {
     /// Makes sure that there is a file, and that the encoder has begun it.
     fn ensure_begun(&mut self) -> bool {
         if self.file.as_ref().is_none_or(is_deleted) {
-            match append(&self.path).and_then(|file| Ok((file.metadata()?.len(), file))) {
+            match self.reopen() {
                 Ok((size, file)) => {
                     self.file = Some(file);
                     self.size = size;
@@ -166,6 +171,16 @@ impl Output {
         self.encoder.begin(&self.header, &mut self.buffer);
         self.begun = true;
         true
+    }
+
+    /// Opens the file at the path, which is a new one after a rotation or a removal, as its only writer.
+    fn reopen(&self) -> io::Result<(u64, File)> {
+        let file = append(&self.path)?;
+        lock(&file, &self.path).map_err(|error| match error {
+            TraceError::Io { source, .. } => source,
+            in_use => io::Error::new(io::ErrorKind::WouldBlock, in_use.to_string()),
+        })?;
+        Ok((file.metadata()?.len(), file))
     }
 
     /// After a failed write: cuts off what it may have left, and begins again at the next record.

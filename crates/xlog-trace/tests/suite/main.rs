@@ -7,6 +7,7 @@ mod damage;
 mod fuzz;
 mod hostile;
 mod kill;
+mod one_writer;
 mod recorder;
 mod recorder_failures;
 mod rmm;

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use xlog_cuda::DeviceSpec;
 use xlog_cuda::device_runtime::{GuardSetting, open_log};
 use xlogmem::size::Size;
 use xlogmem::stack::{StackKind, StackOptions};
@@ -36,6 +37,8 @@ pub(crate) struct StackArguments {
     pub(crate) guard: Option<String>,
 
     /// Log every operation, also uses, to this file, which ends in .xtrace or .csv; see xlogmem summary and replay
+    ///
+    /// In its path %p stands for the process, %d for the device and %% for a percent sign.
     #[arg(long, value_name = "FILE")]
     pub(crate) log: Option<PathBuf>,
 }
@@ -62,8 +65,16 @@ impl StackArguments {
     }
 
     /// Opens the log. This comes last, so that nothing is written for a command line that is refused.
-    pub(crate) fn with_log(&self, options: StackOptions) -> Result<StackOptions, Refusal> {
-        let log = self.log.as_deref().map(open_log).transpose();
+    pub(crate) fn with_log(
+        &self,
+        options: StackOptions,
+        device: DeviceSpec,
+    ) -> Result<StackOptions, Refusal> {
+        let ordinal = match device {
+            DeviceSpec::Cuda(ordinal) => ordinal as u32,
+            DeviceSpec::Sim | DeviceSpec::SimSeeded(_) => 0,
+        };
+        let log = self.log.as_deref().map(|log| open_log(log, ordinal)).transpose();
         Ok(options.with_log(log.map_err(|error| Refusal::Line(format!("--log: {error}")))?))
     }
 

@@ -36,7 +36,8 @@ pub(crate) fn handoff(arguments: &HandoffArguments) -> Result<Output, Refusal> {
     arguments.stack.require_tracking("a handoff between streams")?;
     let options = arguments.stack.options(StackKind::Async)?;
     let selection = arguments.stack.select()?;
-    let options = arguments.stack.with_log(options.with_streams(arguments.streams as usize))?;
+    let options = options.with_streams(arguments.streams as usize);
+    let options = arguments.stack.with_log(options, selection.spec)?;
     let mut report = Report::new(selection.describe(), options.kind.name(), arguments);
     match Stack::build(selection.spec, options) {
         Ok(stack) => {

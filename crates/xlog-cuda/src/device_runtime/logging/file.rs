@@ -16,7 +16,9 @@ use crate::device_runtime::resource::Access;
 impl From<TraceError> for SinkError {
     fn from(error: TraceError) -> Self {
         match error {
-            TraceError::BadSetting { .. } => Self::Refused(error.to_string()),
+            TraceError::BadSetting { .. } | TraceError::InUse { .. } => {
+                Self::Refused(error.to_string())
+            }
             other => Self::Io(other.to_string()),
         }
     }
@@ -108,7 +110,7 @@ macro_rules! file_sink {
         pub struct $name(FileSink);
 
         impl $name {
-            /// Creates the file, replacing one that is there, and starts its writer.
+            /// Creates the file, replacing one that is there, and starts its writer. One that has a writer is refused.
             pub fn create(path: impl AsRef<Path>) -> Result<Self, SinkError> {
                 Self::with_config(path, default_config())
             }

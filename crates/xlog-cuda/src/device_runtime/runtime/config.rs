@@ -10,16 +10,17 @@
 //! | `XLOG_DEVICE_BUDGET` | a [`ByteSize`]: `4GiB`, `512MB`, `1e9`, `50%` | the most that blocks of this process may take |
 //! | `XLOG_DEVICE_LEDGER` | `off`, `on`, a directory, a file `KEY.ledger` | the ledger that processes share, see [`LedgerSetting`] |
 //! | `XLOG_DEVICE_GUARD` | `off`, `canary`, `sync`, `pages`, `sampled:N` | the debug guard, see [`GuardSetting`] |
-//! | `XLOG_DEVICE_LOG` | a file that ends in `.xtrace` or `.csv` | the log of every operation |
+//! | `XLOG_DEVICE_LOG` | a file that ends in `.xtrace` or `.csv` | the log of every operation; `%p` is the process, `%d` the device |
 //!
 //! A value that is not accepted is an error that names it, never a default that nobody asked for: a program that was told to keep
 //! a log and does not is worse than one that refuses to start.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use super::guarding::GuardSetting;
 use super::kind::ResourceKind;
+use super::log_file::LogFile;
 use super::setting::LedgerSetting;
 use crate::device_runtime::pool::PoolSanitizer;
 use crate::device_runtime::stream_pool::DEFAULT_MAX_STREAMS;
@@ -40,7 +41,8 @@ pub const LEDGER_VARIABLE: &str = "XLOG_DEVICE_LEDGER";
 /// The environment variable that says whether and how shared runtimes guard their blocks.
 pub const GUARD_VARIABLE: &str = "XLOG_DEVICE_GUARD";
 
-/// Names the file that a shared runtime logs every operation to: `FILE.xtrace`, or `FILE.csv`.
+/// Names the file that a shared runtime logs every operation to: `FILE.xtrace`, or `FILE.csv`, where `%p` stands for the process
+/// and `%d` for the device.
 pub const LOG_VARIABLE: &str = "XLOG_DEVICE_LOG";
 
 /// How a shared runtime is built.
@@ -73,7 +75,8 @@ pub struct RuntimeConfig {
     pub ledger_limit: Option<ByteSize>,
     /// How long a request tries for the ledger's file lock, which a stopped process may hold; `None`: two seconds.
     pub ledger_deadline: Option<Duration>,
-    /// The file every operation is logged to, by its ending: `.xtrace` or `.csv`. One that is there is replaced.
+    /// The file every operation is logged to, by its ending: `.xtrace` or `.csv`. One that is there is replaced; one that has a
+    /// writer is refused. `%p` stands for the process, `%d` for the device, `%%` for a percent sign.
     pub log: Option<PathBuf>,
     /// Whether blocks are guarded. What a guard adds to a block is charged to the budget.
     pub guard: GuardSetting,
@@ -185,7 +188,7 @@ impl RuntimeConfig {
         self
     }
 
-    /// The file every operation is logged to, by its ending: `.xtrace` or `.csv`.
+    /// The file every operation is logged to, by its ending: `.xtrace` or `.csv`; see [`RuntimeConfig::log`].
     #[must_use]
     pub fn with_log(mut self, file: impl Into<PathBuf>) -> Self {
         self.log = Some(file.into());
@@ -202,40 +205,6 @@ impl RuntimeConfig {
     /// The device of the runtime of `ordinal`.
     pub(super) fn device_of(&self, ordinal: u32) -> DeviceSpec {
         self.device.unwrap_or(DeviceSpec::Cuda(ordinal as usize))
-    }
-}
-
-/// A path with one of the endings of a log.
-struct LogFile(PathBuf);
-
-impl std::str::FromStr for LogFile {
-    type Err = XlogError;
-
-    fn from_str(text: &str) -> Result<Self> {
-        let path = PathBuf::from(text);
-        log_format(&path)?;
-        Ok(Self(path))
-    }
-}
-
-/// How a log is written, by the ending of its file.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum LogFormat {
-    Binary,
-    Csv,
-}
-
-/// What the ending of a log's file asks for.
-pub(super) fn log_format(path: &Path) -> Result<LogFormat> {
-    match path.extension().and_then(|ending| ending.to_str()) {
-        Some("xtrace") => Ok(LogFormat::Binary),
-        Some("csv") => Ok(LogFormat::Csv),
-        _ => Err(XlogError::BadSetting {
-            name: "a log file",
-            value: path.display().to_string(),
-            reason: "its ending says nothing about the format",
-            accepted: "the path of a file that ends in .xtrace or .csv",
-        }),
     }
 }
 

@@ -3,12 +3,12 @@
 //!
 //! The budget's limit is the least of all limits ([`Capacity`]); the ledger is asked for physical bytes by the lowest resource.
 
-use std::path::Path;
 use std::sync::Arc;
 
-use super::config::{LogFormat, RESOURCE_VARIABLE, log_format};
+use super::config::RESOURCE_VARIABLE;
 use super::joining::{LedgerStatus, join};
 use super::limits::Capacity;
+use super::log_file::open_log;
 use super::telling::Telling;
 use super::{Oversight, ResourceKind, RuntimeConfig, XlogDeviceRuntime};
 use crate::device_runtime::async_resource::AsyncCudaResource;
@@ -16,7 +16,7 @@ use crate::device_runtime::budget::{BudgetHandle, GlobalDeviceBudget};
 use crate::device_runtime::debug_guard::{DebugGuardResource, GuardConfig, GuardHandle};
 use crate::device_runtime::direct::DirectCudaResource;
 use crate::device_runtime::ledger::{LedgerMeter, other_use};
-use crate::device_runtime::logging::{BinarySink, CsvSink, LoggingResource, LoggingSink};
+use crate::device_runtime::logging::{LoggingResource, LoggingSink};
 use crate::device_runtime::pool::{PoolConfig, PoolResource};
 use crate::device_runtime::resource::DeviceMemoryResource;
 use crate::device_runtime::statistics::{Statistics, StatisticsConfig, StatisticsResource};
@@ -44,7 +44,7 @@ pub(super) fn stack(device: Arc<CudaDevice>, config: &RuntimeConfig) -> Result<X
     let limit = capacity.with_ledger(agreed).bytes();
 
     let streams = Arc::new(StreamPool::new(device.clone(), config.max_streams));
-    let sink = config.log.as_deref().map(open_log).transpose()?;
+    let sink = config.log.as_deref().map(|log| open_log(log, ordinal)).transpose()?;
     let guard = config.guard.config();
     let Layers { resource, budget, statistics, guard } = match config.resource {
         ResourceKind::Direct => {
@@ -121,19 +121,6 @@ fn under_budget<R: DeviceMemoryResource + Send + Sync + 'static>(
     let budget = GlobalDeviceBudget::over(resource, limit);
     let handle = budget.handle();
     (Box::new(budget), handle)
-}
-
-/// Opens a log by the ending of its file: `.xtrace` or `.csv`. One that is there is replaced.
-///
-/// What fails later is counted by the sink and fails no allocation.
-pub fn open_log(path: &Path) -> Result<Arc<dyn LoggingSink>> {
-    let opened: std::result::Result<Arc<dyn LoggingSink>, _> = match log_format(path)? {
-        LogFormat::Binary => BinarySink::create(path).map(|sink| Arc::new(sink) as _),
-        LogFormat::Csv => CsvSink::create(path).map(|sink| Arc::new(sink) as _),
-    };
-    opened.map_err(|error| {
-        XlogError::Kernel(format!("the log {} cannot be opened: {error}", path.display()))
-    })
 }
 
 #[cfg(test)]

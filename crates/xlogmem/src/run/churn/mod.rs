@@ -180,7 +180,8 @@ pub(crate) fn churn(arguments: &ChurnArguments) -> Result<Output, Refusal> {
     let spec = selection.spec;
     let options = arguments.stack.options(StackKind::Pool)?;
     let plan = Plan::new(arguments, &options, !spec.is_simulated()).map_err(Refusal::Line)?;
-    let options = arguments.stack.with_log(options.with_streams(plan.streams as usize))?;
+    let options = options.with_streams(plan.streams as usize);
+    let options = arguments.stack.with_log(options, spec)?;
     let mut report = Report::new(selection.describe(), &plan);
     if let Err(error) = measure(spec, options, &plan, &mut report) {
         report.error = Some(format!("{spec}: {error}"));

@@ -90,7 +90,8 @@ fn run(
     arguments.stack.require_tracking("work of several streams on one buffer")?;
     let options = arguments.stack.options(StackKind::Pool)?;
     let selection = arguments.stack.select()?;
-    let options = arguments.stack.with_log(options.with_streams(arguments.streams as usize))?;
+    let options = options.with_streams(arguments.streams as usize);
+    let options = arguments.stack.with_log(options, selection.spec)?;
     let [on_gpu, simulated] = usual;
     let spec = selection.spec;
     let rows = arguments.rows.unwrap_or(if spec.is_simulated() { simulated } else { on_gpu });

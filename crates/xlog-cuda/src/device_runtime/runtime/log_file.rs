@@ -1,0 +1,118 @@
+//! The log file of a runtime: its name, its format, and who may write it.
+//!
+//! A path is a pattern. `%p` stands for the process and `%d` for the device's ordinal, so that runtimes that share one setting
+//! write files of their own; `%%` is a percent sign. The ending says the format. A file has one writer.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use crate::device_runtime::logging::{BinarySink, CsvSink, LoggingSink, SinkError};
+use crate::{Result, XlogError};
+
+const ACCEPTED: &str = "the path of a file that ends in .xtrace or .csv, where %p is the process, %d the device and %% a percent sign";
+
+/// A pattern that was checked: its ending names a format, and every `%` in it has a meaning.
+pub(super) struct LogFile(pub(super) PathBuf);
+
+impl std::str::FromStr for LogFile {
+    type Err = XlogError;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let path = PathBuf::from(text);
+        format_of(&path)?;
+        expand(&path, 0)?;
+        Ok(Self(path))
+    }
+}
+
+/// How a log is written, by the ending of its file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum LogFormat {
+    Binary,
+    Csv,
+}
+
+fn refuse(path: &Path, reason: &'static str) -> XlogError {
+    let value = path.display().to_string();
+    XlogError::BadSetting { name: "a log file", value, reason, accepted: ACCEPTED }
+}
+
+fn format_of(path: &Path) -> Result<LogFormat> {
+    match path.extension().and_then(|ending| ending.to_str()) {
+        Some("xtrace") => Ok(LogFormat::Binary),
+        Some("csv") => Ok(LogFormat::Csv),
+        _ => Err(refuse(path, "its ending says nothing about the format")),
+    }
+}
+
+/// The path that a pattern means in this process, for this device.
+fn expand(pattern: &Path, device_ordinal: u32) -> Result<PathBuf> {
+    if !pattern.as_os_str().as_encoded_bytes().contains(&b'%') {
+        return Ok(pattern.to_owned());
+    }
+    let text = pattern.to_str().ok_or_else(|| refuse(pattern, "it has a % and is not UTF-8"))?;
+    let mut parts = text.split('%');
+    let mut path = parts.next().unwrap_or_default().to_owned();
+    while let Some(part) = parts.next() {
+        match part.chars().next() {
+            Some('p') => path.push_str(&std::process::id().to_string()),
+            Some('d') => path.push_str(&device_ordinal.to_string()),
+            // `%%`: the part between the two signs is empty, and the next one follows the sign as it is.
+            None => match parts.next() {
+                Some(after) => {
+                    path.push('%');
+                    path.push_str(after);
+                    continue;
+                }
+                None => return Err(refuse(pattern, "it ends in a single %")),
+            },
+            Some(_) => return Err(refuse(pattern, "a % in it has no meaning")),
+        }
+        path.push_str(&part[1..]);
+    }
+    Ok(PathBuf::from(OsString::from(path)))
+}
+
+/// Opens the log that a pattern names for a device, by the ending of its file: `.xtrace` or `.csv`. One that is there is replaced.
+///
+/// In the pattern `%p` stands for the process, `%d` for `device_ordinal` and `%%` for a percent sign; another `%` is
+/// [`XlogError::BadSetting`]. A file that has a writer, in this process or another, is [`XlogError::LogInUse`] and stays as it is.
+/// What fails later is counted by the sink and fails no allocation.
+pub fn open_log(pattern: &Path, device_ordinal: u32) -> Result<Arc<dyn LoggingSink>> {
+    let format = format_of(pattern)?;
+    let path = expand(pattern, device_ordinal)?;
+    let opened: std::result::Result<Arc<dyn LoggingSink>, _> = match format {
+        LogFormat::Binary => BinarySink::create(&path).map(|sink| Arc::new(sink) as _),
+        LogFormat::Csv => CsvSink::create(&path).map(|sink| Arc::new(sink) as _),
+    };
+    opened.map_err(|error| match error {
+        SinkError::Refused(_) => XlogError::LogInUse { path },
+        SinkError::Io(_) => {
+            XlogError::Kernel(format!("the log {} cannot be opened: {error}", path.display()))
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pattern_names_process_and_device_and_refuses_what_has_no_meaning() {
+        let means = |text: &str| expand(Path::new(text), 7).unwrap();
+        let process = std::process::id();
+        assert_eq!(means("a.csv"), Path::new("a.csv"));
+        assert_eq!(means("%p-%d.csv"), PathBuf::from(format!("{process}-7.csv")));
+        assert_eq!(means("%d%d.csv"), Path::new("77.csv"));
+        assert_eq!(means("100%%.csv"), Path::new("100%.csv"));
+        assert_eq!(means("%%p%%%d%%.csv"), Path::new("%p%7%.csv"));
+        assert_eq!(means("ä%dö.csv"), Path::new("ä7ö.csv"));
+        for bad in ["%q.csv", "%", "a%", "%D.csv", "% p.csv", "%%%", "%ä.csv"] {
+            let error = expand(Path::new(bad), 7).unwrap_err();
+            assert!(matches!(error, XlogError::BadSetting { .. }), "{bad}: {error:?}");
+            assert!(error.to_string().contains(bad) && error.to_string().contains("%p"), "{error}");
+        }
+        assert!("%q.csv".parse::<LogFile>().is_err() && "%p.csv".parse::<LogFile>().is_ok());
+    }
+}
