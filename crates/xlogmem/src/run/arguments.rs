@@ -72,7 +72,7 @@ impl StackArguments {
     ) -> Result<StackOptions, Refusal> {
         let ordinal = match device {
             DeviceSpec::Cuda(ordinal) => ordinal as u32,
-            DeviceSpec::Sim | DeviceSpec::SimSeeded(_) => 0,
+            _ => 0,
         };
         let log = self.log.as_deref().map(|log| open_log(log, ordinal)).transpose();
         Ok(options.with_log(log.map_err(|error| Refusal::Line(format!("--log: {error}")))?))
