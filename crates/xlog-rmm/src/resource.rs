@@ -10,8 +10,9 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use xlog_cuda::device_runtime::{
-    AllocTag, BlockId, BlockState, CudaDevice, DeviceBlock, DeviceMemoryResource, DeviceStream,
-    Generation, ResourceError, ResourceResult, ResourceStatistics, StreamId, StreamPool,
+    AllocTag, BlockId, BlockState, BudgetReservation, CudaDevice, DeviceBlock,
+    DeviceMemoryResource, DeviceStream, Generation, ResourceError, ResourceResult,
+    ResourceStatistics, StreamId, StreamPool,
 };
 
 use crate::bridge::{Allocator, Bridge, BridgeError, RmmKind};
@@ -228,6 +229,10 @@ impl DeviceMemoryResource for RmmResource {
             Some(_) => BlockState::Retired,
             None => BlockState::Freed,
         }
+    }
+
+    fn reserve_budget(&self, _bytes: usize) -> ResourceResult<Option<BudgetReservation>> {
+        Ok(None)
     }
 
     fn statistics(&self) -> ResourceStatistics {

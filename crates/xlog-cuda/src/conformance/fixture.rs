@@ -8,6 +8,7 @@ use std::time::Duration;
 use xlog_driver::{DriverError, Gate};
 
 use super::BoxedResource;
+use super::forwarding::Below;
 use crate::device_runtime::{
     Access, AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, ResourceError,
     ResourceResult, StreamId, StreamLease, StreamPool, StreamPoolError,
@@ -155,15 +156,17 @@ pub(super) struct Fixture {
     pub(super) device: Arc<CudaDevice>,
     pub(super) pool: Arc<StreamPool>,
     pub(super) resource: BoxedResource,
+    /// The probe below a decorator.
+    pub(super) below: Option<Below>,
 }
 
 impl Fixture {
     pub(super) fn new(
         device: &Arc<CudaDevice>,
         pool: &Arc<StreamPool>,
-        resource: BoxedResource,
+        (resource, below): (BoxedResource, Option<Below>),
     ) -> Self {
-        Self { device: device.clone(), pool: pool.clone(), resource }
+        Self { device: device.clone(), pool: pool.clone(), resource, below }
     }
 
     pub(super) fn tracks(&self) -> bool {

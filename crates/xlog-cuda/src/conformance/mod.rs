@@ -29,10 +29,12 @@ mod allocation;
 mod bytes;
 mod fixture;
 mod forms;
+mod forwarding;
 mod hooks;
 mod identity;
 mod lives;
 mod ordering;
+mod probe;
 mod report;
 mod stalled;
 mod streams;
@@ -44,6 +46,8 @@ use std::sync::Arc;
 use crate::CudaDevice;
 use crate::device_runtime::{DeviceMemoryResource, StreamPool};
 use fixture::{Fixture, Stop};
+use forwarding::Below;
+use probe::Probe;
 
 pub use report::{CheckReport, Outcome, Report};
 
@@ -95,9 +99,19 @@ const CHECKS: &[Check] = checks! {
         reap_pending_waits_for_queued_frees;
     forms: aligned, bad_alignment_is_refused, batches, a_failing_batch_leaves_nothing,
         batched_finishes, a_failing_finish_does_not_stop_the_others, counters_agree;
+    forwarding: says_what_is_below;
     workloads: sizes_of_the_shared_suite, random_kept_then_freed, random_on_several_streams,
         random_by_four_threads, mixed, mixed_on_several_streams, mixed_by_four_threads,
         producer_and_consumer;
+};
+
+/// What a decorator is asked besides.
+const OF_DECORATORS: &[Check] = checks! {
+    forwarding: reap_pending, reap_completed, supports_block_use_tracking,
+        record_block_use, prepare_and_finish_block_use, finish_block_uses, block_state,
+        allocate_aligned, allocate_batch_and_deallocate_batch, charge_for, charge_for_aligned, home,
+        statistics, trim, meter_physical, free_space, places_blocks, reserve_budget,
+        allocate_reserved;
 };
 
 /// The suite, for one way to build a resource.
@@ -105,6 +119,64 @@ pub struct Suite<F> {
     build: F,
     only: Option<String>,
     without: Vec<String>,
+}
+
+/// How a suite builds the resource of one check.
+pub trait Build {
+    #[doc(hidden)]
+    const IS_DECORATOR: bool = false;
+
+    #[doc(hidden)]
+    fn build(&self, device: &Arc<CudaDevice>, streams: &Arc<StreamPool>) -> Built;
+}
+
+/// A resource, and the probe below it where it is a decorator.
+#[doc(hidden)]
+pub struct Built {
+    resource: BoxedResource,
+    below: Option<Below>,
+}
+
+impl<F: Fn(&Arc<CudaDevice>, &Arc<StreamPool>) -> BoxedResource> Build for F {
+    fn build(&self, device: &Arc<CudaDevice>, streams: &Arc<StreamPool>) -> Built {
+        Built { resource: self(device, streams), below: None }
+    }
+}
+
+/// Builds a decorator over a probe.
+#[derive(Clone, Copy, Debug)]
+pub struct Decorates<W>(W);
+
+impl<W: Fn(BoxedResource) -> BoxedResource> Build for Decorates<W> {
+    const IS_DECORATOR: bool = true;
+
+    fn build(&self, device: &Arc<CudaDevice>, streams: &Arc<StreamPool>) -> Built {
+        let probe = Probe::new(device, streams);
+        let below = Some(Below { calls: probe.calls(), budget: probe.budget() });
+        Built { resource: (self.0)(Box::new(probe)), below }
+    }
+}
+
+impl<W: Fn(BoxedResource) -> BoxedResource> Suite<Decorates<W>> {
+    /// A suite for a decorator: `wrap` puts it over a resource.
+    ///
+    /// The resource below is a budget over the async resource that notes which of its methods are called. The checks of the group
+    /// `forwarding` fail for each method that the decorator does not forward, and name it.
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use xlog_cuda::CudaDevice;
+    /// use xlog_cuda::conformance::Suite;
+    /// use xlog_cuda::device_runtime::StatisticsResource;
+    ///
+    /// let device = Arc::new(CudaDevice::open("sim:7")?);
+    /// let suite = Suite::of_decorator(|inner| Box::new(StatisticsResource::new(inner)));
+    /// suite.only("forwarding").run(&device).assert_passed();
+    /// # Ok::<(), xlog_cuda::XlogError>(())
+    /// ```
+    pub fn of_decorator(wrap: W) -> Self {
+        Self { build: Decorates(wrap), only: None, without: Vec::new() }
+    }
 }
 
 impl<F> Suite<F>
@@ -117,7 +189,9 @@ where
     pub fn new(build: F) -> Self {
         Self { build, only: None, without: Vec::new() }
     }
+}
 
+impl<F: Build> Suite<F> {
     /// Runs only the checks whose names contain `text`.
     #[must_use]
     pub fn only(mut self, text: &str) -> Self {
@@ -136,7 +210,9 @@ where
     pub fn run(&self, device: &Arc<CudaDevice>) -> Report {
         let wanted =
             |check: &&Check| self.only.as_deref().is_none_or(|text| check.name.contains(text));
-        let checks = CHECKS.iter().filter(wanted).map(|check| self.run_one(device, check));
+        let of_decorators = if F::IS_DECORATOR { OF_DECORATORS } else { &[] };
+        let checks = CHECKS.iter().chain(of_decorators);
+        let checks = checks.filter(wanted).map(|check| self.run_one(device, check));
         Report::new(device.spec(), checks.collect())
     }
 
@@ -147,8 +223,8 @@ where
         }
         let races = device.races().len();
         let pool = Arc::new(StreamPool::new(device.clone(), STREAMS));
-        let resource = (self.build)(device, &pool);
-        let fixture = Fixture::new(device, &pool, resource);
+        let Built { resource, below } = self.build.build(device, &pool);
+        let fixture = Fixture::new(device, &pool, (resource, below));
         // On a thread that a seeded device schedules, so that it can prove a wait that never ends.
         let outcome = fixture.threads(vec![Box::new(|| {
             (check.run)(&fixture)?;

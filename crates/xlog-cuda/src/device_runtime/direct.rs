@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use xlog_driver::sync::Mutex;
 
+use super::budget::BudgetReservation;
 use super::ordering::record::{BlockTable, tag_of};
 use super::resource::{
     AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, Generation, PhysicalMeter,
@@ -173,6 +174,10 @@ impl DeviceMemoryResource for DirectCudaResource {
 
     fn places_blocks(&self) -> bool {
         true
+    }
+
+    fn reserve_budget(&self, _bytes: usize) -> ResourceResult<Option<BudgetReservation>> {
+        Ok(None)
     }
 
     fn home(&self) -> Option<ResourceHome> {

@@ -4,9 +4,9 @@
 use std::sync::Arc;
 
 use xlog_cuda::device_runtime::{
-    Access, AllocTag, AsyncCudaResource, BlockId, BlockState, DebugGuardResource, DeviceBlock,
-    DeviceMemoryResource, DeviceStream, GuardConfig, GuardOutput, ResourceError, ResourceHome,
-    ResourceResult, ResourceStatistics, StreamId, StreamPool,
+    Access, AllocTag, AsyncCudaResource, BlockId, DebugGuardResource, DeviceBlock,
+    DeviceMemoryResource, DeviceStream, GuardConfig, GuardOutput, ResourceError, ResourceResult,
+    StreamId, StreamPool,
 };
 use xlog_cuda::{CudaDevice, DeviceSpec};
 
@@ -67,6 +67,9 @@ pub fn twin(block: &DeviceBlock) -> DeviceBlock {
 pub struct Emptied<R: DeviceMemoryResource>(pub DebugGuardResource<R>);
 
 impl<R: DeviceMemoryResource> DeviceMemoryResource for Emptied<R> {
+    fn inner_resource(&self) -> Option<&dyn DeviceMemoryResource> {
+        Some(&self.0)
+    }
     fn allocate(
         &self,
         bytes: usize,
@@ -79,15 +82,6 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for Emptied<R> {
         }
         self.0.allocate(bytes, stream, tag)
     }
-    fn allocate_aligned(
-        &self,
-        bytes: usize,
-        align: usize,
-        stream: StreamId,
-        tag: AllocTag,
-    ) -> ResourceResult<DeviceBlock> {
-        self.0.allocate_aligned(bytes, align, stream, tag)
-    }
     fn deallocate(&self, block: DeviceBlock) -> ResourceResult<()> {
         self.0.deallocate(block)?;
         self.0.flush_quarantine()
@@ -98,26 +92,6 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for Emptied<R> {
     fn bytes_outstanding(&self) -> usize {
         self.0.bytes_outstanding()
     }
-    fn reap_pending(&self) -> ResourceResult<()> {
-        self.0.reap_pending()
-    }
-    fn reap_completed(&self) -> ResourceResult<()> {
-        self.0.reap_completed()
-    }
-    fn record_block_use(&self, block: &DeviceBlock, stream: StreamId) -> ResourceResult<()> {
-        self.0.record_block_use(block, stream)
-    }
-    fn supports_block_use_tracking(&self) -> bool {
-        self.0.supports_block_use_tracking()
-    }
-    fn prepare_block_use(
-        &self,
-        block: BlockId,
-        stream: StreamId,
-        access: Access,
-    ) -> ResourceResult<()> {
-        self.0.prepare_block_use(block, stream, access)
-    }
     fn finish_block_use(
         &self,
         block: BlockId,
@@ -126,27 +100,6 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for Emptied<R> {
     ) -> ResourceResult<()> {
         self.0.finish_block_use(block, stream, access)?;
         self.0.flush_quarantine()
-    }
-    fn block_state(&self, block: BlockId) -> BlockState {
-        self.0.block_state(block)
-    }
-    fn charge_for(&self, bytes: usize) -> usize {
-        self.0.charge_for(bytes)
-    }
-    fn charge_for_aligned(&self, bytes: usize, align: usize) -> usize {
-        self.0.charge_for_aligned(bytes, align)
-    }
-    fn statistics(&self) -> ResourceStatistics {
-        self.0.statistics()
-    }
-    fn places_blocks(&self) -> bool {
-        self.0.places_blocks()
-    }
-    fn home(&self) -> Option<ResourceHome> {
-        self.0.home()
-    }
-    fn trim(&self) -> ResourceResult<usize> {
-        self.0.trim()
     }
 }
 

@@ -218,6 +218,9 @@ fn query_scopes_nest_and_belong_to_their_thread() {
 struct Noting(Recycler);
 
 impl DeviceMemoryResource for Noting {
+    fn inner_resource(&self) -> Option<&dyn DeviceMemoryResource> {
+        Some(&self.0)
+    }
     fn allocate(
         &self,
         bytes: usize,

@@ -4,6 +4,7 @@
 mod capture;
 mod conformance;
 mod counted_calls;
+mod decorators;
 mod driver_faults;
 mod hazards;
 mod hazards_threads;

@@ -7,9 +7,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use xlog_cuda::device_runtime::{
-    Access, AllocTag, AsyncCudaResource, BlockId, BlockState, DeviceBlock, DeviceMemoryResource,
-    DirectCudaResource, ResourceError, ResourceResult, ResourceStatistics, StreamId, StreamPool,
-    XlogDeviceRuntime,
+    Access, AllocTag, AsyncCudaResource, BlockId, DeviceBlock, DeviceMemoryResource,
+    DirectCudaResource, ResourceError, ResourceResult, StreamId, StreamPool, XlogDeviceRuntime,
 };
 use xlog_cuda::{CudaDevice, GpuMemoryManager};
 
@@ -96,6 +95,9 @@ fn injected(call: &str) -> ResourceError {
 }
 
 impl DeviceMemoryResource for Scripted {
+    fn inner_resource(&self) -> Option<&dyn DeviceMemoryResource> {
+        Some(&self.inner)
+    }
     fn allocate(
         &self,
         bytes: usize,
@@ -121,18 +123,6 @@ impl DeviceMemoryResource for Scripted {
     }
     fn bytes_outstanding(&self) -> usize {
         self.inner.bytes_outstanding()
-    }
-    fn reap_pending(&self) -> ResourceResult<()> {
-        self.inner.reap_pending()
-    }
-    fn reap_completed(&self) -> ResourceResult<()> {
-        self.inner.reap_completed()
-    }
-    fn record_block_use(&self, block: &DeviceBlock, stream: StreamId) -> ResourceResult<()> {
-        self.inner.record_block_use(block, stream)
-    }
-    fn supports_block_use_tracking(&self) -> bool {
-        true
     }
     fn prepare_block_use(
         &self,
@@ -162,11 +152,5 @@ impl DeviceMemoryResource for Scripted {
     ) -> ResourceResult<()> {
         self.script.finishes.lock().unwrap().push(uses.to_vec());
         self.inner.finish_block_uses(uses, stream)
-    }
-    fn block_state(&self, block: BlockId) -> BlockState {
-        self.inner.block_state(block)
-    }
-    fn statistics(&self) -> ResourceStatistics {
-        self.inner.statistics()
     }
 }

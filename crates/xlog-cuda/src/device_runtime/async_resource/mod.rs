@@ -15,6 +15,7 @@ use std::sync::Arc;
 use xlog_driver::{AsyncPools, DriverError, PoolHandle};
 
 use self::frees::Frees;
+use super::budget::BudgetReservation;
 use super::direct::too_many_blocks;
 use super::ordering::EdgePolicy;
 use super::ordering::put_by::{PutBy, keep_first};
@@ -425,6 +426,10 @@ impl DeviceMemoryResource for AsyncCudaResource {
 
     fn places_blocks(&self) -> bool {
         true
+    }
+
+    fn reserve_budget(&self, _bytes: usize) -> ResourceResult<Option<BudgetReservation>> {
+        Ok(None)
     }
 
     fn home(&self) -> Option<ResourceHome> {

@@ -159,7 +159,11 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
         self.core.keep(seat, bytes);
         let mut reservation =
             BudgetReservation { core: self.core.clone(), bytes, scope, below: None };
-        reservation.below = self.inner.reserve_budget(bytes)?.map(Box::new);
+        reservation.below = match self.inner.reserve_budget(bytes) {
+            // A resource that knows nothing of budgets has none.
+            Err(ResourceError::Unsupported { .. }) => None,
+            reserved => reserved?.map(Box::new),
+        };
         Ok(reservation)
     }
 

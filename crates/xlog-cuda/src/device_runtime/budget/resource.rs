@@ -12,8 +12,8 @@ use super::reservation::{BudgetReservation, RESERVED};
 use super::seats::seat;
 use super::tally::{Pending, Tally};
 use crate::device_runtime::resource::{
-    Access, AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, FreeSpace, MIN_ALIGN,
-    PhysicalMeter, ResourceError, ResourceResult, ResourceStatistics, StreamId, forward_questions,
+    Access, AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, MIN_ALIGN,
+    PhysicalMeter, ResourceError, ResourceResult, StreamId,
 };
 
 /// A free under way. Dropped by a panic below, it leaves the block charged.
@@ -59,7 +59,18 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
 }
 
 impl<R: DeviceMemoryResource> DeviceMemoryResource for GlobalDeviceBudget<R> {
-    forward_questions!(inner);
+    #[inline]
+    fn inner_resource(&self) -> Option<&dyn DeviceMemoryResource> {
+        Some(&self.inner)
+    }
+
+    fn device_ordinal(&self) -> u32 {
+        self.inner.device_ordinal()
+    }
+
+    fn bytes_outstanding(&self) -> usize {
+        self.inner.bytes_outstanding()
+    }
 
     #[inline]
     fn allocate(
@@ -110,30 +121,6 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for GlobalDeviceBudget<R> {
         let reaped = self.inner.reap_completed();
         self.look_through_all(seat());
         reaped
-    }
-
-    fn record_block_use(&self, block: &DeviceBlock, use_stream: StreamId) -> ResourceResult<()> {
-        self.inner.record_block_use(block, use_stream)
-    }
-
-    #[inline]
-    fn prepare_block_use(
-        &self,
-        block: BlockId,
-        use_stream: StreamId,
-        access: Access,
-    ) -> ResourceResult<()> {
-        self.inner.prepare_block_use(block, use_stream, access)
-    }
-
-    #[inline]
-    fn finish_block_use(
-        &self,
-        block: BlockId,
-        use_stream: StreamId,
-        access: Access,
-    ) -> ResourceResult<()> {
-        self.inner.finish_block_use(block, use_stream, access)
     }
 
     fn finish_block_uses(
@@ -190,7 +177,8 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for GlobalDeviceBudget<R> {
 
     fn meter_physical(&self, meter: Arc<dyn PhysicalMeter>) -> ResourceResult<()> {
         self.inner.meter_physical(meter)?;
-        let is_lowest = matches!(self.inner.reserve_budget(0), Ok(None));
+        let below = self.inner.reserve_budget(0);
+        let is_lowest = matches!(below, Ok(None) | Err(ResourceError::Unsupported { .. }));
         self.metered.store(is_lowest, Ordering::Release);
         Ok(())
     }

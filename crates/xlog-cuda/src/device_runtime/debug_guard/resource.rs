@@ -9,7 +9,7 @@ use super::core::Core;
 use super::zone::{Zone, layout};
 use crate::device_runtime::budget::BudgetReservation;
 use crate::device_runtime::resource::{
-    Access, AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, FreeSpace, MIN_ALIGN,
+    Access, AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, MIN_ALIGN,
     PhysicalMeter, ResourceError, ResourceHome, ResourceResult, ResourceStatistics, StreamId,
 };
 
@@ -168,6 +168,11 @@ impl<R: DeviceMemoryResource> Core<R> {
 }
 
 impl<R: DeviceMemoryResource> DeviceMemoryResource for DebugGuardResource<R> {
+    #[inline]
+    fn inner_resource(&self) -> Option<&dyn DeviceMemoryResource> {
+        Some(&self.core.inner)
+    }
+
     // What is not guarded goes straight through, as it would without a guard.
     #[inline]
     fn allocate(
@@ -301,10 +306,6 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for DebugGuardResource<R> {
         core.watched(recorded.and(core.close(id)))
     }
 
-    fn supports_block_use_tracking(&self) -> bool {
-        self.core.inner.supports_block_use_tracking()
-    }
-
     fn prepare_block_use(
         &self,
         block: BlockId,
@@ -392,14 +393,6 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for DebugGuardResource<R> {
         counted
     }
 
-    fn free_space(&self) -> Option<FreeSpace> {
-        self.core.inner.free_space()
-    }
-
-    fn places_blocks(&self) -> bool {
-        self.core.inner.places_blocks()
-    }
-
     /// Lets everything out of the quarantine first.
     fn trim(&self) -> ResourceResult<usize> {
         let flushed = self.core.flush();
@@ -410,9 +403,5 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for DebugGuardResource<R> {
     fn meter_physical(&self, meter: Arc<dyn PhysicalMeter>) -> ResourceResult<()> {
         self.core.inner.meter_physical(meter.clone())?;
         self.core.pages.as_ref().map_or(Ok(()), |pages| pages.start_meter(meter))
-    }
-
-    fn reserve_budget(&self, bytes: usize) -> ResourceResult<Option<BudgetReservation>> {
-        self.core.inner.reserve_budget(bytes)
     }
 }

@@ -14,9 +14,8 @@ use super::query::{begin_logging, take_path};
 use super::{LogAction, LogRecord, LogResult, LoggingSink, QueryScope};
 use crate::device_runtime::budget::BudgetReservation;
 use crate::device_runtime::resource::{
-    Access, AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, FreeSpace,
-    Generation, MIN_ALIGN, PhysicalMeter, ResourceError, ResourceResult, ResourceStatistics,
-    StreamId, forward_questions,
+    Access, AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, Generation,
+    MIN_ALIGN, ResourceError, ResourceResult, StreamId,
 };
 
 /// Logs every operation of the resource below.
@@ -310,7 +309,18 @@ impl Request {
 }
 
 impl<R: DeviceMemoryResource> DeviceMemoryResource for LoggingResource<R> {
-    forward_questions!(inner);
+    #[inline]
+    fn inner_resource(&self) -> Option<&dyn DeviceMemoryResource> {
+        Some(&self.inner)
+    }
+
+    fn device_ordinal(&self) -> u32 {
+        self.inner.device_ordinal()
+    }
+
+    fn bytes_outstanding(&self) -> usize {
+        self.inner.bytes_outstanding()
+    }
 
     fn allocate(
         &self,
@@ -351,10 +361,6 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for LoggingResource<R> {
         let call = Self::ended(start);
         self.log(LogAction::ReapPending, self.order.next(), call, About::NOTHING, &result);
         result
-    }
-
-    fn reap_completed(&self) -> ResourceResult<()> {
-        self.inner.reap_completed()
     }
 
     fn record_block_use(&self, block: &DeviceBlock, use_stream: StreamId) -> ResourceResult<()> {
@@ -463,18 +469,6 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for LoggingResource<R> {
             }
         }
         result
-    }
-
-    fn trim(&self) -> ResourceResult<usize> {
-        self.inner.trim()
-    }
-
-    fn meter_physical(&self, meter: Arc<dyn PhysicalMeter>) -> ResourceResult<()> {
-        self.inner.meter_physical(meter)
-    }
-
-    fn reserve_budget(&self, bytes: usize) -> ResourceResult<Option<BudgetReservation>> {
-        self.inner.reserve_budget(bytes)
     }
 
     fn allocate_reserved(

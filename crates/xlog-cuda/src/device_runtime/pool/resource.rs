@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::PoolResource;
 use super::arena::UNIT;
 use super::magazine::{MOST_CACHED, class_of};
+use crate::device_runtime::budget::BudgetReservation;
 use crate::device_runtime::ordering::record::Record;
 use crate::device_runtime::ordering::tracker::Tracker;
 use crate::device_runtime::ordering::tracks::{Tracks, tracked_hooks};
@@ -193,6 +194,16 @@ impl DeviceMemoryResource for PoolResource {
 
     fn places_blocks(&self) -> bool {
         true
+    }
+
+    fn reserve_budget(&self, _bytes: usize) -> ResourceResult<Option<BudgetReservation>> {
+        match self.segments.inner_resource().map(|inner| inner.reserve_budget(0)) {
+            Some(Ok(Some(_))) => Err(ResourceError::Unsupported {
+                call: "reserve_budget",
+                detail: "a pool takes whole segments of the budget below it; put the budget over the pool",
+            }),
+            _ => Ok(None),
+        }
     }
 
     fn home(&self) -> Option<ResourceHome> {

@@ -48,6 +48,14 @@ pub enum ResourceError {
         /// The block.
         generation: Generation,
     },
+    /// The resource does not offer this call.
+    #[error("{call} is unsupported: {detail}")]
+    Unsupported {
+        /// The call.
+        call: &'static str,
+        /// Why, and what to do.
+        detail: &'static str,
+    },
     /// The request itself makes no sense.
     #[error("{value} is not accepted; expected {accepted}")]
     InvalidRequest {
@@ -86,6 +94,7 @@ impl ResourceError {
             Self::UseAfterFree { .. } => "use_after_free",
             Self::OutOfBounds { .. } => "out_of_bounds",
             Self::InvalidRequest { .. } => "invalid_request",
+            Self::Unsupported { .. } => "unsupported",
         }
     }
 }

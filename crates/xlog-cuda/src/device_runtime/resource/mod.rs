@@ -1,13 +1,14 @@
 //! What a memory resource is, and the words everything ordered on a stream shares.
 //!
-//! A [`DeviceMemoryResource`] hands out [`DeviceBlock`]s in stream order. Resources stack: a budget, a log or a guard owns the
-//! one below it. A resource's own record is the truth about a block; what a caller passes is a claim that is checked by
-//! (device, address, generation) and nothing else.
+//! A [`DeviceMemoryResource`] hands out [`DeviceBlock`]s in stream order. Resources stack: a budget, a log or a guard is a
+//! decorator, which wraps an inner resource ([`DeviceMemoryResource::inner_resource`]). A resource's own record is the truth about
+//! a block; what a caller passes is a claim that is checked by (device, address, generation) and nothing else.
 
 mod block;
 mod error;
 mod home;
 mod meter;
+mod pointers;
 
 use std::sync::Arc;
 
@@ -32,6 +33,53 @@ pub const MIN_ALIGN: usize = 256;
 ///
 /// Refusals change nothing: an unknown stream is [`ResourceError::StreamMisuse`], another device's block
 /// [`ResourceError::Driver`], anything but the live block at that address [`ResourceError::UseAfterFree`].
+///
+/// # Decorators
+///
+/// A decorator implements the four required methods and [`inner_resource`](Self::inner_resource). Every other method then forwards to
+/// the inner resource, so a method that is added to this trait is forwarded too. A decorator overrides what it changes. Three
+/// methods hand out blocks, and a decorator that acts on allocations overrides all three: [`allocate`](Self::allocate),
+/// [`allocate_aligned`](Self::allocate_aligned) and [`allocate_reserved`](Self::allocate_reserved). The batch forms and
+/// [`deallocate_with_state`](Self::deallocate_with_state) are composed of the decorator's own single forms.
+/// [`Suite::of_decorator`](crate::conformance::Suite::of_decorator) finds what a decorator does not forward.
+///
+/// ```
+/// use std::sync::Arc;
+/// use std::sync::atomic::{AtomicU64, Ordering};
+/// use xlog_cuda::CudaDevice;
+/// use xlog_cuda::conformance::{BoxedResource, Suite};
+/// use xlog_cuda::device_runtime::{AllocTag, DeviceBlock, DeviceMemoryResource, ResourceResult, StreamId};
+///
+/// /// Counts frees.
+/// struct CountsFrees {
+///     inner: BoxedResource,
+///     frees: AtomicU64,
+/// }
+///
+/// impl DeviceMemoryResource for CountsFrees {
+///     fn inner_resource(&self) -> Option<&dyn DeviceMemoryResource> {
+///         Some(&self.inner)
+///     }
+///     fn allocate(&self, bytes: usize, stream: StreamId, tag: AllocTag) -> ResourceResult<DeviceBlock> {
+///         self.inner.allocate(bytes, stream, tag)
+///     }
+///     fn deallocate(&self, block: DeviceBlock) -> ResourceResult<()> {
+///         self.frees.fetch_add(1, Ordering::Relaxed);
+///         self.inner.deallocate(block)
+///     }
+///     fn device_ordinal(&self) -> u32 {
+///         self.inner.device_ordinal()
+///     }
+///     fn bytes_outstanding(&self) -> usize {
+///         self.inner.bytes_outstanding()
+///     }
+/// }
+///
+/// let device = Arc::new(CudaDevice::open("sim:7")?);
+/// let suite = Suite::of_decorator(|inner| Box::new(CountsFrees { inner, frees: AtomicU64::new(0) }));
+/// suite.only("forwarding").run(&device).assert_passed();
+/// # Ok::<(), xlog_cuda::XlogError>(())
+/// ```
 pub trait DeviceMemoryResource: Send + Sync {
     /// A live block of at least `bytes`, usable on `stream` at once. Zero bytes are refused.
     fn allocate(
@@ -53,54 +101,77 @@ pub trait DeviceMemoryResource: Send + Sync {
     /// Bytes of live blocks, and of retired ones that are not yet freed.
     fn bytes_outstanding(&self) -> usize;
 
+    /// The resource that this one decorates; `None` for a resource that takes memory itself.
+    ///
+    /// The default methods forward to it.
+    #[inline]
+    fn inner_resource(&self) -> Option<&dyn DeviceMemoryResource> {
+        None
+    }
+
     /// Waits until every free already queued has completed and counts it. Blocks held by an open use are skipped.
     ///
     /// One stream's failure loses no byte and can be tried again.
     fn reap_pending(&self) -> ResourceResult<()> {
-        Ok(())
+        self.inner_resource().map_or(Ok(()), |inner| inner.reap_pending())
     }
 
     /// [`reap_pending`](Self::reap_pending) that never waits: counts what has completed.
     fn reap_completed(&self) -> ResourceResult<()> {
-        Ok(())
+        self.inner_resource().map_or(Ok(()), |inner| inner.reap_completed())
     }
 
     /// Work of unknown access on `use_stream` touches the block: the free and every later use wait for it.
-    fn record_block_use(&self, _block: &DeviceBlock, _use_stream: StreamId) -> ResourceResult<()> {
-        Err(ResourceError::untracked("record_block_use"))
+    fn record_block_use(&self, block: &DeviceBlock, use_stream: StreamId) -> ResourceResult<()> {
+        match self.inner_resource() {
+            Some(inner) => inner.record_block_use(block, use_stream),
+            None => Err(ResourceError::untracked("record_block_use")),
+        }
     }
 
     /// True exactly where the three hooks are real.
     fn supports_block_use_tracking(&self) -> bool {
-        false
+        self.inner_resource().is_some_and(|inner| inner.supports_block_use_tracking())
     }
 
     /// Before work is queued on `use_stream`: makes that stream wait for what the work must follow, and opens the use.
+    #[inline]
     fn prepare_block_use(
         &self,
-        _block: BlockId,
-        _use_stream: StreamId,
-        _access: Access,
+        block: BlockId,
+        use_stream: StreamId,
+        access: Access,
     ) -> ResourceResult<()> {
-        Err(ResourceError::untracked("prepare_block_use"))
+        match self.inner_resource() {
+            Some(inner) => inner.prepare_block_use(block, use_stream, access),
+            None => Err(ResourceError::untracked("prepare_block_use")),
+        }
     }
 
     /// After it is queued, or failed to be: remembers the work and closes the use.
+    ///
+    /// A finish of an open use closes it, also where it returns an error: [`ResourceError::UseAfterFree`] and
+    /// [`ResourceError::StreamMisuse`] say that there was no such use.
+    #[inline]
     fn finish_block_use(
         &self,
-        _block: BlockId,
-        _use_stream: StreamId,
-        _access: Access,
+        block: BlockId,
+        use_stream: StreamId,
+        access: Access,
     ) -> ResourceResult<()> {
-        Err(ResourceError::untracked("finish_block_use"))
+        match self.inner_resource() {
+            Some(inner) => inner.finish_block_use(block, use_stream, access),
+            None => Err(ResourceError::untracked("finish_block_use")),
+        }
     }
 
     /// The truth about a block, by identity.
-    fn block_state(&self, _block: BlockId) -> BlockState {
-        BlockState::Freed
+    #[inline]
+    fn block_state(&self, block: BlockId) -> BlockState {
+        self.inner_resource().map_or(BlockState::Freed, |inner| inner.block_state(block))
     }
 
-    // What follows is ours; every default is right for a resource that knows nothing of it.
+    // The methods below are additions to the contract; every default is right for a resource that knows nothing of them.
 
     /// [`deallocate`](Self::deallocate), and what has become of the block: [`block_state`](Self::block_state) right after it.
     ///
@@ -140,6 +211,9 @@ pub trait DeviceMemoryResource: Send + Sync {
                 value: format!("alignment {align}"),
                 accepted: "a power of two".to_owned(),
             });
+        }
+        if let Some(inner) = self.inner_resource().filter(|_| align > MIN_ALIGN) {
+            return inner.allocate_aligned(bytes, align, stream, tag);
         }
         let block = self.allocate(bytes, stream, tag)?;
         if block.align >= align {
@@ -184,247 +258,95 @@ pub trait DeviceMemoryResource: Send + Sync {
     }
 
     /// What a request of `bytes` will be charged.
+    #[inline]
     fn charge_for(&self, bytes: usize) -> usize {
-        bytes
+        self.inner_resource().map_or(bytes, |inner| inner.charge_for(bytes))
     }
 
     /// [`charge_for`](Self::charge_for) of a request with an alignment.
-    fn charge_for_aligned(&self, bytes: usize, _align: usize) -> usize {
-        self.charge_for(bytes)
+    #[inline]
+    fn charge_for_aligned(&self, bytes: usize, align: usize) -> usize {
+        match self.inner_resource() {
+            Some(inner) => inner.charge_for_aligned(bytes, align),
+            None => self.charge_for(bytes),
+        }
     }
 
     /// The device and the streams this resource works on, for what is stacked on it and queues work of its own.
     ///
-    /// Decorators forward; `None` where a resource does not say.
+    /// `None` where a resource does not say.
     fn home(&self) -> Option<ResourceHome> {
-        None
+        self.inner_resource()?.home()
     }
 
     /// Counters, cheap to read.
     fn statistics(&self) -> ResourceStatistics {
-        ResourceStatistics { bytes_outstanding: self.bytes_outstanding(), ..Default::default() }
+        let inner = self.inner_resource().map(|inner| inner.statistics());
+        ResourceStatistics {
+            bytes_outstanding: self.bytes_outstanding(),
+            ..inner.unwrap_or_default()
+        }
     }
 
     /// Gives cached memory back to the device; returns how many bytes.
     fn trim(&self) -> ResourceResult<usize> {
-        Ok(0)
+        self.inner_resource().map_or(Ok(0), |inner| inner.trim())
     }
 
     /// From now on, tells `meter` of the physical memory this resource takes from the device and returns to it.
     ///
-    /// What is held already is announced at once. Decorators forward; a resource that takes none itself refuses.
-    fn meter_physical(&self, _meter: Arc<dyn PhysicalMeter>) -> ResourceResult<()> {
-        Err(ResourceError::InvalidRequest {
-            value: "a physical meter".to_owned(),
-            accepted: "none: this resource does not announce physical memory (unsupported)"
-                .to_owned(),
-        })
+    /// What is held already is announced at once. A resource that takes none itself refuses.
+    fn meter_physical(&self, meter: Arc<dyn PhysicalMeter>) -> ResourceResult<()> {
+        match self.inner_resource() {
+            Some(inner) => inner.meter_physical(meter),
+            None => Err(ResourceError::InvalidRequest {
+                value: "a physical meter".to_owned(),
+                accepted: "none: this resource does not announce physical memory (unsupported)"
+                    .to_owned(),
+            }),
+        }
     }
 
     /// What this resource could hand out without taking more from the device, where it knows.
     fn free_space(&self) -> Option<FreeSpace> {
-        None
+        self.inner_resource()?.free_space()
     }
 
     /// True where no two blocks that are live or retired share the low bits of their generation: a place of their own.
     fn places_blocks(&self) -> bool {
-        false
+        self.inner_resource().is_some_and(|inner| inner.places_blocks())
     }
 
     /// Sets bytes of a budget aside, all or none; `None` where there is no budget.
-    fn reserve_budget(&self, _bytes: usize) -> ResourceResult<Option<BudgetReservation>> {
-        Ok(None)
+    ///
+    /// The default refuses with [`ResourceError::Unsupported`] where there is no inner resource: a resource that takes memory itself
+    /// answers `Ok(None)`, and a decorator names its inner resource, which may be a budget.
+    fn reserve_budget(&self, bytes: usize) -> ResourceResult<Option<BudgetReservation>> {
+        match self.inner_resource() {
+            Some(inner) => inner.reserve_budget(bytes),
+            None => Err(ResourceError::Unsupported {
+                call: "reserve_budget",
+                detail: "this resource does not say whether a budget lies below it; a decorator implements inner_resource, a \
+                         resource without a budget answers Ok(None)",
+            }),
+        }
     }
 
     /// [`allocate_aligned`](Self::allocate_aligned) out of a reservation, without another check of the budget that gave it.
     fn allocate_reserved(
         &self,
-        _reservation: &mut BudgetReservation,
-        _bytes: usize,
-        _align: usize,
-        _stream: StreamId,
-        _tag: AllocTag,
+        reservation: &mut BudgetReservation,
+        bytes: usize,
+        align: usize,
+        stream: StreamId,
+        tag: AllocTag,
     ) -> ResourceResult<DeviceBlock> {
-        Err(ResourceError::InvalidRequest {
-            value: "a reservation".to_owned(),
-            accepted: "none: there is no budget here (unsupported)".to_owned(),
-        })
+        match self.inner_resource() {
+            Some(inner) => inner.allocate_reserved(reservation, bytes, align, stream, tag),
+            None => Err(ResourceError::InvalidRequest {
+                value: "a reservation".to_owned(),
+                accepted: "none: there is no budget here (unsupported)".to_owned(),
+            }),
+        }
     }
-}
-
-/// What a decorator over a resource in the field `$inner` answers as that resource does.
-macro_rules! forward_questions {
-    ($inner:ident) => {
-        fn device_ordinal(&self) -> u32 {
-            self.$inner.device_ordinal()
-        }
-
-        fn bytes_outstanding(&self) -> usize {
-            self.$inner.bytes_outstanding()
-        }
-
-        fn supports_block_use_tracking(&self) -> bool {
-            self.$inner.supports_block_use_tracking()
-        }
-
-        #[inline]
-        fn block_state(&self, block: BlockId) -> BlockState {
-            self.$inner.block_state(block)
-        }
-
-        #[inline]
-        fn charge_for(&self, bytes: usize) -> usize {
-            self.$inner.charge_for(bytes)
-        }
-
-        #[inline]
-        fn charge_for_aligned(&self, bytes: usize, align: usize) -> usize {
-            self.$inner.charge_for_aligned(bytes, align)
-        }
-
-        fn home(&self) -> Option<crate::device_runtime::resource::ResourceHome> {
-            self.$inner.home()
-        }
-
-        fn statistics(&self) -> ResourceStatistics {
-            self.$inner.statistics()
-        }
-
-        fn free_space(&self) -> Option<FreeSpace> {
-            self.$inner.free_space()
-        }
-
-        fn places_blocks(&self) -> bool {
-            self.$inner.places_blocks()
-        }
-    };
-}
-pub(crate) use forward_questions;
-
-macro_rules! forward {
-    () => {
-        fn allocate(
-            &self,
-            bytes: usize,
-            stream: StreamId,
-            tag: AllocTag,
-        ) -> ResourceResult<DeviceBlock> {
-            (**self).allocate(bytes, stream, tag)
-        }
-        fn deallocate(&self, block: DeviceBlock) -> ResourceResult<()> {
-            (**self).deallocate(block)
-        }
-        fn deallocate_with_state(&self, block: &DeviceBlock) -> ResourceResult<BlockState> {
-            (**self).deallocate_with_state(block)
-        }
-        fn device_ordinal(&self) -> u32 {
-            (**self).device_ordinal()
-        }
-        fn bytes_outstanding(&self) -> usize {
-            (**self).bytes_outstanding()
-        }
-        fn reap_pending(&self) -> ResourceResult<()> {
-            (**self).reap_pending()
-        }
-        fn reap_completed(&self) -> ResourceResult<()> {
-            (**self).reap_completed()
-        }
-        fn record_block_use(&self, block: &DeviceBlock, stream: StreamId) -> ResourceResult<()> {
-            (**self).record_block_use(block, stream)
-        }
-        fn supports_block_use_tracking(&self) -> bool {
-            (**self).supports_block_use_tracking()
-        }
-        fn prepare_block_use(
-            &self,
-            block: BlockId,
-            stream: StreamId,
-            access: Access,
-        ) -> ResourceResult<()> {
-            (**self).prepare_block_use(block, stream, access)
-        }
-        fn finish_block_use(
-            &self,
-            block: BlockId,
-            stream: StreamId,
-            access: Access,
-        ) -> ResourceResult<()> {
-            (**self).finish_block_use(block, stream, access)
-        }
-        fn block_state(&self, block: BlockId) -> BlockState {
-            (**self).block_state(block)
-        }
-        fn finish_block_uses(
-            &self,
-            uses: &[(BlockId, Access)],
-            stream: StreamId,
-        ) -> ResourceResult<()> {
-            (**self).finish_block_uses(uses, stream)
-        }
-        fn allocate_aligned(
-            &self,
-            bytes: usize,
-            align: usize,
-            stream: StreamId,
-            tag: AllocTag,
-        ) -> ResourceResult<DeviceBlock> {
-            (**self).allocate_aligned(bytes, align, stream, tag)
-        }
-        fn allocate_batch(
-            &self,
-            sizes: &[usize],
-            stream: StreamId,
-            tag: AllocTag,
-        ) -> ResourceResult<Vec<DeviceBlock>> {
-            (**self).allocate_batch(sizes, stream, tag)
-        }
-        fn deallocate_batch(&self, blocks: Vec<DeviceBlock>) -> ResourceResult<()> {
-            (**self).deallocate_batch(blocks)
-        }
-        fn charge_for(&self, bytes: usize) -> usize {
-            (**self).charge_for(bytes)
-        }
-        fn charge_for_aligned(&self, bytes: usize, align: usize) -> usize {
-            (**self).charge_for_aligned(bytes, align)
-        }
-        fn home(&self) -> Option<ResourceHome> {
-            (**self).home()
-        }
-        fn statistics(&self) -> ResourceStatistics {
-            (**self).statistics()
-        }
-        fn trim(&self) -> ResourceResult<usize> {
-            (**self).trim()
-        }
-        fn meter_physical(&self, meter: Arc<dyn PhysicalMeter>) -> ResourceResult<()> {
-            (**self).meter_physical(meter)
-        }
-        fn free_space(&self) -> Option<FreeSpace> {
-            (**self).free_space()
-        }
-        fn places_blocks(&self) -> bool {
-            (**self).places_blocks()
-        }
-        fn reserve_budget(&self, bytes: usize) -> ResourceResult<Option<BudgetReservation>> {
-            (**self).reserve_budget(bytes)
-        }
-        fn allocate_reserved(
-            &self,
-            reservation: &mut BudgetReservation,
-            bytes: usize,
-            align: usize,
-            stream: StreamId,
-            tag: AllocTag,
-        ) -> ResourceResult<DeviceBlock> {
-            (**self).allocate_reserved(reservation, bytes, align, stream, tag)
-        }
-    };
-}
-
-impl DeviceMemoryResource for Box<dyn DeviceMemoryResource + Send + Sync> {
-    forward!();
-}
-
-impl<R: DeviceMemoryResource + ?Sized> DeviceMemoryResource for Arc<R> {
-    forward!();
 }

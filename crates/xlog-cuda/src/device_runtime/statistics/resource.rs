@@ -1,18 +1,17 @@
 //! The resource that counts what the one below it hands out.
 
 use std::fmt;
-use std::sync::Arc;
 
 use super::core::{Statistics, StatisticsConfig};
 use crate::device_runtime::budget::BudgetReservation;
 use crate::device_runtime::resource::{
-    Access, AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, FreeSpace,
-    PhysicalMeter, ResourceError, ResourceResult, ResourceStatistics, StreamId, forward_questions,
+    Access, AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, ResourceError,
+    ResourceResult, StreamId,
 };
 
 /// Counts every block of the resource below: current, peak and total, by tag, stream and query.
 ///
-/// A block counts from the moment it is handed out until its free has returned. Everything is forwarded.
+/// A block counts from the moment it is handed out until its free has returned.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -112,7 +111,18 @@ impl<R: DeviceMemoryResource> StatisticsResource<R> {
 }
 
 impl<R: DeviceMemoryResource> DeviceMemoryResource for StatisticsResource<R> {
-    forward_questions!(inner);
+    #[inline]
+    fn inner_resource(&self) -> Option<&dyn DeviceMemoryResource> {
+        Some(&self.inner)
+    }
+
+    fn device_ordinal(&self) -> u32 {
+        self.inner.device_ordinal()
+    }
+
+    fn bytes_outstanding(&self) -> usize {
+        self.inner.bytes_outstanding()
+    }
 
     #[inline(always)]
     fn allocate(
@@ -133,36 +143,6 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for StatisticsResource<R> {
     fn deallocate_with_state(&self, block: &DeviceBlock) -> ResourceResult<BlockState> {
         let id = BlockId::from_block(block);
         self.count_free(id, self.inner.deallocate_with_state(block))
-    }
-
-    fn reap_pending(&self) -> ResourceResult<()> {
-        self.inner.reap_pending()
-    }
-
-    fn reap_completed(&self) -> ResourceResult<()> {
-        self.inner.reap_completed()
-    }
-
-    fn record_block_use(&self, block: &DeviceBlock, use_stream: StreamId) -> ResourceResult<()> {
-        self.inner.record_block_use(block, use_stream)
-    }
-
-    fn prepare_block_use(
-        &self,
-        block: BlockId,
-        use_stream: StreamId,
-        access: Access,
-    ) -> ResourceResult<()> {
-        self.inner.prepare_block_use(block, use_stream, access)
-    }
-
-    fn finish_block_use(
-        &self,
-        block: BlockId,
-        use_stream: StreamId,
-        access: Access,
-    ) -> ResourceResult<()> {
-        self.inner.finish_block_use(block, use_stream, access)
     }
 
     fn finish_block_uses(
@@ -216,18 +196,6 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for StatisticsResource<R> {
             }
         }
         result
-    }
-
-    fn trim(&self) -> ResourceResult<usize> {
-        self.inner.trim()
-    }
-
-    fn meter_physical(&self, meter: Arc<dyn PhysicalMeter>) -> ResourceResult<()> {
-        self.inner.meter_physical(meter)
-    }
-
-    fn reserve_budget(&self, bytes: usize) -> ResourceResult<Option<BudgetReservation>> {
-        self.inner.reserve_budget(bytes)
     }
 
     fn allocate_reserved(

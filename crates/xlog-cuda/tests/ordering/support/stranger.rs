@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use xlog_cuda::device_runtime::{
-    Access, AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, DeviceStream,
-    Generation, ResourceError, ResourceResult, StreamId, StreamPool,
+    Access, AllocTag, BlockId, BlockState, BudgetReservation, DeviceBlock, DeviceMemoryResource,
+    DeviceStream, Generation, ResourceError, ResourceResult, StreamId, StreamPool,
 };
 use xlog_cuda::driver::sync::Mutex;
 use xlog_cuda::driver::{DriverError, EventHandle};
@@ -264,6 +264,10 @@ impl DeviceMemoryResource for Stranger {
 
     fn bytes_outstanding(&self) -> usize {
         self.state.lock().outstanding
+    }
+
+    fn reserve_budget(&self, _bytes: usize) -> ResourceResult<Option<BudgetReservation>> {
+        Ok(None)
     }
 
     fn reap_pending(&self) -> ResourceResult<()> {

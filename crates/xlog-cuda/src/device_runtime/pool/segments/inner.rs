@@ -100,6 +100,10 @@ impl InnerSegments {
 }
 
 impl Segments for InnerSegments {
+    fn inner_resource(&self) -> Option<&dyn DeviceMemoryResource> {
+        Some(&*self.inner)
+    }
+
     fn grow(&self, bytes: u64, stream: StreamId) -> ResourceResult<Span> {
         let wanted = least_size(bytes, UNIT, u64::MAX - UNIT)?;
         let least = wanted + UNIT;

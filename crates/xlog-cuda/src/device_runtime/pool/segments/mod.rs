@@ -24,7 +24,9 @@ pub(crate) use inner::InnerSegments;
 pub(crate) use mapped::MappedSegments;
 pub(crate) use plain::PlainSegments;
 
-use super::super::resource::{PhysicalMeter, ResourceError, ResourceResult, StreamId};
+use super::super::resource::{
+    DeviceMemoryResource, PhysicalMeter, ResourceError, ResourceResult, StreamId,
+};
 
 /// The unit of every address and size of a span.
 pub(crate) const UNIT: u64 = 256;
@@ -54,6 +56,11 @@ impl Span {
 ///
 /// Every call may be made by any thread, also at the same time as another. No lock is held while the meter is asked for memory.
 pub(crate) trait Segments: Send + Sync + fmt::Debug {
+    /// The resource that the memory comes from; `None` where it comes from the device.
+    fn inner_resource(&self) -> Option<&dyn DeviceMemoryResource> {
+        None
+    }
+
     /// Takes contiguous memory of at least `bytes`; more where the growth step asks for it and there is room.
     ///
     /// It is announced to the meter before it is taken. Where the device or the limit has too little, the error is

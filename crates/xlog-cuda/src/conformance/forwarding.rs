@@ -1,0 +1,260 @@
+//! What a decorator must forward to the resource below it.
+//!
+//! Each check is one method of the trait. The decorator wraps a [probe](super::probe) over a budget and the async resource; a method is
+//! forwarded when its call reaches the probe and the answer is the probe's. A decorator may serve a call by another form of it: a
+//! finish of several uses by several finishes, a charge by the charge of an aligned block.
+
+use std::sync::Arc;
+
+use super::fixture::{Fixture, Stop, TAG, ensure};
+use super::probe::{Calls, FREE_SPACE, LIMIT};
+use crate::device_runtime::{
+    Access, BlockId, BlockState, BudgetHandle, DeviceMemoryResource, PhysicalMeter, ResourceError,
+    ResourceResult,
+};
+
+const BYTES: usize = 1000;
+
+/// What the checks see of the probe.
+pub(super) struct Below {
+    pub(super) calls: Arc<Calls>,
+    pub(super) budget: BudgetHandle,
+}
+
+/// Ignores what it is told.
+struct Unread;
+
+impl PhysicalMeter for Unread {
+    fn take(&self, _bytes: usize) -> ResourceResult<()> {
+        Ok(())
+    }
+    fn give(&self, _bytes: usize) {}
+}
+
+fn below(fixture: &Fixture) -> Result<&Below, Stop> {
+    let skipped = || Stop::Skipped("not built by Suite::of_decorator".to_owned());
+    fixture.below.as_ref().ok_or_else(skipped)
+}
+
+fn lost(method: &str, what: &str) -> Stop {
+    Stop::Failed(format!(
+        "{method} is not forwarded: {what}; implement inner_resource, or forward {method}"
+    ))
+}
+
+/// Fails unless `call` reaches one of these methods of the resource below.
+fn reaches<T>(
+    fixture: &Fixture,
+    methods: &[&'static str],
+    call: impl FnOnce() -> Result<T, Stop>,
+) -> Result<T, Stop> {
+    let calls = &below(fixture)?.calls;
+    let before = calls.of(methods);
+    let method = methods.first().copied().unwrap_or_default();
+    let answer = call();
+    if calls.of(methods) == before {
+        return Err(lost(method, "the resource below was not called"));
+    }
+    answer
+}
+
+pub(super) fn says_what_is_below(fixture: &Fixture) -> Result<(), Stop> {
+    match fixture.resource.reserve_budget(0) {
+        Err(error @ ResourceError::Unsupported { .. }) => Err(Stop::Failed(error.to_string())),
+        _ => Ok(()),
+    }
+}
+
+pub(super) fn reap_pending(fixture: &Fixture) -> Result<(), Stop> {
+    reaches(fixture, &["reap_pending"], || Ok(fixture.resource.reap_pending()?))
+}
+
+pub(super) fn reap_completed(fixture: &Fixture) -> Result<(), Stop> {
+    reaches(fixture, &["reap_completed"], || Ok(fixture.resource.reap_completed()?))
+}
+
+pub(super) fn supports_block_use_tracking(fixture: &Fixture) -> Result<(), Stop> {
+    below(fixture)?;
+    match fixture.tracks() {
+        true => Ok(()),
+        false => Err(lost("supports_block_use_tracking", "the resource below tracks uses")),
+    }
+}
+
+pub(super) fn record_block_use(fixture: &Fixture) -> Result<(), Stop> {
+    below(fixture)?;
+    let [own, other] = fixture.leases()?;
+    let block = fixture.allocate(BYTES, own.id())?;
+    reaches(fixture, &["record_block_use"], || {
+        Ok(fixture.resource.record_block_use(&block, other.id())?)
+    })?;
+    Ok(fixture.resource.deallocate(block)?)
+}
+
+pub(super) fn prepare_and_finish_block_use(fixture: &Fixture) -> Result<(), Stop> {
+    below(fixture)?;
+    let [own, other] = fixture.leases()?;
+    let block = fixture.allocate(BYTES, own.id())?;
+    let id = BlockId::from_block(&block);
+    reaches(fixture, &["prepare_block_use"], || {
+        Ok(fixture.resource.prepare_block_use(id, other.id(), Access::Read)?)
+    })?;
+    reaches(fixture, &["finish_block_use"], || {
+        Ok(fixture.resource.finish_block_use(id, other.id(), Access::Read)?)
+    })?;
+    Ok(fixture.resource.deallocate(block)?)
+}
+
+pub(super) fn finish_block_uses(fixture: &Fixture) -> Result<(), Stop> {
+    below(fixture)?;
+    let [own, other] = fixture.leases()?;
+    let block = fixture.allocate(BYTES, own.id())?;
+    let id = BlockId::from_block(&block);
+    fixture.resource.prepare_block_use(id, other.id(), Access::Read)?;
+    reaches(fixture, &["finish_block_uses", "finish_block_use"], || {
+        Ok(fixture.resource.finish_block_uses(&[(id, Access::Read)], other.id())?)
+    })?;
+    Ok(fixture.resource.deallocate(block)?)
+}
+
+pub(super) fn block_state(fixture: &Fixture) -> Result<(), Stop> {
+    below(fixture)?;
+    let [own, other] = fixture.leases()?;
+    let block = fixture.allocate(BYTES, own.id())?;
+    let id = BlockId::from_block(&block);
+    if fixture.resource.block_state(id) != BlockState::Live {
+        return Err(lost("block_state", "the block is live below"));
+    }
+    fixture.resource.prepare_block_use(id, other.id(), Access::Read)?;
+    let state = fixture.resource.deallocate_with_state(&block)?;
+    if state != BlockState::Retired || fixture.resource.block_state(id) != state {
+        return Err(lost("deallocate_with_state", "the block is retired below"));
+    }
+    Ok(fixture.resource.finish_block_use(id, other.id(), Access::Read)?)
+}
+
+/// A decorator that counts in `allocate` and forwards another form past it counts too little.
+fn counts_what_is_charged(fixture: &Fixture, method: &str) -> Result<(), Stop> {
+    let charged = below(fixture)?.budget.reserved_bytes();
+    let counted = fixture.resource.bytes_outstanding();
+    ensure(counted >= charged && charged > 0, || {
+        format!("{method}: {counted} bytes outstanding, the budget below charges {charged}")
+    })
+}
+
+pub(super) fn allocate_aligned(fixture: &Fixture) -> Result<(), Stop> {
+    below(fixture)?;
+    let [own] = fixture.leases()?;
+    let block = reaches(fixture, &["allocate_aligned", "allocate"], || {
+        Ok(fixture.resource.allocate_aligned(BYTES, 512, own.id(), TAG)?)
+    })?;
+    ensure(block.align >= 512, || format!("allocate_aligned gave {block:?} for alignment 512"))?;
+    counts_what_is_charged(fixture, "allocate_aligned")?;
+    Ok(fixture.resource.deallocate(block)?)
+}
+
+pub(super) fn allocate_batch_and_deallocate_batch(fixture: &Fixture) -> Result<(), Stop> {
+    below(fixture)?;
+    let [own] = fixture.leases()?;
+    let blocks = fixture.resource.allocate_batch(&[BYTES; 3], own.id(), TAG)?;
+    counts_what_is_charged(fixture, "allocate_batch")?;
+    Ok(fixture.resource.deallocate_batch(blocks)?)
+}
+
+pub(super) fn charge_for(fixture: &Fixture) -> Result<(), Stop> {
+    let forms = ["charge_for", "charge_for_aligned"];
+    let charge = reaches(fixture, &forms, || Ok(fixture.resource.charge_for(BYTES)))?;
+    ensure(charge >= BYTES, || format!("charge_for({BYTES}) is {charge}"))
+}
+
+pub(super) fn charge_for_aligned(fixture: &Fixture) -> Result<(), Stop> {
+    let forms = ["charge_for_aligned", "charge_for"];
+    let charge = reaches(fixture, &forms, || Ok(fixture.resource.charge_for_aligned(BYTES, 512)))?;
+    ensure(charge >= BYTES, || format!("charge_for_aligned({BYTES}, 512) is {charge}"))
+}
+
+pub(super) fn home(fixture: &Fixture) -> Result<(), Stop> {
+    below(fixture)?;
+    let home = fixture.resource.home();
+    let home = home.ok_or_else(|| lost("home", "the resource below names its device"))?;
+    let streams = home.streams.is_some_and(|streams| Arc::ptr_eq(&streams, &fixture.pool));
+    match streams && home.device.is_same(&fixture.device) {
+        true => Ok(()),
+        false => Err(lost("home", "the resource below names another device or stream pool")),
+    }
+}
+
+pub(super) fn statistics(fixture: &Fixture) -> Result<(), Stop> {
+    let [own] = fixture.leases()?;
+    let block = fixture.allocate(BYTES, own.id())?;
+    let counted = reaches(fixture, &["statistics"], || Ok(fixture.resource.statistics()))?;
+    ensure(counted.allocations > 0 && counted.live_blocks > 0, || {
+        format!("statistics is not forwarded: {counted:?} with one block")
+    })?;
+    Ok(fixture.resource.deallocate(block)?)
+}
+
+pub(super) fn trim(fixture: &Fixture) -> Result<(), Stop> {
+    reaches(fixture, &["trim"], || Ok(fixture.resource.trim()?)).map(drop)
+}
+
+pub(super) fn meter_physical(fixture: &Fixture) -> Result<(), Stop> {
+    reaches(fixture, &["meter_physical"], || {
+        Ok(fixture.resource.meter_physical(Arc::new(Unread))?)
+    })
+}
+
+pub(super) fn free_space(fixture: &Fixture) -> Result<(), Stop> {
+    below(fixture)?;
+    match fixture.resource.free_space() {
+        Some(FREE_SPACE) => Ok(()),
+        other => Err(lost("free_space", &format!("{other:?} is not {FREE_SPACE:?}"))),
+    }
+}
+
+pub(super) fn places_blocks(fixture: &Fixture) -> Result<(), Stop> {
+    below(fixture)?;
+    match fixture.resource.places_blocks() {
+        true => Ok(()),
+        false => Err(lost("places_blocks", "the resource below does")),
+    }
+}
+
+pub(super) fn reserve_budget(fixture: &Fixture) -> Result<(), Stop> {
+    let budget = &below(fixture)?.budget;
+    let refused = fixture.resource.reserve_budget(LIMIT + 1);
+    if !matches!(refused, Err(ResourceError::OutOfBudget { .. })) {
+        let text = format!("{} bytes of a budget of {LIMIT} gave {refused:?}", LIMIT + 1);
+        return Err(lost("reserve_budget", &text));
+    }
+    let before = budget.reserved_bytes();
+    let reservation =
+        reaches(fixture, &["reserve_budget"], || Ok(fixture.resource.reserve_budget(BYTES)?))?;
+    let held = budget.reserved_bytes() - before;
+    drop(reservation);
+    match held {
+        BYTES => Ok(()),
+        _ => Err(lost("reserve_budget", &format!("{held} bytes were set aside of {BYTES}"))),
+    }
+}
+
+pub(super) fn allocate_reserved(fixture: &Fixture) -> Result<(), Stop> {
+    let budget = &below(fixture)?.budget;
+    let [own] = fixture.leases()?;
+    let set_aside = 16 * fixture.resource.charge_for(BYTES);
+    let reservation = fixture.resource.reserve_budget(set_aside)?;
+    let Some(mut reservation) = reservation else {
+        return Err(lost("reserve_budget", "nothing was set aside"));
+    };
+    let before = budget.reserved_bytes();
+    let block = reaches(fixture, &["allocate_reserved"], || {
+        Ok(fixture.resource.allocate_reserved(&mut reservation, BYTES, 512, own.id(), TAG)?)
+    })?;
+    let charged = budget.reserved_bytes() - before;
+    ensure(charged == 0, || {
+        format!("allocate_reserved charged {charged} bytes beyond the reservation")
+    })?;
+    drop(reservation);
+    counts_what_is_charged(fixture, "allocate_reserved")?;
+    Ok(fixture.resource.deallocate(block)?)
+}

@@ -1,0 +1,166 @@
+//! A resource that notes which of its methods were called, for the checks of forwarding.
+//!
+//! It answers as a budget over the async resource does. Where such a stack has no answer that differs from a default, the probe gives
+//! one of its own ([`FREE_SPACE`]).
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use xlog_driver::sync::Mutex;
+
+use crate::CudaDevice;
+use crate::device_runtime::{
+    Access, AllocTag, AsyncCudaResource, BlockId, BlockState, BudgetHandle, BudgetReservation,
+    DeviceBlock, DeviceMemoryResource, FreeSpace, GlobalDeviceBudget, PhysicalMeter, ResourceHome,
+    ResourceResult, ResourceStatistics, StreamId, StreamPool,
+};
+
+/// The limit of the budget in the probe.
+pub(super) const LIMIT: usize = 2 << 30;
+
+/// The free space that the probe reports.
+pub(super) const FREE_SPACE: FreeSpace = FreeSpace { bytes: 12_345, largest: 678 };
+
+/// The calls that a probe has seen, by method.
+#[derive(Debug, Default)]
+pub(super) struct Calls(Mutex<BTreeMap<&'static str, usize>>);
+
+impl Calls {
+    fn note(&self, method: &'static str) {
+        *self.0.lock().entry(method).or_insert(0) += 1;
+    }
+
+    /// How many calls of these methods there were.
+    pub(super) fn of(&self, methods: &[&str]) -> usize {
+        let calls = self.0.lock();
+        methods.iter().filter_map(|method| calls.get(method)).sum()
+    }
+}
+
+/// Notes every call and forwards it.
+pub(super) struct Probe {
+    inner: GlobalDeviceBudget<AsyncCudaResource>,
+    calls: Arc<Calls>,
+}
+
+impl Probe {
+    pub(super) fn new(device: &Arc<CudaDevice>, streams: &Arc<StreamPool>) -> Self {
+        let memory = AsyncCudaResource::new(device.clone(), device.ordinal(), streams.clone());
+        Self { inner: GlobalDeviceBudget::over(memory, LIMIT), calls: Arc::default() }
+    }
+
+    pub(super) fn calls(&self) -> Arc<Calls> {
+        self.calls.clone()
+    }
+
+    pub(super) fn budget(&self) -> BudgetHandle {
+        self.inner.handle()
+    }
+
+    fn noted(&self, method: &'static str) -> &GlobalDeviceBudget<AsyncCudaResource> {
+        self.calls.note(method);
+        &self.inner
+    }
+}
+
+impl DeviceMemoryResource for Probe {
+    fn inner_resource(&self) -> Option<&dyn DeviceMemoryResource> {
+        Some(&self.inner)
+    }
+    fn allocate(
+        &self,
+        bytes: usize,
+        stream: StreamId,
+        tag: AllocTag,
+    ) -> ResourceResult<DeviceBlock> {
+        self.noted("allocate").allocate(bytes, stream, tag)
+    }
+    fn deallocate(&self, block: DeviceBlock) -> ResourceResult<()> {
+        self.noted("deallocate").deallocate(block)
+    }
+    fn device_ordinal(&self) -> u32 {
+        self.inner.device_ordinal()
+    }
+    fn bytes_outstanding(&self) -> usize {
+        self.inner.bytes_outstanding()
+    }
+    fn reap_pending(&self) -> ResourceResult<()> {
+        self.noted("reap_pending").reap_pending()
+    }
+    fn reap_completed(&self) -> ResourceResult<()> {
+        self.noted("reap_completed").reap_completed()
+    }
+    fn record_block_use(&self, block: &DeviceBlock, use_stream: StreamId) -> ResourceResult<()> {
+        self.noted("record_block_use").record_block_use(block, use_stream)
+    }
+    fn prepare_block_use(
+        &self,
+        block: BlockId,
+        use_stream: StreamId,
+        access: Access,
+    ) -> ResourceResult<()> {
+        self.noted("prepare_block_use").prepare_block_use(block, use_stream, access)
+    }
+    fn finish_block_use(
+        &self,
+        block: BlockId,
+        use_stream: StreamId,
+        access: Access,
+    ) -> ResourceResult<()> {
+        self.noted("finish_block_use").finish_block_use(block, use_stream, access)
+    }
+    fn finish_block_uses(
+        &self,
+        uses: &[(BlockId, Access)],
+        use_stream: StreamId,
+    ) -> ResourceResult<()> {
+        self.noted("finish_block_uses").finish_block_uses(uses, use_stream)
+    }
+    fn block_state(&self, block: BlockId) -> BlockState {
+        self.noted("block_state").block_state(block)
+    }
+    fn allocate_aligned(
+        &self,
+        bytes: usize,
+        align: usize,
+        stream: StreamId,
+        tag: AllocTag,
+    ) -> ResourceResult<DeviceBlock> {
+        self.noted("allocate_aligned").allocate_aligned(bytes, align, stream, tag)
+    }
+    fn charge_for(&self, bytes: usize) -> usize {
+        self.noted("charge_for").charge_for(bytes)
+    }
+    fn charge_for_aligned(&self, bytes: usize, align: usize) -> usize {
+        self.noted("charge_for_aligned").charge_for_aligned(bytes, align)
+    }
+    fn home(&self) -> Option<ResourceHome> {
+        self.noted("home").home()
+    }
+    fn statistics(&self) -> ResourceStatistics {
+        self.noted("statistics").statistics()
+    }
+    fn trim(&self) -> ResourceResult<usize> {
+        self.noted("trim").trim()
+    }
+    fn meter_physical(&self, meter: Arc<dyn PhysicalMeter>) -> ResourceResult<()> {
+        self.noted("meter_physical").meter_physical(meter)
+    }
+    fn free_space(&self) -> Option<FreeSpace> {
+        Some(FREE_SPACE)
+    }
+    fn reserve_budget(&self, bytes: usize) -> ResourceResult<Option<BudgetReservation>> {
+        self.noted("reserve_budget").reserve_budget(bytes)
+    }
+    fn allocate_reserved(
+        &self,
+        reservation: &mut BudgetReservation,
+        bytes: usize,
+        align: usize,
+        stream: StreamId,
+        tag: AllocTag,
+    ) -> ResourceResult<DeviceBlock> {
+        let inner = self.noted("allocate_reserved");
+        inner.allocate_reserved(reservation, bytes, align, stream, tag)
+    }
+}

@@ -1,0 +1,80 @@
+//! Boxes and shared pointers are resources: they forward everything to what they point to.
+
+use std::sync::Arc;
+
+use super::{
+    Access, AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, ResourceResult,
+    StreamId,
+};
+
+/// The required methods, and those whose defaults compose the single forms.
+macro_rules! forward_pointer {
+    () => {
+        #[inline]
+        fn inner_resource(&self) -> Option<&dyn DeviceMemoryResource> {
+            Some(&**self)
+        }
+        #[inline]
+        fn allocate(
+            &self,
+            bytes: usize,
+            stream: StreamId,
+            tag: AllocTag,
+        ) -> ResourceResult<DeviceBlock> {
+            (**self).allocate(bytes, stream, tag)
+        }
+        #[inline]
+        fn deallocate(&self, block: DeviceBlock) -> ResourceResult<()> {
+            (**self).deallocate(block)
+        }
+        #[inline]
+        fn deallocate_with_state(&self, block: &DeviceBlock) -> ResourceResult<BlockState> {
+            (**self).deallocate_with_state(block)
+        }
+        fn device_ordinal(&self) -> u32 {
+            (**self).device_ordinal()
+        }
+        fn bytes_outstanding(&self) -> usize {
+            (**self).bytes_outstanding()
+        }
+        fn finish_block_uses(
+            &self,
+            uses: &[(BlockId, Access)],
+            stream: StreamId,
+        ) -> ResourceResult<()> {
+            (**self).finish_block_uses(uses, stream)
+        }
+        fn allocate_aligned(
+            &self,
+            bytes: usize,
+            align: usize,
+            stream: StreamId,
+            tag: AllocTag,
+        ) -> ResourceResult<DeviceBlock> {
+            (**self).allocate_aligned(bytes, align, stream, tag)
+        }
+        fn allocate_batch(
+            &self,
+            sizes: &[usize],
+            stream: StreamId,
+            tag: AllocTag,
+        ) -> ResourceResult<Vec<DeviceBlock>> {
+            (**self).allocate_batch(sizes, stream, tag)
+        }
+        fn deallocate_batch(&self, blocks: Vec<DeviceBlock>) -> ResourceResult<()> {
+            (**self).deallocate_batch(blocks)
+        }
+    };
+}
+
+impl DeviceMemoryResource for Box<dyn DeviceMemoryResource + Send + Sync> {
+    forward_pointer!();
+}
+
+impl DeviceMemoryResource for Arc<dyn DeviceMemoryResource + Send + Sync> {
+    forward_pointer!();
+}
+
+impl<R: DeviceMemoryResource> DeviceMemoryResource for Arc<R> {
+    forward_pointer!();
+}
