@@ -54,6 +54,11 @@ pub use report::{CheckReport, Outcome, Report};
 /// The resource a suite builds for each of its checks.
 pub type BoxedResource = Box<dyn DeviceMemoryResource + Send + Sync>;
 
+/// Runs the example of the page.
+#[cfg(doctest)]
+#[doc = include_str!("../../../../docs/decorators.md")]
+struct DecoratorsPage;
+
 /// How many streams besides the default one each check may use.
 const STREAMS: usize = 16;
 

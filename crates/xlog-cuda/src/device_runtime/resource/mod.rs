@@ -41,45 +41,8 @@ pub const MIN_ALIGN: usize = 256;
 /// methods hand out blocks, and a decorator that acts on allocations overrides all three: [`allocate`](Self::allocate),
 /// [`allocate_aligned`](Self::allocate_aligned) and [`allocate_reserved`](Self::allocate_reserved). The batch forms and
 /// [`deallocate_with_state`](Self::deallocate_with_state) are composed of the decorator's own single forms.
-/// [`Suite::of_decorator`](crate::conformance::Suite::of_decorator) finds what a decorator does not forward.
-///
-/// ```
-/// use std::sync::Arc;
-/// use std::sync::atomic::{AtomicU64, Ordering};
-/// use xlog_cuda::CudaDevice;
-/// use xlog_cuda::conformance::{BoxedResource, Suite};
-/// use xlog_cuda::device_runtime::{AllocTag, DeviceBlock, DeviceMemoryResource, ResourceResult, StreamId};
-///
-/// /// Counts frees.
-/// struct CountsFrees {
-///     inner: BoxedResource,
-///     frees: AtomicU64,
-/// }
-///
-/// impl DeviceMemoryResource for CountsFrees {
-///     fn inner_resource(&self) -> Option<&dyn DeviceMemoryResource> {
-///         Some(&self.inner)
-///     }
-///     fn allocate(&self, bytes: usize, stream: StreamId, tag: AllocTag) -> ResourceResult<DeviceBlock> {
-///         self.inner.allocate(bytes, stream, tag)
-///     }
-///     fn deallocate(&self, block: DeviceBlock) -> ResourceResult<()> {
-///         self.frees.fetch_add(1, Ordering::Relaxed);
-///         self.inner.deallocate(block)
-///     }
-///     fn device_ordinal(&self) -> u32 {
-///         self.inner.device_ordinal()
-///     }
-///     fn bytes_outstanding(&self) -> usize {
-///         self.inner.bytes_outstanding()
-///     }
-/// }
-///
-/// let device = Arc::new(CudaDevice::open("sim:7")?);
-/// let suite = Suite::of_decorator(|inner| Box::new(CountsFrees { inner, frees: AtomicU64::new(0) }));
-/// suite.only("forwarding").run(&device).assert_passed();
-/// # Ok::<(), xlog_cuda::XlogError>(())
-/// ```
+/// docs/decorators.md has an example. The conformance suite (`conformance::Suite::of_decorator`) names what a decorator does not
+/// forward.
 pub trait DeviceMemoryResource: Send + Sync {
     /// A live block of at least `bytes`, usable on `stream` at once. Zero bytes are refused.
     fn allocate(
