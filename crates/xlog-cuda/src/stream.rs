@@ -442,7 +442,7 @@ impl DeviceStream {
         stream.raw.clock.cell().set_out(Some(stream.id().0));
         if let Some(sim) = stream.device().sim() {
             // The name only makes race reports readable; work is the same without it.
-            let _ = sim.name_stream(stream.handle(), &stream.id().to_string());
+            let _ = sim.name_stream(stream.raw.handle, &stream.id().to_string());
         }
         stream
     }
@@ -469,9 +469,11 @@ impl DeviceStream {
 
     /// The driver's name for the stream. A later lease may run on the same driver stream.
     ///
-    /// It is valid as long as this object lives; it must not be destroyed.
+    /// It is valid as long as this object lives; it must not be destroyed. On CUDA it is the raw `CUstream`: from now on the stream is
+    /// asked before each use whether it is being captured, as after [`DeviceStream::cu_stream`].
     #[must_use]
     pub fn handle(&self) -> StreamHandle {
+        self.raw.clock.cell().expose();
         self.raw.handle
     }
 
@@ -481,7 +483,7 @@ impl DeviceStream {
     #[must_use]
     pub fn cu_stream(&self) -> Option<*mut c_void> {
         self.raw.clock.cell().expose();
-        self.driver().raw_stream(self.handle())
+        self.driver().raw_stream(self.raw.handle)
     }
 
     /// Queues a fill of `bytes` bytes at `ptr` with `value`.
@@ -490,7 +492,7 @@ impl DeviceStream {
     /// The range is live memory of this device when the work runs, and the work is ordered against all other work on it.
     pub unsafe fn memset(&self, ptr: u64, value: u8, bytes: usize) -> Result<()> {
         // SAFETY: the caller promises that the range is live when the work runs.
-        unsafe { self.driver().memset(ptr, value, bytes, self.handle())? };
+        unsafe { self.driver().memset(ptr, value, bytes, self.raw.handle)? };
         Ok(())
     }
 
@@ -500,7 +502,7 @@ impl DeviceStream {
     /// As for [`DeviceStream::memset`], with the range of `src.len()` bytes at `dst`.
     pub unsafe fn copy_htod(&self, dst: u64, src: &[u8]) -> Result<()> {
         // SAFETY: the caller promises that the range is live when the work runs.
-        unsafe { self.driver().copy_htod(dst, src, self.handle())? };
+        unsafe { self.driver().copy_htod(dst, src, self.raw.handle)? };
         Ok(())
     }
 
@@ -510,7 +512,7 @@ impl DeviceStream {
     /// As for [`DeviceStream::memset`], with the range of `dst.len()` bytes at `src`.
     pub unsafe fn copy_dtoh(&self, dst: &mut [u8], src: u64) -> Result<()> {
         // SAFETY: the caller promises that the range is live when the work runs.
-        unsafe { self.driver().copy_dtoh(dst, src, self.handle())? };
+        unsafe { self.driver().copy_dtoh(dst, src, self.raw.handle)? };
         Ok(())
     }
 
@@ -520,7 +522,7 @@ impl DeviceStream {
     /// As for [`DeviceStream::memset`], with both ranges.
     pub unsafe fn copy_dtod(&self, dst: u64, src: u64, bytes: usize) -> Result<()> {
         // SAFETY: the caller promises that both ranges are live when the work runs.
-        unsafe { self.driver().copy_dtod(dst, src, bytes, self.handle())? };
+        unsafe { self.driver().copy_dtod(dst, src, bytes, self.raw.handle)? };
         Ok(())
     }
 
@@ -529,24 +531,25 @@ impl DeviceStream {
     /// It must not call the driver, and so must not own the last handle of a stream or device; releasing a [`Gate`] is
     /// allowed. A panic in it is swallowed.
     pub fn host_fn(&self, work: impl FnOnce() + Send + 'static) -> Result<()> {
-        Ok(self.driver().host_fn(self.handle(), Box::new(work))?)
+        Ok(self.driver().host_fn(self.raw.handle, Box::new(work))?)
     }
 
     /// Holds the stream: what is queued after this call runs only once the gate is released or dropped.
     pub fn hold(&self) -> Result<Gate> {
-        Ok(self.driver().hold(self.handle())?)
+        Ok(self.driver().hold(self.raw.handle)?)
     }
 
     /// Waits until everything queued on this stream has completed. Where this thread is the one that uses the stream, no later use waits
     /// for any of it.
     pub fn synchronize(&self) -> Result<()> {
-        self.raw.with_own_tail(|driver| driver.stream_synchronize(self.handle()).map(|()| true))?;
+        self.raw
+            .with_own_tail(|driver| driver.stream_synchronize(self.raw.handle).map(|()| true))?;
         Ok(())
     }
 
     /// True when everything queued on this stream has completed. Never waits.
     pub fn query(&self) -> Result<bool> {
-        Ok(self.raw.with_own_tail(|driver| driver.stream_query(self.handle()))?)
+        Ok(self.raw.with_own_tail(|driver| driver.stream_query(self.raw.handle))?)
     }
 
     /// Makes later work of this stream wait for all work queued on `other` so far. The host does not wait.
@@ -560,14 +563,14 @@ impl DeviceStream {
                 right: format!("{} of {}", other.id(), other.device().spec()),
             });
         }
-        if self.handle() == other.handle() {
+        if self.raw.handle == other.raw.handle {
             return Ok(());
         }
         let driver = self.driver();
         let event = driver.event_create()?;
         let queued = driver
-            .event_record(event, other.handle())
-            .and_then(|()| driver.stream_wait_event(self.handle(), event));
+            .event_record(event, other.raw.handle)
+            .and_then(|()| driver.stream_wait_event(self.raw.handle, event));
         // A queued wait outlives its event, and an unused one must go in any case.
         let destroyed = driver.event_destroy(event);
         queued?;
@@ -577,7 +580,7 @@ impl DeviceStream {
     /// Queues a simulated kernel; [`DriverError::Unsupported`] on a device that is not simulated.
     pub fn launch_sim(&self, kernel: SimKernel) -> Result<()> {
         match self.device().sim() {
-            Some(sim) => Ok(sim.launch(self.handle(), kernel)?),
+            Some(sim) => Ok(sim.launch(self.raw.handle, kernel)?),
             None => Err(DriverError::Unsupported { call: "launch_sim" }.into()),
         }
     }
@@ -587,7 +590,7 @@ impl fmt::Debug for DeviceStream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("DeviceStream")
             .field("id", &self.id())
-            .field("handle", &self.handle())
+            .field("handle", &self.raw.handle)
             .field("priority", &self.raw.priority)
             .field("device", &self.device().spec())
             .finish()

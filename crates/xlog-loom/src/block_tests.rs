@@ -46,7 +46,7 @@ impl Block {
         let mut locked = self.locked.lock().unwrap();
         // Before it is counted no more: from then on the block can be freed without the lock.
         self.stamps.stamp(writes, 1);
-        assert!(self.gate.close_counted(writes), "the use was open");
+        assert!(self.gate.close_counted(5, writes), "the use was open");
         if locked.free_on_close && !self.gate.has_open() {
             locked.free_on_close = false;
             locked.freed += 1;
@@ -259,8 +259,8 @@ fn an_owner_and_another_thread_lose_no_use_of_each_other() {
         };
         block.open(true);
         other.join().unwrap();
-        assert!(block.gate.has_counted(false), "the use of the other thread was lost");
-        assert!(block.gate.has_counted(true), "the use of the owner was lost");
+        assert!(block.gate.has_counted(5, false), "the use of the other thread was lost");
+        assert!(block.gate.has_counted(5, true), "the use of the owner was lost");
     });
 }
 
@@ -283,8 +283,8 @@ fn a_block_is_granted_while_another_thread_opens_a_use() {
         }
         assert_eq!(block.gate.open(5, true), Attempt::Done);
         let opened = other.join().unwrap();
-        assert_eq!(block.gate.has_counted(false), opened);
-        assert!(block.gate.has_counted(true));
+        assert_eq!(block.gate.has_counted(5, false), opened);
+        assert!(block.gate.has_counted(5, true));
     });
 }
 
@@ -305,8 +305,8 @@ fn a_thread_that_lost_its_block_while_it_entered_does_not_hide_the_next_owner() 
         };
         block.open(true);
         next.join().unwrap();
-        assert!(block.gate.has_counted(false), "the use of the next owner was lost");
-        assert!(block.gate.has_counted(true), "the use of the first owner was lost");
+        assert!(block.gate.has_counted(5, false), "the use of the next owner was lost");
+        assert!(block.gate.has_counted(5, true), "the use of the first owner was lost");
     });
 }
 
@@ -346,7 +346,7 @@ fn what_the_lock_gave_to_the_quick_way_is_seen_by_the_next_stream() {
             Some(Attempt::Done) => assert_eq!(seen, 8, "closed without the lock is closed before"),
             Some(attempt) => {
                 assert_eq!(attempt, Attempt::Slow);
-                assert!(seen >= 7 && gate.has_counted(true));
+                assert!(seen >= 7 && gate.has_counted(5, true));
             }
         }
     });

@@ -55,7 +55,7 @@ impl<'a> Opened<'a> {
         };
         // The default stream has the same id in every pool, so the id alone does not tell.
         let known = runtime.stream_pool().resolve(stream.id());
-        if known.is_none_or(|known| known.handle() != stream.stream().handle()) {
+        if known.is_none_or(|known| known.raw().handle() != stream.stream().raw().handle()) {
             return Err(ResourceError::unknown_stream(stream.id()));
         }
         runtime.prepare_first_use(slice, stream.id(), access)?;

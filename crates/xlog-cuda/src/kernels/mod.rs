@@ -115,7 +115,7 @@ impl DeviceStream {
             });
         }
         // SAFETY: the stream is alive and of the kernel's device; the caller answers for the rest.
-        unsafe { kernel.launch(self.handle(), shape, arguments)? };
+        unsafe { kernel.launch(self.raw().handle(), shape, arguments)? };
         Ok(())
     }
 }

@@ -21,6 +21,22 @@ fn refused<T: Debug>(result: ResourceResult<T>) {
 }
 
 #[test]
+fn a_stream_whose_driver_handle_was_handed_out_is_asked_whether_it_is_captured() {
+    for_each_sim(|device, sim| {
+        let rig = Rig::new(device);
+        let (own, other) = (rig.pool.lease().unwrap(), rig.pool.lease().unwrap());
+        let block = rig.resource.allocate(SIZE, own.id(), TAG).unwrap();
+        let handle = other.handle();
+        sim.set_capturing(handle, true).unwrap();
+        refused(rig.resource.allocate(SIZE, other.id(), TAG));
+        refused(rig.resource.prepare_block_use((&block).into(), other.id(), Access::Read));
+        sim.set_capturing(handle, false).unwrap();
+        rig.resource.deallocate(block).unwrap();
+        rig.resource.reap_pending().unwrap();
+    });
+}
+
+#[test]
 fn a_captured_stream_is_refused_and_serves_again_afterwards() {
     for_each_sim(|device, sim| {
         let rig = Rig::new(device);

@@ -13,3 +13,4 @@ mod ordering_model;
 mod pool;
 mod pool_joins;
 mod support;
+mod unannounced;

@@ -132,6 +132,23 @@ fn random_programs_hold_over_pools() {
 }
 
 #[test]
+fn random_programs_that_mix_announced_and_unannounced_work_within_the_rule_are_silent() {
+    if !simulated() {
+        return;
+    }
+    for seed in programs(1000) {
+        let program = Program::mixed(seed);
+        for (n, schedule) in schedules(seed, 2).into_iter().enumerate() {
+            let place = format!("XLOG_ORDERING_PROGRAM={seed} XLOG_ORDERING_SCHEDULE={schedule}");
+            run(&program, &seeded(schedule), &place);
+            let [roomy, scarce, _] = pools();
+            let config = if n == 0 { roomy } else { scarce };
+            run_over(&program, Rig::pooled(&seeded(schedule), config), &place);
+        }
+    }
+}
+
+#[test]
 fn random_programs_over_pools_hold_on_concurrent_streams_and_threads() {
     for_each_device(|device| {
         if device.sim().is_some_and(|sim| sim.seed().is_some()) {

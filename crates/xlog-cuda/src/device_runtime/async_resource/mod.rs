@@ -53,11 +53,11 @@ const LOOK_AT: usize = 2;
 ///
 /// let block = resource.allocate(64, producer.id(), AllocTag("rows"))?;
 /// let id = BlockId::from_block(&block);
-/// // SAFETY: the block is live, and the hooks order what is queued on it.
+/// // SAFETY: the block is live. Its own stream has announced no use of it, so the consumer's prepare follows this fill.
 /// unsafe { producer.memset(block.ptr, 7, 64)? };
 /// let mut bytes = [0; 64];
 /// resource.prepare_block_use(id, consumer.id(), Access::Read)?;
-/// // SAFETY: as above.
+/// // SAFETY: the block is live, and its prepare ordered the read after the fill.
 /// unsafe { consumer.copy_dtoh(&mut bytes, block.ptr)? };
 /// resource.finish_block_use(id, consumer.id(), Access::Read)?;
 /// resource.deallocate(block)?; // follows the read

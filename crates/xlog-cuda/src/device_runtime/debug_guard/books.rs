@@ -45,6 +45,8 @@ pub(super) struct Entry {
     pub(super) open: u32,
     /// Whether it counts as [`Books::lingering`].
     pub(super) lingers: bool,
+    /// Whether its user has announced a use; until then its own stream may be used without.
+    pub(super) announced: bool,
     /// Its own memory between guard pages; what the resource below has given is then a stand-in that orders its uses.
     pub(super) mapped: Option<Mapped>,
 }

@@ -187,6 +187,7 @@ impl<R: DeviceMemoryResource> Core<R> {
             stage: Stage::Live,
             open: 0,
             lingers: false,
+            announced: false,
             mapped,
         };
         self.books.lock().entries.insert(generation, entry);
@@ -259,6 +260,20 @@ impl<R: DeviceMemoryResource> Core<R> {
         let done = done?;
         finished?;
         Ok(Worked { done, mark })
+    }
+
+    /// Before the first use that the user of a block announces: announces to the resource below what the block's own stream has queued
+    /// so far. The guard's own work on that stream is announced there, so that resource cannot tell that the user's was not.
+    pub(super) fn announce_own(&self, block: BlockId, below: BlockId) -> ResourceResult<()> {
+        let place = match self.books.lock().entries.get(&block.generation) {
+            Some(entry) if !entry.announced => entry.place,
+            _ => return Ok(()),
+        };
+        self.work(below, place, (Access::Write, true), |_| Ok(()))?;
+        if let Some(entry) = self.books.lock().entries.get_mut(&block.generation) {
+            entry.announced = true;
+        }
+        Ok(())
     }
 
     fn default_stream(&self, parts: &Parts) -> ResourceResult<Arc<RawStream>> {

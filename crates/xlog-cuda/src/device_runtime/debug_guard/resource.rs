@@ -318,7 +318,9 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for DebugGuardResource<R> {
         }
         core.check_device(block)?;
         let below = core.books.lock().open(block)?;
-        let prepared = core.inner.prepare_block_use(below, use_stream, access);
+        let announced = core.announce_own(block, below);
+        let prepared =
+            announced.and_then(|()| core.inner.prepare_block_use(below, use_stream, access));
         if prepared.is_err() {
             // The block may have been returned meanwhile; a free that fails comes back with a reap.
             let _ = core.close(block);

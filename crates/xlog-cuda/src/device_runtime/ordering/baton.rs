@@ -82,12 +82,13 @@ mod tests {
     const HOME: u32 = 3;
     const OTHER: u32 = 4;
 
-    /// A live block of stream 1 at place 3 that has gone slow, and whose allocation came at stamp 5.
+    /// A live block of stream 1 at place 3 that has gone slow, and whose own stream announced a write at stamp 5.
     fn record() -> (Record, Generation) {
         let (record, generation) = Record::begun(StreamId(1), HOME, 5);
         record.with_uses(|uses| {
             assert!(record.gate.enter_slow(tag_of(generation)));
             uses.take_stamps(&record.stamps);
+            uses.finished(HOME, HOME, 5, true, None);
         });
         (record, generation)
     }

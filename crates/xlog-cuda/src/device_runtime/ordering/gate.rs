@@ -37,7 +37,10 @@ pub(crate) enum Attempt {
     Stale,
 }
 
-/// The stamps of finished work on the own stream. 0 is before everything.
+/// The stamps of finished work on the own stream, and whether any was announced. 0 is before everything.
+///
+/// Each is stored doubled, plus one once a use was announced. So the allocation, the first write, is less than any announced use
+/// at the same stamp, and the first announced use is stored even if no event moved the stamp in between.
 #[derive(Debug, Default)]
 pub(crate) struct OwnStamps {
     write: AtomicU64,
@@ -45,25 +48,41 @@ pub(crate) struct OwnStamps {
 }
 
 impl OwnStamps {
-    /// A new block, whose allocation is the first write of its stream.
+    /// A new block, whose allocation is the first write of its stream. No use is announced.
     #[inline(always)]
     pub(crate) fn begin(&self, stamp: u64) {
-        self.write.store(stamp, Ordering::Relaxed);
+        self.write.store(stamp << 1, Ordering::Relaxed);
         self.read.store(0, Ordering::Relaxed);
     }
 
+    /// An announced use finished at `stamp`.
     #[inline]
     pub(crate) fn stamp(&self, writes: bool, stamp: u64) {
         let slot = if writes { &self.write } else { &self.read };
+        let announced = stamp << 1 | 1;
         // Stamps move only when an event is recorded, so mostly there is nothing to store.
-        if slot.load(Ordering::Acquire) < stamp {
-            slot.fetch_max(stamp, Ordering::AcqRel);
+        if slot.load(Ordering::Acquire) < announced {
+            slot.fetch_max(announced, Ordering::AcqRel);
+            if !writes {
+                self.stamp_first_read(announced);
+            }
         }
     }
 
-    /// Those of writes and of reads, which are nowhere then. Called with the block's lock held, after it became slow.
-    pub(crate) fn take(&self) -> (u64, u64) {
-        (self.write.swap(0, Ordering::AcqRel), self.read.swap(0, Ordering::AcqRel))
+    /// The first announced use stands for all that was queued before it without a hook, writes included.
+    #[cold]
+    fn stamp_first_read(&self, announced: u64) {
+        if self.write.load(Ordering::Acquire) & 1 == 0 {
+            self.write.fetch_max(announced, Ordering::AcqRel);
+        }
+    }
+
+    /// Those of writes and of reads, which are nowhere then, and whether any use was announced. Called with the block's lock held,
+    /// after it became slow.
+    pub(crate) fn take(&self) -> (u64, u64, bool) {
+        let (write, read) =
+            (self.write.swap(0, Ordering::AcqRel), self.read.swap(0, Ordering::AcqRel));
+        (write >> 1, read >> 1, (write | read) & 1 != 0)
     }
 }
 
@@ -362,17 +381,17 @@ impl<Rest: Default> BlockGate<Rest> {
         self.change(|word| (tag_of(word) == tag && word & LIVE != 0).then_some(word & !LIVE | SLOW))
     }
 
-    /// Closes a use that was opened without the lock. False when there is none.
+    /// Closes a use that was opened without the lock. False when this block has none: uses of the next one at its place are not its.
     #[inline]
-    pub(crate) fn close_counted(&self, writes: bool) -> bool {
+    pub(crate) fn close_counted(&self, tag: u32, writes: bool) -> bool {
         self.share();
-        self.has_counted(writes) && self.uncount(writes)
+        self.has_counted(tag, writes) && self.uncount(tag, writes)
     }
 
     #[cold]
-    fn uncount(&self, writes: bool) -> bool {
+    fn uncount(&self, tag: u32, writes: bool) -> bool {
         let (one, all) = if writes { (WRITE, WRITES) } else { (READ, READS) };
-        self.change(|word| (word & all != 0).then(|| word - one))
+        self.change(|word| (tag_of(word) == tag && word & all != 0).then(|| word - one))
     }
 
     /// True when everybody goes through the lock and no use of this kind that was opened without it is open. Nobody owns a slow
@@ -383,10 +402,11 @@ impl<Rest: Default> BlockGate<Rest> {
         self.word.load(Ordering::Acquire) & (SLOW | counted) == SLOW
     }
 
-    /// True when a use of this kind that was opened without the lock is still open. After [`BlockGate::share`].
+    /// True when a use of this block and kind that was opened without the lock is still open. After [`BlockGate::share`].
     #[inline]
-    pub(crate) fn has_counted(&self, writes: bool) -> bool {
-        self.word.load(Ordering::Acquire) & if writes { WRITES } else { READS } != 0
+    pub(crate) fn has_counted(&self, tag: u32, writes: bool) -> bool {
+        let word = self.word.load(Ordering::Acquire);
+        tag_of(word) == tag && word & if writes { WRITES } else { READS } != 0
     }
 
     /// True when a use that was opened without the lock is still open. After [`BlockGate::share`].

@@ -5,7 +5,7 @@
 //! anything else in its uses it is slow. Nothing here calls the driver.
 
 use super::baton::{Baton, Shared};
-use super::record::{Far, Record, use_name};
+use super::record::{Far, Record, tag_of, use_name};
 use super::uses::{Opened, Uses};
 use crate::device_runtime::resource::{Access, Generation, StreamId};
 use crate::device_runtime::stream_pool::StreamPool;
@@ -112,7 +112,7 @@ fn close_own_in(
     }
     let (home, writes) = (record.home(), access.writes());
     if !record.gate.is_slow_and_uncounted(writes)
-        && let Some(closed) = close_counted(record, uses, (stream, stamp), writes)
+        && let Some(closed) = close_counted(record, uses, generation, (stream, stamp), writes)
     {
         return closed;
     }
@@ -132,19 +132,24 @@ fn close_own_in(
 fn close_counted(
     record: &Record,
     uses: &mut Uses,
+    generation: Generation,
     (stream, stamp): (StreamId, u64),
     writes: bool,
 ) -> Option<Closed> {
+    let tag = tag_of(generation);
     record.gate.share();
-    if !record.gate.is_slow() && record.gate.has_counted(writes) {
+    if !record.gate.is_slow() && record.gate.has_counted(tag, writes) {
         // It belonged to another thread, and nothing else was in the way. Once nothing is counted the block can be freed without the
         // lock, and its place be another's: so the count goes last.
         record.stamps.stamp(writes, stamp);
         record.set_closed(use_name(stream, writes));
-        let _ = record.gate.close_counted(writes);
-        return Some(Closed::Open);
+        // A use that another claim to it has closed meanwhile is not there any more.
+        return match record.gate.close_counted(tag, writes) {
+            true => Some(Closed::Open),
+            false => Some(Closed::Missing),
+        };
     }
-    if !record.gate.close_counted(writes) {
+    if !record.gate.close_counted(tag, writes) {
         return None;
     }
     record.set_closed(use_name(stream, writes));

@@ -458,6 +458,24 @@ mod tests {
     }
 
     #[test]
+    fn a_stale_claim_closes_no_use_of_the_next_block_at_its_place() {
+        let (record, first) = Record::begun(StreamId(1), 3, 5);
+        assert!(record.with_uses(|_| record.gate.retire(tag_of(first))));
+        record.end();
+        let next = Generation::next().at(0);
+        record.begin(next, 0x1000, MIN_ALIGN, (1, 3, 5));
+        for writes in [false, true] {
+            assert_eq!(record.gate.open(tag_of(next), writes), Attempt::Done);
+            record.with_uses(|_| {
+                assert!(!record.gate.has_counted(tag_of(first), writes));
+                assert!(!record.gate.close_counted(tag_of(first), writes));
+                assert!(record.gate.has_counted(tag_of(next), writes), "its use was closed");
+                assert!(record.gate.close_counted(tag_of(next), writes));
+            });
+        }
+    }
+
+    #[test]
     fn a_block_that_was_taken_from_its_thread_leaves_nothing_to_the_next_one() {
         let (record, generation) = Record::begun(StreamId(1), 3, 5);
         let needed = rows(&record, generation, 100);

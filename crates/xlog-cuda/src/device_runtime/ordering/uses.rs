@@ -2,6 +2,9 @@
 //!
 //! Changes are numbered. A finished write takes the place of exactly what was outstanding when it was prepared, and so waited
 //! for, and has not changed since.
+//!
+//! Until the own stream has announced a use, it may work on the block without hooks: another stream's prepare then follows its tail
+//! and not its last stamp, and the tail counts as its write. So does its first announced use, be it a read.
 
 use smallvec::SmallVec;
 use xlog_driver::Access;
@@ -86,6 +89,9 @@ pub(crate) struct Uses {
     /// them without a locked instruction. 0 is before everything; so they are unless the block is live and slow.
     own_write: u64,
     own_read: u64,
+    /// The own stream has announced a use, or another stream has finished one: from then on announcements decide. False while the
+    /// stamps are in the record.
+    announced: bool,
     /// The block was returned while a use was open: the last one to close frees it.
     pub(crate) free_on_close: bool,
 }
@@ -162,14 +168,24 @@ impl Uses {
     /// After the block became slow: what the own stream finished without the lock is kept here from now on. A use of it that is still
     /// being closed without the lock is open, and stamps again when it finds that it must take the lock.
     pub(crate) fn take_stamps(&mut self, stamps: &OwnStamps) {
-        let (write, read) = stamps.take();
+        let (write, read, announced) = stamps.take();
         self.own_write = write.max(self.own_write);
         self.own_read = read.max(self.own_read);
+        self.announced |= announced;
     }
 
     /// Before the own stream goes without the lock again, and before the block ends: nothing of it is kept here.
     #[cold]
     pub(crate) fn give_stamps(&mut self, stamps: &OwnStamps) {
+        if !std::mem::take(&mut self.announced) {
+            // 0: they are in the record already.
+            if self.own_write != 0 {
+                stamps.begin(std::mem::take(&mut self.own_write));
+            }
+            return;
+        }
+        // An announced use stays so, also where another stream's write took the place of all that the own stream did.
+        stamps.stamp(true, 0);
         for (writes, stamp) in [(true, &mut self.own_write), (false, &mut self.own_read)] {
             if *stamp != 0 {
                 stamps.stamp(writes, std::mem::take(stamp));
@@ -202,10 +218,17 @@ impl Uses {
         let writes = access.writes();
         let mut needed = Needed::default();
         let mut implied = 0;
+        let home_stream = if home == place { None } else { streams.at(home) };
+        if !self.announced
+            && let Some(of) = home_stream
+        {
+            // No event covers the stamp that stands now, so one is recorded at the tail: what covers the allocation may lie before
+            // work that was queued since.
+            self.own_write = of.clock().now();
+        }
         let own = self.own(writes);
         if own != 0
-            && home != place
-            && let Some(of) = streams.at(home)
+            && let Some(of) = home_stream
         {
             match of.clock().is_complete(own) || clock.covers(home, own) {
                 true => implied += 1,
@@ -228,7 +251,11 @@ impl Uses {
     #[inline(always)]
     pub(crate) fn sole(&self, home: u32, place: u32, writes: bool) -> Option<Sole> {
         // Nearly always all lists are short; `open` is, as far as it must be to get an entry without a look at the rest.
-        if !self.open.is_empty() || !self.writes.is_plain() || !self.reads.is_plain() {
+        if !self.announced
+            || !self.open.is_empty()
+            || !self.writes.is_plain()
+            || !self.reads.is_plain()
+        {
             return None;
         }
         let own = self.own(writes);
@@ -269,6 +296,7 @@ impl Uses {
     pub(crate) fn unfold(&mut self, home: u32, baton: Baton, opened: Option<(StreamId, bool)>) {
         let Baton { stamp, place, by } = baton;
         let of_home = place == home;
+        self.announced = true;
         self.changes += 1;
         if of_home {
             self.own_write = stamp;
@@ -286,7 +314,8 @@ impl Uses {
     /// If there is nothing but one finished write, takes it out: its place and stamp.
     pub(crate) fn fold(&mut self, home: u32) -> Option<(u32, u64)> {
         let plain = self.writes.is_plain() && self.reads.is_plain() && self.open.is_plain();
-        if !plain || !self.reads.is_empty() || self.has_open() || self.free_on_close {
+        let alone = plain && self.reads.is_empty() && !self.has_open();
+        if !alone || !self.announced || self.free_on_close {
             return None;
         }
         let sole = match self.writes.first() {
@@ -324,6 +353,9 @@ impl Uses {
         writes: bool,
         followed: Option<Followed>,
     ) {
+        if !self.announced {
+            self.announce(home == place, stamp, followed);
+        }
         // One write that takes the place of all there was.
         if writes
             && let Some(followed) = followed
@@ -342,6 +374,16 @@ impl Uses {
             return;
         }
         self.finished_beside(home, place, stamp, writes, followed);
+    }
+
+    /// The first use that stands for all that the own stream queued before it without a hook: one of its own, or another stream's
+    /// that was prepared. One that was not prepared followed nothing.
+    #[cold]
+    fn announce(&mut self, own: bool, stamp: u64, followed: Option<Followed>) {
+        self.announced = own || followed.is_some();
+        if own {
+            self.own_write = stamp.max(self.own_write);
+        }
     }
 
     #[inline(never)]

@@ -98,6 +98,9 @@ pub trait DeviceMemoryResource: Send + Sync {
     }
 
     /// Before work is queued on `use_stream`: makes that stream wait for what the work must follow, and opens the use.
+    ///
+    /// Until the block's own stream has announced a use, it may work on the block without hooks: the first prepare of another stream
+    /// follows everything that the own stream has queued by then.
     #[inline]
     fn prepare_block_use(
         &self,

@@ -94,6 +94,8 @@ pub struct Program {
     pub threads: Vec<Vec<Step>>,
     /// True where gates are used: then no step waits.
     pub gates: bool,
+    /// True where a block's own stream mostly works on it without hooks, until the first hook on it.
+    pub unannounced: bool,
 }
 
 impl Program {
@@ -146,7 +148,16 @@ impl Program {
             steps
         };
         let threads = (0..threads).map(|thread| steps(thread == 0)).collect();
-        Self { streams, slots, threads, gates }
+        Self { streams, slots, threads, gates, unannounced: false }
+    }
+
+    /// Both styles within the rule: until a block's first hook, its own stream works on it without hooks, and with them from then on.
+    pub fn mixed(seed: u64) -> Self {
+        let mut random = Random::new(seed ^ 0x5555);
+        let threads = 1 + random.below(3);
+        let mut program = Self::of(&mut random, threads);
+        program.unannounced = true;
+        program
     }
 
     fn of(random: &mut Random, threads: usize) -> Self {
@@ -160,7 +171,7 @@ impl Program {
                 (0..steps).map(|_| shape.step(random)).collect()
             })
             .collect();
-        Self { streams, slots, threads, gates }
+        Self { streams, slots, threads, gates, unannounced: false }
     }
 }
 

@@ -3,11 +3,12 @@
 //! A lane's lock is held while a step works on it, so the order of the steps on a lane is the order of its locks, and what
 //! the lane must hold is known on the host. Everything else is left to the hooks.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::{Mutex as StdMutex, PoisonError};
 
 use xlog_cuda::Gate;
-use xlog_cuda::device_runtime::{Access, BlockId, DeviceBlock, DeviceStream};
+use xlog_cuda::device_runtime::{Access, BlockId, DeviceBlock, DeviceStream, Generation, StreamId};
 use xlog_cuda::driver::sync::Mutex;
 use xlog_cuda::sim::SimKernel;
 use xlog_testing::threads;
@@ -36,6 +37,9 @@ pub struct Runner<'a> {
     slots: Vec<Slot>,
     streams: Vec<Mutex<Arc<DeviceStream>>>,
     gates: Mutex<Vec<Gate>>,
+    /// Blocks on which no hook was called, and the stream that may use them without. Work without hooks is queued, and the first hook
+    /// is called, with the lock held.
+    silent: Mutex<BTreeMap<Generation, StreamId>>,
     problems: Arc<StdMutex<Vec<String>>>,
     /// The step whose hooks are left out.
     without: Option<usize>,
@@ -66,6 +70,7 @@ impl<'a> Runner<'a> {
             slots: (0..program.slots).map(|_| Slot::default()).collect(),
             streams,
             gates: Mutex::default(),
+            silent: Mutex::default(),
             problems: Arc::default(),
             without,
         }
@@ -138,6 +143,15 @@ impl<'a> Runner<'a> {
         }
     }
 
+    /// Opens a use. The first one ends the time in which the own stream needs no hooks.
+    fn prepare(&self, block: BlockId, stream: &DeviceStream, access: Access) {
+        let mut silent = self.silent.lock();
+        if silent.remove(&block.generation).is_none() {
+            drop(silent);
+        }
+        self.rig.prepare(block, stream, access);
+    }
+
     /// Work between its hooks, or without them.
     fn hooked(
         &self,
@@ -146,9 +160,17 @@ impl<'a> Runner<'a> {
         uses: &[(BlockId, Access)],
         queue: impl FnOnce(),
     ) {
+        let silent = self.silent.lock();
+        let is_silent =
+            |block: &BlockId| silent.get(&block.generation).is_some_and(|own| *own == stream.id());
+        // Now and then the own stream announces its first use.
+        if at % 4 != 3 && uses.iter().all(|(block, _)| is_silent(block)) {
+            return queue();
+        }
+        drop(silent);
         let hooks = self.without != Some(at);
         for &(block, access) in uses.iter().filter(|_| hooks) {
-            self.rig.prepare(block, stream, access);
+            self.prepare(block, stream, access);
         }
         queue();
         if hooks {
@@ -162,7 +184,7 @@ impl<'a> Runner<'a> {
     fn step(&self, at: usize, step: &Step) {
         match *step {
             Step::Alloc { slot, stream, first, lane_bytes } => {
-                self.alloc(slot, [stream, first], lane_bytes);
+                self.alloc(at, slot, [stream, first], lane_bytes);
             }
             Step::Free { slot, open } => self.free(slot, open),
             Step::Fill { at: lane, stream, value } => {
@@ -199,6 +221,7 @@ impl<'a> Runner<'a> {
                 }
                 fill(&stream, content.ptr, value, content.bytes.len());
                 let block = self.slots[lane.0].block.lock();
+                self.silent.lock().remove(&block.as_ref().unwrap().generation);
                 self.rig.resource.record_block_use(block.as_ref().unwrap(), stream.id()).unwrap();
                 content.bytes.fill(value);
             }
@@ -228,7 +251,7 @@ impl<'a> Runner<'a> {
         }
     }
 
-    fn alloc(&self, slot: usize, streams: [usize; 2], lane_bytes: usize) {
+    fn alloc(&self, at: usize, slot: usize, streams: [usize; 2], lane_bytes: usize) {
         let (mut first, mut second) = self.two((slot, 0), (slot, 1));
         if first.block.is_some() {
             return;
@@ -236,7 +259,12 @@ impl<'a> Runner<'a> {
         let [own, writer] = streams.map(|stream| self.stream(stream));
         let block = self.rig.allocate(2 * lane_bytes, &own);
         let id = BlockId::from_block(&block);
-        self.rig.write(id, &writer, 0, 2 * lane_bytes);
+        if self.program.unannounced {
+            self.silent.lock().insert(id.generation, own.id());
+        }
+        self.hooked(at, &writer, &[(id, Access::Write)], || {
+            fill(&writer, id.ptr, 0, 2 * lane_bytes);
+        });
         for (lane, content) in [&mut first, &mut second].into_iter().enumerate() {
             content.block = Some(id);
             content.ptr = block.ptr + (lane * lane_bytes) as u64;
@@ -249,10 +277,11 @@ impl<'a> Runner<'a> {
         let (mut first, mut second) = self.two((slot, 0), (slot, 1));
         let Some(block) = self.slots[slot].block.lock().take() else { return };
         let id = BlockId::from_block(&block);
+        self.silent.lock().remove(&id.generation);
         match open.map(|stream| self.stream(stream)) {
             None => self.rig.free(block),
             Some(stream) => {
-                self.rig.prepare(id, &stream, Access::Read);
+                self.prepare(id, &stream, Access::Read);
                 self.rig.free(block);
                 self.queue_look("read of a retired block", &stream, &first);
                 self.rig.finish(id, &stream, Access::Read);
@@ -324,7 +353,7 @@ impl<'a> Runner<'a> {
         let Some(block) = first.block else { return };
         let mut streams = streams.map(|stream| self.stream(stream));
         for stream in &streams {
-            self.rig.prepare(block, stream, Access::Write);
+            self.prepare(block, stream, Access::Write);
         }
         for (stream, content) in streams.iter().zip([&mut first, &mut second]) {
             fill(stream, content.ptr, value, content.bytes.len());
@@ -342,10 +371,10 @@ impl<'a> Runner<'a> {
         let mut content = self.lane(at);
         let Some(block) = content.block else { return };
         let [outer, inner] = streams.map(|stream| self.stream(stream));
-        self.rig.prepare(block, &outer, Access::Write);
+        self.prepare(block, &outer, Access::Write);
         fill(&outer, content.ptr, !value, content.bytes.len());
         inner.wait_for(&outer).unwrap();
-        self.rig.prepare(block, &inner, Access::Write);
+        self.prepare(block, &inner, Access::Write);
         fill(&inner, content.ptr, value, content.bytes.len());
         content.bytes.fill(value);
         for stream in if swap { [&outer, &inner] } else { [&inner, &outer] } {
@@ -357,7 +386,7 @@ impl<'a> Runner<'a> {
         let content = self.lane(at);
         let Some(block) = content.block else { return };
         let stream = self.stream(stream);
-        self.rig.prepare(block, &stream, Access::Read);
+        self.prepare(block, &stream, Access::Read);
         match read(&stream, content.ptr, content.bytes.len()) {
             Ok(back) if back == content.bytes => {}
             other => self.problem(format!("{at:?}: {other:x?}, {:x?} was due", content.bytes)),
