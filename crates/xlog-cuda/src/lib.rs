@@ -38,6 +38,7 @@ mod bytes;
 pub mod conformance;
 mod device;
 pub mod device_runtime;
+mod device_wait;
 mod error;
 #[cfg(feature = "cudarc")]
 #[allow(unsafe_code)]

@@ -24,6 +24,7 @@ use crate::device_runtime::ordering::clock::{Begun, StreamClock};
 use crate::device_runtime::ordering::primitive::{Me, as_me};
 use crate::device_runtime::ordering::tally::{Edges, Tally};
 use crate::device_runtime::stream_ids::IssuedId;
+use crate::device_wait;
 use crate::{CudaDevice, Result, XlogError};
 
 /// Where the driver of a device lies: a call through its `Arc` computes that each time, from the alignment in its table.
@@ -366,6 +367,29 @@ impl RawStream {
 
     /// Waits until everything queued so far, and so every stamp up to now, has completed; returns that stamp.
     pub(crate) fn settle(&self, tally: &Tally) -> DriverResult<u64> {
+        let wait = |driver: &dyn Driver, event| driver.event_synchronize(event).map(|()| true);
+        self.settle_by(tally, wait).map(|(covers, _)| covers)
+    }
+
+    /// [`RawStream::settle`] for as long as the running call may wait; false when that was too short.
+    pub(crate) fn settle_in_time(&self, tally: &Tally) -> DriverResult<bool> {
+        match device_wait::left() {
+            None => self.settle(tally).map(|_| true),
+            Some(left) if left.is_zero() => Ok(false),
+            Some(_) => {
+                let wait =
+                    |driver: &dyn Driver, event| device_wait::poll(|| driver.event_query(event));
+                self.settle_by(tally, wait).map(|(_, done)| done)
+            }
+        }
+    }
+
+    /// Records an event at the tail and waits for it by `wait`, which says whether it has completed.
+    fn settle_by(
+        &self,
+        tally: &Tally,
+        wait: impl FnOnce(&dyn Driver, EventHandle) -> DriverResult<bool>,
+    ) -> DriverResult<(u64, bool)> {
         self.check_not_capturing("event_record")?;
         let begun = as_me(|me| self.clock.begin(me));
         let (covers, event) = (begun.covers, self.record_begun(begun)?);
@@ -374,12 +398,12 @@ impl RawStream {
         if let Some(ask) = ask {
             self.ask(ask);
         }
-        let waited = self.device.driver().event_synchronize(event);
-        if waited.is_ok() {
+        let waited = wait(self.device.driver().as_ref(), event);
+        if matches!(waited, Ok(true)) {
             self.clock.completed_up_to(covers);
         }
         self.clock.unpin();
-        waited.map(|()| covers)
+        waited.map(|done| (covers, done))
     }
 }
 

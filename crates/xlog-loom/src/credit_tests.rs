@@ -46,11 +46,7 @@ impl Model {
         let credits = &self.credits;
         let taken = credits.take_own(seat, bytes, |()| ()).is_some()
             || credits.take(seat, bytes, DEVICE, |()| ()).is_some()
-            || match credits.gather(seat, bytes, DEVICE, |()| ()) {
-                Ok(()) => true,
-                Err(sight) if sight.is_final(bytes) => false,
-                Err(_) => credits.decide(seat, bytes, DEVICE, || {}, |()| ()).is_ok(),
-            };
+            || self.audit_until_certain(seat, bytes);
         if !taken {
             let most = self.below.lock().most[thread];
             assert!(most + bytes > self.least, "{bytes} bytes always fitted: {most} were used");
@@ -68,6 +64,17 @@ impl Model {
         drop(below);
         credits.end(seat, bytes);
         true
+    }
+
+    /// As a request does whose deadline is far away.
+    fn audit_until_certain(&self, seat: Seat, bytes: usize) -> bool {
+        loop {
+            match self.credits.gather(seat, bytes, DEVICE, |()| ()) {
+                Ok(()) => return true,
+                Err(sight) if !sight.may_fit => return false,
+                Err(_) => loom::thread::yield_now(),
+            }
+        }
     }
 
     fn free(&self, thread: usize, bytes: usize) {
@@ -174,5 +181,46 @@ fn a_limit_lowered_meanwhile_loses_nothing() {
         other.join().unwrap();
         budget.is_whole();
         assert!(budget.allocate(0, 4, true));
+    });
+}
+
+/// The other thread's charge never ends while this one asks: it is held below. What fits beside it is granted all the same.
+#[test]
+fn a_charge_in_flight_closes_nothing() {
+    loom::model(|| {
+        let budget = Model::new(4);
+        assert!(budget.credits.take(seat(1), 2, DEVICE, |()| ()).is_some());
+        let other = {
+            let budget = Arc::clone(&budget);
+            // Does not fit, whether the charge in flight ends or not.
+            thread::spawn(move || budget.credits.gather(seat(1), 5, DEVICE, |()| ()).is_err())
+        };
+        assert!(budget.allocate(0, 2, true), "2 of 4 bytes are in flight");
+        assert!(other.join().unwrap());
+        budget.free(0, 2);
+        budget.credits.release(seat(1), 2, DEVICE, |()| ());
+        budget.is_whole();
+    });
+}
+
+/// Two threads charge at the limit while one of them releases.
+#[test]
+fn a_release_at_the_limit_is_never_lost() {
+    loom::model(|| {
+        let budget = Model::new(2);
+        assert!(budget.allocate(1, 1, true));
+        let other = {
+            let budget = Arc::clone(&budget);
+            thread::spawn(move || {
+                budget.free(1, 1);
+                assert!(budget.allocate(1, 1, true), "it was this thread's own byte");
+            })
+        };
+        assert!(budget.allocate(0, 1, true), "one byte always fits");
+        other.join().unwrap();
+        assert!(!budget.allocate(0, 1, true));
+        budget.free(0, 1);
+        budget.free(1, 1);
+        budget.is_whole();
     });
 }

@@ -45,15 +45,6 @@ macro_rules! visit {
 }
 pub(crate) use visit;
 
-/// Held across calls.
-pub(crate) type Turnstile<T> = Mutex<T>;
-
-/// Another thread goes on. Nobody gives up.
-pub(crate) fn pause(_round: u32) -> bool {
-    loom::thread::yield_now();
-    true
-}
-
 /// To the credits a biased mutex is a mutex like any other; what makes it quick is not modelled here.
 #[derive(Debug)]
 pub(crate) struct BiasedMutex<T>(Mutex<T>);

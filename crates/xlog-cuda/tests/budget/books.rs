@@ -7,10 +7,11 @@
 
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use crate::support::{Counting, TAG, random};
 use xlog_cuda::device_runtime::{
-    DeviceMemoryResource, GlobalDeviceBudget, ResourceError, StreamId,
+    DeviceMemoryResource, GlobalDeviceBudget, OomPolicy, ResourceError, StreamId,
 };
 
 const LIMIT: usize = 8_000;
@@ -32,7 +33,9 @@ fn run(threads: usize, operations: usize, placed: bool, retire: bool, seed: u64)
         (state.fail, state.fail_one_in) = (Some(ResourceError::Driver("injected".to_owned())), 16);
         state.retire = retire.then_some(xlog_cuda::device_runtime::BlockState::Retired);
     });
-    let budget = GlobalDeviceBudget::over(inner.clone(), LIMIT);
+    // After a deadline, operations in flight count as used: it must not pass because a machine is busy.
+    let policy = OomPolicy::default().with_deadline(Duration::from_secs(600));
+    let budget = GlobalDeviceBudget::over(inner.clone(), LIMIT).with_policy(policy);
     let counts = Counts {
         requests: AtomicUsize::new(0),
         refused: AtomicUsize::new(0),

@@ -276,7 +276,7 @@ fn a_report_names_who_holds_what_fits_a_screen_and_is_json() {
 }
 
 #[test]
-fn a_returned_block_is_waited_for_with_patience() {
+fn a_returned_block_is_waited_for_with_deadline() {
     let (budget, inner) = budget(1000);
     inner.set(|state| (state.retire, state.reapable) = (Some(BlockState::Retired), false));
     let rows = allocate(&budget, 900).unwrap();
@@ -289,7 +289,7 @@ fn a_returned_block_is_waited_for_with_patience() {
             std::thread::sleep(Duration::from_millis(20));
             inner.set(|state| state.reapable = true);
         });
-        let patient = OomPolicy::default().with_patience(Duration::from_secs(20));
+        let patient = OomPolicy::default().with_deadline(Duration::from_secs(20));
         let all = budget.allocate_with(1000, StreamId::DEFAULT, TAG, &patient).unwrap();
         budget.deallocate(all).unwrap();
     });

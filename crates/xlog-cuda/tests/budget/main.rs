@@ -2,6 +2,7 @@
 
 mod books;
 mod conformance;
+mod device_waits;
 mod ladder;
 mod limits;
 mod reservations;

@@ -15,12 +15,22 @@ use xlog_cuda::device_runtime::{
 pub(crate) const TAG: AllocTag = AllocTag("rows");
 
 /// Bytes without memory. Its blocks have places in their generations, unless it is told to be a stranger.
-#[derive(Debug)]
 pub(crate) struct Counting {
     pub(crate) state: Mutex<State>,
     placed: bool,
     pub(crate) reaps: AtomicUsize,
     pub(crate) trims: AtomicUsize,
+    hook: Mutex<Option<Hook>>,
+}
+
+/// Called at the beginning of each call but frees, outside all locks, with the bytes that are asked for, if any. What it returns is the
+/// failure of an allocation.
+pub(crate) type Hook = Arc<dyn Fn(Option<usize>) -> Option<ResourceError> + Send + Sync>;
+
+impl std::fmt::Debug for Counting {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Counting").field("state", &self.state).finish_non_exhaustive()
+    }
 }
 
 #[derive(Debug)]
@@ -76,6 +86,7 @@ impl Counting {
             placed,
             reaps: AtomicUsize::new(0),
             trims: AtomicUsize::new(0),
+            hook: Mutex::new(None),
         })
     }
 
@@ -99,6 +110,22 @@ impl Counting {
 
     pub(crate) fn used(&self) -> usize {
         self.state.lock().unwrap().used
+    }
+
+    pub(crate) fn set_hook(
+        &self,
+        hook: impl Fn(Option<usize>) -> Option<ResourceError> + Send + Sync + 'static,
+    ) {
+        *self.hook.lock().unwrap() = Some(Arc::new(hook));
+    }
+
+    pub(crate) fn clear_hook(&self) {
+        *self.hook.lock().unwrap() = None;
+    }
+
+    fn call_hook(&self, bytes: Option<usize>) -> Option<ResourceError> {
+        let hook = self.hook.lock().unwrap().clone();
+        hook.and_then(|hook| hook(bytes))
     }
 
     fn panic_if_told(&self) {
@@ -137,6 +164,9 @@ impl DeviceMemoryResource for Counting {
         tag: AllocTag,
     ) -> ResourceResult<DeviceBlock> {
         self.panic_if_told();
+        if let Some(error) = self.call_hook(Some(bytes)) {
+            return Err(error);
+        }
         let mut state = self.state.lock().unwrap();
         let State { random: seed, fail_one_in, .. } = &mut *state;
         if *fail_one_in > 0
@@ -206,16 +236,19 @@ impl DeviceMemoryResource for Counting {
     }
 
     fn reap_completed(&self) -> ResourceResult<()> {
+        self.call_hook(None);
         self.reap();
         Ok(())
     }
 
     fn block_state(&self, block: BlockId) -> BlockState {
+        self.call_hook(None);
         let state = self.state.lock().unwrap();
         state.blocks.get(&(block.ptr, block.generation)).map_or(BlockState::Freed, |(_, at)| *at)
     }
 
     fn trim(&self) -> ResourceResult<usize> {
+        self.call_hook(None);
         self.trims.fetch_add(1, Ordering::Relaxed);
         let mut state = self.state.lock().unwrap();
         for (_, at) in state.blocks.values_mut() {

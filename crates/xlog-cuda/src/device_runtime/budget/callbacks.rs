@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::Weak;
 
 use super::primitive::Mutex;
+use crate::device_wait;
 
 type Callback<E> = Arc<dyn Fn(&E) + Send + Sync>;
 
@@ -57,7 +58,8 @@ thread_local! {
     static INSIDE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Runs `body` so that what it asks of budgets calls no functions again.
+/// Runs `body` so that what it asks of budgets calls no functions again. Its waits are its own: they spend nothing of the deadline of
+/// the call that it runs in.
 pub(crate) fn inside<T>(body: impl FnOnce() -> T) -> T {
     struct Restore(bool);
     impl Drop for Restore {
@@ -66,6 +68,7 @@ pub(crate) fn inside<T>(body: impl FnOnce() -> T) -> T {
         }
     }
     let _restore = Restore(INSIDE.replace(true));
+    let _suspended = device_wait::suspend();
     body()
 }
 

@@ -5,8 +5,8 @@ use std::sync::atomic::Ordering;
 use super::GlobalDeviceBudget;
 use super::core::{Claim, Core};
 use super::flights::Seat;
-use super::ladder::Relief;
 use super::policy::OomPolicy;
+use super::reclaim::{Reclaim, call_below};
 use super::records::Record;
 use super::seats::seat;
 use super::tally::TagIndex;
@@ -14,6 +14,7 @@ use super::tree::{DEVICE, ScopeIndex};
 use crate::device_runtime::resource::{
     AllocTag, DeviceBlock, DeviceMemoryResource, ResourceError, ResourceResult,
 };
+use crate::device_wait;
 
 /// How often a block that is larger than was announced is asked for again.
 const TRIES: u32 = 4;
@@ -84,7 +85,11 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
         };
         let flight =
             Flight { core: &self.core, seat, charge, scope: DEVICE, tag: index, blocks: 1 };
-        match call() {
+        // What would wait for the device comes back here as a failure, and has a deadline then.
+        let deferred = device_wait::defer();
+        let given = call();
+        drop(deferred);
+        match given {
             Ok(block) if block.bytes <= charge => {
                 std::mem::forget(flight);
                 let record = Record { charge, tag: index, scope: DEVICE };
@@ -103,7 +108,7 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
         }
     }
 
-    /// By way of the pot and the ladder, after what has failed.
+    /// From the pot, or after reclaiming, and after what has failed.
     #[cold]
     #[inline(never)]
     fn obtain_slow(
@@ -128,9 +133,9 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
     ) -> ResourceResult<B> {
         let seat = seat();
         let mut claim = *claim;
-        // The budget's own, unless the caller has one; asked for when it is needed.
+        // The budget's own policy, unless the caller has one; asked for when it is needed.
         let policy = || policy.cloned().unwrap_or_else(|| self.core.policy());
-        let mut relief = None;
+        let mut reclaim: Option<Reclaim> = None;
         let mut failed = failed;
         let mut larger = 0;
         loop {
@@ -141,8 +146,8 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
                     if !self.is_shortage(&error) {
                         return Err(error);
                     }
-                    let relief = relief.get_or_insert_with(|| Relief::new(policy()));
-                    if !self.relieve(seat, &claim, relief) {
+                    let reclaim = reclaim.get_or_insert_with(|| Reclaim::new(policy()));
+                    if !self.make_room_below(&claim, reclaim) {
                         self.report_below(&claim, &error);
                         return Err(error);
                     }
@@ -158,11 +163,14 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
             }
             let tag = match self.core.take(seat, &claim) {
                 Some(tag) => tag,
-                None => self.take_slow(seat, &claim, &policy())?,
+                None => {
+                    let reclaim = reclaim.get_or_insert_with(|| Reclaim::new(policy()));
+                    self.charge_with_reclaim(seat, &claim, reclaim)?
+                }
             };
             let Claim { charge, scope, blocks, .. } = claim;
             let flight = Flight { core: &self.core, seat, charge, scope, tag, blocks };
-            failed = Some(match call() {
+            failed = Some(match call_below(reclaim.as_ref(), &call) {
                 Ok(given) => self.settle(flight, given, &announced),
                 Err(error) => Outcome::Failed(error),
             });

@@ -6,14 +6,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use super::callbacks::Callbacks;
-use super::credit::{Credits, Sight};
+use super::credit::{Credits, Pot, Shard, Sight};
 use super::flights::Seat;
 use super::policy::{OomPolicy, Pressure};
 use super::primitive::Mutex;
 use super::records::Records;
 use super::report::{OomReport, OtherUse, ScopeUsage, TagUsage};
 use super::seats::SEATS;
-use super::tally::{TagIndex, TagNames, Tally};
+use super::tally::{Freed, Pending, TagIndex, TagNames, Tally};
 use super::tree::{DEVICE, ScopeIndex};
 use super::waiting::Queue;
 use crate::device_runtime::resource::AllocTag;
@@ -94,22 +94,53 @@ impl Core {
         self.credits.take(seat, claim.charge, claim.scope, note)
     }
 
+    /// Takes a charge out of everything that is free, wherever it is; it is in flight.
     pub(crate) fn gather(&self, seat: Seat, claim: &Claim) -> Result<TagIndex, Sight> {
         let note = |tally: &mut Tally| self.note(tally, claim);
         self.credits.gather(seat, claim.charge, claim.scope, note)
     }
 
-    pub(crate) fn decide(
+    /// Releases what is `freed` of the pending blocks, then [`Core::gather`]. A deficit comes with the pending blocks of its instant.
+    pub(crate) fn gather_after(
         &self,
         seat: Seat,
         claim: &Claim,
-        ask: impl FnOnce() -> usize,
-    ) -> Result<TagIndex, Sight> {
-        let note = |tally: &mut Tally| self.note(tally, claim);
-        let ask = || {
-            ask();
+        freed: &Freed,
+    ) -> Result<TagIndex, (Sight, Vec<Pending>)> {
+        let (result, waited_for) = self.credits.audit(|shards, pot| {
+            let waited_for = release_pending(shards, pot, freed);
+            let note = |tally: &mut Tally| self.note(tally, claim);
+            let granted = self.credits.grant(shards, pot, seat, claim.charge, claim.scope, note);
+            (granted.map_err(|sight| (sight, pending(shards))), waited_for)
+        });
+        if waited_for {
+            self.queue.wake();
+        }
+        result
+    }
+
+    /// All pending blocks.
+    pub(crate) fn pending(&self) -> Vec<Pending> {
+        self.credits.audit(|shards, _| pending(shards))
+    }
+
+    /// Releases what is `freed` of the pending blocks.
+    pub(crate) fn release_freed(&self, freed: &Freed) {
+        if self.credits.audit(|shards, pot| release_pending(shards, pot, freed)) {
+            self.queue.wake();
+        }
+    }
+
+    /// [`Core::release_freed`] of this thread's shard alone.
+    pub(crate) fn release_own_freed(&self, seat: Seat, freed: &Freed) {
+        let take = |tally: &mut Tally| {
+            let gone = tally.take_freed(freed);
+            tally.ask_at = 2 * tally.pending.len();
+            gone.iter().map(|pending| (pending.charge, pending.scope)).collect()
         };
-        self.credits.decide(seat, claim.charge, claim.scope, ask, note)
+        if self.credits.release_own_pending(seat, take) {
+            self.queue.wake();
+        }
     }
 
     fn note(&self, tally: &mut Tally, claim: &Claim) -> TagIndex {
@@ -207,6 +238,24 @@ impl Core {
     pub(crate) fn policy(&self) -> OomPolicy {
         self.policy.lock().clone()
     }
+}
+
+fn pending(shards: &[&mut Shard<Tally>]) -> Vec<Pending> {
+    shards.iter().flat_map(|shard| shard.extra.pending.iter().copied()).collect()
+}
+
+fn release_pending(shards: &mut [&mut Shard<Tally>], pot: &mut Pot, freed: &Freed) -> bool {
+    let mut waited_for = false;
+    if freed.is_empty() {
+        return waited_for;
+    }
+    for shard in shards {
+        for pending in shard.extra.take_freed(freed) {
+            shard.end_pending(pending.charge);
+            waited_for |= pot.release(pending.charge, pending.scope);
+        }
+    }
+    waited_for
 }
 
 impl fmt::Debug for Core {

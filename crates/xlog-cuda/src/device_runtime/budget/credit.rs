@@ -1,20 +1,23 @@
-//! Who may take how many bytes: credits per shard, a pot behind them, and a way to refuse that is never wrong.
+//! Who may take how many bytes: credit per shard, a global balance behind it, and a final check that closes nothing.
 //!
-//! Every byte of the limit is in exactly one place: charged, in the credit of a shard, or in the pot. A thread takes from and gives
-//! to its own shard; shards take from the pot in pieces and give back what exceeds their bound. Nothing is refused by that.
-//! A refusal is decided with all shards locked:
+//! Every byte of the limit is in exactly one place: charged, unused credit of a shard, or the balance. A thread charges and releases
+//! in its own shard. Shards refill from the balance in pieces and return what exceeds their bound. Nothing is refused by that.
 //!
-//! - *In flight* are the bytes of operations that have told the budget but whose result is open: an allocation that may fail, a free
-//!   that may have happened. *Pending* are returned blocks that the resource below had not freed when it was last asked; while it is
-//!   asked again they are both.
-//! - If the request would not fit even without these, it is refused: the other bytes are with the resource at this instant.
-//! - Else the pot is closed, so that no allocation begins; what is in flight ends; pending blocks are asked for. What is charged then
-//!   was with the resource below at the instant the last one in flight ended, and a refusal is true for that instant.
+//! What a shard cannot charge is decided by an *audit*: all shards locked for the time of some additions, so that the sums are those of
+//! one instant. The audit moves the unused credit of all shards to the balance and charges from there. If the balance is too small, the
+//! limit was used up by charges at that instant. No lock is held while a resource is called, so an audit waits for no device.
 //!
-//! Invariant: while the pot holds less than scopes are guaranteed, or waiters wait, no shard has credit.
+//! Some charges may end soon:
+//! - *In flight* are the bytes of operations whose result is open: an allocation that may fail, a free that may have happened.
+//! - *Pending* are returned blocks that the resource below had not freed when it was last asked.
+//!
+//! A request that does not fit even without these is refused at once. Else its thread asks about the pending blocks and audits again,
+//! until its deadline. After the deadline charges in flight count as used.
+//!
+//! Invariant: while the balance is below what scopes are guaranteed, or threads wait for memory, no shard has credit.
 
 use super::flights::{Flights, Seat};
-use super::primitive::{BiasedMutex, Mutex, Turnstile, pause};
+use super::primitive::{BiasedMutex, Mutex};
 use super::tree::{DEVICE, ScopeIndex, ScopeTree};
 
 /// More than this a shard never takes ahead.
@@ -27,9 +30,14 @@ pub(crate) struct Shard<T> {
     /// More credit than this flows back to the pot.
     bound: usize,
     pending: usize,
-    /// Of the pending ones, those that are being looked through.
-    looked_at: usize,
     pub(crate) extra: T,
+}
+
+impl<T> Shard<T> {
+    /// Bytes of returned blocks are no longer pending: the caller releases them.
+    pub(crate) fn end_pending(&mut self, charge: usize) {
+        self.pending = self.pending.saturating_sub(charge);
+    }
 }
 
 /// Shards of different threads share no cache line, nor the one that is fetched along with it.
@@ -46,12 +54,11 @@ pub(crate) struct Pot {
     /// Below zero when the limit was lowered below what is charged.
     free: i128,
     limit: usize,
-    closed: bool,
     waiters: usize,
     pub(crate) scopes: ScopeTree,
 }
 
-/// The books at one instant.
+/// The sums of an audit: the budget at one instant.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Sight {
     pub(crate) limit: usize,
@@ -60,18 +67,14 @@ pub(crate) struct Sight {
     pub(crate) pending: usize,
     /// The most that would have been admitted.
     pub(crate) room: usize,
+    /// Whether the request could fit once what is in flight and pending has ended.
+    pub(crate) may_fit: bool,
 }
 
 impl Sight {
     /// The limit less what is charged.
     pub(crate) fn free(&self) -> usize {
         self.limit.saturating_sub(self.charged)
-    }
-
-    /// True when a request is not admitted, and would not be if everything in flight and pending had ended.
-    pub(crate) fn is_final(&self, charge: usize) -> bool {
-        let open = self.in_flight.saturating_add(self.pending);
-        self.room < charge && (open == 0 || charge > self.free().saturating_add(open))
     }
 }
 
@@ -80,10 +83,16 @@ impl Sight {
 pub(crate) struct Credits<T, const N: usize> {
     shards: Box<[Place<T>; N]>,
     pot: Mutex<Pot>,
-    deciding: Turnstile<()>,
 }
 
 impl Pot {
+    /// Releases a charge. True when a thread waits for memory.
+    pub(crate) fn release(&mut self, charge: usize, scope: ScopeIndex) -> bool {
+        self.free += charge as i128;
+        self.scopes.discharge(scope, charge);
+        self.waiters > 0
+    }
+
     fn spare(&self) -> usize {
         let spare = self.free - self.scopes.need() as i128;
         usize::try_from(spare.max(0)).unwrap_or(usize::MAX)
@@ -93,15 +102,10 @@ impl Pot {
 impl<T: Default, const N: usize> Credits<T, N> {
     pub(crate) fn new(limit: usize) -> Self {
         const { assert!(N.is_power_of_two()) };
-        let shard = || Shard { credit: 0, bound: 0, pending: 0, looked_at: 0, extra: T::default() };
+        let shard = || Shard { credit: 0, bound: 0, pending: 0, extra: T::default() };
         let place = || Place { shard: BiasedMutex::new(shard()), flights: Flights::new() };
-        let pot =
-            Pot { free: limit as i128, limit, closed: false, waiters: 0, scopes: ScopeTree::new() };
-        Self {
-            shards: Box::new(std::array::from_fn(|_| place())),
-            pot: Mutex::new(pot),
-            deciding: Turnstile::new(()),
-        }
+        let pot = Pot { free: limit as i128, limit, waiters: 0, scopes: ScopeTree::new() };
+        Self { shards: Box::new(std::array::from_fn(|_| place())), pot: Mutex::new(pot) }
     }
 }
 
@@ -154,7 +158,7 @@ impl<T, const N: usize> Credits<T, N> {
     fn refill(&self, mine: &mut Shard<T>, charge: usize, scope: ScopeIndex) -> bool {
         let mut pot = self.pot.lock();
         // Past waiters goes only who does not wait, and by another way.
-        if pot.closed || pot.waiters > 0 {
+        if pot.waiters > 0 {
             return false;
         }
         if scope != DEVICE {
@@ -258,26 +262,25 @@ impl<T, const N: usize> Credits<T, N> {
             let kept = mine.bound / 2;
             pot.free += (mine.credit - kept) as i128;
             mine.credit = kept;
+            pot.waiters > 0
         } else {
-            pot.free += charge as i128;
-            pot.scopes.discharge(scope, charge);
+            pot.release(charge, scope)
         }
-        pot.waiters > 0
     }
 
-    /// Runs `body` with everything standing still.
+    /// Runs `body` with all shards and the pot at one instant. `body` calls nothing that could wait.
     pub(crate) fn audit<R>(&self, body: impl FnOnce(&mut [&mut Shard<T>], &mut Pot) -> R) -> R {
         let all: Vec<&BiasedMutex<Shard<T>>> =
             self.shards.iter().map(|place| &place.shard).collect();
         BiasedMutex::with_all(&all, |shards| body(shards, &mut self.pot.lock()))
     }
 
-    /// The books, and the room for a request of `charge`.
+    /// The sums, and the room for a request of `charge`.
     pub(crate) fn sight(&self, charge: usize, scope: ScopeIndex) -> Sight {
         self.audit(|shards, pot| self.look(shards, pot, charge, scope))
     }
 
-    /// Takes a charge out of everything that is free, wherever it is.
+    /// Takes a charge out of everything that is free, wherever it is; it is in flight. An error shows a deficit of its instant.
     pub(crate) fn gather<R>(
         &self,
         seat: Seat,
@@ -285,66 +288,22 @@ impl<T, const N: usize> Credits<T, N> {
         scope: ScopeIndex,
         note: impl FnOnce(&mut T) -> R,
     ) -> Result<R, Sight> {
-        self.audit(|shards, pot| {
-            if pot.closed {
-                return Err(self.look(shards, pot, charge, scope));
-            }
-            let granted = self.grant(shards, pot, seat, charge, scope, note);
-            granted.map_err(|_| self.look(shards, pot, charge, scope))
-        })
+        self.audit(|shards, pot| self.grant(shards, pot, seat, charge, scope, note))
     }
 
-    /// Takes a charge, or refuses what did not fit at some instant of this call. `ask` ends what is pending and is free by now.
-    pub(crate) fn decide<R>(
-        &self,
-        seat: Seat,
-        charge: usize,
-        scope: ScopeIndex,
-        ask: impl FnOnce(),
-        note: impl FnOnce(&mut T) -> R,
-    ) -> Result<R, Sight> {
-        let _turn = self.deciding.lock();
-        let mut note = note;
-        let mut round = 0;
-        loop {
-            let attempt = self.audit(|shards, pot| {
-                pot.closed = false;
-                self.grant(shards, pot, seat, charge, scope, note).map_err(|note| {
-                    drain(shards, pot);
-                    pot.closed = true;
-                    (note, self.in_flight())
-                })
-            });
-            let in_flight;
-            (note, in_flight) = match attempt {
-                Ok(granted) => return Ok(granted),
-                Err(left) => left,
-            };
-            if in_flight == 0 || !pause(round) {
-                break;
-            }
-            round += 1;
-        }
-        ask();
-        self.audit(|shards, pot| {
-            pot.closed = false;
-            let granted = self.grant(shards, pot, seat, charge, scope, note);
-            granted.map_err(|_| self.look(shards, pot, charge, scope))
-        })
-    }
-
-    fn grant<R, F: FnOnce(&mut T) -> R>(
+    /// [`Credits::gather`] inside an audit.
+    pub(crate) fn grant<R>(
         &self,
         shards: &mut [&mut Shard<T>],
         pot: &mut Pot,
         seat: Seat,
         charge: usize,
         scope: ScopeIndex,
-        note: F,
-    ) -> Result<R, F> {
+        note: impl FnOnce(&mut T) -> R,
+    ) -> Result<R, Sight> {
         let index = seat.index & (N - 1);
         if !pot.scopes.admits(scope, charge, pot.free + credit(shards)) {
-            return Err(note);
+            return Err(self.look(shards, pot, charge, scope));
         }
         drain(shards, pot);
         pot.free -= charge as i128;
@@ -355,12 +314,16 @@ impl<T, const N: usize> Credits<T, N> {
 
     fn look(&self, shards: &[&mut Shard<T>], pot: &Pot, charge: usize, scope: ScopeIndex) -> Sight {
         let free = pot.free + credit(shards);
+        let (in_flight, pending) =
+            (self.in_flight(), shards.iter().map(|shard| shard.pending).sum());
+        let open = in_flight.saturating_add(pending);
         Sight {
             limit: pot.limit,
             charged: usize::try_from(pot.limit as i128 - free).unwrap_or(usize::MAX),
-            in_flight: self.in_flight(),
-            pending: shards.iter().map(|shard| shard.pending).sum(),
+            in_flight,
+            pending,
             room: pot.scopes.room(scope, free, charge),
+            may_fit: pot.scopes.may_admit(scope, charge, free, open),
         }
     }
 
@@ -400,64 +363,20 @@ impl<T, const N: usize> Credits<T, N> {
         self.pot.lock().waiters -= 1;
     }
 
-    /// Takes what the shards keep as pending, for `extra` to be looked through. The bytes stay pending, here, and are in flight too
-    /// until [`Credits::release_pending`] or [`Credits::put_back_pending`].
-    pub(crate) fn take_pending<R>(
+    /// Releases what has ended of one's own pending blocks: `take` gives the charges and scopes. True when a thread waits for memory.
+    pub(crate) fn release_own_pending(
         &self,
         seat: Seat,
-        take: impl FnOnce(&mut [&mut Shard<T>]) -> R,
-    ) -> R {
-        self.audit(|shards, _| {
-            // What others are looking through is theirs.
-            let taken: usize = shards.iter().map(|shard| shard.pending - shard.looked_at).sum();
-            for shard in shards.iter_mut() {
-                shard.pending = shard.looked_at;
-            }
-            let mine = &mut shards[seat.index & (N - 1)];
-            mine.pending += taken;
-            mine.looked_at += taken;
-            self.begin(seat, taken);
-            take(shards)
-        })
-    }
-
-    /// [`Credits::take_pending`] of one shard.
-    pub(crate) fn take_own_pending<R>(&self, seat: Seat, take: impl FnOnce(&mut T) -> R) -> R {
-        let place = self.place(seat);
-        place.shard.with(move |mine| {
-            place.flights.begin(seat, mine.pending - mine.looked_at);
-            mine.looked_at = mine.pending;
-            take(&mut mine.extra)
-        })
-    }
-
-    /// Of what was taken to be looked through, this is free. True when somebody waits for it.
-    pub(crate) fn release_pending(
-        &self,
-        seat: Seat,
-        charge: usize,
-        scope: ScopeIndex,
-        note: impl FnOnce(&mut T),
+        take: impl FnOnce(&mut T) -> Vec<(usize, ScopeIndex)>,
     ) -> bool {
-        let place = self.place(seat);
-        place.shard.with(move |mine| {
-            mine.pending -= charge;
-            mine.looked_at -= charge;
-            note(&mut mine.extra);
-            let waited_for = self.give(mine, charge, scope);
-            place.flights.end(seat, charge);
+        self.place(seat).shard.with(move |mine| {
+            let mut waited_for = false;
+            for (charge, scope) in take(&mut mine.extra) {
+                mine.end_pending(charge);
+                waited_for |= self.give(mine, charge, scope);
+            }
             waited_for
         })
-    }
-
-    /// Of what was taken to be looked through, this is pending still.
-    pub(crate) fn put_back_pending(&self, seat: Seat, charge: usize, note: impl FnOnce(&mut T)) {
-        let place = self.place(seat);
-        place.shard.with(move |mine| {
-            mine.looked_at -= charge;
-            note(&mut mine.extra);
-            place.flights.end(seat, charge);
-        });
     }
 }
 

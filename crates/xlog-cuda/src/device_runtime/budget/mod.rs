@@ -35,10 +35,10 @@ mod credit;
 mod flights;
 mod handle;
 mod json;
-mod ladder;
 mod limit;
 mod policy;
 mod primitive;
+mod reclaim;
 mod records;
 mod refusal;
 mod report;
@@ -154,7 +154,8 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
         let claim = Claim { charge: bytes, scope: index, tag: reservation::RESERVED, blocks: 0 };
         let seat = seats::seat();
         if self.core.take(seat, &claim).is_none() {
-            self.take_slow(seat, &claim, &self.core.policy())?;
+            let reclaim = reclaim::Reclaim::new(self.core.policy());
+            self.charge_with_reclaim(seat, &claim, &reclaim)?;
         }
         self.core.keep(seat, bytes);
         let mut reservation =

@@ -6,31 +6,30 @@ use std::time::Duration;
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct OomPolicy {
-    /// How long blocks that were returned, and whose work has not completed, are waited for if they would make room.
-    ///
-    /// It counts the pauses between two looks, so that a seeded device replays it.
-    pub patience: Duration,
+    /// How long the whole call waits for the device at most: in the budget, for returned blocks whose work has not completed, and in
+    /// the resources below it. A driver call that blocks is not interrupted.
+    pub deadline: Duration,
     /// Whether to wait for blocks that nobody has returned yet. By default nobody does.
     pub wait: Option<WaitPolicy>,
 }
 
 impl Default for OomPolicy {
     fn default() -> Self {
-        Self { patience: Duration::from_secs(1), wait: None }
+        Self { deadline: Duration::from_secs(1), wait: None }
     }
 }
 
 impl OomPolicy {
-    /// Refuses what does not fit now.
+    /// Does not wait for the device.
     #[must_use]
     pub fn impatient() -> Self {
-        Self { patience: Duration::ZERO, wait: None }
+        Self { deadline: Duration::ZERO, wait: None }
     }
 
-    /// With another patience.
+    /// With another deadline.
     #[must_use]
-    pub fn with_patience(mut self, patience: Duration) -> Self {
-        self.patience = patience;
+    pub fn with_deadline(mut self, deadline: Duration) -> Self {
+        self.deadline = deadline;
         self
     }
 

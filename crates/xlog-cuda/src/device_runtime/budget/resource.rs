@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use super::GlobalDeviceBudget;
 use super::core::{Claim, Core};
 use super::flights::Seat;
-use super::ladder::Relief;
+use super::reclaim::{Reclaim, call_below};
 use super::records::Record;
 use super::reservation::{BudgetReservation, RESERVED};
 use super::seats::seat;
@@ -53,7 +53,7 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
         self.core.records.forget(id.ptr, id.generation);
         self.keep_pending(seat, Pending { block: id, charge, tag, scope });
         if error.is_some() && self.inner.block_state(id) == BlockState::Freed {
-            self.look_through_all(seat);
+            self.scan_pending();
         }
     }
 }
@@ -113,13 +113,13 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for GlobalDeviceBudget<R> {
 
     fn reap_pending(&self) -> ResourceResult<()> {
         let reaped = self.inner.reap_pending();
-        self.look_through_all(seat());
+        self.scan_pending();
         reaped
     }
 
     fn reap_completed(&self) -> ResourceResult<()> {
         let reaped = self.inner.reap_completed();
-        self.look_through_all(seat());
+        self.scan_pending();
         reaped
     }
 
@@ -171,7 +171,7 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for GlobalDeviceBudget<R> {
 
     fn trim(&self) -> ResourceResult<usize> {
         let trimmed = self.inner.trim();
-        self.look_through_all(seat());
+        self.scan_pending();
         trimmed
     }
 
@@ -205,18 +205,19 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for GlobalDeviceBudget<R> {
         let mut claim = self.claim(bytes, charge, tag)?;
         reservation.covers(claim.charge)?;
         claim.scope = reservation.scope_index();
-        let mut relief = Relief::new(self.core.policy());
+        let mut reclaim: Option<Reclaim> = None;
         let seat = seat();
         let block = loop {
-            let given = match &mut reservation.below {
+            let given = call_below(reclaim.as_ref(), || match &mut reservation.below {
                 Some(below) => self.inner.allocate_reserved(below, bytes, align, stream, tag),
                 None if align <= MIN_ALIGN => self.inner.allocate(bytes, stream, tag),
                 None => self.inner.allocate_aligned(bytes, align, stream, tag),
-            };
+            });
             match given {
                 Ok(block) => break block,
                 Err(error @ ResourceError::OutOfMemory { .. }) => {
-                    if !self.relieve(seat, &claim, &mut relief) {
+                    let reclaim = reclaim.get_or_insert_with(|| Reclaim::new(self.core.policy()));
+                    if !self.make_room_below(&claim, reclaim) {
                         self.report_below(&claim, &error);
                         return Err(error);
                     }

@@ -3,11 +3,11 @@
 //! A shard counts what was charged there less what was released there, so its count may be below zero; the sum over all shards is
 //! right. Tags are told apart by the address of their text, once per shard, then by a small number.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use super::primitive::Mutex;
 use super::tree::ScopeIndex;
-use crate::device_runtime::resource::{AllocTag, BlockId};
+use crate::device_runtime::resource::{AllocTag, BlockId, Generation};
 
 /// Tags told apart. The rest is counted together.
 const MOST_TAGS: u32 = 4096;
@@ -27,14 +27,34 @@ pub(crate) struct Pending {
     pub(crate) scope: ScopeIndex,
 }
 
+impl Pending {
+    fn key(&self) -> (u64, Generation) {
+        (self.block.ptr, self.block.generation)
+    }
+}
+
+/// Pending blocks that the resource below has freed.
+#[derive(Debug, Default)]
+pub(crate) struct Freed(HashSet<(u64, Generation)>);
+
+impl Freed {
+    pub(crate) fn insert(&mut self, pending: &Pending) {
+        self.0.insert(pending.key());
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
 /// What a shard keeps beside its credit.
 #[derive(Debug, Default)]
 pub(crate) struct Tally {
     cache: [(usize, usize, TagIndex); CACHED],
     counts: Vec<Count>,
     pub(crate) pending: Vec<Pending>,
-    /// How many pending ones are looked through at the next return.
-    pub(crate) look_at: usize,
+    /// How many pending blocks there are when this shard's thread asks about them next.
+    pub(crate) ask_at: usize,
 }
 
 /// Wraps below zero.
@@ -94,6 +114,15 @@ impl Tally {
     #[inline(never)]
     fn grow(&mut self, index: usize) {
         self.counts.resize(index + 1, Count::default());
+    }
+
+    /// Takes out the pending blocks that are freed, and their counts. Of two threads that saw the same block freed, one finds it here.
+    pub(crate) fn take_freed(&mut self, freed: &Freed) -> Vec<Pending> {
+        let (gone, kept): (Vec<_>, Vec<_>) =
+            self.pending.drain(..).partition(|pending| freed.0.contains(&pending.key()));
+        self.pending = kept;
+        gone.iter().for_each(|pending| self.remove(pending.tag, pending.charge, 1));
+        gone
     }
 
     /// Adds this shard's counts to a sum by tag.

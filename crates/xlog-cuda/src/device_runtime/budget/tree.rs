@@ -140,12 +140,24 @@ impl ScopeTree {
 
     /// The rule of the module, for a request when `free` bytes of the device are free.
     pub(crate) fn admits(&self, scope: ScopeIndex, charge: usize, free: i128) -> bool {
-        let wanted = charge as i128;
-        if wanted > free || charge > self.hard_room(scope) {
+        self.may_admit(scope, charge, free, 0)
+    }
+
+    /// Whether a request could be admitted after up to `open` charged bytes, of whichever scopes, have been released.
+    pub(crate) fn may_admit(
+        &self,
+        scope: ScopeIndex,
+        charge: usize,
+        free: i128,
+        open: usize,
+    ) -> bool {
+        let (wanted, open_bytes) = (charge as i128, open as i128);
+        let free = free + open_bytes;
+        if wanted > free || charge > self.hard_room(scope).saturating_add(open) {
             return false;
         }
         let after = self.need_after(scope, charge) as i128;
-        free - wanted >= after || after + wanted <= self.need() as i128
+        free - wanted >= after || after + wanted <= self.need() as i128 + open_bytes
     }
 
     /// The most that would be admitted, up to `most`.

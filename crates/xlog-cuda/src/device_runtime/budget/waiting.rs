@@ -6,8 +6,10 @@
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
+use xlog_driver::sync::scheduling_point;
+
 use super::core::Core;
-use super::primitive::{Mutex, Turnstile};
+use super::primitive::Mutex;
 
 /// How long a waiter sleeps at most.
 const STEP: Duration = Duration::from_millis(1);
@@ -69,8 +71,7 @@ impl<'a> Ticket<'a> {
 
     /// Sleeps until something may have changed; false when the time is over.
     pub(crate) fn sleep(&self) -> bool {
-        static TURN: Turnstile<()> = Turnstile::new(());
-        drop(TURN.lock());
+        scheduling_point();
         // A deadline that cannot be counted is none.
         let left = self.end.map_or(STEP, |end| end.saturating_duration_since(Instant::now()));
         if left.is_zero() {

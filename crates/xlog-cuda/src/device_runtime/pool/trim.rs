@@ -204,14 +204,14 @@ impl PoolResource {
         }
     }
 
-    /// Waits until the last work on all free memory has completed.
+    /// Waits until the last work on all free memory has completed, for as long as the running call may wait.
     pub(super) fn settle_streams(&self) -> ResourceResult<()> {
         self.empty_magazines();
         let mut outcome = Ok(());
         for (place, _) in self.arenas_with_places() {
             let Some(stream) = self.tracker.streams.at(place) else { continue };
             if !stream.poll_tail()
-                && let Err(error) = stream.settle(&self.tracker.tally)
+                && let Err(error) = stream.settle_in_time(&self.tracker.tally)
             {
                 outcome = outcome.and(Err(error.into()));
             }

@@ -214,7 +214,7 @@ impl PoolResource {
             let used = record.with_uses(|uses| uses.copy_outstanding());
             for place in used.iter().map(|entry| entry.place).chain([record.home()]) {
                 if let Some(stream) = self.tracker.streams.at(place) {
-                    stream.settle(&self.tracker.tally)?;
+                    stream.settle_in_time(&self.tracker.tally)?;
                 }
             }
             Ok(self.has_completed(record, stamp))

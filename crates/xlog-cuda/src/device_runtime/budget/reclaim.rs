@@ -1,0 +1,280 @@
+//! What is done before a request is refused.
+//!
+//! A request that can never fit is refused at once. Else, in this order, with a new attempt after each step:
+//! 1. the unused credit of all shards;
+//! 2. completed frees of the resource below, and a trim where a guard holds freed blocks back;
+//! 3. polls of pending frees and of operations in flight, until the deadline of the call;
+//! 4. pressure functions;
+//! 5. the queue, if the policy says so.
+//!
+//! No lock is held while the resource below or a function is called. All waiting for the device in one call spends one deadline
+//! ([`DeviceWait`]), of which half is kept for what pressure functions free.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::GlobalDeviceBudget;
+use super::callbacks;
+use super::core::Claim;
+use super::credit::Sight;
+use super::flights::Seat;
+use super::policy::{OomPolicy, Pressure};
+use super::tally::{Freed, Pending, TagIndex, Tally};
+use super::tree::DEVICE;
+use super::waiting::Ticket;
+use crate::device_runtime::resource::{BlockState, DeviceMemoryResource, ResourceError};
+use crate::device_wait::{self, Backoff, DeviceWait};
+
+/// Pending blocks that a shard collects before its thread asks about them.
+const ASK_AT: usize = 64;
+/// Attempts in a row that a request makes without a pause, since each one found freed blocks that other threads then took.
+const MAX_ROUNDS: u32 = 64;
+
+type PressureFunction = Arc<dyn Fn(&Pressure) + Send + Sync>;
+
+/// How far a request has come, and its deadline. Made when a request first fails.
+#[derive(Debug)]
+pub(super) struct Reclaim {
+    policy: OomPolicy,
+    step: u32,
+    called: usize,
+    backoff: Backoff,
+    /// What the resource below leaves of the deadline; before it may wait at all, nothing.
+    kept_below: Option<Duration>,
+    _deadline: DeviceWait,
+}
+
+impl Reclaim {
+    pub(super) fn new(policy: OomPolicy) -> Self {
+        let _deadline = DeviceWait::begin(policy.deadline);
+        let backoff = Backoff::default();
+        Self { policy, step: 0, called: 0, backoff, kept_below: None, _deadline }
+    }
+}
+
+/// The part of the deadline that is kept for pressure functions which have not been called.
+fn kept_for(functions: &[PressureFunction]) -> Duration {
+    if functions.is_empty() {
+        return Duration::ZERO;
+    }
+    device_wait::left().unwrap_or_default() / 2
+}
+
+/// Calls the resource below, which waits for the device only if an earlier call without waits has failed.
+pub(super) fn call_below<T>(reclaim: Option<&Reclaim>, call: impl FnOnce() -> T) -> T {
+    match reclaim.and_then(|reclaim| reclaim.kept_below) {
+        Some(kept) => {
+            let left = device_wait::left().unwrap_or_default();
+            let _deadline = DeviceWait::begin(left.saturating_sub(kept));
+            call()
+        }
+        None => {
+            let _deferred = device_wait::defer();
+            call()
+        }
+    }
+}
+
+impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
+    /// Takes a charge that neither this thread's credit nor the pot covers.
+    #[cold]
+    pub(super) fn charge_with_reclaim(
+        &self,
+        seat: Seat,
+        claim: &Claim,
+        reclaim: &Reclaim,
+    ) -> Result<TagIndex, ResourceError> {
+        crate::spans::slow_path!("out_of_memory_ladder", bytes = claim.charge);
+        let core = &*self.core;
+        if self.never_fits(claim) {
+            return Err(self.refuse(claim, core.sight(claim.charge, claim.scope)));
+        }
+        if reclaim.policy.wait.is_some() && !core.queue.is_empty() {
+            return self.wait(seat, claim, &reclaim.policy);
+        }
+        let functions = core.pressure.outermost();
+        let mut sight = match self.charge_after_frees(seat, claim, kept_for(&functions)) {
+            Ok(tag) => return Ok(tag),
+            Err(sight) => sight,
+        };
+        for (n, function) in functions.iter().enumerate() {
+            let needed = claim.charge.saturating_sub(sight.room);
+            let pressure = Pressure { needed, requested: Some(claim.charge) };
+            callbacks::inside(|| function(&pressure));
+            sight = match self.charge_after_frees(seat, claim, kept_for(&functions[n + 1..])) {
+                Ok(tag) => return Ok(tag),
+                Err(sight) => sight,
+            };
+        }
+        if reclaim.policy.wait.is_some() {
+            return self.wait(seat, claim, &reclaim.policy);
+        }
+        Err(self.refuse(claim, sight))
+    }
+
+    /// Takes a charge, or shows a deficit that pending frees and operations in flight did not end before only `kept` of the deadline
+    /// was left.
+    ///
+    /// The deficit is that of an audit. The pending blocks of that audit are asked about after it, and none was free: at its instant
+    /// their bytes were in use below, like those of live blocks. Operations in flight count as used.
+    fn charge_after_frees(
+        &self,
+        seat: Seat,
+        claim: &Claim,
+        kept: Duration,
+    ) -> Result<TagIndex, Sight> {
+        let mut backoff = Backoff::default();
+        let mut freed = Freed::default();
+        let mut rounds = 0;
+        loop {
+            let (sight, pending) = match self.core.gather_after(seat, claim, &freed) {
+                Ok(tag) => return Ok(tag),
+                Err(deficit) => deficit,
+            };
+            if !sight.may_fit {
+                return Err(sight);
+            }
+            freed = self.reap_and_ask(&pending);
+            if !freed.is_empty() && rounds < MAX_ROUNDS {
+                rounds += 1;
+                continue;
+            }
+            let is_over = device_wait::left().is_some_and(|left| left <= kept);
+            if is_over || !backoff.pause() {
+                return Err(sight);
+            }
+        }
+    }
+
+    /// Completes frees below, without waiting for the device. Returns which of these blocks are freed by then.
+    fn reap_and_ask(&self, pending: &[Pending]) -> Freed {
+        if pending.is_empty() {
+            return Freed::default();
+        }
+        // Its failure stays with the blocks, and comes back to whoever reaps.
+        let _ = self.inner.reap_completed();
+        let (freed, quarantined) = self.ask(pending);
+        if !freed.is_empty() || !quarantined {
+            return freed;
+        }
+        // A guard holds some back: a trim lets go of them.
+        let _ = self.inner.trim();
+        let _ = self.inner.reap_completed();
+        self.ask(pending).0
+    }
+
+    /// Which of these blocks are freed, and whether a guard holds some back.
+    fn ask(&self, pending: &[Pending]) -> (Freed, bool) {
+        let mut freed = Freed::default();
+        let mut quarantined = false;
+        for pending in pending {
+            match self.inner.block_state(pending.block) {
+                BlockState::Freed => freed.insert(pending),
+                BlockState::Quarantined => quarantined = true,
+                BlockState::Retired | BlockState::Live => {}
+            }
+        }
+        (freed, quarantined)
+    }
+
+    /// Releases the pending blocks that are freed by now.
+    pub(super) fn scan_pending(&self) {
+        let pending = self.core.pending();
+        let (freed, _) = self.ask(&pending);
+        if !freed.is_empty() {
+            self.core.release_freed(&freed);
+        }
+    }
+
+    /// A block was returned and is not free yet.
+    pub(super) fn keep_pending(&self, seat: Seat, pending: Pending) {
+        let asked = self.core.credits.set_pending(seat, pending.charge, |tally: &mut Tally| {
+            tally.pending.push(pending);
+            let many = tally.pending.len() >= tally.ask_at.max(ASK_AT);
+            many.then(|| tally.pending.clone())
+        });
+        if let Some(asked) = asked {
+            let (freed, _) = self.ask(&asked);
+            self.core.release_own_freed(seat, &freed);
+        }
+    }
+
+    pub(super) fn never_fits(&self, claim: &Claim) -> bool {
+        let hard = || self.core.credits.with_scopes(|tree| tree.hard_limit(claim.scope));
+        claim.charge > self.core.limit() || (claim.scope != DEVICE && claim.charge > hard())
+    }
+
+    /// Waits in the queue.
+    fn wait(
+        &self,
+        seat: Seat,
+        claim: &Claim,
+        policy: &OomPolicy,
+    ) -> Result<TagIndex, ResourceError> {
+        let Some(wait) = policy.wait else {
+            return Err(self.refuse(claim, self.core.sight(claim.charge, claim.scope)));
+        };
+        let ticket = Ticket::new(&self.core, wait.priority, wait.deadline);
+        let mut freed = Freed::default();
+        loop {
+            if ticket.is_first() {
+                match self.core.gather_after(seat, claim, &freed) {
+                    Ok(tag) => return Ok(tag),
+                    Err((_, pending)) => freed = self.reap_and_ask(&pending),
+                }
+                if !freed.is_empty() {
+                    continue;
+                }
+            }
+            if self.never_fits(claim) || !ticket.sleep() {
+                break;
+            }
+        }
+        if ticket.is_first() {
+            return self.core.gather(seat, claim).map_err(|sight| self.refuse(claim, sight));
+        }
+        Err(self.refuse(claim, self.core.sight(claim.charge, claim.scope)))
+    }
+
+    /// Makes room below, one step further than the last time; false when there are no steps left.
+    #[cold]
+    pub(super) fn make_room_below(&self, claim: &Claim, reclaim: &mut Reclaim) -> bool {
+        let functions = self.core.pressure.outermost();
+        let next = functions.get(reclaim.called..).unwrap_or_default();
+        let step = reclaim.step;
+        reclaim.step = step.saturating_add(1);
+        reclaim.kept_below = (step >= 2).then(|| kept_for(next));
+        match step {
+            0 => self.reap_below(),
+            1 => {
+                let _ = self.inner.trim();
+            }
+            // From here on the resource may wait.
+            2 => {}
+            _ if self.pauses_for_frees(reclaim, kept_for(next)) => self.reap_below(),
+            _ => {
+                let Some(function) = next.first() else { return false };
+                reclaim.called += 1;
+                let pressure = Pressure { needed: claim.charge, requested: Some(claim.charge) };
+                callbacks::inside(|| function(&pressure));
+                (reclaim.backoff, reclaim.kept_below) =
+                    (Backoff::default(), Some(kept_for(&next[1..])));
+                self.reap_below();
+                let _ = self.inner.trim();
+            }
+        }
+        true
+    }
+
+    fn pauses_for_frees(&self, reclaim: &mut Reclaim, kept: Duration) -> bool {
+        device_wait::left().is_none_or(|left| left > kept)
+            && self.core.sight(0, DEVICE).pending > 0
+            && reclaim.backoff.pause()
+    }
+
+    fn reap_below(&self) {
+        // Its failure stays with the blocks, and comes back to whoever reaps.
+        let _ = self.inner.reap_completed();
+        self.scan_pending();
+    }
+}

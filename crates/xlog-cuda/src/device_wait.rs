@@ -1,0 +1,209 @@
+//! How long the running call may still wait for the device.
+//!
+//! A budget gives each request one deadline ([`DeviceWait::begin`]). Every host wait inside that call spends from it: the budget's
+//! own polls for pending frees, and what resources below wait for, however deep. The deadline belongs to the thread, so no decorator has
+//! to pass it on. A resource without a budget above it waits without a limit.
+//!
+//! Time is counted by the pauses between polls, so that a seeded device replays it. Without a scheduler the clock counts too.
+
+use std::cell::Cell;
+use std::marker::PhantomData;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use xlog_driver::sync::{is_scheduled, scheduling_point};
+
+/// No budget above: waits have no limit.
+const UNLIMITED: u64 = u64::MAX;
+/// A budget above calls again, with a deadline, if this call fails: it does not wait.
+const DEFERRED: u64 = u64::MAX - 1;
+
+/// Polls that only yield, before the first one that sleeps.
+const YIELDS: u32 = 8;
+const FIRST_SLEEP: Duration = Duration::from_micros(2);
+const LONGEST_SLEEP: Duration = Duration::from_millis(1);
+
+thread_local! {
+    /// Nanoseconds, or one of the constants above.
+    static LEFT: Cell<u64> = const { Cell::new(UNLIMITED) };
+    static END: Cell<Option<Instant>> = const { Cell::new(None) };
+}
+
+/// What the running call may still wait; `None` without a limit.
+pub(crate) fn left() -> Option<Duration> {
+    match LEFT.get() {
+        UNLIMITED => None,
+        DEFERRED => Some(Duration::ZERO),
+        nanoseconds => Some(Duration::from_nanos(nanoseconds)),
+    }
+}
+
+/// The deadline of a call, until this is dropped. A call inside another one has at most what the other one has left.
+#[derive(Debug)]
+#[must_use]
+pub(crate) struct DeviceWait {
+    before: u64,
+    granted: u64,
+    end_before: Option<Instant>,
+    _not_send: PhantomData<*const ()>,
+}
+
+impl DeviceWait {
+    /// From now on calls of this thread wait for the device for at most `limit` together.
+    pub(crate) fn begin(limit: Duration) -> Self {
+        let limit = u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX).min(DEFERRED - 1);
+        let before = LEFT.get();
+        let granted = if before >= DEFERRED { limit } else { before.min(limit) };
+        LEFT.set(granted);
+        let end = Instant::now().checked_add(Duration::from_nanos(granted));
+        let end_before = END.replace(end);
+        Self { before, granted, end_before, _not_send: PhantomData }
+    }
+}
+
+impl Drop for DeviceWait {
+    fn drop(&mut self) {
+        let spent = self.granted.saturating_sub(LEFT.get());
+        let before = self.before;
+        LEFT.set(if before >= DEFERRED { before } else { before - spent });
+        END.set(self.end_before);
+    }
+}
+
+/// No call waits for the device until this is dropped.
+#[derive(Debug)]
+#[must_use]
+pub(crate) struct Deferred {
+    before: u64,
+    _not_send: PhantomData<*const ()>,
+}
+
+/// What would wait for the device fails instead: the caller calls again with a deadline.
+#[inline(always)]
+pub(crate) fn defer() -> Deferred {
+    Deferred { before: LEFT.replace(DEFERRED), _not_send: PhantomData }
+}
+
+impl Drop for Deferred {
+    #[inline(always)]
+    fn drop(&mut self) {
+        LEFT.set(self.before);
+    }
+}
+
+/// Waits have no limit until this is dropped, and spend nothing of the deadline.
+#[derive(Debug)]
+#[must_use]
+pub(crate) struct Suspended {
+    before: u64,
+    began: Instant,
+    _not_send: PhantomData<*const ()>,
+}
+
+/// Suspends the deadline for code of the caller's: a pressure function.
+pub(crate) fn suspend() -> Suspended {
+    let before = LEFT.replace(UNLIMITED);
+    Suspended { before, began: Instant::now(), _not_send: PhantomData }
+}
+
+impl Drop for Suspended {
+    fn drop(&mut self) {
+        LEFT.set(self.before);
+        END.set(END.get().and_then(|end| end.checked_add(self.began.elapsed())));
+    }
+}
+
+/// Pauses between polls that grow from a yield to a millisecond.
+#[derive(Debug, Default)]
+pub(crate) struct Backoff {
+    polls: u32,
+}
+
+impl Backoff {
+    /// Pauses before the next poll; false when the call may wait no longer.
+    pub(crate) fn pause(&mut self) -> bool {
+        let sleeps = self.polls.checked_sub(YIELDS);
+        self.polls = self.polls.saturating_add(1);
+        let pause = match sleeps {
+            None => Duration::from_micros(1),
+            Some(sleeps) => (FIRST_SLEEP * (1 << sleeps.min(9))).min(LONGEST_SLEEP),
+        };
+        let left = left();
+        if left.is_some_and(|left| left.is_zero()) {
+            return false;
+        }
+        if left.is_some() && !is_scheduled() && END.get().is_some_and(|end| Instant::now() >= end) {
+            LEFT.set(0);
+            return false;
+        }
+        let pause = left.map_or(pause, |left| pause.min(left));
+        if sleeps.is_some() {
+            thread::sleep(pause);
+        } else {
+            thread::yield_now();
+        }
+        // Where threads are scheduled by a seed, another one may go on here.
+        scheduling_point();
+        if let Some(left) = left {
+            LEFT.set((left - pause).as_nanos() as u64);
+        }
+        true
+    }
+}
+
+/// Polls until `done` says yes; false when the call may wait no longer.
+pub(crate) fn poll<E>(mut done: impl FnMut() -> Result<bool, E>) -> Result<bool, E> {
+    let mut backoff = Backoff::default();
+    loop {
+        if done()? {
+            return Ok(true);
+        }
+        if !backoff.pause() {
+            return Ok(false);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn never() -> Result<bool, ()> {
+        Ok(false)
+    }
+
+    #[test]
+    fn calls_inside_a_call_spend_the_same_deadline() {
+        assert_eq!(left(), None);
+        let outer = DeviceWait::begin(Duration::from_millis(3));
+        {
+            let _inner = DeviceWait::begin(Duration::from_millis(1));
+            assert_eq!(poll(never), Ok(false));
+            assert_eq!(left(), Some(Duration::ZERO));
+        }
+        let after = left().unwrap_or_default();
+        assert!(after <= Duration::from_millis(2), "{after:?}");
+        {
+            let _inner = DeviceWait::begin(Duration::from_secs(3600));
+            assert_eq!(poll(never), Ok(false));
+        }
+        assert_eq!(left(), Some(Duration::ZERO));
+        drop(outer);
+        assert_eq!(left(), None);
+    }
+
+    #[test]
+    fn a_deferred_wait_ends_at_once_and_leaves_the_deadline_as_it_was() {
+        let _call = DeviceWait::begin(Duration::from_secs(3600));
+        let before = left();
+        {
+            let _deferred = defer();
+            assert_eq!(poll(never), Ok(false));
+            assert_eq!(poll(|| Ok::<_, ()>(true)), Ok(true));
+            // A budget below has a deadline of its own.
+            let _own = DeviceWait::begin(Duration::from_micros(1));
+            assert_eq!(left(), Some(Duration::from_micros(1)));
+        }
+        assert_eq!(left(), before);
+    }
+}
