@@ -32,8 +32,14 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// Free and total memory of the physical device now.
     fn memory_info(&self) -> DriverResult<MemoryInfo>;
 
-    /// Waits until everything queued on the device has completed.
+    /// Waits until everything queued on the device has completed. On CUDA this breaks every stream capture that is open in the process.
     fn synchronize(&self) -> DriverResult<()>;
+
+    /// Waits until everything queued on streams of [`Driver::stream_create`] has completed, also on those that were destroyed, and
+    /// leaves captures alone.
+    fn synchronize_streams(&self) -> DriverResult<()> {
+        self.synchronize()
+    }
 
     // Streams.
 

@@ -83,10 +83,11 @@ impl DirectCudaResource {
 
     fn free(&self, generation: Generation) -> ResourceResult<()> {
         let Some(record) = self.table.at(generation) else { return Ok(()) };
-        self.device.driver().synchronize()?;
+        // A wait for the whole device would break stream captures of others.
+        self.device.driver().synchronize_streams()?;
         #[allow(unsafe_code)]
-        // SAFETY: the record says that this block is ours and retired, which happens once; the device has just completed
-        // everything.
+        // SAFETY: the record says that this block is ours and retired, which happens once; everything on our streams has just
+        // completed, and the free itself waits for what others queued.
         unsafe {
             self.device.driver().free(record.ptr())?;
         }

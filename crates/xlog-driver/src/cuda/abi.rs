@@ -72,6 +72,8 @@ pub(super) const HOST_ALLOC_PORTABLE: u32 = 1;
 pub(super) const HOST_ALLOC_DEVICE_MAP: u32 = 2;
 pub(super) const CAPTURE_NONE: u32 = 0;
 pub(super) const CAPTURE_ACTIVE: u32 = 1;
+/// The `CUstreamCaptureMode` in which no call of the thread is refused beside a capture.
+pub(super) const CAPTURE_MODE_RELAXED: u32 = 2;
 pub(super) const GRANULARITY_MINIMUM: u32 = 0;
 pub(super) const GRANULARITY_RECOMMENDED: u32 = 1;
 pub(super) const ALLOCATION_TYPE_PINNED: u32 = 1;

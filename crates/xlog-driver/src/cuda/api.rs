@@ -145,6 +145,13 @@ table! {
 }
 
 table! {
+    /// What a thread's calls may do beside a stream capture.
+    CaptureCalls {
+        exchange_mode = c"cuThreadExchangeStreamCaptureMode" (*mut c_uint);
+    }
+}
+
+table! {
     /// What the driver calls its codes.
     ErrorTextCalls {
         name = c"cuGetErrorName" (c_uint, *mut *const c_char);
@@ -158,6 +165,7 @@ pub(super) struct Api {
     pub(super) pools: Option<PoolCalls>,
     pub(super) virtual_memory: Option<VirtualMemoryCalls>,
     pub(super) wait_value: Option<WaitValueCalls>,
+    pub(super) capture: Option<CaptureCalls>,
     pub(super) error_text: Option<ErrorTextCalls>,
 }
 
@@ -174,6 +182,7 @@ impl Api {
             pools: PoolCalls::find(symbols).ok(),
             virtual_memory: VirtualMemoryCalls::find(symbols).ok(),
             wait_value: WaitValueCalls::find(symbols).ok(),
+            capture: CaptureCalls::find(symbols).ok(),
             error_text: ErrorTextCalls::find(symbols).ok(),
         })
     }

@@ -19,6 +19,7 @@ use cudarc::driver::sys::{CUcontext, CUdevice};
 
 use super::abi::code;
 use super::api::Api;
+use super::capture::Relaxed;
 use super::errors::is_sticky;
 use crate::DriverResult;
 
@@ -56,6 +57,16 @@ impl Context {
             return Err(self.api.error(call, lost, 0));
         }
         self.bind_lost_or_not()
+    }
+
+    /// As [`Context::bind`], for a call that would break a capture on a stream of somebody else.
+    #[inline]
+    pub(super) fn bind_relaxed(
+        &self,
+        call: &'static str,
+    ) -> DriverResult<(Relaxed<'_>, Bound<'_>)> {
+        let bound = self.bind(call)?;
+        Ok((Relaxed::enter(&self.api), bound))
     }
 
     /// As [`Context::bind`], for tear-down, which tries to free what it can.

@@ -3,17 +3,19 @@
 //! The driver handle and every gate own a share. So a gate may outlive the driver handle, and tear-down, which waits for
 //! the device, runs only when no gate is left that could hold it up.
 //!
-//! Invariant: pinned memory is freed after the context was synchronised, and the context is given back last.
+//! Invariant: pinned memory is freed after all streams were synchronised, and the context is given back last.
 //! It does not destroy streams, events, pools or blocks: their owners hold the driver until they have.
 
 use std::mem::ManuallyDrop;
 use std::ops::Deref;
 use std::sync::{Arc, PoisonError, Weak};
 
+use super::capture::Relaxed;
 use super::context::Context;
 use super::gates::Gates;
 use super::host_fn;
 use super::staging::Staging;
+use super::streams::Streams;
 use crate::{DeviceProperties, DriverResult};
 
 /// One open device.
@@ -26,6 +28,7 @@ pub(super) struct Parts {
     pub(super) properties: DeviceProperties,
     pub(super) staging: Staging,
     pub(super) gates: Gates,
+    pub(super) streams: Streams,
     /// Last, so that it is given back after everything above.
     pub(super) context: Context,
 }
@@ -33,8 +36,8 @@ pub(super) struct Parts {
 impl Core {
     pub(super) fn new(properties: DeviceProperties, context: Context) -> Self {
         let gates = Gates::new(&context.api);
-        let staging = Staging::default();
-        Self { parts: ManuallyDrop::new(Parts { properties, staging, gates, context }) }
+        let (staging, streams) = (Staging::default(), Streams::default());
+        Self { parts: ManuallyDrop::new(Parts { properties, staging, gates, streams, context }) }
     }
 }
 
@@ -65,8 +68,10 @@ impl Drop for Parts {
         let Ok(_bound) = self.context.bind_lost_or_not() else {
             return;
         };
+        let _relaxed = Relaxed::enter(&self.context.api);
         // On a lost device this fails at once, and no transfer or wait is left that could touch the memory.
-        let _ = self.context.synchronize();
+        let _ = self.streams.synchronize(&self.context);
+        self.streams.tear_down();
         self.staging.tear_down(&self.context);
         self.gates.tear_down(&self.context);
     }

@@ -15,6 +15,7 @@ use cudarc::driver::sys::{CUevent, CUstream};
 
 use super::abi;
 use super::api::{Api, Calls};
+use super::capture::Relaxed;
 use super::core::{Core, Registry};
 use super::{gates, host_fn, library, open};
 use crate::{
@@ -125,14 +126,23 @@ impl Driver for CudaDriver {
     fn synchronize(&self) -> DriverResult<()> {
         let context = &self.core.context;
         let _bound = context.bind("synchronize")?;
-        self.core.staging.synchronize(context)?;
+        self.core.staging.around_wait(|| context.synchronize())?;
+        let _relaxed = Relaxed::enter(self.api());
+        self.core.staging.trim(context);
+        Ok(())
+    }
+
+    fn synchronize_streams(&self) -> DriverResult<()> {
+        let context = &self.core.context;
+        let _bound = context.bind_relaxed("synchronize_streams")?;
+        self.core.staging.around_wait(|| self.core.streams.synchronize(context))?;
         self.core.staging.trim(context);
         Ok(())
     }
 
     fn stream_create(&self, priority: i32) -> DriverResult<StreamHandle> {
         let context = &self.core.context;
-        let _bound = context.bind("stream_create")?;
+        let _bound = context.bind_relaxed("stream_create")?;
         let range = &self.core.properties;
         let priority = priority.max(range.greatest_priority).min(range.least_priority);
         let mut stream: CUstream = ptr::null_mut();
@@ -141,12 +151,14 @@ impl Driver for CudaDriver {
             (self.calls().stream_create)(&raw mut stream, abi::STREAM_NON_BLOCKING, priority)
         };
         context.check("cuStreamCreateWithPriority", code)?;
+        self.core.streams.add(stream);
         Ok(StreamHandle(stream.expose_provenance() as u64))
     }
 
     fn stream_destroy(&self, stream: StreamHandle) -> DriverResult<()> {
         let stream = raw_stream("stream_destroy", stream)?;
-        let _bound = self.core.context.bind("stream_destroy")?;
+        let _bound = self.core.context.bind_relaxed("stream_destroy")?;
+        self.core.streams.depart(&self.core.context, stream);
         // SAFETY: the caller owns the stream and gives it up.
         let code = unsafe { (self.calls().stream_destroy)(stream) };
         self.core.context.check("cuStreamDestroy", code)
@@ -154,7 +166,7 @@ impl Driver for CudaDriver {
 
     fn stream_synchronize(&self, stream: StreamHandle) -> DriverResult<()> {
         let stream = raw_stream("stream_synchronize", stream)?;
-        let _bound = self.core.context.bind("stream_synchronize")?;
+        let _bound = self.core.context.bind_relaxed("stream_synchronize")?;
         // SAFETY: the caller answers for the stream.
         let code = unsafe { (self.calls().stream_synchronize)(stream) };
         self.core.context.check("cuStreamSynchronize", code)
@@ -162,7 +174,7 @@ impl Driver for CudaDriver {
 
     fn stream_query(&self, stream: StreamHandle) -> DriverResult<bool> {
         let stream = raw_stream("stream_query", stream)?;
-        let _bound = self.core.context.bind("stream_query")?;
+        let _bound = self.core.context.bind_relaxed("stream_query")?;
         // SAFETY: the caller answers for the stream.
         let code = unsafe { (self.calls().stream_query)(stream) };
         self.core.context.check_query("cuStreamQuery", code)
@@ -205,7 +217,7 @@ impl Driver for CudaDriver {
     }
 
     fn event_create(&self) -> DriverResult<EventHandle> {
-        let _bound = self.core.context.bind("event_create")?;
+        let _bound = self.core.context.bind_relaxed("event_create")?;
         let mut event: CUevent = ptr::null_mut();
         // SAFETY: the out pointer is valid, and the context is current.
         let code =
@@ -215,7 +227,7 @@ impl Driver for CudaDriver {
     }
 
     fn event_destroy(&self, event: EventHandle) -> DriverResult<()> {
-        let _bound = self.core.context.bind("event_destroy")?;
+        let _bound = self.core.context.bind_relaxed("event_destroy")?;
         // SAFETY: the caller owns the event and gives it up.
         let code = unsafe { (self.calls().event_destroy)(raw_event(event)) };
         self.core.context.check("cuEventDestroy", code)
@@ -230,14 +242,14 @@ impl Driver for CudaDriver {
     }
 
     fn event_query(&self, event: EventHandle) -> DriverResult<bool> {
-        let _bound = self.core.context.bind("event_query")?;
+        let _bound = self.core.context.bind_relaxed("event_query")?;
         // SAFETY: the caller answers for the event.
         let code = unsafe { (self.calls().event_query)(raw_event(event)) };
         self.core.context.check_query("cuEventQuery", code)
     }
 
     fn event_synchronize(&self, event: EventHandle) -> DriverResult<()> {
-        let _bound = self.core.context.bind("event_synchronize")?;
+        let _bound = self.core.context.bind_relaxed("event_synchronize")?;
         // SAFETY: the caller answers for the event.
         let code = unsafe { (self.calls().event_synchronize)(raw_event(event)) };
         self.core.context.check("cuEventSynchronize", code)
@@ -245,7 +257,7 @@ impl Driver for CudaDriver {
 
     fn alloc(&self, bytes: usize) -> DriverResult<u64> {
         refuse_zero("alloc", bytes)?;
-        let _bound = self.core.context.bind("alloc")?;
+        let _bound = self.core.context.bind_relaxed("alloc")?;
         let mut block = 0;
         // SAFETY: the out pointer is valid, and the context is current.
         let code = unsafe { (self.calls().mem_alloc)(&raw mut block, bytes) };
@@ -255,7 +267,7 @@ impl Driver for CudaDriver {
 
     unsafe fn free(&self, ptr: u64) -> DriverResult<()> {
         let context = &self.core.context;
-        let _bound = context.bind("free")?;
+        let _bound = context.bind_relaxed("free")?;
         // SAFETY: the caller promises a live block on which all work has completed.
         let code = unsafe { (self.calls().mem_free)(ptr) };
         context.check("cuMemFree", code)?;
@@ -286,7 +298,7 @@ impl Driver for CudaDriver {
             return Ok(());
         }
         let context = &self.core.context;
-        let _bound = context.bind("copy_htod")?;
+        let _bound = context.bind_relaxed("copy_htod")?;
         self.refuse_capture("copy_htod", stream)?;
         // SAFETY: the caller promises that the destination is live when the work runs.
         unsafe { self.core.staging.copy_in(context, dst, src, stream) }
@@ -298,7 +310,7 @@ impl Driver for CudaDriver {
             return Ok(());
         }
         let context = &self.core.context;
-        let _bound = context.bind("copy_dtoh")?;
+        let _bound = context.bind_relaxed("copy_dtoh")?;
         self.refuse_capture("copy_dtoh", stream)?;
         // SAFETY: the caller promises that the source is live when the work runs.
         unsafe { self.core.staging.copy_out(context, dst, src, stream) }
@@ -331,7 +343,7 @@ impl Driver for CudaDriver {
 
     fn hold(&self, stream: StreamHandle) -> DriverResult<Gate> {
         let stream = raw_stream("hold", stream)?;
-        let _bound = self.core.context.bind("hold")?;
+        let _bound = self.core.context.bind_relaxed("hold")?;
         self.refuse_capture("hold", stream)?;
         gates::hold(&self.core, stream)
     }

@@ -44,6 +44,10 @@ pub(super) struct State {
     pub(super) contexts: Vec<usize>,
     pub(super) retains: i32,
     pub(super) capturing: u32,
+    /// The thread's capture mode; it begins as the driver's default, global.
+    pub(super) capture_mode: u32,
+    /// The mode that each call was made in.
+    pub(super) modes: Vec<(&'static str, u32)>,
     pub(super) priority: i32,
     pub(super) host_blocks: HashMap<usize, usize>,
     pub(super) events: HashMap<usize, bool>,
@@ -67,6 +71,8 @@ impl Default for State {
             contexts: Vec::new(),
             retains: 0,
             capturing: 0,
+            capture_mode: 0,
+            modes: Vec::new(),
             priority: i32::MAX,
             host_blocks: HashMap::new(),
             events: HashMap::new(),
@@ -190,6 +196,7 @@ pub(super) fn open_error(prepare: impl FnOnce(&mut State), ordinal: usize) -> Dr
 fn enter(symbol: &'static str) -> u32 {
     with(|state| {
         state.log.push(symbol);
+        state.modes.push((symbol, state.capture_mode));
         state.failures.get(symbol).copied().unwrap_or(0)
     })
 }
@@ -299,6 +306,8 @@ fakes! {
     "cuStreamGetId"(stream: CUstream, id: *mut c_ulonglong) set(id, stream.addr() as u64);
     "cuStreamIsCapturing"(stream: CUstream, status: *mut c_uint)
         set(status, with(|s| s.capturing));
+    "cuThreadExchangeStreamCaptureMode"(mode: *mut c_uint)
+        set(mode, with(|s| std::mem::replace(&mut s.capture_mode, get(mode))));
     "cuStreamWaitEvent"(stream: CUstream, event: CUevent, flags: c_uint) ();
     "cuEventCreate"(event: *mut CUevent, flags: c_uint) {
         assert_eq!(flags, 2, "events do not time");

@@ -16,6 +16,7 @@
 mod abi;
 #[macro_use]
 mod api;
+mod capture;
 mod context;
 mod core;
 mod device;
@@ -27,6 +28,7 @@ mod module;
 mod open;
 mod pools;
 mod staging;
+mod streams;
 mod virtual_memory;
 
 #[cfg(test)]

@@ -110,7 +110,7 @@ impl CudaModule {
         let core = Arc::clone(&driver.core);
         let mut raw: CUmodule = ptr::null_mut();
         {
-            let _bound = core.context.bind("load")?;
+            let _bound = core.context.bind_relaxed("load")?;
             // SAFETY: the out pointer is valid, the image is a string with a NUL at its end, and the context is current.
             let code = unsafe { (calls.load_data)(&raw mut raw, image.as_ptr().cast()) };
             core.context.check("cuModuleLoadData", code)?;
@@ -124,7 +124,7 @@ impl CudaModule {
             return Err(DriverError::invalid("function", format!("{name:?}"), "a kernel's name"));
         };
         let Loaded { core, calls, raw } = &*self.loaded;
-        let _bound = core.context.bind("function")?;
+        let _bound = core.context.bind_relaxed("function")?;
         let mut function: CUfunction = ptr::null_mut();
         // SAFETY: the out pointer is valid, the name ends with a NUL, and the module is loaded.
         let code = unsafe { (calls.get_function)(&raw mut function, *raw, symbol.as_ptr()) };
@@ -151,8 +151,8 @@ impl fmt::Debug for CudaModule {
 impl Drop for Loaded {
     fn drop(&mut self) {
         // A lost device has taken the module with it; there is nobody left to tell.
-        if let Ok(_bound) = self.core.context.bind("unload")
-            && self.core.context.synchronize().is_ok()
+        if let Ok(_bound) = self.core.context.bind_relaxed("unload")
+            && self.core.streams.synchronize(&self.core.context).is_ok()
         {
             // SAFETY: the module was loaded once, this is its last owner, and nothing of it runs any more.
             unsafe { (self.calls.unload)(self.raw) };

@@ -83,7 +83,7 @@ pub(super) fn open_with(api: Arc<Api>, ordinal: usize) -> DriverResult<Core> {
     }
     let context = Context::retain(api, device)?;
     let properties = {
-        let _bound = context.bind("open")?;
+        let _bound = context.bind_relaxed("open")?;
         read_properties(&context, driver_ordinal.unsigned_abs())?
     };
     Ok(Core::new(properties, context))

@@ -93,7 +93,7 @@ impl AsyncPools for CudaDriver {
             Some(bytes) => usize::try_from(bytes).unwrap_or(usize::MAX),
         };
         let context = &self.core.context;
-        let _bound = context.bind(CALL)?;
+        let _bound = context.bind_relaxed(CALL)?;
         let props = PoolProps {
             allocation_type: abi::ALLOCATION_TYPE_PINNED,
             handle_types: 0,
@@ -119,7 +119,7 @@ impl AsyncPools for CudaDriver {
 
     fn pool_destroy(&self, pool: PoolHandle) -> DriverResult<()> {
         let calls = self.pool_calls("pool_destroy")?;
-        let _bound = self.core.context.bind("pool_destroy")?;
+        let _bound = self.core.context.bind_relaxed("pool_destroy")?;
         // SAFETY: the caller owns the pool and gives it up.
         let code = unsafe { (calls.destroy)(raw_pool(pool)) };
         self.core.context.check("cuMemPoolDestroy", code)
@@ -127,20 +127,20 @@ impl AsyncPools for CudaDriver {
 
     fn pool_set_release_threshold(&self, pool: PoolHandle, bytes: u64) -> DriverResult<()> {
         let calls = self.pool_calls("pool_set_release_threshold")?;
-        let _bound = self.core.context.bind("pool_set_release_threshold")?;
+        let _bound = self.core.context.bind_relaxed("pool_set_release_threshold")?;
         self.apply_threshold(&calls, raw_pool(pool), bytes)
     }
 
     fn pool_set_reuse(&self, pool: PoolHandle, reuse: ReusePolicy) -> DriverResult<()> {
         let calls = self.pool_calls("pool_set_reuse")?;
-        let _bound = self.core.context.bind("pool_set_reuse")?;
+        let _bound = self.core.context.bind_relaxed("pool_set_reuse")?;
         self.apply_reuse(&calls, raw_pool(pool), reuse)
     }
 
     fn pool_usage(&self, pool: PoolHandle) -> DriverResult<PoolUsage> {
         let calls = self.pool_calls("pool_usage")?;
         let context = &self.core.context;
-        let _bound = context.bind("pool_usage")?;
+        let _bound = context.bind_relaxed("pool_usage")?;
         let read = |attribute: c_uint| {
             let mut value: u64 = 0;
             // SAFETY: the usage attributes are documented as 64-bit unsigned numbers; the caller answers for the pool.
@@ -159,7 +159,7 @@ impl AsyncPools for CudaDriver {
 
     fn pool_trim(&self, pool: PoolHandle, keep_bytes: u64) -> DriverResult<()> {
         let calls = self.pool_calls("pool_trim")?;
-        let _bound = self.core.context.bind("pool_trim")?;
+        let _bound = self.core.context.bind_relaxed("pool_trim")?;
         let keep = usize::try_from(keep_bytes).unwrap_or(usize::MAX);
         // SAFETY: the caller answers for the pool.
         let code = unsafe { (calls.trim_to)(raw_pool(pool), keep) };
@@ -176,7 +176,7 @@ impl AsyncPools for CudaDriver {
         refuse_zero(CALL, bytes)?;
         let stream = raw_stream(CALL, stream)?;
         let calls = self.pool_calls(CALL)?;
-        let _bound = self.core.context.bind(CALL)?;
+        let _bound = self.core.context.bind_relaxed(CALL)?;
         let mut block = 0;
         // SAFETY: the out pointer is valid; the caller answers for the pool and the stream.
         let code =
@@ -188,7 +188,7 @@ impl AsyncPools for CudaDriver {
     unsafe fn free_async(&self, ptr: u64, stream: StreamHandle) -> DriverResult<()> {
         let stream = raw_stream("free_async", stream)?;
         let calls = self.pool_calls("free_async")?;
-        let _bound = self.core.context.bind("free_async")?;
+        let _bound = self.core.context.bind_relaxed("free_async")?;
         // SAFETY: the caller promises a live block whose uses are all ordered before this free.
         let code = unsafe { (calls.free_async)(ptr, stream) };
         self.core.context.check("cuMemFreeAsync", code)

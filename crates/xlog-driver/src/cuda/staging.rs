@@ -262,11 +262,11 @@ impl Staging {
         Ok(buffer)
     }
 
-    /// Waits for the context, which is current, and takes back what only that makes safe.
-    pub(super) fn synchronize(&self, context: &Context) -> DriverResult<()> {
+    /// Runs `wait`, which waits for all streams, and takes back what only that makes safe.
+    pub(super) fn around_wait(&self, wait: impl FnOnce() -> DriverResult<()>) -> DriverResult<()> {
         // Taken before the wait: what is stranded during it may not be covered by it.
         let stranded = std::mem::take(&mut self.state.lock().stranded);
-        let outcome = context.synchronize();
+        let outcome = wait();
         if !stranded.is_empty() {
             let mut state = self.state.lock();
             match outcome {

@@ -1,5 +1,6 @@
 //! The CUDA side against the fake driver: no GPU, no libcuda.
 
+mod beside_captures;
 mod capabilities;
 mod contexts;
 mod copies;

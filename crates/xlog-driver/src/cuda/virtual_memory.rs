@@ -29,7 +29,7 @@ impl VirtualMemory for CudaDriver {
     fn reserve(&self, bytes: usize, align: usize) -> DriverResult<u64> {
         refuse_zero("reserve", bytes)?;
         let calls = self.virtual_memory_calls("reserve")?;
-        let _bound = self.core.context.bind("reserve")?;
+        let _bound = self.core.context.bind_relaxed("reserve")?;
         let mut address = 0;
         // SAFETY: the out pointer is valid; no particular address is asked for, so nothing can be displaced.
         let code = unsafe { (calls.address_reserve)(&raw mut address, bytes, align, 0, 0) };
@@ -39,7 +39,7 @@ impl VirtualMemory for CudaDriver {
 
     unsafe fn release(&self, ptr: u64, bytes: usize) -> DriverResult<()> {
         let calls = self.virtual_memory_calls("release")?;
-        let _bound = self.core.context.bind("release")?;
+        let _bound = self.core.context.bind_relaxed("release")?;
         // SAFETY: the caller promises a whole reservation in which nothing is mapped.
         let code = unsafe { (calls.address_free)(ptr, bytes) };
         self.core.context.check("cuMemAddressFree", code)

@@ -216,7 +216,7 @@ impl<R: DeviceMemoryResource> Core<R> {
         self.hand_out(block, zone, Some(mapped), who).inspect_err(|_| {
             // Part of the fill may be queued.
             if let Ok(parts) = self.parts()
-                && parts.device.driver().synchronize().is_ok()
+                && parts.device.driver().synchronize_streams().is_ok()
             {
                 let _ = pages.unmap(mapped);
             }
@@ -236,7 +236,7 @@ impl<R: DeviceMemoryResource> Core<R> {
         if !parts.tracked {
             let driver = parts.device.driver();
             if late {
-                driver.synchronize()?;
+                driver.synchronize_streams()?;
             }
             let raw = self.default_stream(parts)?;
             let done = queue(&raw)?;

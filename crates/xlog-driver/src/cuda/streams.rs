@@ -1,0 +1,133 @@
+//! The streams of one device, and waiting for all of them.
+//!
+//! `cuCtxSynchronize` breaks every capture that is open in the process, whatever the thread's mode. What the runtime needs is less: that
+//! everything queued on its own streams has completed. So the streams are known here, and a wait for all of them is an event on each that
+//! is not idle. A stream that is being captured runs nothing and is left out.
+//!
+//! Invariants: a stream is in the list from its creation until just before it is destroyed; work of a destroyed stream is stood for
+//! by an event. No lock is held while the host waits. The context is current, and the capture mode relaxed, in every call.
+
+use std::ptr;
+use std::sync::Arc;
+
+use cudarc::driver::sys::{CUevent, CUstream};
+
+use super::abi::{self, code};
+use super::context::Context;
+use crate::DriverResult;
+use crate::sync::Mutex;
+
+/// The streams of one device.
+#[derive(Default)]
+pub(super) struct Streams {
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    live: Vec<Stream>,
+    /// The last work of streams that were destroyed.
+    departed: Vec<Arc<Event>>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Stream(CUstream);
+
+// SAFETY: a stream handle is a name the driver accepts on every thread.
+unsafe impl Send for Stream {}
+
+/// An event that is destroyed with this, in a bound context.
+struct Event {
+    event: CUevent,
+    destroy: unsafe extern "C" fn(CUevent) -> u32,
+}
+
+// SAFETY: an event handle is a name the driver accepts on every thread; the driver does its own locking.
+unsafe impl Send for Event {}
+// SAFETY: as above.
+unsafe impl Sync for Event {}
+
+impl Event {
+    /// Stands for everything queued on `stream`; `None` where nothing is, or what is queued does not run.
+    fn at_tail(context: &Context, stream: CUstream) -> DriverResult<Option<Self>> {
+        let calls = &context.api.calls;
+        let mut status = abi::CAPTURE_NONE;
+        // SAFETY: the out pointer is valid, and the stream is not destroyed while the caller holds the list.
+        let code = unsafe { (calls.stream_is_capturing)(stream, &raw mut status) };
+        context.check("cuStreamIsCapturing", code)?;
+        if status != abi::CAPTURE_NONE {
+            return Ok(None);
+        }
+        // SAFETY: as above.
+        let code = unsafe { (calls.stream_query)(stream) };
+        if context.check_query("cuStreamQuery", code)? {
+            return Ok(None);
+        }
+        let mut event: CUevent = ptr::null_mut();
+        // SAFETY: the out pointer is valid, and the context is current.
+        let code = unsafe { (calls.event_create)(&raw mut event, abi::EVENT_DISABLE_TIMING) };
+        context.check("cuEventCreate", code)?;
+        let tail = Self { event, destroy: calls.event_destroy };
+        // SAFETY: the event was just created; the stream is not destroyed while the caller holds the list.
+        let code = unsafe { (calls.event_record)(event, stream) };
+        context.check("cuEventRecord", code)?;
+        Ok(Some(tail))
+    }
+
+    fn is_complete(&self, context: &Context) -> bool {
+        // SAFETY: the event lives as long as this.
+        unsafe { (context.api.calls.event_query)(self.event) == code::SUCCESS }
+    }
+
+    fn synchronize(&self, context: &Context) -> DriverResult<()> {
+        // SAFETY: the event lives as long as this.
+        let code = unsafe { (context.api.calls.event_synchronize)(self.event) };
+        context.check("cuEventSynchronize", code)
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        // SAFETY: created by this, and nobody else knows it. A record that is pending completes unseen.
+        unsafe { (self.destroy)(self.event) };
+    }
+}
+
+impl Streams {
+    /// A stream was created.
+    pub(super) fn add(&self, stream: CUstream) {
+        self.state.lock().live.push(Stream(stream));
+    }
+
+    /// Before a stream is destroyed: its queued work still runs, and is waited for like the rest.
+    ///
+    /// Where no event can be had the stream is destroyed all the same, and its work is not waited for.
+    pub(super) fn depart(&self, context: &Context, stream: CUstream) {
+        let mut state = self.state.lock();
+        state.live.retain(|live| live.0 != stream);
+        state.departed.retain(|event| !event.is_complete(context));
+        if let Ok(Some(tail)) = Event::at_tail(context, stream) {
+            state.departed.push(Arc::new(tail));
+        }
+    }
+
+    /// Waits until everything queued so far has completed.
+    pub(super) fn synchronize(&self, context: &Context) -> DriverResult<()> {
+        let events = {
+            let state = self.state.lock();
+            let mut events = state.departed.clone();
+            for stream in &state.live {
+                events.extend(Event::at_tail(context, stream.0)?.map(Arc::new));
+            }
+            events
+        };
+        events.iter().try_for_each(|event| event.synchronize(context))?;
+        self.state.lock().departed.retain(|event| !event.is_complete(context));
+        Ok(())
+    }
+
+    /// Forgets everything. The context is current.
+    pub(super) fn tear_down(&self) {
+        *self.state.lock() = State::default();
+    }
+}
