@@ -2,7 +2,7 @@
 
 Standard library only; 64-bit little-endian Linux, CPython 3.9 or newer.
 
-    with xlog_ledger.Ledger("/run/user/1000/xlog/GPU-....ledger") as ledger:
+    with xlog_ledger.Ledger(xlog_ledger.default_path("GPU-...")) as ledger:
         ledger.take(32 << 20)   # before the memory is taken from the device
         ledger.give(32 << 20)   # after it was returned
 
@@ -13,15 +13,18 @@ For the same reason it cannot take away what others were granted and do not use:
 the pressure word, on which owners hand it back at their next call, and waits for up to `patience` seconds.
 """
 
+import ctypes
 import errno
 import fcntl
 import mmap
 import os
+import pwd
 import re
 import stat
 import struct
 import threading
 import time
+import weakref
 
 UNIT = 256
 MAX_UNITS = 0xFFFFFFFF
@@ -35,6 +38,7 @@ _AT_LIMIT, _AT_HOLDER, _AT_PRESSURE = 128, 192, 256
 _SLOT_PEAK, _SLOT_PID, _SLOT_STARTED, _SLOT_NAME = 8, 16, 24, 32
 _KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
 _FLOCK = struct.Struct("@hhqqi4x")  # struct flock; the process id must be 0
+_IN_PLACE = {0xEF53, 0x58465342, 0x01021994, 0x858458F6, 0x794C7630}  # ext2 to ext4, XFS, tmpfs, ramfs, overlayfs
 
 
 class LedgerError(Exception):
@@ -56,6 +60,47 @@ class Busy(LedgerError):
         holder = f"process {pid}" if pid else "an unknown process"
         super().__init__(f"{path}: file lock held by {holder}; see whether that process is stopped")
         self.pid = pid
+
+
+def default_directory():
+    """The directory of this user's ledgers: the same in every kind of login, whatever the environment says."""
+    user = os.geteuid()
+    try:
+        home = pwd.getpwuid(user).pw_dir
+        facts = os.stat(home)
+        own = os.path.isabs(home) and stat.S_ISDIR(facts.st_mode) and facts.st_uid == user
+        if own and os.access(home, os.W_OK | os.X_OK, effective_ids=True) and _file_system(home) in _IN_PLACE:
+            return os.path.join(home, ".local/state/xlog/ledger")
+    except (KeyError, OSError):
+        pass
+    return f"/tmp/xlog-ledger-{user}"
+
+
+def default_path(key):
+    """The ledger of a device, by its key (a GPU's UUID), in the default directory."""
+    return os.path.join(default_directory(), f"{key}.ledger")
+
+
+def _file_system(path):
+    """The kind of a file system, as statfs(2) names it in its first word."""
+    facts = ctypes.create_string_buffer(512)
+    if ctypes.CDLL(None, use_errno=True).statfs(os.fsencode(path), facts) != 0:
+        raise OSError(ctypes.get_errno(), "statfs failed", path)
+    return struct.unpack_from("@l", facts)[0]
+
+
+_open_ledgers = weakref.WeakSet()
+_opening = threading.Lock()  # held while a ledger is opened and while the process forks
+
+
+def _let_go_in_child():
+    """A forked child would keep its parent's locks: it closes what holds them."""
+    for ledger in list(_open_ledgers):
+        ledger._release()
+    _opening.release()
+
+
+os.register_at_fork(before=_opening.acquire, after_in_parent=_opening.release, after_in_child=_let_go_in_child)
 
 
 def _checksum(data):
@@ -120,6 +165,7 @@ class Ledger:
         self._mutex = threading.Lock()  # for the own word, never held over a wait
         self._opener = os.getpid()
         self._fd = -1
+        self._claims = None
         self._slot = None
         directory, base = os.path.split(self.path)
         key = base[: -len(".ledger")] if base.endswith(".ledger") else ""
@@ -130,9 +176,12 @@ class Ledger:
         if not 1 <= slots <= 4096:
             raise ValueError(f"slots {slots} is not accepted; expected 1 to 4096")
         try:
-            self._open(directory, key, limit, slots, shared)
-            self._map = mmap.mmap(self._fd, _HEADER_SIZE + self._slots * _SLOT_SIZE)
-            self._words = memoryview(self._map).cast("Q")
+            with _opening:
+                _open_ledgers.add(self)
+                self._claims = _Claims(directory, base, key)
+                self._open(directory, key, limit, slots, shared)
+                self._map = mmap.mmap(self._fd, _HEADER_SIZE + self._slots * _SLOT_SIZE)
+                self._words = memoryview(self._map).cast("Q")
             self._limit()
             with self._file_lock():
                 self._claim(name)
@@ -141,18 +190,42 @@ class Ledger:
             raise
 
     def _open(self, directory, key, limit, slots, shared):
-        flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        for _ in range(16):
+        """Opens or creates the file, and claims it: see "The claims" in docs/ledger-format.md."""
+        displaced = False
+        if limit is not None and directory == default_directory():
+            os.makedirs(directory, 0o700, exist_ok=True)
+            self._claims.reopen()
+        for attempt in range(16):
             try:
-                self._fd = os.open(self.path, flags)
-                break
+                self._open_existing(key, shared)
             except FileNotFoundError:
-                if limit is None:
+                displaced = self._claims.held_for_another(None)
+                if displaced:
+                    time.sleep(0.0001 * attempt)
+                elif limit is None:
                     raise LedgerError(f"{self.path}: no such ledger; give a limit to create it") from None
-                self._create(directory, key, limit, slots, shared)
-        else:
-            raise LedgerError(f"{self.path}: removed as often as it was created")
+                else:
+                    self._create(directory, key, limit, slots, shared)
+                continue
+            self._claims.hold(self._inode)
+            displaced = self._claims.held_for_another(self._inode)
+            if not displaced and _inode_at(self.path) == self._inode:
+                return
+            self._claims.release(self._inode)
+            os.close(self._fd)
+            self._fd = -1
+            time.sleep(0.0001 * attempt)
+        if displaced:
+            raise LedgerError(
+                f"{self.path}: the ledger that is in use by living processes is another file; move that file back, or end them:"
+                f" grep -l {key}.ledger /proc/[0-9]*/maps names them"
+            )
+        raise LedgerError(f"{self.path}: removed as often as it was created")
+
+    def _open_existing(self, key, shared):
+        self._fd = os.open(self.path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         facts = os.fstat(self._fd)
+        self._inode = (facts.st_dev, facts.st_ino)
         if not stat.S_ISREG(facts.st_mode):
             raise LedgerError(f"{self.path}: is not a regular file; remove it or choose another directory")
         if not shared and facts.st_uid != os.geteuid():
@@ -162,6 +235,11 @@ class Ledger:
         found, self._slots = _check_header(self.path, os.pread(self._fd, _HEADER_SIZE, 0), facts.st_size)
         if found != key:
             raise LedgerError(f"{self.path}: is the ledger of device {found!r}, expected {key!r}; remove it")
+        if os.lseek(self._fd, 0, os.SEEK_HOLE) < facts.st_size:
+            try:
+                os.posix_fallocate(self._fd, 0, facts.st_size)
+            except OSError as error:
+                raise LedgerError(f"{self.path}: has holes that cannot be filled: {error}; free some space") from error
 
     def _create(self, directory, key, limit, slots, shared):
         """Whole or not at all: written under another name, then linked, which never replaces."""
@@ -246,10 +324,10 @@ class Ledger:
                 self._set_lock(fcntl.F_UNLCK, at)
 
     def _check(self):
-        if self._slot is None:
-            raise LedgerError(f"{self.path}: this ledger is closed")
         if os.getpid() != self._opener:
             raise LedgerError(f"this ledger belongs to process {self._opener}, which forked; open one in the child")
+        if self._slot is None:
+            raise LedgerError(f"{self.path}: this ledger is closed")
 
     # What users call.
 
@@ -339,12 +417,93 @@ class Ledger:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+        if self._claims is not None:
+            self._claims.close()
+            self._claims = None
 
     def __enter__(self):
         return self
 
     def __exit__(self, *_):
         self.close()
+
+
+def _inode_at(path):
+    """Device and number of what a path names; None where it names nothing that can be seen."""
+    try:
+        facts = os.lstat(path)
+    except OSError:
+        return None
+    return facts.st_dev, facts.st_ino
+
+
+class _Claims:
+    """Shared locks on directories that say in which file a living process counts an account."""
+
+    def __init__(self, directory, base, key):
+        self._directory, self._anchors = directory, []
+        path = os.path.join(os.path.realpath(directory), base)
+        names = [os.fsencode(path)]
+        if directory == default_directory():
+            names.append(f"default {os.geteuid()} {key}".encode())
+        self._accounts = [_checksum(name) >> 33 << 32 for name in names]
+        self.reopen()
+
+    def reopen(self):
+        self.close()
+        for place in (self._directory, "/"):
+            try:
+                anchor = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            except FileNotFoundError:
+                continue
+            except OSError:
+                if place == "/":
+                    continue
+                raise
+            self._anchors.append(anchor)
+            if place != "/":
+                try:
+                    fcntl.flock(anchor, fcntl.LOCK_SH | fcntl.LOCK_NB)  # systemd-tmpfiles then passes the directory over
+                except OSError:
+                    pass
+
+    def _each(self):
+        return ((anchor, account) for anchor in self._anchors for account in self._accounts)
+
+    def hold(self, inode):
+        for anchor, account in self._each():
+            at = account | _inode_offset(inode)
+            fcntl.fcntl(anchor, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, at, 1, 0))
+
+    def release(self, inode):
+        for anchor, account in self._each():
+            at = account | _inode_offset(inode)
+            fcntl.fcntl(anchor, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, at, 1, 0))
+
+    def held_for_another(self, inode):
+        """Whether a living process claims an account for another file than this one; for any file, without one."""
+        end = 1 << 32
+        own = None if inode is None else _inode_offset(inode)
+        ranges = [(0, end)] if own is None else [(0, own), (own + 1, end)]
+        return any(
+            self._is_locked(anchor, account + first, last - first)
+            for anchor, account in self._each()
+            for first, last in ranges
+            if last > first
+        )
+
+    @staticmethod
+    def _is_locked(anchor, at, length):
+        asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, at, length, 0)
+        return _FLOCK.unpack(fcntl.fcntl(anchor, fcntl.F_OFD_GETLK, asked))[0] != fcntl.F_UNLCK
+
+    def close(self):
+        while self._anchors:
+            os.close(self._anchors.pop())
+
+
+def _inode_offset(inode):
+    return _checksum(struct.pack("<QQ", *inode)) >> 32
 
 
 class _FileLock:
@@ -363,9 +522,9 @@ class _FileLock:
         try:
             slot = 0 if ledger._slot is None else ledger._slot + 1
             ledger._words[_AT_HOLDER // 8] = os.getpid() << 32 | slot
-            facts = os.fstat(ledger._fd)
-            if facts.st_nlink == 0 or facts.st_size != _HEADER_SIZE + ledger._slots * _SLOT_SIZE:
-                raise LedgerError(f"{ledger.path}: was removed or resized while in use; restart its users")
+            resized = os.fstat(ledger._fd).st_size != _HEADER_SIZE + ledger._slots * _SLOT_SIZE
+            if resized or _inode_at(ledger.path) not in (ledger._inode, None):
+                raise LedgerError(f"{ledger.path}: was replaced or resized while in use; restart its users")
         except BaseException:
             self.__exit__()
             raise

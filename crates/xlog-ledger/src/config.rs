@@ -1,6 +1,6 @@
 //! How a ledger is found, created and used.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::error::{LedgerError, LedgerResult};
@@ -115,23 +115,12 @@ impl LedgerConfig {
         self
     }
 
-    /// `$XDG_RUNTIME_DIR/xlog` if that variable is set, else `/tmp/xlog-ledger-<effective user id>`.
+    /// `~/.local/state/xlog/ledger` in the home directory that the user database has for the effective user, whatever the environment says.
+    ///
+    /// It is `/tmp/xlog-ledger-<effective user id>` where that home directory is missing, another user's, not writable, or not on
+    /// ext2 to ext4, XFS, tmpfs or overlayfs.
     pub fn default_directory() -> LedgerResult<PathBuf> {
-        match std::env::var_os("XDG_RUNTIME_DIR") {
-            Some(value) if !value.is_empty() => {
-                let runtime = Path::new(&value);
-                if runtime.is_absolute() {
-                    Ok(runtime.join("xlog"))
-                } else {
-                    Err(LedgerError::Config {
-                        setting: "XDG_RUNTIME_DIR",
-                        value: runtime.display().to_string(),
-                        accepted: "an absolute path".into(),
-                    })
-                }
-            }
-            _ => Ok(PathBuf::from(format!("/tmp/xlog-ledger-{}", crate::platform::user()?))),
-        }
+        crate::platform::default_directory()
     }
 
     /// The directory in use, absolute.

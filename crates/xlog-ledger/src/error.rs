@@ -1,7 +1,7 @@
 //! What can go wrong with a ledger. Whatever concerns a file names it and says what to do.
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Shorthand for the result of a ledger call.
@@ -150,13 +150,33 @@ pub enum LedgerError {
         /// The key asked for.
         expected: String,
     },
-    /// The file was removed or cut while it was open: processes that come later would count in another one.
+    /// The path names another file than the one that was opened, or that file has another size: other processes may count
+    /// elsewhere. What the own grant serves goes on.
     #[error("{}: was {how} while in use; restart the processes that use this device", path.display())]
     Removed {
         /// The file.
         path: PathBuf,
         /// What happened to it.
         how: &'static str,
+    },
+    /// Living processes count in a file that the path does not name: it was moved, removed or replaced, or is another default
+    /// place of the same user. Joining would make a second account of one device.
+    #[error(
+        "{}: the ledger that is in use by living processes is another file (this one was moved, removed or replaced, or they have \
+         another default directory); move that file back, or end them: grep -l {} /proc/[0-9]*/maps names them",
+        path.display(), name_in(path)
+    )]
+    Displaced {
+        /// The file that would have been opened or created.
+        path: PathBuf,
+    },
+    /// The file has holes, and its file system has no room to fill them: to write there would end the process by SIGBUS.
+    #[error("{}: has holes that cannot be filled: {source}; free some space on its file system", path.display())]
+    NoRoom {
+        /// The file.
+        path: PathBuf,
+        /// The system's answer.
+        source: std::io::Error,
     },
     /// Every slot belongs to a living opener.
     #[error("{}: all {slots} slots are in use; close a ledger, or recreate the file with more slots", path.display())]
@@ -210,4 +230,8 @@ pub enum LedgerError {
 
 fn name_of(holder: &Option<LockHolder>) -> String {
     holder.as_ref().map_or_else(|| "an unknown process".into(), ToString::to_string)
+}
+
+fn name_in(path: &Path) -> String {
+    path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned())
 }

@@ -1,7 +1,7 @@
 //! The ledger where there is none: every way in is a typed error, so the other calls cannot be reached.
 
 use std::convert::Infallible;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::{DeviceKey, LedgerConfig, LedgerError, LedgerFile, LedgerResult, Reclaimed, Snapshot};
 
@@ -9,7 +9,7 @@ fn unsupported<T>() -> LedgerResult<T> {
     Err(LedgerError::Unsupported { platform: std::env::consts::OS })
 }
 
-pub(crate) fn user() -> LedgerResult<u32> {
+pub(crate) fn default_directory() -> LedgerResult<PathBuf> {
     unsupported()
 }
 

@@ -1,7 +1,8 @@
 //! Which file is opened, and which is believed.
 //!
 //! A file appears under its name whole or not at all: it is written under another name and then linked, which
-//! never replaces. An existing file is never repaired and never overwritten. Links are not followed, and neither
+//! never replaces, and only while no living process counts in another (see `claim`). An existing file is never repaired and never
+//! overwritten. Links are not followed, and neither
 //! the directory nor the file may be writable by more people than the configuration says.
 
 use std::fs::{self, DirBuilder, File, FileType, OpenOptions, Permissions};
@@ -14,7 +15,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, SystemTime};
 
 use super::access::{Access, check_directory, check_file};
-use super::mapping::effective_user;
+use super::claim::{Claims, Inode};
+use super::mapping::{effective_user, fill_holes};
 use crate::config::{LedgerConfig, Sharing, check_limit};
 use crate::error::{LedgerError, LedgerResult};
 use crate::format::{HEADER_SIZE, Header, check_header, new_file};
@@ -24,6 +26,8 @@ use crate::snapshot::LedgerFile;
 const SUFFIX: &str = ".ledger";
 /// How often opening and creating take turns: each turn lost is another process that removed or created the file.
 const ATTEMPTS: usize = 16;
+/// Times the number of the attempt: what is waited for is a few system calls of another opener.
+const FIRST_PAUSE: Duration = Duration::from_micros(100);
 /// A file that was being written so long ago was left by a killed process.
 const ABANDONED: Duration = Duration::from_secs(60);
 
@@ -34,33 +38,71 @@ pub(super) struct OpenFile {
     pub(super) path: PathBuf,
     pub(super) header: Header,
     pub(super) created: bool,
+    pub(super) inode: Inode,
+    /// Held.
+    pub(super) claims: Claims,
 }
 
 /// Opens the ledger of `config`, after creating it if it is missing and a limit is given.
 pub(super) fn open_or_create(config: &LedgerConfig) -> LedgerResult<OpenFile> {
     let directory = config.resolve_directory()?;
+    let is_default = is_default(&directory);
     let path = directory.join(format!("{}{SUFFIX}", config.key));
-    let Some(group) = prepare_directory(&directory, config)? else {
-        return Err(LedgerError::Missing { path });
-    };
+    let group = prepare_directory(&directory, config, is_default)?;
+    let claims = Claims::open(&path, &config.key, is_default)?;
+    let Some(group) = group else { return Err(missing(path, &claims)) };
     let access = Access { sharing: config.sharing, user: effective_user(), group };
     let mut created = false;
-    for _ in 0..ATTEMPTS {
+    let mut displaced = false;
+    for attempt in 0..ATTEMPTS {
         match open_existing(&path, &config.key, access) {
-            Ok((file, header)) => return Ok(OpenFile { file, path, header, created }),
+            Ok((file, header)) => {
+                let inode = Inode::of_file(&file).map_err(|error| failed(&path, "stat", error))?;
+                claims.hold(inode)?;
+                displaced = claims.is_held_for_another(Some(inode))?;
+                if !displaced && Inode::at(&path).is_ok_and(|named| named == inode) {
+                    return Ok(OpenFile { file, path, header, created, inode, claims });
+                }
+                claims.release(inode);
+                // Another opener may just be finding out that its file has lost its name.
+                std::thread::sleep(FIRST_PAUSE * (attempt as u32));
+            }
+            Err(LedgerError::Missing { .. }) if claims.is_held_for_another(None)? => {
+                displaced = true;
+                std::thread::sleep(FIRST_PAUSE * (attempt as u32));
+            }
             Err(LedgerError::Missing { .. }) if config.limit.is_some() => {
                 created = create(&directory, &path, config, group)?;
             }
             Err(error) => return Err(error),
         }
     }
+    if displaced {
+        return Err(LedgerError::Displaced { path });
+    }
     let source = io::Error::other("removed as often as it was created");
     Err(LedgerError::Io { path, call: "create", source })
 }
 
+fn is_default(directory: &Path) -> bool {
+    LedgerConfig::default_directory().is_ok_and(|default| default == directory)
+}
+
+/// Whether a path that names no file is a ledger that was displaced or none at all.
+fn missing(path: PathBuf, claims: &Claims) -> LedgerError {
+    match claims.is_held_for_another(None) {
+        Ok(false) => LedgerError::Missing { path },
+        Ok(true) => LedgerError::Displaced { path },
+        Err(error) => error,
+    }
+}
+
 /// Opens a file for looking at it: any owner, never written.
 pub(super) fn open_for_reading(path: &Path) -> LedgerResult<(File, Header)> {
-    let metadata = fs::symlink_metadata(path).map_err(|error| missing_or(path, "stat", error))?;
+    let metadata = match fs::symlink_metadata(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Err(missing_for_reading(path)),
+        found => found.map_err(|error| failed(path, "stat", error))?,
+    };
     expect_file(path, metadata.file_type())?;
     let file = OpenOptions::new()
         .read(true)
@@ -69,6 +111,17 @@ pub(super) fn open_for_reading(path: &Path) -> LedgerResult<(File, Header)> {
         .map_err(|error| missing_or(path, "open", error))?;
     let header = read_header(path, &file)?;
     Ok((file, header))
+}
+
+fn missing_for_reading(path: &Path) -> LedgerError {
+    let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    let name = path.file_name().and_then(|name| name.to_str());
+    let key = name.and_then(|name| DeviceKey::new(name.strip_suffix(SUFFIX)?).ok());
+    let is_default = path.parent().is_some_and(is_default);
+    match key.map(|key| Claims::open(&path, &key, is_default)) {
+        Some(Ok(claims)) => missing(path, &claims),
+        _ => LedgerError::Missing { path },
+    }
 }
 
 /// The ledgers of a directory, by name. A directory that does not exist has none.
@@ -93,10 +146,16 @@ pub fn list(directory: &Path) -> LedgerResult<Vec<LedgerFile>> {
 }
 
 /// Makes sure of the directory and answers the group of its files; `None` if it is missing and nothing is created.
-fn prepare_directory(directory: &Path, config: &LedgerConfig) -> LedgerResult<Option<u32>> {
+///
+/// Of the default directory all components are created, of another one only the last.
+fn prepare_directory(
+    directory: &Path,
+    config: &LedgerConfig,
+    is_default: bool,
+) -> LedgerResult<Option<u32>> {
     if config.limit.is_some() {
         let shared = matches!(config.sharing, Sharing::Group { .. });
-        match DirBuilder::new().mode(0o700).create(directory) {
+        match DirBuilder::new().mode(0o700).recursive(is_default).create(directory) {
             Ok(()) if shared => share_directory(directory, config.sharing)?,
             Ok(()) => {}
             Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
@@ -156,6 +215,8 @@ fn open_existing(path: &Path, key: &DeviceKey, access: Access) -> LedgerResult<(
             expected: key.to_string(),
         });
     }
+    fill_holes(&file, header.file_size)
+        .map_err(|source| LedgerError::NoRoom { path: path.to_owned(), source })?;
     Ok((file, header))
 }
 

@@ -10,7 +10,9 @@ use std::sync::Mutex;
 use std::sync::atomic::Ordering;
 use std::time::SystemTime;
 
+use super::claim::{Claims, Inode};
 use super::file::{OpenFile, failed, open_or_create, read_start};
+use super::fork::{Registration, lock_table};
 use super::lock::{FileLockGuard, Gate, Opened};
 use super::mapping::{ForkSentinel, Mapping, SlotCell, is_locked, try_lock, unlock};
 use crate::config::LedgerConfig;
@@ -30,12 +32,16 @@ use crate::word::{Keep, Word};
 #[must_use = "the slot is given back when the ledger is dropped"]
 #[derive(Debug)]
 pub struct Ledger {
+    /// Dropped before what it registers.
+    _registration: Registration,
     pub(super) mapping: Mapping,
     pub(super) file: File,
     pub(super) path: PathBuf,
     pub(super) own: usize,
     pub(super) keep: Keep,
     header: Header,
+    inode: Inode,
+    claims: Claims,
     sentinel: ForkSentinel,
     gate: Gate,
     opener: u32,
@@ -49,9 +55,8 @@ impl Ledger {
     /// The limit of an existing file rules, whatever the configuration says; see [`Ledger::set_limit`].
     pub fn open(config: LedgerConfig) -> LedgerResult<Self> {
         config.check()?;
-        let OpenFile { file, path, header, created } = open_or_create(&config)?;
-        let mapping =
-            Mapping::of_file(&file, header.slots).map_err(|error| failed(&path, "map", error))?;
+        let (opened, mapping, registration) = open_registered(&config)?;
+        let OpenFile { file, path, header, created, inode, claims } = opened;
         let sentinel = ForkSentinel::new().map_err(|error| {
             failed(&path, "madvise(MADV_WIPEONFORK), new in Linux 4.14,", error)
         })?;
@@ -59,7 +64,7 @@ impl Ledger {
         let name = config.name.clone().unwrap_or_else(command_name);
         let own = {
             let opened =
-                Opened { file: &file, path: &path, mapping: &mapping, sentinel: &sentinel };
+                Opened { file: &file, path: &path, mapping: &mapping, sentinel: &sentinel, inode };
             let lock = gate.lock(opened, None)?;
             let own = claim_slot(&file, &path, &mapping, &name)?;
             drop(lock);
@@ -69,12 +74,15 @@ impl Ledger {
         let opener = std::process::id();
         let telling = Mutex::new(());
         Ok(Self {
+            _registration: registration,
             mapping,
             file,
             path,
             own,
             keep,
             header,
+            inode,
+            claims,
             sentinel,
             gate,
             opener,
@@ -136,11 +144,13 @@ impl Ledger {
 
     /// The limit of the device, in bytes.
     pub fn limit(&self) -> LedgerResult<u64> {
+        self.check_process()?;
         Ok(u64::from(self.limit_units()?) * UNIT)
     }
 
     /// Who holds what, as of about now. Takes no lock.
     pub fn snapshot(&self) -> LedgerResult<Snapshot> {
+        self.check_process()?;
         snapshot_of(&self.file, &self.path, &self.header, Some(self.own))
     }
 
@@ -192,10 +202,11 @@ impl Ledger {
 
     pub(super) fn lock(&self) -> LedgerResult<FileLockGuard<'_>> {
         self.check_process()?;
-        let Self { file, path, mapping, sentinel, .. } = self;
+        let Self { file, path, mapping, sentinel, inode, .. } = self;
         #[cfg(feature = "tracing")]
         let _span = tracing::debug_span!("ledger_file_lock", path = %path.display()).entered();
-        self.gate.lock(Opened { file, path, mapping, sentinel }, Some(self.own))
+        let inode = *inode;
+        self.gate.lock(Opened { file, path, mapping, sentinel, inode }, Some(self.own))
     }
 
     pub(super) fn limit_units(&self) -> LedgerResult<u32> {
@@ -243,9 +254,22 @@ impl Drop for Ledger {
             slot.word.store(0, Ordering::SeqCst);
             clear_display(slot);
         }
-        // If this failed, the kernel would drop the lock with the file and the mapping, right after.
+        // If this failed, the kernel would drop the locks with the files and the mapping, right after.
         let _ = unlock(&self.file, slot_offset(self.own));
+        self.claims.release(self.inode);
     }
+}
+
+/// Opens and maps the file, with nothing that a forked child could keep.
+fn open_registered(config: &LedgerConfig) -> LedgerResult<(OpenFile, Mapping, Registration)> {
+    let mut table =
+        lock_table().map_err(|error| failed(Path::new("fork"), "pthread_atfork", error))?;
+    let opened = open_or_create(config)?;
+    let mapping = Mapping::of_file(&opened.file, opened.header.slots)
+        .map_err(|error| failed(&opened.path, "map", error))?;
+    let files = opened.claims.files().chain([&opened.file]);
+    let registration = table.register(files, mapping.extent());
+    Ok((opened, mapping, registration))
 }
 
 /// Changes a slot's word in one step. `None`, and nothing changed, if `change` refuses.

@@ -5,12 +5,12 @@
 //! holder's lock is dropped by the kernel. Its name in the header is for display.
 
 use std::fs::File;
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use super::claim::Inode;
 use super::file::failed;
 use super::mapping::{ForkSentinel, Mapping, SlotCell, try_lock, unlock};
 use crate::error::{LedgerError, LedgerResult, LockHolder};
@@ -27,6 +27,7 @@ pub(super) struct Opened<'a> {
     pub(super) path: &'a Path,
     pub(super) mapping: &'a Mapping,
     pub(super) sentinel: &'a ForkSentinel,
+    pub(super) inode: Inode,
 }
 
 /// Lets one thread of this opening at a time try for the file lock.
@@ -123,17 +124,19 @@ fn try_until(opened: &Opened<'_>, begin: Instant, deadline: Duration) -> LedgerR
     }
 }
 
-/// A ledger that lost its name would be one of two: whoever comes later creates another.
+/// A path that names another file means another account. One that names none does not: the claims of this opener keep newcomers from
+/// creating one there (see `claim`).
 fn check_in_place(opened: &Opened<'_>) -> LedgerResult<()> {
     let metadata = opened.file.metadata().map_err(|error| failed(opened.path, "stat", error))?;
     let removed = |how| LedgerError::Removed { path: opened.path.to_owned(), how };
-    if metadata.nlink() == 0 {
-        return Err(removed("removed"));
-    }
     if metadata.len() != file_size(opened.mapping.slots().len() as u32) {
         return Err(removed("resized"));
     }
-    Ok(())
+    match Inode::at(opened.path) {
+        Ok(named) if named != opened.inode => Err(removed("replaced by another file")),
+        // Also where this process may not look any more.
+        _ => Ok(()),
+    }
 }
 
 fn busy(opened: &Opened<'_>, waited: Duration) -> LedgerError {

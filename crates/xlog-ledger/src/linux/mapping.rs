@@ -1,4 +1,4 @@
-//! The calls that safe Rust does not have: the shared mapping, the fork sentinel, byte-range locks, the user id.
+//! The calls that safe Rust does not have: the shared mapping, the fork sentinel, byte-range locks, room in a file, the user id.
 //!
 //! The mapped memory is only ever seen as atomics, since other processes write to it at any time. It is mapped
 //! only after the file's size was checked; a file that somebody cuts later ends its users by SIGBUS. Locks belong
@@ -112,6 +112,11 @@ impl Mapping {
         Ok(Self { pages: Pages::map(length, Some(file))?, slots })
     }
 
+    /// Address and length.
+    pub(super) fn extent(&self) -> (usize, usize) {
+        (self.pages.start.addr().get(), self.pages.length)
+    }
+
     /// The header's words.
     pub(super) fn header(&self) -> &HeaderCell {
         // SAFETY: the mapping is page aligned, at least HEADER_SIZE long, and lives as long as self. Every bit
@@ -163,12 +168,12 @@ impl ForkSentinel {
     }
 }
 
-fn byte_range(kind: libc::c_int, offset: usize) -> libc::flock {
+fn range_of(kind: libc::c_int, offset: usize, length: u64) -> libc::flock {
     libc::flock {
         l_type: kind as libc::c_short,
         l_whence: libc::SEEK_SET as libc::c_short,
         l_start: offset as libc::off_t,
-        l_len: 1,
+        l_len: length as libc::off_t,
         l_pid: 0,
     }
 }
@@ -184,7 +189,7 @@ pub(super) fn try_share(file: &File, offset: usize) -> io::Result<bool> {
 }
 
 fn try_lock_as(kind: libc::c_int, file: &File, offset: usize) -> io::Result<bool> {
-    let range = byte_range(kind, offset);
+    let range = range_of(kind, offset, 1);
     // SAFETY: the descriptor is open as long as `file` is borrowed; the kernel only reads the range.
     let refused = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const range) };
     if refused == 0 {
@@ -199,7 +204,7 @@ fn try_lock_as(kind: libc::c_int, file: &File, offset: usize) -> io::Result<bool
 
 /// Unlocks one byte for this open file description.
 pub(super) fn unlock(file: &File, offset: usize) -> io::Result<()> {
-    let range = byte_range(libc::F_UNLCK, offset);
+    let range = range_of(libc::F_UNLCK, offset, 1);
     // SAFETY: as for try_lock.
     let refused = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const range) };
     if refused == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
@@ -207,13 +212,47 @@ pub(super) fn unlock(file: &File, offset: usize) -> io::Result<()> {
 
 /// Whether another open file description has one byte locked. Works on a file opened for reading.
 pub(super) fn is_locked(file: &File, offset: usize) -> io::Result<bool> {
-    let mut range = byte_range(libc::F_WRLCK, offset);
+    is_any_locked(file, offset, 1)
+}
+
+/// Whether another open file description has a byte of this range locked. An empty range has none.
+pub(super) fn is_any_locked(file: &File, offset: usize, length: u64) -> io::Result<bool> {
+    if length == 0 {
+        return Ok(false);
+    }
+    let mut range = range_of(libc::F_WRLCK, offset, length);
     // SAFETY: the descriptor is open as long as `file` is borrowed; the kernel writes to the range, which is ours.
     let refused = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, &raw mut range) };
     if refused != 0 {
         return Err(io::Error::last_os_error());
     }
     Ok(libc::c_int::from(range.l_type) != libc::F_UNLCK)
+}
+
+/// Makes `systemd-tmpfiles` pass a directory over as long as it is open here. Best effort: one that cleans it right now wins.
+pub(super) fn keep_from_cleaners(directory: &File) {
+    // SAFETY: the descriptor is open as long as `directory` is borrowed.
+    unsafe { libc::flock(directory.as_raw_fd(), libc::LOCK_SH | libc::LOCK_NB) };
+}
+
+/// Gives every page of a file its room, so that writing to a mapped page needs none.
+pub(super) fn fill_holes(file: &File, length: u64) -> io::Result<()> {
+    // SAFETY: the descriptor is open as long as `file` is borrowed.
+    let refused = unsafe { libc::fallocate(file.as_raw_fd(), 0, 0, length as libc::off_t) };
+    if refused == 0 {
+        return Ok(());
+    }
+    let error = io::Error::last_os_error();
+    // Without that call, a file without holes is as good.
+    let is_unknown = matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::ENOSYS));
+    if is_unknown && !has_holes(file, length) { Ok(()) } else { Err(error) }
+}
+
+fn has_holes(file: &File, length: u64) -> bool {
+    // SAFETY: the descriptor is open as long as `file` is borrowed; its position is not used otherwise.
+    let hole = unsafe { libc::lseek(file.as_raw_fd(), 0, libc::SEEK_HOLE) };
+    // Where the file system cannot tell, there is none that it knows of.
+    u64::try_from(hole).is_ok_and(|hole| hole < length)
 }
 
 /// The effective user id.

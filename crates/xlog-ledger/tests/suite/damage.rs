@@ -228,19 +228,6 @@ fn missing_without_a_limit() {
 }
 
 #[test]
-fn removed_while_in_use() {
-    let directory = TestDirectory::new();
-    let ledger = Ledger::open(directory.config(LIMIT).with_chunk(100 * UNIT)).unwrap();
-    ledger.take(UNIT).unwrap();
-    fs::remove_file(directory.ledger_path()).unwrap();
-    ledger.take(UNIT).expect("the grant is still good");
-    let error = ledger.take(500 * UNIT).expect_err("two ledgers of one device");
-    assert!(matches!(error, LedgerError::Removed { .. }), "{error:?}");
-    ledger.give(UNIT).unwrap();
-    assert_eq!(ledger.used(), UNIT);
-}
-
-#[test]
 fn noise_in_slots_without_an_owner_is_taken_back() {
     let directory = TestDirectory::new();
     drop(directory.open(LIMIT));

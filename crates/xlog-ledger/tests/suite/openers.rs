@@ -96,19 +96,32 @@ fn a_program_started_by_a_killed_process_keeps_nothing() {
     unsafe { libc::kill(program as libc::pid_t, libc::SIGKILL) };
 }
 
-/// A child that was forked without exec shares the locks of its parent: the limit of what the kernel can tell.
+/// A forked child lets go of its parent's descriptors and mapping, and with them of the locks.
 #[test]
-fn a_forked_child_that_lives_on_keeps_the_slot_of_its_dead_parent_until_it_ends() {
+fn a_forked_child_that_lives_on_does_not_keep_the_slot_of_its_dead_parent() {
     let directory = TestDirectory::new();
     let ledger = directory.open(100);
     let mut other = holder(&directory, "take-60-and-fork");
     let child: i32 = fs::read_to_string(directory.path().join("ready")).unwrap().parse().unwrap();
     other.kill();
-    let refused = ledger.take(100 * UNIT);
+    let taken = ledger.take(100 * UNIT);
     // SAFETY: plain system call; the child was forked for this test and sleeps.
     unsafe { libc::kill(child, libc::SIGKILL) };
-    assert!(matches!(refused, Err(LedgerError::Full { available, .. }) if available == 40 * UNIT));
-    wait_until("the child is gone", || ledger.take(100 * UNIT).is_ok());
+    taken.expect("its owner is dead");
+}
+
+/// Also the file lock, which the parent held when it was killed.
+#[test]
+fn a_forked_child_that_lives_on_does_not_keep_the_file_lock_of_its_dead_parent() {
+    let directory = TestDirectory::new();
+    let ledger = directory.open(100);
+    let mut other = holder(&directory, "fork-and-hold-the-lock");
+    let child: i32 = fs::read_to_string(directory.path().join("ready")).unwrap().parse().unwrap();
+    other.kill();
+    let taken = ledger.take(100 * UNIT);
+    // SAFETY: as above.
+    unsafe { libc::kill(child, libc::SIGKILL) };
+    taken.expect("its holder is dead");
 }
 
 #[test]
@@ -317,24 +330,4 @@ fn the_ledgers_of_a_directory() {
     assert_eq!(keys, ["a", "b"]);
     assert!(found.iter().all(|file| LedgerView::open(&file.path).is_ok()));
     assert!(list(&directory.path().join("nowhere")).unwrap().is_empty());
-}
-
-#[test]
-fn the_default_directory_is_the_users() {
-    let directory = TestDirectory::new();
-    let named = |runtime: Option<&str>| {
-        let mut command = role_command("name-the-default-directory", directory.path());
-        match runtime {
-            Some(path) => command.env("XDG_RUNTIME_DIR", path),
-            None => command.env_remove("XDG_RUNTIME_DIR"),
-        };
-        assert!(command.status().unwrap().success());
-        fs::read_to_string(directory.path().join("ready")).unwrap()
-    };
-    let user = fs::metadata(directory.path()).unwrap().uid();
-    assert_eq!(named(Some("/run/user/7")), "/run/user/7/xlog");
-    assert_eq!(named(None), format!("/tmp/xlog-ledger-{user}"));
-    assert_eq!(named(Some("")), format!("/tmp/xlog-ledger-{user}"));
-    let refused = named(Some("run/user"));
-    assert!(refused.contains("XDG_RUNTIME_DIR") && refused.contains("run/user"), "{refused}");
 }

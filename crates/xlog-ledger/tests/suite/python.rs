@@ -2,40 +2,14 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::{Command, Output};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use xlog_ledger::{Ledger, LedgerError, UNIT};
 
-use crate::support::{Process, TestDirectory, python, python_client, role_command, wait_until};
-
-const PRELUDE: &str = "
-import os, signal, sys, xlog_ledger
-from xlog_ledger import Busy, Full, Ledger, LedgerError
-path = sys.argv[1]
-def raises(kind, call, *arguments, **options):
-    try:
-        call(*arguments, **options)
-    except kind as error:
-        return error
-    sys.exit(f'{call} raised no {kind}')
-";
-
-/// Runs a program with the client in reach and the ledger file as its argument. `None` where there is no Python.
-fn run(path: &Path, program: &str) -> Option<Output> {
-    let output = Command::new(python()?)
-        .args(["-c", &format!("{PRELUDE}\n{program}")])
-        .arg(path)
-        .env("PYTHONPATH", python_client())
-        .env("PYTHONDONTWRITEBYTECODE", "1")
-        .output()
-        .unwrap();
-    println!("{}", String::from_utf8_lossy(&output.stderr));
-    Some(output)
-}
+use crate::support::{Process, TestDirectory, role_command, run_python, wait_until};
 
 fn run_well(path: &Path, program: &str) -> bool {
-    run(path, program).is_some_and(|output| {
+    run_python(path, program).is_some_and(|output| {
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         true
     })
@@ -90,7 +64,7 @@ ledger = Ledger(path, name='short-lived')
 ledger.take(60 * 256)
 os.kill(os.getpid(), signal.SIGKILL)
 ";
-    let Some(output) = run(&path, program) else { return };
+    let Some(output) = run_python(&path, program) else { return };
     assert!(!output.status.success());
     let shown = ledger.snapshot().unwrap();
     let left = shown.slots.iter().find(|slot| slot.name == "short-lived").unwrap();
@@ -207,4 +181,34 @@ assert raises(Full, other.take, 41 * 256).available == 40 * 256
 ",
     );
     ledger.take(100 * UNIT).expect("Python ended");
+}
+
+#[test]
+fn a_forked_python_child_that_lives_on_does_not_keep_the_slot_of_its_dead_parent() {
+    let directory = TestDirectory::new();
+    let ledger = directory.open(100);
+    let child = directory.path().join("child");
+    let program = "
+ledger = Ledger(path)
+ledger.take(60 * 256)
+child = os.fork()
+if child == 0:
+    # The pipes of the test would wait for it.
+    os.closerange(0, 3)
+    import time
+    time.sleep(60)
+    os._exit(0)
+with open(os.path.join(os.path.dirname(path), 'child'), 'w') as file:
+    file.write(str(child))
+os.kill(os.getpid(), signal.SIGKILL)
+";
+    if run_python(&directory.ledger_path(), program).is_none() {
+        return;
+    }
+    let child: i32 = fs::read_to_string(child).unwrap().parse().unwrap();
+    // The child lets go before its interpreter goes on; closing its standard error, which ended the wait, comes later.
+    let taken = ledger.take(100 * UNIT);
+    // SAFETY: plain system call; the child was forked for this test and sleeps.
+    unsafe { libc::kill(child, libc::SIGKILL) };
+    taken.expect("its owner is dead");
 }

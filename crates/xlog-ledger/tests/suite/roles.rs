@@ -1,11 +1,15 @@
 //! What this test binary does when a test starts it again as another process.
 
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::fd::FromRawFd;
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
 use xlog_ledger::{DeviceKey, Ledger, LedgerConfig, Sharing, UNIT};
 
+use crate::places::{hide_the_home, sparse_on_a_full_disk};
 use crate::support::KEY;
 use crate::system_calls::traced;
 use crate::worker::{watch, work};
@@ -14,6 +18,27 @@ fn wait_for_the_end() -> ! {
     // Bounded, so that nothing outlives a test run that was itself killed.
     std::thread::sleep(Duration::from_secs(60));
     std::process::exit(3)
+}
+
+/// Forks a child that sleeps. Returns once the child runs, behind what the C library does in it first.
+fn fork_a_sleeper() -> libc::pid_t {
+    let mut ends = [0; 2];
+    // SAFETY: the kernel writes two descriptors, which the files below own.
+    assert_eq!(unsafe { libc::pipe(ends.as_mut_ptr()) }, 0);
+    // SAFETY: just opened, owned by nothing else.
+    let (mut read, mut write) = unsafe { (File::from_raw_fd(ends[0]), File::from_raw_fd(ends[1])) };
+    // SAFETY: the child writes to its pipe, sleeps, and leaves by _exit.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let _ = write.write_all(b"x");
+        // SAFETY: as above.
+        unsafe {
+            libc::sleep(60);
+            libc::_exit(0);
+        }
+    }
+    read.read_exact(&mut [0]).unwrap();
+    child
 }
 
 #[test]
@@ -50,18 +75,12 @@ fn role() {
             ready(program.id().to_string());
             program.wait().unwrap();
         }
-        "take-60-and-fork" => {
+        "take-60-and-fork" | "fork-and-hold-the-lock" => {
             let ledger = open(0);
             ledger.take(60 * UNIT).unwrap();
-            // SAFETY: the child only sleeps, and leaves by _exit.
-            let child = unsafe { libc::fork() };
-            if child == 0 {
-                // SAFETY: as above.
-                unsafe {
-                    libc::sleep(60);
-                    libc::_exit(0);
-                }
-            }
+            let holds = role.contains("lock");
+            let _lock = holds.then(|| ledger.hold_file_lock().unwrap());
+            let child = fork_a_sleeper();
             ready(child.to_string());
             wait_for_the_end();
         }
@@ -85,6 +104,10 @@ fn role() {
             Ok(path) => ready(path.display().to_string()),
             Err(error) => ready(error.to_string()),
         },
+        "sparse-on-a-full-disk" => {
+            sparse_on_a_full_disk(&directory).unwrap_or_else(ready);
+        }
+        "hide-the-home" => hide_the_home().unwrap_or_else(ready),
         "be-traced" => traced(&directory),
         "work" => work(&directory),
         "watch" => watch(&directory),

@@ -3,7 +3,7 @@
 use std::fs;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -167,4 +167,34 @@ pub(crate) fn python() -> Option<PathBuf> {
 
 pub(crate) fn python_client() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("python")
+}
+
+const PRELUDE: &str = "
+import os, signal, sys, xlog_ledger
+from xlog_ledger import Busy, Full, Ledger, LedgerError
+path = sys.argv[1]
+def raises(kind, call, *arguments, **options):
+    try:
+        call(*arguments, **options)
+    except kind as error:
+        return error
+    sys.exit(f'{call} raised no {kind}')
+";
+
+/// A program with the client in reach and the ledger file as its argument. `None` where there is no Python.
+pub(crate) fn python_command(path: &Path, program: &str) -> Option<Command> {
+    let mut command = Command::new(python()?);
+    command
+        .args(["-c", &format!("{PRELUDE}\n{program}")])
+        .arg(path)
+        .env("PYTHONPATH", python_client())
+        .env("PYTHONDONTWRITEBYTECODE", "1");
+    Some(command)
+}
+
+/// Runs such a program.
+pub(crate) fn run_python(path: &Path, program: &str) -> Option<Output> {
+    let output = python_command(path, program)?.output().unwrap();
+    println!("{}", String::from_utf8_lossy(&output.stderr));
+    Some(output)
 }

@@ -112,9 +112,7 @@ impl LedgerState {
                 "a ledger of this GPU, so its limit holds for this process alone: {}",
                 self.reason.as_deref().unwrap_or_default()
             ),
-            remedy: "set XDG_RUNTIME_DIR to a directory of this user's, or name another by \
-                     XLOG_DEVICE_LEDGER"
-                .to_owned(),
+            remedy: "name a directory of this user's by XLOG_DEVICE_LEDGER".to_owned(),
         })
     }
 

@@ -1,0 +1,92 @@
+//! The default directory of a user's ledgers: the same in every kind of login.
+//!
+//! It depends on the effective user and on the machine, never on the environment, which differs between a login, `sudo`, a
+//! batch job and a service. The login session's runtime directory goes at logout and shared memory goes with the user's last session, so
+//! neither is used. Two processes that see different default directories all the same (a service without a home directory) are kept from
+//! counting apart by `claim`.
+
+use std::ffi::{CStr, CString, OsStr};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use super::mapping::effective_user;
+
+/// Below the home directory.
+const STATE: &str = ".local/state/xlog/ledger";
+
+/// File systems of this machine that overwrite a written page in place: ext2 to ext4, XFS, tmpfs, ramfs, overlayfs. Others may be
+/// shared with other machines, have no locks, or need new room for a page that is written again.
+const IN_PLACE: [i64; 5] = [0xef53, 0x5846_5342, 0x0102_1994, 0x8584_58f6, 0x794c_7630];
+
+/// The user's state directory if there is one on a suitable file system, else one in `/tmp` that is named for the user.
+pub(super) fn default_directory() -> PathBuf {
+    let user = effective_user();
+    match home_of(user).filter(|home| is_suitable(home, user)) {
+        Some(home) => home.join(STATE),
+        None => PathBuf::from(format!("/tmp/xlog-ledger-{user}")),
+    }
+}
+
+/// The home directory in the user database; `None` for a user without one.
+fn home_of(user: u32) -> Option<PathBuf> {
+    let mut buffer = vec![0u8; 1024];
+    loop {
+        // SAFETY: an all-zero passwd is a valid value of plain integers and null pointers.
+        let mut entry: libc::passwd = unsafe { std::mem::zeroed() };
+        let mut found = std::ptr::null_mut();
+        let (text, length) = (buffer.as_mut_ptr().cast(), buffer.len());
+        // SAFETY: the entry, the buffer of that length and the result are ours for the whole call.
+        let status =
+            unsafe { libc::getpwuid_r(user, &raw mut entry, text, length, &raw mut found) };
+        match status {
+            libc::EINTR => {}
+            libc::ERANGE if length < 1 << 20 => buffer.resize(length * 2, 0),
+            0 if !found.is_null() && !entry.pw_dir.is_null() => {
+                // SAFETY: the call has set the field to a terminated string inside `buffer`, which is still there.
+                let home = unsafe { CStr::from_ptr(entry.pw_dir) };
+                let home = PathBuf::from(OsStr::from_bytes(home.to_bytes()));
+                return Some(home).filter(|home| home.is_absolute());
+            }
+            _ => return None,
+        }
+    }
+}
+
+/// Whether it is a directory of this user's, writable, on a file system of the list.
+fn is_suitable(home: &Path, user: u32) -> bool {
+    let is_own = std::fs::metadata(home).is_ok_and(|facts| facts.is_dir() && facts.uid() == user);
+    let Ok(name) = CString::new(home.as_os_str().as_bytes()) else { return false };
+    let (mode, effective) = (libc::W_OK | libc::X_OK, libc::AT_EACCESS);
+    // SAFETY: the name is a terminated string.
+    let is_writable =
+        || unsafe { libc::faccessat(libc::AT_FDCWD, name.as_ptr(), mode, effective) } == 0;
+    let is_in_place = || {
+        // SAFETY: all-zero is a valid value of plain integers.
+        let mut facts: libc::statfs = unsafe { std::mem::zeroed() };
+        // SAFETY: the name is a terminated string; the kernel writes to `facts`, which is ours.
+        let status = unsafe { libc::statfs(name.as_ptr(), &raw mut facts) };
+        #[allow(
+            clippy::unnecessary_cast,
+            reason = "the type of f_type differs between C libraries"
+        )]
+        let kind = facts.f_type as i64;
+        status == 0 && IN_PLACE.contains(&kind)
+    };
+    is_own && is_writable() && is_in_place()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_home_that_is_not_the_users_own_local_directory_is_passed_over() {
+        let user = effective_user();
+        for home in ["/nonexistent", "/proc/self", "/proc/self/comm", "/sys"] {
+            assert!(!is_suitable(Path::new(home), user), "{home}");
+        }
+        assert!(!is_suitable(&std::env::temp_dir(), user.wrapping_add(1)), "another user's");
+        assert_eq!(home_of(u32::MAX - 7), None, "no such user");
+    }
+}
