@@ -13,6 +13,7 @@ For the same reason it cannot take away what others were granted and do not use:
 the pressure word, on which owners hand it back at their next call, and waits for up to `patience` seconds.
 """
 
+import atexit
 import ctypes
 import errno
 import fcntl
@@ -100,6 +101,15 @@ def _let_go_in_child():
     _opening.release()
 
 
+def _leave_all():
+    """At the normal end of the process: a slot that stays behind would be shown as a dead process's."""
+    for ledger in list(_open_ledgers):
+        # A thread that still waits inside a call does not hold up the end.
+        if ledger._gate.acquire(timeout=0.1):
+            ledger._leave()
+
+
+atexit.register(_leave_all)
 os.register_at_fork(before=_opening.acquire, after_in_parent=_opening.release, after_in_child=_let_go_in_child)
 
 
@@ -400,7 +410,11 @@ class Ledger:
 
     def close(self):
         """Gives everything back. In a forked child it only lets go of the file."""
-        with self._gate, self._mutex:
+        with self._gate:
+            self._leave()
+
+    def _leave(self):
+        with self._mutex:
             if self._slot is not None and os.getpid() == self._opener:
                 self._clear(self._slot)
                 self._set_lock(fcntl.F_UNLCK, _HEADER_SIZE + self._slot * _SLOT_SIZE)

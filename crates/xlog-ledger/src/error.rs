@@ -220,6 +220,12 @@ pub enum LedgerError {
         /// The bytes in use.
         used: u64,
     },
+    /// The slot was given back, at the end of the process or by [`Ledger::leave`](crate::Ledger::leave).
+    #[error("{}: this process has left the ledger; open another one to take part again", path.display())]
+    Closed {
+        /// The file.
+        path: PathBuf,
+    },
     /// A forked child used its parent's ledger.
     #[error("this ledger belongs to process {opener}, which forked; open one in the child")]
     Forked {

@@ -70,7 +70,7 @@ pub struct Snapshot {
     pub limit: u64,
     /// The limit less what all slots use or are granted.
     pub free: u64,
-    /// Whether grants are being handed back because a request needed them.
+    /// Whether grants are being handed back because a request needed them: somebody asked, and the living hold more than seven eighths.
     pub pressure: bool,
     /// How many openers the file has room for.
     pub capacity: u32,
@@ -87,7 +87,7 @@ impl Snapshot {
         bytes: &[u8],
         mut alive: impl FnMut(u32) -> bool,
     ) -> Self {
-        let mut held = 0u64;
+        let (mut held, mut held_alive) = (0u64, 0u64);
         let mut slots = Vec::new();
         for index in 0..capacity {
             let at = slot_offset(index as usize);
@@ -101,6 +101,7 @@ impl Snapshot {
                 continue;
             }
             held = held.saturating_add(word.total());
+            held_alive = held_alive.saturating_add(if alive { word.total() } else { 0 });
             let name = bytes.get(at + SLOT_NAME..at + SLOT_NAME + SLOT_NAME_SIZE);
             let started = u64_at(bytes, at + SLOT_STARTED);
             let tags = bytes.get(at + SLOT_TAGS..at + SLOT_TAGS + tags::SIZE);
@@ -122,7 +123,9 @@ impl Snapshot {
             key,
             limit: limit * UNIT,
             free: limit.saturating_sub(held) * UNIT,
-            pressure: u64_at(bytes, AT_PRESSURE) != 0,
+            // The word stays set until somebody is served; those who asked may have ended.
+            pressure: u64_at(bytes, AT_PRESSURE) != 0
+                && limit.saturating_sub(held_alive) < limit.div_ceil(8),
             capacity,
             slots,
         }
@@ -131,6 +134,12 @@ impl Snapshot {
     /// Bytes in use by all slots.
     pub fn used(&self) -> u64 {
         self.slots.iter().map(|slot| slot.used).sum()
+    }
+
+    /// Bytes that dead processes left, used or granted. They go to the next request that needs them.
+    pub fn left_by_the_dead(&self) -> u64 {
+        let dead = self.slots.iter().filter(|slot| !slot.alive);
+        dead.map(|slot| slot.used.saturating_add(slot.granted)).sum()
     }
 
     /// Bytes granted to all slots and not in use.

@@ -6,15 +6,16 @@
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
 use std::sync::atomic::Ordering;
-use std::time::SystemTime;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, SystemTime};
 
 use super::claim::{Claims, Inode};
+use super::exit;
 use super::file::{OpenFile, failed, open_or_create, read_start};
 use super::fork::{Registration, lock_table};
 use super::lock::{FileLockGuard, Gate, Opened};
-use super::mapping::{ForkSentinel, Mapping, SlotCell, is_locked, try_lock, unlock};
+use super::mapping::{ForkSentinel, Mapping, SlotCell, Standing, is_locked, try_lock, unlock};
 use crate::config::LedgerConfig;
 use crate::error::{LedgerError, LedgerResult};
 use crate::format::{
@@ -25,6 +26,9 @@ use crate::key::DeviceKey;
 use crate::snapshot::Snapshot;
 use crate::tags;
 use crate::word::{Keep, Word};
+
+/// How long leaving waits for the own threads.
+const LEAVE_DEADLINE: Duration = Duration::from_millis(100);
 
 /// A process's part in the ledger of a device. Dropping it gives everything back.
 ///
@@ -115,12 +119,18 @@ impl Ledger {
     /// Never takes a lock. They stay in the own grant up to two chunks, or go back to all when others need them.
     #[inline]
     pub fn give(&self, bytes: u64) -> LedgerResult<()> {
-        self.check_process()?;
+        if !self.sentinel.is_owner() {
+            return self.give_after_leaving();
+        }
         let slot = self.slot_cell()?;
         let given =
             units_of(bytes).and_then(|units| replace(slot, |word| word.give(units, self.keep)));
         if given.is_none() {
-            return Err(LedgerError::Overdrawn { given: bytes, used: self.used() });
+            // Another thread may have given everything back just then.
+            return match self.sentinel.is_owner() {
+                true => Err(LedgerError::Overdrawn { given: bytes, used: self.used() }),
+                false => self.give_after_leaving(),
+            };
         }
         self.yield_to_pressure(slot);
         Ok(())
@@ -130,6 +140,30 @@ impl Ledger {
     pub fn hand_back(&self) -> LedgerResult<u64> {
         self.check_process()?;
         Ok(drop_grant(self.slot_cell()?) * UNIT)
+    }
+
+    /// Gives the slot back with everything it holds, as a drop does. Later calls are refused with [`LedgerError::Closed`], but for a give,
+    /// which has nothing left to do.
+    ///
+    /// `false`, with nothing changed, if another thread waits for the file lock and does not get it within a tenth of a second: then the
+    /// slot goes with the process, as a killed one's does.
+    pub fn leave(&self) -> bool {
+        // A forked child may find the gate held for ever by a thread that it does not have.
+        if !self.sentinel.is_owner() {
+            return true;
+        }
+        self.gate.without_lock(LEAVE_DEADLINE, || {
+            if self.sentinel.is_owner() {
+                // First: another process may claim the slot as soon as its byte is unlocked.
+                self.sentinel.leave();
+                self.give_slot_back();
+            }
+        })
+    }
+
+    /// Leaves at the normal end of the process, if the ledger is still there then: a static is never dropped.
+    pub fn leave_at_exit(self: &Arc<Self>) {
+        exit::leave_at_exit(self);
     }
 
     /// The bytes this opener uses, as the ledger counts them.
@@ -221,17 +255,44 @@ impl Ledger {
         })
     }
 
+    fn give_slot_back(&self) {
+        if let Some(slot) = self.mapping.slots().get(self.own) {
+            slot.word.store(0, Ordering::SeqCst);
+            clear_display(slot);
+        }
+        // If this failed, the kernel would drop the locks with the files and the mapping, at the latest with the process.
+        let _ = unlock(&self.file, slot_offset(self.own));
+        self.claims.release(self.inode);
+    }
+
     fn word(&self) -> Word {
+        if !self.sentinel.is_owner() {
+            return Word::default();
+        }
         let slot = self.mapping.slots().get(self.own);
         slot.map_or_else(Word::default, |slot| Word::unpack(slot.word.load(Ordering::Acquire)))
     }
 
     #[inline]
     fn check_process(&self) -> LedgerResult<()> {
-        if self.sentinel.forked() {
-            return Err(LedgerError::Forked { opener: self.opener });
+        if self.sentinel.is_owner() { Ok(()) } else { Err(self.not_the_owner()) }
+    }
+
+    /// Everything went back when the process left.
+    #[cold]
+    fn give_after_leaving(&self) -> LedgerResult<()> {
+        match self.not_the_owner() {
+            LedgerError::Closed { .. } => Ok(()),
+            forked => Err(forked),
         }
-        Ok(())
+    }
+
+    #[cold]
+    fn not_the_owner(&self) -> LedgerError {
+        match self.sentinel.standing() {
+            Standing::Forked => LedgerError::Forked { opener: self.opener },
+            _ => LedgerError::Closed { path: self.path.clone() },
+        }
     }
 
     /// Read after the own word was changed: whoever sets the pressure and then looks at the words either finds the
@@ -246,17 +307,10 @@ impl Ledger {
 
 impl Drop for Ledger {
     fn drop(&mut self) {
-        // In a forked child the slot is still its parent's, and so is the lock.
-        if self.sentinel.forked() {
-            return;
+        // In a forked child the slot is still its parent's, and so are the locks.
+        if self.sentinel.is_owner() {
+            self.give_slot_back();
         }
-        if let Some(slot) = self.mapping.slots().get(self.own) {
-            slot.word.store(0, Ordering::SeqCst);
-            clear_display(slot);
-        }
-        // If this failed, the kernel would drop the locks with the files and the mapping, right after.
-        let _ = unlock(&self.file, slot_offset(self.own));
-        self.claims.release(self.inode);
     }
 }
 

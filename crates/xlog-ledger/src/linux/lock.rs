@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use super::claim::Inode;
 use super::file::failed;
-use super::mapping::{ForkSentinel, Mapping, SlotCell, try_lock, unlock};
+use super::mapping::{ForkSentinel, Mapping, SlotCell, Standing, try_lock, unlock};
 use crate::error::{LedgerError, LedgerResult, LockHolder};
 use crate::format::{AT_HOLDER, file_size};
 use crate::snapshot::shown;
@@ -58,8 +58,13 @@ impl Gate {
         slot: Option<usize>,
     ) -> LedgerResult<FileLockGuard<'a>> {
         let begin = Instant::now();
-        if !self.enter(begin) {
+        if !self.enter(begin, self.deadline) {
             return Err(busy(&opened, begin.elapsed()));
+        }
+        // The process may have left while this thread waited.
+        if opened.sentinel.standing() == Standing::Left {
+            self.leave();
+            return Err(LedgerError::Closed { path: opened.path.to_owned() });
         }
         match try_until(&opened, begin, self.deadline) {
             Ok(()) => {}
@@ -77,10 +82,20 @@ impl Gate {
         Ok(guard)
     }
 
-    fn enter(&self, begin: Instant) -> bool {
+    /// Runs `work` while no thread of this opening has the file lock or tries for it. `false` if that is not so within `deadline`.
+    pub(super) fn without_lock(&self, deadline: Duration, work: impl FnOnce()) -> bool {
+        let entered = self.enter(Instant::now(), deadline);
+        if entered {
+            work();
+            self.leave();
+        }
+        entered
+    }
+
+    fn enter(&self, begin: Instant, deadline: Duration) -> bool {
         let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
         while *taken {
-            let Some(left) = self.deadline.checked_sub(begin.elapsed()) else { return false };
+            let Some(left) = deadline.checked_sub(begin.elapsed()) else { return false };
             let woken = self.left.wait_timeout(taken, left);
             taken = woken.unwrap_or_else(PoisonError::into_inner).0;
         }

@@ -58,6 +58,10 @@ const _: () = {
     assert!(size_of::<SlotCell>() == SLOT_SIZE);
 };
 
+/// What the sentinel's cell holds; 0 after a fork.
+const OWNER: u64 = 1;
+const LEFT: u64 = 2;
+
 /// Pages of this process, returned to the system on drop.
 #[derive(Debug)]
 struct Pages {
@@ -134,6 +138,17 @@ impl Mapping {
     }
 }
 
+/// What a process has to do with an opening.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Standing {
+    /// It opened it and takes part.
+    Owner,
+    /// It opened it and has given its slot back.
+    Left,
+    /// It is a forked child of the process that opened it.
+    Forked,
+}
+
 /// Tells the process that made it from its forked children, without a system call: the kernel hands a child this
 /// page zeroed.
 #[derive(Debug)]
@@ -152,7 +167,7 @@ impl ForkSentinel {
             return Err(io::Error::last_os_error());
         }
         let sentinel = Self { page };
-        sentinel.cell().store(1, Ordering::Relaxed);
+        sentinel.cell().store(OWNER, Ordering::Relaxed);
         Ok(sentinel)
     }
 
@@ -160,6 +175,26 @@ impl ForkSentinel {
     #[inline]
     pub(super) fn forked(&self) -> bool {
         self.cell().load(Ordering::Relaxed) == 0
+    }
+
+    /// Whether this process made it and has not left.
+    #[inline]
+    pub(super) fn is_owner(&self) -> bool {
+        self.cell().load(Ordering::Relaxed) == OWNER
+    }
+
+    /// The same in full.
+    pub(super) fn standing(&self) -> Standing {
+        match self.cell().load(Ordering::Relaxed) {
+            0 => Standing::Forked,
+            OWNER => Standing::Owner,
+            _ => Standing::Left,
+        }
+    }
+
+    /// Ends the part of the process that made it.
+    pub(super) fn leave(&self) {
+        self.cell().store(LEFT, Ordering::SeqCst);
     }
 
     fn cell(&self) -> &AtomicU64 {

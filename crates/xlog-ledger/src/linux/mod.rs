@@ -1,10 +1,11 @@
 //! The ledger on Linux: a mapped file, open-file-description locks, and what is built on them.
 //!
-//! `mapping`, `fork` and `place` hold all `unsafe`; `access` and `file` decide which file is believed, `claim` that there is one;
+//! `mapping`, `fork`, `exit` and `place` hold all `unsafe`; `access` and `file` decide which file is believed, `claim` that there is one;
 //! `lock` is the file lock with its deadline; `ledger` is the fast path, `grants` what happens under the lock, `view` looks without a slot.
 
 mod access;
 mod claim;
+mod exit;
 mod file;
 mod fork;
 mod grants;

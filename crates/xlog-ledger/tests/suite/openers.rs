@@ -331,3 +331,57 @@ fn the_ledgers_of_a_directory() {
     assert!(found.iter().all(|file| LedgerView::open(&file.path).is_ok()));
     assert!(list(&directory.path().join("nowhere")).unwrap().is_empty());
 }
+
+#[test]
+fn a_ledger_in_a_static_is_left_at_the_normal_end_of_its_process() {
+    let directory = TestDirectory::new();
+    let ledger = directory.open(100);
+    let mut other = Process::spawn(role_command("take-60-in-a-static-and-end", directory.path()));
+    assert!(other.wait().success());
+    assert!(directory.path().join("ready").exists(), "it held its bytes");
+    let shown = ledger.snapshot().unwrap();
+    assert_eq!((shown.slots.len(), shown.free), (1, 100 * UNIT), "{shown:?}");
+}
+
+#[test]
+fn who_has_left_takes_nothing_more_and_may_still_give() {
+    let directory = TestDirectory::new();
+    let (ledger, other) = (directory.open(100), directory.open(100));
+    ledger.take(60 * UNIT).unwrap();
+    assert!(ledger.leave() && ledger.leave());
+    assert!(matches!(ledger.take(UNIT), Err(LedgerError::Closed { .. })));
+    assert!(matches!(ledger.set_limit(UNIT), Err(LedgerError::Closed { .. })));
+    assert!(matches!(ledger.snapshot(), Err(LedgerError::Closed { .. })));
+    // Its slot is somebody else's: nothing it does may reach it.
+    let next = directory.open(100);
+    assert_eq!(next.slot(), ledger.slot());
+    next.take(50 * UNIT).unwrap();
+    ledger.give(60 * UNIT).unwrap();
+    ledger.tell_tags([("mine", 7)]);
+    assert_eq!((ledger.used(), ledger.granted()), (0, 0));
+    drop(ledger);
+    assert_eq!(next.used(), 50 * UNIT);
+    assert!(other.take(51 * UNIT).is_err());
+    assert_eq!(other.reclaim_dead().unwrap().slots, 0);
+}
+
+/// Who asked for too much has set the pressure word, and nobody has been served since.
+#[test]
+fn pressure_ends_with_those_who_made_it() {
+    let directory = TestDirectory::new();
+    let ledger = directory.open(100);
+    ledger.take(90 * UNIT).unwrap();
+    let other = directory.open(100);
+    assert!(other.take(50 * UNIT).is_err());
+    assert!(other.snapshot().unwrap().pressure);
+    drop(ledger);
+    assert!(!other.snapshot().unwrap().pressure, "everything is free");
+    let mut holder = holder(&directory, "take-60-and-wait");
+    other.take(35 * UNIT).unwrap();
+    assert!(other.take(50 * UNIT).is_err());
+    assert!(other.snapshot().unwrap().pressure);
+    holder.kill();
+    let shown = other.snapshot().unwrap();
+    assert!(!shown.pressure, "what a dead process held is in nobody's way");
+    assert_eq!(shown.left_by_the_dead(), 60 * UNIT);
+}

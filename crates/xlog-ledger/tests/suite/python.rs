@@ -212,3 +212,16 @@ os.kill(os.getpid(), signal.SIGKILL)
     unsafe { libc::kill(child, libc::SIGKILL) };
     taken.expect("its owner is dead");
 }
+
+#[test]
+fn a_python_process_that_ends_without_closing_leaves_no_slot_behind() {
+    let directory = TestDirectory::new();
+    let ledger = directory.open(100);
+    let program = "
+ledger = Ledger(path)
+ledger.take(60 * 256)
+";
+    if run_well(&directory.ledger_path(), program) {
+        assert_eq!(ledger.snapshot().unwrap().slots.len(), 1);
+    }
+}

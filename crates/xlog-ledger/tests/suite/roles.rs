@@ -5,6 +5,7 @@ use std::io::{Read, Write};
 use std::os::fd::FromRawFd;
 use std::path::PathBuf;
 use std::process::Command;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use xlog_ledger::{DeviceKey, Ledger, LedgerConfig, Sharing, UNIT};
@@ -67,6 +68,13 @@ fn role() {
             ledger.take(60 * UNIT).unwrap();
             ready(String::new());
             wait_for_the_end();
+        }
+        "take-60-in-a-static-and-end" => {
+            static LEDGER: OnceLock<Arc<Ledger>> = OnceLock::new();
+            let ledger = LEDGER.get_or_init(|| Arc::new(open(0)));
+            ledger.leave_at_exit();
+            ledger.take(60 * UNIT).unwrap();
+            ready(String::new());
         }
         "take-60-and-start-a-program" => {
             let ledger = open(0);
