@@ -170,6 +170,14 @@ pub enum LedgerError {
         /// The file that would have been opened or created.
         path: PathBuf,
     },
+    /// The file lies on a file system that machines share, where the counts of one are not seen in time by another.
+    #[error("{}: lies on {kind}, which other machines may share; name a directory of a local file system", path.display())]
+    NotLocal {
+        /// The file.
+        path: PathBuf,
+        /// The file system.
+        kind: &'static str,
+    },
     /// The file has holes, and its file system has no room to fill them: to write there would end the process by SIGBUS.
     #[error("{}: has holes that cannot be filled: {source}; free some space on its file system", path.display())]
     NoRoom {

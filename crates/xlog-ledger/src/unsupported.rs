@@ -36,6 +36,11 @@ impl Ledger {
         unsupported()
     }
 
+    /// Refused with [`LedgerError::Unsupported`].
+    pub fn rehearse_creation(_config: &LedgerConfig) -> LedgerResult<()> {
+        unsupported()
+    }
+
     /// Not reachable.
     pub fn take(&self, _bytes: u64) -> LedgerResult<()> {
         match self.0 {}

@@ -5,10 +5,12 @@
 
 mod support;
 
+use std::os::unix::fs::DirBuilderExt;
 use std::process::{Output, Stdio};
 
 use serde_json::Value;
 use support::{assert_refused, json, text, xlogmem};
+use xlog_cuda::ledger::{DeviceKey, Ledger, LedgerConfig};
 use xlog_testing::specs;
 
 fn doctor(arguments: &[&str]) -> Output {
@@ -118,6 +120,104 @@ fn the_limit_that_rules_and_the_state_of_the_ledger_are_shown() {
     let output = asked(&[("XLOG_DEVICE_BUDGET", "lots")], &["--json"]);
     assert_eq!(output.status.code(), Some(1));
     assert!(text(&output.stderr).contains("XLOG_DEVICE_BUDGET"), "{}", text(&output.stderr));
+}
+
+/// A directory of mode 0700, removed with what is in it.
+struct Place(std::path::PathBuf);
+
+impl Place {
+    fn new(name: &str) -> Self {
+        let path =
+            std::env::temp_dir().join(format!("xlogmem-doctor-{name}-{}", std::process::id()));
+        std::fs::DirBuilder::new().mode(0o700).create(&path).unwrap();
+        Self(path)
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.0.join(name).display().to_string()
+    }
+
+    fn names(&self) -> Vec<String> {
+        let names = std::fs::read_dir(&self.0).unwrap();
+        names.map(|name| name.unwrap().file_name().into_string().unwrap()).collect()
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Exit status 1, and an error that has all of `words`.
+fn assert_would_be_refused(variables: &[(&str, &str)], words: &[&str]) {
+    let mut command = xlogmem();
+    command.args(["doctor", "--device", "sim", "--json"]).envs(variables.iter().copied());
+    let output = command.output().unwrap();
+    let report = json(&output);
+    assert_eq!((output.status.code(), &report["ok"]), (Some(1), &false.into()), "{variables:?}");
+    let error = report["error"].as_str().unwrap();
+    for word in words {
+        assert!(error.contains(word), "{variables:?}: {error} does not say {word}");
+    }
+}
+
+#[test]
+fn it_does_not_say_works_where_the_ledger_cannot_be_created() {
+    let place = Place::new("ledger");
+    let (missing, file) = (place.path("missing/place"), place.path("file"));
+    std::fs::write(&file, "").unwrap();
+    for named in [&missing, &file, &format!("{file}/place")] {
+        assert_would_be_refused(&[("XLOG_DEVICE_LEDGER", named)], &[named]);
+    }
+    let named = place.path("new");
+    let tiny = [("XLOG_DEVICE_LEDGER", named.as_str()), ("XLOG_DEVICE_BUDGET", "1")];
+    assert_would_be_refused(&tiny, &["limit", "1 bytes"]);
+    assert_eq!(place.names(), ["file"], "something was left behind");
+}
+
+#[test]
+fn it_does_not_say_works_where_the_ledger_has_no_room() {
+    let place = Place::new("full");
+    let config = LedgerConfig::new(DeviceKey::new("sim-0").unwrap());
+    let config = config.with_directory(&place.0).with_limit(64 << 20);
+    let ledger = Ledger::open(config).unwrap();
+    let named = place.path("");
+    let variables = [("XLOG_DEVICE_LEDGER", named.as_str())];
+    ledger.take(64 << 20).unwrap();
+    assert_would_be_refused(&variables, &["fails its check"]);
+    std::fs::remove_file(ledger.path()).unwrap();
+    assert_would_be_refused(&variables, &["sim-0.ledger", "in use"]);
+    drop(ledger);
+    let mut command = xlogmem();
+    let output = command.args(["doctor", "--device", "sim"]).envs(variables).output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    assert!(place.names().is_empty(), "{:?}", place.names());
+}
+
+#[test]
+fn it_does_not_say_works_where_the_log_cannot_be_opened_and_spoils_none() {
+    let place = Place::new("log");
+    let log = place.path("missing/run.csv");
+    assert_would_be_refused(&[("XLOG_DEVICE_LOG", &log)], &[&log]);
+    let (existing, fresh) = (place.path("kept.csv"), place.path("fresh.csv"));
+    std::fs::write(&existing, "kept\n").unwrap();
+    for log in [&existing, &fresh] {
+        let mut command = xlogmem();
+        command.args(["doctor", "--device", "sim"]).env("XLOG_DEVICE_LOG", log);
+        let output = command.output().unwrap();
+        assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    }
+    assert_eq!(std::fs::read_to_string(&existing).unwrap(), "kept\n");
+    assert_eq!(place.names(), ["kept.csv"]);
+    let writer = xlog_cuda::device_runtime::open_log(existing.as_ref(), 0).unwrap();
+    assert_would_be_refused(&[("XLOG_DEVICE_LOG", &existing)], &[&existing]);
+    drop(writer);
+}
+
+#[test]
+fn it_does_not_say_works_where_nothing_can_be_allocated() {
+    assert_would_be_refused(&[("XLOG_DEVICE_BUDGET", "1")], &["fails its check"]);
 }
 
 #[test]

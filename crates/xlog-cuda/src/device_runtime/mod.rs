@@ -47,7 +47,7 @@ pub use runtime::{
     BUDGET_VARIABLE, FailedFree, GUARD_VARIABLE, GuardSetting, LEDGER_VARIABLE, LOG_VARIABLE,
     LeakReport, LedgerOutlook, LedgerSetting, LedgerStatus, LimitSurvey, MAX_DEVICE_ORDINALS,
     RESOURCE_VARIABLE, ResourceKind, RuntimeConfig, SANITIZER_VARIABLE, XlogDeviceRuntime,
-    open_log, set_failed_free_handler, set_leak_handler,
+    check_log, open_log, set_failed_free_handler, set_leak_handler,
 };
 pub use statistics::{
     Backtraces, LiveBlock, LiveReport, Statistics, StatisticsConfig, StatisticsResource,

@@ -46,7 +46,7 @@ pub use config::{
 pub use guarding::GuardSetting;
 pub use joining::{LedgerOutlook, LedgerStatus, LimitSurvey};
 pub use kind::ResourceKind;
-pub use log_file::open_log;
+pub use log_file::{check_log, open_log};
 pub use report::{FailedFree, LeakReport, set_failed_free_handler, set_leak_handler};
 pub use setting::LedgerSetting;
 
@@ -151,7 +151,8 @@ impl XlogDeviceRuntime {
         stack::stack(device, config)
     }
 
-    /// What a runtime built by `config` on this device would find: its limit, and the state of its ledger. Nothing is created.
+    /// What a runtime built by `config` on this device would find: its limit, and the state of its ledger. Whether a ledger that is
+    /// missing could be created is tried, and nothing is left behind.
     pub fn survey(device: &CudaDevice, config: &RuntimeConfig) -> Result<LimitSurvey> {
         joining::survey(device, config)
     }

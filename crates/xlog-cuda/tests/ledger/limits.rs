@@ -175,3 +175,46 @@ fn a_survey_creates_nothing_and_sees_what_is_there() {
     assert_eq!(survey.limit.ruled_by(), LimitSource::Ledger);
     assert_eq!(ledger.snapshot().unwrap().slots.len(), 1, "the survey has left");
 }
+
+/// What the survey says of a ledger that is not there yet is what the runtime meets when it creates it.
+#[test]
+fn a_survey_refuses_where_the_runtime_would_be_refused() {
+    let directory = TestDirectory::new();
+    let file = directory.path().join("file");
+    fs::write(&file, "").unwrap();
+    let link = directory.path().join("link");
+    std::os::unix::fs::symlink(directory.path(), &link).unwrap();
+    let open = directory.path().join("open");
+    fs::create_dir(&open).unwrap();
+    fs::set_permissions(&open, fs::Permissions::from_mode(0o777)).unwrap();
+    let count = || fs::read_dir(directory.path()).unwrap().count();
+    let before = count();
+    let within = |place: &std::path::Path| {
+        RuntimeConfig::default().with_ledger(LedgerSetting::Directory(place.to_owned()))
+    };
+    let displaced = TestDirectory::new();
+    let survivor = displaced.ledger(MIB);
+    fs::remove_file(survivor.path()).unwrap();
+    let configs = [
+        within(&directory.path().join("missing/place")),
+        within(&file.join("place")),
+        within(&file),
+        within(&link),
+        within(&open),
+        within(&directory.path().join("new")).with_ledger_limit(ByteSize::Bytes(1)),
+        displaced.config(ResourceKind::Direct, MIB),
+    ];
+    for config in configs {
+        let survey = XlogDeviceRuntime::survey(&sim(), &config).unwrap();
+        assert_eq!(count(), before, "the survey left something behind: {config:?}");
+        let said = XlogDeviceRuntime::with_config(sim(), &config).unwrap_err().to_string();
+        match survey.ledger {
+            LedgerOutlook::Refused { reason } => assert_eq!(reason, said),
+            other => panic!("{config:?}: {other:?}, but {said}"),
+        }
+        let _ = fs::remove_dir(directory.path().join("new"));
+    }
+    let survey = XlogDeviceRuntime::survey(&sim(), &within(&directory.path().join("new"))).unwrap();
+    assert!(matches!(survey.ledger, LedgerOutlook::Absent { .. }), "{survey:?}");
+    assert_eq!(count(), before);
+}

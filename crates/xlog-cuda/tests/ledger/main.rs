@@ -5,6 +5,7 @@
 #![cfg(target_os = "linux")]
 
 mod cells;
+mod exits;
 mod limits;
 mod meter;
 mod processes;

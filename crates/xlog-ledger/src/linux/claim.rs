@@ -13,7 +13,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use super::file::failed;
+use super::file::{failed, is_absent};
 use super::mapping::{effective_user, is_any_locked, keep_from_cleaners, try_share, unlock};
 use crate::error::LedgerResult;
 use crate::format::checksum;
@@ -73,7 +73,7 @@ impl Claims {
                 .open(place);
             match opened {
                 Ok(anchor) => anchors.push((place.to_owned(), anchor)),
-                Err(error) if is_needed && error.kind() != io::ErrorKind::NotFound => {
+                Err(error) if is_needed && !is_absent(&error) => {
                     return Err(failed(place, "open", error));
                 }
                 Err(_) => {}

@@ -17,6 +17,7 @@ use std::time::{Duration, SystemTime};
 use super::access::{Access, check_directory, check_file};
 use super::claim::{Claims, Inode};
 use super::mapping::{effective_user, fill_holes};
+use super::place::network_of;
 use crate::config::{LedgerConfig, Sharing, check_limit};
 use crate::error::{LedgerError, LedgerResult};
 use crate::format::{HEADER_SIZE, Header, check_header, new_file};
@@ -45,16 +46,15 @@ pub(super) struct OpenFile {
 
 /// Opens the ledger of `config`, after creating it if it is missing and a limit is given.
 pub(super) fn open_or_create(config: &LedgerConfig) -> LedgerResult<OpenFile> {
-    let directory = config.resolve_directory()?;
-    let is_default = is_default(&directory);
-    let path = directory.join(format!("{}{SUFFIX}", config.key));
-    let group = prepare_directory(&directory, config, is_default)?;
-    let claims = Claims::open(&path, &config.key, is_default)?;
-    let Some(group) = group else { return Err(missing(path, &claims)) };
-    let access = Access { sharing: config.sharing, user: effective_user(), group };
+    let Place { directory, path, is_default } = Place::of(config)?;
     let mut created = false;
     let mut displaced = false;
     for attempt in 0..ATTEMPTS {
+        // Each time anew: the directory may go meanwhile.
+        let group = prepare_directory(&directory, config, is_default)?;
+        let claims = Claims::open(&path, &config.key, is_default)?;
+        let Some(group) = group else { return Err(missing(path, &claims)) };
+        let access = Access { sharing: config.sharing, user: effective_user(), group };
         match open_existing(&path, &config.key, access) {
             Ok((file, header)) => {
                 let inode = Inode::of_file(&file).map_err(|error| failed(&path, "stat", error))?;
@@ -63,25 +63,74 @@ pub(super) fn open_or_create(config: &LedgerConfig) -> LedgerResult<OpenFile> {
                 if !displaced && Inode::at(&path).is_ok_and(|named| named == inode) {
                     return Ok(OpenFile { file, path, header, created, inode, claims });
                 }
-                claims.release(inode);
-                // Another opener may just be finding out that its file has lost its name.
-                std::thread::sleep(FIRST_PAUSE * (attempt as u32));
             }
-            Err(LedgerError::Missing { .. }) if claims.is_held_for_another(None)? => {
-                displaced = true;
-                std::thread::sleep(FIRST_PAUSE * (attempt as u32));
-            }
-            Err(LedgerError::Missing { .. }) if config.limit.is_some() => {
-                created = create(&directory, &path, config, group)?;
+            Err(LedgerError::Missing { .. }) => {
+                displaced = claims.is_held_for_another(None)?;
+                if !displaced && config.limit.is_none() {
+                    return Err(LedgerError::Missing { path });
+                }
+                if !displaced {
+                    created = create(&directory, &path, config, group)?;
+                    continue;
+                }
             }
             Err(error) => return Err(error),
         }
+        // Another opener may just be finding out that its file has lost its name. The own claims go first.
+        drop(claims);
+        std::thread::sleep(FIRST_PAUSE * (attempt as u32));
     }
     if displaced {
         return Err(LedgerError::Displaced { path });
     }
     let source = io::Error::other("removed as often as it was created");
     Err(LedgerError::Io { path, call: "create", source })
+}
+
+/// Goes through the creation of a ledger that is missing, up to its name, and leaves nothing behind.
+pub(super) fn rehearse_creation(config: &LedgerConfig) -> LedgerResult<()> {
+    let place = Place::of(config)?;
+    let present = place.directory.ancestors().find(|place| fs::symlink_metadata(place).is_ok());
+    let outcome = rehearse_at(&place, config);
+    let made = place.directory.ancestors().take_while(|place| Some(*place) != present);
+    // Only what is empty goes: another process may have begun to use it.
+    made.map(fs::remove_dir).take_while(Result::is_ok).for_each(drop);
+    outcome
+}
+
+fn rehearse_at(place: &Place, config: &LedgerConfig) -> LedgerResult<()> {
+    let Place { directory, path, is_default } = place;
+    let group = prepare_directory(directory, config, *is_default)?;
+    let claims = Claims::open(path, &config.key, *is_default)?;
+    if claims.is_held_for_another(None)? {
+        return Err(LedgerError::Displaced { path: path.clone() });
+    }
+    let (Some(group), Some(limit)) = (group, config.limit) else {
+        return Err(LedgerError::Missing { path: path.clone() });
+    };
+    let content = new_file(&config.key, config.slots, check_limit(limit)?);
+    let [draft, second] = [(); 2].map(|()| directory.join(draft_name(&config.key)));
+    let written = write_draft(&draft, &content, config.sharing, group)
+        .and_then(|()| fs::hard_link(&draft, &second).map_err(|error| failed(path, "link", error)));
+    for draft in [draft, second] {
+        let _ = fs::remove_file(draft);
+    }
+    written
+}
+
+/// Where the ledger of a configuration is.
+struct Place {
+    directory: PathBuf,
+    path: PathBuf,
+    is_default: bool,
+}
+
+impl Place {
+    fn of(config: &LedgerConfig) -> LedgerResult<Self> {
+        let directory = config.resolve_directory()?;
+        let path = directory.join(format!("{}{SUFFIX}", config.key));
+        Ok(Self { is_default: is_default(&directory), directory, path })
+    }
 }
 
 fn is_default(directory: &Path) -> bool {
@@ -164,7 +213,7 @@ fn prepare_directory(
     }
     let metadata = match fs::symlink_metadata(directory) {
         Ok(metadata) => metadata,
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        Err(error) if is_absent(&error) => return Ok(None),
         Err(error) => return Err(failed(directory, "stat", error)),
     };
     if !metadata.is_dir() {
@@ -215,6 +264,9 @@ fn open_existing(path: &Path, key: &DeviceKey, access: Access) -> LedgerResult<(
             expected: key.to_string(),
         });
     }
+    if let Some(kind) = network_of(&file).map_err(|error| failed(path, "statfs", error))? {
+        return Err(LedgerError::NotLocal { path: path.to_owned(), kind });
+    }
     fill_holes(&file, header.file_size)
         .map_err(|source| LedgerError::NoRoom { path: path.to_owned(), source })?;
     Ok((file, header))
@@ -248,7 +300,13 @@ fn create(directory: &Path, path: &Path, config: &LedgerConfig, group: u32) -> L
     let content = new_file(&config.key, config.slots, check_limit(limit)?);
     sweep(directory, &config.key);
     let draft = directory.join(draft_name(&config.key));
-    let written = write_draft(&draft, &content, config.sharing, group);
+    let written = match write_draft(&draft, &content, config.sharing, group) {
+        // The directory went: the next attempt makes it again.
+        Err(LedgerError::Io { source, .. }) if source.kind() == ErrorKind::NotFound => {
+            return Ok(false);
+        }
+        written => written,
+    };
     let linked = written.and_then(|()| match fs::hard_link(&draft, path) {
         Ok(()) => Ok(true),
         // The draft was swept, or the name is taken: the next attempt sees which.
@@ -325,6 +383,11 @@ fn kind_of(kind: FileType) -> &'static str {
         kind if kind.is_file() => "a regular file",
         _ => "a device",
     }
+}
+
+/// Nothing is there, also where a component of the path is no directory.
+pub(super) fn is_absent(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory)
 }
 
 fn missing_or(path: &Path, call: &'static str, error: io::Error) -> LedgerError {

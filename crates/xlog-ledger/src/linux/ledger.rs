@@ -12,7 +12,7 @@ use std::time::{Duration, SystemTime};
 
 use super::claim::{Claims, Inode};
 use super::exit;
-use super::file::{OpenFile, failed, open_or_create, read_start};
+use super::file::{OpenFile, failed, open_or_create, read_start, rehearse_creation};
 use super::fork::{Registration, lock_table};
 use super::lock::{FileLockGuard, Gate, Opened};
 use super::mapping::{ForkSentinel, Mapping, SlotCell, Standing, is_locked, try_lock, unlock};
@@ -95,6 +95,12 @@ impl Ledger {
         })
     }
 
+    /// Tries whether the ledger of `config` could be created where it is missing, and leaves nothing behind.
+    pub fn rehearse_creation(config: &LedgerConfig) -> LedgerResult<()> {
+        config.check()?;
+        rehearse_creation(config)
+    }
+
     /// Counts `bytes` as used, before they are taken from the device. An error counts nothing.
     ///
     /// Bytes are rounded up to [`UNIT`]. What the own grant covers costs one compare-and-swap; otherwise dead slots
@@ -142,7 +148,8 @@ impl Ledger {
         Ok(drop_grant(self.slot_cell()?) * UNIT)
     }
 
-    /// Gives the slot back with everything it holds, as a drop does. Later calls are refused with [`LedgerError::Closed`], but for a give,
+    /// Gives back everything the slot holds. Its byte stays locked until the drop or the end of the process, so that a thread in the middle
+    /// of a call cannot reach a slot that has another owner by then. Later calls are refused with [`LedgerError::Closed`], but for a give,
     /// which has nothing left to do.
     ///
     /// `false`, with nothing changed, if another thread waits for the file lock and does not get it within a tenth of a second: then the
@@ -154,9 +161,8 @@ impl Ledger {
         }
         self.gate.without_lock(LEAVE_DEADLINE, || {
             if self.sentinel.is_owner() {
-                // First: another process may claim the slot as soon as its byte is unlocked.
                 self.sentinel.leave();
-                self.give_slot_back();
+                self.empty_slot();
             }
         })
     }
@@ -255,14 +261,11 @@ impl Ledger {
         })
     }
 
-    fn give_slot_back(&self) {
+    fn empty_slot(&self) {
         if let Some(slot) = self.mapping.slots().get(self.own) {
             slot.word.store(0, Ordering::SeqCst);
             clear_display(slot);
         }
-        // If this failed, the kernel would drop the locks with the files and the mapping, at the latest with the process.
-        let _ = unlock(&self.file, slot_offset(self.own));
-        self.claims.release(self.inode);
     }
 
     fn word(&self) -> Word {
@@ -308,9 +311,13 @@ impl Ledger {
 impl Drop for Ledger {
     fn drop(&mut self) {
         // In a forked child the slot is still its parent's, and so are the locks.
-        if self.sentinel.is_owner() {
-            self.give_slot_back();
+        if self.sentinel.forked() {
+            return;
         }
+        self.empty_slot();
+        // If this failed, the kernel would drop the locks with the files and the mapping, right after.
+        let _ = unlock(&self.file, slot_offset(self.own));
+        self.claims.release(self.inode);
     }
 }
 

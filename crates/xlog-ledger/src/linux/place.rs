@@ -6,6 +6,9 @@
 //! counting apart by `claim`.
 
 use std::ffi::{CStr, CString, OsStr};
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -18,6 +21,40 @@ const STATE: &str = ".local/state/xlog/ledger";
 /// File systems of this machine that overwrite a written page in place: ext2 to ext4, XFS, tmpfs, ramfs, overlayfs. Others may be
 /// shared with other machines, have no locks, or need new room for a page that is written again.
 const IN_PLACE: [i64; 5] = [0xef53, 0x5846_5342, 0x0102_1994, 0x8584_58f6, 0x794c_7630];
+
+/// File systems that several machines share: what one maps, another does not see in time.
+const NETWORK: [(i64, &str); 9] = [
+    (0x6969, "NFS"),
+    (0x517b, "SMB"),
+    (0xfe53_4d42, "SMB"),
+    (0xff53_4d42, "CIFS"),
+    (0x5346_414f, "AFS"),
+    (0x00c3_6400, "Ceph"),
+    (0x0bd0_0bd0, "Lustre"),
+    (0x4750_4653, "GPFS"),
+    (0x1983_0326, "BeeGFS"),
+];
+
+/// The network file system that an open file lies on; `None` for one of this machine, as far as is known.
+pub(super) fn network_of(file: &File) -> io::Result<Option<&'static str>> {
+    // SAFETY: all-zero is a valid value of plain integers.
+    let mut facts: libc::statfs = unsafe { std::mem::zeroed() };
+    // SAFETY: the descriptor is open as long as `file` is borrowed; the kernel writes to `facts`, which is ours.
+    if unsafe { libc::fstatfs(file.as_raw_fd(), &raw mut facts) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(network_name(kind_in(&facts)))
+}
+
+fn network_name(kind: i64) -> Option<&'static str> {
+    NETWORK.iter().find(|(known, _)| *known == kind).map(|(_, name)| *name)
+}
+
+/// The kind of a file system, a number of 32 bits whose sign means nothing.
+#[allow(clippy::unnecessary_cast, reason = "the type of f_type differs between C libraries")]
+fn kind_in(facts: &libc::statfs) -> i64 {
+    facts.f_type as i64 & 0xffff_ffff
+}
 
 /// The user's state directory if there is one on a suitable file system, else one in `/tmp` that is named for the user.
 pub(super) fn default_directory() -> PathBuf {
@@ -66,12 +103,7 @@ fn is_suitable(home: &Path, user: u32) -> bool {
         let mut facts: libc::statfs = unsafe { std::mem::zeroed() };
         // SAFETY: the name is a terminated string; the kernel writes to `facts`, which is ours.
         let status = unsafe { libc::statfs(name.as_ptr(), &raw mut facts) };
-        #[allow(
-            clippy::unnecessary_cast,
-            reason = "the type of f_type differs between C libraries"
-        )]
-        let kind = facts.f_type as i64;
-        status == 0 && IN_PLACE.contains(&kind)
+        status == 0 && IN_PLACE.contains(&kind_in(&facts))
     };
     is_own && is_writable() && is_in_place()
 }
@@ -88,5 +120,13 @@ mod tests {
         }
         assert!(!is_suitable(&std::env::temp_dir(), user.wrapping_add(1)), "another user's");
         assert_eq!(home_of(u32::MAX - 7), None, "no such user");
+    }
+    #[test]
+    fn file_systems_that_machines_share_are_known_and_never_the_default() {
+        assert_eq!(network_name(0x6969), Some("NFS"));
+        assert_eq!(network_name(0x0bd0_0bd0), Some("Lustre"));
+        assert!(IN_PLACE.iter().all(|kind| network_name(*kind).is_none()));
+        let local = File::open("/proc/self/comm").expect("a file of this machine");
+        assert_eq!(network_of(&local).expect("statfs"), None);
     }
 }

@@ -24,6 +24,7 @@ use crate::record::{Fields, Record};
 
 pub use config::{OnError, Overflow, RecorderConfig};
 pub use intern::{intern, intern_text};
+pub use output::check_writable;
 
 use output::Output;
 use rings::{Placed, Shared};

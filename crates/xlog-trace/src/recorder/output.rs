@@ -249,6 +249,17 @@ impl Output {
     }
 }
 
+/// Whether a recorder could write to a file that is there. It stays as it is.
+pub fn check_writable(path: &Path) -> Result<(), TraceError> {
+    let context = || TraceError::io(format!("opening {}", path.display()));
+    // A pipe would wait for its reader.
+    if !std::fs::metadata(path).map_err(context())?.is_file() {
+        return Ok(());
+    }
+    let file = OpenOptions::new().append(true).open(path).map_err(context())?;
+    lock(&file, path)
+}
+
 fn append(path: &Path) -> io::Result<File> {
     OpenOptions::new().append(true).create(true).open(path)
 }

@@ -1,76 +1,100 @@
-//! The live check: bytes go to the device, move on it, and come back.
+//! The live check: bytes go to the device, move on it, and come back, in blocks of a runtime as the environment configures it.
 
 use std::sync::Arc;
 use std::time::Instant;
 
-use xlog_cuda::device_runtime::StreamPool;
+use xlog_cuda::device_runtime::{
+    AllocTag, DeviceBlock, RuntimeConfig, StreamId, XlogDeviceRuntime,
+};
 use xlog_cuda::{CudaDevice, DeviceStream, Result, XlogError};
 
 use super::Check;
 
+/// The bytes of a block, unless the limit is small.
 const BYTES: usize = 1 << 20;
 const FILL: u8 = 0xa5;
 
-/// Checks an open device through a stream of a pool.
-pub(super) fn run(device: CudaDevice) -> Check {
-    let device = Arc::new(device);
+/// Builds the runtime and checks it. An error of the outer kind: it cannot be built.
+pub(super) fn run(device: Arc<CudaDevice>, config: &RuntimeConfig) -> Result<Check> {
     let start = Instant::now();
-    let outcome = round_trip(&device);
+    let runtime = XlogDeviceRuntime::with_config(device, config)?;
+    let limit = runtime.effective_limit().map_or(usize::MAX, |limit| limit.bytes());
+    let bytes = BYTES.min(limit / 4).max(2);
+    let outcome = round_trip(&runtime, bytes);
     let microseconds = u64::try_from(start.elapsed().as_micros()).unwrap_or(u64::MAX);
     let error = outcome.err().map(|error| error.to_string());
-    Check { ok: error.is_none(), bytes: BYTES, microseconds, error }
+    Ok(Check { ok: error.is_none(), bytes, microseconds, error })
 }
 
-fn round_trip(device: &Arc<CudaDevice>) -> Result<()> {
-    let pool = StreamPool::new(device.clone(), 1);
-    let stream = pool.lease()?;
-    let source = Block::new(device)?;
-    let target = Block::new(device)?;
-    let sent: Vec<u8> = (0..BYTES / 2).map(|at| (at * 31 % 251) as u8).collect();
-    let back = exchange(&stream, &source, &target, &sent)?;
-    if back[..BYTES / 2] != sent[..] || back[BYTES / 2..].iter().any(|byte| *byte != FILL) {
+fn round_trip(runtime: &XlogDeviceRuntime, bytes: usize) -> Result<()> {
+    let stream = runtime
+        .stream_pool()
+        .resolve(StreamId::DEFAULT)
+        .ok_or_else(|| XlogError::Kernel("the runtime has no default stream".into()))?;
+    let source = Block::new(runtime, bytes)?;
+    let target = Block::new(runtime, bytes)?;
+    let half = bytes / 2;
+    let sent: Vec<u8> = (0..half).map(|at| (at * 31 % 251) as u8).collect();
+    let back = exchange(&stream, source.ptr(), target.ptr(), &sent, bytes)?;
+    if back[..half] != sent[..] || back[half..].iter().any(|byte| *byte != FILL) {
         return Err(XlogError::Kernel(
             "the bytes that came back are not those that were sent".into(),
         ));
     }
-    match device.races().first() {
+    source.free()?;
+    target.free()?;
+    runtime.reap_pending()?;
+    match runtime.device().races().first() {
         Some(race) => Err(XlogError::Kernel(race.to_string())),
         None => Ok(()),
     }
 }
 
 #[allow(unsafe_code)]
-fn exchange(stream: &DeviceStream, source: &Block, target: &Block, sent: &[u8]) -> Result<Vec<u8>> {
-    let mut back = vec![0; BYTES];
-    // SAFETY: both blocks are `BYTES` long and live; all work is on one stream, and the last call waits for it.
+fn exchange(
+    stream: &DeviceStream,
+    source: u64,
+    target: u64,
+    sent: &[u8],
+    bytes: usize,
+) -> Result<Vec<u8>> {
+    let mut back = vec![0; bytes];
+    // SAFETY: both blocks have `bytes` at least and are live; all work is on their own stream, and the last call waits for it.
     unsafe {
-        stream.memset(source.ptr, FILL, BYTES)?;
-        stream.copy_htod(source.ptr, sent)?;
-        stream.copy_dtod(target.ptr, source.ptr, BYTES)?;
-        stream.copy_dtoh(&mut back, target.ptr)?;
+        stream.memset(source, FILL, bytes)?;
+        stream.copy_htod(source, sent)?;
+        stream.copy_dtod(target, source, bytes)?;
+        stream.copy_dtoh(&mut back, target)?;
     }
     Ok(back)
 }
 
-/// Device memory that is freed whatever happens.
-struct Block {
-    device: Arc<CudaDevice>,
-    ptr: u64,
+/// A block that is freed whatever happens.
+struct Block<'a> {
+    runtime: &'a XlogDeviceRuntime,
+    block: Option<DeviceBlock>,
 }
 
-impl Block {
-    fn new(device: &Arc<CudaDevice>) -> Result<Self> {
-        Ok(Self { ptr: device.driver().alloc(BYTES)?, device: device.clone() })
+impl<'a> Block<'a> {
+    fn new(runtime: &'a XlogDeviceRuntime, bytes: usize) -> Result<Self> {
+        let block = runtime.allocate(bytes, StreamId::DEFAULT, AllocTag("doctor"))?;
+        Ok(Self { runtime, block: Some(block) })
+    }
+
+    fn ptr(&self) -> u64 {
+        self.block.as_ref().map_or(0, |block| block.ptr)
+    }
+
+    fn free(mut self) -> Result<()> {
+        self.block.take().map_or(Ok(()), |block| Ok(self.runtime.deallocate(block)?))
     }
 }
 
-impl Drop for Block {
-    #[allow(unsafe_code)]
+impl Drop for Block<'_> {
     fn drop(&mut self) {
-        // A device that cannot be waited for is not asked for its memory back: the process ends soon.
-        if self.device.synchronize().is_ok() {
-            // SAFETY: the block is live, and all work on it has been waited for.
-            let _ = unsafe { self.device.driver().free(self.ptr) };
+        // The check has failed by then, and says why.
+        if let Some(block) = self.block.take() {
+            let _ = self.runtime.deallocate(block);
         }
     }
 }

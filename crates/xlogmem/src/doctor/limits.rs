@@ -1,7 +1,9 @@
 //! What a shared runtime on the device may hold, which limit rules, and how its ledger stands.
 
 use serde::Serialize;
-use xlog_cuda::device_runtime::{LedgerOutlook, LimitSurvey, RuntimeConfig, XlogDeviceRuntime};
+use xlog_cuda::device_runtime::{
+    LedgerOutlook, LedgerSetting, LimitSurvey, RuntimeConfig, XlogDeviceRuntime, check_log,
+};
 use xlog_cuda::{CudaDevice, Result, XlogError};
 
 use super::report::{Missing, Report};
@@ -40,9 +42,10 @@ pub(super) struct LedgerState {
     reason: Option<String>,
 }
 
-/// Looks at the limits as the environment sets them. An error: a runtime would be refused.
-pub(super) fn find(report: &mut Report, device: &CudaDevice) -> Result<()> {
-    let config = RuntimeConfig::from_environment()?;
+/// Looks at the limits as the environment sets them, and answers how a runtime is built that leaves nothing behind. An error: a
+/// runtime would be refused.
+pub(super) fn find(report: &mut Report, device: &CudaDevice) -> Result<RuntimeConfig> {
+    let mut config = RuntimeConfig::from_environment()?;
     let LimitSurvey { limit, ledger, .. } = XlogDeviceRuntime::survey(device, &config)?;
     report.limit = Some(Limit {
         effective_bytes: limit.bytes(),
@@ -57,8 +60,17 @@ pub(super) fn find(report: &mut Report, device: &CudaDevice) -> Result<()> {
         LedgerOutlook::Refused { reason } => Some(reason.clone()),
         _ => None,
     };
+    if !matches!(ledger, LedgerOutlook::Present(_)) {
+        config.ledger = LedgerSetting::Off;
+    }
     report.ledger = Some(LedgerState::of(ledger));
-    refusal.map_or(Ok(()), |reason| Err(XlogError::Kernel(reason)))
+    if let Some(reason) = refusal {
+        return Err(XlogError::Kernel(reason));
+    }
+    if let Some(log) = config.log.take() {
+        check_log(&log, device.ordinal())?;
+    }
+    Ok(config)
 }
 
 impl LedgerState {

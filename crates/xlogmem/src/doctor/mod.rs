@@ -1,7 +1,7 @@
 //! `xlogmem doctor`: which device would be used and why, what it can do, and whether it works.
 //!
 //! It looks first and judges after: what was found is one [`Report`], printed as text or as JSON, so that both say the
-//! same. It changes nothing on the machine; the live check allocates two blocks of a MiB and frees them.
+//! same. It tries what a runtime would do: joins the ledger, opens the log, allocates two blocks of at most a MiB. It leaves nothing behind.
 
 mod check;
 mod limits;
@@ -9,7 +9,10 @@ mod report;
 mod select;
 mod text;
 
+use std::sync::Arc;
+
 use xlog_cuda::CudaDevice;
+use xlog_cuda::device_runtime::{LedgerSetting, RuntimeConfig};
 
 use crate::Output;
 use crate::cli::{DoctorArguments, Refusal};
@@ -52,13 +55,24 @@ fn inspect(report: &mut Report, device: CudaDevice) {
             return;
         }
     }
-    if let Err(error) = limits::find(report, &device) {
+    let device = Arc::new(device);
+    let config = limits::find(report, &device).unwrap_or_else(|error| {
         report.error = Some(format!("{}: {error}", device.spec()));
+        // What the device itself can do is told all the same.
+        RuntimeConfig::default().with_ledger(LedgerSetting::Off)
+    });
+    let spec = &report.selection.spec;
+    match check::run(device, &config) {
+        Ok(check) => {
+            if let Some(error) = &check.error {
+                report.error.get_or_insert_with(|| {
+                    format!("{spec} was opened but fails its check: {error}")
+                });
+            }
+            report.check = Some(check);
+        }
+        Err(error) => {
+            report.error.get_or_insert_with(|| format!("{spec}: {error}"));
+        }
     }
-    let check = check::run(device);
-    if let Some(error) = &check.error {
-        report.error =
-            Some(format!("{} was opened but fails its check: {error}", report.selection.spec));
-    }
-    report.check = Some(check);
 }

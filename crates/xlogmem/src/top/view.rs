@@ -90,6 +90,11 @@ struct Device {
     used_bytes: u64,
     granted_bytes: u64,
     free_bytes: u64,
+    /// What dead processes left, used or granted: the next request that needs it gets it. Part of the figures above.
+    dead_bytes: u64,
+    /// What of `used_bytes` the living use.
+    #[serde(skip)]
+    used_alive: u64,
     /// Grants are being handed back because a request needed them.
     pressure: bool,
     processes: Vec<Process>,
@@ -223,6 +228,7 @@ impl Device {
             }
         };
         let processes = snapshot.slots.iter().map(row).collect();
+        let alive = || snapshot.slots.iter().filter(|slot| slot.alive);
         Self {
             path: path.clone(),
             error: None,
@@ -231,6 +237,8 @@ impl Device {
             used_bytes: snapshot.used(),
             granted_bytes: snapshot.granted(),
             free_bytes: snapshot.free,
+            dead_bytes: snapshot.left_by_the_dead(),
+            used_alive: alive().map(|slot| slot.used).sum(),
             pressure: snapshot.pressure,
             processes,
         }
@@ -245,6 +253,8 @@ impl Device {
             used_bytes: 0,
             granted_bytes: 0,
             free_bytes: 0,
+            dead_bytes: 0,
+            used_alive: 0,
             pressure: false,
             processes: Vec::new(),
         }
@@ -255,7 +265,8 @@ impl Device {
             return lines.push(format!("{}: {error}", self.path));
         }
         lines.push(self.device.clone().unwrap_or_default());
-        let share = self.used_bytes as f64 / (self.limit_bytes.max(1)) as f64;
+        // The bar is of the living: what the dead left is in nobody's way.
+        let share = self.used_alive as f64 / (self.limit_bytes.max(1)) as f64;
         lines.push(format!(
             "{} {:.0} % of {}, {} granted and not used, {} free{}",
             bar(share),
@@ -265,6 +276,12 @@ impl Device {
             size(self.free_bytes),
             if self.pressure { ", under pressure" } else { "" }
         ));
+        if self.dead_bytes > 0 {
+            lines.push(format!(
+                "{} left by dead processes, for whoever needs it",
+                size(self.dead_bytes)
+            ));
+        }
         if self.processes.is_empty() {
             return lines.push("no process takes part".to_owned());
         }

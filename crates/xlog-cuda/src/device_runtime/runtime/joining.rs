@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use xlog_driver::sync::Mutex;
-use xlog_ledger::{Ledger, LedgerError, LedgerResult, Snapshot};
+use xlog_ledger::{Ledger, LedgerConfig, LedgerError, LedgerResult, Snapshot};
 
 use super::config::LEDGER_VARIABLE;
 use super::limits::Capacity;
@@ -62,23 +62,36 @@ pub(super) fn join(
 ) -> Result<LedgerStatus> {
     let wanted = match config.ledger.config_for(device) {
         Ok(None) => return Ok(LedgerStatus::Off),
-        Ok(Some(wanted)) => Ok(wanted.with_limit(capacity.of_new_ledger(config))),
+        Ok(Some(wanted)) => Ok(with_deadline(wanted, config)),
         Err(error) => Err(error),
     };
-    let opened = wanted.and_then(|mut wanted| {
-        wanted.lock_deadline = config.ledger_deadline.unwrap_or(wanted.lock_deadline);
-        Ledger::open(wanted)
-    });
+    let limit = capacity.of_new_ledger(config);
+    let opened = wanted.and_then(|wanted| Ledger::open(wanted.with_limit(limit)));
     let status = status_of(opened, config.ledger.is_demanded())?;
-    if let Some(ledger) = status.ledger() {
-        claim(ledger, device, &config.ledger)?;
+    match &status {
+        LedgerStatus::Joined(ledger) => claim(ledger, device, &config.ledger)?,
+        LedgerStatus::Unavailable { reason } => super::say(format_args!(
+            "{} has no ledger, so its limit holds for this process alone: {reason}",
+            device.spec()
+        )),
+        LedgerStatus::Off => {}
     }
     Ok(status)
 }
 
+fn with_deadline(mut wanted: LedgerConfig, config: &RuntimeConfig) -> LedgerConfig {
+    wanted.lock_deadline = config.ledger_deadline.unwrap_or(wanted.lock_deadline);
+    wanted
+}
+
 fn status_of(opened: LedgerResult<Ledger>, is_demanded: bool) -> Result<LedgerStatus> {
     match opened {
-        Ok(ledger) => Ok(LedgerStatus::Joined(Arc::new(ledger))),
+        Ok(ledger) => {
+            let ledger = Arc::new(ledger);
+            // A shared runtime is never dropped, and one whose blocks leak keeps its ledger.
+            ledger.leave_at_exit();
+            Ok(LedgerStatus::Joined(ledger))
+        }
         Err(error) if !is_demanded && has_no_place(&error) => {
             Ok(LedgerStatus::Unavailable { reason: error.to_string() })
         }
@@ -166,29 +179,25 @@ pub enum LedgerOutlook {
     },
 }
 
-/// Looks at the limits of a runtime on `device` that is built by `config`. An existing ledger is joined for a moment.
+/// Looks at the limits of a runtime on `device` that is built by `config`. An existing ledger is joined for a moment; the creation of a
+/// missing one is gone through up to its name.
 pub(super) fn survey(device: &CudaDevice, config: &RuntimeConfig) -> Result<LimitSurvey> {
     let capacity = Capacity::of(device, config)?;
-    let opened = match config.ledger.config_for(device) {
+    let looked = match config.ledger.config_for(device) {
         Ok(None) => {
             return Ok(LimitSurvey {
                 limit: capacity.with_ledger(None),
                 ledger: LedgerOutlook::Off,
             });
         }
-        Ok(Some(wanted)) => Ledger::open(wanted).and_then(|ledger| {
-            let mut snapshot = ledger.snapshot()?;
-            snapshot.slots.retain(|slot| slot.index != ledger.slot());
-            Ok(snapshot)
-        }),
+        Ok(Some(wanted)) => look(with_deadline(wanted, config), capacity.of_new_ledger(config)),
         Err(error) => Err(error),
     };
-    let (limit, ledger) = match opened {
-        Ok(snapshot) => (Some(snapshot.limit), LedgerOutlook::Present(snapshot)),
-        Err(LedgerError::Missing { path }) => {
-            let limit = capacity.of_new_ledger(config);
-            (Some(limit), LedgerOutlook::Absent { path, limit })
+    let (limit, ledger) = match looked {
+        Ok(LedgerOutlook::Present(snapshot)) => {
+            (Some(snapshot.limit), LedgerOutlook::Present(snapshot))
         }
+        Ok(outlook) => (Some(capacity.of_new_ledger(config)), outlook),
         Err(error) if !config.ledger.is_demanded() && has_no_place(&error) => {
             (None, LedgerOutlook::Unavailable { reason: error.to_string() })
         }
@@ -197,11 +206,27 @@ pub(super) fn survey(device: &CudaDevice, config: &RuntimeConfig) -> Result<Limi
     Ok(LimitSurvey { limit: capacity.with_ledger(limit), ledger })
 }
 
+/// The ledger as it is, or as it would be created with `limit`.
+fn look(wanted: LedgerConfig, limit: u64) -> LedgerResult<LedgerOutlook> {
+    match Ledger::open(wanted.clone()) {
+        Ok(ledger) => {
+            let mut snapshot = ledger.snapshot()?;
+            snapshot.slots.retain(|slot| slot.index != ledger.slot());
+            Ok(LedgerOutlook::Present(snapshot))
+        }
+        Err(LedgerError::Missing { path }) => {
+            Ledger::rehearse_creation(&wanted.with_limit(limit))?;
+            Ok(LedgerOutlook::Absent { path, limit })
+        }
+        Err(error) => Err(error),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::io;
 
-    use xlog_ledger::{DeviceKey, LedgerConfig};
+    use xlog_ledger::DeviceKey;
 
     use super::*;
 

@@ -7,6 +7,8 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use xlog_trace::TraceError;
+
 use crate::device_runtime::logging::{BinarySink, CsvSink, LoggingSink, SinkError};
 use crate::{Result, XlogError};
 
@@ -91,6 +93,22 @@ pub fn open_log(pattern: &Path, device_ordinal: u32) -> Result<Arc<dyn LoggingSi
         SinkError::Io(_) => {
             XlogError::Kernel(format!("the log {} cannot be opened: {error}", path.display()))
         }
+    })
+}
+
+/// Whether [`open_log`] would open the log of this pattern. A file that is there stays as it is, and none is left behind.
+pub fn check_log(pattern: &Path, device_ordinal: u32) -> Result<()> {
+    let path = expand(pattern, device_ordinal)?;
+    if path.symlink_metadata().is_err() {
+        drop(open_log(pattern, device_ordinal)?);
+        // Just created; whether it can be removed says nothing about writing it.
+        let _ = std::fs::remove_file(&path);
+        return Ok(());
+    }
+    format_of(pattern)?;
+    xlog_trace::check_writable(&path).map_err(|error| match error {
+        TraceError::InUse { .. } => XlogError::LogInUse { path },
+        error => XlogError::Kernel(format!("the log {} cannot be opened: {error}", path.display())),
     })
 }
 
