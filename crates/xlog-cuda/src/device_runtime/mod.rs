@@ -20,8 +20,8 @@ mod stream_table;
 pub use async_resource::AsyncCudaResource;
 pub use budget::{
     BudgetHandle, BudgetReservation, BudgetScope, EffectiveLimit, EnteredScope, GlobalDeviceBudget,
-    LimitSource, OomCause, OomPolicy, OomReport, OtherUse, Pressure, Registration, ScopeUsage,
-    TagUsage, WaitPolicy,
+    LimitSource, OomCause, OomPolicy, OomReport, OtherUse, Pressure, RefusedBy, Registration,
+    ScopeUsage, TagUsage, WaitPolicy,
 };
 pub use debug_guard::{
     DamageKind, DebugGuardResource, FoundBy, GuardConfig, GuardHandle, GuardMode, GuardOutput,

@@ -122,6 +122,56 @@ fn two_runtimes_share_the_limit_and_a_refusal_names_the_other() {
     }
 }
 
+fn report_of(runtime: &XlogDeviceRuntime) -> (OomCause, String) {
+    let report = runtime.budget().unwrap().last_oom().unwrap();
+    (report.cause, report.to_string())
+}
+
+/// The budget would grant all of it: the report speaks of the ledger alone, which is the limit that refused.
+#[test]
+fn the_report_of_a_full_ledger_names_one_limit_and_what_remains_under_it() {
+    let directory = TestDirectory::new();
+    let limit = 64 * MIB;
+    let kind = ResourceKind::Direct;
+    let (one, two) = (directory.runtime(kind, limit), directory.runtime(kind, limit));
+    let large = one.allocate(62 << 20, StreamId::DEFAULT, TAG).unwrap();
+    let refused = two.allocate(4 << 20, StreamId::DEFAULT, TAG).unwrap_err();
+    let (requested, remaining) = (4 << 20, 2 << 20);
+    assert_eq!(refused, ResourceError::OutOfBudget { requested, remaining });
+    let ordinal = two.device().ordinal();
+    let expected = format!(
+        "out of memory on device {ordinal}: other processes hold the memory
+  requested 4194304 bytes for 'rows'; 2097152 remain in the ledger
+  limit of the budget 67108864, reserved 0, of which 0 wait on streams
+  1 other processes hold 65011712 bytes
+  hint: trim or end other processes of the ledger, or raise its limit
+"
+    );
+    assert_eq!(report_of(&two), (OomCause::OtherProcesses, expected));
+    let json = two.budget().unwrap().last_oom().unwrap().to_json();
+    let refusal = r#""refused_by":"ledger","needed":4194304,"remaining":2097152"#;
+    assert!(json.contains(refusal), "{json}");
+    // One's own bytes are in the way: the same limit, another cause.
+    one.deallocate(large).unwrap();
+    let own = two.allocate(60 << 20, StreamId::DEFAULT, TAG).unwrap();
+    let small = one.allocate(2 << 20, StreamId::DEFAULT, TAG).unwrap();
+    two.allocate(4 << 20, StreamId::DEFAULT, TAG).unwrap_err();
+    let expected = format!(
+        "out of memory on device {ordinal}: the limit of the ledger is used up
+  requested 4194304 bytes for 'rows'; 2097152 remain in the ledger
+  limit of the budget 67108864, reserved 62914560, of which 0 wait on streams
+  1 other processes hold 2097152 bytes
+  tag           62914560 bytes        1 blocks  rows
+  hint: free or trim 2097152 bytes in this process, or raise the limit of the ledger
+"
+    );
+    assert_eq!(report_of(&two), (OomCause::Ledger, expected));
+    two.deallocate(own).unwrap();
+    one.deallocate(small).unwrap();
+    empty(&one);
+    empty(&two);
+}
+
 /// The runtime's own cache is in its way: it is trimmed before anything is refused.
 #[test]
 fn a_cache_is_given_up_before_a_request_is_refused() {

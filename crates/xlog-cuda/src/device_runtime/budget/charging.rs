@@ -178,7 +178,7 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
     }
 
     /// True for what reaping, trimming and pressure may help against.
-    fn is_shortage(&self, error: &ResourceError) -> bool {
+    pub(super) fn is_shortage(&self, error: &ResourceError) -> bool {
         match error {
             ResourceError::OutOfMemory { .. } => true,
             ResourceError::OutOfBudget { .. } => self.metered.load(Ordering::Acquire),

@@ -64,7 +64,7 @@ pub use callbacks::Registration;
 pub use handle::BudgetHandle;
 pub use limit::{EffectiveLimit, LimitSource};
 pub use policy::{OomPolicy, Pressure, WaitPolicy};
-pub use report::{OomCause, OomReport, OtherUse, ScopeUsage, TagUsage};
+pub use report::{OomCause, OomReport, OtherUse, RefusedBy, ScopeUsage, TagUsage};
 pub use reservation::BudgetReservation;
 pub use scope::{BudgetScope, EnteredScope};
 

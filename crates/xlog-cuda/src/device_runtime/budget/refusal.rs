@@ -6,7 +6,7 @@ use super::GlobalDeviceBudget;
 use super::callbacks;
 use super::core::Claim;
 use super::credit::Sight;
-use super::report::{NAMED, OomCause, OomReport, ScopeUsage};
+use super::report::{NAMED, OomCause, OomReport, RefusedBy, ScopeUsage};
 use super::tree::DEVICE;
 use crate::device_runtime::resource::{DeviceMemoryResource, ResourceError};
 
@@ -27,7 +27,11 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
         } else {
             OomCause::Budget
         };
-        self.report(OomReport { scope, ..self.describe(claim, sight, cause, None) });
+        let is_scope = cause == OomCause::Scope
+            || (cause == OomCause::AboveLimit && claim.charge <= self.core.limit());
+        let refused_by = if is_scope { RefusedBy::Scope } else { RefusedBy::Budget };
+        let report = self.describe(claim, sight, cause, None);
+        self.report(OomReport { scope, refused_by, ..report });
         ResourceError::OutOfBudget { requested: claim.charge, remaining: sight.room }
     }
 
@@ -36,6 +40,12 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
     pub(super) fn report_below(&self, claim: &Claim, error: &ResourceError) {
         let sight = self.core.sight(claim.charge, claim.scope);
         let mut report = self.describe(claim, sight, OomCause::Device, Some(error.to_string()));
+        report.refused_by = RefusedBy::Device;
+        if let ResourceError::OutOfBudget { requested, remaining } = *error {
+            // The word of the meter of physical bytes.
+            (report.refused_by, report.needed, report.remaining) =
+                (RefusedBy::Ledger, requested, remaining);
+        }
         let fits = |space: usize| space >= claim.charge;
         report.cause = match (report.free_space, report.others) {
             (Some(space), _) if fits(space.bytes) && !fits(space.largest) => {
@@ -43,6 +53,7 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
             }
             _ if sight.pending >= claim.charge => OomCause::WaitingOnStreams,
             (_, Some(others)) if others.bytes > sight.charged => OomCause::OtherProcesses,
+            _ if report.refused_by == RefusedBy::Ledger => OomCause::Ledger,
             _ => OomCause::Device,
         };
         report.scope = self.scope_of(claim);
@@ -69,6 +80,8 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
             cause,
             device_ordinal: self.inner.device_ordinal(),
             requested: claim.charge,
+            refused_by: RefusedBy::Budget,
+            needed: claim.charge,
             remaining: sight.room,
             tag: claim.tag,
             scope: None,

@@ -24,9 +24,11 @@ pub enum OomCause {
     Guaranteed,
     /// It would fit once work on streams has completed and returned blocks are free.
     WaitingOnStreams,
+    /// It fits the budget; the limit of the ledger is used up, most of it by this process.
+    Ledger,
     /// It fits the budget; the device is full of this process's memory, or it is not known whose.
     Device,
-    /// It fits the budget; the device is full of others' memory.
+    /// It fits the budget; the device, or the limit of the ledger, is used up by other processes.
     OtherProcesses,
     /// It fits the budget and enough is free, but not in one piece.
     Fragmentation,
@@ -42,6 +44,7 @@ impl OomCause {
             Self::Scope => "scope",
             Self::Guaranteed => "guaranteed",
             Self::WaitingOnStreams => "waiting_on_streams",
+            Self::Ledger => "ledger",
             Self::Device => "device",
             Self::OtherProcesses => "other_processes",
             Self::Fragmentation => "fragmentation",
@@ -57,10 +60,38 @@ impl fmt::Display for OomCause {
             Self::Scope => "the scope has reached its hard limit",
             Self::Guaranteed => "what is free is guaranteed to other scopes",
             Self::WaitingOnStreams => "returned memory waits for work on streams",
+            Self::Ledger => "the limit of the ledger is used up",
             Self::Device => "the device is full",
-            Self::OtherProcesses => "the device is full of other processes' memory",
+            Self::OtherProcesses => "other processes hold the memory",
             Self::Fragmentation => "enough is free, but not in one piece",
         })
+    }
+}
+
+/// The limit that refused a request.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
+pub enum RefusedBy {
+    /// The limit of the budget, or what it guarantees to scopes.
+    Budget,
+    /// The hard limit of a scope.
+    Scope,
+    /// The limit of the ledger that processes share.
+    Ledger,
+    /// The device or the resource below: nobody's limit.
+    Device,
+}
+
+impl RefusedBy {
+    /// One word, for machines.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Budget => "budget",
+            Self::Scope => "scope",
+            Self::Ledger => "ledger",
+            Self::Device => "device",
+        }
     }
 }
 
@@ -109,7 +140,11 @@ pub struct OomReport {
     pub device_ordinal: u32,
     /// Bytes that would have been charged.
     pub requested: usize,
-    /// The most that would have been granted.
+    /// Which limit refused.
+    pub refused_by: RefusedBy,
+    /// Bytes that this limit would have had to grant: of a ledger, what the resource below takes from the card at a time.
+    pub needed: usize,
+    /// The most that this limit would have granted. What a device would have is not known: there it is what the budget would grant.
     pub remaining: usize,
     /// The tag of the request.
     pub tag: AllocTag,
@@ -154,7 +189,7 @@ impl OomReport {
     #[must_use]
     pub fn hints(&self) -> Vec<String> {
         let mut hints = Vec::new();
-        let missing = self.requested.saturating_sub(self.remaining);
+        let missing = self.needed.saturating_sub(self.remaining);
         match self.cause {
             OomCause::AboveLimit => hints.push(format!(
                 "ask for at most {} bytes at a time, or raise the limit",
@@ -172,6 +207,9 @@ impl OomReport {
                         .push("lower the limit of the budget below what the device has".to_owned());
                 }
             }
+            OomCause::Ledger => hints.push(format!(
+                "free or trim {missing} bytes in this process, or raise the limit of the ledger"
+            )),
             OomCause::Scope => hints.push(format!(
                 "raise the hard limit of scope '{}' by {missing} bytes, or free inside it",
                 self.scope.as_ref().map_or("", |scope| &scope.name)
@@ -183,10 +221,13 @@ impl OomReport {
                 "synchronize the streams that use returned blocks, close open uses, or wait longer"
                     .to_owned(),
             ),
-            OomCause::OtherProcesses => {
+            OomCause::OtherProcesses if self.refused_by == RefusedBy::Ledger => {
                 hints.push(
-                    "end other processes on this device, or share a ledger with them".to_owned(),
+                    "trim or end other processes of the ledger, or raise its limit".to_owned(),
                 );
+            }
+            OomCause::OtherProcesses => {
+                hints.push("trim or end other processes on this device".to_owned());
             }
             OomCause::Fragmentation => hints.push(format!(
                 "ask for pieces of at most {} bytes, or trim",
@@ -236,6 +277,8 @@ impl OomReport {
             .text("cause", self.cause.name())
             .number("device_ordinal", self.device_ordinal as usize)
             .number("requested", self.requested)
+            .text("refused_by", self.refused_by.name())
+            .number("needed", self.needed)
             .number("remaining", self.remaining)
             .text("tag", self.tag.0)
             .option("scope", self.scope.as_ref().map(scope))
@@ -253,17 +296,29 @@ impl OomReport {
     }
 }
 
+impl OomReport {
+    /// One line: what was asked for, which limit refused, what is left under it.
+    fn write_refusal(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "  requested {} bytes for '{}'", self.requested, self.tag)?;
+        if self.needed != self.requested {
+            write!(f, ", which takes {} of the card", self.needed)?;
+        }
+        match self.refused_by {
+            RefusedBy::Budget => writeln!(f, "; {} remain in the budget", self.remaining),
+            RefusedBy::Scope => writeln!(f, "; {} remain in its scope", self.remaining),
+            RefusedBy::Ledger => writeln!(f, "; {} remain in the ledger", self.remaining),
+            RefusedBy::Device => writeln!(f, "; the budget allows them, the device has too few"),
+        }
+    }
+}
+
 impl fmt::Display for OomReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "out of memory on device {}: {}", self.device_ordinal, self.cause)?;
+        self.write_refusal(f)?;
         writeln!(
             f,
-            "  requested {} bytes for '{}', {} remain",
-            self.requested, self.tag, self.remaining
-        )?;
-        writeln!(
-            f,
-            "  limit {}, reserved {}, of which {} wait on streams",
+            "  limit of the budget {}, reserved {}, of which {} wait on streams",
             self.limit, self.reserved, self.waiting
         )?;
         if let Some(scope) = &self.scope {
@@ -273,7 +328,9 @@ impl fmt::Display for OomReport {
                 scope.name, scope.used, scope.soft, scope.hard
             )?;
         }
-        if let Some(detail) = &self.detail {
+        // A ledger has said no more than the line above.
+        if let Some(detail) = self.detail.as_ref().filter(|_| self.refused_by == RefusedBy::Device)
+        {
             writeln!(f, "  the resource below: {detail}")?;
         }
         if let Some(space) = &self.free_space {

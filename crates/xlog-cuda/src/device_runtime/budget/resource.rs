@@ -215,7 +215,7 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for GlobalDeviceBudget<R> {
             });
             match given {
                 Ok(block) => break block,
-                Err(error @ ResourceError::OutOfMemory { .. }) => {
+                Err(error) if self.is_shortage(&error) => {
                     let reclaim = reclaim.get_or_insert_with(|| Reclaim::new(self.core.policy()));
                     if !self.make_room_below(&claim, reclaim) {
                         self.report_below(&claim, &error);
