@@ -108,7 +108,7 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
         }
     }
 
-    /// From the pot, or after reclaiming, and after what has failed.
+    /// From the balance, or after reclaiming, and after what has failed.
     #[cold]
     #[inline(never)]
     fn obtain_slow(

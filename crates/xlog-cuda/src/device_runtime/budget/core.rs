@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use super::callbacks::Callbacks;
-use super::credit::{Credits, Pot, Shard, Sight};
+use super::credit::{Balance, Credits, Shard, Sight};
 use super::flights::Seat;
 use super::policy::{OomPolicy, Pressure};
 use super::primitive::Mutex;
@@ -26,7 +26,7 @@ pub(crate) struct Core {
     pub(crate) credits: Credits<Tally, SEATS>,
     pub(crate) names: TagNames,
     pub(crate) records: Records,
-    /// What the pot says, to be read without it.
+    /// What the balance says, to be read without it.
     limit: AtomicUsize,
     pub(crate) scope_names: Mutex<HashMap<ScopeIndex, Arc<str>>>,
     pub(crate) policy: Mutex<OomPolicy>,
@@ -88,7 +88,7 @@ impl Core {
         })
     }
 
-    /// Takes a charge from this thread's shard or the pot; it is in flight. `None` says nothing about whether it fits.
+    /// Takes a charge from this thread's shard or the balance; it is in flight. `None` says nothing about whether it fits.
     pub(crate) fn take(&self, seat: Seat, claim: &Claim) -> Option<TagIndex> {
         let note = |tally: &mut Tally| self.note(tally, claim);
         self.credits.take(seat, claim.charge, claim.scope, note)
@@ -107,10 +107,11 @@ impl Core {
         claim: &Claim,
         freed: &Freed,
     ) -> Result<TagIndex, (Sight, Vec<Pending>)> {
-        let (result, waited_for) = self.credits.audit(|shards, pot| {
-            let waited_for = release_pending(shards, pot, freed);
+        let (result, waited_for) = self.credits.audit(|shards, balance| {
+            let waited_for = release_pending(shards, balance, freed);
             let note = |tally: &mut Tally| self.note(tally, claim);
-            let granted = self.credits.grant(shards, pot, seat, claim.charge, claim.scope, note);
+            let granted =
+                self.credits.grant(shards, balance, seat, claim.charge, claim.scope, note);
             (granted.map_err(|sight| (sight, pending(shards))), waited_for)
         });
         if waited_for {
@@ -126,7 +127,7 @@ impl Core {
 
     /// Releases what is `freed` of the pending blocks.
     pub(crate) fn release_freed(&self, freed: &Freed) {
-        if self.credits.audit(|shards, pot| release_pending(shards, pot, freed)) {
+        if self.credits.audit(|shards, balance| release_pending(shards, balance, freed)) {
             self.queue.wake();
         }
     }
@@ -244,7 +245,7 @@ fn pending(shards: &[&mut Shard<Tally>]) -> Vec<Pending> {
     shards.iter().flat_map(|shard| shard.extra.pending.iter().copied()).collect()
 }
 
-fn release_pending(shards: &mut [&mut Shard<Tally>], pot: &mut Pot, freed: &Freed) -> bool {
+fn release_pending(shards: &mut [&mut Shard<Tally>], balance: &mut Balance, freed: &Freed) -> bool {
     let mut waited_for = false;
     if freed.is_empty() {
         return waited_for;
@@ -252,7 +253,7 @@ fn release_pending(shards: &mut [&mut Shard<Tally>], pot: &mut Pot, freed: &Free
     for shard in shards {
         for pending in shard.extra.take_freed(freed) {
             shard.end_pending(pending.charge);
-            waited_for |= pot.release(pending.charge, pending.scope);
+            waited_for |= balance.release(pending.charge, pending.scope);
         }
     }
     waited_for

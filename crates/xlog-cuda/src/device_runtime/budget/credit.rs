@@ -27,7 +27,7 @@ const MOST_AHEAD: usize = 64 << 20;
 #[derive(Debug)]
 pub(crate) struct Shard<T> {
     credit: usize,
-    /// More credit than this flows back to the pot.
+    /// More credit than this flows back to the balance.
     bound: usize,
     pending: usize,
     pub(crate) extra: T,
@@ -50,7 +50,7 @@ struct Place<T> {
 
 /// What is nobody's, and the rules.
 #[derive(Debug)]
-pub(crate) struct Pot {
+pub(crate) struct Balance {
     /// Below zero when the limit was lowered below what is charged.
     free: i128,
     limit: usize,
@@ -82,10 +82,10 @@ impl Sight {
 #[derive(Debug)]
 pub(crate) struct Credits<T, const N: usize> {
     shards: Box<[Place<T>; N]>,
-    pot: Mutex<Pot>,
+    balance: Mutex<Balance>,
 }
 
-impl Pot {
+impl Balance {
     /// Releases a charge. True when a thread waits for memory.
     pub(crate) fn release(&mut self, charge: usize, scope: ScopeIndex) -> bool {
         self.free += charge as i128;
@@ -104,8 +104,8 @@ impl<T: Default, const N: usize> Credits<T, N> {
         const { assert!(N.is_power_of_two()) };
         let shard = || Shard { credit: 0, bound: 0, pending: 0, extra: T::default() };
         let place = || Place { shard: BiasedMutex::new(shard()), flights: Flights::new() };
-        let pot = Pot { free: limit as i128, limit, waiters: 0, scopes: ScopeTree::new() };
-        Self { shards: Box::new(std::array::from_fn(|_| place())), pot: Mutex::new(pot) }
+        let balance = Balance { free: limit as i128, limit, waiters: 0, scopes: ScopeTree::new() };
+        Self { shards: Box::new(std::array::from_fn(|_| place())), balance: Mutex::new(balance) }
     }
 }
 
@@ -156,27 +156,27 @@ impl<T, const N: usize> Credits<T, N> {
     }
 
     fn refill(&self, mine: &mut Shard<T>, charge: usize, scope: ScopeIndex) -> bool {
-        let mut pot = self.pot.lock();
+        let mut balance = self.balance.lock();
         // Past waiters goes only who does not wait, and by another way.
-        if pot.waiters > 0 {
+        if balance.waiters > 0 {
             return false;
         }
         if scope != DEVICE {
             // The credit in shards only adds to what is free.
-            if !pot.scopes.admits(scope, charge, pot.free) {
+            if !balance.scopes.admits(scope, charge, balance.free) {
                 return false;
             }
-            pot.scopes.charge(scope, charge);
-            pot.free -= charge as i128;
+            balance.scopes.charge(scope, charge);
+            balance.free -= charge as i128;
             return true;
         }
         let missing = charge.saturating_sub(mine.credit);
-        let spare = pot.spare();
+        let spare = balance.spare();
         if spare < missing {
             return false;
         }
         let ahead = ((spare - missing) / (4 * N)).min(MOST_AHEAD);
-        pot.free -= (missing + ahead) as i128;
+        balance.free -= (missing + ahead) as i128;
         mine.credit = mine.credit + missing + ahead - charge;
         mine.bound = charge.saturating_add(2 * ahead);
         true
@@ -257,27 +257,27 @@ impl<T, const N: usize> Credits<T, N> {
     }
 
     fn give_back(&self, mine: &mut Shard<T>, charge: usize, scope: ScopeIndex) -> bool {
-        let mut pot = self.pot.lock();
+        let mut balance = self.balance.lock();
         if scope == DEVICE {
             let kept = mine.bound / 2;
-            pot.free += (mine.credit - kept) as i128;
+            balance.free += (mine.credit - kept) as i128;
             mine.credit = kept;
-            pot.waiters > 0
+            balance.waiters > 0
         } else {
-            pot.release(charge, scope)
+            balance.release(charge, scope)
         }
     }
 
-    /// Runs `body` with all shards and the pot at one instant. `body` calls nothing that could wait.
-    pub(crate) fn audit<R>(&self, body: impl FnOnce(&mut [&mut Shard<T>], &mut Pot) -> R) -> R {
+    /// Runs `body` with all shards and the balance at one instant. `body` calls nothing that could wait.
+    pub(crate) fn audit<R>(&self, body: impl FnOnce(&mut [&mut Shard<T>], &mut Balance) -> R) -> R {
         let all: Vec<&BiasedMutex<Shard<T>>> =
             self.shards.iter().map(|place| &place.shard).collect();
-        BiasedMutex::with_all(&all, |shards| body(shards, &mut self.pot.lock()))
+        BiasedMutex::with_all(&all, |shards| body(shards, &mut self.balance.lock()))
     }
 
     /// The sums, and the room for a request of `charge`.
     pub(crate) fn sight(&self, charge: usize, scope: ScopeIndex) -> Sight {
-        self.audit(|shards, pot| self.look(shards, pot, charge, scope))
+        self.audit(|shards, balance| self.look(shards, balance, charge, scope))
     }
 
     /// Takes a charge out of everything that is free, wherever it is; it is in flight. An error shows a deficit of its instant.
@@ -288,79 +288,85 @@ impl<T, const N: usize> Credits<T, N> {
         scope: ScopeIndex,
         note: impl FnOnce(&mut T) -> R,
     ) -> Result<R, Sight> {
-        self.audit(|shards, pot| self.grant(shards, pot, seat, charge, scope, note))
+        self.audit(|shards, balance| self.grant(shards, balance, seat, charge, scope, note))
     }
 
     /// [`Credits::gather`] inside an audit.
     pub(crate) fn grant<R>(
         &self,
         shards: &mut [&mut Shard<T>],
-        pot: &mut Pot,
+        balance: &mut Balance,
         seat: Seat,
         charge: usize,
         scope: ScopeIndex,
         note: impl FnOnce(&mut T) -> R,
     ) -> Result<R, Sight> {
         let index = seat.index & (N - 1);
-        if !pot.scopes.admits(scope, charge, pot.free + credit(shards)) {
-            return Err(self.look(shards, pot, charge, scope));
+        if !balance.scopes.admits(scope, charge, balance.free + credit(shards)) {
+            return Err(self.look(shards, balance, charge, scope));
         }
-        drain(shards, pot);
-        pot.free -= charge as i128;
-        pot.scopes.charge(scope, charge);
+        drain(shards, balance);
+        balance.free -= charge as i128;
+        balance.scopes.charge(scope, charge);
         self.begin(seat, charge);
         Ok(note(&mut shards[index].extra))
     }
 
-    fn look(&self, shards: &[&mut Shard<T>], pot: &Pot, charge: usize, scope: ScopeIndex) -> Sight {
-        let free = pot.free + credit(shards);
+    fn look(
+        &self,
+        shards: &[&mut Shard<T>],
+        balance: &Balance,
+        charge: usize,
+        scope: ScopeIndex,
+    ) -> Sight {
+        let free = balance.free + credit(shards);
         let (in_flight, pending) =
             (self.in_flight(), shards.iter().map(|shard| shard.pending).sum());
         let open = in_flight.saturating_add(pending);
         Sight {
-            limit: pot.limit,
-            charged: usize::try_from(pot.limit as i128 - free).unwrap_or(usize::MAX),
+            limit: balance.limit,
+            charged: usize::try_from(balance.limit as i128 - free).unwrap_or(usize::MAX),
             in_flight,
             pending,
-            room: pot.scopes.room(scope, free, charge),
-            may_fit: pot.scopes.may_admit(scope, charge, free, open),
+            room: balance.scopes.room(scope, free, charge),
+            may_fit: balance.scopes.may_admit(scope, charge, free, open),
         }
     }
 
     /// Another limit; what is charged stays. Returns by how much it is exceeded. `note` is called in the order of the changes.
     pub(crate) fn set_limit(&self, limit: usize, note: impl FnOnce()) -> usize {
-        self.audit(|shards, pot| {
+        self.audit(|shards, balance| {
             note();
-            drain(shards, pot);
-            pot.free += limit as i128 - pot.limit as i128;
-            pot.limit = limit;
-            usize::try_from((-pot.free).max(0)).unwrap_or(usize::MAX)
+            drain(shards, balance);
+            balance.free += limit as i128 - balance.limit as i128;
+            balance.limit = limit;
+            usize::try_from((-balance.free).max(0)).unwrap_or(usize::MAX)
         })
     }
 
     /// Changes the scopes. Their guarantees hold from now on.
     pub(crate) fn change_scopes<R>(&self, change: impl FnOnce(&mut ScopeTree) -> R) -> R {
-        self.audit(|shards, pot| {
-            drain(shards, pot);
-            change(&mut pot.scopes)
+        self.audit(|shards, balance| {
+            drain(shards, balance);
+            change(&mut balance.scopes)
         })
     }
 
     /// Reads the scopes.
     pub(crate) fn with_scopes<R>(&self, read: impl FnOnce(&ScopeTree) -> R) -> R {
-        read(&self.pot.lock().scopes)
+        read(&self.balance.lock().scopes)
     }
 
     /// From now on whoever releases bytes is told that somebody waits.
     pub(crate) fn begin_waiting(&self) {
-        self.audit(|shards, pot| {
-            drain(shards, pot);
-            pot.waiters += 1;
+        self.audit(|shards, balance| {
+            drain(shards, balance);
+            balance.waiters += 1;
         });
     }
 
     pub(crate) fn end_waiting(&self) {
-        self.pot.lock().waiters -= 1;
+        self.balance.lock().waiters -= 1;
     }
 
     /// Releases what has ended of one's own pending blocks: `take` gives the charges and scopes. True when a thread waits for memory.
@@ -380,10 +386,10 @@ impl<T, const N: usize> Credits<T, N> {
     }
 }
 
-/// Puts all credit into the pot. Shards get a bound again with their next refill.
-fn drain<T>(shards: &mut [&mut Shard<T>], pot: &mut Pot) {
+/// Puts all credit into the balance. Shards get a bound again with their next refill.
+fn drain<T>(shards: &mut [&mut Shard<T>], balance: &mut Balance) {
     for shard in shards {
-        pot.free += shard.credit as i128;
+        balance.free += shard.credit as i128;
         shard.credit = 0;
         shard.bound = 0;
     }

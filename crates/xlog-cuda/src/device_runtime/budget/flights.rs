@@ -12,8 +12,8 @@ pub(crate) struct Seat {
 
 /// Bytes of operations that began and that ended; what is between is in flight. Both wrap.
 ///
-/// A seat of one thread has one writer, so plain loads and stores do. Who decides with all shards locked may see an operation as in
-/// flight a little longer than it was, never shorter: it reads the ends first.
+/// A seat of one thread has one writer, so plain loads and stores do. An audit may see an operation as in flight a little longer than it
+/// was, never shorter: it reads the ends first.
 #[derive(Debug)]
 pub(crate) struct Flights {
     begun: AtomicUsize,

@@ -76,7 +76,7 @@ pub(super) fn call_below<T>(reclaim: Option<&Reclaim>, call: impl FnOnce() -> T)
 }
 
 impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
-    /// Takes a charge that neither this thread's credit nor the pot covers.
+    /// Takes a charge that neither this thread's credit nor the balance covers.
     #[cold]
     pub(super) fn charge_with_reclaim(
         &self,
