@@ -196,13 +196,14 @@ impl Stack {
             let guarded = DebugGuardResource::new(Box::new(resource), config.clone());
             resource = Arc::new(guarded);
         }
-        if let Some(sink) = log {
-            resource =
-                Arc::new(LoggingResource::new(Box::new(resource), sink).with_use_logging(true));
-        }
         if let Some(limit) = budget {
             let limit = usize::try_from(limit).unwrap_or(usize::MAX);
             resource = Arc::new(GlobalDeviceBudget::over(resource, limit));
+        }
+        // Over the budget, so that what it refuses is in the log.
+        if let Some(sink) = log {
+            resource =
+                Arc::new(LoggingResource::new(Box::new(resource), sink).with_use_logging(true));
         }
         Ok(Self { resource, pool, metered, streams, device })
     }

@@ -1,5 +1,6 @@
 //! The log, the statistics and what they promise: sinks, order, exact counts, conformance of both decorators.
 
+mod answers;
 mod conformance;
 mod history;
 mod leaks;

@@ -15,6 +15,7 @@ mod query;
 mod record;
 mod resource;
 mod sink;
+mod unfinished;
 
 pub use file::{BinarySink, CsvSink};
 pub use query::{QueryScope, note_path};

@@ -11,6 +11,7 @@ use xlog_trace::ServedBy;
 use super::clock;
 use super::order::Order;
 use super::query::{begin_logging, take_path};
+use super::unfinished::Unfinished;
 use super::{LogAction, LogRecord, LogResult, LoggingSink, QueryScope};
 use crate::device_runtime::budget::BudgetReservation;
 use crate::device_runtime::resource::{
@@ -51,6 +52,7 @@ pub struct LoggingResource<R = Box<dyn DeviceMemoryResource + Send + Sync>> {
     /// The clock of the records is a clock that never steps, and this, by which the wall was ahead of it at creation.
     clock_to_unix: u64,
     order: &'static Order,
+    unfinished: Unfinished<About>,
     refused: AtomicU64,
 }
 
@@ -80,6 +82,7 @@ impl<R: DeviceMemoryResource> LoggingResource<R> {
             process_id: std::process::id(),
             clock_to_unix: unix.wrapping_sub(clock::now()),
             order: Order::of_process(),
+            unfinished: Unfinished::new(),
             refused: AtomicU64::new(0),
         }
     }
@@ -178,6 +181,9 @@ impl<R: DeviceMemoryResource> LoggingResource<R> {
         request: Request,
         result: Result<&DeviceBlock, &ResourceError>,
     ) {
+        if self.unfinished.has_any() {
+            self.log_finished_frees();
+        }
         let order = self.order.next();
         match result {
             Ok(block) => {
@@ -232,6 +238,27 @@ impl<R: DeviceMemoryResource> LoggingResource<R> {
         };
         self.log(action, order, Self::ended(start), about, &result);
         result
+    }
+
+    /// Frees that had failed half way and are done: each gets the record of its success.
+    #[cold]
+    #[inline(never)]
+    fn log_finished_frees(&self) {
+        let is_free = |block| self.inner.block_state(block) == BlockState::Freed;
+        for (order, about) in self.unfinished.take_finished(is_free, || self.order.next()) {
+            let call = Call { began: clock::now(), took: 0 };
+            let about = About { served_by: ServedBy::Reaped, ..about };
+            self.emit(self.record(LogAction::Deallocate, order, call, about));
+        }
+    }
+
+    /// A free failed: half way if the resource has the block nevertheless, and then it finishes the free at a later reap.
+    fn note_failed_free(&self, block: BlockId, about: About, error: &ResourceError) {
+        let is_here = block.device_ordinal == self.device_ordinal;
+        if is_here && !self.was_refused(block, error) {
+            self.unfinished.add(block, about);
+            self.log_finished_frees();
+        }
     }
 
     /// Of a batch whose free failed in part, only the first error is known: whether a block was kept is asked of the resource.
@@ -336,7 +363,7 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for LoggingResource<R> {
     }
 
     fn deallocate(&self, block: DeviceBlock) -> ResourceResult<()> {
-        let about = About::claim(&block);
+        let (id, about) = (BlockId::from_block(&block), About::claim(&block));
         let (order, start) = (self.order.next(), clock::now());
         let result = self.inner.deallocate(block);
         let call = Self::ended(start);
@@ -350,6 +377,7 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for LoggingResource<R> {
                 let About { stream, block, bytes, tag, align, .. } = about;
                 let about = About { stream, block, bytes, tag, align, ..About::NOTHING };
                 self.emit_failure(LogAction::Deallocate, order, call, about, &error);
+                self.note_failed_free(id, about, &error);
                 Err(error)
             }
         }
@@ -359,7 +387,18 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for LoggingResource<R> {
         let start = clock::now();
         let result = self.inner.reap_pending();
         let call = Self::ended(start);
+        if self.unfinished.has_any() {
+            self.log_finished_frees();
+        }
         self.log(LogAction::ReapPending, self.order.next(), call, About::NOTHING, &result);
+        result
+    }
+
+    fn reap_completed(&self) -> ResourceResult<()> {
+        let result = self.inner.reap_completed();
+        if self.unfinished.has_any() {
+            self.log_finished_frees();
+        }
         result
     }
 
@@ -467,6 +506,18 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for LoggingResource<R> {
                 }
                 _ => self.emit(self.record(LogAction::Deallocate, order, call, about)),
             }
+        }
+        result
+    }
+
+    fn reserve_budget(&self, bytes: usize) -> ResourceResult<Option<BudgetReservation>> {
+        let start = clock::now();
+        let result = self.inner.reserve_budget(bytes);
+        if let Err(error) = &result {
+            // A refused reservation is a refused request. A granted one shows in the blocks that are taken from it.
+            let about = About { bytes: Some(bytes), ..About::NOTHING };
+            let (order, call) = (self.order.next(), Self::ended(start));
+            self.emit_failure(LogAction::Allocate, order, call, about, error);
         }
         result
     }

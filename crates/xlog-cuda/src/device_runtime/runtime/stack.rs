@@ -1,4 +1,4 @@
-//! The stack of a runtime that is built by configuration: a budget, a log if one is asked for, and statistics over a resource,
+//! The stack of a runtime that is built by configuration: a log if one is asked for, a budget, and statistics over a resource,
 //! guarded if that is asked for, that is metered by a ledger.
 //!
 //! The budget's limit is the least of all limits ([`Capacity`]); the ledger is asked for physical bytes by the lowest resource.
@@ -107,20 +107,14 @@ fn layers<R: DeviceMemoryResource + Send + Sync + 'static>(
 ) -> Layers {
     let counted = StatisticsResource::over(resource, StatisticsConfig::default());
     let statistics = counted.handle();
-    let (resource, budget) = match sink {
-        None => under_budget(counted, limit),
-        Some(sink) => under_budget(LoggingResource::over(counted, sink), limit),
+    let limited = GlobalDeviceBudget::over(counted, limit);
+    let budget = limited.handle();
+    // Over the budget: every request is one record, also if the budget refuses it or needs several attempts.
+    let resource: BoxedResource = match sink {
+        None => Box::new(limited),
+        Some(sink) => Box::new(LoggingResource::over(limited, sink)),
     };
     Layers { resource, budget, statistics, guard: None }
-}
-
-fn under_budget<R: DeviceMemoryResource + Send + Sync + 'static>(
-    resource: R,
-    limit: usize,
-) -> (BoxedResource, BudgetHandle) {
-    let budget = GlobalDeviceBudget::over(resource, limit);
-    let handle = budget.handle();
-    (Box::new(budget), handle)
 }
 
 #[cfg(test)]
