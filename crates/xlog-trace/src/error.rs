@@ -79,6 +79,19 @@ pub enum TraceError {
         /// What is accepted.
         expected: &'static str,
     },
+    /// More blocks are live at one point of the log than can be followed.
+    #[error(
+        "{live} blocks are live at one point of the log and more follow; to follow them takes {} MiB of memory, {why}",
+        bytes >> 20
+    )]
+    TooManyLive {
+        /// Blocks that are followed.
+        live: usize,
+        /// Memory that more of them would take.
+        bytes: usize,
+        /// Why that is too much.
+        why: &'static str,
+    },
     /// Another recorder, of this process or another, writes the file.
     #[error(
         "{} has a writer already, in this process or another, and a log file has one: give every runtime and process a \

@@ -52,7 +52,7 @@ pub use csv::{COLUMNS, Column, CsvEncoder, CsvReader, MAX_LINE_BYTES};
 pub use encoder::{Encoder, Format, LogWriter, encoder};
 pub use error::{BadInput, Place, TraceError};
 pub use header::Header;
-pub use live::LiveBlock;
+pub use live::{LiveBlock, MAX_LIVE_BLOCKS, reserve_live};
 pub use names::{MAX_NAME_BYTES, MAX_NAME_TABLE_BYTES, MAX_NAMES, MAX_STREAM_NAMES, NameId, Names};
 pub use ordered::{DEFAULT_WINDOW, Ordered};
 pub use reader::{ReadReport, Reader, Source, Strictness, rotated_files};

@@ -1,10 +1,41 @@
-//! Which blocks are alive at a point of a log. Memory grows with the live blocks, not with the log.
+//! Which blocks are alive at a point of a log. Memory grows with the live blocks, not with the log, up to a limit.
 
 use std::collections::HashMap;
+use std::hash::Hash;
 
 use crate::action::Action;
+use crate::error::TraceError;
 use crate::names::NameId;
 use crate::record::Record;
+
+/// Live blocks that are followed at once: a table of 4,194,304 slots, 0.6 GB, and half of that again while it grows.
+pub const MAX_LIVE_BLOCKS: usize = (1 << 22) / 8 * 7;
+
+/// Makes room for one more block in a table of live blocks.
+///
+/// More than [`MAX_LIVE_BLOCKS`], and memory that the system does not give, are [`TraceError::TooManyLive`].
+pub fn reserve_live<K: Eq + Hash, V>(blocks: &mut HashMap<K, V>) -> Result<(), TraceError> {
+    if blocks.len() < blocks.capacity() {
+        return Ok(());
+    }
+    reserve_within(blocks, MAX_LIVE_BLOCKS)
+}
+
+#[cold]
+fn reserve_within<K: Eq + Hash, V>(
+    blocks: &mut HashMap<K, V>,
+    limit: usize,
+) -> Result<(), TraceError> {
+    let live = blocks.len();
+    // A table grows to twice its slots, of which seven in eight are used, with a byte beside each.
+    let slots = live.div_ceil(7).max(1) * 8 * 2;
+    let bytes = slots.saturating_mul(size_of::<(K, V)>() + 1);
+    let refuse = |why| TraceError::TooManyLive { live, bytes, why };
+    if live >= limit {
+        return Err(refuse("more than a reader of logs may take"));
+    }
+    blocks.try_reserve(1).map_err(|_| refuse("which the system does not give"))
+}
 
 /// A block between its allocation and its free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,13 +92,14 @@ pub(crate) struct LiveBlocks {
 }
 
 impl LiveBlocks {
-    pub(crate) fn apply(&mut self, record: &Record) -> Change {
+    pub(crate) fn apply(&mut self, record: &Record) -> Result<Change, TraceError> {
         let Some(ptr) = record.ptr().filter(|&ptr| ptr != 0 && !record.is_failure()) else {
-            return Change::None;
+            return Ok(Change::None);
         };
         let key = (record.process, record.device, ptr);
-        match record.action() {
+        Ok(match record.action() {
             Action::Allocate => {
+                reserve_live(&mut self.blocks)?;
                 self.born += 1;
                 let born = LiveBlock {
                     number: self.born,
@@ -92,12 +124,12 @@ impl LiveBlocks {
             Action::Deallocate => {
                 let stale = |block: &LiveBlock| matches!((block.generation, record.generation()), (Some(a), Some(b)) if a != b);
                 if self.blocks.get(&key).is_none_or(stale) {
-                    return Change::UnknownFree;
+                    return Ok(Change::UnknownFree);
                 }
                 self.blocks.remove(&key).map_or(Change::UnknownFree, Change::Died)
             }
             _ => Change::None,
-        }
+        })
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -106,5 +138,29 @@ impl LiveBlocks {
 
     pub(crate) fn into_blocks(self) -> impl Iterator<Item = LiveBlock> {
         self.blocks.into_values()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_table_of_live_blocks_grows_to_its_limit_and_says_what_more_would_take() {
+        let mut blocks: HashMap<u64, [u64; 16]> = HashMap::new();
+        let limit = (1 << 10) / 8 * 7;
+        for key in 0..limit as u64 {
+            if blocks.len() == blocks.capacity() {
+                reserve_within(&mut blocks, limit).unwrap();
+            }
+            blocks.insert(key, [0; 16]);
+        }
+        assert_eq!(blocks.len(), blocks.capacity(), "the limit is where a table would grow");
+        let error = reserve_within(&mut blocks, limit).unwrap_err();
+        let TraceError::TooManyLive { live, bytes, .. } = error else { panic!("{error:?}") };
+        assert_eq!((live, bytes / (1 << 10)), (limit, 2 * 137), "twice the slots of 137 bytes");
+        // Room that a free made is used without a look at the limit.
+        blocks.remove(&0);
+        reserve_live(&mut blocks).unwrap();
     }
 }

@@ -43,6 +43,8 @@ pub struct ReadReport {
     pub truncated: bool,
     /// The writer closed the file in order (binary only).
     pub closed: bool,
+    /// The file was read to its end and its writer has not closed it: records may be missing after these (binary only).
+    pub unclosed: bool,
     /// Records the writer says it had to drop (binary only).
     pub dropped_at_source: u64,
 }
@@ -75,6 +77,9 @@ impl fmt::Display for ReadReport {
         }
         if self.truncated {
             f.write_str(", cut off at the end")?;
+        }
+        if self.unclosed {
+            f.write_str(", not closed by the writer")?;
         }
         if self.dropped_at_source > 0 {
             write!(f, ", {} dropped by the writer", self.dropped_at_source)?;

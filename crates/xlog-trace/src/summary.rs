@@ -1,7 +1,8 @@
 //! A log in numbers: who allocated how much, what was the peak and what was left.
 //!
-//! One pass. Memory grows with live blocks, tags and streams, not with the log. Peaks are those of
-//! the order in which the records come: read logs of many threads through [`Ordered`](crate::Ordered).
+//! One pass. Memory grows with live blocks, tags and streams, not with the log, and each of them has a
+//! limit. Peaks are those of the order in which the records come: read logs of many threads through
+//! [`Ordered`](crate::Ordered).
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -150,8 +151,10 @@ impl Summarizer {
         }
     }
 
-    /// Adds a record.
-    pub fn push(&mut self, record: &Record) {
+    /// Adds a record, whose strings are in `names`. A record without a tag counts with those whose tag is empty.
+    ///
+    /// Fails only when more blocks are live than can be followed ([`TraceError::TooManyLive`]).
+    pub fn push(&mut self, record: &Record, names: &Names) -> Result<(), TraceError> {
         let summary = &mut self.summary;
         summary.records += 1;
         *summary.actions.entry(record.action()).or_default() += 1;
@@ -161,20 +164,21 @@ impl Summarizer {
         if record.is_failure() {
             summary.total.failures += 1;
             *self.kinds.entry(record.failure().map(|failure| failure.kind)).or_default() += 1;
-            let (tag, stream) = (record.tag(), record.stream());
+            let (tag, stream) = (named(record.tag(), names), record.stream());
             self.each(tag, stream, record.device, |usage| usage.failures += 1);
         }
-        match self.live.apply(record) {
+        match self.live.apply(record)? {
             Change::None => {}
             Change::UnknownFree => self.summary.unknown_frees += 1,
-            Change::Born(born) => self.born(&born, record),
+            Change::Born(born) => self.born(&born, record, names),
             Change::Replaced { born, lost } => {
                 self.summary.missing_frees += 1;
-                self.died(&lost, false);
-                self.born(&born, record);
+                self.died(&lost, false, names);
+                self.born(&born, record, names);
             }
-            Change::Died(died) => self.died(&died, true),
+            Change::Died(died) => self.died(&died, true, names),
         }
+        Ok(())
     }
 
     fn each(
@@ -192,7 +196,7 @@ impl Summarizer {
         change(devices.entry(if known { device } else { u32::MAX }).or_default());
     }
 
-    fn born(&mut self, block: &LiveBlock, record: &Record) {
+    fn born(&mut self, block: &LiveBlock, record: &Record, names: &Names) {
         let before = self.summary.total.peak_bytes;
         self.summary.total.born(block);
         if self.summary.total.peak_bytes > before {
@@ -201,16 +205,17 @@ impl Summarizer {
         }
         count(&mut self.summary.sizes, block.bytes);
         *self.summary.paths.entry(record.served_by()).or_default() += 1;
-        self.each(block.tag, block.stream, block.device, |usage| usage.born(block));
+        let tag = named(block.tag, names);
+        self.each(tag, block.stream, block.device, |usage| usage.born(block));
     }
 
-    fn died(&mut self, block: &LiveBlock, freed: bool) {
+    fn died(&mut self, block: &LiveBlock, freed: bool, names: &Names) {
         let change = |usage: &mut Usage| {
             usage.died(block);
             usage.frees += u64::from(freed);
         };
         change(&mut self.summary.total);
-        self.each(block.tag, block.stream, block.device, change);
+        self.each(named(block.tag, names), block.stream, block.device, change);
     }
 
     /// The numbers, with the names that the records used.
@@ -229,10 +234,7 @@ impl Summarizer {
             *summary.failures.entry(kind.to_owned()).or_default() += times;
         }
         let last = summary.time_nanos.map_or(0, |(_, last)| last);
-        let mut blocks: Vec<LiveBlock> = live.into_blocks().collect();
-        blocks.sort_unstable_by_key(|block| (std::cmp::Reverse(block.charged), block.order));
-        blocks.truncate(MAX_LISTED_LEAKS);
-        summary.leaks = blocks
+        summary.leaks = largest(live.into_blocks())
             .into_iter()
             .map(|block| Leak {
                 tag: names.text_or_empty(block.tag).to_owned(),
@@ -249,10 +251,32 @@ impl Summary {
     pub fn of(source: &mut impl Source) -> Result<Self, TraceError> {
         let mut summarizer = Summarizer::new();
         while let Some(record) = source.next_record()? {
-            summarizer.push(&record);
+            summarizer.push(&record, source.names())?;
         }
         Ok(summarizer.finish(source.names()))
     }
+}
+
+/// The label to count under: an empty one is none.
+fn named(tag: Option<NameId>, names: &Names) -> Option<NameId> {
+    tag.filter(|tag| !names.text_or_empty(Some(*tag)).is_empty())
+}
+
+/// The largest blocks, without a copy of all.
+fn largest(blocks: impl Iterator<Item = LiveBlock>) -> Vec<LiveBlock> {
+    let mut kept: Vec<LiveBlock> = Vec::with_capacity(2 * MAX_LISTED_LEAKS);
+    let cut = |kept: &mut Vec<LiveBlock>| {
+        kept.sort_unstable_by_key(|block| (std::cmp::Reverse(block.charged), block.order));
+        kept.truncate(MAX_LISTED_LEAKS);
+    };
+    for block in blocks {
+        kept.push(block);
+        if kept.len() == kept.capacity() {
+            cut(&mut kept);
+        }
+    }
+    cut(&mut kept);
+    kept
 }
 
 fn count(histogram: &mut [u64; 65], value: u64) {

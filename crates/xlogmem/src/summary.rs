@@ -142,7 +142,7 @@ pub(crate) fn run(arguments: &SummaryArguments) -> Result<Output, Refusal> {
         reading: None,
         numbers: None,
     };
-    let input = Input::new(&arguments.log, from, Strict(arguments.strict));
+    let input = Input::new(&arguments.log, from, Strict(arguments.strict)).once();
     report.error = Trouble::found(sum_up(&input, &mut report))?;
     report.ok = report.error.is_none();
     let failure = report.error.clone();

@@ -6,8 +6,12 @@
 mod scratch;
 mod support;
 
+use std::io::{BufWriter, Write};
+use std::process::{Command, Output, Stdio};
+
 use scratch::{Scratch, bad, good, page, run};
-use support::{assert_refused, text};
+use support::{assert_refused, text, xlogmem};
+use xlog_trace::{Action, Format, Header, LogWriter, Names, Record};
 
 /// Three allocations, two frees, one failure; one block is never freed.
 const RMM: &str = "Thread,Time,Action,Pointer,Size,Stream
@@ -259,4 +263,168 @@ fn help_fits_a_terminal_and_says_the_exit_status() {
         assert!(page.lines().all(|line| line.chars().count() <= 80), "{page}");
         assert!(page.contains("Exit status: 0"), "{page}");
     }
+}
+
+/// The command with these bytes on its standard input, which is a pipe.
+fn piped(bytes: &[u8], arguments: &[&str]) -> Output {
+    let mut command = xlogmem();
+    command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let mut input = child.stdin.take().unwrap();
+    std::thread::scope(|scope| {
+        // A command that refuses its input does not read all of it.
+        scope.spawn(move || drop(input.write_all(bytes)));
+        child.wait_with_output().unwrap()
+    })
+}
+
+#[test]
+fn every_command_reads_a_log_from_a_pipe_as_from_a_file() {
+    let scratch = Scratch::new("pipes");
+    let log = scratch.path("log.xtrace");
+    // Larger than a pipe and any buffer.
+    good(&["generate", "dataframe", "-o", &log, "--records", "20000"]);
+    let bytes = std::fs::read(&log).unwrap();
+    assert!(bytes.len() > 1 << 20);
+    let stdin = "/dev/stdin";
+
+    for output in ["out.csv", "out.xtrace", "out.rmm.csv", "out.json", "out.pickle"] {
+        let (by_file, by_pipe) = (scratch.path(&format!("file-{output}")), scratch.path(output));
+        good(&["convert", &log, &by_file]);
+        let piped = piped(&bytes, &["convert", stdin, &by_pipe]);
+        assert_eq!(piped.status.code(), Some(0), "{}", text(&piped.stderr));
+        assert!(std::fs::read(&by_file).unwrap() == std::fs::read(&by_pipe).unwrap(), "{output}");
+    }
+    for command in [
+        &["summary", "LOG", "--strict", "--json"][..],
+        &["report", "LOG", "--json"],
+        &["report", "LOG", "--compare", &log, "--json"],
+        &["diff", "LOG", &log, "--json"],
+        &["diff", &log, "LOG", "--json"],
+        &["diff", "LOG", "LOG", "--json"],
+        &["replay", "LOG", "--device", "sim:1", "--json"],
+    ] {
+        let with = |log: &str| -> Vec<String> {
+            command.iter().map(|word| if *word == "LOG" { log } else { word }.to_owned()).collect()
+        };
+        let by_pipe = with(stdin);
+        let by_pipe = piped(&bytes, &by_pipe.iter().map(String::as_str).collect::<Vec<_>>());
+        assert_eq!(by_pipe.status.code(), Some(0), "{command:?}: {}", text(&by_pipe.stderr));
+        let by_file = with(&log);
+        let by_file = run(&by_file.iter().map(String::as_str).collect::<Vec<_>>());
+        let figures = |output: &Output| {
+            let mut report = support::json(output);
+            // Names of files and times of calls differ.
+            for name in ["log", "file", "before", "after", "runs", "header"] {
+                report.as_object_mut().unwrap().remove(name);
+            }
+            report
+        };
+        if command[0] != "report" {
+            assert_eq!(figures(&by_pipe), figures(&by_file), "{command:?}");
+        }
+    }
+    // A pipe that ends at once is no log, and makes none.
+    let empty = scratch.path("empty.csv");
+    assert_refused(&piped(b"", &["convert", stdin, &empty]), &["nothing"]);
+    assert!(!std::path::Path::new(&empty).exists());
+}
+
+#[test]
+fn a_log_equals_itself_whatever_its_tags() {
+    let scratch = Scratch::new("same");
+    let log = scratch.write(
+        "log.csv",
+        "action,pointer,bytes,tag\nallocate,0x1000,7,\nallocate,0x2000,9,\"\"\nallocate,0x3000,7,untagged\n\
+         deallocate,0x1000,7,\naction,pointer,bytes,tag\nallocate,0x1000,5,\"\"\n",
+    );
+    let first = text(&run(&["summary", &log, "--json"]).stdout).to_owned();
+    // Hash tables of another process have another order.
+    for _ in 0..20 {
+        assert_eq!(good(&["diff", &log, &log])["comparison"]["same"], true);
+        assert_eq!(text(&run(&["summary", &log, "--strict", "--json"]).stdout), first);
+    }
+}
+
+/// The command in a shell with this limit, which fails calls instead of ending the process.
+fn limited(limit: &str, arguments: &[&str]) -> Command {
+    let mut command = Command::new("sh");
+    let script = format!("trap '' XFSZ; ulimit {limit} && exec \"$0\" \"$@\"");
+    command.args(["-c", &script]).arg(xlogmem().get_program()).args(arguments);
+    for (name, value) in xlogmem().get_envs() {
+        match value {
+            Some(value) => command.env(name, value),
+            None => command.env_remove(name),
+        };
+    }
+    command
+}
+
+#[test]
+fn a_run_says_how_many_records_of_its_log_are_missing() {
+    let scratch = Scratch::new("full-disk");
+    for work in [
+        &["run", "handoff", "--rounds", "500"][..],
+        &["run", "churn", "--allocations", "5000"],
+        &["run", "join", "--rows", "2000", "--repeat", "40"],
+    ] {
+        let log = scratch.path(&format!("{}.xtrace", work[1]));
+        let arguments = [work, &["--device", "sim:1", "--log", &log]].concat();
+        let whole = good(&arguments);
+        assert_eq!(whole["log"]["dropped_records"], 0, "{work:?}");
+        let records = good(&["summary", &log])["reading"]["records"].as_u64().unwrap();
+        assert!(
+            good(&work.iter().chain(&["--device", "sim:1"]).copied().collect::<Vec<_>>())["log"]
+                .is_null()
+        );
+
+        // No file may be larger than a few KiB.
+        let arguments = [&arguments[..], &["--json"]].concat();
+        let output = limited("-f 8", &arguments).output().unwrap();
+        assert_eq!(output.status.code(), Some(1), "{work:?}: {}", text(&output.stderr));
+        let report = support::json(&output);
+        let dropped = report["log"]["dropped_records"].as_u64().unwrap();
+        assert_eq!((report["ok"].as_bool(), dropped > 0), (Some(false), true), "{report:#}");
+        let said = report["error"].as_str().unwrap();
+        assert!(said.contains(&log) && said.contains(&dropped.to_string()), "{said}");
+        let page = limited("-f 8", &arguments[..arguments.len() - 1]).output().unwrap();
+        assert!(text(&page.stdout).contains("records are missing"), "{}", text(&page.stdout));
+
+        let summary = good(&["summary", &log]);
+        let reading = &summary["reading"];
+        let is_told = reading["not_closed"] == true || reading["dropped_by_writer"] != 0;
+        assert!(is_told && reading["records"].as_u64().unwrap() < records, "{reading:#}");
+    }
+}
+
+/// A million blocks that are never freed, as a log.
+fn leaks(out: impl Write) {
+    let mut log = LogWriter::new(Format::Binary, &Header::new(), BufWriter::new(out));
+    for number in 1..=1_000_000 {
+        let record =
+            Record::new(Action::Allocate, 0, number, number).with_ptr(number << 8).with_bytes(256);
+        // A reader that has seen enough closes the pipe.
+        if log.write(&record, &Names::new()).is_err() {
+            return;
+        }
+    }
+    drop(log.finish());
+}
+
+#[test]
+fn too_many_live_blocks_are_refused_with_what_they_would_take() {
+    let scratch = Scratch::new("leaks");
+    let log = scratch.path("leaks.xtrace");
+    leaks(std::fs::File::create(&log).unwrap());
+    let page = scratch.path("page.html");
+    for command in [
+        &["summary", &log][..],
+        &["report", &log, "-o", &page],
+        &["diff", &log, &log],
+        &["convert", &log, &scratch.path("out.json")],
+    ] {
+        let output = limited("-v 400000", command).output().unwrap();
+        assert_refused(&output, &["blocks are live", "MiB of memory", "leaks.xtrace"]);
+    }
+    assert_eq!(scratch.names(), ["leaks.xtrace"]);
 }

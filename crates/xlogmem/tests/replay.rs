@@ -8,7 +8,7 @@ mod support;
 
 use scratch::{Scratch, bad, good, page, run};
 use serde_json::Value;
-use support::assert_refused;
+use support::{assert_refused, text};
 use xlog_testing::specs;
 
 fn generate(scratch: &Scratch, kind: &str, name: &str, records: &str) -> String {
@@ -324,4 +324,33 @@ fn what_cannot_be_replayed_is_refused_or_failed_with_all_fields_there() {
     let report = good(&["replay", &log, "--device", "sim"]);
     let failed = bad(&["replay", &log, "--device", "cuda:99"], &["cuda:99"]);
     assert_eq!(fields(&failed), fields(&report));
+}
+
+#[test]
+fn recorded_time_of_more_than_a_day_is_refused_with_a_speed_that_fits() {
+    let scratch = Scratch::new("centuries");
+    let log = scratch.write(
+        "log.csv",
+        &format!(
+            "time,action,pointer,bytes,order\n5,allocate,0x1000,64,1\n{},deallocate,0x1000,64,2\n",
+            u64::MAX
+        ),
+    );
+    let recorded = ["replay", &log, "--device", "sim", "--mode", "recorded"];
+    let output = run(&recorded);
+    assert_refused(
+        &output,
+        &["log.csv", "order 1 and 2", "hours", "24", "--speed", "--mode threads"],
+    );
+    let said = text(&output.stderr);
+    let speed = said.split("--speed of ").nth(1).unwrap().split(' ').next().unwrap();
+    assert!(speed.parse::<f64>().unwrap() > 1e5, "{said}");
+
+    let day = scratch.write(
+        "day.csv",
+        "time,action,pointer,bytes,order\n0,allocate,0x1000,64,1\n90000000000000,deallocate,0x1000,64,2\n",
+    );
+    let recorded = ["replay", &day, "--device", "sim", "--mode", "recorded"];
+    assert_refused(&run(&recorded), &["25.0 hours"]);
+    good(&[&recorded[..], &["--speed", "1e9"]].concat());
 }

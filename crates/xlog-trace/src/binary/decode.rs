@@ -115,11 +115,15 @@ impl<R: Read> BinaryReader<R> {
         self.report.skipped_bytes = self.frames.skipped();
         let found = found.inspect_err(|_| self.done = true)?;
         match found {
-            Found::End => self.done = true,
+            Found::End => {
+                self.done = true;
+                self.report.unclosed = !self.report.closed;
+            }
             Found::Damage(bad) => self.refuse(bad)?,
             Found::Cut(frame, bad) => {
                 self.done = true;
                 self.report.truncated = true;
+                self.report.unclosed = true;
                 if run_size(&frame).is_some() {
                     self.run = Some((frame, 0));
                 }

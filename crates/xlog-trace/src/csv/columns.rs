@@ -95,6 +95,10 @@ pub(super) fn parse_header(line: &[u8]) -> Vec<Option<Column>> {
 
 /// Whether a line has the columns that no log can do without.
 pub(crate) fn looks_like_header(line: &[u8]) -> bool {
-    let columns = parse_header(line);
+    is_header(&parse_header(line))
+}
+
+/// Whether the columns that no log can do without are among these.
+pub(super) fn is_header(columns: &[Option<Column>]) -> bool {
     columns.contains(&Some(Column::Action)) && columns.contains(&Some(Column::Pointer))
 }

@@ -10,7 +10,7 @@ use crate::names::Names;
 use crate::reader::{ReadReport, Strictness};
 use crate::record::{Failure, Record};
 
-use super::columns::{Column, parse_header};
+use super::columns::{Column, is_header, parse_header};
 use super::fields::{Fields, decimal, hex};
 
 /// Reads our CSV from any byte stream; it does its own buffering.
@@ -18,6 +18,8 @@ use super::fields::{Fields, decimal, hex};
 pub struct CsvReader<R> {
     lines: Lines<R>,
     columns: Vec<Option<Column>>,
+    /// Where the action is among the columns.
+    action: usize,
     fields: Fields,
     header: Header,
     names: Names,
@@ -49,6 +51,7 @@ impl<R: Read> CsvReader<R> {
         }
         Ok(Self {
             lines,
+            action: action_of(&columns),
             columns,
             fields: Fields::default(),
             header: Header::default(),
@@ -108,7 +111,19 @@ impl<R: Read> CsvReader<R> {
         if text.is_empty() {
             return Ok(None);
         }
-        if !self.fields.split(text) || self.fields.len() != self.columns.len() {
+        let is_split = self.fields.split(text);
+        // A log that was begun anew in its file, or put behind another, has its header line again.
+        if self.fields.raw(text, self.action).eq_ignore_ascii_case(Column::Action.name().as_bytes())
+            || self.fields.len() != self.columns.len()
+        {
+            let columns = parse_header(text);
+            if is_header(&columns) {
+                self.action = action_of(&columns);
+                self.columns = columns;
+                return Ok(None);
+            }
+        }
+        if !is_split || self.fields.len() != self.columns.len() {
             let expected = format!("{} fields, as in the header line", self.columns.len());
             return Err((expected, format!("{} in {}", self.fields.len(), excerpt(text))));
         }
@@ -134,9 +149,6 @@ impl<R: Read> CsvReader<R> {
                 Column::Thread => record.thread = number()?,
                 Column::Time => record.time = number()?,
                 Column::Action => {
-                    if raw == Column::Action.name().as_bytes() {
-                        return Ok(None);
-                    }
                     let action = Action::from_text(word())
                         .ok_or_else(|| wrong(column, "`allocate`, `deallocate`, ...", raw))?;
                     record.action = action.code();
@@ -195,6 +207,10 @@ impl<R: Read> CsvReader<R> {
         }
         Ok(Some(record))
     }
+}
+
+fn action_of(columns: &[Option<Column>]) -> usize {
+    columns.iter().position(|column| *column == Some(Column::Action)).unwrap_or(0)
 }
 
 fn wrong(column: Column, expected: &str, raw: &[u8]) -> Wrong {

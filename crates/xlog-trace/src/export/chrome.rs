@@ -52,7 +52,7 @@ pub fn write_chrome_trace<W: Write>(
     chrome.out.extend_from_slice(b"{\"displayTimeUnit\":\"ns\",\"traceEvents\":[");
     let mut live = LiveBlocks::default();
     while let Some(record) = source.next_record()? {
-        let change = live.apply(&record);
+        let change = live.apply(&record)?;
         chrome.record(&record, change, source.names());
         if chrome.out.len() >= WRITE_BYTES {
             out.write_all(&chrome.out).map_err(TraceError::io("writing the trace"))?;

@@ -118,7 +118,7 @@ impl<W: Write> Snapshot<W> {
             if record.device != device {
                 continue;
             }
-            let change = live.apply(&record);
+            let change = live.apply(&record)?;
             if record.is_failure() {
                 if record.ptr().is_none_or(|ptr| ptr == 0) {
                     self.entry(source, "oom", &record, record.bytes, record.tag());

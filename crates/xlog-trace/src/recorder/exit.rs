@@ -1,8 +1,9 @@
-//! The last flush: at the end of the process, and when a thread panics.
+//! The end of the process, the panic of a thread, and a fork.
 //!
-//! A recorder in a static is never dropped, so an exit handler of the C library flushes every
-//! recorder that is still alive; a panic hook, chained before the one that was there, does the same.
-//! Both wait a bounded time. Neither runs on `abort`, `_exit` or a signal.
+//! A recorder in a static is never dropped, so an exit handler of the C library ends the file of every
+//! recorder that is still alive; a panic hook, chained before the one that was there, flushes.
+//! Both wait a bounded time. Neither runs on `abort`, `_exit` or a signal. The child of a fork has no
+//! writer: its records are counted as dropped.
 
 use std::cell::Cell;
 use std::panic;
@@ -10,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Once, PoisonError, Weak};
 
 use super::LAST_FLUSH_LIMIT;
-use super::rings::Shared;
+use super::rings::{self, Shared};
 
 static ALIVE: Mutex<Vec<Weak<Shared>>> = Mutex::new(Vec::new());
 static AT_EXIT: Once = Once::new();
@@ -32,7 +33,7 @@ pub(super) fn watch(shared: &Arc<Shared>) {
         alive.retain(|known| known.strong_count() > 0);
         alive.push(Arc::downgrade(shared));
     }
-    AT_EXIT.call_once(register_exit_handler);
+    AT_EXIT.call_once(register_handlers);
     // The hook cannot be changed while this thread panics; the next recorder sets it.
     if !std::thread::panicking() && !HOOKED.swap(true, Ordering::AcqRel) {
         let previous = panic::take_hook();
@@ -43,27 +44,42 @@ pub(super) fn watch(shared: &Arc<Shared>) {
     }
 }
 
-fn flush_all() {
-    if IS_WRITER.try_with(Cell::get).unwrap_or(true) {
-        return;
-    }
+fn for_all(work: impl Fn(&Shared)) {
     // A thread that panics while it holds the list must not wait for itself.
     let Ok(alive) = ALIVE.try_lock() else { return };
     let alive: Vec<Arc<Shared>> = alive.iter().filter_map(Weak::upgrade).collect();
-    for shared in alive {
-        shared.flush(Some(LAST_FLUSH_LIMIT));
+    alive.iter().for_each(|shared| work(shared));
+}
+
+fn is_writer() -> bool {
+    IS_WRITER.try_with(Cell::get).unwrap_or(true)
+}
+
+fn flush_all() {
+    if !is_writer() {
+        for_all(|shared| shared.flush(Some(LAST_FLUSH_LIMIT)));
+    }
+}
+
+fn end_all() {
+    if !is_writer() {
+        for_all(|shared| shared.close_within(LAST_FLUSH_LIMIT));
     }
 }
 
 #[allow(unsafe_code)]
-fn register_exit_handler() {
+fn register_handlers() {
     extern "C" fn at_exit() {
         // Nothing may unwind into the C library.
-        let _ = panic::catch_unwind(flush_all);
+        let _ = panic::catch_unwind(end_all);
     }
-    // SAFETY: `atexit` takes any `extern "C" fn()` that lives as long as the process; a function
-    // item does, and it neither unwinds nor returns a value.
+    extern "C" fn in_child() {
+        let _ = panic::catch_unwind(rings::forget_rings);
+    }
+    // SAFETY: both take any `extern "C" fn()` that lives as long as the process; a function item does, and these neither
+    // unwind nor return a value. The one that runs in the child of a fork takes no lock.
     unsafe {
         libc::atexit(at_exit);
+        libc::pthread_atfork(None, None, Some(in_child));
     }
 }

@@ -105,7 +105,8 @@ impl Recorder {
 
     /// Waits until everything emitted before is in the file, or counted as lost.
     ///
-    /// An error says that the file could not be written of late, and why.
+    /// An error says that the file could not be written of late, and why; or that this process is a fork of the one that
+    /// writes it, whose records are counted as dropped.
     pub fn flush(&self) -> Result<(), TraceError> {
         self.shared.flush(None);
         self.shared.last_error()
@@ -126,7 +127,7 @@ impl Recorder {
 impl Drop for Recorder {
     fn drop(&mut self) {
         self.shared.close();
-        if let Some(thread) = self.thread.take() {
+        if let Some(thread) = self.thread.take().filter(|_| !self.shared.is_elsewhere()) {
             // A writer that panicked has nothing left to say.
             let _ = thread.join();
         }

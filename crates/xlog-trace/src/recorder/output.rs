@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 use super::config::{OnError, RecorderConfig};
 use super::lock::lock;
-use crate::encoder::{Encoder, encoder};
+use crate::encoder::{Encoder, Format, encoder};
 use crate::error::TraceError;
 use crate::header::Header;
 use crate::names::Names;
@@ -51,6 +51,8 @@ pub(super) struct Output {
     write_bytes: u64,
     rotate_bytes: Option<u64>,
     keep_files: u32,
+    /// Whether the format can say how many records its writer dropped.
+    says_dropped: bool,
     on_error: OnError,
     reported: bool,
     tally: Tally,
@@ -81,6 +83,7 @@ impl Output {
             write_bytes: config.rotate_bytes.map_or(WRITE_BYTES, |size| WRITE_BYTES.min(size / 4)),
             rotate_bytes: config.rotate_bytes,
             keep_files: config.keep_files,
+            says_dropped: config.format == Format::Binary,
             on_error: config.on_error.clone(),
             reported: false,
             tally: Tally::default(),
@@ -140,9 +143,9 @@ impl Output {
         }
     }
 
-    /// Ends the last file.
+    /// Ends the last file. After a failed write it is begun once more to say how many records are missing.
     pub(super) fn end(&mut self, dropped: u64) {
-        if self.begun {
+        if self.begun || (dropped > 0 && self.says_dropped && self.ensure_begun()) {
             self.encoder.end(self.in_file, dropped, &mut self.buffer);
             self.rotate_bytes = None;
             self.write_out();

@@ -5,7 +5,7 @@
 //! thread gets it once it has room again.
 
 use std::cell::RefCell;
-use std::io;
+use std::io::{self, Write};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::thread::Thread;
@@ -14,11 +14,13 @@ use std::time::{Duration, Instant};
 use rtrb::{Consumer, Producer, PushError, RingBuffer};
 
 use super::RecorderStats;
-use super::config::{Overflow, RecorderConfig};
+use super::config::{OnError, Overflow, RecorderConfig};
 use crate::error::TraceError;
 use crate::record::{Fields, Record};
 
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
+/// The number of no recorder.
+const NO_RECORDER: u64 = 0;
 
 /// Rings of ended threads that may wait to be emptied before one is used as it is.
 const MOST_IDLE: usize = 64;
@@ -29,6 +31,17 @@ thread_local! {
 
 /// The rings of one thread, the one used last in front.
 struct Slots(Vec<Slot>);
+
+/// What the child of a fork does before anything else: no writer reads the rings that its one thread has from its parent.
+///
+/// Takes no lock and allocates nothing. Emitting then goes the slow path, which looks at the process.
+pub(super) fn forget_rings() {
+    let _ = SLOTS.try_with(|slots| {
+        if let Ok(mut slots) = slots.try_borrow_mut() {
+            slots.0.iter_mut().for_each(|slot| slot.recorder = NO_RECORDER);
+        }
+    });
+}
 
 struct Slot {
     recorder: u64,
@@ -108,6 +121,8 @@ pub(super) struct Shared {
     /// A wait for room went on to its limit, and the writer has taken nothing since.
     stalled: AtomicBool,
     closing: AtomicBool,
+    is_silent: bool,
+    said_elsewhere: AtomicBool,
     progress: Mutex<Progress>,
     progressed: Condvar,
     writer: OnceLock<Thread>,
@@ -130,6 +145,8 @@ impl Shared {
             requests: AtomicU64::new(0),
             stalled: AtomicBool::new(false),
             closing: AtomicBool::new(false),
+            is_silent: matches!(config.on_error, OnError::Silent),
+            said_elsewhere: AtomicBool::new(false),
             progress: Mutex::default(),
             progressed: Condvar::new(),
             writer: OnceLock::new(),
@@ -142,6 +159,24 @@ impl Shared {
 
     fn progress(&self) -> MutexGuard<'_, Progress> {
         self.progress.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether this process is a fork of the one whose thread writes the file: it has no writer.
+    pub(super) fn is_elsewhere(&self) -> bool {
+        self.process != std::process::id()
+    }
+
+    #[cold]
+    fn say_elsewhere(&self) {
+        if !self.is_silent && !self.said_elsewhere.swap(true, Ordering::Relaxed) {
+            // Nobody is left to tell if this fails.
+            drop(writeln!(
+                io::stderr(),
+                "xlog-trace: this process is a fork of {}, which writes the log; the records of this one are counted as \
+                 dropped, this is said once",
+                self.process
+            ));
+        }
     }
 
     pub(super) fn set_writer(&self, thread: Thread) {
@@ -218,6 +253,10 @@ impl Shared {
     /// The thread used another recorder last, or has no ring of this one yet.
     #[cold]
     fn place_elsewhere(self: &Arc<Self>, slots: &mut Vec<Slot>, record: Record) -> Placed {
+        if self.is_elsewhere() {
+            self.say_elsewhere();
+            return Placed::NoRing;
+        }
         if let Some(index) = slots.iter().position(|slot| slot.recorder == self.id) {
             slots.swap(0, index);
         } else {
@@ -304,9 +343,23 @@ impl Shared {
     pub(super) fn flush(&self, limit: Option<Duration>) {
         let mine = self.requests.fetch_add(1, Ordering::AcqRel) + 1;
         self.wake();
+        self.wait(limit, |progress| progress.flushed >= mine);
+    }
+
+    /// Has the writer end the file and waits for it, at most `limit`.
+    pub(super) fn close_within(&self, limit: Duration) {
+        self.close();
+        self.wait(Some(limit), |_| false);
+    }
+
+    /// Waits until `is_done` or the writer has ended, at most `limit`. In a fork of the writer's process there is nothing to wait for.
+    fn wait(&self, limit: Option<Duration>, is_done: impl Fn(&Progress) -> bool) {
+        if self.is_elsewhere() {
+            return;
+        }
         let started = Instant::now();
         let mut progress = self.progress();
-        while progress.flushed < mine && !progress.ended {
+        while !is_done(&progress) && !progress.ended {
             let wait = match limit {
                 Some(limit) => match limit.checked_sub(started.elapsed()) {
                     Some(left) => left,
@@ -353,6 +406,12 @@ impl Shared {
     }
 
     pub(super) fn last_error(&self) -> Result<(), TraceError> {
+        if self.is_elsewhere() {
+            let text =
+                format!("process {} writes the log, of which this one is a fork", self.process);
+            let source = io::Error::new(io::ErrorKind::Unsupported, text);
+            return Err(TraceError::Io { context: "recording".to_owned(), source });
+        }
         match &self.progress().error {
             None => Ok(()),
             Some((kind, text)) => Err(TraceError::Io {

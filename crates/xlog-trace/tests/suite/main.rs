@@ -4,6 +4,7 @@
 
 mod chrome;
 mod damage;
+mod forks_and_exits;
 mod fuzz;
 mod hostile;
 mod kill;

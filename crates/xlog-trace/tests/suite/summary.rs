@@ -99,3 +99,38 @@ fn odd_histories_are_counted_not_believed() {
     assert_eq!(summary.time_nanos, Some((100, 107)));
     assert_eq!(summary.leaks[0].age_nanos, 6);
 }
+
+/// Two records that show as one label are one row, whatever the order of a hash table.
+#[test]
+fn no_tag_and_an_empty_tag_are_one_account() {
+    let mut names = Names::new();
+    let empty = names.intern("");
+    let records = [
+        Record::new(Action::Allocate, 0, 1, 1).with_ptr(0x1000).with_bytes(100),
+        Record::new(Action::Allocate, 0, 2, 2).with_ptr(0x2000).with_bytes(50).with_tag(empty),
+        Record::new(Action::Deallocate, 0, 3, 3).with_ptr(0x1000),
+    ];
+    for format in [Format::Binary, Format::Csv] {
+        let bytes = encode(format, &records, &names);
+        let summary = Summary::of(&mut reader(&bytes, Strictness::Strict)).unwrap();
+        let rows: Vec<_> = summary
+            .by_tag
+            .iter()
+            .map(|(tag, usage)| {
+                (tag.as_str(), usage.allocations, usage.peak_bytes, usage.live_bytes)
+            })
+            .collect();
+        assert_eq!(rows, [("", 2, 150, 50)], "{format}");
+    }
+}
+
+#[test]
+fn a_header_line_in_the_middle_begins_a_log_with_its_own_columns() {
+    let text = "action,pointer,bytes\nallocate,0x1000,7\naction,pointer,bytes\nallocate,0x2000,8\n\
+                thread,ACTION,bytes,pointer,tag\n3,allocate,9,0x3000,rows\n";
+    let mut reader = reader(text.as_bytes(), Strictness::Strict);
+    let all = crate::support::read_all(&mut reader);
+    let sizes: Vec<_> = all.iter().map(|said| said.0.bytes()).collect();
+    assert_eq!(sizes, [Some(7), Some(8), Some(9)]);
+    assert_eq!(all[2].1[0].as_deref(), Some("rows"));
+}

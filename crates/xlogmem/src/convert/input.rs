@@ -1,7 +1,9 @@
 //! A log as it is read by every command: its format found out or given, progress on a terminal, and how reading went.
 
+use std::cell::OnceCell;
 use std::fs::File;
 use std::io::{BufReader, IsTerminal, Read, Write};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -52,28 +54,61 @@ impl Trouble {
 }
 
 /// A log that can be read any number of times.
+///
+/// A pipe gives its bytes once, so the first reading copies them to a file without a name, which all readings then read.
 pub(crate) struct Input<'a> {
     path: &'a Path,
     format: Option<LogFormat>,
     strict: Strict,
+    is_read_once: bool,
+    copy: OnceCell<Arc<File>>,
 }
 
 impl<'a> Input<'a> {
     pub(crate) fn new(path: &'a Path, format: Option<LogFormat>, strict: Strict) -> Self {
-        Self { path, format, strict }
+        Self { path, format, strict, is_read_once: false, copy: OnceCell::new() }
+    }
+
+    /// The log as it was named.
+    pub(crate) fn path(&self) -> &'a Path {
+        self.path
+    }
+
+    /// For a command that reads it once: a pipe needs no copy.
+    pub(crate) fn once(mut self) -> Self {
+        self.is_read_once = true;
+        self
+    }
+
+    /// The file to read, and whether it can be read from any place.
+    fn file(&self) -> Result<(Arc<File>, bool), TraceError> {
+        let blame = |context: &str| {
+            let context = context.to_owned();
+            |source| TraceError::Io { context, source }
+        };
+        if let Some(copy) = self.copy.get() {
+            return Ok((Arc::clone(copy), true));
+        }
+        let mut file = File::open(self.path).map_err(blame("opening the log"))?;
+        let metadata = file.metadata().map_err(blame("opening the log"))?;
+        if metadata.is_dir() {
+            return Err(blame("opening the log")(std::io::ErrorKind::IsADirectory.into()));
+        }
+        if metadata.is_file() || self.is_read_once {
+            return Ok((Arc::new(file), metadata.is_file()));
+        }
+        let mut copy = tempfile::tempfile().map_err(blame("creating a temporary file"))?;
+        std::io::copy(&mut file, &mut copy)
+            .map_err(blame("copying the log, which can be read once, to a temporary file"))?;
+        Ok((Arc::clone(self.copy.get_or_init(|| Arc::new(copy))), true))
     }
 
     /// Reads it from its beginning.
     pub(crate) fn open(&self) -> Result<Watched, TraceError> {
-        let io = |source| TraceError::Io { context: "opening the log".to_owned(), source };
-        let file = File::open(self.path).map_err(io)?;
-        let metadata = file.metadata().map_err(io)?;
-        if metadata.is_dir() {
-            return Err(io(std::io::ErrorKind::IsADirectory.into()));
-        }
-        let total = metadata.len();
+        let (file, has_places) = self.file()?;
+        let total = file.metadata().map_or(0, |metadata| metadata.len());
         let read = Arc::new(AtomicU64::new(0));
-        let counted = Counted { file, read: Arc::clone(&read) };
+        let counted = Counted { file, has_places, read: Arc::clone(&read) };
         let stream = BufReader::with_capacity(1 << 18, counted);
         let strictness = if self.strict.0 { Strictness::Strict } else { Strictness::Lenient };
         let reader = match self.format.and_then(LogFormat::log) {
@@ -111,13 +146,18 @@ impl<'a> Input<'a> {
 }
 
 struct Counted {
-    file: File,
+    file: Arc<File>,
+    /// Read by place: several readings share the file.
+    has_places: bool,
     read: Arc<AtomicU64>,
 }
 
 impl Read for Counted {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
-        let bytes = self.file.read(buffer)?;
+        let bytes = match self.has_places {
+            true => self.file.read_at(buffer, self.read.load(Ordering::Relaxed))?,
+            false => (&*self.file).read(buffer)?,
+        };
         self.read.fetch_add(bytes as u64, Ordering::Relaxed);
         Ok(bytes)
     }
@@ -194,6 +234,8 @@ pub(crate) struct ReadingReport {
     pub(crate) first_bad: Option<String>,
     /// The file ends in the middle of a record.
     pub(crate) cut_off: bool,
+    /// The writer did not close the log, as it does at its end: records may be missing after these. Never of text formats.
+    pub(crate) not_closed: bool,
     /// Records that the writer says it had to drop.
     pub(crate) dropped_by_writer: u64,
 }
@@ -205,6 +247,7 @@ impl ReadingReport {
             skipped: report.skipped,
             first_bad: report.first_bad.as_ref().map(ToString::to_string),
             cut_off: report.truncated,
+            not_closed: report.unclosed,
             dropped_by_writer: report.dropped_at_source,
         }
     }
@@ -217,6 +260,8 @@ impl ReadingReport {
         }
         if self.cut_off {
             page.line("end", "cut off in the middle of a record");
+        } else if self.not_closed {
+            page.line("end", "not closed by its writer; records after these may be missing");
         }
         if self.dropped_by_writer > 0 {
             page.line("dropped by writer", &self.dropped_by_writer.to_string());

@@ -5,7 +5,8 @@
 
 pub(crate) mod compare;
 
-use std::path::PathBuf;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 use serde::Serialize;
@@ -78,15 +79,20 @@ pub(crate) fn run(arguments: &DiffArguments) -> Result<(Output, bool), Refusal> 
 fn read(arguments: &DiffArguments) -> Result<Report, String> {
     let from = arguments.from.as_deref().map(LogFormat::parse_input).transpose();
     let from = from.map_err(|error| format!("--from: {error}"))?;
-    let sum_up = |path: &PathBuf| -> Result<(Summary, ReadingReport), String> {
-        let input = Input::new(path, from, Strict(false));
+    let input = |path| Input::new(path, from, Strict(false));
+    let before = input(&arguments.before);
+    // A pipe that is named twice is there once.
+    let after =
+        (!is_same_file(&arguments.before, &arguments.after)).then(|| input(&arguments.after));
+    let sum_up = |input: &Input<'_>, path: &Path| -> Result<(Summary, ReadingReport), String> {
         let mut source = Ordered::new(input.begin().map_err(Trouble::into_line)?);
         let summary = Summary::of(&mut source).map_err(|error| input.blame(&error).into_line())?;
         check(&path.display().to_string(), source.report(), arguments.partial)?;
         Ok((summary, ReadingReport::new(source.report())))
     };
-    let (before, reading_before) = sum_up(&arguments.before)?;
-    let (after, reading_after) = sum_up(&arguments.after)?;
+    let (summary_before, reading_before) = sum_up(&before, &arguments.before)?;
+    let (summary_after, reading_after) =
+        sum_up(after.as_ref().unwrap_or(&before), &arguments.after)?;
     Ok(Report {
         schema: SCHEMA,
         ok: true,
@@ -95,8 +101,15 @@ fn read(arguments: &DiffArguments) -> Result<Report, String> {
         after: arguments.after.display().to_string(),
         reading_before,
         reading_after,
-        comparison: compare(&before, &after),
+        comparison: compare(&summary_before, &summary_after),
     })
+}
+
+/// Whether two names lead to one file.
+fn is_same_file(one: &Path, other: &Path) -> bool {
+    let identity =
+        |path| std::fs::metadata(path).ok().map(|metadata| (metadata.dev(), metadata.ino()));
+    identity(one).is_some_and(|file| identity(other) == Some(file))
 }
 
 fn render(report: &Report) -> String {

@@ -163,7 +163,7 @@ fn work(
     spec: DeviceSpec,
     report: &mut Report,
 ) -> Result<(), Trouble> {
-    let input = Input::new(&arguments.log, request.from, Strict(arguments.strict));
+    let input = Input::new(&arguments.log, request.from, Strict(arguments.strict)).once();
     let source = input.begin()?;
     report.format = Some(LogFormat::from(source.format()).name());
     let mut source = Ordered::new(source);
@@ -177,6 +177,10 @@ fn work(
     input.check(source.report())?;
     plan.figures.late_records = source.late();
     drop(source);
+    if let Mode::Recorded(speed) = request.mode {
+        let fits = plan.check_recorded_time(speed);
+        fits.map_err(|line| Trouble::Refused(format!("{}: {line}", arguments.log.display())))?;
+    }
     report.log_figures = Some(plan.figures.clone());
     for &kind in &request.kinds {
         let run = run_once(&plan, request, spec, kind)

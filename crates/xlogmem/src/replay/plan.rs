@@ -5,6 +5,7 @@
 //! again was freed before. Operations on one block have numbers, which every replay keeps to. Memory: 56 bytes an operation.
 
 use std::collections::{HashMap, HashSet, VecDeque};
+use std::time::Duration;
 
 use serde::Serialize;
 use xlog_cuda::device_runtime::{Access, AllocTag};
@@ -16,6 +17,9 @@ pub(super) const MAX_STREAMS: usize = 128;
 pub(super) const MAX_THREADS: usize = 64;
 /// Operations of one replay.
 const MAX_OPERATIONS: usize = u32::MAX as usize;
+
+/// The longest replay in recorded time: a day.
+const MAX_RECORDED: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// What an operation does.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -152,6 +156,30 @@ impl Plan {
             }
         }
         Ok(linker.finish())
+    }
+
+    /// Refuses to replay in recorded time what would take more than a day: a time stamp may be anything.
+    pub(super) fn check_recorded_time(&self, speed: f64) -> Result<(), String> {
+        let by_time = |operation: &&Operation| operation.time;
+        let (first, last) = (
+            self.operations.iter().min_by_key(by_time),
+            self.operations.iter().max_by_key(by_time),
+        );
+        let (Some(first), Some(last)) = (first, last) else { return Ok(()) };
+        let seconds = (last.time - first.time) as f64 / 1e9;
+        if seconds / speed <= MAX_RECORDED.as_secs_f64() {
+            return Ok(());
+        }
+        Err(format!(
+            "the records of order {} and {} are {:.1} hours apart, so that a replay in recorded time takes {:.1} hours; \
+             expected at most {}: use a --speed of {:.3e} or more, or --mode threads",
+            first.order,
+            last.order,
+            seconds / 3600.0,
+            seconds / speed / 3600.0,
+            MAX_RECORDED.as_secs() / 3600,
+            (seconds / MAX_RECORDED.as_secs_f64()).max(speed)
+        ))
     }
 
     /// The recorded thread of an operation; `None` where several share its number.

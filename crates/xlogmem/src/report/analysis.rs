@@ -1,11 +1,11 @@
 //! Everything that a report shows of one log, found in two passes over it.
 //!
 //! The first pass sums up: how many records, which tags, streams and addresses. The second fills pictures of fixed size. Neither
-//! holds the log: memory grows with the live blocks, the window that brings records into order, and the pictures.
+//! holds the log: memory grows with the live blocks, which have a limit, the window that brings records into order, and the pictures.
 
 use std::collections::{HashMap, HashSet};
 
-use xlog_trace::{Header, NameId, Names, Ordered, ReadReport, Record, Source, Summary};
+use xlog_trace::{Header, NameId, Names, Ordered, ReadReport, Record, Source, Summary, TraceError};
 
 use super::address_map::{AddressMap, AddressMapBuilder, COLUMNS};
 use super::lanes::{Lanes, LanesBuilder};
@@ -98,7 +98,8 @@ pub(crate) fn analyse(input: &Input<'_>, log: &str, partial: bool) -> Result<Ana
     while let Some(record) =
         source.next_record().map_err(|error| input.blame(&error).into_line())?
     {
-        filling.push(&record, source.names());
+        let filled = filling.push(&record, source.names());
+        filled.map_err(|error| input.blame(&error).into_line())?;
     }
     let filled = filling.finish();
     let holder = |(tag, bytes, blocks): (Option<NameId>, u64, u64)| Holder {
@@ -201,7 +202,7 @@ impl<'a> Filling<'a> {
         }
     }
 
-    fn push(&mut self, record: &Record, names: &Names) {
+    fn push(&mut self, record: &Record, names: &Names) -> Result<(), TraceError> {
         let bin = self.timeline.next_bin();
         if bin / self.bins_per_column >= self.column_bins.len() {
             if !self.column_bins.is_empty() {
@@ -212,7 +213,7 @@ impl<'a> Filling<'a> {
         // Calls of several threads may begin in another order than they end.
         self.time = self.time.max(record.time_nanos().saturating_sub(self.scan.first_time));
         let tag = self.place(record.tag(), names);
-        let change = self.lives.apply(record, self.time, tag);
+        let change = self.lives.apply(record, self.time, tag)?;
         let touched = match &change {
             Change::Died(life) | Change::Used(life) => Some(*life),
             _ => None,
@@ -237,6 +238,7 @@ impl<'a> Filling<'a> {
         {
             self.peak = Some(self.at_peak());
         }
+        Ok(())
     }
 
     fn place(&mut self, tag: Option<NameId>, names: &Names) -> u8 {

@@ -2,11 +2,11 @@
 //!
 //! The rules are those of the log's summary: a block is known by process, device and address, a free of another generation is a
 //! free of a block that the log does not have, and an allocation at a live address means that a free is missing. Memory grows with
-//! the live blocks, not with the log.
+//! the live blocks, not with the log, up to the limit of `reserve_live`.
 
 use std::collections::HashMap;
 
-use xlog_trace::{Action, NameId, Record};
+use xlog_trace::{Action, NameId, Record, TraceError, reserve_live};
 
 /// What names a block in a log: process, device, address.
 pub(super) type Key = (u32, u32, u64);
@@ -56,13 +56,21 @@ pub(super) struct Lives(HashMap<Key, Life>);
 
 impl Lives {
     /// Applies a record at `time`, whose tag is shown as `tag`.
-    pub(super) fn apply(&mut self, record: &Record, time: u64, tag: u8) -> Change {
+    ///
+    /// More blocks than can be followed are an error.
+    pub(super) fn apply(
+        &mut self,
+        record: &Record,
+        time: u64,
+        tag: u8,
+    ) -> Result<Change, TraceError> {
         let Some(ptr) = record.ptr().filter(|&ptr| ptr != 0 && !record.is_failure()) else {
-            return Change::None;
+            return Ok(Change::None);
         };
         let key = (record.process(), record.device(), ptr);
-        match record.action() {
+        Ok(match record.action() {
             Action::Allocate => {
+                reserve_live(&mut self.0)?;
                 let bytes = record.charged_bytes();
                 let born = Life {
                     process: record.process(),
@@ -102,7 +110,7 @@ impl Lives {
                 }
             }
             _ => Change::None,
-        }
+        })
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = &Life> {

@@ -18,7 +18,7 @@ mod text;
 mod timeline;
 
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::Args;
 use xlogmem::size::Size;
@@ -94,22 +94,23 @@ fn report(arguments: &ReportArguments) -> Result<String, String> {
     };
     let budget = budget.map(|size| size.0);
     check_outputs(arguments)?;
-    let logs = [Some(&arguments.log), arguments.compare.as_ref()];
-    // Nothing is begun for logs that cannot be opened or outputs that cannot be written.
-    for log in logs.into_iter().flatten() {
+    let open = |log| -> Result<Input<'_>, String> {
         let input = Input::new(log, from, Strict(false));
         input.begin().map_err(Trouble::into_line)?;
-    }
+        Ok(input)
+    };
+    // Nothing is begun for logs that cannot be opened or outputs that cannot be written.
+    let log = open(&arguments.log)?;
+    let compared = arguments.compare.as_deref().map(open).transpose()?;
     let create = |path: &Option<PathBuf>| path.as_deref().map(Part::create).transpose();
     let (page, svg, png) =
         (create(&arguments.output)?, create(&arguments.svg)?, create(&arguments.png)?);
 
-    let read = |log: &Path| -> Result<Analysis, String> {
-        let input = Input::new(log, from, Strict(false));
-        analyse(&input, &log.display().to_string(), arguments.partial)
+    let read = |log: &Input<'_>| -> Result<Analysis, String> {
+        analyse(log, &log.path().display().to_string(), arguments.partial)
     };
-    let analysis = read(&arguments.log)?;
-    let other = arguments.compare.as_deref().map(read).transpose()?;
+    let analysis = read(&log)?;
+    let other = compared.as_ref().map(read).transpose()?;
 
     let text = |name| text::render(&analysis, other.as_ref(), budget, name);
     let mut files = Vec::new();

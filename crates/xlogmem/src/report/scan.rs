@@ -39,7 +39,8 @@ impl Scan {
         while let Some(record) =
             source.next_record().map_err(|error| input.blame(&error).into_line())?
         {
-            summarizer.push(&record);
+            let counted = summarizer.push(&record, source.names());
+            counted.map_err(|error| input.blame(&error).into_line())?;
             if streams.len() < MAX_STREAMS || streams.contains_key(&record.stream()) {
                 *streams.entry(record.stream()).or_default() += 1;
             }

@@ -5,6 +5,7 @@
 mod arguments;
 mod churn;
 mod handoff;
+mod log;
 mod progress;
 mod relational;
 mod report;
@@ -22,6 +23,7 @@ use crate::cli::{HandoffArguments, Refusal};
 pub(crate) use arguments::StackArguments;
 pub(crate) use churn::{ChurnArguments, churn};
 use handoff::{Outcome, Plan};
+use log::RunLog;
 pub(crate) use relational::{RelationalArguments, fixpoint, join, sort};
 use report::Report;
 pub(crate) use tenants::{TenantsArguments, tenants};
@@ -38,6 +40,7 @@ pub(crate) fn handoff(arguments: &HandoffArguments) -> Result<Output, Refusal> {
     let selection = arguments.stack.select()?;
     let options = options.with_streams(arguments.streams as usize);
     let options = arguments.stack.with_log(options, selection.spec)?;
+    let log = RunLog::of(&arguments.stack, &options);
     let mut report = Report::new(selection.describe(), options.kind.name(), arguments);
     match Stack::build(selection.spec, options) {
         Ok(stack) => {
@@ -47,6 +50,7 @@ pub(crate) fn handoff(arguments: &HandoffArguments) -> Result<Output, Refusal> {
         }
         Err(error) => report.error = Some(error.to_string()),
     }
+    report.log = log.map(RunLog::end);
     report.judge();
     let failure = report.error.clone();
     let text = match arguments.json {

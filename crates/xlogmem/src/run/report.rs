@@ -6,6 +6,7 @@
 use serde::Serialize;
 
 use super::handoff::Wrong;
+use super::log::LogReport;
 use crate::cli::HandoffArguments;
 use crate::doctor::Selection;
 use crate::page::{Page, size};
@@ -50,6 +51,8 @@ pub(super) struct Report {
     /// Bytes that were not returned when all was done.
     pub(super) bytes_left: usize,
     pub(super) failed_frees: u64,
+    /// What became of the log, if one was asked for.
+    pub(super) log: Option<LogReport>,
     pub(super) seconds: Option<f64>,
     rows_per_second: Option<f64>,
 }
@@ -85,6 +88,7 @@ impl Report {
             bytes_peak: 0,
             bytes_left: 0,
             failed_frees: 0,
+            log: None,
             seconds: None,
             rows_per_second: None,
         }
@@ -96,7 +100,8 @@ impl Report {
             .seconds
             .filter(|seconds| *seconds > 0.0)
             .map(|seconds| self.rounds_verified as f64 * f64::from(self.rows) / seconds);
-        self.error = self.error.take().or_else(|| self.problem());
+        let missing = self.log.as_ref().and_then(LogReport::problem);
+        self.error = self.error.take().or_else(|| self.problem()).or(missing);
         self.ok = self.error.is_none();
     }
 
@@ -185,6 +190,9 @@ impl Report {
         );
         page.line("peak", &size(self.bytes_peak as u64));
         page.line("left", &size(self.bytes_left as u64));
+        if let Some(log) = &self.log {
+            log.render(page);
+        }
         page.line("time", &format!("{seconds:.2} s"));
         if let Some(rate) = self.rows_per_second {
             page.line("rate", &format!("{:.1} million rows/s", rate / 1e6));

@@ -21,6 +21,7 @@ use xlogmem::workload::{RandomAllocations, Sizes, SmallBlocks, Tally, Target};
 use crate::Output;
 use crate::cli::Refusal;
 use crate::run::arguments::StackArguments;
+use crate::run::log::RunLog;
 use blocks::{Blocks, Checks, Dry};
 use report::Report;
 use witness::Witness;
@@ -182,10 +183,12 @@ pub(crate) fn churn(arguments: &ChurnArguments) -> Result<Output, Refusal> {
     let plan = Plan::new(arguments, &options, !spec.is_simulated()).map_err(Refusal::Line)?;
     let options = options.with_streams(plan.streams as usize);
     let options = arguments.stack.with_log(options, spec)?;
+    let log = RunLog::of(&arguments.stack, &options);
     let mut report = Report::new(selection.describe(), &plan);
     if let Err(error) = measure(spec, options, &plan, &mut report) {
         report.error = Some(format!("{spec}: {error}"));
     }
+    report.log = log.map(RunLog::end);
     report.judge();
     let failure = report.error.clone();
     let text = match arguments.json {

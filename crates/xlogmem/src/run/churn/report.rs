@@ -14,6 +14,7 @@ use super::{Plan, Workload};
 use crate::doctor::Selection;
 use crate::page::{Page, size};
 use crate::replay::PoolReport;
+use crate::run::log::LogReport;
 
 const SCHEMA: u32 = 1;
 
@@ -62,6 +63,8 @@ pub(super) struct Report {
     /// What it must be, when nothing fails.
     check_expected: Option<String>,
     bytes_left: usize,
+    /// What became of the log, if one was asked for.
+    pub(super) log: Option<LogReport>,
     pub(super) seconds: Option<f64>,
     /// In calls of the resource.
     allocate_nanos: Option<f64>,
@@ -107,6 +110,7 @@ impl Report {
             check: None,
             check_expected: None,
             bytes_left: 0,
+            log: None,
             seconds: None,
             allocate_nanos: None,
             free_nanos: None,
@@ -153,7 +157,8 @@ impl Report {
         self.error = self
             .error
             .take()
-            .or_else(|| self.problem().map(|problem| format!("{spec}: {problem}")));
+            .or_else(|| self.problem().map(|problem| format!("{spec}: {problem}")))
+            .or_else(|| self.log.as_ref().and_then(LogReport::problem));
         self.ok = self.error.is_none();
     }
 
@@ -255,6 +260,9 @@ impl Report {
             page.line("check value", check);
         }
         page.line("left", &size(self.bytes_left as u64));
+        if let Some(log) = &self.log {
+            log.render(page);
+        }
         page.line("time", &format!("{seconds:.2} s"));
         if let (Some(allocate), Some(free)) = (self.allocate_nanos, self.free_nanos) {
             page.line("per call", &format!("allocate {allocate:.0} ns, free {free:.0} ns"));

@@ -18,6 +18,7 @@ use xlogmem::relational::{MOST_ROWS, Session, SessionOptions, Workload};
 use xlogmem::stack::{Stack, StackKind};
 
 use super::StackArguments;
+use super::log::RunLog;
 use super::progress::Progress;
 use crate::Output;
 use crate::cli::Refusal;
@@ -92,6 +93,7 @@ fn run(
     let selection = arguments.stack.select()?;
     let options = options.with_streams(arguments.streams as usize);
     let options = arguments.stack.with_log(options, selection.spec)?;
+    let log = RunLog::of(&arguments.stack, &options);
     let [on_gpu, simulated] = usual;
     let spec = selection.spec;
     let rows = arguments.rows.unwrap_or(if spec.is_simulated() { simulated } else { on_gpu });
@@ -105,6 +107,7 @@ fn run(
         }
         Err(error) => report.error = Some(error.to_string()),
     }
+    report.log = log.map(RunLog::end);
     report.judge();
     let failure = report.error.clone();
     let text = match arguments.json {

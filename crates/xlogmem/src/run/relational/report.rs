@@ -13,6 +13,7 @@ use super::RelationalArguments;
 use crate::doctor::Selection;
 use crate::page::{Page, size};
 use crate::replay::PoolReport;
+use crate::run::log::LogReport;
 
 const SCHEMA: u32 = 1;
 
@@ -70,6 +71,8 @@ pub(super) struct Report {
     /// Bytes that were not returned when all was done.
     bytes_left: usize,
     failed_frees: u64,
+    /// What became of the log, if one was asked for.
+    pub(super) log: Option<LogReport>,
     /// From the first launch to the last result, with the host's part.
     pub(super) seconds: Option<f64>,
     /// The device's part: the runs of a thread one after the other, on the average of the threads.
@@ -127,6 +130,7 @@ impl Report {
             peak_reserved_bytes: None,
             bytes_left: 0,
             failed_frees: 0,
+            log: None,
             seconds: None,
             work_seconds: 0.0,
             best_seconds: None,
@@ -204,7 +208,8 @@ impl Report {
 
     /// Says whether the run is good, and in one line why not.
     pub(super) fn judge(&mut self) {
-        self.error = self.error.take().or_else(|| self.problem());
+        let missing = self.log.as_ref().and_then(LogReport::problem);
+        self.error = self.error.take().or_else(|| self.problem()).or(missing);
         self.ok = self.error.is_none();
     }
 
@@ -330,5 +335,8 @@ impl Report {
             ),
         );
         page.line("left", &size(self.bytes_left as u64));
+        if let Some(log) = &self.log {
+            log.render(page);
+        }
     }
 }

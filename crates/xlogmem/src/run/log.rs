@@ -1,0 +1,65 @@
+//! The log of a run, and what is missing from it.
+//!
+//! A record that did not reach the file is part of the run's answer: in its status, its JSON and its page.
+
+use std::sync::Arc;
+
+use serde::Serialize;
+use xlog_cuda::device_runtime::LoggingSink;
+use xlogmem::stack::StackOptions;
+
+use super::arguments::StackArguments;
+use crate::page::Page;
+
+/// A log that is being written.
+pub(crate) struct RunLog {
+    file: String,
+    sink: Arc<dyn LoggingSink>,
+}
+
+/// What became of a log, in the shape of its JSON.
+#[derive(Serialize, Clone, Debug)]
+pub(crate) struct LogReport {
+    /// The file as it was asked for.
+    file: String,
+    /// Records that are not in the file.
+    dropped_records: u64,
+    /// Why the file could not be written of late.
+    error: Option<String>,
+}
+
+impl RunLog {
+    /// The log of a stack that is about to be built.
+    pub(crate) fn of(arguments: &StackArguments, options: &StackOptions) -> Option<Self> {
+        let file = arguments.log.as_deref()?.display().to_string();
+        Some(Self { file, sink: Arc::clone(options.log.as_ref()?) })
+    }
+
+    /// Writes what is left and counts what is missing. The work that is logged is done.
+    pub(crate) fn end(self) -> LogReport {
+        let error = self.sink.flush().err().map(|error| error.to_string());
+        LogReport { file: self.file, dropped_records: self.sink.dropped_records(), error }
+    }
+}
+
+impl LogReport {
+    /// Why the log is not whole, in one line.
+    pub(crate) fn problem(&self) -> Option<String> {
+        if self.dropped_records == 0 && self.error.is_none() {
+            return None;
+        }
+        let reason = self.error.as_deref().unwrap_or("they came faster than they could be written");
+        Some(format!(
+            "--log {}: {} records are missing from the log: {reason}",
+            self.file, self.dropped_records
+        ))
+    }
+
+    pub(crate) fn render(&self, page: &mut Page) {
+        let missing = match self.problem() {
+            None => String::new(),
+            Some(_) => format!(", {} records are missing from it", self.dropped_records),
+        };
+        page.line("log", &format!("{}{missing}", self.file));
+    }
+}
