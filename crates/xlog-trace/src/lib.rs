@@ -58,7 +58,8 @@ pub use ordered::{DEFAULT_WINDOW, Ordered};
 pub use reader::{ReadReport, Reader, Source, Strictness, rotated_files};
 pub use record::{Failure, Fields, Record};
 pub use recorder::{
-    OnError, Overflow, Recorder, RecorderConfig, RecorderStats, check_writable, intern, intern_text,
+    OnError, Overflow, Recorder, RecorderConfig, RecorderStats, at_exit, check_writable, intern,
+    intern_text,
 };
 pub use rmm::{RMM_HEADER, RmmEncoder, RmmReader};
 pub use summary::{Leak, MAX_LISTED_LEAKS, Summarizer, Summary, Usage};

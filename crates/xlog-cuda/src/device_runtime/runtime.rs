@@ -9,6 +9,7 @@
 //! that may still run. `table` holds the runtimes that the whole process shares, `config` says how one of those is built.
 
 mod config;
+mod exit;
 mod guarding;
 mod joining;
 mod kind;
@@ -125,9 +126,10 @@ impl XlogDeviceRuntime {
     ) -> Self {
         let mismatch = mismatch(&device, ordinal, &stream_pool, &*resource);
         let resource = Arc::from(resource);
-        Self {
-            core: Arc::new(Core { device, ordinal, stream_pool, resource, mismatch, oversight }),
-        }
+        let core = Core { device, ordinal, stream_pool, resource, mismatch, oversight };
+        let core = Arc::new(core);
+        exit::watch(&core);
+        Self { core }
     }
 
     /// A runtime of its own on an open device, built as a shared one is: a budget over a resource, metered by a ledger.
@@ -513,6 +515,7 @@ impl Drop for Core {
             report::report_leak(&LeakReport {
                 device: self.device.spec().to_owned(),
                 device_ordinal: self.ordinal,
+                at_exit: false,
                 live_blocks: statistics.live_blocks,
                 bytes,
                 holders: self

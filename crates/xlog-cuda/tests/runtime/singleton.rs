@@ -382,3 +382,61 @@ fn child_is_refused_the_log_of_another_device() {
     let said = message(1);
     assert!(said.contains("both.xtrace") && said.contains("%d"), "{said}");
 }
+
+/// Runs an ignored test of this file on the simulated device and returns what it wrote to standard error.
+fn errors_of(test: &str) -> String {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--ignored", "--exact", "--nocapture", &format!("singleton::{test}")]);
+    for name in VARIABLES {
+        command.env_remove(name);
+    }
+    let output = command.env(CHILD, "1").env("XLOG_DEVICE", "sim").output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+#[test]
+fn leaks_of_shared_runtimes_and_forgotten_buffers_are_reported_by_tag_at_exit() {
+    let said = errors_of("child_leaks");
+    for word in ["\"sim\" (ordinal 2)", "1 live blocks", "lost rows", "lost keys", "process ends"] {
+        assert!(said.contains(word), "{word} is missing: {said}");
+    }
+    assert!(!said.contains("kept"), "{said}");
+    assert_eq!(
+        said.matches("live blocks, ").count(),
+        2 * 2,
+        "a line and its table for each: {said}"
+    );
+    let said = errors_of("child_leaks_nothing");
+    assert!(!said.contains("live blocks"), "{said}");
+}
+
+#[test]
+#[ignore = "run in a process of its own"]
+fn child_leaks() {
+    if !is_child() {
+        return;
+    }
+    let shared = XlogDeviceRuntime::try_get(2).unwrap();
+    // A block that its owner loses.
+    drop(shared.allocate(4096, StreamId::DEFAULT, AllocTag("lost rows")).unwrap());
+    let kept = shared.allocate(4096, StreamId::DEFAULT, AllocTag("kept")).unwrap();
+    shared.deallocate(kept).unwrap();
+    // A buffer that is forgotten keeps its runtime, which nothing else holds.
+    let device = Arc::new(xlog_cuda::CudaDevice::open("sim").unwrap());
+    let own = XlogDeviceRuntime::with_config(device, &RuntimeConfig::default()).unwrap();
+    let manager = xlog_cuda::GpuMemoryManager::with_runtime(Arc::new(own));
+    std::mem::forget(manager.alloc_tagged::<u64>(512, AllocTag("lost keys")).unwrap());
+    drop(manager);
+}
+
+#[test]
+#[ignore = "run in a process of its own"]
+fn child_leaks_nothing() {
+    if !is_child() {
+        return;
+    }
+    let shared = XlogDeviceRuntime::try_get(2).unwrap();
+    let block = shared.allocate(4096, StreamId::DEFAULT, AllocTag("kept")).unwrap();
+    shared.deallocate(block).unwrap();
+}

@@ -13,6 +13,8 @@ use std::sync::{Arc, Mutex, Once, PoisonError, Weak};
 use super::LAST_FLUSH_LIMIT;
 use super::rings::{self, Shared};
 
+/// What runs before the files are ended.
+static WORK: Mutex<Vec<fn()>> = Mutex::new(Vec::new());
 static ALIVE: Mutex<Vec<Weak<Shared>>> = Mutex::new(Vec::new());
 static AT_EXIT: Once = Once::new();
 static HOOKED: AtomicBool = AtomicBool::new(false);
@@ -44,6 +46,14 @@ pub(super) fn watch(shared: &Arc<Shared>) {
     }
 }
 
+/// Runs `work` once at the end of the process, before logs are ended, as long as the process ends by `exit` or the return of `main`.
+///
+/// It may be called on any thread and must come to an end. A panic in it goes no further.
+pub fn at_exit(work: fn()) {
+    WORK.lock().unwrap_or_else(PoisonError::into_inner).push(work);
+    AT_EXIT.call_once(register_handlers);
+}
+
 fn for_all(work: impl Fn(&Shared)) {
     // A thread that panics while it holds the list must not wait for itself.
     let Ok(alive) = ALIVE.try_lock() else { return };
@@ -62,6 +72,10 @@ fn flush_all() {
 }
 
 fn end_all() {
+    let work = WORK.lock().map(|mut work| std::mem::take(&mut *work)).unwrap_or_default();
+    for work in work {
+        let _ = panic::catch_unwind(work);
+    }
     if !is_writer() {
         for_all(|shared| shared.close_within(LAST_FLUSH_LIMIT));
     }

@@ -23,6 +23,7 @@ use crate::error::TraceError;
 use crate::record::{Fields, Record};
 
 pub use config::{OnError, Overflow, RecorderConfig};
+pub use exit::at_exit;
 pub use intern::{intern, intern_text};
 pub use output::check_writable;
 

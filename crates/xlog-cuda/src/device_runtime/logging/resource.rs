@@ -513,8 +513,11 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for LoggingResource<R> {
     fn reserve_budget(&self, bytes: usize) -> ResourceResult<Option<BudgetReservation>> {
         let start = clock::now();
         let result = self.inner.reserve_budget(bytes);
-        if let Err(error) = &result {
-            // A refused reservation is a refused request. A granted one shows in the blocks that are taken from it.
+        // A refused reservation is a refused request. A granted one shows in the blocks that are taken from it; one of nothing only
+        // asks whether there is a budget.
+        if let Err(error) = &result
+            && bytes > 0
+        {
             let about = About { bytes: Some(bytes), ..About::NOTHING };
             let (order, call) = (self.order.next(), Self::ended(start));
             self.emit_failure(LogAction::Allocate, order, call, about, error);

@@ -11,7 +11,7 @@ use std::sync::{PoisonError, RwLock};
 
 use crate::device_runtime::resource::{AllocTag, BlockId, ResourceError};
 
-/// A runtime ended while blocks of it were live. They are never freed, nor is anything they depend on.
+/// A runtime, or the process, ended while blocks of it were live. They are never freed, nor is anything they depend on.
 ///
 /// ```
 /// use xlog_cuda::device_runtime::{LeakReport, set_leak_handler};
@@ -28,6 +28,8 @@ pub struct LeakReport {
     pub device: String,
     /// Its number.
     pub device_ordinal: u32,
+    /// Whether the process ended, and not the runtime alone: a shared runtime, or one that a forgotten buffer keeps.
+    pub at_exit: bool,
     /// Blocks that were handed out and not returned; 0 where the resource does not count blocks.
     pub live_blocks: usize,
     /// Their bytes, with those of returned blocks whose free has not completed.
@@ -38,11 +40,15 @@ pub struct LeakReport {
 
 impl fmt::Display for LeakReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { device, device_ordinal, live_blocks, bytes, holders } = self;
+        let Self { device, device_ordinal, at_exit, live_blocks, bytes, holders } = self;
+        let (end, goes) = match at_exit {
+            true => ("is alive at the end of the process", "the process ends"),
+            false => ("ended", "the runtime goes"),
+        };
         write!(
             f,
-            "the runtime of device {device:?} (ordinal {device_ordinal}) ended with {live_blocks} live blocks, \
-             {bytes} bytes outstanding; they are leaked: free every block before the runtime goes"
+            "the runtime of device {device:?} (ordinal {device_ordinal}) {end} with {live_blocks} live blocks, \
+             {bytes} bytes outstanding; they are leaked: free every block before {goes}"
         )?;
         match holders {
             Some(holders) => write!(f, "\n{holders}"),

@@ -1,0 +1,74 @@
+//! Leaks that no drop can report: blocks that are live when the process ends.
+//!
+//! A shared runtime is never dropped, and a forgotten buffer keeps its runtime for ever. So every runtime is registered, and an
+//! exit handler reports those with live blocks, by tag. It makes no driver call, for the driver may be gone, and waits a bounded
+//! time, for a thread that still runs may hold a lock. It does not run on `abort`, `_exit` or a signal.
+
+use std::sync::mpsc;
+use std::sync::{Arc, Mutex, Once, PoisonError, Weak};
+use std::time::Duration;
+
+use super::report::report_leak;
+use super::{Core, LeakReport};
+
+/// How long the end of a process waits for the report.
+const LIMIT: Duration = Duration::from_secs(2);
+
+struct Watched {
+    core: Weak<Core>,
+    /// The process of the runtime. A fork has none of its blocks.
+    process: u32,
+}
+
+static RUNTIMES: Mutex<Vec<Watched>> = Mutex::new(Vec::new());
+
+/// Reports the live blocks of a runtime at the end of the process, if the runtime is alive by then.
+pub(super) fn watch(core: &Arc<Core>) {
+    static REGISTER: Once = Once::new();
+    let mut runtimes = RUNTIMES.lock().unwrap_or_else(PoisonError::into_inner);
+    runtimes.retain(|watched| watched.core.strong_count() > 0);
+    runtimes.push(Watched { core: Arc::downgrade(core), process: std::process::id() });
+    drop(runtimes);
+    REGISTER.call_once(|| xlog_trace::at_exit(report_all));
+}
+
+fn report_all() {
+    // A thread that ends the process while it holds the list must not wait for itself.
+    let Ok(runtimes) = RUNTIMES.try_lock() else { return };
+    let process = std::process::id();
+    let alive = runtimes.iter().filter(|watched| watched.process == process);
+    let alive: Vec<Arc<Core>> = alive.filter_map(|watched| watched.core.upgrade()).collect();
+    drop(runtimes);
+    if alive.is_empty() {
+        return;
+    }
+    let (done, wait) = mpsc::channel();
+    let report = move || {
+        alive.iter().filter_map(|core| live_blocks(core)).for_each(|leak| report_leak(&leak));
+        // The runtimes go with the process, not with the last of these.
+        std::mem::forget(alive);
+        let _ = done.send(());
+    };
+    if std::thread::Builder::new().name("xlog-leaks".to_owned()).spawn(report).is_ok() {
+        let _ = wait.recv_timeout(LIMIT);
+    }
+}
+
+/// The live blocks of a runtime, if it has some.
+fn live_blocks(core: &Core) -> Option<LeakReport> {
+    let (live_blocks, bytes, holders) = match &core.oversight {
+        Some(oversight) => {
+            let live = oversight.statistics.live_report();
+            (live.blocks, live.bytes, Some(live.to_string()))
+        }
+        None => (core.resource.statistics().live_blocks, core.resource.bytes_outstanding(), None),
+    };
+    (live_blocks > 0).then(|| LeakReport {
+        device: core.device.spec().to_owned(),
+        device_ordinal: core.ordinal,
+        at_exit: true,
+        live_blocks,
+        bytes,
+        holders,
+    })
+}
