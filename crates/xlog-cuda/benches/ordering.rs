@@ -221,6 +221,8 @@ fn alternating(table: &mut Table, device: &Arc<CudaDevice>) {
     }
     let Setup { pool, resource } = setup(device);
     let streams = [pool.lease().unwrap(), pool.lease().unwrap()];
+    // Streams whose handle was handed out are asked whether they are captured, so the bare driver has its own.
+    let bare = [pool.lease().unwrap(), pool.lease().unwrap()];
     let wait = |streams: &[StreamLease; 2]| {
         for stream in streams {
             stream.synchronize().unwrap();
@@ -245,12 +247,12 @@ fn alternating(table: &mut Table, device: &Arc<CudaDevice>) {
         || {
             let cost = time(PER_BATCH, || {
                 for (turn, event) in events.iter().enumerate() {
-                    let (own, other) = (&streams[turn % 2], &streams[(turn + 1) % 2]);
+                    let (own, other) = (&bare[turn % 2], &bare[(turn + 1) % 2]);
                     driver.event_record(*event, other.handle()).unwrap();
                     driver.stream_wait_event(own.handle(), *event).unwrap();
                 }
             });
-            wait(&streams);
+            wait(&bare);
             cost
         },
     );
@@ -265,7 +267,8 @@ fn alternating(table: &mut Table, device: &Arc<CudaDevice>) {
         statistics.waits_inserted as f64 / uses
     ));
     for event in events {
-        driver.event_destroy(event).unwrap();
+        // SAFETY: made here, and not used any more.
+        unsafe { driver.event_destroy(event) }.unwrap();
     }
     resource.deallocate(block).unwrap();
     resource.reap_pending().unwrap();
@@ -279,6 +282,7 @@ fn allocation(table: &mut Table, device: &Arc<CudaDevice>, bytes: usize) {
     }
     let Setup { pool, resource } = setup(device);
     let stream = pool.lease().unwrap();
+    let bare = pool.lease().unwrap();
     let driver_pool = device.memory_pool().unwrap();
     let pools: &dyn AsyncPools = device.driver().async_pools().unwrap();
     let compared = compare(
@@ -295,12 +299,12 @@ fn allocation(table: &mut Table, device: &Arc<CudaDevice>, bytes: usize) {
         || {
             let cost = time(PER_BATCH, || {
                 for _ in 0..PER_BATCH {
-                    let ptr = pools.alloc_async(bytes, driver_pool, stream.handle()).unwrap();
+                    let ptr = pools.alloc_async(bytes, driver_pool, bare.handle()).unwrap();
                     // SAFETY: just allocated on this stream, and nothing uses it.
-                    unsafe { pools.free_async(black_box(ptr), stream.handle()).unwrap() };
+                    unsafe { pools.free_async(black_box(ptr), bare.handle()).unwrap() };
                 }
             });
-            stream.synchronize().unwrap();
+            bare.synchronize().unwrap();
             cost
         },
     );
@@ -375,7 +379,8 @@ fn overlap(table: &mut Table, device: &Arc<CudaDevice>) {
         format!("{:.2} ms against {:.2} ms bare = {:.3}", ours / 1e6, bare / 1e6, ours / bare);
     table.row(name, &figure, &format!("<= {OVERLAP_BAR}"), ours / bare <= OVERLAP_BAR);
     for event in events {
-        driver.event_destroy(event).unwrap();
+        // SAFETY: made here, and not used any more.
+        unsafe { driver.event_destroy(event) }.unwrap();
     }
     resource.deallocate(kept).unwrap();
 }

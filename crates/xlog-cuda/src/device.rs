@@ -167,7 +167,11 @@ impl CudaDevice {
         let created = pools.pool_create(&PoolOptions::default())?;
         let kept = *self.memory_pool.get_or_init(|| created);
         if kept != created {
-            pools.pool_destroy(created)?;
+            #[allow(unsafe_code)]
+            // SAFETY: just created, and nobody knows of it.
+            unsafe {
+                pools.pool_destroy(created)?;
+            }
         }
         Ok(kept)
     }
@@ -187,7 +191,9 @@ impl Drop for CudaDevice {
     fn drop(&mut self) {
         if let (Some(pool), Some(pools)) = (self.memory_pool.get(), self.driver.async_pools()) {
             // A lost device has taken the pool with it; there is nobody left to tell.
-            let _ = pools.pool_destroy(*pool);
+            #[allow(unsafe_code)]
+            // SAFETY: the device owns its pool, and goes; whoever uses the pool holds the device.
+            let _ = unsafe { pools.pool_destroy(*pool) };
         }
     }
 }

@@ -427,9 +427,13 @@ impl Drop for RawStream {
     fn drop(&mut self) {
         // Queued work still runs. A lost device has taken all this with it; there is nobody left to tell.
         let driver = self.device.driver();
-        let _ = driver.stream_destroy(self.handle);
-        for event in self.clock.drain() {
-            let _ = driver.event_destroy(event);
+        #[allow(unsafe_code)]
+        // SAFETY: this owns the stream and its events, and goes: nobody has them but through it.
+        unsafe {
+            let _ = driver.stream_destroy(self.handle);
+            for event in self.clock.drain() {
+                let _ = driver.event_destroy(event);
+            }
         }
     }
 }
@@ -595,8 +599,9 @@ impl DeviceStream {
         let queued = driver
             .event_record(event, other.raw.handle)
             .and_then(|()| driver.stream_wait_event(self.raw.handle, event));
-        // A queued wait outlives its event, and an unused one must go in any case.
-        let destroyed = driver.event_destroy(event);
+        #[allow(unsafe_code)]
+        // SAFETY: made here, and not used any more. A queued wait outlives its event, and an unused one must go in any case.
+        let destroyed = unsafe { driver.event_destroy(event) };
         queued?;
         Ok(destroyed?)
     }

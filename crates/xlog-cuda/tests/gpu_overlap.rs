@@ -54,7 +54,8 @@ impl Pipeline<'_> {
         self.wait();
         let time = start.elapsed();
         for event in events {
-            driver.event_destroy(event).unwrap();
+            // SAFETY: made here, and not used any more.
+            unsafe { driver.event_destroy(event) }.unwrap();
         }
         time
     }

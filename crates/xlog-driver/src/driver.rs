@@ -47,7 +47,17 @@ pub trait Driver: Send + Sync + fmt::Debug {
     fn stream_create(&self, priority: i32) -> DriverResult<StreamHandle>;
 
     /// Destroys a stream. Work already queued still runs.
-    fn stream_destroy(&self, stream: StreamHandle) -> DriverResult<()>;
+    ///
+    /// ```compile_fail
+    /// fn destroy(driver: &dyn xlog_driver::Driver, stream: xlog_driver::StreamHandle) {
+    ///     let _ = driver.stream_destroy(stream);
+    /// }
+    /// ```
+    ///
+    /// # Safety
+    /// - The stream is the caller's to destroy: no other owner uses it.
+    /// - Once this has succeeded, no call names the stream, on any thread. CUDA reuses the handle for another stream.
+    unsafe fn stream_destroy(&self, stream: StreamHandle) -> DriverResult<()>;
 
     /// Waits until everything queued on `stream` has completed.
     fn stream_synchronize(&self, stream: StreamHandle) -> DriverResult<()>;
@@ -78,8 +88,12 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// Creates an event without timing.
     fn event_create(&self) -> DriverResult<EventHandle>;
 
-    /// Destroys an event. A record still pending completes unseen.
-    fn event_destroy(&self, event: EventHandle) -> DriverResult<()>;
+    /// Destroys an event. A record still pending completes unseen, and a wait that was queued for it stays.
+    ///
+    /// # Safety
+    /// - The event is the caller's to destroy: no other owner uses it.
+    /// - Once this has succeeded, no call names the event, on any thread. CUDA reuses the handle for another event.
+    unsafe fn event_destroy(&self, event: EventHandle) -> DriverResult<()>;
 
     /// Captures what is queued on `stream` now; an earlier record of the event is forgotten.
     fn event_record(&self, event: EventHandle, stream: StreamHandle) -> DriverResult<()>;

@@ -1,16 +1,54 @@
-//! Plain handles. They are names, not owners: dropping one destroys nothing.
+//! Handles: names, not owners. Dropping one destroys nothing, and none can be made up.
+//!
+//! A handle of the CUDA driver is an address, with a tag above it that says which open device made it. Safe code gets one only from
+//! the device, and every call compares the tag: an address that the CUDA driver did not give never reaches it. Devices that look their
+//! handles up, as the simulated one does, need no more than a number, and have no tag.
 
 use std::fmt;
+
+/// The bits of an address; the tag is above them.
+const ADDRESS_BITS: u32 = 48;
+const ADDRESS: u64 = (1 << ADDRESS_BITS) - 1;
 
 macro_rules! handle {
     ($(#[$doc:meta])* $name:ident, $word:literal) => {
         $(#[$doc])*
         #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-        pub struct $name(pub u64);
+        pub struct $name(u64);
+
+        impl $name {
+            /// A handle of a device that looks its handles up, with the low 48 bits of `number`. The CUDA driver refuses it.
+            #[must_use]
+            pub const fn numbered(number: u64) -> Self {
+                Self(number & ADDRESS)
+            }
+
+            /// The number, or the address that the CUDA driver calls it by.
+            #[must_use]
+            pub const fn number(self) -> u64 {
+                self.0 & ADDRESS
+            }
+
+            /// A handle of an open CUDA device; `None` for an address that leaves no room for the tag.
+            #[cfg(feature = "cuda")]
+            pub(crate) const fn tagged(tag: u16, address: u64) -> Option<Self> {
+                if address & !ADDRESS != 0 {
+                    return None;
+                }
+                Some(Self((tag as u64) << ADDRESS_BITS | address))
+            }
+
+            /// The address, if the device with this tag made the handle.
+            #[cfg(feature = "cuda")]
+            #[inline]
+            pub(crate) const fn address(self, tag: u16) -> Option<u64> {
+                if self.0 >> ADDRESS_BITS == tag as u64 { Some(self.number()) } else { None }
+            }
+        }
 
         impl fmt::Debug for $name {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                write!(f, concat!($word, " {:#x}"), self.0)
+                write!(f, concat!($word, " {:#x}"), self.number())
             }
         }
 
@@ -23,7 +61,11 @@ macro_rules! handle {
 }
 
 handle!(
-    /// A stream of one device.
+    /// A stream of one device. It cannot be made up:
+    ///
+    /// ```compile_fail
+    /// let forged = xlog_driver::StreamHandle(0x7f00_0000);
+    /// ```
     StreamHandle,
     "stream"
 );
@@ -37,11 +79,36 @@ handle!(
     PoolHandle,
     "pool"
 );
-handle!(
-    /// Physical memory of one device that has no address until it is mapped.
-    MemoryHandle,
-    "physical memory"
-);
+
+/// Physical memory of one device that has no address until it is mapped. Every call that takes one is `unsafe`.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct MemoryHandle(u64);
+
+impl MemoryHandle {
+    /// The memory that its device calls by this number.
+    #[must_use]
+    pub const fn numbered(number: u64) -> Self {
+        Self(number)
+    }
+
+    /// The number.
+    #[must_use]
+    pub const fn number(self) -> u64 {
+        self.0
+    }
+}
+
+impl fmt::Debug for MemoryHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "physical memory {:#x}", self.0)
+    }
+}
+
+impl fmt::Display for MemoryHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(self, f)
+    }
+}
 
 /// What a piece of work does to the bytes it touches.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

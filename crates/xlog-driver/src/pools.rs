@@ -72,7 +72,11 @@ pub trait AsyncPools: Send + Sync {
     fn pool_create(&self, options: &PoolOptions) -> DriverResult<PoolHandle>;
 
     /// Destroys a pool. Its memory goes back when its last block is freed.
-    fn pool_destroy(&self, pool: PoolHandle) -> DriverResult<()>;
+    ///
+    /// # Safety
+    /// - The pool is the caller's to destroy: no other owner uses it.
+    /// - Once this has succeeded, no call names the pool, on any thread. CUDA reuses the handle for another pool.
+    unsafe fn pool_destroy(&self, pool: PoolHandle) -> DriverResult<()>;
 
     /// Changes how many cached bytes the pool keeps across synchronisations.
     fn pool_set_release_threshold(&self, pool: PoolHandle, bytes: u64) -> DriverResult<()>;

@@ -33,7 +33,11 @@ pub trait VirtualMemory: Send + Sync {
     fn create(&self, bytes: usize) -> DriverResult<MemoryHandle>;
 
     /// Gives physical memory back, once its last mapping is gone.
-    fn destroy(&self, memory: MemoryHandle) -> DriverResult<()>;
+    ///
+    /// # Safety
+    /// - `memory` comes from [`VirtualMemory::create`] of this device, and is the caller's to destroy.
+    /// - Once this has succeeded, no call names the memory, on any thread.
+    unsafe fn destroy(&self, memory: MemoryHandle) -> DriverResult<()>;
 
     /// Maps a whole piece of physical memory, created with this size, at `ptr`.
     ///

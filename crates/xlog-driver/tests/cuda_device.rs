@@ -92,7 +92,8 @@ fn bytes_survive_the_way_there_and_back() {
             assert!(read(&device, block, bytes, stream) == source, "{bytes} bytes");
             free(&device, block);
         }
-        device.stream_destroy(stream).unwrap();
+        // SAFETY: made here, and not used any more.
+        unsafe { device.stream_destroy(stream) }.unwrap();
     });
 }
 
@@ -132,8 +133,10 @@ fn queueing_on_a_held_stream_returns() {
         free(&device, first);
         free(&device, second);
         device.synchronize().unwrap();
-        device.event_destroy(event).unwrap();
-        device.stream_destroy(stream).unwrap();
+        // SAFETY: made here, and not used any more.
+        unsafe { device.event_destroy(event) }.unwrap();
+        // SAFETY: as above.
+        unsafe { device.stream_destroy(stream) }.unwrap();
     });
 }
 
@@ -152,9 +155,11 @@ fn a_held_stream_holds_no_other_and_no_creation() {
         assert_eq!(device.stream_query(held), Ok(false));
         gate.release();
         device.stream_synchronize(held).unwrap();
-        device.event_destroy(event).unwrap();
+        // SAFETY: made here, and not used any more.
+        unsafe { device.event_destroy(event) }.unwrap();
         for stream in [held, other, stream] {
-            device.stream_destroy(stream).unwrap();
+            // SAFETY: made here, and not used any more.
+            unsafe { device.stream_destroy(stream) }.unwrap();
         }
         free(&device, more);
         free(&device, block);
@@ -196,7 +201,8 @@ fn a_thousand_gates_in_a_row() {
         assert_eq!(device.stream_query(stream), Ok(false));
         drop(gates);
         device.stream_synchronize(stream).unwrap();
-        device.stream_destroy(stream).unwrap();
+        // SAFETY: made here, and not used any more.
+        unsafe { device.stream_destroy(stream) }.unwrap();
     });
 }
 
@@ -234,7 +240,8 @@ fn host_functions_run_in_order_and_a_panic_is_swallowed() {
         device.stream_synchronize(stream).unwrap();
         let seen = seen.lock().unwrap().clone();
         assert_eq!(seen, (0..10).collect::<Vec<_>>());
-        device.stream_destroy(stream).unwrap();
+        // SAFETY: made here, and not used any more.
+        unsafe { device.stream_destroy(stream) }.unwrap();
     });
 }
 
@@ -245,8 +252,10 @@ fn a_gate_released_in_a_host_function_lets_the_other_stream_go() {
         let gate = device.hold(held).unwrap();
         device.host_fn(other, Box::new(move || gate.release())).unwrap();
         device.stream_synchronize(held).unwrap();
-        device.stream_destroy(held).unwrap();
-        device.stream_destroy(other).unwrap();
+        // SAFETY: made here, and not used any more.
+        unsafe { device.stream_destroy(held) }.unwrap();
+        // SAFETY: as above.
+        unsafe { device.stream_destroy(other) }.unwrap();
     });
 }
 
@@ -257,7 +266,8 @@ fn a_stream_id_is_never_used_twice() {
         for _ in 0..100 {
             let stream = device.stream_create(0).unwrap();
             assert!(ids.insert(device.stream_id(stream).unwrap()));
-            device.stream_destroy(stream).unwrap();
+            // SAFETY: made here, and not used any more.
+            unsafe { device.stream_destroy(stream) }.unwrap();
         }
     });
 }
@@ -277,9 +287,12 @@ fn events_order_streams() {
         gate.release();
         device.stream_synchronize(second).unwrap();
         assert_eq!(device.event_query(event), Ok(true));
-        device.event_destroy(event).unwrap();
-        device.stream_destroy(first).unwrap();
-        device.stream_destroy(second).unwrap();
+        // SAFETY: made here, and not used any more.
+        unsafe { device.event_destroy(event) }.unwrap();
+        // SAFETY: as above.
+        unsafe { device.stream_destroy(first) }.unwrap();
+        // SAFETY: as above.
+        unsafe { device.stream_destroy(second) }.unwrap();
     });
 }
 
@@ -295,8 +308,10 @@ fn too_much_memory_is_out_of_memory() {
             let stream = device.stream_create(0).unwrap();
             let pool = pools.pool_create(&PoolOptions::default()).unwrap();
             assert!(pools.alloc_async(too_much, pool, stream).unwrap_err().is_out_of_memory());
-            pools.pool_destroy(pool).unwrap();
-            device.stream_destroy(stream).unwrap();
+            // SAFETY: made here, and not used any more.
+            unsafe { pools.pool_destroy(pool) }.unwrap();
+            // SAFETY: as above.
+            unsafe { device.stream_destroy(stream) }.unwrap();
         }
         if let Some(memory) = device.virtual_memory() {
             let rounded = too_much.next_multiple_of(memory.granularity());
@@ -336,8 +351,10 @@ fn a_pool_keeps_counts_and_keeps_its_maximum() {
         assert!(pools.pool_usage(pool).unwrap().reserved >= 64 << 20, "kept by the threshold");
         pools.pool_trim(pool, 0).unwrap();
         assert_eq!(pools.pool_usage(pool).unwrap().reserved, 0);
-        pools.pool_destroy(pool).unwrap();
-        device.stream_destroy(stream).unwrap();
+        // SAFETY: made here, and not used any more.
+        unsafe { pools.pool_destroy(pool) }.unwrap();
+        // SAFETY: as above.
+        unsafe { device.stream_destroy(stream) }.unwrap();
     });
 }
 
@@ -364,10 +381,12 @@ fn memory_can_be_mapped_used_and_mapped_elsewhere() {
             // SAFETY: the range is one mapping, and all work on it has completed.
             unsafe { memory.unmap(address, bytes) }.unwrap();
         }
-        memory.destroy(handle).unwrap();
+        // SAFETY: made here, and not used any more.
+        unsafe { memory.destroy(handle) }.unwrap();
         // SAFETY: nothing is mapped in the reservation.
         unsafe { memory.release(base, 2 * bytes) }.unwrap();
-        device.stream_destroy(stream).unwrap();
+        // SAFETY: as above.
+        unsafe { device.stream_destroy(stream) }.unwrap();
     });
 }
 

@@ -124,7 +124,7 @@ impl RmmResource {
 
 /// The driver's name for a stream; on a simulated device, its number.
 fn raw(stream: &DeviceStream) -> *mut c_void {
-    stream.cu_stream().unwrap_or(stream.handle().0 as *mut c_void)
+    stream.cu_stream().unwrap_or(stream.handle().number() as *mut c_void)
 }
 
 fn alignment_of(ptr: u64) -> usize {

@@ -26,7 +26,11 @@ static TURN: Mutex<()> = Mutex::new(());
 extern "C" fn allocate(_: *mut c_void, bytes: usize, stream: *mut c_void, ptr: *mut u64) -> i32 {
     let device = DEVICE.lock().unwrap().clone().unwrap();
     let pools = device.driver().async_pools().unwrap();
-    match pools.alloc_async(bytes, device.memory_pool().unwrap(), StreamHandle(stream as u64)) {
+    match pools.alloc_async(
+        bytes,
+        device.memory_pool().unwrap(),
+        StreamHandle::numbered(stream as u64),
+    ) {
         Ok(address) => {
             // SAFETY: the bridge passes a place for the address.
             unsafe { *ptr = address };
@@ -41,7 +45,7 @@ extern "C" fn deallocate(_: *mut c_void, ptr: u64, stream: *mut c_void) -> i32 {
     let device = DEVICE.lock().unwrap().clone().unwrap();
     let pools = device.driver().async_pools().unwrap();
     // SAFETY: the resource under test answers for the address; the simulated device checks it.
-    let freed = unsafe { pools.free_async(ptr, StreamHandle(stream as u64)) };
+    let freed = unsafe { pools.free_async(ptr, StreamHandle::numbered(stream as u64)) };
     if freed.is_ok() { 0 } else { 2 }
 }
 

@@ -197,7 +197,7 @@ impl SimDevice {
     pub fn name_stream(&self, stream: StreamHandle, name: &str) -> DriverResult<()> {
         let mut state = self.shared.lock();
         self.check_stream(&state, Call::StreamId, stream)?;
-        if let Some(stream) = state.streams.get_mut(&stream.0) {
+        if let Some(stream) = state.streams.get_mut(&stream.number()) {
             stream.name = Some(Arc::from(name));
         }
         Ok(())
@@ -208,7 +208,7 @@ impl SimDevice {
     pub fn set_capturing(&self, stream: StreamHandle, capturing: bool) -> DriverResult<()> {
         let mut state = self.shared.lock();
         self.check_stream(&state, Call::StreamCapture, stream)?;
-        if let Some(stream) = state.streams.get_mut(&stream.0) {
+        if let Some(stream) = state.streams.get_mut(&stream.number()) {
             stream.capturing = capturing;
         }
         Ok(())
@@ -252,7 +252,7 @@ impl SimDevice {
         let meta = state.meta(Label::Fixed("end_range"), Some(stream));
         let marker = Marker::new(stream, meta.sequence);
         state.push_as(stream, meta, OpKind::Free(marker), vec![argument]);
-        self.shared.queued(&mut state, stream.0);
+        self.shared.queued(&mut state, stream.number());
         Ok(())
     }
 
@@ -297,7 +297,7 @@ impl SimDevice {
         call: Call,
         stream: StreamHandle,
     ) -> DriverResult<()> {
-        match state.streams.get(&stream.0) {
+        match state.streams.get(&stream.number()) {
             Some(known) if !known.destroyed && known.ordinal == self.ordinal() => Ok(()),
             Some(known) if known.destroyed => Err(DriverError::invalid(
                 call.name(),
@@ -370,7 +370,7 @@ impl SimDevice {
     ) -> u64 {
         Self::cost(state, |model| model.launch);
         let sequence = state.push(stream, label, kind, arguments);
-        self.shared.queued(state, stream.0);
+        self.shared.queued(state, stream.number());
         sequence
     }
 
@@ -380,7 +380,7 @@ impl SimDevice {
         call: Call,
         stream: StreamHandle,
     ) -> DriverResult<()> {
-        match state.streams.get_mut(&stream.0).and_then(|s| s.race.take()) {
+        match state.streams.get_mut(&stream.number()).and_then(|s| s.race.take()) {
             Some(race) => Err(DriverError::Race { call: call.name(), report: race.to_string() }),
             None => Ok(()),
         }

@@ -21,7 +21,7 @@ use crate::state::{Event, State};
 impl SimDevice {
     fn check_event(&self, state: &State, call: Call, event: EventHandle) -> DriverResult<()> {
         // A stream may wait for an event of another device; everything else stays at home.
-        match state.events.get(&event.0) {
+        match state.events.get(&event.number()) {
             Some((ordinal, _))
                 if *ordinal == self.ordinal()
                     || matches!(call, Call::StreamWaitEvent | Call::EventQuery) =>
@@ -75,7 +75,7 @@ impl Driver for SimDevice {
         let mut markers = Vec::new();
         for stream in mine(&state) {
             markers.push(state.push_marker(stream, "synchronize"));
-            self.shared.queued(&mut state, stream.0);
+            self.shared.queued(&mut state, stream.number());
         }
         for marker in markers {
             state = self.shared.wait_for(state, self.ordinal(), Call::Synchronize, &marker)?;
@@ -100,14 +100,14 @@ impl Driver for SimDevice {
         Ok(state.add_stream(self.ordinal()))
     }
 
-    fn stream_destroy(&self, stream: StreamHandle) -> DriverResult<()> {
+    unsafe fn stream_destroy(&self, stream: StreamHandle) -> DriverResult<()> {
         let mut state = self.enter(Call::StreamDestroy)?;
         self.check_stream(&state, Call::StreamDestroy, stream)?;
-        if let Some(stream) = state.streams.get_mut(&stream.0) {
+        if let Some(stream) = state.streams.get_mut(&stream.number()) {
             stream.destroyed = true;
         }
         self.shared.wake(&mut state);
-        state.bury(stream.0);
+        state.bury(stream.number());
         Ok(())
     }
 
@@ -117,7 +117,7 @@ impl Driver for SimDevice {
         self.check_stream(&state, call, stream)?;
         Self::cost(&mut state, |model| model.synchronize);
         let marker = state.push_marker(stream, "synchronize");
-        self.shared.queued(&mut state, stream.0);
+        self.shared.queued(&mut state, stream.number());
         let mut state = self.shared.wait_for(state, self.ordinal(), call, &marker)?;
         self.release_cached(&mut state);
         Self::report_race(&mut state, call, stream)
@@ -127,7 +127,7 @@ impl Driver for SimDevice {
         let mut state = self.enter(Call::StreamQuery)?;
         self.check_stream(&state, Call::StreamQuery, stream)?;
         Self::cost(&mut state, |model| model.stream_query);
-        let known = state.streams.get(&stream.0).filter(|s| s.is_drained());
+        let known = state.streams.get(&stream.number()).filter(|s| s.is_drained());
         let Some((clock, time)) = known.map(|s| (s.line.clock.clone(), s.line.time)) else {
             return Ok(false);
         };
@@ -139,20 +139,20 @@ impl Driver for SimDevice {
         let mut state = self.enter(Call::StreamIsIdle)?;
         self.check_stream(&state, Call::StreamIsIdle, stream)?;
         Self::cost(&mut state, |model| model.stream_query);
-        Ok(state.streams.get(&stream.0).is_some_and(|stream| stream.is_drained()))
+        Ok(state.streams.get(&stream.number()).is_some_and(|stream| stream.is_drained()))
     }
 
     fn stream_id(&self, stream: StreamHandle) -> DriverResult<u64> {
         let state = self.enter(Call::StreamId)?;
         self.check_stream(&state, Call::StreamId, stream)?;
         // Handles are never used twice on one machine; the machine makes them unique in the process.
-        Ok((self.shared.machine << 40) | stream.0)
+        Ok((self.shared.machine << 40) | stream.number())
     }
 
     fn stream_capture(&self, stream: StreamHandle) -> DriverResult<CaptureStatus> {
         let state = self.enter(Call::StreamCapture)?;
         self.check_stream(&state, Call::StreamCapture, stream)?;
-        let capturing = state.streams.get(&stream.0).is_some_and(|stream| stream.capturing);
+        let capturing = state.streams.get(&stream.number()).is_some_and(|stream| stream.capturing);
         Ok(if capturing { CaptureStatus::Active } else { CaptureStatus::None })
     }
 
@@ -161,10 +161,10 @@ impl Driver for SimDevice {
         self.check_stream(&state, Call::StreamWaitEvent, stream)?;
         self.check_event(&state, Call::StreamWaitEvent, event)?;
         Self::cost(&mut state, |model| model.stream_wait);
-        let marker = state.events.get(&event.0).and_then(|(_, event)| event.marker.clone());
+        let marker = state.events.get(&event.number()).and_then(|(_, event)| event.marker.clone());
         if let Some(marker) = marker {
             state.push(stream, Label::Fixed("wait"), OpKind::Wait(marker), Vec::new());
-            self.shared.queued(&mut state, stream.0);
+            self.shared.queued(&mut state, stream.number());
         }
         Ok(())
     }
@@ -178,14 +178,14 @@ impl Driver for SimDevice {
         Self::cost(&mut state, |model| model.event_create);
         let handle = state.handle();
         state.events.insert(handle, (self.ordinal(), Event::default()));
-        Ok(EventHandle(handle))
+        Ok(EventHandle::numbered(handle))
     }
 
-    fn event_destroy(&self, event: EventHandle) -> DriverResult<()> {
+    unsafe fn event_destroy(&self, event: EventHandle) -> DriverResult<()> {
         let mut state = self.enter(Call::EventDestroy)?;
         self.check_event(&state, Call::EventDestroy, event)?;
         Self::cost(&mut state, |model| model.event_create);
-        state.events.remove(&event.0);
+        state.events.remove(&event.number());
         Ok(())
     }
 
@@ -195,10 +195,10 @@ impl Driver for SimDevice {
         self.check_stream(&state, Call::EventRecord, stream)?;
         Self::cost(&mut state, |model| model.event_record);
         let marker = state.push_marker(stream, "record");
-        if let Some((_, event)) = state.events.get_mut(&event.0) {
+        if let Some((_, event)) = state.events.get_mut(&event.number()) {
             event.marker = Some(marker);
         }
-        self.shared.queued(&mut state, stream.0);
+        self.shared.queued(&mut state, stream.number());
         Ok(())
     }
 
@@ -206,7 +206,7 @@ impl Driver for SimDevice {
         let mut state = self.enter(Call::EventQuery)?;
         self.check_event(&state, Call::EventQuery, event)?;
         Self::cost(&mut state, |model| model.event_query);
-        let marker = state.events.get(&event.0).and_then(|(_, event)| event.marker.clone());
+        let marker = state.events.get(&event.number()).and_then(|(_, event)| event.marker.clone());
         let Some(marker) = marker else {
             return Ok(true);
         };
@@ -224,7 +224,7 @@ impl Driver for SimDevice {
         let mut state = self.enter(call)?;
         self.check_event(&state, call, event)?;
         Self::cost(&mut state, |model| model.synchronize);
-        let marker = state.events.get(&event.0).and_then(|(_, event)| event.marker.clone());
+        let marker = state.events.get(&event.number()).and_then(|(_, event)| event.marker.clone());
         let Some(marker) = marker else { return Ok(()) };
         let mut state = self.shared.wait_for(state, self.ordinal(), call, &marker)?;
         self.release_cached(&mut state);
@@ -315,7 +315,8 @@ impl Driver for SimDevice {
             return Ok(());
         }
         let target = self.argument(&state, call, dst, src.len(), Access::Write)?;
-        let idle = state.streams.get(&stream.0).is_some_and(|s| s.is_drained() && s.held_back == 0);
+        let idle =
+            state.streams.get(&stream.number()).is_some_and(|s| s.is_drained() && s.held_back == 0);
         // Under a seed it is one of the legal schedules.
         let at_once = idle && (self.shared.config.seed.is_none() || state.rng.below(2) == 0);
         if !at_once {
@@ -327,22 +328,24 @@ impl Driver for SimDevice {
         Self::cost(&mut state, |model| model.launch);
         let kind = OpKind::CopyIn(Box::default());
         let sequence = state.push(stream, Label::Fixed("copy_htod"), kind, vec![target]);
-        if !state.is_ready(stream.0) || !state.is_fault_free(stream.0) {
-            if let Some(op) = state.streams.get_mut(&stream.0).and_then(|s| s.queue.back_mut()) {
+        if !state.is_ready(stream.number()) || !state.is_fault_free(stream.number()) {
+            if let Some(op) =
+                state.streams.get_mut(&stream.number()).and_then(|s| s.queue.back_mut())
+            {
                 op.kind = OpKind::CopyIn(Box::from(src));
             }
-            self.shared.queued(&mut state, stream.0);
+            self.shared.queued(&mut state, stream.number());
             return Ok(());
         }
-        if let Some(op) = state.start(stream.0) {
+        if let Some(op) = state.start(stream.number()) {
             drop(state);
             scatter(&op.arguments[0].pieces, src);
             state = self.shared.lock();
-            state.finish(stream.0, sequence);
+            state.finish(stream.number(), sequence);
             self.shared.wake(&mut state);
-            let more = state.streams.get(&stream.0).is_some_and(|s| !s.queue.is_empty());
+            let more = state.streams.get(&stream.number()).is_some_and(|s| !s.queue.is_empty());
             if more {
-                self.shared.queued(&mut state, stream.0);
+                self.shared.queued(&mut state, stream.number());
             }
         }
         Ok(())
@@ -358,13 +361,13 @@ impl Driver for SimDevice {
         let source = self.argument(&state, call, src, dst.len(), Access::Read)?;
         let label = Label::Fixed("copy_dtoh");
         let sequence = self.push(&mut state, stream, label, OpKind::CopyOut, vec![source]);
-        let ready = |state: &mut State| state.is_copy_out_ready(stream.0, sequence);
-        let target = (stream.0, sequence);
+        let ready = |state: &mut State| state.is_copy_out_ready(stream.number(), sequence);
+        let target = (stream.number(), sequence);
         let mut state = match self.shared.wait(state, self.ordinal(), call, target, ready) {
             Ok(state) => state,
             Err(error) => {
                 let mut state = self.shared.lock();
-                let queue = state.streams.get_mut(&stream.0).map(|s| s.queue.iter_mut());
+                let queue = state.streams.get_mut(&stream.number()).map(|s| s.queue.iter_mut());
                 for op in queue.into_iter().flatten().filter(|op| op.meta.sequence == sequence) {
                     op.kind = OpKind::Cancelled;
                 }
@@ -372,11 +375,11 @@ impl Driver for SimDevice {
                 return Err(error);
             }
         };
-        let Some(op) = state.start(stream.0) else {
+        let Some(op) = state.start(stream.number()) else {
             return Ok(());
         };
         if let Some(fault) = op.fault {
-            state.finish(stream.0, sequence);
+            state.finish(stream.number(), sequence);
             drop(state);
             self.shared.lose(self.ordinal(), 700, fault);
             return check_alive(&self.shared.lock(), self.ordinal(), call);
@@ -384,13 +387,13 @@ impl Driver for SimDevice {
         drop(state);
         gather(&op.arguments[0].pieces, dst);
         let mut state = self.shared.lock();
-        state.finish(stream.0, sequence);
+        state.finish(stream.number(), sequence);
         if let Some(known) = op.known {
             state.host_learns(&known.clock(), known.time);
         }
         self.shared.wake(&mut state);
-        if state.streams.get(&stream.0).is_some_and(|s| !s.queue.is_empty()) {
-            self.shared.queued(&mut state, stream.0);
+        if state.streams.get(&stream.number()).is_some_and(|s| !s.queue.is_empty()) {
+            self.shared.queued(&mut state, stream.number());
         }
         self.release_cached(&mut state);
         Self::report_race(&mut state, call, stream)

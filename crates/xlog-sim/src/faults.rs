@@ -122,7 +122,7 @@ impl Faults {
     /// and orders nothing.
     pub fn hold_back(&self, stream: StreamHandle) -> DriverResult<Gate> {
         let mut state = self.shared.lock();
-        let held = state.streams.get_mut(&stream.0).filter(|s| s.ordinal == self.ordinal);
+        let held = state.streams.get_mut(&stream.number()).filter(|s| s.ordinal == self.ordinal);
         let Some(held) = held else {
             return Err(DriverError::invalid("hold_back", stream, "a live stream of this device"));
         };
@@ -132,7 +132,7 @@ impl Faults {
         let shared = Arc::clone(&self.shared);
         Ok(Gate::new(move || {
             let mut state = shared.lock();
-            if let Some(stream) = state.streams.get_mut(&stream.0) {
+            if let Some(stream) = state.streams.get_mut(&stream.number()) {
                 stream.held_back = stream.held_back.saturating_sub(1);
             }
             state.progress += 1;

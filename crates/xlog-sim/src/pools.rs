@@ -21,7 +21,7 @@ const SEGMENT_ALIGN: u64 = 2 << 20;
 
 impl SimDevice {
     fn check_pool(&self, state: &State, call: Call, pool: PoolHandle) -> DriverResult<()> {
-        match state.pools.get(&pool.0) {
+        match state.pools.get(&pool.number()) {
             Some(known) if known.ordinal == self.ordinal() && !known.destroyed => Ok(()),
             _ => Err(DriverError::invalid(
                 call.name(),
@@ -94,7 +94,7 @@ impl SimDevice {
     ) -> Option<Reuse> {
         let reuse = state.pools.get(&pool)?.options.reuse;
         let clock = {
-            let mut clock = state.streams.get(&stream.0)?.line.clock.clone();
+            let mut clock = state.streams.get(&stream.number())?.line.clock.clone();
             clock.join(&state.host);
             clock
         };
@@ -139,27 +139,27 @@ impl AsyncPools for SimDevice {
         let mut state = self.enter(Call::PoolCreate)?;
         let handle = state.handle();
         state.pools.insert(handle, Pool::new(self.ordinal(), *options));
-        Ok(PoolHandle(handle))
+        Ok(PoolHandle::numbered(handle))
     }
 
-    fn pool_destroy(&self, pool: PoolHandle) -> DriverResult<()> {
+    unsafe fn pool_destroy(&self, pool: PoolHandle) -> DriverResult<()> {
         let mut state = self.enter(Call::PoolDestroy)?;
         self.check_pool(&state, Call::PoolDestroy, pool)?;
-        if let Some(known) = state.pools.get_mut(&pool.0) {
+        if let Some(known) = state.pools.get_mut(&pool.number()) {
             known.destroyed = true;
             known.options.release_threshold = 0;
             if known.usage.reserved == 0 {
-                state.pools.remove(&pool.0);
+                state.pools.remove(&pool.number());
             }
         }
-        self.release_pool(&mut state, pool.0, 0);
+        self.release_pool(&mut state, pool.number(), 0);
         Ok(())
     }
 
     fn pool_set_release_threshold(&self, pool: PoolHandle, bytes: u64) -> DriverResult<()> {
         let mut state = self.enter(Call::PoolSet)?;
         self.check_pool(&state, Call::PoolSet, pool)?;
-        if let Some(known) = state.pools.get_mut(&pool.0) {
+        if let Some(known) = state.pools.get_mut(&pool.number()) {
             known.options.release_threshold = bytes;
         }
         Ok(())
@@ -168,7 +168,7 @@ impl AsyncPools for SimDevice {
     fn pool_set_reuse(&self, pool: PoolHandle, reuse: ReusePolicy) -> DriverResult<()> {
         let mut state = self.enter(Call::PoolSet)?;
         self.check_pool(&state, Call::PoolSet, pool)?;
-        if let Some(known) = state.pools.get_mut(&pool.0) {
+        if let Some(known) = state.pools.get_mut(&pool.number()) {
             known.options.reuse = reuse;
         }
         Ok(())
@@ -177,13 +177,13 @@ impl AsyncPools for SimDevice {
     fn pool_usage(&self, pool: PoolHandle) -> DriverResult<PoolUsage> {
         let state = self.enter(Call::PoolUsage)?;
         self.check_pool(&state, Call::PoolUsage, pool)?;
-        Ok(state.pools.get(&pool.0).map(|known| known.usage).unwrap_or_default())
+        Ok(state.pools.get(&pool.number()).map(|known| known.usage).unwrap_or_default())
     }
 
     fn pool_trim(&self, pool: PoolHandle, keep_bytes: u64) -> DriverResult<()> {
         let mut state = self.enter(Call::PoolTrim)?;
         self.check_pool(&state, Call::PoolTrim, pool)?;
-        self.release_pool(&mut state, pool.0, keep_bytes);
+        self.release_pool(&mut state, pool.number(), keep_bytes);
         Ok(())
     }
 
@@ -203,8 +203,8 @@ impl AsyncPools for SimDevice {
         Self::cost(&mut state, |model| model.async_alloc);
         let span = round_up(bytes as u64, BLOCK_ALIGN);
         let found = span.and_then(|span| {
-            let reuse = self.find_chunk(&mut state, pool.0, span, stream)?;
-            let place = state.pools.get(&pool.0)?.place(reuse.start)?;
+            let reuse = self.find_chunk(&mut state, pool.number(), span, stream)?;
+            let place = state.pools.get(&pool.number())?.place(reuse.start)?;
             Some((span, reuse, place))
         });
         let Some((span, reuse, (backing, offset))) = found else {
@@ -214,12 +214,12 @@ impl AsyncPools for SimDevice {
         for free in reuse.wait_for {
             state.push(stream, Label::Fixed("wait"), OpKind::Wait(free), Vec::new());
         }
-        let kind = RegionKind::Block { owner: Owner::Pool(pool.0), backing, offset };
+        let kind = RegionKind::Block { owner: Owner::Pool(pool.number()), backing, offset };
         state.space.insert(start, bytes as u64, span, self.ordinal(), kind);
         let block = self.whole_block(&state, call, start)?;
         let kind = OpKind::Alloc { completed: reuse.completed };
         state.push(stream, Label::Fixed("alloc_async"), kind, vec![block]);
-        self.shared.queued(&mut state, stream.0);
+        self.shared.queued(&mut state, stream.number());
         Ok(start)
     }
 
@@ -255,7 +255,7 @@ impl AsyncPools for SimDevice {
             pool.give_back(ptr, Arc::clone(&marker));
         }
         state.push_as(stream, meta, OpKind::Free(marker), vec![block]);
-        self.shared.queued(&mut state, stream.0);
+        self.shared.queued(&mut state, stream.number());
         Ok(())
     }
 }

@@ -219,9 +219,9 @@ impl State {
             self.slots.push(0);
             (self.slots.len() - 1) as u32
         });
-        let handle = StreamHandle(self.handle());
+        let handle = StreamHandle::numbered(self.handle());
         self.streams.insert(
-            handle.0,
+            handle.number(),
             Stream {
                 handle,
                 ordinal,
@@ -276,7 +276,7 @@ impl State {
     // Queueing.
 
     pub(crate) fn meta(&mut self, label: Label, stream: Option<StreamHandle>) -> Arc<OpMeta> {
-        let known = stream.and_then(|s| self.streams.get(&s.0));
+        let known = stream.and_then(|s| self.streams.get(&s.number()));
         let stream_name = known.and_then(|stream| stream.name.clone());
         let ordinal = known.map_or(0, |stream| stream.ordinal);
         Arc::new(OpMeta { sequence: self.sequence(), label, stream, stream_name, ordinal })
@@ -312,10 +312,10 @@ impl State {
             known: None,
             fault: None,
         };
-        if let Some(state) = self.streams.get_mut(&stream.0) {
+        if let Some(state) = self.streams.get_mut(&stream.number()) {
             state.queue.push_back(op);
             self.progress += 1;
-            self.analyse(stream.0);
+            self.analyse(stream.number());
         }
     }
 
@@ -342,7 +342,7 @@ impl State {
     /// Makes the next synchronisation of the streams of a race fail.
     pub(crate) fn notify_races(&mut self, notices: Vec<Notice>) {
         for Notice { stream, ordinal, message } in notices {
-            let race = match self.streams.get_mut(&stream.0) {
+            let race = match self.streams.get_mut(&stream.number()) {
                 Some(stream) => &mut stream.race,
                 None => &mut self.ordinals[ordinal as usize].departed_race,
             };

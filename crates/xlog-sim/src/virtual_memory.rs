@@ -70,7 +70,7 @@ impl SimDevice {
         call: Call,
         memory: MemoryHandle,
     ) -> DriverResult<&'a Physical> {
-        let known = state.physical.get(&memory.0).filter(|known| !known.destroyed);
+        let known = state.physical.get(&memory.number()).filter(|known| !known.destroyed);
         let Some(known) = known else {
             let value = format!("{memory}, unknown or destroyed");
             return Err(DriverError::invalid(call.name(), value, "live physical memory"));
@@ -196,17 +196,17 @@ impl VirtualMemory for SimDevice {
             destroyed: false,
         };
         state.physical.insert(handle, memory);
-        Ok(MemoryHandle(handle))
+        Ok(MemoryHandle::numbered(handle))
     }
 
-    fn destroy(&self, memory: MemoryHandle) -> DriverResult<()> {
+    unsafe fn destroy(&self, memory: MemoryHandle) -> DriverResult<()> {
         let call = Call::Destroy;
         let mut state = self.enter(call)?;
         self.check_physical(&state, call, memory)?;
-        if let Some(known) = state.physical.get_mut(&memory.0) {
+        if let Some(known) = state.physical.get_mut(&memory.number()) {
             known.destroyed = true;
         }
-        Self::drop_physical(&mut state, memory.0);
+        Self::drop_physical(&mut state, memory.number());
         Ok(())
     }
 
@@ -247,9 +247,9 @@ impl VirtualMemory for SimDevice {
         }
         let access = MapAccess::None;
         let mapping =
-            Mapping { generation, bytes: bytes as u64, memory: memory.0, backing, access };
+            Mapping { generation, bytes: bytes as u64, memory: memory.number(), backing, access };
         mappings.insert(ptr, mapping);
-        if let Some(known) = state.physical.get_mut(&memory.0) {
+        if let Some(known) = state.physical.get_mut(&memory.number()) {
             known.mappings += 1;
         }
         Self::cost(&mut state, |model| model.map);

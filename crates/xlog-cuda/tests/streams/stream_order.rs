@@ -150,7 +150,8 @@ fn an_event_never_recorded_is_no_wait() {
         driver.stream_wait_event(stream.handle(), event).unwrap();
         stream.synchronize().unwrap();
         driver.event_synchronize(event).unwrap();
-        driver.event_destroy(event).unwrap();
+        // SAFETY: made here, and not used any more.
+        unsafe { driver.event_destroy(event) }.unwrap();
     });
 }
 
@@ -175,7 +176,8 @@ fn an_event_recorded_again_forgets_its_first_record_but_not_who_waited_for_it() 
         gate.release();
         late.synchronize().unwrap();
         assert!(driver.event_query(event).unwrap());
-        driver.event_destroy(event).unwrap();
+        // SAFETY: made here, and not used any more.
+        unsafe { driver.event_destroy(event) }.unwrap();
     });
 }
 

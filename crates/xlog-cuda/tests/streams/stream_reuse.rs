@@ -172,7 +172,7 @@ fn eight_threads_never_have_more_streams_out_than_the_pool_allows() {
         assert!(pool.lease().is_ok());
 
         fn visit(out: &std::sync::Mutex<HashSet<u64>>, lease: &StreamLease) {
-            let handle = lease.handle().0;
+            let handle = lease.handle().number();
             {
                 let mut out = out.lock().unwrap();
                 assert!(out.insert(handle), "two leases on one idle driver stream");

@@ -82,9 +82,6 @@ pub(super) const ACCESS_NONE: u32 = 0;
 pub(super) const ACCESS_READ: u32 = 1;
 pub(super) const ACCESS_READ_WRITE: u32 = 3;
 
-/// The handles that mean a default stream: legacy as null or by name, and per-thread.
-pub(super) const DEFAULT_STREAMS: std::ops::RangeInclusive<u64> = 0..=2;
-
 /// `CUmemLocation`: where memory lives or who accesses it.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -8,7 +8,11 @@
 
 use std::mem::ManuallyDrop;
 use std::ops::Deref;
+use std::ptr;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, PoisonError, Weak};
+
+use cudarc::driver::sys::{CUevent, CUmemoryPool, CUstream};
 
 use super::capture::Relaxed;
 use super::context::Context;
@@ -16,7 +20,7 @@ use super::gates::Gates;
 use super::host_fn;
 use super::staging::Staging;
 use super::streams::Streams;
-use crate::{DeviceProperties, DriverResult};
+use crate::{DeviceProperties, DriverError, DriverResult, EventHandle, PoolHandle, StreamHandle};
 
 /// One open device.
 pub(super) struct Core {
@@ -29,6 +33,8 @@ pub(super) struct Parts {
     pub(super) staging: Staging,
     pub(super) gates: Gates,
     pub(super) streams: Streams,
+    /// What the handles of this device carry.
+    tag: u16,
     /// Last, so that it is given back after everything above.
     pub(super) context: Context,
 }
@@ -37,8 +43,54 @@ impl Core {
     pub(super) fn new(properties: DeviceProperties, context: Context) -> Self {
         let gates = Gates::new(&context.api);
         let (staging, streams) = (Staging::default(), Streams::default());
-        Self { parts: ManuallyDrop::new(Parts { properties, staging, gates, streams, context }) }
+        let tag = next_tag();
+        let parts = Parts { properties, staging, gates, streams, tag, context };
+        Self { parts: ManuallyDrop::new(parts) }
     }
+}
+
+/// A tag for the handles of a device that is being opened. It comes again after 65,535 others, when no handle of that device is left.
+fn next_tag() -> u16 {
+    static OPENED: AtomicU32 = AtomicU32::new(0);
+    let before = OPENED.fetch_add(1, Ordering::Relaxed) % u32::from(u16::MAX);
+    // 0 is no tag.
+    before as u16 + 1
+}
+
+macro_rules! handles {
+    ($( $make:ident, $raw:ident: $handle:ident is $pointer:ident, $accepted:literal; )*) => {
+        impl Parts {
+            $(
+                /// The handle of what the driver has just made.
+                pub(super) fn $make(&self, made: $pointer) -> DriverResult<$handle> {
+                    let address = made.expose_provenance() as u64;
+                    $handle::tagged(self.tag, address).ok_or_else(|| {
+                        let value = format!("the address {address:#x}");
+                        DriverError::invalid(stringify!($make), value, "an address of 48 bits")
+                    })
+                }
+
+                /// What the driver calls it, unless another device made the handle.
+                #[inline]
+                pub(super) fn $raw(
+                    &self,
+                    call: &'static str,
+                    handle: $handle,
+                ) -> DriverResult<$pointer> {
+                    match handle.address(self.tag) {
+                        Some(address) => Ok(ptr::with_exposed_provenance_mut(address as usize)),
+                        None => Err(DriverError::invalid(call, handle, $accepted)),
+                    }
+                }
+            )*
+        }
+    };
+}
+
+handles! {
+    stream_handle, raw_stream: StreamHandle is CUstream, "a stream of this device's stream_create";
+    event_handle, raw_event: EventHandle is CUevent, "an event of this device's event_create";
+    pool_handle, raw_pool: PoolHandle is CUmemoryPool, "a pool of this device's pool_create";
 }
 
 impl Deref for Core {

@@ -3,8 +3,8 @@
 //! Each method binds the context, makes one driver call, and translates its code; copies through pinned buffers, gates,
 //! host functions, pools and virtual memory have files of their own.
 //!
-//! Invariant: the default streams are refused by name, so no method can use one by accident.
-//! Handles are passed on as they are; whether they are alive is the caller's business.
+//! Invariant: a handle that this device did not make is refused before the driver sees it, the default streams among them. That one is
+//! alive is the promise of whoever destroys it: nobody names it afterwards.
 
 use std::ffi::c_void;
 use std::fmt;
@@ -60,7 +60,7 @@ impl CudaDriver {
     /// Refuses a stream that is being captured, for work that a graph must not repeat.
     fn refuse_capture(&self, call: &'static str, stream: CUstream) -> DriverResult<()> {
         let mut status = abi::CAPTURE_NONE;
-        // SAFETY: the out pointer is valid; the caller answers for the stream.
+        // SAFETY: the out pointer is valid; the handle is of this device, and destroying it is the end of it.
         let code = unsafe { (self.calls().stream_is_capturing)(stream, &raw mut status) };
         self.core.context.check("cuStreamIsCapturing", code)?;
         if status != abi::CAPTURE_NONE {
@@ -84,20 +84,6 @@ impl fmt::Debug for CudaDriver {
             .field("uuid", &properties.uuid)
             .finish_non_exhaustive()
     }
-}
-
-/// The driver's stream, unless the handle means a default stream.
-#[inline]
-pub(super) fn raw_stream(call: &'static str, stream: StreamHandle) -> DriverResult<CUstream> {
-    if abi::DEFAULT_STREAMS.contains(&stream.0) {
-        return Err(DriverError::invalid(call, stream, "a stream of stream_create"));
-    }
-    Ok(ptr::with_exposed_provenance_mut(stream.0 as usize))
-}
-
-#[inline]
-fn raw_event(event: EventHandle) -> CUevent {
-    ptr::with_exposed_provenance_mut(event.0 as usize)
 }
 
 /// Refuses an allocation of nothing.
@@ -152,49 +138,49 @@ impl Driver for CudaDriver {
         };
         context.check("cuStreamCreateWithPriority", code)?;
         self.core.streams.add(stream);
-        Ok(StreamHandle(stream.expose_provenance() as u64))
+        self.core.stream_handle(stream)
     }
 
-    fn stream_destroy(&self, stream: StreamHandle) -> DriverResult<()> {
-        let stream = raw_stream("stream_destroy", stream)?;
+    unsafe fn stream_destroy(&self, stream: StreamHandle) -> DriverResult<()> {
+        let stream = self.core.raw_stream("stream_destroy", stream)?;
         let _bound = self.core.context.bind_relaxed("stream_destroy")?;
         self.core.streams.depart(&self.core.context, stream);
-        // SAFETY: the caller owns the stream and gives it up.
+        // SAFETY: the caller promises that the stream is its own, and gives it up.
         let code = unsafe { (self.calls().stream_destroy)(stream) };
         self.core.context.check("cuStreamDestroy", code)
     }
 
     fn stream_synchronize(&self, stream: StreamHandle) -> DriverResult<()> {
-        let stream = raw_stream("stream_synchronize", stream)?;
+        let stream = self.core.raw_stream("stream_synchronize", stream)?;
         let _bound = self.core.context.bind_relaxed("stream_synchronize")?;
-        // SAFETY: the caller answers for the stream.
+        // SAFETY: the handle is of this device, and destroying it is the end of it.
         let code = unsafe { (self.calls().stream_synchronize)(stream) };
         self.core.context.check("cuStreamSynchronize", code)
     }
 
     fn stream_query(&self, stream: StreamHandle) -> DriverResult<bool> {
-        let stream = raw_stream("stream_query", stream)?;
+        let stream = self.core.raw_stream("stream_query", stream)?;
         let _bound = self.core.context.bind_relaxed("stream_query")?;
-        // SAFETY: the caller answers for the stream.
+        // SAFETY: the handle is of this device, and destroying it is the end of it.
         let code = unsafe { (self.calls().stream_query)(stream) };
         self.core.context.check_query("cuStreamQuery", code)
     }
 
     fn stream_id(&self, stream: StreamHandle) -> DriverResult<u64> {
-        let stream = raw_stream("stream_id", stream)?;
+        let stream = self.core.raw_stream("stream_id", stream)?;
         let _bound = self.core.context.bind("stream_id")?;
         let mut id = 0;
-        // SAFETY: the out pointer is valid; the caller answers for the stream.
+        // SAFETY: the out pointer is valid; the handle is of this device, and destroying it is the end of it.
         let code = unsafe { (self.calls().stream_get_id)(stream, &raw mut id) };
         self.core.context.check("cuStreamGetId", code)?;
         Ok(id)
     }
 
     fn stream_capture(&self, stream: StreamHandle) -> DriverResult<CaptureStatus> {
-        let stream = raw_stream("stream_capture", stream)?;
+        let stream = self.core.raw_stream("stream_capture", stream)?;
         let _bound = self.core.context.bind("stream_capture")?;
         let mut status = abi::CAPTURE_NONE;
-        // SAFETY: the out pointer is valid; the caller answers for the stream.
+        // SAFETY: the out pointer is valid; the handle is of this device, and destroying it is the end of it.
         let code = unsafe { (self.calls().stream_is_capturing)(stream, &raw mut status) };
         self.core.context.check("cuStreamIsCapturing", code)?;
         Ok(match status {
@@ -205,15 +191,16 @@ impl Driver for CudaDriver {
     }
 
     fn stream_wait_event(&self, stream: StreamHandle, event: EventHandle) -> DriverResult<()> {
-        let stream = raw_stream("stream_wait_event", stream)?;
+        let stream = self.core.raw_stream("stream_wait_event", stream)?;
         let _bound = self.core.context.bind("stream_wait_event")?;
-        // SAFETY: the caller answers for both handles.
-        let code = unsafe { (self.calls().stream_wait_event)(stream, raw_event(event), 0) };
+        let event = self.core.raw_event("stream_wait_event", event)?;
+        // SAFETY: both handles are of this device, and destroying one is the end of it.
+        let code = unsafe { (self.calls().stream_wait_event)(stream, event, 0) };
         self.core.context.check("cuStreamWaitEvent", code)
     }
 
     fn raw_stream(&self, stream: StreamHandle) -> Option<*mut c_void> {
-        raw_stream("raw_stream", stream).ok().map(|stream| stream.cast())
+        self.core.raw_stream("raw_stream", stream).ok().map(|stream| stream.cast())
     }
 
     fn event_create(&self) -> DriverResult<EventHandle> {
@@ -223,35 +210,39 @@ impl Driver for CudaDriver {
         let code =
             unsafe { (self.calls().event_create)(&raw mut event, abi::EVENT_DISABLE_TIMING) };
         self.core.context.check("cuEventCreate", code)?;
-        Ok(EventHandle(event.expose_provenance() as u64))
+        self.core.event_handle(event)
     }
 
-    fn event_destroy(&self, event: EventHandle) -> DriverResult<()> {
+    unsafe fn event_destroy(&self, event: EventHandle) -> DriverResult<()> {
         let _bound = self.core.context.bind_relaxed("event_destroy")?;
-        // SAFETY: the caller owns the event and gives it up.
-        let code = unsafe { (self.calls().event_destroy)(raw_event(event)) };
+        let event = self.core.raw_event("event_destroy", event)?;
+        // SAFETY: the caller promises that the event is its own, and gives it up.
+        let code = unsafe { (self.calls().event_destroy)(event) };
         self.core.context.check("cuEventDestroy", code)
     }
 
     fn event_record(&self, event: EventHandle, stream: StreamHandle) -> DriverResult<()> {
-        let stream = raw_stream("event_record", stream)?;
+        let stream = self.core.raw_stream("event_record", stream)?;
         let _bound = self.core.context.bind("event_record")?;
-        // SAFETY: the caller answers for both handles.
-        let code = unsafe { (self.calls().event_record)(raw_event(event), stream) };
+        let event = self.core.raw_event("event_record", event)?;
+        // SAFETY: both handles are of this device, and destroying one is the end of it.
+        let code = unsafe { (self.calls().event_record)(event, stream) };
         self.core.context.check("cuEventRecord", code)
     }
 
     fn event_query(&self, event: EventHandle) -> DriverResult<bool> {
         let _bound = self.core.context.bind_relaxed("event_query")?;
-        // SAFETY: the caller answers for the event.
-        let code = unsafe { (self.calls().event_query)(raw_event(event)) };
+        let event = self.core.raw_event("event_query", event)?;
+        // SAFETY: the handle is of this device, and destroying it is the end of it.
+        let code = unsafe { (self.calls().event_query)(event) };
         self.core.context.check_query("cuEventQuery", code)
     }
 
     fn event_synchronize(&self, event: EventHandle) -> DriverResult<()> {
         let _bound = self.core.context.bind_relaxed("event_synchronize")?;
-        // SAFETY: the caller answers for the event.
-        let code = unsafe { (self.calls().event_synchronize)(raw_event(event)) };
+        let event = self.core.raw_event("event_synchronize", event)?;
+        // SAFETY: the handle is of this device, and destroying it is the end of it.
+        let code = unsafe { (self.calls().event_synchronize)(event) };
         self.core.context.check("cuEventSynchronize", code)
     }
 
@@ -282,7 +273,7 @@ impl Driver for CudaDriver {
         bytes: usize,
         stream: StreamHandle,
     ) -> DriverResult<()> {
-        let stream = raw_stream("memset", stream)?;
+        let stream = self.core.raw_stream("memset", stream)?;
         if bytes == 0 {
             return Ok(());
         }
@@ -293,7 +284,7 @@ impl Driver for CudaDriver {
     }
 
     unsafe fn copy_htod(&self, dst: u64, src: &[u8], stream: StreamHandle) -> DriverResult<()> {
-        let stream = raw_stream("copy_htod", stream)?;
+        let stream = self.core.raw_stream("copy_htod", stream)?;
         if src.is_empty() {
             return Ok(());
         }
@@ -305,7 +296,7 @@ impl Driver for CudaDriver {
     }
 
     unsafe fn copy_dtoh(&self, dst: &mut [u8], src: u64, stream: StreamHandle) -> DriverResult<()> {
-        let stream = raw_stream("copy_dtoh", stream)?;
+        let stream = self.core.raw_stream("copy_dtoh", stream)?;
         if dst.is_empty() {
             return Ok(());
         }
@@ -323,7 +314,7 @@ impl Driver for CudaDriver {
         bytes: usize,
         stream: StreamHandle,
     ) -> DriverResult<()> {
-        let stream = raw_stream("copy_dtod", stream)?;
+        let stream = self.core.raw_stream("copy_dtod", stream)?;
         if bytes == 0 {
             return Ok(());
         }
@@ -334,7 +325,7 @@ impl Driver for CudaDriver {
     }
 
     fn host_fn(&self, stream: StreamHandle, work: HostFn) -> DriverResult<()> {
-        let stream = raw_stream("host_fn", stream)?;
+        let stream = self.core.raw_stream("host_fn", stream)?;
         let context = &self.core.context;
         let _bound = context.bind("host_fn")?;
         self.refuse_capture("host_fn", stream)?;
@@ -342,7 +333,7 @@ impl Driver for CudaDriver {
     }
 
     fn hold(&self, stream: StreamHandle) -> DriverResult<Gate> {
-        let stream = raw_stream("hold", stream)?;
+        let stream = self.core.raw_stream("hold", stream)?;
         let _bound = self.core.context.bind_relaxed("hold")?;
         self.refuse_capture("hold", stream)?;
         gates::hold(&self.core, stream)

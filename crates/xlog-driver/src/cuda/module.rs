@@ -16,7 +16,7 @@ use cudarc::driver::sys::{self, CUfunction, CUmodule, CUstream};
 
 use super::api::Symbols;
 use super::core::Core;
-use super::device::{CudaDriver, raw_stream};
+use super::device::CudaDriver;
 use crate::{DriverError, DriverResult, StreamHandle};
 
 table! {
@@ -188,8 +188,8 @@ impl CudaFunction {
         shape: LaunchShape,
         arguments: &[KernelArgument],
     ) -> DriverResult<()> {
-        let stream = raw_stream("launch", stream)?;
         let Loaded { core, calls, .. } = &*self.module.loaded;
+        let stream = core.raw_stream("launch", stream)?;
         // On the stack where they fit, so that a launch allocates nothing.
         let (mut few, mut many) = ([ptr::null_mut(); FEW_ARGUMENTS], Vec::new());
         let pointers: &mut [*mut c_void] = match few.get_mut(..arguments.len()) {

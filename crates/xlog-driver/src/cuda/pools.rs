@@ -13,7 +13,7 @@ use cudarc::driver::sys::CUmemoryPool;
 
 use super::abi::{self, Location, PoolProps, pool_attribute};
 use super::api::PoolCalls;
-use super::device::{CudaDriver, raw_stream, refuse_zero};
+use super::device::{CudaDriver, refuse_zero};
 use crate::{
     AsyncPools, DriverError, DriverResult, PoolHandle, PoolOptions, PoolUsage, ReusePolicy,
     StreamHandle,
@@ -74,10 +74,6 @@ impl CudaDriver {
     }
 }
 
-fn raw_pool(pool: PoolHandle) -> CUmemoryPool {
-    ptr::with_exposed_provenance_mut(pool.0 as usize)
-}
-
 impl AsyncPools for CudaDriver {
     fn pool_create(&self, options: &PoolOptions) -> DriverResult<PoolHandle> {
         const CALL: &str = "pool_create";
@@ -114,38 +110,42 @@ impl AsyncPools for CudaDriver {
             unsafe { (calls.destroy)(pool) };
             return Err(error);
         }
-        Ok(PoolHandle(pool.expose_provenance() as u64))
+        self.core.pool_handle(pool)
     }
 
-    fn pool_destroy(&self, pool: PoolHandle) -> DriverResult<()> {
+    unsafe fn pool_destroy(&self, pool: PoolHandle) -> DriverResult<()> {
         let calls = self.pool_calls("pool_destroy")?;
+        let pool = self.core.raw_pool("pool_destroy", pool)?;
         let _bound = self.core.context.bind_relaxed("pool_destroy")?;
-        // SAFETY: the caller owns the pool and gives it up.
-        let code = unsafe { (calls.destroy)(raw_pool(pool)) };
+        // SAFETY: the caller promises that the pool is its own, and gives it up.
+        let code = unsafe { (calls.destroy)(pool) };
         self.core.context.check("cuMemPoolDestroy", code)
     }
 
     fn pool_set_release_threshold(&self, pool: PoolHandle, bytes: u64) -> DriverResult<()> {
         let calls = self.pool_calls("pool_set_release_threshold")?;
+        let pool = self.core.raw_pool("pool_set_release_threshold", pool)?;
         let _bound = self.core.context.bind_relaxed("pool_set_release_threshold")?;
-        self.apply_threshold(&calls, raw_pool(pool), bytes)
+        self.apply_threshold(&calls, pool, bytes)
     }
 
     fn pool_set_reuse(&self, pool: PoolHandle, reuse: ReusePolicy) -> DriverResult<()> {
         let calls = self.pool_calls("pool_set_reuse")?;
+        let pool = self.core.raw_pool("pool_set_reuse", pool)?;
         let _bound = self.core.context.bind_relaxed("pool_set_reuse")?;
-        self.apply_reuse(&calls, raw_pool(pool), reuse)
+        self.apply_reuse(&calls, pool, reuse)
     }
 
     fn pool_usage(&self, pool: PoolHandle) -> DriverResult<PoolUsage> {
         let calls = self.pool_calls("pool_usage")?;
+        let pool = self.core.raw_pool("pool_usage", pool)?;
         let context = &self.core.context;
         let _bound = context.bind_relaxed("pool_usage")?;
         let read = |attribute: c_uint| {
             let mut value: u64 = 0;
-            // SAFETY: the usage attributes are documented as 64-bit unsigned numbers; the caller answers for the pool.
+            // SAFETY: the usage attributes are documented as 64-bit unsigned numbers; the handle is of this device, and destroying it is the end of it.
             let code = unsafe {
-                (calls.get_attribute)(raw_pool(pool), attribute, (&raw mut value).cast::<c_void>())
+                (calls.get_attribute)(pool, attribute, (&raw mut value).cast::<c_void>())
             };
             context.check("cuMemPoolGetAttribute", code).map(|()| value)
         };
@@ -159,10 +159,11 @@ impl AsyncPools for CudaDriver {
 
     fn pool_trim(&self, pool: PoolHandle, keep_bytes: u64) -> DriverResult<()> {
         let calls = self.pool_calls("pool_trim")?;
+        let pool = self.core.raw_pool("pool_trim", pool)?;
         let _bound = self.core.context.bind_relaxed("pool_trim")?;
         let keep = usize::try_from(keep_bytes).unwrap_or(usize::MAX);
-        // SAFETY: the caller answers for the pool.
-        let code = unsafe { (calls.trim_to)(raw_pool(pool), keep) };
+        // SAFETY: the handle is of this device, and destroying it is the end of it.
+        let code = unsafe { (calls.trim_to)(pool, keep) };
         self.core.context.check("cuMemPoolTrimTo", code)
     }
 
@@ -174,19 +175,19 @@ impl AsyncPools for CudaDriver {
     ) -> DriverResult<u64> {
         const CALL: &str = "alloc_async";
         refuse_zero(CALL, bytes)?;
-        let stream = raw_stream(CALL, stream)?;
+        let stream = self.core.raw_stream(CALL, stream)?;
+        let pool = self.core.raw_pool(CALL, pool)?;
         let calls = self.pool_calls(CALL)?;
         let _bound = self.core.context.bind_relaxed(CALL)?;
         let mut block = 0;
-        // SAFETY: the out pointer is valid; the caller answers for the pool and the stream.
-        let code =
-            unsafe { (calls.alloc_from_pool_async)(&raw mut block, bytes, raw_pool(pool), stream) };
+        // SAFETY: the out pointer is valid; both handles are of this device, and destroying one is the end of it.
+        let code = unsafe { (calls.alloc_from_pool_async)(&raw mut block, bytes, pool, stream) };
         self.core.context.check_allocation("cuMemAllocFromPoolAsync", code, bytes as u64)?;
         Ok(block)
     }
 
     unsafe fn free_async(&self, ptr: u64, stream: StreamHandle) -> DriverResult<()> {
-        let stream = raw_stream("free_async", stream)?;
+        let stream = self.core.raw_stream("free_async", stream)?;
         let calls = self.pool_calls("free_async")?;
         let _bound = self.core.context.bind_relaxed("free_async")?;
         // SAFETY: the caller promises a live block whose uses are all ordered before this free.

@@ -55,14 +55,14 @@ impl VirtualMemory for CudaDriver {
         // SAFETY: both pointers are valid for the call, and the layout is the driver's.
         let code = unsafe { (calls.create)(&raw mut memory, bytes, &raw const prop, 0) };
         context.check_allocation("cuMemCreate", code, bytes as u64)?;
-        Ok(MemoryHandle(memory))
+        Ok(MemoryHandle::numbered(memory))
     }
 
-    fn destroy(&self, memory: MemoryHandle) -> DriverResult<()> {
+    unsafe fn destroy(&self, memory: MemoryHandle) -> DriverResult<()> {
         let calls = self.virtual_memory_calls("destroy")?;
         let _bound = self.core.context.bind("destroy")?;
-        // SAFETY: the caller owns the memory and gives it up; the driver keeps it while it is mapped.
-        let code = unsafe { (calls.release)(memory.0) };
+        // SAFETY: the caller promises that the memory is its own, and gives it up; the driver keeps it while it is mapped.
+        let code = unsafe { (calls.release)(memory.number()) };
         self.core.context.check("cuMemRelease", code)
     }
 
@@ -70,7 +70,7 @@ impl VirtualMemory for CudaDriver {
         let calls = self.virtual_memory_calls("map")?;
         let _bound = self.core.context.bind("map")?;
         // SAFETY: the caller promises a reserved range in which nothing is mapped.
-        let code = unsafe { (calls.map)(ptr, bytes, 0, memory.0, 0) };
+        let code = unsafe { (calls.map)(ptr, bytes, 0, memory.number(), 0) };
         self.core.context.check_allocation("cuMemMap", code, bytes as u64)
     }
 

@@ -157,7 +157,7 @@ impl Shared {
         call: Call,
         marker: &Marker,
     ) -> DriverResult<Guard<'a>> {
-        let target = (marker.stream.0, marker.sequence);
+        let target = (marker.stream.number(), marker.sequence);
         let mut state = self.wait(state, ordinal, call, target, |_| marker.is_done())?;
         check_alive(&state, ordinal, call)?;
         if let Some(point) = marker.reached.get() {
@@ -280,7 +280,7 @@ impl State {
                 if let OpKind::Wait(marker) = &op.kind
                     && !marker.is_done()
                 {
-                    open.push((marker.stream.0, marker.sequence));
+                    open.push((marker.stream.number(), marker.sequence));
                 }
             }
         }

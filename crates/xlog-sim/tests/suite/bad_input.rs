@@ -39,14 +39,18 @@ fn streams_and_events_that_are_unknown_or_destroyed() {
     for device in devices() {
         let live = device.stream_create(0).unwrap();
         let gone = device.stream_create(0).unwrap();
-        device.stream_destroy(gone).unwrap();
+        // SAFETY: the simulated device looks the handle up, and refuses one that is not there.
+        unsafe { device.stream_destroy(gone) }.unwrap();
         let block = device.alloc(64).unwrap();
         let event = device.event_create().unwrap();
-        for (stream, name) in [(gone, format!("{gone}")), (StreamHandle(0xdead), "0xdead".into())] {
+        for (stream, name) in
+            [(gone, format!("{gone}")), (StreamHandle::numbered(0xdead), "0xdead".into())]
+        {
             let words = [name.as_str(), "live stream"];
             refuses(device.stream_synchronize(stream), &words);
             refuses(device.stream_query(stream), &words);
-            refuses(device.stream_destroy(stream), &words);
+            // SAFETY: the simulated device looks the handle up, and refuses one that is not there.
+            refuses(unsafe { device.stream_destroy(stream) }, &words);
             refuses(device.stream_id(stream), &words);
             refuses(device.stream_capture(stream), &words);
             refuses(device.stream_wait_event(stream, event), &words);
@@ -59,10 +63,11 @@ fn streams_and_events_that_are_unknown_or_destroyed() {
             // SAFETY: the block is live.
             refuses(unsafe { device.memset(block, 1, 64, stream) }, &words);
         }
-        let dead = EventHandle(0xbeef);
+        let dead = EventHandle::numbered(0xbeef);
         refuses(device.event_query(dead), &["0xbeef", "live event"]);
         refuses(device.event_synchronize(dead), &["0xbeef"]);
-        refuses(device.event_destroy(dead), &["0xbeef"]);
+        // SAFETY: the simulated device looks the handle up, and refuses one that is not there.
+        refuses(unsafe { device.event_destroy(dead) }, &["0xbeef"]);
         refuses(device.event_record(dead, live), &["0xbeef"]);
         refuses(device.stream_wait_event(live, dead), &["0xbeef"]);
         assert_eq!(read(&device, block, 64, live), [0; 64]);
@@ -161,16 +166,21 @@ fn sizes_of_zero_and_ranges_that_overlap() {
 fn pools_and_physical_memory_that_are_unknown() {
     for device in devices() {
         let stream = device.stream_create(0).unwrap();
-        let pool = PoolHandle(0xfeed);
+        let pool = PoolHandle::numbered(0xfeed);
         refuses(device.alloc_async(1, pool, stream), &["0xfeed", "live pool"]);
         refuses(device.pool_trim(pool, 0), &["0xfeed"]);
         refuses(device.pool_usage(pool), &["0xfeed"]);
-        refuses(device.pool_destroy(pool), &["0xfeed"]);
+        // SAFETY: the simulated device looks the handle up, and refuses one that is not there.
+        refuses(unsafe { device.pool_destroy(pool) }, &["0xfeed"]);
         let unit = device.granularity();
         let range = device.reserve(unit, 0).unwrap();
         // SAFETY: refused.
-        refuses(unsafe { device.map(range, unit, MemoryHandle(0xfeed)) }, &["0xfeed", "physical"]);
-        refuses(device.destroy(MemoryHandle(0xfeed)), &["0xfeed"]);
+        refuses(
+            unsafe { device.map(range, unit, MemoryHandle::numbered(0xfeed)) },
+            &["0xfeed", "physical"],
+        );
+        // SAFETY: as above.
+        refuses(unsafe { device.destroy(MemoryHandle::numbered(0xfeed)) }, &["0xfeed"]);
     }
 }
 

@@ -198,7 +198,8 @@ fn counting(program: u64, device: &SimDevice, ordered: bool) -> Vec<(u64, u8)> {
                         let opener = device.stream_create(0).unwrap();
                         let gate = device.hold(stream).unwrap();
                         device.host_fn(opener, Box::new(move || gate.release())).unwrap();
-                        device.stream_destroy(opener).unwrap();
+                        // SAFETY: made here, and not used any more.
+                        unsafe { device.stream_destroy(opener) }.unwrap();
                     }
                 }
             }) as Body<'_>

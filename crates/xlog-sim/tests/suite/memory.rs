@@ -176,7 +176,8 @@ fn a_pool_holds_to_its_maximum_its_threshold_and_its_trim() {
     assert_eq!(device.pool_usage(pool).unwrap().reserved, 64 << 20);
     device.pool_trim(pool, 0).unwrap();
     assert_eq!(device.pool_usage(pool).unwrap().reserved, 0);
-    device.pool_destroy(pool).unwrap();
+    // SAFETY: made here, and not used any more.
+    unsafe { device.pool_destroy(pool) }.unwrap();
     assert!(device.pool_usage(pool).is_err());
 }
 
@@ -186,7 +187,8 @@ fn a_destroyed_pool_gives_its_memory_back_with_its_last_block() {
     let stream = device.stream_create(0).unwrap();
     let pool = device.pool_create(&PoolOptions::default()).unwrap();
     let block = device.alloc_async(1000, pool, stream).unwrap();
-    device.pool_destroy(pool).unwrap();
+    // SAFETY: made here, and not used any more.
+    unsafe { device.pool_destroy(pool) }.unwrap();
     memset(&device, block, 1, 1000, stream);
     assert!(device.alloc_async(1, pool, stream).is_err());
     free(&device, block, stream);
@@ -241,8 +243,10 @@ fn mapped_memory_moves_between_addresses_and_keeps_its_bytes() {
             device.set_access(high, unit, MapAccess::Read).unwrap();
         }
         assert_eq!(read(&device, high, 9, stream), [5, 5, 5, 5, 5, 5, 5, 5, 0]);
-        device.destroy(x).unwrap();
-        device.destroy(y).unwrap();
+        // SAFETY: made here, and not used any more.
+        unsafe { device.destroy(x) }.unwrap();
+        // SAFETY: as above.
+        unsafe { device.destroy(y) }.unwrap();
         assert_eq!(taken(&device), unit as u64, "y is still mapped");
         // SAFETY: the host has seen everything complete.
         unsafe {

@@ -305,7 +305,8 @@ fn a_machine_with_many_dead_streams_still_orders_rightly() {
         edge(&device, keep, stream);
         memset(&device, block, round as u8, 64, stream);
         edge(&device, stream, keep);
-        device.stream_destroy(stream).unwrap();
+        // SAFETY: made here, and not used any more.
+        unsafe { device.stream_destroy(stream) }.unwrap();
         if round % 3 == 0 {
             device.stream_synchronize(keep).unwrap();
         }
@@ -323,7 +324,8 @@ fn a_synchronised_host_knows_what_destroyed_streams_did() {
         let (a, b) = two_streams(&device);
         let block = device.alloc(64).unwrap();
         memset(&device, block, 1, 64, a);
-        device.stream_destroy(a).unwrap();
+        // SAFETY: made here, and not used any more.
+        unsafe { device.stream_destroy(a) }.unwrap();
         device.synchronize().unwrap();
         memset(&device, block, 2, 64, b);
         device.synchronize().unwrap();

@@ -101,8 +101,10 @@ fn a_race_of_destroyed_streams_fails_the_next_synchronisation_of_the_device() {
         let block = device.alloc(64).unwrap();
         memset(&device, block, 1, 64, a);
         memset(&device, block, 2, 64, b);
-        device.stream_destroy(a).unwrap();
-        device.stream_destroy(b).unwrap();
+        // SAFETY: made here, and not used any more.
+        unsafe { device.stream_destroy(a) }.unwrap();
+        // SAFETY: as above.
+        unsafe { device.stream_destroy(b) }.unwrap();
         is_race(device.synchronize());
         device.synchronize().unwrap();
         assert_eq!(device.races().len(), 1);
@@ -115,7 +117,8 @@ fn a_block_freed_under_the_work_of_a_stream_that_is_gone() {
         let stream = device.stream_create(0).unwrap();
         let block = device.alloc(64).unwrap();
         memset(&device, block, 1, 64, stream);
-        device.stream_destroy(stream).unwrap();
+        // SAFETY: made here, and not used any more.
+        unsafe { device.stream_destroy(stream) }.unwrap();
         // Only the seeded engines leave work undone until somebody asks, so give the concurrent one time to finish.
         while device.seed().is_none() && device.faults().calls(Call::StreamQuery) < 50 {
             let _ = device.stream_query(stream);

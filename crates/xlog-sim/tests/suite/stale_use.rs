@@ -61,7 +61,8 @@ fn work_behind_a_gate_on_a_trimmed_or_destroyed_pool() {
             let (a, b, _, gate) = gated_write(&device, pool);
             device.stream_synchronize(a).unwrap();
             if destroyed {
-                device.pool_destroy(pool).unwrap();
+                // SAFETY: made here, and not used any more.
+                unsafe { device.pool_destroy(pool) }.unwrap();
             } else {
                 device.pool_trim(pool, 0).unwrap();
             }

@@ -72,7 +72,8 @@ fn child_counts_the_threads_that_are_left() {
                     std::thread::yield_now();
                 }
                 std::thread::sleep(Duration::from_millis(1));
-                device.stream_destroy(stream).unwrap();
+                // SAFETY: made here, and not used any more.
+                unsafe { device.stream_destroy(stream) }.unwrap();
                 drop(gate);
             });
             device.synchronize().unwrap();

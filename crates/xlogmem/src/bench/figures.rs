@@ -123,6 +123,9 @@ fn alternating(device: &Arc<CudaDevice>, effort: Effort, groups: &mut Vec<Group>
     let streams = Arc::new(StreamPool::with_defaults(Arc::clone(device)));
     let resource = async_resource(device, &streams);
     let (one, two) = (streams.lease()?, streams.lease()?);
+    // Streams whose handle was handed out are asked whether they are captured, so the bare driver has its own.
+    let bare = (streams.lease()?, streams.lease()?);
+    let (bare_one, bare_two) = (bare.0.handle(), bare.1.handle());
     let block = resource.allocate(256, one.id(), TAG)?;
     let id = BlockId::from_block(&block);
     let driver = device.driver();
@@ -131,14 +134,17 @@ fn alternating(device: &Arc<CudaDevice>, effort: Effort, groups: &mut Vec<Group>
     let settle = || {
         one.synchronize()?;
         two.synchronize()?;
+        bare.0.synchronize()?;
+        bare.1.synchronize()?;
         Ok(())
     };
-    let bare = |count: usize| {
+    let driven = |count: usize| {
         for turn in 0..count {
-            let (own, other) = if turn % 2 == 0 { (&one, &two) } else { (&two, &one) };
+            let (own, other) =
+                if turn % 2 == 0 { (bare_one, bare_two) } else { (bare_two, bare_one) };
             if let Some(event) = events.get(turn % EVENTS) {
-                driver.event_record(*event, other.handle())?;
-                driver.stream_wait_event(own.handle(), *event)?;
+                driver.event_record(*event, other)?;
+                driver.stream_wait_event(own, *event)?;
             }
         }
         Ok(())
@@ -152,12 +158,16 @@ fn alternating(device: &Arc<CudaDevice>, effort: Effort, groups: &mut Vec<Group>
         Ok(())
     };
     let variants = vec![
-        Variant::new("record and wait", bare, settle),
+        Variant::new("record and wait", driven, settle),
         Variant::new("prepare and finish", ours, settle),
     ];
     let samples = take_turns(effort, variants)?;
     for event in events {
-        driver.event_destroy(event)?;
+        #[allow(unsafe_code)]
+        // SAFETY: made here, and not used any more.
+        unsafe {
+            driver.event_destroy(event)?;
+        }
     }
     resource.deallocate(block)?;
     resource.reap_pending()?;
@@ -170,21 +180,22 @@ fn bare_driver(device: &Arc<CudaDevice>, effort: Effort, groups: &mut Vec<Group>
     let Some(pools) = device.driver().async_pools() else { return Ok(()) };
     let streams = Arc::new(StreamPool::with_defaults(Arc::clone(device)));
     let resource = async_resource(device, &streams);
-    let stream = streams.lease()?;
+    let (stream, bare_stream) = (streams.lease()?, streams.lease()?);
     let driver_pool = device.memory_pool()?;
     for bytes in [SMALL, 1 << 20] {
         let settle = || {
             stream.synchronize()?;
+            bare_stream.synchronize()?;
             resource.reap_pending()?;
             Ok(())
         };
         let bare = |count| {
             for _ in 0..count {
-                let ptr = pools.alloc_async(bytes, driver_pool, stream.handle())?;
+                let ptr = pools.alloc_async(bytes, driver_pool, bare_stream.handle())?;
                 #[allow(unsafe_code)]
                 // SAFETY: just allocated on this stream, and nothing uses it.
                 unsafe {
-                    pools.free_async(black_box(ptr), stream.handle())?;
+                    pools.free_async(black_box(ptr), bare_stream.handle())?;
                 }
             }
             Ok(())

@@ -98,7 +98,11 @@ impl Checker {
         if self.reader.get().is_none() {
             let reader = driver.stream_create(0)?;
             if self.reader.set(reader).is_err() {
-                driver.stream_destroy(reader)?;
+                #[allow(unsafe_code)]
+                // SAFETY: just created, and nobody knows of it.
+                unsafe {
+                    driver.stream_destroy(reader)?;
+                }
             }
         }
         if self.slots.lock().chunks.is_empty() {
@@ -291,7 +295,9 @@ impl Checker {
         }
         if let Some(reader) = self.reader.get() {
             // A lost device has taken it with it.
-            let _ = driver.stream_destroy(*reader);
+            #[allow(unsafe_code)]
+            // SAFETY: this owns the stream, and goes.
+            let _ = unsafe { driver.stream_destroy(*reader) };
         }
     }
 }

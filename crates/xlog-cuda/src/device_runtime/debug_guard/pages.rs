@@ -245,7 +245,9 @@ fn map_at(memory: &dyn VirtualMemory, start: u64, bytes: usize) -> DriverResult<
     // SAFETY: the range was taken from our reservation and nothing is mapped there.
     let mapped = unsafe { memory.map(start, bytes, handle) };
     // From here on the mapping alone keeps the memory.
-    let destroyed = memory.destroy(handle);
+    #[allow(unsafe_code)]
+    // SAFETY: created above, and not used any more.
+    let destroyed = unsafe { memory.destroy(handle) };
     mapped?;
     let allowed = destroyed.and_then(|()| {
         #[allow(unsafe_code)]

@@ -168,7 +168,8 @@ impl Stranger {
                     state.outstanding -= record.bytes.min(state.outstanding);
                 }
                 for event in record.uses.iter().map(|used| used.event).chain(record.freed) {
-                    driver.event_destroy(event).map_err(failed)?;
+                    // SAFETY: made here, and not used any more.
+                    unsafe { driver.event_destroy(event) }.map_err(failed)?;
                 }
             }
         }

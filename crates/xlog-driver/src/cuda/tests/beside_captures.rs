@@ -48,7 +48,9 @@ fn every_call(device: &CudaDriver) -> DriverResult<()> {
     let stream = device.stream_create(0)?;
     let event = device.event_create()?;
     let outcome = every_call_on(device, stream, event);
-    let destroyed = device.event_destroy(event).and(device.stream_destroy(stream));
+    // SAFETY: made here, and not used any more.
+    let destroyed =
+        unsafe { device.event_destroy(event) }.and(unsafe { device.stream_destroy(stream) });
     outcome.and(destroyed)
 }
 
@@ -111,7 +113,8 @@ fn pools(device: &CudaDriver, stream: crate::StreamHandle) -> DriverResult<()> {
             unsafe { device.free_async(block, stream) }
         })
         .and_then(|()| device.pool_trim(pool, 0));
-    used.and(device.pool_destroy(pool))
+    // SAFETY: made here, and not used any more.
+    used.and(unsafe { device.pool_destroy(pool) })
 }
 
 /// The modes in which a call was made.
@@ -185,13 +188,15 @@ fn a_wait_for_all_streams_covers_destroyed_ones_and_never_waits_for_the_context(
     let device = fake::device();
     let (held, idle) = (device.stream_create(0).unwrap(), device.stream_create(0).unwrap());
     let gate = device.hold(held).unwrap();
-    device.stream_destroy(held).unwrap();
+    // SAFETY: made here, and not used any more.
+    unsafe { device.stream_destroy(held) }.unwrap();
     gate.release();
     device.synchronize_streams().unwrap();
     assert_eq!(logged("cuEventSynchronize"), 1, "the destroyed stream was waited for");
     device.synchronize_streams().unwrap();
     assert_eq!(logged("cuEventSynchronize"), 1, "an idle stream needs no event");
-    device.stream_destroy(idle).unwrap();
+    // SAFETY: made here, and not used any more.
+    unsafe { device.stream_destroy(idle) }.unwrap();
     drop(device);
     assert_eq!(
         logged("cuCtxSynchronize"),

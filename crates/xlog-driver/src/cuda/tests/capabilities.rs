@@ -59,7 +59,8 @@ fn a_pool_gets_all_its_options() {
     assert_eq!(values, [(1, 1), (2, 0), (3, 0), (4, 1 << 30)]);
     let usage = PoolUsage { reserved: 500, reserved_peak: 600, used: 700, used_peak: 800 };
     assert_eq!(device.pool_usage(pool), Ok(usage));
-    device.pool_destroy(pool).unwrap();
+    // SAFETY: made here, and not used any more.
+    unsafe { device.pool_destroy(pool) }.unwrap();
 }
 
 #[test]
@@ -117,7 +118,8 @@ fn mappings_name_this_device_and_the_right_rights() {
     }
     // SAFETY: the range is one mapping and nothing is queued.
     unsafe { device.unmap(address, bytes) }.unwrap();
-    device.destroy(memory).unwrap();
+    // SAFETY: as above.
+    unsafe { device.destroy(memory) }.unwrap();
     // SAFETY: nothing is mapped in the reservation.
     unsafe { device.release(address, bytes) }.unwrap();
     assert!(matches!(device.reserve(0, 0), Err(DriverError::Invalid { .. })));

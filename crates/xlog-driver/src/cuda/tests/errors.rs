@@ -3,7 +3,7 @@
 use crate::cuda::CudaDriver;
 use crate::cuda::errors::is_sticky;
 use crate::cuda::fake::{self, Without, fail, logged};
-use crate::{Driver, DriverError, EventHandle, StreamHandle};
+use crate::{Driver, DriverError, StreamHandle};
 
 #[test]
 fn an_unknown_code_is_only_a_number() {
@@ -92,7 +92,7 @@ fn only_what_the_driver_calls_final_is_a_lost_device() {
 #[test]
 fn a_lost_device_stays_lost_with_the_first_code() {
     let device = fake::device();
-    let stream = device.stream_create(0).unwrap();
+    let (stream, event) = (device.stream_create(0).unwrap(), device.event_create().unwrap());
     fail("cuStreamSynchronize", 700);
     match device.stream_synchronize(stream).unwrap_err() {
         DriverError::DeviceLost { code: 700, reason, .. } => {
@@ -106,7 +106,7 @@ fn a_lost_device_stays_lost_with_the_first_code() {
         device.alloc(1),
         Err(DriverError::DeviceLost { call: "alloc", code: 700, .. })
     ));
-    assert!(device.event_query(EventHandle(0x77)).unwrap_err().is_device_lost());
+    assert!(device.event_query(event).unwrap_err().is_device_lost());
     let asked = fake::with(|state| state.log[before..].to_vec());
     let all_names = asked.iter().all(|call| call.starts_with("cuGetError"));
     assert!(all_names, "a lost device is not called: {asked:?}");
@@ -116,7 +116,7 @@ fn a_lost_device_stays_lost_with_the_first_code() {
 fn the_default_streams_are_refused() {
     let device = fake::device();
     for handle in 0..=2 {
-        let stream = StreamHandle(handle);
+        let stream = StreamHandle::numbered(handle);
         assert!(matches!(device.stream_synchronize(stream), Err(DriverError::Invalid { .. })));
         // SAFETY: the call is refused.
         let queued = unsafe { device.memset(fake::BASE, 0, 16, stream) };

@@ -107,6 +107,7 @@ fn without_wait_value_a_host_function_holds() {
     drop(missing);
 
     let refused = fake::device();
+    let stream = refused.stream_create(0).unwrap();
     fail("cuStreamWaitValue32_v2", 801);
     refused.hold(stream).unwrap().release();
     refused.hold(stream).unwrap().release();

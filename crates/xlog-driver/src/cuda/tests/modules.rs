@@ -109,15 +109,16 @@ fn a_launch_passes_shape_stream_and_arguments_as_given() {
     let device = fake::device();
     let module = CudaModule::load_with(&device, calls(), c"image").unwrap();
     let kernel = module.function("fill").unwrap();
+    let stream = device.stream_create(0).unwrap();
     let shape = LaunchShape { grid: (1, 2, 3), block: (4, 5, 6), shared_bytes: 7 };
     let arguments = [KernelArgument::from(0x1234_5678_9abc_u64), 9_u32.into()];
     // SAFETY: the fake kernel takes two words.
-    unsafe { kernel.launch(StreamHandle(0x70), shape, &arguments).unwrap() };
+    unsafe { kernel.launch(stream, shape, &arguments).unwrap() };
     seen(|s| {
         assert_eq!(s.image, b"image");
         assert_eq!(s.asked, b"fill");
         assert_eq!(s.shape, [1, 2, 3, 4, 5, 6, 7]);
-        assert_eq!(s.stream, 0x70);
+        assert_eq!(s.stream, stream.number() as usize);
         assert_eq!(s.words, [0x1234_5678_9abc, 9]);
     });
 }
@@ -129,7 +130,8 @@ fn a_default_stream_is_refused_and_nothing_is_launched() {
     let kernel = module.function("fill").unwrap();
     for default in 0..=2 {
         // SAFETY: the launch is refused.
-        let refused = unsafe { kernel.launch(StreamHandle(default), LaunchShape::SINGLE, &[]) };
+        let refused =
+            unsafe { kernel.launch(StreamHandle::numbered(default), LaunchShape::SINGLE, &[]) };
         assert!(matches!(refused, Err(DriverError::Invalid { .. })), "{refused:?}");
     }
     assert_eq!(seen(|s| s.shape), [0; 7]);
@@ -165,11 +167,11 @@ fn failures_name_the_call_and_leave_nothing_behind() {
     assert!(matches!(error, DriverError::Code { call: "cuModuleGetFunction", .. }), "{error}");
     seen(|s| s.answer = 0);
     let kernel = module.function("fill").unwrap();
+    let stream = device.stream_create(0).unwrap();
     seen(|s| s.answer = 700);
     // SAFETY: the fake kernel takes two words.
-    let error = unsafe {
-        kernel.launch(StreamHandle(0x70), LaunchShape::SINGLE, &[0_u64.into(), 0_u64.into()])
-    };
+    let error =
+        unsafe { kernel.launch(stream, LaunchShape::SINGLE, &[0_u64.into(), 0_u64.into()]) };
     assert!(error.unwrap_err().is_device_lost());
     assert!(device.memory_info().unwrap_err().is_device_lost());
 }

@@ -62,7 +62,8 @@ pub fn edge(device: &SimDevice, from: StreamHandle, to: StreamHandle) {
     let event = device.event_create().unwrap();
     device.event_record(event, from).unwrap();
     device.stream_wait_event(to, event).unwrap();
-    device.event_destroy(event).unwrap();
+    // SAFETY: made here, and not used any more.
+    unsafe { device.event_destroy(event) }.unwrap();
 }
 
 /// A fresh range of one granularity, mapped and open for everything.

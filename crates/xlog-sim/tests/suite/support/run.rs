@@ -113,7 +113,8 @@ impl Program {
                     let (range, _) = blocks.remove(block).unwrap();
                     // SAFETY: mapped; whether it is in use is what the test is about.
                     unsafe { device.unmap(range, unit) }.unwrap();
-                    device.destroy(mapped.remove(block).unwrap()).unwrap();
+                    // SAFETY: as above.
+                    unsafe { device.destroy(mapped.remove(block).unwrap()) }.unwrap();
                     // SAFETY: nothing is mapped there any more.
                     unsafe { device.release(range, unit) }.unwrap();
                 }

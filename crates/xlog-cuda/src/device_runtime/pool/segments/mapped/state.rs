@@ -123,7 +123,10 @@ impl State {
     ) -> (u64, ResourceResult<()>) {
         let (mut freed, mut outcome) = (0, Ok(()));
         for piece in pieces {
-            match memory.destroy(piece.memory) {
+            #[allow(unsafe_code)]
+            // SAFETY: the segments own the handle, and keep it only where this fails.
+            let destroyed = unsafe { memory.destroy(piece.memory) };
+            match destroyed {
                 Ok(()) => freed += piece.bytes,
                 Err(error) => {
                     self.loose.push(piece);

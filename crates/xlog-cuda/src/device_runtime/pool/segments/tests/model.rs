@@ -128,6 +128,8 @@ impl<'a> Model<'a> {
         }
         self.release(u64::MAX).unwrap();
         assert_eq!(self.idle.spans(), []);
-        self.device.driver().stream_destroy(self.stream).unwrap();
+        #[allow(unsafe_code)]
+        // SAFETY: made with this, and not used any more.
+        unsafe { self.device.driver().stream_destroy(self.stream) }.unwrap();
     }
 }
