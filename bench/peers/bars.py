@@ -1,4 +1,8 @@
-"""The goals, and whether they are met. A bar that cannot be judged, for want of a figure, is not met."""
+"""The goals, and whether they are met. A bar that cannot be judged, for want of a figure, is not met.
+
+A goal against the best peer is judged only where every peer of `report.PEERS` took part: the best of those that happened to run is not
+the best peer.
+"""
 
 import statistics
 from dataclasses import dataclass, replace
@@ -6,6 +10,7 @@ from dataclasses import dataclass, replace
 import report
 from report import HOLES, LIVE, MIB, OURS, RANDOM_SIZES, WORKLOADS, find, label
 
+UNJUDGED = "NOT JUDGED"
 # Most memory held for each byte live at the peak.
 HELD = {1: 1.08, 4: 1.08, 64: 1.20, 256: 1.30}
 
@@ -26,6 +31,10 @@ class Bar:
     def verdict(self):
         return self.note or ("met" if self.met else "MISSED")
 
+    @property
+    def is_judged(self):
+        return not self.note.startswith(UNJUDGED)
+
 
 def table_of(bars):
     return report.markdown(
@@ -34,16 +43,26 @@ def table_of(bars):
     )
 
 
-def judge(table, workloads, own, cores):
-    """Every bar of the asked workloads and of our own parts."""
+def summary(bars, present):
+    """One line: how many bars are met, and which peers ran. `present` is what `report.took_part` found."""
+    met, unjudged = sum(bar.met for bar in bars), sum(not bar.is_judged for bar in bars)
+    everywhere = set().union(*present.values())
+    ran = [peer for peer in report.PEERS if peer in everywhere]
+    absent = [peer for peer in report.PEERS if peer not in everywhere]
+    text = f"{met} of {len(bars)} bars met, {unjudged} not judged; peers that ran: {', '.join(ran) or 'none'}"
+    return text + (f"; without {', '.join(absent)}" if absent else "")
+
+
+def judge(table, present, workloads, own, cores):
+    """Every bar of the asked workloads and of our own parts. `present` is what `report.took_part` found."""
     makers = {
-        "pair": _pairs,
-        "random": lambda table: [*_random(table, "random"), *_held(table)],
-        "random-10000": lambda table: _random(table, "random-10000"),
-        "random-1000": lambda table: _random(table, "random-1000"),
+        "pair": lambda table: _pairs(table, present),
+        "random": lambda table: [*_random(table, present, "random"), *_held(table)],
+        "random-10000": lambda table: _random(table, present, "random-10000"),
+        "random-1000": lambda table: _random(table, present, "random-1000"),
         "holes": _holes,
         "live": _live,
-        "threads": lambda table: _threads(table, cores),
+        "threads": lambda table: _threads(table, present, cores),
         "small-uniform": lambda table: [_most(table, "small-uniform", 100_000, 1.15)],
         "small-log": lambda table: [_most(table, "small-log", 100_000, 1.40)],
         "kernels-cold": _kernels,
@@ -61,11 +80,11 @@ def _most(table, workload, parameter, most, variant=OURS[1], name=None):
     """Ours is at most so much."""
     figure = find(table, workload, parameter, (OURS[0], variant))
     text = f"<= {most:.2f}" if isinstance(most, float) else f"<= {most} {figure.unit if figure else 'ns'}"
-    note = "" if figure else "NOT JUDGED: no figure of ours"
+    note = "" if figure else f"{UNJUDGED}: no figure of ours"
     return Bar(name or label(workload, parameter), str(figure or ""), "", "", text, bool(figure and figure.best <= most), note)
 
 
-def _against(table, workload, parameter, times, most=None):
+def _against(table, present, workload, parameter, times, most=None):
     """Ours is so many times better than the best peer and, where `most` is given, at most that."""
     ours, best = find(table, workload, parameter), report.best_peer(table, workload, parameter)
     against = report.ratio(table, workload, parameter)
@@ -74,7 +93,15 @@ def _against(table, workload, parameter, times, most=None):
     if most is not None:
         goals.append(f"<= {most} ns")
         met = met and ours.best <= most
-    note = "NOT JUDGED: no figure of ours" if ours is None else "NOT JUDGED: no peer" if best is None else ""
+    absent = [peer for peer in report.PEERS if peer not in present.get((workload, parameter), ())]
+    note = ""
+    if ours is None:
+        note = f"{UNJUDGED}: no figure of ours"
+    elif best is None:
+        note = f"{UNJUDGED}: no peer"
+    elif absent:
+        note = f"{UNJUDGED}: no figure of {', '.join(absent)}"
+    met = met and not note
     theirs = f"{' '.join(best[0])} {best[1]}" if best else ""
     return Bar(label(workload, parameter), str(ours or ""), theirs, str(against or ""), ", ".join(goals), met, note)
 
@@ -82,7 +109,7 @@ def _against(table, workload, parameter, times, most=None):
 def _quotient(name, above, below, goal, is_met):
     """A bar on the quotient of two figures of ours."""
     if above is None or below is None:
-        return Bar(name, "", "", "", goal, False, "NOT JUDGED: no figure of ours")
+        return Bar(name, "", "", "", goal, False, f"{UNJUDGED}: no figure of ours")
     value = above.best / below.best
     return Bar(name, f"{value:.2f} ({above} against {below})", "", "", goal, is_met(value))
 
@@ -90,26 +117,26 @@ def _quotient(name, above, below, goal, is_met):
 def _within_rounds(name, above, below, goal, is_met):
     """A bar on the median of the quotients of two figures of ours that are measured side by side, round by round."""
     if above is None or below is None:
-        return Bar(name, "", "", "", goal, False, "NOT JUDGED: no figure of ours")
+        return Bar(name, "", "", "", goal, False, f"{UNJUDGED}: no figure of ours")
     values = [one / other for one, other in zip(above.values, below.values) if one is not None and other is not None]
     if not values:
-        return Bar(name, "", "", "", goal, False, "NOT JUDGED: never measured in one round")
+        return Bar(name, "", "", "", goal, False, f"{UNJUDGED}: never measured in one round")
     value = statistics.median(values)
     text = f"{value:.2f} ({min(values):.2f} to {max(values):.2f}; {above} against {below})"
     return Bar(name, text, "", "", goal, is_met(value))
 
 
-def _pairs(table):
+def _pairs(table, present):
     for parameter in WORKLOADS["pair"]:
         if parameter <= MIB:
-            yield _against(table, "pair", parameter, 6, 40)
+            yield _against(table, present, "pair", parameter, 6, 40)
         else:
             yield _most(table, "pair", parameter, 80)
     yield _most(table, "pair", 1024, 90, "stack", "pair, 1 KiB, the full stack of a shared runtime on the pool")
 
 
-def _random(table, workload):
-    return [_against(table, workload, parameter, 4) for parameter in RANDOM_SIZES]
+def _random(table, present, workload):
+    return [_against(table, present, workload, parameter, 4) for parameter in RANDOM_SIZES]
 
 
 def _held(table):
@@ -128,8 +155,8 @@ def _live(table):
     yield _quotient(f"pair, {LIVE[1]} live blocks against {LIVE[0]}", many, few, "<= 1.5", lambda value: value <= 1.5)
 
 
-def _threads(table, cores):
-    yield _against(table, "threads", 16, 30)
+def _threads(table, present, cores):
+    yield _against(table, present, "threads", 16, 30)
     least = 0.6 * min(cores, 16)
     one, many = find(table, "threads", 1), find(table, "threads", 16)
     bar = _quotient("16 threads against our one", many, one, f">= {least:.1f} ({cores} cores)", lambda value: value >= least)

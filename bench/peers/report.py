@@ -16,6 +16,8 @@ from dataclasses import dataclass
 
 COLUMNS = ["peer", "variant", "workload", "parameter", "value", "unit"]
 OURS = ("xlog", "pool")
+# Those whom "the best peer" of a goal names: it is judged only where each of them has taken part.
+PEERS = ("rmm", "torch", "cupy", "cudarc", "published", "driver")
 # Host memory: shown as the limit, never compared with.
 LIMIT = ("glibc", "malloc")
 MIB = 1 << 20
@@ -35,6 +37,8 @@ FEWEST = 3
 # A peer that is so many times slower than the best one is left out of later rounds: after one round, and after more. Clocks differ
 # by 1.8, so one round says little.
 HOPELESS_AT_ONCE, HOPELESS = 3.0, 2.0
+# What a row says that was given up because it took too long.
+GIVEN_UP = re.compile(r"(\d+) of (\d+) operations done")
 # A row that was given up with so much of it done would have ended on a fast clock.
 NEARLY_DONE = 0.55
 # In the order in which they are measured: what has a goal comes first.
@@ -245,6 +249,19 @@ def peers_of(table, workload, parameter):
     }
 
 
+def took_part(*runs):
+    """{(workload, parameter): the peers that were measured there} over the rounds of each run.
+
+    A peer that was given up because it took too long was measured: it is slower than the limit of the row. One that failed, or is
+    missing, was not.
+    """
+    found = {}
+    for row in (row for rounds in runs for rows in rounds for row in rows):
+        if row.value is not None or GIVEN_UP.search(row.unit):
+            found.setdefault((row.workload, row.parameter), set()).add(row.peer)
+    return found
+
+
 def best_peer(table, workload, parameter):
     """The best peer of a row and its figure, or None: the one against which the median of the rounds is the least.
 
@@ -321,7 +338,7 @@ def nearly_done(rows, workload, parameter, peer):
     """Whether a peer was given up on a row, in these rows, when most of it was done."""
     for row in rows:
         if (row.peer, row.variant) == peer and (row.workload, row.parameter) == (workload, parameter) and row.value is None:
-            found = re.search(r"(\d+) of (\d+) operations done", row.unit)
+            found = GIVEN_UP.search(row.unit)
             return found is not None and int(found[1]) >= NEARLY_DONE * int(found[2])
     return False
 

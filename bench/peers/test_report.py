@@ -23,9 +23,16 @@ def rounds(*texts):
     return [report.parse(text) for text in texts]
 
 
-def bars(text, part, cores=16):
+class Everybody:
+    """Every peer took part in every row."""
+
+    def get(self, *_):
+        return report.PEERS
+
+
+def bars(text, part, cores=16, present=Everybody()):
     workloads, own = ([part], []) if part in report.WORKLOADS else ([], [part])
-    return {bar.name: bar for bar in goals.judge(report.figures(rounds(text)), workloads, own, cores)}
+    return {bar.name: bar for bar in goals.judge(report.figures(rounds(text)), present, workloads, own, cores)}
 
 
 def script(name):
@@ -92,7 +99,7 @@ class Bars(unittest.TestCase):
         # Each round has its own clock: the best of one side is not held against the best of the other.
         text = ["xlog,pool,threads,16,100,Mops/s\nxlog,budget,threads,16,70,Mops/s\n", "xlog,pool,threads,16,200,Mops/s\nxlog,budget,threads,16,110,Mops/s\n"]
         rows = report.figures(rounds(text[0], text[1], text[0].replace("70", "90")))
-        (bar,) = [bar for bar in goals.judge(rows, ["threads"], [], 16) if "budget" in bar.name]
+        (bar,) = [bar for bar in goals.judge(rows, Everybody(), ["threads"], [], 16) if "budget" in bar.name]
         self.assertEqual((bar.met, bar.ours.split(";")[0]), (True, "0.70 (0.55 to 0.90"))
 
     def test_a_host_that_does_not_scale_is_told_beside_the_miss(self):
@@ -133,6 +140,47 @@ class Bars(unittest.TestCase):
             bar = bars(text, "random")["random, 100 000 of up to 4 MiB"]
             self.assertIs(bar.met, False, text)
             self.assertIn(why, bar.verdict)
+
+
+class Peers(unittest.TestCase):
+    """A goal against the best peer is judged only where all peers took part."""
+
+    def judged(self, *runs):
+        """The bar of a row that ours wins by far, and the line that sums the run up."""
+        every = [rounds(run) for run in runs]
+        present = report.took_part(*every)
+        found = goals.judge(report.figures(every[0]), present, ["random"], [], 16)
+        (bar,) = [bar for bar in found if bar.name == "random, 100 000 of up to 4 MiB"]
+        return bar, goals.summary([bar], present)
+
+    def test_a_goal_without_a_figure_of_every_peer_is_not_judged(self):
+        ours, cudarc = "xlog,pool,random,4,1,ns\n", "cudarc,plain,random,4,100,ns\n"
+        failed = "".join(f"{peer},x,random,4,,skipped: ended with status 1: no driver\n" for peer in report.PEERS if peer != "cudarc")
+        for text in [ours + cudarc, ours + cudarc + failed]:
+            bar, line = self.judged(text)
+            self.assertIs(bar.met, False)
+            self.assertEqual(bar.verdict, "NOT JUDGED: no figure of rmm, torch, cupy, published, driver")
+            self.assertEqual(line, "0 of 1 bars met, 1 not judged; peers that ran: cudarc; without rmm, torch, cupy, published, driver")
+
+    def test_a_goal_with_all_of_them_is_judged_and_the_line_names_them(self):
+        everybody = "".join(f"{peer},x,random,4,100,ns\n" for peer in report.PEERS)
+        for ours, met in [(1, 1), (99, 0)]:
+            bar, line = self.judged(f"xlog,pool,random,4,{ours},ns\n{everybody}")
+            self.assertEqual((bar.met, bar.is_judged), (bool(met), True))
+            self.assertEqual(line, f"{met} of 1 bars met, 0 not judged; peers that ran: rmm, torch, cupy, cudarc, published, driver")
+        one_fails = everybody.replace("rmm,x,random,4,100,ns", "rmm,x,random,4,,skipped: ended with status 1: no memory")
+        bar, _ = self.judged(f"xlog,pool,random,4,1,ns\n{one_fails}")
+        self.assertEqual(bar.verdict, "NOT JUDGED: no figure of rmm")
+
+    def test_a_peer_that_was_given_up_as_too_slow_took_part_and_so_did_one_of_the_earlier_run(self):
+        ours = "xlog,pool,random,4,1,ns\n"
+        slow = "".join(f"{peer},x,random,4,,skipped: over 0.4 s; 90 of 200 operations done; 9 ns each so far\n" for peer in report.PEERS[1:])
+        bar, _ = self.judged(f"{ours}rmm,pool,random,4,100,ns\n{slow}")
+        self.assertEqual(bar.verdict, "met")
+        # A second run measures those again who are near; the others took part in the first.
+        everybody = "".join(f"{peer},x,random,4,100,ns\n" for peer in report.PEERS)
+        bar, _ = self.judged(f"{ours}rmm,pool,random,4,100,ns\n", everybody)
+        self.assertEqual(bar.verdict, "met")
 
 
 class Figures(unittest.TestCase):
