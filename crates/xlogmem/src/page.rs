@@ -2,6 +2,8 @@
 
 use std::fmt::Write;
 
+use crate::escape;
+
 const WIDTH: usize = 80;
 const LABEL: usize = 20;
 
@@ -21,8 +23,9 @@ impl Page {
 
     /// A label and its value, wrapped at spaces and indented under itself.
     pub(crate) fn line(&mut self, label: &str, value: &str) {
-        let mut label = label;
-        for piece in wrap(value, WIDTH - LABEL - 2) {
+        let label = escape::line(label);
+        let mut label = label.as_ref();
+        for piece in wrap(&escape::lines(value), WIDTH - LABEL - 2) {
             // Writing to a string cannot fail.
             let _ = writeln!(self.0, "  {label:<LABEL$}{piece}");
             label = "";
@@ -32,7 +35,7 @@ impl Page {
     /// A row of a table: the first cell and the last to the left, those between to the right.
     pub(crate) fn columns(&mut self, cells: &[&str]) {
         let mut line = String::new();
-        for (index, cell) in cells.iter().enumerate() {
+        for (index, cell) in cells.iter().map(|cell| escape::line(cell)).enumerate() {
             // Writing to a string cannot fail.
             let _ = match index {
                 0 => write!(line, "  {cell:<5}"),
@@ -46,7 +49,7 @@ impl Page {
 
     /// A line as it is, such as one of a table.
     pub(crate) fn row(&mut self, text: &str) {
-        let _ = writeln!(self.0, "{}", format!("  {text}").trim_end());
+        let _ = writeln!(self.0, "{}", format!("  {}", escape::line(text)).trim_end());
     }
 
     /// The last words, after an empty line, and the whole text.
@@ -54,7 +57,7 @@ impl Page {
         if !self.0.is_empty() {
             self.0.push('\n');
         }
-        for line in wrap(verdict, WIDTH) {
+        for line in wrap(&escape::lines(verdict), WIDTH) {
             self.0.push_str(&line);
             self.0.push('\n');
         }

@@ -79,7 +79,9 @@ pub(super) fn render(
 ) -> Result<String, String> {
     let mut blob = Blob::default();
     let data = PageData::new(analysis, other, budget, &mut blob);
-    let json = serde_json::to_string(&data).map_err(|error| error.to_string())?;
+    let mut json = serde_json::to_value(&data).map_err(|error| error.to_string())?;
+    crate::escape::texts(&mut json);
+    let json = json.to_string();
     let script = format!("(() => {{\n\"use strict\";\n{}}})();\n", SCRIPTS.concat());
     let policy = format!(
         "default-src 'none'; script-src '{}'; style-src '{}'; base-uri 'none'; form-action 'none'",
@@ -131,15 +133,13 @@ fn digest(text: &str) -> String {
 /// A text as markup.
 pub(super) fn escape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
-    for c in text.chars() {
+    for c in crate::escape::lines(text).chars() {
         match c {
             '&' => out.push_str("&amp;"),
             '<' => out.push_str("&lt;"),
             '>' => out.push_str("&gt;"),
             '"' => out.push_str("&quot;"),
             '\'' => out.push_str("&#39;"),
-            // Not allowed in XML, and nothing to see in a page.
-            c if c.is_control() && c != '\n' && c != '\t' => out.push('\u{fffd}'),
             c => out.push(c),
         }
     }

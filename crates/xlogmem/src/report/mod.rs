@@ -131,7 +131,7 @@ fn report(arguments: &ReportArguments) -> Result<String, String> {
     }
     let lines = written.iter().map(|file| {
         let size = crate::page::size(file.bytes);
-        format!("{} is written, {size}\n", file.path)
+        format!("{} is written, {size}\n", crate::escape::line(&file.path))
     });
     Ok(match arguments.text || written.is_empty() {
         true => text(|log| &log.log),

@@ -6,6 +6,7 @@ use super::analysis::Analysis;
 use super::lifetimes::Histogram;
 use super::timeline::Timeline;
 use crate::diff::compare::compare;
+use crate::escape;
 use crate::page::{Page, size};
 
 const WIDTH: usize = 64;
@@ -172,12 +173,12 @@ fn failures(page: &mut Page, analysis: &Analysis) {
     }
     page.title("Failures");
     for (kind, times) in &analysis.summary.failures {
-        page.line(&format!("{times} times"), &clean(kind));
+        page.line(&format!("{times} times"), kind);
     }
     if let Some(first) = analysis.failed.first() {
         let tag = named(&first.tag);
         let what = format!("{}, {tag}, after {}", size(first.bytes), seconds(first.time));
-        page.line("the first", &clean(&format!("{what}: {}", first.message)));
+        page.line("the first", &format!("{what}: {}", first.message));
     }
 }
 
@@ -219,17 +220,13 @@ pub(crate) fn named(tag: &str) -> &str {
 
 /// At most `width - 1` characters, the end cut, and nothing that would move the cursor.
 pub(crate) fn shorten(text: &str, width: usize) -> String {
-    let mut short: String = clean(text).chars().take(width - 1).collect();
+    let text = escape::line(text);
+    let mut short: String = text.chars().take(width - 1).collect();
     if text.chars().count() > width - 1 {
         short.pop();
         short.push('~');
     }
     short
-}
-
-/// Nothing that a terminal would take for a command.
-fn clean(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
 }
 
 fn part(bytes: u64, whole: u64) -> f64 {

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant, SystemTime};
 use serde::Serialize;
 use xlog_cuda::ledger::{LedgerResult, SlotSnapshot, Snapshot, TagUse};
 
+use crate::escape;
 use crate::page::size;
 
 const SCHEMA: u32 = 1;
@@ -179,10 +180,10 @@ impl Picture {
         }
     }
 
-    /// As lines of text: what it is about, then each device with its processes.
+    /// As lines of text: what it is about, then each device with its processes. Fit for a terminal, whatever names are in them.
     pub(super) fn lines(&self) -> Vec<String> {
         if self.devices.is_empty() {
-            return vec![format!("no ledger in {}", self.place)];
+            return vec![escape::line(&format!("no ledger in {}", self.place)).into_owned()];
         }
         let mut lines = Vec::new();
         for device in &self.devices {
@@ -191,7 +192,7 @@ impl Picture {
             }
             device.lines(&mut lines);
         }
-        lines
+        lines.iter().map(|line| escape::line(line).into_owned()).collect()
     }
 }
 
