@@ -12,6 +12,7 @@ mod cli;
 mod convert;
 mod diff;
 mod doctor;
+mod escape;
 mod generate;
 mod ledger;
 mod page;
@@ -22,6 +23,7 @@ mod report;
 mod run;
 mod shell;
 mod summary;
+mod temporary;
 mod top;
 
 use std::io::{ErrorKind, Write};
@@ -85,11 +87,7 @@ fn main() -> ExitCode {
 
 /// One line on standard error, also where a name in it has line breaks or what a terminal would obey.
 fn complain(line: &str) {
-    let escape = |c: char| match c.is_control() {
-        true => c.escape_default().to_string(),
-        false => c.to_string(),
-    };
-    eprintln!("xlogmem: {}", line.chars().map(escape).collect::<String>());
+    eprintln!("xlogmem: {}", escape::line(line));
 }
 
 /// What a command that was understood has to say.
@@ -117,6 +115,7 @@ pub(crate) fn json_text(report: &impl serde::Serialize) -> Result<String, String
 
 /// A reader that has gone away, such as `head`, is no failure.
 fn print(text: &str) -> std::io::Result<()> {
+    let text = escape::lines(text);
     let mut stdout = std::io::stdout().lock();
     match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
         Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),

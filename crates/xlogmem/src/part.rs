@@ -1,17 +1,19 @@
 //! Outputs that are there when they are complete, and not before.
 //!
-//! A file is written beside its place and moved there; so is each file of a folder. What fails on the way leaves what was there, and
-//! nothing else. What is there already and no plain file, such as a pipe or a device, is written to as it is and never replaced.
+//! A file is written beside its place and moved there; so is each file of a folder. What fails on the way, or is interrupted, leaves what
+//! was there, and nothing else. What is there already and no plain file, such as a pipe or a device, is written to as it is and
+//! never replaced.
 
-use std::ffi::OsString;
 use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
+use crate::temporary::{self, EmptyFolder, Folder, uninterrupted};
+
 /// The file that becomes the output when it is complete.
 pub(crate) struct Part {
     /// Where it is written, and where it goes; `None` when it is there already.
-    moves: Option<(PathBuf, PathBuf)>,
+    moves: Option<(temporary::File, PathBuf)>,
     pub(crate) file: File,
 }
 
@@ -37,8 +39,11 @@ impl Part {
         }
         // A link stays, and what it leads to is replaced.
         let place = std::fs::canonicalize(output).unwrap_or_else(|_| output.to_owned());
-        let path = beside(&place);
-        let file = File::create(&path).map_err(blame)?;
+        let folder = match place.parent() {
+            Some(folder) if !folder.as_os_str().is_empty() => folder,
+            _ => Path::new("."),
+        };
+        let (file, path) = temporary::file(folder, ".part-").map_err(unnamed).map_err(blame)?;
         Ok(Self { moves: Some((path, place)), file })
     }
 
@@ -53,31 +58,21 @@ impl Part {
     pub(crate) fn commit(mut self, output: &Path) -> Result<u64, String> {
         let blame = |error: std::io::Error| format!("{}: {error}", output.display());
         let bytes = self.file.metadata().map_err(blame)?.len();
-        if let Some((path, place)) = &self.moves {
-            std::fs::rename(path, place).map_err(blame)?;
+        if let Some((path, place)) = self.moves.take() {
+            path.persist(&place).map_err(blame)?;
         }
-        self.moves = None;
         Ok(bytes)
-    }
-}
-
-impl Drop for Part {
-    fn drop(&mut self) {
-        if let Some((path, _)) = &self.moves {
-            // The failure that led here is what is reported.
-            let _ = std::fs::remove_file(path);
-        }
     }
 }
 
 /// A folder whose files go to their place together, when all of them are complete.
 pub(crate) struct PartFolder {
-    /// Where files are written.
-    path: PathBuf,
+    /// Where files are written. Goes before the folders that were made for it.
+    folder: Folder,
     /// Where they go; `None` when they go nowhere.
     place: Option<PathBuf>,
-    /// Folders that were made for it, the innermost last.
-    made: Vec<PathBuf>,
+    /// Folders that were made for it, the innermost first.
+    made: Vec<EmptyFolder>,
 }
 
 impl PartFolder {
@@ -87,36 +82,30 @@ impl PartFolder {
         let mut missing: Vec<PathBuf> =
             missing.take_while(|path| !path.exists()).map(Path::to_owned).collect();
         missing.reverse();
-        let mut folder = Self {
-            path: beside(&output.join("files")),
-            place: Some(output.to_owned()),
-            made: Vec::new(),
-        };
         let blame = |error: std::io::Error| format!("{}: {error}", output.display());
+        let mut made = Vec::new();
         // What was made so far goes again when this fails.
         for path in missing {
-            std::fs::create_dir(&path).map_err(blame)?;
-            folder.made.push(path);
+            made.insert(0, EmptyFolder::create(&path).map_err(blame)?);
         }
-        std::fs::create_dir(&folder.path).map_err(blame)?;
-        Ok(folder)
+        let folder = Folder::create_in(output, ".part-").map_err(unnamed).map_err(blame)?;
+        Ok(Self { folder, place: Some(output.to_owned()), made })
     }
 
     /// Files that nobody asked to keep.
     pub(crate) fn passing(name: &str) -> Result<Self, String> {
-        let path = std::env::temp_dir().join(format!("{name}-{}", std::process::id()));
-        std::fs::create_dir_all(&path).map_err(|error| format!("{}: {error}", path.display()))?;
-        Ok(Self { path, place: None, made: Vec::new() })
+        let folder = Folder::create(&format!("{name}-")).map_err(|error| error.to_string())?;
+        Ok(Self { folder, place: None, made: Vec::new() })
     }
 
     /// The path of a file while it is written.
     pub(crate) fn path(&self, name: &str) -> PathBuf {
-        self.path.join(name)
+        self.folder().join(name)
     }
 
     /// The folder that the files are written to.
     pub(crate) fn folder(&self) -> &Path {
-        &self.path
+        self.folder.path()
     }
 
     /// Writes a file, where files are kept.
@@ -129,32 +118,26 @@ impl PartFolder {
     }
 
     /// Puts the files in place.
-    pub(crate) fn commit(mut self) -> Result<(), String> {
+    pub(crate) fn commit(self) -> Result<(), String> {
         if let Some(place) = &self.place {
             let blame = |error: std::io::Error| format!("{}: {error}", place.display());
-            for entry in std::fs::read_dir(&self.path).map_err(blame)? {
-                let entry = entry.map_err(blame)?;
-                std::fs::rename(entry.path(), place.join(entry.file_name())).map_err(blame)?;
-            }
+            uninterrupted(|| {
+                for entry in std::fs::read_dir(self.folder()).map_err(blame)? {
+                    let entry = entry.map_err(blame)?;
+                    std::fs::rename(entry.path(), place.join(entry.file_name())).map_err(blame)?;
+                }
+                Ok::<(), String>(())
+            })?;
         }
-        self.made.clear();
+        self.made.into_iter().for_each(EmptyFolder::keep);
         Ok(())
     }
 }
 
-impl Drop for PartFolder {
-    fn drop(&mut self) {
-        // The failure that led here, if there is one, is what is reported.
-        let _ = std::fs::remove_dir_all(&self.path);
-        for path in self.made.iter().rev() {
-            let _ = std::fs::remove_dir(path);
-        }
+/// The error without the name of the temporary file, which means nothing to the user.
+fn unnamed(error: std::io::Error) -> std::io::Error {
+    match error.raw_os_error() {
+        Some(code) => std::io::Error::from_raw_os_error(code),
+        None => std::io::Error::from(error.kind()),
     }
-}
-
-/// A name in the same folder that nobody else uses.
-fn beside(place: &Path) -> PathBuf {
-    let mut name: OsString = place.as_os_str().to_owned();
-    name.push(format!(".part-{}", std::process::id()));
-    PathBuf::from(name)
 }

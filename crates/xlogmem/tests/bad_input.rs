@@ -7,8 +7,12 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 #![cfg(target_os = "linux")]
 
+#[path = "bad_input/names.rs"]
+mod names;
 mod scratch;
 mod support;
+#[path = "bad_input/temporary.rs"]
+mod temporary;
 
 use std::collections::BTreeMap;
 use std::path::Path;

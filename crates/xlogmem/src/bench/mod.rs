@@ -5,7 +5,6 @@
 mod figures;
 mod measure;
 
-use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
@@ -15,6 +14,7 @@ use xlog_cuda::{CudaDevice, DeviceSpec};
 use crate::cli::Refusal;
 use crate::doctor::{Cuda, select};
 use crate::page::Page;
+use crate::temporary::Folder;
 use crate::{Output, json_text};
 use figures::Group;
 use measure::Effort;
@@ -87,15 +87,6 @@ struct Figure {
     ratio: f64,
 }
 
-/// A directory that is gone when this is.
-struct Scratch(PathBuf);
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
-
 /// Runs the command. A bad device spec is refused; what fails on the device is in the output.
 pub(crate) fn run(arguments: &BenchArguments) -> Result<Output, Refusal> {
     let selection = select(arguments.device.as_deref(), &Cuda::find())
@@ -113,9 +104,7 @@ pub(crate) fn run(arguments: &BenchArguments) -> Result<Output, Refusal> {
 }
 
 fn measure(spec: DeviceSpec, effort: Effort) -> Report {
-    let scratch = std::env::temp_dir().join(format!("xlogmem-bench-{}", std::process::id()));
-    let made = std::fs::create_dir_all(&scratch).map_err(|error| error.to_string());
-    let scratch = Scratch(scratch);
+    let scratch = Folder::create("xlogmem-bench-").map_err(|error| error.to_string());
     // A line on standard error that the next one replaces, where somebody is looking.
     let is_seen = std::io::IsTerminal::is_terminal(&std::io::stderr());
     let told = |what: &str| {
@@ -123,8 +112,8 @@ fn measure(spec: DeviceSpec, effort: Effort) -> Report {
             eprint!("\r\x1b[Kmeasuring: {what}");
         }
     };
-    let groups = made.and_then(|()| {
-        figures::measure(spec, effort, &scratch.0, told).map_err(|error| error.to_string())
+    let groups = scratch.and_then(|scratch| {
+        figures::measure(spec, effort, scratch.path(), told).map_err(|error| error.to_string())
     });
     if is_seen {
         eprint!("\r\x1b[K");

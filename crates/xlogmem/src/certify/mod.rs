@@ -21,6 +21,7 @@ use crate::cli::Refusal;
 use crate::convert::input::Trouble;
 use crate::doctor::{Cuda, select};
 use crate::part::PartFolder;
+use crate::temporary;
 use cell::{By, Catch, Line};
 use plan::{Bug, Circumstance, Stack};
 use report::{Cell, Report, Verdict};
@@ -248,7 +249,7 @@ struct Said {
 fn talk(mut command: Command) -> Result<Said, String> {
     let failed = |error: std::io::Error| error.to_string();
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut child = command.spawn().map_err(failed)?;
+    let (mut child, _registered) = temporary::process(&mut command).map_err(failed)?;
     let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
     std::thread::scope(|scope| {
         let out = scope.spawn(move || hear(stdout));

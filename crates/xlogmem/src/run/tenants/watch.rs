@@ -10,6 +10,7 @@ use xlog_cuda::ledger::{LedgerResult, LedgerView, Snapshot};
 
 use super::super::progress::Progress;
 use super::worker::{Line, Outcome};
+use crate::temporary::{self, Folder, Registered};
 
 /// What was seen of the ledger while the processes ran.
 #[derive(Clone, Copy, Debug, Default)]
@@ -53,13 +54,15 @@ fn steady(view: &LedgerView) -> LedgerResult<Option<Snapshot>> {
 /// A process that does not outlive its run.
 pub(super) struct Worker {
     child: Child,
+    _registered: Registered,
 }
 
 impl Worker {
     pub(super) fn spawn(mut command: Command) -> std::io::Result<(Self, Option<ChildStdout>)> {
-        let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?;
+        let (mut child, _registered) =
+            temporary::process(command.stdin(Stdio::null()).stdout(Stdio::piped()))?;
         let output = child.stdout.take();
-        Ok((Self { child }, output))
+        Ok((Self { child, _registered }, output))
     }
 
     pub(super) fn pid(&self) -> u32 {
@@ -96,28 +99,16 @@ pub(super) fn listen(output: Option<ChildStdout>, progress: &Progress) -> Option
 }
 
 /// A directory for the ledger of a run, removed with it.
-pub(super) struct Scratch(PathBuf);
+pub(super) struct Scratch(Folder);
 
 impl Scratch {
     pub(super) fn new() -> std::io::Result<Self> {
         let shared_memory = Path::new("/dev/shm");
         let base = if shared_memory.is_dir() { shared_memory.into() } else { std::env::temp_dir() };
-        let clock = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default().as_nanos();
-        let path = base.join(format!("xlogmem-tenants-{}-{clock:x}", std::process::id()));
-        let mut builder = std::fs::DirBuilder::new();
-        #[cfg(unix)]
-        std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
-        builder.create(&path)?;
-        Ok(Self(path))
+        Folder::create_in(&base, "xlogmem-tenants-").map(Self)
     }
 
     pub(super) fn ledger(&self) -> PathBuf {
-        self.0.join("tenants.ledger")
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
+        self.0.path().join("tenants.ledger")
     }
 }
