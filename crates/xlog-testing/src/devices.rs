@@ -32,15 +32,6 @@ pub fn specs() -> Vec<String> {
     }
 }
 
-/// The devices to test on, each newly opened.
-///
-/// # Panics
-/// When one cannot be opened.
-#[must_use]
-pub fn devices() -> Vec<Arc<CudaDevice>> {
-    specs().iter().map(|spec| open(spec)).collect()
-}
-
 fn open(spec: &str) -> Arc<CudaDevice> {
     Arc::new(CudaDevice::open(spec).unwrap_or_else(|error| panic!("{error}")))
 }
@@ -51,13 +42,20 @@ fn open(spec: &str) -> Arc<CudaDevice> {
 /// When the body does, or when it left a race behind.
 pub fn for_each_device(body: impl Fn(&Arc<CudaDevice>)) {
     for spec in specs() {
-        let device = open(&spec);
         let _replay = Replay(&spec);
-        let _alone = alone(&device);
-        body(&device);
-        let races = device.races();
-        assert!(races.is_empty(), "the program races: {races:#?}");
+        in_turn(&spec, open, |device| {
+            body(device);
+            let races = device.races();
+            assert!(races.is_empty(), "the program races: {races:#?}");
+        });
     }
+}
+
+/// Opens a device, runs `body` on it and closes it, all in one turn: opening and closing make calls that wait for the whole device.
+fn in_turn<D>(spec: &str, open: impl FnOnce(&str) -> D, body: impl FnOnce(&D)) {
+    let _turn = turn(spec);
+    let device = open(spec);
+    body(&device);
 }
 
 /// The same, and on a simulated device behind the plain seam where no device is named.
@@ -108,11 +106,18 @@ pub fn threads<'a>(device: &CudaDevice, bodies: Vec<Box<dyn FnOnce() + Send + 'a
     }
 }
 
-/// One test at a time on a GPU: there is one context per process, and a device-wide wait of one test would wait for the
-/// gates of another.
-fn alone(device: &CudaDevice) -> Option<MutexGuard<'static, ()>> {
-    static GPU: Mutex<()> = Mutex::new(());
-    device.sim().is_none().then(|| GPU.lock().unwrap_or_else(PoisonError::into_inner))
+/// Held by the test whose turn it is.
+static GPU: Mutex<()> = Mutex::new(());
+
+/// The turn of one test on the GPU of this process. `None` for a simulated device, on which tests run beside each other.
+///
+/// There is one context per process. Driver calls that free memory or load kernels wait for all work of the context, so those of one
+/// test would wait for the gates of another. [`for_each_device`] takes the turn; a test that opens its device itself takes it
+/// before, and drops it after the device.
+#[must_use]
+pub fn turn(spec: &str) -> Option<MutexGuard<'static, ()>> {
+    let is_simulated = spec.parse::<DeviceSpec>().is_ok_and(DeviceSpec::is_simulated);
+    (!is_simulated).then(|| GPU.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
 /// Says how to run a failed body again.
@@ -123,5 +128,32 @@ impl Drop for Replay<'_> {
         if std::thread::panicking() {
             eprintln!("failed on device {0}; run it again with {TEST_DEVICE_VARIABLE}={0}", self.0);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Looks whether it is somebody's turn while it is opened and while it is closed.
+    struct Device;
+
+    impl Device {
+        fn open(_: &str) -> Self {
+            assert!(GPU.try_lock().is_err(), "opened out of turn");
+            Self
+        }
+    }
+
+    impl Drop for Device {
+        fn drop(&mut self) {
+            assert!(GPU.try_lock().is_err(), "closed out of turn");
+        }
+    }
+
+    #[test]
+    fn a_gpu_is_opened_and_closed_within_the_turn_of_its_test() {
+        in_turn("cuda:0", Device::open, |_| assert!(GPU.try_lock().is_err()));
+        assert!(turn("sim").is_none() && turn("sim:7").is_none());
     }
 }

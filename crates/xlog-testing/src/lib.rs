@@ -5,8 +5,8 @@
 //! run it again are printed, and a program that races on a simulated device fails whatever its bytes were.
 //!
 //! [`Buffer`] is device memory that frees itself, [`threads`] runs host threads (logical ones under a seed), and
-//! [`WatchedGate`] turns a call that waits for a held stream into a failure instead of a hang. A helper of tests: it
-//! panics where a library would return an error.
+//! [`WatchedGate`] turns a call that waits for a held stream into a failure instead of a hang; [`left_out`] reports a test
+//! that needs a tool which is missing. A helper of tests: it panics where a library would return an error.
 
 // A helper of tests fails tests.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
@@ -14,10 +14,11 @@
 mod buffer;
 mod devices;
 mod gate;
+mod tools;
 
 pub use buffer::{Buffer, pattern};
 pub use devices::{
-    SEEDS, TEST_DEVICE_VARIABLE, devices, for_each_device, for_each_seam, for_each_sim, specs,
-    threads,
+    SEEDS, TEST_DEVICE_VARIABLE, for_each_device, for_each_seam, for_each_sim, specs, threads, turn,
 };
 pub use gate::{WatchedGate, promptly};
+pub use tools::{TEST_TOOLS_VARIABLE, left_out};

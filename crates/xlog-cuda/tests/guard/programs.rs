@@ -13,6 +13,8 @@ use xlog_cuda::device_runtime::{
     ResourceResult, StreamLease,
 };
 
+use xlog_testing::turn;
+
 use crate::support::{Random, Replay, Rig, gpu, poke, quiet, seeds};
 
 const STEPS: usize = 18;
@@ -272,6 +274,7 @@ fn run_all(plants: bool) {
     for seed in seeds(5000, 200) {
         let _replay = Replay(seed);
         let spec = gpu().unwrap_or_else(|| format!("sim:{seed}"));
+        let _turn = turn(&spec);
         let device = Arc::new(CudaDevice::open(&spec).unwrap());
         Program::new(&device, seed).run(plants);
     }

@@ -1,0 +1,28 @@
+//! Tests that need a tool beside the Rust toolchain: node, Python, strace, another shell.
+//!
+//! Where the tool is missing, the test is left out and one line on standard error names it. With `XLOG_TEST_TOOLS=required`, as CI sets it,
+//! a missing tool is a failure.
+//!
+//! The tests of crates below `xlog-testing` include this file by its path, so it uses the standard library only.
+
+use std::io::Write;
+
+/// The environment variable that says whether tools are `required` or `optional` (the default).
+pub const TEST_TOOLS_VARIABLE: &str = "XLOG_TEST_TOOLS";
+
+/// Reports a test, or a part of one, that is left out because a tool is missing.
+///
+/// # Panics
+/// When `XLOG_TEST_TOOLS` is `required`, or neither that nor `optional`.
+pub fn left_out(part: &str, missing: &str) {
+    let line = format!("left out: {part}: {missing}");
+    match std::env::var(TEST_TOOLS_VARIABLE).as_deref() {
+        Err(_) | Ok("optional") => {}
+        Ok("required") => panic!("{line}; {TEST_TOOLS_VARIABLE}=required"),
+        Ok(other) => {
+            panic!("{TEST_TOOLS_VARIABLE}: \"{other}\" is neither \"required\" nor \"optional\"")
+        }
+    }
+    // Not by `eprintln`: the test harness shows what that prints only of tests that fail.
+    let _ = writeln!(std::io::stderr(), "{line}");
+}
