@@ -12,7 +12,7 @@ use std::time::Duration;
 use xlog_driver::cuda::{CudaDriver, device_count, driver_version};
 use xlog_driver::{Driver, DriverError, MapAccess, PoolOptions, ReusePolicy, StreamHandle};
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(120);
 
 fn ordinal() -> Option<usize> {
     let spec = std::env::var("XLOG_TEST_DEVICE").ok();

@@ -1,6 +1,7 @@
 //! The page of `xlogmem report` in a real browser without a window.
 //!
-//! `scripts/browser` installs the browser. Where there is none these tests fail and say so; `XLOG_BROWSER=none` leaves them out.
+//! `scripts/browser` installs the browser with npm. Where there is none, or with `XLOG_BROWSER=none`, these tests are left out and say so;
+//! `XLOG_TEST_TOOLS=required` demands it.
 //! With `XLOG_SCREENSHOTS=FOLDER` they leave their pictures there.
 
 // Helpers of tests fail tests.
@@ -16,25 +17,26 @@ use std::sync::{Mutex, PoisonError};
 use scratch::{Scratch, run};
 use serde_json::Value;
 use support::text;
+use xlog_testing::left_out;
 
-/// One browser at a time: they are timed.
+/// One browser at a time: each takes much memory.
 static TURN: Mutex<()> = Mutex::new(());
 
 fn browser() -> Option<String> {
     if std::env::var("XLOG_BROWSER").is_ok_and(|browser| browser == "none") {
-        eprintln!("left out: XLOG_BROWSER is none, the page was not tested");
+        left_out("the report in a browser", "XLOG_BROWSER is none");
         return None;
     }
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/browser");
-    let output = Command::new(&script).output();
-    let output = output.unwrap_or_else(|error| panic!("{}: {error}", script.display()));
-    let path = text(&output.stdout).trim().to_owned();
-    assert!(
-        output.status.success() && !path.is_empty(),
-        "there is no browser to test the page in, XLOG_BROWSER=none leaves this out: {}",
-        text(&output.stderr)
-    );
-    Some(path)
+    let missing = match Command::new(&script).output() {
+        Ok(output) if output.status.success() && !output.stdout.is_empty() => {
+            return Some(text(&output.stdout).trim().to_owned());
+        }
+        Ok(output) => text(&output.stderr).lines().last().unwrap_or_default().to_owned(),
+        Err(error) => format!("{}: {error}", script.display()),
+    };
+    left_out("the report in a browser", &missing);
+    None
 }
 
 fn make(arguments: &[&str]) {

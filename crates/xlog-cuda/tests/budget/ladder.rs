@@ -289,7 +289,7 @@ fn a_returned_block_is_waited_for_with_deadline() {
             std::thread::sleep(Duration::from_millis(20));
             inner.set(|state| state.reapable = true);
         });
-        let patient = OomPolicy::default().with_deadline(Duration::from_secs(20));
+        let patient = OomPolicy::default().with_deadline(Duration::from_secs(120));
         let all = budget.allocate_with(1000, StreamId::DEFAULT, TAG, &patient).unwrap();
         budget.deallocate(all).unwrap();
     });

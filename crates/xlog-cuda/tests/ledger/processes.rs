@@ -9,7 +9,7 @@
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use xlog_cuda::device_runtime::{
@@ -17,12 +17,15 @@ use xlog_cuda::device_runtime::{
 };
 use xlog_cuda::ledger::UNIT;
 use xlog_cuda::{CudaDevice, DeviceSpec};
+use xlog_testing::turn;
 
 use crate::cells::{Cells, Field, HOLD, PAUSE, QUIT, RUN, WORKERS};
 use crate::support::{MIB, Process, Random, TestDirectory, python, seed, wait_until};
 use crate::worker::{LARGEST, LOCK_DEADLINE};
 
 const LIMIT: u64 = 320 * MIB;
+/// How long rounds go on until everything that is to be judged has happened.
+const LONGEST: Duration = Duration::from_secs(200);
 /// The row of the Python process.
 const PYTHON: usize = WORKERS - 1;
 const RESOURCES: [&str; PYTHON] = ["async", "pool", "direct", "async", "pool", "direct", "async"];
@@ -249,6 +252,16 @@ impl Fleet {
         assert_eq!((left.used(), left.granted(), left.slots.len()), (0, 0, 1), "{left:?}");
     }
 
+    /// Whether the limit was met, readings saw it, Python took part, and processes died and stopped.
+    fn has_met_everything(&self, rounds: u64, sight: &Sight) -> bool {
+        sight.samples.load(Ordering::Relaxed) > rounds
+            && sight.highest.load(Ordering::Relaxed) > LIMIT / 2
+            && self.total(Field::Refused) > 0
+            && (self.python.is_none() || self.cells.load(PYTHON, Field::Steps) > rounds)
+            && self.counts.killed > 0
+            && self.counts.stopped > 0
+    }
+
     fn total(&self, field: Field) -> u64 {
         (0..WORKERS).map(|row| self.cells.load(row, field)).sum()
     }
@@ -256,21 +269,19 @@ impl Fleet {
 
 #[derive(Debug, Default)]
 struct Sight {
-    samples: u64,
-    highest: u64,
+    samples: AtomicU64,
+    highest: AtomicU64,
 }
 
 /// Adds up what the living really hold, over and over.
-fn watch(cells: &Cells, done: &AtomicBool) -> Sight {
-    let mut sight = Sight::default();
+fn watch(cells: &Cells, done: &AtomicBool, sight: &Sight) {
     while !done.load(Ordering::Relaxed) {
         if let Some(sum) = cells.sum_of_living() {
-            sight.samples += 1;
-            sight.highest = sight.highest.max(sum * UNIT);
+            sight.samples.fetch_add(1, Ordering::Relaxed);
+            sight.highest.fetch_max(sum * UNIT, Ordering::Relaxed);
         }
         std::thread::sleep(Duration::from_micros(100));
     }
-    sight
 }
 
 #[test]
@@ -286,13 +297,18 @@ fn eight_processes_killed_and_stopped_never_hold_more_than_the_limit() {
         Err(_) => 20,
     };
     let test = "eight_processes_killed_and_stopped_never_hold_more_than_the_limit";
+    let _turn = turn(&device.to_string());
     let mut fleet = Fleet::new(seed(test), device);
     let (cells, done) = (fleet.cells.clone(), Arc::new(AtomicBool::new(false)));
+    let sight = Arc::new(Sight::default());
     let eye = std::thread::spawn({
-        let done = done.clone();
-        move || watch(&cells, &done)
+        let (done, sight) = (done.clone(), sight.clone());
+        move || watch(&cells, &done, &sight)
     });
-    for _ in 0..rounds {
+    let mut ran = 0;
+    // On a busy machine it takes more rounds until everything that is to be judged has happened.
+    while ran < rounds || (!fleet.has_met_everything(rounds, &sight) && begin.elapsed() < LONGEST) {
+        ran += 1;
         let dead = fleet.disturb();
         fleet.judge(&dead);
         for row in dead {
@@ -301,27 +317,18 @@ fn eight_processes_killed_and_stopped_never_hold_more_than_the_limit() {
     }
     fleet.dissolve();
     done.store(true, Ordering::Relaxed);
-    let sight = eye.join().unwrap();
+    eye.join().unwrap();
     let (steps, refused) = (fleet.total(Field::Steps), fleet.total(Field::Refused));
     let python = if fleet.python.is_some() { fleet.cells.load(PYTHON, Field::Steps) } else { 0 };
     println!(
-        "{rounds} rounds on {device} in {:.1?}: {steps} steps, {refused} refused, {} busy, {} samples, blocks took at \
+        "{ran} rounds on {device} in {:.1?}: {steps} steps, {refused} refused, {} busy, {} samples, blocks took at \
          most {} of {LIMIT} bytes, {:?}; python: {python} steps",
         begin.elapsed(),
         fleet.total(Field::Busy),
-        sight.samples,
-        sight.highest,
+        sight.samples.load(Ordering::Relaxed),
+        sight.highest.load(Ordering::Relaxed),
         fleet.counts,
     );
-    assert!(sight.highest <= LIMIT, "{sight:?}");
-    assert!(sight.samples > rounds, "{sight:?}");
-    assert!(refused > 0, "the limit was not met");
-    assert!(sight.highest > LIMIT / 2, "{sight:?}");
-    if fleet.python.is_some() {
-        assert!(python > rounds, "Python took no part");
-    }
-    if rounds >= 20 {
-        let counts = &fleet.counts;
-        assert!(counts.killed > 0 && counts.stopped > 0, "{counts:?}");
-    }
+    assert!(sight.highest.load(Ordering::Relaxed) <= LIMIT, "{sight:?}");
+    assert!(fleet.has_met_everything(rounds, &sight), "within {LONGEST:?}: {sight:?}");
 }

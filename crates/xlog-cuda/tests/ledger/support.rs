@@ -11,6 +11,7 @@ use std::time::{Duration, Instant, SystemTime};
 use xlog_cuda::device_runtime::{LedgerSetting, ResourceKind, RuntimeConfig, XlogDeviceRuntime};
 use xlog_cuda::ledger::{DeviceKey, Ledger, LedgerConfig};
 use xlog_cuda::{ByteSize, CudaDevice};
+use xlog_testing::left_out;
 
 pub(crate) const MIB: u64 = 1 << 20;
 pub(crate) const KINDS: [ResourceKind; 3] =
@@ -135,26 +136,24 @@ impl Drop for Process {
 pub(crate) fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
     let begin = Instant::now();
     while !done() {
-        assert!(begin.elapsed() < Duration::from_secs(60), "waited too long until {what}");
+        assert!(begin.elapsed() < Duration::from_secs(120), "waited too long until {what}");
         std::thread::sleep(Duration::from_micros(500));
     }
 }
 
-/// The interpreter behind `python3`, without wrappers. `None`, with the reason printed, if there is none.
+/// The interpreter behind `python3`, without wrappers. `None`, with what is left out reported, if there is none.
 pub(crate) fn python() -> Option<PathBuf> {
     let probe = "import sys, fcntl; fcntl.F_OFD_SETLK; print(sys.executable)";
-    match Command::new("python3").args(["-c", probe]).output() {
+    let missing = match Command::new("python3").args(["-c", probe]).output() {
         Ok(output) if output.status.success() => {
-            Some(String::from_utf8(output.stdout).unwrap().trim().into())
+            return Some(String::from_utf8(output.stdout).unwrap().trim().into());
         }
         Ok(output) => {
             let said = String::from_utf8_lossy(&output.stderr);
-            println!("without a Python process: python3 lacks what it needs: {said}");
-            None
+            format!("python3 lacks OFD locks: {}", said.lines().last().unwrap_or_default())
         }
-        Err(error) => {
-            println!("without a Python process: python3 cannot be run: {error}");
-            None
-        }
-    }
+        Err(error) => format!("python3 cannot be run: {error}"),
+    };
+    left_out("the Python process beside the others", &missing);
+    None
 }

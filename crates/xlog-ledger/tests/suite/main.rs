@@ -17,3 +17,7 @@ mod tags;
 mod threads;
 mod vanished;
 mod worker;
+// Which tools the tests may do without; it uses the standard library only.
+#[path = "../../../xlog-testing/src/tools.rs"]
+#[allow(dead_code, unreachable_pub)]
+mod tools;

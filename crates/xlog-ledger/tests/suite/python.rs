@@ -117,7 +117,7 @@ assert raises(Full, ledger.take, 99 * 256).available == 59 * 256
             }
         });
         let active = "
-ledger = Ledger(path, patience=10)
+ledger = Ledger(path, patience=120)
 ledger.take(98 * 256)
 ";
         let result = std::panic::catch_unwind(|| run_well(&path, active));

@@ -15,9 +15,11 @@ use crate::support::KEY;
 use crate::system_calls::traced;
 use crate::worker::{watch, work};
 
+/// Bounded, so that nothing outlives a test run that was itself killed.
+const LONGEST_LIFE: Duration = Duration::from_secs(300);
+
 fn wait_for_the_end() -> ! {
-    // Bounded, so that nothing outlives a test run that was itself killed.
-    std::thread::sleep(Duration::from_secs(60));
+    std::thread::sleep(LONGEST_LIFE);
     std::process::exit(3)
 }
 
@@ -34,7 +36,7 @@ fn fork_a_sleeper() -> libc::pid_t {
         let _ = write.write_all(b"x");
         // SAFETY: as above.
         unsafe {
-            libc::sleep(60);
+            libc::sleep(LONGEST_LIFE.as_secs() as u32);
             libc::_exit(0);
         }
     }
@@ -79,7 +81,8 @@ fn role() {
         "take-60-and-start-a-program" => {
             let ledger = open(0);
             ledger.take(60 * UNIT).unwrap();
-            let mut program = Command::new("sleep").arg("60").spawn().unwrap();
+            let mut program =
+                Command::new("sleep").arg(LONGEST_LIFE.as_secs().to_string()).spawn().unwrap();
             ready(program.id().to_string());
             program.wait().unwrap();
         }

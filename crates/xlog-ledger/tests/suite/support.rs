@@ -9,6 +9,8 @@ use std::time::{Duration, Instant, SystemTime};
 
 use xlog_ledger::{DeviceKey, Ledger, LedgerConfig, UNIT};
 
+use crate::tools::left_out;
+
 pub(crate) const KEY: &str = "GPU-test";
 
 /// A directory of mode 0700, removed with what is in it.
@@ -139,30 +141,26 @@ impl Drop for Process {
 pub(crate) fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
     let begin = Instant::now();
     while !done() {
-        assert!(begin.elapsed() < Duration::from_secs(20), "waited too long until {what}");
+        assert!(begin.elapsed() < Duration::from_secs(120), "waited too long until {what}");
         std::thread::sleep(Duration::from_micros(200));
     }
 }
 
-/// The interpreter behind `python3`, without wrappers. `None`, with the reason printed, if there is none.
+/// The interpreter behind `python3`, without wrappers. `None`, with what is left out reported, if there is none.
 pub(crate) fn python() -> Option<PathBuf> {
     let probe = "import sys, fcntl; fcntl.F_OFD_SETLK; print(sys.executable)";
-    match Command::new("python3").args(["-c", probe]).output() {
+    let missing = match Command::new("python3").args(["-c", probe]).output() {
         Ok(output) if output.status.success() => {
-            Some(String::from_utf8(output.stdout).unwrap().trim().into())
+            return Some(String::from_utf8(output.stdout).unwrap().trim().into());
         }
         Ok(output) => {
-            println!(
-                "skipped: python3 lacks OFD locks: {}",
-                String::from_utf8_lossy(&output.stderr)
-            );
-            None
+            let said = String::from_utf8_lossy(&output.stderr);
+            format!("python3 lacks OFD locks: {}", said.lines().last().unwrap_or_default())
         }
-        Err(error) => {
-            println!("skipped: python3 cannot be run: {error}");
-            None
-        }
-    }
+        Err(error) => format!("python3 cannot be run: {error}"),
+    };
+    left_out("the ledger's Python client", &missing);
+    None
 }
 
 pub(crate) fn python_client() -> PathBuf {

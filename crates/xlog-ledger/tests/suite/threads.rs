@@ -23,7 +23,7 @@ fn threads_of_two_slots_never_hold_more_than_the_limit() {
     let seed = seed("threads_of_two_slots_never_hold_more_than_the_limit");
     let directory = TestDirectory::new();
     let config =
-        directory.config(LIMIT).with_chunk(32 * UNIT).with_lock_deadline(Duration::from_secs(20));
+        directory.config(LIMIT).with_chunk(32 * UNIT).with_lock_deadline(Duration::from_secs(120));
     let ledgers = [Ledger::open(config.clone()).unwrap(), Ledger::open(config).unwrap()];
     let truth = AtomicU64::new(0);
     let refused = AtomicU64::new(0);
@@ -83,24 +83,4 @@ fn a_thread_that_holds_the_file_lock_delays_the_others_up_to_the_deadline() {
     assert!(begin.elapsed() >= Duration::from_millis(30));
     drop(lock);
     ledger.take(1).unwrap();
-}
-
-/// Prints what a pair costs from the grant; the bound only catches a lock or a system call that crept in.
-#[test]
-fn a_pair_from_the_grant_costs_nanoseconds() {
-    const PAIRS: u32 = 200_000;
-    let directory = TestDirectory::new();
-    let ledger = Ledger::open(directory.config(1 << 20).with_chunk(1024 * UNIT)).unwrap();
-    ledger.take(UNIT).unwrap();
-    let run = || {
-        let begin = Instant::now();
-        for _ in 0..PAIRS {
-            ledger.take(64 * UNIT).unwrap();
-            ledger.give(64 * UNIT).unwrap();
-        }
-        begin.elapsed().as_nanos() as f64 / f64::from(PAIRS)
-    };
-    let best = (0..5).map(|_| run()).fold(f64::INFINITY, f64::min);
-    println!("take + give from the grant: {best:.1} ns");
-    assert!(best < 500.0, "{best} ns");
 }

@@ -23,7 +23,7 @@ fn stream_threads() -> usize {
 
 fn comes_true(condition: impl Fn() -> bool) -> bool {
     let patience = Instant::now();
-    while !condition() && patience.elapsed() < Duration::from_secs(10) {
+    while !condition() && patience.elapsed() < Duration::from_secs(120) {
         std::thread::sleep(Duration::from_millis(1));
     }
     condition()

@@ -9,6 +9,7 @@ use xlog_trace::export::write_chrome_trace;
 use xlog_trace::{Action, Failure, Format, Names, Record, Strictness};
 
 use crate::support::{Random, Scratch, any_record, encode, for_seeds, reader};
+use crate::tools::left_out;
 
 fn export(records: &[Record], names: &Names) -> Value {
     let bytes = encode(Format::Binary, records, names);
@@ -107,7 +108,8 @@ fn is_within_schema(files: &[&Path]) -> Option<Result<(), String>> {
     let output = match command.args(["-c", VALIDATE]).arg(schema).args(files).output() {
         Ok(output) if output.status.code() != Some(3) => output,
         _ => {
-            eprintln!("skipped: no python3 with the module jsonschema");
+            let missing = "there is no python3 with the module jsonschema";
+            left_out("the JSON schema of Chrome traces", missing);
             return None;
         }
     };

@@ -16,3 +16,7 @@ mod round_trip;
 mod snapshot;
 mod summary;
 mod support;
+// Which tools the tests may do without; it uses the standard library only.
+#[path = "../../../xlog-testing/src/tools.rs"]
+#[allow(dead_code, unreachable_pub)]
+mod tools;

@@ -41,7 +41,7 @@ fn a_full_disk_is_counted_and_told_once_and_blocks_nobody() {
         for index in 0..50_000 {
             recorder.emit(record(index));
         }
-        assert!(started.elapsed() < Duration::from_secs(5), "emitting does not wait for a disk");
+        assert!(started.elapsed() < Duration::from_secs(120), "emitting does not wait for a disk");
         let error = recorder.flush().unwrap_err();
         assert!(matches!(error, TraceError::Io { .. }), "{error}");
         let stats = recorder.stats();
@@ -131,7 +131,8 @@ fn a_writer_that_hangs_blocks_nobody_for_long_and_goes_on_when_it_can() {
     for index in 0..20_000 {
         recorder.emit(record(index));
     }
-    assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
+    // Each record that waited would wait 50 ms: a quarter of an hour together.
+    assert!(started.elapsed() < Duration::from_secs(120), "{:?}", started.elapsed());
     let dropped = recorder.dropped_records();
     assert!(dropped > 0, "a pipe does not hold 20000 records");
     let reader = std::thread::spawn(move || {

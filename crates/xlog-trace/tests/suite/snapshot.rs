@@ -6,6 +6,7 @@ use xlog_trace::export::{SnapshotCounts, write_torch_snapshot};
 use xlog_trace::{Action, Failure, Format, Names, Record, Strictness};
 
 use crate::support::{Random, Scratch, any_record, encode, for_seeds, reader};
+use crate::tools::left_out;
 
 fn export(records: &[Record], names: &Names) -> (Vec<u8>, SnapshotCounts) {
     let bytes = encode(Format::Binary, records, names);
@@ -71,7 +72,7 @@ fn python(bytes: &[u8], more: &str) -> Option<String> {
     let output = match Command::new("python3").arg("-c").arg(CHECK).arg(&path).arg(more).output() {
         Ok(output) => output,
         Err(error) => {
-            eprintln!("skipped: python3 cannot be started ({error})");
+            left_out("reading a snapshot back", &format!("python3 cannot be run: {error}"));
             return None;
         }
     };

@@ -58,6 +58,12 @@ impl BudgetHandle {
         self.core.sight(0, DEVICE).pending
     }
 
+    /// How many requests wait for memory, as their [`WaitPolicy`](super::WaitPolicy) says.
+    #[must_use]
+    pub fn waiting_requests(&self) -> usize {
+        self.core.queue.len()
+    }
+
     /// How far requests go before they are refused.
     #[must_use]
     pub fn policy(&self) -> OomPolicy {

@@ -40,7 +40,12 @@ impl Queue {
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.0.lock().waiters.is_empty()
+        self.len() == 0
+    }
+
+    /// How many requests wait.
+    pub(crate) fn len(&self) -> usize {
+        self.0.lock().waiters.len()
     }
 }
 
