@@ -57,7 +57,7 @@ impl Page {
         if !self.0.is_empty() {
             self.0.push('\n');
         }
-        for line in wrap(&escape::lines(verdict), WIDTH) {
+        for line in wrap(&escape::line(verdict), WIDTH) {
             self.0.push_str(&line);
             self.0.push('\n');
         }

@@ -43,7 +43,8 @@ impl Part {
             Some(folder) if !folder.as_os_str().is_empty() => folder,
             _ => Path::new("."),
         };
-        let (file, path) = temporary::file(folder, ".part-").map_err(unnamed).map_err(blame)?;
+        let made = temporary::file(folder, ".part-");
+        let (file, path) = made.map_err(|error| blame_unnamed(output, &error))?;
         Ok(Self { moves: Some((path, place)), file })
     }
 
@@ -88,7 +89,8 @@ impl PartFolder {
         for path in missing {
             made.insert(0, EmptyFolder::create(&path).map_err(blame)?);
         }
-        let folder = Folder::create_in(output, ".part-").map_err(unnamed).map_err(blame)?;
+        let folder = Folder::create_in(output, ".part-");
+        let folder = folder.map_err(|error| blame_unnamed(output, &error))?;
         Ok(Self { folder, place: Some(output.to_owned()), made })
     }
 
@@ -134,10 +136,9 @@ impl PartFolder {
     }
 }
 
-/// The error without the name of the temporary file, which means nothing to the user.
-fn unnamed(error: std::io::Error) -> std::io::Error {
-    match error.raw_os_error() {
-        Some(code) => std::io::Error::from_raw_os_error(code),
-        None => std::io::Error::from(error.kind()),
-    }
+/// What is wrong with an output, without the name of the temporary file: that means nothing to the user.
+fn blame_unnamed(output: &Path, error: &std::io::Error) -> String {
+    let text = error.to_string();
+    let text = text.split_once(" at path ").map_or(text.as_str(), |(text, _)| text);
+    format!("{}: {text}", output.display())
 }

@@ -250,7 +250,7 @@ impl PageData {
     }
 
     pub(super) fn title(&self) -> String {
-        format!("{} - device memory", self.log)
+        format!("{} - device memory", crate::escape::line(&self.log))
     }
 }
 

@@ -96,6 +96,7 @@ pub(super) fn draw(analysis: &Analysis, budget: Option<u64>) -> Picture {
         size(total.peak_bytes),
         seconds(analysis.peak_time)
     );
+    let title = crate::escape::line(&title).into_owned();
     let mut picture = Picture { title: title.clone(), shapes: Vec::new() };
     picture.area(0.0, 0.0, WIDTH as f64, HEIGHT as f64, PAPER);
     picture.text(LEFT as f64, 28.0, Anchor::Start, &title, INK);
