@@ -306,7 +306,7 @@ fn a_view_sees_everything_and_touches_nothing() {
     assert!(slot.alive);
     assert_eq!((slot.pid, slot.peak), (std::process::id(), 30 * UNIT));
     assert_eq!(slot.name, "viewed?[2J");
-    assert!(slot.started.elapsed().unwrap() < Duration::from_secs(60));
+    assert!(slot.started.elapsed().unwrap() < Duration::from_secs(600));
     assert_eq!(fs::read(ledger.path()).unwrap(), before);
     drop(ledger);
     assert_eq!(view.snapshot().unwrap().slots.len(), 0);
