@@ -132,6 +132,32 @@ fn child_holds_memory() {
 }
 
 #[test]
+fn what_a_killed_process_left_is_neither_use_nor_pressure() {
+    let place = Place::new("killed");
+    let creator = place.ledger("creator");
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["--ignored", "--exact", "--nocapture", "child_holds_memory"])
+        .env("XLOGMEM_TEST_LEDGER", &place.0)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    assert!(lines.by_ref().map_while(Result::ok).any(|line| line == "holding"));
+    assert!(creator.take(61 * MIB).is_err(), "which sets the pressure word");
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let device = json(&top(&place.0, &["--json", "--every", "0.02"]))["devices"][0].clone();
+    assert_eq!((&device["dead_bytes"], &device["pressure"]), (&(4 * MIB).into(), &false.into()));
+    let page = top(&place.0, &["--once", "--every", "0.02"]);
+    let page = text(&page.stdout);
+    for part in [" 0 % of 64 MiB", "4 MiB left by dead processes", "child (dead)"] {
+        assert!(page.contains(part), "{part} is missing in {page}");
+    }
+    assert!(!page.contains("under pressure"), "{page}");
+}
+
+#[test]
 fn processes_are_seen_while_they_live() {
     let place = Place::new("live");
     let _creator = place.ledger("creator");
