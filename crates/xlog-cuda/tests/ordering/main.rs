@@ -12,5 +12,6 @@ mod metered;
 mod ordering_model;
 mod pool;
 mod pool_joins;
+mod pool_steals;
 mod support;
 mod unannounced;

@@ -13,6 +13,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::support::program::{Program, Step, needed};
 use crate::support::rig::Rig;
@@ -105,11 +106,17 @@ fn blocks_that_are_handed_on_for_long_are_silent_whatever_comes_in_between() {
     }
 }
 
-/// Pools that have room, that have hardly any, and that do not look at what has completed.
-fn pools() -> [PoolConfig; 3] {
+/// Pools that have room, that have hardly any, and that do not look at what has completed; the same where ranges are stolen in
+/// parts; and one that gives back what is complete whenever it is asked.
+fn pools() -> [PoolConfig; 6] {
     let scarce = PoolConfig::default().with_growth(4096).with_maximum(SCARCE);
     let steady = scarce.clone().with_reuse(PoolReuse::deterministic());
-    [PoolConfig::default(), scarce, steady]
+    // A stream gets 4 KiB at a time, so that a few streams share out all there is.
+    let full = PoolConfig::default().with_growth(64 << 10).with_initial(SCARCE);
+    let full = full.with_maximum(SCARCE).with_magazines(0);
+    let strict = full.clone().with_reuse(PoolReuse::deterministic());
+    let passing = PoolConfig::default().with_growth(4096).with_decay(Duration::ZERO, 0);
+    [PoolConfig::default(), scarce, steady, full, strict, passing]
 }
 
 /// Every block of these programs takes 256 bytes; this is little more than they have live.
@@ -122,7 +129,7 @@ fn random_programs_hold_over_pools() {
     }
     for seed in programs(400) {
         let program = Program::random(seed);
-        for (schedule, config) in schedules(seed, 3).into_iter().zip(pools()) {
+        for (schedule, config) in schedules(seed, 6).into_iter().zip(pools()) {
             let place = format!(
                 "XLOG_ORDERING_PROGRAM={seed} XLOG_ORDERING_SCHEDULE={schedule} {config:?}"
             );

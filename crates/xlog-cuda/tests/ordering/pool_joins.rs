@@ -31,30 +31,67 @@ fn shared_out(device: &Arc<CudaDevice>, config: PoolConfig) -> (Rig, [StreamLeas
 }
 
 #[test]
-fn complete_memory_of_several_streams_is_joined_before_the_pool_grows() {
+fn ranges_of_several_streams_are_joined_before_a_request_is_refused() {
     for_each_seam(|device| {
-        let (rig, [one, two]) = shared_out(device, PoolConfig::default());
+        let (rig, [_, two]) = shared_out(device, PoolConfig::default().with_maximum(12 * MIB));
         let all = rig.allocate(11 * MIB, &two);
         fill(&two, all.ptr, 2, 11 * MIB);
         assert_all(&read(&two, all.ptr, 11 * MIB).unwrap(), 2);
-        let snapshot = rig.pool.snapshot();
-        assert_eq!((snapshot.reserved_bytes, snapshot.paths.waited), (12 * MIB, 0), "{snapshot:?}");
+        assert_eq!(rig.pool.snapshot().reserved_bytes, 12 * MIB);
         rig.pool.deallocate(all).unwrap();
-        // What does not fit is served all the same, from the device.
-        let more = rig.allocate(13 * MIB, &one);
-        assert!(rig.pool.snapshot().reserved_bytes >= 25 * MIB);
-        rig.pool.deallocate(more).unwrap();
         rig.empty();
         assert!(device.races().is_empty());
     });
 }
 
-/// One stream still works on what it has freed when the other asks for more than it has; what the pool holds then.
+#[test]
+fn a_pool_that_may_grow_scans_no_arena_to_join_ranges_of_several_streams() {
+    for_each_seam(|device| {
+        let (rig, [one, two]) = shared_out(device, PoolConfig::default());
+        let all = rig.allocate(11 * MIB, &two);
+        let snapshot = rig.pool.snapshot();
+        assert!(snapshot.reserved_bytes >= 23 * MIB, "{snapshot:?}");
+        // What the first stream had is still its own.
+        let own = rig.allocate(5 * MIB, &one);
+        let after = rig.pool.snapshot();
+        assert_eq!(after.reserved_bytes, snapshot.reserved_bytes);
+        assert_eq!(after.paths.own + after.paths.magazine, 1, "{after:?}");
+        for block in [all, own] {
+            rig.pool.deallocate(block).unwrap();
+        }
+        rig.empty();
+    });
+}
+
+#[test]
+fn small_ranges_of_two_streams_are_joined_beside_a_live_block_of_the_same_handle() {
+    for_each_seam(|device| {
+        let rig = rig(device, PoolConfig::default().with_growth(2 * MIB).with_maximum(2 * MIB));
+        let [one, two] = rig.leases();
+        let kept = rig.allocate(2 * MIB - (96 << 10), &one);
+        let [first, second] = [&one, &two].map(|stream| rig.allocate(48 << 10, stream));
+        for (block, stream) in [(first, &one), (second, &two)] {
+            fill(stream, block.ptr, 1, 48 << 10);
+            rig.pool.deallocate(block).unwrap();
+        }
+        let joined = rig.allocate(96 << 10, &two);
+        fill(&two, joined.ptr, 2, 96 << 10);
+        assert_all(&read(&two, joined.ptr, 96 << 10).unwrap(), 2);
+        for block in [kept, joined] {
+            rig.pool.deallocate(block).unwrap();
+        }
+        rig.empty();
+        assert!(device.races().is_empty());
+    });
+}
+
+/// One stream still works on the 11 MiB that it has freed when the other asks for them; what the pool holds then.
 fn asked_while_pending(device: &Arc<CudaDevice>, config: PoolConfig) -> (usize, u64) {
-    let (rig, [one, two]) = shared_out(device, config);
-    let late = rig.allocate(5 * MIB, &one);
+    let rig = rig(device, config.with_initial(12 * MIB).with_growth(16 * MIB));
+    let [one, two] = rig.leases();
+    let late = rig.allocate(11 * MIB, &one);
     let gate = WatchedGate::new(one.hold().unwrap());
-    fill(&one, late.ptr, 3, 5 * MIB);
+    fill(&one, late.ptr, 3, 11 * MIB);
     rig.pool.deallocate(late).unwrap();
     let all = rig.allocate(11 * MIB, &two);
     fill(&two, all.ptr, 4, 11 * MIB);

@@ -1,9 +1,9 @@
 //! What a pool does when the arena of the asking stream has nothing left, and how memory goes back.
 //!
 //! In this order: blocks of the own stream that only wait to be merged; memory that belongs to no stream; memory of other streams that
-//! the asking one already follows, or whose last work has completed; free memory of several streams that lies side by side; the device;
-//! memory of other streams with a wait; blocks whose uses elsewhere have not completed, with waits; pieces of free memory moved
-//! together. Only then is the request refused.
+//! the asking one already follows, or whose last work has completed; the device; memory of other streams with a wait; blocks whose uses
+//! elsewhere have not completed, with waits; adjacent free ranges of several streams, with waits; free handles remapped to one range.
+//! Only then is the request refused.
 //!
 //! Memory that changes its stream gets a stamp of its new one, unless the host has seen its last work complete: whoever takes it from
 //! there follows the new stream, and through it the old one. Without that, a third stream would miss the first.
@@ -20,6 +20,7 @@ use super::arena::{Arena, ArenaCounts, Path, Piece, UNIT};
 use super::index::{Index, Range, Taken};
 use super::sanitizer::Sanitizer;
 use super::segments::Span;
+use super::trim::holds;
 use crate::device_runtime::ordering::EdgePolicy;
 use crate::device_runtime::ordering::primitive::Lock;
 use crate::device_runtime::resource::{ResourceError, ResourceResult, StreamId};
@@ -103,7 +104,7 @@ impl PoolResource {
             }
             if self.config.reuse.insert_waits
                 && self.has_plenty()
-                && let Ok(Some(piece)) = self.take_with_waits(&request)
+                && let Ok(Some(piece)) = self.take_from_others(&request, true)
             {
                 return Ok(piece);
             }
@@ -128,10 +129,13 @@ impl PoolResource {
         if let Some(piece) = self.take_own(&request) {
             return Ok(piece);
         }
-        if self.config.reuse.insert_waits
-            && let Some(piece) = self.take_with_waits(&request)?
-        {
-            return Ok(piece);
+        if self.config.reuse.insert_waits {
+            if let Some(piece) = self.take_from_others(&request, true)? {
+                return Ok(piece);
+            }
+            if let Some(piece) = self.join(&request)? {
+                return Ok(piece);
+            }
         }
         self.settle_streams()?;
         if let Some(piece) = self.move_together(&request)? {
@@ -183,10 +187,15 @@ impl PoolResource {
     fn refusal(&self, request: &Request<'_>, full: ResourceError) -> ResourceError {
         let snapshot = self.snapshot();
         let ResourceError::OutOfMemory { detail, .. } = full else { return full };
+        let cause = if snapshot.free_bytes() >= request.size as usize {
+            "the free memory is in pieces (fragmentation)".to_owned()
+        } else {
+            format!("memory is taken in granules of {}", self.segments.granularity())
+        };
         ResourceError::OutOfMemory {
             requested: request.size as usize,
             detail: format!(
-                "{detail}; the pool holds {} bytes, {} of them handed out, and its largest free range has {}",
+                "{detail}; the pool holds {} bytes, {} of them handed out, and its largest free range has {}: {cause}",
                 snapshot.reserved_bytes, snapshot.live_bytes, snapshot.largest_free
             ),
         }
@@ -268,17 +277,6 @@ impl PoolResource {
         }
     }
 
-    /// The same with waits, from one other stream or from several.
-    fn take_with_waits(&self, request: &Request<'_>) -> ResourceResult<Option<Piece>> {
-        match self.take_from_others(request, true)? {
-            Some(piece) => Ok(Some(piece)),
-            None => {
-                let _growing = self.short.growing.lock();
-                self.join(request, true)
-            }
-        }
-    }
-
     /// Takes a range out of the arena of `stream`.
     fn take_from(
         &self,
@@ -348,10 +346,6 @@ impl PoolResource {
         if let Some(piece) = self.take_spare(request) {
             return Ok(piece);
         }
-        // Nothing is waited for, so nothing can fail that growing would not find out.
-        if let Ok(Some(piece)) = self.join(request, false) {
-            return Ok(piece);
-        }
         // Pieces begin at multiples of the granularity; what must be aligned better needs room to be moved in.
         let slack = if align > self.segments.granularity() { align } else { 0 };
         crate::spans::slow_path!("segment_growth", bytes = size + slack);
@@ -399,6 +393,11 @@ impl PoolResource {
     fn move_together(&self, request: &Request<'_>) -> ResourceResult<Option<Piece>> {
         let _growing = self.short.growing.lock();
         let idle = self.take_idle();
+        let (size, align) = (request.size, request.align);
+        if idle.iter().any(|span| holds(span.ptr, span.end(), size, align)) {
+            self.keep_idle(idle, &[]);
+            return Ok(self.take_spare(request));
+        }
         let (span, gone, outcome) = self.segments.gather(&idle, request.size, request.stream);
         self.keep_idle(idle, &gone);
         outcome?;

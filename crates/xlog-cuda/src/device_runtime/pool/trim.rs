@@ -15,9 +15,6 @@ use crate::stream::RawStream;
 /// Pieces smaller than this stay where they are when memory of several streams is joined.
 const LEAST_JOINED: u64 = 64 << 10;
 
-/// Requests from this size on are worth joining for.
-const LARGE: u64 = 1 << 20;
-
 /// The smallest piece that is worth being joined for a request.
 fn least_joined(size: u64) -> u64 {
     (size / 32).max(LEAST_JOINED)
@@ -62,56 +59,20 @@ impl PoolResource {
         if due { self.trim_to(self.config.release_threshold).map(|_| ()) } else { Ok(()) }
     }
 
-    /// True when there is free memory in several places, and enough for `size`; asks, where `polls`, what of it has completed.
-    fn can_join(&self, size: u64, polls: bool) -> bool {
-        // Less is found in one place, or is not there; and a look at all streams is not cheap.
-        if size < LARGE {
-            return false;
-        }
-        let mut free = self.short.spare.lock().free_bytes();
-        let mut places = usize::from(free >= LEAST_JOINED);
-        for (place, arena) in self.arenas_with_places() {
-            let Some(stream) = self.tracker.streams.at(place) else { continue };
-            // One that somebody stays inside is not waited for.
-            let bytes = arena.try_with(|arena| arena.index.free_bytes()).unwrap_or(0);
-            if bytes >= LEAST_JOINED {
-                (places, free) = (places + 1, free + bytes);
-                if polls {
-                    stream.poll_tail();
-                }
-            }
-        }
-        places > 1 && free >= size
-    }
-
-    /// Memory of several streams, and of none, that lies side by side: such on which nothing is pending or, `with_waits`, any.
+    /// Coalesces adjacent free ranges of several streams, and of none, into one that holds the request; its stream waits for the
+    /// last work on each.
     ///
-    /// Memory moves between streams in pieces, and those come to lie between each other: what several streams have free can hold a
-    /// request that none of them can serve. Only what the request needs changes hands. The caller holds `growing`: meanwhile the
-    /// memory is nobody's, and who finds none elsewhere waits there for it to come back.
-    pub(super) fn join(
-        &self,
-        request: &Request<'_>,
-        with_waits: bool,
-    ) -> ResourceResult<Option<Piece>> {
+    /// The last resort of a pool that cannot grow: it scans every arena. Only what the request needs changes hands. `growing` is
+    /// held, since the ranges belong to no arena meanwhile: a request that finds nothing elsewhere waits for it.
+    pub(super) fn join(&self, request: &Request<'_>) -> ResourceResult<Option<Piece>> {
+        let _growing = self.short.growing.lock();
         let Request { home, size, align, .. } = *request;
-        let polls = !with_waits;
-        if polls && !self.config.reuse.opportunistic || !self.can_join(size, polls) {
-            return Ok(None);
-        }
-        let (own, least) = (home.clock().key(), least_joined(size));
+        let least = least_joined(size);
         let spare = self.short.spare.lock().extract(least, &mut |range| Some(*range));
         let mut parts: Vec<(Range, Option<u32>)> =
             spare.into_iter().map(|range| (range, None)).collect();
         for (place, arena) in self.arenas_with_places() {
-            let Some(stream) = self.tracker.streams.at(place) else { continue };
-            let any = with_waits || place == own;
-            let take = |arena: &mut Arena| {
-                arena.index.extract(least, &mut |range| {
-                    let free = any || range.stamp == 0 || stream.clock().is_complete(range.stamp);
-                    free.then_some(*range)
-                })
-            };
+            let take = |arena: &mut Arena| arena.index.extract(least, &mut |range| Some(*range));
             let ranges = arena.try_with(take).unwrap_or_default();
             parts.extend(ranges.into_iter().map(|range| (range, Some(place))));
         }
@@ -139,11 +100,10 @@ impl PoolResource {
             return waited.map(|()| None);
         };
         let (ptr, end) = (first.0.ptr, last.0.ptr + last.0.bytes);
-        let path = if with_waits { Path::Waited } else { Path::Completed };
         Ok(request.arena.with(|arena| {
             // Read inside, and after the waits: what is added here follows all of them.
             let stamp = home.clock().now();
-            arena.add_and_take(Range { ptr, bytes: end - ptr, stamp }, size, align, path)
+            arena.add_and_take(Range { ptr, bytes: end - ptr, stamp }, size, align, Path::Waited)
         }))
     }
 
@@ -284,7 +244,8 @@ fn run_that_holds(parts: &[(Range, Option<u32>)], size: u64, align: u64) -> std:
     0..0
 }
 
-fn holds(ptr: u64, end: u64, size: u64, align: u64) -> bool {
+/// True when `ptr..end` holds a request at its alignment.
+pub(super) fn holds(ptr: u64, end: u64, size: u64, align: u64) -> bool {
     ptr.checked_next_multiple_of(align)
         .and_then(|start| end.checked_sub(start))
         .is_some_and(|bytes| bytes >= size)
