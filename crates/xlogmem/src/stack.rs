@@ -146,6 +146,7 @@ impl fmt::Debug for StackOptions {
 pub struct Stack {
     resource: Arc<dyn DeviceMemoryResource + Send + Sync>,
     pool: Option<Arc<PoolResource>>,
+    stream_ordered: Option<Arc<AsyncCudaResource>>,
     metered: Option<Arc<Reserved>>,
     streams: Arc<StreamPool>,
     device: Arc<CudaDevice>,
@@ -168,12 +169,15 @@ impl Stack {
         let device = Arc::new(CudaDevice::open_spec(spec)?);
         let ordinal = device.ordinal();
         let streams = Arc::new(StreamPool::new(Arc::clone(&device), streams.max(1)));
-        let mut pool = None;
+        let (mut pool, mut stream_ordered) = (None, None);
         let mut resource: Arc<dyn DeviceMemoryResource + Send + Sync> = match kind {
             StackKind::Direct => Arc::new(DirectCudaResource::new(Arc::clone(&device), ordinal)),
             StackKind::Async => {
                 let streams = Arc::clone(&streams);
-                Arc::new(AsyncCudaResource::new(Arc::clone(&device), ordinal, streams))
+                let made = AsyncCudaResource::new(Arc::clone(&device), ordinal, streams);
+                let made = Arc::new(made);
+                stream_ordered = Some(Arc::clone(&made));
+                made
             }
             StackKind::Pool => {
                 let (streams, config) = (Arc::clone(&streams), PoolConfig::default());
@@ -205,7 +209,7 @@ impl Stack {
             resource =
                 Arc::new(LoggingResource::new(Box::new(resource), sink).with_use_logging(true));
         }
-        Ok(Self { resource, pool, metered, streams, device })
+        Ok(Self { resource, pool, stream_ordered, metered, streams, device })
     }
 
     /// The device.
@@ -249,8 +253,7 @@ impl Stack {
         if let Some(metered) = &self.metered {
             return Some(metered.now.load(Ordering::Relaxed) as u64);
         }
-        let pool = self.device.memory_pool().ok()?;
-        let usage = self.device.driver().async_pools()?.pool_usage(pool).ok()?;
+        let usage = self.stream_ordered.as_ref()?.driver_pool_usage().ok()?;
         Some(usage.reserved)
     }
 
@@ -260,8 +263,7 @@ impl Stack {
         if let Some(metered) = &self.metered {
             return Some(metered.peak.load(Ordering::Relaxed) as u64);
         }
-        let pool = self.device.memory_pool().ok()?;
-        let usage = self.device.driver().async_pools()?.pool_usage(pool).ok()?;
+        let usage = self.stream_ordered.as_ref()?.driver_pool_usage().ok()?;
         Some(usage.reserved_peak)
     }
 

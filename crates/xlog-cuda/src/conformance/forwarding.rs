@@ -9,8 +9,8 @@ use std::sync::Arc;
 use super::fixture::{Fixture, Stop, TAG, ensure};
 use super::probe::{Calls, FREE_SPACE, LIMIT};
 use crate::device_runtime::{
-    Access, BlockId, BlockState, BudgetHandle, DeviceMemoryResource, PhysicalMeter, ResourceError,
-    ResourceResult,
+    Access, BlockId, BlockState, BudgetHandle, DeviceMemoryResource, PhysicalCap, PhysicalMeter,
+    ResourceError, ResourceResult,
 };
 
 const BYTES: usize = 1000;
@@ -201,6 +201,12 @@ pub(super) fn trim(fixture: &Fixture) -> Result<(), Stop> {
 pub(super) fn meter_physical(fixture: &Fixture) -> Result<(), Stop> {
     reaches(fixture, &["meter_physical"], || {
         Ok(fixture.resource.meter_physical(Arc::new(Unread))?)
+    })
+}
+
+pub(super) fn cap_physical(fixture: &Fixture) -> Result<(), Stop> {
+    reaches(fixture, &["cap_physical"], || {
+        Ok(fixture.resource.cap_physical(Arc::new(PhysicalCap::new(usize::MAX)))?)
     })
 }
 

@@ -11,8 +11,8 @@ use xlog_driver::sync::Mutex;
 use crate::CudaDevice;
 use crate::device_runtime::{
     Access, AllocTag, AsyncCudaResource, BlockId, BlockState, BudgetHandle, BudgetReservation,
-    DeviceBlock, DeviceMemoryResource, FreeSpace, GlobalDeviceBudget, PhysicalMeter, ResourceHome,
-    ResourceResult, ResourceStatistics, StreamId, StreamPool,
+    DeviceBlock, DeviceMemoryResource, FreeSpace, GlobalDeviceBudget, PhysicalCap, PhysicalMeter,
+    ResourceHome, ResourceResult, ResourceStatistics, StreamId, StreamPool,
 };
 
 /// The limit of the budget in the probe.
@@ -145,6 +145,9 @@ impl DeviceMemoryResource for Probe {
     }
     fn meter_physical(&self, meter: Arc<dyn PhysicalMeter>) -> ResourceResult<()> {
         self.noted("meter_physical").meter_physical(meter)
+    }
+    fn cap_physical(&self, cap: Arc<PhysicalCap>) -> ResourceResult<()> {
+        self.noted("cap_physical").cap_physical(cap)
     }
     fn free_space(&self) -> Option<FreeSpace> {
         Some(FREE_SPACE)

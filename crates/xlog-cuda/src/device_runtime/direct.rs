@@ -12,10 +12,14 @@ use xlog_driver::sync::Mutex;
 use super::budget::BudgetReservation;
 use super::ordering::record::{BlockTable, tag_of};
 use super::resource::{
-    AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, Generation, PhysicalMeter,
-    ResourceError, ResourceHome, ResourceResult, ResourceStatistics, StreamId,
+    AllocTag, BlockId, BlockState, CapSlot, DeviceBlock, DeviceMemoryResource, Generation,
+    PhysicalCap, PhysicalMeter, ResourceError, ResourceHome, ResourceResult, ResourceStatistics,
+    StreamId, refused_by_cap,
 };
 use crate::CudaDevice;
+
+/// What the driver takes from the card for its allocations; those of up to half of it share one.
+const GRANULE: u64 = 2 << 20;
 
 /// Raw driver memory, one allocation per block.
 ///
@@ -38,6 +42,9 @@ pub struct DirectCudaResource {
     outstanding: AtomicUsize,
     /// What the outstanding blocks take of the device.
     physical: AtomicUsize,
+    /// The same in granules of the driver, against the cap.
+    granules: AtomicU64,
+    cap: CapSlot,
     allocations: AtomicU64,
     deallocations: AtomicU64,
     /// Blocks whose free failed half way.
@@ -55,6 +62,8 @@ impl DirectCudaResource {
             table: BlockTable::new(ordinal),
             outstanding: AtomicUsize::new(0),
             physical: AtomicUsize::new(0),
+            granules: AtomicU64::new(0),
+            cap: CapSlot::default(),
             allocations: AtomicU64::new(0),
             deallocations: AtomicU64::new(0),
             unfinished: Mutex::new(Vec::new()),
@@ -81,6 +90,22 @@ impl DirectCudaResource {
         bytes.checked_next_multiple_of(step).unwrap_or(bytes)
     }
 
+    /// What a block of `bytes` takes of the card: small ones share a granule.
+    fn in_granules(&self, bytes: usize) -> u64 {
+        let physical = self.physical(bytes) as u64;
+        let whole = physical.checked_next_multiple_of(GRANULE).unwrap_or(physical);
+        if physical > GRANULE / 2 { whole } else { physical }
+    }
+
+    /// Counts what a block takes of the card; refuses what the cap does not allow.
+    fn take_granules(&self, bytes: usize) -> ResourceResult<()> {
+        let taken = self.in_granules(bytes);
+        let allowed = self.cap.get().map_or(u64::MAX, |cap| cap.in_granules(GRANULE));
+        let add = |held: u64| held.checked_add(taken).filter(|sum| *sum <= allowed);
+        let added = self.granules.fetch_update(Ordering::AcqRel, Ordering::Acquire, add);
+        added.map(|_| ()).map_err(|held| refused_by_cap(bytes, allowed, GRANULE, held))
+    }
+
     fn free(&self, generation: Generation) -> ResourceResult<()> {
         let Some(record) = self.table.at(generation) else { return Ok(()) };
         // A wait for the whole device would break stream captures of others.
@@ -95,6 +120,7 @@ impl DirectCudaResource {
         self.outstanding.fetch_sub(bytes, Ordering::AcqRel);
         let physical = self.physical(bytes);
         self.physical.fetch_sub(physical, Ordering::AcqRel);
+        self.granules.fetch_sub(self.in_granules(bytes), Ordering::AcqRel);
         if let Some(meter) = self.meter() {
             meter.give(physical);
         }
@@ -118,15 +144,20 @@ impl DeviceMemoryResource for DirectCudaResource {
             return Err(ResourceError::zero_bytes());
         }
         let physical = self.physical(bytes);
+        self.take_granules(bytes)?;
+        let uncount = |error: ResourceError| {
+            self.granules.fetch_sub(self.in_granules(bytes), Ordering::AcqRel);
+            error
+        };
         let meter = self.meter();
         if let Some(meter) = &meter {
-            meter.take(physical)?;
+            meter.take(physical).map_err(uncount)?;
         }
         let undo = |error: ResourceError| {
             if let Some(meter) = &meter {
                 meter.give(physical);
             }
-            error
+            uncount(error)
         };
         let ptr = self.device.driver().alloc(bytes).map_err(|error| undo(error.into()))?;
         let Some(generation) = self.table.begin(ptr, bytes, None) else {
@@ -202,6 +233,11 @@ impl DeviceMemoryResource for DirectCudaResource {
     fn meter_physical(&self, meter: Arc<dyn PhysicalMeter>) -> ResourceResult<()> {
         meter.take(self.physical.load(Ordering::Acquire))?;
         *self.meter.lock() = Some(meter);
+        Ok(())
+    }
+
+    fn cap_physical(&self, cap: Arc<PhysicalCap>) -> ResourceResult<()> {
+        self.cap.add(cap);
         Ok(())
     }
 }

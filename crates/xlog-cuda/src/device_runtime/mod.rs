@@ -40,8 +40,8 @@ pub use pool::{
 };
 pub use resource::{
     Access, AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, FreeSpace,
-    Generation, PhysicalMeter, ResourceError, ResourceHome, ResourceResult, ResourceStatistics,
-    StreamId,
+    Generation, PhysicalCap, PhysicalMeter, ResourceError, ResourceHome, ResourceResult,
+    ResourceStatistics, StreamId,
 };
 pub use runtime::{
     BUDGET_VARIABLE, FailedFree, GUARD_VARIABLE, GuardSetting, LEDGER_VARIABLE, LOG_VARIABLE,

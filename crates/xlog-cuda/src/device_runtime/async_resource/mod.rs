@@ -7,14 +7,18 @@
 //! A freed block counts as outstanding until its free is known to have completed: when a reap says so, or when enough frees
 //! have come together on its stream for one event to settle them. Uses and frees hold no lock over a driver call.
 
+mod driver_pools;
 mod frees;
+mod physical;
 
 use std::fmt;
 use std::sync::Arc;
 
-use xlog_driver::{AsyncPools, DriverError, PoolHandle};
+use xlog_driver::{AsyncPools, PoolUsage};
 
+use self::driver_pools::DriverPools;
 use self::frees::Frees;
+use self::physical::PhysicalBytes;
 use super::budget::BudgetReservation;
 use super::direct::too_many_blocks;
 use super::ordering::EdgePolicy;
@@ -25,14 +29,12 @@ use super::ordering::tracks::{Tracks, tracked_hooks};
 use super::ordering::uses::OutstandingList;
 use super::resource::{
     Access, AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, Generation,
-    PhysicalMeter, ResourceError, ResourceHome, ResourceResult, ResourceStatistics, StreamId,
+    PhysicalCap, PhysicalMeter, ResourceError, ResourceHome, ResourceResult, ResourceStatistics,
+    StreamId,
 };
 use super::stream_pool::StreamPool;
 use crate::CudaDevice;
 use crate::stream::RawStream;
-use physical::PhysicalBytes;
-
-mod physical;
 
 /// Blocks put by that an allocation looks at.
 const LOOK_AT: usize = 2;
@@ -71,6 +73,7 @@ pub struct AsyncCudaResource {
     tracker: Tracker,
     device: Arc<CudaDevice>,
     ordinal: u32,
+    driver_pools: DriverPools,
     frees: Frees,
     put_by: PutBy,
     physical: PhysicalBytes,
@@ -84,6 +87,7 @@ impl AsyncCudaResource {
     pub fn new(device: Arc<CudaDevice>, ordinal: u32, streams: Arc<StreamPool>) -> Self {
         Self {
             tracker: Tracker::new(&device, ordinal, streams),
+            driver_pools: DriverPools::new(device.clone()),
             frees: Frees::default(),
             put_by: PutBy::default(),
             physical: PhysicalBytes::default(),
@@ -99,26 +103,9 @@ impl AsyncCudaResource {
         self
     }
 
-    #[inline]
-    fn pools(&self) -> ResourceResult<&dyn AsyncPools> {
-        self.device.driver().async_pools().ok_or_else(no_pools)
-    }
-
-    /// The driver's pool that all blocks come from.
-    #[inline]
-    fn memory_pool(&self) -> ResourceResult<PoolHandle> {
-        match self.device.known_memory_pool() {
-            Some(pool) => Ok(pool),
-            None => self.first_memory_pool(),
-        }
-    }
-
-    #[cold]
-    fn first_memory_pool(&self) -> ResourceResult<PoolHandle> {
-        self.device.memory_pool().map_err(|error| match error {
-            crate::XlogError::Driver(error) => error.into(),
-            other => ResourceError::Driver(other.to_string()),
-        })
+    /// What the driver pools of this resource hold of the card: the device's pool or, under a budget, pools of its own.
+    pub fn driver_pool_usage(&self) -> ResourceResult<PoolUsage> {
+        self.driver_pools.usage()
     }
 
     /// Memory of the driver's pool, announced to the meter if there is one.
@@ -126,15 +113,15 @@ impl AsyncCudaResource {
     fn request(
         &self,
         pools: &dyn AsyncPools,
-        pool: PoolHandle,
         bytes: usize,
         home: &RawStream,
     ) -> ResourceResult<u64> {
+        let pool = self.driver_pools.current()?;
         let request = || Ok(pools.alloc_async(bytes, pool, home.handle())?);
         if !self.physical.is_metered() {
             return request();
         }
-        self.physical.around(pools, pool, bytes, request, |ptr| {
+        self.physical.around(&self.driver_pools, bytes, request, |ptr| {
             #[allow(unsafe_code)]
             // SAFETY: just allocated on this stream, and nobody knows of it.
             let freed = unsafe { pools.free_async(ptr, home.handle()) };
@@ -144,26 +131,30 @@ impl AsyncCudaResource {
         })
     }
 
-    /// The same once more, where there was no memory and blocks are put by.
+    /// Requests once more, where there was no memory and blocks are put by or earlier driver pools have given memory back.
     #[cold]
     #[inline(never)]
     fn request_again(
         &self,
         pools: &dyn AsyncPools,
-        pool: PoolHandle,
         bytes: usize,
         home: &RawStream,
         error: ResourceError,
     ) -> ResourceResult<u64> {
         let is_short =
             matches!(error, ResourceError::OutOfMemory { .. } | ResourceError::OutOfBudget { .. });
-        if !is_short || !self.put_by.has_put_by() {
+        if !is_short {
             return Err(error);
         }
-        let turn = self.put_by.turn();
-        self.free_put_by()?;
-        drop(turn);
-        self.request(pools, pool, bytes, home)
+        let has_put_by = self.put_by.has_put_by();
+        if has_put_by {
+            let _turn = self.put_by.turn();
+            self.free_put_by()?;
+        }
+        if !self.driver_pools.reclaim()? && !has_put_by {
+            return Err(self.driver_pools.explain(error));
+        }
+        self.request(pools, bytes, home).map_err(|error| self.driver_pools.explain(error))
     }
 
     /// Frees up to `count` of the blocks put by whose uses have completed.
@@ -249,7 +240,7 @@ impl AsyncCudaResource {
     /// Hands the memory of a retired block to the driver, on its stream, which follows every use.
     #[inline]
     fn free_on(&self, home: &RawStream, record: &Record) -> ResourceResult<()> {
-        let pools = self.pools()?;
+        let pools = self.driver_pools.driver()?;
         #[allow(unsafe_code)]
         // SAFETY: the record says that this block is ours and retired, which happens once; its stream has been made to
         // follow every use.
@@ -339,17 +330,16 @@ impl DeviceMemoryResource for AsyncCudaResource {
             return Err(ResourceError::zero_bytes());
         }
         home.check_not_capturing("alloc_async")?;
-        let pool = self.memory_pool()?;
-        let pools = self.pools()?;
+        let pools = self.driver_pools.driver()?;
         if self.put_by.has_put_by()
             && let Some(_turn) = self.put_by.try_turn()
         {
             // A failure stays with the block and comes back with a reap.
             let _ = self.free_completed(LOOK_AT);
         }
-        let ptr = match self.request(pools, pool, bytes, home) {
+        let ptr = match self.request(pools, bytes, home) {
             Ok(ptr) => ptr,
-            Err(error) => self.request_again(pools, pool, bytes, home, error)?,
+            Err(error) => self.request_again(pools, bytes, home, error)?,
         };
         let id = self.tracker.quick_id(stream);
         let Some(generation) = self.tracker.table.begin(ptr, bytes, Some((id, home))) else {
@@ -451,24 +441,22 @@ impl DeviceMemoryResource for AsyncCudaResource {
     }
 
     fn trim(&self) -> ResourceResult<usize> {
-        let (Ok(pool), pools) = (self.device.memory_pool(), self.pools()?) else { return Ok(0) };
-        let before = pools.pool_usage(pool)?.reserved;
-        pools.pool_trim(pool, 0)?;
-        let after = pools.pool_usage(pool)?.reserved;
-        self.physical.settle(pools, pool);
+        let before = self.driver_pools.usage()?.reserved;
+        self.driver_pools.trim(0)?;
+        let after = self.driver_pools.usage()?.reserved;
+        self.physical.settle(&self.driver_pools);
         Ok(before.saturating_sub(after) as usize)
     }
 
     fn meter_physical(&self, meter: Arc<dyn PhysicalMeter>) -> ResourceResult<()> {
         self.tracker.check_parts()?;
-        let pool = self.device.memory_pool().map_err(|e| ResourceError::Driver(e.to_string()))?;
-        self.physical.start(self.pools()?, pool, meter)
+        self.physical.start(&self.driver_pools, meter)
     }
-}
 
-#[cold]
-fn no_pools() -> ResourceError {
-    DriverError::Unsupported { call: "stream-ordered pools" }.into()
+    fn cap_physical(&self, cap: Arc<PhysicalCap>) -> ResourceResult<()> {
+        self.driver_pools.cap(cap);
+        Ok(())
+    }
 }
 
 impl fmt::Debug for AsyncCudaResource {

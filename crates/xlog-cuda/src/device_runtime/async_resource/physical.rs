@@ -13,8 +13,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use xlog_driver::sync::{Mutex, scheduling_point};
-use xlog_driver::{AsyncPools, PoolHandle};
 
+use super::driver_pools::DriverPools;
 use crate::device_runtime::resource::{PhysicalMeter, ResourceResult};
 
 /// What drivers are known to grow a pool by, at least, and in multiples of.
@@ -58,11 +58,10 @@ impl PhysicalBytes {
     /// Begins to announce, with what is held already.
     pub(super) fn start(
         &self,
-        pools: &dyn AsyncPools,
-        pool: PoolHandle,
+        pools: &DriverPools,
         meter: Arc<dyn PhysicalMeter>,
     ) -> ResourceResult<()> {
-        let held = pools.pool_usage(pool)?.reserved as usize;
+        let held = pools.usage()?.reserved as usize;
         meter.take(held)?;
         *self.state.lock() = State { meter: Some(meter), announced: held, ..State::default() };
         self.metered.store(true, Ordering::Release);
@@ -79,25 +78,24 @@ impl PhysicalBytes {
     #[inline(never)]
     pub(super) fn around<T>(
         &self,
-        pools: &dyn AsyncPools,
-        pool: PoolHandle,
+        pools: &DriverPools,
         bytes: usize,
         request: impl FnOnce() -> ResourceResult<T>,
         undo: impl FnOnce(T),
     ) -> ResourceResult<T> {
         if self.state.lock().is_over {
-            self.recover(pools, pool)?;
+            self.recover(pools)?;
         }
-        let part = self.claim(pools, pool, bytes)?;
+        let part = self.claim(pools, bytes)?;
         if let Part::Ahead(bytes) = part {
             self.announce(bytes)?;
         }
         let outcome = request();
-        match (outcome, self.correct(pools, pool, part)) {
+        match (outcome, self.correct(pools, part)) {
             (Ok(given), Err(error)) => {
                 undo(given);
                 // What is still in the way of a trim is the next call's affair.
-                let _ = self.recover(pools, pool);
+                let _ = self.recover(pools);
                 Err(error)
             }
             (outcome, _) => outcome,
@@ -109,14 +107,9 @@ impl PhysicalBytes {
     }
 
     /// Whether a request fits what the pool has free and nobody else is about to take.
-    fn claim(
-        &self,
-        pools: &dyn AsyncPools,
-        pool: PoolHandle,
-        bytes: usize,
-    ) -> ResourceResult<Part> {
+    fn claim(&self, pools: &DriverPools, bytes: usize) -> ResourceResult<Part> {
         let mut state = self.state.lock();
-        let usage = pools.pool_usage(pool)?;
+        let usage = pools.usage()?;
         let room = usage.reserved.saturating_sub(usage.used) as usize;
         let claimed = bytes.checked_next_multiple_of(CHUNK).unwrap_or(bytes);
         if claimed > room.saturating_sub(state.claimed) {
@@ -138,7 +131,7 @@ impl PhysicalBytes {
 
     /// Lets go of what the meter does not grant, or has it granted after all. A free on a stream may be in the way for a while.
     #[cold]
-    fn recover(&self, pools: &dyn AsyncPools, pool: PoolHandle) -> ResourceResult<()> {
+    fn recover(&self, pools: &DriverPools) -> ResourceResult<()> {
         let mut outcome = Ok(());
         for attempt in 0..ATTEMPTS {
             if attempt > 0 {
@@ -146,8 +139,8 @@ impl PhysicalBytes {
                 scheduling_point();
             }
             let announced = self.state.lock().announced;
-            let _ = pools.pool_trim(pool, announced as u64);
-            outcome = self.correct(pools, pool, Part::Claimed(0));
+            let _ = pools.trim(announced as u64);
+            outcome = self.correct(pools, Part::Claimed(0));
             if outcome.is_ok() {
                 break;
             }
@@ -156,14 +149,14 @@ impl PhysicalBytes {
     }
 
     /// Sets the announced bytes right by what the pool holds now. What the meter refuses is asked for again by the next call.
-    pub(super) fn settle(&self, pools: &dyn AsyncPools, pool: PoolHandle) {
+    pub(super) fn settle(&self, pools: &DriverPools) {
         if self.metered.load(Ordering::Acquire) {
-            let _ = self.correct(pools, pool, Part::Claimed(0));
+            let _ = self.correct(pools, Part::Claimed(0));
         }
     }
 
     /// A request with this part in the books is over. An error: the pool holds what the meter does not grant.
-    fn correct(&self, pools: &dyn AsyncPools, pool: PoolHandle, part: Part) -> ResourceResult<()> {
+    fn correct(&self, pools: &DriverPools, part: Part) -> ResourceResult<()> {
         let (meter, missing) = {
             let mut state = self.state.lock();
             match part {
@@ -173,7 +166,7 @@ impl PhysicalBytes {
             let Some(meter) = state.meter.clone() else { return Ok(()) };
             // Asked with the lock held: growth that this does not see is of requests that correct it themselves. A failed query
             // corrects nothing: what is announced stays.
-            let Ok(usage) = pools.pool_usage(pool) else { return Ok(()) };
+            let Ok(usage) = pools.usage() else { return Ok(()) };
             let held = usage.reserved as usize;
             let surplus = state.announced.saturating_sub(held.saturating_add(state.ahead));
             if surplus > 0 {

@@ -9,17 +9,19 @@ use super::policy::{OomPolicy, Pressure};
 use super::report::{OomReport, OtherUse, ScopeUsage, TagUsage};
 use super::scope::BudgetScope;
 use super::tree::DEVICE;
-use crate::device_runtime::resource::ResourceResult;
+use crate::device_runtime::resource::{PhysicalCap, ResourceResult};
 
 /// A holder of a budget's books. Cheap to clone; it does not keep the resource.
 #[derive(Clone)]
 pub struct BudgetHandle {
     core: Arc<Core>,
+    /// The limit as the resource below knows it, for what it takes from the card.
+    cap: Arc<PhysicalCap>,
 }
 
 impl BudgetHandle {
-    pub(super) fn new(core: Arc<Core>) -> Self {
-        Self { core }
+    pub(super) fn new(core: Arc<Core>, cap: Arc<PhysicalCap>) -> Self {
+        Self { core, cap }
     }
 
     /// The limit.
@@ -30,6 +32,7 @@ impl BudgetHandle {
 
     /// Another limit. Below what is charged it takes nothing away: it refuses until enough has gone, and tells the pressure functions.
     pub fn set_limit(&self, bytes: usize) {
+        self.cap.set(bytes);
         let over = self.core.set_limit(bytes);
         if over == 0 {
             return;

@@ -4,7 +4,11 @@
 //! number of threads never exceed it together, and nothing is refused that would have fitted at every instant of the call. What a
 //! block was charged is known by its identity alone. A charge ends when the resource below says that the block is free.
 //!
-//! It does not see memory that is taken past it, and does not join processes: that is a matter of physical bytes.
+//! The limit is also the cap of what the resource below takes from the card, cached memory included, rounded up to whole granules
+//! ([`PhysicalCap`]). Too little room by fragmentation or granules is [`ResourceError::OutOfMemory`]; [`ResourceError::OutOfBudget`]
+//! is about charged bytes alone.
+//!
+//! It does not see memory that is taken past it, and does not join processes.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -57,7 +61,8 @@ use std::sync::atomic::AtomicBool;
 
 use self::core::{Claim, Core};
 use super::resource::{
-    AllocTag, DeviceBlock, DeviceMemoryResource, ResourceError, ResourceResult, StreamId,
+    AllocTag, DeviceBlock, DeviceMemoryResource, PhysicalCap, ResourceError, ResourceResult,
+    StreamId,
 };
 
 pub use callbacks::Registration;
@@ -93,7 +98,10 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
     #[must_use]
     pub fn over(inner: R, limit: usize) -> Self {
         let core = Arc::new(Core::new(limit, inner.places_blocks()));
-        let handle = BudgetHandle::new(core.clone());
+        let cap = Arc::new(PhysicalCap::new(limit));
+        // What takes no memory of the device itself, or does not say, is limited by what its blocks are charged.
+        let _ = inner.cap_physical(cap.clone());
+        let handle = BudgetHandle::new(core.clone(), cap);
         Self { handle, core, inner, metered: AtomicBool::new(false) }
     }
 

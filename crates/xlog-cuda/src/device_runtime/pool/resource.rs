@@ -11,8 +11,8 @@ use crate::device_runtime::ordering::tracker::Tracker;
 use crate::device_runtime::ordering::tracks::{Tracks, tracked_hooks};
 use crate::device_runtime::resource::{
     Access, AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, FreeSpace,
-    Generation, PhysicalMeter, ResourceError, ResourceHome, ResourceResult, ResourceStatistics,
-    StreamId,
+    Generation, PhysicalCap, PhysicalMeter, ResourceError, ResourceHome, ResourceResult,
+    ResourceStatistics, StreamId,
 };
 
 /// The largest alignment a request may ask for.
@@ -221,5 +221,9 @@ impl DeviceMemoryResource for PoolResource {
 
     fn meter_physical(&self, meter: Arc<dyn PhysicalMeter>) -> ResourceResult<()> {
         self.segments.meter_physical(meter)
+    }
+
+    fn cap_physical(&self, cap: Arc<PhysicalCap>) -> ResourceResult<()> {
+        self.segments.cap_physical(cap)
     }
 }

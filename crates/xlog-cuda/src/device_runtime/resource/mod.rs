@@ -5,6 +5,7 @@
 //! a block; what a caller passes is a claim that is checked by (device, address, generation) and nothing else.
 
 mod block;
+mod cap;
 mod error;
 mod home;
 mod meter;
@@ -15,12 +16,14 @@ use std::sync::Arc;
 use super::budget::BudgetReservation;
 
 pub use block::{AllocTag, BlockId, BlockState, DeviceBlock, Generation, StreamId};
+pub use cap::PhysicalCap;
 pub use error::{ResourceError, ResourceResult};
 pub use home::ResourceHome;
 pub use meter::{FreeSpace, PhysicalMeter, ResourceStatistics};
 pub use xlog_driver::Access;
 
 pub(crate) use block::SLOT_BITS;
+pub(crate) use cap::{CapSlot, refused_by_cap};
 
 /// The alignment every block has at least.
 pub const MIN_ALIGN: usize = 256;
@@ -268,6 +271,20 @@ pub trait DeviceMemoryResource: Send + Sync {
             None => Err(ResourceError::InvalidRequest {
                 value: "a physical meter".to_owned(),
                 accepted: "none: this resource does not announce physical memory (unsupported)"
+                    .to_owned(),
+            }),
+        }
+    }
+
+    /// From now on, holds no more physical memory of the device than `cap`, rounded up to the granules in which it takes memory.
+    ///
+    /// What is held already stays. Several caps all hold. A resource that takes none itself refuses.
+    fn cap_physical(&self, cap: Arc<PhysicalCap>) -> ResourceResult<()> {
+        match self.inner_resource() {
+            Some(inner) => inner.cap_physical(cap),
+            None => Err(ResourceError::InvalidRequest {
+                value: "a cap on physical memory".to_owned(),
+                accepted: "none: this resource takes no memory of the device itself (unsupported)"
                     .to_owned(),
             }),
         }

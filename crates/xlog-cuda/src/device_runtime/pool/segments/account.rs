@@ -10,19 +10,30 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use xlog_driver::sync::Mutex;
 
-use super::super::super::resource::{PhysicalMeter, ResourceError, ResourceResult};
+use super::super::super::resource::{
+    CapSlot, PhysicalCap, PhysicalMeter, ResourceError, ResourceResult,
+};
 use super::{out_of_memory, to_usize};
 
 pub(super) struct Account {
     /// Changed only with `meter` locked.
     reserved: AtomicU64,
     limit: AtomicU64,
+    cap: CapSlot,
+    /// What memory is taken in multiples of: a cap is rounded up to it.
+    granule: u64,
     meter: Mutex<Option<Arc<dyn PhysicalMeter>>>,
 }
 
 impl Account {
-    pub(super) fn new(limit: u64) -> Self {
-        Self { reserved: AtomicU64::new(0), limit: AtomicU64::new(limit), meter: Mutex::new(None) }
+    pub(super) fn new(limit: u64, granule: u64) -> Self {
+        Self {
+            reserved: AtomicU64::new(0),
+            limit: AtomicU64::new(limit),
+            cap: CapSlot::default(),
+            granule,
+            meter: Mutex::new(None),
+        }
     }
 
     /// Charges `bytes` that are about to be taken.
@@ -74,8 +85,15 @@ impl Account {
         self.reserved.load(Ordering::Acquire)
     }
 
+    /// The maximum: the configured one or, if that is less, the cap.
     pub(super) fn limit(&self) -> u64 {
-        self.limit.load(Ordering::Acquire)
+        let limit = self.limit.load(Ordering::Acquire);
+        self.cap.get().map_or(limit, |cap| limit.min(cap.in_granules(self.granule)))
+    }
+
+    /// Lets `cap` hold as well.
+    pub(super) fn cap(&self, cap: Arc<PhysicalCap>) {
+        self.cap.add(cap);
     }
 
     pub(super) fn set_limit(&self, bytes: u64) {

@@ -11,8 +11,8 @@ use std::sync::Arc;
 use xlog_driver::sync::Mutex;
 
 use super::super::super::resource::{
-    AllocTag, DeviceBlock, DeviceMemoryResource, PhysicalMeter, ResourceError, ResourceResult,
-    StreamId,
+    AllocTag, DeviceBlock, DeviceMemoryResource, PhysicalCap, PhysicalMeter, ResourceError,
+    ResourceResult, StreamId,
 };
 use super::account::Account;
 use super::config::SegmentConfig;
@@ -42,7 +42,7 @@ impl InnerSegments {
         config: SegmentConfig,
     ) -> ResourceResult<Self> {
         config.validate()?;
-        let account = Account::new(config.maximum);
+        let account = Account::new(config.maximum, UNIT);
         Ok(Self { inner, config, account, pieces: Mutex::new(BTreeMap::new()) })
     }
 
@@ -159,6 +159,11 @@ impl Segments for InnerSegments {
 
     fn meter_physical(&self, meter: Arc<dyn PhysicalMeter>) -> ResourceResult<()> {
         self.inner.meter_physical(meter)
+    }
+
+    /// Held by the inner resource, which takes the memory.
+    fn cap_physical(&self, cap: Arc<PhysicalCap>) -> ResourceResult<()> {
+        self.inner.cap_physical(cap)
     }
 }
 

@@ -25,7 +25,7 @@ pub(crate) use mapped::MappedSegments;
 pub(crate) use plain::PlainSegments;
 
 use super::super::resource::{
-    DeviceMemoryResource, PhysicalMeter, ResourceError, ResourceResult, StreamId,
+    DeviceMemoryResource, PhysicalCap, PhysicalMeter, ResourceError, ResourceResult, StreamId,
 };
 
 /// The unit of every address and size of a span.
@@ -113,6 +113,9 @@ pub(crate) trait Segments: Send + Sync + fmt::Debug {
 
     /// From now on tells `meter` of what is taken and given back. What is held already is announced at once.
     fn meter_physical(&self, meter: Arc<dyn PhysicalMeter>) -> ResourceResult<()>;
+
+    /// From now on never lets [`reserved`](Self::reserved) grow above `cap`, rounded up to the granularity.
+    fn cap_physical(&self, cap: Arc<PhysicalCap>) -> ResourceResult<()>;
 }
 
 /// The next multiple of `unit`, if there is one.

@@ -10,7 +10,9 @@ use std::sync::Arc;
 
 use xlog_driver::sync::Mutex;
 
-use super::super::super::resource::{PhysicalMeter, ResourceError, ResourceResult, StreamId};
+use super::super::super::resource::{
+    PhysicalCap, PhysicalMeter, ResourceError, ResourceResult, StreamId,
+};
 use super::super::sanitizer::Heaps;
 use super::account::Account;
 use super::config::SegmentConfig;
@@ -35,7 +37,7 @@ impl PlainSegments {
     /// Segments of `device`. Nothing is taken yet.
     pub(crate) fn new(device: Arc<CudaDevice>, config: SegmentConfig) -> ResourceResult<Self> {
         config.validate()?;
-        let account = Account::new(config.maximum);
+        let account = Account::new(config.maximum, GRANULARITY);
         Ok(Self { device, config, account, pieces: Mutex::new(BTreeMap::new()), heaps: None })
     }
 
@@ -155,6 +157,11 @@ impl Segments for PlainSegments {
 
     fn meter_physical(&self, meter: Arc<dyn PhysicalMeter>) -> ResourceResult<()> {
         self.account.announce_to(meter)
+    }
+
+    fn cap_physical(&self, cap: Arc<PhysicalCap>) -> ResourceResult<()> {
+        self.account.cap(cap);
+        Ok(())
     }
 }
 

@@ -16,7 +16,9 @@ use std::sync::Arc;
 use xlog_driver::sync::Mutex;
 use xlog_driver::{DriverError, VirtualMemory};
 
-use super::super::super::resource::{PhysicalMeter, ResourceError, ResourceResult, StreamId};
+use super::super::super::resource::{
+    PhysicalCap, PhysicalMeter, ResourceError, ResourceResult, StreamId,
+};
 use super::account::Account;
 use super::config::SegmentConfig;
 use super::{Segments, Span, generously, least_size, out_of_memory, to_usize};
@@ -40,7 +42,7 @@ impl MappedSegments {
         config.validate_handles(granularity)?;
         let addresses = Addresses::new(granularity, device.properties().total_bytes);
         Ok(Self {
-            account: Account::new(config.maximum),
+            account: Account::new(config.maximum, granularity),
             state: Mutex::new(State::new(addresses)),
             device,
             config,
@@ -284,6 +286,11 @@ impl Segments for MappedSegments {
 
     fn meter_physical(&self, meter: Arc<dyn PhysicalMeter>) -> ResourceResult<()> {
         self.account.announce_to(meter)
+    }
+
+    fn cap_physical(&self, cap: Arc<PhysicalCap>) -> ResourceResult<()> {
+        self.account.cap(cap);
+        Ok(())
     }
 }
 
