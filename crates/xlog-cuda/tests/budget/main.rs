@@ -5,6 +5,7 @@ mod conformance;
 mod device_waits;
 mod ladder;
 mod limits;
+mod physical;
 mod reservations;
 mod scopes;
 mod support;
