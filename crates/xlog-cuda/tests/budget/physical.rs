@@ -93,8 +93,8 @@ fn eight_streams_in_turn_take_no_more_of_the_card_than_the_budget() {
                 assert!(rig.held() <= 64 * MIB, "{kind:?}: {}", rig.held());
                 rig.budget.deallocate(block).unwrap();
             }
-            rig.budget.reap_pending().unwrap();
-            drop(rig);
+            drop((rig, streams));
+            device.synchronize().unwrap();
             assert!(device.races().is_empty());
         }
     });
@@ -117,6 +117,7 @@ fn a_stream_waits_for_a_held_one_rather_than_take_more_of_the_card() {
             fill(&second, &again);
             gate.release();
             below.deallocate(again).unwrap();
+            drop(rig);
             device.synchronize().unwrap();
             assert!(device.races().is_empty());
         }
@@ -229,6 +230,8 @@ fn the_cap_follows_the_limit_up_and_down() {
             rig.budget.reap_pending().unwrap();
             rig.budget.trim().unwrap();
             turn(64 * MIB, 60 * MIB);
+            drop((rig, streams));
+            device.synchronize().unwrap();
         }
     });
 }

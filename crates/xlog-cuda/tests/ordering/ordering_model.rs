@@ -113,7 +113,8 @@ fn pools() -> [PoolConfig; 6] {
     let steady = scarce.clone().with_reuse(PoolReuse::deterministic());
     // A stream gets 4 KiB at a time, so that a few streams share out all there is.
     let full = PoolConfig::default().with_growth(64 << 10).with_initial(SCARCE);
-    let full = full.with_maximum(SCARCE).with_magazines(0);
+    // A unit of a segment is never handed out.
+    let full = full.with_maximum(SCARCE + 256).with_magazines(0);
     let strict = full.clone().with_reuse(PoolReuse::deterministic());
     let passing = PoolConfig::default().with_growth(4096).with_decay(Duration::ZERO, 0);
     [PoolConfig::default(), scarce, steady, full, strict, passing]

@@ -9,8 +9,8 @@ use crate::support::Random;
 use crate::support::pool_rig::{MIB, Rig, rig, scarce};
 use crate::support::rig::{TAG, assert_all, fill, read};
 use xlog_cuda::device_runtime::{
-    Access, BlockId, DeviceBlock, DeviceMemoryResource, PoolConfig, PoolResource, StreamLease,
-    StreamPool,
+    Access, BlockId, DeviceBlock, DeviceMemoryResource, PoolConfig, PoolResource, ResourceError,
+    StreamLease, StreamPool,
 };
 use xlog_cuda::{CudaDevice, Gate};
 use xlog_testing::{WatchedGate, for_each_seam};
@@ -209,9 +209,15 @@ struct Running {
 
 impl Running {
     fn allocate(&mut self, bytes: usize, at: usize, value: u8) {
-        let block = self.rig.allocate(bytes, &self.streams[at]);
-        fill(&self.streams[at], block.ptr, value, bytes);
-        self.live.push((block, at, value));
+        match self.rig.pool.allocate(bytes, self.streams[at].id(), TAG) {
+            Ok(block) => {
+                fill(&self.streams[at], block.ptr, value, bytes);
+                self.live.push((block, at, value));
+            }
+            // The free memory is in pieces.
+            Err(ResourceError::OutOfMemory { .. }) => {}
+            Err(error) => panic!("{error}"),
+        }
     }
 
     /// Writes all of a block on its own stream or, announced, on another, and frees it at once.

@@ -142,7 +142,8 @@ impl DriverPools {
         Ok(pool)
     }
 
-    /// Makes a larger pool where earlier ones have given memory back since the present one was made; false where none have.
+    /// Makes a larger pool where earlier ones have given memory back since the present one was made. False where another request
+    /// would find what this one found.
     #[cold]
     pub(super) fn reclaim(&self) -> ResourceResult<bool> {
         let Some(cap) = self.cap.get().map(|cap| cap.bytes().min(NONE - 1)) else {
@@ -150,7 +151,7 @@ impl DriverPools {
         };
         let (pools, allowed) = (self.driver()?, self.allowed(cap));
         let mut state = self.state.lock();
-        let Some((pool, maximum)) = state.current else { return Ok(false) };
+        let Some((pool, maximum)) = state.current else { return Ok(true) };
         if maximum == allowed {
             return Ok(false);
         }
@@ -196,10 +197,10 @@ impl DriverPools {
         }
     }
 
-    /// Names the cap in a refusal of the driver, where there is one.
+    /// Names the cap in a refusal of `requested` bytes, where there is one.
     #[cold]
-    pub(super) fn explain(&self, error: ResourceError) -> ResourceError {
-        let ResourceError::OutOfMemory { requested, detail } = error else { return error };
+    pub(super) fn explain(&self, requested: usize, error: ResourceError) -> ResourceError {
+        let ResourceError::OutOfMemory { detail, .. } = error else { return error };
         let (Some(cap), Ok(usage)) = (self.cap.get(), self.usage()) else {
             return ResourceError::OutOfMemory { requested, detail };
         };

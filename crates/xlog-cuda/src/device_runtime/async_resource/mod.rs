@@ -152,9 +152,9 @@ impl AsyncCudaResource {
             self.free_put_by()?;
         }
         if !self.driver_pools.reclaim()? && !has_put_by {
-            return Err(self.driver_pools.explain(error));
+            return Err(self.driver_pools.explain(bytes, error));
         }
-        self.request(pools, bytes, home).map_err(|error| self.driver_pools.explain(error))
+        self.request(pools, bytes, home).map_err(|error| self.driver_pools.explain(bytes, error))
     }
 
     /// Frees up to `count` of the blocks put by whose uses have completed.

@@ -138,7 +138,14 @@ impl PoolResource {
             }
         }
         self.settle_streams()?;
-        if let Some(piece) = self.move_together(&request)? {
+        match self.move_together(&request) {
+            Ok(Some(piece)) => return Ok(piece),
+            Err(error) if !is_full(&error) => return Err(error),
+            Ok(None) | Err(_) => {}
+        }
+        if self.segments.reclaim()?
+            && let Ok(piece) = self.grow(&request, crowd)
+        {
             return Ok(piece);
         }
         Err(self.refusal(&request, full))

@@ -129,6 +129,13 @@ impl Segments for InnerSegments {
         (gone, outcome)
     }
 
+    /// Frees of the inner resource are queued on streams.
+    fn reclaim(&self) -> ResourceResult<bool> {
+        self.inner.reap_pending()?;
+        self.inner.trim()?;
+        Ok(true)
+    }
+
     fn is_stream_ordered(&self) -> bool {
         true
     }

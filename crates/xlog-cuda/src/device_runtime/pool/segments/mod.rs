@@ -88,6 +88,11 @@ pub(crate) trait Segments: Send + Sync + fmt::Debug {
         (None, Vec::new(), Ok(()))
     }
 
+    /// Waits for memory that was given back and has not arrived; false where it always has.
+    fn reclaim(&self) -> ResourceResult<bool> {
+        Ok(false)
+    }
+
     /// True when a span may be used at once on the stream it was taken for, and on others only in its order.
     fn is_stream_ordered(&self) -> bool {
         false
