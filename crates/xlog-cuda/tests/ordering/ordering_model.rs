@@ -149,7 +149,7 @@ fn random_programs_that_mix_announced_and_unannounced_work_within_the_rule_are_s
         for (n, schedule) in schedules(seed, 2).into_iter().enumerate() {
             let place = format!("XLOG_ORDERING_PROGRAM={seed} XLOG_ORDERING_SCHEDULE={schedule}");
             run(&program, &seeded(schedule), &place);
-            let [roomy, scarce, _] = pools();
+            let [roomy, scarce, ..] = pools();
             let config = if n == 0 { roomy } else { scarce };
             run_over(&program, Rig::pooled(&seeded(schedule), config), &place);
         }
