@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use super::fixture::{Fixture, Stop, TAG, ensure};
-use super::probe::{Calls, FREE_SPACE, LIMIT};
+use super::probe::{Calls, FREE_SPACE, LIMIT, PHYSICAL_BYTES};
 use crate::device_runtime::{
     Access, BlockId, BlockState, BudgetHandle, DeviceMemoryResource, PhysicalCap, PhysicalMeter,
     ResourceError, ResourceResult,
@@ -208,6 +208,14 @@ pub(super) fn cap_physical(fixture: &Fixture) -> Result<(), Stop> {
     reaches(fixture, &["cap_physical"], || {
         Ok(fixture.resource.cap_physical(Arc::new(PhysicalCap::new(usize::MAX)))?)
     })
+}
+
+pub(super) fn physical_bytes(fixture: &Fixture) -> Result<(), Stop> {
+    below(fixture)?;
+    match fixture.resource.physical_bytes() {
+        Some(PHYSICAL_BYTES) => Ok(()),
+        other => Err(lost("physical_bytes", &format!("{other:?} is not {PHYSICAL_BYTES}"))),
+    }
 }
 
 pub(super) fn free_space(fixture: &Fixture) -> Result<(), Stop> {

@@ -21,6 +21,9 @@ pub(super) const LIMIT: usize = 2 << 30;
 /// The free space that the probe reports.
 pub(super) const FREE_SPACE: FreeSpace = FreeSpace { bytes: 12_345, largest: 678 };
 
+/// The physical memory that the probe reports.
+pub(super) const PHYSICAL_BYTES: usize = 98_765;
+
 /// The calls that a probe has seen, by method.
 #[derive(Debug, Default)]
 pub(super) struct Calls(Mutex<BTreeMap<&'static str, usize>>);
@@ -148,6 +151,9 @@ impl DeviceMemoryResource for Probe {
     }
     fn cap_physical(&self, cap: Arc<PhysicalCap>) -> ResourceResult<()> {
         self.noted("cap_physical").cap_physical(cap)
+    }
+    fn physical_bytes(&self) -> Option<usize> {
+        Some(PHYSICAL_BYTES)
     }
     fn free_space(&self) -> Option<FreeSpace> {
         Some(FREE_SPACE)

@@ -236,6 +236,10 @@ impl DeviceMemoryResource for DirectCudaResource {
         Ok(())
     }
 
+    fn physical_bytes(&self) -> Option<usize> {
+        Some(self.granules.load(Ordering::Acquire) as usize)
+    }
+
     fn cap_physical(&self, cap: Arc<PhysicalCap>) -> ResourceResult<()> {
         self.cap.add(cap);
         Ok(())

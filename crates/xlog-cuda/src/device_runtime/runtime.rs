@@ -331,6 +331,12 @@ impl XlogDeviceRuntime {
         self.checked()?.reap_completed()
     }
 
+    /// [`DeviceMemoryResource::physical_bytes`].
+    #[must_use]
+    pub fn physical_bytes(&self) -> Option<usize> {
+        self.checked().ok()?.physical_bytes()
+    }
+
     /// [`DeviceMemoryResource::trim`].
     pub fn trim(&self) -> ResourceResult<usize> {
         crate::spans::slow_path!("trim");

@@ -179,9 +179,8 @@ impl Worker<'_> {
             return Some(memory.total - memory.free);
         }
         // A GPU's memory is everybody's; its driver pool is this process's own.
-        let pools = device.driver().async_pools()?;
         let is_async = std::env::var("XLOG_DEVICE_RESOURCE").unwrap() == "async";
-        is_async.then(|| pools.pool_usage(device.memory_pool().unwrap()).unwrap().reserved)
+        is_async.then(|| self.runtime.physical_bytes().unwrap() as u64)
     }
 
     fn hold_the_lock(&self, command: u64) {

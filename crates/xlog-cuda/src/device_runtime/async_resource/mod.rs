@@ -453,6 +453,10 @@ impl DeviceMemoryResource for AsyncCudaResource {
         self.physical.start(&self.driver_pools, meter)
     }
 
+    fn physical_bytes(&self) -> Option<usize> {
+        self.driver_pools.usage().ok().map(|usage| usage.reserved as usize)
+    }
+
     fn cap_physical(&self, cap: Arc<PhysicalCap>) -> ResourceResult<()> {
         self.driver_pools.cap(cap);
         Ok(())

@@ -223,6 +223,13 @@ impl DeviceMemoryResource for PoolResource {
         self.segments.meter_physical(meter)
     }
 
+    fn physical_bytes(&self) -> Option<usize> {
+        match self.segments.inner_resource() {
+            Some(inner) => inner.physical_bytes(),
+            None => Some(self.segments.reserved() as usize),
+        }
+    }
+
     fn cap_physical(&self, cap: Arc<PhysicalCap>) -> ResourceResult<()> {
         self.segments.cap_physical(cap)
     }

@@ -290,6 +290,12 @@ pub trait DeviceMemoryResource: Send + Sync {
         }
     }
 
+    /// The physical memory that this resource holds of its device, cached or not, where it knows: what a
+    /// [cap](Self::cap_physical) is about.
+    fn physical_bytes(&self) -> Option<usize> {
+        self.inner_resource()?.physical_bytes()
+    }
+
     /// What this resource could hand out without taking more from the device, where it knows.
     fn free_space(&self) -> Option<FreeSpace> {
         self.inner_resource()?.free_space()

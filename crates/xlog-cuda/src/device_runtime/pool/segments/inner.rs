@@ -131,7 +131,7 @@ impl Segments for InnerSegments {
 
     /// Frees of the inner resource are queued on streams.
     fn reclaim(&self) -> ResourceResult<bool> {
-        self.inner.reap_pending()?;
+        self.inner.reap_completed()?;
         self.inner.trim()?;
         Ok(true)
     }

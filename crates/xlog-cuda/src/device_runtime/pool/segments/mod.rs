@@ -88,7 +88,7 @@ pub(crate) trait Segments: Send + Sync + fmt::Debug {
         (None, Vec::new(), Ok(()))
     }
 
-    /// Waits for memory that was given back and has not arrived; false where it always has.
+    /// Counts memory that was given back on a stream which has got there since; false where nothing is given back on streams.
     fn reclaim(&self) -> ResourceResult<bool> {
         Ok(false)
     }
