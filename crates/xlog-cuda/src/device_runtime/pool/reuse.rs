@@ -143,10 +143,13 @@ impl PoolResource {
             Err(error) if !is_full(&error) => return Err(error),
             Ok(None) | Err(_) => {}
         }
-        if self.segments.reclaim()?
-            && let Ok(piece) = self.grow(&request, crowd)
-        {
-            return Ok(piece);
+        if !self.segments.can_move() {
+            // What cannot be moved goes back to the device, and is taken again in one range.
+            self.trim_to(0)?;
+            self.segments.reclaim()?;
+            if let Ok(piece) = self.grow(&request, crowd) {
+                return Ok(piece);
+            }
         }
         Err(self.refusal(&request, full))
     }

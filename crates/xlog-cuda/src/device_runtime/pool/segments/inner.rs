@@ -130,10 +130,9 @@ impl Segments for InnerSegments {
     }
 
     /// Frees of the inner resource are queued on streams.
-    fn reclaim(&self) -> ResourceResult<bool> {
+    fn reclaim(&self) -> ResourceResult<()> {
         self.inner.reap_completed()?;
-        self.inner.trim()?;
-        Ok(true)
+        self.inner.trim().map(|_| ())
     }
 
     fn is_stream_ordered(&self) -> bool {

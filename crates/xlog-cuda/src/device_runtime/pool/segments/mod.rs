@@ -88,9 +88,14 @@ pub(crate) trait Segments: Send + Sync + fmt::Debug {
         (None, Vec::new(), Ok(()))
     }
 
-    /// Counts memory that was given back on a stream which has got there since; false where nothing is given back on streams.
-    fn reclaim(&self) -> ResourceResult<bool> {
-        Ok(false)
+    /// True where [`gather`](Self::gather) moves memory.
+    fn can_move(&self) -> bool {
+        false
+    }
+
+    /// Counts memory that was given back on a stream which has got there since.
+    fn reclaim(&self) -> ResourceResult<()> {
+        Ok(())
     }
 
     /// True when a span may be used at once on the stream it was taken for, and on others only in its order.

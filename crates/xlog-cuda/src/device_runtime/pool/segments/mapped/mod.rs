@@ -260,6 +260,10 @@ impl Segments for MappedSegments {
         (span, gone, outcome.map_err(|error| name_request(error, bytes)))
     }
 
+    fn can_move(&self) -> bool {
+        true
+    }
+
     fn reserved(&self) -> u64 {
         self.account.reserved()
     }
