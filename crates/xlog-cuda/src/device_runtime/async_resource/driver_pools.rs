@@ -7,7 +7,6 @@
 //! Not covered: a request that is under way on another thread while the cap changes may still grow the earlier pool.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use xlog_driver::sync::Mutex;
 use xlog_driver::{AsyncPools, DriverError, DriverResult, PoolHandle, PoolOptions, PoolUsage};
@@ -20,15 +19,9 @@ use crate::device_runtime::resource::{
 /// What drivers grow a pool by, and round its maximum up to.
 pub(super) const GRANULE: u64 = 32 << 20;
 
-/// No cap that a pool can have been made for.
-const NONE: usize = usize::MAX;
-
 pub(super) struct DriverPools {
     device: Arc<CudaDevice>,
     cap: CapSlot,
-    /// The cap that the pool in `current` was made for. Written after it.
-    made_for: AtomicUsize,
-    current: AtomicU64,
     state: Mutex<State>,
 }
 
@@ -36,19 +29,15 @@ pub(super) struct DriverPools {
 struct State {
     /// The pool that serves requests, and its maximum.
     current: Option<(PoolHandle, u64)>,
-    /// Pools made for an earlier cap that still hold memory.
-    earlier: Vec<PoolHandle>,
+    /// The cap that it was made for.
+    made_for: usize,
+    /// Pools made for an earlier cap, with their maxima. They are destroyed with the resource: until then another thread may name one.
+    earlier: Vec<(PoolHandle, u64)>,
 }
 
 impl DriverPools {
     pub(super) fn new(device: Arc<CudaDevice>) -> Self {
-        Self {
-            device,
-            cap: CapSlot::default(),
-            made_for: AtomicUsize::new(NONE),
-            current: AtomicU64::new(0),
-            state: Mutex::default(),
-        }
+        Self { device, cap: CapSlot::default(), state: Mutex::default() }
     }
 
     pub(super) fn cap(&self, cap: Arc<PhysicalCap>) {
@@ -64,11 +53,12 @@ impl DriverPools {
     #[inline]
     pub(super) fn current(&self) -> ResourceResult<PoolHandle> {
         let Some(cap) = self.cap.get() else { return self.of_device() };
-        let bytes = cap.bytes().min(NONE - 1);
-        if self.made_for.load(Ordering::Acquire) == bytes {
-            return Ok(PoolHandle(self.current.load(Ordering::Acquire)));
+        let bytes = cap.bytes();
+        let mut state = self.state.lock();
+        match state.current {
+            Some((pool, _)) if state.made_for == bytes => Ok(pool),
+            _ => self.renew(&mut state, bytes),
         }
-        self.renew(bytes)
     }
 
     #[inline]
@@ -95,20 +85,16 @@ impl DriverPools {
 
     /// The pool for a cap that the present one was not made for.
     #[cold]
-    fn renew(&self, cap: usize) -> ResourceResult<PoolHandle> {
+    fn renew(&self, state: &mut State, cap: usize) -> ResourceResult<PoolHandle> {
         let (pools, allowed) = (self.driver()?, self.allowed(cap));
-        let mut state = self.state.lock();
         if let Some((pool, maximum)) = state.current
             && maximum == allowed
         {
-            self.made_for.store(cap, Ordering::Release);
+            state.made_for = cap;
             return Ok(pool);
         }
-        self.made_for.store(NONE, Ordering::Release);
-        if let Some((pool, _)) = state.current.take() {
-            state.earlier.push(pool);
-        }
-        self.create(pools, &mut state, cap)
+        state.earlier.extend(state.current.take());
+        self.create(pools, state, cap)
     }
 
     /// Creates the pool for a cap, with what the earlier pools leave of it.
@@ -126,19 +112,12 @@ impl DriverPools {
         if maximum == 0 {
             return Err(refused_by_cap(0, allowed, GRANULE, held));
         }
-        let options = PoolOptions {
-            max_bytes: (maximum < u64::MAX).then_some(maximum),
-            ..PoolOptions::default()
+        let pool = match state.empty_pool(pools, maximum)? {
+            Some(pool) => pool,
+            None => create_pool(pools, maximum)?,
         };
-        let created = match pools.pool_create(&options) {
-            // A driver that knows no maximum: the budget holds for blocks alone.
-            Err(DriverError::Unsupported { .. }) => pools.pool_create(&PoolOptions::default()),
-            created => created,
-        };
-        let pool = created?;
         state.current = Some((pool, maximum));
-        self.current.store(pool.0, Ordering::Release);
-        self.made_for.store(cap, Ordering::Release);
+        state.made_for = cap;
         Ok(pool)
     }
 
@@ -146,9 +125,7 @@ impl DriverPools {
     /// would find what this one found.
     #[cold]
     pub(super) fn reclaim(&self) -> ResourceResult<bool> {
-        let Some(cap) = self.cap.get().map(|cap| cap.bytes().min(NONE - 1)) else {
-            return Ok(false);
-        };
+        let Some(cap) = self.cap.get().map(PhysicalCap::bytes) else { return Ok(false) };
         let (pools, allowed) = (self.driver()?, self.allowed(cap));
         let mut state = self.state.lock();
         let Some((pool, maximum)) = state.current else { return Ok(true) };
@@ -160,8 +137,7 @@ impl DriverPools {
             return Ok(false);
         }
         state.current = None;
-        state.earlier.push(pool);
-        self.made_for.store(NONE, Ordering::Release);
+        state.earlier.push((pool, maximum));
         self.create(pools, &mut state, cap).map(|_| true)
     }
 
@@ -221,23 +197,33 @@ impl DriverPools {
 
 impl State {
     fn all(&self) -> impl Iterator<Item = PoolHandle> {
-        self.earlier.iter().copied().chain(self.current.map(|(pool, _)| pool))
+        self.earlier.iter().copied().chain(self.current).map(|(pool, _)| pool)
     }
 
-    /// Trims the earlier pools and destroys those that are empty; returns what the others hold.
+    /// Trims the earlier pools; returns what they still hold.
     fn drain(&mut self, pools: &dyn AsyncPools) -> DriverResult<u64> {
         let mut held = 0;
-        for at in (0..self.earlier.len()).rev() {
-            let pool = self.earlier[at];
-            pools.pool_trim(pool, 0)?;
-            let usage = pools.pool_usage(pool)?;
-            if (usage.reserved, usage.used) == (0, 0) {
-                pools.pool_destroy(pool)?;
-                self.earlier.swap_remove(at);
-            }
-            held += usage.reserved;
+        for (pool, _) in &self.earlier {
+            pools.pool_trim(*pool, 0)?;
+            held += pools.pool_usage(*pool)?.reserved;
         }
         Ok(held)
+    }
+
+    /// Takes an earlier pool of this maximum that holds nothing, so that a cap which goes up and down makes no more pools.
+    fn empty_pool(
+        &mut self,
+        pools: &dyn AsyncPools,
+        maximum: u64,
+    ) -> DriverResult<Option<PoolHandle>> {
+        for at in 0..self.earlier.len() {
+            let (pool, known) = self.earlier[at];
+            if known == maximum && pools.pool_usage(pool)?.reserved == 0 {
+                self.earlier.swap_remove(at);
+                return Ok(Some(pool));
+            }
+        }
+        Ok(None)
     }
 }
 
@@ -245,9 +231,21 @@ impl Drop for DriverPools {
     fn drop(&mut self) {
         let Ok(pools) = self.driver() else { return };
         for pool in self.state.lock().all() {
+            #[allow(unsafe_code)]
+            // SAFETY: this resource created the pool and hands it to nobody; it is being dropped, so no call names the pool any more.
+            let destroyed = unsafe { pools.pool_destroy(pool) };
             // A lost device has taken the pool with it. Memory of blocks that are still live goes back with their frees.
-            let _ = pools.pool_destroy(pool);
+            let _ = destroyed;
         }
+    }
+}
+
+fn create_pool(pools: &dyn AsyncPools, maximum: u64) -> DriverResult<PoolHandle> {
+    let max_bytes = (maximum < u64::MAX).then_some(maximum);
+    match pools.pool_create(&PoolOptions { max_bytes, ..PoolOptions::default() }) {
+        // A driver that knows no maximum: the budget holds for blocks alone.
+        Err(DriverError::Unsupported { .. }) => pools.pool_create(&PoolOptions::default()),
+        created => created,
     }
 }
 
