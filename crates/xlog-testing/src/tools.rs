@@ -6,11 +6,12 @@
 //! The tests of crates below `xlog-testing` include this file by its path, so it uses the standard library only.
 
 use std::io::Write;
+use std::sync::{Mutex, PoisonError};
 
 /// The environment variable that says whether tools are `required` or `optional` (the default).
 pub const TEST_TOOLS_VARIABLE: &str = "XLOG_TEST_TOOLS";
 
-/// Reports a test, or a part of one, that is left out because a tool is missing.
+/// Reports a test, or a part of one, that is left out because a tool is missing; once for each part in a process.
 ///
 /// # Panics
 /// When `XLOG_TEST_TOOLS` is `required`, or neither that nor `optional`.
@@ -23,6 +24,11 @@ pub fn left_out(part: &str, missing: &str) {
             panic!("{TEST_TOOLS_VARIABLE}: \"{other}\" is neither \"required\" nor \"optional\"")
         }
     }
-    // Not by `eprintln`: the test harness shows what that prints only of tests that fail.
-    let _ = writeln!(std::io::stderr(), "{line}");
+    static REPORTED: Mutex<Vec<String>> = Mutex::new(Vec::new());
+    let mut reported = REPORTED.lock().unwrap_or_else(PoisonError::into_inner);
+    if !reported.contains(&line) {
+        // Not by `eprintln`: the test harness shows what that prints only of tests that fail.
+        let _ = writeln!(std::io::stderr(), "{line}");
+        reported.push(line);
+    }
 }
