@@ -15,7 +15,7 @@ use xlog_cuda::device_runtime::{
 use xlog_testing::{for_each_device, threads};
 
 /// Longer than any honest call on a loaded machine.
-const LONG: Duration = Duration::from_secs(60);
+const LONG: Duration = Duration::from_secs(240);
 
 fn patient() -> OomPolicy {
     OomPolicy::default().with_deadline(LONG)
