@@ -110,7 +110,7 @@ fn what_a_log_says_is_shown_and_never_run() {
         "</script><script>window.pwned=2</script>",
         "@DATA@ @SCRIPT@",
         "<script>window.pwned=3</script>",
-        "quotes \" and 'more' & \u{2028}",
+        "quotes \" and 'more' & \\u2028",
         "stream 1 (<b>one</b>)",
     ] {
         assert!(text.contains(part), "the page does not say {part}: {text}");
