@@ -78,14 +78,14 @@ fn refused<T>(answer: ResourceResult<T>, pools: [&StreamPool; 2]) {
 #[test]
 fn a_resource_of_another_stream_pool_is_refused_at_first_use_under_every_decorator() {
     for_each_device(|device| {
-        let (first, second) = (pool_of(&device), pool_of(&device));
+        let (first, second) = (pool_of(device), pool_of(device));
         for build in [asynchronous, pooled] {
             for (name, decorate) in decorators() {
-                let mixed = runtime(&device, &second, decorate(build(&device, &first)));
+                let mixed = runtime(device, &second, decorate(build(device, &first)));
                 eprintln!("{name}");
                 refused(mixed.allocate(64, StreamId::DEFAULT, TAG), [&first, &second]);
                 refused(mixed.reap_pending(), [&first, &second]);
-                let whole = runtime(&device, &first, decorate(build(&device, &first)));
+                let whole = runtime(device, &first, decorate(build(device, &first)));
                 let block = whole.allocate(64, StreamId::DEFAULT, TAG).unwrap();
                 whole.deallocate(block).unwrap();
                 whole.reap_pending().unwrap();
@@ -97,17 +97,17 @@ fn a_resource_of_another_stream_pool_is_refused_at_first_use_under_every_decorat
 #[test]
 fn a_pool_over_a_resource_of_another_stream_pool_is_refused() {
     for_each_device(|device| {
-        let (first, second) = (pool_of(&device), pool_of(&device));
+        let (first, second) = (pool_of(device), pool_of(device));
         for (name, decorate) in decorators() {
             eprintln!("{name}");
-            let inner = decorate(asynchronous(&device, &first));
+            let inner = decorate(asynchronous(device, &first));
             let mixed = PoolResource::over(inner, second.clone(), PoolConfig::default());
             refused(mixed, [&first, &second]);
             // A guard fills what its user gave back, which the detector takes for a use after the pool's own frees.
             if name == "guard" {
                 continue;
             }
-            let inner = decorate(asynchronous(&device, &first));
+            let inner = decorate(asynchronous(device, &first));
             let pool = PoolResource::over(inner, first.clone(), PoolConfig::default()).unwrap();
             let block = pool.allocate(64, StreamId::DEFAULT, TAG).unwrap();
             pool.deallocate(block).unwrap();
@@ -118,8 +118,8 @@ fn a_pool_over_a_resource_of_another_stream_pool_is_refused() {
 #[test]
 fn a_guard_on_other_streams_than_its_resource_is_refused_at_first_use() {
     for_each_device(|device| {
-        let (first, second) = (pool_of(&device), pool_of(&device));
-        let inner = asynchronous(&device, &first);
+        let (first, second) = (pool_of(device), pool_of(device));
+        let inner = asynchronous(device, &first);
         let config = GuardConfig::default();
         let mixed = DebugGuardResource::over(inner, device.clone(), second.clone(), config);
         refused(mixed.allocate(64, StreamId::DEFAULT, TAG), [&first, &second]);
@@ -132,14 +132,14 @@ fn a_resource_to_which_a_stream_is_a_label_serves_any_stream_pool() {
         for (name, decorate) in decorators() {
             eprintln!("{name}");
             let direct = Box::new(DirectCudaResource::new(device.clone(), device.ordinal()));
-            let runtime = runtime(&device, &pool_of(&device), decorate(direct));
+            let runtime = runtime(device, &pool_of(device), decorate(direct));
             let block = runtime.allocate(64, StreamId::DEFAULT, TAG).unwrap();
             runtime.deallocate(block).unwrap();
             if name == "guard" {
                 continue;
             }
             let direct = Box::new(DirectCudaResource::new(device.clone(), device.ordinal()));
-            let streams = pool_of(&device);
+            let streams = pool_of(device);
             let pool = PoolResource::over(decorate(direct), streams, PoolConfig::default());
             let pool = pool.unwrap();
             let block = pool.allocate(64, StreamId::DEFAULT, TAG).unwrap();
