@@ -16,9 +16,12 @@ macro_rules! calls {
             $(#[doc = concat!("`", $text, "`")] $(#[$doc])* $name,)*
         }
 
-        const CALLS: usize = [$(Call::$name),*].len();
+        const CALLS: usize = Call::ALL.len();
 
         impl Call {
+            /// Every call.
+            pub const ALL: &'static [Self] = &[$(Self::$name),*];
+
             /// The name of the call.
             #[must_use]
             pub fn name(self) -> &'static str {

@@ -21,12 +21,13 @@
 //! # Ok::<(), xlog_cuda::XlogError>(())
 //! ```
 //!
-//! What it does not do: it measures nothing, and injects no driver failures.
+//! On the simulated devices driver calls are made to fail, too. What it does not do: it measures nothing.
 
 mod accounting;
 mod allocation;
 #[allow(unsafe_code)]
 mod bytes;
+mod faults;
 mod fixture;
 mod forms;
 mod forwarding;
@@ -104,6 +105,7 @@ const CHECKS: &[Check] = checks! {
         reap_pending_waits_for_queued_frees;
     forms: aligned, bad_alignment_is_refused, batches, a_failing_batch_leaves_nothing,
         batched_finishes, a_failing_finish_does_not_stop_the_others, counters_agree;
+    faults: a_finish_that_fails_closes_the_use;
     forwarding: says_what_is_below;
     workloads: sizes_of_the_shared_suite, random_kept_then_freed, random_on_several_streams,
         random_by_four_threads, mixed, mixed_on_several_streams, mixed_by_four_threads,

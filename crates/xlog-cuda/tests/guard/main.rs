@@ -2,6 +2,8 @@
 
 mod conformance;
 mod damage;
+mod fault_sweep;
+mod faults;
 mod misuse;
 mod pages;
 mod programs;

@@ -14,7 +14,7 @@ use xlog_sim::{SimDevice, SimKernel};
 
 use super::zone::{CANARY, FREED, Zone};
 use crate::CudaDevice;
-use crate::device_runtime::resource::{Access, ResourceResult};
+use crate::device_runtime::resource::{Access, PhysicalMeter, ResourceResult};
 use crate::kernels::guard;
 
 /// What one look leaves behind.
@@ -66,6 +66,17 @@ pub(super) struct Checker {
     way: OnceLock<Way>,
     reader: OnceLock<StreamHandle>,
     slots: Mutex<Slots>,
+    /// Held while chunks are taken, so that each is announced once.
+    meter: Mutex<Option<Meter>>,
+}
+
+/// Counts the memory of the chunks.
+struct Meter(Arc<dyn PhysicalMeter>);
+
+impl std::fmt::Debug for Meter {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Meter")
+    }
 }
 
 #[derive(Debug, Default)]
@@ -78,7 +89,7 @@ struct Slots {
 impl Checker {
     pub(super) fn new(device: Arc<CudaDevice>) -> Self {
         let (way, reader) = (OnceLock::new(), OnceLock::new());
-        Self { device, way, reader, slots: Mutex::default() }
+        Self { device, way, reader, slots: Mutex::default(), meter: Mutex::new(None) }
     }
 
     /// Makes everything that can fail to be made; called before the first block is handed out.
@@ -111,15 +122,42 @@ impl Checker {
         Ok(())
     }
 
-    fn add_chunk(&self) -> DriverResult<()> {
-        let start = self.device.driver().alloc(CHUNK * SLOT)?;
+    /// What a chunk takes of the device: the driver hands out whole steps of its alignment.
+    fn chunk_bytes(&self) -> usize {
+        let step = self.device.properties().allocation_alignment.max(1);
+        (CHUNK * SLOT).next_multiple_of(step)
+    }
+
+    /// Announces the chunks that are there, and from then on every other one before it is taken.
+    pub(super) fn start_meter(&self, meter: Arc<dyn PhysicalMeter>) -> ResourceResult<()> {
+        let mut kept = self.meter.lock();
+        let chunks = self.slots.lock().chunks.len();
+        meter.take(chunks * self.chunk_bytes())?;
+        *kept = Some(Meter(meter));
+        Ok(())
+    }
+
+    fn add_chunk(&self) -> ResourceResult<()> {
+        let meter = self.meter.lock();
+        if !self.slots.lock().free.is_empty() {
+            // Another thread was faster.
+            return Ok(());
+        }
+        if let Some(Meter(meter)) = &*meter {
+            meter.take(self.chunk_bytes())?;
+        }
+        let start = self.device.driver().alloc(CHUNK * SLOT).inspect_err(|_| {
+            if let Some(Meter(meter)) = &*meter {
+                meter.give(self.chunk_bytes());
+            }
+        })?;
         let mut slots = self.slots.lock();
         slots.chunks.push(start);
         slots.free.extend((0..CHUNK).rev().map(|n| start + (n * SLOT) as u64));
         Ok(())
     }
 
-    fn take_slot(&self) -> DriverResult<u64> {
+    fn take_slot(&self) -> ResourceResult<u64> {
         loop {
             {
                 let mut slots = self.slots.lock();
@@ -149,14 +187,14 @@ impl Checker {
         zone: &Zone,
         inside: bool,
         stream: StreamHandle,
-    ) -> DriverResult<Look> {
+    ) -> ResourceResult<Look> {
         if zone.looked_at(inside) == 0 {
             return Ok(Look::Done(Findings::default()));
         }
         match self.way.get() {
             Some(Way::Cuda(function)) => self.look_by_kernel(function, zone, inside, stream),
             Some(Way::Simulated(sim)) => self.look_simulated(sim, zone, inside, stream),
-            Some(Way::Copied) | None => self.look_at_copy(zone, inside, stream).map(Look::Done),
+            Some(Way::Copied) | None => Ok(Look::Done(self.look_at_copy(zone, inside, stream)?)),
         }
     }
 
@@ -166,7 +204,7 @@ impl Checker {
         zone: &Zone,
         inside: bool,
         stream: StreamHandle,
-    ) -> DriverResult<Look> {
+    ) -> ResourceResult<Look> {
         let slot = self.take_slot()?;
         let arguments = [
             zone.base.into(),
@@ -189,7 +227,7 @@ impl Checker {
                 .and_then(|()| function.launch(stream, shape, &arguments))
         };
         // A slot of a look that failed half way may still be written: it is not used again.
-        queued.map(|()| Look::Queued(slot))
+        Ok(queued.map(|()| Look::Queued(slot))?)
     }
 
     fn look_simulated(
@@ -198,7 +236,7 @@ impl Checker {
         zone: &Zone,
         inside: bool,
         stream: StreamHandle,
-    ) -> DriverResult<Look> {
+    ) -> ResourceResult<Look> {
         let slot = self.take_slot()?;
         let z = *zone;
         let kernel = SimKernel::new("guard_check", move |args| {
@@ -228,7 +266,7 @@ impl Checker {
         if queued.is_err() {
             self.give_slots([slot]);
         }
-        queued.map(|()| Look::Queued(slot))
+        Ok(queued.map(|()| Look::Queued(slot))?)
     }
 
     fn look_at_copy(
@@ -282,17 +320,22 @@ impl Checker {
     /// Gives the slots back where no look can still write them.
     pub(super) fn end(&self) {
         let driver = self.device.driver();
+        let meter = self.meter.lock();
         let mut slots = self.slots.lock();
         if slots.taken == 0 {
-            for chunk in slots.chunks.drain(..) {
+            slots.free.clear();
+            slots.chunks.retain(|&chunk| {
                 #[allow(unsafe_code)]
                 // SAFETY: every slot was read back after its look had completed, so nothing uses this memory.
                 let freed = unsafe { driver.free(chunk) };
-                // A lost device has taken it with it.
-                let _ = freed;
-            }
-            slots.free.clear();
+                if let (Ok(()), Some(Meter(meter))) = (&freed, &*meter) {
+                    meter.give(self.chunk_bytes());
+                }
+                // What the driver keeps stays counted.
+                freed.is_err()
+            });
         }
+        drop((slots, meter));
         if let Some(reader) = self.reader.get() {
             // A lost device has taken it with it.
             #[allow(unsafe_code)]

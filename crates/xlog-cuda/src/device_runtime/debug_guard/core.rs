@@ -213,14 +213,8 @@ impl<R: DeviceMemoryResource> Core<R> {
         if let Some(from) = pages.addresses() {
             self.sampling.set_guarded(from);
         }
-        self.hand_out(block, zone, Some(mapped), who).inspect_err(|_| {
-            // Part of the fill may be queued.
-            if let Ok(parts) = self.parts()
-                && parts.device.driver().synchronize_streams().is_ok()
-            {
-                let _ = pages.unmap(mapped);
-            }
-        })
+        // Part of the fill may be queued.
+        self.hand_out(block, zone, Some(mapped), who).inspect_err(|_| pages.leave(mapped))
     }
 
     /// Queues work of the guard on a block. `late` work follows everything that the block was used for.
@@ -229,7 +223,7 @@ impl<R: DeviceMemoryResource> Core<R> {
         below: BlockId,
         place: Option<u32>,
         (access, late): (Access, bool),
-        queue: impl FnOnce(&RawStream) -> DriverResult<T>,
+        queue: impl FnOnce(&RawStream) -> ResourceResult<T>,
     ) -> ResourceResult<Worked<T>> {
         let parts = self.parts()?;
         let streams = &parts.streams;
@@ -254,7 +248,7 @@ impl<R: DeviceMemoryResource> Core<R> {
             Some(old) => raw.wait_for(old, old.clock().now(), &self.tally),
             None => Ok(()),
         };
-        let done = follow().and_then(|()| queue(&raw));
+        let done = follow().map_err(ResourceError::from).and_then(|()| queue(&raw));
         let mark = Some((raw.clock().key(), raw.clock().now()));
         let finished = self.inner.finish_block_use(below, id, access);
         let done = done?;
@@ -363,7 +357,7 @@ impl<R: DeviceMemoryResource> Core<R> {
         }
     }
 
-    pub(super) fn look(&self, job: &Job, inside: bool, raw: &RawStream) -> DriverResult<Look> {
+    pub(super) fn look(&self, job: &Job, inside: bool, raw: &RawStream) -> ResourceResult<Look> {
         match &self.parts {
             Ok(parts) => parts.checker.look(&job.info.zone, inside, raw.handle()),
             Err(_) => Ok(Look::Done(Default::default())),

@@ -92,33 +92,31 @@ impl<R: DeviceMemoryResource> Core<R> {
                 self.put_back(done.into_iter().chain(left).collect());
             }
         }
-        outcome.and(self.unmap_all(unmapping))
+        outcome.and(self.unmap_all(unmapping, wait))
     }
 
     /// Unmaps what the host has seen complete; keeps the rest.
-    fn unmap_all(&self, unmapping: Vec<(Generation, Mark)>) -> ResourceResult<()> {
+    fn unmap_all(&self, unmapping: Vec<(Generation, Mark)>, wait: bool) -> ResourceResult<()> {
         let Some(pages) = &self.pages else { return Ok(()) };
-        let mut outcome = Ok(());
+        let mut outcome = pages.sweep(wait).map_err(ResourceError::from);
         for (generation, mark) in unmapping {
             let entry_mapped =
                 self.books.lock().entries.get(&generation).and_then(|entry| entry.mapped);
             let Some(mapped) = entry_mapped else { continue };
             let unmapped = match self.is_complete(mark) {
-                true => pages.unmap(mapped).map(|()| true),
-                false => Ok(false),
+                true => Some(pages.unmap(mapped)),
+                false => None,
             };
             let mut books = self.books.lock();
             match unmapped {
-                Ok(true) => {
+                // What failed is left to a sweep.
+                Some(unmapped) => {
                     if let Some(entry) = books.entries.get_mut(&generation) {
                         entry.mapped = None;
                     }
+                    outcome = outcome.and(unmapped.map_err(ResourceError::from));
                 }
-                Ok(false) => books.unmapping.push((generation, mark)),
-                Err(error) => {
-                    books.unmapping.push((generation, mark));
-                    outcome = outcome.and(Err(error.into()));
-                }
+                None => books.unmapping.push((generation, mark)),
             }
         }
         self.prune();

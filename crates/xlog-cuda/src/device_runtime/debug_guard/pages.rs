@@ -2,14 +2,15 @@
 //!
 //! One range of addresses is reserved for all blocks. Each block takes whole units of it, with an unmapped one before and behind;
 //! physical memory is taken for the units between. A range that was given back rests unmapped: new addresses are used first, then
-//! those that rested longest. Physical memory is announced to a meter before it is taken.
+//! those that rested longest. Physical memory is announced to a meter before it is taken, and counts until it is destroyed: what the
+//! driver would not take back is kept, and [`Pages::sweep`] tries again.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use xlog_driver::sync::Mutex;
-use xlog_driver::{DriverError, DriverResult, MapAccess, VirtualMemory};
+use xlog_driver::{DriverError, DriverResult, MapAccess, MemoryHandle, VirtualMemory};
 
 use super::config::{GuardConfig, PagePlacement};
 use super::zone::Zone;
@@ -24,6 +25,18 @@ pub(super) const ADDRESSES: usize = 1 << 40;
 pub(super) struct Mapped {
     pub(super) start: u64,
     pub(super) bytes: usize,
+    memory: MemoryHandle,
+}
+
+/// Physical memory that the driver would not take back.
+#[derive(Clone, Copy, Debug)]
+struct Leftover {
+    memory: MemoryHandle,
+    bytes: usize,
+    /// Where it is still mapped.
+    mapped_at: Option<u64>,
+    /// Whether work may be queued on it.
+    in_use: bool,
 }
 
 /// Address ranges and what is mapped in them.
@@ -39,6 +52,7 @@ pub(super) struct Pages {
     physical: AtomicUsize,
     /// Mappings that are there.
     mappings: AtomicU64,
+    leftovers: Mutex<Vec<Leftover>>,
     meter: Mutex<Option<Arc<dyn PhysicalMeter>>>,
 }
 
@@ -54,6 +68,7 @@ impl Pages {
             ranges: Mutex::default(),
             physical: AtomicUsize::new(0),
             mappings: AtomicU64::new(0),
+            leftovers: Mutex::default(),
             meter: Mutex::new(None),
         }
     }
@@ -121,14 +136,8 @@ impl Pages {
         if taken.is_err() {
             return Err(too_much("the limit of memory between guard pages"));
         }
-        let mapped = self.take(memory, length, unit);
-        match mapped {
-            Ok(mapped) => Ok((mapped, self.place(mapped, bytes, align))),
-            Err(error) => {
-                self.physical.fetch_sub(length, Ordering::AcqRel);
-                Err(error)
-            }
-        }
+        let mapped = self.take(memory, length, unit)?;
+        Ok((mapped, self.place(mapped, bytes, align)))
     }
 
     fn take(
@@ -137,9 +146,11 @@ impl Pages {
         length: usize,
         unit: usize,
     ) -> ResourceResult<Mapped> {
-        let meter = self.meter.lock().clone();
-        if let Some(meter) = &meter {
-            meter.take(length)?;
+        if let Some(meter) = self.meter.lock().clone()
+            && let Err(error) = meter.take(length)
+        {
+            self.physical.fetch_sub(length, Ordering::AcqRel);
+            return Err(error);
         }
         let start = self.reserved(memory).and_then(|base| {
             let mut ranges = self.ranges.lock();
@@ -147,26 +158,92 @@ impl Pages {
             let none = DriverError::OutOfMemory { call: "reserve", requested: length as u64 };
             found.map(|offset| base + offset).ok_or(none)
         });
-        let mapped = start.and_then(|range| {
+        let created = start.and_then(|range| {
             let start = range + unit as u64;
-            let done = map_at(memory, start, length);
-            if done.is_err() {
-                self.give_range(start, length);
-            }
-            done.map(|()| Mapped { start, bytes: length })
+            let created = memory.create(length).inspect_err(|_| self.give_range(start, length));
+            Ok((start, created?))
         });
-        match mapped {
-            Ok(mapped) => {
-                self.mappings.fetch_add(1, Ordering::AcqRel);
-                Ok(mapped)
-            }
-            Err(error) => {
-                if let Some(meter) = meter {
-                    meter.give(length);
-                }
-                Err(error.into())
-            }
+        let (start, physical) = created.inspect_err(|_| self.uncount(length))?;
+        let leftover = Leftover { memory: physical, bytes: length, mapped_at: None, in_use: false };
+        #[allow(unsafe_code)]
+        // SAFETY: the range was taken from our reservation and nothing is mapped there.
+        if let Err(error) = unsafe { memory.map(start, length, physical) } {
+            self.give_range(start, length);
+            // A failure keeps it among the leftovers.
+            let _ = self.give_back(memory, leftover);
+            return Err(error.into());
         }
+        self.mappings.fetch_add(1, Ordering::AcqRel);
+        #[allow(unsafe_code)]
+        // SAFETY: exactly the mapping made above; nothing is queued on it.
+        if let Err(error) = unsafe { memory.set_access(start, length, MapAccess::ReadWrite) } {
+            let _ = self.give_back(memory, Leftover { mapped_at: Some(start), ..leftover });
+            return Err(error.into());
+        }
+        Ok(Mapped { start, bytes: length, memory: physical })
+    }
+
+    /// Physical memory is gone.
+    fn uncount(&self, bytes: usize) {
+        self.physical.fetch_sub(bytes, Ordering::AcqRel);
+        if let Some(meter) = self.meter.lock().clone() {
+            meter.give(bytes);
+        }
+    }
+
+    /// Unmaps and destroys physical memory; what fails is kept. The host has seen everything on it complete.
+    fn give_back(&self, memory: &dyn VirtualMemory, mut leftover: Leftover) -> DriverResult<()> {
+        let mut step = || {
+            if let Some(start) = leftover.mapped_at {
+                #[allow(unsafe_code)]
+                // SAFETY: exactly one mapping of ours, and the caller has seen all work on it complete.
+                unsafe {
+                    memory.unmap(start, leftover.bytes)?;
+                }
+                leftover.mapped_at = None;
+                self.mappings.fetch_sub(1, Ordering::AcqRel);
+                self.give_range(start, leftover.bytes);
+            }
+            #[allow(unsafe_code)]
+            // SAFETY: created by `take`, kept in one place, and destroyed once: after a success nothing names it.
+            unsafe {
+                memory.destroy(leftover.memory)
+            }
+        };
+        let done = step();
+        match done {
+            Ok(()) => self.uncount(leftover.bytes),
+            Err(_) => self.leftovers.lock().push(leftover),
+        }
+        done
+    }
+
+    /// Tries again to give back what the driver would not take. With `wait`, also what work may be queued on, after the device has
+    /// completed everything.
+    pub(super) fn sweep(&self, wait: bool) -> DriverResult<()> {
+        let left = std::mem::take(&mut *self.leftovers.lock());
+        let mut outcome = Ok(());
+        for mut leftover in left {
+            if leftover.in_use {
+                let seen = if wait { self.device.driver().synchronize_streams() } else { Ok(()) };
+                if !wait || seen.is_err() {
+                    self.leftovers.lock().push(leftover);
+                    outcome = outcome.and(seen);
+                    continue;
+                }
+                leftover.in_use = false;
+            }
+            let this = self.memory().and_then(|memory| self.give_back(memory, leftover));
+            outcome = outcome.and(this);
+        }
+        outcome
+    }
+
+    /// Keeps a block's memory that could not be handed out: work may be queued on it.
+    pub(super) fn leave(&self, mapped: Mapped) {
+        let Mapped { start, bytes, memory } = mapped;
+        let leftover = Leftover { memory, bytes, mapped_at: Some(start), in_use: true };
+        self.leftovers.lock().push(leftover);
     }
 
     fn reserved(&self, memory: &dyn VirtualMemory) -> DriverResult<u64> {
@@ -202,20 +279,12 @@ impl Pages {
     }
 
     /// Takes a block's memory away. The host has seen everything on it complete.
+    ///
+    /// After an error a sweep goes on with it.
     pub(super) fn unmap(&self, mapped: Mapped) -> DriverResult<()> {
-        let memory = self.memory()?;
-        #[allow(unsafe_code)]
-        // SAFETY: exactly what `map` mapped, once, and the caller has seen all work on it complete.
-        unsafe {
-            memory.unmap(mapped.start, mapped.bytes)?;
-        }
-        self.mappings.fetch_sub(1, Ordering::AcqRel);
-        self.physical.fetch_sub(mapped.bytes, Ordering::AcqRel);
-        if let Some(meter) = self.meter.lock().clone() {
-            meter.give(mapped.bytes);
-        }
-        self.give_range(mapped.start, mapped.bytes);
-        Ok(())
+        let Mapped { start, bytes, memory } = mapped;
+        let leftover = Leftover { memory, bytes, mapped_at: Some(start), in_use: false };
+        self.give_back(self.memory()?, leftover)
     }
 
     fn give_range(&self, start: u64, bytes: usize) {
@@ -226,6 +295,8 @@ impl Pages {
 
     /// Gives the addresses back, where nothing is mapped in them.
     pub(super) fn end(&self) {
+        // A lost device has taken its memory with it.
+        let _ = self.sweep(false);
         if self.mappings.load(Ordering::Acquire) > 0 {
             return;
         }
@@ -237,32 +308,6 @@ impl Pages {
             let _ = released;
         }
     }
-}
-
-fn map_at(memory: &dyn VirtualMemory, start: u64, bytes: usize) -> DriverResult<()> {
-    let handle = memory.create(bytes)?;
-    #[allow(unsafe_code)]
-    // SAFETY: the range was taken from our reservation and nothing is mapped there.
-    let mapped = unsafe { memory.map(start, bytes, handle) };
-    // From here on the mapping alone keeps the memory.
-    #[allow(unsafe_code)]
-    // SAFETY: created above, and not used any more.
-    let destroyed = unsafe { memory.destroy(handle) };
-    mapped?;
-    let allowed = destroyed.and_then(|()| {
-        #[allow(unsafe_code)]
-        // SAFETY: exactly the mapping made above; nothing is queued on it.
-        unsafe {
-            memory.set_access(start, bytes, MapAccess::ReadWrite)
-        }
-    });
-    if allowed.is_err() {
-        #[allow(unsafe_code)]
-        // SAFETY: as above.
-        let undone = unsafe { memory.unmap(start, bytes) };
-        undone?;
-    }
-    allowed
 }
 
 impl std::fmt::Debug for Pages {

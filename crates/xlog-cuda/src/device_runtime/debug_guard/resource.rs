@@ -343,9 +343,14 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for DebugGuardResource<R> {
         let finished = core.inner.finish_block_use(below, use_stream, access);
         core.watched(match finished {
             Ok(()) => core.close(block),
-            // The use is closed, and what is not there is the event that would tell when it is done.
-            Err(ResourceError::Driver(_)) => finished.and(core.close(block)),
-            Err(_) => finished,
+            // There was no such use.
+            Err(ResourceError::UseAfterFree { .. } | ResourceError::StreamMisuse(_)) => finished,
+            // The use is closed; what is missing is the event that would tell when its work is done.
+            Err(error) => {
+                // A free that fails comes back with a reap.
+                let _ = core.close(block);
+                Err(error)
+            }
         })
     }
 
@@ -404,6 +409,9 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for DebugGuardResource<R> {
 
     fn meter_physical(&self, meter: Arc<dyn PhysicalMeter>) -> ResourceResult<()> {
         self.core.inner.meter_physical(meter.clone())?;
-        self.core.pages.as_ref().map_or(Ok(()), |pages| pages.start_meter(meter))
+        if let Some(pages) = &self.core.pages {
+            pages.start_meter(meter.clone())?;
+        }
+        self.core.parts.as_ref().map_or(Ok(()), |parts| parts.checker.start_meter(meter))
     }
 }
