@@ -4,8 +4,8 @@ use std::ffi::c_void;
 use std::fmt;
 
 use crate::{
-    AsyncPools, DeviceProperties, DriverResult, EventHandle, Gate, MemoryInfo, StreamHandle,
-    VirtualMemory,
+    AsyncPools, DeviceProperties, DriverResult, EventHandle, Gate, MemoryInfo, MemoryRange,
+    StreamHandle, VirtualMemory,
 };
 
 /// A host function queued on a stream. It must not call the driver; releasing a [`Gate`] is allowed.
@@ -114,6 +114,10 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// # Safety
     /// `ptr` is a live block of this device, and the host has seen all work on it complete.
     unsafe fn free(&self, ptr: u64) -> DriverResult<()>;
+
+    /// What the driver knows as memory of this device around `ptr`: an allocation or a mapping, or the part of it within one unit of mapping.
+    /// `None` where it knows of none.
+    fn memory_at(&self, ptr: u64) -> DriverResult<Option<MemoryRange>>;
 
     // Work.
 

@@ -17,5 +17,5 @@ pub use error::{DriverError, DriverResult};
 pub use gate::Gate;
 pub use handles::{Access, EventHandle, MemoryHandle, PoolHandle, StreamHandle};
 pub use pools::{AsyncPools, PoolOptions, PoolUsage, ReusePolicy};
-pub use properties::{DeviceKind, DeviceProperties, DeviceUuid, MemoryInfo};
+pub use properties::{DeviceKind, DeviceProperties, DeviceUuid, MemoryInfo, MemoryRange};
 pub use virtual_memory::{MapAccess, VirtualMemory};

@@ -79,6 +79,15 @@ pub struct DeviceProperties {
     pub allocation_alignment: usize,
 }
 
+/// One allocation or mapping of a device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct MemoryRange {
+    /// Its first address.
+    pub start: u64,
+    /// Its size.
+    pub bytes: u64,
+}
+
 /// Free and total memory of the physical device at one moment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MemoryInfo {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use xlog_driver::{
     Access, AsyncPools, CaptureStatus, DeviceProperties, Driver, DriverError, DriverResult,
-    EventHandle, Gate, HostFn, MemoryInfo, StreamHandle, VirtualMemory,
+    EventHandle, Gate, HostFn, MemoryInfo, MemoryRange, StreamHandle, VirtualMemory,
 };
 
 use crate::detector::{HostEnd, Taken};
@@ -63,6 +63,12 @@ impl Driver for SimDevice {
         Self::cost(&mut state, |model| model.memory_info);
         let total = self.properties.total_bytes;
         Ok(MemoryInfo { free: state.free_bytes(self.ordinal()), total })
+    }
+
+    fn memory_at(&self, ptr: u64) -> DriverResult<Option<MemoryRange>> {
+        let state = self.enter(Call::MemoryAt)?;
+        let region = state.space.containing(ptr).filter(|region| region.ordinal == self.ordinal());
+        Ok(region.and_then(|region| region.memory_at(ptr)))
     }
 
     fn synchronize(&self) -> DriverResult<()> {

@@ -48,6 +48,7 @@ calls! {
     EventQuery = "event_query",
     EventSynchronize = "event_synchronize",
     Alloc = "alloc",
+    MemoryAt = "memory_at",
     Free = "free",
     Memset = "memset",
     CopyHtod = "copy_htod",

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::fixture::{Fixture, Refusal, Stop, TAG, ensure, twin};
 use crate::device_runtime::{
-    DeviceBlock, DeviceMemoryResource, Generation, ResourceError, StreamId,
+    BlockId, DeviceBlock, DeviceMemoryResource, Generation, ResourceError, StreamId,
 };
 
 fn refused(
@@ -144,4 +144,33 @@ pub(super) fn an_address_reused_does_not_revive_its_old_name(
         0 => Err(Stop::Skipped("the resource reused no address".to_owned())),
         _ => Ok(()),
     }
+}
+
+pub(super) fn work_runs_only_on_the_live_block(fixture: &Fixture) -> Result<(), Stop> {
+    let [stream] = fixture.leases()?;
+    let block = fixture.allocate(1024, stream.id())?;
+    let id = BlockId::from_block(&block);
+    let run = |id: BlockId| {
+        let mut runs = 0;
+        let answer = fixture.resource.while_live(id, &mut || runs += 1);
+        (answer, runs)
+    };
+    let (answer, runs) = run(id);
+    answer?;
+    ensure(runs == 1, || format!("while_live ran the work {runs} times"))?;
+    let ordinal = id.device_ordinal + 1;
+    let claims = [
+        (BlockId { generation: Generation::next(), ..id }, Refusal::UseAfterFree),
+        (BlockId { ptr: id.ptr + 256, ..id }, Refusal::UseAfterFree),
+        (BlockId { device_ordinal: ordinal, ..id }, Refusal::Any),
+    ];
+    for (claim, refusal) in claims {
+        let (answer, runs) = run(claim);
+        refusal.expect(answer, "while_live of a forged block")?;
+        ensure(runs == 0, || format!("while_live ran the work of a forged block, {claim:?}"))?;
+    }
+    fixture.resource.deallocate(block)?;
+    let (answer, runs) = run(id);
+    Refusal::UseAfterFree.expect(answer, "while_live of a freed block")?;
+    ensure(runs == 0, || "while_live ran the work of a freed block".to_owned())
 }

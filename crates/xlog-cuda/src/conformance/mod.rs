@@ -86,7 +86,7 @@ const CHECKS: &[Check] = checks! {
         refusals_count_nothing, threads_lose_no_byte;
     identity: a_stale_generation_is_refused, a_double_free_is_refused, a_forged_pointer_is_refused,
         a_forged_ordinal_is_refused_first, other_forged_fields_are_ignored,
-        of_two_threads_freeing_twins_one_wins, an_address_reused_does_not_revive_its_old_name;
+        of_two_threads_freeing_twins_one_wins, work_runs_only_on_the_live_block, an_address_reused_does_not_revive_its_old_name;
     hooks: refuse_where_nothing_is_tracked, accept_own_and_foreign_streams,
         refuse_unknown_streams, refuse_claims_that_are_not_the_live_block,
         finish_without_prepare_is_refused, a_use_is_closed_once, many_uses_may_be_open;

@@ -4,6 +4,7 @@
 //! uses and knows no streams: the stream of a block is a label. What it promises nonetheless: a block is freed once, by its
 //! identity, and a free that the driver refuses is kept and tried again by a reap.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
@@ -14,7 +15,7 @@ use super::ordering::record::{BlockTable, tag_of};
 use super::resource::{
     AllocTag, BlockId, BlockState, CapSlot, DeviceBlock, DeviceMemoryResource, Generation,
     PhysicalCap, PhysicalMeter, ResourceError, ResourceHome, ResourceResult, ResourceStatistics,
-    StreamId, refused_by_cap,
+    Seal, StreamId, refused_by_cap,
 };
 use crate::CudaDevice;
 
@@ -49,7 +50,17 @@ pub struct DirectCudaResource {
     deallocations: AtomicU64,
     /// Blocks whose free failed half way.
     unfinished: Mutex<Vec<Generation>>,
+    /// Blocks that work is being queued on. A block is retired under this lock.
+    pins: Mutex<HashMap<Generation, Pin>>,
     meter: Mutex<Option<Arc<dyn PhysicalMeter>>>,
+}
+
+/// Keeps a block while work is queued on it.
+#[derive(Default)]
+struct Pin {
+    holders: usize,
+    /// The block was returned; the last holder frees it.
+    is_returned: bool,
 }
 
 impl DirectCudaResource {
@@ -67,6 +78,7 @@ impl DirectCudaResource {
             allocations: AtomicU64::new(0),
             deallocations: AtomicU64::new(0),
             unfinished: Mutex::new(Vec::new()),
+            pins: Mutex::default(),
             meter: Mutex::new(None),
         }
     }
@@ -132,6 +144,31 @@ impl DirectCudaResource {
     }
 }
 
+/// Lets go of a pinned block, also when the work panics.
+struct Unpin<'a> {
+    resource: &'a DirectCudaResource,
+    generation: Generation,
+}
+
+impl Drop for Unpin<'_> {
+    fn drop(&mut self) {
+        let is_due = {
+            let mut pins = self.resource.pins.lock();
+            let Some(pin) = pins.get_mut(&self.generation) else { return };
+            pin.holders -= 1;
+            let (holders, is_returned) = (pin.holders, pin.is_returned);
+            if holders == 0 {
+                pins.remove(&self.generation);
+            }
+            holders == 0 && is_returned
+        };
+        if is_due {
+            // A failure comes back with a reap.
+            let _ = self.resource.free_or_keep(self.generation);
+        }
+    }
+}
+
 impl DeviceMemoryResource for DirectCudaResource {
     fn allocate(
         &self,
@@ -175,11 +212,16 @@ impl DeviceMemoryResource for DirectCudaResource {
 
     fn deallocate(&self, block: DeviceBlock) -> ResourceResult<()> {
         let record = self.table.find_block(&block)?;
-        if !record.with_uses(|_| record.gate.retire(tag_of(block.generation))) {
-            return Err(ResourceError::UseAfterFree { generation: block.generation });
-        }
+        let is_pinned = {
+            let mut pins = self.pins.lock();
+            if !record.with_uses(|_| record.gate.retire(tag_of(block.generation))) {
+                return Err(ResourceError::UseAfterFree { generation: block.generation });
+            }
+            let pin = pins.get_mut(&block.generation);
+            pin.map(|pin| pin.is_returned = true).is_some()
+        };
         self.deallocations.fetch_add(1, Ordering::Relaxed);
-        self.free_or_keep(block.generation)
+        if is_pinned { Ok(()) } else { self.free_or_keep(block.generation) }
     }
 
     fn device_ordinal(&self) -> u32 {
@@ -200,8 +242,28 @@ impl DeviceMemoryResource for DirectCudaResource {
         outcome
     }
 
+    fn while_live(&self, block: BlockId, work: &mut dyn FnMut()) -> ResourceResult<()> {
+        let generation = block.generation;
+        {
+            let mut pins = self.pins.lock();
+            let record = self.table.find_id(block)?;
+            if !record.gate.is_live(tag_of(generation)) {
+                return Err(ResourceError::UseAfterFree { generation });
+            }
+            pins.entry(generation).or_default().holders += 1;
+        }
+        let unpin = Unpin { resource: self, generation };
+        work();
+        drop(unpin);
+        Ok(())
+    }
+
     fn block_state(&self, block: BlockId) -> BlockState {
         self.table.state(block)
+    }
+
+    fn is_trusted(&self, _seal: Seal) -> bool {
+        true
     }
 
     fn places_blocks(&self) -> bool {

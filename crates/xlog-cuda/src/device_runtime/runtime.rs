@@ -33,7 +33,7 @@ use super::debug_guard::GuardHandle;
 use super::ledger::LedgerMeter;
 use super::resource::{
     Access, AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, ResourceError,
-    ResourceResult, ResourceStatistics, StreamId,
+    ResourceResult, ResourceStatistics, Seal, StreamId, check_memory,
 };
 use super::statistics::Statistics;
 use super::stream_pool::StreamPool;
@@ -87,6 +87,8 @@ struct Core {
     resource: Arc<dyn DeviceMemoryResource + Send + Sync>,
     /// Why the parts do not fit together.
     mismatch: Option<ResourceError>,
+    /// Whether the resource's addresses are believed.
+    is_trusted: bool,
     oversight: Option<Oversight>,
 }
 
@@ -125,8 +127,9 @@ impl XlogDeviceRuntime {
         oversight: Option<Oversight>,
     ) -> Self {
         let mismatch = mismatch(&device, ordinal, &stream_pool, &*resource);
+        let is_trusted = resource.is_trusted(Seal(()));
         let resource = Arc::from(resource);
-        let core = Core { device, ordinal, stream_pool, resource, mismatch, oversight };
+        let core = Core { device, ordinal, stream_pool, resource, mismatch, is_trusted, oversight };
         let core = Arc::new(core);
         exit::watch(&core);
         Self { core }
@@ -307,6 +310,30 @@ impl XlogDeviceRuntime {
         tag: AllocTag,
     ) -> ResourceResult<DeviceBlock> {
         self.checked()?.allocate_reserved(reservation, bytes, align, stream, tag)
+    }
+
+    /// A block that a typed buffer may believe in for its first `bytes` bytes; any other goes back to the resource.
+    #[inline]
+    pub(crate) fn vouch_for(
+        &self,
+        block: DeviceBlock,
+        bytes: usize,
+    ) -> ResourceResult<DeviceBlock> {
+        if self.core.is_trusted {
+            return Ok(block);
+        }
+        match check_memory(&self.core.device, &block, bytes) {
+            Ok(()) => Ok(block),
+            Err(error) => {
+                let _ = self.deallocate(block);
+                Err(error)
+            }
+        }
+    }
+
+    /// [`DeviceMemoryResource::while_live`].
+    pub(crate) fn while_live(&self, block: BlockId, work: &mut dyn FnMut()) -> ResourceResult<()> {
+        self.checked()?.while_live(block, work)
     }
 
     /// [`DeviceMemoryResource::deallocate`].

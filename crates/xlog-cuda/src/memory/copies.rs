@@ -1,7 +1,8 @@
 //! Copies between the host and a buffer, ordered like any other use of it.
 //!
 //! Each call prepares the use, queues the copy and closes the use, also when the copy fails. A resource that tracks no uses
-//! can only be used on the buffer's own stream, where order needs no help.
+//! can only be used on the buffer's own stream, where order needs no help. Either way the resource checks that the buffer's block is the
+//! live one at its address, and keeps it while the copy is queued: safe code can copy a block and free it.
 
 use std::slice;
 
@@ -98,7 +99,15 @@ impl<T: DeviceRepr> TrackedCudaSlice<T> {
                 ))
                 .into());
             }
-            return work(&queue);
+            let mut worked = None;
+            let mut work = Some(work);
+            runtime.while_live(block, &mut || {
+                if let Some(work) = work.take() {
+                    worked = Some(work(&queue));
+                }
+            })?;
+            let left_out = || ResourceError::Driver("while_live did not run the work".to_owned());
+            return worked.ok_or_else(left_out)?;
         }
         runtime.prepare_block_use(block, stream, access)?;
         let worked = work(&queue);

@@ -4,5 +4,6 @@ mod composition;
 mod launch;
 mod memory_manager;
 mod runtime;
+mod safe_code;
 mod singleton;
 mod support;

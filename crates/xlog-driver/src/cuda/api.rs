@@ -80,6 +80,8 @@ table! {
         ctx_get_stream_priority_range = c"cuCtxGetStreamPriorityRange" (*mut c_int, *mut c_int);
         ctx_synchronize = c"cuCtxSynchronize" ();
         mem_get_info = c"cuMemGetInfo_v2" (*mut usize, *mut usize);
+        pointer_get_attributes =
+            c"cuPointerGetAttributes" (c_uint, *mut c_uint, *mut *mut c_void, CUdeviceptr);
         stream_create = c"cuStreamCreateWithPriority" (*mut CUstream, c_uint, c_int);
         stream_destroy = c"cuStreamDestroy_v2" (CUstream);
         stream_synchronize = c"cuStreamSynchronize" (CUstream);

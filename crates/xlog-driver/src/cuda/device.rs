@@ -6,7 +6,7 @@
 //! Invariant: a handle that this device did not make is refused before the driver sees it, the default streams among them. That one is
 //! alive is the promise of whoever destroys it: nobody names it afterwards.
 
-use std::ffi::c_void;
+use std::ffi::{c_int, c_uint, c_void};
 use std::fmt;
 use std::ptr;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use super::core::{Core, Registry};
 use super::{gates, host_fn, library, open};
 use crate::{
     AsyncPools, CaptureStatus, DeviceProperties, Driver, DriverError, DriverResult, EventHandle,
-    Gate, HostFn, MemoryInfo, StreamHandle, VirtualMemory,
+    Gate, HostFn, MemoryInfo, MemoryRange, StreamHandle, VirtualMemory,
 };
 
 /// A GPU behind the CUDA driver.
@@ -107,6 +107,47 @@ impl Driver for CudaDriver {
         let code = unsafe { (self.calls().mem_get_info)(&raw mut free, &raw mut total) };
         self.core.context.check("cuMemGetInfo", code)?;
         Ok(MemoryInfo { free: free as u64, total: total as u64 })
+    }
+
+    fn memory_at(&self, ptr: u64) -> DriverResult<Option<MemoryRange>> {
+        /// Memory type, device, first address, size, whether memory is mapped there.
+        const ATTRIBUTES: [c_uint; 5] = [2, 9, 11, 12, 13];
+        const DEVICE_MEMORY: c_uint = 2;
+        let _bound = self.core.context.bind("memory_at")?;
+        let mut attributes = ATTRIBUTES;
+        // An address that the driver does not know leaves zeros.
+        let (mut kind, mut ordinal, mut start, mut bytes, mut mapped) =
+            (0 as c_uint, -1 as c_int, 0_u64, 0_usize, 0 as c_uint);
+        let mut data: [*mut c_void; 5] = [
+            (&raw mut kind).cast(),
+            (&raw mut ordinal).cast(),
+            (&raw mut start).cast(),
+            (&raw mut bytes).cast(),
+            (&raw mut mapped).cast(),
+        ];
+        // SAFETY: as many places as attributes, each of the type that its attribute is written in; the context is current.
+        let code = unsafe {
+            (self.calls().pointer_get_attributes)(
+                ATTRIBUTES.len() as c_uint,
+                attributes.as_mut_ptr(),
+                data.as_mut_ptr(),
+                ptr,
+            )
+        };
+        self.core.context.check("cuPointerGetAttributes", code)?;
+        let own = i64::from(ordinal) == i64::from(self.core.properties.ordinal);
+        let is_known = kind == DEVICE_MEMORY && own && mapped != 0 && bytes > 0;
+        if !is_known {
+            return Ok(None);
+        }
+        // Of mapped memory the driver names the whole reservation, mapped or not: only the unit around the address is known.
+        let unit = self.core.properties.granularity as u64;
+        let (first, end) = (start, start.saturating_add(bytes as u64));
+        let (first, end) = match ptr.checked_rem(unit) {
+            Some(inside) => (first.max(ptr - inside), end.min((ptr - inside).saturating_add(unit))),
+            None => (first, end),
+        };
+        Ok(Some(MemoryRange { start: first, bytes: end.saturating_sub(first) }))
     }
 
     fn synchronize(&self) -> DriverResult<()> {

@@ -295,6 +295,25 @@ fakes! {
         set(free, MEMORY / 2);
         set(total, MEMORY);
     };
+    "cuPointerGetAttributes"(
+        count: c_uint,
+        attributes: *mut c_uint,
+        data: *mut *mut c_void,
+        ptr: CUdeviceptr
+    ) {
+        // Memory of device 0, mapped: one piece of 4096 bytes at 0x1000.
+        assert_eq!(count, 5, "type, ordinal, start, size, mapped");
+        let _ = attributes;
+        if (0x1000..0x2000).contains(&ptr) {
+            // SAFETY: the caller passes as many places as attributes, of these types.
+            let at = |n: usize| unsafe { *data.add(n) };
+            set(at(0).cast::<c_uint>(), 2);
+            set(at(1).cast::<c_int>(), 0);
+            set(at(2).cast::<u64>(), 0x1000);
+            set(at(3).cast::<usize>(), 0x1000);
+            set(at(4).cast::<c_uint>(), 1);
+        }
+    };
     "cuStreamCreateWithPriority"(stream: *mut CUstream, flags: c_uint, priority: c_int) {
         assert_eq!(flags, 1, "streams are non-blocking");
         with(|s| s.priority = priority);

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use xlog_driver::{DriverError, DriverResult, MapAccess};
+use xlog_driver::{DriverError, DriverResult, MapAccess, MemoryRange};
 
 use super::{Backing, Piece, round_up};
 
@@ -232,6 +232,18 @@ impl Region {
                 Some(pieces)
             }
         }
+    }
+
+    /// The block, or the mapping that may be written, that an address of this region lies in.
+    pub(crate) fn memory_at(&self, ptr: u64) -> Option<MemoryRange> {
+        let (start, bytes) = match &self.kind {
+            RegionKind::Block { .. } => (self.start, self.bytes),
+            RegionKind::Reservation { mappings } => {
+                let (&start, mapping) = mappings.range(..=ptr).next_back()?;
+                (start, if mapping.access == MapAccess::ReadWrite { mapping.bytes } else { 0 })
+            }
+        };
+        (ptr - start < bytes).then_some(MemoryRange { start, bytes })
     }
 
     /// The mappings behind a range, by their generations; none where they do not all allow the access.

@@ -13,7 +13,7 @@ use super::seats::seat;
 use super::tally::{Pending, Tally};
 use crate::device_runtime::resource::{
     Access, AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, MIN_ALIGN,
-    PhysicalMeter, ResourceError, ResourceResult, StreamId,
+    PhysicalMeter, ResourceError, ResourceResult, Seal, StreamId,
 };
 
 /// A free under way. Dropped by a panic below, it leaves the block charged.
@@ -62,6 +62,10 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for GlobalDeviceBudget<R> {
     #[inline]
     fn inner_resource(&self) -> Option<&dyn DeviceMemoryResource> {
         Some(&self.inner)
+    }
+
+    fn is_trusted(&self, seal: Seal) -> bool {
+        self.inner.is_trusted(seal)
     }
 
     fn device_ordinal(&self) -> u32 {

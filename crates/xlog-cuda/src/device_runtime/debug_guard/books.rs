@@ -6,6 +6,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
+use super::check::Slot;
 use super::pages::Mapped;
 use super::report::{BlockInfo, FoundBy};
 use crate::device_runtime::resource::{
@@ -55,7 +56,7 @@ pub(super) struct Entry {
 #[derive(Debug)]
 pub(super) struct Pending {
     pub(super) info: Arc<BlockInfo>,
-    pub(super) slot: u64,
+    pub(super) slot: Slot,
     pub(super) mark: Mark,
     pub(super) found_by: FoundBy,
 }

@@ -42,11 +42,35 @@ pub(super) struct Findings {
     pub(super) inside: Option<Finding>,
 }
 
+/// Where a queued look leaves its findings.
+///
+/// Dropped unread, the slot may still be written: it is used again once the device has completed everything ([`Checker::reclaim`]).
+#[derive(Debug)]
+pub(super) struct Slot {
+    at: u64,
+    slots: Arc<Mutex<Slots>>,
+}
+
+impl Slot {
+    /// The look has completed and was read, or was never queued.
+    pub(super) fn free(mut self) {
+        self.slots.lock().give([std::mem::take(&mut self.at)]);
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        if self.at != 0 {
+            self.slots.lock().abandoned.push(self.at);
+        }
+    }
+}
+
 /// A look that was asked for.
 #[derive(Debug)]
 pub(super) enum Look {
     /// It is queued, and will leave its findings here.
-    Queued(u64),
+    Queued(Slot),
     /// It is done.
     Done(Findings),
 }
@@ -65,7 +89,7 @@ pub(super) struct Checker {
     device: Arc<CudaDevice>,
     way: OnceLock<Way>,
     reader: OnceLock<StreamHandle>,
-    slots: Mutex<Slots>,
+    slots: Arc<Mutex<Slots>>,
     /// Held while chunks are taken, so that each is announced once.
     meter: Mutex<Option<Meter>>,
 }
@@ -84,12 +108,24 @@ struct Slots {
     free: Vec<u64>,
     chunks: Vec<u64>,
     taken: usize,
+    /// Taken, and not read: a look may still write them.
+    abandoned: Vec<u64>,
+}
+
+impl Slots {
+    fn give(&mut self, given: impl IntoIterator<Item = u64>) {
+        let before = self.free.len();
+        self.free.extend(given);
+        self.taken -= (self.free.len() - before).min(self.taken);
+        // The lowest first, so that neighbours are read back together.
+        self.free.sort_unstable_by(|a, b| b.cmp(a));
+    }
 }
 
 impl Checker {
     pub(super) fn new(device: Arc<CudaDevice>) -> Self {
         let (way, reader) = (OnceLock::new(), OnceLock::new());
-        Self { device, way, reader, slots: Mutex::default(), meter: Mutex::new(None) }
+        Self { device, way, reader, slots: Arc::default(), meter: Mutex::new(None) }
     }
 
     /// Makes everything that can fail to be made; called before the first block is handed out.
@@ -157,26 +193,33 @@ impl Checker {
         Ok(())
     }
 
-    fn take_slot(&self) -> ResourceResult<u64> {
+    fn take_slot(&self) -> ResourceResult<Slot> {
         loop {
             {
                 let mut slots = self.slots.lock();
-                if let Some(slot) = slots.free.pop() {
+                if let Some(at) = slots.free.pop() {
                     slots.taken += 1;
-                    return Ok(slot);
+                    drop(slots);
+                    return Ok(Slot { at, slots: self.slots.clone() });
                 }
             }
             self.add_chunk()?;
         }
     }
 
-    fn give_slots(&self, given: impl IntoIterator<Item = u64>) {
+    /// Waits for the device where looks were left unread, and takes their slots back.
+    pub(super) fn reclaim(&self) -> DriverResult<()> {
+        let abandoned = std::mem::take(&mut self.slots.lock().abandoned);
+        if abandoned.is_empty() {
+            return Ok(());
+        }
+        let seen = self.device.driver().synchronize_streams();
         let mut slots = self.slots.lock();
-        let before = slots.free.len();
-        slots.free.extend(given);
-        slots.taken -= (slots.free.len() - before).min(slots.taken);
-        // The lowest first, so that neighbours are read back together.
-        slots.free.sort_unstable_by(|a, b| b.cmp(a));
+        match seen {
+            Ok(()) => slots.give(abandoned),
+            Err(_) => slots.abandoned.extend(abandoned),
+        }
+        seen
     }
 
     /// Queues a look at the bytes around a block, and at those in it where it was freed.
@@ -214,7 +257,7 @@ impl Checker {
             u32::from(CANARY).into(),
             u32::from(FREED).into(),
             u32::from(inside).into(),
-            slot.into(),
+            slot.at.into(),
         ];
         let shape = LaunchShape::for_rows(zone.looked_at(inside));
         #[allow(unsafe_code)]
@@ -223,10 +266,9 @@ impl Checker {
         let queued = unsafe {
             self.device
                 .driver()
-                .memset(slot, 0, SLOT, stream)
+                .memset(slot.at, 0, SLOT, stream)
                 .and_then(|()| function.launch(stream, shape, &arguments))
         };
-        // A slot of a look that failed half way may still be written: it is not used again.
         Ok(queued.map(|()| Look::Queued(slot))?)
     }
 
@@ -262,11 +304,13 @@ impl Checker {
             let ranges = ranges.into_iter().filter(|(_, bytes)| *bytes > 0);
             ranges.fold(kernel, |kernel, (ptr, bytes)| kernel.arg(ptr, bytes, Access::Read))
         };
-        let queued = sim.launch(stream, kernel.arg(slot, SLOT, Access::Write));
-        if queued.is_err() {
-            self.give_slots([slot]);
+        match sim.launch(stream, kernel.arg(slot.at, SLOT, Access::Write)) {
+            Ok(()) => Ok(Look::Queued(slot)),
+            Err(error) => {
+                slot.free();
+                Err(error.into())
+            }
         }
-        Ok(queued.map(|()| Look::Queued(slot))?)
     }
 
     fn look_at_copy(
@@ -292,11 +336,12 @@ impl Checker {
         Ok(seen.findings())
     }
 
-    /// What looks found that the host has seen complete, in the order of `looked`. The slots are free then.
-    pub(super) fn read(&self, looked: &[u64]) -> DriverResult<Vec<Findings>> {
+    /// What looks found that the host has seen complete, in the order of `looked`.
+    pub(super) fn read(&self, looked: &[&Slot]) -> DriverResult<Vec<Findings>> {
         let Some(reader) = self.reader.get() else {
             return Err(DriverError::Unsupported { call: "guard slots" });
         };
+        let looked: Vec<u64> = looked.iter().map(|slot| slot.at).collect();
         let mut order: Vec<usize> = (0..looked.len()).collect();
         order.sort_unstable_by_key(|&n| looked[n]);
         let mut findings = vec![Findings::default(); looked.len()];
@@ -313,7 +358,6 @@ impl Checker {
                 findings[n] = decode(slot);
             }
         }
-        self.give_slots(looked.iter().copied());
         Ok(findings)
     }
 

@@ -79,11 +79,12 @@ impl<R: DeviceMemoryResource> Core<R> {
             Some((place, stamp)) => covered.get(&place).is_some_and(|done| Some(stamp) <= *done),
         };
         let (done, left): (Vec<_>, Vec<_>) = pending.into_iter().partition(is_done);
-        let slots: Vec<u64> = done.iter().map(|look| look.slot).collect();
+        let slots: Vec<_> = done.iter().map(|look| &look.slot).collect();
         match if slots.is_empty() { Ok(Vec::new()) } else { parts.checker.read(&slots) } {
             Ok(findings) => {
-                for (look, findings) in done.iter().zip(findings) {
+                for (look, findings) in done.into_iter().zip(findings) {
                     self.journal.enter(&look.info, &findings, look.found_by);
+                    look.slot.free();
                 }
                 self.put_back(left);
             }
@@ -91,6 +92,9 @@ impl<R: DeviceMemoryResource> Core<R> {
                 outcome = outcome.and(Err(error.into()));
                 self.put_back(done.into_iter().chain(left).collect());
             }
+        }
+        if wait {
+            outcome = outcome.and(parts.checker.reclaim().map_err(ResourceError::from));
         }
         outcome.and(self.unmap_all(unmapping, wait))
     }

@@ -10,7 +10,7 @@ use super::zone::{Zone, layout};
 use crate::device_runtime::budget::BudgetReservation;
 use crate::device_runtime::resource::{
     Access, AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, MIN_ALIGN,
-    PhysicalMeter, ResourceError, ResourceHome, ResourceResult, ResourceStatistics, StreamId,
+    PhysicalMeter, ResourceError, ResourceHome, ResourceResult, ResourceStatistics, Seal, StreamId,
 };
 
 /// What stands in for memory between guard pages in the resource below.
@@ -171,6 +171,22 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for DebugGuardResource<R> {
     #[inline]
     fn inner_resource(&self) -> Option<&dyn DeviceMemoryResource> {
         Some(&self.core.inner)
+    }
+
+    fn is_trusted(&self, seal: Seal) -> bool {
+        self.core.inner.is_trusted(seal)
+    }
+
+    fn while_live(&self, block: BlockId, work: &mut dyn FnMut()) -> ResourceResult<()> {
+        let core = &*self.core;
+        if core.sampling.passes(block.ptr) {
+            return core.inner.while_live(block, work);
+        }
+        core.check_device(block)?;
+        // An open use keeps a block that is returned meanwhile.
+        core.books.lock().open(block)?;
+        work();
+        core.watched(core.close(block))
     }
 
     // What is not guarded goes straight through, as it would without a guard.

@@ -16,7 +16,7 @@ use super::{LogAction, LogRecord, LogResult, LoggingSink, QueryScope};
 use crate::device_runtime::budget::BudgetReservation;
 use crate::device_runtime::resource::{
     Access, AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, Generation,
-    MIN_ALIGN, ResourceError, ResourceResult, StreamId,
+    MIN_ALIGN, ResourceError, ResourceResult, Seal, StreamId,
 };
 
 /// Logs every operation of the resource below.
@@ -339,6 +339,10 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for LoggingResource<R> {
     #[inline]
     fn inner_resource(&self) -> Option<&dyn DeviceMemoryResource> {
         Some(&self.inner)
+    }
+
+    fn is_trusted(&self, seal: Seal) -> bool {
+        self.inner.is_trusted(seal)
     }
 
     fn device_ordinal(&self) -> u32 {

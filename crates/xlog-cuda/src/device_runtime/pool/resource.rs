@@ -12,7 +12,7 @@ use crate::device_runtime::ordering::tracks::{Tracks, tracked_hooks};
 use crate::device_runtime::resource::{
     Access, AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, FreeSpace,
     Generation, PhysicalCap, PhysicalMeter, ResourceError, ResourceHome, ResourceResult,
-    ResourceStatistics, StreamId,
+    ResourceStatistics, Seal, StreamId,
 };
 
 /// The largest alignment a request may ask for.
@@ -190,6 +190,10 @@ impl DeviceMemoryResource for PoolResource {
             waits_inserted: order.inserted,
             waits_elided: order.elided,
         }
+    }
+
+    fn is_trusted(&self, seal: Seal) -> bool {
+        self.segments.inner_resource().is_none_or(|inner| inner.is_trusted(seal))
     }
 
     fn places_blocks(&self) -> bool {

@@ -10,6 +10,7 @@ mod error;
 mod home;
 mod meter;
 mod pointers;
+mod trust;
 
 use std::sync::Arc;
 
@@ -24,6 +25,7 @@ pub use xlog_driver::Access;
 
 pub(crate) use block::SLOT_BITS;
 pub(crate) use cap::{CapSlot, refused_by_cap};
+pub(crate) use trust::{Seal, check_memory};
 
 /// The alignment every block has at least.
 pub const MIN_ALIGN: usize = 256;
@@ -150,6 +152,29 @@ pub trait DeviceMemoryResource: Send + Sync {
     fn deallocate_with_state(&self, block: &DeviceBlock) -> ResourceResult<BlockState> {
         let id = BlockId::from_block(block);
         self.deallocate(DeviceBlock { ..*block }).map(|()| self.block_state(id))
+    }
+
+    /// Runs `work` once while the block cannot be freed. Anything but the live block at its address is refused, and nothing runs.
+    ///
+    /// For work on the block's own stream where uses are not tracked. The default asks [`block_state`](Self::block_state) first; another
+    /// thread may free the block between the answer and the work.
+    fn while_live(&self, block: BlockId, work: &mut dyn FnMut()) -> ResourceResult<()> {
+        if let Some(inner) = self.inner_resource() {
+            return inner.while_live(block, work);
+        }
+        if self.block_state(block) != BlockState::Live {
+            return Err(ResourceError::UseAfterFree { generation: block.generation });
+        }
+        work();
+        Ok(())
+    }
+
+    /// Whether every block lies in memory of the device: known of this library's resources only.
+    ///
+    /// Sealed: the argument cannot be named outside of this crate, so no other resource can override the answer, or forward it.
+    #[doc(hidden)]
+    fn is_trusted(&self, _seal: Seal) -> bool {
+        false
     }
 
     /// [`finish_block_use`](Self::finish_block_use) for all blocks of one launch. One failure does not stop the others; the

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::{
-    Access, AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, ResourceResult,
+    Access, AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, ResourceResult, Seal,
     StreamId,
 };
 
@@ -30,6 +30,9 @@ macro_rules! forward_pointer {
         #[inline]
         fn deallocate_with_state(&self, block: &DeviceBlock) -> ResourceResult<BlockState> {
             (**self).deallocate_with_state(block)
+        }
+        fn is_trusted(&self, seal: Seal) -> bool {
+            (**self).is_trusted(seal)
         }
         fn device_ordinal(&self) -> u32 {
             (**self).device_ordinal()

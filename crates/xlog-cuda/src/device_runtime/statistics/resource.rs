@@ -6,7 +6,7 @@ use super::core::{Statistics, StatisticsConfig};
 use crate::device_runtime::budget::BudgetReservation;
 use crate::device_runtime::resource::{
     Access, AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, ResourceError,
-    ResourceResult, StreamId,
+    ResourceResult, Seal, StreamId,
 };
 
 /// Counts every block of the resource below: current, peak and total, by tag, stream and query.
@@ -114,6 +114,10 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for StatisticsResource<R> {
     #[inline]
     fn inner_resource(&self) -> Option<&dyn DeviceMemoryResource> {
         Some(&self.inner)
+    }
+
+    fn is_trusted(&self, seal: Seal) -> bool {
+        self.inner.is_trusted(seal)
     }
 
     fn device_ordinal(&self) -> u32 {
