@@ -111,13 +111,14 @@ impl PoolResource {
             let generation = block.generation;
             let this = self.tracker.table.find_block(&block).and_then(|record| {
                 self.take_from_home(record);
+                let home = record.home();
                 match self.tracker.retire(record, generation)? {
                     Retired::Quiet if self.sanitizer.is_none() => {
                         quiet.push((generation, record));
                         Ok(())
                     }
                     Retired::Quiet | Retired::Used => self.free_used(generation, record),
-                    Retired::Open => self.count_return(record),
+                    Retired::Open => self.count_return(home),
                 }
             });
             outcome = outcome.and(this);

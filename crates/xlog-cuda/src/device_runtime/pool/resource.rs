@@ -183,7 +183,7 @@ impl DeviceMemoryResource for PoolResource {
         ResourceStatistics {
             bytes_outstanding: outstanding as usize,
             live_blocks: allocations.saturating_sub(counts.deallocations) as usize,
-            retired_blocks: counts.retired as usize,
+            retired_blocks: counts.retired.cast_signed().max(0) as usize,
             allocations,
             deallocations: counts.deallocations,
             events_recorded: order.recorded,

@@ -19,7 +19,7 @@ impl PoolResource {
         let home = self.tracker.home(record)?;
         if let Err(error) = home.check_not_capturing("pool free") {
             if returned {
-                self.count_return(record)?;
+                self.count_return(record.home())?;
             }
             self.put_by.keep(generation);
             return Err(error.into());
@@ -36,7 +36,8 @@ impl PoolResource {
         arena.with(|arena| {
             match returned {
                 true => arena.counts.deallocations += 1,
-                false => arena.counts.retired -= 1,
+                // The thread that returned the block under an open use may count it later than this one, which closed the use.
+                false => arena.counts.retired = arena.counts.retired.wrapping_sub(1),
             }
             // Read inside: blocks that others put here meanwhile may leave the magazine with this stamp.
             arena.put(piece, record, home.clock().now(), self.room(), &self.tracker.table);
@@ -103,25 +104,27 @@ impl PoolResource {
         let generation = block.generation;
         let record = self.tracker.table.find_block(block)?;
         self.take_from_home(record);
+        // Once it is retired, the thread that closes its last use may end the record.
+        let home = record.home();
         match self.tracker.retire(record, generation)? {
             Retired::Quiet if self.put_retired_at_once(generation, record) => Ok(()),
             Retired::Quiet if self.sanitizer.is_none() => self.put(generation, record, true),
             Retired::Quiet | Retired::Used => self.free_used(generation, record),
-            Retired::Open => self.count_return(record),
+            Retired::Open => self.count_return(home),
         }
     }
 
     /// Frees a returned block that other streams have used.
     pub(super) fn free_used(&self, generation: Generation, record: &Record) -> ResourceResult<()> {
-        self.count_return(record)?;
+        self.count_return(record.home())?;
         self.free(generation, record)
     }
 
-    pub(super) fn count_return(&self, record: &Record) -> ResourceResult<()> {
-        let arena = self.arena(record.home())?;
+    pub(super) fn count_return(&self, home: u32) -> ResourceResult<()> {
+        let arena = self.arena(home)?;
         arena.with(|arena| {
             arena.counts.deallocations += 1;
-            arena.counts.retired += 1;
+            arena.counts.retired = arena.counts.retired.wrapping_add(1);
         });
         Ok(())
     }

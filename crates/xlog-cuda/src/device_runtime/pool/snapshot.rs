@@ -67,7 +67,7 @@ impl PoolSnapshot {
 impl ArenaCounts {
     pub(super) fn add(&mut self, other: &Self) {
         self.deallocations += other.deallocations;
-        self.retired += other.retired;
+        self.retired = self.retired.wrapping_add(other.retired);
         self.undone += other.undone;
         for (sum, part) in self.paths.0.iter_mut().zip(other.paths.0) {
             *sum += part;
