@@ -83,8 +83,8 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for Emptied<R> {
         self.0.allocate(bytes, stream, tag)
     }
     fn deallocate(&self, block: DeviceBlock) -> ResourceResult<()> {
-        self.0.deallocate(block)?;
-        self.0.flush_quarantine()
+        let freed = self.0.deallocate(block);
+        freed.and(self.0.flush_quarantine())
     }
     fn device_ordinal(&self) -> u32 {
         self.0.device_ordinal()
@@ -98,8 +98,9 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for Emptied<R> {
         stream: StreamId,
         access: Access,
     ) -> ResourceResult<()> {
-        self.0.finish_block_use(block, stream, access)?;
-        self.0.flush_quarantine()
+        // A finish that fails may have freed the block all the same.
+        let finished = self.0.finish_block_use(block, stream, access);
+        finished.and(self.0.flush_quarantine())
     }
 }
 

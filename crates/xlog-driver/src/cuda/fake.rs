@@ -299,7 +299,7 @@ fakes! {
         count: c_uint,
         attributes: *mut c_uint,
         data: *mut *mut c_void,
-        ptr: CUdeviceptr
+        ptr: u64
     ) {
         // Memory of device 0, mapped: one piece of 4096 bytes at 0x1000.
         assert_eq!(count, 5, "type, ordinal, start, size, mapped");
