@@ -45,6 +45,24 @@ fn ranges_of_several_streams_are_joined_before_a_request_is_refused() {
 }
 
 #[test]
+fn a_joined_range_follows_the_pending_work_on_each_of_its_parts() {
+    for_each_seam(|device| {
+        let (rig, [one, two]) = shared_out(device, PoolConfig::default().with_maximum(12 * MIB));
+        let late = rig.allocate(5 * MIB, &one);
+        let gate = WatchedGate::new(one.hold().unwrap());
+        fill(&one, late.ptr, 3, 5 * MIB);
+        rig.pool.deallocate(late).unwrap();
+        let all = rig.allocate(11 * MIB, &two);
+        fill(&two, all.ptr, 4, 11 * MIB);
+        gate.release();
+        assert_all(&read(&two, all.ptr, 11 * MIB).unwrap(), 4);
+        rig.pool.deallocate(all).unwrap();
+        rig.empty();
+        assert!(device.races().is_empty());
+    });
+}
+
+#[test]
 fn a_pool_that_may_grow_scans_no_arena_to_join_ranges_of_several_streams() {
     for_each_seam(|device| {
         let (rig, [one, two]) = shared_out(device, PoolConfig::default());

@@ -146,6 +146,8 @@ impl PoolResource {
         if !self.segments.can_move() {
             // What cannot be moved goes back to the device, and is taken again in one range.
             self.trim_to(0)?;
+            // An inner resource frees in stream order.
+            self.settle_streams()?;
             self.segments.reclaim()?;
             if let Ok(piece) = self.grow(&request, crowd) {
                 return Ok(piece);
