@@ -40,9 +40,11 @@ fn pool_of(
     Box::new(PoolResource::new(device.clone(), device.ordinal(), pool.clone(), config).unwrap())
 }
 
+type Wrap = Box<dyn Fn(BoxedResource) -> BoxedResource>;
+
 /// Every decorator, by name.
-fn stacks() -> Vec<(&'static str, Box<dyn Fn(BoxedResource) -> BoxedResource>)> {
-    let guard = |mode| -> Box<dyn Fn(BoxedResource) -> BoxedResource> {
+fn stacks() -> Vec<(&'static str, Wrap)> {
+    let guard = |mode| -> Wrap {
         let config = GuardConfig::default().with_output(GuardOutput::Silent).with_mode(mode);
         let config = config.with_quarantine(0, 0);
         Box::new(move |inner| Box::new(DebugGuardResource::new(inner, config.clone())))
