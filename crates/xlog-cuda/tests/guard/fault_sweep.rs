@@ -125,8 +125,8 @@ impl Program<'_> {
             }
         }
         self.live.push(block);
-        if n % 5 == 0 || self.live.len() > 3 {
-            let at = if n % 5 == 0 { self.live.len() - 1 } else { 0 };
+        if n.is_multiple_of(5) || self.live.len() > 3 {
+            let at = if n.is_multiple_of(5) { self.live.len() - 1 } else { 0 };
             let freed = self.resource.deallocate(self.live.remove(at));
             self.note(freed);
         }

@@ -27,7 +27,12 @@ fn the_async_resource_conforms() {
 }
 
 /// What may be skipped by a resource that tracks uses.
-const SKIPPED: [&str; 2] = ["hooks::refuse_where_nothing_is_tracked", "allocation::one_gibibyte"];
+const SKIPPED: [&str; 3] = [
+    "hooks::refuse_where_nothing_is_tracked",
+    "allocation::one_gibibyte",
+    // Behind a plain seam, and on a GPU, no driver call fails on request.
+    "faults::a_finish_that_fails_closes_the_use",
+];
 
 fn a_pool_conforms(make: fn(&Arc<CudaDevice>, &Arc<StreamPool>) -> PoolResource) {
     for_each_seam(|device| {

@@ -108,11 +108,15 @@ impl Stranger {
             .ok_or_else(|| ResourceError::StreamMisuse(format!("{id} is not known here")))
     }
 
+    /// An event behind what is queued on a stream. A driver that fails once is asked again.
     fn event(&self, stream: &DeviceStream) -> ResourceResult<EventHandle> {
         let driver = self.device.driver();
-        let event = driver.event_create().map_err(failed)?;
-        driver.event_record(event, stream.handle()).map_err(failed)?;
-        Ok(event)
+        let recorded = || {
+            let event = driver.event_create()?;
+            driver.event_record(event, stream.handle())?;
+            Ok(event)
+        };
+        recorded().or_else(|_: DriverError| recorded()).map_err(failed)
     }
 
     fn find<'a>(&self, state: &'a mut State, id: BlockId) -> ResourceResult<&'a mut Record> {
@@ -155,6 +159,13 @@ impl Stranger {
     fn reap(&self, wait: bool) -> ResourceResult<()> {
         let driver = self.device.driver();
         let mut state = self.state.lock();
+        // Frees that failed.
+        for record in state.records.values_mut() {
+            if record.retired && record.freed.is_none() && record.open.is_empty() {
+                let stream = record.stream.clone();
+                self.free(record, &stream)?;
+            }
+        }
         let queued: Vec<_> =
             state.records.values().filter_map(|r| Some((r.id.generation, r.freed?))).collect();
         for (generation, event) in queued {
