@@ -464,3 +464,21 @@ impl Uses {
         outstanding.into_iter().for_each(|entry| self.writes.push(entry));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_two_open_uses_that_are_alike_the_one_that_follows_less_stays() {
+        let mut uses = Uses::default();
+        for number in [1, 5] {
+            let (id, access) = (StreamId(3), Access::Write);
+            uses.open.push(Open { number, id, place: 2, access, own: 0 });
+        }
+        uses.cancel_newest(StreamId(3), Access::Write);
+        let left = uses.close(StreamId(3), Access::Write);
+        assert_eq!(left.map(|followed| followed.change), Some(1));
+        assert!(!uses.has_open());
+    }
+}
