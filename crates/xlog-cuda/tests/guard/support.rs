@@ -92,6 +92,14 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for Emptied<R> {
     fn bytes_outstanding(&self) -> usize {
         self.0.bytes_outstanding()
     }
+    fn reap_pending(&self) -> ResourceResult<()> {
+        // A free that failed half way is held back only by the reap that goes on with it.
+        let reaped = self.0.reap_pending();
+        if self.0.quarantine().1 == 0 {
+            return reaped;
+        }
+        reaped.and(self.0.flush_quarantine()).and(self.0.reap_pending())
+    }
     fn finish_block_use(
         &self,
         block: BlockId,
