@@ -61,6 +61,9 @@ impl Ledger {
         config.check()?;
         let (opened, mapping, registration) = open_registered(&config)?;
         let OpenFile { file, path, header, created, inode, claims } = opened;
+        // Bound last, so that an error drops it first: descriptors are unregistered before they are closed, since a forked child
+        // replaces what stands at the registered numbers.
+        let registration = registration;
         let sentinel = ForkSentinel::new().map_err(|error| {
             failed(&path, "madvise(MADV_WIPEONFORK), new in Linux 4.14,", error)
         })?;

@@ -11,7 +11,7 @@ use std::panic::{self, AssertUnwindSafe};
 use std::path::{Path, PathBuf};
 
 use super::config::{OnError, RecorderConfig};
-use super::lock::lock;
+use super::lock::LockedFile;
 use crate::encoder::{Encoder, Format, encoder};
 use crate::error::TraceError;
 use crate::header::Header;
@@ -35,7 +35,7 @@ pub(super) struct Tally {
 
 pub(super) struct Output {
     path: PathBuf,
-    file: Option<File>,
+    file: Option<LockedFile>,
     encoder: Box<dyn Encoder>,
     header: Header,
     buffer: Vec<u8>,
@@ -63,9 +63,8 @@ impl Output {
         let context = || TraceError::io(format!("creating {}", path.display()));
         // Kept absolute: the program may change its directory.
         let path_abs = std::path::absolute(path).map_err(context())?;
-        let file = append(&path_abs).map_err(context())?;
         // Locked before it is cut: a file that another writer has stays as it is.
-        lock(&file, path)?;
+        let file = LockedFile::append(&path_abs)?;
         if file.metadata().map_err(context())?.is_file() {
             file.set_len(0).map_err(context())?;
         }
@@ -118,8 +117,8 @@ impl Output {
         if self.buffer.is_empty() {
             return;
         }
-        let result = match &mut self.file {
-            Some(file) if !is_deleted(file) => file.write_all(&self.buffer),
+        let result = match &self.file {
+            Some(file) if !is_deleted(file) => (&**file).write_all(&self.buffer),
             Some(_) => Err(io::Error::new(io::ErrorKind::NotFound, "the file was deleted")),
             None => Err(io::Error::new(io::ErrorKind::NotFound, "the file is not open")),
         };
@@ -158,7 +157,7 @@ impl Output {
 
     /// Makes sure that there is a file, and that the encoder has begun it.
     fn ensure_begun(&mut self) -> bool {
-        if self.file.as_ref().is_none_or(is_deleted) {
+        if self.file.as_ref().is_none_or(|file| is_deleted(file)) {
             match self.reopen() {
                 Ok((size, file)) => {
                     self.file = Some(file);
@@ -177,9 +176,8 @@ impl Output {
     }
 
     /// Opens the file at the path, which is a new one after a rotation or a removal, as its only writer.
-    fn reopen(&self) -> io::Result<(u64, File)> {
-        let file = append(&self.path)?;
-        lock(&file, &self.path).map_err(|error| match error {
+    fn reopen(&self) -> io::Result<(u64, LockedFile)> {
+        let file = LockedFile::append(&self.path).map_err(|error| match error {
             TraceError::Io { source, .. } => source,
             in_use => io::Error::new(io::ErrorKind::WouldBlock, in_use.to_string()),
         })?;
@@ -199,18 +197,22 @@ impl Output {
 
     fn rotate(&mut self) {
         self.encoder.end(self.in_file, 0, &mut self.buffer);
-        let closed = match &mut self.file {
-            Some(file) => file.write_all(&self.buffer),
+        let closed = match &self.file {
+            Some(file) => (&**file).write_all(&self.buffer),
             None => Ok(()),
         };
+        if closed.is_ok() {
+            self.size += self.buffer.len() as u64;
+        }
         self.buffer.clear();
-        self.file = None;
         self.begun = false;
+        // The full file is locked until it has its new name: another writer would cut it under the old one.
         if let Err(error) = closed.and_then(|()| self.shift_files()) {
             // The full file stays the one that is written to, and grows.
             self.failed(&error);
             return;
         }
+        self.file = None;
         self.size = 0;
         self.in_file = 0;
         self.ensure_begun();
@@ -260,11 +262,7 @@ pub fn check_writable(path: &Path) -> Result<(), TraceError> {
         return Ok(());
     }
     let file = OpenOptions::new().append(true).open(path).map_err(context())?;
-    lock(&file, path)
-}
-
-fn append(path: &Path) -> io::Result<File> {
-    OpenOptions::new().append(true).create(true).open(path)
+    LockedFile::lock(file, path).map(drop)
 }
 
 fn numbered(path: &Path, number: u32) -> PathBuf {

@@ -78,3 +78,37 @@ fn a_name_that_another_writer_took_meanwhile_stays_with_it() {
     let all = read_all(&mut Reader::open(&path).unwrap());
     assert_eq!(all.iter().map(|said| said.0.order()).collect::<Vec<_>>(), [9]);
 }
+
+/// A writer that rotates its files and one that tries for their name: no file that is complete is cut by the other.
+#[test]
+fn a_rotated_file_is_cut_by_no_other_writer() {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    let scratch = Scratch::new("rotated");
+    let path = scratch.path("log");
+    let silent = || RecorderConfig::new().with_on_error(xlog_trace::OnError::Silent);
+    let recorder = Recorder::create(&path, silent().with_rotation(4096, 9999)).unwrap();
+    let ended = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !ended.load(Ordering::Relaxed) {
+                // Granted only between two files; a log of nothing is left then, under the name or as a numbered file.
+                drop(Recorder::create(&path, silent()));
+            }
+        });
+        for index in 0..5_000 {
+            recorder.emit(record(index));
+            if index % 100 == 0 {
+                let _ = recorder.flush();
+            }
+        }
+        let _ = recorder.flush();
+        ended.store(true, Ordering::Relaxed);
+    });
+    let written = recorder.stats().written;
+    drop(recorder);
+    let files = xlog_trace::rotated_files(&path);
+    let read = files.iter().map(|file| read_all(&mut Reader::open(file).unwrap()).len() as u64);
+    assert_eq!(read.sum::<u64>(), written, "what was written is in {} files", files.len());
+    assert!(files.len() > 2, "{files:?}");
+}

@@ -261,7 +261,7 @@ impl<R: DeviceMemoryResource> LoggingResource<R> {
         }
     }
 
-    /// Of a batch whose free failed in part, only the first error is known: whether a block was kept is asked of the resource.
+    /// Whether a failed free changed nothing. Otherwise the resource keeps the block and a reap finishes the free.
     fn was_refused(&self, block: BlockId, error: &ResourceError) -> bool {
         let named = matches!(error, ResourceError::UseAfterFree { generation } if *generation == block.generation);
         named || self.inner.block_state(block) == BlockState::Live
@@ -495,23 +495,14 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for LoggingResource<R> {
         result
     }
 
+    /// One by one: each block's own answer is logged, also of those that fail half way.
     fn deallocate_batch(&self, blocks: Vec<DeviceBlock>) -> ResourceResult<()> {
-        let claims: Vec<_> = blocks
-            .iter()
-            .map(|block| (self.order.next(), BlockId::from_block(block), About::claim(block)))
-            .collect();
-        let start = clock::now();
-        let result = self.inner.deallocate_batch(blocks);
-        let call = Self::ended(start);
-        for (order, id, about) in claims {
-            match &result {
-                Err(error) if self.was_refused(id, error) => {
-                    self.emit_failure(LogAction::Deallocate, order, call, about, error);
-                }
-                _ => self.emit(self.record(LogAction::Deallocate, order, call, about)),
-            }
+        let mut outcome = Ok(());
+        for block in blocks {
+            let freed = self.deallocate(block);
+            outcome = outcome.and(freed);
         }
-        result
+        outcome
     }
 
     fn reserve_budget(&self, bytes: usize) -> ResourceResult<Option<BudgetReservation>> {
