@@ -181,15 +181,16 @@ fn a_request_that_whole_granules_leave_no_room_for_is_out_of_memory_by_granules(
         let refused = rig.allocate(4 * MIB, &stream).unwrap_err();
         assert!(matches!(&refused, ResourceError::OutOfMemory { .. }), "{refused}");
         assert!(refused.to_string().contains("granules of 2097152"), "{refused}");
-        // Blocks of one byte take 512 each, or what the driver's smallest is.
-        let rig = Rig::new(Kind::Direct, device, 3 * MIB);
+        // Raw allocations of more than 1 MiB take whole granules: 3 MiB are two, and the third has no room.
+        let rig = Rig::new(Kind::Direct, device, 4 * MIB);
         let [stream] = rig.leases();
-        let two = [0, 1].map(|_| rig.allocate(3 * MIB / 2, &stream));
-        assert!(two.iter().all(Result::is_ok), "two granules of 2 MiB are the limit, rounded up");
-        two.into_iter().flatten().for_each(|block| rig.budget.deallocate(block).unwrap());
-        let [first, second] = [MIB + 1, MIB - 1].map(|bytes| rig.allocate(bytes, &stream).unwrap());
-        let third = rig.allocate(MIB, &stream).unwrap();
-        for block in [first, second, third] {
+        let [first, second] = [0, 1].map(|_| rig.allocate(MIB + 1, &stream).unwrap());
+        let refused = rig.allocate(MIB + 1, &stream).unwrap_err();
+        assert!(matches!(&refused, ResourceError::OutOfMemory { .. }), "{refused}");
+        assert!(refused.to_string().contains("granules of 2097152"), "{refused}");
+        rig.budget.deallocate(first).unwrap();
+        let third = rig.allocate(MIB + 1, &stream).unwrap();
+        for block in [second, third] {
             rig.budget.deallocate(block).unwrap();
         }
     });
