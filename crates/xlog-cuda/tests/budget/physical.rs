@@ -3,12 +3,13 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use xlog_cuda::CudaDevice;
 use xlog_cuda::device_runtime::{
     AllocTag, AsyncCudaResource, DeviceBlock, DeviceMemoryResource, DirectCudaResource,
-    GlobalDeviceBudget, GuardConfig, LoggingResource, NullSink, OomCause, PoolConfig, PoolResource,
-    PoolSegments, ResourceError, StreamLease, StreamPool,
+    GlobalDeviceBudget, GuardConfig, LoggingResource, NullSink, OomCause, OomPolicy, PoolConfig,
+    PoolResource, PoolSegments, ResourceError, StreamLease, StreamPool,
 };
 use xlog_testing::{WatchedGate, for_each_device, for_each_sim};
 
@@ -57,7 +58,10 @@ struct Rig {
 impl Rig {
     fn new(kind: Kind, device: &Arc<CudaDevice>, limit: usize) -> Self {
         let streams = Arc::new(StreamPool::with_defaults(device.clone()));
+        // However busy the machine is: what is tested is not how long a request waits.
+        let policy = OomPolicy::default().with_deadline(Duration::from_secs(60));
         let budget = GlobalDeviceBudget::new(resource(kind, device, &streams), limit);
+        let budget = budget.with_policy(policy);
         Self { device: device.clone(), streams, budget }
     }
 
