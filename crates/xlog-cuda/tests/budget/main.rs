@@ -1,5 +1,6 @@
 //! The budget: its limit, its books under threads, its ladder, scopes and reservations, and the suite that every resource passes.
 
+mod beside_captures;
 mod books;
 mod conformance;
 mod device_waits;

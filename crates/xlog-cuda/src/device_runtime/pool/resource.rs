@@ -14,6 +14,7 @@ use crate::device_runtime::resource::{
     Generation, PhysicalCap, PhysicalMeter, ResourceError, ResourceHome, ResourceResult,
     ResourceStatistics, Seal, StreamId,
 };
+use crate::stream::RawStream;
 
 /// The largest alignment a request may ask for.
 const MAX_ALIGN: usize = 2 << 20;
@@ -148,11 +149,12 @@ impl DeviceMemoryResource for PoolResource {
     fn reap_pending(&self) -> ResourceResult<()> {
         let turn = self.put_by.turn();
         let mut outcome = self.put_all(self.put_by.take_kept());
-        let waited = self.put_by_with_waits().and(self.release_with_waits());
+        let waited = self.put_by_with_waits().and(self.release_with_waits(RawStream::settle));
         outcome = outcome.and(waited);
         drop(turn);
-        let settled = self.settle_streams();
-        outcome.and(settled)
+        // Whatever deadline the running call has: a reap ends when all is freed.
+        let settled = self.settle_streams(RawStream::settle);
+        outcome.and(settled.map_err(Into::into))
     }
 
     fn reap_completed(&self) -> ResourceResult<()> {

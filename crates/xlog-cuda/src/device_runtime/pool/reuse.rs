@@ -3,7 +3,8 @@
 //! In this order: blocks of the own stream that only wait to be merged; memory that belongs to no stream; memory of other streams that
 //! the asking one already follows, or whose last work has completed; the device; memory of other streams with a wait; blocks whose uses
 //! elsewhere have not completed, with waits; adjacent free ranges of several streams, with waits; free handles remapped to one range.
-//! Only then is the request refused.
+//! Only then is the request refused. A stream that cannot be waited for, such as one that is being captured, is passed over in each of
+//! these steps; the refusal names the first failure of that kind.
 //!
 //! Memory that changes its stream gets a stamp of its new one, unless the host has seen its last work complete: whoever takes it from
 //! there follows the new stream, and through it the old one. Without that, a third stream would miss the first.
@@ -14,6 +15,8 @@
 
 use std::sync::atomic::Ordering;
 use std::time::Instant;
+
+use xlog_driver::DriverResult;
 
 use super::PoolResource;
 use super::arena::{Arena, ArenaCounts, Path, Piece, UNIT};
@@ -98,13 +101,14 @@ impl PoolResource {
         }
         let crowd = self.crowd(&request);
         let looks = self.may_look(&request, crowd);
+        let mut passed = PassedOver::default();
         if looks {
-            if let Some(piece) = self.take_from_others(&request, false)? {
+            if let Some(piece) = self.take_from_others(&request, false, &mut passed)? {
                 return Ok(piece);
             }
             if self.config.reuse.insert_waits
                 && self.has_plenty()
-                && let Ok(Some(piece)) = self.take_from_others(&request, true)
+                && let Some(piece) = self.take_from_others(&request, true, &mut passed)?
             {
                 return Ok(piece);
             }
@@ -114,46 +118,61 @@ impl PoolResource {
             Err(error) if is_full(&error) => error,
             Err(error) => return Err(error),
         };
-        if !looks && let Some(piece) = self.take_from_others(&request, false)? {
+        if !looks && let Some(piece) = self.take_from_others(&request, false, &mut passed)? {
             return Ok(piece);
         }
+        match self.take_with_waits(&request, crowd, &mut passed)? {
+            Some(piece) => Ok(piece),
+            None => Err(self.refusal(&request, full, passed)),
+        }
+    }
+
+    /// What is left to a pool that cannot grow: memory that somebody must wait for, then pieces put together.
+    fn take_with_waits(
+        &self,
+        request: &Request<'_>,
+        crowd: u32,
+        passed: &mut PassedOver,
+    ) -> ResourceResult<Option<Piece>> {
         if self.config.reuse.insert_waits
-            && let Some(piece) = self.take_from_others(&request, true)?
+            && let Some(piece) = self.take_from_others(request, true, passed)?
         {
-            return Ok(piece);
+            return Ok(Some(piece));
         }
         let turn = self.put_by.turn();
-        self.put_by_with_waits()?;
-        self.release_with_waits()?;
+        // A failure stays with the block and comes back with a reap.
+        passed.note(self.put_by_with_waits());
+        passed.note(self.release_with_waits(RawStream::settle_in_time));
         drop(turn);
-        if let Some(piece) = self.take_own(&request) {
-            return Ok(piece);
+        if let Some(piece) = self.take_own(request) {
+            return Ok(Some(piece));
         }
         if self.config.reuse.insert_waits {
-            if let Some(piece) = self.take_from_others(&request, true)? {
-                return Ok(piece);
+            if let Some(piece) = self.take_from_others(request, true, passed)? {
+                return Ok(Some(piece));
             }
-            if let Some(piece) = self.join(&request)? {
-                return Ok(piece);
-            }
-        }
-        self.settle_streams()?;
-        match self.move_together(&request) {
-            Ok(Some(piece)) => return Ok(piece),
-            Err(error) if !is_full(&error) => return Err(error),
-            Ok(None) | Err(_) => {}
-        }
-        if !self.segments.can_move() {
-            // What cannot be moved goes back to the device, and is taken again in one range.
-            self.trim_to(0)?;
-            // An inner resource frees in stream order.
-            self.settle_streams()?;
-            self.segments.reclaim()?;
-            if let Ok(piece) = self.grow(&request, crowd) {
-                return Ok(piece);
+            if let Some(piece) = self.join(request, passed)? {
+                return Ok(Some(piece));
             }
         }
-        Err(self.refusal(&request, full))
+        passed.unless_lost(self.settle_streams(RawStream::settle_in_time))?;
+        match self.move_together(request) {
+            Err(error) if is_full(&error) => {}
+            Ok(None) => {}
+            other => return other,
+        }
+        if self.segments.can_move() {
+            return Ok(None);
+        }
+        // What cannot be moved goes back to the device, and is taken again in one range.
+        passed.note(self.trim_to(0));
+        // An inner resource frees in stream order.
+        passed.unless_lost(self.settle_streams(RawStream::settle_in_time))?;
+        passed.note(self.segments.reclaim());
+        match self.grow(request, crowd) {
+            Err(error) if is_full(&error) => Ok(None),
+            other => other.map(Some),
+        }
     }
 
     /// Arenas of other streams that are other threads'. Which threads there are decides nothing in a pool that always does the same.
@@ -196,10 +215,17 @@ impl PoolResource {
     }
 
     #[cold]
-    fn refusal(&self, request: &Request<'_>, full: ResourceError) -> ResourceError {
+    fn refusal(
+        &self,
+        request: &Request<'_>,
+        full: ResourceError,
+        passed: PassedOver,
+    ) -> ResourceError {
         let snapshot = self.snapshot();
         let ResourceError::OutOfMemory { detail, .. } = full else { return full };
-        let cause = if snapshot.free_bytes() >= request.size as usize {
+        let cause = if let Some(error) = passed.first {
+            format!("free memory could not be waited for ({error})")
+        } else if snapshot.free_bytes() >= request.size as usize {
             "the free memory is in pieces (fragmentation)".to_owned()
         } else {
             format!("memory is taken in granules of {}", self.segments.granularity())
@@ -260,9 +286,9 @@ impl PoolResource {
         &self,
         request: &Request<'_>,
         with_wait: bool,
+        passed: &mut PassedOver,
     ) -> ResourceResult<Option<Piece>> {
         let own = request.home.clock().key();
-        let mut failed = None;
         for (place, other) in self.arenas_with_places() {
             let Some(stream) = self.tracker.streams.at(place).filter(|_| place != own) else {
                 continue;
@@ -273,9 +299,8 @@ impl PoolResource {
             if path == Path::Waited
                 && let Err(error) = request.home.wait_for(stream, range.stamp, &self.tracker.tally)
             {
-                // A stream that cannot be waited for, such as one that is being captured, is not the only one.
                 other.with(|arena| arena.keep(range));
-                failed = Some(error);
+                passed.unless_lost(Err(error))?;
                 continue;
             }
             let stamp = if path == Path::Completed { 0 } else { request.home.clock().now() };
@@ -283,10 +308,7 @@ impl PoolResource {
                 return Ok(Some(piece));
             }
         }
-        match failed {
-            Some(error) => Err(error.into()),
-            None => Ok(None),
-        }
+        Ok(None)
     }
 
     /// Takes a range out of the arena of `stream`.
@@ -445,6 +467,33 @@ impl PoolResource {
             arenas.iter().for_each(|arena| sum.add(&arena.counts));
             (sum, arenas.iter().map(|arena| arena.outstanding()).sum())
         })
+    }
+}
+
+/// Streams that a request did without since they could not be waited for.
+#[derive(Default)]
+pub(super) struct PassedOver {
+    /// The first failure of that kind.
+    first: Option<ResourceError>,
+}
+
+impl PassedOver {
+    /// Goes on after a failure.
+    fn note<T>(&mut self, outcome: ResourceResult<T>) {
+        if let Err(error) = outcome {
+            self.first.get_or_insert(error);
+        }
+    }
+
+    /// Goes on after a failure, unless the device is lost: no other stream would do.
+    pub(super) fn unless_lost(&mut self, outcome: DriverResult<()>) -> ResourceResult<()> {
+        match outcome {
+            Err(error) if error.is_device_lost() => Err(error.into()),
+            other => {
+                self.note(other.map_err(Into::into));
+                Ok(())
+            }
+        }
     }
 }
 

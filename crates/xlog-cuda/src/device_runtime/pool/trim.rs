@@ -4,11 +4,14 @@
 
 use std::sync::atomic::Ordering;
 
+use xlog_driver::{DriverError, DriverResult};
+
 use super::arena::{Arena, Path, Piece};
 use super::index::Range;
-use super::reuse::Request;
+use super::reuse::{PassedOver, Request};
 use super::segments::Span;
 use super::{Growth, PoolResource, leaving};
+use crate::device_runtime::ordering::tally::Tally;
 use crate::device_runtime::resource::ResourceResult;
 use crate::stream::RawStream;
 
@@ -60,11 +63,15 @@ impl PoolResource {
     }
 
     /// Coalesces adjacent free ranges of several streams, and of none, into one that holds the request; its stream waits for the
-    /// last work on each.
+    /// last work on each. Without the ranges of a stream that cannot be waited for.
     ///
     /// The last resort of a pool that cannot grow: it scans every arena. Only what the request needs changes hands. `growing` is
     /// held, since the ranges belong to no arena meanwhile: a request that finds nothing elsewhere waits for it.
-    pub(super) fn join(&self, request: &Request<'_>) -> ResourceResult<Option<Piece>> {
+    pub(super) fn join(
+        &self,
+        request: &Request<'_>,
+        passed: &mut PassedOver,
+    ) -> ResourceResult<Option<Piece>> {
         let _growing = self.short.growing.lock();
         let Request { home, size, align, .. } = *request;
         let least = least_joined(size);
@@ -77,10 +84,20 @@ impl PoolResource {
             parts.extend(ranges.into_iter().map(|range| (range, Some(place))));
         }
         parts.sort_unstable_by_key(|(range, _)| range.ptr);
-        let chosen = run_that_holds(&parts, size, align);
-        let waited = self.wait_for_all(home, &parts[chosen.clone()]);
-        let taken = if waited.is_ok() { chosen } else { 0..0 };
-        let mut left: Vec<_> = parts[..taken.start].iter().chain(&parts[taken.end..]).collect();
+        let mut left = Vec::new();
+        let mut outcome = Ok(());
+        let taken = loop {
+            let chosen = run_that_holds(&parts, size, align);
+            let Err((stream, error)) = self.wait_for_all(home, &parts[chosen.clone()]) else {
+                break chosen;
+            };
+            outcome = passed.unless_lost(Err(error));
+            if outcome.is_err() {
+                break 0..0;
+            }
+            left.extend(parts.extract_if(.., |(_, place)| *place == Some(stream)));
+        };
+        left.extend(parts[..taken.start].iter().chain(&parts[taken.end..]));
         left.sort_by_key(|(_, place)| *place);
         // One visit for each stream.
         for same in left.chunk_by(|one, other| one.1 == other.1) {
@@ -97,7 +114,7 @@ impl PoolResource {
             }
         }
         let Some((first, last)) = parts[taken.clone()].first().zip(parts[taken].last()) else {
-            return waited.map(|()| None);
+            return outcome.map(|()| None);
         };
         let (ptr, end) = (first.0.ptr, last.0.ptr + last.0.bytes);
         Ok(request.arena.with(|arena| {
@@ -107,11 +124,18 @@ impl PoolResource {
         }))
     }
 
-    /// Makes a stream follow the last work on all of these.
-    fn wait_for_all(&self, home: &RawStream, parts: &[(Range, Option<u32>)]) -> ResourceResult<()> {
+    /// Makes a stream follow the last work on all of these. A failure comes with the place of the stream that it is about.
+    fn wait_for_all(
+        &self,
+        home: &RawStream,
+        parts: &[(Range, Option<u32>)],
+    ) -> Result<(), (u32, DriverError)> {
         for (range, place) in parts {
-            if let Some(stream) = place.and_then(|place| self.tracker.streams.at(place)) {
-                home.wait_for(stream, range.stamp, &self.tracker.tally)?;
+            if let Some(place) = *place
+                && let Some(stream) = self.tracker.streams.at(place)
+            {
+                let waited = home.wait_for(stream, range.stamp, &self.tracker.tally);
+                waited.map_err(|error| (place, error))?;
             }
         }
         Ok(())
@@ -164,16 +188,19 @@ impl PoolResource {
         }
     }
 
-    /// Waits until the last work on all free memory has completed, for as long as the running call may wait.
-    pub(super) fn settle_streams(&self) -> ResourceResult<()> {
+    /// Waits by `settle` until the last work on all free memory has completed. A stream that fails is not the last that is tried.
+    pub(super) fn settle_streams<T>(
+        &self,
+        settle: impl Fn(&RawStream, &Tally) -> DriverResult<T>,
+    ) -> DriverResult<()> {
         self.empty_magazines();
         let mut outcome = Ok(());
         for (place, _) in self.arenas_with_places() {
             let Some(stream) = self.tracker.streams.at(place) else { continue };
             if !stream.poll_tail()
-                && let Err(error) = stream.settle_in_time(&self.tracker.tally)
+                && let Err(error) = settle(stream, &self.tracker.tally)
             {
-                outcome = outcome.and(Err(error.into()));
+                outcome = outcome.and(Err(error));
             }
         }
         outcome

@@ -12,15 +12,17 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use xlog_driver::DeviceKind;
 use xlog_driver::sync::Mutex;
+use xlog_driver::{DeviceKind, DriverResult};
 
 pub(super) use self::heaps::Heaps;
 use super::PoolResource;
 use super::config::{PoolConfig, PoolSanitizer, PoolSegments};
 use crate::CudaDevice;
 use crate::device_runtime::ordering::record::Record;
+use crate::device_runtime::ordering::tally::Tally;
 use crate::device_runtime::resource::{AllocTag, Generation, ResourceError, ResourceResult};
+use crate::stream::RawStream;
 
 /// Returned blocks that a request looks at.
 pub(super) const LOOK_AT: usize = 64;
@@ -205,8 +207,11 @@ impl PoolResource {
         self.release(count, |record, stamp| Ok(self.has_completed(record, stamp)))
     }
 
-    /// Puts back all blocks that wait, once they have completed. The turn of `put_by` is the caller's.
-    pub(super) fn release_with_waits(&self) -> ResourceResult<()> {
+    /// Puts back all blocks that wait, once `settle` has waited for what used them. The turn of `put_by` is the caller's.
+    pub(super) fn release_with_waits<T>(
+        &self,
+        settle: impl Fn(&RawStream, &Tally) -> DriverResult<T>,
+    ) -> ResourceResult<()> {
         self.release(usize::MAX, |record, stamp| {
             if self.has_completed(record, stamp) {
                 return Ok(true);
@@ -214,7 +219,7 @@ impl PoolResource {
             let used = record.with_uses(|uses| uses.copy_outstanding());
             for place in used.iter().map(|entry| entry.place).chain([record.home()]) {
                 if let Some(stream) = self.tracker.streams.at(place) {
-                    stream.settle_in_time(&self.tracker.tally)?;
+                    settle(stream, &self.tracker.tally)?;
                 }
             }
             Ok(self.has_completed(record, stamp))
