@@ -11,6 +11,7 @@ use xlog_cuda::device_runtime::{
     GlobalDeviceBudget, GuardConfig, LoggingResource, NullSink, OomCause, OomPolicy, PoolConfig,
     PoolResource, PoolSegments, ResourceError, StreamLease, StreamPool,
 };
+use xlog_cuda::sim::Call;
 use xlog_testing::{WatchedGate, for_each_device, for_each_sim};
 
 const MIB: usize = 1 << 20;
@@ -259,5 +260,42 @@ fn driver_pools_of_an_earlier_limit_count_until_their_blocks_are_freed() {
         rig.budget.reap_pending().unwrap();
         rig.budget.trim().unwrap();
         assert_eq!(rig.held(), 0);
+    });
+}
+
+#[test]
+fn driver_pools_that_hold_nothing_of_an_earlier_limit_are_destroyed() {
+    for_each_sim(|device, sim| {
+        let rig = Rig::new(Kind::Async, device, 64 * MIB);
+        let [stream] = rig.leases();
+        let pools = || {
+            let calls = |call| sim.faults().calls(call);
+            calls(Call::PoolCreate) - calls(Call::PoolDestroy)
+        };
+        let before = pools();
+        for granules in 3..20 {
+            rig.budget.set_limit(granules * 32 * MIB);
+            let block = rig.allocate(40 * MIB, &stream).unwrap();
+            fill(&stream, &block);
+            rig.budget.deallocate(block).unwrap();
+            rig.budget.reap_pending().unwrap();
+        }
+        assert!(pools() - before <= 2, "{} driver pools", pools() - before);
+        rig.budget.trim().unwrap();
+        assert_eq!(pools() - before, 1, "the one that serves");
+        // One that holds a block stays, and goes after it.
+        let early = rig.allocate(MIB, &stream).unwrap();
+        rig.budget.set_limit(64 * MIB);
+        let late = rig.allocate(MIB, &stream).unwrap();
+        rig.budget.trim().unwrap();
+        assert_eq!(pools() - before, 2);
+        for block in [early, late] {
+            rig.budget.deallocate(block).unwrap();
+        }
+        rig.budget.reap_pending().unwrap();
+        rig.budget.trim().unwrap();
+        assert_eq!((pools() - before, rig.held()), (1, 0));
+        drop(rig);
+        assert_eq!(pools(), before);
     });
 }

@@ -2,7 +2,8 @@
 //!
 //! The driver enforces the maximum: a pool at its maximum reuses freed memory of other streams, with waits that the driver inserts,
 //! before it refuses. A maximum is fixed when a pool is created, so another cap needs another pool. Pools made for an earlier cap
-//! serve no request; what they hold until their blocks are freed counts against the cap.
+//! serve no request; what they hold until their blocks are freed counts against the cap. Those that hold nothing are destroyed when
+//! another pool is made, and by a trim.
 //!
 //! Not covered: a request that is under way on another thread while the cap changes may still grow the earlier pool.
 
@@ -27,12 +28,46 @@ pub(super) struct DriverPools {
 
 #[derive(Default)]
 struct State {
-    /// The pool that serves requests, and its maximum.
-    current: Option<(PoolHandle, u64)>,
+    /// The pool that serves requests.
+    current: Option<Arc<OwnPool>>,
     /// The cap that it was made for.
     made_for: usize,
-    /// Pools made for an earlier cap, with their maxima. They are destroyed with the resource: until then another thread may name one.
-    earlier: Vec<(PoolHandle, u64)>,
+    /// Pools made for an earlier cap. No request takes one of these, but one that took it before may still name it.
+    earlier: Vec<Arc<OwnPool>>,
+}
+
+/// A driver pool of this resource. Dropped, it is destroyed.
+pub(super) struct OwnPool {
+    device: Arc<CudaDevice>,
+    handle: PoolHandle,
+    maximum: u64,
+}
+
+impl Drop for OwnPool {
+    fn drop(&mut self) {
+        let Some(pools) = self.device.driver().async_pools() else { return };
+        #[allow(unsafe_code)]
+        // SAFETY: this resource created the pool and every request that names it shares this owner, which goes.
+        let destroyed = unsafe { pools.pool_destroy(self.handle) };
+        // A lost device has taken the pool with it. Memory of blocks that are still live goes back with their frees.
+        let _ = destroyed;
+    }
+}
+
+/// The pool for one request, which stays as long as this.
+pub(super) enum RequestPool {
+    OfDevice(PoolHandle),
+    Own(Arc<OwnPool>),
+}
+
+impl RequestPool {
+    #[inline]
+    pub(super) fn handle(&self) -> PoolHandle {
+        match self {
+            Self::OfDevice(handle) => *handle,
+            Self::Own(pool) => pool.handle,
+        }
+    }
 }
 
 impl DriverPools {
@@ -51,14 +86,15 @@ impl DriverPools {
 
     /// The pool for the next request.
     #[inline]
-    pub(super) fn current(&self) -> ResourceResult<PoolHandle> {
-        let Some(cap) = self.cap.get() else { return self.of_device() };
+    pub(super) fn current(&self) -> ResourceResult<RequestPool> {
+        let Some(cap) = self.cap.get() else { return self.of_device().map(RequestPool::OfDevice) };
         let bytes = cap.bytes();
         let mut state = self.state.lock();
-        match state.current {
-            Some((pool, _)) if state.made_for == bytes => Ok(pool),
-            _ => self.renew(&mut state, bytes),
-        }
+        let pool = match &state.current {
+            Some(pool) if state.made_for == bytes => Arc::clone(pool),
+            _ => self.renew(&mut state, bytes)?,
+        };
+        Ok(RequestPool::Own(pool))
     }
 
     #[inline]
@@ -85,15 +121,14 @@ impl DriverPools {
 
     /// The pool for a cap that the present one was not made for.
     #[cold]
-    fn renew(&self, state: &mut State, cap: usize) -> ResourceResult<PoolHandle> {
+    fn renew(&self, state: &mut State, cap: usize) -> ResourceResult<Arc<OwnPool>> {
         let (pools, allowed) = (self.driver()?, self.allowed(cap));
-        if let Some((pool, maximum)) = state.current
-            && maximum == allowed
-        {
+        if let Some(pool) = state.current.as_ref().filter(|pool| pool.maximum == allowed) {
             state.made_for = cap;
-            return Ok(pool);
+            return Ok(Arc::clone(pool));
         }
-        state.earlier.extend(state.current.take());
+        let replaced = state.current.take();
+        state.earlier.extend(replaced);
         self.create(pools, state, cap)
     }
 
@@ -103,7 +138,7 @@ impl DriverPools {
         pools: &dyn AsyncPools,
         state: &mut State,
         cap: usize,
-    ) -> ResourceResult<PoolHandle> {
+    ) -> ResourceResult<Arc<OwnPool>> {
         let (allowed, held) = (self.allowed(cap), state.drain(pools)?);
         let maximum = match allowed {
             u64::MAX => u64::MAX,
@@ -112,11 +147,9 @@ impl DriverPools {
         if maximum == 0 {
             return Err(refused_by_cap(0, allowed, GRANULE, held));
         }
-        let pool = match state.empty_pool(pools, maximum)? {
-            Some(pool) => pool,
-            None => create_pool(pools, maximum)?,
-        };
-        state.current = Some((pool, maximum));
+        let handle = create_pool(pools, maximum)?;
+        let pool = Arc::new(OwnPool { device: Arc::clone(&self.device), handle, maximum });
+        state.current = Some(Arc::clone(&pool));
         state.made_for = cap;
         Ok(pool)
     }
@@ -128,7 +161,9 @@ impl DriverPools {
         let Some(cap) = self.cap.get().map(PhysicalCap::bytes) else { return Ok(false) };
         let (pools, allowed) = (self.driver()?, self.allowed(cap));
         let mut state = self.state.lock();
-        let Some((pool, maximum)) = state.current else { return Ok(true) };
+        let Some(maximum) = state.current.as_ref().map(|pool| pool.maximum) else {
+            return Ok(true);
+        };
         if maximum == allowed {
             return Ok(false);
         }
@@ -136,8 +171,8 @@ impl DriverPools {
         if allowed.saturating_sub(held) < maximum.saturating_add(GRANULE) {
             return Ok(false);
         }
-        state.current = None;
-        state.earlier.push((pool, maximum));
+        let replaced = state.current.take();
+        state.earlier.extend(replaced);
         self.create(pools, &mut state, cap).map(|_| true)
     }
 
@@ -167,8 +202,8 @@ impl DriverPools {
         }
         let mut state = self.state.lock();
         let held = state.drain(pools)?;
-        match state.current {
-            Some((pool, _)) => Ok(pools.pool_trim(pool, keep.saturating_sub(held))?),
+        match &state.current {
+            Some(pool) => Ok(pools.pool_trim(pool.handle, keep.saturating_sub(held))?),
             None => Ok(()),
         }
     }
@@ -197,46 +232,30 @@ impl DriverPools {
 
 impl State {
     fn all(&self) -> impl Iterator<Item = PoolHandle> {
-        self.earlier.iter().copied().chain(self.current).map(|(pool, _)| pool)
+        self.earlier.iter().chain(&self.current).map(|pool| pool.handle)
     }
 
-    /// Trims the earlier pools; returns what they still hold.
+    /// Trims the earlier pools and destroys those that hold nothing; returns what the others still hold.
     fn drain(&mut self, pools: &dyn AsyncPools) -> DriverResult<u64> {
-        let mut held = 0;
-        for (pool, _) in &self.earlier {
-            pools.pool_trim(*pool, 0)?;
-            held += pools.pool_usage(*pool)?.reserved;
-        }
-        Ok(held)
-    }
-
-    /// Takes an earlier pool of this maximum that holds nothing, so that a cap which goes up and down makes no more pools.
-    fn empty_pool(
-        &mut self,
-        pools: &dyn AsyncPools,
-        maximum: u64,
-    ) -> DriverResult<Option<PoolHandle>> {
-        for at in 0..self.earlier.len() {
-            let (pool, known) = self.earlier[at];
-            if known == maximum && pools.pool_usage(pool)?.reserved == 0 {
-                self.earlier.swap_remove(at);
-                return Ok(Some(pool));
+        let (mut held, mut outcome) = (0, Ok(()));
+        self.earlier.retain_mut(|pool| {
+            let trimmed = pools.pool_trim(pool.handle, 0);
+            // Before its usage is asked for: a request that still names it may be about to take memory.
+            let is_named = Arc::get_mut(pool).is_none();
+            match trimmed.and_then(|()| pools.pool_usage(pool.handle)) {
+                Ok(usage) => {
+                    held += usage.reserved;
+                    is_named || usage.reserved > 0 || usage.used > 0
+                }
+                Err(error) => {
+                    if outcome.is_ok() {
+                        outcome = Err(error);
+                    }
+                    true
+                }
             }
-        }
-        Ok(None)
-    }
-}
-
-impl Drop for DriverPools {
-    fn drop(&mut self) {
-        let Ok(pools) = self.driver() else { return };
-        for pool in self.state.lock().all() {
-            #[allow(unsafe_code)]
-            // SAFETY: this resource created the pool and hands it to nobody; it is being dropped, so no call names the pool any more.
-            let destroyed = unsafe { pools.pool_destroy(pool) };
-            // A lost device has taken the pool with it. Memory of blocks that are still live goes back with their frees.
-            let _ = destroyed;
-        }
+        });
+        outcome.map(|()| held)
     }
 }
 

@@ -117,7 +117,7 @@ impl AsyncCudaResource {
         home: &RawStream,
     ) -> ResourceResult<u64> {
         let pool = self.driver_pools.current()?;
-        let request = || Ok(pools.alloc_async(bytes, pool, home.handle())?);
+        let request = || Ok(pools.alloc_async(bytes, pool.handle(), home.handle())?);
         if !self.physical.is_metered() {
             return request();
         }
