@@ -118,6 +118,16 @@ impl DirectCudaResource {
         added.map(|_| ()).map_err(|held| refused_by_cap(bytes, allowed, GRANULE, held))
     }
 
+    /// Gives an allocation back that there is no record for. One that the driver does not take back is not counted either.
+    #[cold]
+    fn refuse_block(&self, ptr: u64, counted: Counted<'_>) -> ResourceError {
+        drop(counted);
+        #[allow(unsafe_code)]
+        // SAFETY: just allocated, and nobody knows of it.
+        let freed = unsafe { self.device.driver().free(ptr) };
+        freed.err().map_or_else(too_many_blocks, Into::into)
+    }
+
     fn free(&self, generation: Generation) -> ResourceResult<()> {
         let Some(record) = self.table.at(generation) else { return Ok(()) };
         // A wait for the whole device would break stream captures of others.
@@ -141,6 +151,43 @@ impl DirectCudaResource {
 
     fn free_or_keep(&self, generation: Generation) -> ResourceResult<()> {
         self.free(generation).inspect_err(|_| self.unfinished.lock().push(generation))
+    }
+}
+
+/// What a block that is being made takes of the card, against the cap and the meter. Dropped, it is given back.
+struct Counted<'a> {
+    resource: &'a DirectCudaResource,
+    bytes: usize,
+    meter: Option<Arc<dyn PhysicalMeter>>,
+    is_kept: bool,
+}
+
+impl<'a> Counted<'a> {
+    fn new(resource: &'a DirectCudaResource, bytes: usize) -> ResourceResult<Self> {
+        resource.take_granules(bytes)?;
+        let mut counted = Self { resource, bytes, meter: None, is_kept: false };
+        if let Some(meter) = resource.meter() {
+            meter.take(resource.physical(bytes))?;
+            counted.meter = Some(meter);
+        }
+        Ok(counted)
+    }
+
+    /// The block is made: its free gives this back.
+    fn keep(mut self) {
+        self.is_kept = true;
+    }
+}
+
+impl Drop for Counted<'_> {
+    fn drop(&mut self) {
+        if self.is_kept {
+            return;
+        }
+        if let Some(meter) = &self.meter {
+            meter.give(self.resource.physical(self.bytes));
+        }
+        self.resource.granules.fetch_sub(self.resource.in_granules(self.bytes), Ordering::AcqRel);
     }
 }
 
@@ -180,32 +227,14 @@ impl DeviceMemoryResource for DirectCudaResource {
         if bytes == 0 {
             return Err(ResourceError::zero_bytes());
         }
-        let physical = self.physical(bytes);
-        self.take_granules(bytes)?;
-        let uncount = |error: ResourceError| {
-            self.granules.fetch_sub(self.in_granules(bytes), Ordering::AcqRel);
-            error
-        };
-        let meter = self.meter();
-        if let Some(meter) = &meter {
-            meter.take(physical).map_err(uncount)?;
-        }
-        let undo = |error: ResourceError| {
-            if let Some(meter) = &meter {
-                meter.give(physical);
-            }
-            uncount(error)
-        };
-        let ptr = self.device.driver().alloc(bytes).map_err(|error| undo(error.into()))?;
+        let counted = Counted::new(self, bytes)?;
+        let ptr = self.device.driver().alloc(bytes)?;
         let Some(generation) = self.table.begin(ptr, bytes, None) else {
-            #[allow(unsafe_code)]
-            // SAFETY: just allocated, and nobody knows of it.
-            let freed = unsafe { self.device.driver().free(ptr) };
-            freed?;
-            return Err(undo(too_many_blocks()));
+            return Err(self.refuse_block(ptr, counted));
         };
+        counted.keep();
         self.outstanding.fetch_add(bytes, Ordering::AcqRel);
-        self.physical.fetch_add(physical, Ordering::AcqRel);
+        self.physical.fetch_add(self.physical(bytes), Ordering::AcqRel);
         self.allocations.fetch_add(1, Ordering::Relaxed);
         Ok(DeviceBlock::live((ptr, bytes), self.ordinal, stream, tag, generation))
     }
@@ -321,5 +350,57 @@ pub(super) fn too_many_blocks() -> ResourceError {
     ResourceError::InvalidRequest {
         value: "one more block".to_owned(),
         accepted: "at most 16777216 blocks of one resource at a time".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use xlog_sim::{Call, Fault};
+
+    use super::*;
+
+    #[derive(Debug, Default)]
+    struct Sum(AtomicUsize);
+
+    impl PhysicalMeter for Sum {
+        fn take(&self, bytes: usize) -> ResourceResult<()> {
+            self.0.fetch_add(bytes, Ordering::Relaxed);
+            Ok(())
+        }
+        fn give(&self, bytes: usize) {
+            self.0.fetch_sub(bytes, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn a_block_without_a_record_leaves_nothing_counted_also_where_its_free_fails() {
+        let device = Arc::new(CudaDevice::open("sim").unwrap());
+        let resource = DirectCudaResource::new(device.clone(), 0);
+        let meter = Arc::new(Sum::default());
+        resource.meter_physical(meter.clone()).unwrap();
+        for fails in [false, true] {
+            let counted = Counted::new(&resource, 3 << 20).unwrap();
+            assert_eq!(
+                (resource.physical_bytes(), meter.0.load(Ordering::Relaxed)),
+                (Some(4 << 20), 3 << 20)
+            );
+            let ptr = device.driver().alloc(3 << 20).unwrap();
+            if fails {
+                device.sim().unwrap().faults().fail_nth(Call::Free, 1, Fault::Code(999));
+            }
+            let error = resource.refuse_block(ptr, counted);
+            assert_eq!(matches!(error, ResourceError::Driver(_)), fails, "{error}");
+            assert_eq!((resource.physical_bytes(), meter.0.load(Ordering::Relaxed)), (Some(0), 0));
+        }
+        // The next request takes what it needs, and its free gives it back.
+        let block = resource.allocate(3 << 20, StreamId::DEFAULT, AllocTag("rows")).unwrap();
+        assert_eq!(
+            (resource.physical_bytes(), meter.0.load(Ordering::Relaxed)),
+            (Some(4 << 20), 3 << 20)
+        );
+        resource.deallocate(block).unwrap();
+        assert_eq!((resource.physical_bytes(), meter.0.load(Ordering::Relaxed)), (Some(0), 0));
     }
 }
