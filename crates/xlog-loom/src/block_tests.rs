@@ -45,7 +45,7 @@ impl Block {
     fn close_locked(&self, writes: bool) {
         let mut locked = self.locked.lock().unwrap();
         // Before it is counted no more: from then on the block can be freed without the lock.
-        self.stamps.stamp(writes, 1);
+        self.gate.stamp_counted(writes, 1, &self.stamps);
         assert!(self.gate.close_counted(5, writes), "the use was open");
         if locked.free_on_close && !self.gate.has_open() {
             locked.free_on_close = false;
@@ -367,5 +367,73 @@ fn a_block_freed_without_the_lock_has_the_stamps_of_all_its_uses() {
             assert_eq!(block.stamps.take().0, 1, "the work of the use would be forgotten");
         }
         closer.join().unwrap();
+    });
+}
+
+/// Another stream comes in, as the resource lets it: what the own stream wrote, and whether it announced that.
+fn come_in(gate: &BlockGate, stamps: &OwnStamps) -> (u64, bool) {
+    assert!(gate.enter_slow(5));
+    (stamps.take().0, gate.is_announced())
+}
+
+/// A block allocated at stamp 1, with so many reads of the own stream open.
+fn read_by(readers: u32) -> Arc<(BlockGate, OwnStamps)> {
+    let block = Arc::new((BlockGate::<()>::default(), OwnStamps::default()));
+    block.1.begin(1);
+    block.0.begin(5);
+    for _ in 0..readers {
+        assert_eq!(block.0.open(5, false), Attempt::Done);
+    }
+    block
+}
+
+#[test]
+fn a_first_read_that_is_being_announced_stands_for_the_writes_before_it_or_for_nothing() {
+    loom::model(|| {
+        let block = read_by(1);
+        let reader = {
+            let block = Arc::clone(&block);
+            thread::spawn(move || block.0.close(5, false, 2, &block.1))
+        };
+        let (write, announced) = come_in(&block.0, &block.1);
+        assert!(!announced || write == 2, "announced, but only up to stamp {write}");
+        let quick = reader.join().unwrap() == Attempt::Done;
+        assert_eq!(quick, announced, "closed without the lock is announced before");
+    });
+}
+
+#[test]
+fn of_two_first_reads_the_one_that_returned_is_announced() {
+    loom::model(|| {
+        let block = read_by(2);
+        let other = {
+            let block = Arc::clone(&block);
+            thread::spawn(move || block.0.close(5, false, 2, &block.1))
+        };
+        assert_eq!(block.0.close(5, false, 2, &block.1), Attempt::Done);
+        assert_eq!(come_in(&block.0, &block.1), (2, true));
+        other.join().unwrap();
+    });
+}
+
+#[test]
+fn a_use_that_is_finished_twice_announces_nothing_of_the_next_block() {
+    loom::model(|| {
+        let block = read_by(1);
+        let twin = {
+            let block = Arc::clone(&block);
+            thread::spawn(move || block.0.close(5, false, 1, &block.1))
+        };
+        let (gate, stamps) = &*block;
+        let mine = gate.close(5, false, 1, stamps) == Attempt::Done;
+        if gate.retire_quiet(5) == Attempt::Done {
+            gate.end();
+            stamps.begin(1);
+            gate.begin(6);
+        }
+        let other = twin.join().unwrap() == Attempt::Done;
+        assert!(mine ^ other, "one use, closed by {mine} and {other}");
+        assert!(gate.enter_slow(6));
+        assert!(!gate.is_announced(), "nobody has announced a use of the next block");
     });
 }

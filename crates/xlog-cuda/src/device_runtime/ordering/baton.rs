@@ -87,7 +87,7 @@ mod tests {
         let (record, generation) = Record::begun(StreamId(1), HOME, 5);
         record.with_uses(|uses| {
             assert!(record.gate.enter_slow(tag_of(generation)));
-            uses.take_stamps(&record.stamps);
+            uses.take_stamps(&record);
             uses.finished(HOME, HOME, 5, true, None);
         });
         (record, generation)
@@ -204,7 +204,7 @@ mod tests {
     #[test]
     fn a_block_that_is_not_slow_or_not_live_gets_no_baton() {
         let (record, generation) = Record::begun(StreamId(1), HOME, 5);
-        record.with_uses(|uses| uses.take_stamps(&record.stamps));
+        record.with_uses(|uses| uses.take_stamps(&record));
         assert!(!fold(&record), "it is not slow");
         assert_ne!(record.gate.open(tag_of(generation), true), Attempt::Stale);
         record.with_uses(|_| assert!(record.gate.retire(tag_of(generation))));

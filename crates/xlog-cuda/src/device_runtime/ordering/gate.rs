@@ -18,6 +18,9 @@ const LIVE: u64 = 1 << 20;
 const SLOW: u64 = 1 << 21;
 const BIASED: u64 = 1 << 22;
 const HOME: u64 = 1 << 23;
+/// A use was announced: set by the same change of the word that closes the use, so that it belongs to this block and to a use that is
+/// closed.
+const ANNOUNCED: u64 = 1 << 24;
 const TAG_SHIFT: u32 = 32;
 
 /// Uses in a row by one thread that make the block its own.
@@ -37,10 +40,7 @@ pub(crate) enum Attempt {
     Stale,
 }
 
-/// The stamps of finished work on the own stream, and whether any was announced. 0 is before everything.
-///
-/// Each is stored doubled, plus one once a use was announced. So the allocation, the first write, is less than any announced use
-/// at the same stamp, and the first announced use is stored even if no event moved the stamp in between.
+/// The stamps of finished work on the own stream. 0 is before everything.
 #[derive(Debug, Default)]
 pub(crate) struct OwnStamps {
     write: AtomicU64,
@@ -48,41 +48,26 @@ pub(crate) struct OwnStamps {
 }
 
 impl OwnStamps {
-    /// A new block, whose allocation is the first write of its stream. No use is announced.
+    /// A new block, whose allocation is the first write of its stream.
     #[inline(always)]
     pub(crate) fn begin(&self, stamp: u64) {
-        self.write.store(stamp << 1, Ordering::Relaxed);
+        self.write.store(stamp, Ordering::Relaxed);
         self.read.store(0, Ordering::Relaxed);
     }
 
-    /// An announced use finished at `stamp`.
+    /// A use finished at `stamp`.
     #[inline]
     pub(crate) fn stamp(&self, writes: bool, stamp: u64) {
         let slot = if writes { &self.write } else { &self.read };
-        let announced = stamp << 1 | 1;
         // Stamps move only when an event is recorded, so mostly there is nothing to store.
-        if slot.load(Ordering::Acquire) < announced {
-            slot.fetch_max(announced, Ordering::AcqRel);
-            if !writes {
-                self.stamp_first_read(announced);
-            }
+        if slot.load(Ordering::Acquire) < stamp {
+            slot.fetch_max(stamp, Ordering::AcqRel);
         }
     }
 
-    /// The first announced use stands for all that was queued before it without a hook, writes included.
-    #[cold]
-    fn stamp_first_read(&self, announced: u64) {
-        if self.write.load(Ordering::Acquire) & 1 == 0 {
-            self.write.fetch_max(announced, Ordering::AcqRel);
-        }
-    }
-
-    /// Those of writes and of reads, which are nowhere then, and whether any use was announced. Called with the block's lock held,
-    /// after it became slow.
-    pub(crate) fn take(&self) -> (u64, u64, bool) {
-        let (write, read) =
-            (self.write.swap(0, Ordering::AcqRel), self.read.swap(0, Ordering::AcqRel));
-        (write >> 1, read >> 1, (write | read) & 1 != 0)
+    /// Those of writes and of reads, which are nowhere then. Called with the block's lock held, after it became slow.
+    pub(crate) fn take(&self) -> (u64, u64) {
+        (self.write.swap(0, Ordering::AcqRel), self.read.swap(0, Ordering::AcqRel))
     }
 }
 
@@ -107,6 +92,16 @@ struct Used<Rest> {
 
 fn tag_of(word: u64) -> u32 {
     (word >> TAG_SHIFT) as u32
+}
+
+/// Before a use of a block with this word is closed that finished at `stamp`. The first announced use stands for all that was queued
+/// before it without a hook, writes included.
+#[inline(always)]
+fn stamp_use(word: u64, writes: bool, stamp: u64, stamps: &OwnStamps) {
+    if word & ANNOUNCED == 0 {
+        stamps.stamp(true, stamp);
+    }
+    stamps.stamp(writes, stamp);
 }
 
 impl<Rest: Default> BlockGate<Rest> {
@@ -223,8 +218,8 @@ impl<Rest: Default> BlockGate<Rest> {
         let (one, all) = if writes { (WRITE, WRITES) } else { (READ, READS) };
         let closed = tag_of(word) == tag && word & all != 0;
         if closed {
-            stamps.stamp(writes, stamp);
-            self.word.store(word - one, Ordering::Release);
+            stamp_use(word, writes, stamp, stamps);
+            self.word.store(word - one | ANNOUNCED, Ordering::Release);
         }
         closed
     }
@@ -288,10 +283,10 @@ impl<Rest: Default> BlockGate<Rest> {
             if word & (SLOW | BIASED) != 0 || word & LIVE == 0 || word & all == 0 {
                 return Attempt::Slow;
             }
-            stamps.stamp(writes, stamp);
+            stamp_use(word, writes, stamp, stamps);
             match self.word.compare_exchange_weak(
                 word,
-                word - one,
+                word - one | ANNOUNCED,
                 Ordering::AcqRel,
                 Ordering::Acquire,
             ) {
@@ -361,6 +356,22 @@ impl<Rest: Default> BlockGate<Rest> {
         self.change(|word| (tag_of(word) == tag && word & LIVE != 0).then_some(word | SLOW))
     }
 
+    /// True when a use of the own stream was announced, or [`BlockGate::announce`] was called. Changes only under the lock while the block
+    /// is slow.
+    pub(crate) fn is_announced(&self) -> bool {
+        self.word.load(Ordering::Acquire) & ANNOUNCED != 0
+    }
+
+    /// A use of a slow block was announced through the lock.
+    pub(crate) fn announce(&self) {
+        self.word.fetch_or(ANNOUNCED, Ordering::AcqRel);
+    }
+
+    /// Stamps a use that was opened without the lock, before [`BlockGate::close_counted`] closes it.
+    pub(crate) fn stamp_counted(&self, writes: bool, stamp: u64, stamps: &OwnStamps) {
+        stamp_use(self.word.load(Ordering::Acquire), writes, stamp, stamps);
+    }
+
     /// Lets the own stream go without the lock again.
     #[inline]
     pub(crate) fn leave_slow(&self) {
@@ -391,7 +402,7 @@ impl<Rest: Default> BlockGate<Rest> {
     #[cold]
     fn uncount(&self, tag: u32, writes: bool) -> bool {
         let (one, all) = if writes { (WRITE, WRITES) } else { (READ, READS) };
-        self.change(|word| (tag_of(word) == tag && word & all != 0).then(|| word - one))
+        self.change(|word| (tag_of(word) == tag && word & all != 0).then(|| word - one | ANNOUNCED))
     }
 
     /// True when everybody goes through the lock and no use of this kind that was opened without it is open. Nobody owns a slow

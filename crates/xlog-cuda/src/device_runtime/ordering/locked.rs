@@ -36,7 +36,7 @@ pub(crate) fn enter_slow(record: &Record, uses: &mut Uses, tag: u32) -> bool {
 fn make_slow(record: &Record, uses: &mut Uses, tag: u32) -> bool {
     let live = record.gate.enter_slow(tag);
     if live {
-        uses.take_stamps(&record.stamps);
+        uses.take_stamps(record);
     }
     live
 }
@@ -141,7 +141,7 @@ fn close_counted(
     if !record.gate.is_slow() && record.gate.has_counted(tag, writes) {
         // It belonged to another thread, and nothing else was in the way. Once nothing is counted the block can be freed without the
         // lock, and its place be another's: so the count goes last.
-        record.stamps.stamp(writes, stamp);
+        record.gate.stamp_counted(writes, stamp, &record.stamps);
         record.set_closed(use_name(stream, writes));
         // A use that another claim to it has closed meanwhile is not there any more.
         return match record.gate.close_counted(tag, writes) {
@@ -230,7 +230,7 @@ pub(crate) fn close_foreign(
 #[inline]
 pub(crate) fn settle(record: &Record, uses: &mut Uses) -> Closed {
     if !uses.free_on_close && uses.is_quiet() {
-        uses.give_stamps(&record.stamps);
+        uses.give_stamps(record);
         record.gate.leave_slow();
     }
     free_if_last(record, uses)
@@ -244,7 +244,7 @@ fn free_if_last(record: &Record, uses: &mut Uses) -> Closed {
 
 #[cold]
 fn free_after_last(record: &Record, uses: &mut Uses) -> Closed {
-    uses.give_stamps(&record.stamps);
+    uses.give_stamps(record);
     if uses.has_open() || record.gate.has_open() {
         return Closed::Open;
     }
@@ -255,11 +255,11 @@ fn free_after_last(record: &Record, uses: &mut Uses) -> Closed {
 /// Opens a use of the own stream that finds nobody else there, so that it, and those after it, need no lock.
 #[cold]
 fn leave_slow(record: &Record, uses: &mut Uses, access: Access) -> bool {
-    uses.give_stamps(&record.stamps);
+    uses.give_stamps(record);
     let left = record.gate.leave_slow_open(access.writes());
     if !left {
         // As many are open as can be counted: it stays slow, and its stamps behind the lock.
-        uses.take_stamps(&record.stamps);
+        uses.take_stamps(record);
     }
     left
 }

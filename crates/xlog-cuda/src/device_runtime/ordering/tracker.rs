@@ -108,7 +108,7 @@ impl Tracker {
         }
         let retired = record.with_uses(|uses| {
             record.gate.retire(tag).then(|| {
-                uses.give_stamps(&record.stamps);
+                uses.give_stamps(record);
                 uses.free_on_close = record.gate.has_open() || uses.has_open();
                 match uses.free_on_close {
                     true => Retired::Open,

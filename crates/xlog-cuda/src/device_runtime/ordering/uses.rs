@@ -11,7 +11,7 @@ use xlog_driver::Access;
 
 use super::baton::Baton;
 use super::few::Few;
-use super::gate::OwnStamps;
+use super::record::Record;
 use crate::device_runtime::resource::StreamId;
 use crate::device_runtime::stream_pool::StreamPool;
 use crate::stream::RawStream;
@@ -90,7 +90,7 @@ pub(crate) struct Uses {
     own_write: u64,
     own_read: u64,
     /// The own stream has announced a use, or another stream has finished one: from then on announcements decide. False while the
-    /// stamps are in the record.
+    /// stamps are in the record, whose gate knows it then.
     announced: bool,
     /// The block was returned while a use was open: the last one to close frees it.
     pub(crate) free_on_close: bool,
@@ -167,28 +167,23 @@ impl Uses {
 
     /// After the block became slow: what the own stream finished without the lock is kept here from now on. A use of it that is still
     /// being closed without the lock is open, and stamps again when it finds that it must take the lock.
-    pub(crate) fn take_stamps(&mut self, stamps: &OwnStamps) {
-        let (write, read, announced) = stamps.take();
+    pub(crate) fn take_stamps(&mut self, record: &Record) {
+        let (write, read) = record.stamps.take();
         self.own_write = write.max(self.own_write);
         self.own_read = read.max(self.own_read);
-        self.announced |= announced;
+        self.announced |= record.gate.is_announced();
     }
 
     /// Before the own stream goes without the lock again, and before the block ends: nothing of it is kept here.
     #[cold]
-    pub(crate) fn give_stamps(&mut self, stamps: &OwnStamps) {
-        if !std::mem::take(&mut self.announced) {
-            // 0: they are in the record already.
-            if self.own_write != 0 {
-                stamps.begin(std::mem::take(&mut self.own_write));
-            }
-            return;
+    pub(crate) fn give_stamps(&mut self, record: &Record) {
+        if std::mem::take(&mut self.announced) {
+            record.gate.announce();
         }
-        // An announced use stays so, also where another stream's write took the place of all that the own stream did.
-        stamps.stamp(true, 0);
         for (writes, stamp) in [(true, &mut self.own_write), (false, &mut self.own_read)] {
+            // 0: it is in the record already.
             if *stamp != 0 {
-                stamps.stamp(writes, std::mem::take(stamp));
+                record.stamps.stamp(writes, std::mem::take(stamp));
             }
         }
     }
