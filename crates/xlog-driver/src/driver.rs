@@ -36,7 +36,7 @@ pub trait Driver: Send + Sync + fmt::Debug {
     fn synchronize(&self) -> DriverResult<()>;
 
     /// Waits until everything queued on streams of [`Driver::stream_create`] has completed, also on those that were destroyed, and
-    /// leaves captures alone.
+    /// leaves captures alone. A stream that is being captured is left out, with what was queued on it before.
     fn synchronize_streams(&self) -> DriverResult<()> {
         self.synchronize()
     }

@@ -17,6 +17,7 @@ use super::abi;
 use super::api::{Api, Calls};
 use super::capture::Relaxed;
 use super::core::{Core, Registry};
+use super::streams::Waited;
 use super::{gates, host_fn, library, open};
 use crate::{
     AsyncPools, CaptureStatus, DeviceProperties, Driver, DriverError, DriverResult, EventHandle,
@@ -153,7 +154,7 @@ impl Driver for CudaDriver {
     fn synchronize(&self) -> DriverResult<()> {
         let context = &self.core.context;
         let _bound = context.bind("synchronize")?;
-        self.core.staging.around_wait(|| context.synchronize())?;
+        self.core.staging.around_wait(|| context.synchronize().map(|()| Waited::ForAll))?;
         let _relaxed = Relaxed::enter(self.api());
         self.core.staging.trim(context);
         Ok(())

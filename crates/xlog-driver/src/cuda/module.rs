@@ -4,7 +4,8 @@
 //! and with it the device, open. Loading compiles PTX for the device at hand, which takes milliseconds: load once.
 //!
 //! Invariant: a module is unloaded when its last kernel and its last owner are gone, after a wait for the device, so that
-//! no launched kernel loses its code. Drop it while a gate is held, and the wait lasts until the gate opens.
+//! no launched kernel loses its code. Where the wait cannot cover a stream, because it is being captured, the module stays loaded
+//! until the context goes. Drop it while a gate is held, and the wait lasts until the gate opens.
 //! Whether the arguments are those the kernel takes, and whether the memory behind them is live, is the caller's promise.
 
 use std::ffi::{CStr, CString, c_uint, c_void};
@@ -17,6 +18,7 @@ use cudarc::driver::sys::{self, CUfunction, CUmodule, CUstream};
 use super::api::Symbols;
 use super::core::Core;
 use super::device::CudaDriver;
+use super::streams::Waited;
 use crate::{DriverError, DriverResult, StreamHandle};
 
 table! {
@@ -152,7 +154,8 @@ impl Drop for Loaded {
     fn drop(&mut self) {
         // A lost device has taken the module with it; there is nobody left to tell.
         if let Ok(_bound) = self.core.context.bind_relaxed("unload")
-            && self.core.streams.synchronize(&self.core.context).is_ok()
+            // What may still run keeps its code: the module then stays loaded until the context goes.
+            && matches!(self.core.streams.synchronize(&self.core.context), Ok(Waited::ForAll))
         {
             // SAFETY: the module was loaded once, this is its last owner, and nothing of it runs any more.
             unsafe { (self.calls.unload)(self.raw) };

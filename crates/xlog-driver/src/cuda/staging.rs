@@ -21,6 +21,7 @@ use cudarc::driver::sys::{CUevent, CUstream};
 
 use super::abi::{self, code};
 use super::context::Context;
+use super::streams::Waited;
 use crate::DriverResult;
 use crate::sync::Mutex;
 
@@ -262,19 +263,24 @@ impl Staging {
         Ok(buffer)
     }
 
-    /// Runs `wait`, which waits for all streams, and takes back what only that makes safe.
-    pub(super) fn around_wait(&self, wait: impl FnOnce() -> DriverResult<()>) -> DriverResult<()> {
+    /// Runs `wait`, and takes back what only a wait for all streams makes safe.
+    pub(super) fn around_wait(
+        &self,
+        wait: impl FnOnce() -> DriverResult<Waited>,
+    ) -> DriverResult<()> {
         // Taken before the wait: what is stranded during it may not be covered by it.
         let stranded = std::mem::take(&mut self.state.lock().stranded);
         let outcome = wait();
         if !stranded.is_empty() {
             let mut state = self.state.lock();
             match outcome {
-                Ok(()) => stranded.into_iter().for_each(|buffer| state.put_idle(buffer)),
-                Err(_) => state.stranded.extend(stranded),
+                Ok(Waited::ForAll) => {
+                    stranded.into_iter().for_each(|buffer| state.put_idle(buffer))
+                }
+                Ok(Waited::ForSome) | Err(_) => state.stranded.extend(stranded),
             }
         }
-        outcome
+        outcome.map(|_| ())
     }
 
     /// Frees what the cache holds beyond [`KEEP_BYTES`]. May wait for the device; the context is current.

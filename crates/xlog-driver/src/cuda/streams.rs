@@ -2,10 +2,11 @@
 //!
 //! `cuCtxSynchronize` breaks every capture that is open in the process, whatever the thread's mode. What the runtime needs is less: that
 //! everything queued on its own streams has completed. So the streams are known here, and a wait for all of them is an event on each that
-//! is not idle. A stream that is being captured runs nothing and is left out.
+//! is not idle. No event can be recorded on a stream that is being captured, so it is left out, and the caller is told: what was queued
+//! there before the capture began may still run.
 //!
 //! Invariants: a stream is in the list from its creation until just before it is destroyed; work of a destroyed stream is stood for
-//! by an event. No lock is held while the host waits. The context is current, and the capture mode relaxed, in every call.
+//! by an event, and where none could be had every later wait says that it left work out. No lock is held while the host waits. The context is current, and the capture mode relaxed, in every call.
 
 use std::ptr;
 use std::sync::Arc;
@@ -28,6 +29,25 @@ struct State {
     live: Vec<Stream>,
     /// The last work of streams that were destroyed.
     departed: Vec<Arc<Event>>,
+    /// A stream was destroyed whose last work no event stands for.
+    has_untraced: bool,
+}
+
+/// What a wait for all streams waited for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[must_use]
+pub(super) enum Waited {
+    ForAll,
+    /// Work may still run of a stream that is being captured, or was destroyed without an event.
+    ForSome,
+}
+
+/// The end of what is queued on a stream.
+enum Tail {
+    Idle,
+    Queued(Event),
+    /// It is being captured: no event can tell when what was queued before completes.
+    Captured,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -48,20 +68,20 @@ unsafe impl Send for Event {}
 unsafe impl Sync for Event {}
 
 impl Event {
-    /// Stands for everything queued on `stream`; `None` where nothing is, or what is queued does not run.
-    fn at_tail(context: &Context, stream: CUstream) -> DriverResult<Option<Self>> {
+    /// Stands for everything queued on `stream`.
+    fn at_tail(context: &Context, stream: CUstream) -> DriverResult<Tail> {
         let calls = &context.api.calls;
         let mut status = abi::CAPTURE_NONE;
         // SAFETY: the out pointer is valid, and the stream is not destroyed while the caller holds the list.
         let code = unsafe { (calls.stream_is_capturing)(stream, &raw mut status) };
         context.check("cuStreamIsCapturing", code)?;
         if status != abi::CAPTURE_NONE {
-            return Ok(None);
+            return Ok(Tail::Captured);
         }
         // SAFETY: as above.
         let code = unsafe { (calls.stream_query)(stream) };
         if context.check_query("cuStreamQuery", code)? {
-            return Ok(None);
+            return Ok(Tail::Idle);
         }
         let mut event: CUevent = ptr::null_mut();
         // SAFETY: the out pointer is valid, and the context is current.
@@ -71,7 +91,7 @@ impl Event {
         // SAFETY: the event was just created; the stream is not destroyed while the caller holds the list.
         let code = unsafe { (calls.event_record)(event, stream) };
         context.check("cuEventRecord", code)?;
-        Ok(Some(tail))
+        Ok(Tail::Queued(tail))
     }
 
     fn is_complete(&self, context: &Context) -> bool {
@@ -101,29 +121,36 @@ impl Streams {
 
     /// Before a stream is destroyed: its queued work still runs, and is waited for like the rest.
     ///
-    /// Where no event can be had the stream is destroyed all the same, and its work is not waited for.
+    /// Where no event can be had the stream is destroyed all the same, and no later wait is for all.
     pub(super) fn depart(&self, context: &Context, stream: CUstream) {
         let mut state = self.state.lock();
         state.live.retain(|live| live.0 != stream);
         state.departed.retain(|event| !event.is_complete(context));
-        if let Ok(Some(tail)) = Event::at_tail(context, stream) {
-            state.departed.push(Arc::new(tail));
+        match Event::at_tail(context, stream) {
+            Ok(Tail::Idle) => {}
+            Ok(Tail::Queued(tail)) => state.departed.push(Arc::new(tail)),
+            Ok(Tail::Captured) | Err(_) => state.has_untraced = true,
         }
     }
 
-    /// Waits until everything queued so far has completed.
-    pub(super) fn synchronize(&self, context: &Context) -> DriverResult<()> {
-        let events = {
+    /// Waits until everything queued so far has completed, but for what the answer says.
+    pub(super) fn synchronize(&self, context: &Context) -> DriverResult<Waited> {
+        let (events, waited) = {
             let state = self.state.lock();
             let mut events = state.departed.clone();
+            let mut waited = if state.has_untraced { Waited::ForSome } else { Waited::ForAll };
             for stream in &state.live {
-                events.extend(Event::at_tail(context, stream.0)?.map(Arc::new));
+                match Event::at_tail(context, stream.0)? {
+                    Tail::Idle => {}
+                    Tail::Queued(tail) => events.push(Arc::new(tail)),
+                    Tail::Captured => waited = Waited::ForSome,
+                }
             }
-            events
+            (events, waited)
         };
         events.iter().try_for_each(|event| event.synchronize(context))?;
         self.state.lock().departed.retain(|event| !event.is_complete(context));
-        Ok(())
+        Ok(waited)
     }
 
     /// Forgets everything. The context is current.

@@ -128,6 +128,22 @@ fn a_buffer_without_an_event_behind_it_waits_for_the_device() {
 }
 
 #[test]
+fn a_buffer_without_an_event_behind_it_waits_for_a_stream_that_is_captured() {
+    let device = fake::device();
+    let stream = device.stream_create(0).unwrap();
+    fail("cuEventRecord", 1);
+    copy_in(&device, &[1; 16], stream).unwrap_err();
+    fail("cuEventRecord", 0);
+    with(|state| state.capturing = 1);
+    device.synchronize_streams().unwrap();
+    assert_eq!(device.core.staging.busy(), (0, 1), "its copy may not have run");
+    with(|state| state.capturing = 0);
+    device.synchronize_streams().unwrap();
+    assert_eq!(device.core.staging.busy(), (0, 0));
+    close(device);
+}
+
+#[test]
 fn a_wait_that_fails_keeps_the_buffers_until_their_events_completed() {
     let device = fake::device();
     let stream = device.stream_create(0).unwrap();

@@ -152,6 +152,39 @@ fn a_module_lives_as_long_as_its_last_kernel_and_keeps_the_device() {
 }
 
 #[test]
+fn a_module_stays_loaded_while_a_stream_that_is_captured_may_run_it() {
+    let device = fake::device();
+    let stream = device.stream_create(0).unwrap();
+    let module = CudaModule::load_with(&device, calls(), c"image").unwrap();
+    // What was queued before the capture began still runs.
+    let gate = device.hold(stream).unwrap();
+    with(|state| state.capturing = 1);
+    drop(module);
+    with(|state| state.capturing = 0);
+    assert_eq!(seen(|s| s.unloads), 0, "unloaded under a kernel");
+    gate.release();
+}
+
+#[test]
+fn a_module_stays_loaded_after_a_stream_was_destroyed_that_could_not_be_followed() {
+    for is_captured in [true, false] {
+        let device = fake::device();
+        let stream = device.stream_create(0).unwrap();
+        let module = CudaModule::load_with(&device, calls(), c"image").unwrap();
+        let gate = device.hold(stream).unwrap();
+        with(|state| state.capturing = u32::from(is_captured));
+        fake::fail("cuEventCreate", u32::from(!is_captured));
+        // SAFETY: made here, and not used any more.
+        unsafe { device.stream_destroy(stream) }.unwrap();
+        with(|state| state.capturing = 0);
+        fake::fail("cuEventCreate", 0);
+        drop(module);
+        assert_eq!(seen(|s| s.unloads), 0, "unloaded under a kernel");
+        gate.release();
+    }
+}
+
+#[test]
 fn failures_name_the_call_and_leave_nothing_behind() {
     let device = fake::device();
     let table = calls();
