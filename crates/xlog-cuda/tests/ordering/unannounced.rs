@@ -9,7 +9,7 @@ use crate::support::rig::{Rig, assert_all, fill, read};
 use xlog_cuda::CudaDevice;
 use xlog_cuda::device_runtime::{
     Access, AsyncCudaResource, BlockId, DebugGuardResource, DeviceBlock, DeviceStream, EdgePolicy,
-    GuardConfig, PoolConfig, StreamPool,
+    GuardConfig, PoolConfig, ResourceError, StreamId, StreamPool,
 };
 use xlog_testing::{WatchedGate, for_each_device};
 
@@ -123,6 +123,22 @@ fn a_use_recorded_by_another_stream_announces_nothing_for_the_own_one() {
         let block = rig.allocate(SIZE, &producer);
         follow(rig, &producer, &consumer);
         rig.resource.record_block_use(&block, other.id()).unwrap();
+        let gate = held(&producer);
+        fill(&producer, block.ptr, 7, SIZE);
+        read_behind(rig, &block, &consumer, gate);
+        rig.free(block);
+    });
+}
+
+#[test]
+fn a_prepare_that_fails_announces_nothing_for_the_own_stream() {
+    for_each_rig(|rig| {
+        let [producer, consumer] = rig.leases();
+        let block = rig.allocate(SIZE, &producer);
+        let (id, unknown) = (BlockId::from_block(&block), StreamId(u32::MAX - 1));
+        let refused = rig.resource.prepare_block_use(id, unknown, Access::Read);
+        assert!(matches!(refused, Err(ResourceError::StreamMisuse(_))), "{refused:?}");
+        follow(rig, &producer, &consumer);
         let gate = held(&producer);
         fill(&producer, block.ptr, 7, SIZE);
         read_behind(rig, &block, &consumer, gate);

@@ -256,18 +256,23 @@ impl<R: DeviceMemoryResource> Core<R> {
         Ok(Worked { done, mark })
     }
 
-    /// Before the first use that the user of a block announces: announces to the resource below what the block's own stream has queued
-    /// so far. The guard's own work on that stream is announced there, so that resource cannot tell that the user's was not.
-    pub(super) fn announce_own(&self, block: BlockId, below: BlockId) -> ResourceResult<()> {
+    /// Until a use that the user of a block announces is prepared: announces to the resource below what the block's own stream has
+    /// queued so far. The guard's own work on that stream is announced there, so that resource cannot tell that the user's was not.
+    /// True when it did, and [`Core::set_announced`] is to be called once the use is prepared.
+    pub(super) fn announce_own(&self, block: BlockId, below: BlockId) -> ResourceResult<bool> {
         let place = match self.books.lock().entries.get(&block.generation) {
             Some(entry) if !entry.announced => entry.place,
-            _ => return Ok(()),
+            _ => return Ok(false),
         };
         self.work(below, place, (Access::Write, true), |_| Ok(()))?;
+        Ok(true)
+    }
+
+    /// From here on the user's announcements decide.
+    pub(super) fn set_announced(&self, block: BlockId) {
         if let Some(entry) = self.books.lock().entries.get_mut(&block.generation) {
             entry.announced = true;
         }
-        Ok(())
     }
 
     fn default_stream(&self, parts: &Parts) -> ResourceResult<Arc<RawStream>> {

@@ -334,14 +334,19 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for DebugGuardResource<R> {
         }
         core.check_device(block)?;
         let below = core.books.lock().open(block)?;
-        let announced = core.announce_own(block, below);
-        let prepared =
-            announced.and_then(|()| core.inner.prepare_block_use(below, use_stream, access));
-        if prepared.is_err() {
-            // The block may have been returned meanwhile; a free that fails comes back with a reap.
-            let _ = core.close(block);
+        let prepared = core.announce_own(block, below).and_then(|is_first| {
+            core.inner.prepare_block_use(below, use_stream, access).map(|()| is_first)
+        });
+        match prepared {
+            // Only here: a prepare that fails ends nothing.
+            Ok(true) => core.set_announced(block),
+            Ok(false) => {}
+            Err(_) => {
+                // The block may have been returned meanwhile; a free that fails comes back with a reap.
+                let _ = core.close(block);
+            }
         }
-        core.watched(prepared)
+        core.watched(prepared.map(|_| ()))
     }
 
     fn finish_block_use(
