@@ -160,7 +160,7 @@ fn ranges_are_joined_without_those_of_a_captured_stream() {
 #[test]
 fn a_device_that_is_lost_while_a_pool_grows_again_is_named() {
     for_each_sim(|device, _| {
-        let device = &Arc::new(CudaDevice::open(&device.spec().to_string()).unwrap());
+        let device = &Arc::new(CudaDevice::open(device.spec()).unwrap());
         let config = PoolConfig::default().with_segments(PoolSegments::Plain);
         let (streams, pool) = pool(device, config.with_maximum(8 * MIB).with_growth(2 * MIB));
         let pool = pool.unwrap();

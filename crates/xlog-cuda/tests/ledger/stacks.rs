@@ -47,6 +47,11 @@ fn without_a_ledger_a_runtime_has_a_budget_all_the_same() {
     }
 }
 
+/// A limit that was met: its bytes, or what whole granules of the card leave of it.
+fn is_refusal(error: &ResourceError) -> bool {
+    matches!(error, ResourceError::OutOfBudget { .. } | ResourceError::OutOfMemory { .. })
+}
+
 /// Single-threaded and random, with another process's use coming and going: never above, and exact after every call.
 #[test]
 fn what_a_runtime_holds_of_the_device_is_what_the_ledger_counts() {
@@ -65,7 +70,7 @@ fn what_a_runtime_holds_of_the_device_is_what_the_ledger_counts() {
                     let bytes = 1 + random.below(16 * MIB) as usize;
                     match runtime.allocate(bytes, StreamId::DEFAULT, TAG) {
                         Ok(block) => blocks.push(block),
-                        Err(ResourceError::OutOfBudget { .. }) => refused += 1,
+                        Err(error) if is_refusal(&error) => refused += 1,
                         Err(error) => panic!("{kind}, step {step}: {error}"),
                     }
                 }
@@ -211,7 +216,7 @@ fn threads_at_the_limit_lose_no_byte_of_the_ledger() {
                             let bytes = 1 + random.below(14 * MIB) as usize;
                             match runtime.allocate(bytes, stream.id(), TAG) {
                                 Ok(block) => blocks.push(block),
-                                Err(ResourceError::OutOfBudget { .. }) => {
+                                Err(error) if is_refusal(&error) => {
                                     refused.fetch_add(1, Ordering::Relaxed);
                                     blocks.pop().into_iter().for_each(|block| {
                                         runtime.deallocate(block).unwrap();
