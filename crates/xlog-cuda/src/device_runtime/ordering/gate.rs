@@ -219,7 +219,7 @@ impl<Rest: Default> BlockGate<Rest> {
         let closed = tag_of(word) == tag && word & all != 0;
         if closed {
             stamp_use(word, writes, stamp, stamps);
-            self.word.store(word - one | ANNOUNCED, Ordering::Release);
+            self.word.store((word - one) | ANNOUNCED, Ordering::Release);
         }
         closed
     }
@@ -286,7 +286,7 @@ impl<Rest: Default> BlockGate<Rest> {
             stamp_use(word, writes, stamp, stamps);
             match self.word.compare_exchange_weak(
                 word,
-                word - one | ANNOUNCED,
+                (word - one) | ANNOUNCED,
                 Ordering::AcqRel,
                 Ordering::Acquire,
             ) {
@@ -402,7 +402,9 @@ impl<Rest: Default> BlockGate<Rest> {
     #[cold]
     fn uncount(&self, tag: u32, writes: bool) -> bool {
         let (one, all) = if writes { (WRITE, WRITES) } else { (READ, READS) };
-        self.change(|word| (tag_of(word) == tag && word & all != 0).then(|| word - one | ANNOUNCED))
+        self.change(|word| {
+            (tag_of(word) == tag && word & all != 0).then(|| (word - one) | ANNOUNCED)
+        })
     }
 
     /// True when everybody goes through the lock and no use of this kind that was opened without it is open. Nobody owns a slow
