@@ -112,7 +112,7 @@ impl DirectCudaResource {
     /// Counts what a block takes of the card; refuses what the cap does not allow.
     fn take_granules(&self, bytes: usize) -> ResourceResult<()> {
         let taken = self.in_granules(bytes);
-        let allowed = self.cap.get().map_or(u64::MAX, |cap| cap.in_granules(GRANULE));
+        let allowed = self.cap.in_granules(GRANULE);
         let add = |held: u64| held.checked_add(taken).filter(|sum| *sum <= allowed);
         let added = self.granules.fetch_update(Ordering::AcqRel, Ordering::Acquire, add);
         added.map(|_| ()).map_err(|held| refused_by_cap(bytes, allowed, GRANULE, held))
@@ -332,7 +332,7 @@ impl DeviceMemoryResource for DirectCudaResource {
     }
 
     fn cap_physical(&self, cap: Arc<PhysicalCap>) -> ResourceResult<()> {
-        self.cap.add(cap);
+        self.cap.add(&cap);
         Ok(())
     }
 }

@@ -2,17 +2,18 @@
 
 #![allow(clippy::unwrap_used)]
 
+use std::sync::atomic::Ordering;
 use std::sync::mpsc;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use crate::support::{TAG, allocate, budget};
+use crate::support::{Budget, Counting, TAG, allocate, budget};
 use xlog_cuda::CudaDevice;
 use xlog_cuda::device_runtime::{
     BlockState, DeviceMemoryResource, GlobalDeviceBudget, OomPolicy, PoolConfig, PoolResource,
     ResourceError, StreamId, StreamPool,
 };
-use xlog_testing::{for_each_device, threads};
+use xlog_testing::{for_each_device, for_each_sim, threads};
 
 /// Longer than any honest call on a loaded machine.
 const LONG: Duration = Duration::from_secs(240);
@@ -149,5 +150,59 @@ fn a_stream_held_for_ever_below_ends_the_whole_call_at_its_deadline() {
         budget.deallocate(all).unwrap();
         budget.reap_pending().unwrap();
         assert_eq!(budget.reserved_bytes(), 0);
+    });
+}
+
+const SHORT: Duration = Duration::from_millis(100);
+
+fn short() -> OomPolicy {
+    OomPolicy::default().with_deadline(SHORT)
+}
+
+fn out_of_memory() -> ResourceError {
+    ResourceError::OutOfMemory { requested: 100, detail: "told to".to_owned() }
+}
+
+/// A budget over a resource that keeps a returned block for ever and has no memory left.
+fn exhausted() -> (Budget, Arc<Counting>) {
+    let (budget, inner) = budget(1000);
+    inner.set(|state| (state.retire, state.reapable) = (Some(BlockState::Retired), false));
+    let rows = allocate(&budget, 500).unwrap();
+    budget.deallocate(rows).unwrap();
+    inner.set_hook(|bytes| bytes.map(|_| out_of_memory()));
+    (budget.with_policy(short()), inner)
+}
+
+/// Under a seed a deadline counts pauses, not the clock.
+fn for_each_seed(body: impl Fn() + Send + Sync) {
+    for_each_sim(|device, sim| {
+        if sim.seed().is_some() {
+            threads(device, vec![Box::new(&body)]);
+        }
+    });
+}
+
+/// What a function returned takes some polls to complete.
+#[test]
+fn half_of_the_deadline_is_left_for_what_a_function_frees_when_the_shortage_is_below() {
+    for_each_seed(|| {
+        let (budget, inner) = exhausted();
+        let _registered = budget.on_pressure({
+            let inner = inner.clone();
+            move |_| {
+                let enough = inner.reaps.load(Ordering::Relaxed) + 30;
+                let weak = Arc::downgrade(&inner);
+                inner.set_hook(move |bytes| {
+                    let inner = weak.upgrade()?;
+                    if inner.reaps.load(Ordering::Relaxed) < enough {
+                        return bytes.map(|_| out_of_memory());
+                    }
+                    inner.set(|state| state.reapable = true);
+                    None
+                });
+            }
+        });
+        let rows = allocate(&budget, 100).unwrap();
+        budget.deallocate(rows).unwrap();
     });
 }

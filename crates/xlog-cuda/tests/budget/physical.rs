@@ -299,3 +299,37 @@ fn driver_pools_that_hold_nothing_of_an_earlier_limit_are_destroyed() {
         assert_eq!(pools(), before);
     });
 }
+
+/// A budget for each query over one resource that all of them share.
+#[test]
+fn a_dropped_budget_caps_its_resource_no_longer() {
+    for_each_sim(|device, _| {
+        for kind in ALL {
+            let streams = Arc::new(StreamPool::with_defaults(device.clone()));
+            let stream = streams.lease().unwrap();
+            let shared: Arc<Boxed> = Arc::new(resource(kind, device, &streams));
+            for limit in [32 * MIB, 64 * MIB] {
+                let query = GlobalDeviceBudget::over(shared.clone(), limit);
+                let block = query.allocate(8 * MIB, stream.id(), TAG).unwrap();
+                query.deallocate(block).unwrap();
+                stream.synchronize().unwrap();
+                query.reap_pending().unwrap();
+                query.trim().unwrap();
+                // A handle that stays has the books, and says nothing to the resource.
+                let handle = query.handle();
+                drop(query);
+                handle.set_limit(MIB);
+            }
+            let large = GlobalDeviceBudget::over(shared.clone(), 512 * MIB);
+            let block = large.allocate(200 * MIB, stream.id(), TAG);
+            let block = block.unwrap_or_else(|error| panic!("{kind:?}: {error}"));
+            large.deallocate(block).unwrap();
+            stream.synchronize().unwrap();
+            large.reap_pending().unwrap();
+            // Without a budget, too.
+            drop(large);
+            let block = shared.allocate(600 * MIB, stream.id(), TAG).unwrap();
+            shared.deallocate(block).unwrap();
+        }
+    });
+}

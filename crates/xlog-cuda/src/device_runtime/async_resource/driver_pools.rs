@@ -76,7 +76,7 @@ impl DriverPools {
     }
 
     pub(super) fn cap(&self, cap: Arc<PhysicalCap>) {
-        self.cap.add(cap);
+        self.cap.add(&cap);
     }
 
     #[inline]
@@ -87,8 +87,9 @@ impl DriverPools {
     /// The pool for the next request.
     #[inline]
     pub(super) fn current(&self) -> ResourceResult<RequestPool> {
-        let Some(cap) = self.cap.get() else { return self.of_device().map(RequestPool::OfDevice) };
-        let bytes = cap.bytes();
+        let Some(bytes) = self.cap.bytes() else {
+            return self.of_device().map(RequestPool::OfDevice);
+        };
         let mut state = self.state.lock();
         let pool = match &state.current {
             Some(pool) if state.made_for == bytes => Arc::clone(pool),
@@ -158,7 +159,7 @@ impl DriverPools {
     /// would find what this one found.
     #[cold]
     pub(super) fn reclaim(&self) -> ResourceResult<bool> {
-        let Some(cap) = self.cap.get().map(PhysicalCap::bytes) else { return Ok(false) };
+        let Some(cap) = self.cap.bytes() else { return Ok(false) };
         let (pools, allowed) = (self.driver()?, self.allowed(cap));
         let mut state = self.state.lock();
         let Some(maximum) = state.current.as_ref().map(|pool| pool.maximum) else {
@@ -179,7 +180,7 @@ impl DriverPools {
     /// What all pools hold together.
     pub(super) fn usage(&self) -> ResourceResult<PoolUsage> {
         let pools = self.driver()?;
-        if self.cap.get().is_none() {
+        if self.cap.bytes().is_none() {
             return Ok(pools.pool_usage(self.of_device()?)?);
         }
         let state = self.state.lock();
@@ -197,7 +198,7 @@ impl DriverPools {
     /// Gives cached memory back until all pools together hold at most `keep` bytes, or nothing more is free.
     pub(super) fn trim(&self, keep: u64) -> ResourceResult<()> {
         let pools = self.driver()?;
-        if self.cap.get().is_none() {
+        if self.cap.bytes().is_none() {
             return Ok(pools.pool_trim(self.of_device()?, keep)?);
         }
         let mut state = self.state.lock();
@@ -212,10 +213,11 @@ impl DriverPools {
     #[cold]
     pub(super) fn explain(&self, requested: usize, error: ResourceError) -> ResourceError {
         let ResourceError::OutOfMemory { detail, .. } = error else { return error };
-        let (Some(cap), Ok(usage)) = (self.cap.get(), self.usage()) else {
+        let allowed = self.cap.in_granules(GRANULE);
+        let usage = if allowed < u64::MAX { self.usage().ok() } else { None };
+        let Some(usage) = usage else {
             return ResourceError::OutOfMemory { requested, detail };
         };
-        let allowed = cap.in_granules(GRANULE);
         let free = usage.reserved.saturating_sub(usage.used);
         let cause = if free >= requested as u64 {
             format!("{free} of them free and in pieces (fragmentation)")

@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
 
 use super::callbacks::Callbacks;
 use super::credit::{Balance, Credits, Shard, Sight};
@@ -16,7 +16,7 @@ use super::seats::SEATS;
 use super::tally::{Freed, Pending, TagIndex, TagNames, Tally};
 use super::tree::{DEVICE, ScopeIndex};
 use super::waiting::Queue;
-use crate::device_runtime::resource::AllocTag;
+use crate::device_runtime::resource::{AllocTag, PhysicalCap};
 
 pub(crate) type OtherUseHook = Arc<dyn Fn() -> Option<OtherUse> + Send + Sync>;
 
@@ -28,6 +28,8 @@ pub(crate) struct Core {
     pub(crate) records: Records,
     /// What the balance says, to be read without it.
     limit: AtomicUsize,
+    /// The limit as the resource below knows it, for what it takes from the card. It ends with the budget.
+    cap: Weak<PhysicalCap>,
     pub(crate) scope_names: Mutex<HashMap<ScopeIndex, Arc<str>>>,
     pub(crate) policy: Mutex<OomPolicy>,
     pub(crate) pressure: Callbacks<Pressure>,
@@ -48,7 +50,7 @@ pub(crate) struct Claim {
 }
 
 impl Core {
-    pub(crate) fn new(limit: usize, placed: bool) -> Self {
+    pub(crate) fn new(limit: usize, placed: bool, cap: Weak<PhysicalCap>) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         Self {
             id: NEXT.fetch_add(1, Ordering::Relaxed),
@@ -56,6 +58,7 @@ impl Core {
             names: TagNames::default(),
             records: Records::new(placed),
             limit: AtomicUsize::new(limit),
+            cap,
             scope_names: Mutex::default(),
             policy: Mutex::default(),
             pressure: Callbacks::default(),
@@ -73,7 +76,13 @@ impl Core {
 
     /// Another limit; returns by how much it is exceeded.
     pub(crate) fn set_limit(&self, limit: usize) -> usize {
-        let over = self.credits.set_limit(limit, || self.limit.store(limit, Ordering::Relaxed));
+        let cap = self.cap.upgrade();
+        let over = self.credits.set_limit(limit, || {
+            self.limit.store(limit, Ordering::Relaxed);
+            if let Some(cap) = &cap {
+                cap.set(limit);
+            }
+        });
         self.queue.wake();
         over
     }

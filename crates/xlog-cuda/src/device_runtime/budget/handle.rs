@@ -9,19 +9,17 @@ use super::policy::{OomPolicy, Pressure};
 use super::report::{OomReport, OtherUse, ScopeUsage, TagUsage};
 use super::scope::BudgetScope;
 use super::tree::DEVICE;
-use crate::device_runtime::resource::{PhysicalCap, ResourceResult};
+use crate::device_runtime::resource::ResourceResult;
 
 /// A holder of a budget's books. Cheap to clone; it does not keep the resource.
 #[derive(Clone)]
 pub struct BudgetHandle {
     core: Arc<Core>,
-    /// The limit as the resource below knows it, for what it takes from the card.
-    cap: Arc<PhysicalCap>,
 }
 
 impl BudgetHandle {
-    pub(super) fn new(core: Arc<Core>, cap: Arc<PhysicalCap>) -> Self {
-        Self { core, cap }
+    pub(super) fn new(core: Arc<Core>) -> Self {
+        Self { core }
     }
 
     /// The limit.
@@ -32,7 +30,6 @@ impl BudgetHandle {
 
     /// Another limit. Below what is charged it takes nothing away: it refuses until enough has gone, and tells the pressure functions.
     pub fn set_limit(&self, bytes: usize) {
-        self.cap.set(bytes);
         let over = self.core.set_limit(bytes);
         if over == 0 {
             return;
@@ -126,5 +123,48 @@ impl BudgetHandle {
 impl fmt::Debug for BudgetHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.core.fmt(f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::sync::mpsc;
+    use std::time::{Duration, Instant};
+
+    use super::*;
+    use crate::CudaDevice;
+    use crate::device_runtime::{
+        AllocTag, DeviceMemoryResource, DirectCudaResource, GlobalDeviceBudget, StreamId,
+    };
+
+    const MIB: usize = 1 << 20;
+
+    /// Two changes at a time leave limit and cap those of one of them: nobody sees one change without the other.
+    #[test]
+    fn a_limit_and_its_cap_change_at_the_same_instant() {
+        let device = Arc::new(CudaDevice::open("sim").unwrap());
+        let budget = GlobalDeviceBudget::over(DirectCudaResource::new(device, 0), 64 * MIB);
+        let below = budget.inner();
+        let take = || below.allocate(32 * MIB, StreamId::DEFAULT, AllocTag("rows"));
+        let (begin, begun) = mpsc::channel();
+        std::thread::scope(|scope| {
+            // The limit cannot change while everything is audited.
+            budget.core.credits.audit(|_, _| {
+                scope.spawn(|| {
+                    begin.send(()).unwrap();
+                    budget.set_limit(8 * MIB);
+                });
+                begun.recv().unwrap();
+                let until = Instant::now() + Duration::from_millis(50);
+                while Instant::now() < until {
+                    assert_eq!(budget.limit(), 64 * MIB);
+                    below.deallocate(take().unwrap()).unwrap();
+                }
+            });
+        });
+        assert_eq!(budget.limit(), 8 * MIB);
+        assert!(take().is_err());
     }
 }

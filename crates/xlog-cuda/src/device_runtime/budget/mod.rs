@@ -83,6 +83,8 @@ pub struct GlobalDeviceBudget<R = Box<dyn DeviceMemoryResource + Send + Sync>> {
     core: Arc<Core>,
     /// Whether `OutOfBudget` from below is the word of a meter of physical bytes, and not of a budget that has done what it could.
     metered: AtomicBool,
+    /// Handles do not keep it: a dropped budget caps nothing.
+    _cap: Arc<PhysicalCap>,
 }
 
 impl GlobalDeviceBudget {
@@ -97,12 +99,12 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
     /// [`GlobalDeviceBudget::new`] over a resource of a known type, which costs no indirect call.
     #[must_use]
     pub fn over(inner: R, limit: usize) -> Self {
-        let core = Arc::new(Core::new(limit, inner.places_blocks()));
         let cap = Arc::new(PhysicalCap::new(limit));
+        let core = Arc::new(Core::new(limit, inner.places_blocks(), Arc::downgrade(&cap)));
         // What takes no memory of the device itself, or does not say, is limited by what its blocks are charged.
         let _ = inner.cap_physical(cap.clone());
-        let handle = BudgetHandle::new(core.clone(), cap);
-        Self { handle, core, inner, metered: AtomicBool::new(false) }
+        let handle = BudgetHandle::new(core.clone());
+        Self { handle, core, inner, metered: AtomicBool::new(false), _cap: cap }
     }
 
     /// With another policy for what does not fit at once.

@@ -39,7 +39,7 @@ pub(super) struct Reclaim {
     step: u32,
     called: usize,
     backoff: Backoff,
-    /// What the resource below leaves of the deadline; before it may wait at all, nothing.
+    /// What waits below leave of the deadline until the next pressure function is called; `None` before the resource may wait at all.
     kept_below: Option<Duration>,
     _deadline: DeviceWait,
 }
@@ -243,15 +243,14 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
         let next = functions.get(reclaim.called..).unwrap_or_default();
         let step = reclaim.step;
         reclaim.step = step.saturating_add(1);
-        reclaim.kept_below = (step >= 2).then(|| kept_for(next));
         match step {
             0 => self.reap_below(),
             1 => {
                 let _ = self.inner.trim();
             }
             // From here on the resource may wait.
-            2 => {}
-            _ if self.pauses_for_frees(reclaim, kept_for(next)) => self.reap_below(),
+            2 => reclaim.kept_below = Some(kept_for(next)),
+            _ if self.pauses_for_frees(reclaim) => self.reap_below(),
             _ => {
                 let Some(function) = next.first() else { return false };
                 reclaim.called += 1;
@@ -266,7 +265,8 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
         true
     }
 
-    fn pauses_for_frees(&self, reclaim: &mut Reclaim, kept: Duration) -> bool {
+    fn pauses_for_frees(&self, reclaim: &mut Reclaim) -> bool {
+        let kept = reclaim.kept_below.unwrap_or_default();
         device_wait::left().is_none_or(|left| left > kept)
             && self.core.sight(0, DEVICE).pending > 0
             && reclaim.backoff.pause()

@@ -1,38 +1,34 @@
 //! The limit on what a resource holds of its device.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use super::ResourceError;
 
 /// The maximum of physical bytes that a resource may hold of its device, cached or not.
 ///
 /// A budget hands its limit down by it ([`cap_physical`]), and changes it with the limit. A resource reads it before it takes memory
-/// from the device, and rounds it up to the granules in which it takes memory.
+/// from the device, and rounds it up to the granules in which it takes memory. The cap ends with its last `Arc`, so a resource keeps a
+/// [`Weak`] reference.
 ///
 /// ```
-/// use std::sync::Arc;
 /// use xlog_cuda::device_runtime::PhysicalCap;
 ///
-/// let (inner, outer) = (PhysicalCap::new(8 << 20), Arc::new(PhysicalCap::new(3 << 20)));
-/// inner.join(outer.clone());
-/// assert_eq!((inner.bytes(), inner.in_granules(2 << 20)), (3 << 20, 4 << 20));
-/// outer.set(usize::MAX);
-/// assert_eq!(inner.bytes(), 8 << 20);
+/// let cap = PhysicalCap::new(3 << 20);
+/// assert_eq!((cap.bytes(), cap.in_granules(2 << 20)), (3 << 20, 4 << 20));
 /// ```
 ///
 /// [`cap_physical`]: super::DeviceMemoryResource::cap_physical
 #[derive(Debug)]
 pub struct PhysicalCap {
     bytes: AtomicUsize,
-    outer: OnceLock<Arc<PhysicalCap>>,
 }
 
 impl PhysicalCap {
     /// At most `bytes`.
     #[must_use]
     pub fn new(bytes: usize) -> Self {
-        Self { bytes: AtomicUsize::new(bytes), outer: OnceLock::new() }
+        Self { bytes: AtomicUsize::new(bytes) }
     }
 
     /// Another maximum. What is held above it stays; nothing more is taken.
@@ -40,50 +36,62 @@ impl PhysicalCap {
         self.bytes.store(bytes, Ordering::Release);
     }
 
-    /// The maximum: the least of this one and those it was joined with.
+    /// The maximum.
     #[must_use]
     #[inline]
     pub fn bytes(&self) -> usize {
-        let own = self.bytes.load(Ordering::Acquire);
-        self.outer.get().map_or(own, |outer| own.min(outer.bytes()))
+        self.bytes.load(Ordering::Acquire)
     }
 
     /// [`bytes`](Self::bytes), rounded up to whole granules.
     #[must_use]
     pub fn in_granules(&self, granule: u64) -> u64 {
-        let bytes = self.bytes() as u64;
-        bytes.checked_next_multiple_of(granule.max(1)).unwrap_or(u64::MAX)
-    }
-
-    /// Lets `outer` hold as well: two budgets over one resource.
-    pub fn join(&self, outer: Arc<Self>) {
-        if std::ptr::eq(self, &*outer) {
-            return;
-        }
-        if let Err(outer) = self.outer.set(outer)
-            && let Some(first) = self.outer.get()
-        {
-            first.join(outer);
-        }
+        in_granules(self.bytes(), granule)
     }
 }
 
-/// The place of a cap in a resource: none, or the one that all caps were joined into.
+fn in_granules(bytes: usize, granule: u64) -> u64 {
+    (bytes as u64).checked_next_multiple_of(granule.max(1)).unwrap_or(u64::MAX)
+}
+
+/// The caps of a resource: the least of those that live holds.
 #[derive(Debug, Default)]
-pub(crate) struct CapSlot(OnceLock<Arc<PhysicalCap>>);
+pub(crate) struct CapSlot {
+    /// Whether there ever was a cap: a resource without one asks no lock.
+    any: AtomicBool,
+    caps: Mutex<Vec<Weak<PhysicalCap>>>,
+}
 
 impl CapSlot {
+    /// The maximum; `usize::MAX` when all caps have ended, and `None` when there never was one.
     #[inline]
-    pub(crate) fn get(&self) -> Option<&PhysicalCap> {
-        self.0.get().map(|cap| &**cap)
+    pub(crate) fn bytes(&self) -> Option<usize> {
+        self.any.load(Ordering::Acquire).then(|| self.least())
     }
 
-    pub(crate) fn add(&self, cap: Arc<PhysicalCap>) {
-        if let Err(cap) = self.0.set(cap)
-            && let Some(first) = self.0.get()
-        {
-            first.join(cap);
-        }
+    /// [`bytes`](Self::bytes), rounded up to whole granules; `u64::MAX` without a cap.
+    #[inline]
+    pub(crate) fn in_granules(&self, granule: u64) -> u64 {
+        self.bytes().map_or(u64::MAX, |bytes| in_granules(bytes, granule))
+    }
+
+    fn least(&self) -> usize {
+        let mut least = usize::MAX;
+        let mut caps = self.caps.lock().unwrap_or_else(PoisonError::into_inner);
+        caps.retain(|cap| {
+            let cap = cap.upgrade();
+            least = cap.as_ref().map_or(least, |cap| least.min(cap.bytes()));
+            cap.is_some()
+        });
+        least
+    }
+
+    /// Lets `cap` hold as well, for as long as somebody else keeps it.
+    pub(crate) fn add(&self, cap: &Arc<PhysicalCap>) {
+        let mut caps = self.caps.lock().unwrap_or_else(PoisonError::into_inner);
+        caps.retain(|other| other.strong_count() > 0 && other.as_ptr() != Arc::as_ptr(cap));
+        caps.push(Arc::downgrade(cap));
+        self.any.store(true, Ordering::Release);
     }
 }
 
@@ -100,5 +108,31 @@ pub(crate) fn refused_by_cap(
         detail: format!(
             "{held} bytes of the card are held, and the budget allows {allowed}, in granules of {granule}"
         ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slot_keeps_no_cap_that_has_ended() {
+        let slot = CapSlot::default();
+        assert_eq!((slot.bytes(), slot.in_granules(8)), (None, u64::MAX));
+        let (first, second) = (Arc::new(PhysicalCap::new(100)), Arc::new(PhysicalCap::new(90)));
+        slot.add(&first);
+        slot.add(&second);
+        slot.add(&second);
+        assert_eq!((slot.bytes(), slot.in_granules(64)), (Some(90), 128));
+        second.set(110);
+        assert_eq!(slot.bytes(), Some(100));
+        drop(first);
+        assert_eq!(slot.bytes(), Some(110));
+        for bytes in 0..1000 {
+            slot.add(&Arc::new(PhysicalCap::new(bytes)));
+        }
+        drop(second);
+        assert_eq!(slot.bytes(), Some(usize::MAX));
+        assert!(slot.caps.lock().is_ok_and(|caps| caps.is_empty()));
     }
 }

@@ -303,7 +303,8 @@ pub trait DeviceMemoryResource: Send + Sync {
 
     /// From now on, holds no more physical memory of the device than `cap`, rounded up to the granules in which it takes memory.
     ///
-    /// What is held already stays. Several caps all hold. A resource that takes none itself refuses.
+    /// What is held already stays. Several caps all hold, each until its last `Arc` is dropped. A resource that takes none itself
+    /// refuses.
     fn cap_physical(&self, cap: Arc<PhysicalCap>) -> ResourceResult<()> {
         match self.inner_resource() {
             Some(inner) => inner.cap_physical(cap),

@@ -87,13 +87,12 @@ impl Account {
 
     /// The maximum: the configured one or, if that is less, the cap.
     pub(super) fn limit(&self) -> u64 {
-        let limit = self.limit.load(Ordering::Acquire);
-        self.cap.get().map_or(limit, |cap| limit.min(cap.in_granules(self.granule)))
+        self.limit.load(Ordering::Acquire).min(self.cap.in_granules(self.granule))
     }
 
     /// Lets `cap` hold as well.
     pub(super) fn cap(&self, cap: Arc<PhysicalCap>) {
-        self.cap.add(cap);
+        self.cap.add(&cap);
     }
 
     pub(super) fn set_limit(&self, bytes: u64) {
