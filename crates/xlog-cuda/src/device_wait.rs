@@ -13,10 +13,13 @@ use std::time::{Duration, Instant};
 
 use xlog_driver::sync::{is_scheduled, scheduling_point};
 
-/// No budget above: waits have no limit.
-const UNLIMITED: u64 = u64::MAX;
-/// A budget above calls again, with a deadline, if this call fails: it does not wait.
-const DEFERRED: u64 = u64::MAX - 1;
+/// Set in what is left when a budget above calls again, with a deadline, if this call fails: it does not wait. A budget below may wait,
+/// and spends of what is left.
+const DEFERRED: u64 = 1 << 63;
+/// No budget above: waits have no limit. What they spend is subtracted all the same.
+const UNLIMITED: u64 = DEFERRED - 1;
+/// The longest deadline. More is no limit.
+const LONGEST: u64 = 1 << 62;
 
 /// Polls that only yield, before the first one that sleeps.
 const YIELDS: u32 = 8;
@@ -24,7 +27,7 @@ const FIRST_SLEEP: Duration = Duration::from_micros(2);
 const LONGEST_SLEEP: Duration = Duration::from_millis(1);
 
 thread_local! {
-    /// Nanoseconds, or one of the constants above.
+    /// Nanoseconds, with the constants above.
     static LEFT: Cell<u64> = const { Cell::new(UNLIMITED) };
     static END: Cell<Option<Instant>> = const { Cell::new(None) };
 }
@@ -32,8 +35,8 @@ thread_local! {
 /// What the running call may still wait; `None` without a limit.
 pub(crate) fn left() -> Option<Duration> {
     match LEFT.get() {
-        UNLIMITED => None,
-        DEFERRED => Some(Duration::ZERO),
+        deferred if deferred & DEFERRED != 0 => Some(Duration::ZERO),
+        unlimited if unlimited > LONGEST => None,
         nanoseconds => Some(Duration::from_nanos(nanoseconds)),
     }
 }
@@ -51,9 +54,9 @@ pub(crate) struct DeviceWait {
 impl DeviceWait {
     /// From now on calls of this thread wait for the device for at most `limit` together.
     pub(crate) fn begin(limit: Duration) -> Self {
-        let limit = u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX).min(DEFERRED - 1);
+        let limit = u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX).min(LONGEST);
         let before = LEFT.get();
-        let granted = if before >= DEFERRED { limit } else { before.min(limit) };
+        let granted = limit.min(before & !DEFERRED);
         LEFT.set(granted);
         let end = Instant::now().checked_add(Duration::from_nanos(granted));
         let end_before = END.replace(end);
@@ -64,8 +67,8 @@ impl DeviceWait {
 impl Drop for DeviceWait {
     fn drop(&mut self) {
         let spent = self.granted.saturating_sub(LEFT.get());
-        let before = self.before;
-        LEFT.set(if before >= DEFERRED { before } else { before - spent });
+        // Outside all calls nobody asks what was spent.
+        LEFT.set(if self.before == UNLIMITED { UNLIMITED } else { self.before - spent });
         END.set(self.end_before);
     }
 }
@@ -81,13 +84,23 @@ pub(crate) struct Deferred {
 /// What would wait for the device fails instead: the caller calls again with a deadline.
 #[inline(always)]
 pub(crate) fn defer() -> Deferred {
-    Deferred { before: LEFT.replace(DEFERRED), _not_send: PhantomData }
+    let before = LEFT.get();
+    LEFT.set(before | DEFERRED);
+    Deferred { before, _not_send: PhantomData }
+}
+
+impl Deferred {
+    /// Ends it, and says what budgets below have spent meanwhile.
+    pub(crate) fn end(self) -> Duration {
+        Duration::from_nanos((self.before & !DEFERRED).saturating_sub(LEFT.get() & !DEFERRED))
+    }
 }
 
 impl Drop for Deferred {
     #[inline(always)]
     fn drop(&mut self) {
-        LEFT.set(self.before);
+        let before = self.before;
+        LEFT.set(if before == UNLIMITED { before } else { LEFT.get() & (before | !DEFERRED) });
     }
 }
 
@@ -205,5 +218,26 @@ mod tests {
             assert_eq!(left(), Some(Duration::from_micros(1)));
         }
         assert_eq!(left(), before);
+    }
+
+    #[test]
+    fn a_budget_below_a_deferred_call_spends_the_deadline_of_the_one_above() {
+        let call = DeviceWait::begin(Duration::from_millis(3));
+        {
+            let _deferred = defer();
+            let _own = DeviceWait::begin(Duration::from_secs(3600));
+            assert_eq!(left(), Some(Duration::from_millis(3)));
+            assert_eq!(poll(never), Ok(false));
+        }
+        assert_eq!(left(), Some(Duration::ZERO));
+        drop(call);
+        // Before there is a deadline above, what was spent is told to whoever begins it.
+        let deferred = defer();
+        {
+            let _own = DeviceWait::begin(Duration::from_millis(1));
+            assert_eq!(poll(never), Ok(false));
+        }
+        assert_eq!(deferred.end(), Duration::from_millis(1));
+        assert_eq!(left(), None);
     }
 }

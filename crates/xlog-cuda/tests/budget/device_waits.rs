@@ -206,3 +206,21 @@ fn half_of_the_deadline_is_left_for_what_a_function_frees_when_the_shortage_is_b
         budget.deallocate(rows).unwrap();
     });
 }
+
+/// The budget above makes several attempts, and the one below waits in each of them.
+#[test]
+fn nested_budgets_wait_for_one_deadline_together() {
+    for_each_seed(|| {
+        let polls = |inner: &Counting| inner.reaps.load(Ordering::Relaxed);
+        let (single, inner) = exhausted();
+        assert_eq!(allocate(&single, 100), Err(out_of_memory()));
+        let once = polls(&inner);
+        assert!(once > 100, "{once}");
+
+        let (below, inner) = exhausted();
+        let above = GlobalDeviceBudget::over(below, 1000).with_policy(short());
+        assert_eq!(allocate(&above, 100), Err(out_of_memory()));
+        let nested = polls(&inner);
+        assert!(nested < once + once / 2, "{nested} polls, and {once} with one budget");
+    });
+}

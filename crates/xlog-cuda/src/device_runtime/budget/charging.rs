@@ -1,6 +1,7 @@
 //! Charges around the calls that allocate: taken before, set right or given back after.
 
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use super::GlobalDeviceBudget;
 use super::core::{Claim, Core};
@@ -38,7 +39,8 @@ impl Drop for Flight<'_> {
 /// How an inner call went.
 pub(super) enum Outcome<B> {
     Given(B),
-    Failed(ResourceError),
+    /// With what budgets below have waited before there was a deadline.
+    Failed(ResourceError, Duration),
     /// The block was larger than announced and did not fit: it would have been this.
     Larger(usize),
 }
@@ -87,10 +89,9 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
             Flight { core: &self.core, seat, charge, scope: DEVICE, tag: index, blocks: 1 };
         // What would wait for the device comes back here as a failure, and has a deadline then.
         let deferred = device_wait::defer();
-        let given = call();
-        drop(deferred);
-        match given {
+        match call() {
             Ok(block) if block.bytes <= charge => {
+                drop(deferred);
                 std::mem::forget(flight);
                 let record = Record { charge, tag: index, scope: DEVICE };
                 self.core.records.put(block.ptr, block.generation, record);
@@ -98,12 +99,14 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
                 Ok(block)
             }
             Ok(block) => {
+                drop(deferred);
                 let outcome = self.settle(flight, block, |_| charge);
                 self.obtain_slow((bytes, charge), tag, Some(outcome), call)
             }
             Err(error) => {
+                let failed = Outcome::Failed(error, deferred.end());
                 drop(flight);
-                self.obtain_slow((bytes, charge), tag, Some(Outcome::Failed(error)), call)
+                self.obtain_slow((bytes, charge), tag, Some(failed), call)
             }
         }
     }
@@ -142,11 +145,11 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
             match failed {
                 None => {}
                 Some(Outcome::Given(given)) => return Ok(given),
-                Some(Outcome::Failed(error)) => {
+                Some(Outcome::Failed(error, spent)) => {
                     if !self.is_shortage(&error) {
                         return Err(error);
                     }
-                    let reclaim = reclaim.get_or_insert_with(|| Reclaim::new(policy()));
+                    let reclaim = reclaim.get_or_insert_with(|| Reclaim::new(policy(), spent));
                     if !self.make_room_below(&claim, reclaim) {
                         self.report_below(&claim, &error);
                         return Err(error);
@@ -164,15 +167,16 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
             let tag = match self.core.take(seat, &claim) {
                 Some(tag) => tag,
                 None => {
-                    let reclaim = reclaim.get_or_insert_with(|| Reclaim::new(policy()));
+                    let reclaim =
+                        reclaim.get_or_insert_with(|| Reclaim::new(policy(), Duration::ZERO));
                     self.charge_with_reclaim(seat, &claim, reclaim)?
                 }
             };
             let Claim { charge, scope, blocks, .. } = claim;
             let flight = Flight { core: &self.core, seat, charge, scope, tag, blocks };
             failed = Some(match call_below(reclaim.as_ref(), &call) {
-                Ok(given) => self.settle(flight, given, &announced),
-                Err(error) => Outcome::Failed(error),
+                (Ok(given), _) => self.settle(flight, given, &announced),
+                (Err(error), spent) => Outcome::Failed(error, spent),
             });
         }
     }

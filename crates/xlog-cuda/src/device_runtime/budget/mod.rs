@@ -58,6 +58,7 @@ use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::time::Duration;
 
 use self::core::{Claim, Core};
 use super::resource::{
@@ -164,7 +165,7 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
         let claim = Claim { charge: bytes, scope: index, tag: reservation::RESERVED, blocks: 0 };
         let seat = seats::seat();
         if self.core.take(seat, &claim).is_none() {
-            let reclaim = reclaim::Reclaim::new(self.core.policy());
+            let reclaim = reclaim::Reclaim::new(self.core.policy(), Duration::ZERO);
             self.charge_with_reclaim(seat, &claim, &reclaim)?;
         }
         self.core.keep(seat, bytes);

@@ -45,8 +45,9 @@ pub(super) struct Reclaim {
 }
 
 impl Reclaim {
-    pub(super) fn new(policy: OomPolicy) -> Self {
-        let _deadline = DeviceWait::begin(policy.deadline);
+    /// `spent` is what budgets below have waited in this call.
+    pub(super) fn new(policy: OomPolicy, spent: Duration) -> Self {
+        let _deadline = DeviceWait::begin(policy.deadline.saturating_sub(spent));
         let backoff = Backoff::default();
         Self { policy, step: 0, called: 0, backoff, kept_below: None, _deadline }
     }
@@ -61,16 +62,18 @@ fn kept_for(functions: &[PressureFunction]) -> Duration {
 }
 
 /// Calls the resource below, which waits for the device only if an earlier call without waits has failed.
-pub(super) fn call_below<T>(reclaim: Option<&Reclaim>, call: impl FnOnce() -> T) -> T {
+/// Returns also what budgets below have spent before there was a deadline.
+pub(super) fn call_below<T>(reclaim: Option<&Reclaim>, call: impl FnOnce() -> T) -> (T, Duration) {
     match reclaim.and_then(|reclaim| reclaim.kept_below) {
         Some(kept) => {
             let left = device_wait::left().unwrap_or_default();
             let _deadline = DeviceWait::begin(left.saturating_sub(kept));
-            call()
+            (call(), Duration::ZERO)
         }
         None => {
-            let _deferred = device_wait::defer();
-            call()
+            let deferred = device_wait::defer();
+            let result = call();
+            (result, deferred.end())
         }
     }
 }

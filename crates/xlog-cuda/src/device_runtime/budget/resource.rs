@@ -212,7 +212,7 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for GlobalDeviceBudget<R> {
         let mut reclaim: Option<Reclaim> = None;
         let seat = seat();
         let block = loop {
-            let given = call_below(reclaim.as_ref(), || match &mut reservation.below {
+            let (given, spent) = call_below(reclaim.as_ref(), || match &mut reservation.below {
                 Some(below) => self.inner.allocate_reserved(below, bytes, align, stream, tag),
                 None if align <= MIN_ALIGN => self.inner.allocate(bytes, stream, tag),
                 None => self.inner.allocate_aligned(bytes, align, stream, tag),
@@ -220,7 +220,8 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for GlobalDeviceBudget<R> {
             match given {
                 Ok(block) => break block,
                 Err(error) if self.is_shortage(&error) => {
-                    let reclaim = reclaim.get_or_insert_with(|| Reclaim::new(self.core.policy()));
+                    let reclaim =
+                        reclaim.get_or_insert_with(|| Reclaim::new(self.core.policy(), spent));
                     if !self.make_room_below(&claim, reclaim) {
                         self.report_below(&claim, &error);
                         return Err(error);
