@@ -168,7 +168,7 @@ impl CudaDevice {
         let kept = *self.memory_pool.get_or_init(|| created);
         if kept != created {
             #[allow(unsafe_code)]
-            // SAFETY: just created, and nobody knows of it.
+            // SAFETY: just created, so no other thread names it.
             unsafe {
                 pools.pool_destroy(created)?;
             }
@@ -192,7 +192,7 @@ impl Drop for CudaDevice {
         if let (Some(pool), Some(pools)) = (self.memory_pool.get(), self.driver.async_pools()) {
             // A lost device has taken the pool with it; there is nobody left to tell.
             #[allow(unsafe_code)]
-            // SAFETY: the device owns its pool, and goes; whoever uses the pool holds the device.
+            // SAFETY: the device owns its pool, and goes; every user of the pool holds the device.
             let _ = unsafe { pools.pool_destroy(*pool) };
         }
     }

@@ -67,7 +67,7 @@ impl DeviceWait {
 impl Drop for DeviceWait {
     fn drop(&mut self) {
         let spent = self.granted.saturating_sub(LEFT.get());
-        // Outside all calls nobody asks what was spent.
+        // Outside all calls the time spent is of no interest.
         LEFT.set(if self.before == UNLIMITED { UNLIMITED } else { self.before - spent });
         END.set(self.end_before);
     }
@@ -231,7 +231,7 @@ mod tests {
         }
         assert_eq!(left(), Some(Duration::ZERO));
         drop(call);
-        // Before there is a deadline above, what was spent is told to whoever begins it.
+        // Before there is a deadline above, the time spent is kept for the call that begins it.
         let deferred = defer();
         {
             let _own = DeviceWait::begin(Duration::from_millis(1));

@@ -123,7 +123,7 @@ impl DirectCudaResource {
     fn refuse_block(&self, ptr: u64, counted: Counted<'_>) -> ResourceError {
         drop(counted);
         #[allow(unsafe_code)]
-        // SAFETY: just allocated, and nobody knows of it.
+        // SAFETY: just allocated, so no other thread names it.
         let freed = unsafe { self.device.driver().free(ptr) };
         freed.err().map_or_else(too_many_blocks, Into::into)
     }

@@ -4,7 +4,7 @@
 //! host functions, pools and virtual memory have files of their own.
 //!
 //! Invariant: a handle that this device did not make is refused before the driver sees it, the default streams among them. That one is
-//! alive is the promise of whoever destroys it: nobody names it afterwards.
+//! alive is the promise of the caller that destroys it: the handle is not used afterwards.
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::fmt;

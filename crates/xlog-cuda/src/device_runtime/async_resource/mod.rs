@@ -131,7 +131,7 @@ impl AsyncCudaResource {
         })
     }
 
-    /// Requests once more, where there was no memory and blocks are put by or earlier driver pools have given memory back.
+    /// Requests once more, where there was no memory and frees are deferred or earlier driver pools have given memory back.
     #[cold]
     #[inline(never)]
     fn request_again(

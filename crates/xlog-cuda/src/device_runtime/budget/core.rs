@@ -97,7 +97,7 @@ impl Core {
         })
     }
 
-    /// Takes a charge from this thread's shard or the balance; it is in flight. `None` says nothing about whether it fits.
+    /// Takes a charge from this thread's shard or the balance; it is in flight. `None` declines: other shards may have the bytes.
     pub(crate) fn take(&self, seat: Seat, claim: &Claim) -> Option<TagIndex> {
         let note = |tally: &mut Tally| self.note(tally, claim);
         self.credits.take(seat, claim.charge, claim.scope, note)

@@ -141,7 +141,7 @@ mod tests {
 
     const MIB: usize = 1 << 20;
 
-    /// Two changes at a time leave limit and cap those of one of them: nobody sees one change without the other.
+    /// Two changes at a time leave limit and cap those of one of them: no reader sees one change without the other.
     #[test]
     fn a_limit_and_its_cap_change_at_the_same_instant() {
         let device = Arc::new(CudaDevice::open("sim").unwrap());

@@ -154,7 +154,7 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
         if pending.is_empty() {
             return Freed::default();
         }
-        // Its failure stays with the blocks, and comes back to whoever reaps.
+        // Its failure stays with the blocks, and is returned by the next reap.
         let _ = self.inner.reap_completed();
         let (freed, quarantined) = self.ask(pending);
         if !freed.is_empty() || !quarantined {
@@ -276,7 +276,7 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
     }
 
     fn reap_below(&self) {
-        // Its failure stays with the blocks, and comes back to whoever reaps.
+        // Its failure stays with the blocks, and is returned by the next reap.
         let _ = self.inner.reap_completed();
         self.scan_pending();
     }

@@ -146,7 +146,7 @@ impl Checker {
             let reader = driver.stream_create(0)?;
             if self.reader.set(reader).is_err() {
                 #[allow(unsafe_code)]
-                // SAFETY: just created, and nobody knows of it.
+                // SAFETY: just created, so no other thread names it.
                 unsafe {
                     driver.stream_destroy(reader)?;
                 }
