@@ -11,7 +11,7 @@ use std::fmt;
 
 use std::sync::{Arc, OnceLock};
 
-use xlog_driver::cuda::CudaDriver;
+use xlog_driver::cuda::{CudaDriver, CudaFunction};
 use xlog_driver::{
     DeviceKind, DeviceProperties, Driver, DriverError, DriverResult, MemoryInfo, PoolHandle,
     PoolOptions,
@@ -36,6 +36,7 @@ pub struct CudaDevice {
     sim: Option<Arc<SimDevice>>,
     spec: String,
     memory_pool: OnceLock<PoolHandle>,
+    guard_kernel: OnceLock<CudaFunction>,
 }
 
 impl CudaDevice {
@@ -103,7 +104,7 @@ impl CudaDevice {
     }
 
     fn of(driver: Arc<dyn Driver>, sim: Option<Arc<SimDevice>>, spec: String) -> Self {
-        Self { driver, sim, spec, memory_pool: OnceLock::new() }
+        Self { driver, sim, spec, memory_pool: OnceLock::new(), guard_kernel: OnceLock::new() }
     }
 
     /// The driver of this device.
@@ -180,6 +181,11 @@ impl CudaDevice {
     #[inline]
     pub(crate) fn known_memory_pool(&self) -> Option<PoolHandle> {
         self.memory_pool.get().copied()
+    }
+
+    /// The kernel of the debug guard, once a guard has loaded it.
+    pub(crate) fn guard_kernel(&self) -> &OnceLock<CudaFunction> {
+        &self.guard_kernel
     }
 
     pub(crate) fn is_same(&self, other: &Self) -> bool {

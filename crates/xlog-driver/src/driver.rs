@@ -22,6 +22,16 @@ pub enum CaptureStatus {
     Invalidated,
 }
 
+/// What [`Driver::synchronize_streams`] waited for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[must_use]
+pub enum Waited {
+    /// All work that was queued before.
+    ForAll,
+    /// Work may still run of a stream that is being captured, or that was destroyed without an event.
+    ForSome,
+}
+
 /// One open device.
 ///
 /// The crate documentation says who validates what and which rules every implementation keeps.
@@ -36,9 +46,9 @@ pub trait Driver: Send + Sync + fmt::Debug {
     fn synchronize(&self) -> DriverResult<()>;
 
     /// Waits until everything queued on streams of [`Driver::stream_create`] has completed, also on those that were destroyed, and
-    /// leaves captures alone. A stream that is being captured is left out, with what was queued on it before.
-    fn synchronize_streams(&self) -> DriverResult<()> {
-        self.synchronize()
+    /// leaves captures alone. A stream that is being captured is left out, with what was queued on it before: the answer says so.
+    fn synchronize_streams(&self) -> DriverResult<Waited> {
+        self.synchronize().map(|()| Waited::ForAll)
     }
 
     // Streams.

@@ -12,7 +12,7 @@ mod virtual_memory;
 pub mod cuda;
 pub mod sync;
 
-pub use driver::{CaptureStatus, Driver, HostFn};
+pub use driver::{CaptureStatus, Driver, HostFn, Waited};
 pub use error::{DriverError, DriverResult};
 pub use gate::Gate;
 pub use handles::{Access, EventHandle, MemoryHandle, PoolHandle, StreamHandle};

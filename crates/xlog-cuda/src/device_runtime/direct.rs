@@ -130,11 +130,11 @@ impl DirectCudaResource {
 
     fn free(&self, generation: Generation) -> ResourceResult<()> {
         let Some(record) = self.table.at(generation) else { return Ok(()) };
-        // A wait for the whole device would break stream captures of others.
-        self.device.driver().synchronize_streams()?;
+        // A wait for the whole device would break stream captures of others. What this wait leaves out, the free waits for.
+        let _waited = self.device.driver().synchronize_streams()?;
         #[allow(unsafe_code)]
-        // SAFETY: the record says that this block is ours and retired, which happens once; everything on our streams has just
-        // completed, and the free itself waits for what others queued.
+        // SAFETY: the record says that this block is ours and retired, which happens once; the driver's free returns after all
+        // work that was queued before.
         unsafe {
             self.device.driver().free(record.ptr())?;
         }

@@ -7,8 +7,13 @@ use crate::device_runtime::resource::{ResourceError, ResourceResult};
 /// The PTX of `kernels/guard.cu`.
 pub const IMAGE: KernelImage = image!("guard");
 
-/// The kernel, loaded on a GPU.
+/// The kernel on a GPU. The device loads it once and keeps it: loading and unloading wait for all work on the GPU.
 pub(crate) fn load(device: &CudaDevice) -> ResourceResult<CudaFunction> {
+    let kept = device.guard_kernel();
+    if let Some(kernel) = kept.get() {
+        return Ok(kernel.clone());
+    }
     let failed = |error: crate::XlogError| ResourceError::Driver(error.to_string());
-    Ok(IMAGE.load(device).map_err(failed)?.function("guard_check")?)
+    let loaded = IMAGE.load(device).map_err(failed)?.function("guard_check")?;
+    Ok(kept.get_or_init(|| loaded).clone())
 }

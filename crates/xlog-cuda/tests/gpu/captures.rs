@@ -169,6 +169,7 @@ fn beside_a_capture() {
         scope.spawn(|| {
             let streams = Arc::new(StreamPool::with_defaults(device.clone()));
             let (own, other) = (streams.lease().unwrap(), streams.lease().unwrap());
+            // The device keeps the guard's kernel. Under compute-sanitizer, unloading one breaks captures.
             for (_, resource) in resources(&device, &streams, Some(GuardMode::Canaries)) {
                 work(&resource, &own, &other);
             }

@@ -247,3 +247,28 @@ fn a_late_write_whose_stream_was_given_back_is_found() {
         assert_eq!(rig.guard.reports()[0].offset, 999);
     });
 }
+
+#[test]
+fn a_free_after_its_stream_was_given_back_follows_work_that_was_not_announced() {
+    for_each_device(|device| {
+        let rig = Rig::new(device, quiet());
+        let lease = rig.pool.lease().unwrap();
+        let default = rig.pool.default_stream().unwrap();
+        let block = rig.allocate(1000, &lease);
+        // The default stream, on which such a block is checked, already follows the allocation.
+        let other = rig.allocate(1000, &lease);
+        rig.write(BlockId::from_block(&other), &lease, 0, 1, 1000);
+        rig.write(BlockId::from_block(&other), &default, 0, 2, 1000);
+        let gate = WatchedGate::new(lease.hold().unwrap());
+        poke(&lease, block.ptr, 0, 4, 1000);
+        drop(lease);
+        rig.guard.deallocate(block).unwrap();
+        assert!(!default.query().unwrap(), "the check does not wait for the write");
+        gate.release();
+        rig.guard.deallocate(other).unwrap();
+        rig.guard.flush_quarantine().unwrap();
+        rig.guard.reap_pending().unwrap();
+        assert_eq!(rig.guard.reports().len(), 0);
+        assert!(device.races().is_empty());
+    });
+}

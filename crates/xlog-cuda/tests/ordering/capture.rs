@@ -9,7 +9,7 @@ use xlog_cuda::device_runtime::{
     Access, BlockId, BlockState, DeviceMemoryResource, ResourceError, ResourceResult,
 };
 use xlog_cuda::sim::Call;
-use xlog_testing::for_each_sim;
+use xlog_testing::{WatchedGate, for_each_sim};
 
 const SIZE: usize = 4096;
 
@@ -71,6 +71,32 @@ fn a_captured_stream_is_refused_and_serves_again_afterwards() {
         rig.resource.deallocate(block).unwrap();
         rig.resource.reap_pending().unwrap();
         assert!(device.races().is_empty());
+    });
+}
+
+#[test]
+fn a_request_that_a_deferred_free_of_a_captured_stream_would_serve_is_out_of_memory() {
+    for_each_sim(|device, sim| {
+        let rig = Rig::new(device);
+        let [own, other] = rig.leases();
+        let block = rig.allocate(SIZE, &own);
+        let id = BlockId::from_block(&block);
+        let gate = WatchedGate::new(other.hold().unwrap());
+        rig.write(id, &other, 1, SIZE);
+        rig.free(block);
+        assert_eq!(rig.state(id), BlockState::Retired, "the free waits for the other stream");
+        sim.set_capturing(own.handle(), true).unwrap();
+        sim.faults().limit_memory(Some(0));
+        let refused = rig.resource.allocate(64 << 20, other.id(), TAG);
+        let Err(ResourceError::OutOfMemory { detail, .. }) = &refused else {
+            unreachable!("{refused:?}")
+        };
+        assert!(detail.contains("capture is Active"), "{detail}");
+        sim.faults().limit_memory(None);
+        sim.set_capturing(own.handle(), false).unwrap();
+        gate.release();
+        rig.resource.reap_pending().unwrap();
+        assert_eq!((rig.state(id), rig.resource.bytes_outstanding()), (BlockState::Freed, 0));
     });
 }
 

@@ -17,11 +17,10 @@ use super::abi;
 use super::api::{Api, Calls};
 use super::capture::Relaxed;
 use super::core::{Core, Registry};
-use super::streams::Waited;
 use super::{gates, host_fn, library, open};
 use crate::{
     AsyncPools, CaptureStatus, DeviceProperties, Driver, DriverError, DriverResult, EventHandle,
-    Gate, HostFn, MemoryInfo, MemoryRange, StreamHandle, VirtualMemory,
+    Gate, HostFn, MemoryInfo, MemoryRange, StreamHandle, VirtualMemory, Waited,
 };
 
 /// A GPU behind the CUDA driver.
@@ -154,18 +153,19 @@ impl Driver for CudaDriver {
     fn synchronize(&self) -> DriverResult<()> {
         let context = &self.core.context;
         let _bound = context.bind("synchronize")?;
-        self.core.staging.around_wait(|| context.synchronize().map(|()| Waited::ForAll))?;
+        let wait = || context.synchronize().map(|()| Waited::ForAll);
+        let _all = self.core.staging.around_wait(wait)?;
         let _relaxed = Relaxed::enter(self.api());
         self.core.staging.trim(context);
         Ok(())
     }
 
-    fn synchronize_streams(&self) -> DriverResult<()> {
+    fn synchronize_streams(&self) -> DriverResult<Waited> {
         let context = &self.core.context;
         let _bound = context.bind_relaxed("synchronize_streams")?;
-        self.core.staging.around_wait(|| self.core.streams.synchronize(context))?;
+        let waited = self.core.staging.around_wait(|| self.core.streams.synchronize(context))?;
         self.core.staging.trim(context);
-        Ok(())
+        Ok(waited)
     }
 
     fn stream_create(&self, priority: i32) -> DriverResult<StreamHandle> {

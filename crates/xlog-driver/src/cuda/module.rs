@@ -18,8 +18,7 @@ use cudarc::driver::sys::{self, CUfunction, CUmodule, CUstream};
 use super::api::Symbols;
 use super::core::Core;
 use super::device::CudaDriver;
-use super::streams::Waited;
-use crate::{DriverError, DriverResult, StreamHandle};
+use crate::{DriverError, DriverResult, StreamHandle, Waited};
 
 table! {
     /// Modules and launches.

@@ -21,9 +21,8 @@ use cudarc::driver::sys::{CUevent, CUstream};
 
 use super::abi::{self, code};
 use super::context::Context;
-use super::streams::Waited;
-use crate::DriverResult;
 use crate::sync::Mutex;
+use crate::{DriverResult, Waited};
 
 const SMALLEST_BYTES: usize = 4 << 10;
 /// The largest buffer, hence the unit into which copies are split.
@@ -267,7 +266,7 @@ impl Staging {
     pub(super) fn around_wait(
         &self,
         wait: impl FnOnce() -> DriverResult<Waited>,
-    ) -> DriverResult<()> {
+    ) -> DriverResult<Waited> {
         // Taken before the wait: what is stranded during it may not be covered by it.
         let stranded = std::mem::take(&mut self.state.lock().stranded);
         let outcome = wait();
@@ -280,7 +279,7 @@ impl Staging {
                 Ok(Waited::ForSome) | Err(_) => state.stranded.extend(stranded),
             }
         }
-        outcome.map(|_| ())
+        outcome
     }
 
     /// Frees what the cache holds beyond [`KEEP_BYTES`]. May wait for the device; the context is current.

@@ -15,8 +15,8 @@ use cudarc::driver::sys::{CUevent, CUstream};
 
 use super::abi::{self, code};
 use super::context::Context;
-use crate::DriverResult;
 use crate::sync::Mutex;
+use crate::{DriverResult, Waited};
 
 /// The streams of one device.
 #[derive(Default)]
@@ -31,15 +31,6 @@ struct State {
     departed: Vec<Arc<Event>>,
     /// A stream was destroyed whose last work no event stands for.
     has_untraced: bool,
-}
-
-/// What a wait for all streams waited for.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[must_use]
-pub(super) enum Waited {
-    ForAll,
-    /// Work may still run of a stream that is being captured, or was destroyed without an event.
-    ForSome,
 }
 
 /// The end of what is queued on a stream.

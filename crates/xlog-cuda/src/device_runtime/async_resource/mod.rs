@@ -147,14 +147,19 @@ impl AsyncCudaResource {
             return Err(error);
         }
         let has_put_by = self.put_by.has_put_by();
+        let mut freed = Ok(());
         if has_put_by {
             let _turn = self.put_by.turn();
-            self.free_put_by()?;
+            // A free that fails, as on a captured stream, stays deferred. The refusal of the request names it.
+            freed = self.free_put_by();
         }
-        if !self.driver_pools.reclaim()? && !has_put_by {
+        let reclaimed = self.driver_pools.reclaim();
+        if !*reclaimed.as_ref().unwrap_or(&false) && !has_put_by {
             return Err(self.driver_pools.explain(bytes, error));
         }
-        self.request(pools, bytes, home).map_err(|error| self.driver_pools.explain(bytes, error))
+        let failed = freed.err().or(reclaimed.err());
+        self.request(pools, bytes, home)
+            .map_err(|error| because_of(self.driver_pools.explain(bytes, error), failed))
     }
 
     /// Frees up to `count` of the blocks put by whose uses have completed.
@@ -287,6 +292,17 @@ impl AsyncCudaResource {
             }
         }
         outcome
+    }
+}
+
+/// Adds to a refusal for want of memory what kept memory from being freed.
+#[cold]
+fn because_of(refusal: ResourceError, failed: Option<ResourceError>) -> ResourceError {
+    match (refusal, failed) {
+        (ResourceError::OutOfMemory { requested, detail }, Some(failed)) => {
+            ResourceError::OutOfMemory { requested, detail: format!("{detail}; {failed}") }
+        }
+        (refusal, _) => refusal,
     }
 }
 

@@ -9,7 +9,7 @@ use std::sync::{Arc, OnceLock};
 
 use xlog_driver::cuda::{CudaFunction, LaunchShape};
 use xlog_driver::sync::Mutex;
-use xlog_driver::{DeviceKind, DriverError, DriverResult, StreamHandle};
+use xlog_driver::{DeviceKind, DriverError, DriverResult, StreamHandle, Waited};
 use xlog_sim::{SimDevice, SimKernel};
 
 use super::zone::{CANARY, FREED, Zone};
@@ -213,13 +213,13 @@ impl Checker {
         if abandoned.is_empty() {
             return Ok(());
         }
-        let seen = self.device.driver().synchronize_streams();
+        let waited = self.device.driver().synchronize_streams();
         let mut slots = self.slots.lock();
-        match seen {
-            Ok(()) => slots.give(abandoned),
-            Err(_) => slots.abandoned.extend(abandoned),
+        match waited {
+            Ok(Waited::ForAll) => slots.give(abandoned),
+            Ok(Waited::ForSome) | Err(_) => slots.abandoned.extend(abandoned),
         }
-        seen
+        waited.map(drop)
     }
 
     /// Queues a look at the bytes around a block, and at those in it where it was freed.

@@ -230,7 +230,8 @@ impl<R: DeviceMemoryResource> Core<R> {
         if !parts.tracked {
             let driver = parts.device.driver();
             if late {
-                driver.synchronize_streams()?;
+                // A stream that is being captured is left out: what it wrote late is reported as damage, and the free below waits for it.
+                let _waited = driver.synchronize_streams()?;
             }
             let raw = self.default_stream(parts)?;
             let done = queue(&raw)?;

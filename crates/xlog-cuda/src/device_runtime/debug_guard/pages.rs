@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use xlog_driver::sync::Mutex;
-use xlog_driver::{DriverError, DriverResult, MapAccess, MemoryHandle, VirtualMemory};
+use xlog_driver::{DriverError, DriverResult, MapAccess, MemoryHandle, VirtualMemory, Waited};
 
 use super::config::{GuardConfig, PagePlacement};
 use super::zone::Zone;
@@ -218,17 +218,20 @@ impl Pages {
         done
     }
 
-    /// Tries again to give back what the driver would not take. With `wait`, also what work may be queued on, after the device has
-    /// completed everything.
+    /// Tries again to give back what the driver would not take. With `wait`, also what work may be queued on, after all
+    /// streams have completed it; beside a captured stream that stays for a later call.
     pub(super) fn sweep(&self, wait: bool) -> DriverResult<()> {
         let left = std::mem::take(&mut *self.leftovers.lock());
         let mut outcome = Ok(());
         for mut leftover in left {
             if leftover.in_use {
-                let seen = if wait { self.device.driver().synchronize_streams() } else { Ok(()) };
-                if !wait || seen.is_err() {
+                let waited = match wait {
+                    true => self.device.driver().synchronize_streams(),
+                    false => Ok(Waited::ForSome),
+                };
+                if waited != Ok(Waited::ForAll) {
                     self.leftovers.lock().push(leftover);
-                    outcome = outcome.and(seen);
+                    outcome = outcome.and(waited.map(drop));
                     continue;
                 }
                 leftover.in_use = false;

@@ -2,7 +2,7 @@
 
 use crate::cuda::CudaDriver;
 use crate::cuda::fake::{self, Without, fail, logged, with};
-use crate::{AsyncPools, Driver, DriverResult, PoolOptions, ReusePolicy, VirtualMemory};
+use crate::{AsyncPools, Driver, DriverResult, PoolOptions, ReusePolicy, VirtualMemory, Waited};
 
 const GLOBAL: u32 = 0;
 const RELAXED: u32 = 2;
@@ -75,7 +75,7 @@ fn every_call_on(
     note(device.stream_synchronize(stream));
     note(device.host_fn(stream, Box::new(|| {})));
     note(device.hold(stream).map(|gate| gate.release()));
-    note(device.synchronize_streams());
+    note(device.synchronize_streams().map(drop));
     note(device.memory_info().map(drop));
     let block = device.alloc(4096);
     if let Ok(block) = block {
@@ -191,9 +191,9 @@ fn a_wait_for_all_streams_covers_destroyed_ones_and_never_waits_for_the_context(
     // SAFETY: made here, and not used any more.
     unsafe { device.stream_destroy(held) }.unwrap();
     gate.release();
-    device.synchronize_streams().unwrap();
+    assert_eq!(device.synchronize_streams().unwrap(), Waited::ForAll);
     assert_eq!(logged("cuEventSynchronize"), 1, "the destroyed stream was waited for");
-    device.synchronize_streams().unwrap();
+    assert_eq!(device.synchronize_streams().unwrap(), Waited::ForAll);
     assert_eq!(logged("cuEventSynchronize"), 1, "an idle stream needs no event");
     // SAFETY: made here, and not used any more.
     unsafe { device.stream_destroy(idle) }.unwrap();
@@ -212,8 +212,9 @@ fn a_stream_that_is_captured_is_not_waited_for() {
     let stream = device.stream_create(0).unwrap();
     let gate = device.hold(stream).unwrap();
     with(|state| state.capturing = 1);
-    device.synchronize_streams().unwrap();
+    assert_eq!(device.synchronize_streams().unwrap(), Waited::ForSome);
     with(|state| state.capturing = 0);
     gate.release();
     assert_eq!(logged("cuEventRecord") + logged("cuEventSynchronize"), 0);
+    assert_eq!(device.synchronize_streams().unwrap(), Waited::ForAll);
 }

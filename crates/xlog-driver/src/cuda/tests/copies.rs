@@ -3,7 +3,7 @@
 use crate::cuda::CudaDriver;
 use crate::cuda::fake::{self, BASE, fail, logged, run_queue, with};
 use crate::cuda::staging::{KEEP_BYTES, LARGEST_BYTES};
-use crate::{Driver, DriverError, DriverResult, StreamHandle};
+use crate::{Driver, DriverError, DriverResult, StreamHandle, Waited};
 
 fn copy_in(device: &CudaDriver, src: &[u8], stream: StreamHandle) -> DriverResult<()> {
     // SAFETY: the fake device's memory is live throughout.
@@ -135,10 +135,10 @@ fn a_buffer_without_an_event_behind_it_waits_for_a_stream_that_is_captured() {
     copy_in(&device, &[1; 16], stream).unwrap_err();
     fail("cuEventRecord", 0);
     with(|state| state.capturing = 1);
-    device.synchronize_streams().unwrap();
+    assert_eq!(device.synchronize_streams().unwrap(), Waited::ForSome);
     assert_eq!(device.core.staging.busy(), (0, 1), "its copy may not have run");
     with(|state| state.capturing = 0);
-    device.synchronize_streams().unwrap();
+    assert_eq!(device.synchronize_streams().unwrap(), Waited::ForAll);
     assert_eq!(device.core.staging.busy(), (0, 0));
     close(device);
 }
