@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
+use xlog_conformance::{Outcome, Report, Suite};
 use xlog_cuda::CudaDevice;
-use xlog_cuda::conformance::{Outcome, Report, Suite};
 use xlog_cuda::device_runtime::{
     AllocTag, BlockId, BlockState, DeviceMemoryResource, PoolConfig, PoolResource, ResourceError,
     StreamId, StreamPool,

@@ -34,8 +34,6 @@
 #![deny(unsafe_code)]
 
 mod bytes;
-#[cfg(feature = "conformance")]
-pub mod conformance;
 mod device;
 pub mod device_runtime;
 mod device_wait;

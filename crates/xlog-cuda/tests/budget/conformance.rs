@@ -1,6 +1,6 @@
 //! A budget is a resource like any other.
 
-use xlog_cuda::conformance::{BoxedResource, Suite};
+use xlog_conformance::{BoxedResource, Suite};
 use xlog_cuda::device_runtime::{AsyncCudaResource, DirectCudaResource, GlobalDeviceBudget};
 use xlog_testing::for_each_device;
 

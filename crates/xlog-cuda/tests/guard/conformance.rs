@@ -4,7 +4,7 @@
 use std::num::NonZeroU64;
 use std::sync::Arc;
 
-use xlog_cuda::conformance::{BoxedResource, Suite};
+use xlog_conformance::{BoxedResource, Suite};
 use xlog_cuda::device_runtime::{
     AsyncCudaResource, DebugGuardResource, DirectCudaResource, GlobalDeviceBudget, GuardConfig,
     GuardMode, LoggingResource, NullSink, PoolConfig, PoolResource, StatisticsConfig,

@@ -7,8 +7,8 @@
 use std::num::NonZeroU64;
 use std::sync::Arc;
 
+use xlog_conformance::BoxedResource;
 use xlog_cuda::CudaDevice;
-use xlog_cuda::conformance::BoxedResource;
 use xlog_cuda::device_runtime::{
     Access, AsyncCudaResource, BlockId, DebugGuardResource, DeviceBlock, DeviceMemoryResource,
     DirectCudaResource, GlobalDeviceBudget, GuardMode, PoolConfig, PoolResource, PoolSegments,

@@ -4,8 +4,8 @@
 
 use std::sync::Arc;
 
+use xlog_conformance::{BoxedResource, Suite};
 use xlog_cuda::CudaDevice;
-use xlog_cuda::conformance::{BoxedResource, Suite};
 use xlog_cuda::device_runtime::{
     AsyncCudaResource, Backtraces, DirectCudaResource, LoggingResource, NullSink, PoolConfig,
     PoolResource, StatisticsConfig, StatisticsResource, StreamPool,

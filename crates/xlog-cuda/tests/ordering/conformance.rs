@@ -5,8 +5,8 @@
 use std::sync::Arc;
 
 use crate::support::stranger::{Flaw, Stranger};
+use xlog_conformance::{Outcome, Suite};
 use xlog_cuda::CudaDevice;
-use xlog_cuda::conformance::{Outcome, Suite};
 use xlog_cuda::device_runtime::{
     AsyncCudaResource, DirectCudaResource, PoolConfig, PoolResource, PoolSegments, StreamPool,
 };

@@ -5,7 +5,7 @@
 use std::num::NonZeroU64;
 use std::sync::Arc;
 
-use xlog_cuda::conformance::{BoxedResource, Outcome, Report, Suite};
+use xlog_conformance::{BoxedResource, Outcome, Report, Suite};
 use xlog_cuda::device_runtime::{
     Access, AllocTag, AsyncCudaResource, BlockId, BlockState, DebugGuardResource, DeviceBlock,
     DeviceMemoryResource, GlobalDeviceBudget, GuardConfig, GuardMode, GuardOutput, LoggingResource,

@@ -6,7 +6,7 @@ use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use xlog_cuda::conformance::BoxedResource;
+use xlog_conformance::BoxedResource;
 use xlog_cuda::device_runtime::{
     AllocTag, AsyncCudaResource, BlockId, BlockState, DebugGuardResource, DeviceBlock,
     DeviceMemoryResource, DirectCudaResource, Generation, GlobalDeviceBudget, GuardConfig,

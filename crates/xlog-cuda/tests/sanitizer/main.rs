@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use tool::{attached, known};
-use xlog_cuda::conformance::Suite;
+use xlog_conformance::Suite;
 use xlog_cuda::device_runtime::{
     Access, AllocTag, AsyncCudaResource, BlockId, BlockState, DeviceBlock, DeviceMemoryResource,
     PoolConfig, PoolResource, PoolSanitizer, PoolSegments, ResourceError, StreamLease, StreamPool,

@@ -46,7 +46,7 @@ pub const MIN_ALIGN: usize = 256;
 /// methods hand out blocks, and a decorator that acts on allocations overrides all three: [`allocate`](Self::allocate),
 /// [`allocate_aligned`](Self::allocate_aligned) and [`allocate_reserved`](Self::allocate_reserved). The batch forms and
 /// [`deallocate_with_state`](Self::deallocate_with_state) are composed of the decorator's own single forms.
-/// docs/decorators.md has an example. The conformance suite (`conformance::Suite::of_decorator`) names what a decorator does not
+/// docs/decorators.md has an example. The conformance suite (`xlog_conformance::Suite::of_decorator`) names what a decorator does not
 /// forward.
 pub trait DeviceMemoryResource: Send + Sync {
     /// A live block of at least `bytes`, usable on `stream` at once. Zero bytes are refused.

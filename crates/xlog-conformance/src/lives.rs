@@ -1,10 +1,10 @@
 //! The life of a block, as `block_state` tells it.
+use xlog_cuda::device_runtime::{Access, BlockId, BlockState, DeviceMemoryResource, StreamId};
 
-use super::bytes;
-use super::fixture::{Fixture, Refusal, Stop, ensure, twin};
-use crate::device_runtime::{Access, BlockId, BlockState, DeviceMemoryResource, StreamId};
+use crate::bytes;
+use crate::fixture::{Fixture, Refusal, Stop, ensure, twin};
 
-pub(super) fn state_at_each_step(fixture: &Fixture) -> Result<(), Stop> {
+pub(crate) fn state_at_each_step(fixture: &Fixture) -> Result<(), Stop> {
     let [own, foreign] = fixture.leases()?;
     let block = fixture.allocate(1024, own.id())?;
     let id = BlockId::from_block(&block);
@@ -38,7 +38,7 @@ pub(super) fn state_at_each_step(fixture: &Fixture) -> Result<(), Stop> {
     Ok(fixture.resource.deallocate(next)?)
 }
 
-pub(super) fn free_with_an_open_use(fixture: &Fixture) -> Result<(), Stop> {
+pub(crate) fn free_with_an_open_use(fixture: &Fixture) -> Result<(), Stop> {
     fixture.only_where_tracked()?;
     let [own, foreign] = fixture.leases()?;
     for stream in [&own, &foreign] {
@@ -66,7 +66,7 @@ pub(super) fn free_with_an_open_use(fixture: &Fixture) -> Result<(), Stop> {
     Ok(())
 }
 
-pub(super) fn free_with_many_open_uses(fixture: &Fixture) -> Result<(), Stop> {
+pub(crate) fn free_with_many_open_uses(fixture: &Fixture) -> Result<(), Stop> {
     fixture.only_where_tracked()?;
     let leases = fixture.leases::<5>()?;
     let block = fixture.allocate(5 * 512, leases[0].id())?;
@@ -87,7 +87,7 @@ pub(super) fn free_with_many_open_uses(fixture: &Fixture) -> Result<(), Stop> {
     fixture.state(id, BlockState::Freed, "when its last use was closed")
 }
 
-pub(super) fn a_retired_block_refuses_new_uses(fixture: &Fixture) -> Result<(), Stop> {
+pub(crate) fn a_retired_block_refuses_new_uses(fixture: &Fixture) -> Result<(), Stop> {
     fixture.only_where_tracked()?;
     let [own, foreign] = fixture.leases()?;
     let block = fixture.allocate(1024, own.id())?;
@@ -109,7 +109,7 @@ pub(super) fn a_retired_block_refuses_new_uses(fixture: &Fixture) -> Result<(), 
     fixture.state(id, BlockState::Freed, "when its last use was closed")
 }
 
-pub(super) fn an_open_use_is_skipped_by_reaps(fixture: &Fixture) -> Result<(), Stop> {
+pub(crate) fn an_open_use_is_skipped_by_reaps(fixture: &Fixture) -> Result<(), Stop> {
     fixture.only_where_tracked()?;
     let [own, foreign] = fixture.leases()?;
     let block = fixture.allocate(1024, own.id())?;

@@ -1,29 +1,28 @@
 //! What every check works with: a new resource, its device and streams, and how to stop.
-
 use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use xlog_driver::{DriverError, Gate};
-
-use super::BoxedResource;
-use super::forwarding::Below;
-use crate::device_runtime::{
+use xlog_cuda::device_runtime::{
     Access, AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, ResourceError,
     ResourceResult, StreamId, StreamLease, StreamPool, StreamPoolError,
 };
-use crate::{CudaDevice, DeviceStream, XlogError};
+use xlog_cuda::driver::{DriverError, Gate};
+use xlog_cuda::{CudaDevice, DeviceStream, XlogError};
+
+use crate::BoxedResource;
+use crate::forwarding::Below;
 
 /// Longer than any honest call on a loaded machine.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// The tag of the suite's blocks.
-pub(super) const TAG: AllocTag = AllocTag("conformance");
+pub(crate) const TAG: AllocTag = AllocTag("conformance");
 
 /// Why a check ended early.
 #[derive(Debug)]
-pub(super) enum Stop {
+pub(crate) enum Stop {
     Failed(String),
     Skipped(String),
 }
@@ -53,13 +52,13 @@ impl From<DriverError> for Stop {
 }
 
 /// Fails the check unless `holds`.
-pub(super) fn ensure(holds: bool, otherwise: impl FnOnce() -> String) -> Result<(), Stop> {
+pub(crate) fn ensure(holds: bool, otherwise: impl FnOnce() -> String) -> Result<(), Stop> {
     if holds { Ok(()) } else { Err(Stop::Failed(otherwise())) }
 }
 
 /// The kinds of refusal that a rule names.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Refusal {
+pub(crate) enum Refusal {
     StreamMisuse,
     Driver,
     UseAfterFree,
@@ -69,7 +68,7 @@ pub(super) enum Refusal {
 
 impl Refusal {
     /// Fails the check unless `result` is this refusal.
-    pub(super) fn expect<T>(self, result: ResourceResult<T>, what: &str) -> Result<(), Stop> {
+    pub(crate) fn expect<T>(self, result: ResourceResult<T>, what: &str) -> Result<(), Stop> {
         let error = match result {
             Ok(_) => return Err(Stop::Failed(format!("{what} succeeded, {self:?} was due"))),
             Err(error) => error,
@@ -89,19 +88,19 @@ impl Refusal {
 }
 
 /// A block with the same fields: a claim that somebody else could make.
-pub(super) fn twin(block: &DeviceBlock) -> DeviceBlock {
+pub(crate) fn twin(block: &DeviceBlock) -> DeviceBlock {
     DeviceBlock { tag: block.tag, ..*block }
 }
 
 /// The numbers of a fixed sequence, for workloads.
-pub(super) struct Random(u64);
+pub(crate) struct Random(u64);
 
 impl Random {
-    pub(super) fn new(seed: u64) -> Self {
+    pub(crate) fn new(seed: u64) -> Self {
         Self(seed ^ 0x5851_f42d_4c95_7f2d)
     }
 
-    pub(super) fn next(&mut self) -> u64 {
+    pub(crate) fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -109,20 +108,20 @@ impl Random {
     }
 
     /// A number below `bound`, which is not 0.
-    pub(super) fn below(&mut self, bound: usize) -> usize {
+    pub(crate) fn below(&mut self, bound: usize) -> usize {
         (self.next() % bound.max(1) as u64) as usize
     }
 }
 
 /// A gate that opens by itself when a call waits for it too long.
-pub(super) struct Held {
+pub(crate) struct Held {
     open: Option<mpsc::Sender<()>>,
     watchdog: Option<JoinHandle<bool>>,
 }
 
 impl Held {
     /// Lets the stream go on; fails when the watchdog had to do so before.
-    pub(super) fn release(mut self) -> Result<(), Stop> {
+    pub(crate) fn release(mut self) -> Result<(), Stop> {
         ensure(!self.finish(), || format!("a call waited {PATIENCE:?} for a held stream"))
     }
 
@@ -152,16 +151,16 @@ fn watch(gate: Gate) -> Result<Held, Stop> {
 }
 
 /// A new resource and what belongs to it.
-pub(super) struct Fixture {
-    pub(super) device: Arc<CudaDevice>,
-    pub(super) pool: Arc<StreamPool>,
-    pub(super) resource: BoxedResource,
+pub(crate) struct Fixture {
+    pub(crate) device: Arc<CudaDevice>,
+    pub(crate) pool: Arc<StreamPool>,
+    pub(crate) resource: BoxedResource,
     /// The probe below a decorator.
-    pub(super) below: Option<Below>,
+    pub(crate) below: Option<Below>,
 }
 
 impl Fixture {
-    pub(super) fn new(
+    pub(crate) fn new(
         device: &Arc<CudaDevice>,
         pool: &Arc<StreamPool>,
         (resource, below): (BoxedResource, Option<Below>),
@@ -169,45 +168,45 @@ impl Fixture {
         Self { device: device.clone(), pool: pool.clone(), resource, below }
     }
 
-    pub(super) fn tracks(&self) -> bool {
+    pub(crate) fn tracks(&self) -> bool {
         self.resource.supports_block_use_tracking()
     }
 
     /// For rules about uses, and about frees that do not wait.
-    pub(super) fn only_where_tracked(&self) -> Result<(), Stop> {
+    pub(crate) fn only_where_tracked(&self) -> Result<(), Stop> {
         match self.tracks() {
             true => Ok(()),
             false => Err(Stop::Skipped("the resource tracks no uses".to_owned())),
         }
     }
 
-    pub(super) fn leases<const N: usize>(&self) -> Result<[StreamLease; N], Stop> {
+    pub(crate) fn leases<const N: usize>(&self) -> Result<[StreamLease; N], Stop> {
         let leases =
             (0..N).map(|_| self.pool.lease()).collect::<Result<Vec<_>, StreamPoolError>>()?;
         leases.try_into().map_err(|_| Stop::Failed("the pool gave too few streams".to_owned()))
     }
 
-    pub(super) fn allocate(&self, bytes: usize, stream: StreamId) -> Result<DeviceBlock, Stop> {
+    pub(crate) fn allocate(&self, bytes: usize, stream: StreamId) -> Result<DeviceBlock, Stop> {
         Ok(self.resource.allocate(bytes, stream, TAG)?)
     }
 
-    pub(super) fn outstanding(&self, due: usize, when: &str) -> Result<(), Stop> {
+    pub(crate) fn outstanding(&self, due: usize, when: &str) -> Result<(), Stop> {
         let counted = self.resource.bytes_outstanding();
         ensure(counted == due, || format!("{counted} bytes outstanding {when}, {due} were due"))
     }
 
-    pub(super) fn state(&self, block: BlockId, due: BlockState, when: &str) -> Result<(), Stop> {
+    pub(crate) fn state(&self, block: BlockId, due: BlockState, when: &str) -> Result<(), Stop> {
         let state = self.resource.block_state(block);
         ensure(state == due, || format!("the block is {state:?} {when}, {due:?} was due"))
     }
 
-    pub(super) fn hold(&self, stream: &DeviceStream) -> Result<Held, Stop> {
+    pub(crate) fn hold(&self, stream: &DeviceStream) -> Result<Held, Stop> {
         watch(stream.hold()?)
     }
 
     /// Work on a block in the way that this resource asks for: with the hooks where they are real, otherwise behind an edge
     /// from the block's own stream.
-    pub(super) fn work<T>(
+    pub(crate) fn work<T>(
         &self,
         block: BlockId,
         stream: &DeviceStream,
@@ -227,13 +226,13 @@ impl Fixture {
     }
 
     /// After the last free: nothing is left.
-    pub(super) fn settle(&self) -> Result<(), Stop> {
+    pub(crate) fn settle(&self) -> Result<(), Stop> {
         self.resource.reap_pending()?;
         self.outstanding(0, "after the last free and a reap")
     }
 
     /// Runs the bodies as host threads, logical ones where the device schedules by a seed, and returns the first failure.
-    pub(super) fn threads<'a>(
+    pub(crate) fn threads<'a>(
         &self,
         bodies: Vec<Box<dyn FnOnce() -> Result<(), Stop> + Send + 'a>>,
     ) -> Result<(), Stop> {

@@ -1,11 +1,11 @@
 //! A block is (device, address, generation), checked in that order; everything else in a claim is ignored.
-
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::fixture::{Fixture, Refusal, Stop, TAG, ensure, twin};
-use crate::device_runtime::{
+use xlog_cuda::device_runtime::{
     BlockId, DeviceBlock, DeviceMemoryResource, Generation, ResourceError, StreamId,
 };
+
+use crate::fixture::{Fixture, Refusal, Stop, TAG, ensure, twin};
 
 fn refused(
     fixture: &Fixture,
@@ -18,7 +18,7 @@ fn refused(
     fixture.outstanding(before, &format!("after the refusal of {what}"))
 }
 
-pub(super) fn a_stale_generation_is_refused(fixture: &Fixture) -> Result<(), Stop> {
+pub(crate) fn a_stale_generation_is_refused(fixture: &Fixture) -> Result<(), Stop> {
     let block = fixture.allocate(1024, StreamId::DEFAULT)?;
     for generation in [
         Generation(block.generation.0 - 1),
@@ -38,7 +38,7 @@ pub(super) fn a_stale_generation_is_refused(fixture: &Fixture) -> Result<(), Sto
     Ok(fixture.resource.deallocate(block)?)
 }
 
-pub(super) fn a_double_free_is_refused(fixture: &Fixture) -> Result<(), Stop> {
+pub(crate) fn a_double_free_is_refused(fixture: &Fixture) -> Result<(), Stop> {
     let block = fixture.allocate(1024, StreamId::DEFAULT)?;
     let (second, third) = (twin(&block), twin(&block));
     fixture.resource.deallocate(block)?;
@@ -47,7 +47,7 @@ pub(super) fn a_double_free_is_refused(fixture: &Fixture) -> Result<(), Stop> {
     refused(fixture, Refusal::UseAfterFree, third, "a second free after a reap")
 }
 
-pub(super) fn a_forged_pointer_is_refused(fixture: &Fixture) -> Result<(), Stop> {
+pub(crate) fn a_forged_pointer_is_refused(fixture: &Fixture) -> Result<(), Stop> {
     let block = fixture.allocate(4096, StreamId::DEFAULT)?;
     let other = fixture.allocate(4096, StreamId::DEFAULT)?;
     for ptr in [0, 1, block.ptr + 256, block.ptr.wrapping_sub(256), other.ptr, u64::MAX] {
@@ -58,7 +58,7 @@ pub(super) fn a_forged_pointer_is_refused(fixture: &Fixture) -> Result<(), Stop>
     Ok(fixture.resource.deallocate(block)?)
 }
 
-pub(super) fn a_forged_ordinal_is_refused_first(fixture: &Fixture) -> Result<(), Stop> {
+pub(crate) fn a_forged_ordinal_is_refused_first(fixture: &Fixture) -> Result<(), Stop> {
     let block = fixture.allocate(4096, StreamId::DEFAULT)?;
     for device_ordinal in [block.device_ordinal + 1, u32::MAX] {
         let forged = DeviceBlock { device_ordinal, ..twin(&block) };
@@ -72,7 +72,7 @@ pub(super) fn a_forged_ordinal_is_refused_first(fixture: &Fixture) -> Result<(),
     Ok(fixture.resource.deallocate(block)?)
 }
 
-pub(super) fn other_forged_fields_are_ignored(fixture: &Fixture) -> Result<(), Stop> {
+pub(crate) fn other_forged_fields_are_ignored(fixture: &Fixture) -> Result<(), Stop> {
     let [a, b] = fixture.leases()?;
     let kept = fixture.allocate(777, a.id())?;
     let due = fixture.resource.bytes_outstanding();
@@ -92,7 +92,7 @@ pub(super) fn other_forged_fields_are_ignored(fixture: &Fixture) -> Result<(), S
     Ok(fixture.resource.deallocate(kept)?)
 }
 
-pub(super) fn of_two_threads_freeing_twins_one_wins(fixture: &Fixture) -> Result<(), Stop> {
+pub(crate) fn of_two_threads_freeing_twins_one_wins(fixture: &Fixture) -> Result<(), Stop> {
     let leases = fixture.leases::<2>()?;
     let kept = fixture.allocate(4096, leases[0].id())?;
     let due = fixture.resource.bytes_outstanding();
@@ -120,7 +120,7 @@ pub(super) fn of_two_threads_freeing_twins_one_wins(fixture: &Fixture) -> Result
     Ok(fixture.resource.deallocate(kept)?)
 }
 
-pub(super) fn an_address_reused_does_not_revive_its_old_name(
+pub(crate) fn an_address_reused_does_not_revive_its_old_name(
     fixture: &Fixture,
 ) -> Result<(), Stop> {
     let [stream] = fixture.leases()?;
@@ -146,7 +146,7 @@ pub(super) fn an_address_reused_does_not_revive_its_old_name(
     }
 }
 
-pub(super) fn work_runs_only_on_the_live_block(fixture: &Fixture) -> Result<(), Stop> {
+pub(crate) fn work_runs_only_on_the_live_block(fixture: &Fixture) -> Result<(), Stop> {
     let [stream] = fixture.leases()?;
     let block = fixture.allocate(1024, stream.id())?;
     let id = BlockId::from_block(&block);

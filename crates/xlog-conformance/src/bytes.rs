@@ -3,13 +3,13 @@
 //! The only unsafe code of the suite. The checks keep what these calls need: a block stays live until its work is ordered
 //! before its free, by the resource under test. Where the resource fails in that, the simulated devices report it; on a GPU
 //! the worst case is a wrong byte in memory of this process's own blocks.
+use xlog_cuda::DeviceStream;
+use xlog_cuda::device_runtime::BlockId;
 
-use super::fixture::Stop;
-use crate::DeviceStream;
-use crate::device_runtime::BlockId;
+use crate::fixture::Stop;
 
 /// Queues a fill of the first `bytes` bytes of a block.
-pub(super) fn fill(
+pub(crate) fn fill(
     stream: &DeviceStream,
     block: BlockId,
     value: u8,
@@ -19,7 +19,7 @@ pub(super) fn fill(
 }
 
 /// Queues a fill of `bytes` bytes from `offset` on.
-pub(super) fn fill_at(
+pub(crate) fn fill_at(
     stream: &DeviceStream,
     block: BlockId,
     offset: usize,
@@ -32,7 +32,7 @@ pub(super) fn fill_at(
 }
 
 /// Queues a copy of the first `bytes` bytes of one block to another.
-pub(super) fn copy(
+pub(crate) fn copy(
     stream: &DeviceStream,
     to: BlockId,
     from: BlockId,
@@ -44,7 +44,7 @@ pub(super) fn copy(
 }
 
 /// Reads `bytes` bytes from `offset` on, waiting for the stream.
-pub(super) fn read(
+pub(crate) fn read(
     stream: &DeviceStream,
     block: BlockId,
     offset: usize,
@@ -57,7 +57,7 @@ pub(super) fn read(
 }
 
 /// Reads `bytes` bytes from `offset` on and fails unless all are `value`.
-pub(super) fn expect(
+pub(crate) fn expect(
     stream: &DeviceStream,
     block: BlockId,
     offset: usize,

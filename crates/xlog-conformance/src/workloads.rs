@@ -2,15 +2,14 @@
 //!
 //! Of each block its head and its tail are written, on a stream that changes from block to block where there are several,
 //! and both are looked at just before it is freed.
-
 use std::collections::VecDeque;
 
-use xlog_driver::sync::Mutex;
+use xlog_cuda::DeviceStream;
+use xlog_cuda::device_runtime::{Access, BlockId, DeviceBlock, DeviceMemoryResource, StreamLease};
+use xlog_cuda::driver::sync::Mutex;
 
-use super::bytes;
-use super::fixture::{Fixture, Random, Stop};
-use crate::DeviceStream;
-use crate::device_runtime::{Access, BlockId, DeviceBlock, DeviceMemoryResource, StreamLease};
+use crate::bytes;
+use crate::fixture::{Fixture, Random, Stop};
 
 const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;
@@ -62,7 +61,7 @@ fn pick(streams: &[StreamLease], n: usize) -> &DeviceStream {
     &streams[n % streams.len()]
 }
 
-pub(super) fn sizes_of_the_shared_suite(fixture: &Fixture) -> Result<(), Stop> {
+pub(crate) fn sizes_of_the_shared_suite(fixture: &Fixture) -> Result<(), Stop> {
     let [stream] = fixture.leases()?;
     for (value, bytes) in [4, KIB, MIB].into_iter().enumerate() {
         let marked = Marked::new(fixture, &stream, &stream, bytes, value as u8 + 1)?;
@@ -114,32 +113,32 @@ fn by_four_threads(fixture: &Fixture, workload: Workload) -> Result<(), Stop> {
     fixture.threads(bodies.collect())
 }
 
-pub(super) fn random_kept_then_freed(fixture: &Fixture) -> Result<(), Stop> {
+pub(crate) fn random_kept_then_freed(fixture: &Fixture) -> Result<(), Stop> {
     random_kept(fixture, &fixture.leases::<1>()?, 1)
 }
 
-pub(super) fn random_on_several_streams(fixture: &Fixture) -> Result<(), Stop> {
+pub(crate) fn random_on_several_streams(fixture: &Fixture) -> Result<(), Stop> {
     random_kept(fixture, &fixture.leases::<4>()?, 2)
 }
 
-pub(super) fn random_by_four_threads(fixture: &Fixture) -> Result<(), Stop> {
+pub(crate) fn random_by_four_threads(fixture: &Fixture) -> Result<(), Stop> {
     by_four_threads(fixture, random_kept)
 }
 
-pub(super) fn mixed(fixture: &Fixture) -> Result<(), Stop> {
+pub(crate) fn mixed(fixture: &Fixture) -> Result<(), Stop> {
     random_mixed(fixture, &fixture.leases::<1>()?, 3)
 }
 
-pub(super) fn mixed_on_several_streams(fixture: &Fixture) -> Result<(), Stop> {
+pub(crate) fn mixed_on_several_streams(fixture: &Fixture) -> Result<(), Stop> {
     random_mixed(fixture, &fixture.leases::<4>()?, 4)
 }
 
-pub(super) fn mixed_by_four_threads(fixture: &Fixture) -> Result<(), Stop> {
+pub(crate) fn mixed_by_four_threads(fixture: &Fixture) -> Result<(), Stop> {
     by_four_threads(fixture, random_mixed)
 }
 
 /// One thread allocates and writes on one stream, another reads and frees on another.
-pub(super) fn producer_and_consumer(fixture: &Fixture) -> Result<(), Stop> {
+pub(crate) fn producer_and_consumer(fixture: &Fixture) -> Result<(), Stop> {
     const BLOCKS: usize = 100;
     let [a, b] = fixture.leases()?;
     // Empty once the producer has ended, well or not.
@@ -169,7 +168,7 @@ pub(super) fn producer_and_consumer(fixture: &Fixture) -> Result<(), Stop> {
                 None => std::thread::yield_now(),
             }
         }
-        super::fixture::ensure(consumed == BLOCKS, || format!("{consumed} blocks arrived"))
+        crate::fixture::ensure(consumed == BLOCKS, || format!("{consumed} blocks arrived"))
     };
     fixture.threads(vec![
         Box::new(|| {

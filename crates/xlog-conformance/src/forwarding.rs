@@ -1,24 +1,24 @@
 //! What a decorator must forward to the resource below it.
 //!
-//! Each check is one method of the trait. The decorator wraps a [probe](super::probe) over a budget and the async resource; a method is
+//! Each check is one method of the trait. The decorator wraps a [probe](crate::probe) over a budget and the async resource; a method is
 //! forwarded when its call reaches the probe and the answer is the probe's. A decorator may serve a call by another form of it: a
 //! finish of several uses by several finishes, a charge by the charge of an aligned block.
-
 use std::sync::Arc;
 
-use super::fixture::{Fixture, Stop, TAG, ensure};
-use super::probe::{Calls, FREE_SPACE, LIMIT, PHYSICAL_BYTES};
-use crate::device_runtime::{
+use xlog_cuda::device_runtime::{
     Access, BlockId, BlockState, BudgetHandle, DeviceMemoryResource, PhysicalCap, PhysicalMeter,
     ResourceError, ResourceResult,
 };
 
+use crate::fixture::{Fixture, Stop, TAG, ensure};
+use crate::probe::{Calls, FREE_SPACE, LIMIT, PHYSICAL_BYTES};
+
 const BYTES: usize = 1000;
 
 /// What the checks see of the probe.
-pub(super) struct Below {
-    pub(super) calls: Arc<Calls>,
-    pub(super) budget: BudgetHandle,
+pub(crate) struct Below {
+    pub(crate) calls: Arc<Calls>,
+    pub(crate) budget: BudgetHandle,
 }
 
 /// Ignores what it is told.
@@ -58,22 +58,22 @@ fn reaches<T>(
     answer
 }
 
-pub(super) fn says_what_is_below(fixture: &Fixture) -> Result<(), Stop> {
+pub(crate) fn says_what_is_below(fixture: &Fixture) -> Result<(), Stop> {
     match fixture.resource.reserve_budget(0) {
         Err(error @ ResourceError::Unsupported { .. }) => Err(Stop::Failed(error.to_string())),
         _ => Ok(()),
     }
 }
 
-pub(super) fn reap_pending(fixture: &Fixture) -> Result<(), Stop> {
+pub(crate) fn reap_pending(fixture: &Fixture) -> Result<(), Stop> {
     reaches(fixture, &["reap_pending"], || Ok(fixture.resource.reap_pending()?))
 }
 
-pub(super) fn reap_completed(fixture: &Fixture) -> Result<(), Stop> {
+pub(crate) fn reap_completed(fixture: &Fixture) -> Result<(), Stop> {
     reaches(fixture, &["reap_completed"], || Ok(fixture.resource.reap_completed()?))
 }
 
-pub(super) fn supports_block_use_tracking(fixture: &Fixture) -> Result<(), Stop> {
+pub(crate) fn supports_block_use_tracking(fixture: &Fixture) -> Result<(), Stop> {
     below(fixture)?;
     match fixture.tracks() {
         true => Ok(()),
@@ -81,7 +81,7 @@ pub(super) fn supports_block_use_tracking(fixture: &Fixture) -> Result<(), Stop>
     }
 }
 
-pub(super) fn record_block_use(fixture: &Fixture) -> Result<(), Stop> {
+pub(crate) fn record_block_use(fixture: &Fixture) -> Result<(), Stop> {
     below(fixture)?;
     let [own, other] = fixture.leases()?;
     let block = fixture.allocate(BYTES, own.id())?;
@@ -91,7 +91,7 @@ pub(super) fn record_block_use(fixture: &Fixture) -> Result<(), Stop> {
     Ok(fixture.resource.deallocate(block)?)
 }
 
-pub(super) fn prepare_and_finish_block_use(fixture: &Fixture) -> Result<(), Stop> {
+pub(crate) fn prepare_and_finish_block_use(fixture: &Fixture) -> Result<(), Stop> {
     below(fixture)?;
     let [own, other] = fixture.leases()?;
     let block = fixture.allocate(BYTES, own.id())?;
@@ -105,7 +105,7 @@ pub(super) fn prepare_and_finish_block_use(fixture: &Fixture) -> Result<(), Stop
     Ok(fixture.resource.deallocate(block)?)
 }
 
-pub(super) fn finish_block_uses(fixture: &Fixture) -> Result<(), Stop> {
+pub(crate) fn finish_block_uses(fixture: &Fixture) -> Result<(), Stop> {
     below(fixture)?;
     let [own, other] = fixture.leases()?;
     let block = fixture.allocate(BYTES, own.id())?;
@@ -117,7 +117,7 @@ pub(super) fn finish_block_uses(fixture: &Fixture) -> Result<(), Stop> {
     Ok(fixture.resource.deallocate(block)?)
 }
 
-pub(super) fn block_state(fixture: &Fixture) -> Result<(), Stop> {
+pub(crate) fn block_state(fixture: &Fixture) -> Result<(), Stop> {
     below(fixture)?;
     let [own, other] = fixture.leases()?;
     let block = fixture.allocate(BYTES, own.id())?;
@@ -142,7 +142,7 @@ fn counts_what_is_charged(fixture: &Fixture, method: &str) -> Result<(), Stop> {
     })
 }
 
-pub(super) fn allocate_aligned(fixture: &Fixture) -> Result<(), Stop> {
+pub(crate) fn allocate_aligned(fixture: &Fixture) -> Result<(), Stop> {
     below(fixture)?;
     let [own] = fixture.leases()?;
     let block = reaches(fixture, &["allocate_aligned", "allocate"], || {
@@ -153,7 +153,7 @@ pub(super) fn allocate_aligned(fixture: &Fixture) -> Result<(), Stop> {
     Ok(fixture.resource.deallocate(block)?)
 }
 
-pub(super) fn allocate_batch_and_deallocate_batch(fixture: &Fixture) -> Result<(), Stop> {
+pub(crate) fn allocate_batch_and_deallocate_batch(fixture: &Fixture) -> Result<(), Stop> {
     below(fixture)?;
     let [own] = fixture.leases()?;
     let blocks = fixture.resource.allocate_batch(&[BYTES; 3], own.id(), TAG)?;
@@ -161,30 +161,30 @@ pub(super) fn allocate_batch_and_deallocate_batch(fixture: &Fixture) -> Result<(
     Ok(fixture.resource.deallocate_batch(blocks)?)
 }
 
-pub(super) fn charge_for(fixture: &Fixture) -> Result<(), Stop> {
+pub(crate) fn charge_for(fixture: &Fixture) -> Result<(), Stop> {
     let forms = ["charge_for", "charge_for_aligned"];
     let charge = reaches(fixture, &forms, || Ok(fixture.resource.charge_for(BYTES)))?;
     ensure(charge >= BYTES, || format!("charge_for({BYTES}) is {charge}"))
 }
 
-pub(super) fn charge_for_aligned(fixture: &Fixture) -> Result<(), Stop> {
+pub(crate) fn charge_for_aligned(fixture: &Fixture) -> Result<(), Stop> {
     let forms = ["charge_for_aligned", "charge_for"];
     let charge = reaches(fixture, &forms, || Ok(fixture.resource.charge_for_aligned(BYTES, 512)))?;
     ensure(charge >= BYTES, || format!("charge_for_aligned({BYTES}, 512) is {charge}"))
 }
 
-pub(super) fn home(fixture: &Fixture) -> Result<(), Stop> {
+pub(crate) fn home(fixture: &Fixture) -> Result<(), Stop> {
     below(fixture)?;
     let home = fixture.resource.home();
     let home = home.ok_or_else(|| lost("home", "the resource below names its device"))?;
     let streams = home.streams.is_some_and(|streams| Arc::ptr_eq(&streams, &fixture.pool));
-    match streams && home.device.is_same(&fixture.device) {
+    match streams && Arc::ptr_eq(home.device.driver(), fixture.device.driver()) {
         true => Ok(()),
         false => Err(lost("home", "the resource below names another device or stream pool")),
     }
 }
 
-pub(super) fn statistics(fixture: &Fixture) -> Result<(), Stop> {
+pub(crate) fn statistics(fixture: &Fixture) -> Result<(), Stop> {
     let [own] = fixture.leases()?;
     let block = fixture.allocate(BYTES, own.id())?;
     let counted = reaches(fixture, &["statistics"], || Ok(fixture.resource.statistics()))?;
@@ -194,23 +194,23 @@ pub(super) fn statistics(fixture: &Fixture) -> Result<(), Stop> {
     Ok(fixture.resource.deallocate(block)?)
 }
 
-pub(super) fn trim(fixture: &Fixture) -> Result<(), Stop> {
+pub(crate) fn trim(fixture: &Fixture) -> Result<(), Stop> {
     reaches(fixture, &["trim"], || Ok(fixture.resource.trim()?)).map(drop)
 }
 
-pub(super) fn meter_physical(fixture: &Fixture) -> Result<(), Stop> {
+pub(crate) fn meter_physical(fixture: &Fixture) -> Result<(), Stop> {
     reaches(fixture, &["meter_physical"], || {
         Ok(fixture.resource.meter_physical(Arc::new(Unread))?)
     })
 }
 
-pub(super) fn cap_physical(fixture: &Fixture) -> Result<(), Stop> {
+pub(crate) fn cap_physical(fixture: &Fixture) -> Result<(), Stop> {
     reaches(fixture, &["cap_physical"], || {
         Ok(fixture.resource.cap_physical(Arc::new(PhysicalCap::new(usize::MAX)))?)
     })
 }
 
-pub(super) fn physical_bytes(fixture: &Fixture) -> Result<(), Stop> {
+pub(crate) fn physical_bytes(fixture: &Fixture) -> Result<(), Stop> {
     below(fixture)?;
     match fixture.resource.physical_bytes() {
         Some(PHYSICAL_BYTES) => Ok(()),
@@ -218,7 +218,7 @@ pub(super) fn physical_bytes(fixture: &Fixture) -> Result<(), Stop> {
     }
 }
 
-pub(super) fn free_space(fixture: &Fixture) -> Result<(), Stop> {
+pub(crate) fn free_space(fixture: &Fixture) -> Result<(), Stop> {
     below(fixture)?;
     match fixture.resource.free_space() {
         Some(FREE_SPACE) => Ok(()),
@@ -226,7 +226,7 @@ pub(super) fn free_space(fixture: &Fixture) -> Result<(), Stop> {
     }
 }
 
-pub(super) fn places_blocks(fixture: &Fixture) -> Result<(), Stop> {
+pub(crate) fn places_blocks(fixture: &Fixture) -> Result<(), Stop> {
     below(fixture)?;
     match fixture.resource.places_blocks() {
         true => Ok(()),
@@ -234,7 +234,7 @@ pub(super) fn places_blocks(fixture: &Fixture) -> Result<(), Stop> {
     }
 }
 
-pub(super) fn reserve_budget(fixture: &Fixture) -> Result<(), Stop> {
+pub(crate) fn reserve_budget(fixture: &Fixture) -> Result<(), Stop> {
     let budget = &below(fixture)?.budget;
     let refused = fixture.resource.reserve_budget(LIMIT + 1);
     if !matches!(refused, Err(ResourceError::OutOfBudget { .. })) {
@@ -252,7 +252,7 @@ pub(super) fn reserve_budget(fixture: &Fixture) -> Result<(), Stop> {
     }
 }
 
-pub(super) fn allocate_reserved(fixture: &Fixture) -> Result<(), Stop> {
+pub(crate) fn allocate_reserved(fixture: &Fixture) -> Result<(), Stop> {
     let budget = &below(fixture)?.budget;
     let [own] = fixture.leases()?;
     let set_aside = 16 * fixture.resource.charge_for(BYTES);

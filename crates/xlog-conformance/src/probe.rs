@@ -2,31 +2,29 @@
 //!
 //! It answers as a budget over the async resource does. Where such a stack has no answer that differs from a default, the probe gives
 //! one of its own ([`FREE_SPACE`]).
-
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use xlog_driver::sync::Mutex;
-
-use crate::CudaDevice;
-use crate::device_runtime::{
+use xlog_cuda::CudaDevice;
+use xlog_cuda::device_runtime::{
     Access, AllocTag, AsyncCudaResource, BlockId, BlockState, BudgetHandle, BudgetReservation,
     DeviceBlock, DeviceMemoryResource, FreeSpace, GlobalDeviceBudget, PhysicalCap, PhysicalMeter,
     ResourceHome, ResourceResult, ResourceStatistics, StreamId, StreamPool,
 };
+use xlog_cuda::driver::sync::Mutex;
 
 /// The limit of the budget in the probe.
-pub(super) const LIMIT: usize = 2 << 30;
+pub(crate) const LIMIT: usize = 2 << 30;
 
 /// The free space that the probe reports.
-pub(super) const FREE_SPACE: FreeSpace = FreeSpace { bytes: 12_345, largest: 678 };
+pub(crate) const FREE_SPACE: FreeSpace = FreeSpace { bytes: 12_345, largest: 678 };
 
 /// The physical memory that the probe reports.
-pub(super) const PHYSICAL_BYTES: usize = 98_765;
+pub(crate) const PHYSICAL_BYTES: usize = 98_765;
 
 /// The calls that a probe has seen, by method.
 #[derive(Debug, Default)]
-pub(super) struct Calls(Mutex<BTreeMap<&'static str, usize>>);
+pub(crate) struct Calls(Mutex<BTreeMap<&'static str, usize>>);
 
 impl Calls {
     fn note(&self, method: &'static str) {
@@ -34,29 +32,29 @@ impl Calls {
     }
 
     /// How many calls of these methods there were.
-    pub(super) fn of(&self, methods: &[&str]) -> usize {
+    pub(crate) fn of(&self, methods: &[&str]) -> usize {
         let calls = self.0.lock();
         methods.iter().filter_map(|method| calls.get(method)).sum()
     }
 }
 
 /// Notes every call and forwards it.
-pub(super) struct Probe {
+pub(crate) struct Probe {
     inner: GlobalDeviceBudget<AsyncCudaResource>,
     calls: Arc<Calls>,
 }
 
 impl Probe {
-    pub(super) fn new(device: &Arc<CudaDevice>, streams: &Arc<StreamPool>) -> Self {
+    pub(crate) fn new(device: &Arc<CudaDevice>, streams: &Arc<StreamPool>) -> Self {
         let memory = AsyncCudaResource::new(device.clone(), device.ordinal(), streams.clone());
         Self { inner: GlobalDeviceBudget::over(memory, LIMIT), calls: Arc::default() }
     }
 
-    pub(super) fn calls(&self) -> Arc<Calls> {
+    pub(crate) fn calls(&self) -> Arc<Calls> {
         self.calls.clone()
     }
 
-    pub(super) fn budget(&self) -> BudgetHandle {
+    pub(crate) fn budget(&self) -> BudgetHandle {
         self.inner.handle()
     }
 

@@ -1,9 +1,9 @@
 //! Every byte is counted, once, from allocation until its free has completed.
+use xlog_cuda::device_runtime::{BlockId, BlockState, DeviceMemoryResource, StreamId};
 
-use super::fixture::{Fixture, Random, Refusal, Stop, TAG, ensure, twin};
-use crate::device_runtime::{BlockId, BlockState, DeviceMemoryResource, StreamId};
+use crate::fixture::{Fixture, Random, Refusal, Stop, TAG, ensure, twin};
 
-pub(super) fn every_byte_is_counted(fixture: &Fixture) -> Result<(), Stop> {
+pub(crate) fn every_byte_is_counted(fixture: &Fixture) -> Result<(), Stop> {
     let [stream] = fixture.leases()?;
     fixture.outstanding(0, "on a new resource")?;
     let mut blocks = Vec::new();
@@ -27,7 +27,7 @@ pub(super) fn every_byte_is_counted(fixture: &Fixture) -> Result<(), Stop> {
     Ok(())
 }
 
-pub(super) fn retired_bytes_are_counted_until_reaped(fixture: &Fixture) -> Result<(), Stop> {
+pub(crate) fn retired_bytes_are_counted_until_reaped(fixture: &Fixture) -> Result<(), Stop> {
     fixture.only_where_tracked()?;
     let [stream] = fixture.leases()?;
     let gate = fixture.hold(&stream)?;
@@ -50,7 +50,7 @@ pub(super) fn retired_bytes_are_counted_until_reaped(fixture: &Fixture) -> Resul
     fixture.state(id, BlockState::Freed, "once its free has completed")
 }
 
-pub(super) fn refusals_count_nothing(fixture: &Fixture) -> Result<(), Stop> {
+pub(crate) fn refusals_count_nothing(fixture: &Fixture) -> Result<(), Stop> {
     let block = fixture.allocate(4096, StreamId::DEFAULT)?;
     let due = fixture.resource.bytes_outstanding();
     let refused = fixture.resource.allocate(1 << 50, StreamId::DEFAULT, TAG);
@@ -68,7 +68,7 @@ pub(super) fn refusals_count_nothing(fixture: &Fixture) -> Result<(), Stop> {
     fixture.outstanding(0, "after a second free")
 }
 
-pub(super) fn threads_lose_no_byte(fixture: &Fixture) -> Result<(), Stop> {
+pub(crate) fn threads_lose_no_byte(fixture: &Fixture) -> Result<(), Stop> {
     let kept = fixture.allocate(12_345, StreamId::DEFAULT)?;
     let due = fixture.resource.bytes_outstanding();
     let leases = fixture.leases::<4>()?;

@@ -1,10 +1,10 @@
 //! Streams that a resource does not know, and streams that are gone.
-
-use super::bytes;
-use super::fixture::{Fixture, Refusal, Stop, TAG};
-use crate::device_runtime::{
+use xlog_cuda::device_runtime::{
     Access, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, StreamId, StreamPool,
 };
+
+use crate::bytes;
+use crate::fixture::{Fixture, Refusal, Stop, TAG};
 
 /// A resource that knows no pool has no stream it could refuse.
 fn refuse_stream(fixture: &Fixture, stream: StreamId, what: &str) -> Result<(), Stop> {
@@ -17,19 +17,19 @@ fn refuse_stream(fixture: &Fixture, stream: StreamId, what: &str) -> Result<(), 
     fixture.outstanding(0, &format!("after the refusal of {what}"))
 }
 
-pub(super) fn unknown_streams_are_refused(fixture: &Fixture) -> Result<(), Stop> {
+pub(crate) fn unknown_streams_are_refused(fixture: &Fixture) -> Result<(), Stop> {
     let given_back = fixture.pool.lease()?.id();
     refuse_stream(fixture, StreamId(u32::MAX), "a stream that is never issued")?;
     refuse_stream(fixture, given_back, "a stream that was given back")
 }
 
-pub(super) fn anothers_pool_is_unknown(fixture: &Fixture) -> Result<(), Stop> {
+pub(crate) fn anothers_pool_is_unknown(fixture: &Fixture) -> Result<(), Stop> {
     let stranger = StreamPool::with_defaults(fixture.device.clone());
     let lease = stranger.lease()?;
     refuse_stream(fixture, lease.id(), "a stream of another pool")
 }
 
-pub(super) fn a_block_outlives_its_allocation_stream(fixture: &Fixture) -> Result<(), Stop> {
+pub(crate) fn a_block_outlives_its_allocation_stream(fixture: &Fixture) -> Result<(), Stop> {
     let mut blocks = Vec::new();
     for n in 0..8_u8 {
         let lease = fixture.pool.lease()?;
@@ -57,7 +57,7 @@ pub(super) fn a_block_outlives_its_allocation_stream(fixture: &Fixture) -> Resul
     Ok(())
 }
 
-pub(super) fn a_use_outlives_its_stream(fixture: &Fixture) -> Result<(), Stop> {
+pub(crate) fn a_use_outlives_its_stream(fixture: &Fixture) -> Result<(), Stop> {
     fixture.only_where_tracked()?;
     let [own] = fixture.leases()?;
     let block = fixture.allocate(4096, own.id())?;
@@ -77,7 +77,7 @@ pub(super) fn a_use_outlives_its_stream(fixture: &Fixture) -> Result<(), Stop> {
     Ok(fixture.resource.deallocate(block)?)
 }
 
-pub(super) fn more_streams_than_the_pool_has(fixture: &Fixture) -> Result<(), Stop> {
+pub(crate) fn more_streams_than_the_pool_has(fixture: &Fixture) -> Result<(), Stop> {
     let mut blocks: Vec<(DeviceBlock, u8)> = Vec::new();
     for n in 0..100_u8 {
         let lease = fixture.pool.lease()?;

@@ -1,9 +1,9 @@
 //! The ordering rules. Gates make the schedules in which a missing wait shows; the race detector sees it in any.
+use xlog_cuda::DeviceStream;
+use xlog_cuda::device_runtime::{Access, BlockId, BlockState, DeviceMemoryResource, StreamLease};
 
-use super::bytes;
-use super::fixture::{Fixture, Stop, ensure};
-use crate::DeviceStream;
-use crate::device_runtime::{Access, BlockId, BlockState, DeviceMemoryResource, StreamLease};
+use crate::bytes;
+use crate::fixture::{Fixture, Stop, ensure};
 
 const SIZE: usize = 64 << 10;
 
@@ -47,7 +47,7 @@ fn with_pair(
     Ok(fixture.resource.deallocate(copy)?)
 }
 
-pub(super) fn a_first_use_elsewhere_waits_for_the_allocation(
+pub(crate) fn a_first_use_elsewhere_waits_for_the_allocation(
     fixture: &Fixture,
 ) -> Result<(), Stop> {
     fixture.only_where_tracked()?;
@@ -62,7 +62,7 @@ pub(super) fn a_first_use_elsewhere_waits_for_the_allocation(
     Ok(fixture.resource.deallocate(block)?)
 }
 
-pub(super) fn a_read_waits_for_writes(fixture: &Fixture) -> Result<(), Stop> {
+pub(crate) fn a_read_waits_for_writes(fixture: &Fixture) -> Result<(), Stop> {
     let [own, writer, reader] = fixture.leases()?;
     with_pair(fixture, &own, &reader, |pair| {
         for (value, writer) in [(1, &own), (2, &writer), (3, &own)] {
@@ -77,7 +77,7 @@ pub(super) fn a_read_waits_for_writes(fixture: &Fixture) -> Result<(), Stop> {
     })
 }
 
-pub(super) fn a_read_does_not_wait_for_reads(fixture: &Fixture) -> Result<(), Stop> {
+pub(crate) fn a_read_does_not_wait_for_reads(fixture: &Fixture) -> Result<(), Stop> {
     let [own, first, second] = fixture.leases()?;
     with_pair(fixture, &own, &first, |pair| {
         queue_write(fixture, pair.block, &own, 6)?;
@@ -92,7 +92,7 @@ pub(super) fn a_read_does_not_wait_for_reads(fixture: &Fixture) -> Result<(), St
     })
 }
 
-pub(super) fn a_write_waits_for_reads_and_writes(fixture: &Fixture) -> Result<(), Stop> {
+pub(crate) fn a_write_waits_for_reads_and_writes(fixture: &Fixture) -> Result<(), Stop> {
     let [own, reader, writer, other] = fixture.leases()?;
     with_pair(fixture, &own, &reader, |pair| {
         queue_write(fixture, pair.block, &own, 1)?;
@@ -112,7 +112,7 @@ pub(super) fn a_write_waits_for_reads_and_writes(fixture: &Fixture) -> Result<()
     })
 }
 
-pub(super) fn a_free_waits_for_every_use(fixture: &Fixture) -> Result<(), Stop> {
+pub(crate) fn a_free_waits_for_every_use(fixture: &Fixture) -> Result<(), Stop> {
     fixture.only_where_tracked()?;
     let [own, a, b, c] = fixture.leases()?;
     for readers in [[&a, &b, &c], [&c, &a, &b]] {
@@ -150,7 +150,7 @@ pub(super) fn a_free_waits_for_every_use(fixture: &Fixture) -> Result<(), Stop> 
     Ok(())
 }
 
-pub(super) fn a_free_waits_for_a_recorded_use(fixture: &Fixture) -> Result<(), Stop> {
+pub(crate) fn a_free_waits_for_a_recorded_use(fixture: &Fixture) -> Result<(), Stop> {
     fixture.only_where_tracked()?;
     let [own, foreign] = fixture.leases()?;
     let block = fixture.allocate(SIZE, own.id())?;
@@ -169,7 +169,7 @@ pub(super) fn a_free_waits_for_a_recorded_use(fixture: &Fixture) -> Result<(), S
     Ok(fixture.resource.deallocate(copy)?)
 }
 
-pub(super) fn later_uses_wait_for_a_recorded_use(fixture: &Fixture) -> Result<(), Stop> {
+pub(crate) fn later_uses_wait_for_a_recorded_use(fixture: &Fixture) -> Result<(), Stop> {
     fixture.only_where_tracked()?;
     let [own, foreign, later] = fixture.leases()?;
     let block = fixture.allocate(SIZE, own.id())?;
@@ -191,7 +191,7 @@ pub(super) fn later_uses_wait_for_a_recorded_use(fixture: &Fixture) -> Result<()
     Ok(fixture.resource.deallocate(block)?)
 }
 
-pub(super) fn a_recorded_use_supersedes_nothing(fixture: &Fixture) -> Result<(), Stop> {
+pub(crate) fn a_recorded_use_supersedes_nothing(fixture: &Fixture) -> Result<(), Stop> {
     fixture.only_where_tracked()?;
     let [own, reader, foreign] = fixture.leases()?;
     let block = fixture.allocate(SIZE, own.id())?;
@@ -210,7 +210,7 @@ pub(super) fn a_recorded_use_supersedes_nothing(fixture: &Fixture) -> Result<(),
     Ok(fixture.resource.deallocate(copy)?)
 }
 
-pub(super) fn two_open_writers_are_both_waited_for(fixture: &Fixture) -> Result<(), Stop> {
+pub(crate) fn two_open_writers_are_both_waited_for(fixture: &Fixture) -> Result<(), Stop> {
     let [own, a, b, reader] = fixture.leases()?;
     for order in [[&a, &b], [&b, &a]] {
         with_pair(fixture, &own, &reader, |pair| {
@@ -235,7 +235,7 @@ pub(super) fn two_open_writers_are_both_waited_for(fixture: &Fixture) -> Result<
     Ok(())
 }
 
-pub(super) fn a_read_that_finishes_inside_a_write_is_kept(fixture: &Fixture) -> Result<(), Stop> {
+pub(crate) fn a_read_that_finishes_inside_a_write_is_kept(fixture: &Fixture) -> Result<(), Stop> {
     let [own, writer, reader, last] = fixture.leases()?;
     with_pair(fixture, &own, &reader, |pair| {
         let id = pair.block;
@@ -253,7 +253,7 @@ pub(super) fn a_read_that_finishes_inside_a_write_is_kept(fixture: &Fixture) -> 
     })
 }
 
-pub(super) fn a_write_that_finishes_inside_a_write_is_kept(fixture: &Fixture) -> Result<(), Stop> {
+pub(crate) fn a_write_that_finishes_inside_a_write_is_kept(fixture: &Fixture) -> Result<(), Stop> {
     let [own, outer, inner, reader] = fixture.leases()?;
     with_pair(fixture, &own, &reader, |pair| {
         let id = pair.block;
@@ -270,7 +270,7 @@ pub(super) fn a_write_that_finishes_inside_a_write_is_kept(fixture: &Fixture) ->
     })
 }
 
-pub(super) fn unhooked_work_on_the_own_stream_precedes_the_free(
+pub(crate) fn unhooked_work_on_the_own_stream_precedes_the_free(
     fixture: &Fixture,
 ) -> Result<(), Stop> {
     fixture.only_where_tracked()?;

@@ -1,10 +1,9 @@
 //! What holds when the driver fails. Only simulated devices fail on request.
+use xlog_cuda::device_runtime::{Access, BlockId, BlockState, DeviceMemoryResource};
+use xlog_cuda::sim::{Call, Fault};
 
-use xlog_sim::{Call, Fault};
-
-use super::bytes;
-use super::fixture::{Fixture, Refusal, Stop};
-use crate::device_runtime::{Access, BlockId, BlockState, DeviceMemoryResource};
+use crate::bytes;
+use crate::fixture::{Fixture, Refusal, Stop};
 
 const BYTES: usize = 1000;
 
@@ -24,7 +23,7 @@ const CALLS: [Call; 12] = [
     Call::Unmap,
 ];
 
-pub(super) fn a_finish_that_fails_closes_the_use(fixture: &Fixture) -> Result<(), Stop> {
+pub(crate) fn a_finish_that_fails_closes_the_use(fixture: &Fixture) -> Result<(), Stop> {
     fixture.only_where_tracked()?;
     let Some(sim) = fixture.device.sim() else {
         return Err(Stop::Skipped("a GPU does not fail on request".to_owned()));

@@ -10,7 +10,7 @@
 //! ```
 //! use std::sync::Arc;
 //! use xlog_cuda::CudaDevice;
-//! use xlog_cuda::conformance::Suite;
+//! use xlog_conformance::Suite;
 //! use xlog_cuda::device_runtime::AsyncCudaResource;
 //!
 //! let device = Arc::new(CudaDevice::open("sim:7")?);
@@ -22,6 +22,8 @@
 //! ```
 //!
 //! On the simulated devices driver calls are made to fail, too. What it does not do: it measures nothing.
+
+#![deny(unsafe_code)]
 
 mod accounting;
 mod allocation;
@@ -44,8 +46,9 @@ mod workloads;
 use std::fmt;
 use std::sync::Arc;
 
-use crate::CudaDevice;
-use crate::device_runtime::{DeviceMemoryResource, StreamPool};
+use xlog_cuda::CudaDevice;
+use xlog_cuda::device_runtime::{DeviceMemoryResource, StreamPool};
+
 use fixture::{Fixture, Stop};
 use forwarding::Below;
 use probe::Probe;
@@ -57,7 +60,7 @@ pub type BoxedResource = Box<dyn DeviceMemoryResource + Send + Sync>;
 
 /// Runs the example of the page.
 #[cfg(doctest)]
-#[doc = include_str!("../../../../docs/decorators.md")]
+#[doc = include_str!("../../../docs/decorators.md")]
 struct DecoratorsPage;
 
 /// How many streams besides the default one each check may use.
@@ -173,7 +176,7 @@ impl<W: Fn(BoxedResource) -> BoxedResource> Suite<Decorates<W>> {
     /// ```
     /// use std::sync::Arc;
     /// use xlog_cuda::CudaDevice;
-    /// use xlog_cuda::conformance::Suite;
+    /// use xlog_conformance::Suite;
     /// use xlog_cuda::device_runtime::StatisticsResource;
     ///
     /// let device = Arc::new(CudaDevice::open("sim:7")?);

@@ -1,5 +1,4 @@
 //! What came of a run.
-
 use std::fmt;
 
 /// What came of one check.
@@ -31,7 +30,7 @@ pub struct Report {
 }
 
 impl Report {
-    pub(super) fn new(device: &str, checks: Vec<CheckReport>) -> Self {
+    pub(crate) fn new(device: &str, checks: Vec<CheckReport>) -> Self {
         Self { device: device.to_owned(), checks }
     }
 

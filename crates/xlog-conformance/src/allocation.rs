@@ -1,22 +1,22 @@
 //! What `allocate` gives.
-
-use super::bytes;
-use super::fixture::{Fixture, Refusal, Stop, TAG, ensure};
-use crate::device_runtime::resource::MIN_ALIGN;
-use crate::device_runtime::{
+use xlog_cuda::device_runtime::resource::MIN_ALIGN;
+use xlog_cuda::device_runtime::{
     Access, BlockId, BlockState, DeviceMemoryResource, ResourceError, StreamId,
 };
+
+use crate::bytes;
+use crate::fixture::{Fixture, Refusal, Stop, TAG, ensure};
 
 const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;
 
-pub(super) fn zero_bytes_are_refused(fixture: &Fixture) -> Result<(), Stop> {
+pub(crate) fn zero_bytes_are_refused(fixture: &Fixture) -> Result<(), Stop> {
     let refused = fixture.resource.allocate(0, StreamId::DEFAULT, TAG);
     Refusal::Any.expect(refused, "an allocation of 0 bytes")?;
     fixture.outstanding(0, "after a refusal of 0 bytes")
 }
 
-pub(super) fn blocks_say_what_they_are(fixture: &Fixture) -> Result<(), Stop> {
+pub(crate) fn blocks_say_what_they_are(fixture: &Fixture) -> Result<(), Stop> {
     let [stream] = fixture.leases()?;
     let ordinal = fixture.resource.device_ordinal();
     ensure(ordinal == fixture.device.ordinal(), || format!("the resource says device {ordinal}"))?;
@@ -41,7 +41,7 @@ pub(super) fn blocks_say_what_they_are(fixture: &Fixture) -> Result<(), Stop> {
     Ok(())
 }
 
-pub(super) fn blocks_hold_what_is_written(fixture: &Fixture) -> Result<(), Stop> {
+pub(crate) fn blocks_hold_what_is_written(fixture: &Fixture) -> Result<(), Stop> {
     let [stream] = fixture.leases()?;
     for (value, size) in [1, 3, 256, 1000, 64 * KIB + 1, MIB].into_iter().enumerate() {
         let block = fixture.allocate(size, stream.id())?;
@@ -55,7 +55,7 @@ pub(super) fn blocks_hold_what_is_written(fixture: &Fixture) -> Result<(), Stop>
     Ok(())
 }
 
-pub(super) fn blocks_do_not_overlap(fixture: &Fixture) -> Result<(), Stop> {
+pub(crate) fn blocks_do_not_overlap(fixture: &Fixture) -> Result<(), Stop> {
     let [a, b] = fixture.leases()?;
     let mut blocks = Vec::new();
     for (n, size) in [1, 256, 257, 5000, 64 * KIB, MIB].into_iter().cycle().take(60).enumerate() {
@@ -77,7 +77,7 @@ pub(super) fn blocks_do_not_overlap(fixture: &Fixture) -> Result<(), Stop> {
     Ok(fixture.resource.deallocate_batch(blocks)?)
 }
 
-pub(super) fn one_gibibyte(fixture: &Fixture) -> Result<(), Stop> {
+pub(crate) fn one_gibibyte(fixture: &Fixture) -> Result<(), Stop> {
     const GIB: usize = 1 << 30;
     let [stream] = fixture.leases()?;
     let block = match fixture.resource.allocate(GIB, stream.id(), TAG) {
@@ -100,7 +100,7 @@ pub(super) fn one_gibibyte(fixture: &Fixture) -> Result<(), Stop> {
     Ok(fixture.resource.deallocate(block)?)
 }
 
-pub(super) fn one_pebibyte_is_refused(fixture: &Fixture) -> Result<(), Stop> {
+pub(crate) fn one_pebibyte_is_refused(fixture: &Fixture) -> Result<(), Stop> {
     let refused = fixture.resource.allocate(1 << 50, StreamId::DEFAULT, TAG);
     Refusal::OutOfMemory.expect(refused, "an allocation of 1 PiB")?;
     fixture.outstanding(0, "after a refusal of 1 PiB")?;
@@ -108,7 +108,7 @@ pub(super) fn one_pebibyte_is_refused(fixture: &Fixture) -> Result<(), Stop> {
     Ok(fixture.resource.deallocate(block)?)
 }
 
-pub(super) fn generations_never_repeat(fixture: &Fixture) -> Result<(), Stop> {
+pub(crate) fn generations_never_repeat(fixture: &Fixture) -> Result<(), Stop> {
     let mut last = None;
     for _ in 0..200 {
         let block = fixture.allocate(KIB, StreamId::DEFAULT)?;

@@ -1,12 +1,12 @@
 //! The forms with an alignment, of several blocks, and the counters.
-
-use super::bytes;
-use super::fixture::{Fixture, Refusal, Stop, TAG, ensure};
-use crate::device_runtime::{
+use xlog_cuda::device_runtime::{
     Access, BlockId, BlockState, DeviceMemoryResource, Generation, ResourceError, StreamId,
 };
 
-pub(super) fn aligned(fixture: &Fixture) -> Result<(), Stop> {
+use crate::bytes;
+use crate::fixture::{Fixture, Refusal, Stop, TAG, ensure};
+
+pub(crate) fn aligned(fixture: &Fixture) -> Result<(), Stop> {
     let [stream] = fixture.leases()?;
     for align in [1, 16, 256, 512, 4096, 1 << 16, 1 << 21] {
         fixture.settle()?;
@@ -30,7 +30,7 @@ pub(super) fn aligned(fixture: &Fixture) -> Result<(), Stop> {
     Ok(())
 }
 
-pub(super) fn bad_alignment_is_refused(fixture: &Fixture) -> Result<(), Stop> {
+pub(crate) fn bad_alignment_is_refused(fixture: &Fixture) -> Result<(), Stop> {
     for align in [0, 3, 257, usize::MAX] {
         let given = fixture.resource.allocate_aligned(1000, align, StreamId::DEFAULT, TAG);
         Refusal::Any.expect(given, &format!("alignment {align}"))?;
@@ -40,7 +40,7 @@ pub(super) fn bad_alignment_is_refused(fixture: &Fixture) -> Result<(), Stop> {
     fixture.outstanding(0, "after refused alignments")
 }
 
-pub(super) fn batches(fixture: &Fixture) -> Result<(), Stop> {
+pub(crate) fn batches(fixture: &Fixture) -> Result<(), Stop> {
     let [stream] = fixture.leases()?;
     let sizes = [1, 256, 1000, 65_536, 3];
     let blocks = fixture.resource.allocate_batch(&sizes, stream.id(), TAG)?;
@@ -58,7 +58,7 @@ pub(super) fn batches(fixture: &Fixture) -> Result<(), Stop> {
     Ok(fixture.resource.deallocate_batch(none)?)
 }
 
-pub(super) fn a_failing_batch_leaves_nothing(fixture: &Fixture) -> Result<(), Stop> {
+pub(crate) fn a_failing_batch_leaves_nothing(fixture: &Fixture) -> Result<(), Stop> {
     for sizes in [[1000, 1 << 50, 1000], [0, 1000, 1000], [1000, 1000, 0]] {
         let given = fixture.resource.allocate_batch(&sizes, StreamId::DEFAULT, TAG);
         Refusal::Any.expect(given, &format!("a batch of {sizes:?}"))?;
@@ -68,7 +68,7 @@ pub(super) fn a_failing_batch_leaves_nothing(fixture: &Fixture) -> Result<(), St
     Ok(())
 }
 
-pub(super) fn batched_finishes(fixture: &Fixture) -> Result<(), Stop> {
+pub(crate) fn batched_finishes(fixture: &Fixture) -> Result<(), Stop> {
     fixture.only_where_tracked()?;
     let [own, foreign] = fixture.leases()?;
     for stream in [&own, &foreign] {
@@ -105,7 +105,7 @@ pub(super) fn batched_finishes(fixture: &Fixture) -> Result<(), Stop> {
     Ok(())
 }
 
-pub(super) fn a_failing_finish_does_not_stop_the_others(fixture: &Fixture) -> Result<(), Stop> {
+pub(crate) fn a_failing_finish_does_not_stop_the_others(fixture: &Fixture) -> Result<(), Stop> {
     fixture.only_where_tracked()?;
     let [own, foreign] = fixture.leases()?;
     let blocks = fixture.resource.allocate_batch(&[512; 4], own.id(), TAG)?;
@@ -129,7 +129,7 @@ pub(super) fn a_failing_finish_does_not_stop_the_others(fixture: &Fixture) -> Re
     Ok(())
 }
 
-pub(super) fn counters_agree(fixture: &Fixture) -> Result<(), Stop> {
+pub(crate) fn counters_agree(fixture: &Fixture) -> Result<(), Stop> {
     let [stream] = fixture.leases()?;
     let blocks = fixture.resource.allocate_batch(&[1000, 2000, 3000], stream.id(), TAG)?;
     let counted = fixture.resource.statistics();

@@ -1,11 +1,11 @@
 //! What the hooks accept and refuse.
-
-use super::bytes;
-use super::fixture::{Fixture, Refusal, Stop, ensure, twin};
-use crate::device_runtime::{
+use xlog_cuda::device_runtime::{
     Access, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, Generation, ResourceError,
     ResourceResult, StreamId, StreamPool,
 };
+
+use crate::bytes;
+use crate::fixture::{Fixture, Refusal, Stop, ensure, twin};
 
 const ALL: [Access; 3] = [Access::Read, Access::Write, Access::ReadWrite];
 
@@ -18,7 +18,7 @@ fn unsupported(result: ResourceResult<()>, hook: &str) -> Result<(), Stop> {
     }
 }
 
-pub(super) fn refuse_where_nothing_is_tracked(fixture: &Fixture) -> Result<(), Stop> {
+pub(crate) fn refuse_where_nothing_is_tracked(fixture: &Fixture) -> Result<(), Stop> {
     if fixture.tracks() {
         return Err(Stop::Skipped("the resource tracks uses".to_owned()));
     }
@@ -38,7 +38,7 @@ pub(super) fn refuse_where_nothing_is_tracked(fixture: &Fixture) -> Result<(), S
     Ok(resource.deallocate(block)?)
 }
 
-pub(super) fn accept_own_and_foreign_streams(fixture: &Fixture) -> Result<(), Stop> {
+pub(crate) fn accept_own_and_foreign_streams(fixture: &Fixture) -> Result<(), Stop> {
     fixture.only_where_tracked()?;
     let [own, foreign] = fixture.leases()?;
     let default = fixture.pool.default_stream()?;
@@ -63,7 +63,7 @@ pub(super) fn accept_own_and_foreign_streams(fixture: &Fixture) -> Result<(), St
     Ok(fixture.resource.deallocate(block)?)
 }
 
-pub(super) fn refuse_unknown_streams(fixture: &Fixture) -> Result<(), Stop> {
+pub(crate) fn refuse_unknown_streams(fixture: &Fixture) -> Result<(), Stop> {
     fixture.only_where_tracked()?;
     let block = fixture.allocate(1024, StreamId::DEFAULT)?;
     let id = BlockId::from_block(&block);
@@ -84,7 +84,7 @@ pub(super) fn refuse_unknown_streams(fixture: &Fixture) -> Result<(), Stop> {
     fixture.state(id, BlockState::Freed, "after refused uses, a free and a reap")
 }
 
-pub(super) fn refuse_claims_that_are_not_the_live_block(fixture: &Fixture) -> Result<(), Stop> {
+pub(crate) fn refuse_claims_that_are_not_the_live_block(fixture: &Fixture) -> Result<(), Stop> {
     fixture.only_where_tracked()?;
     let [stream] = fixture.leases()?;
     let block = fixture.allocate(1024, stream.id())?;
@@ -121,7 +121,7 @@ pub(super) fn refuse_claims_that_are_not_the_live_block(fixture: &Fixture) -> Re
     Ok(fixture.resource.deallocate(block)?)
 }
 
-pub(super) fn finish_without_prepare_is_refused(fixture: &Fixture) -> Result<(), Stop> {
+pub(crate) fn finish_without_prepare_is_refused(fixture: &Fixture) -> Result<(), Stop> {
     fixture.only_where_tracked()?;
     let [own, foreign] = fixture.leases()?;
     let block = fixture.allocate(1024, own.id())?;
@@ -140,7 +140,7 @@ pub(super) fn finish_without_prepare_is_refused(fixture: &Fixture) -> Result<(),
     Ok(fixture.resource.deallocate(block)?)
 }
 
-pub(super) fn a_use_is_closed_once(fixture: &Fixture) -> Result<(), Stop> {
+pub(crate) fn a_use_is_closed_once(fixture: &Fixture) -> Result<(), Stop> {
     fixture.only_where_tracked()?;
     let [own, foreign] = fixture.leases()?;
     let block = fixture.allocate(1024, own.id())?;
@@ -158,7 +158,7 @@ pub(super) fn a_use_is_closed_once(fixture: &Fixture) -> Result<(), Stop> {
     Ok(fixture.resource.deallocate(block)?)
 }
 
-pub(super) fn many_uses_may_be_open(fixture: &Fixture) -> Result<(), Stop> {
+pub(crate) fn many_uses_may_be_open(fixture: &Fixture) -> Result<(), Stop> {
     fixture.only_where_tracked()?;
     let leases = fixture.leases::<8>()?;
     let block = fixture.allocate(8 * 1024, leases[0].id())?;

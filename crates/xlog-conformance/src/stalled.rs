@@ -1,10 +1,10 @@
 //! A held stream holds its work and nobody else.
+use xlog_cuda::device_runtime::{Access, BlockId, BlockState, DeviceMemoryResource};
 
-use super::bytes;
-use super::fixture::{Fixture, Stop, ensure};
-use crate::device_runtime::{Access, BlockId, BlockState, DeviceMemoryResource};
+use crate::bytes;
+use crate::fixture::{Fixture, Stop, ensure};
 
-pub(super) fn calls_on_a_held_stream_return(fixture: &Fixture) -> Result<(), Stop> {
+pub(crate) fn calls_on_a_held_stream_return(fixture: &Fixture) -> Result<(), Stop> {
     fixture.only_where_tracked()?;
     let [held, foreign] = fixture.leases()?;
     let gate = fixture.hold(&held)?;
@@ -25,7 +25,7 @@ pub(super) fn calls_on_a_held_stream_return(fixture: &Fixture) -> Result<(), Sto
     gate.release()
 }
 
-pub(super) fn reap_completed_does_not_wait(fixture: &Fixture) -> Result<(), Stop> {
+pub(crate) fn reap_completed_does_not_wait(fixture: &Fixture) -> Result<(), Stop> {
     fixture.only_where_tracked()?;
     let [held, free] = fixture.leases()?;
     let gate = fixture.hold(&held)?;
@@ -49,7 +49,7 @@ pub(super) fn reap_completed_does_not_wait(fixture: &Fixture) -> Result<(), Stop
     gate.release()
 }
 
-pub(super) fn reap_pending_waits_for_queued_frees(fixture: &Fixture) -> Result<(), Stop> {
+pub(crate) fn reap_pending_waits_for_queued_frees(fixture: &Fixture) -> Result<(), Stop> {
     let leases = fixture.leases::<4>()?;
     for (n, lease) in leases.iter().enumerate() {
         let block = fixture.allocate(1000 * (n + 1), lease.id())?;
