@@ -20,8 +20,8 @@ use xlog_cuda::device_runtime::{
     StreamLease, StreamPool,
 };
 use xlog_cuda::driver::{AsyncPools, DeviceKind};
-use xlog_cuda::kernels::exercise::Exercise;
 use xlog_cuda::{CudaDevice, DeviceSpec};
+use xlog_kernels::exercise::Exercise;
 
 const BATCHES: usize = 401;
 const PER_BATCH: usize = 256;

@@ -7,8 +7,8 @@ use cudarc::driver::{LaunchConfig, PushKernelArg};
 use cudarc::nvrtc::Ptx;
 use xlog_cuda::device_runtime::{AsyncCudaResource, StreamPool, XlogDeviceRuntime};
 use xlog_cuda::interop::CudarcStream;
-use xlog_cuda::kernels::exercise::{IMAGE, host};
 use xlog_cuda::{CudaDevice, GpuMemoryManager, LaunchRecorder, XlogError};
+use xlog_kernels::exercise::{IMAGE, host};
 
 const ROWS: u32 = 1 << 20;
 

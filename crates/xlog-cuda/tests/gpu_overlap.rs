@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 use xlog_cuda::device_runtime::{
     AllocTag, PoolConfig, PoolResource, StreamLease, StreamPool, XlogDeviceRuntime,
 };
-use xlog_cuda::kernels::exercise::Exercise;
 use xlog_cuda::{CudaDevice, GpuMemoryManager, LaunchRecorder, TrackedCudaSlice};
+use xlog_kernels::exercise::Exercise;
 
 const ROUNDS: u32 = 100;
 const REPEATS: usize = 5;

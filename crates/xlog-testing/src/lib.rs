@@ -14,6 +14,7 @@
 mod buffer;
 mod devices;
 mod gate;
+pub mod kernels;
 mod tools;
 
 pub use buffer::{Buffer, pattern};

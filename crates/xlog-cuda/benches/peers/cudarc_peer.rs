@@ -7,7 +7,7 @@ use cudarc::driver::{
     CudaContext, CudaFunction, CudaSlice, CudaStream, DevicePtr, LaunchConfig, PushKernelArg, sys,
 };
 use cudarc::nvrtc::Ptx;
-use xlog_cuda::kernels::exercise::IMAGE;
+use xlog_kernels::exercise::IMAGE;
 
 use crate::workloads::{Maker, Peer};
 

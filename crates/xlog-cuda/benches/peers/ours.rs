@@ -9,9 +9,9 @@ use xlog_cuda::device_runtime::{
     LoggingResource, NullSink, PoolConfig, PoolResource, ResourceError, ResourceKind,
     ResourceResult, RuntimeConfig, StreamId, StreamLease, StreamPool, XlogDeviceRuntime,
 };
-use xlog_cuda::kernels::exercise::Exercise;
 use xlog_cuda::sim::{SimConfig, SimDevice};
 use xlog_cuda::{CudaDevice, DeviceStream};
+use xlog_kernels::exercise::Exercise;
 
 use crate::workloads::{Maker, Peer};
 

@@ -1,11 +1,11 @@
 //! The kernel that looks at guarded bytes; `debug_guard` queues it, and has its twin for the simulated device.
 
-use super::{CudaFunction, KernelImage, image};
+use super::{CudaFunction, KernelImage};
 use crate::CudaDevice;
 use crate::device_runtime::resource::{ResourceError, ResourceResult};
 
 /// The PTX of `kernels/guard.cu`.
-pub const IMAGE: KernelImage = image!("guard");
+pub const IMAGE: KernelImage = crate::kernel_image!("guard");
 
 /// The kernel on a GPU. The device loads it once and keeps it: loading and unloading wait for all work on the GPU.
 pub(crate) fn load(device: &CudaDevice) -> ResourceResult<CudaFunction> {

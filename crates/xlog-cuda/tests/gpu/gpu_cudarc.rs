@@ -11,8 +11,8 @@ use cudarc::nvrtc::Ptx;
 use xlog_cuda::device_runtime::{ResourceError, StreamPool};
 use xlog_cuda::driver::DriverError;
 use xlog_cuda::interop::CudarcStream;
-use xlog_cuda::kernels::exercise::{Exercise, IMAGE, host};
 use xlog_cuda::{CudaDevice, GpuMemoryManager, XlogError};
+use xlog_kernels::exercise::{Exercise, IMAGE, host};
 
 const ROWS: usize = 10_000;
 /// Some tens of milliseconds: longer than queueing takes.

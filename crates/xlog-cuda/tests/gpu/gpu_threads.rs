@@ -5,8 +5,8 @@
 use crate::gpu;
 
 use xlog_cuda::device_runtime::StreamLease;
-use xlog_cuda::kernels::exercise::Exercise;
 use xlog_cuda::{GpuMemoryManager, LaunchRecorder, TrackedCudaSlice};
+use xlog_kernels::exercise::Exercise;
 use xlog_testing::{for_each_device, threads};
 
 const THREADS: usize = 8;

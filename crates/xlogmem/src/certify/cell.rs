@@ -16,8 +16,8 @@ use xlog_cuda::device_runtime::{
     XlogDeviceRuntime, set_leak_handler,
 };
 use xlog_cuda::driver::DriverError;
-use xlog_cuda::kernels::certify::Certify;
 use xlog_cuda::{CudaDevice, DeviceSpec, Result, XlogError};
+use xlog_kernels::certify::Certify;
 
 use super::plan::{Bug, Stack};
 

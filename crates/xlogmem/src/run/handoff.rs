@@ -11,8 +11,8 @@ use std::sync::{Mutex, PoisonError};
 use serde::Serialize;
 
 use xlog_cuda::device_runtime::{AllocTag, StreamLease};
-use xlog_cuda::kernels::exercise::{Exercise, host};
 use xlog_cuda::{GpuMemoryManager, LaunchRecorder, Result, StreamId, TrackedCudaSlice, XlogError};
+use xlog_kernels::exercise::{Exercise, host};
 
 use super::progress::Progress;
 use crate::cli::HandoffArguments;

@@ -5,14 +5,13 @@
 
 use std::sync::Arc;
 
-use xlog_driver::Access;
-use xlog_sim::{KernelArgs, KernelSlice, SimKernel};
-
-use super::{CudaFunction, KernelArgument, KernelImage, LaunchShape, image};
-use crate::{CudaDevice, DeviceStream, Result};
+use xlog_cuda::driver::Access;
+use xlog_cuda::kernels::{CudaFunction, KernelArgument, KernelImage, LaunchShape};
+use xlog_cuda::sim::{KernelArgs, KernelSlice, SimKernel};
+use xlog_cuda::{CudaDevice, DeviceStream, Result, kernel_image};
 
 /// The PTX of these kernels.
-pub const IMAGE: KernelImage = image!("exercise");
+pub const IMAGE: KernelImage = kernel_image!("exercise");
 
 const WORD: usize = size_of::<u32>();
 
@@ -55,7 +54,7 @@ pub mod host {
 ///
 /// ```
 /// use std::sync::Arc;
-/// use xlog_cuda::kernels::exercise::{Exercise, host};
+/// use xlog_kernels::exercise::{Exercise, host};
 /// use xlog_cuda::{CudaDevice, device_runtime::StreamPool};
 ///
 /// let device = Arc::new(CudaDevice::open("sim")?);

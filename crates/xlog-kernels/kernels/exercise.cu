@@ -1,5 +1,5 @@
 // Kernels that exercise the runtime: they keep a stream busy, leave patterns behind, and tell whether a pattern is intact.
-// The host and the simulated device compute the same numbers: xlog_cuda::kernels::exercise, which says what each one does.
+// The host and the simulated device compute the same numbers: xlog_kernels::exercise, which says what each one does.
 //
 // scripts/build-kernels makes exercise.ptx from this file.
 

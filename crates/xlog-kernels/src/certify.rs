@@ -2,20 +2,19 @@
 
 use std::sync::Arc;
 
-use xlog_driver::Access;
-use xlog_sim::{KernelSlice, SimKernel};
-
-use super::{CudaFunction, KernelImage, LaunchShape, image};
-use crate::{CudaDevice, DeviceStream, Result};
+use xlog_cuda::driver::Access;
+use xlog_cuda::kernels::{CudaFunction, KernelImage, LaunchShape};
+use xlog_cuda::sim::{KernelSlice, SimKernel};
+use xlog_cuda::{CudaDevice, DeviceStream, Result, kernel_image};
 
 /// The PTX of these kernels.
-pub const IMAGE: KernelImage = image!("certify");
+pub const IMAGE: KernelImage = kernel_image!("certify");
 
 /// The kernels, ready for one device.
 ///
 /// ```
 /// use std::sync::Arc;
-/// use xlog_cuda::kernels::certify::Certify;
+/// use xlog_kernels::certify::Certify;
 /// use xlog_cuda::{CudaDevice, device_runtime::StreamPool};
 ///
 /// let device = Arc::new(CudaDevice::open("sim")?);
