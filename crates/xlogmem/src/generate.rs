@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, value_parser};
 use serde::Serialize;
-use xlogmem::workload::logs::{LogKind, LogSettings, write_log};
+use xlog_workloads::logs::{LogKind, LogSettings, write_log};
 
 use crate::Output;
 use crate::cli::Refusal;

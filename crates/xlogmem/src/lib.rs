@@ -1,8 +1,5 @@
-//! What the commands of `xlogmem` and the benches share: workloads, the stacks they run on, and sizes as people write them.
+//! What the commands of `xlogmem` share: sizes as people write them.
 
 #![deny(unsafe_code)]
 
-pub mod relational;
 pub mod size;
-pub mod stack;
-pub mod workload;

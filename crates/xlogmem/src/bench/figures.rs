@@ -10,7 +10,7 @@ use xlog_cuda::device_runtime::{
     StatisticsConfig, StatisticsResource, StreamId, StreamPool,
 };
 use xlog_cuda::{CudaDevice, DeviceSpec, Result, XlogError};
-use xlogmem::stack::{Stack, StackKind};
+use xlog_workloads::stack::{Stack, StackKind};
 
 use super::measure::{Effort, Sample, Variant, take_turns};
 use crate::page::size;

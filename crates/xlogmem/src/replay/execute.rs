@@ -13,7 +13,7 @@ use xlog_cuda::device_runtime::{
     AllocTag, BlockId, DeviceBlock, DeviceMemoryResource, PoolSnapshot, ResourceError, StreamLease,
 };
 use xlog_cuda::driver::sync::Mutex;
-use xlogmem::stack::Stack;
+use xlog_workloads::stack::Stack;
 
 use super::plan::{MAX_STREAMS, MAX_THREADS, Operation, Plan, What};
 use super::samples::{self, Sample};

@@ -11,8 +11,8 @@ use std::path::PathBuf;
 use clap::Args;
 use xlog_cuda::DeviceSpec;
 use xlog_trace::{Ordered, Source};
+use xlog_workloads::stack::{Stack, StackKind};
 use xlogmem::size::Size;
-use xlogmem::stack::{Stack, StackKind};
 
 use crate::Output;
 use crate::cli::Refusal;

@@ -382,7 +382,7 @@ mod tests {
 
     use super::*;
     use xlog_trace::{Format, Header, LogWriter, Reader, Strictness};
-    use xlogmem::workload::Minstd;
+    use xlog_workloads::Minstd;
 
     fn plan_of(records: &[Record]) -> Plan {
         let names = Names::new();

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use serde::Serialize;
 use xlog_cuda::device_runtime::PoolSnapshot;
-use xlogmem::stack::{Stack, StackKind};
+use xlog_workloads::stack::{Stack, StackKind};
 
 use super::execute::{Failed, Mode, Outcome};
 use super::plan::LogFigures;

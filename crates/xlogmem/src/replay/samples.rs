@@ -4,7 +4,7 @@
 //! is of the moment at which the operation was done, whatever the others were doing.
 
 use serde::Serialize;
-use xlogmem::stack::Stack;
+use xlog_workloads::stack::Stack;
 
 use crate::page::{Page, size};
 use crate::plot;

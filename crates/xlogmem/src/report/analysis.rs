@@ -323,7 +323,7 @@ mod tests {
     use super::*;
     use crate::convert::input::Strict;
     use xlog_trace::{Action, Failure, Format, LogWriter, ServedBy, UseAccess};
-    use xlogmem::workload::Minstd;
+    use xlog_workloads::Minstd;
 
     /// A live block of the model: bytes, tag, generation.
     type Block = (u64, String, Option<u64>);

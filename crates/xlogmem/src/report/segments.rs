@@ -108,7 +108,7 @@ impl Segments {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use xlogmem::workload::Minstd;
+    use xlog_workloads::Minstd;
 
     #[test]
     fn stretches_that_meet_are_one_and_others_are_apart() {

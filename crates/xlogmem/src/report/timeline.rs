@@ -133,7 +133,7 @@ impl TimelineBuilder {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use xlogmem::workload::Minstd;
+    use xlog_workloads::Minstd;
 
     /// Random steps of two series; returns the totals after each record too.
     fn walk(records: u64, seed: u64) -> (Timeline, Vec<(u64, u64)>) {

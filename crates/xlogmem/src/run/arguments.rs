@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use clap::Args;
 use xlog_cuda::DeviceSpec;
 use xlog_cuda::device_runtime::{GuardSetting, open_log};
+use xlog_workloads::stack::{StackKind, StackOptions};
 use xlogmem::size::Size;
-use xlogmem::stack::{StackKind, StackOptions};
 
 use crate::cli::Refusal;
 use crate::doctor::{Cuda, Selected, select};

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use serde::Serialize;
 use xlog_cuda::device_runtime::LoggingSink;
-use xlogmem::stack::StackOptions;
+use xlog_workloads::stack::StackOptions;
 
 use super::arguments::StackArguments;
 use crate::page::Page;

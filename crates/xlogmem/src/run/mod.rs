@@ -16,7 +16,7 @@ use std::time::Instant;
 use xlog_cuda::device_runtime::ResourceStatistics;
 use xlog_cuda::driver::DeviceKind;
 use xlog_cuda::{CudaDevice, GpuMemoryManager, Result};
-use xlogmem::stack::{Stack, StackKind};
+use xlog_workloads::stack::{Stack, StackKind};
 
 use crate::Output;
 use crate::cli::{HandoffArguments, Refusal};

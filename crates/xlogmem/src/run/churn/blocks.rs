@@ -11,8 +11,8 @@ use xlog_cuda::device_runtime::{
 };
 use xlog_cuda::driver::sync::Mutex;
 use xlog_cuda::{Result, XlogError};
-use xlogmem::stack::Stack;
-use xlogmem::workload::Target;
+use xlog_workloads::Target;
+use xlog_workloads::stack::Stack;
 
 use super::super::progress::Progress;
 use super::witness::Witness;
@@ -265,7 +265,7 @@ mod tests {
     use super::*;
     use xlog_cuda::DeviceSpec;
     use xlog_cuda::device_runtime::{BlockState, Generation};
-    use xlogmem::stack::StackKind;
+    use xlog_workloads::stack::StackKind;
 
     #[test]
     fn a_block_over_a_live_one_is_counted_wherever_they_meet() {

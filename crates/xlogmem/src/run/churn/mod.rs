@@ -14,9 +14,9 @@ use clap::{Args, value_parser};
 use xlog_cuda::device_runtime::StreamLease;
 use xlog_cuda::driver::DeviceKind;
 use xlog_cuda::{DeviceSpec, Result};
+use xlog_workloads::stack::{Stack, StackKind, StackOptions};
+use xlog_workloads::{RandomAllocations, Sizes, SmallBlocks, Tally, Target};
 use xlogmem::size::Size;
-use xlogmem::stack::{Stack, StackKind, StackOptions};
-use xlogmem::workload::{RandomAllocations, Sizes, SmallBlocks, Tally, Target};
 
 use crate::Output;
 use crate::cli::Refusal;

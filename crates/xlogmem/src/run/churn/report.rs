@@ -5,8 +5,8 @@
 
 use serde::Serialize;
 use xlog_cuda::device_runtime::PoolSnapshot;
-use xlogmem::stack::Stack;
-use xlogmem::workload::Tally;
+use xlog_workloads::Tally;
+use xlog_workloads::stack::Stack;
 
 use super::blocks::{Checks, Counts};
 use super::witness::{Compared, Wrong};

@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use xlog_cuda::Result;
 use xlog_cuda::XlogError;
 use xlog_cuda::driver::sync::Mutex;
-use xlogmem::stack::Stack;
-use xlogmem::workload::{Minstd, draw_size};
+use xlog_workloads::stack::Stack;
+use xlog_workloads::{Minstd, draw_size};
 
 use super::Plan;
 use super::blocks::{Checks, Counts, Held};

@@ -10,12 +10,12 @@ use std::time::Instant;
 
 use clap::{Args, value_parser};
 use xlog_cuda::Result;
-use xlogmem::relational::fixpoint::Fixpoint;
-use xlogmem::relational::join::Join;
-use xlogmem::relational::numbers::seed_for;
-use xlogmem::relational::sort::Sort;
-use xlogmem::relational::{MOST_ROWS, Session, SessionOptions, Workload};
-use xlogmem::stack::{Stack, StackKind};
+use xlog_workloads::relational::fixpoint::Fixpoint;
+use xlog_workloads::relational::join::Join;
+use xlog_workloads::relational::numbers::seed_for;
+use xlog_workloads::relational::sort::Sort;
+use xlog_workloads::relational::{MOST_ROWS, Session, SessionOptions, Workload};
+use xlog_workloads::stack::{Stack, StackKind};
 
 use super::StackArguments;
 use super::log::RunLog;

@@ -6,8 +6,8 @@
 use serde::Serialize;
 use xlog_cuda::Result;
 use xlog_cuda::driver::DeviceKind;
-use xlogmem::relational::{Session, Verdict, Workload};
-use xlogmem::stack::{Stack, StackOptions};
+use xlog_workloads::relational::{Session, Verdict, Workload};
+use xlog_workloads::stack::{Stack, StackOptions};
 
 use super::RelationalArguments;
 use crate::doctor::Selection;

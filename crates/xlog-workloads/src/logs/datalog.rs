@@ -5,7 +5,7 @@
 //! facts grows and then dies away, so sizes change from round to round and the largest blocks are replaced all the time.
 
 use super::{Minstd, Model, Place, Script, scaled};
-use crate::workload::{Sizes, draw_size};
+use crate::{Sizes, draw_size};
 
 #[derive(Debug)]
 pub(super) struct Datalog {

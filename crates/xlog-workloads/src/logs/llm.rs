@@ -5,7 +5,7 @@
 //! all its pages go when it ends. Up to 24 requests run at a time.
 
 use super::{Minstd, Model, Place, Script, scaled};
-use crate::workload::{Sizes, draw_size};
+use crate::{Sizes, draw_size};
 
 const LAYERS: u64 = 16;
 const VOCABULARY: u64 = 32_000;

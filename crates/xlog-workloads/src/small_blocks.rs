@@ -119,8 +119,8 @@ impl SmallBlocks {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Nothing;
     use super::*;
+    use crate::Nothing;
 
     #[test]
     fn sizes_stay_in_bounds_and_are_spread_as_their_name_says() {

@@ -13,8 +13,8 @@ use std::cell::Cell;
 
 use xlog_cuda::{Result, StreamId};
 use xlog_testing::specs;
-use xlogmem::relational::{Column, Session, SessionOptions};
-use xlogmem::stack::{Stack, StackKind};
+use xlog_workloads::relational::{Column, Session, SessionOptions};
+use xlog_workloads::stack::{Stack, StackKind};
 
 struct Counting;
 

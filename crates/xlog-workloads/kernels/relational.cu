@@ -1,5 +1,5 @@
 // Kernels of the relational workloads: hash join, transitive closure, radix sort. What each one does is said where it is declared:
-// xlogmem::relational::kernels, which also has the twins for the simulated device.
+// xlog_workloads::relational::kernels, which also has the twins for the simulated device.
 //
 // Loops over rows step by the size of the grid, loops over tiles by its number of blocks, so any grid is right. Neighbouring threads
 // take neighbouring rows. Where a thread has to look at random places it asks for several of them before it waits for the first.

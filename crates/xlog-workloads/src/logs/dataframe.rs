@@ -5,7 +5,7 @@
 //! they came.
 
 use super::{Minstd, Model, Place, Script, scaled};
-use crate::workload::{Sizes, draw_size};
+use crate::{Sizes, draw_size};
 
 #[derive(Debug)]
 pub(super) struct Dataframe {

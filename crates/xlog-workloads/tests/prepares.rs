@@ -4,11 +4,11 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use xlog_cuda::DeviceSpec;
-use xlogmem::relational::fixpoint::Fixpoint;
-use xlogmem::relational::join::Join;
-use xlogmem::relational::sort::Sort;
-use xlogmem::relational::{Omission, Session, SessionOptions, Workload};
-use xlogmem::stack::{Stack, StackKind};
+use xlog_workloads::relational::fixpoint::Fixpoint;
+use xlog_workloads::relational::join::Join;
+use xlog_workloads::relational::sort::Sort;
+use xlog_workloads::relational::{Omission, Session, SessionOptions, Workload};
+use xlog_workloads::stack::{Stack, StackKind};
 
 /// What a run under a seed came to.
 struct Came {

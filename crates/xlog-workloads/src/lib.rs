@@ -1,12 +1,23 @@
-//! Workloads: sequences of allocations and frees, made from a seed alone.
+//! Workloads for the command line and the benches, and the stacks they run on.
 //!
-//! A workload knows nothing of devices. It drives a [`Target`], which may be a resource, a model, or nothing at all: the same seed
+//! | item | what it is |
+//! |---|---|
+//! | [`RandomAllocations`], [`SmallBlocks`] | sequences of allocations and frees, made from a seed alone |
+//! | [`logs`] | allocation logs of made-up programs |
+//! | [`relational`] | a hash join, a transitive closure and a sort whose data stays on the device |
+//! | [`stack`] | a device with one resource on it |
+//!
+//! A sequence knows nothing of devices. It drives a [`Target`], which may be a resource, a model, or nothing at all: the same seed
 //! gives the same sequence as long as the target fails nothing, and [`Tally::check`] says so in one number.
+
+#![deny(unsafe_code)]
 
 pub mod logs;
 mod minstd;
 mod random_allocations;
+pub mod relational;
 mod small_blocks;
+pub mod stack;
 
 pub use minstd::Minstd;
 pub use random_allocations::{CAP_BYTES, RandomAllocations};

@@ -8,7 +8,7 @@ pub const CAP_BYTES: u64 = 16_000 << 20;
 /// Blocks of uniform size, allocated with 73 of 100 draws while there are fewer than asked for, and freed at random.
 ///
 /// ```
-/// use xlogmem::workload::{Nothing, RandomAllocations};
+/// use xlog_workloads::{Nothing, RandomAllocations};
 ///
 /// let tally = RandomAllocations::new(1000, 1 << 20).run(&mut Nothing)?;
 /// assert_eq!(tally.check, 0x0a01_169c_41d5_b10b);
@@ -66,8 +66,8 @@ impl RandomAllocations {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Nothing;
     use super::*;
+    use crate::Nothing;
 
     fn check(rows: &[(u64, u64, u64, u64, u64)]) {
         for &(allocations, mib, peak_blocks, peak_bytes, fnv) in rows {
