@@ -1,7 +1,7 @@
 //! The command line.
-
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand, value_parser};
+use xlog_report::Trouble;
 
 use crate::ledger::LedgerArguments;
 use crate::run::{RelationalArguments, StackArguments, TenantsArguments};
@@ -154,6 +154,17 @@ pub(crate) enum Refusal {
     Shown(String),
     /// The command cannot be carried out as asked: its line, its input or its output, in one line.
     Line(String),
+}
+
+impl Refusal {
+    /// The answer of a command that reads logs, if it has one; a refusal where it could not be carried out.
+    pub(crate) fn or_found(outcome: Result<(), Trouble>) -> Result<Option<String>, Self> {
+        match outcome {
+            Ok(()) => Ok(None),
+            Err(Trouble::Found(answer)) => Ok(Some(answer)),
+            Err(Trouble::Refused(line)) => Err(Self::Line(line)),
+        }
+    }
 }
 
 /// The whole command line, for those who describe it.

@@ -1,15 +1,14 @@
 //! `xlogmem generate`: logs to replay where there is no recorded one.
-
 use std::path::PathBuf;
 
 use clap::{Args, value_parser};
 use serde::Serialize;
+use xlog_report::LogFormat;
+use xlog_report::page::{Page, size};
 use xlog_workloads::logs::{LogKind, LogSettings, write_log};
 
 use crate::Output;
 use crate::cli::Refusal;
-use crate::convert::LogFormat;
-use crate::page::{Page, size};
 use crate::part::Part;
 
 /// What `generate` takes.

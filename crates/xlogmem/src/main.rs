@@ -12,12 +12,9 @@ mod cli;
 mod convert;
 mod diff;
 mod doctor;
-mod escape;
 mod generate;
 mod ledger;
-mod page;
 mod part;
-mod plot;
 mod replay;
 mod report;
 mod run;
@@ -25,9 +22,10 @@ mod shell;
 mod summary;
 mod temporary;
 mod top;
-
 use std::io::{ErrorKind, Write};
 use std::process::ExitCode;
+
+use xlog_report::escape;
 
 use cli::{Command, Refusal, RunCommand};
 

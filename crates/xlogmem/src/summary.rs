@@ -1,18 +1,16 @@
 //! `xlogmem summary`: a log in numbers.
 //!
 //! Records are taken by their order in the history, in bounded memory; how many came too late for that is in the report.
-
 use std::path::PathBuf;
 
 use clap::Args;
 use serde::Serialize;
+use xlog_report::page::{Page, size};
+use xlog_report::{Input, LogFormat, ReadingReport, Strict, Trouble};
 use xlog_trace::{Ordered, Source, Summary, Usage};
 
 use crate::Output;
 use crate::cli::Refusal;
-use crate::convert::LogFormat;
-use crate::convert::input::{Input, ReadingReport, Strict, Trouble};
-use crate::page::{Page, size};
 
 const SCHEMA: u32 = 1;
 /// Rows shown of each table; the JSON has all.
@@ -143,7 +141,7 @@ pub(crate) fn run(arguments: &SummaryArguments) -> Result<Output, Refusal> {
         numbers: None,
     };
     let input = Input::new(&arguments.log, from, Strict(arguments.strict)).once();
-    report.error = Trouble::found(sum_up(&input, &mut report))?;
+    report.error = Refusal::or_found(sum_up(&input, &mut report))?;
     report.ok = report.error.is_none();
     let failure = report.error.clone();
     let text = match arguments.json {

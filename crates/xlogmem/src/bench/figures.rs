@@ -1,5 +1,4 @@
 //! What is measured: each group has variants that do the same work, the first of which the others are compared with.
-
 use std::hint::black_box;
 use std::path::Path;
 use std::sync::Arc;
@@ -10,10 +9,10 @@ use xlog_cuda::device_runtime::{
     StatisticsConfig, StatisticsResource, StreamId, StreamPool,
 };
 use xlog_cuda::{CudaDevice, DeviceSpec, Result, XlogError};
+use xlog_report::page::size;
 use xlog_workloads::stack::{Stack, StackKind};
 
 use super::measure::{Effort, Sample, Variant, take_turns};
-use crate::page::size;
 
 const TAG: AllocTag = AllocTag("bench");
 /// Sizes of a pair.

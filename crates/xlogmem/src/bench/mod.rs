@@ -4,16 +4,15 @@
 
 mod figures;
 mod measure;
-
 use std::time::Duration;
 
 use clap::Args;
 use serde::Serialize;
 use xlog_cuda::{CudaDevice, DeviceSpec};
+use xlog_report::page::Page;
 
 use crate::cli::Refusal;
 use crate::doctor::{Cuda, select};
-use crate::page::Page;
 use crate::temporary::Folder;
 use crate::{Output, json_text};
 use figures::Group;

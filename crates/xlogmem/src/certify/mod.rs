@@ -7,7 +7,6 @@ mod cell;
 mod checker;
 mod plan;
 mod report;
-
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -15,10 +14,10 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use xlog_cuda::{CudaDevice, DeviceSpec};
+use xlog_report::Trouble;
 
 use crate::Output;
 use crate::cli::Refusal;
-use crate::convert::input::Trouble;
 use crate::doctor::{Cuda, select};
 use crate::part::PartFolder;
 use crate::temporary;
@@ -112,7 +111,7 @@ pub(crate) fn run(arguments: &CertifyArguments) -> Result<Output, Refusal> {
     };
     let folder = folder.map_err(Refusal::Line)?;
     let filled = fill(&mut report, selection.spec, checker.as_deref(), arguments, &folder);
-    report.error = Trouble::found(filled)?;
+    report.error = Refusal::or_found(filled)?;
     folder.commit().map_err(|error| Refusal::Line(format!("--output {error}")))?;
     report.judge();
     let failure = report.error.clone();

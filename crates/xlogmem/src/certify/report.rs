@@ -1,11 +1,10 @@
 //! What came of all cells, and whether it is as promised.
-
 use serde::Serialize;
+use xlog_report::page::Page;
 
 use super::cell::{By, Catch};
 use super::plan::{Bug, Circumstance, Stack};
 use crate::doctor::Selection;
-use crate::page::Page;
 
 /// What came of one cell.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]

@@ -1,13 +1,12 @@
 //! What a shared runtime on the device may hold, which limit rules, and how its ledger stands.
-
 use serde::Serialize;
 use xlog_cuda::device_runtime::{
     LedgerOutlook, LedgerSetting, LimitSurvey, RuntimeConfig, XlogDeviceRuntime, check_log,
 };
 use xlog_cuda::{CudaDevice, Result, XlogError};
+use xlog_report::page::{Page, size};
 
 use super::report::{Missing, Report};
-use crate::page::{Page, size};
 
 /// The limit, and where it comes from.
 #[derive(Serialize, Debug)]

@@ -1,8 +1,8 @@
 //! The report for people: aligned, and no wider than 80 columns where a name allows it.
+use xlog_report::page::{Page, size};
 
 use super::limits;
 use super::report::{Device, Report};
-use crate::page::{Page, size};
 
 /// The whole report.
 pub(super) fn render(report: &Report) -> String {

@@ -2,13 +2,11 @@
 //!
 //! Field names are the interface: a field may be added, none changes its name or meaning without a new `schema` number.
 //! Every field is always there; what is not known is `null`.
-
 use std::time::SystemTime;
 
 use serde::Serialize;
 use xlog_cuda::ledger::{SlotSnapshot, Snapshot};
-
-use crate::page::{Page, size};
+use xlog_report::page::{Page, size};
 
 const SCHEMA: u32 = 1;
 

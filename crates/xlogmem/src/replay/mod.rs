@@ -5,19 +5,17 @@ mod plan;
 mod report;
 mod samples;
 mod times;
-
 use std::path::PathBuf;
 
 use clap::Args;
 use xlog_cuda::DeviceSpec;
+use xlog_report::{Input, LogFormat, ReadingReport, Strict, Trouble};
 use xlog_trace::{Ordered, Source};
 use xlog_workloads::stack::{Stack, StackKind};
 use xlogmem::size::Size;
 
 use crate::Output;
 use crate::cli::Refusal;
-use crate::convert::LogFormat;
-use crate::convert::input::{Input, ReadingReport, Strict, Trouble};
 use crate::doctor::{Cuda, select};
 use execute::{Mode, replay, streams_of};
 use plan::{Plan, Problem};
@@ -147,7 +145,7 @@ pub(crate) fn run(arguments: &ReplayArguments) -> Result<Output, Refusal> {
     }
     let mut report =
         Report::new(selection.describe(), &arguments.log, request.mode, request.budget);
-    report.error = Trouble::found(work(arguments, &request, spec, &mut report))?;
+    report.error = Refusal::or_found(work(arguments, &request, spec, &mut report))?;
     report.judge();
     let failure = report.error.clone();
     let text = match arguments.json {

@@ -2,21 +2,20 @@
 //!
 //! Field names are the interface: a field may be added, none changes its name or meaning without a new `schema` number.
 //! Every field is always there; what is not known is `null`.
-
 use std::path::Path;
 use std::time::Instant;
 
 use serde::Serialize;
 use xlog_cuda::device_runtime::PoolSnapshot;
+use xlog_report::ReadingReport;
+use xlog_report::page::{Page, size};
 use xlog_workloads::stack::{Stack, StackKind};
 
 use super::execute::{Failed, Mode, Outcome};
 use super::plan::LogFigures;
 use super::samples::{self, Sample};
 use super::times::TimesReport;
-use crate::convert::input::ReadingReport;
 use crate::doctor::Selection;
-use crate::page::{Page, size};
 
 const SCHEMA: u32 = 1;
 

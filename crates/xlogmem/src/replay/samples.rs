@@ -2,12 +2,10 @@
 //!
 //! A sample is taken after every so many operations of the log, between calls and not in their times. With several threads a sample
 //! is of the moment at which the operation was done, whatever the others were doing.
-
 use serde::Serialize;
+use xlog_report::page::{Page, size};
+use xlog_report::plot;
 use xlog_workloads::stack::Stack;
-
-use crate::page::{Page, size};
-use crate::plot;
 
 /// Samples of a replay; one more at its end.
 const SAMPLES: usize = 128;

@@ -1,15 +1,14 @@
 //! The log of a run, and what is missing from it.
 //!
 //! A record that did not reach the file is part of the run's answer: in its status, its JSON and its page.
-
 use std::sync::Arc;
 
 use serde::Serialize;
 use xlog_cuda::device_runtime::LoggingSink;
+use xlog_report::page::Page;
 use xlog_workloads::stack::StackOptions;
 
 use super::arguments::StackArguments;
-use crate::page::Page;
 
 /// A log that is being written.
 pub(crate) struct RunLog {

@@ -1,7 +1,6 @@
 //! Two looks at ledgers, and what is shown of them: rows in the shape of the JSON, and lines of text.
 //!
 //! Field names are the interface: a field may be added, none changes its name or meaning without a new `schema` number.
-
 use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::fmt;
@@ -10,9 +9,8 @@ use std::time::{Duration, Instant, SystemTime};
 
 use serde::Serialize;
 use xlog_cuda::ledger::{LedgerResult, SlotSnapshot, Snapshot, TagUse};
-
-use crate::escape;
-use crate::page::size;
+use xlog_report::escape;
+use xlog_report::page::size;
 
 const SCHEMA: u32 = 1;
 const COLUMNS: usize = 80;

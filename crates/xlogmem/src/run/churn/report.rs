@@ -2,9 +2,9 @@
 //!
 //! Field names are the interface: a field may be added, none changes its name or meaning without a new `schema` number.
 //! Every field is always there; what is not known is `null`.
-
 use serde::Serialize;
 use xlog_cuda::device_runtime::PoolSnapshot;
+use xlog_report::page::{Page, size};
 use xlog_workloads::Tally;
 use xlog_workloads::stack::Stack;
 
@@ -12,7 +12,6 @@ use super::blocks::{Checks, Counts};
 use super::witness::{Compared, Wrong};
 use super::{Plan, Workload};
 use crate::doctor::Selection;
-use crate::page::{Page, size};
 use crate::replay::PoolReport;
 use crate::run::log::LogReport;
 

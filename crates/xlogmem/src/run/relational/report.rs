@@ -2,16 +2,15 @@
 //!
 //! Field names are the interface: a field may be added, none changes its name or meaning without a new `schema` number.
 //! Every field is always there; what is not known is `null`.
-
 use serde::Serialize;
 use xlog_cuda::Result;
 use xlog_cuda::driver::DeviceKind;
+use xlog_report::page::{Page, size};
 use xlog_workloads::relational::{Session, Verdict, Workload};
 use xlog_workloads::stack::{Stack, StackOptions};
 
 use super::RelationalArguments;
 use crate::doctor::Selection;
-use crate::page::{Page, size};
 use crate::replay::PoolReport;
 use crate::run::log::LogReport;
 

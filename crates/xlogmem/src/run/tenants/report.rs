@@ -2,14 +2,13 @@
 //!
 //! Field names are the interface: a field may be added, none changes its name or meaning without a new `schema` number.
 //! Every field is always there; what is not known is `null`.
-
 use serde::Serialize;
+use xlog_report::page::{Page, size};
 
 use super::TenantsArguments;
 use super::watch::Sight;
 use super::worker::Outcome;
 use crate::doctor::Selection;
-use crate::page::{Page, size};
 
 const SCHEMA: u32 = 1;
 

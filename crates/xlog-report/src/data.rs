@@ -1,20 +1,19 @@
 //! What the page is told of a log: figures and tables as JSON, pictures as arrays.
 //!
 //! Names of fields are between this file and the scripts of the page, and are no interface.
-
 use serde::Serialize;
 use xlog_trace::Usage;
 
-use super::analysis::Analysis;
-use super::html::{Array, Blob};
-use super::lifetimes::Histogram;
-use crate::diff::compare::{Comparison, compare};
+use crate::analysis::Analysis;
+use crate::compare::{Comparison, compare};
+use crate::html::{Array, Blob};
+use crate::lifetimes::Histogram;
 
 /// Rows of the tables of tags and leaks; more are counted.
 const ROWS: usize = 200;
 
 #[derive(Serialize, Debug)]
-pub(super) struct PageData {
+pub(crate) struct PageData {
     log: String,
     format: &'static str,
     device: String,
@@ -146,7 +145,7 @@ struct Other {
 }
 
 impl PageData {
-    pub(super) fn new(
+    pub(crate) fn new(
         analysis: &Analysis,
         other: Option<&Analysis>,
         budget: Option<u64>,
@@ -249,7 +248,7 @@ impl PageData {
         }
     }
 
-    pub(super) fn title(&self) -> String {
+    pub(crate) fn title(&self) -> String {
         format!("{} - device memory", crate::escape::line(&self.log))
     }
 }

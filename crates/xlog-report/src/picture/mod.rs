@@ -2,13 +2,11 @@
 
 mod png;
 mod svg;
-
-use super::analysis::Analysis;
-use super::text::{named, seconds, shorten};
+use crate::analysis::Analysis;
 use crate::page::size;
-
-pub(super) use png::write as png;
-pub(super) use svg::write as svg;
+use crate::text::{named, seconds, shorten};
+pub use png::write as png;
+pub use svg::write as svg;
 
 const WIDTH: usize = 960;
 const HEIGHT: usize = 420;
@@ -82,13 +80,13 @@ enum Shape {
 
 /// All shapes, and what the picture is of.
 #[derive(Debug)]
-pub(super) struct Picture {
+pub struct Picture {
     title: String,
     shapes: Vec<Shape>,
 }
 
 /// The picture of a log.
-pub(super) fn draw(analysis: &Analysis, budget: Option<u64>) -> Picture {
+pub fn draw(analysis: &Analysis, budget: Option<u64>) -> Picture {
     let total = &analysis.summary.total;
     let title = format!(
         "{}: peak {} at {}",

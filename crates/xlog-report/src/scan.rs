@@ -1,36 +1,35 @@
 //! The first pass over a log: sums, the addresses it touches, and which streams have lanes.
 //!
 //! Refused here, before anything is drawn: a log without records, and one that is not whole unless that is wanted.
-
 use std::collections::HashMap;
 
 use xlog_trace::{Action, Header, Names, Ordered, ReadReport, Source, Summarizer, Summary};
 
-use super::lanes;
-use super::segments::{SegmentBuilder, Segments};
-use crate::convert::LogFormat;
-use crate::convert::input::{Input, Trouble, Watched};
+use crate::format::LogFormat;
+use crate::input::{Input, Trouble, Watched};
+use crate::lanes;
+use crate::segments::{SegmentBuilder, Segments};
 
 /// Streams that are counted apart.
 const MAX_STREAMS: usize = 1 << 16;
 
 /// What the first pass finds.
-pub(super) struct Scan {
-    pub(super) summary: Summary,
-    pub(super) first_time: u64,
-    pub(super) segments: Segments,
-    pub(super) uses: u64,
-    pub(super) lane_names: Vec<String>,
-    pub(super) lanes: HashMap<Option<u32>, u8>,
-    pub(super) reading: ReadReport,
-    pub(super) late: u64,
-    pub(super) format: &'static str,
-    pub(super) header: Header,
+pub(crate) struct Scan {
+    pub(crate) summary: Summary,
+    pub(crate) first_time: u64,
+    pub(crate) segments: Segments,
+    pub(crate) uses: u64,
+    pub(crate) lane_names: Vec<String>,
+    pub(crate) lanes: HashMap<Option<u32>, u8>,
+    pub(crate) reading: ReadReport,
+    pub(crate) late: u64,
+    pub(crate) format: &'static str,
+    pub(crate) header: Header,
 }
 
 impl Scan {
     /// Reads a log to its end. `partial`: also one that is damaged or cut off.
-    pub(super) fn read(input: &Input<'_>, log: &str, partial: bool) -> Result<Self, String> {
+    pub(crate) fn read(input: &Input<'_>, log: &str, partial: bool) -> Result<Self, String> {
         let source: Watched = input.begin().map_err(Trouble::into_line)?;
         let format = LogFormat::from(source.format()).name();
         let mut source = Ordered::new(source);
@@ -74,7 +73,7 @@ impl Scan {
 }
 
 /// Refuses a log without records, and one that is not whole unless that is wanted.
-pub(crate) fn check(log: &str, reading: &ReadReport, partial: bool) -> Result<(), String> {
+pub fn check(log: &str, reading: &ReadReport, partial: bool) -> Result<(), String> {
     if reading.records == 0 {
         return Err(format!("{log}: it has no records; expected an allocation log with some"));
     }

@@ -2,27 +2,20 @@
 //!
 //! As with `diff` the exit status is the answer: 0 they say the same of memory, 1 they differ, 2 one of them cannot be read.
 //! Compared are counts and bytes; times, threads and addresses differ from run to run and are only shown.
-
-pub(crate) mod compare;
-
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
 use serde::Serialize;
+use xlog_report::compare::{Comparison, compare, rows};
+use xlog_report::page::Page;
+use xlog_report::{Input, LogFormat, ReadingReport, Strict, Trouble, check};
 use xlog_trace::{Ordered, Source, Summary};
 
 use crate::Output;
 use crate::cli::Refusal;
-use crate::convert::LogFormat;
-use crate::convert::input::{Input, ReadingReport, Strict, Trouble};
-use crate::page::{Page, size};
-use crate::report::{check, named, seconds, shorten};
-use compare::{Change, Comparison, TagChange, compare};
 
 const SCHEMA: u32 = 1;
-/// Rows of each table; the JSON has all.
-const ROWS: usize = 12;
 
 /// What `diff` takes.
 #[derive(Args, Debug)]
@@ -122,81 +115,4 @@ fn render(report: &Report) -> String {
         true => "the logs say the same of memory",
         false => "the logs differ",
     })
-}
-
-/// The tables of a comparison.
-pub(crate) fn rows(page: &mut Page, comparison: &Comparison) {
-    let total = &comparison.total;
-    page.row(&format!("{:<20}{:>13}{:>13}{:>14}{:>10}", "", "before", "after", "change", ""));
-    let bytes = [
-        ("peak", total.peak_bytes),
-        ("allocated in all", total.total_bytes),
-        ("never freed", total.live_bytes),
-    ];
-    for (name, change) in bytes {
-        row(page, name, change, size);
-    }
-    let counts = [
-        ("most blocks", comparison.peak_blocks),
-        ("allocations", total.allocations),
-        ("frees", comparison.frees),
-        ("failures", total.failures),
-        ("blocks never freed", total.live_blocks),
-        ("records", comparison.records),
-    ];
-    for (name, change) in counts {
-        row(page, name, change, |count| count.to_string());
-    }
-    row(page, "duration", comparison.duration_nanos, seconds);
-    let table = |page: &mut Page, title: &str, of: fn(&TagChange) -> Change| {
-        let mut changed: Vec<&TagChange> =
-            comparison.by_tag.iter().filter(|tag| !of(tag).is_same()).collect();
-        changed.sort_by_key(|tag| std::cmp::Reverse(of(tag).distance()));
-        if !changed.is_empty() {
-            page.title(title);
-        }
-        for tag in changed.iter().take(ROWS) {
-            row(page, named(&tag.tag), of(tag), size);
-        }
-        if changed.len() > ROWS {
-            page.row(&format!("and {} more; --json has them", changed.len() - ROWS));
-        }
-    };
-    table(page, "Peaks by tag, the largest changes first", |tag| tag.peak_bytes);
-    table(page, "Allocated in all by tag, the largest changes first", |tag| tag.total_bytes);
-    table(page, "Never freed by tag, the largest changes first", |tag| tag.live_bytes);
-    if comparison.failures.iter().any(|(_, times)| !times.is_same()) {
-        page.title("Failures");
-    }
-    for (kind, times) in comparison.failures.iter().filter(|(_, times)| !times.is_same()) {
-        row(page, kind, *times, |count| count.to_string());
-    }
-}
-
-fn row(page: &mut Page, name: &str, change: Change, unit: fn(u64) -> String) {
-    let sign = if change.after >= change.before { "+" } else { "-" };
-    let (distance, ratio) = match change.is_same() {
-        true => ("same".to_owned(), String::new()),
-        false => (format!("{sign}{}", unit(change.distance())), ratio(change)),
-    };
-    page.row(&format!(
-        "{:<20}{:>13}{:>13}{distance:>14}{ratio:>10}",
-        shorten(name, 20),
-        unit(change.before),
-        unit(change.after)
-    ));
-}
-
-fn ratio(change: Change) -> String {
-    match (change.before, change.after) {
-        (0, _) => "new".to_owned(),
-        (_, 0) => "gone".to_owned(),
-        (before, after) => {
-            let percent = (after as f64 / before as f64 - 1.0) * 100.0;
-            match percent.abs() < 1000.0 {
-                true => format!("{percent:+.1} %"),
-                false => format!("{:.0}x", after as f64 / before as f64),
-            }
-        }
-    }
 }

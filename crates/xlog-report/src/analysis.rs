@@ -2,19 +2,18 @@
 //!
 //! The first pass sums up: how many records, which tags, streams and addresses. The second fills pictures of fixed size. Neither
 //! holds the log: memory grows with the live blocks, which have a limit, the window that brings records into order, and the pictures.
-
 use std::collections::{HashMap, HashSet};
 
 use xlog_trace::{Header, NameId, Names, Ordered, ReadReport, Record, Source, Summary, TraceError};
 
-use super::address_map::{AddressMap, AddressMapBuilder, COLUMNS};
-use super::lanes::{Lanes, LanesBuilder};
-use super::lifetimes::Lifetimes;
-use super::lives::{Change, Life, Lives};
-use super::scan::Scan;
-use super::segments::Segments;
-use super::timeline::{Timeline, TimelineBuilder};
-use crate::convert::input::{Input, Trouble};
+use crate::address_map::{AddressMap, AddressMapBuilder, COLUMNS};
+use crate::input::{Input, Trouble};
+use crate::lanes::{Lanes, LanesBuilder};
+use crate::lifetimes::Lifetimes;
+use crate::lives::{Change, Life, Lives};
+use crate::scan::Scan;
+use crate::segments::Segments;
+use crate::timeline::{Timeline, TimelineBuilder};
 
 /// Tags that are shown by name; the rest are shown together.
 const SHOWN_TAGS: usize = 14;
@@ -42,11 +41,11 @@ pub(crate) struct FailedCall {
 
 /// A log, analysed. Times are nanoseconds since its first record.
 #[derive(Debug)]
-pub(crate) struct Analysis {
+pub struct Analysis {
     /// The log as it was named.
-    pub(crate) log: String,
+    pub log: String,
     /// The name of its file alone: pages and pictures are passed on, and where a log lay is nobody's business.
-    pub(crate) file: String,
+    pub file: String,
     pub(crate) format: &'static str,
     pub(crate) header: Header,
     pub(crate) reading: ReadReport,
@@ -75,7 +74,7 @@ pub(crate) struct Analysis {
 }
 
 /// Analyses a log. `partial`: also one that is damaged or cut off.
-pub(crate) fn analyse(input: &Input<'_>, log: &str, partial: bool) -> Result<Analysis, String> {
+pub fn analyse(input: &Input<'_>, log: &str, partial: bool) -> Result<Analysis, String> {
     let scan = Scan::read(input, log, partial)?;
     let mut met = HashSet::new();
     let names = scan.summary.by_tag.iter().map(|(name, _)| name);
@@ -180,7 +179,7 @@ struct Peak {
 impl<'a> Filling<'a> {
     fn new(scan: &'a Scan, shown: HashMap<String, u8>, series: usize) -> Self {
         let records = scan.summary.records;
-        let per_bin = records.div_ceil(super::timeline::MAX_BINS as u64).max(1);
+        let per_bin = records.div_ceil(crate::timeline::MAX_BINS as u64).max(1);
         let bins = records.div_ceil(per_bin) as usize;
         Self {
             scan,
@@ -321,7 +320,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
-    use crate::convert::input::Strict;
+    use crate::input::Strict;
     use xlog_trace::{Action, Failure, Format, LogWriter, ServedBy, UseAccess};
     use xlog_workloads::Minstd;
 

@@ -2,9 +2,8 @@
 //!
 //! A cell says how full its stretch of addresses was at the fullest moment of its column, and whose the most of it was. Work is
 //! the rows that a block covers, for each allocation and each free, however long blocks live.
-
-use super::lives::Life;
-use super::segments::Segments;
+use crate::lives::Life;
+use crate::segments::Segments;
 
 /// Rows of a map, at most.
 pub(crate) const ROWS: usize = 256;
@@ -33,14 +32,14 @@ struct Row {
 
 /// Makes a map, record by record.
 #[derive(Debug)]
-pub(super) struct AddressMapBuilder<'a> {
+pub(crate) struct AddressMapBuilder<'a> {
     segments: &'a Segments,
     rows: Vec<Row>,
     made: AddressMap,
 }
 
 impl<'a> AddressMapBuilder<'a> {
-    pub(super) fn new(segments: &'a Segments, tags: usize) -> Self {
+    pub(crate) fn new(segments: &'a Segments, tags: usize) -> Self {
         let row_bytes = segments.bytes().div_ceil(ROWS as u64).max(1);
         let rows = segments.bytes().div_ceil(row_bytes) as usize;
         let row = Row { live: 0, by_tag: vec![0; tags], highest: 0, holder: 0 };
@@ -51,7 +50,7 @@ impl<'a> AddressMapBuilder<'a> {
         }
     }
 
-    pub(super) fn born(&mut self, life: &Life) {
+    pub(crate) fn born(&mut self, life: &Life) {
         self.each(life, |row, bytes, row_bytes| {
             row.live = row.live.saturating_add(bytes);
             let mut most = 0;
@@ -66,7 +65,7 @@ impl<'a> AddressMapBuilder<'a> {
         });
     }
 
-    pub(super) fn died(&mut self, life: &Life) {
+    pub(crate) fn died(&mut self, life: &Life) {
         self.each(life, |row, bytes, _| {
             row.live = row.live.saturating_sub(bytes);
             if let Some(own) = row.by_tag.get_mut(life.tag as usize) {
@@ -91,7 +90,7 @@ impl<'a> AddressMapBuilder<'a> {
     }
 
     /// Ends a column of time; the next begins with what is live.
-    pub(super) fn end_column(&mut self) {
+    pub(crate) fn end_column(&mut self) {
         let full = u128::from(self.made.row_bytes);
         for row in &mut self.rows {
             let part = (u128::from(row.highest) * 255).div_ceil(full).min(255);
@@ -102,7 +101,7 @@ impl<'a> AddressMapBuilder<'a> {
         }
     }
 
-    pub(super) fn finish(self) -> AddressMap {
+    pub(crate) fn finish(self) -> AddressMap {
         self.made
     }
 }
@@ -115,8 +114,8 @@ fn holder(by_tag: &[u64]) -> u8 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::segments::SegmentBuilder;
     use super::*;
+    use crate::segments::SegmentBuilder;
 
     fn life(ptr: u64, extent: u64, tag: u8) -> Life {
         Life {

@@ -1,5 +1,4 @@
 //! A log as it is read by every command: its format found out or given, progress on a terminal, and how reading went.
-
 use std::cell::OnceCell;
 use std::fs::File;
 use std::io::{BufReader, IsTerminal, Read, Write};
@@ -14,8 +13,7 @@ use xlog_trace::{
     Format, Header, Names, ReadReport, Reader, Record, Source, Strictness, TraceError,
 };
 
-use super::LogFormat;
-use crate::cli::Refusal;
+use crate::format::LogFormat;
 use crate::page::Page;
 
 const EVERY: Duration = Duration::from_millis(200);
@@ -24,11 +22,11 @@ const LOOK: u64 = 4096;
 
 /// Whether the first bad record ends it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Strict(pub(crate) bool);
+pub struct Strict(pub bool);
 
 /// Why a command that reads logs did not end well.
 #[derive(Debug)]
-pub(crate) enum Trouble {
+pub enum Trouble {
     /// It cannot be carried out as asked: exit status 2, nothing on standard output.
     Refused(String),
     /// It was carried out, and this is its answer: exit status 1, and a report.
@@ -36,17 +34,8 @@ pub(crate) enum Trouble {
 }
 
 impl Trouble {
-    /// The refusal, or else what was found.
-    pub(crate) fn found(outcome: Result<(), Self>) -> Result<Option<String>, Refusal> {
-        match outcome {
-            Ok(()) => Ok(None),
-            Err(Self::Found(answer)) => Ok(Some(answer)),
-            Err(Self::Refused(line)) => Err(Refusal::Line(line)),
-        }
-    }
-
     /// Its line.
-    pub(crate) fn into_line(self) -> String {
+    pub fn into_line(self) -> String {
         match self {
             Self::Refused(line) | Self::Found(line) => line,
         }
@@ -56,7 +45,7 @@ impl Trouble {
 /// A log that can be read any number of times.
 ///
 /// A pipe gives its bytes once, so the first reading copies them to a file without a name, which all readings then read.
-pub(crate) struct Input<'a> {
+pub struct Input<'a> {
     path: &'a Path,
     format: Option<LogFormat>,
     strict: Strict,
@@ -65,17 +54,18 @@ pub(crate) struct Input<'a> {
 }
 
 impl<'a> Input<'a> {
-    pub(crate) fn new(path: &'a Path, format: Option<LogFormat>, strict: Strict) -> Self {
+    /// A log by its name, with its format where that is known.
+    pub fn new(path: &'a Path, format: Option<LogFormat>, strict: Strict) -> Self {
         Self { path, format, strict, is_read_once: false, copy: OnceCell::new() }
     }
 
     /// The log as it was named.
-    pub(crate) fn path(&self) -> &'a Path {
+    pub fn path(&self) -> &'a Path {
         self.path
     }
 
     /// For a command that reads it once: a pipe needs no copy.
-    pub(crate) fn once(mut self) -> Self {
+    pub fn once(mut self) -> Self {
         self.is_read_once = true;
         self
     }
@@ -104,7 +94,7 @@ impl<'a> Input<'a> {
     }
 
     /// Reads it from its beginning.
-    pub(crate) fn open(&self) -> Result<Watched, TraceError> {
+    pub fn open(&self) -> Result<Watched, TraceError> {
         let (file, has_places) = self.file()?;
         let total = file.metadata().map_or(0, |metadata| metadata.len());
         let read = Arc::new(AtomicU64::new(0));
@@ -120,12 +110,12 @@ impl<'a> Input<'a> {
     }
 
     /// Reads it from its beginning. What is no log, whatever is wrong with it, is refused.
-    pub(crate) fn begin(&self) -> Result<Watched, Trouble> {
+    pub fn begin(&self) -> Result<Watched, Trouble> {
         self.open().map_err(|error| Trouble::Refused(format!("{}: {error}", self.path.display())))
     }
 
     /// Refuses what was read to its end and has no good record among its bad places: it is no log of the format that was claimed.
-    pub(crate) fn check(&self, report: &ReadReport) -> Result<(), Trouble> {
+    pub fn check(&self, report: &ReadReport) -> Result<(), Trouble> {
         match &report.first_bad {
             Some(bad) if report.records == 0 => Err(Trouble::Refused(format!(
                 "{}: no record of it is good, the first bad place is {bad}",
@@ -136,7 +126,7 @@ impl<'a> Input<'a> {
     }
 
     /// An error on the way, with the file it is about. A bad record is what a strict reader looks for.
-    pub(crate) fn blame(&self, error: &TraceError) -> Trouble {
+    pub fn blame(&self, error: &TraceError) -> Trouble {
         let line = format!("{}: {error}", self.path.display());
         match error {
             TraceError::Bad(_) if self.strict.0 => Trouble::Found(line),
@@ -164,7 +154,7 @@ impl Read for Counted {
 }
 
 /// A reader that says on a terminal how far it is.
-pub(crate) struct Watched {
+pub struct Watched {
     reader: Reader,
     read: Arc<AtomicU64>,
     total: u64,
@@ -175,7 +165,8 @@ pub(crate) struct Watched {
 }
 
 impl Watched {
-    pub(crate) fn format(&self) -> Format {
+    /// The format that is read.
+    pub fn format(&self) -> Format {
         self.reader.format()
     }
 
@@ -225,23 +216,24 @@ impl Drop for Watched {
 
 /// How reading went, in the shape of its JSON.
 #[derive(Serialize, Clone, Debug)]
-pub(crate) struct ReadingReport {
+pub struct ReadingReport {
     /// Good records.
-    pub(crate) records: u64,
+    pub records: u64,
     /// Places where something was wrong: lines, or stretches of bytes.
-    pub(crate) skipped: u64,
+    pub skipped: u64,
     /// The first of them, with its line or byte and what was expected.
-    pub(crate) first_bad: Option<String>,
+    pub first_bad: Option<String>,
     /// The file ends in the middle of a record.
-    pub(crate) cut_off: bool,
+    pub cut_off: bool,
     /// The writer did not close the log, as it does at its end: records may be missing after these. Never of text formats.
-    pub(crate) not_closed: bool,
+    pub not_closed: bool,
     /// Records that the writer says it had to drop.
-    pub(crate) dropped_by_writer: u64,
+    pub dropped_by_writer: u64,
 }
 
 impl ReadingReport {
-    pub(crate) fn new(report: &ReadReport) -> Self {
+    /// How reading went so far.
+    pub fn new(report: &ReadReport) -> Self {
         Self {
             records: report.records,
             skipped: report.skipped,
@@ -252,7 +244,8 @@ impl ReadingReport {
         }
     }
 
-    pub(crate) fn render(&self, page: &mut Page) {
+    /// Adds its lines to a text.
+    pub fn render(&self, page: &mut Page) {
         page.line("good records", &self.records.to_string());
         page.line("bad places skipped", &self.skipped.to_string());
         if let Some(bad) = &self.first_bad {

@@ -3,13 +3,12 @@
 //! The rules are those of the log's summary: a block is known by process, device and address, a free of another generation is a
 //! free of a block that the log does not have, and an allocation at a live address means that a free is missing. Memory grows with
 //! the live blocks, not with the log, up to the limit of `reserve_live`.
-
 use std::collections::HashMap;
 
 use xlog_trace::{Action, NameId, Record, TraceError, reserve_live};
 
 /// What names a block in a log: process, device, address.
-pub(super) type Key = (u32, u32, u64);
+pub(crate) type Key = (u32, u32, u64);
 
 /// A live block.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -37,7 +36,7 @@ pub(crate) struct Life {
 
 /// What a record did.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Change {
+pub(crate) enum Change {
     None,
     Born(Life),
     /// Born where a block was live whose free the log does not have.
@@ -52,13 +51,13 @@ pub(super) enum Change {
 
 /// The live blocks.
 #[derive(Debug, Default)]
-pub(super) struct Lives(HashMap<Key, Life>);
+pub(crate) struct Lives(HashMap<Key, Life>);
 
 impl Lives {
     /// Applies a record at `time`, whose tag is shown as `tag`.
     ///
     /// More blocks than can be followed are an error.
-    pub(super) fn apply(
+    pub(crate) fn apply(
         &mut self,
         record: &Record,
         time: u64,
@@ -113,7 +112,7 @@ impl Lives {
         })
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = &Life> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Life> {
         self.0.values()
     }
 }

@@ -1,13 +1,12 @@
 //! The report as a text of 80 columns, for terminals and the logs of continuous integration.
-
 use xlog_trace::Usage;
 
-use super::analysis::Analysis;
-use super::lifetimes::Histogram;
-use super::timeline::Timeline;
-use crate::diff::compare::compare;
+use crate::analysis::Analysis;
+use crate::compare::compare;
 use crate::escape;
+use crate::lifetimes::Histogram;
 use crate::page::{Page, size};
+use crate::timeline::Timeline;
 
 const WIDTH: usize = 64;
 const HEIGHT: usize = 8;
@@ -17,7 +16,7 @@ const ROWS: usize = 10;
 
 impl Analysis {
     /// What keeps the report from being the whole truth.
-    pub(super) fn notes(&self) -> Vec<String> {
+    pub(crate) fn notes(&self) -> Vec<String> {
         let mut notes = Vec::new();
         let (summary, reading) = (&self.summary, &self.reading);
         if reading.skipped > 0 {
@@ -43,10 +42,10 @@ impl Analysis {
 }
 
 /// How a text names a log.
-pub(super) type Naming = fn(&Analysis) -> &str;
+pub type Naming = fn(&Analysis) -> &str;
 
 /// The report. `other` is what the log is compared with.
-pub(super) fn render(
+pub fn render(
     analysis: &Analysis,
     other: Option<&Analysis>,
     budget: Option<u64>,
@@ -205,7 +204,7 @@ fn changes(page: &mut Page, other: &Analysis, analysis: &Analysis, name: Naming)
     let comparison = compare(&other.summary, &analysis.summary);
     page.title("Since the other log");
     page.line("other", name(other));
-    crate::diff::rows(page, &comparison);
+    crate::compare::rows(page, &comparison);
 }
 
 fn more(page: &mut Page, rows: usize) {
@@ -214,6 +213,7 @@ fn more(page: &mut Page, rows: usize) {
     }
 }
 
+/// The name of a tag, also of blocks without one.
 pub(crate) fn named(tag: &str) -> &str {
     if tag.is_empty() { "untagged" } else { tag }
 }

@@ -2,13 +2,12 @@
 //!
 //! Field names are the interface: a field may be added, none changes its name or meaning without a new `schema` number.
 //! Every field is always there; what is not known is `null`.
-
 use serde::Serialize;
 
-use super::analysis::Analysis;
-use super::lifetimes::Histogram;
-use crate::convert::input::ReadingReport;
-use crate::diff::compare::{Comparison, compare};
+use crate::analysis::Analysis;
+use crate::compare::{Comparison, compare};
+use crate::input::ReadingReport;
+use crate::lifetimes::Histogram;
 
 const SCHEMA: u32 = 1;
 /// Steps of memory over time.
@@ -16,13 +15,16 @@ const STEPS: usize = 64;
 
 /// A file that was written.
 #[derive(Serialize, Clone, Debug)]
-pub(super) struct WrittenFile {
-    pub(super) path: String,
-    pub(super) bytes: u64,
+pub struct WrittenFile {
+    /// Where.
+    pub path: String,
+    /// Its size.
+    pub bytes: u64,
 }
 
+/// The figures of one report.
 #[derive(Serialize, Debug)]
-pub(super) struct Figures {
+pub struct Figures {
     schema: u32,
     ok: bool,
     error: Option<String>,
@@ -88,7 +90,8 @@ struct IdleRow {
 }
 
 impl Figures {
-    pub(super) fn new(
+    /// The figures of an analysis, and what was written of it.
+    pub fn new(
         analysis: &Analysis,
         other: Option<&Analysis>,
         budget: Option<u64>,
@@ -150,7 +153,7 @@ fn rows(histogram: &Histogram) -> Vec<HistogramRow> {
 
 fn idle(analysis: &Analysis) -> Vec<IdleRow> {
     let tags = analysis.tags.iter().zip(&analysis.lifetimes.by_tag);
-    let row = |(name, tag): (&String, &super::lifetimes::IdleTag)| IdleRow {
+    let row = |(name, tag): (&String, &crate::lifetimes::IdleTag)| IdleRow {
         tag: name.clone(),
         blocks: tag.blocks,
         unused_blocks: tag.unused,

@@ -3,14 +3,13 @@
 //! The script and the style are the same in every report and are allowed by their digests; the policy of the page forbids
 //! everything else, so that no text of a log can run or load anything. What a log says is put into the page by the script as
 //! text, never as markup; in the file it is JSON in which `<`, `>` and `&` are escaped, or escaped markup.
-
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 
-use super::analysis::Analysis;
-use super::data::PageData;
+use crate::analysis::Analysis;
+use crate::data::PageData;
 
 const STYLE: &str = include_str!("page/style.css");
 const MARKUP: &str = include_str!("page/page.html");
@@ -28,30 +27,30 @@ const SCRIPTS: [&str; 9] = [
 
 /// Arrays of numbers, one behind the other, each at a multiple of eight bytes.
 #[derive(Debug, Default)]
-pub(super) struct Blob(Vec<u8>);
+pub(crate) struct Blob(Vec<u8>);
 
 /// Where an array is, and of what.
 #[derive(Serialize, Clone, Copy, Debug)]
-pub(super) struct Array {
+pub(crate) struct Array {
     kind: &'static str,
     offset: usize,
     length: usize,
 }
 
 impl Blob {
-    pub(super) fn f64(&mut self, values: impl IntoIterator<Item = u64>) -> Array {
+    pub(crate) fn f64(&mut self, values: impl IntoIterator<Item = u64>) -> Array {
         self.put("f64", values.into_iter().map(|value| (value as f64).to_le_bytes()))
     }
 
-    pub(super) fn f32(&mut self, values: impl IntoIterator<Item = u64>) -> Array {
+    pub(crate) fn f32(&mut self, values: impl IntoIterator<Item = u64>) -> Array {
         self.put("f32", values.into_iter().map(|value| (value as f32).to_le_bytes()))
     }
 
-    pub(super) fn u32(&mut self, values: impl IntoIterator<Item = u32>) -> Array {
+    pub(crate) fn u32(&mut self, values: impl IntoIterator<Item = u32>) -> Array {
         self.put("u32", values.into_iter().map(u32::to_le_bytes))
     }
 
-    pub(super) fn u8(&mut self, values: impl IntoIterator<Item = u8>) -> Array {
+    pub(crate) fn u8(&mut self, values: impl IntoIterator<Item = u8>) -> Array {
         self.put("u8", values.into_iter().map(|value| [value]))
     }
 
@@ -71,7 +70,7 @@ impl Blob {
 }
 
 /// The page. `text` is what is shown where scripts do not run.
-pub(super) fn render(
+pub fn render(
     analysis: &Analysis,
     other: Option<&Analysis>,
     budget: Option<u64>,
@@ -131,7 +130,7 @@ fn digest(text: &str) -> String {
 }
 
 /// A text as markup.
-pub(super) fn escape(text: &str) -> String {
+pub(crate) fn escape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in crate::escape::lines(text).chars() {
         match c {

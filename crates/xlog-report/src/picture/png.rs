@@ -1,5 +1,4 @@
 //! The picture as PNG, at twice the size: edges of columns are smoothed, text is of an eight by eight font.
-
 use font8x8::{BASIC_FONTS, LATIN_FONTS, UnicodeFonts};
 
 use super::{Anchor, Colour, HEIGHT, PAPER, Picture, Shape, WIDTH};
@@ -16,7 +15,7 @@ struct Canvas {
 }
 
 /// The picture as a file.
-pub(in crate::report) fn write(picture: &Picture) -> Result<Vec<u8>, String> {
+pub fn write(picture: &Picture) -> Result<Vec<u8>, String> {
     let (width, height) = (WIDTH * SCALE, HEIGHT * SCALE);
     let mut canvas = Canvas { width, pixels: PAPER.repeat(width * height) };
     for shape in &picture.shapes {

@@ -1,16 +1,20 @@
 //! The formats by name and by the end of a file's name.
-
 use std::path::Path;
 
 use xlog_trace::Format;
 
 /// A format that is written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum LogFormat {
+pub enum LogFormat {
+    /// The binary log.
     Xtrace,
+    /// The log as text.
     Csv,
+    /// The log as RMM writes it.
     RmmCsv,
+    /// Trace events, for Perfetto. Only written.
     Chrome,
+    /// A memory snapshot, for PyTorch's viewer. Only written.
     Torch,
 }
 
@@ -26,7 +30,8 @@ const ENDINGS: [(&str, LogFormat); 6] = [
 impl LogFormat {
     const ALL: [Self; 5] = [Self::Xtrace, Self::Csv, Self::RmmCsv, Self::Chrome, Self::Torch];
 
-    pub(crate) fn name(self) -> &'static str {
+    /// Its name on the command line.
+    pub fn name(self) -> &'static str {
         match self {
             Self::Xtrace => "xtrace",
             Self::Csv => "csv",
@@ -37,14 +42,14 @@ impl LogFormat {
     }
 
     /// The format of that name.
-    pub(crate) fn parse(name: &str) -> Result<Self, String> {
+    pub fn parse(name: &str) -> Result<Self, String> {
         Self::ALL.into_iter().find(|format| format.name() == name).ok_or_else(|| {
             format!("there is no format {name:?}; expected xtrace, csv, rmm-csv, chrome or torch")
         })
     }
 
     /// The format of that name, if it is one that can be read.
-    pub(crate) fn parse_input(name: &str) -> Result<Self, String> {
+    pub fn parse_input(name: &str) -> Result<Self, String> {
         match Self::parse(name) {
             Ok(format) if format.log().is_some() => Ok(format),
             Ok(format) => {
@@ -55,7 +60,7 @@ impl LogFormat {
     }
 
     /// The format that the end of a name stands for.
-    pub(crate) fn of_path(path: &Path) -> Result<Self, String> {
+    pub fn of_path(path: &Path) -> Result<Self, String> {
         let name = path.file_name().unwrap_or_default().to_string_lossy().to_ascii_lowercase();
         let found = ENDINGS.iter().find(|(ending, _)| name.ends_with(ending));
         found.map(|(_, format)| *format).ok_or_else(|| {
@@ -67,7 +72,7 @@ impl LogFormat {
     }
 
     /// The format of a log, which can also be read; none for exports.
-    pub(crate) fn log(self) -> Option<Format> {
+    pub fn log(self) -> Option<Format> {
         match self {
             Self::Xtrace => Some(Format::Binary),
             Self::Csv => Some(Format::Csv),

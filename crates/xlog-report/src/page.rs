@@ -1,5 +1,4 @@
 //! Text for people: titles, aligned labels, and lines no wider than 80 columns where a word allows it.
-
 use std::fmt::Write;
 
 use crate::escape;
@@ -8,12 +7,12 @@ const WIDTH: usize = 80;
 const LABEL: usize = 20;
 
 /// A text that grows line by line.
-#[derive(Default)]
-pub(crate) struct Page(String);
+#[derive(Default, Debug)]
+pub struct Page(String);
 
 impl Page {
     /// Starts a section.
-    pub(crate) fn title(&mut self, title: &str) {
+    pub fn title(&mut self, title: &str) {
         if !self.0.is_empty() {
             self.0.push('\n');
         }
@@ -22,7 +21,7 @@ impl Page {
     }
 
     /// A label and its value, wrapped at spaces and indented under itself.
-    pub(crate) fn line(&mut self, label: &str, value: &str) {
+    pub fn line(&mut self, label: &str, value: &str) {
         let label = escape::line(label);
         let mut label = label.as_ref();
         for piece in wrap(&escape::lines(value), WIDTH - LABEL - 2) {
@@ -33,7 +32,7 @@ impl Page {
     }
 
     /// A row of a table: the first cell and the last to the left, those between to the right.
-    pub(crate) fn columns(&mut self, cells: &[&str]) {
+    pub fn columns(&mut self, cells: &[&str]) {
         let mut line = String::new();
         for (index, cell) in cells.iter().map(|cell| escape::line(cell)).enumerate() {
             // Writing to a string cannot fail.
@@ -48,12 +47,12 @@ impl Page {
     }
 
     /// A line as it is, such as one of a table.
-    pub(crate) fn row(&mut self, text: &str) {
+    pub fn row(&mut self, text: &str) {
         let _ = writeln!(self.0, "{}", format!("  {}", escape::line(text)).trim_end());
     }
 
     /// The last words, after an empty line, and the whole text.
-    pub(crate) fn close(mut self, verdict: &str) -> String {
+    pub fn close(mut self, verdict: &str) -> String {
         if !self.0.is_empty() {
             self.0.push('\n');
         }
@@ -84,7 +83,7 @@ fn wrap(text: &str, width: usize) -> Vec<String> {
 }
 
 /// Bytes in the largest unit that leaves at least one.
-pub(crate) fn size(bytes: u64) -> String {
+pub fn size(bytes: u64) -> String {
     const UNITS: [(u64, &str); 4] =
         [(1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
     match UNITS.iter().find(|(unit, _)| bytes >= *unit) {

@@ -1,11 +1,10 @@
 //! Small charts of text: columns of blocks, eight steps to a row.
-
 use crate::page::size;
 
 const STEPS: [char; 9] = [' ', '▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 
 /// A chart of `height` rows with sizes to the left; `line` is a limit, drawn where the columns leave room.
-pub(crate) fn rows(values: &[u64], top: u64, height: usize, line: Option<u64>) -> Vec<String> {
+pub fn rows(values: &[u64], top: u64, height: usize, line: Option<u64>) -> Vec<String> {
     let steps = (height * 8) as u128;
     let scaled = |value: u64| {
         let value = (u128::from(value) * steps).div_ceil(u128::from(top.max(1)));

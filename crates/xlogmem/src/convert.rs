@@ -2,25 +2,20 @@
 //!
 //! The output is written beside its place and moved there when it is complete, so a failure leaves what was there, and a log may be
 //! converted onto itself. Bad input is skipped and counted, or with `--strict` ends the conversion.
-
-mod format;
-pub(crate) mod input;
-
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::PathBuf;
 
 use clap::Args;
 use serde::Serialize;
+use xlog_report::page::Page;
+use xlog_report::{Input, LogFormat, ReadingReport, Strict, Trouble};
 use xlog_trace::export::{write_chrome_trace, write_torch_snapshot};
 use xlog_trace::{Ordered, ReadReport, Source, TraceError, convert};
 
 use crate::Output;
 use crate::cli::Refusal;
-use crate::page::Page;
 use crate::part::Part;
-pub(crate) use format::LogFormat;
-use input::{Input, ReadingReport, Strict, Trouble};
 
 const SCHEMA: u32 = 1;
 
@@ -101,7 +96,7 @@ pub(crate) fn run(arguments: &ConvertArguments) -> Result<Output, Refusal> {
     };
     let strict = Strict(arguments.strict);
     let written = write(arguments, from, to, strict, &mut report);
-    report.error = Trouble::found(written)?;
+    report.error = Refusal::or_found(written)?;
     report.ok = report.error.is_none();
     let failure = report.error.clone();
     let text = match arguments.json {
@@ -208,7 +203,7 @@ fn render(report: &Report) -> String {
         reading.render(&mut page);
         page.line("written", &report.written.to_string());
         page.line("left out", &report.left_out.to_string());
-        page.line("size", &crate::page::size(report.bytes));
+        page.line("size", &xlog_report::page::size(report.bytes));
     }
     match &report.error {
         Some(error) => page.close(error),

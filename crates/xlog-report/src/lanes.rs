@@ -3,15 +3,14 @@
 //! A handover is a use or a free of a block on another stream than the one that touched it last: where the runtime puts a wait
 //! unless it is implied. A wait is an allocation that the log says was served by waiting. All handovers are counted; of the single
 //! ones every n-th is kept.
-
 use std::collections::{BTreeMap, HashMap};
 
 use xlog_trace::{Action, Record, ServedBy};
 
-use super::lives::Life;
+use crate::lives::Life;
 
 /// Lanes that are drawn apart; the rest share the last.
-pub(super) const MAX_LANES: usize = 32;
+pub(crate) const MAX_LANES: usize = 32;
 /// Handovers kept one by one.
 const MAX_ARROWS: usize = 4096;
 
@@ -46,7 +45,7 @@ pub(crate) struct Lanes {
 
 /// Makes lanes, record by record.
 #[derive(Debug)]
-pub(super) struct LanesBuilder<'a> {
+pub(crate) struct LanesBuilder<'a> {
     lanes: &'a HashMap<Option<u32>, u8>,
     count: usize,
     column: Vec<LaneCounts>,
@@ -56,7 +55,7 @@ pub(super) struct LanesBuilder<'a> {
 
 impl<'a> LanesBuilder<'a> {
     /// `lanes`: which stream is drawn where; others are drawn on the last of `count`.
-    pub(super) fn new(lanes: &'a HashMap<Option<u32>, u8>, count: usize) -> Self {
+    pub(crate) fn new(lanes: &'a HashMap<Option<u32>, u8>, count: usize) -> Self {
         Self {
             lanes,
             count,
@@ -75,7 +74,7 @@ impl<'a> LanesBuilder<'a> {
     }
 
     /// A record; `touched` is the block it is of, as it was before, if that is live.
-    pub(super) fn record(&mut self, record: &Record, touched: Option<&Life>, time: u64) {
+    pub(crate) fn record(&mut self, record: &Record, touched: Option<&Life>, time: u64) {
         let lane = self.lane(record.stream());
         self.count(lane, |counts| counts.calls += 1);
         let waited = matches!(record.served_by(), ServedBy::Waited | ServedBy::Reaped);
@@ -113,18 +112,18 @@ impl<'a> LanesBuilder<'a> {
         }
     }
 
-    pub(super) fn end_column(&mut self) {
+    pub(crate) fn end_column(&mut self) {
         self.made.columns.append(&mut self.column);
         self.column = vec![LaneCounts::default(); self.count];
     }
 
-    pub(super) fn finish(self) -> Lanes {
+    pub(crate) fn finish(self) -> Lanes {
         self.made
     }
 }
 
 /// Which streams have a lane: the busiest, by number; and what each lane is called.
-pub(super) fn assign(
+pub(crate) fn assign(
     activity: &HashMap<Option<u32>, u64>,
     name: impl Fn(Option<u32>) -> String,
 ) -> (HashMap<Option<u32>, u8>, Vec<String>) {

@@ -2,36 +2,17 @@
 //!
 //! A log that cannot be read and an output that cannot be written are refused before anything is written; outputs are written beside
 //! their places and moved there when all of them are complete.
-
-mod address_map;
-mod analysis;
-mod data;
-mod figures;
-mod html;
-mod lanes;
-mod lifetimes;
-mod lives;
-mod picture;
-mod scan;
-mod segments;
-mod text;
-mod timeline;
-
 use std::io::Write;
 use std::path::PathBuf;
 
 use clap::Args;
+use xlog_report::figures::{Figures, WrittenFile};
+use xlog_report::{Analysis, Input, LogFormat, Strict, Trouble, analyse, html, picture, text};
 use xlogmem::size::Size;
 
 use crate::Output;
 use crate::cli::Refusal;
-use crate::convert::LogFormat;
-use crate::convert::input::{Input, Strict, Trouble};
 use crate::part::Part;
-use analysis::{Analysis, analyse};
-use figures::{Figures, WrittenFile};
-pub(crate) use scan::check;
-pub(crate) use text::{named, seconds, shorten};
 
 /// What `report` takes.
 #[derive(Args, Debug)]
@@ -130,8 +111,8 @@ fn report(arguments: &ReportArguments) -> Result<String, String> {
         return crate::json_text(&Figures::new(&analysis, other.as_ref(), budget, &written));
     }
     let lines = written.iter().map(|file| {
-        let size = crate::page::size(file.bytes);
-        format!("{} is written, {size}\n", crate::escape::line(&file.path))
+        let size = xlog_report::page::size(file.bytes);
+        format!("{} is written, {size}\n", xlog_report::escape::line(&file.path))
     });
     Ok(match arguments.text || written.is_empty() {
         true => text(|log| &log.log),

@@ -3,22 +3,21 @@
 //! Every output passes through here: text and JSON in `print`, errors in `complain`, the screen of `top`, and the texts of the page.
 //! A control character (C0, DEL, C1), a format character (bidirectional overrides, zero width, soft hyphen) and a line or paragraph
 //! separator become the escape that JSON has for them, so that escaped JSON is JSON of the same value.
-
 use std::borrow::Cow;
 use std::fmt::Write;
 
 /// Escapes all but line breaks and tabs: for text that is already laid out in lines.
-pub(crate) fn lines(text: &str) -> Cow<'_, str> {
+pub fn lines(text: &str) -> Cow<'_, str> {
     escape(text, |c| c != '\n' && c != '\t' && is_unsafe(c))
 }
 
 /// Escapes line breaks and tabs, too: for what must stay within its line.
-pub(crate) fn line(text: &str) -> Cow<'_, str> {
+pub fn line(text: &str) -> Cow<'_, str> {
     escape(text, is_unsafe)
 }
 
 /// Escapes every text of a value, not as JSON would: who reads the value has the escape, and not the character.
-pub(crate) fn texts(value: &mut serde_json::Value) {
+pub fn texts(value: &mut serde_json::Value) {
     use serde_json::Value;
     match value {
         Value::String(text) => {

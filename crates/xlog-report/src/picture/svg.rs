@@ -1,12 +1,11 @@
 //! The picture as SVG: no script, no reference to anything outside.
-
 use std::fmt::Write;
 
 use super::{Anchor, Colour, HEIGHT, Picture, Shape, WIDTH};
-use crate::report::html::escape;
+use crate::html::escape;
 
 /// The picture as a file.
-pub(in crate::report) fn write(picture: &Picture) -> Vec<u8> {
+pub fn write(picture: &Picture) -> Vec<u8> {
     let mut out = String::new();
     let title = escape(&picture.title);
     // Writing to a string cannot fail.

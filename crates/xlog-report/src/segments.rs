@@ -2,7 +2,6 @@
 //!
 //! Addresses are rounded to granules of 2 MiB; where that makes more stretches than are shown, granules double until it does not.
 //! Address spaces of other processes and devices are apart.
-
 use std::collections::BTreeMap;
 
 /// Most stretches that are told apart.
@@ -22,7 +21,7 @@ pub(crate) struct Segment {
 
 /// Collects stretches: by process, device and first granule, the granule after the last.
 #[derive(Debug)]
-pub(super) struct SegmentBuilder {
+pub(crate) struct SegmentBuilder {
     bits: u32,
     ranges: BTreeMap<(u32, u32, u64), u64>,
 }
@@ -35,7 +34,7 @@ impl Default for SegmentBuilder {
 
 impl SegmentBuilder {
     /// A block of so many bytes was here.
-    pub(super) fn add(&mut self, process: u32, device: u32, ptr: u64, bytes: u64) {
+    pub(crate) fn add(&mut self, process: u32, device: u32, ptr: u64, bytes: u64) {
         let end = ptr.saturating_add(bytes.max(1) - 1);
         self.insert(process, device, ptr >> self.bits, (end >> self.bits) + 1);
         while self.ranges.len() > MAX_SEGMENTS && self.bits < 63 {
@@ -68,7 +67,7 @@ impl SegmentBuilder {
         self.ranges.insert((process, device, from), to);
     }
 
-    pub(super) fn finish(self) -> Segments {
+    pub(crate) fn finish(self) -> Segments {
         let mut offset = 0_u64;
         let segments = self.ranges.into_iter().map(|((process, device, from), to)| {
             let start = from << self.bits;
@@ -94,7 +93,7 @@ impl Segments {
     }
 
     /// Where an address is among all of them.
-    pub(super) fn offset(&self, process: u32, device: u32, ptr: u64) -> Option<u64> {
+    pub(crate) fn offset(&self, process: u32, device: u32, ptr: u64) -> Option<u64> {
         let after = self.all.partition_point(|segment| {
             (segment.process, segment.device, segment.start) <= (process, device, ptr)
         });

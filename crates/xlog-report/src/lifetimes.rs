@@ -1,9 +1,8 @@
 //! How long blocks lived, how large they were, and how long they lay idle after their last use.
-
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use super::lives::Life;
+use crate::lives::Life;
 
 /// Blocks that are listed one by one.
 const LISTED: usize = 20;
@@ -22,7 +21,7 @@ impl Default for Histogram {
 }
 
 impl Histogram {
-    pub(super) fn add(&mut self, value: u64, bytes: u64) {
+    pub(crate) fn add(&mut self, value: u64, bytes: u64) {
         let at = 64 - value.leading_zeros() as usize;
         if let (Some(count), Some(sum)) = (self.counts.get_mut(at), self.bytes.get_mut(at)) {
             *count += 1;
@@ -101,16 +100,16 @@ pub(crate) struct Lifetimes {
 }
 
 impl Lifetimes {
-    pub(super) fn new(tags: usize) -> Self {
+    pub(crate) fn new(tags: usize) -> Self {
         Self { by_tag: vec![IdleTag::default(); tags], ..Self::default() }
     }
 
-    pub(super) fn born(&mut self, life: &Life) {
+    pub(crate) fn born(&mut self, life: &Life) {
         self.sizes.add(life.bytes, life.bytes);
     }
 
     /// A block that was freed at `time`, or was live at the end.
-    pub(super) fn died(&mut self, life: &Life, time: u64, freed: bool) {
+    pub(crate) fn died(&mut self, life: &Life, time: u64, freed: bool) {
         let held = time.saturating_sub(life.born);
         if freed {
             self.lifetimes.add(held, life.bytes);
@@ -134,7 +133,7 @@ impl Lifetimes {
         }
     }
 
-    pub(super) fn finish(mut self) -> Self {
+    pub(crate) fn finish(mut self) -> Self {
         self.worst = std::mem::take(&mut self.heap)
             .into_sorted_vec()
             .into_iter()

@@ -1,0 +1,38 @@
+//! What an allocation log says of memory: as a page, a text, figures or a picture.
+//!
+//! | item | what it is |
+//! |---|---|
+//! | [`Input`] | a log that can be read any number of times, also one that comes by a pipe |
+//! | [`Analysis`] | everything that a report shows of one log |
+//! | [`compare`] | two logs side by side |
+//! | [`html`], [`text`], [`picture`], [`figures`] | an analysis for a browser, a terminal, a document, a program |
+//! | [`page`], [`plot`], [`escape`] | text for people: aligned lines, small charts, names that cannot command a terminal |
+//!
+//! What it does not do: write files. A caller gets bytes and texts, and decides where they go.
+
+#![deny(unsafe_code)]
+
+mod address_map;
+mod analysis;
+pub mod compare;
+mod data;
+pub mod escape;
+pub mod figures;
+mod format;
+pub mod html;
+mod input;
+mod lanes;
+mod lifetimes;
+mod lives;
+pub mod page;
+pub mod picture;
+pub mod plot;
+mod scan;
+mod segments;
+pub mod text;
+mod timeline;
+
+pub use analysis::{Analysis, analyse};
+pub use format::LogFormat;
+pub use input::{Input, ReadingReport, Strict, Trouble, Watched};
+pub use scan::check;
