@@ -34,6 +34,8 @@ use crate::{DeviceSpec, Result, XlogError};
 pub struct CudaDevice {
     driver: Arc<dyn Driver>,
     sim: Option<Arc<SimDevice>>,
+    /// Whether the driver wants to know of streams' names and of sub-allocated ranges.
+    is_observed: bool,
     spec: String,
     memory_pool: OnceLock<PoolHandle>,
     guard_kernel: OnceLock<CudaFunction>,
@@ -68,7 +70,7 @@ impl CudaDevice {
     pub fn open_spec(spec: DeviceSpec) -> Result<Self> {
         let opened = match spec {
             DeviceSpec::Cuda(ordinal) => {
-                CudaDriver::open(ordinal).map(|driver| Self::of(driver, None, spec.to_string()))
+                CudaDriver::open(ordinal).map(|driver| Self::of(driver, spec.to_string()))
             }
             DeviceSpec::Sim => Self::open_sim(SimConfig::default()),
             DeviceSpec::SimSeeded(seed) => Self::open_sim(SimConfig::default().with_seed(seed)),
@@ -87,7 +89,10 @@ impl CudaDevice {
             Some(seed) => DeviceSpec::SimSeeded(seed),
             None => DeviceSpec::Sim,
         };
-        Self::of(sim.clone(), Some(sim), spec.to_string())
+        let mut device = Self::of(sim.clone(), spec.to_string());
+        device.sim = Some(sim);
+        device.is_observed = true;
+        device
     }
 
     /// A device on any driver, such as one that wraps another to count or fail its calls.
@@ -100,17 +105,29 @@ impl CudaDevice {
             DeviceKind::Cuda => DeviceSpec::Cuda(properties.ordinal as usize).to_string(),
             kind => format!("{kind} driver"),
         };
-        Self::of(driver, None, spec)
+        Self::of(driver, spec)
     }
 
-    fn of(driver: Arc<dyn Driver>, sim: Option<Arc<SimDevice>>, spec: String) -> Self {
-        Self { driver, sim, spec, memory_pool: OnceLock::new(), guard_kernel: OnceLock::new() }
+    fn of(driver: Arc<dyn Driver>, spec: String) -> Self {
+        Self {
+            driver,
+            sim: None,
+            is_observed: false,
+            spec,
+            memory_pool: OnceLock::new(),
+            guard_kernel: OnceLock::new(),
+        }
     }
 
     /// The driver of this device.
     #[must_use]
     pub fn driver(&self) -> &Arc<dyn Driver> {
         &self.driver
+    }
+
+    /// The driver, if it wants to know of streams' names and of sub-allocated ranges: that of a device opened as a simulated one.
+    pub(crate) fn observer(&self) -> Option<&Arc<dyn Driver>> {
+        self.is_observed.then_some(&self.driver)
     }
 
     /// The simulated device, for its kernels, faults and schedules; `None` on a GPU.

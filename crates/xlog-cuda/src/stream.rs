@@ -468,9 +468,9 @@ impl DeviceStream {
     pub(crate) fn new(id: IssuedId, raw: Arc<RawStream>) -> Self {
         let stream = Self { id, raw };
         stream.raw.clock.cell().set_out(Some(stream.id().0));
-        if let Some(sim) = stream.device().sim() {
+        if let Some(observer) = stream.device().observer() {
             // The name only makes race reports readable; work is the same without it.
-            let _ = sim.name_stream(stream.raw.handle, &stream.id().to_string());
+            let _ = observer.name_stream(stream.raw.handle, &stream.id().to_string());
         }
         stream
     }

@@ -174,6 +174,32 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// Holds `stream`: what is queued after this call runs only once the gate is released or dropped.
     fn hold(&self, stream: StreamHandle) -> DriverResult<Gate>;
 
+    // Reports. A device that checks the order of accesses wants to know what it cannot see; every other one ignores these calls.
+
+    /// Names a stream in the device's reports.
+    fn name_stream(&self, stream: StreamHandle, name: &str) -> DriverResult<()> {
+        let _ = (stream, name);
+        Ok(())
+    }
+
+    /// Announces that a sub-allocator hands out this range, in the order of `stream`; reports name it by `tag`.
+    fn begin_range(
+        &self,
+        ptr: u64,
+        bytes: usize,
+        stream: StreamHandle,
+        tag: &str,
+    ) -> DriverResult<()> {
+        let _ = (ptr, bytes, stream, tag);
+        Ok(())
+    }
+
+    /// Announces that a sub-allocator takes this range back, in the order of `stream`.
+    fn end_range(&self, ptr: u64, bytes: usize, stream: StreamHandle) -> DriverResult<()> {
+        let _ = (ptr, bytes, stream);
+        Ok(())
+    }
+
     // Capabilities.
 
     /// Stream-ordered pools, where the device has them.

@@ -449,6 +449,24 @@ impl Driver for SimDevice {
         Ok(Gate::new(move || shared.open_gate(&gate)))
     }
 
+    fn name_stream(&self, stream: StreamHandle, name: &str) -> DriverResult<()> {
+        Self::name_stream(self, stream, name)
+    }
+
+    fn begin_range(
+        &self,
+        ptr: u64,
+        bytes: usize,
+        stream: StreamHandle,
+        tag: &str,
+    ) -> DriverResult<()> {
+        Self::begin_range(self, ptr, bytes, stream, tag)
+    }
+
+    fn end_range(&self, ptr: u64, bytes: usize, stream: StreamHandle) -> DriverResult<()> {
+        Self::end_range(self, ptr, bytes, stream)
+    }
+
     fn async_pools(&self) -> Option<&dyn AsyncPools> {
         self.properties.async_pools.then_some(self as &dyn AsyncPools)
     }

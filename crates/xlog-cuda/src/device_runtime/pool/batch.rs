@@ -172,8 +172,8 @@ impl PoolResource {
             return run.iter().map(put).fold(Ok(()), Result::and);
         }
         for (_, record) in run {
-            if let Some(sim) = &self.sim {
-                let _ = sim.end_range(record.ptr(), record.bytes(), home.handle());
+            if let Some(observer) = &self.observer {
+                let _ = observer.end_range(record.ptr(), record.bytes(), home.handle());
             }
             record.end();
         }

@@ -37,8 +37,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Instant;
 
+use xlog_driver::Driver;
 use xlog_driver::sync::Mutex;
-use xlog_sim::SimDevice;
 
 use self::arena::{Arena, NO_PLACE, Piece};
 use self::index::Index;
@@ -110,8 +110,8 @@ pub struct PoolResource {
     room: AtomicU64,
     /// Blocks may go the shortest way: nobody is told of them, and their own stream needs no events.
     quick: bool,
-    /// The simulated device, whose detector is told of every block.
-    sim: Option<Arc<SimDevice>>,
+    /// The driver of a simulated device, whose detector learns of every block.
+    observer: Option<Arc<dyn Driver>>,
     device: Arc<CudaDevice>,
     ordinal: u32,
     config: PoolConfig,
@@ -191,10 +191,10 @@ impl PoolResource {
             tracker,
             arenas: Slab::new(MAX_STREAMS),
             room: AtomicU64::new(0),
-            quick: device.sim().is_none()
+            quick: device.observer().is_none()
                 && config.edges != EdgePolicy::Exact
                 && sanitizer.is_none(),
-            sim: device.sim().cloned(),
+            observer: device.observer().cloned(),
             device,
             ordinal,
             segments,
@@ -284,10 +284,10 @@ impl PoolResource {
         let table = &self.tracker.table;
         let place = if piece.place == NO_PLACE { table.take_place() } else { Some(piece.place) };
         let Some(place) = place else { return Err(self.hand_back(piece, home)) };
-        if let Some(sim) = &self.sim {
+        if let Some(observer) = &self.observer {
             // Only tells the detector; the block is the same without it. Queued before the block gets its stamp, as an
             // allocation by the driver would be.
-            let _ = sim.begin_range(piece.ptr, piece.bytes as usize, home.handle(), tag.0);
+            let _ = observer.begin_range(piece.ptr, piece.bytes as usize, home.handle(), tag.0);
         }
         let memory = (piece.ptr, piece.bytes as usize);
         let of = (self.tracker.quick_id(stream), home.clock().key(), home.clock().now());

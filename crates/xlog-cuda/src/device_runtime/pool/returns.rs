@@ -25,8 +25,8 @@ impl PoolResource {
             return Err(error.into());
         }
         let piece = Piece::of(generation, record);
-        if let Some(sim) = &self.sim {
-            let _ = sim.end_range(piece.ptr, piece.bytes as usize, home.handle());
+        if let Some(observer) = &self.observer {
+            let _ = observer.end_range(piece.ptr, piece.bytes as usize, home.handle());
         }
         let arena = self.arena(home.clock().key())?;
         if let Some(sanitizer) = &self.sanitizer {
