@@ -20,9 +20,9 @@ use crate::memory::TrackedCudaSlice;
 use crate::{DeviceStream, Result};
 
 /// Buffers of a launch that are kept without an allocation.
-const FEW: usize = 8;
+const INLINE_USES: usize = 8;
 
-type Uses = SmallVec<[(BlockId, Access); FEW]>;
+type Uses = SmallVec<[(BlockId, Access); INLINE_USES]>;
 
 /// Collects the buffers of one launch, and orders the launch against every other use of them.
 ///
@@ -55,7 +55,7 @@ type Uses = SmallVec<[(BlockId, Access); FEW]>;
 pub struct LaunchRecorder {
     stream: StreamId,
     strict: bool,
-    wanted: SmallVec<[Wanted; FEW]>,
+    wanted: SmallVec<[Wanted; INLINE_USES]>,
     /// Memory that no runtime backs: how many buffers, and the address of the first.
     foreign: Option<(usize, u64)>,
     skipped: usize,

@@ -19,24 +19,24 @@ use xlog_driver::{
 use xlog_sim::SimKernel;
 
 use crate::device_runtime::StreamId;
-use crate::device_runtime::ordering::cells::CellRef;
 use crate::device_runtime::ordering::clock::{Begun, StreamClock};
-use crate::device_runtime::ordering::primitive::{Me, as_me};
-use crate::device_runtime::ordering::tally::{Edges, Tally};
+use crate::device_runtime::ordering::clock_headers::ClockHeaderRef;
+use crate::device_runtime::ordering::primitive::{CurrentThread, with_current_thread};
+use crate::device_runtime::ordering::striped_counters::{StripedCounters, WaitCounts};
 use crate::device_runtime::stream_ids::IssuedId;
 use crate::device_wait;
 use crate::{CudaDevice, Result, XlogError};
 
 /// Where the driver of a device lies: a call through its `Arc` computes that each time, from the alignment in its table.
 #[derive(Debug)]
-struct DriverPlace(NonNull<dyn Driver>);
+struct DriverPtr(NonNull<dyn Driver>);
 
 #[allow(unsafe_code)]
 // SAFETY: it stands for a shared reference to a driver, and every driver is `Send` and `Sync`.
-unsafe impl Send for DriverPlace {}
+unsafe impl Send for DriverPtr {}
 #[allow(unsafe_code)]
 // SAFETY: as above.
-unsafe impl Sync for DriverPlace {}
+unsafe impl Sync for DriverPtr {}
 
 /// An owned driver stream, and its clock. It lives as long as the pool that made it, and longer if somebody has a handle.
 ///
@@ -46,23 +46,23 @@ unsafe impl Sync for DriverPlace {}
 pub(crate) struct RawStream {
     handle: StreamHandle,
     /// That of `device`, one step nearer.
-    driver: DriverPlace,
-    clock: StreamClock<EventHandle, CellRef>,
+    driver: DriverPtr,
+    clock: StreamClock<EventHandle, ClockHeaderRef>,
     priority: i32,
     device: Arc<CudaDevice>,
 }
 
 impl RawStream {
-    /// A stream that stands at `place` in its pool.
+    /// A stream that stands at `slot` in its pool.
     pub(crate) fn create(
         device: Arc<CudaDevice>,
         priority: i32,
-        place: u32,
-        cell: CellRef,
+        slot: u32,
+        header: ClockHeaderRef,
     ) -> DriverResult<Self> {
-        let driver = DriverPlace(NonNull::from(device.driver().as_ref()));
+        let driver = DriverPtr(NonNull::from(device.driver().as_ref()));
         let handle = device.driver().stream_create(priority)?;
-        Ok(Self { clock: StreamClock::new(place, cell), handle, priority, device, driver })
+        Ok(Self { clock: StreamClock::new(slot, header), handle, priority, device, driver })
     }
 
     #[inline(always)]
@@ -83,14 +83,14 @@ impl RawStream {
     }
 
     #[inline]
-    pub(crate) fn clock(&self) -> &StreamClock<EventHandle, CellRef> {
+    pub(crate) fn clock(&self) -> &StreamClock<EventHandle, ClockHeaderRef> {
         &self.clock
     }
 
     /// Refuses a stream that is being captured: what is queued on it does not run now, so no stamp can stand for it.
     #[inline]
     pub(crate) fn check_not_capturing(&self, call: &'static str) -> DriverResult<()> {
-        if self.clock.cell().is_exposed() { self.ask_capturing(call) } else { Ok(()) }
+        if self.clock.header().handle_escaped() { self.ask_capturing(call) } else { Ok(()) }
     }
 
     #[cold]
@@ -115,26 +115,34 @@ impl RawStream {
     }
 
     /// Records an event at the tail of this stream; returns the stamp it covers.
-    pub(crate) fn record(&self, tally: &Tally) -> DriverResult<u64> {
-        as_me(|me| self.record_as(me, tally))
+    pub(crate) fn record(&self, counters: &StripedCounters) -> DriverResult<u64> {
+        with_current_thread(|current| self.record_as(current, counters))
     }
 
     /// [`RawStream::record`] for one who knows its name.
     #[inline(always)]
-    pub(crate) fn record_as(&self, me: Me<'_>, tally: &Tally) -> DriverResult<u64> {
+    pub(crate) fn record_as(
+        &self,
+        current: CurrentThread<'_>,
+        counters: &StripedCounters,
+    ) -> DriverResult<u64> {
         self.check_not_capturing("event_record")?;
-        self.record_shortly(me, tally)
+        self.record_fast(current, counters)
     }
 
     /// [`RawStream::record`] of a stream whose handle was not handed out.
     #[inline(always)]
-    pub(crate) fn record_shortly(&self, me: Me<'_>, tally: &Tally) -> DriverResult<u64> {
-        let Some((covers, event)) = self.clock.begin_open(me, None) else {
-            return self.record_elsewhere(me, tally);
+    pub(crate) fn record_fast(
+        &self,
+        current: CurrentThread<'_>,
+        counters: &StripedCounters,
+    ) -> DriverResult<u64> {
+        let Some((covers, event)) = self.clock.begin_open(current, None) else {
+            return self.record_slow(current, counters);
         };
         self.record_open(covers, event)?;
         self.clock.recorded_open();
-        tally.count_edges(me, 1, 0);
+        counters.count_waits(current, 1, 0);
         Ok(covers)
     }
 
@@ -156,11 +164,15 @@ impl RawStream {
     }
 
     #[inline(never)]
-    fn record_elsewhere(&self, me: Me<'_>, tally: &Tally) -> DriverResult<u64> {
-        let begun = self.clock.begin(me);
+    fn record_slow(
+        &self,
+        current: CurrentThread<'_>,
+        counters: &StripedCounters,
+    ) -> DriverResult<u64> {
+        let begun = self.clock.begin(current);
         let event = self.record_begun(begun)?;
-        tally.count_as(me, |counts| counts.recorded += 1);
-        if let Some(ask) = self.clock.recorded(me, begun.covers, event) {
+        counters.count_as(current, |counts| counts.recorded += 1);
+        if let Some(ask) = self.clock.recorded(current, begun.covers, event) {
             self.ask(ask);
         }
         Ok(begun.covers)
@@ -169,7 +181,7 @@ impl RawStream {
     /// Has the driver record an event that was begun; the clock is not told unless that fails.
     #[inline(always)]
     fn record_begun(&self, begun: Begun<EventHandle>) -> DriverResult<EventHandle> {
-        let event = match begun.spare {
+        let event = match begun.recycled {
             Some(event) => event,
             None => self.create_event(begun.covers)?,
         };
@@ -204,116 +216,131 @@ impl RawStream {
     }
 
     /// Makes later work of this stream follow everything of `other` up to `stamp`, if it does not already.
-    pub(crate) fn wait_for(&self, other: &Self, stamp: u64, tally: &Tally) -> DriverResult<()> {
-        let known = &other.clock;
-        if known.key() == self.clock.key() {
-            return Ok(());
-        }
-        if known.is_complete(stamp) || self.clock.covers(known.key(), stamp) {
-            tally.count(|counts| counts.elided += 1);
-            return Ok(());
-        }
-        let mut edges = Edges::default();
-        let followed = as_me(|me| self.follow(me, other, stamp, &mut edges));
-        tally.count(|counts| counts.add_edges(edges));
-        followed
-    }
-
-    /// [`RawStream::wait_for`] for what is known not to be followed yet; the caller counts the `edges`.
-    #[inline(always)]
-    pub(crate) fn follow(
+    pub(crate) fn wait_on_clock(
         &self,
-        me: Me<'_>,
         other: &Self,
         stamp: u64,
-        edges: &mut Edges,
+        counters: &StripedCounters,
+    ) -> DriverResult<()> {
+        let known = &other.clock;
+        if known.slot() == self.clock.slot() {
+            return Ok(());
+        }
+        if known.is_complete(stamp) || self.clock.covers(known.slot(), stamp) {
+            counters.count(|counts| counts.elided += 1);
+            return Ok(());
+        }
+        let mut waits = WaitCounts::default();
+        let waited = with_current_thread(|current| self.wait_on(current, other, stamp, &mut waits));
+        counters.count(|counts| counts.add_waits(waits));
+        waited
+    }
+
+    /// [`RawStream::wait_on_clock`] for what is known not to be followed yet; the caller counts the `waits`.
+    #[inline(always)]
+    pub(crate) fn wait_on(
+        &self,
+        current: CurrentThread<'_>,
+        other: &Self,
+        stamp: u64,
+        waits: &mut WaitCounts,
     ) -> DriverResult<()> {
         self.check_not_capturing("stream_wait_event")?;
         let known = &other.clock;
-        let mut news = None;
-        let cover = known.find_or_begin(me, stamp, self.clock.key(), &mut news);
+        let mut joined_clock = None;
+        let cover = known.find_or_begin(current, stamp, self.clock.slot(), &mut joined_clock);
         match cover.event {
             Some(event) if cover.recorded => {
                 let queued = self.driver().stream_wait_event(self.handle, event);
-                known.unpin_as(me);
+                known.unpin_as(current);
                 queued?;
             }
-            spare => {
-                let begun = Begun { covers: cover.covers, spare };
+            recycled => {
+                let begun = Begun { covers: cover.covers, recycled };
                 if let Err(error) = other.check_not_capturing("event_record") {
-                    known.failed(begun.covers, begun.spare);
+                    known.failed(begun.covers, begun.recycled);
                     return Err(error);
                 }
                 let event = other.record_begun(begun)?;
-                edges.recorded += 1;
+                waits.recorded += 1;
                 let queued = self.driver().stream_wait_event(self.handle, event);
                 // Only now can others come by the event, so it needed no pin.
-                if let Some(ask) = known.recorded(me, begun.covers, event) {
+                if let Some(ask) = known.recorded(current, begun.covers, event) {
                     other.ask(ask);
                 }
                 queued?;
             }
         }
-        edges.inserted += 1;
-        self.clock.learn(me, known.key(), cover.covers, &news);
+        waits.inserted += 1;
+        self.clock.join(current, known.slot(), cover.covers, &joined_clock);
         Ok(())
     }
 
-    /// [`RawStream::follow`] for a stream whose handle was not handed out, in the fewest steps; `Ok` says how many events that took
+    /// [`RawStream::wait_on`] for a stream whose handle was not handed out, in the fewest steps; `Ok` says how many events that took
     /// to be recorded.
     #[inline(always)]
-    pub(crate) fn follow_shortly(
+    pub(crate) fn wait_on_fast(
         &self,
-        me: Me<'_>,
+        current: CurrentThread<'_>,
         other: &Self,
         stamp: u64,
-    ) -> Result<u64, Box<Unfollowed>> {
+    ) -> Result<u64, Box<WaitFailed>> {
         // Stamps move when an event is begun, or the whole stream is asked for: as long as this one stands, no event covers it.
         match other.clock.now() == stamp {
-            true => self.follow_tail(me, other, stamp),
-            false => self.follow_event(me, other, stamp),
+            true => self.wait_on_tail(current, other, stamp),
+            false => self.wait_on_event(current, other, stamp),
         }
     }
 
     /// Records the tail of `other` and waits for it.
     #[inline(always)]
-    fn follow_tail(&self, me: Me<'_>, other: &Self, stamp: u64) -> Result<u64, Box<Unfollowed>> {
+    fn wait_on_tail(
+        &self,
+        current: CurrentThread<'_>,
+        other: &Self,
+        stamp: u64,
+    ) -> Result<u64, Box<WaitFailed>> {
         let known = &other.clock;
-        if known.cell().is_exposed() {
-            return self.follow_elsewhere(other, stamp);
+        if known.header().handle_escaped() {
+            return self.wait_on_slow(other, stamp);
         }
-        let Some((covers, event)) = known.begin_open(me, Some(self.clock.key())) else {
-            return self.follow_elsewhere(other, stamp);
+        let Some((covers, event)) = known.begin_open(current, Some(self.clock.slot())) else {
+            return self.wait_on_slow(other, stamp);
         };
-        other.record_open(covers, event).map_err(|error| Unfollowed::boxed(0, error))?;
+        other.record_open(covers, event).map_err(|error| WaitFailed::boxed(0, error))?;
         let queued = self.driver().stream_wait_event(self.handle, event);
         // Only now can others come by the event, so it needed no pin.
         known.recorded_open();
-        queued.map_err(|error| Unfollowed::boxed(1, error))?;
-        self.clock.learn_plain(me, known.key(), covers);
+        queued.map_err(|error| WaitFailed::boxed(1, error))?;
+        self.clock.join_plain(current, known.slot(), covers);
         Ok(1)
     }
 
     /// Waits for an event of `other` that was recorded, if there is one.
     #[inline(always)]
-    fn follow_event(&self, me: Me<'_>, other: &Self, stamp: u64) -> Result<u64, Box<Unfollowed>> {
+    fn wait_on_event(
+        &self,
+        current: CurrentThread<'_>,
+        other: &Self,
+        stamp: u64,
+    ) -> Result<u64, Box<WaitFailed>> {
         let known = &other.clock;
-        let Some((covers, event)) = known.find_plain(me, stamp, self.clock.key()) else {
-            return self.follow_elsewhere(other, stamp);
+        let Some((covers, event)) = known.find_plain(current, stamp, self.clock.slot()) else {
+            return self.wait_on_slow(other, stamp);
         };
         let queued = self.driver().stream_wait_event(self.handle, event);
         known.unpin_plain();
-        queued.map_err(|error| Unfollowed::boxed(0, error))?;
-        self.clock.learn_plain(me, known.key(), covers);
+        queued.map_err(|error| WaitFailed::boxed(0, error))?;
+        self.clock.join_plain(current, known.slot(), covers);
         Ok(0)
     }
 
     #[inline(never)]
-    fn follow_elsewhere(&self, other: &Self, stamp: u64) -> Result<u64, Box<Unfollowed>> {
-        let mut edges = Edges::default();
-        match as_me(|me| self.follow(me, other, stamp, &mut edges)) {
-            Ok(()) => Ok(edges.recorded),
-            Err(error) => Err(Unfollowed::boxed(edges.recorded, error)),
+    fn wait_on_slow(&self, other: &Self, stamp: u64) -> Result<u64, Box<WaitFailed>> {
+        let mut waits = WaitCounts::default();
+        match with_current_thread(|current| self.wait_on(current, other, stamp, &mut waits)) {
+            Ok(()) => Ok(waits.recorded),
+            Err(error) => Err(WaitFailed::boxed(waits.recorded, error)),
         }
     }
 
@@ -347,7 +374,7 @@ impl RawStream {
         &self,
         ask: impl FnOnce(&dyn Driver) -> DriverResult<bool>,
     ) -> DriverResult<bool> {
-        match self.clock.is_near() {
+        match self.clock.is_local() {
             true => self.with_tail(ask),
             false => ask(self.device.driver().as_ref()),
         }
@@ -366,35 +393,35 @@ impl RawStream {
     }
 
     /// Waits until everything queued so far, and so every stamp up to now, has completed; returns that stamp.
-    pub(crate) fn settle(&self, tally: &Tally) -> DriverResult<u64> {
+    pub(crate) fn synchronize(&self, counters: &StripedCounters) -> DriverResult<u64> {
         let wait = |driver: &dyn Driver, event| driver.event_synchronize(event).map(|()| true);
-        self.settle_by(tally, wait).map(|(covers, _)| covers)
+        self.synchronize_by(counters, wait).map(|(covers, _)| covers)
     }
 
-    /// [`RawStream::settle`] for as long as the running call may wait; false when that was too short.
-    pub(crate) fn settle_in_time(&self, tally: &Tally) -> DriverResult<bool> {
+    /// [`RawStream::synchronize`] for as long as the running call may wait; false when that was too short.
+    pub(crate) fn synchronize_in_time(&self, counters: &StripedCounters) -> DriverResult<bool> {
         match device_wait::left() {
-            None => self.settle(tally).map(|_| true),
+            None => self.synchronize(counters).map(|_| true),
             Some(left) if left.is_zero() => Ok(false),
             Some(_) => {
                 let wait =
                     |driver: &dyn Driver, event| device_wait::poll(|| driver.event_query(event));
-                self.settle_by(tally, wait).map(|(_, done)| done)
+                self.synchronize_by(counters, wait).map(|(_, done)| done)
             }
         }
     }
 
     /// Records an event at the tail and waits for it by `wait`, which says whether it has completed.
-    fn settle_by(
+    fn synchronize_by(
         &self,
-        tally: &Tally,
+        counters: &StripedCounters,
         wait: impl FnOnce(&dyn Driver, EventHandle) -> DriverResult<bool>,
     ) -> DriverResult<(u64, bool)> {
         self.check_not_capturing("event_record")?;
-        let begun = as_me(|me| self.clock.begin(me));
+        let begun = with_current_thread(|current| self.clock.begin(current));
         let (covers, event) = (begun.covers, self.record_begun(begun)?);
         let ask = self.clock.recorded_pinned(covers, event);
-        tally.count(|counts| counts.recorded += 1);
+        counters.count(|counts| counts.recorded += 1);
         if let Some(ask) = ask {
             self.ask(ask);
         }
@@ -409,13 +436,13 @@ impl RawStream {
 
 /// A wait that could not be queued.
 #[derive(Debug)]
-pub(crate) struct Unfollowed {
+pub(crate) struct WaitFailed {
     /// Events that were recorded before.
     pub(crate) recorded: u64,
     pub(crate) error: DriverError,
 }
 
-impl Unfollowed {
+impl WaitFailed {
     /// What failed is worth an allocation; what did not is one word.
     #[cold]
     fn boxed(recorded: u64, error: DriverError) -> Box<Self> {
@@ -467,7 +494,7 @@ pub struct DeviceStream {
 impl DeviceStream {
     pub(crate) fn new(id: IssuedId, raw: Arc<RawStream>) -> Self {
         let stream = Self { id, raw };
-        stream.raw.clock.cell().set_out(Some(stream.id().0));
+        stream.raw.clock.header().set_leased(Some(stream.id().0));
         if let Some(observer) = stream.device().observer() {
             // The name only makes race reports readable; work is the same without it.
             let _ = observer.name_stream(stream.raw.handle, &stream.id().to_string());
@@ -501,7 +528,7 @@ impl DeviceStream {
     /// asked before each use whether it is being captured, as after [`DeviceStream::cu_stream`].
     #[must_use]
     pub fn handle(&self) -> StreamHandle {
-        self.raw.clock.cell().expose();
+        self.raw.clock.header().mark_handle_escaped();
         self.raw.handle
     }
 
@@ -510,7 +537,7 @@ impl DeviceStream {
     /// It is valid as long as this object lives; it must not be destroyed.
     #[must_use]
     pub fn cu_stream(&self) -> Option<*mut c_void> {
-        self.raw.clock.cell().expose();
+        self.raw.clock.header().mark_handle_escaped();
         self.driver().raw_stream(self.raw.handle)
     }
 

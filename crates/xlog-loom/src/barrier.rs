@@ -38,7 +38,7 @@ pub(crate) fn available() -> bool {
     true
 }
 
-pub(crate) fn is_gone(_name: u32) -> bool {
+pub(crate) fn has_exited(_name: u32) -> bool {
     false
 }
 

@@ -4,7 +4,7 @@ use loom::sync::atomic::{AtomicU32, Ordering};
 use loom::sync::{Arc, Mutex};
 use loom::thread;
 
-use crate::bias::{Bias, Me};
+use crate::bias::{Bias, CurrentThread};
 
 #[test]
 fn an_owner_that_knows_its_name_is_out_when_its_bias_was_taken() {
@@ -22,8 +22,8 @@ fn an_owner_that_knows_its_name_is_out_when_its_bias_was_taken() {
         };
         let (bias, lock, count) = &*shared;
         let step = || count.store(count.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
-        let entered = Me::with(|me| {
-            let held = bias.enter_as(me);
+        let entered = CurrentThread::with(|current| {
+            let held = bias.enter_as(current);
             if held.is_some() {
                 step();
             }
@@ -36,7 +36,10 @@ fn an_owner_that_knows_its_name_is_out_when_its_bias_was_taken() {
         }
         other.join().unwrap();
         assert_eq!(count.load(Ordering::Relaxed), 2, "a step was lost");
-        assert!(Me::with(|me| bias.enter_as(me).is_none()), "nobody owns it any more");
+        assert!(
+            CurrentThread::with(|current| bias.enter_as(current).is_none()),
+            "nobody owns it any more"
+        );
     });
 }
 
@@ -44,22 +47,24 @@ fn an_owner_that_knows_its_name_is_out_when_its_bias_was_taken() {
 fn only_the_owner_enters_by_name_and_not_twice() {
     loom::model(|| {
         let bias = Arc::new(Bias::<2>::default());
-        let nobody = |bias: &Bias<2>| Me::with_nobody(|me| bias.enter_as(me).is_none());
+        let nobody = |bias: &Bias<2>| {
+            CurrentThread::with_no_thread(|current| bias.enter_as(current).is_none())
+        };
         assert!(nobody(&bias), "what nobody owns is not entered by nobody");
-        assert!(Me::with(|me| bias.enter_as(me).is_none()), "not claimed");
+        assert!(CurrentThread::with(|current| bias.enter_as(current).is_none()), "not claimed");
         assert!(bias.claim());
         assert!(nobody(&bias));
         let other = {
             let bias = Arc::clone(&bias);
-            thread::spawn(move || Me::with(|me| bias.enter_as(me).is_some()))
+            thread::spawn(move || CurrentThread::with(|current| bias.enter_as(current).is_some()))
         };
-        Me::with(|me| {
-            let held = bias.enter_as(me);
+        CurrentThread::with(|current| {
+            let held = bias.enter_as(current);
             assert!(held.is_some());
-            assert!(bias.enter_as(me).is_none(), "it is inside already");
+            assert!(bias.enter_as(current).is_none(), "it is inside already");
         });
         assert!(!other.join().unwrap(), "another thread came in");
-        assert!(Me::with(|me| bias.enter_as(me).is_some()), "it was left");
+        assert!(CurrentThread::with(|current| bias.enter_as(current).is_some()), "it was left");
     });
 }
 

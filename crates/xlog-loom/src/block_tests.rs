@@ -3,20 +3,20 @@
 use loom::sync::{Arc, Mutex};
 use loom::thread;
 
-use crate::gate::{Attempt, BlockGate, OwnStamps};
+use crate::state_word::{Attempt, OwnStamps, StateWord};
 
 #[test]
 fn of_two_threads_that_free_twins_one_wins() {
     loom::model(|| {
-        let gate = Arc::new(BlockGate::<()>::default());
-        gate.begin(5);
+        let state = Arc::new(StateWord::<()>::default());
+        state.begin(5);
         let other = {
-            let gate = Arc::clone(&gate);
-            thread::spawn(move || gate.retire(5))
+            let state = Arc::clone(&state);
+            thread::spawn(move || state.retire(5))
         };
-        let mine = gate.retire(5);
+        let mine = state.retire(5);
         assert!(mine ^ other.join().unwrap());
-        assert!(!gate.is_live(5));
+        assert!(!state.is_live(5));
     });
 }
 
@@ -28,7 +28,7 @@ struct Locked {
 }
 
 struct Block {
-    gate: BlockGate,
+    state: StateWord,
     stamps: OwnStamps,
     locked: Mutex<Locked>,
 }
@@ -36,7 +36,7 @@ struct Block {
 impl Block {
     /// As the resource closes a use of the own stream.
     fn close(&self, writes: bool) {
-        if self.gate.close(5, writes, 1, &self.stamps) == Attempt::Done {
+        if self.state.close(5, writes, 1, &self.stamps) == Attempt::Done {
             return;
         }
         self.close_locked(writes);
@@ -45,9 +45,9 @@ impl Block {
     fn close_locked(&self, writes: bool) {
         let mut locked = self.locked.lock().unwrap();
         // Before it is counted no more: from then on the block can be freed without the lock.
-        self.gate.stamp_counted(writes, 1, &self.stamps);
-        assert!(self.gate.close_counted(5, writes), "the use was open");
-        if locked.free_on_close && !self.gate.has_open() {
+        self.state.stamp_counted(writes, 1, &self.stamps);
+        assert!(self.state.close_counted(5, writes), "the use was open");
+        if locked.free_on_close && !self.state.has_open() {
             locked.free_on_close = false;
             locked.freed += 1;
         }
@@ -56,8 +56,8 @@ impl Block {
     /// As the resource frees a block.
     fn free(&self) {
         let mut locked = self.locked.lock().unwrap();
-        assert!(self.gate.retire(5));
-        if self.gate.has_open() {
+        assert!(self.state.retire(5));
+        if self.state.has_open() {
             locked.free_on_close = true;
         } else {
             locked.freed += 1;
@@ -69,13 +69,13 @@ impl Block {
 fn a_block_returned_while_uses_close_is_freed_once_and_not_before_the_last() {
     loom::model(|| {
         let block = Arc::new(Block {
-            gate: BlockGate::<()>::default(),
+            state: StateWord::<()>::default(),
             stamps: OwnStamps::default(),
             locked: Mutex::new(Locked::default()),
         });
-        block.gate.begin(5);
-        assert_eq!(block.gate.open(5, false), Attempt::Done);
-        assert_eq!(block.gate.open(5, true), Attempt::Done);
+        block.state.begin(5);
+        assert_eq!(block.state.open(5, false), Attempt::Done);
+        assert_eq!(block.state.open(5, true), Attempt::Done);
         let reader = {
             let block = Arc::clone(&block);
             thread::spawn(move || block.close(false))
@@ -89,62 +89,62 @@ fn a_block_returned_while_uses_close_is_freed_once_and_not_before_the_last() {
         writer.join().unwrap();
         let locked = block.locked.lock().unwrap();
         assert_eq!((locked.freed, locked.free_on_close), (1, false));
-        assert!(!block.gate.has_open());
+        assert!(!block.state.has_open());
     });
 }
 
 /// As a pool frees a block that may be at home: by whoever holds the memory of its stream, or by the word.
-fn free_from_home(gate: &BlockGate, memory: &Mutex<u32>) -> bool {
+fn free_from_home(state: &StateWord, memory: &Mutex<u32>) -> bool {
     {
         let mut freed = memory.lock().unwrap();
-        if gate.is_live_at_home(5) {
-            gate.end();
+        if state.is_live_and_unshared(5) {
+            state.end();
             *freed += 1;
             return true;
         }
     }
-    gate.retire_quiet(5) == Attempt::Done
+    state.retire_quiet(5) == Attempt::Done
 }
 
-fn take_from_home(gate: &BlockGate, memory: &Mutex<u32>) {
-    if gate.is_at_home() {
+fn publish_block(state: &StateWord, memory: &Mutex<u32>) {
+    if state.is_unshared() {
         let _held = memory.lock().unwrap();
-        gate.leave_home();
+        state.publish();
     }
 }
 
 #[test]
 fn a_block_at_home_is_used_or_freed_and_never_both() {
     loom::model(|| {
-        let block = Arc::new((BlockGate::<()>::default(), Mutex::new(0)));
-        block.0.begin_at_home(5);
+        let block = Arc::new((StateWord::<()>::default(), Mutex::new(0)));
+        block.0.begin_unshared(5);
         let user = {
             let block = Arc::clone(&block);
             thread::spawn(move || {
-                let (gate, memory) = &*block;
-                take_from_home(gate, memory);
-                gate.open(5, true)
+                let (state, memory) = &*block;
+                publish_block(state, memory);
+                state.open(5, true)
             })
         };
-        let (gate, memory) = &*block;
-        let freed = free_from_home(gate, memory);
+        let (state, memory) = &*block;
+        let freed = free_from_home(state, memory);
         let opened = user.join().unwrap();
         assert!(freed ^ (opened == Attempt::Done), "freed {freed}, and the use was {opened:?}");
-        assert_eq!(gate.has_open(), !freed);
+        assert_eq!(state.has_open(), !freed);
     });
 }
 
 #[test]
 fn twins_of_a_block_at_home_are_freed_once() {
     loom::model(|| {
-        let block = Arc::new((BlockGate::<()>::default(), Mutex::new(0)));
-        block.0.begin_at_home(5);
+        let block = Arc::new((StateWord::<()>::default(), Mutex::new(0)));
+        block.0.begin_unshared(5);
         let other = {
             let block = Arc::clone(&block);
             thread::spawn(move || {
-                let (gate, memory) = &*block;
-                take_from_home(gate, memory);
-                gate.retire_quiet(5) == Attempt::Done
+                let (state, memory) = &*block;
+                publish_block(state, memory);
+                state.retire_quiet(5) == Attempt::Done
             })
         };
         let mine = free_from_home(&block.0, &block.1);
@@ -157,14 +157,14 @@ fn twins_of_a_block_at_home_are_freed_once() {
 fn a_use_opened_at_the_moment_of_the_free_is_refused_or_waited_for() {
     loom::model(|| {
         let block = Arc::new(Block {
-            gate: BlockGate::<()>::default(),
+            state: StateWord::<()>::default(),
             stamps: OwnStamps::default(),
             locked: Mutex::new(Locked::default()),
         });
-        block.gate.begin(5);
+        block.state.begin(5);
         let user = {
             let block = Arc::clone(&block);
-            thread::spawn(move || match block.gate.open(5, true) {
+            thread::spawn(move || match block.state.open(5, true) {
                 Attempt::Done => {
                     assert_eq!(block.locked.lock().unwrap().freed, 0, "freed under an open use");
                     block.close(true);
@@ -182,20 +182,20 @@ fn a_use_opened_at_the_moment_of_the_free_is_refused_or_waited_for() {
 #[test]
 fn another_stream_that_comes_in_sees_every_use_the_quick_way_finished_before() {
     loom::model(|| {
-        let block = Arc::new((BlockGate::<()>::default(), OwnStamps::default()));
+        let block = Arc::new((StateWord::<()>::default(), OwnStamps::default()));
         block.0.begin(5);
         let own = {
             let block = Arc::clone(&block);
             thread::spawn(move || {
-                let (gate, stamps) = &*block;
-                if gate.open(5, true) != Attempt::Done {
+                let (state, stamps) = &*block;
+                if state.open(5, true) != Attempt::Done {
                     return false;
                 }
-                gate.close(5, true, 4, stamps) == Attempt::Done
+                state.close(5, true, 4, stamps) == Attempt::Done
             })
         };
-        assert!(block.0.enter_slow(5));
-        let seen = block.1.take().0;
+        assert!(block.0.inflate(5));
+        let seen = block.1.swap_out().0;
         let quick = own.join().unwrap();
         // Closed without the lock means: before the other stream came in.
         if quick {
@@ -207,14 +207,14 @@ fn another_stream_that_comes_in_sees_every_use_the_quick_way_finished_before() {
 /// A block that belongs to this thread.
 fn granted() -> Arc<Block> {
     let block = Arc::new(Block {
-        gate: BlockGate::<()>::default(),
+        state: StateWord::<()>::default(),
         stamps: OwnStamps::default(),
         locked: Mutex::new(Locked::default()),
     });
-    block.gate.begin(5);
+    block.state.begin(5);
     {
         let _locked = block.locked.lock().unwrap();
-        block.gate.grant(5);
+        block.state.bias_to_current(5);
     }
     block
 }
@@ -227,25 +227,25 @@ fn a_block_taken_from_its_owner_while_it_opens_a_use_is_not_freed_under_it() {
             let block = Arc::clone(&block);
             thread::spawn(move || block.free())
         };
-        if block.gate.open(5, true) == Attempt::Done {
+        if block.state.open(5, true) == Attempt::Done {
             assert_eq!(block.locked.lock().unwrap().freed, 0, "freed under an open use");
             block.close(true);
         }
         other.join().unwrap();
         assert_eq!(block.locked.lock().unwrap().freed, 1);
-        assert!(!block.gate.has_open());
+        assert!(!block.state.has_open());
     });
 }
 
 impl Block {
     /// As the resource opens a use: without the lock, or, where the block is another thread's, with it.
     fn open(&self, writes: bool) {
-        if self.gate.open(5, writes) == Attempt::Done {
+        if self.state.open(5, writes) == Attempt::Done {
             return;
         }
         let _locked = self.locked.lock().unwrap();
-        self.gate.share();
-        assert_eq!(self.gate.open(5, writes), Attempt::Done);
+        self.state.revoke_bias();
+        assert_eq!(self.state.open(5, writes), Attempt::Done);
     }
 }
 
@@ -259,8 +259,8 @@ fn an_owner_and_another_thread_lose_no_use_of_each_other() {
         };
         block.open(true);
         other.join().unwrap();
-        assert!(block.gate.has_counted(5, false), "the use of the other thread was lost");
-        assert!(block.gate.has_counted(5, true), "the use of the owner was lost");
+        assert!(block.state.has_counted(5, false), "the use of the other thread was lost");
+        assert!(block.state.has_counted(5, true), "the use of the owner was lost");
     });
 }
 
@@ -268,23 +268,23 @@ fn an_owner_and_another_thread_lose_no_use_of_each_other() {
 fn a_block_is_granted_while_another_thread_opens_a_use() {
     loom::model(|| {
         let block = Arc::new(Block {
-            gate: BlockGate::<()>::default(),
+            state: StateWord::<()>::default(),
             stamps: OwnStamps::default(),
             locked: Mutex::new(Locked::default()),
         });
-        block.gate.begin(5);
+        block.state.begin(5);
         let other = {
             let block = Arc::clone(&block);
-            thread::spawn(move || block.gate.open(5, false) == Attempt::Done)
+            thread::spawn(move || block.state.open(5, false) == Attempt::Done)
         };
         {
             let _locked = block.locked.lock().unwrap();
-            block.gate.grant(5);
+            block.state.bias_to_current(5);
         }
-        assert_eq!(block.gate.open(5, true), Attempt::Done);
+        assert_eq!(block.state.open(5, true), Attempt::Done);
         let opened = other.join().unwrap();
-        assert_eq!(block.gate.has_counted(5, false), opened);
-        assert!(block.gate.has_counted(5, true));
+        assert_eq!(block.state.has_counted(5, false), opened);
+        assert!(block.state.has_counted(5, true));
     });
 }
 
@@ -297,16 +297,16 @@ fn a_thread_that_lost_its_block_while_it_entered_does_not_hide_the_next_owner() 
             thread::spawn(move || {
                 {
                     let _locked = block.locked.lock().unwrap();
-                    block.gate.share();
-                    block.gate.grant(5);
+                    block.state.revoke_bias();
+                    block.state.bias_to_current(5);
                 }
                 block.open(false);
             })
         };
         block.open(true);
         next.join().unwrap();
-        assert!(block.gate.has_counted(5, false), "the use of the next owner was lost");
-        assert!(block.gate.has_counted(5, true), "the use of the first owner was lost");
+        assert!(block.state.has_counted(5, false), "the use of the next owner was lost");
+        assert!(block.state.has_counted(5, true), "the use of the first owner was lost");
     });
 }
 
@@ -314,39 +314,39 @@ fn a_thread_that_lost_its_block_while_it_entered_does_not_hide_the_next_owner() 
 fn what_the_lock_gave_to_the_quick_way_is_seen_by_the_next_stream() {
     loom::model(|| {
         // The own stream finished at 7 through the lock; its next use, and one of another stream, come at once.
-        let (gate, stamps) = (BlockGate::<()>::default(), OwnStamps::default());
-        let block = Arc::new((gate, stamps, Mutex::new(false)));
+        let (state, stamps) = (StateWord::<()>::default(), OwnStamps::default());
+        let block = Arc::new((state, stamps, Mutex::new(false)));
         block.0.begin(5);
-        assert!(block.0.enter_slow(5));
+        assert!(block.0.inflate(5));
         let own = {
             let block = Arc::clone(&block);
             thread::spawn(move || {
-                let (gate, stamps, others) = &*block;
+                let (state, stamps, others) = &*block;
                 {
                     let others = others.lock().unwrap();
                     if *others {
                         return None;
                     }
                     stamps.stamp(true, 7);
-                    assert!(gate.leave_slow_open(true));
+                    assert!(state.deflate_and_open(true));
                 }
-                Some(gate.close(5, true, 8, stamps))
+                Some(state.close(5, true, 8, stamps))
             })
         };
-        let (gate, stamps, others) = &*block;
+        let (state, stamps, others) = &*block;
         let seen = {
             let mut others = others.lock().unwrap();
             *others = true;
-            assert!(gate.enter_slow(5));
-            stamps.take().0
+            assert!(state.inflate(5));
+            stamps.swap_out().0
         };
         match own.join().unwrap() {
             // It found the other stream there, and would have gone on through the lock.
             None => assert_eq!(seen, 0),
             Some(Attempt::Done) => assert_eq!(seen, 8, "closed without the lock is closed before"),
             Some(attempt) => {
-                assert_eq!(attempt, Attempt::Slow);
-                assert!(seen >= 7 && gate.has_counted(5, true));
+                assert_eq!(attempt, Attempt::NeedsLock);
+                assert!(seen >= 7 && state.has_counted(5, true));
             }
         }
     });
@@ -356,29 +356,29 @@ fn what_the_lock_gave_to_the_quick_way_is_seen_by_the_next_stream() {
 fn a_block_freed_without_the_lock_has_the_stamps_of_all_its_uses() {
     loom::model(|| {
         let block = granted();
-        assert!(block.gate.open_mine(5, true));
+        assert!(block.state.open_biased(5, true));
         let closer = {
             let block = Arc::clone(&block);
             // As beside a thread that owns the block.
             thread::spawn(move || block.close_locked(true))
         };
-        let freed = block.gate.retire_quiet(5) == Attempt::Done;
+        let freed = block.state.retire_quiet(5) == Attempt::Done;
         if freed {
-            assert_eq!(block.stamps.take().0, 1, "the work of the use would be forgotten");
+            assert_eq!(block.stamps.swap_out().0, 1, "the work of the use would be forgotten");
         }
         closer.join().unwrap();
     });
 }
 
 /// Another stream comes in, as the resource lets it: what the own stream wrote, and whether it announced that.
-fn come_in(gate: &BlockGate, stamps: &OwnStamps) -> (u64, bool) {
-    assert!(gate.enter_slow(5));
-    (stamps.take().0, gate.is_announced())
+fn come_in(state: &StateWord, stamps: &OwnStamps) -> (u64, bool) {
+    assert!(state.inflate(5));
+    (stamps.swap_out().0, state.is_announced())
 }
 
 /// A block allocated at stamp 1, with so many reads of the own stream open.
-fn read_by(readers: u32) -> Arc<(BlockGate, OwnStamps)> {
-    let block = Arc::new((BlockGate::<()>::default(), OwnStamps::default()));
+fn read_by(readers: u32) -> Arc<(StateWord, OwnStamps)> {
+    let block = Arc::new((StateWord::<()>::default(), OwnStamps::default()));
     block.1.begin(1);
     block.0.begin(5);
     for _ in 0..readers {
@@ -424,16 +424,16 @@ fn a_use_that_is_finished_twice_announces_nothing_of_the_next_block() {
             let block = Arc::clone(&block);
             thread::spawn(move || block.0.close(5, false, 1, &block.1))
         };
-        let (gate, stamps) = &*block;
-        let mine = gate.close(5, false, 1, stamps) == Attempt::Done;
-        if gate.retire_quiet(5) == Attempt::Done {
-            gate.end();
+        let (state, stamps) = &*block;
+        let mine = state.close(5, false, 1, stamps) == Attempt::Done;
+        if state.retire_quiet(5) == Attempt::Done {
+            state.end();
             stamps.begin(1);
-            gate.begin(6);
+            state.begin(6);
         }
         let other = twin.join().unwrap() == Attempt::Done;
         assert!(mine ^ other, "one use, closed by {mine} and {other}");
-        assert!(gate.enter_slow(6));
-        assert!(!gate.is_announced(), "nobody has announced a use of the next block");
+        assert!(state.inflate(6));
+        assert!(!state.is_announced(), "nobody has announced a use of the next block");
     });
 }

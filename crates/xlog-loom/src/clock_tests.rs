@@ -3,9 +3,9 @@
 use loom::sync::{Arc, Mutex};
 use loom::thread;
 
-use crate::bias::Me;
-use crate::clock::{Begun, ClockCell, Cover, StreamClock};
-use crate::seen::Seen;
+use crate::bias::CurrentThread;
+use crate::clock::{Begun, ClockHeader, Cover, StreamClock};
+use crate::vector_clock::VectorClock;
 
 /// What stands in the queue of a stream.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -21,7 +21,7 @@ enum Queued {
 
 /// A stream: its clock, and the driver's queue.
 struct Stream {
-    clock: StreamClock<u64, Box<ClockCell>>,
+    clock: StreamClock<u64, Box<ClockHeader>>,
     queue: Mutex<Vec<Queued>>,
 }
 
@@ -63,19 +63,28 @@ impl Stream {
     // To a clock a thread is as good as another: its lock is a mutex here.
 
     fn begin(&self) -> Begun<u64> {
-        Me::with_nobody(|me| self.clock.begin(me))
+        CurrentThread::with_no_thread(|current| self.clock.begin(current))
     }
 
     fn recorded(&self, covers: u64, number: u64) {
-        Me::with_nobody(|me| self.clock.recorded(me, covers, number));
+        CurrentThread::with_no_thread(|current| self.clock.recorded(current, covers, number));
     }
 
-    fn find_or_begin(&self, stamp: u64, asker: u32, news: &mut Option<Seen>) -> Cover<u64> {
-        Me::with_nobody(|me| self.clock.find_or_begin(me, stamp, asker, news))
+    fn find_or_begin(
+        &self,
+        stamp: u64,
+        asker: u32,
+        joined_clock: &mut Option<VectorClock>,
+    ) -> Cover<u64> {
+        CurrentThread::with_no_thread(|current| {
+            self.clock.find_or_begin(current, stamp, asker, joined_clock)
+        })
     }
 
-    fn learn(&self, key: u32, covers: u64, news: &Option<Seen>) {
-        Me::with_nobody(|me| self.clock.learn(me, key, covers, news));
+    fn join(&self, key: u32, covers: u64, joined_clock: &Option<VectorClock>) {
+        CurrentThread::with_no_thread(|current| {
+            self.clock.join(current, key, covers, joined_clock)
+        });
     }
 }
 
@@ -118,12 +127,12 @@ fn nobody_skips_a_wait_that_is_not_queued_yet() {
         let waiter = {
             let (a, b) = (Arc::clone(&a), Arc::clone(&b));
             thread::spawn(move || {
-                let mut news = None;
-                let cover = a.find_or_begin(stamp, 2, &mut news);
+                let mut joined_clock = None;
+                let cover = a.find_or_begin(stamp, 2, &mut joined_clock);
                 a.queue.lock().unwrap().push(Queued::Event(7));
                 b.queue.lock().unwrap().push(Queued::Wait(cover.covers));
                 a.recorded(cover.covers, 7);
-                b.learn(1, cover.covers, &news);
+                b.join(1, cover.covers, &joined_clock);
             })
         };
         if b.clock.covers(1, stamp) {
@@ -136,10 +145,10 @@ fn nobody_skips_a_wait_that_is_not_queued_yet() {
 }
 
 /// As a stream follows another one in the fewest steps: a stamp that stands is not covered. False where it would go the long way.
-fn follow_shortly(b: &Stream, a: &Stream, stamp: u64) -> bool {
-    Me::with_nobody(|me| {
+fn wait_on_fast(b: &Stream, a: &Stream, stamp: u64) -> bool {
+    CurrentThread::with_no_thread(|current| {
         let covers = if a.clock.now() == stamp {
-            let Some((covers, event)) = a.clock.begin_open(me, Some(b.clock.key())) else {
+            let Some((covers, event)) = a.clock.begin_open(current, Some(b.clock.slot())) else {
                 return false;
             };
             a.queue.lock().unwrap().push(Queued::Again(event));
@@ -147,7 +156,7 @@ fn follow_shortly(b: &Stream, a: &Stream, stamp: u64) -> bool {
             a.clock.recorded_open();
             covers
         } else {
-            let Some((covers, _)) = a.clock.find_plain(me, stamp, b.clock.key()) else {
+            let Some((covers, _)) = a.clock.find_plain(current, stamp, b.clock.slot()) else {
                 return false;
             };
             b.queue.lock().unwrap().push(Queued::Wait(covers));
@@ -155,7 +164,7 @@ fn follow_shortly(b: &Stream, a: &Stream, stamp: u64) -> bool {
             covers
         };
         assert!(covers >= stamp);
-        b.clock.learn_plain(me, a.clock.key(), covers);
+        b.clock.join_plain(current, a.clock.slot(), covers);
         true
     })
 }
@@ -164,11 +173,11 @@ fn follow_shortly(b: &Stream, a: &Stream, stamp: u64) -> bool {
 fn nobody_skips_the_wait_of_a_short_way_that_is_not_queued_yet() {
     loom::model(|| {
         let (a, b) = (Stream::with_spare(1, 5), Stream::new(2));
-        b.learn(1, 1, &None);
+        b.join(1, 1, &None);
         let stamp = a.work();
         let waiter = {
             let (a, b) = (Arc::clone(&a), Arc::clone(&b));
-            thread::spawn(move || follow_shortly(&b, &a, stamp))
+            thread::spawn(move || wait_on_fast(&b, &a, stamp))
         };
         a.record(8);
         if b.clock.covers(1, stamp) {
@@ -188,7 +197,8 @@ fn an_event_begun_without_the_lock_is_not_found_before_it_is_recorded() {
         let recorder = {
             let a = Arc::clone(&a);
             thread::spawn(move || {
-                let begun = Me::with_nobody(|me| a.clock.begin_open(me, None));
+                let begun =
+                    CurrentThread::with_no_thread(|current| a.clock.begin_open(current, None));
                 let (_, event) = begun.unwrap();
                 a.queue.lock().unwrap().push(Queued::Again(event));
                 a.clock.recorded_open();
@@ -213,7 +223,8 @@ fn an_event_begun_without_the_lock_is_not_used_again_before_it_is_recorded() {
         let recorder = {
             let a = Arc::clone(&a);
             thread::spawn(move || {
-                let begun = Me::with_nobody(|me| a.clock.begin_open(me, None));
+                let begun =
+                    CurrentThread::with_no_thread(|current| a.clock.begin_open(current, None));
                 // The other one may have taken the only event there is.
                 let Some((_, event)) = begun else { return };
                 a.queue.lock().unwrap().push(Queued::Again(event));
@@ -223,7 +234,7 @@ fn an_event_begun_without_the_lock_is_not_used_again_before_it_is_recorded() {
         // The device is found to be idle.
         a.clock.completed_up_to(stamp);
         let covers = a.clock.now();
-        if a.begin().spare == Some(5) && covers > stamp {
+        if a.begin().recycled == Some(5) && covers > stamp {
             assert!(a.place_of(Queued::Again(5)).is_some(), "used again before it was recorded");
         }
         recorder.join().unwrap();
@@ -234,7 +245,7 @@ fn an_event_begun_without_the_lock_is_not_used_again_before_it_is_recorded() {
 fn an_event_pinned_without_the_lock_is_not_used_again_before_the_wait_is_queued() {
     loom::model(|| {
         let (a, b) = (Stream::new(1), Stream::new(2));
-        b.learn(1, 1, &None);
+        b.join(1, 1, &None);
         let stamp = a.work();
         a.record(7);
         let reuser = {
@@ -242,14 +253,14 @@ fn an_event_pinned_without_the_lock_is_not_used_again_before_the_wait_is_queued(
             thread::spawn(move || {
                 a.clock.completed_up_to(stamp);
                 // What rests is looked at again when an event is needed.
-                let reused = a.begin().spare == Some(7);
+                let reused = a.begin().recycled == Some(7);
                 (reused, b.queue.lock().unwrap().is_empty())
             })
         };
-        let short = follow_shortly(&b, &a, stamp);
+        let short = wait_on_fast(&b, &a, stamp);
         let (reused, before) = reuser.join().unwrap();
         assert!(!(short && reused && before), "used again while somebody named it to the driver");
-        assert!(reused || a.begin().spare == Some(7), "it is lost");
+        assert!(reused || a.begin().recycled == Some(7), "it is lost");
     });
 }
 
@@ -257,17 +268,17 @@ fn an_event_pinned_without_the_lock_is_not_used_again_before_the_wait_is_queued(
 fn what_a_stream_saw_by_a_short_way_travels_only_with_events_recorded_after_its_wait() {
     loom::model(|| {
         let (a, b, c) = (Stream::with_spare(1, 5), Stream::new(2), Stream::new(3));
-        b.learn(1, 1, &None);
+        b.join(1, 1, &None);
         let stamp = a.work();
         let waiter = {
             let (a, b) = (Arc::clone(&a), Arc::clone(&b));
-            thread::spawn(move || follow_shortly(&b, &a, stamp))
+            thread::spawn(move || wait_on_fast(&b, &a, stamp))
         };
-        let mut news = None;
-        let cover = b.find_or_begin(b.clock.now(), 3, &mut news);
+        let mut joined_clock = None;
+        let cover = b.find_or_begin(b.clock.now(), 3, &mut joined_clock);
         b.queue.lock().unwrap().push(Queued::Event(9));
         b.recorded(cover.covers, 9);
-        c.learn(2, cover.covers, &news);
+        c.join(2, cover.covers, &joined_clock);
         assert!(waiter.join().unwrap());
         if c.clock.covers(1, stamp) {
             let queue = b.queue.lock().unwrap().clone();
@@ -292,14 +303,14 @@ fn what_a_stream_saw_travels_only_with_events_recorded_after_its_wait() {
             let b = Arc::clone(&b);
             thread::spawn(move || {
                 b.queue.lock().unwrap().push(Queued::Wait(first.covers));
-                b.learn(1, first.covers, &nothing);
+                b.join(1, first.covers, &nothing);
             })
         };
-        let mut news = None;
-        let cover = b.find_or_begin(b.clock.now(), 3, &mut news);
+        let mut joined_clock = None;
+        let cover = b.find_or_begin(b.clock.now(), 3, &mut joined_clock);
         b.queue.lock().unwrap().push(Queued::Event(9));
         b.recorded(cover.covers, 9);
-        c.learn(2, cover.covers, &news);
+        c.join(2, cover.covers, &joined_clock);
         waiter.join().unwrap();
         if c.clock.covers(1, stamp) {
             let queue = b.queue.lock().unwrap().clone();
@@ -321,11 +332,11 @@ fn an_event_that_somebody_names_to_the_driver_is_not_used_again() {
             let stream = Arc::clone(&stream);
             thread::spawn(move || {
                 stream.clock.completed_up_to(stamp);
-                stream.begin().spare
+                stream.begin().recycled
             })
         };
         let named = found.event;
-        let pinned = stream.begin().spare;
+        let pinned = stream.begin().recycled;
         assert_ne!(pinned, Some(named));
         stream.clock.unpin();
         // The other one may have come before or after the pin was given up.
@@ -342,7 +353,7 @@ fn an_event_recorded_to_be_waited_for_is_not_used_again_before_the_wait_is_queue
             let (stream, other) = (Arc::clone(&stream), Arc::clone(&other));
             thread::spawn(move || {
                 stream.clock.completed_up_to(stamp);
-                if stream.begin().spare == Some(7) {
+                if stream.begin().recycled == Some(7) {
                     assert!(!other.queue.lock().unwrap().is_empty());
                 }
             })

@@ -1,6 +1,6 @@
 //! The concurrent core of ordering, and the credits of the budget, under a model checker.
 //!
-//! `bias`, `clock`, `gate` and `credit` are compiled here from the very files the runtime uses, over loom's atomics and locks: loom
+//! `bias`, `clock`, `state_word` and `credit` are compiled here from the very files the runtime uses, over loom's atomics and locks: loom
 //! runs every interleaving of the threads below. A model driver stands for a stream: a list of what was queued on it, in order, behind one
 //! lock, which is all the core asks of a driver.
 
@@ -30,6 +30,10 @@ mod credit;
 mod credit_tests;
 #[cfg(test)]
 #[allow(dead_code)]
+#[path = "../../xlog-cuda/src/device_runtime/ordering/event_queue.rs"]
+mod event_queue;
+#[cfg(test)]
+#[allow(dead_code)]
 #[path = "../../xlog-cuda/src/device_runtime/ordering/events.rs"]
 mod events;
 #[cfg(test)]
@@ -37,20 +41,16 @@ mod events;
 #[path = "../../xlog-cuda/src/device_runtime/budget/flights.rs"]
 mod flights;
 #[cfg(test)]
-#[allow(dead_code)]
-#[path = "../../xlog-cuda/src/device_runtime/ordering/gate.rs"]
-mod gate;
-#[cfg(test)]
 mod primitive;
 #[cfg(test)]
 #[allow(dead_code)]
-#[path = "../../xlog-cuda/src/device_runtime/ordering/row.rs"]
-mod row;
-#[cfg(test)]
-#[allow(dead_code)]
-#[path = "../../xlog-cuda/src/device_runtime/ordering/seen.rs"]
-mod seen;
+#[path = "../../xlog-cuda/src/device_runtime/ordering/state_word.rs"]
+mod state_word;
 #[cfg(test)]
 #[allow(dead_code)]
 #[path = "../../xlog-cuda/src/device_runtime/budget/tree.rs"]
 mod tree;
+#[cfg(test)]
+#[allow(dead_code)]
+#[path = "../../xlog-cuda/src/device_runtime/ordering/vector_clock.rs"]
+mod vector_clock;

@@ -4,7 +4,7 @@ pub(crate) use loom::sync::Arc;
 pub(crate) use loom::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 pub(crate) use crate::barrier::thread_name;
-pub(crate) use crate::bias::{Bias, Held, Me};
+pub(crate) use crate::bias::{Bias, BiasedSection, CurrentThread};
 
 /// Made at once: who makes it first is the matter of a crate.
 #[derive(Debug, Default)]
@@ -22,8 +22,8 @@ impl<T> Lazy<T> {
 
 /// As in `ordering::primitive`.
 macro_rules! with_as {
-    ($lock:expr, $me:expr, |$value:ident| $body:expr) => {
-        match $lock.enter_as($me) {
+    ($lock:expr, $current:expr, |$value:ident| $body:expr) => {
+        match $lock.enter_as($current) {
             Some(mut inside) => {
                 let $value = &mut *inside;
                 $body
@@ -36,8 +36,8 @@ pub(crate) use with_as;
 
 /// As in `ordering::primitive`.
 macro_rules! visit {
-    ($lock:expr, $me:expr, else $leave:expr) => {
-        match $lock.enter_as($me) {
+    ($lock:expr, $current:expr, else $leave:expr) => {
+        match $lock.enter_as($current) {
             Some(inside) => inside,
             None => $leave,
         }
@@ -97,12 +97,12 @@ impl<T> Lock<T> {
     }
 
     /// As if the bias were always this thread's.
-    pub(crate) fn enter_as(&self, _me: Me<'_>) -> Option<loom::sync::MutexGuard<'_, T>> {
+    pub(crate) fn enter_as(&self, _me: CurrentThread<'_>) -> Option<loom::sync::MutexGuard<'_, T>> {
         Some(self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner))
     }
 
     /// As if the bias were always this thread's.
-    pub(crate) fn is_near(&self) -> bool {
+    pub(crate) fn is_local(&self) -> bool {
         true
     }
 

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use xlog_driver::sync::Mutex;
 
 use super::budget::BudgetReservation;
-use super::ordering::record::{BlockTable, tag_of};
+use super::ordering::block_meta::{BlockTable, generation_bits};
 use super::resource::{
     AllocTag, BlockId, BlockState, CapSlot, DeviceBlock, DeviceMemoryResource, Generation,
     PhysicalCap, PhysicalMeter, ResourceError, ResourceHome, ResourceResult, ResourceStatistics,
@@ -110,7 +110,7 @@ impl DirectCudaResource {
     }
 
     /// Counts what a block takes of the card; refuses what the cap does not allow.
-    fn take_granules(&self, bytes: usize) -> ResourceResult<()> {
+    fn charge_granules(&self, bytes: usize) -> ResourceResult<()> {
         let taken = self.in_granules(bytes);
         let allowed = self.cap.in_granules(GRANULE);
         let add = |held: u64| held.checked_add(taken).filter(|sum| *sum <= allowed);
@@ -129,14 +129,14 @@ impl DirectCudaResource {
     }
 
     fn free(&self, generation: Generation) -> ResourceResult<()> {
-        let Some(record) = self.table.at(generation) else { return Ok(()) };
+        let Some(meta) = self.table.at(generation) else { return Ok(()) };
         // A wait for the whole device would break stream captures of others. What this wait leaves out, the free waits for.
         let _waited = self.device.driver().synchronize_streams()?;
         #[allow(unsafe_code)]
         // SAFETY: the record says that this block is ours and retired, which happens once; the driver's free returns after all
         // work that was queued before.
         unsafe {
-            self.device.driver().free(record.ptr())?;
+            self.device.driver().free(meta.ptr())?;
         }
         let bytes = self.table.end(&[generation]);
         self.outstanding.fetch_sub(bytes, Ordering::AcqRel);
@@ -164,7 +164,7 @@ struct Counted<'a> {
 
 impl<'a> Counted<'a> {
     fn new(resource: &'a DirectCudaResource, bytes: usize) -> ResourceResult<Self> {
-        resource.take_granules(bytes)?;
+        resource.charge_granules(bytes)?;
         let mut counted = Self { resource, bytes, meter: None, is_kept: false };
         if let Some(meter) = resource.meter() {
             meter.take(resource.physical(bytes))?;
@@ -240,10 +240,10 @@ impl DeviceMemoryResource for DirectCudaResource {
     }
 
     fn deallocate(&self, block: DeviceBlock) -> ResourceResult<()> {
-        let record = self.table.find_block(&block)?;
+        let meta = self.table.find_block(&block)?;
         let is_pinned = {
             let mut pins = self.pins.lock();
-            if !record.with_uses(|_| record.gate.retire(tag_of(block.generation))) {
+            if !meta.with_uses(|_| meta.state.retire(generation_bits(block.generation))) {
                 return Err(ResourceError::UseAfterFree { generation: block.generation });
             }
             let pin = pins.get_mut(&block.generation);
@@ -275,8 +275,8 @@ impl DeviceMemoryResource for DirectCudaResource {
         let generation = block.generation;
         {
             let mut pins = self.pins.lock();
-            let record = self.table.find_id(block)?;
-            if !record.gate.is_live(tag_of(generation)) {
+            let meta = self.table.find_by_id(block)?;
+            if !meta.state.is_live(generation_bits(generation)) {
                 return Err(ResourceError::UseAfterFree { generation });
             }
             pins.entry(generation).or_default().holders += 1;

@@ -33,7 +33,7 @@ pub use logging::{
     BinarySink, CsvSink, InMemorySink, LogAction, LogRecord, LogResult, LoggingResource,
     LoggingSink, NullSink, QueryScope, ServedBy, SinkError,
 };
-pub use ordering::EdgePolicy;
+pub use ordering::EventPolicy;
 pub use pool::{
     PoolConfig, PoolPaths, PoolResource, PoolReuse, PoolSanitizer, PoolSegments, PoolSnapshot,
     SanitizerSnapshot,

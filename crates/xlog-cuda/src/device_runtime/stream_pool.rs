@@ -13,8 +13,8 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use super::StreamId;
-use super::ordering::cells::Cells;
-use super::ordering::clock::ClockCell;
+use super::ordering::clock::ClockHeader;
+use super::ordering::clock_headers::ClockHeaders;
 use super::stream_table::{Holder, StreamTable};
 use crate::stream::RawStream;
 use crate::{CudaDevice, DeviceStream, Result, XlogError};
@@ -108,7 +108,7 @@ impl StreamPool {
 
     /// [`StreamPool::acquire`] with a priority.
     pub fn acquire_with(&self, priority: StreamPriority) -> Result<StreamId, StreamPoolError> {
-        Ok(self.table.take_out(priority, Holder::Caller)?.id())
+        Ok(self.table.lease(priority, Holder::Caller)?.id())
     }
 
     /// Takes a stream out for as long as the lease lives.
@@ -118,7 +118,7 @@ impl StreamPool {
 
     /// [`StreamPool::lease`] with a priority.
     pub fn lease_with(&self, priority: StreamPriority) -> Result<StreamLease, StreamPoolError> {
-        let stream = self.table.take_out(priority, Holder::Lease)?;
+        let stream = self.table.lease(priority, Holder::Lease)?;
         Ok(StreamLease { table: self.table.clone(), stream })
     }
 
@@ -127,7 +127,7 @@ impl StreamPool {
     /// False, with nothing changed, for an id that this pool has not out, the default stream, and a lease's id, which its
     /// lease gives back.
     pub fn release(&self, id: StreamId) -> bool {
-        self.table.give_back(id, Holder::Caller)
+        self.table.release(id, Holder::Caller)
     }
 
     /// The stream of an id; `None` for an id that this pool has not out, or when the default stream cannot be made.
@@ -167,31 +167,31 @@ impl StreamPool {
 
     /// The place of a stream that is out, and its cell, if they are found at once.
     #[inline]
-    pub(crate) fn near(&self, id: StreamId) -> Option<(u32, &ClockCell)> {
-        self.table.near(id)
+    pub(crate) fn inline_header(&self, id: StreamId) -> Option<(u32, &ClockHeader)> {
+        self.table.inline_header(id)
     }
 
     /// The place that the stream of an id mostly has; a guess.
     #[inline]
-    pub(crate) fn place_of(&self, id: StreamId) -> u32 {
-        self.table.place_of(id)
+    pub(crate) fn slot_of(&self, id: StreamId) -> u32 {
+        self.table.slot_of(id)
     }
 
     /// The driver stream at a place; see [`StreamClock::key`](super::ordering::clock::StreamClock::key).
     #[inline]
-    pub(crate) fn at(&self, place: u32) -> Option<&Arc<RawStream>> {
-        self.table.at(place)
+    pub(crate) fn at(&self, slot: u32) -> Option<&Arc<RawStream>> {
+        self.table.at(slot)
     }
 
     /// The cells of the clocks of its streams, by place.
-    pub(crate) fn cells(&self) -> &Arc<Cells> {
-        self.table.cells()
+    pub(crate) fn headers(&self) -> &Arc<ClockHeaders> {
+        self.table.headers()
     }
 
     /// How many streams are out now, the default one not counted.
     #[must_use]
     pub fn non_default_len(&self) -> usize {
-        self.table.out()
+        self.table.leased()
     }
 
     /// How many streams may be out at a time, the default one not counted.
@@ -268,7 +268,7 @@ impl Deref for StreamLease {
 
 impl Drop for StreamLease {
     fn drop(&mut self) {
-        self.table.give_back(self.stream.id(), Holder::Lease);
+        self.table.release(self.stream.id(), Holder::Lease);
     }
 }
 

@@ -5,7 +5,7 @@
 //! given back first is reused as it is: a stream runs its work in order, so the new user merely queues behind the old.
 //!
 //! Invariants: no lock is held over a driver call; every driver stream that was made is out, given back, or in the hands of one
-//! call of [`StreamTable::take_out`]; it also keeps the *place* where it was made for as long as the table lives, so that others
+//! call of [`StreamTable::lease`]; it also keeps the *place* where it was made for as long as the table lives, so that others
 //! can name it by a number.
 
 use std::collections::BTreeMap;
@@ -17,8 +17,8 @@ use std::sync::{Arc, OnceLock};
 use xlog_driver::sync::Mutex;
 use xlog_driver::{DriverError, DriverResult};
 
-use super::ordering::cells::{CellRef, Cells};
-use super::ordering::clock::ClockCell;
+use super::ordering::clock::ClockHeader;
+use super::ordering::clock_headers::{ClockHeaderRef, ClockHeaders};
 use super::ordering::slab::Slab;
 use super::stream_ids::IssuedId;
 use super::{StreamId, StreamPoolError, StreamPriority};
@@ -30,7 +30,7 @@ const SHARDS: usize = 16;
 /// Ids that are found without a lock, if no other takes their place.
 const KNOWN: usize = 64;
 /// Driver streams a pool can have.
-pub(crate) const MAX_PLACES: u32 = 1 << 16;
+pub(crate) const MAX_STREAM_SLOTS: u32 = 1 << 16;
 
 /// How many tables the process has made.
 static MADE: AtomicU64 = AtomicU64::new(0);
@@ -43,7 +43,7 @@ pub(super) enum Holder {
 }
 
 /// A stream that is out.
-struct Slot {
+struct LeasedStream {
     stream: Arc<DeviceStream>,
     holder: Holder,
 }
@@ -51,10 +51,10 @@ struct Slot {
 /// A part of the table of streams that are out, on a cache line of its own.
 #[derive(Default)]
 #[repr(align(64))]
-struct Shard(Mutex<BTreeMap<StreamId, Slot>>);
+struct Shard(Mutex<BTreeMap<StreamId, LeasedStream>>);
 
 impl Deref for Shard {
-    type Target = Mutex<BTreeMap<StreamId, Slot>>;
+    type Target = Mutex<BTreeMap<StreamId, LeasedStream>>;
 
     fn deref(&self) -> &Self::Target {
         &self.0
@@ -65,13 +65,13 @@ impl Deref for Shard {
 #[derive(Default)]
 struct State {
     /// Streams that are out, and calls that are about to take one out.
-    out: usize,
+    leased: usize,
     /// Driver streams that are out, given back, or being made, by priority.
     made: BTreeMap<i32, usize>,
     /// The number of times a stream was given back.
     turn: u64,
     /// Streams given back, the first one first.
-    given_back: BTreeMap<u64, Arc<RawStream>>,
+    released: BTreeMap<u64, Arc<RawStream>>,
 }
 
 /// All streams of a pool, held by the pool object and by its leases.
@@ -82,10 +82,10 @@ pub(super) struct StreamTable {
     number: u64,
     default: OnceLock<Arc<DeviceStream>>,
     /// Every driver stream that was made, except those that are near.
-    places: Slab<OnceLock<Arc<RawStream>>, 16>,
+    slots: Slab<OnceLock<Arc<RawStream>>, 16>,
     /// Those at the first places, which are found by one step.
-    near: [OnceLock<Arc<RawStream>>; KNOWN],
-    cells: Arc<Cells>,
+    inline: [OnceLock<Arc<RawStream>>; KNOWN],
+    headers: Arc<ClockHeaders>,
     /// An id and the place of its stream, plus one. Only a hint: whether a stream is out under an id, its clock says.
     known: [AtomicU64; KNOWN],
     shards: [Shard; SHARDS],
@@ -99,9 +99,9 @@ impl StreamTable {
             max_streams: max_streams.max(1),
             number: MADE.fetch_add(1, Ordering::Relaxed) + 1,
             default: OnceLock::new(),
-            places: Slab::new(MAX_PLACES),
-            near: [const { OnceLock::new() }; KNOWN],
-            cells: Cells::new(MAX_PLACES),
+            slots: Slab::new(MAX_STREAM_SLOTS),
+            inline: [const { OnceLock::new() }; KNOWN],
+            headers: ClockHeaders::new(MAX_STREAM_SLOTS),
             known: [const { AtomicU64::new(0) }; KNOWN],
             shards: Default::default(),
             state: Mutex::new(State::default()),
@@ -121,8 +121,8 @@ impl StreamTable {
     }
 
     /// How many streams are out.
-    pub(super) fn out(&self) -> usize {
-        self.state.lock().out
+    pub(super) fn leased(&self) -> usize {
+        self.state.lock().leased
     }
 
     /// How many driver streams there are, the default one not counted.
@@ -132,25 +132,25 @@ impl StreamTable {
 
     /// The driver stream at a place.
     #[inline]
-    pub(super) fn at(&self, place: u32) -> Option<&Arc<RawStream>> {
-        match self.near.get(place as usize) {
-            Some(near) => near.get(),
-            None => self.places.get(place)?.get(),
+    pub(super) fn at(&self, slot: u32) -> Option<&Arc<RawStream>> {
+        match self.inline.get(slot as usize) {
+            Some(inline) => inline.get(),
+            None => self.slots.get(slot)?.get(),
         }
     }
 
-    pub(super) fn cells(&self) -> &Arc<Cells> {
-        &self.cells
+    pub(super) fn headers(&self) -> &Arc<ClockHeaders> {
+        &self.headers
     }
 
     /// The driver stream that is out under an id.
     #[inline]
     pub(super) fn raw(&self, id: StreamId) -> Option<&Arc<RawStream>> {
         let known = self.known[id.0 as usize % KNOWN].load(Ordering::Relaxed);
-        let near = self.near.get((known as u32).wrapping_sub(1) as usize);
-        match near.and_then(OnceLock::get) {
-            Some(raw) if raw.clock().cell().is_out_as(id.0) => Some(raw),
-            _ => self.raw_far(id),
+        let inline = self.inline.get((known as u32).wrapping_sub(1) as usize);
+        match inline.and_then(OnceLock::get) {
+            Some(raw) if raw.clock().header().is_leased_as(id.0) => Some(raw),
+            _ => self.raw_slow(id),
         }
     }
 
@@ -158,25 +158,25 @@ impl StreamTable {
     #[inline]
     pub(super) fn raw_private(&self, id: StreamId) -> Option<&Arc<RawStream>> {
         let known = self.known[id.0 as usize % KNOWN].load(Ordering::Relaxed);
-        let near = self.near.get((known as u32).wrapping_sub(1) as usize);
-        match near.and_then(OnceLock::get) {
-            Some(raw) if raw.clock().cell().is_private_as(id.0) => Some(raw),
-            _ => self.raw_private_far(id),
+        let inline = self.inline.get((known as u32).wrapping_sub(1) as usize);
+        match inline.and_then(OnceLock::get) {
+            Some(raw) if raw.clock().header().is_private_as(id.0) => Some(raw),
+            _ => self.raw_private_slow(id),
         }
     }
 
     #[cold]
     #[inline(never)]
-    fn raw_private_far(&self, id: StreamId) -> Option<&Arc<RawStream>> {
-        self.raw_far(id).filter(|raw| !raw.clock().cell().is_exposed())
+    fn raw_private_slow(&self, id: StreamId) -> Option<&Arc<RawStream>> {
+        self.raw_slow(id).filter(|raw| !raw.clock().header().handle_escaped())
     }
 
     #[inline(never)]
-    fn raw_far(&self, id: StreamId) -> Option<&Arc<RawStream>> {
+    fn raw_slow(&self, id: StreamId) -> Option<&Arc<RawStream>> {
         let known = self.known[id.0 as usize % KNOWN].load(Ordering::Relaxed);
         if known >> 32 == u64::from(id.0)
             && let Some(raw) = self.at((known as u32).wrapping_sub(1))
-            && raw.clock().cell().is_out_as(id.0)
+            && raw.clock().header().is_leased_as(id.0)
         {
             return Some(raw);
         }
@@ -185,16 +185,16 @@ impl StreamTable {
 
     /// The place of the stream that is out under an id, and its cell, if it is one of those that are found at once.
     #[inline]
-    pub(super) fn near(&self, id: StreamId) -> Option<(u32, &ClockCell)> {
+    pub(super) fn inline_header(&self, id: StreamId) -> Option<(u32, &ClockHeader)> {
         let known = self.known[id.0 as usize % KNOWN].load(Ordering::Relaxed);
-        let place = (known as u32).wrapping_sub(1);
-        let cell = self.cells.near(place)?;
-        (known >> 32 == u64::from(id.0) && cell.is_out_as(id.0)).then_some((place, cell))
+        let slot = (known as u32).wrapping_sub(1);
+        let header = self.headers.inline(slot)?;
+        (known >> 32 == u64::from(id.0) && header.is_leased_as(id.0)).then_some((slot, header))
     }
 
     /// The place that the stream of an id mostly has; a guess, which another id of the same rest by [`KNOWN`] makes wrong.
     #[inline]
-    pub(super) fn place_of(&self, id: StreamId) -> u32 {
+    pub(super) fn slot_of(&self, id: StreamId) -> u32 {
         (self.known[id.0 as usize % KNOWN].load(Ordering::Relaxed) as u32).wrapping_sub(1)
     }
 
@@ -202,15 +202,15 @@ impl StreamTable {
     fn raw_by_map(&self, id: StreamId) -> Option<&Arc<RawStream>> {
         let stream =
             if id == StreamId::DEFAULT { self.default_stream().ok() } else { self.resolve(id) }?;
-        let place = stream.raw().clock().key();
-        let known = (u64::from(id.0) << 32) | (u64::from(place) + 1);
+        let slot = stream.raw().clock().slot();
+        let known = (u64::from(id.0) << 32) | (u64::from(slot) + 1);
         self.known[id.0 as usize % KNOWN].store(known, Ordering::Relaxed);
-        self.at(place)
+        self.at(slot)
     }
 
     /// The stream of an id other than the default one.
     pub(super) fn resolve(&self, id: StreamId) -> Option<Arc<DeviceStream>> {
-        self.shard(id).lock().get(&id).map(|slot| slot.stream.clone())
+        self.shard(id).lock().get(&id).map(|entry| entry.stream.clone())
     }
 
     fn shard(&self, id: StreamId) -> &Shard {
@@ -235,36 +235,36 @@ impl StreamTable {
         Ok(kept.clone())
     }
 
-    pub(super) fn take_out(
+    pub(super) fn lease(
         &self,
         priority: StreamPriority,
         holder: Holder,
     ) -> Result<Arc<DeviceStream>, StreamPoolError> {
         {
             let mut state = self.state.lock();
-            if state.out >= self.max_streams {
+            if state.leased >= self.max_streams {
                 return Err(StreamPoolError::Capacity { max: self.max_streams });
             }
-            state.out += 1;
+            state.leased += 1;
         }
         match self.fork(priority.on(&self.device)) {
             Ok(raw) => {
                 let stream = Arc::new(DeviceStream::new(IssuedId::issue(), raw));
-                let slot = Slot { stream: stream.clone(), holder };
-                self.shard(stream.id()).lock().insert(stream.id(), slot);
+                let entry = LeasedStream { stream: stream.clone(), holder };
+                self.shard(stream.id()).lock().insert(stream.id(), entry);
                 Ok(stream)
             }
             Err(error) => {
-                self.state.lock().out -= 1;
+                self.state.lock().leased -= 1;
                 Err(fork_failed(error))
             }
         }
     }
 
-    /// A driver stream for one lease, in the order of the module documentation. The caller counts in `out` already.
+    /// A driver stream for one lease, in the order of the module documentation. The caller counts in `leased` already.
     ///
-    /// Each caller holds at most one stream that is not in `given_back`, and at most `max_streams` of them are here or
-    /// have one out; so when `2 * max_streams` of a priority are made, `given_back` has one of them.
+    /// Each caller holds at most one stream that is not in `released`, and at most `max_streams` of them are here or
+    /// have one out; so when `2 * max_streams` of a priority are made, `released` has one of them.
     fn fork(&self, priority: i32) -> DriverResult<Arc<RawStream>> {
         let mut from = 0;
         while let Some((turn, raw)) = self.take_candidate(from, priority) {
@@ -272,7 +272,7 @@ impl StreamTable {
             if Arc::strong_count(&raw) == 2 && raw.is_done() {
                 return Ok(raw);
             }
-            self.state.lock().given_back.insert(turn, raw);
+            self.state.lock().released.insert(turn, raw);
             from = turn + 1;
         }
         {
@@ -296,42 +296,42 @@ impl StreamTable {
     }
 
     fn make(&self, priority: i32) -> DriverResult<Arc<RawStream>> {
-        let taken = self.places.take();
-        let taken =
-            taken.and_then(|(place, at)| Some((place, at, CellRef::new(&self.cells, place)?)));
-        let Some((place, at, cell)) = taken else {
+        let taken = self.slots.allocate();
+        let taken = taken
+            .and_then(|(slot, at)| Some((slot, at, ClockHeaderRef::new(&self.headers, slot)?)));
+        let Some((slot, at, header)) = taken else {
             let accepted = "at most 65536 driver streams of one pool";
             return Err(DriverError::invalid("stream_create", "one more stream", accepted));
         };
-        match RawStream::create(self.device.clone(), priority, place, cell) {
+        match RawStream::create(self.device.clone(), priority, slot, header) {
             Ok(raw) => {
-                let at = self.near.get(place as usize).unwrap_or(at);
+                let at = self.inline.get(slot as usize).unwrap_or(at);
                 Ok(at.get_or_init(|| Arc::new(raw)).clone())
             }
             Err(error) => {
-                self.places.give([place]);
+                self.slots.free([slot]);
                 Err(error)
             }
         }
     }
 
-    pub(super) fn give_back(&self, id: StreamId, holder: Holder) -> bool {
-        let slot = {
+    pub(super) fn release(&self, id: StreamId, holder: Holder) -> bool {
+        let entry = {
             let mut shard = self.shard(id).lock();
             match shard.get(&id) {
-                Some(slot) if slot.holder == holder => shard.remove(&id),
+                Some(entry) if entry.holder == holder => shard.remove(&id),
                 _ => None,
             }
         };
-        let Some(slot) = slot else {
+        let Some(entry) = entry else {
             return false;
         };
-        let raw = slot.stream.raw().clone();
+        let raw = entry.stream.raw().clone();
         // From here on the id names no stream, also for blocks that were allocated on it.
-        raw.clock().cell().set_out(None);
-        drop(slot);
+        raw.clock().header().set_leased(None);
+        drop(entry);
         let mut state = self.state.lock();
-        state.out -= 1;
+        state.leased -= 1;
         state.keep(raw);
         true
     }
@@ -340,17 +340,17 @@ impl StreamTable {
 impl State {
     fn keep(&mut self, raw: Arc<RawStream>) {
         self.turn += 1;
-        self.given_back.insert(self.turn, raw);
+        self.released.insert(self.turn, raw);
     }
 
     /// Takes the stream of this priority that was given back first, at turn `from` or later.
     fn take_first(&mut self, from: u64, priority: i32) -> Option<(u64, Arc<RawStream>)> {
         let turn = self
-            .given_back
+            .released
             .range(from..)
             .find(|(_, raw)| raw.priority() == priority)
             .map(|(turn, _)| *turn)?;
-        self.given_back.remove_entry(&turn)
+        self.released.remove_entry(&turn)
     }
 }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use crate::support::rig::{Rig, assert_all, fill, read};
 use xlog_cuda::CudaDevice;
 use xlog_cuda::device_runtime::{
-    Access, AsyncCudaResource, BlockId, DebugGuardResource, DeviceBlock, DeviceStream, EdgePolicy,
+    Access, AsyncCudaResource, BlockId, DebugGuardResource, DeviceBlock, DeviceStream, EventPolicy,
     GuardConfig, PoolConfig, ResourceError, StreamId, StreamPool,
 };
 use xlog_testing::{WatchedGate, for_each_device};
@@ -21,10 +21,10 @@ fn held(stream: &DeviceStream) -> WatchedGate {
 
 /// The resources that track uses, also under a guard and with other policies.
 fn rigs(device: &Arc<CudaDevice>) -> Vec<(&'static str, Rig)> {
-    let with_edges = |policy| {
+    let with_event_policy = |policy| {
         let pool = Arc::new(StreamPool::with_defaults(device.clone()));
         let resource = AsyncCudaResource::new(device.clone(), device.ordinal(), pool.clone());
-        Rig::over(pool, Arc::new(resource.with_edges(policy)))
+        Rig::over(pool, Arc::new(resource.with_event_policy(policy)))
     };
     let guarded = |rig: Rig| {
         let guard = DebugGuardResource::on_home(rig.resource, GuardConfig::default());
@@ -32,8 +32,8 @@ fn rigs(device: &Arc<CudaDevice>) -> Vec<(&'static str, Rig)> {
     };
     vec![
         ("async", Rig::new(device)),
-        ("async, exact", with_edges(EdgePolicy::Exact)),
-        ("async, lazy", with_edges(EdgePolicy::Lazy)),
+        ("async, exact", with_event_policy(EventPolicy::Exact)),
+        ("async, lazy", with_event_policy(EventPolicy::Lazy)),
         ("pool", Rig::pooled(device, PoolConfig::default())),
         ("guard over async", guarded(Rig::new(device))),
         ("guard over pool", guarded(Rig::pooled(device, PoolConfig::default()))),

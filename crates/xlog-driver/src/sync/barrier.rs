@@ -27,9 +27,9 @@ thread_local! {
 }
 
 /// The threads that have ended, by name.
-static GONE: Mutex<BTreeSet<u32>> = Mutex::new(BTreeSet::new());
+static EXITED_THREADS: Mutex<BTreeSet<u32>> = Mutex::new(BTreeSet::new());
 /// How many they are.
-static GONE_COUNT: AtomicU32 = AtomicU32::new(0);
+static EXITED_COUNT: AtomicU32 = AtomicU32::new(0);
 
 /// Says that its thread has ended. What still runs on the thread after this has no name.
 struct End;
@@ -39,8 +39,8 @@ impl Drop for End {
         let name = NAME.replace(ENDED);
         SIGN.set(sign_of(ENDED));
         if name != 0 && name != ENDED {
-            GONE.lock().unwrap_or_else(PoisonError::into_inner).insert(name);
-            GONE_COUNT.fetch_add(1, Ordering::Relaxed);
+            EXITED_THREADS.lock().unwrap_or_else(PoisonError::into_inner).insert(name);
+            EXITED_COUNT.fetch_add(1, Ordering::Relaxed);
         }
     }
 }
@@ -87,16 +87,16 @@ fn first_name(name: u32) -> u32 {
 }
 
 /// True when the thread of this name will never enter anything again, nor do anything else under its name. What it did under it is seen
-/// by who was told so. Takes a lock of the process; see [`gone_count`].
+/// by who was told so. Takes a lock of the process; see [`exited_count`].
 #[must_use]
-pub fn is_gone(name: u32) -> bool {
-    GONE.lock().unwrap_or_else(PoisonError::into_inner).contains(&name)
+pub fn has_exited(name: u32) -> bool {
+    EXITED_THREADS.lock().unwrap_or_else(PoisonError::into_inner).contains(&name)
 }
 
 /// How many threads with a name have ended, about: while it stays the same, nobody need be asked for again.
 #[must_use]
-pub fn gone_count() -> u32 {
-    GONE_COUNT.load(Ordering::Relaxed)
+pub fn exited_count() -> u32 {
+    EXITED_COUNT.load(Ordering::Relaxed)
 }
 
 /// Somebody must get on before this thread can.

@@ -22,11 +22,11 @@ const SEAT_BITS: u32 = 2;
 /// Names from this one on own nothing.
 const NAMES: u32 = (1 << (32 - SEAT_BITS)) - 1;
 /// In the place of an owner: no owner has such a name.
-const NOBODY: u32 = NAMES << SEAT_BITS;
+const NO_THREAD: u32 = NAMES << SEAT_BITS;
 
 /// A name as an owner in the first seat has it; of a name that owns nothing, nobody's.
 pub(super) const fn sign_of(name: u32) -> u32 {
-    if name.wrapping_sub(1) < NAMES - 1 { name << SEAT_BITS } else { NOBODY }
+    if name.wrapping_sub(1) < NAMES - 1 { name << SEAT_BITS } else { NO_THREAD }
 }
 
 /// Which thread, if any, may change something without a lock.
@@ -48,7 +48,7 @@ pub struct Bias<const SEATS: usize = 4> {
 /// The owner is inside, until this is dropped.
 #[derive(Debug)]
 #[must_use]
-pub struct Held<'a> {
+pub struct BiasedSection<'a> {
     inside: &'a AtomicBool,
     /// Only the thread that entered leaves.
     _not_send: PhantomData<*const ()>,
@@ -58,23 +58,23 @@ pub struct Held<'a> {
 ///
 /// It cannot leave the call: a thread that is about to end loses its name.
 #[derive(Clone, Copy, Debug)]
-pub struct Me<'a> {
+pub struct CurrentThread<'a> {
     /// As an owner in the first seat.
     owner: u32,
     _call: PhantomData<(&'a (), *const ())>,
 }
 
-impl Me<'_> {
+impl CurrentThread<'_> {
     /// Runs `body` with the running thread; with nobody while it runs under a scheduler, or has no name. Nobody owns nothing and
     /// goes the long way everywhere.
     #[inline(always)]
-    pub fn with<R>(body: impl for<'a> FnOnce(Me<'a>) -> R) -> R {
-        body(Me { owner: barrier::own_sign(), _call: PhantomData })
+    pub fn with<R>(body: impl for<'a> FnOnce(CurrentThread<'a>) -> R) -> R {
+        body(CurrentThread { owner: barrier::own_sign(), _call: PhantomData })
     }
 
     /// Runs `body` with nobody.
-    pub fn with_nobody<R>(body: impl for<'a> FnOnce(Me<'a>) -> R) -> R {
-        body(Me { owner: NOBODY, _call: PhantomData })
+    pub fn with_no_thread<R>(body: impl for<'a> FnOnce(CurrentThread<'a>) -> R) -> R {
+        body(CurrentThread { owner: NO_THREAD, _call: PhantomData })
     }
 
     /// The name of the thread; of nobody it says nothing.
@@ -108,7 +108,7 @@ impl<const SEATS: usize> Bias<SEATS> {
     /// Enters, if this thread is the owner and is not inside already.
     #[inline(always)]
     #[must_use]
-    pub fn enter(&self) -> Option<Held<'_>> {
+    pub fn enter(&self) -> Option<BiasedSection<'_>> {
         let owner = self.owner.load(Ordering::Relaxed);
         let inside = self.seat_of(owner);
         if owner == 0 || !barrier::is_named(name_of(owner)) || inside.load(Ordering::Relaxed) {
@@ -116,7 +116,7 @@ impl<const SEATS: usize> Bias<SEATS> {
         }
         inside.store(true, Ordering::Relaxed);
         barrier::light();
-        let held = Held { inside, _not_send: PhantomData };
+        let held = BiasedSection { inside, _not_send: PhantomData };
         // Acquire: what the last revoker changed before it gave the bias back is seen.
         (self.owner.load(Ordering::Acquire) == owner).then_some(held)
     }
@@ -124,16 +124,16 @@ impl<const SEATS: usize> Bias<SEATS> {
     /// [`Bias::enter`] for one who knows its name.
     #[inline(always)]
     #[must_use]
-    pub fn enter_as(&self, me: Me<'_>) -> Option<Held<'_>> {
+    pub fn enter_as(&self, current: CurrentThread<'_>) -> Option<BiasedSection<'_>> {
         let owner = self.owner.load(Ordering::Relaxed);
         // Of an owner with this name only the seat is left; of another one, or none, more than any seat.
-        let inside = self.inside.get((owner ^ me.owner) as usize)?;
+        let inside = self.inside.get((owner ^ current.owner) as usize)?;
         if inside.load(Ordering::Relaxed) {
             return None;
         }
         inside.store(true, Ordering::Relaxed);
         barrier::light();
-        let held = Held { inside, _not_send: PhantomData };
+        let held = BiasedSection { inside, _not_send: PhantomData };
         // As in `enter`.
         (self.owner.load(Ordering::Acquire) == owner).then_some(held)
     }
@@ -162,7 +162,7 @@ impl<const SEATS: usize> Bias<SEATS> {
         }
         let had = |seat: &AtomicU32| seat.load(Ordering::Relaxed);
         let seat = self.seats.iter().position(|seat| had(seat) == name).or_else(|| {
-            self.seats.iter().position(|seat| had(seat) == 0 || barrier::is_gone(had(seat)))
+            self.seats.iter().position(|seat| had(seat) == 0 || barrier::has_exited(had(seat)))
         });
         let Some(seat) = seat else { return false };
         self.seats[seat].store(name, Ordering::Relaxed);
@@ -178,7 +178,7 @@ impl<const SEATS: usize> Bias<SEATS> {
     /// True when another thread owns it that has not ended.
     pub(super) fn is_of_another(&self) -> bool {
         let owner = self.owner();
-        is_foreign(owner) && !barrier::is_gone(name_of(owner))
+        is_foreign(owner) && !barrier::has_exited(name_of(owner))
     }
 
     /// After [`Bias::revoke`], under the same lock: the former owner goes on.
@@ -187,20 +187,20 @@ impl<const SEATS: usize> Bias<SEATS> {
     }
 
     /// Takes the ownership away, and makes sure that an owner which is inside is seen there; returns it.
-    fn take(&self) -> u32 {
+    fn take_owner(&self) -> u32 {
         self.owner.swap(0, Ordering::AcqRel)
     }
 
     /// Takes the bias away. When this returns, the owner is out and cannot enter.
     pub fn revoke(&self) {
-        let owner = self.take();
+        let owner = self.take_owner();
         if is_foreign(owner) {
             barrier::heavy();
         }
-        self.wait_for(owner);
+        self.wait_until_out(owner);
     }
 
-    fn wait_for(&self, owner: u32) {
+    fn wait_until_out(&self, owner: u32) {
         let mut turns = 0;
         while owner != 0 && self.seat_of(owner).load(Ordering::Acquire) {
             // What is done inside is short, unless the owner was preempted there.
@@ -211,7 +211,7 @@ impl<const SEATS: usize> Bias<SEATS> {
 
     /// Takes the bias away unless the owner stays inside. False when it does: then nothing has changed.
     pub fn try_revoke(&self) -> bool {
-        let owner = self.take();
+        let owner = self.take_owner();
         if is_foreign(owner) {
             barrier::heavy();
         }
@@ -227,12 +227,12 @@ impl<const SEATS: usize> Bias<SEATS> {
 
     /// Takes several away, with one barrier for all; returns their owners.
     pub(super) fn revoke_all<'a>(biases: impl IntoIterator<Item = &'a Self> + Clone) -> Vec<u32> {
-        let owners: Vec<u32> = biases.clone().into_iter().map(Self::take).collect();
+        let owners: Vec<u32> = biases.clone().into_iter().map(Self::take_owner).collect();
         if owners.iter().any(|owner| is_foreign(*owner)) {
             barrier::heavy();
         }
         for (bias, owner) in biases.into_iter().zip(&owners) {
-            bias.wait_for(*owner);
+            bias.wait_until_out(*owner);
         }
         owners
     }
@@ -243,7 +243,7 @@ fn is_foreign(owner: u32) -> bool {
     owner != 0 && name_of(owner) != barrier::thread_name()
 }
 
-impl Drop for Held<'_> {
+impl Drop for BiasedSection<'_> {
     #[inline]
     fn drop(&mut self) {
         self.inside.store(false, Ordering::Release);

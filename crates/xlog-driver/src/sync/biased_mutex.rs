@@ -3,34 +3,34 @@
 //! It is an ordinary mutex until one thread has locked it several times in a row; from then on that thread enters by plain
 //! stores. The first other thread takes the bias away, which costs a barrier through all running threads, and the mutex is an
 //! ordinary one again until another row; each loss makes the next row longer, so threads that alternate do not pay for it.
-//! A visit ([`BiasedMutex::with_as_guest`], `try_with` and `with_all`) is no loss: an owner that had to wait for it goes on as the owner.
+//! A visit ([`BiasedMutex::with_temporary_revocation`], `try_with` and `with_all`) is no loss: an owner that had to wait for it goes on as the owner.
 //!
 //! It does not poison, and it does not tell a deterministic scheduler: nothing may be called inside that could hand over to
 //! another thread. Locking it again inside blocks for ever, as with any mutex.
 
-use super::bias::{Bias, Held, Me};
+use super::bias::{Bias, BiasedSection, CurrentThread};
 use std::cell::UnsafeCell;
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
 /// Uses in a row after which a thread becomes the owner.
-const ROW: u32 = 8;
+const BIAS_THRESHOLD: u32 = 8;
 /// No row is longer than this: what a loss costs is little beside so many uses.
-const LONGEST_ROW: u32 = 4096;
+const MAX_BIAS_THRESHOLD: u32 = 4096;
 
 /// Mutual exclusion, biased to the thread that uses it most.
 pub struct BiasedMutex<T> {
     bias: Bias,
-    slow: Mutex<Row>,
+    slow: Mutex<ConsecutiveUses>,
     value: UnsafeCell<T>,
 }
 
 #[derive(Debug)]
-struct Row {
+struct ConsecutiveUses {
     thread: u32,
     length: u32,
-    enough: u32,
+    threshold: u32,
 }
 
 // SAFETY: `value` is only touched by the thread that is inside the bias, or by the one that holds `slow` after it revoked the
@@ -41,29 +41,29 @@ unsafe impl<T: Send> Sync for BiasedMutex<T> {}
 impl<T> BiasedMutex<T> {
     /// A mutex around `value`.
     pub fn new(value: T) -> Self {
-        let row = Row { thread: 0, length: 0, enough: ROW };
-        Self { bias: Bias::default(), slow: Mutex::new(row), value: UnsafeCell::new(value) }
+        let consecutive = ConsecutiveUses { thread: 0, length: 0, threshold: BIAS_THRESHOLD };
+        Self { bias: Bias::default(), slow: Mutex::new(consecutive), value: UnsafeCell::new(value) }
     }
 
     /// The value, if this thread is the owner and not inside already; otherwise take [`BiasedMutex::with`].
     #[inline(always)]
-    pub fn enter(&self) -> Option<Inside<'_, T>> {
+    pub fn enter(&self) -> Option<BiasedGuard<'_, T>> {
         let held = self.bias.enter()?;
-        Some(Inside { value: &self.value, _held: held })
+        Some(BiasedGuard { value: &self.value, _held: held })
     }
 
     /// [`BiasedMutex::enter`] for one who knows its name.
     #[inline(always)]
-    pub fn enter_as(&self, me: Me<'_>) -> Option<Inside<'_, T>> {
-        let held = self.bias.enter_as(me)?;
-        Some(Inside { value: &self.value, _held: held })
+    pub fn enter_as(&self, current: CurrentThread<'_>) -> Option<BiasedGuard<'_, T>> {
+        let held = self.bias.enter_as(current)?;
+        Some(BiasedGuard { value: &self.value, _held: held })
     }
 
     /// Runs `body` with the value.
     #[inline(always)]
     pub fn with<R>(&self, body: impl FnOnce(&mut T) -> R) -> R {
         let way = match self.bias.enter() {
-            Some(held) => Way::Held(held),
+            Some(held) => Way::Biased(held),
             None => self.lock(),
         };
         // Leaves, also by a panic, when it is dropped.
@@ -77,26 +77,26 @@ impl<T> BiasedMutex<T> {
     /// One more use by this thread through the lock; after enough in a row it owns the bias.
     #[cold]
     #[inline(never)]
-    fn lengthen(&self, row: &mut Row) {
-        let me = super::barrier::thread_name();
-        if row.thread != me {
-            row.thread = me;
-            row.length = 0;
+    fn note_consecutive_use(&self, consecutive: &mut ConsecutiveUses) {
+        let current = super::barrier::thread_name();
+        if consecutive.thread != current {
+            consecutive.thread = current;
+            consecutive.length = 0;
         }
-        row.length = row.length.saturating_add(1);
-        if row.length >= row.enough && self.bias.claim() {
-            row.enough = row.enough.saturating_mul(2).min(LONGEST_ROW);
+        consecutive.length = consecutive.length.saturating_add(1);
+        if consecutive.length >= consecutive.threshold && self.bias.claim() {
+            consecutive.threshold = consecutive.threshold.saturating_mul(2).min(MAX_BIAS_THRESHOLD);
         }
     }
 
     /// [`BiasedMutex::with`] for one who comes seldom: the owner, who waits meanwhile, goes on as before.
     #[cold]
     #[inline(never)]
-    pub fn with_as_guest<R>(&self, body: impl FnOnce(&mut T) -> R) -> R {
+    pub fn with_temporary_revocation<R>(&self, body: impl FnOnce(&mut T) -> R) -> R {
         if let Some(mut inside) = self.enter() {
             return body(&mut inside);
         }
-        let _row = self.lock_only();
+        let _consecutive = self.lock_only();
         let owner = self.bias.owner();
         self.bias.revoke();
         #[allow(unsafe_code)]
@@ -113,8 +113,8 @@ impl<T> BiasedMutex<T> {
             // SAFETY: as in `with`.
             return Some(body(unsafe { &mut *self.value.get() }));
         }
-        let _row = match self.slow.try_lock() {
-            Ok(row) => row,
+        let _consecutive = match self.slow.try_lock() {
+            Ok(consecutive) => consecutive,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Err(TryLockError::WouldBlock) => return None,
         };
@@ -131,7 +131,7 @@ impl<T> BiasedMutex<T> {
     }
 
     /// True when no other thread owns it: a visit disturbs nobody.
-    pub fn is_near(&self) -> bool {
+    pub fn is_local(&self) -> bool {
         !self.bias.is_of_another()
     }
 
@@ -159,20 +159,20 @@ impl<T> BiasedMutex<T> {
         result
     }
 
-    fn lock_only(&self) -> MutexGuard<'_, Row> {
+    fn lock_only(&self) -> MutexGuard<'_, ConsecutiveUses> {
         self.slow.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     #[cold]
     #[inline(never)]
     fn lock(&self) -> Way<'_> {
-        let row = self.lock_only();
+        let consecutive = self.lock_only();
         // The owner comes here when a visitor kept it out, who has given the bias back by now. While the lock is held nobody takes it.
         match self.bias.enter() {
-            Some(held) => Way::Held(held),
+            Some(held) => Way::Biased(held),
             None => {
                 self.bias.revoke();
-                Way::Locked(row)
+                Way::Locked(consecutive)
             }
         }
     }
@@ -180,8 +180,8 @@ impl<T> BiasedMutex<T> {
 
 /// How a thread came to the value.
 enum Way<'a> {
-    Held(#[allow(dead_code, reason = "leaves when it is dropped")] Held<'a>),
-    Locked(MutexGuard<'a, Row>),
+    Biased(#[allow(dead_code, reason = "leaves when it is dropped")] BiasedSection<'a>),
+    Locked(MutexGuard<'a, ConsecutiveUses>),
 }
 
 /// This thread has the value.
@@ -193,20 +193,20 @@ struct Guard<'a, T> {
 impl<T> Drop for Guard<'_, T> {
     #[inline(always)]
     fn drop(&mut self) {
-        if let Way::Locked(row) = &mut self.way {
-            self.mutex.lengthen(row);
+        if let Way::Locked(consecutive) = &mut self.way {
+            self.mutex.note_consecutive_use(consecutive);
         }
     }
 }
 
 /// The owner has the value, until this is dropped.
 #[must_use]
-pub struct Inside<'a, T> {
+pub struct BiasedGuard<'a, T> {
     value: &'a UnsafeCell<T>,
-    _held: Held<'a>,
+    _held: BiasedSection<'a>,
 }
 
-impl<T> Deref for Inside<'_, T> {
+impl<T> Deref for BiasedGuard<'_, T> {
     type Target = T;
 
     #[inline(always)]
@@ -219,7 +219,7 @@ impl<T> Deref for Inside<'_, T> {
     }
 }
 
-impl<T> DerefMut for Inside<'_, T> {
+impl<T> DerefMut for BiasedGuard<'_, T> {
     #[inline(always)]
     fn deref_mut(&mut self) -> &mut T {
         #[allow(unsafe_code)]
@@ -230,9 +230,9 @@ impl<T> DerefMut for Inside<'_, T> {
     }
 }
 
-impl<T: fmt::Debug> fmt::Debug for Inside<'_, T> {
+impl<T: fmt::Debug> fmt::Debug for BiasedGuard<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Inside").field(&**self).finish()
+        f.debug_tuple("BiasedGuard").field(&**self).finish()
     }
 }
 
@@ -357,7 +357,7 @@ mod tests {
                     }
                 };
                 visits += mutexes[0].try_with(visit).map_or(0, |()| 1);
-                mutexes[1].with_as_guest(visit);
+                mutexes[1].with_temporary_revocation(visit);
                 BiasedMutex::with_all(&all, |values| values.iter_mut().for_each(|v| step(v)));
                 visits += 3;
             }
@@ -366,7 +366,10 @@ mod tests {
         });
         for mutex in &mutexes {
             // A row that was lost would have made the next one longer.
-            assert!(mutex.lock_only().enough <= 2 * ROW, "a visit has cost the owner its row");
+            assert!(
+                mutex.lock_only().threshold <= 2 * BIAS_THRESHOLD,
+                "a visit has cost the owner its row"
+            );
         }
         let found: u64 = mutexes.iter().map(|mutex| mutex.with(|twins| twins.0)).sum();
         assert_eq!(found, steps + visits, "a step was lost");
@@ -389,10 +392,10 @@ mod tests {
                 std::thread::yield_now();
             }
             // Without a barrier through all threads nobody owns anything.
-            assert_eq!(mutex.is_near(), !owned.load(Ordering::Acquire));
+            assert_eq!(mutex.is_local(), !owned.load(Ordering::Acquire));
             seen.store(false, Ordering::Release);
             assert!(owner.join().is_ok());
         });
-        assert!(mutex.is_near());
+        assert!(mutex.is_local());
     }
 }

@@ -10,9 +10,9 @@ mod barrier;
 mod bias;
 mod biased_mutex;
 
-pub use barrier::{gone_count, is_gone, thread_name};
-pub use bias::{Bias, Held, Me};
-pub use biased_mutex::{BiasedMutex, Inside};
+pub use barrier::{exited_count, has_exited, thread_name};
+pub use bias::{Bias, BiasedSection, CurrentThread};
+pub use biased_mutex::{BiasedGuard, BiasedMutex};
 
 use std::cell::RefCell;
 use std::fmt;
@@ -78,10 +78,10 @@ pub fn scheduling_point() {
     }
 }
 
-/// Runs `body` with the running thread, see [`Me`]: under a scheduler with nobody, so that it is asked wherever it would be.
+/// Runs `body` with the running thread, see [`CurrentThread`]: under a scheduler with nobody, so that it is asked wherever it would be.
 #[inline(always)]
-pub fn as_me<R>(body: impl for<'a> FnOnce(Me<'a>) -> R) -> R {
-    Me::with(body)
+pub fn with_current_thread<R>(body: impl for<'a> FnOnce(CurrentThread<'a>) -> R) -> R {
+    CurrentThread::with(body)
 }
 
 /// Mutual exclusion, visible to a deterministic scheduler.

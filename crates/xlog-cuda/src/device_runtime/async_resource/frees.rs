@@ -9,7 +9,7 @@ use xlog_driver::DriverResult;
 
 use crate::device_runtime::ordering::primitive::Lock;
 use crate::device_runtime::ordering::slab::Slab;
-use crate::device_runtime::ordering::tally::Tally;
+use crate::device_runtime::ordering::striped_counters::StripedCounters;
 use crate::device_runtime::resource::Generation;
 use crate::stream::RawStream;
 
@@ -21,17 +21,17 @@ const MAX_STREAMS: u32 = 1 << 16;
 #[derive(Debug)]
 pub(super) struct Frees {
     /// By the place of the stream in its pool.
-    streams: Slab<StreamPlace, 16>,
+    streams: Slab<FreesShard, 16>,
 }
 
 /// On cache lines of its own: each stream has mostly another thread.
 #[derive(Debug, Default)]
 #[repr(align(128))]
-struct StreamPlace(Lock<StreamFrees>);
+struct FreesShard(Lock<StreamFrees>);
 
 #[derive(Debug, Default)]
 struct StreamFrees {
-    place: u32,
+    slot: u32,
     /// Not covered by an event of ours, in the order they were queued.
     loose: VecDeque<Generation>,
     /// How many were loose before the first of them.
@@ -72,13 +72,13 @@ impl Frees {
     /// A free was queued on `stream`. True when there are enough for a question: [`Frees::poll`].
     #[inline]
     pub(super) fn queued(&self, stream: &RawStream, generation: Generation) -> bool {
-        let place = stream.clock().key();
+        let slot = stream.clock().slot();
         let push = |frees: &mut StreamFrees| {
-            frees.place = place;
+            frees.slot = slot;
             frees.loose.push_back(generation);
             frees.loose.len() >= BATCH
         };
-        match self.streams.get(place).and_then(|at| at.0.enter()) {
+        match self.streams.get(slot).and_then(|at| at.0.enter()) {
             Some(mut frees) => push(&mut frees),
             None => self.with_elsewhere(stream, push),
         }
@@ -103,7 +103,11 @@ impl Frees {
     /// Returns what has completed, and records an event for what is loose. Never waits.
     ///
     /// The driver is asked without the lock, about what was there before; whoever takes an entry out counts it.
-    pub(super) fn poll(&self, stream: &RawStream, tally: &Tally) -> DriverResult<Vec<Generation>> {
+    pub(super) fn poll(
+        &self,
+        stream: &RawStream,
+        counters: &StripedCounters,
+    ) -> DriverResult<Vec<Generation>> {
         let (end, stamps, undone) = self.with(stream, |frees| {
             let stamps: Vec<u64> = frees.batches.iter().map(|(stamp, _)| *stamp).collect();
             (frees.end(), stamps, std::mem::take(&mut frees.undone))
@@ -123,7 +127,7 @@ impl Frees {
             stamps.into_iter().take_while(|&stamp| stream.poll(stamp) == Some(true)).last();
         let done = self.with(stream, |frees| frees.take_batches(complete.unwrap_or(0)));
         if !self.with(stream, |frees| frees.loose.is_empty()) {
-            match stream.record(tally) {
+            match stream.record(counters) {
                 Ok(covers) => self.with(stream, |frees| {
                     let loose = frees.take_loose(end);
                     let at = frees.batches.partition_point(|(stamp, _)| *stamp < covers);
@@ -140,14 +144,14 @@ impl Frees {
     }
 
     /// Waits for everything queued on `stream`, and returns what was freed there.
-    pub(super) fn settle(
+    pub(super) fn synchronize(
         &self,
         stream: &RawStream,
-        tally: &Tally,
+        counters: &StripedCounters,
     ) -> DriverResult<Vec<Generation>> {
         let (end, undone) =
             self.with(stream, |frees| (frees.end(), std::mem::take(&mut frees.undone)));
-        let stamp = stream.settle(tally).inspect_err(|_| {
+        let stamp = stream.synchronize(counters).inspect_err(|_| {
             self.with(stream, |frees| frees.undone |= undone);
         })?;
         let done = self.with(stream, |frees| {
@@ -159,11 +163,11 @@ impl Frees {
     }
 
     /// The places of the streams on which frees wait.
-    pub(super) fn places(&self) -> Vec<u32> {
-        let waiting = |at: &StreamPlace| {
+    pub(super) fn slots(&self) -> Vec<u32> {
+        let waiting = |at: &FreesShard| {
             at.0.with(|frees| {
                 let idle = frees.loose.is_empty() && frees.batches.is_empty() && !frees.undone;
-                (!idle).then_some(frees.place)
+                (!idle).then_some(frees.slot)
             })
         };
         self.streams.iter().filter_map(|(_, at)| waiting(at)).collect()
@@ -176,12 +180,12 @@ impl Frees {
         stream: &RawStream,
         change: impl FnOnce(&mut StreamFrees) -> T,
     ) -> T {
-        let place = stream.clock().key();
-        let at = self.streams.get(place).or_else(|| self.streams.make(place));
+        let slot = stream.clock().slot();
+        let at = self.streams.get(slot).or_else(|| self.streams.get_or_make(slot));
         // A pool has no streams beyond the last place.
         at.map(|at| {
             at.0.with(|frees| {
-                frees.place = place;
+                frees.slot = slot;
                 change(frees)
             })
         })

@@ -21,11 +21,11 @@ use self::frees::Frees;
 use self::physical::PhysicalBytes;
 use super::budget::BudgetReservation;
 use super::direct::too_many_blocks;
-use super::ordering::EdgePolicy;
-use super::ordering::put_by::{PutBy, keep_first};
-use super::ordering::record::Record;
+use super::ordering::EventPolicy;
+use super::ordering::block_meta::BlockMeta;
+use super::ordering::deferred_frees::{DeferredFrees, keep_first};
 use super::ordering::tracker::{Retired, Tracker};
-use super::ordering::tracks::{Tracks, tracked_hooks};
+use super::ordering::use_tracking::{UseTracking, tracked_hooks};
 use super::ordering::uses::OutstandingList;
 use super::resource::{
     Access, AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, Generation,
@@ -37,7 +37,7 @@ use crate::CudaDevice;
 use crate::stream::RawStream;
 
 /// Blocks put by that an allocation looks at.
-const LOOK_AT: usize = 2;
+const DEFERRED_PER_REQUEST: usize = 2;
 
 /// The production resource: `cuMemAllocAsync` and `cuMemFreeAsync` on the caller's stream.
 ///
@@ -75,7 +75,7 @@ pub struct AsyncCudaResource {
     ordinal: u32,
     driver_pools: DriverPools,
     frees: Frees,
-    put_by: PutBy,
+    deferred_frees: DeferredFrees,
     physical: PhysicalBytes,
 }
 
@@ -89,7 +89,7 @@ impl AsyncCudaResource {
             tracker: Tracker::new(&device, ordinal, streams),
             driver_pools: DriverPools::new(device.clone()),
             frees: Frees::default(),
-            put_by: PutBy::default(),
+            deferred_frees: DeferredFrees::default(),
             physical: PhysicalBytes::default(),
             device,
             ordinal,
@@ -98,7 +98,7 @@ impl AsyncCudaResource {
 
     /// Records the events of closed uses by another policy.
     #[must_use]
-    pub fn with_edges(mut self, policy: EdgePolicy) -> Self {
+    pub fn with_event_policy(mut self, policy: EventPolicy) -> Self {
         self.tracker.policy = policy;
         self
     }
@@ -114,20 +114,20 @@ impl AsyncCudaResource {
         &self,
         pools: &dyn AsyncPools,
         bytes: usize,
-        home: &RawStream,
+        owner: &RawStream,
     ) -> ResourceResult<u64> {
         let pool = self.driver_pools.current()?;
-        let request = || Ok(pools.alloc_async(bytes, pool.handle(), home.handle())?);
+        let request = || Ok(pools.alloc_async(bytes, pool.handle(), owner.handle())?);
         if !self.physical.is_metered() {
             return request();
         }
         self.physical.around(&self.driver_pools, bytes, request, |ptr| {
             #[allow(unsafe_code)]
             // SAFETY: just allocated on this stream, and nobody knows of it.
-            let freed = unsafe { pools.free_async(ptr, home.handle()) };
+            let freed = unsafe { pools.free_async(ptr, owner.handle()) };
             // The driver that does not take it back keeps it; the request fails either way.
             let _ = freed;
-            self.frees.undone(home);
+            self.frees.undone(owner);
         })
     }
 
@@ -138,7 +138,7 @@ impl AsyncCudaResource {
         &self,
         pools: &dyn AsyncPools,
         bytes: usize,
-        home: &RawStream,
+        owner: &RawStream,
         error: ResourceError,
     ) -> ResourceResult<u64> {
         let is_short =
@@ -146,40 +146,40 @@ impl AsyncCudaResource {
         if !is_short {
             return Err(error);
         }
-        let has_put_by = self.put_by.has_put_by();
+        let has_deferred = self.deferred_frees.has_deferred();
         let mut freed = Ok(());
-        if has_put_by {
-            let _turn = self.put_by.turn();
+        if has_deferred {
+            let _reaper = self.deferred_frees.reaper_lock();
             // A free that fails, as on a captured stream, stays deferred. The refusal of the request names it.
-            freed = self.free_put_by();
+            freed = self.free_deferred();
         }
         let reclaimed = self.driver_pools.reclaim();
-        if !*reclaimed.as_ref().unwrap_or(&false) && !has_put_by {
+        if !*reclaimed.as_ref().unwrap_or(&false) && !has_deferred {
             return Err(self.driver_pools.explain(bytes, error));
         }
         let failed = freed.err().or(reclaimed.err());
-        self.request(pools, bytes, home)
+        self.request(pools, bytes, owner)
             .map_err(|error| because_of(self.driver_pools.explain(bytes, error), failed))
     }
 
     /// Frees up to `count` of the blocks put by whose uses have completed.
     fn free_completed(&self, count: usize) -> ResourceResult<()> {
         let mut outcome = Ok(());
-        self.put_by.take_each(count, |generation| {
-            let Some(record) = self.tracker.table.at(generation) else { return };
-            if self.tracker.is_complete(record) || !self.put_by.put_by(generation) {
-                keep_first(&mut outcome, self.free_in_order(generation, record, true));
+        self.deferred_frees.drain_up_to(count, |generation| {
+            let Some(meta) = self.tracker.table.at(generation) else { return };
+            if self.tracker.is_complete(meta) || !self.deferred_frees.defer(generation) {
+                keep_first(&mut outcome, self.free_in_order(generation, meta, true));
             }
         });
         outcome
     }
 
     /// Frees all blocks put by, with the waits that takes.
-    fn free_put_by(&self) -> ResourceResult<()> {
+    fn free_deferred(&self) -> ResourceResult<()> {
         let mut outcome = Ok(());
-        self.put_by.take_each(usize::MAX, |generation| {
-            if let Some(record) = self.tracker.table.at(generation) {
-                keep_first(&mut outcome, self.free_in_order(generation, record, true));
+        self.deferred_frees.drain_up_to(usize::MAX, |generation| {
+            if let Some(meta) = self.tracker.table.at(generation) {
+                keep_first(&mut outcome, self.free_in_order(generation, meta, true));
             }
         });
         outcome
@@ -189,31 +189,31 @@ impl AsyncCudaResource {
     fn free_in_order(
         &self,
         generation: Generation,
-        record: &Record,
+        meta: &BlockMeta,
         late: bool,
     ) -> ResourceResult<()> {
-        let outstanding = record.with_uses(|uses| uses.take_outstanding(&self.tracker.streams));
-        self.queue_free(generation, record, outstanding, late)
+        let outstanding = meta.with_uses(|uses| uses.take_outstanding(&self.tracker.streams));
+        self.queue_free(generation, meta, outstanding, late)
     }
 
     /// Queues the free on its stream, after `outstanding`. A failure leaves it to a reap.
     fn queue_free(
         &self,
         generation: Generation,
-        record: &Record,
+        meta: &BlockMeta,
         outstanding: OutstandingList,
         late: bool,
     ) -> ResourceResult<()> {
-        let home = self.tracker.home(record)?;
+        let owner = self.tracker.owner_stream(meta)?;
         // Asked only for blocks that were put by: a free that comes at once mostly follows running work.
-        let idle = late && outstanding.is_empty() && home.is_done();
-        let follow = || {
-            home.check_not_capturing("free_async")?;
-            self.tracker.follow_all(home, &outstanding)
+        let idle = late && outstanding.is_empty() && owner.is_done();
+        let wait = || {
+            owner.check_not_capturing("free_async")?;
+            self.tracker.wait_on_all(owner, &outstanding)
         };
-        if let Err(error) = follow().and_then(|()| self.free_on(home, record)) {
-            record.with_uses(|uses| uses.put_back(outstanding));
-            self.put_by.keep(generation);
+        if let Err(error) = wait().and_then(|()| self.free_on(owner, meta)) {
+            meta.with_uses(|uses| uses.restore(outstanding));
+            self.deferred_frees.keep_failed(generation);
             return Err(error);
         }
         if idle {
@@ -221,22 +221,22 @@ impl AsyncCudaResource {
             self.freed(&[generation]);
             return Ok(());
         }
-        self.note_queued(home, generation);
+        self.note_queued(owner, generation);
         Ok(())
     }
 
     /// Queues the free of a retired block of which its stream follows everything.
     #[inline]
-    fn queue_quiet(&self, generation: Generation, record: &Record) -> ResourceResult<()> {
-        let home = self.tracker.home(record)?;
-        let clear = home.check_not_capturing("free_async");
-        match clear.map_err(Into::into).and_then(|()| self.free_on(home, record)) {
+    fn queue_quiet(&self, generation: Generation, meta: &BlockMeta) -> ResourceResult<()> {
+        let owner = self.tracker.owner_stream(meta)?;
+        let clear = owner.check_not_capturing("free_async");
+        match clear.map_err(Into::into).and_then(|()| self.free_on(owner, meta)) {
             Ok(()) => {
-                self.note_queued(home, generation);
+                self.note_queued(owner, generation);
                 Ok(())
             }
             Err(error) => {
-                self.put_by.keep(generation);
+                self.deferred_frees.keep_failed(generation);
                 Err(error)
             }
         }
@@ -244,30 +244,30 @@ impl AsyncCudaResource {
 
     /// Hands the memory of a retired block to the driver, on its stream, which follows every use.
     #[inline]
-    fn free_on(&self, home: &RawStream, record: &Record) -> ResourceResult<()> {
+    fn free_on(&self, owner: &RawStream, meta: &BlockMeta) -> ResourceResult<()> {
         let pools = self.driver_pools.driver()?;
         #[allow(unsafe_code)]
         // SAFETY: the record says that this block is ours and retired, which happens once; its stream has been made to
         // follow every use.
         unsafe {
-            pools.free_async(record.ptr(), home.handle())?;
+            pools.free_async(meta.ptr(), owner.handle())?;
         }
         Ok(())
     }
 
     /// A free was queued; now and then it is asked which have completed.
     #[inline]
-    fn note_queued(&self, home: &RawStream, generation: Generation) {
-        if self.frees.queued(home, generation) {
-            self.look_for_freed(home);
+    fn note_queued(&self, owner: &RawStream, generation: Generation) {
+        if self.frees.queued(owner, generation) {
+            self.poll_frees(owner);
         }
     }
 
     #[cold]
     #[inline(never)]
-    fn look_for_freed(&self, home: &RawStream) {
+    fn poll_frees(&self, owner: &RawStream) {
         // A failure here only leaves them for a reap.
-        let done = self.frees.poll(home, &self.tracker.tally).unwrap_or_default();
+        let done = self.frees.poll(owner, &self.tracker.counters).unwrap_or_default();
         if !done.is_empty() {
             self.freed(&done);
         }
@@ -276,7 +276,7 @@ impl AsyncCudaResource {
     /// The frees of these blocks have completed.
     fn freed(&self, generations: &[Generation]) {
         let bytes = self.tracker.table.end(generations);
-        self.tracker.tally.count(|counts| {
+        self.tracker.counters.count(|counts| {
             counts.freed = counts.freed.wrapping_add(generations.len() as u64);
             counts.outstanding = counts.outstanding.wrapping_sub(bytes);
         });
@@ -285,9 +285,9 @@ impl AsyncCudaResource {
     /// Tries again what failed half way.
     fn retry(&self) -> ResourceResult<()> {
         let mut outcome = Ok(());
-        for generation in self.put_by.take_kept() {
-            if let Some(record) = self.tracker.table.at(generation) {
-                let this = self.free_in_order(generation, record, true);
+        for generation in self.deferred_frees.take_failed() {
+            if let Some(meta) = self.tracker.table.at(generation) {
+                let this = self.free_in_order(generation, meta, true);
                 outcome = outcome.and(this);
             }
         }
@@ -306,7 +306,7 @@ fn because_of(refusal: ResourceError, failed: Option<ResourceError>) -> Resource
     }
 }
 
-impl Tracks for AsyncCudaResource {
+impl UseTracking for AsyncCudaResource {
     #[inline]
     fn tracker(&self) -> &Tracker {
         &self.tracker
@@ -316,12 +316,12 @@ impl Tracks for AsyncCudaResource {
     ///
     /// A wait queued here would make the stream's next work wait for another stream's. So a block that is still in use
     /// elsewhere is put by, until that use completes, or memory or patience runs out.
-    fn free(&self, generation: Generation, record: &Record) -> ResourceResult<()> {
-        let home = self.tracker.home(record)?;
+    fn free(&self, generation: Generation, meta: &BlockMeta) -> ResourceResult<()> {
+        let owner = self.tracker.owner_stream(meta)?;
         let streams = &self.tracker.streams;
-        let at_once = record.with_uses(|uses| uses.is_followed_by(streams, home));
-        if at_once || !self.put_by.put_by(generation) {
-            return self.free_in_order(generation, record, false);
+        let at_once = meta.with_uses(|uses| uses.is_ordered_before(streams, owner));
+        if at_once || !self.deferred_frees.defer(generation) {
+            return self.free_in_order(generation, meta, false);
         }
         Ok(())
     }
@@ -330,7 +330,7 @@ impl Tracks for AsyncCudaResource {
 impl Drop for AsyncCudaResource {
     fn drop(&mut self) {
         // In stream order, so nothing waits and nothing is freed under running work.
-        let _ = self.free_put_by();
+        let _ = self.free_deferred();
     }
 }
 
@@ -341,32 +341,32 @@ impl DeviceMemoryResource for AsyncCudaResource {
         stream: StreamId,
         tag: AllocTag,
     ) -> ResourceResult<DeviceBlock> {
-        let home = self.tracker.stream(stream)?;
+        let owner = self.tracker.stream(stream)?;
         if bytes == 0 {
             return Err(ResourceError::zero_bytes());
         }
-        home.check_not_capturing("alloc_async")?;
+        owner.check_not_capturing("alloc_async")?;
         let pools = self.driver_pools.driver()?;
-        if self.put_by.has_put_by()
-            && let Some(_turn) = self.put_by.try_turn()
+        if self.deferred_frees.has_deferred()
+            && let Some(_reaper) = self.deferred_frees.try_reaper_lock()
         {
             // A failure stays with the block and comes back with a reap.
-            let _ = self.free_completed(LOOK_AT);
+            let _ = self.free_completed(DEFERRED_PER_REQUEST);
         }
-        let ptr = match self.request(pools, bytes, home) {
+        let ptr = match self.request(pools, bytes, owner) {
             Ok(ptr) => ptr,
-            Err(error) => self.request_again(pools, bytes, home, error)?,
+            Err(error) => self.request_again(pools, bytes, owner, error)?,
         };
-        let id = self.tracker.quick_id(stream);
-        let Some(generation) = self.tracker.table.begin(ptr, bytes, Some((id, home))) else {
+        let id = self.tracker.fast_path_id(stream);
+        let Some(generation) = self.tracker.table.begin(ptr, bytes, Some((id, owner))) else {
             #[allow(unsafe_code)]
             // SAFETY: just allocated on this stream, and nobody knows of it.
-            let freed = unsafe { pools.free_async(ptr, home.handle()) };
-            self.frees.undone(home);
+            let freed = unsafe { pools.free_async(ptr, owner.handle()) };
+            self.frees.undone(owner);
             freed?;
             return Err(too_many_blocks());
         };
-        self.tracker.tally.count(|counts| {
+        self.tracker.counters.count(|counts| {
             counts.allocations += 1;
             counts.outstanding = counts.outstanding.wrapping_add(bytes);
         });
@@ -376,12 +376,12 @@ impl DeviceMemoryResource for AsyncCudaResource {
     fn deallocate(&self, block: DeviceBlock) -> ResourceResult<()> {
         self.tracker.check_parts()?;
         let generation = block.generation;
-        let record = self.tracker.table.find_block(&block)?;
-        let retired = self.tracker.retire(record, generation)?;
-        self.tracker.tally.count(|counts| counts.deallocations += 1);
+        let meta = self.tracker.table.find_block(&block)?;
+        let retired = self.tracker.retire(meta, generation)?;
+        self.tracker.counters.count(|counts| counts.deallocations += 1);
         match retired {
-            Retired::Quiet => self.queue_quiet(generation, record),
-            Retired::Used => self.free(generation, record),
+            Retired::Quiet => self.queue_quiet(generation, meta),
+            Retired::Used => self.free(generation, meta),
             Retired::Open => Ok(()),
         }
     }
@@ -391,19 +391,19 @@ impl DeviceMemoryResource for AsyncCudaResource {
     }
 
     fn bytes_outstanding(&self) -> usize {
-        self.tracker.tally.sum().outstanding
+        self.tracker.counters.sum().outstanding
     }
 
     fn reap_pending(&self) -> ResourceResult<()> {
-        let turn = self.put_by.turn();
+        let reaper = self.deferred_frees.reaper_lock();
         let mut outcome = self.retry();
-        let put_by = self.free_put_by();
-        outcome = outcome.and(put_by);
-        drop(turn);
+        let deferred = self.free_deferred();
+        outcome = outcome.and(deferred);
+        drop(reaper);
         for stream in
-            self.frees.places().into_iter().filter_map(|place| self.tracker.streams.at(place))
+            self.frees.slots().into_iter().filter_map(|slot| self.tracker.streams.at(slot))
         {
-            match self.frees.settle(stream, &self.tracker.tally) {
+            match self.frees.synchronize(stream, &self.tracker.counters) {
                 Ok(done) => self.freed(&done),
                 Err(error) => outcome = outcome.and(Err(error.into())),
             }
@@ -412,15 +412,15 @@ impl DeviceMemoryResource for AsyncCudaResource {
     }
 
     fn reap_completed(&self) -> ResourceResult<()> {
-        let turn = self.put_by.turn();
+        let reaper = self.deferred_frees.reaper_lock();
         let mut outcome = self.retry();
         let completed = self.free_completed(usize::MAX);
         outcome = outcome.and(completed);
-        drop(turn);
+        drop(reaper);
         for stream in
-            self.frees.places().into_iter().filter_map(|place| self.tracker.streams.at(place))
+            self.frees.slots().into_iter().filter_map(|slot| self.tracker.streams.at(slot))
         {
-            match self.frees.poll(stream, &self.tracker.tally) {
+            match self.frees.poll(stream, &self.tracker.counters) {
                 Ok(done) => self.freed(&done),
                 Err(error) => outcome = outcome.and(Err(error.into())),
             }
@@ -447,7 +447,7 @@ impl DeviceMemoryResource for AsyncCudaResource {
     }
 
     fn statistics(&self) -> ResourceStatistics {
-        let counts = self.tracker.tally.sum();
+        let counts = self.tracker.counters.sum();
         ResourceStatistics {
             bytes_outstanding: counts.outstanding,
             live_blocks: counts.allocations.saturating_sub(counts.deallocations) as usize,
@@ -464,7 +464,7 @@ impl DeviceMemoryResource for AsyncCudaResource {
         let before = self.driver_pools.usage()?.reserved;
         self.driver_pools.trim(0)?;
         let after = self.driver_pools.usage()?.reserved;
-        self.physical.settle(&self.driver_pools);
+        self.physical.reconcile(&self.driver_pools);
         Ok(before.saturating_sub(after) as usize)
     }
 

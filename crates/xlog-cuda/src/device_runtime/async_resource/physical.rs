@@ -149,7 +149,7 @@ impl PhysicalBytes {
     }
 
     /// Sets the announced bytes right by what the pool holds now. What the meter refuses is asked for again by the next call.
-    pub(super) fn settle(&self, pools: &DriverPools) {
+    pub(super) fn reconcile(&self, pools: &DriverPools) {
         if self.metered.load(Ordering::Acquire) {
             let _ = self.correct(pools, Part::Claimed(0));
         }

@@ -19,7 +19,7 @@ use super::report::{BlockInfo, FoundBy};
 use super::sampling::Sampling;
 use super::zone::{CANARY, FREED, FRESH, Zone};
 use crate::CudaDevice;
-use crate::device_runtime::ordering::tally::Tally;
+use crate::device_runtime::ordering::striped_counters::StripedCounters;
 use crate::device_runtime::resource::{
     AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, Generation, ResourceError,
     ResourceHome, ResourceResult, StreamId,
@@ -80,7 +80,7 @@ pub(super) struct Core<R> {
     pub(super) lost: AtomicBool,
     /// Held by who collects what looks found.
     pub(super) turn: Mutex<()>,
-    pub(super) tally: Tally,
+    pub(super) counters: StripedCounters,
 }
 
 /// What was queued on a block, and where.
@@ -137,7 +137,7 @@ impl<R: DeviceMemoryResource> Core<R> {
             journal: Arc::new(Journal::new(&config)),
             books: Mutex::new(Books::default()),
             turn: Mutex::new(()),
-            tally: Tally::default(),
+            counters: StripedCounters::default(),
             inner,
             config,
         }
@@ -160,7 +160,7 @@ impl<R: DeviceMemoryResource> Core<R> {
             Err(error) => return Err((block, error)),
         };
         let below = BlockId::from_block(&block);
-        let place = parts.streams.raw(stream).map(|raw| raw.clock().key());
+        let place = parts.streams.raw(stream).map(|raw| raw.clock().slot());
         let place = place.filter(|_| parts.tracked);
         let filled = self.work(below, place, (Access::Write, false), |raw| {
             self.fill(raw, zone.base, CANARY, zone.front)?;
@@ -239,18 +239,18 @@ impl<R: DeviceMemoryResource> Core<R> {
             return Ok(Worked { done, mark: None });
         }
         let own = streams.raw(below.alloc_stream);
-        let (id, raw) = match own.filter(|raw| Some(raw.clock().key()) == place) {
+        let (id, raw) = match own.filter(|raw| Some(raw.clock().slot()) == place) {
             Some(raw) => (below.alloc_stream, raw.clone()),
             None => (StreamId::DEFAULT, self.default_stream(parts)?),
         };
         self.inner.prepare_block_use(below, id, access)?;
         let follow = || match place.and_then(|place| streams.at(place)) {
             // Work on a block's own stream is not announced.
-            Some(old) => raw.wait_for(old, old.clock().now(), &self.tally),
+            Some(old) => raw.wait_on_clock(old, old.clock().now(), &self.counters),
             None => Ok(()),
         };
         let done = follow().map_err(ResourceError::from).and_then(|()| queue(&raw));
-        let mark = Some((raw.clock().key(), raw.clock().now()));
+        let mark = Some((raw.clock().slot(), raw.clock().now()));
         let finished = self.inner.finish_block_use(below, id, access);
         let done = done?;
         finished?;

@@ -40,7 +40,7 @@ impl<R: DeviceMemoryResource> Core<R> {
         match raw.poll(stamp) {
             Some(complete) => complete,
             None if raw.poll_tail() => true,
-            None => raw.record(&self.tally).is_ok() && raw.poll(stamp) == Some(true),
+            None => raw.record(&self.counters).is_ok() && raw.poll(stamp) == Some(true),
         }
     }
 
@@ -62,7 +62,7 @@ impl<R: DeviceMemoryResource> Core<R> {
         for place in places {
             let of_place = |look: &&Pending| look.mark.is_some_and(|mark| mark.0 == place);
             let done = match parts.streams.at(place).filter(|_| wait) {
-                Some(raw) => raw.settle(&self.tally).map(Some),
+                Some(raw) => raw.synchronize(&self.counters).map(Some),
                 None => {
                     let marks = pending.iter().filter(of_place).map(|look| look.mark);
                     let last = marks.take_while(|mark| self.is_complete(*mark)).last();

@@ -5,7 +5,7 @@
 //!
 //! - a finish reads the stamp *after* its work was queued;
 //! - a record moves the stamp on, and looks at what its stream has seen, *before* it calls the driver;
-//! - a wait is published in `seen` *after* the driver has queued it.
+//! - a wait is published in `vector` *after* the driver has queued it.
 //!
 //! So a stamp that an event claims to cover was read before the event was begun, and its work queued before that; and nobody
 //! skips a wait that is not there yet. The driver puts the calls on one stream in one order, as it must.
@@ -14,9 +14,9 @@
 
 use std::ops::Deref;
 
-use super::events::{Entry, Events, news_of};
-use super::primitive::{AtomicU64, Lock, Me, Ordering, visit, with_as};
-use super::seen::{Heard, Seen};
+use super::events::{EventEntry, Events, joined_clock_of};
+use super::primitive::{AtomicU64, CurrentThread, Lock, Ordering, visit, with_as};
+use super::vector_clock::{Epoch, VectorClock};
 
 /// A recorded event, pinned: it is not used again before [`StreamClock::unpin`].
 #[derive(Debug)]
@@ -31,7 +31,7 @@ pub(crate) struct Recorded<E> {
 pub(crate) struct Begun<E> {
     pub(crate) covers: u64,
     /// An event to use again, if there is one.
-    pub(crate) spare: Option<E>,
+    pub(crate) recycled: Option<E>,
 }
 
 /// What there is to follow a stamp by.
@@ -48,26 +48,26 @@ pub(crate) struct Cover<E> {
 /// the one beside it.
 #[derive(Debug)]
 #[repr(align(64))]
-pub(crate) struct ClockCell {
+pub(crate) struct ClockHeader {
     /// Moved on only under the lock of the clock.
     stamp: AtomicU64,
     /// The id the stream is out under, plus one; 0 while it is not out.
-    out: AtomicU64,
-    /// The same, until the raw handle was handed out: from then on it is [`EXPOSED`], and others may have begun to capture the stream
+    leased: AtomicU64,
+    /// The same, until the raw handle was handed out: from then on it is [`HANDLE_ESCAPED`], and others may have begun to capture the stream
     /// into a graph.
     private: AtomicU64,
 }
 
 /// No id is so large.
-const EXPOSED: u64 = u64::MAX;
+const HANDLE_ESCAPED: u64 = u64::MAX;
 
-impl Default for ClockCell {
+impl Default for ClockHeader {
     fn default() -> Self {
-        Self { stamp: AtomicU64::new(1), out: AtomicU64::new(0), private: AtomicU64::new(0) }
+        Self { stamp: AtomicU64::new(1), leased: AtomicU64::new(0), private: AtomicU64::new(0) }
     }
 }
 
-impl ClockCell {
+impl ClockHeader {
     /// The stamp of work that is queued and finishes now.
     #[inline]
     pub(crate) fn now(&self) -> u64 {
@@ -75,13 +75,13 @@ impl ClockCell {
     }
 
     #[inline]
-    pub(crate) fn is_out_as(&self, id: u32) -> bool {
-        self.out.load(Ordering::Acquire) == u64::from(id) + 1
+    pub(crate) fn is_leased_as(&self, id: u32) -> bool {
+        self.leased.load(Ordering::Acquire) == u64::from(id) + 1
     }
 
     #[inline]
-    pub(crate) fn is_exposed(&self) -> bool {
-        self.private.load(Ordering::Acquire) == EXPOSED
+    pub(crate) fn handle_escaped(&self) -> bool {
+        self.private.load(Ordering::Acquire) == HANDLE_ESCAPED
     }
 
     /// True when the stream is out under this id and its raw handle was never handed out.
@@ -90,14 +90,14 @@ impl ClockCell {
         self.private.load(Ordering::Acquire) == u64::from(id) + 1
     }
 
-    pub(crate) fn expose(&self) {
-        self.private.store(EXPOSED, Ordering::Release);
+    pub(crate) fn mark_handle_escaped(&self) {
+        self.private.store(HANDLE_ESCAPED, Ordering::Release);
     }
 
-    pub(crate) fn set_out(&self, id: Option<u32>) {
-        let out = id.map_or(0, |id| u64::from(id) + 1);
-        self.out.store(out, Ordering::Release);
-        let next = |now: u64| (now != EXPOSED).then_some(out);
+    pub(crate) fn set_leased(&self, id: Option<u32>) {
+        let leased = id.map_or(0, |id| u64::from(id) + 1);
+        self.leased.store(leased, Ordering::Release);
+        let next = |now: u64| (now != HANDLE_ESCAPED).then_some(leased);
         // What was handed out once stays so, whoever has the stream.
         let _ = self.private.fetch_update(Ordering::AcqRel, Ordering::Acquire, next);
     }
@@ -107,13 +107,13 @@ impl ClockCell {
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct StreamClock<E, C> {
-    cell: C,
-    key: u32,
+    header: C,
+    slot: u32,
     /// Every stamp up to this is known to have completed.
     completed: AtomicU64,
-    /// The stream that this one followed last, and how far: a [`Heard`]. It is raised by plain stores, and changed to another stream
+    /// The stream that this one followed last, and how far: a [`Epoch`]. It is raised by plain stores, and changed to another stream
     /// under the lock. Where two do so at once one may be forgotten, which costs another wait and no order.
-    heard: AtomicU64,
+    last_epoch: AtomicU64,
     /// What the event covers that [`StreamClock::begin_open`] began, until the driver has recorded it; 0 when there is none. It is set
     /// under the lock, by who finds 0, and set back by the same without it.
     open: AtomicU64,
@@ -122,47 +122,47 @@ pub(crate) struct StreamClock<E, C> {
     inner: Lock<Events<E>>,
 }
 
-impl<E: Copy, C: Deref<Target = ClockCell>> StreamClock<E, C> {
-    pub(crate) fn new(key: u32, cell: C) -> Self {
-        let [completed, heard, open, held] = std::array::from_fn(|_| AtomicU64::new(0));
-        Self { key, cell, completed, heard, open, held, inner: Lock::new(Events::new()) }
+impl<E: Copy, C: Deref<Target = ClockHeader>> StreamClock<E, C> {
+    pub(crate) fn new(slot: u32, header: C) -> Self {
+        let [completed, last_epoch, open, held] = std::array::from_fn(|_| AtomicU64::new(0));
+        Self { slot, header, completed, last_epoch, open, held, inner: Lock::new(Events::new()) }
     }
 
     #[inline]
-    pub(crate) fn key(&self) -> u32 {
-        self.key
+    pub(crate) fn slot(&self) -> u32 {
+        self.slot
     }
 
     #[inline]
-    pub(crate) fn cell(&self) -> &ClockCell {
-        &self.cell
+    pub(crate) fn header(&self) -> &ClockHeader {
+        &self.header
     }
 
     /// The stamp of work that is queued and finishes now.
     #[inline]
     pub(crate) fn now(&self) -> u64 {
-        self.cell.now()
+        self.header.now()
     }
 
-    /// True when this stream is ordered after `stamp` of stream `key`. Also called from inside the lock of a block.
+    /// True when this stream is ordered after `stamp` of stream `slot`. Also called from inside the lock of a block.
     #[inline]
-    pub(crate) fn covers(&self, key: u32, stamp: u64) -> bool {
-        let heard = self.heard();
-        if heard.is_of(key) {
-            return heard.stamp() >= stamp;
+    pub(crate) fn covers(&self, slot: u32, stamp: u64) -> bool {
+        let last_epoch = self.last_epoch();
+        if last_epoch.is_of(slot) {
+            return last_epoch.stamp() >= stamp;
         }
-        self.has_seen(key, stamp)
+        self.vector_covers(slot, stamp)
     }
 
     /// Acquire: the wait that it speaks of was queued before.
     #[inline(always)]
-    fn heard(&self) -> Heard {
-        Heard::from_word(self.heard.load(Ordering::Acquire))
+    fn last_epoch(&self) -> Epoch {
+        Epoch::from_word(self.last_epoch.load(Ordering::Acquire))
     }
 
     #[inline(never)]
-    fn has_seen(&self, key: u32, stamp: u64) -> bool {
-        self.inner.with_nested(|inner| inner.seen.stamp(key) >= stamp)
+    fn vector_covers(&self, slot: u32, stamp: u64) -> bool {
+        self.inner.with_nested(|inner| inner.vector.stamp(slot) >= stamp)
     }
 
     #[inline]
@@ -172,13 +172,13 @@ impl<E: Copy, C: Deref<Target = ClockCell>> StreamClock<E, C> {
 
     /// Before an event is recorded. [`StreamClock::recorded`] or [`StreamClock::failed`] follows.
     #[inline(always)]
-    pub(crate) fn begin(&self, me: Me<'_>) -> Begun<E> {
-        with_as!(self.inner, me, |inner| self.begin_in(inner))
+    pub(crate) fn begin(&self, current: CurrentThread<'_>) -> Begun<E> {
+        with_as!(self.inner, current, |inner| self.begin_in(inner))
     }
 
     /// True when this thread can use the clock without disturbing another.
-    pub(crate) fn is_near(&self) -> bool {
-        self.inner.is_near()
+    pub(crate) fn is_local(&self) -> bool {
+        self.inner.is_local()
     }
 
     /// Moves the stamp on, before the driver is asked whether everything up to the one returned has completed.
@@ -188,9 +188,9 @@ impl<E: Copy, C: Deref<Target = ClockCell>> StreamClock<E, C> {
 
     #[inline(always)]
     fn step_in(&self) -> u64 {
-        let cell: &ClockCell = &self.cell;
-        let stamp = cell.stamp.load(Ordering::Relaxed);
-        cell.stamp.store(stamp + 1, Ordering::Release);
+        let header: &ClockHeader = &self.header;
+        let stamp = header.stamp.load(Ordering::Relaxed);
+        header.stamp.store(stamp + 1, Ordering::Release);
         stamp
     }
 
@@ -198,22 +198,25 @@ impl<E: Copy, C: Deref<Target = ClockCell>> StreamClock<E, C> {
     fn begin_in(&self, inner: &mut Events<E>) -> Begun<E> {
         let covers = self.step_in();
         // What the stream has seen by now, and not what it will have when the event is recorded.
-        inner.keep(covers, None, self.heard());
-        let spare = inner.spare.pop();
-        Begun { covers, spare: if spare.is_some() { spare } else { self.wake_one(inner) } }
+        inner.keep(covers, None, self.last_epoch());
+        let recycled = inner.free_events.pop();
+        Begun {
+            covers,
+            recycled: if recycled.is_some() { recycled } else { self.recycle_one(inner) },
+        }
     }
 
     #[cold]
-    fn wake_one(&self, inner: &mut Events<E>) -> Option<E> {
-        self.wake(inner);
-        inner.spare.pop()
+    fn recycle_one(&self, inner: &mut Events<E>) -> Option<E> {
+        self.recycle(inner);
+        inner.free_events.pop()
     }
 
     /// Events that rest may be used again if nobody has one pinned.
-    fn wake(&self, inner: &mut Events<E>) {
+    fn recycle(&self, inner: &mut Events<E>) {
         // Acquire: whoever had one pinned has named it to the driver before.
         if inner.pins == 0 && self.held.load(Ordering::Acquire) == 0 {
-            inner.spare.append(&mut inner.resting);
+            inner.free_events.append(&mut inner.retired_events);
         }
     }
 
@@ -228,17 +231,21 @@ impl<E: Copy, C: Deref<Target = ClockCell>> StreamClock<E, C> {
     /// [`StreamClock::recorded_open`]. `None`, and nothing done, where there is no such event, another one is begun like this, or a
     /// question is due; or, if it is for stream `asker`, where there is something to tell it.
     #[inline(always)]
-    pub(crate) fn begin_open(&self, me: Me<'_>, asker: Option<u32>) -> Option<(u64, E)> {
-        let mut inner = visit!(self.inner, me, else return None);
-        let heard = self.heard();
-        let is_news = asker.is_some_and(|asker| !inner.seen.is_empty() || heard.is_news_to(asker));
-        if is_news || self.open.load(Ordering::Relaxed) != 0 || inner.is_long() {
+    pub(crate) fn begin_open(
+        &self,
+        current: CurrentThread<'_>,
+        asker: Option<u32>,
+    ) -> Option<(u64, E)> {
+        let mut inner = visit!(self.inner, current, else return None);
+        let last_epoch = self.last_epoch();
+        let adds = asker.is_some_and(|asker| !inner.vector.is_empty() || last_epoch.adds_to(asker));
+        if adds || self.open.load(Ordering::Relaxed) != 0 || inner.is_long() {
             return None;
         }
-        let event = inner.spare.pop()?;
+        let event = inner.free_events.pop()?;
         let covers = self.step_in();
         self.open.store(covers, Ordering::Relaxed);
-        inner.keep(covers, Some(event), heard);
+        inner.keep(covers, Some(event), last_epoch);
         Some((covers, event))
     }
 
@@ -257,8 +264,13 @@ impl<E: Copy, C: Deref<Target = ClockCell>> StreamClock<E, C> {
     /// After it was recorded. Now and then there is an event to ask about, which is pinned: [`StreamClock::asked`] takes the
     /// answer.
     #[inline(always)]
-    pub(crate) fn recorded(&self, me: Me<'_>, covers: u64, event: E) -> Option<(u64, E)> {
-        with_as!(self.inner, me, |inner| {
+    pub(crate) fn recorded(
+        &self,
+        current: CurrentThread<'_>,
+        covers: u64,
+        event: E,
+    ) -> Option<(u64, E)> {
+        with_as!(self.inner, current, |inner| {
             inner.set(covers, event);
             inner.ask(self.open())
         })
@@ -277,7 +289,7 @@ impl<E: Copy, C: Deref<Target = ClockCell>> StreamClock<E, C> {
     pub(crate) fn failed(&self, covers: u64, event: Option<E>) {
         self.inner.with(|inner| {
             inner.recorded.retain(|entry| entry.covers != covers);
-            inner.spare.extend(event);
+            inner.free_events.extend(event);
         });
     }
 
@@ -290,7 +302,7 @@ impl<E: Copy, C: Deref<Target = ClockCell>> StreamClock<E, C> {
     /// The earliest event that covers `stamp`, if one was recorded; pinned.
     pub(crate) fn find(&self, stamp: u64) -> Option<Recorded<E>> {
         self.inner.with(|inner| {
-            let (event, Entry { covers, .. }) = inner.find(stamp, self.open())?;
+            let (event, EventEntry { covers, .. }) = inner.find(stamp, self.open())?;
             let recorded = Recorded { covers: *covers, event };
             inner.pins += 1;
             Some(recorded)
@@ -298,16 +310,21 @@ impl<E: Copy, C: Deref<Target = ClockCell>> StreamClock<E, C> {
     }
 
     /// The earliest event that covers `stamp`, pinned; or else one that is about to be recorded. It is for stream `asker`, which
-    /// gets to know, in `news`, what this stream had seen before it.
+    /// gets to know, in `joined_clock`, what this stream had seen before it.
     #[inline(always)]
     pub(crate) fn find_or_begin(
         &self,
-        me: Me<'_>,
+        current: CurrentThread<'_>,
         stamp: u64,
         asker: u32,
-        news: &mut Option<Seen>,
+        joined_clock: &mut Option<VectorClock>,
     ) -> Cover<E> {
-        with_as!(self.inner, me, |inner| self.find_or_begin_in(inner, stamp, asker, news))
+        with_as!(self.inner, current, |inner| self.find_or_begin_in(
+            inner,
+            stamp,
+            asker,
+            joined_clock
+        ))
     }
 
     #[inline(always)]
@@ -316,24 +333,24 @@ impl<E: Copy, C: Deref<Target = ClockCell>> StreamClock<E, C> {
         inner: &mut Events<E>,
         stamp: u64,
         asker: u32,
-        news: &mut Option<Seen>,
+        joined_clock: &mut Option<VectorClock>,
     ) -> Cover<E> {
         match inner.find(stamp, self.open()) {
             Some((event, entry)) => {
                 let covers = entry.covers;
-                if entry.is_news_to(asker) {
-                    *news = Some(news_of(entry.seen(), entry.heard));
+                if entry.adds_to(asker) {
+                    *joined_clock = Some(joined_clock_of(entry.vector(), entry.last_epoch));
                 }
                 inner.pins += 1;
                 Cover { covers, event: Some(event), recorded: true }
             }
             None => {
-                let Begun { covers, spare } = self.begin_in(inner);
-                let heard = self.heard();
-                if !inner.seen.is_empty() || heard.is_news_to(asker) {
-                    *news = Some(news_of(Some(&inner.seen), heard));
+                let Begun { covers, recycled } = self.begin_in(inner);
+                let last_epoch = self.last_epoch();
+                if !inner.vector.is_empty() || last_epoch.adds_to(asker) {
+                    *joined_clock = Some(joined_clock_of(Some(&inner.vector), last_epoch));
                 }
-                Cover { covers, event: spare, recorded: false }
+                Cover { covers, event: recycled, recorded: false }
             }
         }
     }
@@ -342,10 +359,15 @@ impl<E: Copy, C: Deref<Target = ClockCell>> StreamClock<E, C> {
     /// the lock no more: it is pinned until [`StreamClock::unpin_plain`]. Otherwise, or where somebody has one pinned like this,
     /// nothing is done.
     #[inline(always)]
-    pub(crate) fn find_plain(&self, me: Me<'_>, stamp: u64, asker: u32) -> Option<(u64, E)> {
-        let inner = visit!(self.inner, me, else return None);
+    pub(crate) fn find_plain(
+        &self,
+        current: CurrentThread<'_>,
+        stamp: u64,
+        asker: u32,
+    ) -> Option<(u64, E)> {
+        let inner = visit!(self.inner, current, else return None);
         let (event, entry) = inner.find(stamp, self.open())?;
-        if entry.is_news_to(asker) || self.held.load(Ordering::Relaxed) != 0 {
+        if entry.adds_to(asker) || self.held.load(Ordering::Relaxed) != 0 {
             return None;
         }
         self.held.store(1, Ordering::Relaxed);
@@ -358,21 +380,21 @@ impl<E: Copy, C: Deref<Target = ClockCell>> StreamClock<E, C> {
         self.held.store(0, Ordering::Release);
     }
 
-    /// [`StreamClock::learn`] where there are no news, and so much is not covered yet.
+    /// [`StreamClock::join`] where there are no news, and so much is not covered yet.
     #[inline(always)]
-    pub(crate) fn learn_plain(&self, me: Me<'_>, key: u32, covers: u64) {
-        match self.heard().raised(key, covers) {
+    pub(crate) fn join_plain(&self, current: CurrentThread<'_>, slot: u32, covers: u64) {
+        match self.last_epoch().raised(slot, covers) {
             // Release: the wait that it speaks of is queued.
-            Some(now) => self.heard.store(now.word(), Ordering::Release),
-            None => with_as!(self.inner, me, |inner| self.learn_in(inner, key, covers)),
+            Some(now) => self.last_epoch.store(now.word(), Ordering::Release),
+            None => with_as!(self.inner, current, |inner| self.join_in(inner, slot, covers)),
         }
     }
 
     #[inline(always)]
-    fn raise_heard(&self, heard: Heard, now: Heard) {
-        if heard < now {
+    fn raise_last_epoch(&self, last_epoch: Epoch, now: Epoch) {
+        if last_epoch < now {
             // Release: the wait that it speaks of is queued.
-            self.heard.store(now.word(), Ordering::Release);
+            self.last_epoch.store(now.word(), Ordering::Release);
         }
     }
 
@@ -384,15 +406,15 @@ impl<E: Copy, C: Deref<Target = ClockCell>> StreamClock<E, C> {
     #[inline(always)]
     fn unpin_in(&self, inner: &mut Events<E>) {
         inner.pins = inner.pins.saturating_sub(1);
-        if inner.pins == 0 && !inner.resting.is_empty() {
-            self.wake(inner);
+        if inner.pins == 0 && !inner.retired_events.is_empty() {
+            self.recycle(inner);
         }
     }
 
     /// [`StreamClock::unpin`] for one who knows its name.
     #[inline(always)]
-    pub(crate) fn unpin_as(&self, me: Me<'_>) {
-        with_as!(self.inner, me, |inner| self.unpin_in(inner));
+    pub(crate) fn unpin_as(&self, current: CurrentThread<'_>) {
+        with_as!(self.inner, current, |inner| self.unpin_in(inner));
     }
 
     /// Everything up to `stamp` has completed: the events that covered it may be used again.
@@ -404,53 +426,64 @@ impl<E: Copy, C: Deref<Target = ClockCell>> StreamClock<E, C> {
             let entries = inner.recorded.as_slice();
             let count = entries.partition_point(|entry| entry.covers <= last);
             let complete = entries.get(..count).unwrap_or_default().iter();
-            let before = inner.resting.len();
-            inner.resting.extend(complete.map_while(|entry| entry.event));
-            inner.recorded.drop_front(inner.resting.len() - before);
-            self.wake(inner);
+            let before = inner.retired_events.len();
+            inner.retired_events.extend(complete.map_while(|entry| entry.event));
+            inner.recorded.drop_front(inner.retired_events.len() - before);
+            self.recycle(inner);
         });
     }
 
-    /// After a wait for an event of stream `key` was queued on this stream.
+    /// After a wait for an event of stream `slot` was queued on this stream.
     #[inline(always)]
-    pub(crate) fn learn(&self, me: Me<'_>, key: u32, covers: u64, news: &Option<Seen>) {
-        with_as!(self.inner, me, |inner| {
-            if let Some(news) = news {
-                self.join(inner, news);
+    pub(crate) fn join(
+        &self,
+        current: CurrentThread<'_>,
+        slot: u32,
+        covers: u64,
+        joined_clock: &Option<VectorClock>,
+    ) {
+        with_as!(self.inner, current, |inner| {
+            if let Some(joined_clock) = joined_clock {
+                self.join_vector(inner, joined_clock);
             }
-            self.learn_in(inner, key, covers);
+            self.join_in(inner, slot, covers);
         });
     }
 
     /// Joins what another stream had seen; of itself a stream needs to know nothing.
     #[inline(never)]
-    fn join(&self, inner: &mut Events<E>, news: &Seen) {
-        let heard = self.heard();
-        for (key, stamp) in news.iter().filter(|(key, _)| *key != self.key) {
-            match Heard::new(key, stamp) {
-                Some(now) if heard.is_of(key) => self.raise_heard(heard, now),
-                _ => inner.seen.raise(key, stamp),
+    fn join_vector(&self, inner: &mut Events<E>, joined_clock: &VectorClock) {
+        let last_epoch = self.last_epoch();
+        for (slot, stamp) in joined_clock.iter().filter(|(slot, _)| *slot != self.slot) {
+            match Epoch::new(slot, stamp) {
+                Some(now) if last_epoch.is_of(slot) => self.raise_last_epoch(last_epoch, now),
+                _ => inner.vector.raise(slot, stamp),
             }
         }
     }
 
     #[inline(always)]
-    fn learn_in(&self, inner: &mut Events<E>, key: u32, covers: u64) {
-        let heard = self.heard();
-        match Heard::new(key, covers) {
-            Some(now) if heard.is_of(key) => self.raise_heard(heard, now),
-            Some(_) => self.hear_another(inner, heard, (key, covers)),
+    fn join_in(&self, inner: &mut Events<E>, slot: u32, covers: u64) {
+        let last_epoch = self.last_epoch();
+        match Epoch::new(slot, covers) {
+            Some(now) if last_epoch.is_of(slot) => self.raise_last_epoch(last_epoch, now),
+            Some(_) => self.replace_last_epoch(inner, last_epoch, (slot, covers)),
             // It is found with the others.
-            None => inner.seen.raise(key, covers),
+            None => inner.vector.raise(slot, covers),
         }
     }
 
     /// Another stream than the one that was followed last.
     #[inline(never)]
-    fn hear_another(&self, inner: &mut Events<E>, heard: Heard, (key, covers): (u32, u64)) {
-        inner.seen.hear(heard);
-        if let Some(now) = Heard::new(key, covers.max(inner.seen.stamp(key))) {
-            self.heard.store(now.word(), Ordering::Release);
+    fn replace_last_epoch(
+        &self,
+        inner: &mut Events<E>,
+        last_epoch: Epoch,
+        (slot, covers): (u32, u64),
+    ) {
+        inner.vector.join_epoch(last_epoch);
+        if let Some(now) = Epoch::new(slot, covers.max(inner.vector.stamp(slot))) {
+            self.last_epoch.store(now.word(), Ordering::Release);
         }
     }
 
@@ -460,8 +493,8 @@ impl<E: Copy, C: Deref<Target = ClockCell>> StreamClock<E, C> {
             let recorded = inner.recorded.as_slice().iter();
             let mut events: Vec<E> = recorded.filter_map(|done| done.event).collect();
             inner.recorded.clear();
-            events.append(&mut inner.spare);
-            events.append(&mut inner.resting);
+            events.append(&mut inner.free_events);
+            events.append(&mut inner.retired_events);
             events
         })
     }

@@ -3,55 +3,55 @@
 //! An entry says what its stream had seen before the event was begun: that much travels with the event. Nothing here is concurrent; the
 //! clock holds its lock meanwhile, and says which event is still being recorded (`open`), which nobody may come by.
 
-use super::row::Row;
-use super::seen::{Heard, Seen};
+use super::event_queue::EventQueue;
+use super::vector_clock::{Epoch, VectorClock};
 
 /// An event of a clock: what it covers, and what its stream had seen before it.
 #[derive(Debug)]
 #[repr(align(64))]
-pub(super) struct Entry<E> {
+pub(super) struct EventEntry<E> {
     pub(super) covers: u64,
     /// What the one before it covers, as it was begun: nothing up to this needs this one.
     after: u64,
     /// Until the driver has recorded it there is none, or it is the one that is still being recorded.
     pub(super) event: Option<E>,
     /// The stream that its stream had followed last.
-    pub(super) heard: Heard,
+    pub(super) last_epoch: Epoch,
     /// The others, if there are any; it keeps its memory for later entries.
-    seen: Option<Box<Seen>>,
-    has_seen: bool,
+    vector: Option<Box<VectorClock>>,
+    has_vector: bool,
 }
 
-impl<E> Default for Entry<E> {
+impl<E> Default for EventEntry<E> {
     fn default() -> Self {
-        let heard = Heard::default();
-        Self { covers: 0, after: 0, event: None, heard, seen: None, has_seen: false }
+        let last_epoch = Epoch::default();
+        Self { covers: 0, after: 0, event: None, last_epoch, vector: None, has_vector: false }
     }
 }
 
-impl<E> Entry<E> {
+impl<E> EventEntry<E> {
     /// True when there is something to tell stream `asker`.
     #[inline(always)]
-    pub(super) fn is_news_to(&self, asker: u32) -> bool {
-        self.has_seen || self.heard.is_news_to(asker)
+    pub(super) fn adds_to(&self, asker: u32) -> bool {
+        self.has_vector || self.last_epoch.adds_to(asker)
     }
 
-    pub(super) fn seen(&self) -> Option<&Seen> {
-        self.seen.as_deref().filter(|_| self.has_seen)
+    pub(super) fn vector(&self) -> Option<&VectorClock> {
+        self.vector.as_deref().filter(|_| self.has_vector)
     }
 
     #[inline(never)]
-    fn set_seen(&mut self, seen: &Seen) {
-        self.seen.get_or_insert_default().set(seen);
+    fn set_vector(&mut self, vector: &VectorClock) {
+        self.vector.get_or_insert_default().set(vector);
     }
 }
 
 /// What one stream has to tell another: all that it had seen.
 #[inline(never)]
-pub(super) fn news_of(seen: Option<&Seen>, heard: Heard) -> Seen {
-    let mut news = seen.cloned().unwrap_or_default();
-    news.hear(heard);
-    news
+pub(super) fn joined_clock_of(vector: Option<&VectorClock>, last_epoch: Epoch) -> VectorClock {
+    let mut joined_clock = vector.cloned().unwrap_or_default();
+    joined_clock.join_epoch(last_epoch);
+    joined_clock
 }
 
 /// What the lock of a clock guards. What is looked at most comes first.
@@ -59,17 +59,17 @@ pub(super) fn news_of(seen: Option<&Seen>, heard: Heard) -> Seen {
 #[repr(C)]
 pub(super) struct Events<E> {
     /// Events not known to have completed, by what they cover.
-    pub(super) recorded: Row<Entry<E>>,
+    pub(super) recorded: EventQueue<EventEntry<E>>,
     /// What the event that was begun last covers.
     newest: u64,
     /// How long the list may grow before somebody asks which events have completed.
     ask_at: usize,
     /// Completed events.
-    pub(super) spare: Vec<E>,
+    pub(super) free_events: Vec<E>,
     /// What was followed before the stream that was followed last, which it may have too.
-    pub(super) seen: Seen,
+    pub(super) vector: VectorClock,
     /// Completed events that somebody may still name to the driver.
-    pub(super) resting: Vec<E>,
+    pub(super) retired_events: Vec<E>,
     /// How many have a pinned event.
     pub(super) pins: usize,
     /// Whether what was asked about last had completed: then the stream keeps up, and the next question is about more.
@@ -82,12 +82,12 @@ const ASK_AT: usize = 64;
 impl<E: Copy> Events<E> {
     pub(super) fn new() -> Self {
         Self {
-            recorded: Row::new(),
+            recorded: EventQueue::new(),
             newest: 0,
             ask_at: ASK_AT,
-            spare: Vec::new(),
-            seen: Seen::default(),
-            resting: Vec::new(),
+            free_events: Vec::new(),
+            vector: VectorClock::default(),
+            retired_events: Vec::new(),
             pins: 0,
             keeps_up: false,
         }
@@ -95,15 +95,15 @@ impl<E: Copy> Events<E> {
 
     /// An event is about to be recorded; what the stream has seen now is kept with it.
     #[inline(always)]
-    pub(super) fn keep(&mut self, covers: u64, event: Option<E>, heard: Heard) {
+    pub(super) fn keep(&mut self, covers: u64, event: Option<E>, last_epoch: Epoch) {
         let entry = self.recorded.push();
         entry.covers = covers;
         entry.after = std::mem::replace(&mut self.newest, covers);
         entry.event = event;
-        entry.heard = heard;
-        entry.has_seen = !self.seen.is_empty();
-        if entry.has_seen {
-            entry.set_seen(&self.seen);
+        entry.last_epoch = last_epoch;
+        entry.has_vector = !self.vector.is_empty();
+        if entry.has_vector {
+            entry.set_vector(&self.vector);
         }
     }
 
@@ -126,7 +126,7 @@ impl<E: Copy> Events<E> {
 
     /// The earliest recorded event that covers `stamp`; the one that covers `open` is still being recorded.
     #[inline(always)]
-    pub(super) fn find(&self, stamp: u64, open: u64) -> Option<(E, &Entry<E>)> {
+    pub(super) fn find(&self, stamp: u64, open: u64) -> Option<(E, &EventEntry<E>)> {
         // Whoever asks mostly asks about the latest.
         let last = self.recorded.last()?;
         match last.event {
@@ -139,7 +139,7 @@ impl<E: Copy> Events<E> {
 
     #[cold]
     #[inline(never)]
-    fn find_earlier(&self, stamp: u64, open: u64) -> Option<(E, &Entry<E>)> {
+    fn find_earlier(&self, stamp: u64, open: u64) -> Option<(E, &EventEntry<E>)> {
         if self.newest < stamp {
             return None;
         }

@@ -6,40 +6,40 @@
 //!
 //! | file | what it is |
 //! |---|---|
-//! | `clock`, `events`, `seen`, `cells`, `row` | the clock of a stream and what it has seen |
-//! | `gate` | the word by which a block is used on its own stream without a lock |
-//! | `uses`, `few`, `locked` | the outstanding and open uses of a block, for everything else |
-//! | `record`, `slab` | what a resource knows of a block, at a place that never moves |
-//! | `handover`, `baton` | the short way of a block from one stream to another |
-//! | `tracker`, `tracks` | what every resource that tracks uses has, and its hooks |
-//! | `put_by` | returned blocks that wait for other streams |
-//! | `tally` | counters that threads do not meet on |
+//! | `clock`, `events`, `vector_clock`, `clock_headers`, `event_queue` | the clock of a stream and what it has seen |
+//! | `state_word` | the word by which a block is used on its own stream without a lock |
+//! | `uses`, `small_list`, `use_slow_path` | the outstanding and open uses of a block, for everything else |
+//! | `block_meta`, `slab` | what a resource knows of a block, at a place that never moves |
+//! | `wait_fast_path`, `use_state` | the short way of a block from one stream to another |
+//! | `tracker`, `use_tracking` | what every resource that tracks uses has, and its hooks |
+//! | `deferred_frees` | returned blocks that wait for other streams |
+//! | `striped_counters` | counters that threads do not meet on |
 //!
-//! `clock` and `gate` take their atomics and locks from `primitive`, so that a model checker can replace them.
+//! `clock` and `state_word` take their atomics and locks from `primitive`, so that a model checker can replace them.
 
-pub(crate) mod baton;
-pub(crate) mod cells;
+pub(crate) mod block_meta;
 pub(crate) mod clock;
+pub(crate) mod clock_headers;
+pub(crate) mod deferred_frees;
+pub(crate) mod event_queue;
 pub(crate) mod events;
-pub(crate) mod few;
-pub(crate) mod gate;
-pub(crate) mod handover;
-pub(crate) mod locked;
 pub(crate) mod primitive;
-pub(crate) mod put_by;
-pub(crate) mod record;
-pub(crate) mod row;
-pub(crate) mod seen;
 pub(crate) mod slab;
-pub(crate) mod tally;
+pub(crate) mod small_list;
+pub(crate) mod state_word;
+pub(crate) mod striped_counters;
 pub(crate) mod tracker;
-pub(crate) mod tracks;
+pub(crate) mod use_slow_path;
+pub(crate) mod use_state;
+pub(crate) mod use_tracking;
 pub(crate) mod uses;
+pub(crate) mod vector_clock;
+pub(crate) mod wait_fast_path;
 
 /// When an event is recorded for a use that is closed.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[non_exhaustive]
-pub enum EdgePolicy {
+pub enum EventPolicy {
     /// At once for a use on another stream than the block's own, so that later work of that stream is not waited for. Work
     /// on the own stream records nothing; the first stream that needs it records the tail then.
     #[default]

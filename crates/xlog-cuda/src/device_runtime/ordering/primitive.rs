@@ -1,10 +1,12 @@
 //! The atomics and locks of the concurrent core.
 
 pub(crate) use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-pub(crate) use xlog_driver::sync::{Bias, Held, Me, as_me, thread_name};
+pub(crate) use xlog_driver::sync::{
+    Bias, BiasedSection, CurrentThread, thread_name, with_current_thread,
+};
 
 use once_cell::race::OnceBox;
-use xlog_driver::sync::{BiasedMutex, Inside, is_scheduled, scheduling_point};
+use xlog_driver::sync::{BiasedGuard, BiasedMutex, is_scheduled, scheduling_point};
 
 /// A value that is made when it is asked for, elsewhere: one word until then.
 #[derive(Debug, Default)]
@@ -27,13 +29,13 @@ impl<T: Default> Lazy<T> {
     }
 }
 
-/// `with_as!(lock, me, |value| body)` is [`Lock::with`] for one who knows its name, as an expression: `body` stands here for the
+/// `with_as!(lock, current, |value| body)` is [`Lock::with`] for one who knows its name, as an expression: `body` stands here for the
 /// common case and elsewhere for the others, so that several fit into one function. It must not return from the function around it.
 ///
 /// Nobody, as whom a thread comes under a scheduler, always goes elsewhere, and there the scheduler is asked.
 macro_rules! with_as {
-    ($lock:expr, $me:expr, |$value:ident| $body:expr) => {
-        match $lock.enter_as($me) {
+    ($lock:expr, $current:expr, |$value:ident| $body:expr) => {
+        match $lock.enter_as($current) {
             Some(mut inside) => {
                 let $value = &mut *inside;
                 $body
@@ -44,11 +46,11 @@ macro_rules! with_as {
 }
 pub(crate) use with_as;
 
-/// `visit!(lock, me, else leave)` is the value of a lock for one who knows its name and owns it, where nothing else follows: a scheduler
+/// `visit!(lock, current, else leave)` is the value of a lock for one who knows its name and owns it, where nothing else follows: a scheduler
 /// is asked before. Anybody else does `leave`, which does not come back.
 macro_rules! visit {
-    ($lock:expr, $me:expr, else $leave:expr) => {
-        match $lock.enter_as($me) {
+    ($lock:expr, $current:expr, else $leave:expr) => {
+        match $lock.enter_as($current) {
             Some(inside) => inside,
             None => match $lock.enter_scheduled() {
                 Some(inside) => inside,
@@ -76,21 +78,21 @@ impl<T> Lock<T> {
     }
 
     /// [`Lock::with`] for one who comes seldom to what is another thread's, and leaves it to that thread.
-    pub(crate) fn with_as_guest<R>(&self, body: impl FnOnce(&mut T) -> R) -> R {
+    pub(crate) fn with_temporary_revocation<R>(&self, body: impl FnOnce(&mut T) -> R) -> R {
         scheduling_point();
-        self.0.with_as_guest(body)
+        self.0.with_temporary_revocation(body)
     }
 
     /// [`Lock::enter`] for one who knows its name, as a part of [`with_as`] and [`visit`].
     #[inline(always)]
-    pub(crate) fn enter_as(&self, me: Me<'_>) -> Option<Inside<'_, T>> {
-        self.0.enter_as(me)
+    pub(crate) fn enter_as(&self, current: CurrentThread<'_>) -> Option<BiasedGuard<'_, T>> {
+        self.0.enter_as(current)
     }
 
     /// A part of [`visit`]: under a scheduler the owner comes as nobody, and it is asked here, before the owner enters.
     #[cold]
     #[inline(never)]
-    pub(crate) fn enter_scheduled(&self) -> Option<Inside<'_, T>> {
+    pub(crate) fn enter_scheduled(&self) -> Option<BiasedGuard<'_, T>> {
         if !is_scheduled() {
             return None;
         }
@@ -119,13 +121,13 @@ impl<T> Lock<T> {
     }
 
     /// True when this thread can look inside without disturbing others.
-    pub(crate) fn is_near(&self) -> bool {
-        self.0.is_near()
+    pub(crate) fn is_local(&self) -> bool {
+        self.0.is_local()
     }
 
     /// The value, if this thread is the one that mostly uses it; otherwise take [`Lock::with`]. Nobody is let go ahead.
     #[inline(always)]
-    pub(crate) fn enter(&self) -> Option<Inside<'_, T>> {
+    pub(crate) fn enter(&self) -> Option<BiasedGuard<'_, T>> {
         self.0.enter()
     }
 

@@ -7,10 +7,10 @@ use xlog_driver::sync::{BiasedMutex, thread_name};
 
 const SHARDS: usize = 16;
 /// Places in use from which on those of other threads are looked at, and how many are taken over at a time.
-const MANY: u32 = 4096;
-const SOME: usize = 256;
+const STEAL_THRESHOLD: u32 = 4096;
+const STEAL_BATCH: usize = 256;
 /// New places that are taken at a time.
-const FEW: u32 = 16;
+const FRESH_BATCH: u32 = 16;
 
 /// A growing array of `T` in chunks of `CHUNK`, and which of its places are free.
 #[derive(Debug)]
@@ -34,9 +34,9 @@ fn shard() -> usize {
 }
 
 impl<T: Default, const CHUNK: usize> Slab<T, CHUNK> {
-    /// Room for up to `places`, taken as they are needed.
-    pub(crate) fn new(places: u32) -> Self {
-        let chunks = (places as usize).div_ceil(CHUNK);
+    /// Room for up to `slots`, taken as they are needed.
+    pub(crate) fn new(slots: u32) -> Self {
+        let chunks = (slots as usize).div_ceil(CHUNK);
         Self {
             chunks: (0..chunks).map(|_| OnceLock::new()).collect(),
             used: AtomicU32::new(0),
@@ -47,84 +47,84 @@ impl<T: Default, const CHUNK: usize> Slab<T, CHUNK> {
 
     /// A place nobody has, as its last owner left it; `None` when all are taken.
     #[inline]
-    pub(crate) fn take(&self) -> Option<(u32, &T)> {
+    pub(crate) fn allocate(&self) -> Option<(u32, &T)> {
         let mine = shard();
-        let place = match self.free[mine].0.enter().and_then(|mut free| free.pop()) {
-            Some(place) => place,
-            None => self.take_elsewhere(mine)?,
+        let slot = match self.free[mine].0.enter().and_then(|mut free| free.pop()) {
+            Some(slot) => slot,
+            None => self.allocate_slow(mine)?,
         };
-        self.get(place).map(|value| (place, value))
+        self.get(slot).map(|value| (slot, value))
     }
 
     #[cold]
     #[inline(never)]
-    fn take_elsewhere(&self, mine: usize) -> Option<u32> {
-        if let Some(place) = self.free[mine].0.with(Vec::pop) {
-            return Some(place);
+    fn allocate_slow(&self, mine: usize) -> Option<u32> {
+        if let Some(slot) = self.free[mine].0.with(Vec::pop) {
+            return Some(slot);
         }
         // What one thread takes another may give back: its places are not left lying.
-        if self.used.load(Ordering::Relaxed) >= MANY
-            && let Some(place) = self.take_from_others(mine)
+        if self.used.load(Ordering::Relaxed) >= STEAL_THRESHOLD
+            && let Some(slot) = self.steal(mine)
         {
-            return Some(place);
+            return Some(slot);
         }
         // The last places may lie in the shards of other threads.
         self.fresh(mine).or_else(|| self.free.iter().find_map(|shard| shard.0.with(Vec::pop)))
     }
 
-    /// Takes up to `most` free places that this thread has at hand; the last of them is the one that was given back last.
-    pub(crate) fn take_some(&self, places: &mut Vec<u32>, most: usize) {
+    /// Takes up to `maximum` free places that this thread has at hand; the last of them is the one that was given back last.
+    pub(crate) fn allocate_cached(&self, slots: &mut Vec<u32>, maximum: usize) {
         self.free[shard()].0.with(|free| {
-            let from = free.len().saturating_sub(most);
-            places.extend(free.drain(from..));
+            let from = free.len().saturating_sub(maximum);
+            slots.extend(free.drain(from..));
         });
     }
 
     /// Takes some of another thread's free places, so that this is not done often.
     #[cold]
-    fn take_from_others(&self, mine: usize) -> Option<u32> {
+    fn steal(&self, mine: usize) -> Option<u32> {
         let others = self.free.iter().enumerate().filter(|(at, _)| *at != mine);
-        let mut places = others.map(|(_, shard)| shard).find_map(|shard| {
+        let mut slots = others.map(|(_, shard)| shard).find_map(|shard| {
             let some = |free: &mut Vec<u32>| {
-                let from = free.len().saturating_sub(SOME);
+                let from = free.len().saturating_sub(STEAL_BATCH);
                 free.split_off(from)
             };
-            shard.0.try_with(some).filter(|places| !places.is_empty())
+            shard.0.try_with(some).filter(|slots| !slots.is_empty())
         })?;
-        let place = places.pop();
-        self.free[mine].0.with(|free| free.append(&mut places));
-        place
+        let slot = slots.pop();
+        self.free[mine].0.with(|free| free.append(&mut slots));
+        slot
     }
 
     /// A place that was never used. Several are taken at a time, so that those of different threads do not lie side by side.
     fn fresh(&self, mine: usize) -> Option<u32> {
         let limit = (self.chunks.len() * CHUNK) as u32;
-        let few = |used: u32| (used + FEW).min(limit);
-        let place = self
+        let next_used = |used: u32| (used + FRESH_BATCH).min(limit);
+        let slot = self
             .used
             .fetch_update(Ordering::AcqRel, Ordering::Acquire, |used| {
-                (used < limit).then(|| few(used))
+                (used < limit).then(|| next_used(used))
             })
             .ok()?;
-        let places = place..few(place);
-        for place in places.clone() {
-            self.make(place);
+        let slots = slot..next_used(slot);
+        for slot in slots.clone() {
+            self.get_or_make(slot);
         }
         // The next one is the lowest.
-        self.free[mine].0.with(|free| free.extend(places.skip(1).rev()));
-        Some(place)
+        self.free[mine].0.with(|free| free.extend(slots.skip(1).rev()));
+        Some(slot)
     }
 
     /// What is at a place, made if there never was anything; `None` beyond the last place.
-    pub(crate) fn make(&self, place: u32) -> Option<&T> {
-        let at = place as usize / CHUNK;
+    pub(crate) fn get_or_make(&self, slot: u32) -> Option<&T> {
+        let at = slot as usize / CHUNK;
         let chunk = self.chunks.get(at)?.get_or_init(|| {
             self.reach.fetch_max(at as u32 + 1, Ordering::Release);
             // By way of a list: so large an array must not go over the stack.
             let list: Box<[T]> = (0..CHUNK).map(|_| T::default()).collect();
             list.try_into().unwrap_or_else(|_| Box::new(std::array::from_fn(|_| T::default())))
         });
-        chunk.get(place as usize % CHUNK)
+        chunk.get(slot as usize % CHUNK)
     }
 
     /// All there are, used or not, with their places.
@@ -138,14 +138,14 @@ impl<T: Default, const CHUNK: usize> Slab<T, CHUNK> {
     }
 
     /// Gives places back.
-    pub(crate) fn give(&self, places: impl IntoIterator<Item = u32>) {
-        self.free[shard()].0.with(|free| free.extend(places));
+    pub(crate) fn free(&self, slots: impl IntoIterator<Item = u32>) {
+        self.free[shard()].0.with(|free| free.extend(slots));
     }
 
     /// What is at a place; `None` where there never was anything.
     #[inline(always)]
-    pub(crate) fn get(&self, place: u32) -> Option<&T> {
-        let chunk = self.chunks.get(place as usize / CHUNK)?.get()?;
-        chunk.get(place as usize % CHUNK)
+    pub(crate) fn get(&self, slot: u32) -> Option<&T> {
+        let chunk = self.chunks.get(slot as usize / CHUNK)?.get()?;
+        chunk.get(slot as usize % CHUNK)
     }
 }

@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use super::EdgePolicy;
-use super::cells::Cells;
-use super::clock::ClockCell;
-use super::gate::Attempt;
-use super::record::{BlockTable, Record, tag_of};
-use super::tally::Tally;
+use super::EventPolicy;
+use super::block_meta::{BlockMeta, BlockTable, generation_bits};
+use super::clock::ClockHeader;
+use super::clock_headers::ClockHeaders;
+use super::state_word::Attempt;
+use super::striped_counters::StripedCounters;
 use super::uses::OutstandingList;
 use crate::CudaDevice;
 use crate::device_runtime::resource::{
@@ -22,14 +22,14 @@ use crate::stream::RawStream;
 pub(crate) struct Tracker {
     pub(crate) table: BlockTable,
     /// Those of `streams`.
-    cells: Arc<Cells>,
-    pub(crate) policy: EdgePolicy,
+    headers: Arc<ClockHeaders>,
+    pub(crate) policy: EventPolicy,
     /// Why nothing can be done with these parts, if they do not fit together.
     misfit: Option<String>,
     pub(crate) streams: Arc<StreamPool>,
     /// That of `streams`, one step nearer.
     pub(super) stream_table: Arc<StreamTable>,
-    pub(crate) tally: Tally,
+    pub(crate) counters: StripedCounters,
 }
 
 impl Tracker {
@@ -47,12 +47,12 @@ impl Tracker {
         };
         Self {
             table: BlockTable::new(ordinal),
-            cells: Arc::clone(streams.cells()),
-            policy: EdgePolicy::default(),
+            headers: Arc::clone(streams.headers()),
+            policy: EventPolicy::default(),
             misfit,
             stream_table: Arc::clone(streams.table()),
             streams,
-            tally: Tally::default(),
+            counters: StripedCounters::default(),
         }
     }
 
@@ -75,41 +75,41 @@ impl Tracker {
     }
 
     /// The stream that a block was allocated on.
-    pub(crate) fn home(&self, record: &Record) -> ResourceResult<&RawStream> {
-        match self.streams.at(record.home()) {
+    pub(crate) fn owner_stream(&self, meta: &BlockMeta) -> ResourceResult<&RawStream> {
+        match self.streams.at(meta.owner()) {
             Some(raw) => Ok(raw),
-            None => Err(ResourceError::UseAfterFree { generation: record.generation() }),
+            None => Err(ResourceError::UseAfterFree { generation: meta.generation() }),
         }
     }
 
     /// The cell of the stream at a place, if it is found by one step.
     #[inline]
-    pub(crate) fn near_cell(&self, place: u32) -> Option<&ClockCell> {
-        self.cells.near(place)
+    pub(crate) fn inline_header(&self, slot: u32) -> Option<&ClockHeader> {
+        self.headers.inline(slot)
     }
 
     /// The id a block is begun under: where every use records an event none is quick, which an id that is never issued says.
-    pub(crate) fn quick_id(&self, stream: StreamId) -> StreamId {
-        if self.policy == EdgePolicy::Exact { StreamId(u32::MAX) } else { stream }
+    pub(crate) fn fast_path_id(&self, stream: StreamId) -> StreamId {
+        if self.policy == EventPolicy::Exact { StreamId(u32::MAX) } else { stream }
     }
 
     /// Takes a block from its user: `Err` if it is not the live one.
     #[inline]
     pub(crate) fn retire(
         &self,
-        record: &Record,
+        meta: &BlockMeta,
         generation: Generation,
     ) -> ResourceResult<Retired> {
-        let tag = tag_of(generation);
-        match record.gate.retire_quiet(tag) {
+        let bits = generation_bits(generation);
+        match meta.state.retire_quiet(bits) {
             Attempt::Done => return Ok(Retired::Quiet),
             Attempt::Stale => return Err(ResourceError::UseAfterFree { generation }),
             _ => {}
         }
-        let retired = record.with_uses(|uses| {
-            record.gate.retire(tag).then(|| {
-                uses.give_stamps(record);
-                uses.free_on_close = record.gate.has_open() || uses.has_open();
+        let retired = meta.with_uses(|uses| {
+            meta.state.retire(bits).then(|| {
+                uses.store_stamps(meta);
+                uses.free_on_close = meta.state.has_open() || uses.has_open();
                 match uses.free_on_close {
                     true => Retired::Open,
                     false if uses.is_quiet() => Retired::Quiet,
@@ -121,22 +121,22 @@ impl Tracker {
     }
 
     /// True when everything outstanding on a block is known to have completed, or no event could tell.
-    pub(crate) fn is_complete(&self, record: &Record) -> bool {
-        record.with_uses(|uses| uses.copy_outstanding()).iter().all(|entry| {
-            let stream = self.streams.at(entry.place);
+    pub(crate) fn is_complete(&self, meta: &BlockMeta) -> bool {
+        meta.with_uses(|uses| uses.copy_outstanding()).iter().all(|entry| {
+            let stream = self.streams.at(entry.slot);
             stream.is_none_or(|stream| stream.poll(entry.stamp) != Some(false))
         })
     }
 
-    /// Makes `home` follow these.
-    pub(crate) fn follow_all(
+    /// Makes `owner` follow these.
+    pub(crate) fn wait_on_all(
         &self,
-        home: &RawStream,
+        owner: &RawStream,
         outstanding: &OutstandingList,
     ) -> ResourceResult<()> {
         for entry in outstanding {
-            if let Some(stream) = self.streams.at(entry.place) {
-                home.wait_for(stream, entry.stamp, &self.tally)?;
+            if let Some(stream) = self.streams.at(entry.slot) {
+                owner.wait_on_clock(stream, entry.stamp, &self.counters)?;
             }
         }
         Ok(())
@@ -144,14 +144,14 @@ impl Tracker {
 
     /// The clock of the block's own stream, if `stream` is that one and may go without the lock.
     #[inline]
-    pub(super) fn own_clock(&self, record: &Record, stream: StreamId) -> Option<&ClockCell> {
-        if record.stream_id() == stream.0 { self.cells.get(record.home()) } else { None }
+    pub(super) fn own_header(&self, meta: &BlockMeta, stream: StreamId) -> Option<&ClockHeader> {
+        if meta.stream_id() == stream.0 { self.headers.get(meta.owner()) } else { None }
     }
 
     #[cold]
     #[inline(never)]
     pub(super) fn refuse(&self, block: BlockId) -> ResourceResult<()> {
-        self.table.find_id(block).map(|_| ())
+        self.table.find_by_id(block).map(|_| ())
     }
 }
 

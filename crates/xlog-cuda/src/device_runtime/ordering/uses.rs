@@ -9,9 +9,9 @@
 use smallvec::SmallVec;
 use xlog_driver::Access;
 
-use super::baton::Baton;
-use super::few::Few;
-use super::record::Record;
+use super::block_meta::BlockMeta;
+use super::small_list::SmallList;
+use super::use_state::LastWriter;
 use crate::device_runtime::resource::StreamId;
 use crate::device_runtime::stream_pool::StreamPool;
 use crate::stream::RawStream;
@@ -20,7 +20,7 @@ use crate::stream::RawStream;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Outstanding {
     /// The stream, by its place in the pool.
-    pub(crate) place: u32,
+    pub(crate) slot: u32,
     pub(crate) stamp: u64,
     /// The number of the change that brought it.
     change: u64,
@@ -30,12 +30,12 @@ pub(crate) struct Outstanding {
 pub(crate) type OutstandingList = SmallVec<[Outstanding; 2]>;
 
 /// What a use must still wait for: a stream, and up to which stamp.
-pub(crate) type Needed<'a> = Few<(&'a RawStream, u64)>;
+pub(crate) type Needed<'a> = SmallList<(&'a RawStream, u64)>;
 
 /// The one stream that a use must follow, up to a stamp.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Sole {
-    pub(crate) place: u32,
+pub(crate) struct SingleDependency {
+    pub(crate) slot: u32,
     pub(crate) stamp: u64,
     /// The stamp of the own stream that it follows.
     pub(crate) own: u64,
@@ -56,7 +56,7 @@ struct Open {
     number: u64,
     /// The id it was opened under: it closes under the same one, also when the stream was given back meanwhile.
     id: StreamId,
-    place: u32,
+    slot: u32,
     access: Access,
     /// The stamp of the own stream that it was prepared to follow.
     own: u64,
@@ -72,7 +72,7 @@ impl Open {
 
 /// What a closed use had been prepared to follow: everything up to a change, and up to a stamp of the own stream.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Followed {
+pub(crate) struct OrderedAfter {
     change: u64,
     own: u64,
 }
@@ -80,9 +80,9 @@ pub(crate) struct Followed {
 /// Behind the lock of a block's record. Between two blocks it is as it was made.
 #[derive(Debug, Default)]
 pub(crate) struct Uses {
-    writes: Few<Outstanding>,
-    reads: Few<Outstanding>,
-    open: Few<Open>,
+    writes: SmallList<Outstanding>,
+    reads: SmallList<Outstanding>,
+    open: SmallList<Open>,
     /// How many changes there were.
     changes: u64,
     /// The stamps of finished work of the own stream, which a block that is not slow has in its record: whoever holds the lock changes
@@ -98,30 +98,30 @@ pub(crate) struct Uses {
 
 /// Forgets what the host knows to have completed.
 #[cold]
-fn forget_completed(list: &mut Few<Outstanding>, streams: &StreamPool) {
+fn forget_completed(list: &mut SmallList<Outstanding>, streams: &StreamPool) {
     list.retain(|entry| {
-        streams.at(entry.place).is_some_and(|of| !of.clock().is_complete(entry.stamp))
+        streams.at(entry.slot).is_some_and(|of| !of.clock().is_complete(entry.stamp))
     });
 }
 
 /// Forgets what has completed, and adds what `stream` must wait for to `needed`, if it must follow these; returns how many
 /// waits were implied.
 #[inline(always)]
-fn follow_list<'a>(
-    list: &mut Few<Outstanding>,
+fn wait_on_list<'a>(
+    list: &mut SmallList<Outstanding>,
     streams: &'a StreamPool,
     stream: &RawStream,
-    follows: bool,
+    must_wait: bool,
     needed: &mut Needed<'a>,
 ) -> u64 {
     let mut implied = 0;
     let mut completed = false;
-    let place = stream.clock().key();
+    let slot = stream.clock().slot();
     let _: Result<(), ()> = list.try_each(|entry| {
-        match streams.at(entry.place) {
+        match streams.at(entry.slot) {
             Some(of) if !of.clock().is_complete(entry.stamp) => {
-                if follows && entry.place != place {
-                    match stream.clock().covers(entry.place, entry.stamp) {
+                if must_wait && entry.slot != slot {
+                    match stream.clock().covers(entry.slot, entry.stamp) {
                         true => implied += 1,
                         false => needed.push((of, entry.stamp)),
                     }
@@ -137,18 +137,23 @@ fn follow_list<'a>(
     implied
 }
 
-/// Forgets what a write of the stream at `place` that finished at `stamp` takes the place of.
+/// Forgets what a write of the stream at `slot` that finished at `stamp` takes the place of.
 #[inline(always)]
-fn supersede(list: &mut Few<Outstanding>, place: u32, stamp: u64, followed: Followed) {
-    list.retain(|entry| !is_superseded(entry, place, stamp, followed));
+fn supersede(
+    list: &mut SmallList<Outstanding>,
+    slot: u32,
+    stamp: u64,
+    ordered_after: OrderedAfter,
+) {
+    list.retain(|entry| !is_superseded(entry, slot, stamp, ordered_after));
 }
 
 #[inline(always)]
-fn is_superseded(entry: &Outstanding, place: u32, stamp: u64, followed: Followed) -> bool {
-    match entry.place == place {
+fn is_superseded(entry: &Outstanding, slot: u32, stamp: u64, ordered_after: OrderedAfter) -> bool {
+    match entry.slot == slot {
         // Work of its own stream is covered by its stamp; another thread may have finished later.
         true => entry.stamp <= stamp,
-        false => entry.change <= followed.change,
+        false => entry.change <= ordered_after.change,
     }
 }
 
@@ -167,23 +172,23 @@ impl Uses {
 
     /// After the block became slow: what the own stream finished without the lock is kept here from now on. A use of it that is still
     /// being closed without the lock is open, and stamps again when it finds that it must take the lock.
-    pub(crate) fn take_stamps(&mut self, record: &Record) {
-        let (write, read) = record.stamps.take();
+    pub(crate) fn load_stamps(&mut self, meta: &BlockMeta) {
+        let (write, read) = meta.stamps.swap_out();
         self.own_write = write.max(self.own_write);
         self.own_read = read.max(self.own_read);
-        self.announced |= record.gate.is_announced();
+        self.announced |= meta.state.is_announced();
     }
 
     /// Before the own stream goes without the lock again, and before the block ends: nothing of it is kept here.
     #[cold]
-    pub(crate) fn give_stamps(&mut self, record: &Record) {
+    pub(crate) fn store_stamps(&mut self, meta: &BlockMeta) {
         if std::mem::take(&mut self.announced) {
-            record.gate.announce();
+            meta.state.announce();
         }
         for (writes, stamp) in [(true, &mut self.own_write), (false, &mut self.own_read)] {
             // 0: it is in the record already.
             if *stamp != 0 {
-                record.stamps.stamp(writes, std::mem::take(stamp));
+                meta.stamps.stamp(writes, std::mem::take(stamp));
             }
         }
     }
@@ -203,19 +208,19 @@ impl Uses {
     #[inline(always)]
     pub(crate) fn open<'a>(
         &mut self,
-        home: u32,
+        owner: u32,
         streams: &'a StreamPool,
         (id, stream): (StreamId, &RawStream),
         access: Access,
     ) -> Opened<'a> {
         let clock = stream.clock();
-        let place = clock.key();
+        let slot = clock.slot();
         let writes = access.writes();
         let mut needed = Needed::default();
         let mut implied = 0;
-        let home_stream = if home == place { None } else { streams.at(home) };
+        let owner_stream = if owner == slot { None } else { streams.at(owner) };
         if !self.announced
-            && let Some(of) = home_stream
+            && let Some(of) = owner_stream
         {
             // No event covers the stamp that stands now, so one is recorded at the tail: what covers the allocation may lie before
             // work that was queued since.
@@ -223,53 +228,65 @@ impl Uses {
         }
         let own = self.own(writes);
         if own != 0
-            && let Some(of) = home_stream
+            && let Some(of) = owner_stream
         {
-            match of.clock().is_complete(own) || clock.covers(home, own) {
+            match of.clock().is_complete(own) || clock.covers(owner, own) {
                 true => implied += 1,
                 false => needed.push((of, own)),
             }
         }
         if !self.writes.is_empty() {
-            implied += follow_list(&mut self.writes, streams, stream, true, &mut needed);
+            implied += wait_on_list(&mut self.writes, streams, stream, true, &mut needed);
         }
         if !self.reads.is_empty() {
-            implied += follow_list(&mut self.reads, streams, stream, writes, &mut needed);
+            implied += wait_on_list(&mut self.reads, streams, stream, writes, &mut needed);
         }
         self.changes += 1;
         let number = self.changes;
-        self.open.push(Open { number, id, place, access, own });
+        self.open.push(Open { number, id, slot, access, own });
         Opened { number, implied, needed }
     }
 
-    /// What a use of the stream at `place` must follow, if that is one stream and no use is open; with what it follows of the own one.
+    /// What a use of the stream at `slot` must follow, if that is one stream and no use is open; with what it follows of the own one.
     #[inline(always)]
-    pub(crate) fn sole(&self, home: u32, place: u32, writes: bool) -> Option<Sole> {
+    pub(crate) fn single_dependency(
+        &self,
+        owner: u32,
+        slot: u32,
+        writes: bool,
+    ) -> Option<SingleDependency> {
         // Nearly always all lists are short; `open` is, as far as it must be to get an entry without a look at the rest.
         if !self.announced
             || !self.open.is_empty()
-            || !self.writes.is_plain()
-            || !self.reads.is_plain()
+            || !self.writes.has_at_most_one()
+            || !self.reads.has_at_most_one()
         {
             return None;
         }
         let own = self.own(writes);
-        let follows_own = own != 0 && home != place;
-        let of = |entry: &Outstanding| Sole { place: entry.place, stamp: entry.stamp, own };
+        let waits_on_own = own != 0 && owner != slot;
+        let of =
+            |entry: &Outstanding| SingleDependency { slot: entry.slot, stamp: entry.stamp, own };
         match (self.writes.first(), self.reads.first()) {
-            (None, None) if follows_own => Some(Sole { place: home, stamp: own, own }),
-            (Some(entry), None) if !follows_own => Some(of(entry)),
+            (None, None) if waits_on_own => Some(SingleDependency { slot: owner, stamp: own, own }),
+            (Some(entry), None) if !waits_on_own => Some(of(entry)),
             // A read does not follow another one.
-            (None, Some(entry)) if !follows_own && writes => Some(of(entry)),
+            (None, Some(entry)) if !waits_on_own && writes => Some(of(entry)),
             _ => None,
         }
     }
 
     /// Opens a use that follows what is outstanding; returns its number.
     #[inline(always)]
-    pub(crate) fn open_sole(&mut self, id: StreamId, place: u32, access: Access, own: u64) -> u64 {
+    pub(crate) fn open_after_single(
+        &mut self,
+        id: StreamId,
+        slot: u32,
+        access: Access,
+        own: u64,
+    ) -> u64 {
         self.changes += 1;
-        self.open.set_plain(Open { number: self.changes, id, place, access, own });
+        self.open.set_single(Open { number: self.changes, id, slot, access, own });
         self.changes
     }
 
@@ -288,116 +305,126 @@ impl Uses {
     }
 
     /// Takes over what a baton stood for.
-    pub(crate) fn unfold(&mut self, home: u32, baton: Baton, opened: Option<(StreamId, bool)>) {
-        let Baton { stamp, place, by } = baton;
-        let of_home = place == home;
+    pub(crate) fn inflate(
+        &mut self,
+        owner: u32,
+        last_writer: LastWriter,
+        opened: Option<(StreamId, bool)>,
+    ) {
+        let LastWriter { stamp, slot, user } = last_writer;
+        let by_owner = slot == owner;
         self.announced = true;
         self.changes += 1;
-        if of_home {
+        if by_owner {
             self.own_write = stamp;
         } else {
-            self.writes.push(Outstanding { place, stamp, change: self.changes });
+            self.writes.push(Outstanding { slot, stamp, change: self.changes });
         }
         if let Some((id, writes)) = opened {
             self.changes += 1;
             let access = if writes { Access::Write } else { Access::Read };
-            let own = if of_home { stamp } else { 0 };
-            self.open.push(Open { number: self.changes, id, place: by, access, own });
+            let own = if by_owner { stamp } else { 0 };
+            self.open.push(Open { number: self.changes, id, slot: user, access, own });
         }
     }
 
     /// If there is nothing but one finished write, takes it out: its place and stamp.
-    pub(crate) fn fold(&mut self, home: u32) -> Option<(u32, u64)> {
-        let plain = self.writes.is_plain() && self.reads.is_plain() && self.open.is_plain();
+    pub(crate) fn deflate(&mut self, owner: u32) -> Option<(u32, u64)> {
+        let plain = self.writes.has_at_most_one()
+            && self.reads.has_at_most_one()
+            && self.open.has_at_most_one();
         let alone = plain && self.reads.is_empty() && !self.has_open();
         if !alone || !self.announced || self.free_on_close {
             return None;
         }
-        let sole = match self.writes.first() {
-            Some(entry) if self.own_write == 0 && self.own_read == 0 => (entry.place, entry.stamp),
+        let single_dependency = match self.writes.first() {
+            Some(entry) if self.own_write == 0 && self.own_read == 0 => (entry.slot, entry.stamp),
             // What the own stream read before came before that.
             None if self.own_write != 0 && self.own_read <= self.own_write => {
-                (home, self.own_write)
+                (owner, self.own_write)
             }
             _ => return None,
         };
-        self.writes.clear_plain();
+        self.writes.clear_single();
         (self.own_write, self.own_read) = (0, 0);
-        Some(sole)
+        Some(single_dependency)
     }
 
     /// The place of the stream of an open use of this id and access, if there is one.
     pub(crate) fn find_open(&self, id: StreamId, access: Access) -> Option<u32> {
-        self.open.iter().find(|open| open.matches(id, access)).map(|open| open.place)
+        self.open.iter().find(|open| open.matches(id, access)).map(|open| open.slot)
     }
 
     /// Closes the oldest such use; says what it had been prepared to follow.
     #[inline(always)]
-    pub(crate) fn close(&mut self, id: StreamId, access: Access) -> Option<Followed> {
-        let followed = |open: &Open| Followed { change: open.number, own: open.own };
-        self.open.take(|open| open.matches(id, access), followed)
+    pub(crate) fn close(&mut self, id: StreamId, access: Access) -> Option<OrderedAfter> {
+        let ordered_after = |open: &Open| OrderedAfter { change: open.number, own: open.own };
+        self.open.remove_first(|open| open.matches(id, access), ordered_after)
     }
 
-    /// Finished work of the stream at `place` joins the outstanding; a write takes the place of what it `followed`.
+    /// Finished work of the stream at `slot` joins the outstanding; a write takes the place of what it `ordered_after`.
     #[inline(always)]
     pub(crate) fn finished(
         &mut self,
-        home: u32,
-        place: u32,
+        owner: u32,
+        slot: u32,
         stamp: u64,
         writes: bool,
-        followed: Option<Followed>,
+        ordered_after: Option<OrderedAfter>,
     ) {
         if !self.announced {
-            self.announce(home == place, stamp, followed);
+            self.announce(owner == slot, stamp, ordered_after);
         }
         // One write that takes the place of all there was.
         if writes
-            && let Some(followed) = followed
+            && let Some(ordered_after) = ordered_after
             && self.reads.is_empty()
-            && self.writes.is_plain()
-            && self.writes.first().is_none_or(|entry| is_superseded(entry, place, stamp, followed))
+            && self.writes.has_at_most_one()
+            && self
+                .writes
+                .first()
+                .is_none_or(|entry| is_superseded(entry, slot, stamp, ordered_after))
         {
-            if home == place {
-                self.writes.clear_plain();
+            if owner == slot {
+                self.writes.clear_single();
                 self.own_write = stamp.max(self.own_write);
             } else {
-                self.supersede_own(followed.own);
+                self.supersede_own(ordered_after.own);
                 self.changes += 1;
-                self.writes.set_plain(Outstanding { place, stamp, change: self.changes });
+                self.writes.set_single(Outstanding { slot, stamp, change: self.changes });
             }
             return;
         }
-        self.finished_beside(home, place, stamp, writes, followed);
+        self.finished_among_others(owner, slot, stamp, writes, ordered_after);
     }
 
     /// The first use that stands for all that the own stream queued before it without a hook: one of its own, or another stream's
     /// that was prepared. One that was not prepared followed nothing.
     #[cold]
-    fn announce(&mut self, own: bool, stamp: u64, followed: Option<Followed>) {
-        self.announced = own || followed.is_some();
+    fn announce(&mut self, own: bool, stamp: u64, ordered_after: Option<OrderedAfter>) {
+        self.announced = own || ordered_after.is_some();
         if own {
             self.own_write = stamp.max(self.own_write);
         }
     }
 
     #[inline(never)]
-    fn finished_beside(
+    fn finished_among_others(
         &mut self,
-        home: u32,
-        place: u32,
+        owner: u32,
+        slot: u32,
         stamp: u64,
         writes: bool,
-        followed: Option<Followed>,
+        ordered_after: Option<OrderedAfter>,
     ) {
-        if writes && let Some(followed) = followed {
-            supersede(&mut self.writes, place, stamp, followed);
-            supersede(&mut self.reads, place, stamp, followed);
-            if home != place {
-                self.supersede_own(followed.own);
+        if writes && let Some(ordered_after) = ordered_after {
+            supersede(&mut self.writes, slot, stamp, ordered_after);
+            supersede(&mut self.reads, slot, stamp, ordered_after);
+            if owner != slot {
+                self.supersede_own(ordered_after.own);
             }
         }
-        if home == place {
+        if owner == slot {
             let own = if writes { &mut self.own_write } else { &mut self.own_read };
             *own = stamp.max(*own);
             return;
@@ -405,13 +432,13 @@ impl Uses {
         self.changes += 1;
         let change = self.changes;
         let list = if writes { &mut self.writes } else { &mut self.reads };
-        match list.find_mut(|entry| entry.place == place) {
+        match list.find_mut(|entry| entry.slot == slot) {
             Some(entry) if entry.stamp < stamp => {
                 entry.stamp = stamp;
                 entry.change = change;
             }
             Some(entry) => entry.change = change,
-            None => list.push(Outstanding { place, stamp, change }),
+            None => list.push(Outstanding { slot, stamp, change }),
         }
     }
 
@@ -430,11 +457,11 @@ impl Uses {
     }
 
     /// True when whatever is queued on `stream` now comes after everything outstanding, without a wait.
-    pub(crate) fn is_followed_by(&self, streams: &StreamPool, stream: &RawStream) -> bool {
+    pub(crate) fn is_ordered_before(&self, streams: &StreamPool, stream: &RawStream) -> bool {
         self.outstanding().all(|entry| {
-            entry.place == stream.clock().key()
-                || streams.at(entry.place).is_none_or(|of| of.clock().is_complete(entry.stamp))
-                || stream.clock().covers(entry.place, entry.stamp)
+            entry.slot == stream.clock().slot()
+                || streams.at(entry.slot).is_none_or(|of| of.clock().is_complete(entry.stamp))
+                || stream.clock().covers(entry.slot, entry.stamp)
         })
     }
 
@@ -446,7 +473,7 @@ impl Uses {
     /// Everything a free must follow. Nothing is left.
     pub(crate) fn take_outstanding(&mut self, streams: &StreamPool) -> OutstandingList {
         let pending = |entry: &&Outstanding| {
-            streams.at(entry.place).is_some_and(|of| !of.clock().is_complete(entry.stamp))
+            streams.at(entry.slot).is_some_and(|of| !of.clock().is_complete(entry.stamp))
         };
         let all = self.outstanding().filter(pending).copied().collect();
         self.writes.retain(|_| false);
@@ -455,7 +482,7 @@ impl Uses {
     }
 
     /// The free could not be queued: it must still follow these.
-    pub(crate) fn put_back(&mut self, outstanding: OutstandingList) {
+    pub(crate) fn restore(&mut self, outstanding: OutstandingList) {
         outstanding.into_iter().for_each(|entry| self.writes.push(entry));
     }
 }
@@ -469,11 +496,11 @@ mod tests {
         let mut uses = Uses::default();
         for number in [1, 5] {
             let (id, access) = (StreamId(3), Access::Write);
-            uses.open.push(Open { number, id, place: 2, access, own: 0 });
+            uses.open.push(Open { number, id, slot: 2, access, own: 0 });
         }
         uses.cancel_newest(StreamId(3), Access::Write);
         let left = uses.close(StreamId(3), Access::Write);
-        assert_eq!(left.map(|followed| followed.change), Some(1));
+        assert_eq!(left.map(|ordered_after| ordered_after.change), Some(1));
         assert!(!uses.has_open());
     }
 }

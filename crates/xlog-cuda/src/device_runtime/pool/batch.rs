@@ -1,18 +1,18 @@
 //! Several blocks at once: one visit of the memory of their stream, one stamp.
 
 use super::PoolResource;
-use super::arena::{Piece, UNIT};
+use super::arena::{Suballocation, UNIT};
 use super::resource::{MAX_BYTES, size_of};
-use crate::device_runtime::ordering::record::{Record, tag_of};
+use crate::device_runtime::ordering::block_meta::{BlockMeta, generation_bits};
 use crate::device_runtime::ordering::tracker::Retired;
-use crate::device_runtime::ordering::tracks::Tracks;
+use crate::device_runtime::ordering::use_tracking::UseTracking;
 use crate::device_runtime::resource::{
     AllocTag, DeviceBlock, DeviceMemoryResource, Generation, ResourceResult, StreamId,
 };
 use crate::stream::RawStream;
 
 impl PoolResource {
-    pub(super) fn serve_batch(
+    pub(super) fn batch_allocate(
         &self,
         sizes: &[usize],
         stream: StreamId,
@@ -21,38 +21,42 @@ impl PoolResource {
         if sizes.is_empty() {
             return Ok(Vec::new());
         }
-        if let Some(blocks) = self.serve_batch_at_once(sizes, stream, tag) {
+        if let Some(blocks) = self.batch_allocate_fast(sizes, stream, tag) {
             return Ok(blocks);
         }
-        let home = self.tracker.stream(stream)?;
+        let owner = self.tracker.stream(stream)?;
         let requested = sizes;
         let sizes =
             sizes.iter().map(|bytes| size_of(*bytes)).collect::<ResourceResult<Vec<_>>>()?;
-        home.check_not_capturing("pool allocate")?;
-        let arena = self.arena(home.clock().key())?;
-        let mut pieces: Vec<Option<Piece>> = Vec::with_capacity(sizes.len());
+        owner.check_not_capturing("pool allocate")?;
+        let arena = self.arena(owner.clock().slot())?;
+        let mut suballocations: Vec<Option<Suballocation>> = Vec::with_capacity(sizes.len());
         arena.with(|arena| {
-            pieces.extend(sizes.iter().map(|size| arena.take(*size, UNIT, &self.tracker.table)));
+            suballocations
+                .extend(sizes.iter().map(|size| arena.allocate(*size, UNIT, &self.tracker.table)));
         });
         for (at, size) in sizes.iter().enumerate() {
-            if pieces[at].is_some() {
+            if suballocations[at].is_some() {
                 continue;
             }
-            match self.serve_from_elsewhere(stream, home, arena, (*size, UNIT)) {
-                Ok(piece) => pieces[at] = Some(piece),
+            match self.allocate_slow(stream, owner, arena, (*size, UNIT)) {
+                Ok(suballocation) => suballocations[at] = Some(suballocation),
                 Err(error) => {
-                    self.hand_back_all(pieces.into_iter().flatten(), home);
+                    self.undo_allocations(suballocations.into_iter().flatten(), owner);
                     return Err(error);
                 }
             }
         }
-        let mut pieces = pieces.into_iter().flatten().zip(requested);
+        let mut suballocations = suballocations.into_iter().flatten().zip(requested);
         let mut blocks = Vec::with_capacity(sizes.len());
-        while let Some((piece, bytes)) = pieces.next() {
-            match self.hand_out(piece, *bytes, home, stream, tag) {
+        while let Some((suballocation, bytes)) = suballocations.next() {
+            match self.begin_block(suballocation, *bytes, owner, stream, tag) {
                 Ok(block) => blocks.push(block),
                 Err(error) => {
-                    self.hand_back_all(pieces.map(|(piece, _)| piece), home);
+                    self.undo_allocations(
+                        suballocations.map(|(suballocation, _)| suballocation),
+                        owner,
+                    );
                     let _ = self.deallocate_batch(blocks);
                     return Err(error);
                 }
@@ -62,7 +66,7 @@ impl PoolResource {
     }
 
     /// From what the stream has at hand, if that is enough for all.
-    fn serve_batch_at_once(
+    fn batch_allocate_fast(
         &self,
         sizes: &[usize],
         stream: StreamId,
@@ -71,12 +75,12 @@ impl PoolResource {
         if sizes.iter().any(|bytes| bytes.wrapping_sub(1) >= MAX_BYTES) {
             return None;
         }
-        let (home, cell) = self.tracker.streams.near(stream)?;
-        let place = self.quick_arenas()?.get(home).filter(|_| !cell.is_exposed())?;
+        let (owner, header) = self.tracker.streams.inline_header(stream)?;
+        let shard = self.fast_path_arenas()?.get(owner).filter(|_| !header.handle_escaped())?;
         let mut blocks = Vec::with_capacity(sizes.len());
-        place.0.with(|arena| {
+        shard.0.with(|arena| {
             for bytes in sizes {
-                let served = self.serve_inside(arena, *bytes, (stream, home, cell));
+                let served = self.allocate_inside(arena, *bytes, (stream, owner, header));
                 let Some((ptr, bytes, generation)) = served else { break };
                 let memory = (ptr, bytes);
                 blocks.push(DeviceBlock::live(memory, self.ordinal, stream, tag, generation));
@@ -85,8 +89,8 @@ impl PoolResource {
                 return Some(());
             }
             for block in &blocks {
-                if let Some(record) = self.tracker.table.at(block.generation) {
-                    self.take_back(arena, block.generation, (record, record.units()), cell);
+                if let Some(meta) = self.tracker.table.at(block.generation) {
+                    self.free_inside(arena, block.generation, (meta, meta.units()), header);
                     arena.counts.deallocations -= 1;
                     arena.counts.undone += 1;
                 }
@@ -96,65 +100,77 @@ impl PoolResource {
         Some(blocks)
     }
 
-    fn hand_back_all(&self, pieces: impl Iterator<Item = Piece>, home: &RawStream) {
-        if let Ok(arena) = self.arena(home.clock().key()) {
-            let stamp = home.clock().now();
-            arena.with(|arena| pieces.for_each(|piece| arena.undo(piece, stamp)));
+    fn undo_allocations(
+        &self,
+        suballocations: impl Iterator<Item = Suballocation>,
+        owner: &RawStream,
+    ) {
+        if let Ok(arena) = self.arena(owner.clock().slot()) {
+            let stamp = owner.clock().now();
+            arena.with(|arena| {
+                suballocations.for_each(|suballocation| arena.undo(suballocation, stamp))
+            });
         }
     }
 
-    pub(super) fn take_back_batch(&self, blocks: Vec<DeviceBlock>) -> ResourceResult<()> {
+    pub(super) fn batch_free(&self, blocks: Vec<DeviceBlock>) -> ResourceResult<()> {
         let mut outcome = Ok(());
-        let rest = self.take_back_from_home(blocks);
-        let mut quiet: Vec<(Generation, &Record)> = Vec::with_capacity(rest.len());
+        let rest = self.free_unshared(blocks);
+        let mut quiet: Vec<(Generation, &BlockMeta)> = Vec::with_capacity(rest.len());
         for block in rest {
             let generation = block.generation;
-            let this = self.tracker.table.find_block(&block).and_then(|record| {
-                self.take_from_home(record);
-                let home = record.home();
-                match self.tracker.retire(record, generation)? {
+            let this = self.tracker.table.find_block(&block).and_then(|meta| {
+                self.publish_block(meta);
+                let owner = meta.owner();
+                match self.tracker.retire(meta, generation)? {
                     Retired::Quiet if self.sanitizer.is_none() => {
-                        quiet.push((generation, record));
+                        quiet.push((generation, meta));
                         Ok(())
                     }
-                    Retired::Quiet | Retired::Used => self.free_used(generation, record),
-                    Retired::Open => self.count_return(home),
+                    Retired::Quiet | Retired::Used => self.free_used(generation, meta),
+                    Retired::Open => self.count_free(owner),
                 }
             });
             outcome = outcome.and(this);
         }
-        for run in quiet.chunk_by(|one, other| one.1.home() == other.1.home()) {
-            let this = self.put_run(run);
+        for run in quiet.chunk_by(|one, other| one.1.owner() == other.1.owner()) {
+            let this = self.free_run(run);
             outcome = outcome.and(this);
         }
         outcome
     }
 
     /// Takes back those that are at home; returns the others.
-    fn take_back_from_home(&self, blocks: Vec<DeviceBlock>) -> Vec<DeviceBlock> {
-        let Some(arenas) = self.quick_arenas() else { return blocks };
+    fn free_unshared(&self, blocks: Vec<DeviceBlock>) -> Vec<DeviceBlock> {
+        let Some(arenas) = self.fast_path_arenas() else { return blocks };
         let table = &self.tracker.table;
-        let home_of = |block: &DeviceBlock| table.look(block.into()).map(Record::home);
+        let owner_of = |block: &DeviceBlock| table.lookup(block.into()).map(BlockMeta::owner);
         let mut rest = Vec::new();
         let mut blocks = blocks.into_iter().peekable();
         while let Some(first) = blocks.next() {
-            let home = home_of(&first);
-            let cell = home.and_then(|home| self.tracker.near_cell(home));
-            let arena = home.and_then(|home| arenas.get(home));
-            let (Some(cell), Some(arena)) = (cell.filter(|cell| !cell.is_exposed()), arena) else {
+            let owner = owner_of(&first);
+            let header = owner.and_then(|owner| self.tracker.inline_header(owner));
+            let arena = owner.and_then(|owner| arenas.get(owner));
+            let (Some(header), Some(arena)) =
+                (header.filter(|header| !header.handle_escaped()), arena)
+            else {
                 rest.push(first);
                 continue;
             };
             arena.0.with(|arena| {
                 let mut next = Some(first);
                 while let Some(block) = next {
-                    match table.look((&block).into()) {
-                        Some(record) if record.gate.is_live_at_home(tag_of(block.generation)) => {
-                            self.take_back(arena, block.generation, (record, record.units()), cell);
+                    match table.lookup((&block).into()) {
+                        Some(meta)
+                            if meta
+                                .state
+                                .is_live_and_unshared(generation_bits(block.generation)) =>
+                        {
+                            self.free_inside(arena, block.generation, (meta, meta.units()), header);
                         }
                         _ => rest.push(block),
                     }
-                    next = blocks.next_if(|block| home_of(block) == home);
+                    next = blocks.next_if(|block| owner_of(block) == owner);
                 }
             });
         }
@@ -162,27 +178,28 @@ impl PoolResource {
     }
 
     /// Puts back retired blocks of one stream, which nothing else has used.
-    fn put_run(&self, run: &[(Generation, &Record)]) -> ResourceResult<()> {
+    fn free_run(&self, run: &[(Generation, &BlockMeta)]) -> ResourceResult<()> {
         let Some((_, first)) = run.first() else { return Ok(()) };
-        let home = self.tracker.home(first)?;
-        if home.check_not_capturing("pool free").is_err() {
+        let owner = self.tracker.owner_stream(first)?;
+        if owner.check_not_capturing("pool free").is_err() {
             // Each for itself is refused, and kept.
-            let put =
-                |(generation, record): &(Generation, &Record)| self.put(*generation, record, true);
-            return run.iter().map(put).fold(Ok(()), Result::and);
+            let free = |(generation, meta): &(Generation, &BlockMeta)| {
+                self.free_to_arena(*generation, meta, true)
+            };
+            return run.iter().map(free).fold(Ok(()), Result::and);
         }
-        for (_, record) in run {
+        for (_, meta) in run {
             if let Some(observer) = &self.observer {
-                let _ = observer.end_range(record.ptr(), record.bytes(), home.handle());
+                let _ = observer.end_range(meta.ptr(), meta.bytes(), owner.handle());
             }
-            record.end();
+            meta.end();
         }
         let table = &self.tracker.table;
-        self.arena(home.clock().key())?.with(|arena| {
-            let (stamp, room) = (home.clock().now(), self.room());
-            for (generation, record) in run {
+        self.arena(owner.clock().slot())?.with(|arena| {
+            let (stamp, capacity) = (owner.clock().now(), self.magazine_capacity());
+            for (generation, meta) in run {
                 arena.counts.deallocations += 1;
-                arena.put(Piece::of(*generation, record), record, stamp, room, table);
+                arena.free(Suballocation::of(*generation, meta), meta, stamp, capacity, table);
             }
         });
         Ok(())

@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-use crate::device_runtime::ordering::EdgePolicy;
+use crate::device_runtime::ordering::EventPolicy;
 use crate::device_runtime::resource::{ResourceError, ResourceResult};
 use crate::{Result, XlogError};
 
@@ -131,7 +131,7 @@ pub struct PoolConfig {
     /// Which memory of other streams may be handed out.
     pub reuse: PoolReuse,
     /// When an event is recorded for a use that is closed.
-    pub edges: EdgePolicy,
+    pub event_policy: EventPolicy,
     /// Where memory comes from.
     pub segments: PoolSegments,
     /// Whether it works for a memory checker.
@@ -149,7 +149,7 @@ impl Default for PoolConfig {
             idle_decay: None,
             magazine_bytes: 16 * MIB,
             reuse: PoolReuse::default(),
-            edges: EdgePolicy::default(),
+            event_policy: EventPolicy::default(),
             segments: PoolSegments::default(),
             sanitizer: PoolSanitizer::default(),
         }
@@ -209,8 +209,8 @@ impl PoolConfig {
 
     /// Records the events of closed uses by another policy.
     #[must_use]
-    pub fn with_edges(mut self, edges: EdgePolicy) -> Self {
-        self.edges = edges;
+    pub fn with_event_policy(mut self, event_policy: EventPolicy) -> Self {
+        self.event_policy = event_policy;
         self
     }
 

@@ -5,14 +5,14 @@
 //! that are kept here come in classes, 32 for each doubling, so that a block that was freed fits the next request like it.
 
 use super::arena::UNIT;
-use crate::device_runtime::ordering::record::{BlockTable, Record};
+use crate::device_runtime::ordering::block_meta::{BlockMeta, BlockTable};
 
 /// Blocks up to this are kept, and rounded up to whole classes.
-pub(super) const MOST_CACHED: u64 = 4 << 20;
+pub(super) const MAX_CACHED: u64 = 4 << 20;
 const BINS: usize = 321;
 /// Blocks that a bin keeps, of small and of larger ones.
-const MOST_SMALL: u32 = 64;
-const MOST_LARGE: u32 = 16;
+const MAX_SMALL: u32 = 64;
+const MAX_LARGE: u32 = 16;
 /// The bin from which on blocks are larger ones.
 const LARGE: usize = 64;
 
@@ -69,48 +69,53 @@ impl Magazine {
         (bytes, bin): (u64, usize),
         align: u64,
         table: &'a BlockTable,
-    ) -> Option<(u32, &'a Record)> {
+    ) -> Option<(u32, &'a BlockMeta)> {
         let bin = self.bins.get_mut(bin)?;
-        let place = bin.first;
-        let record = table.at_place(place)?;
-        if align > UNIT && record.ptr() & (align - 1) != 0 {
+        let slot = bin.first;
+        let meta = table.at_slot(slot)?;
+        if align > UNIT && meta.ptr() & (align - 1) != 0 {
             return None;
         }
-        bin.first = record.next();
+        bin.first = meta.next();
         bin.count = bin.count.wrapping_sub(1);
         self.bytes -= bytes;
-        Some((place, record))
+        Some((slot, meta))
     }
 
-    /// Keeps a block of so many units whose record has ended, if there is room for it in `room` bytes.
+    /// Keeps a block of so many units whose record has ended, if there is room for it in `capacity` bytes.
     #[inline(always)]
-    pub(super) fn push(&mut self, place: u32, (record, units): (&Record, u32), room: u64) -> bool {
+    pub(super) fn push(
+        &mut self,
+        slot: u32,
+        (meta, units): (&BlockMeta, u32),
+        capacity: u64,
+    ) -> bool {
         let at = bin_of(units);
         let total = self.bytes + u64::from(units) * UNIT;
         let Some(bin) = self.bins.get_mut(at) else { return false };
-        let most = if at < LARGE { MOST_SMALL } else { MOST_LARGE };
+        let maximum = if at < LARGE { MAX_SMALL } else { MAX_LARGE };
         // A size that is not known in units, and so 0 here, is far too large.
-        let is_kept = u64::from(units.wrapping_sub(1)) < MOST_CACHED / UNIT;
-        if !is_kept || bin.count >= most || total > room {
+        let is_kept = u64::from(units.wrapping_sub(1)) < MAX_CACHED / UNIT;
+        if !is_kept || bin.count >= maximum || total > capacity {
             return false;
         }
-        record.set_next(bin.first);
-        *bin = Bin { first: place, count: bin.count + 1 };
+        meta.set_next(bin.first);
+        *bin = Bin { first: slot, count: bin.count + 1 };
         self.bytes = total;
         true
     }
 
     /// Takes all blocks out.
-    pub(super) fn drain(&mut self, table: &BlockTable, mut each: impl FnMut(u32, &Record)) {
+    pub(super) fn drain(&mut self, table: &BlockTable, mut each: impl FnMut(u32, &BlockMeta)) {
         if self.bytes == 0 {
             return;
         }
         for bin in self.bins.iter_mut() {
-            let mut place = bin.first;
-            while let Some(record) = table.at_place(place) {
-                let next = record.next();
-                each(place, record);
-                place = next;
+            let mut slot = bin.first;
+            while let Some(meta) = table.at_slot(slot) {
+                let next = meta.next();
+                each(slot, meta);
+                slot = next;
             }
             *bin = Bin { first: NONE, count: 0 };
         }
@@ -127,17 +132,13 @@ mod tests {
     fn a_block_too_large_to_be_counted_in_units_is_not_kept() {
         let table = BlockTable::new(0);
         for (bytes, is_kept) in [(1 << 40, false), (8 << 20, false), (4 << 20, true)] {
-            let place = table.take_place().expect("there is room");
+            let slot = table.allocate_slot().expect("there is room");
             let of = (StreamId::DEFAULT, 0, 1);
-            assert!(table.begin_at(place, (1 << 20, bytes), 0, of).is_some());
-            let record = table.at_place(place).expect("it was just taken");
-            record.end();
+            assert!(table.begin_at(slot, (1 << 20, bytes), 0, of).is_some());
+            let meta = table.at_slot(slot).expect("it was just taken");
+            meta.end();
             let mut magazine = Magazine::default();
-            assert_eq!(
-                magazine.push(place, (record, record.units()), u64::MAX),
-                is_kept,
-                "{bytes}"
-            );
+            assert_eq!(magazine.push(slot, (meta, meta.units()), u64::MAX), is_kept, "{bytes}");
             assert_eq!(magazine.bytes(), if is_kept { bytes as u64 } else { 0 });
         }
     }
@@ -145,7 +146,7 @@ mod tests {
     #[test]
     fn a_class_holds_its_sizes_and_wastes_no_more_than_a_32nd() {
         let mut last = (0, 0);
-        for units in 1..=MOST_CACHED / UNIT {
+        for units in 1..=MAX_CACHED / UNIT {
             let bytes = units * UNIT;
             let (size, bin) = class_of(bytes);
             assert!(size >= bytes && (size - bytes) * 32 <= bytes, "{bytes} in {size}");
@@ -157,6 +158,6 @@ mod tests {
             assert!(size > last.0 && bin == last.1 + 1 || (size, bin) == last, "{bytes}");
             last = (size, bin);
         }
-        assert_eq!(last, (MOST_CACHED, BINS - 1));
+        assert_eq!(last, (MAX_CACHED, BINS - 1));
     }
 }

@@ -7,8 +7,8 @@
 //!
 //! | file | what it is |
 //! |---|---|
-//! | `index` | free memory by size and by address |
-//! | `arena`, `magazine`, `leaving` | the memory of one stream, what of it is ready to hand out, and what is about to be merged |
+//! | `tlsf` | free memory by size and by address |
+//! | `arena`, `magazine`, `coalesce_queue` | the memory of one stream, what of it is ready to hand out, and what is about to be merged |
 //! | `resource`, `quick`, `batch`, `returns` | a pool as a resource, the shortest way through it, several at once, how blocks come back |
 //! | `reuse`, `trim` | what to do when that has nothing left; free memory as a whole |
 //! | `segments`, `source` | where memory comes from and goes back to |
@@ -17,19 +17,19 @@
 
 mod arena;
 mod batch;
+mod coalesce_queue;
 mod config;
-mod index;
-mod leaving;
+mod fast_path;
+mod free;
 mod magazine;
 mod prefetch;
-mod quick;
 mod resource;
-mod returns;
-mod reuse;
 mod sanitizer;
 mod segments;
+mod slow_path;
 mod snapshot;
 mod source;
+mod tlsf;
 mod trim;
 
 use std::fmt;
@@ -40,15 +40,15 @@ use std::time::Instant;
 use xlog_driver::Driver;
 use xlog_driver::sync::Mutex;
 
-use self::arena::{Arena, NO_PLACE, Piece};
-use self::index::Index;
+use self::arena::{Arena, NO_SLOT, Suballocation};
 use self::resource::size_of;
 use self::sanitizer::Sanitizer;
 use self::segments::Segments;
+use self::tlsf::Tlsf;
 use super::direct::too_many_blocks;
-use super::ordering::EdgePolicy;
+use super::ordering::EventPolicy;
+use super::ordering::deferred_frees::DeferredFrees;
 use super::ordering::primitive::Lock;
-use super::ordering::put_by::PutBy;
 use super::ordering::slab::Slab;
 use super::ordering::tracker::Tracker;
 use super::resource::{
@@ -68,9 +68,9 @@ const MAX_STREAMS: u32 = 1 << 14;
 /// An arena on cache lines of its own: each stream has mostly another thread.
 #[derive(Debug, Default)]
 #[repr(align(128))]
-struct ArenaPlace(Lock<Arena>, AtomicBool);
+struct ArenaShard(Lock<Arena>, AtomicBool);
 
-impl ArenaPlace {
+impl ArenaShard {
     /// True once the stream of this place has asked for memory.
     fn is_used(&self) -> bool {
         self.1.load(Ordering::Acquire)
@@ -105,32 +105,32 @@ impl ArenaPlace {
 pub struct PoolResource {
     tracker: Tracker,
     /// One by one: a stream that comes for the first time pays for its own.
-    arenas: Slab<ArenaPlace, 1>,
+    arenas: Slab<ArenaShard, 1>,
     /// What the magazine of each stream may have.
-    room: AtomicU64,
+    magazine_capacity: AtomicU64,
     /// Blocks may go the shortest way: nobody is told of them, and their own stream needs no events.
-    quick: bool,
+    fast_path: bool,
     /// The driver of a simulated device, whose detector learns of every block.
     observer: Option<Arc<dyn Driver>>,
     device: Arc<CudaDevice>,
     ordinal: u32,
     config: PoolConfig,
     segments: Box<dyn Segments>,
-    short: Short,
-    put_by: PutBy,
+    slow_path: SlowPathState,
+    deferred_frees: DeferredFrees,
     /// What it does for a memory checker, if it does.
     sanitizer: Option<Sanitizer>,
 }
 
 /// What is touched where a stream has run short; not on the lines that all streams read.
 #[repr(align(128))]
-struct Short {
+struct SlowPathState {
     /// Memory that belongs to no stream, and on which nothing is pending.
-    spare: Mutex<Index>,
+    shared_free: Mutex<Tlsf>,
     /// Held while memory is moved between the pool and the device, so that two do not take what one needs.
     growing: Mutex<Growth>,
     /// What requests have saved for looks at other streams.
-    looks_saved: AtomicU32,
+    scan_credits: AtomicU32,
 }
 
 /// How the pool has grown.
@@ -186,60 +186,60 @@ impl PoolResource {
     ) -> ResourceResult<Self> {
         let mut tracker = Tracker::new(&device, ordinal, streams);
         tracker.check_parts()?;
-        tracker.policy = config.edges;
+        tracker.policy = config.event_policy;
         let pool = Self {
             tracker,
             arenas: Slab::new(MAX_STREAMS),
-            room: AtomicU64::new(0),
-            quick: device.observer().is_none()
-                && config.edges != EdgePolicy::Exact
+            magazine_capacity: AtomicU64::new(0),
+            fast_path: device.observer().is_none()
+                && config.event_policy != EventPolicy::Exact
                 && sanitizer.is_none(),
             observer: device.observer().cloned(),
             device,
             ordinal,
             segments,
-            short: Short {
-                spare: Mutex::default(),
+            slow_path: SlowPathState {
+                shared_free: Mutex::default(),
                 growing: Mutex::new(Growth { last: Instant::now(), shared: (0, 0) }),
-                looks_saved: AtomicU32::new(reuse::MOST_SAVED),
+                scan_credits: AtomicU32::new(slow_path::MAX_SCAN_CREDITS),
             },
-            put_by: PutBy::default(),
+            deferred_frees: DeferredFrees::default(),
             sanitizer,
             config,
         };
-        pool.take_initial()?;
+        pool.grow_initial()?;
         Ok(pool)
     }
 
     /// The arenas, where blocks may go the shortest way.
     #[inline(always)]
-    fn quick_arenas(&self) -> Option<&Slab<ArenaPlace, 1>> {
-        self.quick.then_some(&self.arenas)
+    fn fast_path_arenas(&self) -> Option<&Slab<ArenaShard, 1>> {
+        self.fast_path.then_some(&self.arenas)
     }
 
     #[inline(always)]
-    fn room(&self) -> u64 {
-        self.room.load(Ordering::Relaxed)
+    fn magazine_capacity(&self) -> u64 {
+        self.magazine_capacity.load(Ordering::Relaxed)
     }
 
     /// The arena of the stream at a place.
     #[inline]
-    fn arena(&self, place: u32) -> ResourceResult<&Lock<Arena>> {
-        if let Some(place) = self.arenas.get(place)
-            && place.is_used()
+    fn arena(&self, slot: u32) -> ResourceResult<&Lock<Arena>> {
+        if let Some(shard) = self.arenas.get(slot)
+            && shard.is_used()
         {
-            return Ok(&place.0);
+            return Ok(&shard.0);
         }
-        self.first_arena(place)
+        self.first_arena(slot)
     }
 
     #[cold]
-    fn first_arena(&self, place: u32) -> ResourceResult<&Lock<Arena>> {
-        match self.arenas.make(place) {
-            Some(place) => {
-                place.1.store(true, Ordering::Release);
-                self.share_magazines(&mut self.short.growing.lock());
-                Ok(&place.0)
+    fn first_arena(&self, slot: u32) -> ResourceResult<&Lock<Arena>> {
+        match self.arenas.get_or_make(slot) {
+            Some(shard) => {
+                shard.1.store(true, Ordering::Release);
+                self.rebalance_magazines(&mut self.slow_path.growing.lock());
+                Ok(&shard.0)
             }
             None => Err(ResourceError::StreamMisuse(format!(
                 "a pool serves the first {MAX_STREAMS} streams of its stream pool"
@@ -248,55 +248,67 @@ impl PoolResource {
     }
 
     #[inline(never)]
-    fn serve(
+    fn allocate_general(
         &self,
         bytes: usize,
         align: usize,
         stream: StreamId,
         tag: AllocTag,
     ) -> ResourceResult<DeviceBlock> {
-        let home = self.tracker.stream(stream)?;
+        let owner = self.tracker.stream(stream)?;
         let size = size_of(bytes)?;
-        home.check_not_capturing("pool allocate")?;
-        let arena = self.arena(home.clock().key())?;
+        owner.check_not_capturing("pool allocate")?;
+        let arena = self.arena(owner.clock().slot())?;
         if self.sanitizer.is_some()
-            && let Some(_turn) = self.put_by.try_turn()
+            && let Some(_reaper) = self.deferred_frees.try_reaper_lock()
         {
             // A failure stays with the block and comes back with a reap.
-            let _ = self.release_completed(sanitizer::LOOK_AT);
+            let _ = self.release_completed(sanitizer::WAITING_PER_REQUEST);
         }
-        let piece = match arena.with(|arena| arena.take(size, align as u64, &self.tracker.table)) {
-            Some(piece) => piece,
-            None => self.serve_from_elsewhere(stream, home, arena, (size, align as u64))?,
-        };
-        self.hand_out(piece, bytes, home, stream, tag)
+        let suballocation =
+            match arena.with(|arena| arena.allocate(size, align as u64, &self.tracker.table)) {
+                Some(suballocation) => suballocation,
+                None => self.allocate_slow(stream, owner, arena, (size, align as u64))?,
+            };
+        self.begin_block(suballocation, bytes, owner, stream, tag)
     }
 
     /// Makes a live block of a piece that was taken for it.
-    fn hand_out(
+    fn begin_block(
         &self,
-        piece: Piece,
+        suballocation: Suballocation,
         requested: usize,
-        home: &RawStream,
+        owner: &RawStream,
         stream: StreamId,
         tag: AllocTag,
     ) -> ResourceResult<DeviceBlock> {
         let table = &self.tracker.table;
-        let place = if piece.place == NO_PLACE { table.take_place() } else { Some(piece.place) };
-        let Some(place) = place else { return Err(self.hand_back(piece, home)) };
+        let slot = if suballocation.slot == NO_SLOT {
+            table.allocate_slot()
+        } else {
+            Some(suballocation.slot)
+        };
+        let Some(slot) = slot else { return Err(self.undo_allocation(suballocation, owner)) };
         if let Some(observer) = &self.observer {
             // Only tells the detector; the block is the same without it. Queued before the block gets its stamp, as an
             // allocation by the driver would be.
-            let _ = observer.begin_range(piece.ptr, piece.bytes as usize, home.handle(), tag.0);
+            let _ = observer.begin_range(
+                suballocation.ptr,
+                suballocation.bytes as usize,
+                owner.handle(),
+                tag.0,
+            );
         }
-        let memory = (piece.ptr, piece.bytes as usize);
-        let of = (self.tracker.quick_id(stream), home.clock().key(), home.clock().now());
-        let begun = table.begin_at(place, memory, piece.node, of);
-        let Some(generation) = begun else { return Err(self.hand_back(piece, home)) };
+        let memory = (suballocation.ptr, suballocation.bytes as usize);
+        let of = (self.tracker.fast_path_id(stream), owner.clock().slot(), owner.clock().now());
+        let begun = table.begin_at(slot, memory, suballocation.node, of);
+        let Some(generation) = begun else {
+            return Err(self.undo_allocation(suballocation, owner));
+        };
         let bytes = match &self.sanitizer {
             None => memory.1,
             Some(sanitizer) => {
-                sanitizer.hand_out(memory.0, memory.1, requested, tag);
+                sanitizer.begin_block(memory.0, memory.1, requested, tag);
                 requested
             }
         };
@@ -304,9 +316,9 @@ impl PoolResource {
     }
 
     #[cold]
-    fn hand_back(&self, piece: Piece, home: &RawStream) -> ResourceError {
-        if let Ok(arena) = self.arena(home.clock().key()) {
-            arena.with(|arena| arena.undo(piece, home.clock().now()));
+    fn undo_allocation(&self, suballocation: Suballocation, owner: &RawStream) -> ResourceError {
+        if let Ok(arena) = self.arena(owner.clock().slot()) {
+            arena.with(|arena| arena.undo(suballocation, owner.clock().now()));
         }
         too_many_blocks()
     }
@@ -318,8 +330,8 @@ impl PoolResource {
         stream: StreamId,
         body: impl FnOnce() -> R,
     ) -> ResourceResult<R> {
-        let home = self.tracker.stream(stream)?;
-        Ok(self.arena(home.clock().key())?.with(|_| body()))
+        let owner = self.tracker.stream(stream)?;
+        Ok(self.arena(owner.clock().slot())?.with(|_| body()))
     }
 }
 

@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use super::PoolResource;
 use super::arena::UNIT;
-use super::magazine::{MOST_CACHED, class_of};
+use super::magazine::{MAX_CACHED, class_of};
 use crate::device_runtime::budget::BudgetReservation;
-use crate::device_runtime::ordering::record::Record;
+use crate::device_runtime::ordering::block_meta::BlockMeta;
 use crate::device_runtime::ordering::tracker::Tracker;
-use crate::device_runtime::ordering::tracks::{Tracks, tracked_hooks};
+use crate::device_runtime::ordering::use_tracking::{UseTracking, tracked_hooks};
 use crate::device_runtime::resource::{
     Access, AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, FreeSpace,
     Generation, PhysicalCap, PhysicalMeter, ResourceError, ResourceHome, ResourceResult,
@@ -26,7 +26,7 @@ pub(super) const MAX_BYTES: usize = 1 << 47;
 fn taken_by(bytes: usize) -> Option<u64> {
     // Zero is the largest of all that are one less.
     (bytes.wrapping_sub(1) < MAX_BYTES).then(|| match bytes as u64 {
-        small if small <= MOST_CACHED => class_of(small).0,
+        small if small <= MAX_CACHED => class_of(small).0,
         large => large.next_multiple_of(UNIT),
     })
 }
@@ -49,21 +49,21 @@ fn refusal(bytes: usize) -> ResourceError {
     }
 }
 
-impl Tracks for PoolResource {
+impl UseTracking for PoolResource {
     #[inline]
     fn tracker(&self) -> &Tracker {
         &self.tracker
     }
 
-    fn take_from_home(&self, record: &Record) {
-        let home = record.home();
-        if record.gate.is_at_home()
-            && let Ok(arena) = self.arena(home)
+    fn publish_block(&self, meta: &BlockMeta) {
+        let owner = meta.owner();
+        if meta.state.is_unshared()
+            && let Ok(arena) = self.arena(owner)
         {
             arena.with(|_| {
                 // By now it may be another block's, of another stream.
-                if record.home() == home {
-                    record.gate.leave_home();
+                if meta.owner() == owner {
+                    meta.state.publish();
                 }
             });
         }
@@ -71,15 +71,15 @@ impl Tracks for PoolResource {
 
     /// At once where its stream already follows all its uses; otherwise put by until they complete, so that the stream does not
     /// wait for another one.
-    fn free(&self, generation: Generation, record: &Record) -> ResourceResult<()> {
+    fn free(&self, generation: Generation, meta: &BlockMeta) -> ResourceResult<()> {
         if self.sanitizer.is_some() {
-            return self.put_in_order(generation, record);
+            return self.free_in_order(generation, meta);
         }
-        let home = self.tracker.home(record)?;
+        let owner = self.tracker.owner_stream(meta)?;
         let streams = &self.tracker.streams;
-        let at_once = record.with_uses(|uses| uses.is_followed_by(streams, home));
-        if at_once || !self.put_by.put_by(generation) {
-            return self.put_in_order(generation, record);
+        let at_once = meta.with_uses(|uses| uses.is_ordered_before(streams, owner));
+        if at_once || !self.deferred_frees.defer(generation) {
+            return self.free_in_order(generation, meta);
         }
         Ok(())
     }
@@ -93,7 +93,7 @@ impl DeviceMemoryResource for PoolResource {
         stream: StreamId,
         tag: AllocTag,
     ) -> ResourceResult<DeviceBlock> {
-        self.serve_at_once(bytes, stream, tag)
+        self.allocate_fast(bytes, stream, tag)
     }
 
     fn allocate_aligned(
@@ -109,20 +109,20 @@ impl DeviceMemoryResource for PoolResource {
                 accepted: format!("a power of two up to {MAX_ALIGN}"),
             });
         }
-        self.serve(bytes, align.max(UNIT as usize), stream, tag)
+        self.allocate_general(bytes, align.max(UNIT as usize), stream, tag)
     }
 
     #[inline]
     fn deallocate(&self, block: DeviceBlock) -> ResourceResult<()> {
-        if self.put_at_once(&block) { Ok(()) } else { self.give_back(&block) }
+        if self.free_fast(&block) { Ok(()) } else { self.free_slow(&block) }
     }
 
     #[inline]
     fn deallocate_with_state(&self, block: &DeviceBlock) -> ResourceResult<BlockState> {
-        if self.put_at_once(block) {
+        if self.free_fast(block) {
             return Ok(BlockState::Freed);
         }
-        self.give_back(block).map(|()| self.block_state(BlockId::from_block(block)))
+        self.free_slow(block).map(|()| self.block_state(BlockId::from_block(block)))
     }
 
     fn allocate_batch(
@@ -131,11 +131,11 @@ impl DeviceMemoryResource for PoolResource {
         stream: StreamId,
         tag: AllocTag,
     ) -> ResourceResult<Vec<DeviceBlock>> {
-        self.serve_batch(sizes, stream, tag)
+        self.batch_allocate(sizes, stream, tag)
     }
 
     fn deallocate_batch(&self, blocks: Vec<DeviceBlock>) -> ResourceResult<()> {
-        self.take_back_batch(blocks)
+        self.batch_free(blocks)
     }
 
     fn device_ordinal(&self) -> u32 {
@@ -147,22 +147,23 @@ impl DeviceMemoryResource for PoolResource {
     }
 
     fn reap_pending(&self) -> ResourceResult<()> {
-        let turn = self.put_by.turn();
-        let mut outcome = self.put_all(self.put_by.take_kept());
-        let waited = self.put_by_with_waits().and(self.release_with_waits(RawStream::settle));
+        let reaper = self.deferred_frees.reaper_lock();
+        let mut outcome = self.free_all(self.deferred_frees.take_failed());
+        let waited =
+            self.free_deferred_with_waits().and(self.release_with_waits(RawStream::synchronize));
         outcome = outcome.and(waited);
-        drop(turn);
+        drop(reaper);
         // Whatever deadline the running call has: a reap ends when all is freed.
-        let settled = self.settle_streams(RawStream::settle);
+        let settled = self.synchronize_streams(RawStream::synchronize);
         outcome.and(settled.map_err(Into::into))
     }
 
     fn reap_completed(&self) -> ResourceResult<()> {
-        let turn = self.put_by.turn();
-        let mut outcome = self.put_all(self.put_by.take_kept());
-        let completed = self.put_completed(usize::MAX).and(self.release_completed(usize::MAX));
+        let reaper = self.deferred_frees.reaper_lock();
+        let mut outcome = self.free_all(self.deferred_frees.take_failed());
+        let completed = self.free_completed(usize::MAX).and(self.release_completed(usize::MAX));
         outcome = outcome.and(completed);
-        drop(turn);
+        drop(reaper);
         let decayed = self.decay();
         outcome.and(decayed)
     }
@@ -180,7 +181,7 @@ impl DeviceMemoryResource for PoolResource {
     fn statistics(&self) -> ResourceStatistics {
         let (counts, taken) = self.counts();
         let outstanding = taken - self.slack().min(taken);
-        let order = self.tracker.tally.sum();
+        let order = self.tracker.counters.sum();
         let allocations = counts.allocations();
         ResourceStatistics {
             bytes_outstanding: outstanding as usize,

@@ -1,7 +1,7 @@
 //! How a pool stands.
 
 use super::PoolResource;
-use super::arena::{ArenaCounts, Path};
+use super::arena::{ArenaCounts, Source};
 
 /// How often each way of serving a request was taken.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -69,7 +69,7 @@ impl ArenaCounts {
         self.deallocations += other.deallocations;
         self.retired = self.retired.wrapping_add(other.retired);
         self.undone += other.undone;
-        for (sum, part) in self.paths.0.iter_mut().zip(other.paths.0) {
+        for (sum, part) in self.sources.0.iter_mut().zip(other.sources.0) {
             *sum += part;
         }
     }
@@ -81,21 +81,21 @@ impl PoolResource {
     pub fn snapshot(&self) -> PoolSnapshot {
         let mut snapshot = PoolSnapshot {
             segment_kind: self.segments.kind(),
-            segments: self.segments.pieces(),
+            segments: self.segments.segment_count(),
             reserved_bytes: self.segments.reserved() as usize,
             ..PoolSnapshot::default()
         };
         let mut counts = ArenaCounts::default();
-        for (place, arena) in self.arenas_with_places() {
-            let Some(stream) = self.tracker.streams.at(place) else { continue };
+        for (slot, arena) in self.arenas_with_slots() {
+            let Some(stream) = self.tracker.streams.at(slot) else { continue };
             arena.with(|arena| {
                 counts.add(&arena.counts);
                 snapshot.live_bytes += arena.outstanding() as usize;
                 snapshot.magazine_bytes += arena.ready_bytes() as usize;
                 snapshot.largest_free =
-                    snapshot.largest_free.max(arena.index.largest_free() as usize);
-                snapshot.free_ranges += arena.index.free_ranges();
-                for range in arena.index.ranges() {
+                    snapshot.largest_free.max(arena.tlsf.largest_free() as usize);
+                snapshot.free_ranges += arena.tlsf.free_ranges();
+                for range in arena.tlsf.ranges() {
                     let idle = range.stamp == 0 || stream.clock().is_complete(range.stamp);
                     let bytes =
                         if idle { &mut snapshot.idle_bytes } else { &mut snapshot.waiting_bytes };
@@ -103,18 +103,18 @@ impl PoolResource {
                 }
             });
         }
-        let spare = self.short.spare.lock();
-        snapshot.idle_bytes += spare.free_bytes() as usize;
-        snapshot.free_ranges += spare.free_ranges();
-        snapshot.largest_free = snapshot.largest_free.max(spare.largest_free() as usize);
-        let served = |path: Path| counts.paths.0[path as usize];
+        let shared_free = self.slow_path.shared_free.lock();
+        snapshot.idle_bytes += shared_free.free_bytes() as usize;
+        snapshot.free_ranges += shared_free.free_ranges();
+        snapshot.largest_free = snapshot.largest_free.max(shared_free.largest_free() as usize);
+        let served = |source: Source| counts.sources.0[source as usize];
         snapshot.paths = PoolPaths {
-            magazine: served(Path::Magazine),
-            own: served(Path::Own),
-            covered: served(Path::Covered),
-            completed: served(Path::Completed),
-            grown: served(Path::Grown),
-            waited: served(Path::Waited),
+            magazine: served(Source::Magazine),
+            own: served(Source::Own),
+            covered: served(Source::StolenOrdered),
+            completed: served(Source::Completed),
+            grown: served(Source::Grown),
+            waited: served(Source::StolenWithWait),
         };
         snapshot
     }

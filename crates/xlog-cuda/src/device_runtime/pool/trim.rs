@@ -6,21 +6,21 @@ use std::sync::atomic::Ordering;
 
 use xlog_driver::{DriverError, DriverResult};
 
-use super::arena::{Arena, Path, Piece};
-use super::index::Range;
-use super::reuse::{PassedOver, Request};
+use super::arena::{Arena, Source, Suballocation};
 use super::segments::Span;
-use super::{Growth, PoolResource, leaving};
-use crate::device_runtime::ordering::tally::Tally;
+use super::slow_path::{Request, SkippedStreams};
+use super::tlsf::Range;
+use super::{Growth, PoolResource, coalesce_queue};
+use crate::device_runtime::ordering::striped_counters::StripedCounters;
 use crate::device_runtime::resource::ResourceResult;
 use crate::stream::RawStream;
 
 /// Pieces smaller than this stay where they are when memory of several streams is joined.
-const LEAST_JOINED: u64 = 64 << 10;
+const MIN_COALESCED: u64 = 64 << 10;
 
 /// The smallest piece that is worth being joined for a request.
-fn least_joined(size: u64) -> u64 {
-    (size / 32).max(LEAST_JOINED)
+fn min_coalesced(size: u64) -> u64 {
+    (size / 32).max(MIN_COALESCED)
 }
 
 impl PoolResource {
@@ -28,25 +28,25 @@ impl PoolResource {
     /// many bytes went back.
     pub fn trim_to(&self, bytes: usize) -> ResourceResult<usize> {
         if self.sanitizer.is_some()
-            && let Some(_turn) = self.put_by.try_turn()
+            && let Some(_reaper) = self.deferred_frees.try_reaper_lock()
         {
             self.release_completed(usize::MAX)?;
         }
-        let mut growing = self.short.growing.lock();
+        let mut growing = self.slow_path.growing.lock();
         let excess = self.segments.reserved().saturating_sub(bytes as u64);
         if excess == 0 {
             return Ok(0);
         }
-        self.empty_magazines();
-        for (place, _) in self.arenas_with_places() {
-            if let Some(stream) = self.tracker.streams.at(place) {
+        self.flush_magazines();
+        for (slot, _) in self.arenas_with_slots() {
+            if let Some(stream) = self.tracker.streams.at(slot) {
                 stream.poll_tail();
             }
         }
-        let idle = self.take_idle();
+        let idle = self.remove_idle();
         let (gone, outcome) = self.segments.release(&idle, excess);
-        self.keep_idle(idle, &gone);
-        self.share_magazines(&mut growing);
+        self.insert_idle(idle, &gone);
+        self.rebalance_magazines(&mut growing);
         outcome.map(|()| gone.iter().map(|span| span.bytes as usize).sum())
     }
 
@@ -58,7 +58,7 @@ impl PoolResource {
     /// Lets memory go that has been free for long enough, if the configuration says so.
     pub(super) fn decay(&self) -> ResourceResult<()> {
         let Some(idle) = self.config.idle_decay else { return Ok(()) };
-        let due = self.short.growing.lock().last.elapsed() >= idle;
+        let due = self.slow_path.growing.lock().last.elapsed() >= idle;
         if due { self.trim_to(self.config.release_threshold).map(|_| ()) } else { Ok(()) }
     }
 
@@ -67,48 +67,51 @@ impl PoolResource {
     ///
     /// The last resort of a pool that cannot grow: it scans every arena. Only what the request needs changes hands. `growing` is
     /// held, since the ranges belong to no arena meanwhile: a request that finds nothing elsewhere waits for it.
-    pub(super) fn join(
+    pub(super) fn coalesce_across_streams(
         &self,
         request: &Request<'_>,
-        passed: &mut PassedOver,
-    ) -> ResourceResult<Option<Piece>> {
-        let _growing = self.short.growing.lock();
-        let Request { home, size, align, .. } = *request;
-        let least = least_joined(size);
-        let spare = self.short.spare.lock().extract(least, &mut |range| Some(*range));
+        skipped: &mut SkippedStreams,
+    ) -> ResourceResult<Option<Suballocation>> {
+        let _growing = self.slow_path.growing.lock();
+        let Request { owner, size, align, .. } = *request;
+        let minimum = min_coalesced(size);
+        let shared_free =
+            self.slow_path.shared_free.lock().remove_if(minimum, &mut |range| Some(*range));
         let mut parts: Vec<(Range, Option<u32>)> =
-            spare.into_iter().map(|range| (range, None)).collect();
-        for (place, arena) in self.arenas_with_places() {
-            let take = |arena: &mut Arena| arena.index.extract(least, &mut |range| Some(*range));
+            shared_free.into_iter().map(|range| (range, None)).collect();
+        for (slot, arena) in self.arenas_with_slots() {
+            let take = |arena: &mut Arena| arena.tlsf.remove_if(minimum, &mut |range| Some(*range));
             let ranges = arena.try_with(take).unwrap_or_default();
-            parts.extend(ranges.into_iter().map(|range| (range, Some(place))));
+            parts.extend(ranges.into_iter().map(|range| (range, Some(slot))));
         }
         parts.sort_unstable_by_key(|(range, _)| range.ptr);
         let mut left = Vec::new();
         let mut outcome = Ok(());
         let taken = loop {
             let chosen = run_that_holds(&parts, size, align);
-            let Err((stream, error)) = self.wait_for_all(home, &parts[chosen.clone()]) else {
+            let Err((stream, error)) = self.wait_on_ranges(owner, &parts[chosen.clone()]) else {
                 break chosen;
             };
-            outcome = passed.unless_lost(Err(error));
+            outcome = skipped.unless_lost(Err(error));
             if outcome.is_err() {
                 break 0..0;
             }
-            left.extend(parts.extract_if(.., |(_, place)| *place == Some(stream)));
+            left.extend(parts.extract_if(.., |(_, slot)| *slot == Some(stream)));
         };
         left.extend(parts[..taken.start].iter().chain(&parts[taken.end..]));
-        left.sort_by_key(|(_, place)| *place);
+        left.sort_by_key(|(_, slot)| *slot);
         // One visit for each stream.
         for same in left.chunk_by(|one, other| one.1 == other.1) {
             let ranges = same.iter().map(|(range, _)| *range);
-            let place = same.first().and_then(|(_, place)| self.arenas.get((*place)?));
-            match place {
-                Some(place) => place.0.with_as_guest(|arena| ranges.for_each(|r| arena.keep(r))),
+            let shard = same.first().and_then(|(_, slot)| self.arenas.get((*slot)?));
+            match shard {
+                Some(shard) => {
+                    shard.0.with_temporary_revocation(|arena| ranges.for_each(|r| arena.insert(r)))
+                }
                 None => {
-                    let mut spare = self.short.spare.lock();
+                    let mut shared_free = self.slow_path.shared_free.lock();
                     ranges.for_each(|range| {
-                        spare.add(range, true);
+                        shared_free.insert_span(range, true);
                     });
                 }
             }
@@ -119,86 +122,97 @@ impl PoolResource {
         let (ptr, end) = (first.0.ptr, last.0.ptr + last.0.bytes);
         Ok(request.arena.with(|arena| {
             // Read inside, and after the waits: what is added here follows all of them.
-            let stamp = home.clock().now();
-            arena.add_and_take(Range { ptr, bytes: end - ptr, stamp }, size, align, Path::Waited)
+            let stamp = owner.clock().now();
+            arena.insert_and_allocate(
+                Range { ptr, bytes: end - ptr, stamp },
+                size,
+                align,
+                Source::StolenWithWait,
+            )
         }))
     }
 
     /// Makes a stream follow the last work on all of these. A failure comes with the place of the stream that it is about.
-    fn wait_for_all(
+    fn wait_on_ranges(
         &self,
-        home: &RawStream,
+        owner: &RawStream,
         parts: &[(Range, Option<u32>)],
     ) -> Result<(), (u32, DriverError)> {
-        for (range, place) in parts {
-            if let Some(place) = *place
-                && let Some(stream) = self.tracker.streams.at(place)
+        for (range, slot) in parts {
+            if let Some(slot) = *slot
+                && let Some(stream) = self.tracker.streams.at(slot)
             {
-                let waited = home.wait_for(stream, range.stamp, &self.tracker.tally);
-                waited.map_err(|error| (place, error))?;
+                let waited = owner.wait_on_clock(stream, range.stamp, &self.tracker.counters);
+                waited.map_err(|error| (slot, error))?;
             }
         }
         Ok(())
     }
 
     /// Takes everything free on which nothing is pending out of all arenas, joined by address.
-    pub(super) fn take_idle(&self) -> Vec<Span> {
+    pub(super) fn remove_idle(&self) -> Vec<Span> {
         let mut idle: Vec<Span> = Vec::new();
-        for (place, arena) in self.arenas_with_places() {
-            let Some(stream) = self.tracker.streams.at(place) else { continue };
+        for (slot, arena) in self.arenas_with_slots() {
+            let Some(stream) = self.tracker.streams.at(slot) else { continue };
             let clock = stream.clock();
             arena.with(|arena| {
                 let leaves = &mut |range: &Range| {
                     (range.stamp == 0 || clock.is_complete(range.stamp)).then_some(*range)
                 };
-                idle.extend(arena.index.extract(0, leaves).iter().map(span_of));
+                idle.extend(arena.tlsf.remove_if(0, leaves).iter().map(span_of));
             });
         }
         idle.extend(
-            self.short.spare.lock().extract(0, &mut |range| Some(*range)).iter().map(span_of),
+            self.slow_path
+                .shared_free
+                .lock()
+                .remove_if(0, &mut |range| Some(*range))
+                .iter()
+                .map(span_of),
         );
         idle.sort_unstable_by_key(|span| span.ptr);
-        let mut joined: Vec<Span> = Vec::with_capacity(idle.len());
+        let mut coalesced: Vec<Span> = Vec::with_capacity(idle.len());
         for span in idle {
-            match joined.last_mut() {
+            match coalesced.last_mut() {
                 Some(last) if last.ptr + last.bytes == span.ptr => last.bytes += span.bytes,
-                _ => joined.push(span),
+                _ => coalesced.push(span),
             }
         }
-        joined
+        coalesced
     }
 
     /// Keeps what is left of `idle` for any stream.
-    pub(super) fn keep_idle(&self, idle: Vec<Span>, gone: &[Span]) {
+    pub(super) fn insert_idle(&self, idle: Vec<Span>, gone: &[Span]) {
         let mut gone: Vec<Span> = gone.to_vec();
         gone.sort_unstable_by_key(|span| span.ptr);
         let mut gone = gone.into_iter().peekable();
-        let mut spare = self.short.spare.lock();
+        let mut shared_free = self.slow_path.shared_free.lock();
         for span in idle {
             let (mut from, end) = (span.ptr, span.ptr + span.bytes);
             while let Some(part) = gone.next_if(|part| part.ptr < end) {
                 if part.ptr > from {
-                    spare.add(Range { ptr: from, bytes: part.ptr - from, stamp: 0 }, true);
+                    shared_free
+                        .insert_span(Range { ptr: from, bytes: part.ptr - from, stamp: 0 }, true);
                 }
                 from = part.ptr + part.bytes;
             }
             if from < end {
-                spare.add(Range { ptr: from, bytes: end - from, stamp: 0 }, true);
+                shared_free.insert_span(Range { ptr: from, bytes: end - from, stamp: 0 }, true);
             }
         }
     }
 
-    /// Waits by `settle` until the last work on all free memory has completed. A stream that fails is not the last that is tried.
-    pub(super) fn settle_streams<T>(
+    /// Waits by `synchronize` until the last work on all free memory has completed. A stream that fails is not the last that is tried.
+    pub(super) fn synchronize_streams<T>(
         &self,
-        settle: impl Fn(&RawStream, &Tally) -> DriverResult<T>,
+        synchronize: impl Fn(&RawStream, &StripedCounters) -> DriverResult<T>,
     ) -> DriverResult<()> {
-        self.empty_magazines();
+        self.flush_magazines();
         let mut outcome = Ok(());
-        for (place, _) in self.arenas_with_places() {
-            let Some(stream) = self.tracker.streams.at(place) else { continue };
+        for (slot, _) in self.arenas_with_slots() {
+            let Some(stream) = self.tracker.streams.at(slot) else { continue };
             if !stream.poll_tail()
-                && let Err(error) = settle(stream, &self.tracker.tally)
+                && let Err(error) = synchronize(stream, &self.tracker.counters)
             {
                 outcome = outcome.and(Err(error));
             }
@@ -207,44 +221,45 @@ impl PoolResource {
     }
 
     /// Shares out what all magazines together may have, if there is more or less of it, or more streams.
-    pub(super) fn share_magazines(&self, growing: &mut Growth) {
-        let most = (self.segments.reserved() / 50).max(self.config.magazine_bytes as u64);
-        let streams = self.arenas_with_places().count() as u32;
+    pub(super) fn rebalance_magazines(&self, growing: &mut Growth) {
+        let maximum = (self.segments.reserved() / 50).max(self.config.magazine_bytes as u64);
+        let streams = self.arenas_with_slots().count() as u32;
         let (shared, among) = growing.shared;
-        if streams <= among && most <= shared + shared / 4 && most >= shared {
+        if streams <= among && maximum <= shared + shared / 4 && maximum >= shared {
             return;
         }
         // In doublings, since less for each is a look into all magazines.
         let among = among.max(streams.next_power_of_two());
-        growing.shared = (most, among);
+        growing.shared = (maximum, among);
         // The magazine has all but what blocks on their way to the index may have.
-        let room = most / u64::from(among) / (leaving::PART + 1) * leaving::PART;
-        if self.room.swap(room, Ordering::Relaxed) <= room {
+        let capacity =
+            maximum / u64::from(among) / (coalesce_queue::PART + 1) * coalesce_queue::PART;
+        if self.magazine_capacity.swap(capacity, Ordering::Relaxed) <= capacity {
             return;
         }
-        let mut places = Vec::new();
-        for (place, arena) in self.arenas_with_places() {
-            let Some(stream) = self.tracker.streams.at(place) else { continue };
+        let mut slots = Vec::new();
+        for (slot, arena) in self.arenas_with_slots() {
+            let Some(stream) = self.tracker.streams.at(slot) else { continue };
             // One that somebody stays inside keeps what it has until that is used.
             arena.try_with(|arena| {
-                if arena.has_more_than(room) {
-                    arena.flush(stream.clock().now(), &self.tracker.table, &mut places);
+                if arena.exceeds(capacity) {
+                    arena.flush(stream.clock().now(), &self.tracker.table, &mut slots);
                 }
             });
         }
-        self.tracker.table.give_places(places);
+        self.tracker.table.free_slots(slots);
     }
 
     /// Puts what lies ready on each stream to its free memory, with the stamp of now: before it is asked what has completed.
-    fn empty_magazines(&self) {
-        let mut places = Vec::new();
-        for (place, arena) in self.arenas_with_places() {
-            let Some(stream) = self.tracker.streams.at(place) else { continue };
+    fn flush_magazines(&self) {
+        let mut slots = Vec::new();
+        for (slot, arena) in self.arenas_with_slots() {
+            let Some(stream) = self.tracker.streams.at(slot) else { continue };
             arena.with(|arena| {
-                arena.flush(stream.clock().now(), &self.tracker.table, &mut places);
+                arena.flush(stream.clock().now(), &self.tracker.table, &mut slots);
             });
         }
-        self.tracker.table.give_places(places);
+        self.tracker.table.free_slots(slots);
     }
 }
 

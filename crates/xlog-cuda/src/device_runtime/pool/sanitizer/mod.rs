@@ -19,13 +19,13 @@ pub(super) use self::heaps::Heaps;
 use super::PoolResource;
 use super::config::{PoolConfig, PoolSanitizer, PoolSegments};
 use crate::CudaDevice;
-use crate::device_runtime::ordering::record::Record;
-use crate::device_runtime::ordering::tally::Tally;
+use crate::device_runtime::ordering::block_meta::BlockMeta;
+use crate::device_runtime::ordering::striped_counters::StripedCounters;
 use crate::device_runtime::resource::{AllocTag, Generation, ResourceError, ResourceResult};
 use crate::stream::RawStream;
 
 /// Returned blocks that a request looks at.
-pub(super) const LOOK_AT: usize = 64;
+pub(super) const WAITING_PER_REQUEST: usize = 64;
 
 /// A returned block, and the stamp of its own stream behind it.
 #[derive(Clone, Copy, Debug)]
@@ -36,7 +36,7 @@ struct Waiting {
 
 /// A block that was handed out.
 #[derive(Debug)]
-struct Given {
+struct CheckedBlock {
     /// What its memory has more than was asked for.
     slack: u64,
     has_region: bool,
@@ -49,7 +49,7 @@ pub(super) struct Sanitizer {
     pub(super) heaps: Option<Arc<Heaps>>,
     waiting: Mutex<VecDeque<Waiting>>,
     /// By address.
-    given: Mutex<HashMap<u64, Given>>,
+    blocks: Mutex<HashMap<u64, CheckedBlock>>,
     slack: AtomicU64,
 }
 
@@ -105,31 +105,31 @@ impl Sanitizer {
         Ok(Some(Self {
             heaps: heaps.map(Arc::new),
             waiting: Mutex::default(),
-            given: Mutex::default(),
+            blocks: Mutex::default(),
             slack: AtomicU64::new(0),
         }))
     }
 
     /// A block of `requested` bytes is handed out, on memory of `bytes`.
-    pub(super) fn hand_out(&self, ptr: u64, bytes: usize, requested: usize, tag: AllocTag) {
+    pub(super) fn begin_block(&self, ptr: u64, bytes: usize, requested: usize, tag: AllocTag) {
         let has_region = match &self.heaps {
             Some(heaps) => heaps.begin_region(ptr, requested, tag.0),
             None => false,
         };
         let slack = bytes.saturating_sub(requested) as u64;
         self.slack.fetch_add(slack, Ordering::AcqRel);
-        self.given.lock().insert(ptr, Given { slack, has_region });
+        self.blocks.lock().insert(ptr, CheckedBlock { slack, has_region });
     }
 
     /// The block at this address is free, and nothing runs on it.
-    pub(super) fn take_back(&self, ptr: u64) {
-        let Some(given) = self.given.lock().remove(&ptr) else { return };
+    pub(super) fn end_block(&self, ptr: u64) {
+        let Some(blocks) = self.blocks.lock().remove(&ptr) else { return };
         if let Some(heaps) = &self.heaps
-            && given.has_region
+            && blocks.has_region
         {
             heaps.end_region(ptr);
         }
-        self.slack.fetch_sub(given.slack, Ordering::AcqRel);
+        self.slack.fetch_sub(blocks.slack, Ordering::AcqRel);
     }
 
     /// What the memory of all blocks has more than was asked for.
@@ -165,15 +165,15 @@ impl PoolResource {
         &self,
         sanitizer: &Sanitizer,
         generation: Generation,
-        record: &Record,
+        meta: &BlockMeta,
     ) -> ResourceResult<()> {
-        match self.record_behind(record) {
+        match self.record_behind(meta) {
             Ok(stamp) => {
                 sanitizer.waiting.lock().push_back(Waiting { generation, stamp });
                 Ok(())
             }
             Err(error) => {
-                self.put_by.keep(generation);
+                self.deferred_frees.keep_failed(generation);
                 Err(error)
             }
         }
@@ -181,64 +181,64 @@ impl PoolResource {
 
     /// Has an event recorded behind everything that used a block; returns the stamp of its own stream that this covers. No stream
     /// waits for another.
-    fn record_behind(&self, record: &Record) -> ResourceResult<u64> {
-        for entry in record.with_uses(|uses| uses.copy_outstanding()) {
-            if let Some(stream) = self.tracker.streams.at(entry.place)
+    fn record_behind(&self, meta: &BlockMeta) -> ResourceResult<u64> {
+        for entry in meta.with_uses(|uses| uses.copy_outstanding()) {
+            if let Some(stream) = self.tracker.streams.at(entry.slot)
                 && stream.poll(entry.stamp).is_none()
             {
-                stream.record(&self.tracker.tally)?;
+                stream.record(&self.tracker.counters)?;
             }
         }
-        Ok(self.tracker.home(record)?.record(&self.tracker.tally)?)
+        Ok(self.tracker.owner_stream(meta)?.record(&self.tracker.counters)?)
     }
 
     /// True when the host has seen everything complete that used a block.
-    fn has_completed(&self, record: &Record, stamp: u64) -> bool {
+    fn has_completed(&self, meta: &BlockMeta, stamp: u64) -> bool {
         let streams = &self.tracker.streams;
-        let own = streams.at(record.home());
+        let own = streams.at(meta.owner());
         own.is_some_and(|own| own.poll(stamp) == Some(true))
-            && record.with_uses(|uses| uses.copy_outstanding()).iter().all(|entry| {
-                streams.at(entry.place).is_none_or(|other| other.poll(entry.stamp) == Some(true))
+            && meta.with_uses(|uses| uses.copy_outstanding()).iter().all(|entry| {
+                streams.at(entry.slot).is_none_or(|other| other.poll(entry.stamp) == Some(true))
             })
     }
 
-    /// Puts back up to `count` of the blocks that wait, if they have completed. The turn of `put_by` is the caller's.
+    /// Puts back up to `count` of the blocks that wait, if they have completed. The turn of `deferred_frees` is the caller's.
     pub(super) fn release_completed(&self, count: usize) -> ResourceResult<()> {
-        self.release(count, |record, stamp| Ok(self.has_completed(record, stamp)))
+        self.release(count, |meta, stamp| Ok(self.has_completed(meta, stamp)))
     }
 
-    /// Puts back all blocks that wait, once `settle` has waited for what used them. The turn of `put_by` is the caller's.
+    /// Puts back all blocks that wait, once `synchronize` has waited for what used them. The turn of `deferred_frees` is the caller's.
     pub(super) fn release_with_waits<T>(
         &self,
-        settle: impl Fn(&RawStream, &Tally) -> DriverResult<T>,
+        synchronize: impl Fn(&RawStream, &StripedCounters) -> DriverResult<T>,
     ) -> ResourceResult<()> {
-        self.release(usize::MAX, |record, stamp| {
-            if self.has_completed(record, stamp) {
+        self.release(usize::MAX, |meta, stamp| {
+            if self.has_completed(meta, stamp) {
                 return Ok(true);
             }
-            let used = record.with_uses(|uses| uses.copy_outstanding());
-            for place in used.iter().map(|entry| entry.place).chain([record.home()]) {
-                if let Some(stream) = self.tracker.streams.at(place) {
-                    settle(stream, &self.tracker.tally)?;
+            let used = meta.with_uses(|uses| uses.copy_outstanding());
+            for slot in used.iter().map(|entry| entry.slot).chain([meta.owner()]) {
+                if let Some(stream) = self.tracker.streams.at(slot) {
+                    synchronize(stream, &self.tracker.counters)?;
                 }
             }
-            Ok(self.has_completed(record, stamp))
+            Ok(self.has_completed(meta, stamp))
         })
     }
 
     fn release(
         &self,
         count: usize,
-        is_free: impl Fn(&Record, u64) -> ResourceResult<bool>,
+        is_free: impl Fn(&BlockMeta, u64) -> ResourceResult<bool>,
     ) -> ResourceResult<()> {
         let Some(sanitizer) = &self.sanitizer else { return Ok(()) };
         let mut outcome = Ok(());
         for waiting in sanitizer.take_waiting(count) {
-            let Some(record) = self.tracker.table.at(waiting.generation) else { continue };
-            let free = is_free(record, waiting.stamp);
+            let Some(meta) = self.tracker.table.at(waiting.generation) else { continue };
+            let free = is_free(meta, waiting.stamp);
             if matches!(free, Ok(true)) {
-                record.with_uses(|uses| uses.take_outstanding(&self.tracker.streams));
-                let this = self.put(waiting.generation, record, false);
+                meta.with_uses(|uses| uses.take_outstanding(&self.tracker.streams));
+                let this = self.free_to_arena(waiting.generation, meta, false);
                 outcome = outcome.and(this);
             } else {
                 sanitizer.waiting.lock().push_back(waiting);

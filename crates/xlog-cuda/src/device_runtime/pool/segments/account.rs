@@ -37,7 +37,7 @@ impl Account {
     }
 
     /// Charges `bytes` that are about to be taken.
-    pub(super) fn take(&self, bytes: u64) -> ResourceResult<()> {
+    pub(super) fn charge(&self, bytes: u64) -> ResourceResult<()> {
         let meter = {
             let meter = self.meter.lock();
             let (reserved, limit) = (self.reserved(), self.limit());
@@ -57,7 +57,7 @@ impl Account {
     }
 
     /// Releases `bytes` that are back with the device, or were never taken.
-    pub(super) fn give(&self, bytes: u64) {
+    pub(super) fn release(&self, bytes: u64) {
         if bytes == 0 {
             return;
         }
@@ -73,9 +73,9 @@ impl Account {
 
     /// What was charged as `charged` bytes turned out to be `held` bytes. Neither limit nor meter is asked for more: they are there
     /// already, and whoever gave them has announced them.
-    pub(super) fn settle(&self, charged: u64, held: u64) {
+    pub(super) fn adjust(&self, charged: u64, held: u64) {
         if held <= charged {
-            return self.give(charged - held);
+            return self.release(charged - held);
         }
         let _meter = self.meter.lock();
         self.reserved.store(self.reserved().saturating_add(held - charged), Ordering::Release);

@@ -16,7 +16,7 @@ use super::super::super::resource::{
 };
 use super::account::Account;
 use super::config::SegmentConfig;
-use super::{Segments, Span, UNIT, generously, least_size, to_usize};
+use super::{Segments, Span, UNIT, generously, min_size, to_usize};
 
 /// What segments are called in the logs of the inner resource.
 const TAG: AllocTag = AllocTag("pool segment");
@@ -27,10 +27,10 @@ pub(crate) struct InnerSegments {
     config: SegmentConfig,
     account: Account,
     /// By address of what is handed out.
-    pieces: Mutex<BTreeMap<u64, Piece>>,
+    blocks: Mutex<BTreeMap<u64, InnerBlock>>,
 }
 
-struct Piece {
+struct InnerBlock {
     span: Span,
     block: DeviceBlock,
 }
@@ -43,7 +43,7 @@ impl InnerSegments {
     ) -> ResourceResult<Self> {
         config.validate()?;
         let account = Account::new(config.maximum, UNIT);
-        Ok(Self { inner, config, account, pieces: Mutex::new(BTreeMap::new()) })
+        Ok(Self { inner, config, account, blocks: Mutex::new(BTreeMap::new()) })
     }
 
     /// The resource that the blocks come from.
@@ -52,34 +52,34 @@ impl InnerSegments {
         &*self.inner
     }
 
-    /// Allocates a block of `size` bytes, of which at least `least` must be left.
-    fn grow_by(&self, size: u64, least: u64, stream: StreamId) -> ResourceResult<Span> {
+    /// Allocates a block of `size` bytes, of which at least `minimum` must be left.
+    fn grow_by(&self, size: u64, minimum: u64, stream: StreamId) -> ResourceResult<Span> {
         let charge = self.inner.charge_for(to_usize(size)) as u64;
-        self.account.take(charge)?;
+        self.account.charge(charge)?;
         let allocated = self.inner.allocate(to_usize(size), stream, TAG);
-        let block = allocated.inspect_err(|_| self.account.give(charge))?;
+        let block = allocated.inspect_err(|_| self.account.release(charge))?;
         let held = block.bytes as u64;
-        self.account.settle(charge, held);
-        let Some(span) = handed_out(&block).filter(|span| span.bytes >= least) else {
+        self.account.adjust(charge, held);
+        let Some(span) = handed_out(&block).filter(|span| span.bytes >= minimum) else {
             let given = format!("{held} bytes at {:#x}", block.ptr);
-            self.account.give(held);
+            self.account.release(held);
             self.inner.deallocate(block)?;
             return Err(ResourceError::Driver(format!(
                 "the inner resource gave {given} for {size}: expected an address that is a multiple of {UNIT}"
             )));
         };
-        self.pieces.lock().insert(span.ptr, Piece { span, block });
+        self.blocks.lock().insert(span.ptr, InnerBlock { span, block });
         Ok(span)
     }
 
     /// The pieces inside `idle`, the highest first and at most `bytes` in all, taken out of the table.
-    fn take_out(&self, idle: &[Span], bytes: u64) -> Vec<Piece> {
-        let mut pieces = self.pieces.lock();
+    fn remove_inside(&self, idle: &[Span], bytes: u64) -> Vec<InnerBlock> {
+        let mut blocks = self.blocks.lock();
         let mut found: Vec<u64> = idle
             .iter()
             .flat_map(|range| {
-                let pieces = pieces.range(range.ptr..range.end().max(range.ptr));
-                pieces.filter(|(_, piece)| range.contains(piece.span)).map(|(&ptr, _)| ptr)
+                let blocks = blocks.range(range.ptr..range.end().max(range.ptr));
+                blocks.filter(|(_, block)| range.contains(block.span)).map(|(&ptr, _)| ptr)
             })
             .collect();
         found.sort_unstable_by(|a, b| b.cmp(a));
@@ -87,12 +87,12 @@ impl InnerSegments {
         let mut left = bytes;
         let mut taken = Vec::new();
         for ptr in found {
-            let held = pieces.get(&ptr).map_or(u64::MAX, |piece| piece.block.bytes as u64);
+            let held = blocks.get(&ptr).map_or(u64::MAX, |block| block.block.bytes as u64);
             if held <= left
-                && let Some(piece) = pieces.remove(&ptr)
+                && let Some(block) = blocks.remove(&ptr)
             {
                 left -= held;
-                taken.push(piece);
+                taken.push(block);
             }
         }
         taken
@@ -105,19 +105,21 @@ impl Segments for InnerSegments {
     }
 
     fn grow(&self, bytes: u64, stream: StreamId) -> ResourceResult<Span> {
-        let wanted = least_size(bytes, UNIT, u64::MAX - UNIT)?;
-        let least = wanted + UNIT;
-        generously(self.config.growth.max(least), least, |&size| self.grow_by(size, wanted, stream))
+        let wanted = min_size(bytes, UNIT, u64::MAX - UNIT)?;
+        let minimum = wanted + UNIT;
+        generously(self.config.growth.max(minimum), minimum, |&size| {
+            self.grow_by(size, wanted, stream)
+        })
     }
 
     /// A block that the inner resource fails to free is gone all the same: it is kept there, and freed by a later reap.
     fn release(&self, idle: &[Span], bytes: u64) -> (Vec<Span>, ResourceResult<()>) {
         let mut gone = Vec::new();
         let mut outcome = Ok(());
-        for Piece { span, block } in self.take_out(idle, bytes) {
+        for InnerBlock { span, block } in self.remove_inside(idle, bytes) {
             let held = block.bytes as u64;
             let this = self.inner.deallocate(block);
-            self.account.give(held);
+            self.account.release(held);
             gone.push(span);
             outcome = outcome.and(this);
         }
@@ -143,8 +145,8 @@ impl Segments for InnerSegments {
         self.account.reserved()
     }
 
-    fn pieces(&self) -> usize {
-        self.pieces.lock().len()
+    fn segment_count(&self) -> usize {
+        self.blocks.lock().len()
     }
 
     fn kind(&self) -> &'static str {

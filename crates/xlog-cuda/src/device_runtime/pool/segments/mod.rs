@@ -79,7 +79,7 @@ pub(crate) trait Segments: Send + Sync + fmt::Debug {
     ///
     /// The answers are the new span, the parts of `idle` that are gone, and what failed. No span and no error: this kind
     /// cannot move memory. After a failure the pieces are where they were, but for those that are said to be gone.
-    fn gather(
+    fn defragment(
         &self,
         _idle: &[Span],
         _bytes: u64,
@@ -88,7 +88,7 @@ pub(crate) trait Segments: Send + Sync + fmt::Debug {
         (None, Vec::new(), Ok(()))
     }
 
-    /// True where [`gather`](Self::gather) moves memory.
+    /// True where [`defragment`](Self::defragment) moves memory.
     fn can_move(&self) -> bool {
         false
     }
@@ -107,7 +107,7 @@ pub(crate) trait Segments: Send + Sync + fmt::Debug {
     fn reserved(&self) -> u64;
 
     /// How many pieces can be given back one by one.
-    fn pieces(&self) -> usize;
+    fn segment_count(&self) -> usize;
 
     /// One word for this kind.
     fn kind(&self) -> &'static str;
@@ -143,25 +143,25 @@ fn out_of_memory(requested: u64, detail: impl fmt::Display) -> ResourceError {
 }
 
 /// The smallest size that serves `bytes`, or why no device of `total` bytes can.
-fn least_size(bytes: u64, unit: u64, total: u64) -> ResourceResult<u64> {
+fn min_size(bytes: u64, unit: u64, total: u64) -> ResourceResult<u64> {
     if bytes == 0 {
         return Err(ResourceError::zero_bytes());
     }
-    let least = round_up(bytes, unit).filter(|&least| least <= total);
-    least.ok_or_else(|| out_of_memory(bytes, format!("the device has {total} bytes in all")))
+    let minimum = round_up(bytes, unit).filter(|&minimum| minimum <= total);
+    minimum.ok_or_else(|| out_of_memory(bytes, format!("the device has {total} bytes in all")))
 }
 
 /// Tries the generous size first and, when there is too little memory for it, the least one.
 fn generously<T, S: PartialEq>(
     generous: S,
-    least: S,
+    minimum: S,
     attempt: impl Fn(&S) -> ResourceResult<T>,
 ) -> ResourceResult<T> {
     match attempt(&generous) {
         Err(ResourceError::OutOfMemory { .. } | ResourceError::OutOfBudget { .. })
-            if generous != least =>
+            if generous != minimum =>
         {
-            attempt(&least)
+            attempt(&minimum)
         }
         outcome => outcome,
     }

@@ -16,7 +16,7 @@ use super::super::super::resource::{
 use super::super::sanitizer::Heaps;
 use super::account::Account;
 use super::config::SegmentConfig;
-use super::{Segments, Span, UNIT, generously, least_size, out_of_memory, to_usize};
+use super::{Segments, Span, UNIT, generously, min_size, out_of_memory, to_usize};
 use crate::CudaDevice;
 
 /// What a driver takes from the device for a large allocation is a multiple of this.
@@ -28,7 +28,7 @@ pub(crate) struct PlainSegments {
     config: SegmentConfig,
     account: Account,
     /// By address: how many bytes were allocated there.
-    pieces: Mutex<BTreeMap<u64, u64>>,
+    allocations: Mutex<BTreeMap<u64, u64>>,
     /// Whom to tell of pieces.
     heaps: Option<Arc<Heaps>>,
 }
@@ -38,7 +38,7 @@ impl PlainSegments {
     pub(crate) fn new(device: Arc<CudaDevice>, config: SegmentConfig) -> ResourceResult<Self> {
         config.validate()?;
         let account = Account::new(config.maximum, GRANULARITY);
-        Ok(Self { device, config, account, pieces: Mutex::new(BTreeMap::new()), heaps: None })
+        Ok(Self { device, config, account, allocations: Mutex::new(BTreeMap::new()), heaps: None })
     }
 
     /// The same, telling a memory checker of every piece. Nothing has been taken yet.
@@ -48,9 +48,9 @@ impl PlainSegments {
     }
 
     fn grow_by(&self, bytes: u64, requested: u64) -> ResourceResult<Span> {
-        self.account.take(bytes)?;
+        self.account.charge(bytes)?;
         let undo = |error: ResourceError| {
-            self.account.give(bytes);
+            self.account.release(bytes);
             error
         };
         let ptr = self.device.driver().alloc(to_usize(bytes)).map_err(|error| {
@@ -60,7 +60,7 @@ impl PlainSegments {
                 other => other,
             }
         })?;
-        self.pieces.lock().insert(ptr, bytes);
+        self.allocations.lock().insert(ptr, bytes);
         if let Some(heaps) = &self.heaps {
             heaps.begin(ptr, bytes);
         }
@@ -68,14 +68,14 @@ impl PlainSegments {
     }
 
     /// The pieces inside `idle`, the highest first and at most `bytes` in all, taken out of the table.
-    fn take_out(&self, idle: &[Span], bytes: u64) -> Vec<(u64, u64)> {
-        let mut pieces = self.pieces.lock();
+    fn remove_inside(&self, idle: &[Span], bytes: u64) -> Vec<(u64, u64)> {
+        let mut allocations = self.allocations.lock();
         let mut found: Vec<(u64, u64)> = idle
             .iter()
             .flat_map(|range| {
-                let pieces = pieces.range(range.ptr..range.end().max(range.ptr));
-                let pieces = pieces.map(|(&ptr, &bytes)| (ptr, bytes));
-                pieces.filter(|&(ptr, bytes)| range.contains(handed_out(ptr, bytes)))
+                let allocations = allocations.range(range.ptr..range.end().max(range.ptr));
+                let allocations = allocations.map(|(&ptr, &bytes)| (ptr, bytes));
+                allocations.filter(|&(ptr, bytes)| range.contains(handed_out(ptr, bytes)))
             })
             .collect();
         found.sort_unstable_by(|a, b| b.cmp(a));
@@ -85,7 +85,7 @@ impl PlainSegments {
             let fits = *bytes <= left;
             if fits {
                 left -= bytes;
-                pieces.remove(ptr);
+                allocations.remove(ptr);
             }
             fits
         });
@@ -96,16 +96,16 @@ impl PlainSegments {
 impl Segments for PlainSegments {
     fn grow(&self, bytes: u64, _stream: StreamId) -> ResourceResult<Span> {
         let total = self.device.properties().total_bytes;
-        least_size(bytes, UNIT, total)?;
-        let least = least_size(bytes.saturating_add(UNIT), GRANULARITY, total)?;
-        let generous = least_size(self.config.growth, GRANULARITY, total).unwrap_or(least);
-        generously(generous.max(least), least, |&size| self.grow_by(size, bytes))
+        min_size(bytes, UNIT, total)?;
+        let minimum = min_size(bytes.saturating_add(UNIT), GRANULARITY, total)?;
+        let generous = min_size(self.config.growth, GRANULARITY, total).unwrap_or(minimum);
+        generously(generous.max(minimum), minimum, |&size| self.grow_by(size, bytes))
     }
 
     fn release(&self, idle: &[Span], bytes: u64) -> (Vec<Span>, ResourceResult<()>) {
         let mut gone = Vec::new();
         let mut outcome = Ok(());
-        for (ptr, bytes) in self.take_out(idle, bytes) {
+        for (ptr, bytes) in self.remove_inside(idle, bytes) {
             if let Some(heaps) = &self.heaps {
                 heaps.end(ptr);
             }
@@ -115,11 +115,11 @@ impl Segments for PlainSegments {
             let freed = unsafe { self.device.driver().free(ptr) };
             match freed {
                 Ok(()) => {
-                    self.account.give(bytes);
+                    self.account.release(bytes);
                     gone.push(handed_out(ptr, bytes));
                 }
                 Err(error) => {
-                    self.pieces.lock().insert(ptr, bytes);
+                    self.allocations.lock().insert(ptr, bytes);
                     if let Some(heaps) = &self.heaps {
                         heaps.begin(ptr, bytes);
                     }
@@ -135,8 +135,8 @@ impl Segments for PlainSegments {
         self.account.reserved()
     }
 
-    fn pieces(&self) -> usize {
-        self.pieces.lock().len()
+    fn segment_count(&self) -> usize {
+        self.allocations.lock().len()
     }
 
     fn kind(&self) -> &'static str {

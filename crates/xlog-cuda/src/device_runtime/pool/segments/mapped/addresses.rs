@@ -12,7 +12,7 @@ use super::super::{Span, round_up, to_usize};
 /// The alignment that a block can ask for.
 const ALIGN: u64 = 2 << 20;
 /// Addresses cost nothing, and running out of them means a hole between two reservations.
-const LEAST_RESERVATION: u64 = 1 << 40;
+const MIN_RESERVATION: u64 = 1 << 40;
 const TIMES_THE_DEVICE: u64 = 8;
 
 pub(super) struct Addresses {
@@ -26,13 +26,13 @@ pub(super) struct Addresses {
 
 impl Addresses {
     pub(super) fn new(granularity: u64, device_bytes: u64) -> Self {
-        let wanted = device_bytes.saturating_mul(TIMES_THE_DEVICE).max(LEAST_RESERVATION);
-        let next = wanted.checked_next_power_of_two().unwrap_or(LEAST_RESERVATION);
+        let wanted = device_bytes.saturating_mul(TIMES_THE_DEVICE).max(MIN_RESERVATION);
+        let next = wanted.checked_next_power_of_two().unwrap_or(MIN_RESERVATION);
         Self { granularity, next, reservations: Vec::new(), gaps: BTreeMap::new() }
     }
 
     /// Takes a free range, reserving more where there is none. `bytes` is a multiple of the granularity.
-    pub(super) fn take(&mut self, memory: &dyn VirtualMemory, bytes: u64) -> DriverResult<u64> {
+    pub(super) fn allocate(&mut self, memory: &dyn VirtualMemory, bytes: u64) -> DriverResult<u64> {
         if let Some(start) = self.first_fit(bytes) {
             return Ok(start);
         }
@@ -42,7 +42,7 @@ impl Addresses {
     }
 
     /// Gives a range back that [`take`](Self::take) gave out, or a part of one.
-    pub(super) fn give(&mut self, ptr: u64, bytes: u64) {
+    pub(super) fn free(&mut self, ptr: u64, bytes: u64) {
         let (mut start, mut end) = (ptr, ptr.saturating_add(bytes));
         if let Some((&before, &size)) = self.gaps.range(..start).next_back()
             && before + size == start
@@ -87,9 +87,9 @@ impl Addresses {
     /// Reserves as much as the driver gives, at least enough for `bytes`.
     fn reserve(&mut self, memory: &dyn VirtualMemory, bytes: u64) -> DriverResult<()> {
         let none = DriverError::OutOfMemory { call: "reserve", requested: bytes };
-        let Some(least) = bytes.checked_add(self.granularity) else { return Err(none) };
+        let Some(minimum) = bytes.checked_add(self.granularity) else { return Err(none) };
         let align = if self.granularity < ALIGN { to_usize(ALIGN) } else { 0 };
-        let mut size = round_up(self.next.max(least), self.granularity).ok_or(none)?;
+        let mut size = round_up(self.next.max(minimum), self.granularity).ok_or(none)?;
         loop {
             match memory.reserve(to_usize(size), align) {
                 Ok(ptr) => {
@@ -98,10 +98,10 @@ impl Addresses {
                     self.gaps.insert(ptr, size - self.granularity);
                     return Ok(());
                 }
-                Err(error) if size == least || error.is_device_lost() => return Err(error),
+                Err(error) if size == minimum || error.is_device_lost() => return Err(error),
                 Err(_) => {
-                    let half = round_up(size / 2, self.granularity).unwrap_or(least);
-                    size = if half < size { half.max(least) } else { least };
+                    let half = round_up(size / 2, self.granularity).unwrap_or(minimum);
+                    size = if half < size { half.max(minimum) } else { minimum };
                 }
             }
         }

@@ -2,7 +2,7 @@
 //!
 //! A piece is one physical handle. A small request takes a handle of the configured size; a large one takes as few handles as
 //! the largest allows, since making one costs the same whatever its size. A handle is unmapped and given back whole. Because
-//! addresses are apart from memory, idle handles can be mapped elsewhere, next to each other: [`Segments::gather`] fails only when
+//! addresses are apart from memory, idle handles can be mapped elsewhere, next to each other: [`Segments::defragment`] fails only when
 //! the wholly idle handles and the free memory of the device are together too little.
 //!
 //! One lock is held while mappings change. What an undo could not undo is kept and tried again at the next call.
@@ -21,10 +21,10 @@ use super::super::super::resource::{
 };
 use super::account::Account;
 use super::config::SegmentConfig;
-use super::{Segments, Span, generously, least_size, out_of_memory, to_usize};
+use super::{Segments, Span, generously, min_size, out_of_memory, to_usize};
 use crate::CudaDevice;
 use addresses::Addresses;
-use state::{Piece, State};
+use state::{PhysicalHandle, State};
 
 /// Virtual memory of one device for one pool.
 pub(crate) struct MappedSegments {
@@ -60,19 +60,19 @@ impl MappedSegments {
         virtual_memory(&self.device)
     }
 
-    /// The handles of the smallest memory that serves `least` bytes.
-    fn exactly(&self, least: u64) -> Vec<u64> {
+    /// The handles of the smallest memory that serves `minimum` bytes.
+    fn exactly(&self, minimum: u64) -> Vec<u64> {
         let largest = self.config.largest_handle;
-        let mut handles = vec![largest; to_usize(least / largest)];
-        handles.extend(Some(least % largest).filter(|&rest| rest > 0));
+        let mut handles = vec![largest; to_usize(minimum / largest)];
+        handles.extend(Some(minimum % largest).filter(|&rest| rest > 0));
         handles
     }
 
-    /// The handles of one step of growth that serves `least` bytes.
-    fn growth(&self, least: u64) -> Vec<u64> {
+    /// The handles of one step of growth that serves `minimum` bytes.
+    fn growth(&self, minimum: u64) -> Vec<u64> {
         let SegmentConfig { growth, handle_bytes, .. } = self.config;
         let mut handles =
-            if least <= handle_bytes { vec![handle_bytes] } else { self.exactly(least) };
+            if minimum <= handle_bytes { vec![handle_bytes] } else { self.exactly(minimum) };
         let mut sum: u64 = handles.iter().sum();
         while sum < growth {
             let bytes = handle_bytes.min(growth - sum);
@@ -88,40 +88,40 @@ impl MappedSegments {
         memory: &dyn VirtualMemory,
         sizes: &[u64],
         requested: u64,
-    ) -> ResourceResult<Vec<Piece>> {
+    ) -> ResourceResult<Vec<PhysicalHandle>> {
         let mut missing: u64 = sizes.iter().sum();
         if missing == 0 {
             return Ok(Vec::new());
         }
-        self.account.take(missing).map_err(|error| name_request(error, requested))?;
-        let mut pieces = Vec::with_capacity(sizes.len());
+        self.account.charge(missing).map_err(|error| name_request(error, requested))?;
+        let mut handles = Vec::with_capacity(sizes.len());
         for &bytes in sizes {
             match memory.create(to_usize(bytes)) {
-                Ok(memory) => pieces.push(Piece { bytes, memory }),
+                Ok(memory) => handles.push(PhysicalHandle { bytes, memory }),
                 Err(error) => {
-                    self.account.give(missing);
-                    self.destroy(memory, pieces);
+                    self.account.release(missing);
+                    self.destroy(memory, handles);
                     return Err(name_request(error.into(), requested));
                 }
             }
             missing -= bytes;
         }
-        Ok(pieces)
+        Ok(handles)
     }
 
     /// Gives pieces without address back. One that the driver refuses is kept for the next sweep.
-    fn destroy(&self, memory: &dyn VirtualMemory, pieces: Vec<Piece>) {
-        if pieces.is_empty() {
+    fn destroy(&self, memory: &dyn VirtualMemory, handles: Vec<PhysicalHandle>) {
+        if handles.is_empty() {
             return;
         }
-        let (freed, _) = self.state.lock().destroy(memory, pieces);
-        self.account.give(freed);
+        let (freed, _) = self.state.lock().destroy(memory, handles);
+        self.account.release(freed);
     }
 
     /// Gives back what an earlier failure left; a failure leaves it for the next time.
     fn sweep(&self, memory: &dyn VirtualMemory) -> ResourceResult<()> {
         let (freed, outcome) = self.state.lock().sweep(memory);
-        self.account.give(freed);
+        self.account.release(freed);
         outcome
     }
 
@@ -131,75 +131,75 @@ impl MappedSegments {
         sizes: &[u64],
         requested: u64,
     ) -> ResourceResult<Span> {
-        let pieces = self.create(memory, sizes, requested)?;
-        let placed = self.state.lock().place(memory, pieces);
-        placed.map_err(|(pieces, error)| {
-            self.destroy(memory, pieces);
+        let handles = self.create(memory, sizes, requested)?;
+        let placed = self.state.lock().map_handles(memory, handles);
+        placed.map_err(|(handles, error)| {
+            self.destroy(memory, handles);
             name_request(error.into(), requested)
         })
     }
 
     /// Moves the pieces at `chosen`, followed by `fresh` ones, to one range of addresses.
-    fn move_together(
+    fn remap_together(
         &self,
         memory: &dyn VirtualMemory,
         chosen: &[Span],
-        fresh: Vec<Piece>,
+        fresh: Vec<PhysicalHandle>,
     ) -> (Option<Span>, Vec<Span>, ResourceResult<()>) {
         let mut state = self.state.lock();
-        let mut lifted: Vec<(Span, Piece)> = Vec::with_capacity(chosen.len());
+        let mut unmapped: Vec<(Span, PhysicalHandle)> = Vec::with_capacity(chosen.len());
         let mut refused = None;
         for &span in chosen {
-            match state.lift(memory, span) {
-                Ok(piece) => lifted.push((span, piece)),
+            match state.unmap_handle(memory, span) {
+                Ok(handle) => unmapped.push((span, handle)),
                 Err(error) => {
                     refused = Some(error);
                     break;
                 }
             }
         }
-        let all = lifted.iter().map(|(_, piece)| *piece).chain(fresh).collect();
+        let all = unmapped.iter().map(|(_, handle)| *handle).chain(fresh).collect();
         let placed = match refused {
-            None => state.place(memory, all),
+            None => state.map_handles(memory, all),
             Some(error) => Err((all, error)),
         };
-        let (mut homeless, error) = match placed {
+        let (mut unplaced, error) = match placed {
             Ok(span) => {
-                for (old, _) in &lifted {
-                    state.addresses.give(old.ptr, old.bytes);
+                for (old, _) in &unmapped {
+                    state.addresses.free(old.ptr, old.bytes);
                 }
-                let gone = lifted.into_iter().map(|(old, _)| old).collect();
+                let gone = unmapped.into_iter().map(|(old, _)| old).collect();
                 return (Some(span), gone, Ok(()));
             }
             Err(failed) => failed,
         };
         let mut gone = Vec::new();
-        for (old, piece) in lifted {
-            let Some(index) = homeless.iter().position(|other| *other == piece) else {
+        for (old, handle) in unmapped {
+            let Some(index) = unplaced.iter().position(|other| *other == handle) else {
                 // Stranded where it was to be: only its old addresses are free.
-                state.addresses.give(old.ptr, old.bytes);
+                state.addresses.free(old.ptr, old.bytes);
                 gone.push(old);
                 continue;
             };
-            homeless.swap_remove(index);
-            if !state.put_back(memory, old.ptr, piece) {
+            unplaced.swap_remove(index);
+            if !state.remap(memory, old.ptr, handle) {
                 gone.push(old);
             }
         }
-        let (freed, _) = state.destroy(memory, homeless);
+        let (freed, _) = state.destroy(memory, unplaced);
         drop(state);
-        self.account.give(freed);
+        self.account.release(freed);
         (None, gone, Err(error.into()))
     }
 }
 
 impl Segments for MappedSegments {
     fn grow(&self, bytes: u64, _stream: StreamId) -> ResourceResult<Span> {
-        let least = least_size(bytes, self.granularity, self.device.properties().total_bytes)?;
+        let minimum = min_size(bytes, self.granularity, self.device.properties().total_bytes)?;
         let memory = self.memory()?;
         // Leftovers are not this request's business, but their bytes may be what it needs.
         let _ = self.sweep(memory);
-        generously(self.growth(least), self.exactly(least), |sizes| {
+        generously(self.growth(minimum), self.exactly(minimum), |sizes| {
             self.grow_by(memory, sizes, bytes)
         })
     }
@@ -217,12 +217,12 @@ impl Segments for MappedSegments {
             if span.bytes > left {
                 continue;
             }
-            match state.lift(memory, span) {
-                Ok(piece) => {
+            match state.unmap_handle(memory, span) {
+                Ok(handle) => {
                     left -= span.bytes;
-                    state.addresses.give(span.ptr, span.bytes);
+                    state.addresses.free(span.ptr, span.bytes);
                     gone.push(span);
-                    let (destroyed, this) = state.destroy(memory, [piece]);
+                    let (destroyed, this) = state.destroy(memory, [handle]);
                     freed += destroyed;
                     outcome = outcome.and(this);
                 }
@@ -230,33 +230,33 @@ impl Segments for MappedSegments {
             }
         }
         drop(state);
-        self.account.give(freed);
+        self.account.release(freed);
         gone.reverse();
         (gone, outcome)
     }
 
-    fn gather(
+    fn defragment(
         &self,
         idle: &[Span],
         bytes: u64,
         _stream: StreamId,
     ) -> (Option<Span>, Vec<Span>, ResourceResult<()>) {
         let total = self.device.properties().total_bytes;
-        let checked = least_size(bytes, self.granularity, total)
-            .and_then(|least| Ok((least, self.memory()?)));
-        let (least, memory) = match checked {
+        let checked = min_size(bytes, self.granularity, total)
+            .and_then(|minimum| Ok((minimum, self.memory()?)));
+        let (minimum, memory) = match checked {
             Ok(checked) => checked,
             Err(error) => return (None, Vec::new(), Err(error)),
         };
         let _ = self.sweep(memory);
-        let chosen = choose(self.state.lock().inside(idle), least);
+        let chosen = choose(self.state.lock().inside(idle), minimum);
         let moved: u64 = chosen.iter().map(|span| span.bytes).sum();
         // What is most likely to fail comes first, while nothing has moved.
-        let fresh = match self.create(memory, &self.exactly(least.saturating_sub(moved)), bytes) {
+        let fresh = match self.create(memory, &self.exactly(minimum.saturating_sub(moved)), bytes) {
             Ok(fresh) => fresh,
             Err(error) => return (None, Vec::new(), Err(error)),
         };
-        let (span, gone, outcome) = self.move_together(memory, &chosen, fresh);
+        let (span, gone, outcome) = self.remap_together(memory, &chosen, fresh);
         (span, gone, outcome.map_err(|error| name_request(error, bytes)))
     }
 
@@ -268,8 +268,8 @@ impl Segments for MappedSegments {
         self.account.reserved()
     }
 
-    fn pieces(&self) -> usize {
-        self.state.lock().pieces.len()
+    fn segment_count(&self) -> usize {
+        self.state.lock().handles.len()
     }
 
     fn kind(&self) -> &'static str {
@@ -323,12 +323,12 @@ fn virtual_memory(device: &CudaDevice) -> ResourceResult<&dyn VirtualMemory> {
     device.driver().virtual_memory().ok_or_else(|| unsupported.into())
 }
 
-/// The fewest pieces that make up `least` bytes, the last of them no larger than it must be; all, if they are too few.
+/// The fewest pieces that make up `minimum` bytes, the last of them no larger than it must be; all, if they are too few.
 /// In order of their addresses.
-fn choose(mut idle: Vec<Span>, least: u64) -> Vec<Span> {
+fn choose(mut idle: Vec<Span>, minimum: u64) -> Vec<Span> {
     idle.sort_unstable_by_key(|span| (span.bytes, span.ptr));
     let mut chosen = Vec::new();
-    let mut missing = least;
+    let mut missing = minimum;
     while missing > 0 && !idle.is_empty() {
         let enough = idle.partition_point(|span| span.bytes < missing);
         let span = idle.remove(enough.min(idle.len() - 1));

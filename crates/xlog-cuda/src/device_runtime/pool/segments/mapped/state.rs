@@ -14,7 +14,7 @@ use super::addresses::Addresses;
 
 /// Physical memory without an address.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Piece {
+pub(super) struct PhysicalHandle {
     pub(super) bytes: u64,
     pub(super) memory: MemoryHandle,
 }
@@ -22,14 +22,14 @@ pub(super) struct Piece {
 pub(super) struct State {
     pub(super) addresses: Addresses,
     /// By address. Mapped, accessible, and the pool's.
-    pub(super) pieces: BTreeMap<u64, Piece>,
-    stranded: Vec<(u64, Piece)>,
-    loose: Vec<Piece>,
+    pub(super) handles: BTreeMap<u64, PhysicalHandle>,
+    stranded: Vec<(u64, PhysicalHandle)>,
+    loose: Vec<PhysicalHandle>,
 }
 
 impl State {
     pub(super) fn new(addresses: Addresses) -> Self {
-        Self { addresses, pieces: BTreeMap::new(), stranded: Vec::new(), loose: Vec::new() }
+        Self { addresses, handles: BTreeMap::new(), stranded: Vec::new(), loose: Vec::new() }
     }
 
     /// The pieces that lie inside one of `idle`, in order of their addresses.
@@ -37,8 +37,8 @@ impl State {
         let mut found: Vec<Span> = idle
             .iter()
             .flat_map(|range| {
-                let pieces = self.pieces.range(range.ptr..range.end().max(range.ptr));
-                let spans = pieces.map(|(&ptr, piece)| Span { ptr, bytes: piece.bytes });
+                let handles = self.handles.range(range.ptr..range.end().max(range.ptr));
+                let spans = handles.map(|(&ptr, handle)| Span { ptr, bytes: handle.bytes });
                 spans.filter(|span| range.contains(*span))
             })
             .collect();
@@ -47,71 +47,81 @@ impl State {
         found
     }
 
-    /// Maps `pieces` one after the other at free addresses, with all rights. Pieces that it could not place are given back.
-    pub(super) fn place(
+    /// Maps `handles` one after the other at free addresses, with all rights. Pieces that it could not place are given back.
+    pub(super) fn map_handles(
         &mut self,
         memory: &dyn VirtualMemory,
-        pieces: Vec<Piece>,
-    ) -> Result<Span, (Vec<Piece>, xlog_driver::DriverError)> {
-        let bytes = pieces.iter().map(|piece| piece.bytes).sum();
-        let ptr = match self.addresses.take(memory, bytes) {
+        handles: Vec<PhysicalHandle>,
+    ) -> Result<Span, (Vec<PhysicalHandle>, xlog_driver::DriverError)> {
+        let bytes = handles.iter().map(|handle| handle.bytes).sum();
+        let ptr = match self.addresses.allocate(memory, bytes) {
             Ok(ptr) => ptr,
-            Err(error) => return Err((pieces, error)),
+            Err(error) => return Err((handles, error)),
         };
         let mut at = ptr;
         let mut outcome = Ok(());
         let mut mapped = 0;
-        for piece in &pieces {
-            outcome = map(memory, at, *piece);
+        for handle in &handles {
+            outcome = map(memory, at, *handle);
             if outcome.is_err() {
                 break;
             }
             mapped += 1;
-            at += piece.bytes;
+            at += handle.bytes;
         }
-        let outcome = outcome.and_then(|()| open(memory, ptr, bytes));
+        let outcome = outcome.and_then(|()| set_access(memory, ptr, bytes));
         let mut at = ptr;
-        let mut homeless = Vec::new();
-        for (index, piece) in pieces.iter().enumerate() {
+        let mut unplaced = Vec::new();
+        for (index, handle) in handles.iter().enumerate() {
             if outcome.is_ok() {
-                self.pieces.insert(at, *piece);
-            } else if index < mapped && unmap(memory, at, *piece).is_err() {
-                self.stranded.push((at, *piece));
+                self.handles.insert(at, *handle);
+            } else if index < mapped && unmap(memory, at, *handle).is_err() {
+                self.stranded.push((at, *handle));
             } else {
-                self.addresses.give(at, piece.bytes);
-                homeless.push(*piece);
+                self.addresses.free(at, handle.bytes);
+                unplaced.push(*handle);
             }
-            at += piece.bytes;
+            at += handle.bytes;
         }
-        outcome.map(|()| Span { ptr, bytes }).map_err(|error| (homeless, error))
+        outcome.map(|()| Span { ptr, bytes }).map_err(|error| (unplaced, error))
     }
 
     /// Takes a piece from its address, which stays taken.
     ///
     /// The pool has promised that the host has seen all work on it complete.
-    pub(super) fn lift(&mut self, memory: &dyn VirtualMemory, span: Span) -> DriverResult<Piece> {
-        let found = self.pieces.get(&span.ptr).copied().filter(|piece| piece.bytes == span.bytes);
-        let Some(piece) = found else {
+    pub(super) fn unmap_handle(
+        &mut self,
+        memory: &dyn VirtualMemory,
+        span: Span,
+    ) -> DriverResult<PhysicalHandle> {
+        let found =
+            self.handles.get(&span.ptr).copied().filter(|handle| handle.bytes == span.bytes);
+        let Some(handle) = found else {
             let value = format!("the range of {} bytes at {:#x}", span.bytes, span.ptr);
             return Err(xlog_driver::DriverError::invalid("unmap", value, "a piece that is held"));
         };
-        unmap(memory, span.ptr, piece)?;
-        self.pieces.remove(&span.ptr);
-        Ok(piece)
+        unmap(memory, span.ptr, handle)?;
+        self.handles.remove(&span.ptr);
+        Ok(handle)
     }
 
     /// Puts a piece back to where it was lifted from; false when it has no address now, or none that the pool knows.
-    pub(super) fn put_back(&mut self, memory: &dyn VirtualMemory, ptr: u64, piece: Piece) -> bool {
-        if map(memory, ptr, piece).is_err() {
-            self.addresses.give(ptr, piece.bytes);
-            self.loose.push(piece);
+    pub(super) fn remap(
+        &mut self,
+        memory: &dyn VirtualMemory,
+        ptr: u64,
+        handle: PhysicalHandle,
+    ) -> bool {
+        if map(memory, ptr, handle).is_err() {
+            self.addresses.free(ptr, handle.bytes);
+            self.loose.push(handle);
             return false;
         }
-        if open(memory, ptr, piece.bytes).is_err() {
-            self.stranded.push((ptr, piece));
+        if set_access(memory, ptr, handle.bytes).is_err() {
+            self.stranded.push((ptr, handle));
             return false;
         }
-        self.pieces.insert(ptr, piece);
+        self.handles.insert(ptr, handle);
         true
     }
 
@@ -119,17 +129,17 @@ impl State {
     pub(super) fn destroy(
         &mut self,
         memory: &dyn VirtualMemory,
-        pieces: impl IntoIterator<Item = Piece>,
+        handles: impl IntoIterator<Item = PhysicalHandle>,
     ) -> (u64, ResourceResult<()>) {
         let (mut freed, mut outcome) = (0, Ok(()));
-        for piece in pieces {
+        for handle in handles {
             #[allow(unsafe_code)]
             // SAFETY: the segments own the handle, and keep it only where this fails.
-            let destroyed = unsafe { memory.destroy(piece.memory) };
+            let destroyed = unsafe { memory.destroy(handle.memory) };
             match destroyed {
-                Ok(()) => freed += piece.bytes,
+                Ok(()) => freed += handle.bytes,
                 Err(error) => {
-                    self.loose.push(piece);
+                    self.loose.push(handle);
                     outcome = outcome.and(Err(error.into()));
                 }
             }
@@ -140,14 +150,14 @@ impl State {
     /// Gives back what an earlier failure left behind; answers how many bytes that were.
     pub(super) fn sweep(&mut self, memory: &dyn VirtualMemory) -> (u64, ResourceResult<()>) {
         let mut outcome = Ok(());
-        for (ptr, piece) in std::mem::take(&mut self.stranded) {
-            match unmap(memory, ptr, piece) {
+        for (ptr, handle) in std::mem::take(&mut self.stranded) {
+            match unmap(memory, ptr, handle) {
                 Ok(()) => {
-                    self.addresses.give(ptr, piece.bytes);
-                    self.loose.push(piece);
+                    self.addresses.free(ptr, handle.bytes);
+                    self.loose.push(handle);
                 }
                 Err(error) => {
-                    self.stranded.push((ptr, piece));
+                    self.stranded.push((ptr, handle));
                     outcome = outcome.and(Err(error.into()));
                 }
             }
@@ -159,30 +169,30 @@ impl State {
 
     #[cfg(test)]
     pub(super) fn hidden_bytes(&self) -> u64 {
-        let stranded: u64 = self.stranded.iter().map(|(_, piece)| piece.bytes).sum();
-        stranded + self.loose.iter().map(|piece| piece.bytes).sum::<u64>()
+        let stranded: u64 = self.stranded.iter().map(|(_, handle)| handle.bytes).sum();
+        stranded + self.loose.iter().map(|handle| handle.bytes).sum::<u64>()
     }
 }
 
-fn map(memory: &dyn VirtualMemory, ptr: u64, piece: Piece) -> DriverResult<()> {
+fn map(memory: &dyn VirtualMemory, ptr: u64, handle: PhysicalHandle) -> DriverResult<()> {
     #[allow(unsafe_code)]
     // SAFETY: the caller took these addresses from a reservation, and keeps them taken while a piece is mapped there.
     unsafe {
-        memory.map(ptr, to_usize(piece.bytes), piece.memory)
+        memory.map(ptr, to_usize(handle.bytes), handle.memory)
     }
 }
 
-fn unmap(memory: &dyn VirtualMemory, ptr: u64, piece: Piece) -> DriverResult<()> {
+fn unmap(memory: &dyn VirtualMemory, ptr: u64, handle: PhysicalHandle) -> DriverResult<()> {
     #[allow(unsafe_code)]
     // SAFETY: the state says that exactly this piece is mapped here. Either nobody was told of the address, or the pool promised
     // that nobody uses it and that the host has seen all work on it complete.
     unsafe {
-        memory.unmap(ptr, to_usize(piece.bytes))
+        memory.unmap(ptr, to_usize(handle.bytes))
     }
 }
 
 /// Gives the device all rights on mapped pieces.
-fn open(memory: &dyn VirtualMemory, ptr: u64, bytes: u64) -> DriverResult<()> {
+fn set_access(memory: &dyn VirtualMemory, ptr: u64, bytes: u64) -> DriverResult<()> {
     #[allow(unsafe_code)]
     // SAFETY: the caller has just mapped pieces that make up exactly this range; no right is taken away.
     unsafe {

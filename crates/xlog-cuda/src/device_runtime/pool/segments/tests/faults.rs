@@ -25,7 +25,7 @@ fn life(model: &mut Model<'_>, check: &dyn Fn(&Model<'_>)) -> usize {
     count(model.release(3 * GRAIN).is_err());
     check(model);
     for bytes in [12, 5] {
-        count(model.gather(bytes * GRAIN).is_err());
+        count(model.defragment(bytes * GRAIN).is_err());
         check(model);
     }
     count(model.grow(20 * GRAIN).is_err());
@@ -81,7 +81,8 @@ fn one_life(plan: &[(Call, u64, Fault)]) -> usize {
     let failures = life(&mut model, &check);
     sim(&device).faults().clear();
     model.finish();
-    let left = (segments.reserved(), segments.hidden_bytes(), segments.pieces(), meter.held());
+    let left =
+        (segments.reserved(), segments.hidden_bytes(), segments.segment_count(), meter.held());
     assert_eq!((left, used(&device)), ((0, 0, 0, 0), 0), "{plan:?}");
     assert!(device.races().is_empty(), "{plan:?}");
     let released = sim(&device).faults().calls(Call::Release);
@@ -125,7 +126,7 @@ fn a_lost_device_is_an_error_and_not_a_panic() {
     assert!(matches!(segments.grow(1, ON), Err(ResourceError::Driver(_))));
     let (gone, outcome) = segments.release(&[span], u64::MAX);
     assert!(gone.is_empty() && outcome.is_err());
-    let (moved, gone, outcome) = segments.gather(&[span], 9 * GRAIN, ON);
+    let (moved, gone, outcome) = segments.defragment(&[span], 9 * GRAIN, ON);
     assert!(moved.is_none() && gone.is_empty() && outcome.is_err());
-    assert_eq!((segments.reserved(), segments.pieces()), (9 * GRAIN, 2));
+    assert_eq!((segments.reserved(), segments.segment_count()), (9 * GRAIN, 2));
 }

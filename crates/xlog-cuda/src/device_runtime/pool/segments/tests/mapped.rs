@@ -19,7 +19,7 @@ fn successive_growth_is_one_contiguous_range() {
         assert_eq!(segments.reserved(), used(&device));
         model.lend(spans[0], 5);
         model.finish();
-        assert_eq!((segments.reserved(), segments.pieces(), used(&device)), (0, 0, 0));
+        assert_eq!((segments.reserved(), segments.segment_count(), used(&device)), (0, 0, 0));
         assert!(device.races().is_empty());
     }
 }
@@ -30,9 +30,9 @@ fn a_large_request_makes_few_handles_and_a_growth_step_makes_small_ones() {
     let config = SegmentConfig { growth: 6 * GRAIN, ..SMALL };
     let segments = mapped(&device, config);
     let pieces_of = |bytes| {
-        let before = segments.pieces();
+        let before = segments.segment_count();
         let span = segments.grow(bytes, ON).unwrap();
-        (span.bytes / GRAIN, segments.pieces() - before)
+        (span.bytes / GRAIN, segments.segment_count() - before)
     };
     assert_eq!(pieces_of(1), (6, 3));
     assert_eq!(pieces_of(3 * GRAIN), (6, 3));
@@ -121,7 +121,7 @@ fn a_piece_that_is_in_use_at_either_end_is_not_given_back() {
         model.lend(Span { ptr: first + 4 * GRAIN - UNIT, bytes: 2 * UNIT }, 9);
         assert_eq!(model.release(4 * GRAIN - 1), Ok(0), "no piece is as small");
         assert_eq!(model.release(u64::MAX), Ok(4 * GRAIN));
-        assert_eq!((segments.pieces(), segments.reserved()), (2, 8 * GRAIN));
+        assert_eq!((segments.segment_count(), segments.reserved()), (2, 8 * GRAIN));
         model.take_back(0);
         assert_eq!(model.release(5 * GRAIN), Ok(4 * GRAIN), "at most what was asked for");
         assert_eq!(model.idle.spans(), [Span { ptr: first, bytes: 4 * GRAIN }]);
@@ -146,11 +146,11 @@ fn idle_handles_between_live_ones_serve_a_request_that_no_range_could() {
             model.take_back(index);
         }
         assert!(is_out_of_memory(&model.grow(7 * GRAIN), 7 * GRAIN));
-        assert!(is_out_of_memory(&model.gather(8 * GRAIN + 1), 8 * GRAIN + 1));
+        assert!(is_out_of_memory(&model.defragment(8 * GRAIN + 1), 8 * GRAIN + 1));
         let before = model.idle.spans();
         let creates = sim(&device).faults().calls(Call::Create);
-        let span = model.gather(7 * GRAIN).unwrap().unwrap();
-        assert_eq!((span.bytes, segments.pieces()), (8 * GRAIN, 8));
+        let span = model.defragment(7 * GRAIN).unwrap().unwrap();
+        assert_eq!((span.bytes, segments.segment_count()), (8 * GRAIN, 8));
         assert_eq!(sim(&device).faults().calls(Call::Create), creates, "nothing new was needed");
         assert!(before.iter().all(|old| !model.idle.spans().contains(old)));
         model.lend(span, 77);
@@ -169,16 +169,16 @@ fn a_gather_takes_fresh_memory_only_for_what_idle_handles_lack() {
     model.lend(Span { ptr: spans[1].ptr, bytes: UNIT }, 1);
     model.lend(Span { ptr: spans[3].ptr, bytes: UNIT }, 1);
     // Idle are 4, 2 and 2 units, of which the fewest are moved.
-    assert_eq!(model.gather(5 * GRAIN).unwrap().unwrap().bytes, 6 * GRAIN);
+    assert_eq!(model.defragment(5 * GRAIN).unwrap().unwrap().bytes, 6 * GRAIN);
     assert_eq!(segments.reserved(), 16 * GRAIN);
     // Idle are 4 and 2 together, and 2: all eight, and one more.
-    let span = model.gather(9 * GRAIN).unwrap().unwrap();
+    let span = model.defragment(9 * GRAIN).unwrap().unwrap();
     assert_eq!(
         (span.bytes, segments.reserved(), used(&device)),
         (9 * GRAIN, 17 * GRAIN, 17 * GRAIN)
     );
     // Without any idle memory it is growth by exactly what is needed.
-    let (span, gone, outcome) = segments.gather(&[], GRAIN, ON);
+    let (span, gone, outcome) = segments.defragment(&[], GRAIN, ON);
     assert_eq!((span.map(|span| span.bytes), gone, outcome), (Some(GRAIN), vec![], Ok(())));
 }
 

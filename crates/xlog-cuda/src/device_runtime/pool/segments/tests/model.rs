@@ -87,8 +87,8 @@ impl<'a> Model<'a> {
         outcome.map(|()| sum)
     }
 
-    pub(super) fn gather(&mut self, bytes: u64) -> ResourceResult<Option<Span>> {
-        let (span, gone, outcome) = self.segments.gather(&self.idle.spans(), bytes, ON);
+    pub(super) fn defragment(&mut self, bytes: u64) -> ResourceResult<Option<Span>> {
+        let (span, gone, outcome) = self.segments.defragment(&self.idle.spans(), bytes, ON);
         gone.into_iter().for_each(|span| self.idle.remove(span));
         assert!(span.is_none() || outcome.is_ok());
         if let Some(span) = span {

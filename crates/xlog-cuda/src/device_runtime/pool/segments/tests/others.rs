@@ -26,14 +26,14 @@ fn two_plain_segments_never_become_one_range() {
         assert_eq!(spans.map(|s| s.bytes + UNIT), [4 * MIB, 6 * MIB, 6 * MIB]);
         assert_eq!(model.idle.spans().len(), 3);
         assert_eq!(
-            (segments.reserved(), segments.pieces(), used(&device)),
+            (segments.reserved(), segments.segment_count(), used(&device)),
             (16 * MIB, 3, 16 * MIB)
         );
         model.lend(Span { ptr: spans[1].ptr + MIB, bytes: UNIT }, 4);
-        assert_eq!(model.gather(7 * MIB), Ok(None), "nothing can be moved");
+        assert_eq!(model.defragment(7 * MIB), Ok(None), "nothing can be moved");
         assert_eq!(model.release(5 * MIB), Ok(4 * MIB - UNIT));
         assert_eq!(model.release(u64::MAX), Ok(6 * MIB - UNIT));
-        assert_eq!((segments.pieces(), used(&device)), (1, 6 * MIB));
+        assert_eq!((segments.segment_count(), used(&device)), (1, 6 * MIB));
         model.finish();
         assert_eq!(used(&device), 0);
         assert!(device.races().is_empty());
@@ -76,7 +76,7 @@ fn inner_segments_are_blocks_of_the_stream_that_grew_and_go_back_to_it() {
         // SAFETY: the block is live and is used on its own stream.
         unsafe { lease.memset(second.ptr, 1, second.bytes as usize) }.unwrap();
         lease.synchronize().unwrap();
-        let gathered = segments.gather(&[first, second], 4 * MIB, lease.id());
+        let gathered = segments.defragment(&[first, second], 4 * MIB, lease.id());
         assert_eq!(gathered, (None, vec![], Ok(())));
         assert!(is_out_of_memory(&segments.grow(6 * MIB, lease.id()), 6 * MIB + UNIT));
         assert_eq!(segments.release(&[first, second], 2 * MIB), (vec![first], Ok(())));
@@ -85,7 +85,7 @@ fn inner_segments_are_blocks_of_the_stream_that_grew_and_go_back_to_it() {
         assert_eq!((segments.reserved(), segments.inner().bytes_outstanding()), (0, 0));
         let unknown = segments.grow(1, StreamId(u32::MAX));
         assert!(matches!(unknown, Err(ResourceError::StreamMisuse(_))));
-        assert_eq!((segments.reserved(), segments.pieces()), (0, 0));
+        assert_eq!((segments.reserved(), segments.segment_count()), (0, 0));
         assert!(device.races().is_empty());
     }
 }

@@ -38,7 +38,7 @@ fn step(model: &mut Model<'_>, draw: &mut Draw) {
             let _ = model.release(draw.below(10) * GRAIN);
         }
         _ => {
-            let _ = model.gather((1 + draw.below(14)) * GRAIN);
+            let _ = model.defragment((1 + draw.below(14)) * GRAIN);
         }
     }
 }

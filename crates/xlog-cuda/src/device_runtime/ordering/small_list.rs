@@ -2,20 +2,20 @@
 
 /// Entries in the order in which they came.
 #[derive(Debug)]
-pub(crate) struct Few<T> {
+pub(crate) struct SmallList<T> {
     first: Option<T>,
     /// None or empty while there is no first.
     #[allow(clippy::box_collection, reason = "one word, so that a list is short")]
     rest: Option<Box<Vec<T>>>,
 }
 
-impl<T> Default for Few<T> {
+impl<T> Default for SmallList<T> {
     fn default() -> Self {
         Self { first: None, rest: None }
     }
 }
 
-impl<T> Few<T> {
+impl<T> SmallList<T> {
     #[inline(always)]
     pub(crate) fn is_empty(&self) -> bool {
         self.first.is_none()
@@ -34,19 +34,19 @@ impl<T> Few<T> {
 
     /// True when there is no more than one entry.
     #[inline(always)]
-    pub(crate) fn is_plain(&self) -> bool {
+    pub(crate) fn has_at_most_one(&self) -> bool {
         self.rest().is_empty()
     }
 
     /// Makes a plain list an empty one.
     #[inline(always)]
-    pub(crate) fn clear_plain(&mut self) {
+    pub(crate) fn clear_single(&mut self) {
         self.first = None;
     }
 
     /// Makes a plain list one of this entry.
     #[inline(always)]
-    pub(crate) fn set_plain(&mut self, entry: T) {
+    pub(crate) fn set_single(&mut self, entry: T) {
         self.first = Some(entry);
     }
 
@@ -93,7 +93,7 @@ impl<T> Few<T> {
 
     /// Takes out the first entry for which `is_it` holds, and returns what `part` makes of it, where it lies.
     #[inline(always)]
-    pub(crate) fn take<R>(
+    pub(crate) fn remove_first<R>(
         &mut self,
         mut is_it: impl FnMut(&T) -> bool,
         part: impl FnOnce(&T) -> R,
@@ -107,11 +107,11 @@ impl<T> Few<T> {
             }
             return Some(taken);
         }
-        self.take_further(is_it).map(|entry| part(&entry))
+        self.remove_further(is_it).map(|entry| part(&entry))
     }
 
     #[cold]
-    fn take_further(&mut self, is_it: impl FnMut(&T) -> bool) -> Option<T> {
+    fn remove_further(&mut self, is_it: impl FnMut(&T) -> bool) -> Option<T> {
         let rest = self.rest.as_mut()?;
         let at = rest.iter().position(is_it)?;
         Some(rest.remove(at))
@@ -154,38 +154,45 @@ mod tests {
                 state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040);
                 (state >> 33) % below
             };
-            let (mut few, mut list) = (Few::default(), Vec::new());
+            let (mut small_list, mut list) = (SmallList::default(), Vec::new());
             for step in 0..60 {
                 match next(5) {
                     0 | 1 => {
                         let entry = next(6);
-                        few.push(entry);
+                        small_list.push(entry);
                         list.push(entry);
                     }
                     2 => {
                         let entry = next(6);
                         let at = list.iter().position(|e| *e == entry);
-                        assert_eq!(few.take(|e| *e == entry, |e| *e), at.map(|at| list.remove(at)));
+                        assert_eq!(
+                            small_list.remove_first(|e| *e == entry, |e| *e),
+                            at.map(|at| list.remove(at))
+                        );
                     }
                     3 => {
                         let entry = next(6);
-                        few.retain(|e| *e != entry);
+                        small_list.retain(|e| *e != entry);
                         list.retain(|e| *e != entry);
                     }
                     _ => {
                         let (entry, now) = (next(6), next(6));
                         let at = list.iter().position(|e| *e == entry);
-                        let found = few.find_mut(|e| *e == entry);
+                        let found = small_list.find_mut(|e| *e == entry);
                         assert_eq!(found.is_some(), at.is_some());
                         if let (Some(found), Some(at)) = (found, at) {
                             (*found, list[at]) = (now, now);
                         }
                     }
                 }
-                assert_eq!(few.iter().copied().collect::<Vec<_>>(), list, "seed {seed}, {step}");
-                assert_eq!(few.is_empty(), list.is_empty());
+                assert_eq!(
+                    small_list.iter().copied().collect::<Vec<_>>(),
+                    list,
+                    "seed {seed}, {step}"
+                );
+                assert_eq!(small_list.is_empty(), list.is_empty());
                 let mut met = Vec::new();
-                let outcome = few.try_each(|entry| {
+                let outcome = small_list.try_each(|entry| {
                     met.push(*entry);
                     if *entry == 3 { Err(()) } else { Ok(()) }
                 });

@@ -15,7 +15,7 @@ pub(super) type Id = usize;
 pub(super) const NIL: Id = 0;
 /// The nodes that the first range brings with it.
 const FIRST_NODES: usize = 16;
-const MOST_NODES: usize = 1 << 31;
+const MAX_NODES: usize = 1 << 31;
 
 /// What a node stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,42 +25,42 @@ pub(super) enum State {
     /// A free range; it is in the list of its class.
     Free,
     /// A range that was taken.
-    Taken,
+    Allocated,
     /// The empty range at the beginning or the end of a span: nothing merges with it.
-    Border,
+    Boundary,
 }
 
 /// What is before something, and what is after it: two numbers of 32 bits, each read as it is written, by itself.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Beside {
-    before: u32,
-    after: u32,
+pub(super) struct Neighbors {
+    prev: u32,
+    next: u32,
 }
 
-impl Beside {
+impl Neighbors {
     #[inline(always)]
-    pub(super) const fn new(before: usize, after: usize) -> Self {
-        Self { before: before as u32, after: after as u32 }
+    pub(super) const fn new(prev: usize, next: usize) -> Self {
+        Self { prev: prev as u32, next: next as u32 }
     }
 
     #[inline(always)]
-    pub(super) fn before(self) -> usize {
-        self.before as usize
+    pub(super) fn prev(self) -> usize {
+        self.prev as usize
     }
 
     #[inline(always)]
-    pub(super) fn after(self) -> usize {
-        self.after as usize
+    pub(super) fn next(self) -> usize {
+        self.next as usize
     }
 
     #[inline(always)]
-    pub(super) fn set_before(&mut self, before: usize) {
-        self.before = before as u32;
+    pub(super) fn set_prev(&mut self, prev: usize) {
+        self.prev = prev as u32;
     }
 
     #[inline(always)]
-    pub(super) fn set_after(&mut self, after: usize) {
-        self.after = after as u32;
+    pub(super) fn set_next(&mut self, next: usize) {
+        self.next = next as u32;
     }
 }
 
@@ -69,12 +69,12 @@ impl Beside {
 #[repr(C, align(32))]
 pub(super) struct Node {
     /// The address; the state is kept in the low bits, which the unit leaves zero.
-    place: u64,
+    address: u64,
     pub(super) bytes: u64,
     /// Of a free range; of a taken one, the stamp it had.
     pub(super) stamp: u64,
     /// The range that ends where this one begins, and the one that begins where it ends; of a vacant node, the next vacant one.
-    pub(super) beside: Beside,
+    pub(super) phys: Neighbors,
 }
 
 const STATE: u64 = 0b11;
@@ -85,13 +85,13 @@ impl Node {
     #[inline(always)]
     pub(super) const fn new(range: Range, state: State) -> Self {
         let Range { ptr, bytes, stamp } = range;
-        let place = ptr & !STATE | state as u64;
-        Self { place, bytes, stamp, beside: Beside::new(NIL, NIL) }
+        let address = ptr & !STATE | state as u64;
+        Self { address, bytes, stamp, phys: Neighbors::new(NIL, NIL) }
     }
 
     #[inline(always)]
-    pub(super) fn between(self, before: Id, after: Id) -> Self {
-        Self { beside: Beside::new(before, after), ..self }
+    pub(super) fn between(self, prev: Id, next: Id) -> Self {
+        Self { phys: Neighbors::new(prev, next), ..self }
     }
 
     pub(super) fn range(&self) -> Range {
@@ -100,7 +100,7 @@ impl Node {
 
     #[inline(always)]
     pub(super) fn ptr(&self) -> u64 {
-        self.place & !STATE
+        self.address & !STATE
     }
 
     #[inline(always)]
@@ -110,19 +110,19 @@ impl Node {
 
     #[inline(always)]
     pub(super) fn is(&self, state: State) -> bool {
-        self.place & STATE == state as u64
+        self.address & STATE == state as u64
     }
 
     #[inline(always)]
     pub(super) fn set(&mut self, ptr: u64, state: State) {
-        self.place = ptr & !STATE | state as u64;
+        self.address = ptr & !STATE | state as u64;
     }
 
     /// Makes the node vacant, before another vacant one.
     #[inline(always)]
     pub(super) fn vacate(&mut self, next: Id) {
         self.set(0, State::Vacant);
-        self.beside.set_after(next);
+        self.phys.set_next(next);
     }
 }
 
@@ -130,7 +130,7 @@ impl Node {
 #[derive(Debug)]
 pub(super) struct Slots<'a> {
     nodes: &'a mut [Node],
-    links: &'a mut [Beside],
+    links: &'a mut [Neighbors],
 }
 
 impl Slots<'_> {
@@ -146,12 +146,12 @@ impl Slots<'_> {
     }
 
     #[inline(always)]
-    pub(super) fn link(&self, spot: usize) -> &Beside {
+    pub(super) fn link(&self, spot: usize) -> &Neighbors {
         &self.links[spot & (self.links.len() - 1)]
     }
 
     #[inline(always)]
-    pub(super) fn link_mut(&mut self, spot: usize) -> &mut Beside {
+    pub(super) fn link_mut(&mut self, spot: usize) -> &mut Neighbors {
         let links = &mut *self.links;
         &mut links[spot & (links.len() - 1)]
     }
@@ -160,11 +160,11 @@ impl Slots<'_> {
     #[inline(always)]
     pub(super) fn remove(&mut self, id: Id, vacant: &mut Id) {
         let node = self.at_mut(id);
-        let (before, after) = (node.beside.before(), node.beside.after());
+        let (prev, next) = (node.phys.prev(), node.phys.next());
         node.vacate(*vacant);
         *vacant = id;
-        self.at_mut(before).beside.set_after(after);
-        self.at_mut(after).beside.set_before(before);
+        self.at_mut(prev).phys.set_next(next);
+        self.at_mut(next).phys.set_prev(prev);
     }
 }
 
@@ -173,7 +173,7 @@ impl Slots<'_> {
 pub(super) struct Nodes {
     nodes: Vec<Node>,
     /// Of the classes, then of the nodes.
-    links: Vec<Beside>,
+    links: Vec<Neighbors>,
     /// The first vacant node.
     vacant: Id,
 }
@@ -194,7 +194,7 @@ impl Nodes {
     }
 
     /// A link to look at; where there is none, it leads to itself.
-    pub(super) fn link(&self, spot: usize) -> Beside {
+    pub(super) fn link(&self, spot: usize) -> Neighbors {
         self.links.get(spot).copied().unwrap_or(alone(spot))
     }
 
@@ -206,8 +206,8 @@ impl Nodes {
 
     /// The nodes with a vacant one among them; `None` if there cannot be one.
     #[inline(always)]
-    pub(super) fn slots_with_room(&mut self) -> Option<(Slots<'_>, &mut Id)> {
-        if self.vacant == NIL && !self.room(1) {
+    pub(super) fn slots_with_vacant(&mut self) -> Option<(Slots<'_>, &mut Id)> {
+        if self.vacant == NIL && !self.reserve(1) {
             return None;
         }
         self.slots()
@@ -215,16 +215,15 @@ impl Nodes {
 
     /// Whether `more` nodes can be put, which then need no memory; looks at so many.
     #[cold]
-    pub(super) fn room(&mut self, more: usize) -> bool {
-        let vacant =
-            std::iter::successors(Some(self.vacant), |id| Some(self.at(*id).beside.after()));
+    pub(super) fn reserve(&mut self, more: usize) -> bool {
+        let vacant = std::iter::successors(Some(self.vacant), |id| Some(self.at(*id).phys.next()));
         if vacant.take(more).all(|id| id != NIL) {
             return true;
         }
         // Twice as many are enough: there are more than anyone asks for.
         let len = self.nodes.len();
         let doubled = len.max(FIRST_NODES / 2) * 2;
-        if doubled > MOST_NODES {
+        if doubled > MAX_NODES {
             return false;
         }
         self.nodes.resize(doubled, Node::VACANT);
@@ -232,25 +231,25 @@ impl Nodes {
         self.links.extend((self.links.len()..links).map(alone));
         for id in (len.max(1)..doubled).rev() {
             if let Some(node) = self.nodes.get_mut(id) {
-                node.beside.set_after(self.vacant);
+                node.phys.set_next(self.vacant);
                 self.vacant = id;
             }
         }
         true
     }
 
-    /// Puts a node between two neighbours; [`NIL`], and no node, where there is no [`room`](Self::room).
-    pub(super) fn put(&mut self, node: Node, before: Id, after: Id) -> Id {
+    /// Puts a node between two neighbours; [`NIL`], and no node, where there is no [`reserve`](Self::reserve).
+    pub(super) fn put(&mut self, node: Node, prev: Id, next: Id) -> Id {
         let Some((mut slots, vacant)) = self.slots() else { return NIL };
         let id = *vacant;
         if id == NIL {
             return NIL;
         }
         let slot = slots.at_mut(id);
-        *vacant = slot.beside.after();
-        *slot = node.between(before, after);
-        slots.at_mut(before).beside.set_after(id);
-        slots.at_mut(after).beside.set_before(id);
+        *vacant = slot.phys.next();
+        *slot = node.between(prev, next);
+        slots.at_mut(prev).phys.set_next(id);
+        slots.at_mut(next).phys.set_prev(id);
         id
     }
 

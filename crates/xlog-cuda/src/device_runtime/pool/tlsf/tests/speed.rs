@@ -1,11 +1,11 @@
-//! Times of the index alone, in a release build: `cargo test --release -p xlog-cuda --lib pool::index -- --ignored --nocapture`.
+//! Times of the index alone, in a release build: `cargo test --release -p xlog-cuda --lib pool::tlsf -- --ignored --nocapture`.
 //!
 //! Not run by default: times of a busy machine prove nothing.
 
 use std::hint::black_box;
 use std::time::Instant;
 
-use super::super::{Index, Range, UNIT};
+use super::super::{Range, Tlsf, UNIT};
 use super::Random;
 use super::workloads::{Op, handles, log_uniform, random_allocations, run, small_blocks, uniform};
 
@@ -21,31 +21,31 @@ fn best(operations: u64, mut body: impl FnMut()) -> f64 {
     times.fold(f64::MAX, f64::min)
 }
 
-fn with(bytes: u64) -> Index {
-    let mut index = Index::default();
-    assert!(index.add(Range { ptr: BASE, bytes, stamp: 0 }, true));
-    index
+fn with(bytes: u64) -> Tlsf {
+    let mut tlsf = Tlsf::default();
+    assert!(tlsf.insert_span(Range { ptr: BASE, bytes, stamp: 0 }, true));
+    tlsf
 }
 
-fn pair(index: &mut Index, bytes: u64) -> f64 {
+fn pair(tlsf: &mut Tlsf, bytes: u64) -> f64 {
     const PAIRS: u64 = 200_000;
     best(PAIRS, || {
         for stamp in 0..PAIRS {
-            if let Some(taken) = index.take(black_box(bytes), UNIT) {
-                index.give(black_box(taken.node), stamp);
+            if let Some(taken) = tlsf.allocate(black_box(bytes), UNIT) {
+                tlsf.free(black_box(taken.node), stamp);
             }
         }
     })
 }
 
 /// Every second one of blocks of one size is free.
-fn holes(count: usize, bytes: u64) -> Index {
-    let mut index = with((2 * count as u64 + 1) * bytes);
-    let taken: Vec<_> = (0..2 * count).map(|_| index.take(bytes, UNIT).unwrap()).collect();
+fn holes(count: usize, bytes: u64) -> Tlsf {
+    let mut tlsf = with((2 * count as u64 + 1) * bytes);
+    let taken: Vec<_> = (0..2 * count).map(|_| tlsf.allocate(bytes, UNIT).unwrap()).collect();
     for taken in taken.iter().step_by(2) {
-        index.give(taken.node, 1);
+        tlsf.free(taken.node, 1);
     }
-    index
+    tlsf
 }
 
 #[test]
@@ -59,10 +59,10 @@ fn speed() {
     }
     for size in [1 << 10, 16 << 10] {
         for count in [4_000, 16_000, 65_000] {
-            let mut index = holes(count, size);
+            let mut tlsf = holes(count, size);
             println!(
                 "pair of 1 KiB, {count:6} holes of {size:5}  {:6.1} ns",
-                pair(&mut index, 1 << 10)
+                pair(&mut tlsf, 1 << 10)
             );
         }
     }
@@ -86,9 +86,9 @@ fn timed(name: &str, ops: &[Op]) {
 fn churn(live: usize) {
     const STEPS: u64 = 1_000_000;
     let mut random = Random::new(1);
-    let mut index = with(8192 * 2 * live as u64);
+    let mut tlsf = with(8192 * 2 * live as u64);
     let mut blocks: Vec<_> =
-        (0..live).map(|_| index.take(size(&mut random), UNIT).unwrap().node).collect();
+        (0..live).map(|_| tlsf.allocate(size(&mut random), UNIT).unwrap().node).collect();
     let idle = best(STEPS, || {
         for _ in 0..STEPS {
             black_box((blocks[random.below(live)], size(&mut random)));
@@ -97,11 +97,11 @@ fn churn(live: usize) {
     let ns = best(STEPS, || {
         for stamp in 0..STEPS {
             let at = random.below(live);
-            index.give(blocks[at], stamp);
-            blocks[at] = index.take(size(&mut random), UNIT).unwrap().node;
+            tlsf.free(blocks[at], stamp);
+            blocks[at] = tlsf.allocate(size(&mut random), UNIT).unwrap().node;
         }
     });
-    let beside = pair(&mut index, 1 << 10);
+    let beside = pair(&mut tlsf, 1 << 10);
     println!(
         "{live:8} live: replace one {ns:6.1} ns (the loop alone {idle:5.1}), pair {beside:5.1} ns"
     );

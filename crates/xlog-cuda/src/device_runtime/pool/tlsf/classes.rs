@@ -5,7 +5,7 @@
 //! guessed, so putting one in and taking one out have no branch that depends on it.
 
 use super::UNIT;
-use super::nodes::{Beside, Id, Node, Nodes, Slots};
+use super::nodes::{Id, Neighbors, Node, Nodes, Slots};
 
 /// Divisions of a power of two.
 const DIVISIONS: u32 = 32;
@@ -30,7 +30,7 @@ fn shift_of(units: u64) -> u32 {
 
 /// Whether no size of its class is smaller.
 #[inline(always)]
-pub(super) fn is_least(bytes: u64) -> bool {
+pub(super) fn is_class_minimum(bytes: u64) -> bool {
     let units = bytes / UNIT;
     units & ((1 << shift_of(units)) - 1) == 0
 }
@@ -43,8 +43,8 @@ pub(super) fn exact(class: u32) -> bool {
 
 /// The link of an empty list, or of a node in none. Classes have theirs at their number, nodes after all classes.
 #[inline(always)]
-pub(super) fn alone(spot: usize) -> Beside {
-    Beside::new(spot, spot)
+pub(super) fn alone(spot: usize) -> Neighbors {
+    Neighbors::new(spot, spot)
 }
 
 /// Where the link of a node is.
@@ -62,43 +62,43 @@ fn node_at(spot: usize) -> Option<Id> {
 /// Which lists have a range.
 #[derive(Debug)]
 pub(super) struct Classes {
-    filled: [u64; WORDS],
-    /// One bit per word of `filled` that is not zero.
-    words: u32,
+    sl_bitmap: [u64; WORDS],
+    /// One bit per word of `sl_bitmap` that is not zero.
+    fl_bitmap: u32,
 }
 
 impl Default for Classes {
     fn default() -> Self {
-        Self { filled: [0; WORDS], words: 0 }
+        Self { sl_bitmap: [0; WORDS], fl_bitmap: 0 }
     }
 }
 
 /// The newest node of a class.
 #[inline(always)]
 pub(super) fn first(slots: &Slots<'_>, class: u32) -> Option<Id> {
-    node_at(slots.link(class as usize).after())
+    node_at(slots.link(class as usize).next())
 }
 
 /// The node after another one in its list.
 #[inline(always)]
 pub(super) fn next(slots: &Slots<'_>, id: Id) -> Option<Id> {
-    node_at(slots.link(spot_of(id)).after())
+    node_at(slots.link(spot_of(id)).next())
 }
 
 /// The ranges of a class, newest first.
 pub(super) fn newest(nodes: &Nodes, class: u32) -> impl Iterator<Item = (Id, &Node)> {
-    listed(nodes, class, Beside::after)
+    listed(nodes, class, Neighbors::next)
 }
 
 /// The ranges of a class, oldest first.
 pub(super) fn oldest(nodes: &Nodes, class: u32) -> impl Iterator<Item = (Id, &Node)> {
-    listed(nodes, class, Beside::before)
+    listed(nodes, class, Neighbors::prev)
 }
 
 fn listed(
     nodes: &Nodes,
     class: u32,
-    step: fn(Beside) -> usize,
+    step: fn(Neighbors) -> usize,
 ) -> impl Iterator<Item = (Id, &Node)> {
     let mut spot = class as usize;
     std::iter::from_fn(move || {
@@ -110,24 +110,24 @@ fn listed(
 impl Classes {
     /// The lowest class, from `class` upward, that has a range.
     #[inline(always)]
-    pub(super) fn next_filled(&self, class: u32) -> Option<u32> {
+    pub(super) fn next_nonempty(&self, class: u32) -> Option<u32> {
         let word = class as usize / 64 % WORDS;
         let upward = !0 << (class % 64);
-        let here = u32::from(self.filled[word] & upward != 0);
+        let here = u32::from(self.sl_bitmap[word] & upward != 0);
         // Whether it is this word or another cannot be guessed: no branch depends on it.
-        let words = self.words & (!1 << word) | here << word;
+        let words = self.fl_bitmap & (!1 << word) | here << word;
         if words == 0 {
             return None;
         }
         let found = words.trailing_zeros() as usize % WORDS;
-        let bits = self.filled[found] & if found == word { upward } else { !0 };
+        let bits = self.sl_bitmap[found] & if found == word { upward } else { !0 };
         Some(found as u32 * 64 + bits.trailing_zeros())
     }
 
     /// The highest class that has a range.
-    pub(super) fn last_filled(&self) -> Option<u32> {
-        let word = self.words.checked_ilog2()?;
-        Some(word * 64 + self.filled[word as usize % WORDS].checked_ilog2()?)
+    pub(super) fn last_nonempty(&self) -> Option<u32> {
+        let word = self.fl_bitmap.checked_ilog2()?;
+        Some(word * 64 + self.sl_bitmap[word as usize % WORDS].checked_ilog2()?)
     }
 
     /// Puts a node at the front of the list of a class.
@@ -135,27 +135,27 @@ impl Classes {
     pub(super) fn link(&mut self, slots: &mut Slots<'_>, id: Id, class: u32) {
         let spot = spot_of(id);
         let head = slots.link_mut(class as usize);
-        let next = head.after();
-        head.set_after(spot);
-        slots.link_mut(next).set_before(spot);
-        *slots.link_mut(spot) = Beside::new(class as usize, next);
+        let next = head.next();
+        head.set_next(spot);
+        slots.link_mut(next).set_prev(spot);
+        *slots.link_mut(spot) = Neighbors::new(class as usize, next);
         let word = class as usize / 64 % WORDS;
-        self.filled[word] |= 1 << (class % 64);
-        self.words |= 1 << word;
+        self.sl_bitmap[word] |= 1 << (class % 64);
+        self.fl_bitmap |= 1 << word;
     }
 
     /// Takes a node out of the list of its class. No node is taken out of class 0, which no range has.
     #[inline(always)]
     pub(super) fn unlink(&mut self, slots: &mut Slots<'_>, id: Id, class: u32) {
         let link = *slots.link(spot_of(id));
-        let (prev, next) = (link.before(), link.after());
-        slots.link_mut(prev).set_after(next);
-        slots.link_mut(next).set_before(prev);
+        let (prev, next) = (link.prev(), link.next());
+        slots.link_mut(prev).set_next(next);
+        slots.link_mut(next).set_prev(prev);
         // Only the link of the class is before and after a node.
         let emptied = u64::from(prev == next);
         let word = class as usize / 64 % WORDS;
-        let filled = self.filled[word] & !(emptied << (class % 64));
-        self.filled[word] = filled;
-        self.words &= !(u32::from(filled == 0) << word);
+        let sl_bitmap = self.sl_bitmap[word] & !(emptied << (class % 64));
+        self.sl_bitmap[word] = sl_bitmap;
+        self.fl_bitmap &= !(u32::from(sl_bitmap == 0) << word);
     }
 }

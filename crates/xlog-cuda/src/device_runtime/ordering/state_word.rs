@@ -3,39 +3,39 @@
 //! Opening and closing such a use changes a word that holds the block's tag, its state and the number of open uses: whoever frees
 //! or recycles the block changes the same word, so validation and change are one step. A thread that keeps using a block gets it
 //! `BIASED`: it changes the word by plain stores, and everybody else takes the bias away first, under the block's lock. Otherwise
-//! a change is a compare-and-swap. As soon as another stream comes in, the word says `SLOW`, and all go through the block's lock.
+//! a change is a compare-and-swap. As soon as another stream comes in, the word says `INFLATED`, and all go through the block's lock.
 //!
-//! A block that nobody has used yet may be at `HOME`: its word is changed only by who holds the memory of its stream, by plain
+//! A block that nobody has used yet may be at `UNSHARED`: its word is changed only by who holds the memory of its stream, by plain
 //! stores. Whoever else comes takes it from there first, while holding that memory; it does not come back.
 
-use super::primitive::{AtomicU32, AtomicU64, Bias, Held, Lazy, Ordering, thread_name};
+use super::primitive::{AtomicU32, AtomicU64, Bias, BiasedSection, Lazy, Ordering, thread_name};
 
 const READ: u64 = 1;
 const READS: u64 = (1 << 10) - 1;
 const WRITE: u64 = 1 << 10;
 const WRITES: u64 = READS << 10;
 const LIVE: u64 = 1 << 20;
-const SLOW: u64 = 1 << 21;
+const INFLATED: u64 = 1 << 21;
 const BIASED: u64 = 1 << 22;
-const HOME: u64 = 1 << 23;
+const UNSHARED: u64 = 1 << 23;
 /// A use was announced: set by the same change of the word that closes the use, so that it belongs to this block and to a use that is
 /// closed.
 const ANNOUNCED: u64 = 1 << 24;
-const TAG_SHIFT: u32 = 32;
+const GENERATION_SHIFT: u32 = 32;
 
 /// Uses in a row by one thread that make the block its own.
-const ROW: u32 = 16;
+const BIAS_THRESHOLD: u32 = 16;
 /// In the place of a row: this block was taken from its owner once, and is not given to one again.
-const SHARED: u32 = u32::MAX;
+const REVOKED: u32 = u32::MAX;
 
 /// What became of an attempt without the lock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Attempt {
     Done,
-    /// Done; and [`BlockGate::grant`] would make the next ones cheaper.
-    Again,
+    /// Done; and [`StateWord::bias_to_current`] would make the next ones cheaper.
+    DoneBiasable,
     /// Take the lock and try there.
-    Slow,
+    NeedsLock,
     /// Not the live block.
     Stale,
 }
@@ -66,7 +66,7 @@ impl OwnStamps {
     }
 
     /// Those of writes and of reads, which are nowhere then. Called with the block's lock held, after it became slow.
-    pub(crate) fn take(&self) -> (u64, u64) {
+    pub(crate) fn swap_out(&self) -> (u64, u64) {
         (self.write.swap(0, Ordering::AcqRel), self.read.swap(0, Ordering::AcqRel))
     }
 }
@@ -74,24 +74,24 @@ impl OwnStamps {
 /// The state of a block as its own stream sees it.
 #[derive(Debug, Default)]
 #[repr(C)]
-pub(crate) struct BlockGate<Rest = ()> {
+pub(crate) struct StateWord<S = ()> {
     word: AtomicU64,
-    far: Lazy<Used<Rest>>,
+    shared_part: Lazy<SharedPart<S>>,
 }
 
-/// What only a block has that is used, and the `Rest` that its owner keeps for such a block, on cache lines of its own: it is changed
+/// What only a block has that is used, and the `S` that its owner keeps for such a block, on cache lines of its own: it is changed
 /// with every use. A block that stays at home has none of it, and touches none that an earlier one left.
 #[derive(Debug, Default)]
 #[repr(align(64))]
-struct Used<Rest> {
+struct SharedPart<S> {
     /// Who used it last, and how often in a row. A guess: nothing depends on it.
-    row: AtomicU32,
+    consecutive: AtomicU32,
     bias: Bias<2>,
-    rest: Rest,
+    shared: S,
 }
 
-fn tag_of(word: u64) -> u32 {
-    (word >> TAG_SHIFT) as u32
+fn generation_bits(word: u64) -> u32 {
+    (word >> GENERATION_SHIFT) as u32
 }
 
 /// Before a use of a block with this word is closed that finished at `stamp`. The first announced use stands for all that was queued
@@ -104,55 +104,55 @@ fn stamp_use(word: u64, writes: bool, stamp: u64, stamps: &OwnStamps) {
     stamps.stamp(writes, stamp);
 }
 
-impl<Rest: Default> BlockGate<Rest> {
+impl<S: Default> StateWord<S> {
     /// What the owner keeps for a block that is used, if there is anything.
     #[inline(always)]
-    pub(crate) fn rest(&self) -> Option<&Rest> {
-        self.far.get().map(|far| &far.rest)
+    pub(crate) fn shared(&self) -> Option<&S> {
+        self.shared_part.get().map(|shared_part| &shared_part.shared)
     }
 
     /// The same, made if there is not.
     #[inline(always)]
-    pub(crate) fn make_rest(&self) -> &Rest {
-        &self.far.get_or_make().rest
+    pub(crate) fn shared_or_make(&self) -> &S {
+        &self.shared_part.get_or_make().shared
     }
 
-    fn forget_row(&self) {
-        if let Some(far) = self.far.get() {
-            far.row.store(0, Ordering::Relaxed);
+    fn forget_consecutive_uses(&self) {
+        if let Some(shared_part) = self.shared_part.get() {
+            shared_part.consecutive.store(0, Ordering::Relaxed);
         }
     }
 
     /// A new block; its stamps have begun.
     #[inline(always)]
-    pub(crate) fn begin(&self, tag: u32) {
-        self.forget_row();
-        self.word.store(u64::from(tag) << TAG_SHIFT | LIVE, Ordering::Release);
+    pub(crate) fn begin(&self, bits: u32) {
+        self.forget_consecutive_uses();
+        self.word.store(u64::from(bits) << GENERATION_SHIFT | LIVE, Ordering::Release);
     }
 
     /// A new block that belongs to who holds the memory of its stream; its stamps have begun.
     #[inline(always)]
-    pub(crate) fn begin_at_home(&self, tag: u32) {
-        self.word.store(u64::from(tag) << TAG_SHIFT | LIVE | HOME, Ordering::Release);
+    pub(crate) fn begin_unshared(&self, bits: u32) {
+        self.word.store(u64::from(bits) << GENERATION_SHIFT | LIVE | UNSHARED, Ordering::Release);
     }
 
     /// True when the block is live and at home: then nobody has used it. Called, as what follows from it is done, by who holds the
     /// memory of its stream.
     #[inline(always)]
-    pub(crate) fn is_live_at_home(&self, tag: u32) -> bool {
-        self.word.load(Ordering::Relaxed) == u64::from(tag) << TAG_SHIFT | LIVE | HOME
+    pub(crate) fn is_live_and_unshared(&self, bits: u32) -> bool {
+        self.word.load(Ordering::Relaxed) == u64::from(bits) << GENERATION_SHIFT | LIVE | UNSHARED
     }
 
     /// True when the word may only be changed by who holds the memory of the stream.
     #[inline]
-    pub(crate) fn is_at_home(&self) -> bool {
-        self.word.load(Ordering::Acquire) & HOME != 0
+    pub(crate) fn is_unshared(&self) -> bool {
+        self.word.load(Ordering::Acquire) & UNSHARED != 0
     }
 
     /// From now on anybody may change the word. Called by who holds the memory of the stream.
-    pub(crate) fn leave_home(&self) {
-        self.forget_row();
-        self.word.fetch_and(!HOME, Ordering::AcqRel);
+    pub(crate) fn publish(&self) {
+        self.forget_consecutive_uses();
+        self.word.fetch_and(!UNSHARED, Ordering::AcqRel);
     }
 
     /// The block is gone.
@@ -161,22 +161,22 @@ impl<Rest: Default> BlockGate<Rest> {
         self.word.store(0, Ordering::Release);
     }
 
-    pub(crate) fn is_live(&self, tag: u32) -> bool {
+    pub(crate) fn is_live(&self, bits: u32) -> bool {
         let word = self.word.load(Ordering::Acquire);
-        tag_of(word) == tag && word & LIVE != 0
+        generation_bits(word) == bits && word & LIVE != 0
     }
 
     /// True when everybody goes through the lock. Only a guess unless the lock is held.
     #[inline]
-    pub(crate) fn is_slow(&self) -> bool {
-        self.word.load(Ordering::Acquire) & SLOW != 0
+    pub(crate) fn is_inflated(&self) -> bool {
+        self.word.load(Ordering::Acquire) & INFLATED != 0
     }
 
     /// True when it is the live block and everybody goes through the lock, which is held.
     #[inline(always)]
-    pub(crate) fn is_live_and_slow(&self, tag: u32) -> bool {
+    pub(crate) fn is_live_and_inflated(&self, bits: u32) -> bool {
         let word = self.word.load(Ordering::Acquire);
-        tag_of(word) == tag && word & (LIVE | SLOW) == LIVE | SLOW
+        generation_bits(word) == bits && word & (LIVE | INFLATED) == LIVE | INFLATED
     }
 
     /// True when the block belongs to a thread, as far as can be seen. That thread sees it.
@@ -186,18 +186,18 @@ impl<Rest: Default> BlockGate<Rest> {
     }
 
     #[inline(always)]
-    fn enter_mine(&self) -> Option<Held<'_>> {
-        self.far.get()?.bias.enter()
+    fn enter_biased(&self) -> Option<BiasedSection<'_>> {
+        self.shared_part.get()?.bias.enter()
     }
 
     /// Opens a use on the own stream, if the block belongs to this thread. False says nothing.
     #[inline]
-    pub(crate) fn open_mine(&self, tag: u32, writes: bool) -> bool {
-        let Some(_held) = self.enter_mine() else { return false };
+    pub(crate) fn open_biased(&self, bits: u32, writes: bool) -> bool {
+        let Some(_held) = self.enter_biased() else { return false };
         let word = self.word.load(Ordering::Relaxed);
         let (one, all) = if writes { (WRITE, WRITES) } else { (READ, READS) };
         // Biased means live and not slow; only the claim may be wrong.
-        let opened = tag_of(word) == tag && word & all != all;
+        let opened = generation_bits(word) == bits && word & all != all;
         if opened {
             self.word.store(word + one, Ordering::Release);
         }
@@ -206,17 +206,17 @@ impl<Rest: Default> BlockGate<Rest> {
 
     /// Closes one, if the block belongs to this thread. False says nothing.
     #[inline]
-    pub(crate) fn close_mine(
+    pub(crate) fn close_biased(
         &self,
-        tag: u32,
+        bits: u32,
         writes: bool,
         stamp: u64,
         stamps: &OwnStamps,
     ) -> bool {
-        let Some(_held) = self.enter_mine() else { return false };
+        let Some(_held) = self.enter_biased() else { return false };
         let word = self.word.load(Ordering::Relaxed);
         let (one, all) = if writes { (WRITE, WRITES) } else { (READ, READS) };
-        let closed = tag_of(word) == tag && word & all != 0;
+        let closed = generation_bits(word) == bits && word & all != 0;
         if closed {
             stamp_use(word, writes, stamp, stamps);
             self.word.store((word - one) | ANNOUNCED, Ordering::Release);
@@ -225,22 +225,22 @@ impl<Rest: Default> BlockGate<Rest> {
     }
 
     /// Opens a use on the own stream.
-    pub(crate) fn open(&self, tag: u32, writes: bool) -> Attempt {
-        if self.open_mine(tag, writes) {
+    pub(crate) fn open(&self, bits: u32, writes: bool) -> Attempt {
+        if self.open_biased(bits, writes) {
             return Attempt::Done;
         }
         let (one, all) = if writes { (WRITE, WRITES) } else { (READ, READS) };
-        self.open_shared(tag, one, all)
+        self.open_by_cas(bits, one, all)
     }
 
-    fn open_shared(&self, tag: u32, one: u64, all: u64) -> Attempt {
+    fn open_by_cas(&self, bits: u32, one: u64, all: u64) -> Attempt {
         let mut word = self.word.load(Ordering::Acquire);
         loop {
-            if tag_of(word) != tag || word & LIVE == 0 {
+            if generation_bits(word) != bits || word & LIVE == 0 {
                 return Attempt::Stale;
             }
-            if word & (SLOW | BIASED | HOME) != 0 || word & all == all {
-                return Attempt::Slow;
+            if word & (INFLATED | BIASED | UNSHARED) != 0 || word & all == all {
+                return Attempt::NeedsLock;
             }
             match self.word.compare_exchange_weak(
                 word,
@@ -248,7 +248,7 @@ impl<Rest: Default> BlockGate<Rest> {
                 Ordering::AcqRel,
                 Ordering::Acquire,
             ) {
-                Ok(_) if self.lengthen_row() => return Attempt::Again,
+                Ok(_) if self.note_consecutive_use() => return Attempt::DoneBiasable,
                 Ok(_) => return Attempt::Done,
                 Err(now) => word = now,
             }
@@ -256,32 +256,32 @@ impl<Rest: Default> BlockGate<Rest> {
     }
 
     /// One more use by this thread; true when there have been enough in a row.
-    fn lengthen_row(&self) -> bool {
-        let known = &self.far.get_or_make().row;
-        let row = known.load(Ordering::Relaxed);
-        if row == SHARED {
+    fn note_consecutive_use(&self) -> bool {
+        let known = &self.shared_part.get_or_make().consecutive;
+        let consecutive = known.load(Ordering::Relaxed);
+        if consecutive == REVOKED {
             return false;
         }
-        let me = thread_name() << 8;
-        let length = if row & !0xff == me { (row & 0xff) + 1 } else { 1 };
-        known.store(me | length.min(0xfe), Ordering::Relaxed);
-        length == ROW
+        let current = thread_name() << 8;
+        let length = if consecutive & !0xff == current { (consecutive & 0xff) + 1 } else { 1 };
+        known.store(current | length.min(0xfe), Ordering::Relaxed);
+        length == BIAS_THRESHOLD
     }
 
     /// Closes a use on the own stream whose work finished at `stamp`.
-    pub(crate) fn close(&self, tag: u32, writes: bool, stamp: u64, stamps: &OwnStamps) -> Attempt {
-        if self.close_mine(tag, writes, stamp, stamps) {
+    pub(crate) fn close(&self, bits: u32, writes: bool, stamp: u64, stamps: &OwnStamps) -> Attempt {
+        if self.close_biased(bits, writes, stamp, stamps) {
             return Attempt::Done;
         }
         let (one, all) = if writes { (WRITE, WRITES) } else { (READ, READS) };
         let mut word = self.word.load(Ordering::Acquire);
         loop {
-            if tag_of(word) != tag {
+            if generation_bits(word) != bits {
                 return Attempt::Stale;
             }
             // A block that is being freed needs the lock: the last use that closes completes the free.
-            if word & (SLOW | BIASED) != 0 || word & LIVE == 0 || word & all == 0 {
-                return Attempt::Slow;
+            if word & (INFLATED | BIASED) != 0 || word & LIVE == 0 || word & all == 0 {
+                return Attempt::NeedsLock;
             }
             stamp_use(word, writes, stamp, stamps);
             match self.word.compare_exchange_weak(
@@ -298,16 +298,16 @@ impl<Rest: Default> BlockGate<Rest> {
 
     /// Takes the block from its user, if only its own stream ever had to do with it and no use is open.
     #[inline(always)]
-    pub(crate) fn retire_quiet(&self, tag: u32) -> Attempt {
+    pub(crate) fn retire_quiet(&self, bits: u32) -> Attempt {
         let mut word = self.word.load(Ordering::Acquire);
         loop {
-            if tag_of(word) != tag || word & LIVE == 0 {
+            if generation_bits(word) != bits || word & LIVE == 0 {
                 return Attempt::Stale;
             }
-            if word & (SLOW | BIASED | HOME | READS | WRITES) != 0 {
-                return Attempt::Slow;
+            if word & (INFLATED | BIASED | UNSHARED | READS | WRITES) != 0 {
+                return Attempt::NeedsLock;
             }
-            let next = word & !LIVE | SLOW;
+            let next = word & !LIVE | INFLATED;
             match self.word.compare_exchange_weak(word, next, Ordering::AcqRel, Ordering::Acquire) {
                 Ok(_) => return Attempt::Done,
                 Err(now) => word = now,
@@ -318,14 +318,14 @@ impl<Rest: Default> BlockGate<Rest> {
     // What follows is called with the block's lock held.
 
     /// Makes the block this thread's own, if it is live and only its own stream has to do with it.
-    pub(crate) fn grant(&self, tag: u32) {
-        let bias = &self.far.get_or_make().bias;
+    pub(crate) fn bias_to_current(&self, bits: u32) {
+        let bias = &self.shared_part.get_or_make().bias;
         if bias.is_owned() || !bias.claim() {
             return;
         }
-        let quiet = LIVE | SLOW;
+        let quiet = LIVE | INFLATED;
         let granted = self.word.fetch_update(Ordering::AcqRel, Ordering::Acquire, |word| {
-            (tag_of(word) == tag && word & quiet == LIVE).then_some(word | BIASED)
+            (generation_bits(word) == bits && word & quiet == LIVE).then_some(word | BIASED)
         });
         if granted.is_err() {
             bias.revoke();
@@ -334,29 +334,31 @@ impl<Rest: Default> BlockGate<Rest> {
 
     /// Takes the block from the thread it belongs to. What is open stays open.
     #[inline]
-    pub(crate) fn share(&self) {
-        if let Some(far) = self.far.get()
-            && far.bias.is_owned()
+    pub(crate) fn revoke_bias(&self) {
+        if let Some(shared_part) = self.shared_part.get()
+            && shared_part.bias.is_owned()
         {
-            self.take_away(far);
+            self.revoke_bias_cold(shared_part);
         }
     }
 
     #[cold]
-    fn take_away(&self, far: &Used<Rest>) {
-        if !far.bias.is_mine() {
-            far.row.store(SHARED, Ordering::Relaxed);
+    fn revoke_bias_cold(&self, shared_part: &SharedPart<S>) {
+        if !shared_part.bias.is_mine() {
+            shared_part.consecutive.store(REVOKED, Ordering::Relaxed);
         }
-        far.bias.revoke();
+        shared_part.bias.revoke();
         self.word.fetch_and(!BIASED, Ordering::AcqRel);
     }
 
     /// Sends everybody through the lock. False when it is not the live block.
-    pub(crate) fn enter_slow(&self, tag: u32) -> bool {
-        self.change(|word| (tag_of(word) == tag && word & LIVE != 0).then_some(word | SLOW))
+    pub(crate) fn inflate(&self, bits: u32) -> bool {
+        self.change(|word| {
+            (generation_bits(word) == bits && word & LIVE != 0).then_some(word | INFLATED)
+        })
     }
 
-    /// True when a use of the own stream was announced, or [`BlockGate::announce`] was called. Changes only under the lock while the block
+    /// True when a use of the own stream was announced, or [`StateWord::announce`] was called. Changes only under the lock while the block
     /// is slow.
     pub(crate) fn is_announced(&self) -> bool {
         self.word.load(Ordering::Acquire) & ANNOUNCED != 0
@@ -367,62 +369,64 @@ impl<Rest: Default> BlockGate<Rest> {
         self.word.fetch_or(ANNOUNCED, Ordering::AcqRel);
     }
 
-    /// Stamps a use that was opened without the lock, before [`BlockGate::close_counted`] closes it.
+    /// Stamps a use that was opened without the lock, before [`StateWord::close_counted`] closes it.
     pub(crate) fn stamp_counted(&self, writes: bool, stamp: u64, stamps: &OwnStamps) {
         stamp_use(self.word.load(Ordering::Acquire), writes, stamp, stamps);
     }
 
     /// Lets the own stream go without the lock again.
     #[inline]
-    pub(crate) fn leave_slow(&self) {
-        if self.word.load(Ordering::Acquire) & SLOW == 0 {
+    pub(crate) fn deflate(&self) {
+        if self.word.load(Ordering::Acquire) & INFLATED == 0 {
             return;
         }
-        self.change(|word| Some(word & !SLOW));
+        self.change(|word| Some(word & !INFLATED));
     }
 
     /// The same, with a use of the own stream opened. False, and nothing done, when there are too many.
-    pub(crate) fn leave_slow_open(&self, writes: bool) -> bool {
+    pub(crate) fn deflate_and_open(&self, writes: bool) -> bool {
         let (one, all) = if writes { (WRITE, WRITES) } else { (READ, READS) };
-        self.change(|word| (word & all != all).then(|| (word & !SLOW) + one))
+        self.change(|word| (word & all != all).then(|| (word & !INFLATED) + one))
     }
 
     /// Takes the block from its user. False when it is not live: somebody else was first.
-    pub(crate) fn retire(&self, tag: u32) -> bool {
-        self.change(|word| (tag_of(word) == tag && word & LIVE != 0).then_some(word & !LIVE | SLOW))
+    pub(crate) fn retire(&self, bits: u32) -> bool {
+        self.change(|word| {
+            (generation_bits(word) == bits && word & LIVE != 0).then_some(word & !LIVE | INFLATED)
+        })
     }
 
     /// Closes a use that was opened without the lock. False when this block has none: uses of the next one at its place are not its.
     #[inline]
-    pub(crate) fn close_counted(&self, tag: u32, writes: bool) -> bool {
-        self.share();
-        self.has_counted(tag, writes) && self.uncount(tag, writes)
+    pub(crate) fn close_counted(&self, bits: u32, writes: bool) -> bool {
+        self.revoke_bias();
+        self.has_counted(bits, writes) && self.uncount(bits, writes)
     }
 
     #[cold]
-    fn uncount(&self, tag: u32, writes: bool) -> bool {
+    fn uncount(&self, bits: u32, writes: bool) -> bool {
         let (one, all) = if writes { (WRITE, WRITES) } else { (READ, READS) };
         self.change(|word| {
-            (tag_of(word) == tag && word & all != 0).then(|| (word - one) | ANNOUNCED)
+            (generation_bits(word) == bits && word & all != 0).then(|| (word - one) | ANNOUNCED)
         })
     }
 
     /// True when everybody goes through the lock and no use of this kind that was opened without it is open. Nobody owns a slow
     /// block, so nothing is to be taken away first.
     #[inline(always)]
-    pub(crate) fn is_slow_and_uncounted(&self, writes: bool) -> bool {
+    pub(crate) fn is_inflated_and_uncounted(&self, writes: bool) -> bool {
         let counted = if writes { WRITES } else { READS };
-        self.word.load(Ordering::Acquire) & (SLOW | counted) == SLOW
+        self.word.load(Ordering::Acquire) & (INFLATED | counted) == INFLATED
     }
 
-    /// True when a use of this block and kind that was opened without the lock is still open. After [`BlockGate::share`].
+    /// True when a use of this block and kind that was opened without the lock is still open. After [`StateWord::revoke_bias`].
     #[inline]
-    pub(crate) fn has_counted(&self, tag: u32, writes: bool) -> bool {
+    pub(crate) fn has_counted(&self, bits: u32, writes: bool) -> bool {
         let word = self.word.load(Ordering::Acquire);
-        tag_of(word) == tag && word & if writes { WRITES } else { READS } != 0
+        generation_bits(word) == bits && word & if writes { WRITES } else { READS } != 0
     }
 
-    /// True when a use that was opened without the lock is still open. After [`BlockGate::share`].
+    /// True when a use that was opened without the lock is still open. After [`StateWord::revoke_bias`].
     #[inline]
     pub(crate) fn has_open(&self) -> bool {
         self.word.load(Ordering::Acquire) & (READS | WRITES) != 0
@@ -430,7 +434,7 @@ impl<Rest: Default> BlockGate<Rest> {
 
     #[inline]
     fn change(&self, next: impl Fn(u64) -> Option<u64>) -> bool {
-        self.share();
+        self.revoke_bias();
         self.word.fetch_update(Ordering::AcqRel, Ordering::Acquire, next).is_ok()
     }
 }

@@ -8,16 +8,16 @@ use std::ops::Bound;
 
 use super::classes::{class_of, newest};
 use super::nodes::{Id, NIL, Node, State};
-use super::{Index, Range, UNIT};
+use super::{Range, Tlsf, UNIT};
 
 /// The border nodes by address.
 #[derive(Debug, Default)]
-pub(super) struct Borders {
+pub(super) struct SpanBoundaries {
     begins: BTreeMap<u64, Id>,
     ends: BTreeMap<u64, Id>,
 }
 
-impl Borders {
+impl SpanBoundaries {
     /// Whether a span holds part of the addresses from `ptr` to `end`.
     fn overlap(&self, ptr: u64, end: u64) -> bool {
         let Some((&begin, _)) = self.begins.range(..end).next_back() else { return false };
@@ -26,58 +26,58 @@ impl Borders {
     }
 }
 
-impl Index {
+impl Tlsf {
     /// Adds free memory, which merges with free memory of this index at either end when `join`.
     ///
     /// Returns false, and adds nothing, when the range is empty, is not made of whole units, or overlaps memory that the
     /// index has.
-    pub(crate) fn add(&mut self, range: Range, join: bool) -> bool {
+    pub(crate) fn insert_span(&mut self, range: Range, join: bool) -> bool {
         let Range { ptr, bytes, stamp } = range;
         let Some(end) = ptr.checked_add(bytes) else { return false };
         let whole = ptr % UNIT == 0 && bytes % UNIT == 0 && bytes > 0;
-        if !whole || !self.nodes.room(3) || self.borders.overlap(ptr, end) {
+        if !whole || !self.nodes.reserve(3) || self.boundaries.overlap(ptr, end) {
             return false;
         }
-        let left = if join { self.borders.ends.remove(&ptr) } else { None };
-        let before = match left {
-            Some(border) => {
-                let before = self.nodes.at(border).beside.before();
-                self.nodes.remove(border);
-                before
+        let left = if join { self.boundaries.ends.remove(&ptr) } else { None };
+        let prev = match left {
+            Some(boundary) => {
+                let prev = self.nodes.at(boundary).phys.prev();
+                self.nodes.remove(boundary);
+                prev
             }
-            None => self.border(ptr, NIL, NIL),
+            None => self.boundary(ptr, NIL, NIL),
         };
-        let right = if join { self.borders.begins.remove(&end) } else { None };
-        let after = match right {
-            Some(border) => {
-                let after = self.nodes.at(border).beside.after();
-                self.nodes.remove(border);
-                after
+        let right = if join { self.boundaries.begins.remove(&end) } else { None };
+        let next = match right {
+            Some(boundary) => {
+                let next = self.nodes.at(boundary).phys.next();
+                self.nodes.remove(boundary);
+                next
             }
-            None => self.border(end, NIL, NIL),
+            None => self.boundary(end, NIL, NIL),
         };
         if left.is_none() {
-            self.borders.begins.insert(ptr, before);
+            self.boundaries.begins.insert(ptr, prev);
         }
         if right.is_none() {
-            self.borders.ends.insert(end, after);
+            self.boundaries.ends.insert(end, next);
         }
-        let id = self.nodes.put(Node::new(range, State::Taken), before, after);
+        let id = self.nodes.put(Node::new(range, State::Allocated), prev, next);
         self.bytes += bytes;
-        self.give(id as u32, stamp);
+        self.free(id as u32, stamp);
         true
     }
 
     /// Removes a taken range without freeing it, with the stamp it was taken with: its neighbours end and begin there.
     /// `None` for a node that is not taken.
-    pub(crate) fn forget(&mut self, node: u32) -> Option<Range> {
+    pub(crate) fn remove_allocated(&mut self, node: u32) -> Option<Range> {
         let node = node as Id;
         let taken = self.nodes.at(node);
-        if !taken.is(State::Taken) {
+        if !taken.is(State::Allocated) {
             return None;
         }
         let range = taken.range();
-        if !self.nodes.room(2) {
+        if !self.nodes.reserve(2) {
             return None;
         }
         self.bytes -= range.bytes;
@@ -87,18 +87,18 @@ impl Index {
 
     /// Removes from the free ranges of at least `min` bytes what `leave` names: a part of the range it is shown, made of
     /// whole units. What is left of the range stays free and, if it still has `min` bytes, is shown again.
-    pub(crate) fn extract(
+    pub(crate) fn remove_if(
         &mut self,
         min: u64,
         leave: &mut dyn FnMut(&Range) -> Option<Range>,
     ) -> Vec<Range> {
         let mut left = Vec::new();
         let mut shown = Vec::new();
-        let mut from = self.classes.next_filled(class_of(min));
+        let mut from = self.classes.next_nonempty(class_of(min));
         while let Some(class) = from {
             let ranges = newest(&self.nodes, class);
             shown.extend(ranges.filter(|(_, node)| node.bytes >= min).map(|(id, _)| id));
-            from = self.classes.next_filled(class + 1);
+            from = self.classes.next_nonempty(class + 1);
         }
         while let Some(id) = shown.pop() {
             let range = self.nodes.at(id).range();
@@ -109,12 +109,12 @@ impl Index {
                 && part.bytes <= bytes
                 && part.ptr - ptr <= bytes - part.bytes;
             let whole = part.ptr % UNIT == 0 && part.bytes % UNIT == 0;
-            if !inside || !whole || !self.nodes.room(4) {
+            if !inside || !whole || !self.nodes.reserve(4) {
                 continue;
             }
-            let Some(taken) = self.carve_at(id, part.ptr - ptr, part.bytes) else { continue };
-            let beside = self.nodes.at(taken.node as Id).beside;
-            for rest in [beside.before(), beside.after()] {
+            let Some(taken) = self.split_block_at(id, part.ptr - ptr, part.bytes) else { continue };
+            let phys = self.nodes.at(taken.node as Id).phys;
+            for rest in [phys.prev(), phys.next()] {
                 let node = self.nodes.at(rest);
                 if node.is(State::Free) && node.bytes >= min {
                     shown.push(rest);
@@ -129,32 +129,32 @@ impl Index {
 
     /// Removes a node that is in no list, and puts borders in its place.
     fn cut(&mut self, id: Id) {
-        let beside = self.nodes.at(id).beside;
-        let (before, after) = (beside.before(), beside.after());
+        let phys = self.nodes.at(id).phys;
+        let (prev, next) = (phys.prev(), phys.next());
         let (ptr, end) = (self.nodes.at(id).ptr(), self.nodes.at(id).end());
         self.nodes.remove(id);
         if let Some((mut slots, _)) = self.nodes.slots() {
-            slots.at_mut(before).beside.set_after(NIL);
-            slots.at_mut(after).beside.set_before(NIL);
+            slots.at_mut(prev).phys.set_next(NIL);
+            slots.at_mut(next).phys.set_prev(NIL);
         }
-        if self.nodes.at(before).is(State::Border) {
-            self.borders.begins.remove(&ptr);
-            self.nodes.remove(before);
+        if self.nodes.at(prev).is(State::Boundary) {
+            self.boundaries.begins.remove(&ptr);
+            self.nodes.remove(prev);
         } else {
-            let border = self.border(ptr, before, NIL);
-            self.borders.ends.insert(ptr, border);
+            let boundary = self.boundary(ptr, prev, NIL);
+            self.boundaries.ends.insert(ptr, boundary);
         }
-        if self.nodes.at(after).is(State::Border) {
-            self.borders.ends.remove(&end);
-            self.nodes.remove(after);
+        if self.nodes.at(next).is(State::Boundary) {
+            self.boundaries.ends.remove(&end);
+            self.nodes.remove(next);
         } else {
-            let border = self.border(end, NIL, after);
-            self.borders.begins.insert(end, border);
+            let boundary = self.boundary(end, NIL, next);
+            self.boundaries.begins.insert(end, boundary);
         }
     }
 
-    fn border(&mut self, ptr: u64, before: Id, after: Id) -> Id {
-        let border = Range { ptr, bytes: 0, stamp: 0 };
-        self.nodes.put(Node::new(border, State::Border), before, after)
+    fn boundary(&mut self, ptr: u64, prev: Id, next: Id) -> Id {
+        let boundary = Range { ptr, bytes: 0, stamp: 0 };
+        self.nodes.put(Node::new(boundary, State::Boundary), prev, next)
     }
 }

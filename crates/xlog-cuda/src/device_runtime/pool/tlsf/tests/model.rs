@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::super::classes::{class_of, newest, oldest};
 use super::super::nodes::State;
-use super::super::{Index, Range, Taken, UNIT};
+use super::super::{Range, Tlsf, TlsfAllocation, UNIT};
 use super::{Random, for_each_seed};
 
 const BASE: u64 = 1 << 44;
@@ -16,7 +16,7 @@ const BASE: u64 = 1 << 44;
 struct Model {
     /// Size and stamp by address.
     free: BTreeMap<u64, (u64, u64)>,
-    live: Vec<Taken>,
+    live: Vec<TlsfAllocation>,
     /// Where ranges that touch stay apart.
     walls: BTreeSet<u64>,
     /// Memory that is in no index, for later.
@@ -47,7 +47,7 @@ impl Model {
     }
 
     /// Takes a part out of the free range that holds it, and says which stamp it had.
-    fn carve(&mut self, part_ptr: u64, part_bytes: u64) -> u64 {
+    fn split_block(&mut self, part_ptr: u64, part_bytes: u64) -> u64 {
         let (&ptr, &(bytes, stamp)) = self.free.range(..=part_ptr).next_back().unwrap();
         let (end, part_end) = (ptr + bytes, part_ptr + part_bytes);
         assert!(part_end <= end, "{part_ptr:#x}+{part_bytes} is not free");
@@ -67,44 +67,44 @@ impl Model {
         })
     }
 
-    fn agrees(&self, index: &Index) {
-        let mut ranges: Vec<_> = index.ranges().collect();
+    fn agrees(&self, tlsf: &Tlsf) {
+        let mut ranges: Vec<_> = tlsf.ranges().collect();
         ranges.sort_by_key(|range| range.ptr);
         let expected: Vec<_> =
             self.free.iter().map(|(&ptr, &(bytes, stamp))| Range { ptr, bytes, stamp }).collect();
         assert_eq!(ranges, expected, "free ranges");
-        assert_eq!(index.free_ranges(), expected.len());
-        assert_eq!(index.free_bytes(), expected.iter().map(|range| range.bytes).sum::<u64>());
-        assert_eq!(index.taken_bytes(), self.live.iter().map(|taken| taken.bytes).sum::<u64>());
+        assert_eq!(tlsf.free_ranges(), expected.len());
+        assert_eq!(tlsf.free_bytes(), expected.iter().map(|range| range.bytes).sum::<u64>());
+        assert_eq!(tlsf.allocated_bytes(), self.live.iter().map(|taken| taken.bytes).sum::<u64>());
         assert_eq!(
-            index.largest_free(),
+            tlsf.largest_free(),
             expected.iter().map(|range| range.bytes).max().unwrap_or(0)
         );
     }
 }
 
 /// Every free node is in the list of its class, and nothing else is in a list; neighbours know each other.
-fn audit(index: &Index) {
+fn audit(tlsf: &Tlsf) {
     let mut listed = 0;
-    let mut class = index.classes.next_filled(0);
+    let mut class = tlsf.classes.next_nonempty(0);
     while let Some(filled) = class {
-        let mut oldest: Vec<_> = oldest(&index.nodes, filled).collect();
+        let mut oldest: Vec<_> = oldest(&tlsf.nodes, filled).collect();
         assert!(!oldest.is_empty(), "class {filled} is marked but empty");
-        for (id, node) in newest(&index.nodes, filled) {
+        for (id, node) in newest(&tlsf.nodes, filled) {
             assert_eq!(oldest.pop().map(|(id, _)| id), Some(id));
             assert!(node.is(State::Free) && class_of(node.bytes) == filled, "node {id}: {node:?}");
             listed += 1;
         }
         assert!(oldest.is_empty(), "class {filled} has two lengths");
-        class = index.classes.next_filled(filled + 1);
+        class = tlsf.classes.next_nonempty(filled + 1);
     }
-    assert_eq!(listed, index.free_ranges());
-    for state in [State::Free, State::Taken] {
-        for (id, node) in index.nodes.all(state) {
-            assert_eq!(index.nodes.at(node.beside.before()).end(), node.ptr());
-            assert_eq!(index.nodes.at(node.beside.before()).beside.after(), id);
-            assert_eq!(index.nodes.at(node.beside.after()).ptr(), node.end());
-            assert_eq!(index.nodes.at(node.beside.after()).beside.before(), id);
+    assert_eq!(listed, tlsf.free_ranges());
+    for state in [State::Free, State::Allocated] {
+        for (id, node) in tlsf.nodes.all(state) {
+            assert_eq!(tlsf.nodes.at(node.phys.prev()).end(), node.ptr());
+            assert_eq!(tlsf.nodes.at(node.phys.prev()).phys.next(), id);
+            assert_eq!(tlsf.nodes.at(node.phys.next()).ptr(), node.end());
+            assert_eq!(tlsf.nodes.at(node.phys.next()).phys.prev(), id);
         }
     }
 }
@@ -116,7 +116,7 @@ fn size(random: &mut Random) -> u64 {
 
 fn program(seed: u64) {
     let mut random = Random::new(seed);
-    let (mut index, mut model) = (Index::default(), Model::default());
+    let (mut tlsf, mut model) = (Tlsf::default(), Model::default());
     let mut top = BASE + random.below(8) as u64 * UNIT;
     let mut stamp = 0;
     for _ in 0..20 + random.below(80) {
@@ -135,13 +135,13 @@ fn program(seed: u64) {
                     range
                 };
                 let join = random.below(4) > 0;
-                assert!(index.add(range, join), "{range:?}");
-                assert!(!index.add(range, join), "added twice: {range:?}");
-                for border in [range.ptr, range.ptr + range.bytes] {
+                assert!(tlsf.insert_span(range, join), "{range:?}");
+                assert!(!tlsf.insert_span(range, join), "added twice: {range:?}");
+                for boundary in [range.ptr, range.ptr + range.bytes] {
                     if join {
-                        model.walls.remove(&border);
+                        model.walls.remove(&boundary);
                     } else {
-                        model.walls.insert(border);
+                        model.walls.insert(boundary);
                     }
                 }
                 model.insert(range);
@@ -153,7 +153,7 @@ fn program(seed: u64) {
                 let bound =
                     if random.below(2) == 0 { u64::MAX } else { random.next() % (stamp + 1) };
                 let taken = if bound == u64::MAX {
-                    let taken = index.take(bytes, align);
+                    let taken = tlsf.allocate(bytes, align);
                     assert_eq!(
                         taken.is_some(),
                         model.fits(whole, align, |_| true),
@@ -161,7 +161,7 @@ fn program(seed: u64) {
                     );
                     taken
                 } else {
-                    let taken = index.take_if((bytes, 0), align, &mut |stamp| stamp <= bound);
+                    let taken = tlsf.allocate_if((bytes, 0), align, &mut |stamp| stamp <= bound);
                     let fits = model.fits(whole, align, |stamp| stamp <= bound);
                     // With so few ranges the bounded search sees them all.
                     if taken.is_some() || model.free.len() <= 4 {
@@ -171,7 +171,7 @@ fn program(seed: u64) {
                 };
                 if let Some(taken) = taken {
                     assert_eq!((taken.bytes, taken.ptr % align), (whole, 0));
-                    assert_eq!(taken.stamp, model.carve(taken.ptr, taken.bytes));
+                    assert_eq!(taken.stamp, model.split_block(taken.ptr, taken.bytes));
                     assert!(taken.stamp <= bound);
                     model.live.push(taken);
                 }
@@ -179,22 +179,22 @@ fn program(seed: u64) {
             9..=12 if !model.live.is_empty() => {
                 let taken = model.live.swap_remove(random.below(model.live.len()));
                 stamp += random.next() % 3;
-                index.give(taken.node, stamp);
-                let Taken { ptr, bytes, .. } = taken;
+                tlsf.free(taken.node, stamp);
+                let TlsfAllocation { ptr, bytes, .. } = taken;
                 model.insert(Range { ptr, bytes, stamp });
             }
             13 if !model.live.is_empty() => {
                 let taken = model.live.swap_remove(random.below(model.live.len()));
-                let Taken { ptr, bytes, stamp, .. } = taken;
-                assert_eq!(index.forget(taken.node), Some(Range { ptr, bytes, stamp }));
-                assert_eq!(index.forget(taken.node), None);
+                let TlsfAllocation { ptr, bytes, stamp, .. } = taken;
+                assert_eq!(tlsf.remove_allocated(taken.node), Some(Range { ptr, bytes, stamp }));
+                assert_eq!(tlsf.remove_allocated(taken.node), None);
                 model.walls.extend([ptr, ptr + bytes]);
                 model.outside.push(Range { ptr, bytes, stamp });
             }
             14 => {
                 let min = UNIT * (random.next() % 64);
                 let mut pick = random;
-                let left = index.extract(min, &mut |range| {
+                let left = tlsf.remove_if(min, &mut |range| {
                     assert!(range.bytes >= min);
                     let units = range.bytes / UNIT;
                     let skip = pick.next() % units;
@@ -204,7 +204,7 @@ fn program(seed: u64) {
                 });
                 random.next();
                 for range in left {
-                    assert_eq!(model.carve(range.ptr, range.bytes), range.stamp);
+                    assert_eq!(model.split_block(range.ptr, range.bytes), range.stamp);
                     model.walls.extend([range.ptr, range.ptr + range.bytes]);
                     model.outside.push(range);
                 }
@@ -212,26 +212,26 @@ fn program(seed: u64) {
             // Ids that name nothing taken.
             _ => {
                 let node = if random.below(2) == 0 { u32::MAX } else { 1_000_000 };
-                index.give(node, u64::MAX);
-                assert_eq!(index.forget(node), None);
+                tlsf.free(node, u64::MAX);
+                assert_eq!(tlsf.remove_allocated(node), None);
             }
         }
-        model.agrees(&index);
+        model.agrees(&tlsf);
     }
-    audit(&index);
+    audit(&tlsf);
     while let Some(taken) = model.live.pop() {
-        index.give(taken.node, stamp);
-        let Taken { ptr, bytes, .. } = taken;
+        tlsf.free(taken.node, stamp);
+        let TlsfAllocation { ptr, bytes, .. } = taken;
         model.insert(Range { ptr, bytes, stamp });
     }
     while let Some(range) = model.outside.pop() {
-        assert!(index.add(range, true));
+        assert!(tlsf.insert_span(range, true));
         model.walls.remove(&range.ptr);
         model.walls.remove(&(range.ptr + range.bytes));
         model.insert(range);
     }
-    model.agrees(&index);
-    audit(&index);
+    model.agrees(&tlsf);
+    audit(&tlsf);
 }
 
 #[test]

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 
 use offset_allocator::{Allocation, Allocator};
 
-use super::super::{Index, Range, Taken, UNIT};
+use super::super::{Range, Tlsf, TlsfAllocation, UNIT};
 use super::{Random, for_each_seed};
 
 const BASE: u64 = 1 << 40;
@@ -17,23 +17,23 @@ const BASE: u64 = 1 << 40;
 /// Both allocators over one span, and the live ranges of ours by address.
 struct Both {
     units: u32,
-    index: Index,
+    tlsf: Tlsf,
     other: Allocator,
     live: BTreeMap<u64, u64>,
 }
 
 impl Both {
     fn new(units: u32) -> Self {
-        let mut index = Index::default();
+        let mut tlsf = Tlsf::default();
         let bytes = u64::from(units) * UNIT;
-        assert!(index.add(Range { ptr: BASE, bytes, stamp: 0 }, true));
+        assert!(tlsf.insert_span(Range { ptr: BASE, bytes, stamp: 0 }, true));
         let other = Allocator::with_max_allocs(units, 4096);
-        Self { units, index, other, live: BTreeMap::new() }
+        Self { units, tlsf, other, live: BTreeMap::new() }
     }
 
     /// A block of ours; it lies in the span and in no other block.
-    fn take(&mut self, units: u32) -> Option<Taken> {
-        let taken = self.index.take(u64::from(units) * UNIT, UNIT)?;
+    fn take(&mut self, units: u32) -> Option<TlsfAllocation> {
+        let taken = self.tlsf.allocate(u64::from(units) * UNIT, UNIT)?;
         let (ptr, end) = (taken.ptr, taken.ptr + taken.bytes);
         assert_eq!(taken.bytes, u64::from(units) * UNIT);
         assert!(ptr >= BASE && end <= BASE + u64::from(self.units) * UNIT, "{taken:?}");
@@ -43,9 +43,9 @@ impl Both {
         Some(taken)
     }
 
-    fn give(&mut self, taken: Taken, stamp: u64) {
+    fn give(&mut self, taken: TlsfAllocation, stamp: u64) {
         assert!(self.live.remove(&taken.ptr).is_some());
-        self.index.give(taken.node, stamp);
+        self.tlsf.free(taken.node, stamp);
     }
 
     /// The largest gap between live ranges, in units.
@@ -63,7 +63,7 @@ impl Both {
     /// One free range, and for the other one as much free as it began with.
     fn is_whole(&self) {
         let all = u64::from(self.units) * UNIT;
-        let ranges: Vec<_> = self.index.ranges().map(|range| (range.ptr, range.bytes)).collect();
+        let ranges: Vec<_> = self.tlsf.ranges().map(|range| (range.ptr, range.bytes)).collect();
         assert_eq!(ranges, [(BASE, all)]);
         assert_eq!(self.other.storage_report().total_free_space, self.units);
     }
@@ -77,7 +77,7 @@ fn size(random: &mut Random) -> u32 {
 fn program(seed: u64) {
     let mut random = Random::new(seed);
     let mut both = Both::new(1 + random.below(1 << 13) as u32);
-    let mut live: Vec<(Taken, Option<Allocation>)> = Vec::new();
+    let mut live: Vec<(TlsfAllocation, Option<Allocation>)> = Vec::new();
     let mut others: Vec<Allocation> = Vec::new();
     for stamp in 0..200 {
         if random.below(5) < 3 {
@@ -95,7 +95,7 @@ fn program(seed: u64) {
             both.give(taken, stamp);
             other.into_iter().for_each(|other| both.other.free(other));
         }
-        assert_eq!(both.index.largest_free() / UNIT, both.largest_gap());
+        assert_eq!(both.tlsf.largest_free() / UNIT, both.largest_gap());
     }
     for (taken, other) in live {
         both.give(taken, 200);

@@ -4,7 +4,7 @@
 
 use std::time::Instant;
 
-use super::super::{Index, Range, UNIT};
+use super::super::{Range, Tlsf, UNIT};
 use super::Random;
 
 const MIB: u64 = 1 << 20;
@@ -12,7 +12,7 @@ const BASE: u64 = 1 << 40;
 
 /// An index over one address range that grows at its top, as physical handles are mapped there.
 pub(super) struct Growing {
-    pub(super) index: Index,
+    pub(super) tlsf: Tlsf,
     step: fn(u64) -> u64,
     reserved: u64,
     live: u64,
@@ -21,29 +21,29 @@ pub(super) struct Growing {
 
 impl Growing {
     pub(super) fn new(step: fn(u64) -> u64) -> Self {
-        Self { index: Index::default(), step, reserved: 0, live: 0, peak: 0 }
+        Self { tlsf: Tlsf::default(), step, reserved: 0, live: 0, peak: 0 }
     }
 
     pub(super) fn allocate(&mut self, bytes: u64) -> u32 {
         self.live += bytes;
         self.peak = self.peak.max(self.live);
         loop {
-            if let Some(taken) = self.index.take(bytes, UNIT) {
+            if let Some(taken) = self.tlsf.allocate(bytes, UNIT) {
                 return taken.node;
             }
             // Only what the free range at the top lacks.
             let ptr = BASE + self.reserved;
-            let top = self.index.ranges().find(|range| range.ptr + range.bytes == ptr);
+            let top = self.tlsf.ranges().find(|range| range.ptr + range.bytes == ptr);
             let lacks = bytes.next_multiple_of(UNIT) - top.map_or(0, |range| range.bytes);
             let bytes = lacks.next_multiple_of(2 * MIB).max((self.step)(self.reserved));
-            assert!(self.index.add(Range { ptr, bytes, stamp: 0 }, true));
+            assert!(self.tlsf.insert_span(Range { ptr, bytes, stamp: 0 }, true));
             self.reserved += bytes;
         }
     }
 
     pub(super) fn free(&mut self, node: u32, bytes: u64) {
         self.live -= bytes;
-        self.index.give(node, 0);
+        self.tlsf.free(node, 0);
     }
 
     fn ratio(&self) -> f64 {
@@ -178,11 +178,11 @@ pub(super) fn run(ops: &[Op], step: fn(u64) -> u64) -> (Growing, f64) {
     (memory, ns)
 }
 
-fn bar(name: &str, ops: &[Op], step: fn(u64) -> u64, most: f64) {
+fn bar(name: &str, ops: &[Op], step: fn(u64) -> u64, maximum: f64) {
     let (memory, ns) = run(ops, step);
     let ratio = memory.ratio();
-    println!("{name:32} {ratio:6.3} (at most {most:.2}) {ns:6.1} ns");
-    assert!(ratio <= most, "{name}: {ratio:.4} of what is live is reserved, at most {most}");
+    println!("{name:32} {ratio:6.3} (at most {maximum:.2}) {ns:6.1} ns");
+    assert!(ratio <= maximum, "{name}: {ratio:.4} of what is live is reserved, at most {maximum}");
 }
 
 #[test]
@@ -196,10 +196,10 @@ fn random_allocations_waste_little() {
         (1024, None, 1.60),
         (4096, Some(0x0114dd316b70ed04), 2.10),
     ];
-    for (max, check, most) in checks {
+    for (max, check, maximum) in checks {
         let (ops, found) = random_allocations(100_000, max * MIB);
         assert_eq!(found, check.unwrap_or(found), "the sequence for {max} MiB");
-        bar(&format!("random allocations, {max} MiB"), &ops, handles, most);
+        bar(&format!("random allocations, {max} MiB"), &ops, handles, maximum);
     }
 }
 

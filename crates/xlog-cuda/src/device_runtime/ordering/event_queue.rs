@@ -2,21 +2,21 @@
 //! moved to get it there.
 
 /// Fewest places.
-const FEW: usize = 8;
+const MIN_SLOTS: usize = 8;
 
 /// Entries in the order in which they came.
 #[derive(Debug)]
-pub(crate) struct Row<T> {
+pub(crate) struct EventQueue<T> {
     /// The entries are those from `first` to before `end`; what else is there is as its last user left it.
-    places: Vec<T>,
+    slots: Vec<T>,
     /// 0 while there is no entry.
     first: usize,
     end: usize,
 }
 
-impl<T: Default> Row<T> {
+impl<T: Default> EventQueue<T> {
     pub(crate) const fn new() -> Self {
-        Self { places: Vec::new(), first: 0, end: 0 }
+        Self { slots: Vec::new(), first: 0, end: 0 }
     }
 
     #[inline(always)]
@@ -27,12 +27,12 @@ impl<T: Default> Row<T> {
     /// One more entry, at the end, to be filled in by the caller.
     #[inline(always)]
     pub(crate) fn push(&mut self) -> &mut T {
-        if self.end >= self.places.len() {
+        if self.end >= self.slots.len() {
             self.make_room();
         }
         let at = self.end;
         self.end += 1;
-        &mut self.places[at]
+        &mut self.slots[at]
     }
 
     /// There is no room at the end: what was taken makes some, or else it grows.
@@ -43,14 +43,14 @@ impl<T: Default> Row<T> {
         if self.first != 0 && self.first >= self.len() {
             self.close_up();
         } else {
-            let places = (2 * self.places.len()).max(FEW);
-            self.places.resize_with(places, T::default);
+            let slots = (2 * self.slots.len()).max(MIN_SLOTS);
+            self.slots.resize_with(slots, T::default);
         }
     }
 
     /// Moves the entries to the front.
     fn close_up(&mut self) {
-        self.places.rotate_left(self.first);
+        self.slots.rotate_left(self.first);
         self.end -= self.first;
         self.first = 0;
     }
@@ -58,20 +58,20 @@ impl<T: Default> Row<T> {
     #[inline(always)]
     pub(crate) fn last(&self) -> Option<&T> {
         // Without an entry the end is 0.
-        self.places.get(self.end.wrapping_sub(1))
+        self.slots.get(self.end.wrapping_sub(1))
     }
 
     #[inline(always)]
     pub(crate) fn last_mut(&mut self) -> Option<&mut T> {
-        self.places.get_mut(self.end.wrapping_sub(1))
+        self.slots.get_mut(self.end.wrapping_sub(1))
     }
 
     pub(crate) fn as_slice(&self) -> &[T] {
-        self.places.get(self.first..self.end).unwrap_or_default()
+        self.slots.get(self.first..self.end).unwrap_or_default()
     }
 
     pub(crate) fn as_mut_slice(&mut self) -> &mut [T] {
-        self.places.get_mut(self.first..self.end).unwrap_or_default()
+        self.slots.get_mut(self.first..self.end).unwrap_or_default()
     }
 
     /// Forgets the first `count` entries.
@@ -90,8 +90,8 @@ impl<T: Default> Row<T> {
         self.close_up();
         let mut kept = 0;
         for at in 0..self.end {
-            if is_kept(&self.places[at]) {
-                self.places.swap(kept, at);
+            if is_kept(&self.slots[at]) {
+                self.slots.swap(kept, at);
                 kept += 1;
             }
         }
@@ -113,28 +113,32 @@ mod tests {
                 state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040);
                 (state >> 33) % below
             };
-            let (mut row, mut queue) = (Row::new(), VecDeque::new());
+            let (mut event_queue, mut queue) = (EventQueue::new(), VecDeque::new());
             for step in 0..200 {
                 match next(9) {
                     0..4 => {
-                        *row.push() = step;
+                        *event_queue.push() = step;
                         queue.push_back(step);
                     }
                     4..8 => {
                         let count = next(3).min(queue.len() as u64) as usize;
                         queue.drain(..count);
-                        row.drop_front(count);
+                        event_queue.drop_front(count);
                     }
                     _ if next(8) == 0 => {
-                        row.retain(|entry| entry % 3 != 0);
+                        event_queue.retain(|entry| entry % 3 != 0);
                         queue.retain(|entry| entry % 3 != 0);
                     }
                     _ => {}
                 }
-                assert_eq!(row.as_slice(), queue.make_contiguous(), "seed {seed}, step {step}");
-                assert_eq!((row.len(), row.last()), (queue.len(), queue.back()));
-                assert_eq!(row.last_mut(), queue.back_mut());
-                assert_eq!(row.as_mut_slice(), queue.make_contiguous());
+                assert_eq!(
+                    event_queue.as_slice(),
+                    queue.make_contiguous(),
+                    "seed {seed}, step {step}"
+                );
+                assert_eq!((event_queue.len(), event_queue.last()), (queue.len(), queue.back()));
+                assert_eq!(event_queue.last_mut(), queue.back_mut());
+                assert_eq!(event_queue.as_mut_slice(), queue.make_contiguous());
             }
         }
     }

@@ -9,25 +9,25 @@
 
 #![forbid(unsafe_code)]
 
-mod borders;
 mod classes;
 mod nodes;
 mod search;
+mod span_boundaries;
 #[cfg(test)]
 mod tests;
 
 use super::prefetch::prefetch;
-use borders::Borders;
 use classes::{Classes, class_of, newest, spot_of};
 use nodes::{Id, Node, Nodes, Slots, State};
-use search::{Wish, find, find_any};
+use search::{FitRequest, find, find_any};
+use span_boundaries::SpanBoundaries;
 
 /// What all sizes and addresses are multiples of, in bytes.
 pub(crate) const UNIT: u64 = 256;
 
 /// Memory that was taken, until its node is given back or forgotten.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Taken {
+pub(crate) struct TlsfAllocation {
     /// Names the range to the index. The number is used again once the range was given back.
     pub(crate) node: u32,
     /// The address.
@@ -51,75 +51,74 @@ pub(crate) struct Range {
 
 /// The ranges of one arena.
 #[derive(Debug, Default)]
-pub(crate) struct Index {
+pub(crate) struct Tlsf {
     nodes: Nodes,
     classes: Classes,
-    borders: Borders,
+    boundaries: SpanBoundaries,
     bytes: u64,
     free_bytes: u64,
 }
 
-impl Index {
+impl Tlsf {
     /// Takes memory of exactly `bytes`, rounded up to whole units, at a multiple of `align`.
     ///
     /// `None` when no free range can hold it, or when `align` is not a power of two.
     #[inline]
-    pub(crate) fn take(&mut self, bytes: u64, align: u64) -> Option<Taken> {
-        let wish = Wish::new(bytes, align)?;
-        if wish.align > UNIT {
-            let (id, head) = self.find_aligned(wish)?;
-            return self.carve_at(id, head, wish.bytes);
+    pub(crate) fn allocate(&mut self, bytes: u64, align: u64) -> Option<TlsfAllocation> {
+        let request = FitRequest::new(bytes, align)?;
+        if request.align > UNIT {
+            let (id, head) = self.find_aligned(request)?;
+            return self.split_block_at(id, head, request.bytes);
         }
-        self.take_units::<true>(wish.bytes)
+        self.allocate_units::<true>(request.bytes)
     }
 
     /// Takes memory of `bytes`, which are whole units and not none; mostly whole classes, unless it is `ANY`.
     #[inline(always)]
-    pub(crate) fn take_units<const ANY: bool>(&mut self, bytes: u64) -> Option<Taken> {
-        let (mut slots, vacant) = self.nodes.slots_with_room()?;
+    pub(crate) fn allocate_units<const ANY: bool>(&mut self, bytes: u64) -> Option<TlsfAllocation> {
+        let (mut slots, vacant) = self.nodes.slots_with_vacant()?;
         let find = if ANY { find_any } else { find };
         let found = find(&slots, &self.classes, bytes)?;
-        let taken = carve(&mut slots, vacant, &mut self.classes, found, bytes)?;
+        let taken = split_block(&mut slots, vacant, &mut self.classes, found, bytes)?;
         // The next one is cut into this.
         prefetch(slots.at(*vacant));
         self.free_bytes -= bytes;
         Some(taken)
     }
 
-    /// Takes memory of at least `bytes` from a range whose stamp is `usable`: all of the range where it has no more than `most`, so
-    /// that no splinter of it is left, and otherwise `most` of it, or `bytes` if that is more.
+    /// Takes memory of at least `bytes` from a range whose stamp is `usable`: all of the range where it has no more than `maximum`, so
+    /// that no splinter of it is left, and otherwise `maximum` of it, or `bytes` if that is more.
     ///
     /// The search is bounded: `None` says that nothing was found, not that there is nothing.
-    pub(crate) fn take_if(
+    pub(crate) fn allocate_if(
         &mut self,
-        (bytes, most): (u64, u64),
+        (bytes, maximum): (u64, u64),
         align: u64,
         usable: &mut dyn FnMut(u64) -> bool,
-    ) -> Option<Taken> {
-        let wish = Wish::new(bytes, align)?;
-        let (id, head) = self.find_if(wish, usable)?;
+    ) -> Option<TlsfAllocation> {
+        let request = FitRequest::new(bytes, align)?;
+        let (id, head) = self.find_if(request, usable)?;
         let has = self.nodes.at(id).bytes.checked_sub(head)?;
-        let whole = if has <= most { has } else { most / UNIT * UNIT };
-        self.carve_at(id, head, whole.max(wish.bytes))
+        let whole = if has <= maximum { has } else { maximum / UNIT * UNIT };
+        self.split_block_at(id, head, whole.max(request.bytes))
     }
 
     /// Gives a taken range back, with the stamp of the last work on it, and says its size. A node that is not taken is left as it
     /// is, and has none.
     #[inline(always)]
-    pub(crate) fn give(&mut self, node: u32, stamp: u64) -> u64 {
+    pub(crate) fn free(&mut self, node: u32, stamp: u64) -> u64 {
         let id = node as Id;
         if !self.nodes.has(id) {
             return 0;
         }
         let Some((mut slots, vacant)) = self.nodes.slots() else { return 0 };
         let node = slots.at(id);
-        if !node.is(State::Taken) {
+        if !node.is(State::Allocated) {
             return 0;
         }
-        let (ptr, bytes, before, after) =
-            (node.ptr(), node.bytes, node.beside.before(), node.beside.after());
+        let (ptr, bytes, prev, next) = (node.ptr(), node.bytes, node.phys.prev(), node.phys.next());
         self.free_bytes += bytes;
-        let (left, right) = (slots.at(before), slots.at(after));
+        let (left, right) = (slots.at(prev), slots.at(next));
         let classes = &mut self.classes;
         match (left.is(State::Free), right.is(State::Free)) {
             (false, false) => {
@@ -131,21 +130,21 @@ impl Index {
             (true, false) => {
                 let bytes = left.bytes + bytes;
                 slots.remove(id, vacant);
-                resize(&mut slots, classes, before, bytes, stamp);
+                resize(&mut slots, classes, prev, bytes, stamp);
             }
             (false, true) => {
                 let bytes = bytes + right.bytes;
                 slots.remove(id, vacant);
-                slots.at_mut(after).set(ptr, State::Free);
-                resize(&mut slots, classes, after, bytes, stamp);
+                slots.at_mut(next).set(ptr, State::Free);
+                resize(&mut slots, classes, next, bytes, stamp);
             }
             (true, true) => {
                 // The larger node stays: it is more likely to keep its class, and with it its place in the list.
                 let (ptr, bytes) = (left.ptr(), left.bytes + bytes + right.bytes);
                 let (stays, goes, gone) = if left.bytes > right.bytes {
-                    (before, after, *right)
+                    (prev, next, *right)
                 } else {
-                    (after, before, *left)
+                    (next, prev, *left)
                 };
                 let stamp = stamp.max(gone.stamp);
                 classes.unlink(&mut slots, goes, class_of(gone.bytes));
@@ -164,8 +163,8 @@ impl Index {
     pub(crate) fn prefetch(&mut self, coming: u32, halfway: u32) {
         let Some((slots, _)) = self.nodes.slots() else { return };
         prefetch(slots.at(coming as Id));
-        let beside = slots.at(halfway as Id).beside;
-        for near in [beside.before(), beside.after()] {
+        let phys = slots.at(halfway as Id).phys;
+        for near in [phys.prev(), phys.next()] {
             prefetch(slots.at(near));
             prefetch(slots.link(spot_of(near)));
         }
@@ -177,7 +176,7 @@ impl Index {
     }
 
     /// The bytes that are taken.
-    pub(crate) fn taken_bytes(&self) -> u64 {
+    pub(crate) fn allocated_bytes(&self) -> u64 {
         self.bytes - self.free_bytes
     }
 
@@ -188,7 +187,7 @@ impl Index {
 
     /// The size of the largest free range; walks the list of the highest class that has one.
     pub(crate) fn largest_free(&self) -> u64 {
-        let Some(class) = self.classes.last_filled() else { return 0 };
+        let Some(class) = self.classes.last_nonempty() else { return 0 };
         let ranges = newest(&self.nodes, class);
         ranges.map(|(_, node)| node.bytes).max().unwrap_or(0)
     }
@@ -199,31 +198,31 @@ impl Index {
     }
 
     /// Takes `bytes` that begin `head` bytes into a free range; `None` if they are not in it.
-    fn carve_at(&mut self, id: Id, head: u64, bytes: u64) -> Option<Taken> {
-        let Node { beside, stamp, bytes: all, .. } = *self.nodes.at(id);
-        let after = beside.after();
+    fn split_block_at(&mut self, id: Id, head: u64, bytes: u64) -> Option<TlsfAllocation> {
+        let Node { phys, stamp, bytes: all, .. } = *self.nodes.at(id);
+        let next = phys.next();
         let start = self.nodes.at(id).ptr() + head;
         let rest = all.checked_sub(head)?.checked_sub(bytes)?;
         if head == 0 {
-            let (mut slots, vacant) = self.nodes.slots_with_room()?;
+            let (mut slots, vacant) = self.nodes.slots_with_vacant()?;
             self.free_bytes -= bytes;
-            return carve(&mut slots, vacant, &mut self.classes, (id, class_of(all)), bytes);
+            return split_block(&mut slots, vacant, &mut self.classes, (id, class_of(all)), bytes);
         }
-        if !self.nodes.room(2) {
+        if !self.nodes.reserve(2) {
             return None;
         }
         let part = Range { ptr: start, bytes, stamp };
-        let taken = self.nodes.put(Node::new(part, State::Taken), id, after);
+        let taken = self.nodes.put(Node::new(part, State::Allocated), id, next);
         let (mut slots, _) = self.nodes.slots()?;
         resize(&mut slots, &mut self.classes, id, head, stamp);
         if rest > 0 {
             let tail = Range { ptr: start + bytes, bytes: rest, stamp };
-            let tail = self.nodes.put(Node::new(tail, State::Free), taken, after);
+            let tail = self.nodes.put(Node::new(tail, State::Free), taken, next);
             let (mut slots, _) = self.nodes.slots()?;
             self.classes.link(&mut slots, tail, class_of(rest));
         }
         self.free_bytes -= bytes;
-        Some(Taken { node: taken as u32, ptr: start, bytes, stamp })
+        Some(TlsfAllocation { node: taken as u32, ptr: start, bytes, stamp })
     }
 }
 
@@ -242,36 +241,36 @@ fn resize(slots: &mut Slots<'_>, classes: &mut Classes, id: Id, bytes: u64, stam
 
 /// Takes the first `bytes` of a free range of a class that has as many. There is a vacant node.
 #[inline(always)]
-fn carve(
+fn split_block(
     slots: &mut Slots<'_>,
     vacant: &mut Id,
     classes: &mut Classes,
     (id, from): (Id, u32),
     bytes: u64,
-) -> Option<Taken> {
+) -> Option<TlsfAllocation> {
     let node = slots.at_mut(id);
     let (ptr, stamp) = (node.ptr(), node.stamp);
     let rest = node.bytes.checked_sub(bytes)?;
     if rest == 0 {
-        node.set(ptr, State::Taken);
+        node.set(ptr, State::Allocated);
         classes.unlink(slots, id, from);
-        return Some(Taken { node: id as u32, ptr, bytes, stamp });
+        return Some(TlsfAllocation { node: id as u32, ptr, bytes, stamp });
     }
     // The free range keeps its node and only moves to another list if it has to.
     let taken = *vacant;
-    let before = node.beside.before();
+    let prev = node.phys.prev();
     node.set(ptr + bytes, State::Free);
     node.bytes = rest;
-    node.beside.set_before(taken);
+    node.phys.set_prev(taken);
     let part = slots.at_mut(taken);
-    *vacant = part.beside.after();
+    *vacant = part.phys.next();
     let range = Range { ptr, bytes, stamp };
-    *part = Node::new(range, State::Taken).between(before, id);
-    slots.at_mut(before).beside.set_after(taken);
+    *part = Node::new(range, State::Allocated).between(prev, id);
+    slots.at_mut(prev).phys.set_next(taken);
     let to = class_of(rest);
     if from != to {
         classes.unlink(slots, id, from);
         classes.link(slots, id, to);
     }
-    Some(Taken { node: taken as u32, ptr, bytes, stamp })
+    Some(TlsfAllocation { node: taken as u32, ptr, bytes, stamp })
 }

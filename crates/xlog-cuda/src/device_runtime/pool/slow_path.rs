@@ -19,144 +19,147 @@ use std::time::Instant;
 use xlog_driver::DriverResult;
 
 use super::PoolResource;
-use super::arena::{Arena, ArenaCounts, Path, Piece, UNIT};
-use super::index::{Index, Range, Taken};
+use super::arena::{Arena, ArenaCounts, Source, Suballocation, UNIT};
 use super::sanitizer::Sanitizer;
 use super::segments::Span;
+use super::tlsf::{Range, Tlsf, TlsfAllocation};
 use super::trim::holds;
-use crate::device_runtime::ordering::EdgePolicy;
+use crate::device_runtime::ordering::EventPolicy;
 use crate::device_runtime::ordering::primitive::Lock;
 use crate::device_runtime::resource::{ResourceError, ResourceResult, StreamId};
 use crate::stream::RawStream;
 
 /// Blocks put by that a request looks at.
-const LOOK_AT: usize = 2;
+const DEFERRED_PER_REQUEST: usize = 2;
 /// Memory moves between streams in pieces of up to this size where there is enough, so that it does not move often.
-const MOST_MOVED: u64 = 2 << 20;
+const MAX_TRANSFER: u64 = 2 << 20;
 
 /// Looks into arenas of other threads that requests can save up for; a pool starts with as many.
-pub(super) const MOST_SAVED: u32 = 64;
+pub(super) const MAX_SCAN_CREDITS: u32 = 64;
 
 /// A request that the arena of its stream could not serve.
 pub(super) struct Request<'a> {
     pub(super) stream: StreamId,
-    pub(super) home: &'a RawStream,
+    pub(super) owner: &'a RawStream,
     pub(super) arena: &'a Lock<Arena>,
     pub(super) size: u64,
     pub(super) align: u64,
 }
 
 impl PoolResource {
-    pub(super) fn take_initial(&self) -> ResourceResult<()> {
+    pub(super) fn grow_initial(&self) -> ResourceResult<()> {
         let mut left = self.config.initial_bytes as u64;
         while left > 0 {
             // In several pieces, so that each can go back by itself.
             let span =
                 self.segments.grow(left.min(self.config.growth_bytes as u64), StreamId::DEFAULT)?;
-            self.short.spare.lock().add(Range { ptr: span.ptr, bytes: span.bytes, stamp: 0 }, true);
+            self.slow_path
+                .shared_free
+                .lock()
+                .insert_span(Range { ptr: span.ptr, bytes: span.bytes, stamp: 0 }, true);
             left = left.saturating_sub(span.bytes);
         }
         if self.config.initial_bytes > 0 && self.segments.is_stream_ordered() {
-            self.tracker.stream(StreamId::DEFAULT)?.settle(&self.tracker.tally)?;
+            self.tracker.stream(StreamId::DEFAULT)?.synchronize(&self.tracker.counters)?;
         }
         Ok(())
     }
 
     /// How much memory moves to a stream that asks for less.
-    fn moved(&self) -> u64 {
-        (self.config.growth_bytes as u64 / 16).next_multiple_of(UNIT).min(MOST_MOVED)
+    fn transfer_bytes(&self) -> u64 {
+        (self.config.growth_bytes as u64 / 16).next_multiple_of(UNIT).min(MAX_TRANSFER)
     }
 
     #[cold]
     #[inline(never)]
-    pub(super) fn serve_from_elsewhere(
+    pub(super) fn allocate_slow(
         &self,
         stream: StreamId,
-        home: &RawStream,
+        owner: &RawStream,
         arena: &Lock<Arena>,
         (size, align): (u64, u64),
-    ) -> ResourceResult<Piece> {
-        let request = Request { stream, home, arena, size, align };
+    ) -> ResourceResult<Suballocation> {
+        let request = Request { stream, owner, arena, size, align };
         if self.config.reuse.opportunistic
-            && self.put_by.has_put_by()
-            && let Some(_turn) = self.put_by.try_turn()
+            && self.deferred_frees.has_deferred()
+            && let Some(_reaper) = self.deferred_frees.try_reaper_lock()
         {
             // A failure stays with the block and comes back with a reap.
-            let _ = self.put_completed(LOOK_AT);
-            let take = |arena: &mut Arena| arena.take(size, align, &self.tracker.table);
-            if let Some(piece) = arena.with(take) {
-                return Ok(piece);
+            let _ = self.free_completed(DEFERRED_PER_REQUEST);
+            let take = |arena: &mut Arena| arena.allocate(size, align, &self.tracker.table);
+            if let Some(suballocation) = arena.with(take) {
+                return Ok(suballocation);
             }
         }
         if self.sanitizer.is_some()
-            && let Some(_turn) = self.put_by.try_turn()
+            && let Some(_reaper) = self.deferred_frees.try_reaper_lock()
         {
             let _ = self.release_completed(usize::MAX);
         }
-        if let Some(piece) = self.take_own(&request) {
-            return Ok(piece);
+        if let Some(suballocation) = self.allocate_own(&request) {
+            return Ok(suballocation);
         }
-        if let Some(piece) = self.take_spare(&request) {
-            return Ok(piece);
+        if let Some(suballocation) = self.allocate_shared_free(&request) {
+            return Ok(suballocation);
         }
-        let crowd = self.crowd(&request);
-        let looks = self.may_look(&request, crowd);
-        let mut passed = PassedOver::default();
-        if looks {
-            if let Some(piece) = self.take_from_others(&request, false, &mut passed)? {
-                return Ok(piece);
+        let foreign_arenas = self.foreign_arenas(&request);
+        let scans = self.may_scan(&request, foreign_arenas);
+        let mut skipped = SkippedStreams::default();
+        if scans {
+            if let Some(suballocation) = self.steal(&request, false, &mut skipped)? {
+                return Ok(suballocation);
             }
             if self.config.reuse.insert_waits
-                && self.has_plenty()
-                && let Some(piece) = self.take_from_others(&request, true, &mut passed)?
+                && self.prefer_wait_over_growth()
+                && let Some(suballocation) = self.steal(&request, true, &mut skipped)?
             {
-                return Ok(piece);
+                return Ok(suballocation);
             }
         }
-        let full = match self.grow(&request, crowd) {
-            Ok(piece) => return Ok(piece),
+        let full = match self.grow(&request, foreign_arenas) {
+            Ok(suballocation) => return Ok(suballocation),
             Err(error) if is_full(&error) => error,
             Err(error) => return Err(error),
         };
-        if !looks && let Some(piece) = self.take_from_others(&request, false, &mut passed)? {
-            return Ok(piece);
+        if !scans && let Some(suballocation) = self.steal(&request, false, &mut skipped)? {
+            return Ok(suballocation);
         }
-        match self.take_with_waits(&request, crowd, &mut passed)? {
-            Some(piece) => Ok(piece),
-            None => Err(self.refusal(&request, full, passed)),
+        match self.allocate_with_waits(&request, foreign_arenas, &mut skipped)? {
+            Some(suballocation) => Ok(suballocation),
+            None => Err(self.refusal(&request, full, skipped)),
         }
     }
 
     /// What is left to a pool that cannot grow: memory that somebody must wait for, then pieces put together.
-    fn take_with_waits(
+    fn allocate_with_waits(
         &self,
         request: &Request<'_>,
-        crowd: u32,
-        passed: &mut PassedOver,
-    ) -> ResourceResult<Option<Piece>> {
+        foreign_arenas: u32,
+        skipped: &mut SkippedStreams,
+    ) -> ResourceResult<Option<Suballocation>> {
         if self.config.reuse.insert_waits
-            && let Some(piece) = self.take_from_others(request, true, passed)?
+            && let Some(suballocation) = self.steal(request, true, skipped)?
         {
-            return Ok(Some(piece));
+            return Ok(Some(suballocation));
         }
-        let turn = self.put_by.turn();
+        let reaper = self.deferred_frees.reaper_lock();
         // A failure stays with the block and comes back with a reap.
-        passed.note(self.put_by_with_waits());
-        passed.note(self.release_with_waits(RawStream::settle_in_time));
-        drop(turn);
-        if let Some(piece) = self.take_own(request) {
-            return Ok(Some(piece));
+        skipped.note(self.free_deferred_with_waits());
+        skipped.note(self.release_with_waits(RawStream::synchronize_in_time));
+        drop(reaper);
+        if let Some(suballocation) = self.allocate_own(request) {
+            return Ok(Some(suballocation));
         }
         if self.config.reuse.insert_waits {
-            if let Some(piece) = self.take_from_others(request, true, passed)? {
-                return Ok(Some(piece));
+            if let Some(suballocation) = self.steal(request, true, skipped)? {
+                return Ok(Some(suballocation));
             }
-            if let Some(piece) = self.join(request, passed)? {
-                return Ok(Some(piece));
+            if let Some(suballocation) = self.coalesce_across_streams(request, skipped)? {
+                return Ok(Some(suballocation));
             }
         }
-        passed.unless_lost(self.settle_streams(RawStream::settle_in_time))?;
-        match self.move_together(request) {
+        skipped.unless_lost(self.synchronize_streams(RawStream::synchronize_in_time))?;
+        match self.defragment(request) {
             Err(error) if is_full(&error) => {}
             Ok(None) => {}
             other => return other,
@@ -165,53 +168,55 @@ impl PoolResource {
             return Ok(None);
         }
         // What cannot be moved goes back to the device, and is taken again in one range.
-        passed.note(self.trim_to(0));
+        skipped.note(self.trim_to(0));
         // An inner resource frees in stream order.
-        passed.unless_lost(self.settle_streams(RawStream::settle_in_time))?;
-        passed.note(self.segments.reclaim());
-        match self.grow(request, crowd) {
+        skipped.unless_lost(self.synchronize_streams(RawStream::synchronize_in_time))?;
+        skipped.note(self.segments.reclaim());
+        match self.grow(request, foreign_arenas) {
             Err(error) if is_full(&error) => Ok(None),
             other => other.map(Some),
         }
     }
 
     /// Arenas of other streams that are other threads'. Which threads there are decides nothing in a pool that always does the same.
-    fn crowd(&self, request: &Request<'_>) -> u32 {
+    fn foreign_arenas(&self, request: &Request<'_>) -> u32 {
         if !self.config.reuse.opportunistic {
             return 0;
         }
-        let own = request.home.clock().key();
-        let others = self.arenas_with_places().filter(|(place, _)| *place != own);
-        others.filter(|(_, arena)| !arena.is_near()).count() as u32
+        let own = request.owner.clock().slot();
+        let others = self.arenas_with_slots().filter(|(slot, _)| *slot != own);
+        others.filter(|(_, arena)| !arena.is_local()).count() as u32
     }
 
     /// Whether a request may look at other streams: a small one pays for each arena of another thread with what requests have saved, as
     /// long as the pool rather grows than waits.
-    fn may_look(&self, request: &Request<'_>, crowd: u32) -> bool {
+    fn may_scan(&self, request: &Request<'_>, foreign_arenas: u32) -> bool {
         let has_grown = self.segments.reserved() > self.config.eager_growth_bytes as u64;
-        if crowd == 0 || request.size > MOST_MOVED || has_grown {
+        if foreign_arenas == 0 || request.size > MAX_TRANSFER || has_grown {
             return true;
         }
         // Two that save at the same time may lose one.
-        let saved = self.short.looks_saved.load(Ordering::Relaxed).saturating_add(1);
-        let saved = saved.min(MOST_SAVED);
-        let is_enough = saved >= crowd.min(MOST_SAVED);
-        let left = if is_enough { saved.saturating_sub(crowd) } else { saved };
-        self.short.looks_saved.store(left, Ordering::Relaxed);
+        let credits = self.slow_path.scan_credits.load(Ordering::Relaxed).saturating_add(1);
+        let credits = credits.min(MAX_SCAN_CREDITS);
+        let is_enough = credits >= foreign_arenas.min(MAX_SCAN_CREDITS);
+        let left = if is_enough { credits.saturating_sub(foreign_arenas) } else { credits };
+        self.slow_path.scan_credits.store(left, Ordering::Relaxed);
         is_enough
     }
 
     /// True when the pool holds enough that another stream's memory is worth a wait.
-    fn has_plenty(&self) -> bool {
+    fn prefer_wait_over_growth(&self) -> bool {
         let held = self.segments.reserved();
         // Such waits are for all that another stream has queued; who asked for exact ones gets no others while there is a choice.
-        if held <= self.config.eager_growth_bytes as u64 || self.config.edges == EdgePolicy::Exact {
+        if held <= self.config.eager_growth_bytes as u64
+            || self.config.event_policy == EventPolicy::Exact
+        {
             return false;
         }
-        let free = |arena: &mut Arena| arena.index.free_bytes() + arena.ready_bytes();
+        let free = |arena: &mut Arena| arena.tlsf.free_bytes() + arena.ready_bytes();
         let of_streams: u64 =
-            self.arenas_with_places().filter_map(|(_, arena)| arena.try_with(free)).sum();
-        of_streams + self.short.spare.lock().free_bytes() >= held / 2
+            self.arenas_with_slots().filter_map(|(_, arena)| arena.try_with(free)).sum();
+        of_streams + self.slow_path.shared_free.lock().free_bytes() >= held / 2
     }
 
     #[cold]
@@ -219,11 +224,11 @@ impl PoolResource {
         &self,
         request: &Request<'_>,
         full: ResourceError,
-        passed: PassedOver,
+        skipped: SkippedStreams,
     ) -> ResourceError {
         let snapshot = self.snapshot();
         let ResourceError::OutOfMemory { detail, .. } = full else { return full };
-        let cause = if let Some(error) = passed.first {
+        let cause = if let Some(error) = skipped.first {
             format!("free memory could not be waited for ({error})")
         } else if snapshot.free_bytes() >= request.size as usize {
             "the free memory is in pieces (fragmentation)".to_owned()
@@ -240,167 +245,179 @@ impl PoolResource {
     }
 
     /// From the own arena, with the magazine emptied into it.
-    fn take_own(&self, request: &Request<'_>) -> Option<Piece> {
-        let mut places = Vec::new();
+    fn allocate_own(&self, request: &Request<'_>) -> Option<Suballocation> {
+        let mut slots = Vec::new();
         let taken = request.arena.with(|arena| {
             // Read inside: what another thread of this stream put here meanwhile is covered, too.
-            arena.flush(request.home.clock().now(), &self.tracker.table, &mut places);
-            arena.take(request.size, request.align, &self.tracker.table)
+            arena.flush(request.owner.clock().now(), &self.tracker.table, &mut slots);
+            arena.allocate(request.size, request.align, &self.tracker.table)
         });
-        self.tracker.table.give_places(places);
+        self.tracker.table.free_slots(slots);
         taken
     }
 
     /// A piece that is worth being moved to another stream, or else a whole range: with a small one the next request would be here
     /// again, and what is left of a range is a splinter.
-    fn take_worth_while(
+    fn allocate_worth_moving(
         &self,
-        index: &mut Index,
+        tlsf: &mut Tlsf,
         (size, align): (u64, u64),
         usable: &mut dyn FnMut(u64) -> bool,
-    ) -> Option<Taken> {
-        let most = self.moved();
-        index
-            .take_if((size.max(most), most), align, usable)
-            .or_else(|| index.take_if((size, most), align, usable))
+    ) -> Option<TlsfAllocation> {
+        let maximum = self.transfer_bytes();
+        tlsf.allocate_if((size.max(maximum), maximum), align, usable)
+            .or_else(|| tlsf.allocate_if((size, maximum), align, usable))
     }
 
-    fn take_spare(&self, request: &Request<'_>) -> Option<Piece> {
+    fn allocate_shared_free(&self, request: &Request<'_>) -> Option<Suballocation> {
         let range = {
-            let mut spare = self.short.spare.lock();
+            let mut shared_free = self.slow_path.shared_free.lock();
             let (size, align) = (request.size, request.align);
             let taken = self
-                .take_worth_while(&mut spare, (size, align), &mut |_| true)
-                .or_else(|| spare.take(size, align))?;
-            spare.forget(taken.node)?
+                .allocate_worth_moving(&mut shared_free, (size, align), &mut |_| true)
+                .or_else(|| shared_free.allocate(size, align))?;
+            shared_free.remove_allocated(taken.node)?
         };
-        self.add(request, Range { stamp: 0, ..range }, Path::Completed)
+        self.insert_and_allocate(request, Range { stamp: 0, ..range }, Source::Completed)
     }
 
-    fn add(&self, request: &Request<'_>, range: Range, path: Path) -> Option<Piece> {
-        request.arena.with(|arena| arena.add_and_take(range, request.size, request.align, path))
+    fn insert_and_allocate(
+        &self,
+        request: &Request<'_>,
+        range: Range,
+        source: Source,
+    ) -> Option<Suballocation> {
+        request
+            .arena
+            .with(|arena| arena.insert_and_allocate(range, request.size, request.align, source))
     }
 
     /// From the arenas of other streams: what needs no wait, or anything, `with_wait`.
-    fn take_from_others(
+    fn steal(
         &self,
         request: &Request<'_>,
         with_wait: bool,
-        passed: &mut PassedOver,
-    ) -> ResourceResult<Option<Piece>> {
-        let own = request.home.clock().key();
-        for (place, other) in self.arenas_with_places() {
-            let Some(stream) = self.tracker.streams.at(place).filter(|_| place != own) else {
+        skipped: &mut SkippedStreams,
+    ) -> ResourceResult<Option<Suballocation>> {
+        let own = request.owner.clock().slot();
+        for (slot, other) in self.arenas_with_slots() {
+            let Some(stream) = self.tracker.streams.at(slot).filter(|_| slot != own) else {
                 continue;
             };
-            let Some((range, path)) = self.take_from(request, other, stream, with_wait) else {
+            let Some((range, source)) = self.steal_from(request, other, stream, with_wait) else {
                 continue;
             };
-            if path == Path::Waited
-                && let Err(error) = request.home.wait_for(stream, range.stamp, &self.tracker.tally)
+            if source == Source::StolenWithWait
+                && let Err(error) =
+                    request.owner.wait_on_clock(stream, range.stamp, &self.tracker.counters)
             {
-                other.with(|arena| arena.keep(range));
-                passed.unless_lost(Err(error))?;
+                other.with(|arena| arena.insert(range));
+                skipped.unless_lost(Err(error))?;
                 continue;
             }
-            let stamp = if path == Path::Completed { 0 } else { request.home.clock().now() };
-            if let Some(piece) = self.add(request, Range { stamp, ..range }, path) {
-                return Ok(Some(piece));
+            let stamp = if source == Source::Completed { 0 } else { request.owner.clock().now() };
+            if let Some(suballocation) =
+                self.insert_and_allocate(request, Range { stamp, ..range }, source)
+            {
+                return Ok(Some(suballocation));
             }
         }
         Ok(None)
     }
 
     /// Takes a range out of the arena of `stream`.
-    fn take_from(
+    fn steal_from(
         &self,
         request: &Request<'_>,
         other: &Lock<Arena>,
         stream: &RawStream,
         with_wait: bool,
-    ) -> Option<(Range, Path)> {
+    ) -> Option<(Range, Source)> {
         let reuse = self.config.reuse;
         let (size, align) = (request.size, request.align);
         let enough =
-            other.try_with(|arena| arena.index.free_bytes() + arena.ready_bytes() >= size)?;
+            other.try_with(|arena| arena.tlsf.free_bytes() + arena.ready_bytes() >= size)?;
         if !enough {
             return None;
         }
         if reuse.opportunistic {
             stream.poll_tail();
         }
-        let (clock, here) = (stream.clock(), request.home.clock());
-        let mut places = Vec::new();
+        let (clock, here) = (stream.clock(), request.owner.clock());
+        let mut slots = Vec::new();
         let found = other.try_with(|arena| {
-            let path_of = |stamp: u64| {
+            let source_of = |stamp: u64| {
                 if stamp == 0 || reuse.opportunistic && clock.is_complete(stamp) {
-                    Some(Path::Completed)
-                } else if reuse.follow_dependencies && here.covers(clock.key(), stamp) {
-                    Some(Path::Covered)
+                    Some(Source::Completed)
+                } else if reuse.follow_dependencies && here.covers(clock.slot(), stamp) {
+                    Some(Source::StolenOrdered)
                 } else {
-                    with_wait.then_some(Path::Waited)
+                    with_wait.then_some(Source::StolenWithWait)
                 }
             };
-            let take = |index: &mut Index| {
-                let usable = &mut |stamp| path_of(stamp).is_some();
-                let taken = self.take_worth_while(index, (size, align), usable)?;
-                let range = index.forget(taken.node)?;
-                Some((range, path_of(range.stamp)?))
+            let take = |tlsf: &mut Tlsf| {
+                let usable = &mut |stamp| source_of(stamp).is_some();
+                let taken = self.allocate_worth_moving(tlsf, (size, align), usable)?;
+                let range = tlsf.remove_allocated(taken.node)?;
+                Some((range, source_of(range.stamp)?))
             };
-            let found = take(&mut arena.index);
+            let found = take(&mut arena.tlsf);
             if found.is_some() || !with_wait {
                 return found;
             }
             // What the other stream has at hand is the last that is taken from it.
-            arena.flush(clock.now(), &self.tracker.table, &mut places);
-            take(&mut arena.index)
+            arena.flush(clock.now(), &self.tracker.table, &mut slots);
+            take(&mut arena.tlsf)
         });
-        self.tracker.table.give_places(places);
+        self.tracker.table.free_slots(slots);
         found.flatten()
     }
 
     /// Memory that was just taken for a request.
     fn fresh(&self, request: &Request<'_>, span: Span) -> Range {
         let ordered = self.segments.is_stream_ordered();
-        let stamp = if ordered { request.home.clock().now() } else { 0 };
+        let stamp = if ordered { request.owner.clock().now() } else { 0 };
         Range { ptr: span.ptr, bytes: span.bytes, stamp }
     }
 
     /// From the device; for the others of a crowd as well, where it is nobody's until they ask.
-    fn grow(&self, request: &Request<'_>, crowd: u32) -> ResourceResult<Piece> {
-        let mut grown = self.short.growing.lock();
+    fn grow(&self, request: &Request<'_>, foreign_arenas: u32) -> ResourceResult<Suballocation> {
+        let mut grown = self.slow_path.growing.lock();
         // Another thread of this stream may have grown meanwhile.
         let (size, align) = (request.size, request.align);
-        if let Some(piece) =
-            request.arena.with(|arena| arena.take(size, align, &self.tracker.table))
+        if let Some(suballocation) =
+            request.arena.with(|arena| arena.allocate(size, align, &self.tracker.table))
         {
-            return Ok(piece);
+            return Ok(suballocation);
         }
         // And a trim may have put by what it did not give back.
-        if let Some(piece) = self.take_spare(request) {
-            return Ok(piece);
+        if let Some(suballocation) = self.allocate_shared_free(request) {
+            return Ok(suballocation);
         }
         // Pieces begin at multiples of the granularity; what must be aligned better needs room to be moved in.
         let slack = if align > self.segments.granularity() { align } else { 0 };
         crate::spans::slow_path!("segment_growth", bytes = size + slack);
-        let span = self.take_span(size + slack, request.stream, crowd)?;
+        let span = self.grow_span(size + slack, request.stream, foreign_arenas)?;
         grown.last = Instant::now();
-        self.share_magazines(&mut grown);
+        self.rebalance_magazines(&mut grown);
         let mut own = span;
-        if crowd > 0
+        if foreign_arenas > 0
             && !self.segments.is_stream_ordered()
-            && let (first, Some(others)) =
-                split(span, (size + slack).max(self.moved()), self.segments.granularity().max(UNIT))
+            && let (first, Some(others)) = split(
+                span,
+                (size + slack).max(self.transfer_bytes()),
+                self.segments.granularity().max(UNIT),
+            )
         {
             let range = Range { ptr: others.ptr, bytes: others.bytes, stamp: 0 };
             // What cannot be kept there stays with the rest.
-            if self.short.spare.lock().add(range, true) {
+            if self.slow_path.shared_free.lock().insert_span(range, true) {
                 own = first;
             }
         }
         drop(grown);
-        match self.add(request, self.fresh(request, own), Path::Grown) {
-            Some(piece) => Ok(piece),
+        match self.insert_and_allocate(request, self.fresh(request, own), Source::Grown) {
+            Some(suballocation) => Ok(suballocation),
             None => Err(ResourceError::OutOfMemory {
                 requested: size as usize,
                 detail: format!("{} bytes were taken and do not hold it", span.bytes),
@@ -410,8 +427,8 @@ impl PoolResource {
 
     /// Takes at least `bytes` from the device: more while there is room, in proportion to what is held, so that a small pool stays
     /// small and a large one does not grow often. Where a crowd will ask soon, it is for several at a time, up to a quarter.
-    fn take_span(&self, bytes: u64, stream: StreamId, crowd: u32) -> ResourceResult<Span> {
-        let part = self.segments.reserved() / 32 * u64::from(crowd.min(7) + 1);
+    fn grow_span(&self, bytes: u64, stream: StreamId, foreign_arenas: u32) -> ResourceResult<Span> {
+        let part = self.segments.reserved() / 32 * u64::from(foreign_arenas.min(7) + 1);
         let step = part.max(2 << 20).next_multiple_of(2 << 20);
         let step = step.min(self.config.growth_bytes as u64);
         if step > bytes {
@@ -424,29 +441,31 @@ impl PoolResource {
     }
 
     /// Moves wholly free pieces of memory to other addresses, where they lie together.
-    fn move_together(&self, request: &Request<'_>) -> ResourceResult<Option<Piece>> {
-        let _growing = self.short.growing.lock();
-        let idle = self.take_idle();
+    fn defragment(&self, request: &Request<'_>) -> ResourceResult<Option<Suballocation>> {
+        let _growing = self.slow_path.growing.lock();
+        let idle = self.remove_idle();
         let (size, align) = (request.size, request.align);
         if idle.iter().any(|span| holds(span.ptr, span.end(), size, align)) {
-            self.keep_idle(idle, &[]);
-            return Ok(self.take_spare(request));
+            self.insert_idle(idle, &[]);
+            return Ok(self.allocate_shared_free(request));
         }
-        let (span, gone, outcome) = self.segments.gather(&idle, request.size, request.stream);
-        self.keep_idle(idle, &gone);
+        let (span, gone, outcome) = self.segments.defragment(&idle, request.size, request.stream);
+        self.insert_idle(idle, &gone);
         outcome?;
         match span {
-            Some(span) => Ok(self.add(request, self.fresh(request, span), Path::Grown)),
-            None => Ok(self.take_spare(request)),
+            Some(span) => {
+                Ok(self.insert_and_allocate(request, self.fresh(request, span), Source::Grown))
+            }
+            None => Ok(self.allocate_shared_free(request)),
         }
     }
 
     /// The arenas that were ever used, with the places of their streams.
-    pub(super) fn arenas_with_places(&self) -> impl Iterator<Item = (u32, &Lock<Arena>)> {
+    pub(super) fn arenas_with_slots(&self) -> impl Iterator<Item = (u32, &Lock<Arena>)> {
         self.arenas
             .iter()
             .filter(|(_, arena)| arena.is_used())
-            .map(|(place, arena)| (place, &arena.0))
+            .map(|(slot, arena)| (slot, &arena.0))
     }
 
     /// Bytes of live blocks, and of retired ones, as they were asked for where a memory checker looks on.
@@ -461,7 +480,7 @@ impl PoolResource {
 
     /// What all streams counted, and the bytes handed out, at one instant.
     pub(super) fn counts(&self) -> (ArenaCounts, u64) {
-        let arenas: Vec<&Lock<Arena>> = self.arenas_with_places().map(|(_, arena)| arena).collect();
+        let arenas: Vec<&Lock<Arena>> = self.arenas_with_slots().map(|(_, arena)| arena).collect();
         Lock::with_all(&arenas, |arenas| {
             let mut sum = ArenaCounts::default();
             arenas.iter().for_each(|arena| sum.add(&arena.counts));
@@ -472,12 +491,12 @@ impl PoolResource {
 
 /// Streams that a request did without since they could not be waited for.
 #[derive(Default)]
-pub(super) struct PassedOver {
+pub(super) struct SkippedStreams {
     /// The first failure of that kind.
     first: Option<ResourceError>,
 }
 
-impl PassedOver {
+impl SkippedStreams {
     /// Goes on after a failure.
     fn note<T>(&mut self, outcome: ResourceResult<T>) {
         if let Err(error) = outcome {

@@ -5,16 +5,16 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use super::baton::Shared;
-use super::gate::{BlockGate, OwnStamps};
 use super::primitive::Lock;
 use super::slab::Slab;
+use super::state_word::{OwnStamps, StateWord};
+use super::use_state::UseState;
 use super::uses::Uses;
 use crate::device_runtime::resource::{
     BlockId, BlockState, DeviceBlock, Generation, MIN_ALIGN, ResourceError, ResourceResult,
     StreamId,
 };
-use crate::device_runtime::stream_table::MAX_PLACES;
+use crate::device_runtime::stream_table::MAX_STREAM_SLOTS;
 use crate::stream::RawStream;
 
 /// Blocks a resource can have at a time.
@@ -23,39 +23,39 @@ const MAX_BLOCKS: u32 = 1 << 24;
 /// One block, on one cache line: all that allocating and freeing one changes.
 #[derive(Debug, Default)]
 #[repr(C, align(64))]
-pub(crate) struct Record {
+pub(crate) struct BlockMeta {
     generation: AtomicU64,
     ptr: AtomicU64,
     stream_id: AtomicU32,
     /// The place of the allocation stream in its pool, and the bytes beyond whole units.
-    home: AtomicU32,
+    owner: AtomicU32,
     /// Where a sub-allocator has the block in its own books.
     node: AtomicU32,
-    /// Its whole units. A size of so many that they cannot be told here is 0 units and no bytes, and stands in `Far`.
+    /// Its whole units. A size of so many that they cannot be told here is 0 units and no bytes, and stands in `SharedState`.
     units: AtomicU32,
     pub(crate) stamps: OwnStamps,
-    pub(crate) gate: BlockGate<Far>,
+    pub(crate) state: StateWord<SharedState>,
 }
 
-const _: () = assert!(size_of::<Record>() == 64 && MIN_ALIGN == 1 << REST_BITS);
-const _: () = assert!(MAX_PLACES <= NOWHERE);
+const _: () = assert!(size_of::<BlockMeta>() == 64 && MIN_ALIGN == 1 << REST_BITS);
+const _: () = assert!(MAX_STREAM_SLOTS <= NO_OWNER);
 const REST_BITS: u32 = 8;
 
 /// What is kept of a block that is used, or is very large.
 #[derive(Debug, Default)]
-pub(crate) struct Far {
+pub(crate) struct SharedState {
     /// The name of the use that was opened last through the lock, while it is open; 0 otherwise. Only a hint, except under the lock
     /// while there is a baton.
     opened: AtomicU64,
-    shared: Lock<Shared>,
+    use_state: Lock<UseState>,
     bytes: AtomicU64,
 }
 
-impl Far {
+impl SharedState {
     /// The lock of the block.
     #[inline(always)]
-    pub(crate) fn shared(&self) -> &Lock<Shared> {
-        &self.shared
+    pub(crate) fn use_state(&self) -> &Lock<UseState> {
+        &self.use_state
     }
 
     /// A use of this name was opened through the lock.
@@ -89,9 +89,9 @@ pub(crate) fn use_name(id: StreamId, writes: bool) -> u64 {
 }
 
 /// The home of a block that has none.
-pub(crate) const NOWHERE: u32 = u32::MAX >> REST_BITS;
+pub(crate) const NO_OWNER: u32 = u32::MAX >> REST_BITS;
 
-impl Record {
+impl BlockMeta {
     #[inline]
     pub(crate) fn generation(&self) -> Generation {
         Generation(self.generation.load(Ordering::Relaxed))
@@ -104,9 +104,12 @@ impl Record {
 
     #[inline]
     pub(crate) fn bytes(&self) -> usize {
-        let rest = self.home.load(Ordering::Relaxed) as usize % MIN_ALIGN;
+        let rest = self.owner.load(Ordering::Relaxed) as usize % MIN_ALIGN;
         match self.units.load(Ordering::Relaxed) as usize * MIN_ALIGN + rest {
-            0 => self.gate.rest().map_or(0, |far| far.bytes.load(Ordering::Relaxed) as usize),
+            0 => self
+                .state
+                .shared()
+                .map_or(0, |shared_state| shared_state.bytes.load(Ordering::Relaxed) as usize),
             bytes => bytes,
         }
     }
@@ -124,14 +127,14 @@ impl Record {
 
     /// The place of the stream the block was allocated on.
     #[inline]
-    pub(crate) fn home(&self) -> u32 {
-        self.home.load(Ordering::Relaxed) >> REST_BITS
+    pub(crate) fn owner(&self) -> u32 {
+        self.owner.load(Ordering::Relaxed) >> REST_BITS
     }
 
     /// True when it is a block of a stream at this place, and has exactly so many units.
     #[inline(always)]
-    pub(crate) fn is_of(&self, home: u32, units: u32) -> bool {
-        self.home.load(Ordering::Relaxed) == home << REST_BITS && self.units() == units
+    pub(crate) fn has_owner_and_units(&self, owner: u32, units: u32) -> bool {
+        self.owner.load(Ordering::Relaxed) == owner << REST_BITS && self.units() == units
     }
 
     #[inline]
@@ -146,56 +149,56 @@ impl Record {
         generation: Generation,
         ptr: u64,
         bytes: usize,
-        (id, home, stamp): (u32, u32, u64),
+        (id, owner, stamp): (u32, u32, u64),
     ) {
-        self.set_memory(ptr, bytes, home);
+        self.set_memory(ptr, bytes, owner);
         self.stream_id.store(id, Ordering::Relaxed);
         self.generation.store(generation.0, Ordering::Relaxed);
         self.stamps.begin(stamp);
-        self.gate.begin(tag_of(generation));
+        self.state.begin(generation_bits(generation));
     }
 
     /// A live block of a stream at a place, and its generation.
     #[cfg(test)]
-    pub(crate) fn begun(id: StreamId, home: u32, stamp: u64) -> (Self, Generation) {
-        let (record, generation) = (Self::default(), Generation::next().at(0));
-        record.begin(generation, 0x1000, MIN_ALIGN, (id.0, home, stamp));
-        (record, generation)
+    pub(crate) fn begun(id: StreamId, owner: u32, stamp: u64) -> (Self, Generation) {
+        let (meta, generation) = (Self::default(), Generation::next().at(0));
+        meta.begin(generation, 0x1000, MIN_ALIGN, (id.0, owner, stamp));
+        (meta, generation)
     }
 
     #[inline(always)]
-    fn set_memory(&self, ptr: u64, bytes: usize, home: u32) {
+    fn set_memory(&self, ptr: u64, bytes: usize, owner: u32) {
         self.ptr.store(ptr, Ordering::Relaxed);
         let (units, rest) = (bytes / MIN_ALIGN, (bytes % MIN_ALIGN) as u32);
         if let Ok(units) = u32::try_from(units) {
             self.units.store(units, Ordering::Relaxed);
-            self.home.store(home << REST_BITS | rest, Ordering::Relaxed);
+            self.owner.store(owner << REST_BITS | rest, Ordering::Relaxed);
         } else {
-            self.set_huge(bytes, home);
+            self.set_huge(bytes, owner);
         }
     }
 
     #[cold]
-    fn set_huge(&self, bytes: usize, home: u32) {
+    fn set_huge(&self, bytes: usize, owner: u32) {
         self.units.store(0, Ordering::Relaxed);
-        self.home.store(home << REST_BITS, Ordering::Relaxed);
-        self.gate.make_rest().bytes.store(bytes as u64, Ordering::Relaxed);
+        self.owner.store(owner << REST_BITS, Ordering::Relaxed);
+        self.state.shared_or_make().bytes.store(bytes as u64, Ordering::Relaxed);
     }
 
     /// Makes another block of the same memory live, on the stream that had the last one. It belongs to the arena of that stream,
-    /// see [`BlockGate::begin_at_home`].
+    /// see [`StateWord::begin_unshared`].
     #[inline(always)]
-    pub(crate) fn begin_again(&self, generation: Generation, id: StreamId, stamp: u64) {
+    pub(crate) fn begin_reused(&self, generation: Generation, id: StreamId, stamp: u64) {
         self.stream_id.store(id.0, Ordering::Relaxed);
         self.generation.store(generation.0, Ordering::Relaxed);
         self.stamps.begin(stamp);
-        self.gate.begin_at_home(tag_of(generation));
+        self.state.begin_unshared(generation_bits(generation));
     }
 
     /// Ends a retired block; the record stays with whoever ends it.
     #[inline]
     pub(crate) fn end(&self) {
-        self.gate.end();
+        self.state.end();
         self.forget();
     }
 
@@ -213,67 +216,67 @@ impl Record {
 
     /// Puts an ended record into a list, before that place. No block has a generation so low, so it stays ended.
     #[inline(always)]
-    pub(crate) fn set_next(&self, place: u32) {
-        self.generation.store(u64::from(place), Ordering::Relaxed);
+    pub(crate) fn set_next(&self, slot: u32) {
+        self.generation.store(u64::from(slot), Ordering::Relaxed);
     }
 
     /// What there is of a block that is used, made if there is not.
     #[inline(always)]
-    pub(crate) fn far(&self) -> &Far {
-        self.gate.make_rest()
+    pub(crate) fn shared_state(&self) -> &SharedState {
+        self.state.shared_or_make()
     }
 
     /// A use of this name was closed.
     #[inline]
     pub(crate) fn set_closed(&self, name: u64) {
-        if let Some(far) = self.gate.rest()
-            && far.has_opened(name)
+        if let Some(shared_state) = self.state.shared()
+            && shared_state.has_opened(name)
         {
-            far.set_none_opened();
+            shared_state.set_none_opened();
         }
     }
 
     /// True when a use of this name is open, as far as can be seen without the lock.
     #[inline(always)]
     pub(crate) fn has_opened(&self, name: u64) -> bool {
-        self.gate.rest().is_some_and(|far| far.has_opened(name))
+        self.state.shared().is_some_and(|shared_state| shared_state.has_opened(name))
     }
 
     /// The stream of the use that is open, and whether it writes.
     pub(crate) fn opened(&self) -> Option<(StreamId, bool)> {
-        let name = self.gate.rest()?.opened.load(Ordering::Relaxed).checked_sub(1)?;
+        let name = self.state.shared()?.opened.load(Ordering::Relaxed).checked_sub(1)?;
         Some((StreamId((name >> 1) as u32), name & 1 != 0))
     }
 
     /// The lock of the block.
     #[inline(always)]
-    pub(crate) fn shared(&self) -> &Lock<Shared> {
-        &self.far().shared
+    pub(crate) fn use_state(&self) -> &Lock<UseState> {
+        &self.shared_state().use_state
     }
 
     /// Runs `body` with all uses, under the lock of the block.
     #[inline(always)]
     pub(crate) fn with_uses<R>(&self, body: impl FnOnce(&mut Uses) -> R) -> R {
-        self.shared().with(|shared| body(shared.all(self)))
+        self.use_state().with(|use_state| body(use_state.uses(self)))
     }
 }
 
 /// The part of a generation that the gate of a record carries.
 #[inline]
-pub(crate) fn tag_of(generation: Generation) -> u32 {
+pub(crate) fn generation_bits(generation: Generation) -> u32 {
     (generation.0 >> crate::device_runtime::resource::SLOT_BITS) as u32
 }
 
 /// All blocks of one resource.
 #[derive(Debug)]
 pub(crate) struct BlockTable {
-    records: Slab<Record>,
+    blocks: Slab<BlockMeta>,
     ordinal: u32,
 }
 
 impl BlockTable {
     pub(crate) fn new(ordinal: u32) -> Self {
-        Self { records: Slab::new(MAX_BLOCKS), ordinal }
+        Self { blocks: Slab::new(MAX_BLOCKS), ordinal }
     }
 
     /// Makes a block live; `None` when there are too many.
@@ -282,79 +285,79 @@ impl BlockTable {
         &self,
         ptr: u64,
         bytes: usize,
-        home: Option<(StreamId, &RawStream)>,
+        owner: Option<(StreamId, &RawStream)>,
     ) -> Option<Generation> {
-        let (place, record) = self.records.take()?;
-        let generation = Generation::next().at(place);
-        let home = match home {
-            Some((id, raw)) => (id.0, raw.clock().key(), raw.clock().now()),
-            None => (u32::MAX, NOWHERE, 0),
+        let (slot, meta) = self.blocks.allocate()?;
+        let generation = Generation::next().at(slot);
+        let owner = match owner {
+            Some((id, raw)) => (id.0, raw.clock().slot(), raw.clock().now()),
+            None => (u32::MAX, NO_OWNER, 0),
         };
-        record.begin(generation, ptr, bytes, home);
+        meta.begin(generation, ptr, bytes, owner);
         Some(generation)
     }
 
     /// The record at a place.
     #[inline(always)]
-    pub(crate) fn at_place(&self, place: u32) -> Option<&Record> {
-        self.records.get(place)
+    pub(crate) fn at_slot(&self, slot: u32) -> Option<&BlockMeta> {
+        self.blocks.get(slot)
     }
 
     /// A place for blocks of a sub-allocator that keeps records with its memory; `None` when there are too many.
-    pub(crate) fn take_place(&self) -> Option<u32> {
-        self.records.take().map(|(place, _)| place)
+    pub(crate) fn allocate_slot(&self) -> Option<u32> {
+        self.blocks.allocate().map(|(slot, _)| slot)
     }
 
-    /// Up to `most` such places that were used before and are free, to be found at once.
-    pub(crate) fn take_places(&self, places: &mut Vec<u32>, most: usize) {
-        self.records.take_some(places, most);
+    /// Up to `maximum` such places that were used before and are free, to be found at once.
+    pub(crate) fn allocate_slots(&self, slots: &mut Vec<u32>, maximum: usize) {
+        self.blocks.allocate_cached(slots, maximum);
     }
 
-    pub(crate) fn give_places(&self, places: impl IntoIterator<Item = u32>) {
-        self.records.give(places);
+    pub(crate) fn free_slots(&self, slots: impl IntoIterator<Item = u32>) {
+        self.blocks.free(slots);
     }
 
     /// Makes a block live at a place that the caller has, on a stream of this id, place and stamp.
     #[inline(always)]
     pub(crate) fn begin_at(
         &self,
-        place: u32,
+        slot: u32,
         (ptr, bytes): (u64, usize),
         node: u32,
-        (id, home, stamp): (StreamId, u32, u64),
+        (id, owner, stamp): (StreamId, u32, u64),
     ) -> Option<Generation> {
-        let record = self.records.get(place)?;
-        let generation = Generation::next().at(place);
-        record.node.store(node, Ordering::Relaxed);
-        record.begin(generation, ptr, bytes, (id.0, home, stamp));
+        let meta = self.blocks.get(slot)?;
+        let generation = Generation::next().at(slot);
+        meta.node.store(node, Ordering::Relaxed);
+        meta.begin(generation, ptr, bytes, (id.0, owner, stamp));
         Some(generation)
     }
 
     /// The same for a block that belongs to who holds the memory of its stream, which the caller does; whole units.
     #[inline]
-    pub(crate) fn begin_at_home(
+    pub(crate) fn begin_unshared(
         &self,
-        place: u32,
+        slot: u32,
         (ptr, bytes): (u64, usize),
         node: u32,
-        (id, home, stamp): (StreamId, u32, u64),
+        (id, owner, stamp): (StreamId, u32, u64),
     ) -> Option<Generation> {
-        let record = self.records.get(place)?;
-        let generation = Generation::next().at(place);
-        record.node.store(node, Ordering::Relaxed);
-        record.set_memory(ptr, bytes, home);
-        record.begin_again(generation, id, stamp);
+        let meta = self.blocks.get(slot)?;
+        let generation = Generation::next().at(slot);
+        meta.node.store(node, Ordering::Relaxed);
+        meta.set_memory(ptr, bytes, owner);
+        meta.begin_reused(generation, id, stamp);
         Some(generation)
     }
 
     /// The record that a claim of identity names, if it is one of this table's blocks.
     #[inline(always)]
-    pub(crate) fn look(&self, block: BlockId) -> Option<&Record> {
-        let record = self.records.get(block.generation.slot())?;
+    pub(crate) fn lookup(&self, block: BlockId) -> Option<&BlockMeta> {
+        let meta = self.blocks.get(block.generation.slot())?;
         let same = block.device_ordinal == self.ordinal
-            && record.generation() == block.generation
-            && record.ptr() == block.ptr;
-        same.then_some(record)
+            && meta.generation() == block.generation
+            && meta.ptr() == block.ptr;
+        same.then_some(meta)
     }
 
     /// The record that a claim of identity names: device, address, generation, in this order.
@@ -364,23 +367,23 @@ impl BlockTable {
         ordinal: u32,
         ptr: u64,
         generation: Generation,
-    ) -> ResourceResult<&Record> {
+    ) -> ResourceResult<&BlockMeta> {
         if ordinal == self.ordinal
-            && let Some(record) = self.records.get(generation.slot())
-            && record.ptr() == ptr
-            && record.generation() == generation
+            && let Some(meta) = self.blocks.get(generation.slot())
+            && meta.ptr() == ptr
+            && meta.generation() == generation
         {
-            return Ok(record);
+            return Ok(meta);
         }
         Err(self.refusal(ordinal, generation))
     }
 
     #[inline]
-    pub(crate) fn find_id(&self, block: BlockId) -> ResourceResult<&Record> {
+    pub(crate) fn find_by_id(&self, block: BlockId) -> ResourceResult<&BlockMeta> {
         self.find(block.device_ordinal, block.ptr, block.generation)
     }
 
-    pub(crate) fn find_block(&self, block: &DeviceBlock) -> ResourceResult<&Record> {
+    pub(crate) fn find_block(&self, block: &DeviceBlock) -> ResourceResult<&BlockMeta> {
         self.find(block.device_ordinal, block.ptr, block.generation)
     }
 
@@ -399,21 +402,21 @@ impl BlockTable {
     pub(crate) fn end(&self, generations: &[Generation]) -> usize {
         let mut bytes = 0;
         for generation in generations {
-            let Some(record) = self.records.get(generation.slot()) else { continue };
-            bytes += record.bytes();
-            record.end();
+            let Some(meta) = self.blocks.get(generation.slot()) else { continue };
+            bytes += meta.bytes();
+            meta.end();
         }
-        self.records.give(generations.iter().map(|generation| generation.slot()));
+        self.blocks.free(generations.iter().map(|generation| generation.slot()));
         bytes
     }
 
-    pub(crate) fn at(&self, generation: Generation) -> Option<&Record> {
-        self.records.get(generation.slot()).filter(|record| record.generation() == generation)
+    pub(crate) fn at(&self, generation: Generation) -> Option<&BlockMeta> {
+        self.blocks.get(generation.slot()).filter(|meta| meta.generation() == generation)
     }
 
     pub(crate) fn state(&self, block: BlockId) -> BlockState {
-        match self.find_id(block) {
-            Ok(record) if record.gate.is_live(tag_of(block.generation)) => BlockState::Live,
+        match self.find_by_id(block) {
+            Ok(meta) if meta.state.is_live(generation_bits(block.generation)) => BlockState::Live,
             Ok(_) => BlockState::Retired,
             Err(_) => BlockState::Freed,
         }
@@ -423,82 +426,85 @@ impl BlockTable {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device_runtime::ordering::gate::Attempt;
+    use crate::device_runtime::ordering::state_word::Attempt;
 
     #[test]
-    fn every_size_is_told_exactly_beside_every_home() {
-        for home in [0, 1, 63, 64, (1 << 16) - 1, NOWHERE] {
-            let record = Record::default();
+    fn every_size_is_stored_exactly_beside_every_owner() {
+        for owner in [0, 1, 63, 64, (1 << 16) - 1, NO_OWNER] {
+            let meta = BlockMeta::default();
             for bytes in [1, 255, 256, 257, 1000, 1 << 20, (1 << 40) - 256, (1 << 40) - 1] {
-                record.set_memory(0x1000, bytes, home);
-                assert_eq!((record.bytes(), record.home()), (bytes, home));
-                assert_eq!(record.units() as usize, bytes / MIN_ALIGN);
+                meta.set_memory(0x1000, bytes, owner);
+                assert_eq!((meta.bytes(), meta.owner()), (bytes, owner));
+                assert_eq!(meta.units() as usize, bytes / MIN_ALIGN);
                 let is_whole = bytes % MIN_ALIGN == 0;
-                assert_eq!(record.is_of(home, (bytes / MIN_ALIGN) as u32), is_whole);
-                assert!(record.gate.rest().is_none(), "nothing is kept elsewhere for it");
+                assert_eq!(meta.has_owner_and_units(owner, (bytes / MIN_ALIGN) as u32), is_whole);
+                assert!(meta.state.shared().is_none(), "nothing is kept elsewhere for it");
             }
             // Too many units to be told in the record.
             for bytes in [1 << 40, (1 << 40) + 3, 1 << 47] {
-                record.set_memory(0x1000, bytes, home);
-                assert_eq!((record.bytes(), record.home(), record.units()), (bytes, home, 0));
+                meta.set_memory(0x1000, bytes, owner);
+                assert_eq!((meta.bytes(), meta.owner(), meta.units()), (bytes, owner, 0));
             }
-            record.set_memory(0x1000, 300, home);
-            assert_eq!(record.bytes(), 300, "what is kept elsewhere is of another block");
+            meta.set_memory(0x1000, 300, owner);
+            assert_eq!(meta.bytes(), 300, "what is kept elsewhere is of another block");
         }
     }
 
     /// Opens and closes until a thread that keeps using the block would be given it, at most so often.
-    fn rows(record: &Record, generation: Generation, most: usize) -> Option<usize> {
-        let tag = tag_of(generation);
-        (1..=most).find(|_| {
-            let attempt = record.gate.open(tag, true);
-            assert!(record.gate.close(tag, true, 6, &record.stamps) == Attempt::Done);
-            attempt == Attempt::Again
+    fn rows(meta: &BlockMeta, generation: Generation, maximum: usize) -> Option<usize> {
+        let bits = generation_bits(generation);
+        (1..=maximum).find(|_| {
+            let attempt = meta.state.open(bits, true);
+            assert!(meta.state.close(bits, true, 6, &meta.stamps) == Attempt::Done);
+            attempt == Attempt::DoneBiasable
         })
     }
 
     #[test]
-    fn a_stale_claim_closes_no_use_of_the_next_block_at_its_place() {
-        let (record, first) = Record::begun(StreamId(1), 3, 5);
-        assert!(record.with_uses(|_| record.gate.retire(tag_of(first))));
-        record.end();
+    fn a_stale_claim_closes_no_use_of_the_next_block_in_its_slot() {
+        let (meta, first) = BlockMeta::begun(StreamId(1), 3, 5);
+        assert!(meta.with_uses(|_| meta.state.retire(generation_bits(first))));
+        meta.end();
         let next = Generation::next().at(0);
-        record.begin(next, 0x1000, MIN_ALIGN, (1, 3, 5));
+        meta.begin(next, 0x1000, MIN_ALIGN, (1, 3, 5));
         for writes in [false, true] {
-            assert_eq!(record.gate.open(tag_of(next), writes), Attempt::Done);
-            record.with_uses(|_| {
-                assert!(!record.gate.has_counted(tag_of(first), writes));
-                assert!(!record.gate.close_counted(tag_of(first), writes));
-                assert!(record.gate.has_counted(tag_of(next), writes), "its use was closed");
-                assert!(record.gate.close_counted(tag_of(next), writes));
+            assert_eq!(meta.state.open(generation_bits(next), writes), Attempt::Done);
+            meta.with_uses(|_| {
+                assert!(!meta.state.has_counted(generation_bits(first), writes));
+                assert!(!meta.state.close_counted(generation_bits(first), writes));
+                assert!(
+                    meta.state.has_counted(generation_bits(next), writes),
+                    "its use was closed"
+                );
+                assert!(meta.state.close_counted(generation_bits(next), writes));
             });
         }
     }
 
     #[test]
     fn a_block_that_was_taken_from_its_thread_leaves_nothing_to_the_next_one() {
-        let (record, generation) = Record::begun(StreamId(1), 3, 5);
-        let needed = rows(&record, generation, 100);
+        let (meta, generation) = BlockMeta::begun(StreamId(1), 3, 5);
+        let needed = rows(&meta, generation, 100);
         assert!(needed.is_some(), "a thread that keeps using it is given it");
-        record.with_uses(|_| record.gate.grant(tag_of(generation)));
-        assert!(record.gate.is_biased());
+        meta.with_uses(|_| meta.state.bias_to_current(generation_bits(generation)));
+        assert!(meta.state.is_biased());
         std::thread::scope(|scope| {
-            scope.spawn(|| record.with_uses(|_| record.gate.share()));
+            scope.spawn(|| meta.with_uses(|_| meta.state.revoke_bias()));
         });
-        assert_eq!(rows(&record, generation, 100), None, "it is not given to one again");
-        assert!(record.with_uses(|_| record.gate.retire(tag_of(generation))));
-        record.end();
+        assert_eq!(rows(&meta, generation, 100), None, "it is not given to one again");
+        assert!(meta.with_uses(|_| meta.state.retire(generation_bits(generation))));
+        meta.end();
         // One that was at home, and one that never was.
         let next = Generation::next().at(0);
-        record.begin_again(next, StreamId(1), 7);
-        assert!(record.gate.is_live_at_home(tag_of(next)) && !record.gate.is_biased());
-        record.gate.leave_home();
-        assert_eq!(rows(&record, next, 100), needed);
-        assert!(record.with_uses(|_| record.gate.retire(tag_of(next))));
-        record.end();
+        meta.begin_reused(next, StreamId(1), 7);
+        assert!(meta.state.is_live_and_unshared(generation_bits(next)) && !meta.state.is_biased());
+        meta.state.publish();
+        assert_eq!(rows(&meta, next, 100), needed);
+        assert!(meta.with_uses(|_| meta.state.retire(generation_bits(next))));
+        meta.end();
         let last = Generation::next().at(0);
-        record.begin(last, 0x1000, MIN_ALIGN, (1, 3, 9));
-        assert_eq!(rows(&record, last, 100), needed);
-        assert_eq!(record.opened(), None);
+        meta.begin(last, 0x1000, MIN_ALIGN, (1, 3, 9));
+        assert_eq!(rows(&meta, last, 100), needed);
+        assert_eq!(meta.opened(), None);
     }
 }

@@ -6,9 +6,9 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use xlog_driver::sync::{BiasedMutex, Me, gone_count, is_gone, thread_name};
+use xlog_driver::sync::{BiasedMutex, CurrentThread, exited_count, has_exited, thread_name};
 
-const PARTS: usize = 16;
+const STRIPES: usize = 16;
 
 /// What a resource counts. Sums over all parts are true, those of one part need not be: a block may be allocated by one thread
 /// and freed by another, so parts wrap around.
@@ -26,7 +26,7 @@ pub(crate) struct Counts {
 
 /// What the waits of one hook came to, to be counted by one visit.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Edges {
+pub(crate) struct WaitCounts {
     pub(crate) recorded: u64,
     pub(crate) inserted: u64,
     pub(crate) elided: u64,
@@ -34,10 +34,10 @@ pub(crate) struct Edges {
 
 impl Counts {
     #[inline]
-    pub(crate) fn add_edges(&mut self, edges: Edges) {
-        self.recorded += edges.recorded;
-        self.inserted += edges.inserted;
-        self.elided += edges.elided;
+    pub(crate) fn add_waits(&mut self, waits: WaitCounts) {
+        self.recorded += waits.recorded;
+        self.inserted += waits.inserted;
+        self.elided += waits.elided;
     }
 
     fn add(&mut self, other: &Self) {
@@ -53,9 +53,9 @@ impl Counts {
 
 /// Events and waits that one thread counts by plain loads and stores.
 #[derive(Debug, Default)]
-struct Own {
+struct SingleWriter {
     /// The name of the thread; 0 before the first one. Nobody else stores the counts. One that has ended never comes back, and whoever
-    /// takes its place has seen its last store, see [`is_gone`], and goes on from there.
+    /// takes its place has seen its last store, see [`has_exited`], and goes on from there.
     of: AtomicU32,
     /// How many threads had ended when another one last asked whether this one has.
     asked: AtomicU32,
@@ -63,7 +63,7 @@ struct Own {
     inserted: AtomicU64,
 }
 
-impl Own {
+impl SingleWriter {
     /// Makes a thread the one that counts here, if there is none or it has ended.
     fn claim(&self, name: u32) {
         let of = self.of.load(Ordering::Relaxed);
@@ -79,57 +79,57 @@ impl Own {
 
     /// Whether the thread that counts here has ended, asked again only when some thread has.
     fn has_ended(&self, of: u32) -> bool {
-        let count = gone_count();
+        let count = exited_count();
         if self.asked.load(Ordering::Relaxed) == count {
             return false;
         }
         self.asked.store(count, Ordering::Relaxed);
-        is_gone(of)
+        has_exited(of)
     }
 }
 
 /// On cache lines of its own.
 #[derive(Debug, Default)]
 #[repr(align(128))]
-struct Part {
+struct Stripe {
     counts: BiasedMutex<Counts>,
-    own: Own,
+    own: SingleWriter,
 }
 
 /// The counters of one resource.
 #[derive(Debug, Default)]
-pub(crate) struct Tally([Part; PARTS]);
+pub(crate) struct StripedCounters([Stripe; STRIPES]);
 
 fn raise(count: &AtomicU64, by: u64) {
     count.store(count.load(Ordering::Relaxed).wrapping_add(by), Ordering::Relaxed);
 }
 
-impl Tally {
+impl StripedCounters {
     /// Counts in this thread's part.
     #[inline]
     pub(crate) fn count(&self, change: impl FnOnce(&mut Counts)) {
-        match self.0[thread_name() as usize % PARTS].counts.enter() {
+        match self.0[thread_name() as usize % STRIPES].counts.enter() {
             Some(mut counts) => change(&mut counts),
-            None => self.count_elsewhere(change),
+            None => self.count_slow(change),
         }
     }
 
-    /// [`Tally::count`] for one who knows its name.
+    /// [`StripedCounters::count`] for one who knows its name.
     #[inline(always)]
-    pub(crate) fn count_as(&self, me: Me<'_>, change: impl FnOnce(&mut Counts)) {
-        match self.0[me.name() as usize % PARTS].counts.enter_as(me) {
+    pub(crate) fn count_as(&self, current: CurrentThread<'_>, change: impl FnOnce(&mut Counts)) {
+        match self.0[current.name() as usize % STRIPES].counts.enter_as(current) {
             Some(mut counts) => change(&mut counts),
-            None => self.count_elsewhere(change),
+            None => self.count_slow(change),
         }
     }
 
     /// Counts events recorded and waits queued, for one who knows its name. They only ever grow, so that a sum is right without
     /// holding anybody up.
     #[inline(always)]
-    pub(crate) fn count_edges(&self, me: Me<'_>, recorded: u64, inserted: u64) {
-        let own = &self.0[me.name() as usize % PARTS].own;
-        if own.of.load(Ordering::Relaxed) != me.name() {
-            return self.count_edges_elsewhere(recorded, inserted);
+    pub(crate) fn count_waits(&self, current: CurrentThread<'_>, recorded: u64, inserted: u64) {
+        let own = &self.0[current.name() as usize % STRIPES].own;
+        if own.of.load(Ordering::Relaxed) != current.name() {
+            return self.count_waits_slow(recorded, inserted);
         }
         if recorded != 0 {
             raise(&own.recorded, recorded);
@@ -141,29 +141,29 @@ impl Tally {
 
     #[cold]
     #[inline(never)]
-    fn count_edges_elsewhere(&self, recorded: u64, inserted: u64) {
+    fn count_waits_slow(&self, recorded: u64, inserted: u64) {
         let name = thread_name();
         if name != 0 {
-            self.0[name as usize % PARTS].own.claim(name);
+            self.0[name as usize % STRIPES].own.claim(name);
         }
-        self.count(|counts| counts.add_edges(Edges { recorded, inserted, elided: 0 }));
+        self.count(|counts| counts.add_waits(WaitCounts { recorded, inserted, elided: 0 }));
     }
 
     #[cold]
     #[inline(never)]
-    fn count_elsewhere(&self, change: impl FnOnce(&mut Counts)) {
-        self.0[thread_name() as usize % PARTS].counts.with(change);
+    fn count_slow(&self, change: impl FnOnce(&mut Counts)) {
+        self.0[thread_name() as usize % STRIPES].counts.with(change);
     }
 
     /// All that was counted, as it was at one instant; events and waits perhaps a little later.
     pub(crate) fn sum(&self) -> Counts {
-        let parts: [&BiasedMutex<Counts>; PARTS] = std::array::from_fn(|at| &self.0[at].counts);
+        let parts: [&BiasedMutex<Counts>; STRIPES] = std::array::from_fn(|at| &self.0[at].counts);
         let mut sum = BiasedMutex::with_all(&parts, |counts| {
             let mut sum = Counts::default();
             counts.iter().for_each(|part| sum.add(part));
             sum
         });
-        for Part { own, .. } in &self.0 {
+        for Stripe { own, .. } in &self.0 {
             sum.recorded = sum.recorded.wrapping_add(own.recorded.load(Ordering::Relaxed));
             sum.inserted = sum.inserted.wrapping_add(own.inserted.load(Ordering::Relaxed));
         }
@@ -174,43 +174,47 @@ impl Tally {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use xlog_driver::sync::as_me;
+    use xlog_driver::sync::with_current_thread;
 
-    fn count(tally: &Tally, times: u64) {
-        (0..times).for_each(|_| as_me(|me| tally.count_edges(me, 1, 2)));
+    fn count(counters: &StripedCounters, times: u64) {
+        (0..times).for_each(|_| with_current_thread(|current| counters.count_waits(current, 1, 2)));
     }
 
-    fn owner_of_my_part(tally: &Tally) -> u32 {
-        tally.0[thread_name() as usize % PARTS].own.of.load(Ordering::Relaxed)
+    fn owner_of_my_stripe(counters: &StripedCounters) -> u32 {
+        counters.0[thread_name() as usize % STRIPES].own.of.load(Ordering::Relaxed)
     }
 
     #[test]
     fn threads_that_come_when_others_have_ended_take_their_place_and_lose_no_count() {
-        let tally = Tally::default();
+        let counters = StripedCounters::default();
         std::thread::scope(|scope| {
-            for _ in 0..4 * PARTS {
+            for _ in 0..4 * STRIPES {
                 let thread = scope.spawn(|| {
-                    count(&tally, 10);
-                    assert_eq!(owner_of_my_part(&tally), thread_name(), "the former one has ended");
+                    count(&counters, 10);
+                    assert_eq!(
+                        owner_of_my_stripe(&counters),
+                        thread_name(),
+                        "the former one has ended"
+                    );
                 });
                 // Not before its end: the end of a scope comes a little earlier.
                 assert!(thread.join().is_ok());
             }
         });
-        let sum = tally.sum();
-        assert_eq!((sum.recorded, sum.inserted), (40 * PARTS as u64, 80 * PARTS as u64));
+        let sum = counters.sum();
+        assert_eq!((sum.recorded, sum.inserted), (40 * STRIPES as u64, 80 * STRIPES as u64));
     }
 
     #[test]
     fn a_thread_that_lives_keeps_its_part_while_others_end_beside_it() {
-        let tally = Tally::default();
-        count(&tally, 1);
+        let counters = StripedCounters::default();
+        count(&counters, 1);
         let (mine, mut counted) = (thread_name(), 1);
         std::thread::scope(|scope| {
             for _ in 0..4096 {
                 let thread = scope.spawn(|| {
-                    count(&tally, 3);
-                    thread_name() as usize % PARTS == mine as usize % PARTS
+                    count(&counters, 3);
+                    thread_name() as usize % STRIPES == mine as usize % STRIPES
                 });
                 counted += 3;
                 if thread.join().is_ok_and(|is_beside| is_beside) {
@@ -218,18 +222,18 @@ mod tests {
                 }
             }
         });
-        assert_eq!(owner_of_my_part(&tally), mine);
-        assert_eq!(tally.sum().recorded, counted);
+        assert_eq!(owner_of_my_stripe(&counters), mine);
+        assert_eq!(counters.sum().recorded, counted);
     }
 
     #[test]
     fn short_lives_side_by_side_lose_no_count() {
-        let tally = Tally::default();
+        let counters = StripedCounters::default();
         for _ in 0..8 {
             std::thread::scope(|scope| {
-                (0..2 * PARTS).for_each(|_| drop(scope.spawn(|| count(&tally, 100))));
+                (0..2 * STRIPES).for_each(|_| drop(scope.spawn(|| count(&counters, 100))));
             });
         }
-        assert_eq!(tally.sum().recorded, 8 * 2 * PARTS as u64 * 100);
+        assert_eq!(counters.sum().recorded, 8 * 2 * STRIPES as u64 * 100);
     }
 }

@@ -5,57 +5,57 @@
 //! will look at is loaded meanwhile. Like a block in the magazine it is free, and taken in the books of the index.
 
 use super::arena::UNIT;
-use super::index::Index;
+use super::tlsf::Tlsf;
 
 /// What blocks may have here, beside what those in the magazine have: one part of so many.
 pub(super) const PART: u64 = 8;
 /// Blocks that are here, once so many have come.
-const MOST: usize = 8;
+const CAPACITY: usize = 8;
 /// How many come between the first and the second load for a block.
-const STEP: usize = MOST / 2;
+const STEP: usize = CAPACITY / 2;
 /// In the place of a node: the index has none of this number.
-const NONE: u32 = 0;
+const NO_NODE: u32 = 0;
 
 /// A ring of blocks, each by its node.
 #[derive(Debug)]
-pub(super) struct Leaving {
-    nodes: [u32; MOST],
+pub(super) struct CoalesceQueue {
+    nodes: [u32; CAPACITY],
     oldest: usize,
     bytes: u64,
 }
 
-impl Default for Leaving {
+impl Default for CoalesceQueue {
     fn default() -> Self {
-        Self { nodes: [NONE; MOST], oldest: 0, bytes: 0 }
+        Self { nodes: [NO_NODE; CAPACITY], oldest: 0, bytes: 0 }
     }
 }
 
-impl Leaving {
+impl CoalesceQueue {
     pub(super) fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Whether a block of so many units, or of 0 if that is not known, comes here: not where it is more than its part of `room`.
+    /// Whether a block of so many units, or of 0 if that is not known, comes here: not where it is more than its part of `capacity`.
     #[inline(always)]
-    pub(super) fn takes(units: u32, room: u64) -> bool {
-        u64::from(units.wrapping_sub(1)) < room / (PART * MOST as u64 * UNIT)
+    pub(super) fn accepts(units: u32, capacity: u64) -> bool {
+        u64::from(units.wrapping_sub(1)) < capacity / (PART * CAPACITY as u64 * UNIT)
     }
 
     /// Takes a block in that comes here, and gives the one that came first to the index.
     #[inline(always)]
-    pub(super) fn push(&mut self, (node, bytes): (u32, u64), index: &mut Index, stamp: u64) {
-        let at = self.oldest % MOST;
+    pub(super) fn push(&mut self, (node, bytes): (u32, u64), tlsf: &mut Tlsf, stamp: u64) {
+        let at = self.oldest % CAPACITY;
         let oldest = std::mem::replace(&mut self.nodes[at], node);
-        index.prefetch(node, self.nodes[(at + STEP) % MOST]);
+        tlsf.prefetch(node, self.nodes[(at + STEP) % CAPACITY]);
         self.oldest = at + 1;
         self.bytes += bytes;
-        self.bytes -= index.give(oldest, stamp);
+        self.bytes -= tlsf.free(oldest, stamp);
     }
 
     /// Gives all blocks to the index.
-    pub(super) fn drain(&mut self, index: &mut Index, stamp: u64) {
+    pub(super) fn drain(&mut self, tlsf: &mut Tlsf, stamp: u64) {
         for node in &mut self.nodes {
-            index.give(std::mem::replace(node, NONE), stamp);
+            tlsf.free(std::mem::replace(node, NO_NODE), stamp);
         }
         self.bytes = 0;
     }
@@ -65,7 +65,7 @@ impl Leaving {
 mod tests {
     use std::sync::Arc;
 
-    use super::super::index::Range;
+    use super::super::tlsf::Range;
     use super::*;
     use crate::CudaDevice;
     use crate::device_runtime::{
@@ -74,31 +74,34 @@ mod tests {
 
     #[test]
     fn blocks_that_pass_through_are_counted_and_merged() {
-        let (mut index, mut leaving) = (Index::default(), Leaving::default());
+        let (mut tlsf, mut coalesce_queue) = (Tlsf::default(), CoalesceQueue::default());
         let all = Range { ptr: 1 << 40, bytes: 64 * UNIT, stamp: 0 };
-        assert!(index.add(all, true));
-        let taken: Vec<_> = (0..20).filter_map(|_| index.take(3 * UNIT, UNIT)).collect();
+        assert!(tlsf.insert_span(all, true));
+        let taken: Vec<_> = (0..20).filter_map(|_| tlsf.allocate(3 * UNIT, UNIT)).collect();
         for (at, block) in taken.iter().enumerate() {
-            leaving.push((block.node, block.bytes), &mut index, 7);
-            let here = (at + 1).min(MOST) as u64;
-            assert_eq!(leaving.bytes(), here * 3 * UNIT, "after {at}");
-            assert_eq!(index.taken_bytes(), leaving.bytes() + (19 - at as u64) * 3 * UNIT);
+            coalesce_queue.push((block.node, block.bytes), &mut tlsf, 7);
+            let here = (at + 1).min(CAPACITY) as u64;
+            assert_eq!(coalesce_queue.bytes(), here * 3 * UNIT, "after {at}");
+            assert_eq!(
+                tlsf.allocated_bytes(),
+                coalesce_queue.bytes() + (19 - at as u64) * 3 * UNIT
+            );
         }
-        leaving.drain(&mut index, 9);
-        leaving.drain(&mut index, 11);
-        assert_eq!(leaving.bytes(), 0);
-        assert_eq!(index.ranges().collect::<Vec<_>>(), [Range { stamp: 9, ..all }]);
+        coalesce_queue.drain(&mut tlsf, 9);
+        coalesce_queue.drain(&mut tlsf, 11);
+        assert_eq!(coalesce_queue.bytes(), 0);
+        assert_eq!(tlsf.ranges().collect::<Vec<_>>(), [Range { stamp: 9, ..all }]);
     }
 
     #[test]
     fn as_many_as_are_here_have_no_more_than_their_part() {
-        for room in [0, UNIT, 16 << 20, (16 << 20) - 1, 1 << 40] {
-            let most = (0..40).map(|shift| 1_u64 << shift).filter(|units| {
-                u32::try_from(*units).is_ok_and(|units| Leaving::takes(units, room))
+        for capacity in [0, UNIT, 16 << 20, (16 << 20) - 1, 1 << 40] {
+            let maximum = (0..40).map(|shift| 1_u64 << shift).filter(|units| {
+                u32::try_from(*units).is_ok_and(|units| CoalesceQueue::accepts(units, capacity))
             });
-            let most = most.max().unwrap_or(0) * UNIT * MOST as u64;
-            assert!(most <= room / PART, "{most} of {room}");
-            assert!(!Leaving::takes(0, room), "a size that is not known");
+            let maximum = maximum.max().unwrap_or(0) * UNIT * CAPACITY as u64;
+            assert!(maximum <= capacity / PART, "{maximum} of {capacity}");
+            assert!(!CoalesceQueue::accepts(0, capacity), "a size that is not known");
         }
     }
 

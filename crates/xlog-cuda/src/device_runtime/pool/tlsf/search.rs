@@ -5,23 +5,23 @@
 //! list walked to its end, so that a request is refused only if no range can hold it. Lists are last in, first out; a
 //! search for a usable stamp starts at the oldest.
 
-use super::classes::{Classes, class_of, exact, first, is_least, newest, next, oldest};
+use super::classes::{Classes, class_of, exact, first, is_class_minimum, newest, next, oldest};
 use super::nodes::{Id, Node, Slots};
-use super::{Index, UNIT};
+use super::{Tlsf, UNIT};
 
 /// Ranges looked at in one class.
-const LOOKS: usize = 4;
+const FIT_CANDIDATES: usize = 4;
 /// Ranges looked at in all classes, when not every range will do.
-const ALL_LOOKS: usize = 64;
+const MAX_PROBES: usize = 64;
 
 /// A request in whole units.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Wish {
+pub(super) struct FitRequest {
     pub(super) bytes: u64,
     pub(super) align: u64,
 }
 
-impl Wish {
+impl FitRequest {
     #[inline]
     pub(super) fn new(bytes: u64, align: u64) -> Option<Self> {
         let bytes = bytes.max(1).checked_next_multiple_of(UNIT)?;
@@ -40,39 +40,39 @@ impl Wish {
 #[inline(always)]
 pub(super) fn find(slots: &Slots<'_>, classes: &Classes, bytes: u64) -> Option<(Id, u32)> {
     let class = class_of(bytes);
-    if !is_least(bytes) {
-        return find_inside_elsewhere(slots, classes, class, bytes);
+    if !is_class_minimum(bytes) {
+        return fit_within_class_cold(slots, classes, class, bytes);
     }
-    find_least(slots, classes, class, bytes)
+    good_fit(slots, classes, class, bytes)
 }
 
 /// The same where the size is as likely as not one that some ranges of its class cannot hold.
 #[inline(always)]
 pub(super) fn find_any(slots: &Slots<'_>, classes: &Classes, bytes: u64) -> Option<(Id, u32)> {
     let class = class_of(bytes);
-    if is_least(bytes) {
-        find_least(slots, classes, class, bytes)
+    if is_class_minimum(bytes) {
+        good_fit(slots, classes, class, bytes)
     } else {
-        find_inside(slots, classes, class, bytes)
+        fit_within_class(slots, classes, class, bytes)
     }
 }
 
 /// The same for the least size of a class.
 #[inline(always)]
-fn find_least(slots: &Slots<'_>, classes: &Classes, class: u32, bytes: u64) -> Option<(Id, u32)> {
-    find_least_in(slots, classes.next_filled(class)?, bytes)
+fn good_fit(slots: &Slots<'_>, classes: &Classes, class: u32, bytes: u64) -> Option<(Id, u32)> {
+    good_fit_in(slots, classes.next_nonempty(class)?, bytes)
 }
 
 /// The smallest of the first few ranges of a class of which every range holds the request.
 #[inline(always)]
-fn find_least_in(slots: &Slots<'_>, class: u32, bytes: u64) -> Option<(Id, u32)> {
+fn good_fit_in(slots: &Slots<'_>, class: u32, bytes: u64) -> Option<(Id, u32)> {
     let id = first(slots, class)?;
     // All ranges of such a class have one size.
     if exact(class) || slots.at(id).bytes == bytes {
         return Some((id, class));
     }
     let (mut found, mut at) = (id, id);
-    for _ in 1..LOOKS {
+    for _ in 1..FIT_CANDIDATES {
         let Some(id) = next(slots, at) else { break };
         if slots.at(id).bytes < slots.at(found).bytes {
             found = id;
@@ -85,40 +85,45 @@ fn find_least_in(slots: &Slots<'_>, class: u32, bytes: u64) -> Option<(Id, u32)>
 /// The same for another size, out of the way of those that are common.
 #[cold]
 #[inline(never)]
-fn find_inside_elsewhere(
+fn fit_within_class_cold(
     slots: &Slots<'_>,
     classes: &Classes,
     class: u32,
     bytes: u64,
 ) -> Option<(Id, u32)> {
-    find_inside(slots, classes, class, bytes)
+    fit_within_class(slots, classes, class, bytes)
 }
 
 /// The same for a size that some ranges of its class cannot hold.
 #[inline(always)]
-fn find_inside(slots: &Slots<'_>, classes: &Classes, class: u32, bytes: u64) -> Option<(Id, u32)> {
-    if let Some(found) = best(slots, class, bytes, LOOKS) {
+fn fit_within_class(
+    slots: &Slots<'_>,
+    classes: &Classes,
+    class: u32,
+    bytes: u64,
+) -> Option<(Id, u32)> {
+    if let Some(found) = best_fit(slots, class, bytes, FIT_CANDIDATES) {
         return Some(found);
     }
     // Every range of a higher class holds it.
-    match classes.next_filled(class + 1) {
-        Some(above) => find_least_in(slots, above, bytes),
-        None => best_of_all(slots, class, bytes),
+    match classes.next_nonempty(class + 1) {
+        Some(above) => good_fit_in(slots, above, bytes),
+        None => best_fit_of_all(slots, class, bytes),
     }
 }
 
 /// The smallest range of at least `bytes` in a class.
 #[cold]
 #[inline(never)]
-fn best_of_all(slots: &Slots<'_>, class: u32, bytes: u64) -> Option<(Id, u32)> {
-    best(slots, class, bytes, usize::MAX)
+fn best_fit_of_all(slots: &Slots<'_>, class: u32, bytes: u64) -> Option<(Id, u32)> {
+    best_fit(slots, class, bytes, usize::MAX)
 }
 
-/// The smallest range of at least `bytes` among the first `looks` of a class.
+/// The smallest range of at least `bytes` among the first `candidates` of a class.
 #[inline(always)]
-fn best(slots: &Slots<'_>, class: u32, bytes: u64, looks: usize) -> Option<(Id, u32)> {
+fn best_fit(slots: &Slots<'_>, class: u32, bytes: u64, candidates: usize) -> Option<(Id, u32)> {
     let (mut best, mut size, mut at) = (None, u64::MAX, first(slots, class));
-    for _ in 0..looks {
+    for _ in 0..candidates {
         let Some(id) = at else { break };
         let node = slots.at(id);
         if node.bytes >= bytes && node.bytes < size {
@@ -132,26 +137,26 @@ fn best(slots: &Slots<'_>, class: u32, bytes: u64, looks: usize) -> Option<(Id, 
     best.map(|id| (id, class))
 }
 
-impl Index {
+impl Tlsf {
     /// A range for a request that is aligned to more than a unit, and how far into it the request begins.
-    pub(super) fn find_aligned(&mut self, wish: Wish) -> Option<(Id, u64)> {
-        let near = self.find_if(wish, &mut |_| true);
+    pub(super) fn find_aligned(&mut self, request: FitRequest) -> Option<(Id, u64)> {
+        let near = self.find_if(request, &mut |_| true);
         near.or_else(|| {
             // Large enough whatever its address is.
             let (slots, _) = self.nodes.slots()?;
-            let least = wish.bytes.checked_add(wish.align - UNIT)?;
-            let (id, _) = find(&slots, &self.classes, least)?;
-            Some((id, wish.fits(self.nodes.at(id))?))
+            let minimum = request.bytes.checked_add(request.align - UNIT)?;
+            let (id, _) = find(&slots, &self.classes, minimum)?;
+            Some((id, request.fits(self.nodes.at(id))?))
         })
         .or_else(|| {
-            let mut from = self.classes.next_filled(class_of(wish.bytes));
+            let mut from = self.classes.next_nonempty(class_of(request.bytes));
             while let Some(class) = from {
                 for (id, node) in newest(&self.nodes, class) {
-                    if let Some(head) = wish.fits(node) {
+                    if let Some(head) = request.fits(node) {
                         return Some((id, head));
                     }
                 }
-                from = self.classes.next_filled(class + 1);
+                from = self.classes.next_nonempty(class + 1);
             }
             None
         })
@@ -161,21 +166,21 @@ impl Index {
     /// last the highest class.
     pub(super) fn find_if(
         &self,
-        wish: Wish,
+        request: FitRequest,
         usable: &mut dyn FnMut(u64) -> bool,
     ) -> Option<(Id, u64)> {
-        let mut left = ALL_LOOKS;
-        let mut from = self.classes.next_filled(class_of(wish.bytes));
-        let top = self.classes.last_filled()?;
+        let mut left = MAX_PROBES;
+        let mut from = self.classes.next_nonempty(class_of(request.bytes));
+        let top = self.classes.last_nonempty()?;
         while let Some(class) = from {
-            for (id, node) in oldest(&self.nodes, class).take(LOOKS) {
-                match wish.fits(node) {
+            for (id, node) in oldest(&self.nodes, class).take(FIT_CANDIDATES) {
+                match request.fits(node) {
                     Some(head) if usable(node.stamp) => return Some((id, head)),
                     _ => left = left.saturating_sub(1),
                 }
             }
             let above = if left == 0 { top.max(class) } else { class + 1 };
-            from = if class == top { None } else { self.classes.next_filled(above) };
+            from = if class == top { None } else { self.classes.next_nonempty(above) };
         }
         None
     }

@@ -1,0 +1,79 @@
+//! The parts of the clocks that every use looks at, close together: by the place of a stream in its pool.
+
+use std::ops::Deref;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use super::clock::ClockHeader;
+use super::slab::Slab;
+
+/// Places that are found by one step.
+const INLINE: usize = 64;
+
+/// The cells of all streams of one pool.
+#[derive(Debug)]
+pub(crate) struct ClockHeaders {
+    inline: [ClockHeader; INLINE],
+    overflow: Slab<ClockHeader, 64>,
+}
+
+impl ClockHeaders {
+    pub(crate) fn new(slots: u32) -> Arc<Self> {
+        Arc::new(Self {
+            inline: std::array::from_fn(|_| ClockHeader::default()),
+            overflow: Slab::new(slots),
+        })
+    }
+
+    /// One of those that are found by one step.
+    #[inline]
+    pub(crate) fn inline(&self, slot: u32) -> Option<&ClockHeader> {
+        self.inline.get(slot as usize)
+    }
+
+    #[inline]
+    pub(crate) fn get(&self, slot: u32) -> Option<&ClockHeader> {
+        match self.inline.get(slot as usize) {
+            Some(header) => Some(header),
+            None => self.overflow.get(slot),
+        }
+    }
+}
+
+/// The cell of one stream.
+#[derive(Debug)]
+pub(crate) struct ClockHeaderRef {
+    /// One of `headers`.
+    header: NonNull<ClockHeader>,
+    _headers: Arc<ClockHeaders>,
+}
+
+#[allow(unsafe_code)]
+// SAFETY: it is a shared reference to a cell, which is made of atomics, and an `Arc` of cells.
+unsafe impl Send for ClockHeaderRef {}
+#[allow(unsafe_code)]
+// SAFETY: as above.
+unsafe impl Sync for ClockHeaderRef {}
+
+impl ClockHeaderRef {
+    /// `None` beyond the last place.
+    pub(crate) fn new(headers: &Arc<ClockHeaders>, slot: u32) -> Option<Self> {
+        if slot as usize >= INLINE {
+            headers.overflow.get_or_make(slot)?;
+        }
+        Some(Self { header: NonNull::from(headers.get(slot)?), _headers: Arc::clone(headers) })
+    }
+}
+
+impl Deref for ClockHeaderRef {
+    type Target = ClockHeader;
+
+    #[inline]
+    fn deref(&self) -> &ClockHeader {
+        #[allow(unsafe_code)]
+        // SAFETY: it points to a cell of `_headers`, where cells neither move nor go away before the last `Arc` does.
+        unsafe {
+            self.header.as_ref()
+        }
+    }
+}

@@ -1,0 +1,244 @@
+//! What the lock of a block guards: its uses, or, while it goes from hand to hand, no more than who had it last.
+//!
+//! A block that is written by one stream after another has one finished write outstanding, which the next use follows and takes the
+//! place of. That much is a [`LastWriter`]: two words instead of lists. Whoever needs more asks for [`UseState::uses`], which unfolds it.
+//!
+//! Invariants: while there is a baton the block is live and slow and its lists are empty; a use that is open then followed the baton, is
+//! the one that the record names as opened, and is the only one that was opened through the lock.
+
+use super::block_meta::{BlockMeta, SharedState, generation_bits};
+use super::uses::Uses;
+
+/// The one finished write that is outstanding.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct LastWriter {
+    /// 0 when there is no baton.
+    pub(crate) stamp: u64,
+    /// The stream, by its place in the pool.
+    pub(crate) slot: u32,
+    /// The place of the stream whose use is open, if one is.
+    pub(crate) user: u32,
+}
+
+/// Behind the lock of a block's record.
+#[derive(Debug, Default)]
+pub(crate) struct UseState {
+    last_writer: LastWriter,
+    /// Made at the first use that needs it, and kept for later blocks.
+    uses: Option<Box<Uses>>,
+}
+
+impl UseState {
+    /// All uses, in full.
+    #[inline(always)]
+    pub(crate) fn uses(&mut self, meta: &BlockMeta) -> &mut Uses {
+        if self.last_writer.stamp != 0 {
+            self.inflate(meta);
+        }
+        self.uses.get_or_insert_default()
+    }
+
+    #[inline(never)]
+    fn inflate(&mut self, meta: &BlockMeta) {
+        let last_writer = std::mem::take(&mut self.last_writer);
+        let uses = self.uses.get_or_insert_default();
+        uses.inflate(meta.owner(), last_writer, meta.opened());
+    }
+
+    /// The baton of a block, if there is one and no use is open: the next use may take it.
+    #[inline(always)]
+    pub(crate) fn idle(&mut self, shared_state: &SharedState) -> Option<&mut LastWriter> {
+        (self.last_writer.stamp != 0 && shared_state.has_none_opened())
+            .then_some(&mut self.last_writer)
+    }
+
+    /// The baton of a block, if there is one and a use of this name is open.
+    #[inline(always)]
+    pub(crate) fn held_by(
+        &mut self,
+        shared_state: &SharedState,
+        name: u64,
+    ) -> Option<&mut LastWriter> {
+        (self.last_writer.stamp != 0 && shared_state.has_opened(name))
+            .then_some(&mut self.last_writer)
+    }
+
+    /// After a use was closed: folds the uses into a baton, if there is nothing else.
+    #[inline(never)]
+    pub(crate) fn deflate(&mut self, meta: &BlockMeta) {
+        if let Some(uses) = &mut self.uses
+            && meta.state.is_live_and_inflated(generation_bits(meta.generation()))
+            && let Some((slot, stamp)) = uses.deflate(meta.owner())
+        {
+            self.last_writer = LastWriter { stamp, slot, user: 0 };
+            meta.shared_state().set_none_opened();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device_runtime::ordering::block_meta::use_name;
+    use crate::device_runtime::ordering::state_word::Attempt;
+    use crate::device_runtime::ordering::use_slow_path::{EndUse, close_foreign_fast, close_own};
+    use crate::device_runtime::resource::{Access, Generation, StreamId};
+    use std::collections::BTreeSet;
+
+    const OWNER: u32 = 3;
+    const OTHER: u32 = 4;
+
+    /// A live block of stream 1 at place 3 that has gone slow, and whose own stream announced a write at stamp 5.
+    fn inflated_block() -> (BlockMeta, Generation) {
+        let (meta, generation) = BlockMeta::begun(StreamId(1), OWNER, 5);
+        meta.with_uses(|uses| {
+            assert!(meta.state.inflate(generation_bits(generation)));
+            uses.load_stamps(&meta);
+            uses.finished(OWNER, OWNER, 5, true, None);
+        });
+        (meta, generation)
+    }
+
+    /// What is outstanding, by place and stamp.
+    fn outstanding(meta: &BlockMeta) -> BTreeSet<(u32, u64)> {
+        meta.with_uses(|uses| {
+            let own = uses.own_stamps();
+            let own = [own.0, own.1].into_iter().filter(|stamp| *stamp != 0);
+            let others = uses.copy_outstanding();
+            others.iter().map(|at| (at.slot, at.stamp)).chain(own.map(|at| (OWNER, at))).collect()
+        })
+    }
+
+    /// Opens a use as a handover does; false where there is no baton to take.
+    fn take(meta: &BlockMeta, id: StreamId, user: u32, writes: bool) -> bool {
+        meta.use_state().with(|use_state| match use_state.idle(meta.shared_state()) {
+            Some(last_writer) => {
+                last_writer.user = user;
+                meta.shared_state().set_opened(use_name(id, writes));
+                true
+            }
+            None => false,
+        })
+    }
+
+    fn deflate(meta: &BlockMeta) -> bool {
+        meta.use_state().with(|use_state| {
+            use_state.deflate(meta);
+            use_state.idle(meta.shared_state()).is_some()
+        })
+    }
+
+    #[test]
+    fn the_last_writer_is_what_every_look_at_the_uses_finds() {
+        let (meta, generation) = inflated_block();
+        let other = StreamId(2);
+        assert!(deflate(&meta));
+        for turn in 0..4 {
+            assert!(take(&meta, other, OTHER, true));
+            let of = (other, OTHER, 10 + turn);
+            let close = |use_state: &mut UseState| {
+                close_foreign_fast(
+                    (&meta, meta.shared_state()),
+                    use_state,
+                    generation,
+                    of,
+                    Access::Write,
+                )
+            };
+            assert_eq!(meta.use_state().with(close), EndUse::Live);
+            if turn % 2 == 0 {
+                assert_eq!(outstanding(&meta), BTreeSet::from([(OTHER, 10 + turn)]));
+                assert!(deflate(&meta));
+            }
+            assert!(take(&meta, StreamId(1), OWNER, true));
+            let of = (StreamId(1), 20 + turn);
+            let close = |use_state: &mut UseState| {
+                close_own((&meta, meta.shared_state()), use_state, generation, of, Access::Write)
+            };
+            assert_eq!(meta.use_state().with(close), EndUse::Live);
+        }
+        assert_eq!(outstanding(&meta), BTreeSet::from([(OWNER, 23)]));
+    }
+
+    #[test]
+    fn an_open_use_after_the_last_writer_is_visible_and_supersedes_only_that_write() {
+        let (meta, generation) = inflated_block();
+        let (other, third) = (StreamId(2), StreamId(9));
+        assert!(deflate(&meta) && take(&meta, other, OTHER, true));
+        assert!(meta.with_uses(|uses| uses.has_open()));
+        assert_eq!(meta.with_uses(|uses| uses.find_open(other, Access::ReadWrite)), Some(OTHER));
+        assert_eq!(meta.with_uses(|uses| uses.find_open(other, Access::Read)), None);
+        // A third stream finishes a write meanwhile: it stays.
+        meta.with_uses(|uses| uses.finished(OWNER, 7, 30, true, None));
+        let of = (other, OTHER, 11);
+        let close = |use_state: &mut UseState| {
+            close_foreign_fast(
+                (&meta, meta.shared_state()),
+                use_state,
+                generation,
+                of,
+                Access::Write,
+            )
+        };
+        assert_eq!(meta.use_state().with(close), EndUse::Live);
+        assert_eq!(outstanding(&meta), BTreeSet::from([(7, 30), (OTHER, 11)]));
+        assert!(!deflate(&meta), "two are outstanding");
+        assert!(!take(&meta, third, 8, true));
+    }
+
+    #[test]
+    fn a_read_does_not_replace_the_last_writer() {
+        let (meta, generation) = inflated_block();
+        let other = StreamId(2);
+        assert!(deflate(&meta) && take(&meta, other, OTHER, false));
+        let of = (other, OTHER, 11);
+        let close = |use_state: &mut UseState| {
+            close_foreign_fast(
+                (&meta, meta.shared_state()),
+                use_state,
+                generation,
+                of,
+                Access::Write,
+            )
+        };
+        assert_eq!(meta.use_state().with(close), EndUse::Missing, "no write is open");
+        let close = |use_state: &mut UseState| {
+            close_foreign_fast(
+                (&meta, meta.shared_state()),
+                use_state,
+                generation,
+                of,
+                Access::Read,
+            )
+        };
+        assert_eq!(meta.use_state().with(close), EndUse::Live);
+        assert_eq!(outstanding(&meta), BTreeSet::from([(OWNER, 5), (OTHER, 11)]));
+    }
+
+    #[test]
+    fn a_failed_wait_keeps_the_last_writer_and_a_stale_claim_closes_nothing() {
+        let (meta, generation) = inflated_block();
+        let other = StreamId(2);
+        assert!(deflate(&meta) && take(&meta, other, OTHER, true));
+        let stale = Generation(generation.0 ^ 1 << 40);
+        let of = (other, OTHER, 11);
+        let close = |use_state: &mut UseState| {
+            close_foreign_fast((&meta, meta.shared_state()), use_state, stale, of, Access::Write)
+        };
+        assert_eq!(meta.use_state().with(close), EndUse::Stale);
+        meta.with_uses(|uses| uses.cancel_newest(other, Access::Write));
+        assert!(!meta.with_uses(|uses| uses.has_open()));
+        assert_eq!(outstanding(&meta), BTreeSet::from([(OWNER, 5)]));
+    }
+
+    #[test]
+    fn only_a_live_inflated_block_is_deflated_to_its_last_writer() {
+        let (meta, generation) = BlockMeta::begun(StreamId(1), OWNER, 5);
+        meta.with_uses(|uses| uses.load_stamps(&meta));
+        assert!(!deflate(&meta), "it is not slow");
+        assert_ne!(meta.state.open(generation_bits(generation), true), Attempt::Stale);
+        meta.with_uses(|_| assert!(meta.state.retire(generation_bits(generation))));
+        assert!(!deflate(&meta), "it is not live");
+        assert_eq!(outstanding(&meta), BTreeSet::from([(OWNER, 5)]));
+    }
+}

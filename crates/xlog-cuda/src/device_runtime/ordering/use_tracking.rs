@@ -1,0 +1,514 @@
+//! Uses are opened, ordered and remembered: the hooks of every resource that tracks them.
+//!
+//! A resource has a [`Tracker`] and says how a block is freed; what it gets for that is [`UseTracking`].
+
+use super::EventPolicy;
+use super::block_meta::{BlockMeta, generation_bits, use_name};
+use super::primitive::{CurrentThread, with_as, with_current_thread};
+use super::state_word::Attempt;
+use super::striped_counters::WaitCounts;
+use super::tracker::Tracker;
+use super::use_slow_path::{EndUse, close_foreign, close_own, deflate_if_quiet, inflate, open};
+use super::uses::Opened;
+use super::wait_fast_path;
+use crate::device_runtime::resource::{
+    Access, BlockId, Generation, ResourceError, ResourceResult, StreamId,
+};
+use crate::stream::RawStream;
+
+/// What a resource with a tracker can do.
+pub(crate) trait UseTracking {
+    fn tracker(&self) -> &Tracker;
+
+    /// Frees a retired block on which no use is open.
+    fn free(&self, generation: Generation, meta: &BlockMeta) -> ResourceResult<()>;
+
+    /// Makes sure that a block is not at home any more; see [`StateWord`](super::state_word::StateWord).
+    fn publish_block(&self, _record: &BlockMeta) {}
+
+    /// Opens a use. What is not the common case is done elsewhere, so that this stays short.
+    #[inline]
+    fn prepare(&self, block: BlockId, stream: StreamId, access: Access) -> ResourceResult<()> {
+        let Some(meta) = self.tracker().table.lookup(block) else {
+            return self.tracker().refuse(block);
+        };
+        // An id that was given back names no stream, so it must be out.
+        if meta.state.is_biased()
+            && let Some(clock) = self.tracker().own_header(meta, stream)
+            && clock.is_leased_as(stream.0)
+            && meta.state.open_biased(generation_bits(block.generation), access.writes())
+        {
+            return Ok(());
+        }
+        // What is slow has left home.
+        if meta.state.is_inflated() {
+            return self.prepare_inflated(meta, block, stream, access);
+        }
+        self.prepare_shared(meta, block, stream, access)
+    }
+
+    #[inline(never)]
+    fn prepare_shared(
+        &self,
+        meta: &BlockMeta,
+        block: BlockId,
+        stream: StreamId,
+        access: Access,
+    ) -> ResourceResult<()> {
+        if let Some(clock) = self.tracker().own_header(meta, stream)
+            && clock.is_leased_as(stream.0)
+        {
+            self.publish_block(meta);
+            match meta.state.open(generation_bits(block.generation), access.writes()) {
+                Attempt::Done => return Ok(()),
+                Attempt::DoneBiasable => {
+                    // This thread keeps using the block: from now on without locked instructions.
+                    meta.with_uses(|_| {
+                        meta.state.bias_to_current(generation_bits(block.generation))
+                    });
+                    return Ok(());
+                }
+                Attempt::NeedsLock | Attempt::Stale => {}
+            }
+        }
+        self.prepare_locked(meta, block, stream, access)
+    }
+
+    /// The short way from one stream to another, or the long one.
+    #[inline(never)]
+    fn prepare_inflated(
+        &self,
+        meta: &BlockMeta,
+        block: BlockId,
+        stream: StreamId,
+        access: Access,
+    ) -> ResourceResult<()> {
+        match wait_fast_path::prepare(self, meta, block.generation, stream, access) {
+            Ok(()) => Ok(()),
+            Err(None) => self.prepare_locked(meta, block, stream, access),
+            Err(Some(error)) => self.cancel(meta, block, None, (stream, access), (*error).into()),
+        }
+    }
+
+    /// The same for the end of a use of another stream.
+    #[inline(never)]
+    fn finish_foreign_fast(
+        &self,
+        meta: &BlockMeta,
+        block: BlockId,
+        stream: StreamId,
+        access: Access,
+    ) -> ResourceResult<()> {
+        match wait_fast_path::finish(self, meta, block.generation, stream, access) {
+            (EndUse::Live, _) => Ok(()),
+            (EndUse::Declined, None) => self.finish_foreign(meta, block, access, stream, &mut None),
+            (EndUse::Declined, Some(error)) => {
+                self.finish_unrecorded(meta, block, (stream, access), (*error).into())
+            }
+            (closed, _) => self.conclude(closed, meta, block, (stream, access), Ok(())),
+        }
+    }
+
+    /// Closes a use of another stream for which no event could be recorded: whoever needs its work records the tail.
+    #[cold]
+    fn finish_unrecorded(
+        &self,
+        meta: &BlockMeta,
+        block: BlockId,
+        (stream, access): (StreamId, Access),
+        error: ResourceError,
+    ) -> ResourceResult<()> {
+        let Some(raw) = self.tracker().streams.raw(stream) else {
+            // It was given back meanwhile.
+            return self.finish_locked(meta, block, access, stream, &mut None);
+        };
+        let of = (stream, raw.clock().slot(), raw.clock().now());
+        let closed = meta.with_uses(|uses| close_foreign(meta, uses, block.generation, of, access));
+        self.conclude(closed, meta, block, (stream, access), Err(error))
+    }
+
+    /// Closes a use; as short as [`UseTracking::prepare`].
+    #[inline]
+    fn finish(&self, block: BlockId, stream: StreamId, access: Access) -> ResourceResult<()> {
+        let Some(meta) = self.tracker().table.lookup(block) else {
+            return self.tracker().refuse(block);
+        };
+        let Some(clock) = self.tracker().own_header(meta, stream) else {
+            return self.finish_foreign_fast(meta, block, stream, access);
+        };
+        let stamp = clock.now();
+        let bits = generation_bits(block.generation);
+        if meta.state.is_biased()
+            && meta.state.close_biased(bits, access.writes(), stamp, &meta.stamps)
+        {
+            return Ok(());
+        }
+        if meta.state.is_inflated() && self.tracker().policy != EventPolicy::Exact {
+            return self.finish_own(meta, block, access, stamp);
+        }
+        self.finish_shared(meta, block, stream, access)
+    }
+
+    #[inline(never)]
+    fn finish_shared(
+        &self,
+        meta: &BlockMeta,
+        block: BlockId,
+        stream: StreamId,
+        access: Access,
+    ) -> ResourceResult<()> {
+        if self.close_fast(meta, block, stream, access) {
+            return Ok(());
+        }
+        match self.tracker().own_header(meta, stream) {
+            Some(clock) if self.tracker().policy != EventPolicy::Exact => {
+                self.finish_own(meta, block, access, clock.now())
+            }
+            _ => self.finish_locked(meta, block, access, stream, &mut None),
+        }
+    }
+
+    /// Closes a use on the block's own stream, for which no event is recorded; `stamp` was read when its work was queued.
+    #[inline(never)]
+    fn finish_own(
+        &self,
+        meta: &BlockMeta,
+        block: BlockId,
+        access: Access,
+        stamp: u64,
+    ) -> ResourceResult<()> {
+        let generation = block.generation;
+        // If that is another one by now, so is the generation.
+        let stream = StreamId(meta.stream_id());
+        let shared_state = meta.shared_state();
+        let closed = with_current_thread(|current| {
+            with_as!(shared_state.use_state(), current, |use_state| {
+                close_own((meta, shared_state), use_state, generation, (stream, stamp), access)
+            })
+        });
+        match closed {
+            EndUse::Live => Ok(()),
+            closed => self.conclude(closed, meta, block, (stream, access), Ok(())),
+        }
+    }
+
+    /// What follows the closing of a use that does not merely leave the block as it is; `recorded` is how its event went.
+    #[inline(never)]
+    fn conclude(
+        &self,
+        closed: EndUse,
+        meta: &BlockMeta,
+        block: BlockId,
+        (stream, access): (StreamId, Access),
+        recorded: ResourceResult<()>,
+    ) -> ResourceResult<()> {
+        match closed {
+            EndUse::Live | EndUse::Declined => recorded,
+            EndUse::FreeNow => recorded.and(self.free(block.generation, meta)),
+            EndUse::Stale => Err(stale(block)),
+            EndUse::Missing => Err(not_open(block, stream, access)),
+        }
+    }
+
+    #[inline]
+    fn close_fast(
+        &self,
+        meta: &BlockMeta,
+        block: BlockId,
+        stream: StreamId,
+        access: Access,
+    ) -> bool {
+        let Some(clock) = self.tracker().own_header(meta, stream) else { return false };
+        let bits = generation_bits(block.generation);
+        meta.state.close(bits, access.writes(), clock.now(), &meta.stamps) == Attempt::Done
+    }
+
+    #[inline(never)]
+    fn prepare_locked(
+        &self,
+        meta: &BlockMeta,
+        block: BlockId,
+        stream: StreamId,
+        access: Access,
+    ) -> ResourceResult<()> {
+        let raw = self.tracker().stream(stream)?;
+        self.publish_block(meta);
+        self.prepare_on(meta, block, (stream, raw), access)
+    }
+
+    /// Opens a use of a block that is not at home, and has its stream wait for what it must follow.
+    #[inline(always)]
+    fn prepare_on(
+        &self,
+        meta: &BlockMeta,
+        block: BlockId,
+        (stream, raw): (StreamId, &RawStream),
+        access: Access,
+    ) -> ResourceResult<()> {
+        let tracker = self.tracker();
+        let bits = generation_bits(block.generation);
+        with_current_thread(|current| {
+            let opened = with_as!(meta.use_state(), current, |use_state| {
+                let uses = use_state.uses(meta);
+                open(meta, uses, bits, &tracker.streams, (stream, raw), access)
+            });
+            let Opened { number, implied, needed } = match opened {
+                Ok(opened) => opened,
+                Err(true) => return Ok(()),
+                Err(false) => return Err(stale(block)),
+            };
+            if implied == 0 && needed.is_empty() {
+                return Ok(());
+            }
+            let mut waits = WaitCounts { elided: implied, ..WaitCounts::default() };
+            let waited = needed.try_each(|(other, stamp)| {
+                // What failed is worth an allocation; what did not is one word.
+                raw.wait_on(current, other, *stamp, &mut waits).map_err(Box::new)
+            });
+            tracker.counters.count_as(current, |counts| counts.add_waits(waits));
+            match waited {
+                Ok(()) => Ok(()),
+                Err(error) => {
+                    let error = (*error).into();
+                    self.cancel(meta, block, Some(number), (stream, access), error)
+                }
+            }
+        })
+    }
+
+    /// The waits of a use could not be queued: it is as if it had never been opened.
+    #[cold]
+    fn cancel(
+        &self,
+        meta: &BlockMeta,
+        block: BlockId,
+        number: Option<u64>,
+        (stream, access): (StreamId, Access),
+        error: ResourceError,
+    ) -> ResourceResult<()> {
+        let closed = meta.with_uses(|uses| {
+            match number {
+                Some(number) => uses.cancel(number),
+                None => uses.cancel_newest(stream, access),
+            }
+            meta.set_closed(use_name(stream, access.writes()));
+            deflate_if_quiet(meta, uses)
+        });
+        if matches!(closed, EndUse::FreeNow) {
+            // The block was returned meanwhile; its free is reported by a reap if it fails.
+            let _ = self.free(block.generation, meta);
+        }
+        Err(error)
+    }
+
+    /// Closes uses of one launch: one event serves all that need one.
+    #[inline(never)]
+    fn finish_all(&self, uses: &[(BlockId, Access)], stream: StreamId) -> ResourceResult<()> {
+        let mut outcome = Ok(());
+        let mut shared_event: Option<u64> = None;
+        for &(block, access) in uses {
+            let this = self.tracker().table.find_by_id(block).and_then(|meta| {
+                if self.close_fast(meta, block, stream, access) {
+                    return Ok(());
+                }
+                match self.tracker().own_header(meta, stream) {
+                    Some(clock) if self.tracker().policy != EventPolicy::Exact => {
+                        self.finish_own(meta, block, access, clock.now())
+                    }
+                    _ => self.finish_foreign(meta, block, access, stream, &mut shared_event),
+                }
+            });
+            outcome = outcome.and(this);
+        }
+        outcome
+    }
+
+    /// Closes a use on another stream that is still out.
+    #[inline(never)]
+    fn finish_foreign(
+        &self,
+        meta: &BlockMeta,
+        block: BlockId,
+        access: Access,
+        stream: StreamId,
+        shared_event: &mut Option<u64>,
+    ) -> ResourceResult<()> {
+        self.tracker().check_parts()?;
+        let owner = meta.owner();
+        let Some(raw) =
+            self.tracker().streams.raw(stream).filter(|raw| raw.clock().slot() != owner)
+        else {
+            return self.finish_locked(meta, block, access, stream, shared_event);
+        };
+        // Without such a use there is nothing to record for. If the hint is wrong, because another thread closes it now, there is
+        // an event more, which covers what it says and no more.
+        if !meta.has_opened(use_name(stream, access.writes())) {
+            return self.finish_locked(meta, block, access, stream, shared_event);
+        }
+        with_current_thread(|current| {
+            let (stamp, recorded) = self.stamp_finished(current, raw, false, shared_event);
+            let generation = block.generation;
+            let slot = raw.clock().slot();
+            let closed = with_as!(meta.use_state(), current, |use_state| {
+                close_foreign(meta, use_state.uses(meta), generation, (stream, slot, stamp), access)
+            });
+            match closed {
+                EndUse::Live => recorded,
+                closed => self.conclude(closed, meta, block, (stream, access), recorded),
+            }
+        })
+    }
+
+    #[inline(never)]
+    fn finish_locked(
+        &self,
+        meta: &BlockMeta,
+        block: BlockId,
+        access: Access,
+        stream: StreamId,
+        shared_event: &mut Option<u64>,
+    ) -> ResourceResult<()> {
+        self.tracker().check_parts()?;
+        let owner = meta.owner();
+        // Uses that were opened without the lock do not come here: they are of the own stream, and of no exact policy.
+        let slot = meta.with_uses(|uses| {
+            // Under the lock, so that a claim which went stale meanwhile closes nobody else's use.
+            if meta.generation() != block.generation {
+                return Err(stale(block));
+            }
+            Ok(uses.find_open(stream, access))
+        })?;
+        let Some(raw) = slot.and_then(|slot| self.tracker().streams.at(slot)) else {
+            return Err(not_open(block, stream, access));
+        };
+        let own = raw.clock().slot() == owner;
+        let (stamp, recorded) =
+            with_current_thread(|current| self.stamp_finished(current, raw, own, shared_event));
+        let closed = meta.with_uses(|uses| {
+            if meta.generation() != block.generation {
+                return EndUse::Stale;
+            }
+            let ordered_after = uses.close(stream, access);
+            if ordered_after.is_none() {
+                return EndUse::Missing;
+            }
+            meta.set_closed(use_name(stream, access.writes()));
+            uses.finished(owner, raw.clock().slot(), stamp, access.writes(), ordered_after);
+            deflate_if_quiet(meta, uses)
+        });
+        self.conclude(closed, meta, block, (stream, access), recorded)
+    }
+
+    /// The stamp of work that is queued on `stream`, with an event recorded for it where the policy says so.
+    #[inline(always)]
+    fn stamp_finished(
+        &self,
+        current: CurrentThread<'_>,
+        stream: &RawStream,
+        own: bool,
+        shared_event: &mut Option<u64>,
+    ) -> (u64, ResourceResult<()>) {
+        let exact = match self.tracker().policy {
+            EventPolicy::ForeignExact => !own,
+            EventPolicy::Exact => true,
+            EventPolicy::Lazy => false,
+        };
+        if !exact {
+            return (stream.clock().now(), Ok(()));
+        }
+        if let Some(stamp) = *shared_event {
+            return (stamp, Ok(()));
+        }
+        match stream.record_as(current, &self.tracker().counters) {
+            Ok(covers) => {
+                *shared_event = Some(covers);
+                (covers, Ok(()))
+            }
+            // Without an event whoever needs this work records the tail.
+            Err(error) => (stream.clock().now(), Err(error.into())),
+        }
+    }
+
+    fn record_use(&self, block: BlockId, stream: StreamId) -> ResourceResult<()> {
+        let meta = self.tracker().table.find_by_id(block)?;
+        let raw = self.tracker().stream(stream)?;
+        if !meta.state.is_live(generation_bits(block.generation)) {
+            return Err(stale(block));
+        }
+        self.publish_block(meta);
+        let owner = meta.owner();
+        let own = raw.clock().slot() == owner;
+        let (stamp, recorded) =
+            with_current_thread(|current| self.stamp_finished(current, raw, own, &mut None));
+        let live = meta.with_uses(|uses| {
+            let live = inflate(meta, uses, generation_bits(block.generation));
+            if live {
+                uses.finished(owner, raw.clock().slot(), stamp, true, None);
+                deflate_if_quiet(meta, uses);
+            }
+            live
+        });
+        if live { recorded } else { Err(stale(block)) }
+    }
+}
+
+#[cold]
+fn not_open(block: BlockId, stream: StreamId, access: Access) -> ResourceError {
+    let generation = block.generation;
+    ResourceError::StreamMisuse(format!("no {access:?} use of {generation} is open on {stream}"))
+}
+
+#[cold]
+fn stale(block: BlockId) -> ResourceError {
+    ResourceError::UseAfterFree { generation: block.generation }
+}
+
+/// The hooks of a resource that has what [`UseTracking`] asks for.
+macro_rules! tracked_hooks {
+    () => {
+        fn record_block_use(
+            &self,
+            block: &DeviceBlock,
+            use_stream: StreamId,
+        ) -> ResourceResult<()> {
+            self.record_use(BlockId::from_block(block), use_stream)
+        }
+
+        fn supports_block_use_tracking(&self) -> bool {
+            true
+        }
+
+        #[inline]
+        fn prepare_block_use(
+            &self,
+            block: BlockId,
+            use_stream: StreamId,
+            access: Access,
+        ) -> ResourceResult<()> {
+            self.prepare(block, use_stream, access)
+        }
+
+        #[inline]
+        fn finish_block_use(
+            &self,
+            block: BlockId,
+            use_stream: StreamId,
+            access: Access,
+        ) -> ResourceResult<()> {
+            self.finish(block, use_stream, access)
+        }
+
+        fn finish_block_uses(
+            &self,
+            uses: &[(BlockId, Access)],
+            use_stream: StreamId,
+        ) -> ResourceResult<()> {
+            self.finish_all(uses, use_stream)
+        }
+
+        fn block_state(&self, block: BlockId) -> BlockState {
+            self.tracker().table.state(block)
+        }
+    };
+}
+pub(crate) use tracked_hooks;

@@ -1,0 +1,183 @@
+//! The short way of a block from one stream to another.
+//!
+//! It is taken where a use follows exactly one stream and the running thread owns all locks on the way: then nothing is allocated,
+//! nothing is walked, and no lock is waited for. Where that is not so nothing was done, and the hooks of
+//! [`UseTracking`] do the same in general. Neither holds a lock over a driver call. Whether device and streams fit
+//! together is not asked: where they do not, there is no block.
+
+use super::EventPolicy;
+use super::block_meta::{BlockMeta, generation_bits, use_name};
+use super::primitive::{CurrentThread, visit, with_as, with_current_thread};
+use super::striped_counters::WaitCounts;
+use super::tracker::Tracker;
+use super::use_slow_path::{EndUse, close_foreign_fast};
+use super::use_state::LastWriter;
+use super::use_tracking::UseTracking;
+use crate::device_runtime::resource::{Access, Generation, StreamId};
+use crate::stream::{RawStream, WaitFailed};
+use xlog_driver::DriverError;
+
+/// Opens a use and has its stream follow the one that is to be followed. `Err(None)`: nothing was done; with an error the use was opened
+/// and its wait could not be queued: it is to be cancelled.
+///
+/// Each resource `R` has its own, because what is called from one place only is not a call.
+#[inline(always)]
+pub(crate) fn prepare<R: UseTracking + ?Sized>(
+    resource: &R,
+    meta: &BlockMeta,
+    generation: Generation,
+    stream: StreamId,
+    access: Access,
+) -> Result<(), Option<Box<DriverError>>> {
+    let tracker = resource.tracker();
+    let Some(raw) = tracker.stream_table.raw_private(stream) else { return Err(None) };
+    with_current_thread(|current| {
+        let clock = raw.clock();
+        let shared_state = meta.shared_state();
+        let mut use_state = visit!(shared_state.use_state(), current, else return Err(None));
+        let Some(last_writer) = use_state.idle(shared_state) else {
+            drop(use_state);
+            return prepare_single_dependency(tracker, meta, generation, (stream, raw), access);
+        };
+        let (slot, stamp) = (last_writer.slot, last_writer.stamp);
+        if meta.generation() != generation {
+            return Err(None);
+        }
+        let Some(other) = tracker.stream_table.at(slot) else { return Err(None) };
+        // What has completed is forgotten.
+        if other.clock().is_complete(stamp) {
+            return Err(None);
+        }
+        if slot == clock.slot() || clock.covers(slot, stamp) {
+            return prepare_implied(tracker, meta, last_writer, (stream, clock.slot()), access);
+        }
+        last_writer.user = clock.slot();
+        shared_state.set_opened(use_name(stream, access.writes()));
+        drop(use_state);
+        wait_on(tracker, current, raw, other, stamp)
+    })
+}
+
+/// Opens a use of a stream, at a place, that comes after the baton without a wait. The lock is held.
+#[inline(never)]
+fn prepare_implied(
+    tracker: &Tracker,
+    meta: &BlockMeta,
+    last_writer: &mut LastWriter,
+    (stream, user): (StreamId, u32),
+    access: Access,
+) -> Result<(), Option<Box<DriverError>>> {
+    if last_writer.slot != user {
+        tracker.counters.count(|counts| counts.elided += 1);
+    } else if user == meta.owner() {
+        // Only its own stream is left: it goes the quick way again.
+        return Err(None);
+    }
+    last_writer.user = user;
+    meta.shared_state().set_opened(use_name(stream, access.writes()));
+    Ok(())
+}
+
+/// The stream of an opened use follows another one.
+#[inline(always)]
+fn wait_on(
+    tracker: &Tracker,
+    current: CurrentThread<'_>,
+    raw: &RawStream,
+    other: &RawStream,
+    stamp: u64,
+) -> Result<(), Option<Box<DriverError>>> {
+    match raw.wait_on_fast(current, other, stamp) {
+        Ok(recorded) => {
+            tracker.counters.count_waits(current, recorded, 1);
+            Ok(())
+        }
+        Err(failed) => Err(Some(wait_failed(tracker, *failed))),
+    }
+}
+
+/// [`prepare`] of a block that is not simply handed on, where there is still one stream to follow.
+#[inline(never)]
+fn prepare_single_dependency(
+    tracker: &Tracker,
+    meta: &BlockMeta,
+    generation: Generation,
+    (stream, raw): (StreamId, &RawStream),
+    access: Access,
+) -> Result<(), Option<Box<DriverError>>> {
+    with_current_thread(|current| {
+        let clock = raw.clock();
+        let mut use_state = visit!(meta.use_state(), current, else return Err(None));
+        // What is slow has left home.
+        if !meta.state.is_live_and_inflated(generation_bits(generation)) {
+            return Err(None);
+        }
+        let uses = use_state.uses(meta);
+        let single_dependency = uses.single_dependency(meta.owner(), clock.slot(), access.writes());
+        let Some(single_dependency) = single_dependency else { return Err(None) };
+        let Some(other) = tracker.stream_table.at(single_dependency.slot) else { return Err(None) };
+        if single_dependency.slot == clock.slot()
+            || other.clock().is_complete(single_dependency.stamp)
+            || clock.covers(single_dependency.slot, single_dependency.stamp)
+        {
+            return Err(None);
+        }
+        uses.open_after_single(stream, clock.slot(), access, single_dependency.own);
+        meta.shared_state().set_opened(use_name(stream, access.writes()));
+        drop(use_state);
+        wait_on(tracker, current, raw, other, single_dependency.stamp)
+    })
+}
+
+#[cold]
+fn wait_failed(tracker: &Tracker, failed: WaitFailed) -> Box<DriverError> {
+    let WaitFailed { recorded, error } = failed;
+    tracker
+        .counters
+        .count(|counts| counts.add_waits(WaitCounts { recorded, ..WaitCounts::default() }));
+    Box::new(error)
+}
+
+/// Records an event for a use of another stream than the own one, and closes it. [`EndUse::Declined`]: nothing was done, or, with
+/// an error, no event could be recorded. Of `R` as in [`prepare`].
+#[inline(always)]
+pub(crate) fn finish<R: UseTracking + ?Sized>(
+    resource: &R,
+    meta: &BlockMeta,
+    generation: Generation,
+    stream: StreamId,
+    access: Access,
+) -> (EndUse, Option<Box<DriverError>>) {
+    let tracker = resource.tracker();
+    // Without such a use there is nothing to record for. If the hint is wrong, because another thread closes it now, there is an event
+    // more, which covers what it says and no more.
+    let Some(shared_state) = meta.state.shared() else { return (EndUse::Declined, None) };
+    if !shared_state.has_opened(use_name(stream, access.writes()))
+        || tracker.policy == EventPolicy::Lazy
+    {
+        return (EndUse::Declined, None);
+    }
+    let Some(raw) = tracker.stream_table.raw_private(stream) else {
+        return (EndUse::Declined, None);
+    };
+    let slot = raw.clock().slot();
+    if slot == meta.owner() {
+        return (EndUse::Declined, None);
+    }
+    with_current_thread(|current| {
+        let stamp = match raw.record_fast(current, &tracker.counters) {
+            Ok(stamp) => stamp,
+            Err(error) => return (EndUse::Declined, Some(Box::new(error))),
+        };
+        let closed = with_as!(shared_state.use_state(), current, |use_state| {
+            close_foreign_fast(
+                (meta, shared_state),
+                use_state,
+                generation,
+                (stream, slot, stamp),
+                access,
+            )
+        });
+        (closed, None)
+    })
+}

@@ -1,0 +1,140 @@
+//! How blocks come back: at once, after waits, or when their uses on other streams have completed.
+
+use super::PoolResource;
+use super::arena::Suballocation;
+use crate::device_runtime::ordering::block_meta::BlockMeta;
+use crate::device_runtime::ordering::deferred_frees::keep_first;
+use crate::device_runtime::ordering::tracker::Retired;
+use crate::device_runtime::ordering::use_tracking::UseTracking;
+use crate::device_runtime::resource::{DeviceBlock, Generation, ResourceResult};
+
+impl PoolResource {
+    /// Puts the memory of a retired block, which its own stream now follows all uses of, back into its arena.
+    pub(super) fn free_to_arena(
+        &self,
+        generation: Generation,
+        meta: &BlockMeta,
+        returned: bool,
+    ) -> ResourceResult<()> {
+        let owner = self.tracker.owner_stream(meta)?;
+        if let Err(error) = owner.check_not_capturing("pool free") {
+            if returned {
+                self.count_free(meta.owner())?;
+            }
+            self.deferred_frees.keep_failed(generation);
+            return Err(error.into());
+        }
+        let suballocation = Suballocation::of(generation, meta);
+        if let Some(observer) = &self.observer {
+            let _ =
+                observer.end_range(suballocation.ptr, suballocation.bytes as usize, owner.handle());
+        }
+        let arena = self.arena(owner.clock().slot())?;
+        if let Some(sanitizer) = &self.sanitizer {
+            sanitizer.end_block(suballocation.ptr);
+        }
+        meta.end();
+        arena.with(|arena| {
+            match returned {
+                true => arena.counts.deallocations += 1,
+                // The thread that returned the block under an open use may count it later than this one, which closed the use.
+                false => arena.counts.retired = arena.counts.retired.wrapping_sub(1),
+            }
+            // Read inside: blocks that others put here meanwhile may leave the magazine with this stamp.
+            arena.free(
+                suballocation,
+                meta,
+                owner.clock().now(),
+                self.magazine_capacity(),
+                &self.tracker.table,
+            );
+        });
+        Ok(())
+    }
+
+    /// Puts the memory back after waits for everything outstanding on it. A failure leaves it to a reap.
+    pub(super) fn free_in_order(
+        &self,
+        generation: Generation,
+        meta: &BlockMeta,
+    ) -> ResourceResult<()> {
+        if let Some(sanitizer) = &self.sanitizer {
+            return self.keep_until_complete(sanitizer, generation, meta);
+        }
+        let owner = self.tracker.owner_stream(meta)?;
+        let outstanding = meta.with_uses(|uses| uses.take_outstanding(&self.tracker.streams));
+        if let Err(error) = self.tracker.wait_on_all(owner, &outstanding) {
+            meta.with_uses(|uses| uses.restore(outstanding));
+            self.deferred_frees.keep_failed(generation);
+            return Err(error);
+        }
+        self.free_to_arena(generation, meta, false)
+    }
+
+    pub(super) fn free_all(&self, generations: Vec<Generation>) -> ResourceResult<()> {
+        let mut outcome = Ok(());
+        for generation in generations {
+            if let Some(meta) = self.tracker.table.at(generation) {
+                let this = self.free_in_order(generation, meta);
+                outcome = outcome.and(this);
+            }
+        }
+        outcome
+    }
+
+    /// Puts back up to `count` of the blocks put by whose uses have completed.
+    pub(super) fn free_completed(&self, count: usize) -> ResourceResult<()> {
+        let mut outcome = Ok(());
+        self.deferred_frees.drain_up_to(count, |generation| {
+            let Some(meta) = self.tracker.table.at(generation) else { return };
+            if self.tracker.is_complete(meta) || !self.deferred_frees.defer(generation) {
+                keep_first(&mut outcome, self.free_in_order(generation, meta));
+            }
+        });
+        outcome
+    }
+
+    /// Puts back all blocks put by, with the waits that takes.
+    pub(super) fn free_deferred_with_waits(&self) -> ResourceResult<()> {
+        let mut outcome = Ok(());
+        self.deferred_frees.drain_up_to(usize::MAX, |generation| {
+            if let Some(meta) = self.tracker.table.at(generation) {
+                keep_first(&mut outcome, self.free_in_order(generation, meta));
+            }
+        });
+        outcome
+    }
+
+    /// A free that is not the common one.
+    #[inline(never)]
+    pub(super) fn free_slow(&self, block: &DeviceBlock) -> ResourceResult<()> {
+        let generation = block.generation;
+        let meta = self.tracker.table.find_block(block)?;
+        self.publish_block(meta);
+        // Once it is retired, the thread that closes its last use may end the record.
+        let owner = meta.owner();
+        match self.tracker.retire(meta, generation)? {
+            Retired::Quiet if self.free_retired_fast(generation, meta) => Ok(()),
+            Retired::Quiet if self.sanitizer.is_none() => {
+                self.free_to_arena(generation, meta, true)
+            }
+            Retired::Quiet | Retired::Used => self.free_used(generation, meta),
+            Retired::Open => self.count_free(owner),
+        }
+    }
+
+    /// Frees a returned block that other streams have used.
+    pub(super) fn free_used(&self, generation: Generation, meta: &BlockMeta) -> ResourceResult<()> {
+        self.count_free(meta.owner())?;
+        self.free(generation, meta)
+    }
+
+    pub(super) fn count_free(&self, owner: u32) -> ResourceResult<()> {
+        let arena = self.arena(owner)?;
+        arena.with(|arena| {
+            arena.counts.deallocations += 1;
+            arena.counts.retired = arena.counts.retired.wrapping_add(1);
+        });
+        Ok(())
+    }
+}

@@ -1,0 +1,189 @@
+//! What goes wrong in free lists, one test each.
+
+use super::super::classes::{CLASSES, class_of};
+use super::super::nodes::Node;
+use super::super::{Range, Tlsf, TlsfAllocation, UNIT};
+
+const BASE: u64 = 1 << 40;
+
+fn with(bytes: u64) -> Tlsf {
+    let mut tlsf = Tlsf::default();
+    assert!(tlsf.insert_span(Range { ptr: BASE, bytes, stamp: 0 }, true));
+    tlsf
+}
+
+fn only(tlsf: &Tlsf) -> Range {
+    let ranges: Vec<_> = tlsf.ranges().collect();
+    assert_eq!(ranges.len(), 1, "{ranges:?}");
+    ranges[0]
+}
+
+#[test]
+fn no_node_lies_on_two_cache_lines() {
+    assert_eq!((size_of::<Node>(), align_of::<Node>()), (32, 32));
+}
+
+#[test]
+fn no_size_has_a_class_beyond_the_last() {
+    assert_eq!(class_of(u64::MAX) as usize, CLASSES - 1);
+    assert!((0..64).all(|shift| (class_of(1 << shift) as usize) < CLASSES));
+}
+
+#[test]
+fn a_range_given_twice_is_given_once() {
+    let mut tlsf = with(16 * UNIT);
+    let taken = tlsf.allocate(4 * UNIT, UNIT).unwrap();
+    let _between = tlsf.allocate(UNIT, UNIT).unwrap();
+    tlsf.free(taken.node, 3);
+    tlsf.free(taken.node, 9);
+    assert_eq!((tlsf.free_bytes(), tlsf.allocated_bytes()), (15 * UNIT, UNIT));
+    assert!(tlsf.ranges().all(|range| range.stamp < 9));
+}
+
+#[test]
+fn memory_that_the_tlsf_has_is_not_inserted_again() {
+    let mut tlsf = with(16 * UNIT);
+    for (ptr, bytes) in [
+        (BASE, 16 * UNIT),
+        (BASE - UNIT, 2 * UNIT),
+        (BASE + 15 * UNIT, 2 * UNIT),
+        (BASE + 4 * UNIT, UNIT),
+        (BASE - UNIT, 32 * UNIT),
+    ] {
+        assert!(!tlsf.insert_span(Range { ptr, bytes, stamp: 0 }, true), "{ptr:#x}+{bytes}");
+    }
+    assert_eq!(only(&tlsf).bytes, 16 * UNIT);
+}
+
+#[test]
+fn ranges_that_are_not_whole_units_are_refused() {
+    let mut tlsf = Tlsf::default();
+    for (ptr, bytes) in [(BASE + 1, UNIT), (BASE, UNIT + 1), (BASE, 0), (u64::MAX - 255, 512)] {
+        assert!(!tlsf.insert_span(Range { ptr, bytes, stamp: 0 }, true), "{ptr:#x}+{bytes}");
+    }
+    assert_eq!(tlsf.free_ranges(), 0);
+    assert_eq!(tlsf.largest_free(), 0);
+}
+
+#[test]
+fn requests_that_cannot_be_are_refused() {
+    let mut tlsf = with(16 * UNIT);
+    for (bytes, align) in [
+        (u64::MAX, UNIT),
+        (17 * UNIT, UNIT),
+        (1, 1 << 63),
+        (UNIT, 0),
+        (UNIT, 768),
+        (u64::MAX - 511, 4096),
+    ] {
+        assert_eq!(tlsf.allocate(bytes, align), None, "{bytes} at {align}");
+        assert_eq!(tlsf.allocate_if((bytes, 0), align, &mut |_| true), None, "{bytes} at {align}");
+    }
+    assert_eq!(tlsf.allocate(0, 1).map(|taken| taken.bytes), Some(UNIT));
+}
+
+#[test]
+fn the_last_range_that_fits_is_found_behind_many_that_do_not() {
+    // All in one class of 2^k..2^k (1 + 1/32); the one that fits is the oldest.
+    let mut tlsf = Tlsf::default();
+    for at in 0..100 {
+        let bytes = if at == 0 { 1030 * UNIT } else { 1024 * UNIT };
+        assert!(tlsf.insert_span(Range { ptr: BASE + at * 4096 * UNIT, bytes, stamp: 0 }, false));
+    }
+    assert_eq!(tlsf.allocate(1030 * UNIT, UNIT).map(|taken| taken.ptr), Some(BASE));
+    assert_eq!(tlsf.allocate(1030 * UNIT, UNIT), None);
+}
+
+#[test]
+fn an_aligned_request_leaves_head_and_tail_free() {
+    let mut tlsf = Tlsf::default();
+    let range = Range { ptr: BASE + UNIT, bytes: (4 << 20) + 7 * UNIT, stamp: 5 };
+    assert!(tlsf.insert_span(range, true));
+    let taken = tlsf.allocate(3 * UNIT, 2 << 20).unwrap();
+    assert_eq!((taken.ptr % (2 << 20), taken.bytes, taken.stamp), (0, 3 * UNIT, 5));
+    assert_eq!(tlsf.free_ranges(), 2);
+    assert!(tlsf.ranges().all(|range| range.stamp == 5));
+    tlsf.free(taken.node, 4);
+    assert_eq!(only(&tlsf), range);
+}
+
+#[test]
+fn a_merge_keeps_the_latest_stamp_of_three() {
+    for (first, middle, last) in [(9, 1, 2), (1, 9, 2), (1, 2, 9)] {
+        let mut tlsf = with(12 * UNIT);
+        let taken: Vec<_> = (0..3).map(|_| tlsf.allocate(4 * UNIT, UNIT).unwrap()).collect();
+        tlsf.free(taken[0].node, first);
+        tlsf.free(taken[2].node, last);
+        tlsf.free(taken[1].node, middle);
+        assert_eq!(only(&tlsf), Range { ptr: BASE, bytes: 12 * UNIT, stamp: 9 });
+    }
+}
+
+#[test]
+fn memory_that_left_is_a_boundary_until_it_returns() {
+    let mut tlsf = with(12 * UNIT);
+    let taken: Vec<TlsfAllocation> =
+        (0..3).map(|_| tlsf.allocate(4 * UNIT, UNIT).unwrap()).collect();
+    let middle = tlsf.remove_allocated(taken[1].node).unwrap();
+    tlsf.free(taken[0].node, 1);
+    tlsf.free(taken[2].node, 2);
+    assert_eq!((tlsf.free_ranges(), tlsf.largest_free()), (2, 4 * UNIT));
+    assert!(tlsf.insert_span(Range { stamp: 7, ..middle }, true));
+    assert_eq!(only(&tlsf), Range { ptr: BASE, bytes: 12 * UNIT, stamp: 7 });
+}
+
+#[test]
+fn spans_that_touch_but_were_not_joined_stay_apart() {
+    let mut tlsf = with(8 * UNIT);
+    assert!(tlsf.insert_span(Range { ptr: BASE + 8 * UNIT, bytes: 8 * UNIT, stamp: 0 }, false));
+    assert_eq!(tlsf.allocate(9 * UNIT, UNIT), None);
+    let whole = tlsf.allocate(8 * UNIT, UNIT).unwrap();
+    tlsf.free(whole.node, 1);
+    assert_eq!(tlsf.free_ranges(), 2);
+}
+
+#[test]
+fn a_part_that_is_not_in_its_range_does_not_leave() {
+    let mut tlsf = with(16 * UNIT);
+    for (ptr, bytes) in [
+        (BASE - UNIT, 2 * UNIT),
+        (BASE + UNIT, 16 * UNIT),
+        (BASE + 1, UNIT),
+        (BASE, 0),
+        (BASE, u64::MAX - 255),
+        (u64::MAX - 255, UNIT),
+    ] {
+        let left = tlsf.remove_if(0, &mut |_| Some(Range { ptr, bytes, stamp: 0 }));
+        assert_eq!(left, [], "{ptr:#x}+{bytes}");
+    }
+    assert_eq!(only(&tlsf).bytes, 16 * UNIT);
+}
+
+#[test]
+fn every_aligned_part_of_a_range_leaves_in_one_call() {
+    const HANDLE: u64 = 16 * UNIT;
+    let mut tlsf = Tlsf::default();
+    assert!(tlsf.insert_span(Range { ptr: BASE + UNIT, bytes: 4 * HANDLE, stamp: 3 }, true));
+    let mut left = tlsf.remove_if(HANDLE, &mut |range| {
+        let ptr = range.ptr.next_multiple_of(HANDLE);
+        (ptr + HANDLE <= range.ptr + range.bytes).then_some(Range { ptr, bytes: HANDLE, stamp: 0 })
+    });
+    left.sort_by_key(|range| range.ptr);
+    let whole: Vec<_> =
+        (1..4).map(|at| Range { ptr: BASE + at * HANDLE, bytes: HANDLE, stamp: 3 }).collect();
+    assert_eq!(left, whole);
+    assert_eq!(tlsf.free_bytes(), HANDLE);
+}
+
+#[test]
+fn usable_memory_is_found_above_classes_that_are_not() {
+    // More unusable ranges than the search looks at, then one large range that may be used.
+    let mut tlsf = Tlsf::default();
+    for at in 0..200 {
+        let range = Range { ptr: BASE + (at << 20), bytes: (40 + at) * UNIT, stamp: 9 };
+        assert!(tlsf.insert_span(range, false));
+    }
+    assert!(tlsf.insert_span(Range { ptr: BASE << 1, bytes: 1 << 30, stamp: 1 }, false));
+    let taken = tlsf.allocate_if((UNIT, 0), UNIT, &mut |stamp| stamp <= 1).unwrap();
+    assert_eq!(taken.ptr, BASE << 1);
+}
