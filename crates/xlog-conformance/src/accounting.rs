@@ -62,7 +62,7 @@ pub(crate) fn refusals_count_nothing(fixture: &Fixture) -> Result<(), Stop> {
     let mut forged = twin(&block);
     forged.bytes = 1;
     fixture.resource.deallocate(forged)?;
-    fixture.settle()?;
+    fixture.drain()?;
     let refused = fixture.resource.deallocate(block);
     Refusal::UseAfterFree.expect(refused, "a second free")?;
     fixture.outstanding(0, "after a second free")

@@ -114,12 +114,12 @@ impl Random {
 }
 
 /// A gate that opens by itself when a call waits for it too long.
-pub(crate) struct Held {
+pub(crate) struct HeldStream {
     open: Option<mpsc::Sender<()>>,
     watchdog: Option<JoinHandle<bool>>,
 }
 
-impl Held {
+impl HeldStream {
     /// Lets the stream go on; fails when the watchdog had to do so before.
     pub(crate) fn release(mut self) -> Result<(), Stop> {
         ensure(!self.finish(), || format!("a call waited {PATIENCE:?} for a held stream"))
@@ -131,13 +131,13 @@ impl Held {
     }
 }
 
-impl Drop for Held {
+impl Drop for HeldStream {
     fn drop(&mut self) {
         self.finish();
     }
 }
 
-fn watch(gate: Gate) -> Result<Held, Stop> {
+fn watch(gate: Gate) -> Result<HeldStream, Stop> {
     let (open, opened) = mpsc::channel::<()>();
     let watchdog = std::thread::Builder::new()
         .name("conformance watchdog".to_owned())
@@ -147,7 +147,7 @@ fn watch(gate: Gate) -> Result<Held, Stop> {
             late
         })
         .map_err(|error| Stop::Failed(format!("no watchdog thread: {error}")))?;
-    Ok(Held { open: Some(open), watchdog: Some(watchdog) })
+    Ok(HeldStream { open: Some(open), watchdog: Some(watchdog) })
 }
 
 /// A new resource and what belongs to it.
@@ -200,7 +200,7 @@ impl Fixture {
         ensure(state == due, || format!("the block is {state:?} {when}, {due:?} was due"))
     }
 
-    pub(crate) fn hold(&self, stream: &DeviceStream) -> Result<Held, Stop> {
+    pub(crate) fn hold(&self, stream: &DeviceStream) -> Result<HeldStream, Stop> {
         watch(stream.hold()?)
     }
 
@@ -226,7 +226,7 @@ impl Fixture {
     }
 
     /// After the last free: nothing is left.
-    pub(crate) fn settle(&self) -> Result<(), Stop> {
+    pub(crate) fn drain(&self) -> Result<(), Stop> {
         self.resource.reap_pending()?;
         self.outstanding(0, "after the last free and a reap")
     }

@@ -9,12 +9,12 @@ use crate::fixture::{Fixture, Refusal, Stop, TAG, ensure};
 pub(crate) fn aligned(fixture: &Fixture) -> Result<(), Stop> {
     let [stream] = fixture.leases()?;
     for align in [1, 16, 256, 512, 4096, 1 << 16, 1 << 21] {
-        fixture.settle()?;
+        fixture.drain()?;
         let block = match fixture.resource.allocate_aligned(1000, align, stream.id(), TAG) {
             Ok(block) => block,
             // A resource may have a largest alignment, but not below what every block has.
             Err(ResourceError::InvalidRequest { .. }) if align > 256 => {
-                fixture.settle()?;
+                fixture.drain()?;
                 continue;
             }
             Err(error) => return Err(error.into()),

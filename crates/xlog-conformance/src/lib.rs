@@ -238,7 +238,7 @@ impl<F: Build> Suite<F> {
         // On a thread that a seeded device schedules, so that it can prove a wait that never ends.
         let outcome = fixture.threads(vec![Box::new(|| {
             (check.run)(&fixture)?;
-            fixture.settle()
+            fixture.drain()
         })]);
         let mut outcome = match outcome {
             Ok(()) => Outcome::Passed,

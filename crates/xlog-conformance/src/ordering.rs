@@ -145,7 +145,7 @@ pub(crate) fn a_free_waits_for_every_use(fixture: &Fixture) -> Result<(), Stop> 
             fixture.resource.deallocate(copy)?;
         }
         fixture.resource.deallocate(next)?;
-        fixture.settle()?;
+        fixture.drain()?;
     }
     Ok(())
 }

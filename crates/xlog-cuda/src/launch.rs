@@ -15,7 +15,7 @@ use smallvec::SmallVec;
 use crate::device_runtime::resource::{
     Access, BlockId, BlockState, ResourceError, ResourceResult, StreamId,
 };
-use crate::device_runtime::runtime::{XlogDeviceRuntime, quietly};
+use crate::device_runtime::runtime::{XlogDeviceRuntime, catch_panic};
 use crate::memory::TrackedCudaSlice;
 use crate::{DeviceStream, Result};
 
@@ -304,7 +304,7 @@ impl LaunchRecorder {
 impl Drop for LaunchRecorder {
     fn drop(&mut self) {
         // The launch may have been queued: recording a use that was not is harmless, losing one is not.
-        quietly(|| self.close());
+        catch_panic(|| self.close());
     }
 }
 

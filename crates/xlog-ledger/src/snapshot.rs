@@ -157,7 +157,7 @@ pub(crate) fn shown(name: &[u8]) -> String {
 
 impl SlotTags {
     /// When they were told, to a tenth of a second.
-    pub fn told_at(&self) -> SystemTime {
+    pub fn published_at(&self) -> SystemTime {
         time_of(self.told)
     }
 }

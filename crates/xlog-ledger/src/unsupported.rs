@@ -97,7 +97,7 @@ impl Ledger {
     }
 
     /// Not reachable.
-    pub fn tell_tags<'a>(&self, _tags: impl IntoIterator<Item = (&'a str, u64)>) {
+    pub fn publish_tags<'a>(&self, _tags: impl IntoIterator<Item = (&'a str, u64)>) {
         match self.0 {}
     }
 

@@ -46,7 +46,7 @@ impl Word {
     }
 
     /// The word after `units` of the grant came into use, if the grant has them.
-    pub(crate) fn take(self, units: u32) -> Option<Self> {
+    pub(crate) fn charge(self, units: u32) -> Option<Self> {
         Some(Self {
             used: self.used.checked_add(units)?,
             granted: self.granted.checked_sub(units)?,
@@ -54,7 +54,7 @@ impl Word {
     }
 
     /// The word after `units` went out of use, if so many are in use.
-    pub(crate) fn give(self, units: u32, keep: Keep) -> Option<Self> {
+    pub(crate) fn release(self, units: u32, keep: Keep) -> Option<Self> {
         let used = self.used.checked_sub(units)?;
         let granted = self.granted.saturating_add(units);
         let granted = if granted > keep.threshold { keep.chunk } else { granted };
@@ -106,18 +106,18 @@ mod tests {
 
     #[test]
     fn a_take_leaves_the_total() {
-        assert_eq!(word(3, 5).take(5), Some(word(8, 0)));
-        assert_eq!(word(3, 5).take(6), None);
-        assert_eq!(word(u32::MAX, 1).take(1), None);
+        assert_eq!(word(3, 5).charge(5), Some(word(8, 0)));
+        assert_eq!(word(3, 5).charge(6), None);
+        assert_eq!(word(u32::MAX, 1).charge(1), None);
     }
 
     #[test]
     fn a_give_never_raises_the_total_and_hands_back_above_the_threshold() {
         let keep = Keep::of_chunk(4);
-        assert_eq!(word(9, 0).give(8, keep), Some(word(1, 8)));
-        assert_eq!(word(9, 0).give(9, keep), Some(word(0, 4)));
-        assert_eq!(word(9, 0).give(10, keep), None);
-        assert_eq!(word(5, 0).give(5, Keep::of_chunk(0)), Some(word(0, 0)));
+        assert_eq!(word(9, 0).release(8, keep), Some(word(1, 8)));
+        assert_eq!(word(9, 0).release(9, keep), Some(word(0, 4)));
+        assert_eq!(word(9, 0).release(10, keep), None);
+        assert_eq!(word(5, 0).release(5, Keep::of_chunk(0)), Some(word(0, 0)));
     }
 
     #[test]

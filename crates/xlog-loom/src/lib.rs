@@ -1,6 +1,6 @@
-//! The concurrent core of ordering, and the credits of the budget, under a model checker.
+//! The concurrent core of ordering, and the quotas of the budget, under a model checker.
 //!
-//! `bias`, `clock`, `state_word` and `credit` are compiled here from the very files the runtime uses, over loom's atomics and locks: loom
+//! `bias`, `clock`, `state_word` and `quota` are compiled here from the very files the runtime uses, over loom's atomics and locks: loom
 //! runs every interleaving of the threads below. A model driver stands for a stream: a list of what was queued on it, in order, behind one
 //! lock, which is all the core asks of a driver.
 
@@ -24,12 +24,6 @@ mod clock;
 mod clock_tests;
 #[cfg(test)]
 #[allow(dead_code)]
-#[path = "../../xlog-cuda/src/device_runtime/budget/credit.rs"]
-mod credit;
-#[cfg(test)]
-mod credit_tests;
-#[cfg(test)]
-#[allow(dead_code)]
 #[path = "../../xlog-cuda/src/device_runtime/ordering/event_queue.rs"]
 mod event_queue;
 #[cfg(test)]
@@ -38,10 +32,16 @@ mod event_queue;
 mod events;
 #[cfg(test)]
 #[allow(dead_code)]
-#[path = "../../xlog-cuda/src/device_runtime/budget/flights.rs"]
-mod flights;
+#[path = "../../xlog-cuda/src/device_runtime/budget/in_flight.rs"]
+mod in_flight;
 #[cfg(test)]
 mod primitive;
+#[cfg(test)]
+#[allow(dead_code)]
+#[path = "../../xlog-cuda/src/device_runtime/budget/quota.rs"]
+mod quota;
+#[cfg(test)]
+mod quota_tests;
 #[cfg(test)]
 #[allow(dead_code)]
 #[path = "../../xlog-cuda/src/device_runtime/ordering/state_word.rs"]

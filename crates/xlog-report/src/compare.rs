@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 use xlog_trace::{Summary, Usage};
 
-use crate::page::{Page, size};
 use crate::text::{named, seconds, shorten};
+use crate::text_report::{TextReport, size};
 
 /// Rows of each table; the JSON has all.
 const ROWS: usize = 12;
@@ -137,7 +137,7 @@ pub fn compare(before: &Summary, after: &Summary) -> Comparison {
 }
 
 /// The tables of a comparison.
-pub fn rows(page: &mut Page, comparison: &Comparison) {
+pub fn rows(page: &mut TextReport, comparison: &Comparison) {
     let total = &comparison.total;
     page.row(&format!("{:<20}{:>13}{:>13}{:>14}{:>10}", "", "before", "after", "change", ""));
     let bytes = [
@@ -160,7 +160,7 @@ pub fn rows(page: &mut Page, comparison: &Comparison) {
         row(page, name, change, |count| count.to_string());
     }
     row(page, "duration", comparison.duration_nanos, seconds);
-    let table = |page: &mut Page, title: &str, of: fn(&TagChange) -> Change| {
+    let table = |page: &mut TextReport, title: &str, of: fn(&TagChange) -> Change| {
         let mut changed: Vec<&TagChange> =
             comparison.by_tag.iter().filter(|tag| !of(tag).is_same()).collect();
         changed.sort_by_key(|tag| std::cmp::Reverse(of(tag).distance()));
@@ -185,7 +185,7 @@ pub fn rows(page: &mut Page, comparison: &Comparison) {
     }
 }
 
-fn row(page: &mut Page, name: &str, change: Change, unit: fn(u64) -> String) {
+fn row(page: &mut TextReport, name: &str, change: Change, unit: fn(u64) -> String) {
     let sign = if change.after >= change.before { "+" } else { "-" };
     let (distance, ratio) = match change.is_same() {
         true => ("same".to_owned(), String::new()),

@@ -14,11 +14,11 @@ use xlog_trace::{
 };
 
 use crate::format::LogFormat;
-use crate::page::Page;
+use crate::text_report::TextReport;
 
 const EVERY: Duration = Duration::from_millis(200);
 /// Records between looks at the clock.
-const LOOK: u64 = 4096;
+const PROGRESS_STEP: u64 = 4096;
 
 /// Whether the first bad record ends it.
 #[derive(Clone, Copy, Debug)]
@@ -171,7 +171,7 @@ impl Watched {
     }
 
     #[cold]
-    fn look(&mut self) {
+    fn report_progress(&mut self) {
         let Some(written) = &mut self.written else { return };
         if written.elapsed() >= EVERY {
             *written = Instant::now();
@@ -187,8 +187,8 @@ impl Watched {
 impl Source for Watched {
     fn next_record(&mut self) -> Result<Option<Record>, TraceError> {
         self.records += 1;
-        if self.records.is_multiple_of(LOOK) {
-            self.look();
+        if self.records.is_multiple_of(PROGRESS_STEP) {
+            self.report_progress();
         }
         self.reader.next_record()
     }
@@ -245,7 +245,7 @@ impl ReadingReport {
     }
 
     /// Adds its lines to a text.
-    pub fn render(&self, page: &mut Page) {
+    pub fn render(&self, page: &mut TextReport) {
         page.line("good records", &self.records.to_string());
         page.line("bad places skipped", &self.skipped.to_string());
         if let Some(bad) = &self.first_bad {

@@ -6,7 +6,7 @@
 //! | [`Analysis`] | everything that a report shows of one log |
 //! | [`compare`] | two logs side by side |
 //! | [`html`], [`text`], [`picture`], [`figures`] | an analysis for a browser, a terminal, a document, a program |
-//! | [`page`], [`plot`], [`escape`] | text for people: aligned lines, small charts, names that cannot command a terminal |
+//! | [`text_report`], [`plot`], [`escape`] | text for people: aligned lines, small charts, names that cannot command a terminal |
 //!
 //! What it does not do: write files. A caller gets bytes and texts, and decides where they go.
 
@@ -24,12 +24,12 @@ mod input;
 mod lanes;
 mod lifetimes;
 mod lives;
-pub mod page;
 pub mod picture;
 pub mod plot;
 mod scan;
 mod segments;
 pub mod text;
+pub mod text_report;
 mod timeline;
 
 pub use analysis::{Analysis, analyse};

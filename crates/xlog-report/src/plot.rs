@@ -1,5 +1,5 @@
 //! Small charts of text: columns of blocks, eight steps to a row.
-use crate::page::size;
+use crate::text_report::size;
 
 const STEPS: [char; 9] = [' ', '▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 

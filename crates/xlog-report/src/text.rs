@@ -5,7 +5,7 @@ use crate::analysis::Analysis;
 use crate::compare::compare;
 use crate::escape;
 use crate::lifetimes::Histogram;
-use crate::page::{Page, size};
+use crate::text_report::{TextReport, size};
 use crate::timeline::Timeline;
 
 const WIDTH: usize = 64;
@@ -51,7 +51,7 @@ pub fn render(
     budget: Option<u64>,
     name: Naming,
 ) -> String {
-    let mut page = Page::default();
+    let mut page = TextReport::default();
     let summary = &analysis.summary;
     let total = &summary.total;
     page.title("Memory report");
@@ -120,7 +120,7 @@ fn against(budget: u64, peak: u64) -> String {
 }
 
 /// A chart of the totals: the highest of each column; a dash where the budget is.
-fn chart(page: &mut Page, timeline: &Timeline, budget: Option<u64>) {
+fn chart(page: &mut TextReport, timeline: &Timeline, budget: Option<u64>) {
     let totals: Vec<u64> =
         timeline.columns(WIDTH).iter().map(|&bin| timeline.stack(bin).iter().sum()).collect();
     let highest = totals.iter().copied().max().unwrap_or(0).max(1);
@@ -134,13 +134,13 @@ fn chart(page: &mut Page, timeline: &Timeline, budget: Option<u64>) {
     page.row(&format!("{:>10}  0{end:>width$}", "", width = WIDTH - 1));
 }
 
-fn bar_row(page: &mut Page, name: &str, bytes: u64, share: f64) {
+fn bar_row(page: &mut TextReport, name: &str, bytes: u64, share: f64) {
     let (cells, name) = ((share * BAR as f64).round() as usize, shorten(name, 24));
     let bar = "#".repeat(cells.min(BAR));
     page.row(&format!("{name:<24}{:>11} {:>6.1} %  {bar}", size(bytes), share * 100.0));
 }
 
-fn histogram(page: &mut Page, title: &str, histogram: &Histogram, unit: fn(u64) -> String) {
+fn histogram(page: &mut TextReport, title: &str, histogram: &Histogram, unit: fn(u64) -> String) {
     let most = histogram.rows().map(|(_, count, _)| count).max().unwrap_or(1).max(1);
     if histogram.rows().next().is_none() {
         return;
@@ -153,7 +153,7 @@ fn histogram(page: &mut Page, title: &str, histogram: &Histogram, unit: fn(u64) 
     }
 }
 
-fn idle(page: &mut Page, analysis: &Analysis) {
+fn idle(page: &mut TextReport, analysis: &Analysis) {
     page.title("Held after the last use");
     let tags = analysis.tags.iter().zip(&analysis.lifetimes.by_tag);
     let mut tags: Vec<_> = tags.filter(|(_, tag)| tag.held > 0.0).collect();
@@ -166,7 +166,7 @@ fn idle(page: &mut Page, analysis: &Analysis) {
     }
 }
 
-fn failures(page: &mut Page, analysis: &Analysis) {
+fn failures(page: &mut TextReport, analysis: &Analysis) {
     if analysis.summary.failures.is_empty() {
         return;
     }
@@ -181,7 +181,7 @@ fn failures(page: &mut Page, analysis: &Analysis) {
     }
 }
 
-fn leaks(page: &mut Page, analysis: &Analysis) {
+fn leaks(page: &mut TextReport, analysis: &Analysis) {
     let leaks = &analysis.summary.leaks;
     if leaks.is_empty() {
         return;
@@ -200,14 +200,14 @@ fn leaks(page: &mut Page, analysis: &Analysis) {
     more(page, analysis.summary.total.live_blocks as usize);
 }
 
-fn changes(page: &mut Page, other: &Analysis, analysis: &Analysis, name: Naming) {
+fn changes(page: &mut TextReport, other: &Analysis, analysis: &Analysis, name: Naming) {
     let comparison = compare(&other.summary, &analysis.summary);
     page.title("Since the other log");
     page.line("other", name(other));
     crate::compare::rows(page, &comparison);
 }
 
-fn more(page: &mut Page, rows: usize) {
+fn more(page: &mut TextReport, rows: usize) {
     if rows > ROWS {
         page.row(&format!("and {} more", rows - ROWS));
     }

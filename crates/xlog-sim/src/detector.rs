@@ -17,10 +17,10 @@ use std::sync::{Arc, Weak};
 use xlog_driver::StreamHandle;
 
 use crate::clock::{Epoch, VectorClock};
-use crate::memory::{Backing, Piece};
+use crate::memory::{Backing, BackingRange};
 use crate::op::OpMeta;
 use crate::race::{RaceKind, RaceReport, RaceSide};
-use crate::shadow::{Cells, Entry, Mode, split, unite};
+use crate::shadow::{AccessEntry, Cells, Mode, split, unite};
 
 /// Reports kept; later ones are counted, and still fail a synchronisation.
 const MAX_REPORTS: usize = 1000;
@@ -56,12 +56,12 @@ pub(crate) struct Visit<'a> {
 pub(crate) struct HostEnd<'a> {
     pub(crate) host: &'a VectorClock,
     pub(crate) meta: &'a Arc<OpMeta>,
-    pub(crate) what: Taken,
+    pub(crate) what: Revoked,
 }
 
 /// What a host call takes away.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Taken {
+pub(crate) enum Revoked {
     /// The block.
     Block,
     /// One mapping of it.
@@ -74,7 +74,7 @@ pub(crate) enum Taken {
 
 /// The bytes that an access shares with one earlier operation.
 struct Partner {
-    entry: Entry,
+    entry: AccessEntry,
     kind: RaceKind,
     from: usize,
     to: usize,
@@ -91,13 +91,13 @@ impl Detector {
     }
 
     /// Compares an access with what is there, remembers it, and returns whom to tell of the races it found.
-    pub(crate) fn visit(&mut self, piece: &Piece, visit: &Visit<'_>) -> Vec<Notice> {
+    pub(crate) fn visit(&mut self, piece: &BackingRange, visit: &Visit<'_>) -> Vec<Notice> {
         let mut partners: Vec<Partner> = Vec::new();
         let cells = self.shadow.entry(piece.backing_id()).or_default();
         let (start, end) = (piece.offset(), piece.offset() + piece.len());
         let base = piece.base();
         split(cells, start, end);
-        let mine = Entry {
+        let mine = AccessEntry {
             epoch: visit.epoch,
             mode: visit.mode,
             meta: Arc::clone(visit.meta),
@@ -135,7 +135,7 @@ impl Detector {
     }
 
     /// Forgets what is ordered before a free that has completed, for a new owner that is not ordered after it.
-    pub(crate) fn retire(&mut self, piece: &Piece, clock: &VectorClock) {
+    pub(crate) fn retire(&mut self, piece: &BackingRange, clock: &VectorClock) {
         let Some(cells) = self.shadow.get_mut(&piece.backing_id()) else {
             return;
         };
@@ -147,33 +147,33 @@ impl Detector {
     }
 
     /// A host call that ends a range or the access to it: all work that it concerns must have been seen to complete.
-    pub(crate) fn end_by_host(&mut self, piece: &Piece, end: &HostEnd<'_>) -> Vec<Notice> {
+    pub(crate) fn end_by_host(&mut self, piece: &BackingRange, end: &HostEnd<'_>) -> Vec<Notice> {
         let Some(cells) = self.shadow.get_mut(&piece.backing_id()) else {
             return Vec::new();
         };
         let (kind, action) = match end.what {
-            Taken::Block => (RaceKind::UseAfterFree, "ends"),
-            Taken::Mapping => (RaceKind::UnmapUnderUse, "ends"),
-            Taken::Writing => (RaceKind::UnmapUnderUse, "forbids writing"),
-            Taken::Access => (RaceKind::UnmapUnderUse, "forbids access"),
+            Revoked::Block => (RaceKind::UseAfterFree, "ends"),
+            Revoked::Mapping => (RaceKind::UnmapUnderUse, "ends"),
+            Revoked::Writing => (RaceKind::UnmapUnderUse, "forbids writing"),
+            Revoked::Access => (RaceKind::UnmapUnderUse, "forbids access"),
         };
         let (start, stop) = (piece.offset(), piece.offset() + piece.len());
         split(cells, start, stop);
         let mut partners = Vec::new();
         for (&at, cell) in cells.range_mut(start..stop) {
             for entry in &mut cell.entries {
-                if end.what != Taken::Block && entry.base != Some(piece.base()) {
+                if end.what != Revoked::Block && entry.base != Some(piece.base()) {
                     continue;
                 }
                 let concerned = match entry.mode {
                     Mode::Write => true,
-                    Mode::Read => end.what != Taken::Writing,
+                    Mode::Read => end.what != Revoked::Writing,
                     Mode::Alloc | Mode::Free => false,
                 };
                 if concerned && !end.host.covers(entry.epoch) {
                     add(&mut partners, entry, kind, at, cell.end);
                 }
-                if end.what == Taken::Mapping {
+                if end.what == Revoked::Mapping {
                     entry.base = None;
                 }
             }
@@ -246,7 +246,7 @@ impl Detector {
         &mut self,
         partner: Partner,
         second: RaceSide,
-        piece: &Piece,
+        piece: &BackingRange,
         visitor: Option<&Arc<OpMeta>>,
         notices: &mut Vec<Notice>,
     ) {
@@ -281,7 +281,7 @@ impl Detector {
 }
 
 /// Adds bytes to what is shared with the operation of `entry`.
-fn add(partners: &mut Vec<Partner>, entry: &Entry, kind: RaceKind, from: usize, to: usize) {
+fn add(partners: &mut Vec<Partner>, entry: &AccessEntry, kind: RaceKind, from: usize, to: usize) {
     let known = partners.iter_mut().find(|p| Arc::ptr_eq(&p.entry.meta, &entry.meta));
     match known {
         Some(partner) => partner.to = to,
@@ -301,7 +301,7 @@ fn side_of(meta: &OpMeta, mode: Mode, tag: Option<&Arc<str>>) -> RaceSide {
 }
 
 /// Whether whatever is ordered after this access needs no comparison with `entry` any more.
-fn supersedes(visit: &Visit<'_>, base: u64, entry: &Entry) -> bool {
+fn supersedes(visit: &Visit<'_>, base: u64, entry: &AccessEntry) -> bool {
     let replaces = match visit.mode {
         Mode::Read => entry.mode == Mode::Read,
         Mode::Write => entry.mode != Mode::Free,
@@ -311,7 +311,7 @@ fn supersedes(visit: &Visit<'_>, base: u64, entry: &Entry) -> bool {
 }
 
 /// Whether an earlier access and this one race, and how.
-fn conflict(entry: &Entry, visit: &Visit<'_>) -> Option<RaceKind> {
+fn conflict(entry: &AccessEntry, visit: &Visit<'_>) -> Option<RaceKind> {
     let ordered = visit.clock.covers(entry.epoch);
     match (entry.mode, visit.mode) {
         (Mode::Read, Mode::Read) => None,

@@ -10,7 +10,7 @@ use xlog_driver::{
 };
 
 use crate::config::SimConfig;
-use crate::engine::{Guard, Shared};
+use crate::engine::{Guard, SharedMachine};
 use crate::faults::{Call, Faults};
 use crate::kernel::{KernelRange, SimKernel};
 use crate::memory::{BLOCK_ALIGN, Owner as BlockOwner, RegionKind};
@@ -30,7 +30,7 @@ impl SimMachine {
     pub fn new(config: SimConfig) -> DriverResult<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         config.validate()?;
-        let shared = Shared::new(config, NEXT.fetch_add(1, Ordering::Relaxed));
+        let shared = SharedMachine::new(config, NEXT.fetch_add(1, Ordering::Relaxed));
         Ok(Self { owner: Arc::new(Owner(shared)) })
     }
 
@@ -77,7 +77,7 @@ impl SimMachine {
 
 /// Ends the machine with its last device.
 #[derive(Debug)]
-struct Owner(Arc<Shared>);
+struct Owner(Arc<SharedMachine>);
 
 impl Drop for Owner {
     fn drop(&mut self) {
@@ -104,7 +104,7 @@ impl Drop for Owner {
 /// # Ok::<(), xlog_driver::DriverError>(())
 /// ```
 pub struct SimDevice {
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) shared: Arc<SharedMachine>,
     pub(crate) properties: DeviceProperties,
     owner: Arc<Owner>,
 }

@@ -10,7 +10,7 @@ use xlog_driver::{
     EventHandle, Gate, HostFn, MemoryInfo, MemoryRange, StreamHandle, VirtualMemory,
 };
 
-use crate::detector::{HostEnd, Taken};
+use crate::detector::{HostEnd, Revoked};
 use crate::device::SimDevice;
 use crate::engine::{check_alive, gather, scatter};
 use crate::faults::Call;
@@ -244,13 +244,13 @@ impl Driver for SimDevice {
         Self::cost(&mut state, |model| model.alloc);
         let out_of_memory = || DriverError::OutOfMemory { call, requested: bytes as u64 };
         let span = round_up(bytes as u64, BLOCK_ALIGN).ok_or_else(out_of_memory)?;
-        state.take_bytes(call, self.ordinal(), span)?;
+        state.charge_bytes(call, self.ordinal(), span)?;
         let place = Backing::new(bytes).and_then(|backing| {
-            let start = state.space.take_addresses(self.ordinal(), span, BLOCK_ALIGN)?;
+            let start = state.space.allocate_addresses(self.ordinal(), span, BLOCK_ALIGN)?;
             Some((start, backing))
         });
         let Some((start, backing)) = place else {
-            state.give_bytes(self.ordinal(), span);
+            state.release_bytes(self.ordinal(), span);
             return Err(out_of_memory());
         };
         let kind = RegionKind::Block { owner: Owner::Plain, backing, offset: 0 };
@@ -284,13 +284,13 @@ impl Driver for SimDevice {
             let meta = state.meta(Label::Fixed("free"), None);
             let host = Arc::clone(&state.host);
             for piece in region.pieces(ptr, region.bytes, true).unwrap_or_default() {
-                let end = HostEnd { host: &host, meta: &meta, what: Taken::Block };
+                let end = HostEnd { host: &host, meta: &meta, what: Revoked::Block };
                 let notices = state.detector.end_by_host(&piece, &end);
                 state.notify_races(notices);
                 state.detector.forget(piece.backing_id());
             }
-            state.space.give_addresses(region.ordinal, region.start, region.span);
-            state.give_bytes(region.ordinal, region.span);
+            state.space.free_addresses(region.ordinal, region.start, region.span);
+            state.release_bytes(region.ordinal, region.span);
         }
         Ok(())
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use xlog_driver::{DriverError, DriverResult, Gate, StreamHandle};
 
-use crate::engine::Shared;
+use crate::engine::SharedMachine;
 
 macro_rules! calls {
     ($($(#[$doc:meta])* $name:ident = $text:literal,)*) => {
@@ -103,7 +103,7 @@ pub enum Fault {
 /// ```
 #[derive(Debug)]
 pub struct Faults {
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) shared: Arc<SharedMachine>,
     pub(crate) ordinal: u32,
 }
 

@@ -8,7 +8,7 @@ use xlog_driver::{Access, HostFn, StreamHandle};
 
 use crate::clock::{Epoch, VectorClock};
 use crate::kernel::KernelBody;
-use crate::memory::Piece;
+use crate::memory::BackingRange;
 
 /// The name of an operation in reports.
 #[derive(Clone)]
@@ -85,7 +85,7 @@ pub(crate) struct Argument {
     pub(crate) access: Access,
     pub(crate) meant: Meant,
     pub(crate) tag: Option<Arc<str>>,
-    pub(crate) pieces: Vec<Piece>,
+    pub(crate) pieces: Vec<BackingRange>,
 }
 
 pub(crate) enum OpKind {
@@ -168,7 +168,7 @@ pub(crate) struct Op {
 
 impl Op {
     /// True when running both at once could have one see the other.
-    pub(crate) fn conflicts(&self, other: &[(Piece, bool)]) -> bool {
+    pub(crate) fn conflicts(&self, other: &[(BackingRange, bool)]) -> bool {
         self.arguments.iter().any(|argument| {
             argument.pieces.iter().any(|mine| {
                 other.iter().any(|(theirs, writes)| {
@@ -178,7 +178,7 @@ impl Op {
         })
     }
 
-    pub(crate) fn touched(&self) -> Vec<(Piece, bool)> {
+    pub(crate) fn touched(&self) -> Vec<(BackingRange, bool)> {
         let pieces = |argument: &Argument| {
             let writes = argument.access.writes();
             argument.pieces.iter().map(move |piece| (piece.clone(), writes)).collect::<Vec<_>>()

@@ -42,8 +42,8 @@ impl SimDevice {
         let ordinal = known.ordinal;
         for (start, bytes, backing) in known.release(keep) {
             state.detector.fade(&backing);
-            state.space.give_addresses(ordinal, start, bytes);
-            state.give_bytes(ordinal, bytes);
+            state.space.free_addresses(ordinal, start, bytes);
+            state.release_bytes(ordinal, bytes);
         }
         state.detector.sweep();
         let gone = |known: &Pool| known.destroyed && known.usage.reserved == 0;
@@ -72,10 +72,11 @@ impl SimDevice {
         let Some(backing) = usize::try_from(wanted).ok().and_then(Backing::new) else {
             return false;
         };
-        let Some(start) = state.space.take_addresses(self.ordinal(), wanted, SEGMENT_ALIGN) else {
+        let Some(start) = state.space.allocate_addresses(self.ordinal(), wanted, SEGMENT_ALIGN)
+        else {
             return false;
         };
-        if state.take_bytes(Call::AllocAsync.name(), self.ordinal(), wanted).is_err() {
+        if state.charge_bytes(Call::AllocAsync.name(), self.ordinal(), wanted).is_err() {
             return false;
         }
         if let Some(known) = state.pools.get_mut(&pool) {
@@ -108,14 +109,14 @@ impl SimDevice {
                 Standing::Pending
             }
         };
-        if let Some(found) = state.pools.get_mut(&pool)?.take(bytes, judge) {
+        if let Some(found) = state.pools.get_mut(&pool)?.allocate(bytes, judge) {
             return Some(found);
         }
         if self.grow_pool(state, pool, bytes) {
-            return state.pools.get_mut(&pool)?.take(bytes, judge);
+            return state.pools.get_mut(&pool)?.allocate(bytes, judge);
         }
         if reuse.internal_dependencies {
-            return state.pools.get_mut(&pool)?.take_waiting(bytes, judge);
+            return state.pools.get_mut(&pool)?.allocate_with_wait(bytes, judge);
         }
         None
     }
@@ -252,7 +253,7 @@ impl AsyncPools for SimDevice {
         let meta = state.meta(Label::Fixed("free_async"), Some(stream));
         let marker = Marker::new(stream, meta.sequence);
         if let Some(pool) = state.pools.get_mut(&pool) {
-            pool.give_back(ptr, Arc::clone(&marker));
+            pool.free(ptr, Arc::clone(&marker));
         }
         state.push_as(stream, meta, OpKind::Free(marker), vec![block]);
         self.shared.queued(&mut state, stream.number());

@@ -27,12 +27,12 @@ impl Mode {
 
 /// One access to a range.
 #[derive(Clone)]
-pub(crate) struct Entry {
+pub(crate) struct AccessEntry {
     pub(crate) epoch: Epoch,
     pub(crate) mode: Mode,
     pub(crate) meta: Arc<OpMeta>,
     pub(crate) tag: Option<Arc<str>>,
-    /// The mapping it came through, as `Piece::base` has it; `None` once that mapping is gone.
+    /// The mapping it came through, as `BackingRange::base` has it; `None` once that mapping is gone.
     pub(crate) base: Option<u64>,
 }
 
@@ -40,10 +40,10 @@ pub(crate) struct Entry {
 #[derive(Clone, Default)]
 pub(crate) struct Cell {
     pub(crate) end: usize,
-    pub(crate) entries: Vec<Entry>,
+    pub(crate) entries: Vec<AccessEntry>,
     /// The allocation of the block that lives here. It outlasts the entries: what was queued before it meant another
     /// block, however well it is ordered.
-    pub(crate) born: Option<Arc<Entry>>,
+    pub(crate) born: Option<Arc<AccessEntry>>,
 }
 
 /// The cells of one backing by their first byte. They do not overlap.

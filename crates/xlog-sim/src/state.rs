@@ -11,7 +11,7 @@ use crate::config::SimConfig;
 use crate::detector::{Detector, Notice};
 use crate::faults::FaultTable;
 use crate::latency::LatencyModel;
-use crate::memory::{AddressSpace, Backing, Piece, Pool};
+use crate::memory::{AddressSpace, Backing, BackingRange, Pool};
 use crate::op::{Argument, GateState, Label, Marker, Op, OpKind, OpMeta, Reached};
 use crate::rng::Rng;
 use crate::timeline::Timeline;
@@ -123,7 +123,7 @@ pub(crate) struct State {
     pub(crate) progress: u64,
     pub(crate) waiters: usize,
     /// What the operations that run right now touch, and whether they write it.
-    pub(crate) running: Vec<(u64, Vec<(Piece, bool)>)>,
+    pub(crate) running: Vec<(u64, Vec<(BackingRange, bool)>)>,
     pub(crate) shutdown: bool,
     /// Operations to drop once the lock is given up: their closures may own anything.
     pub(crate) discarded: Vec<Op>,
@@ -188,7 +188,7 @@ impl State {
     }
 
     /// Takes memory from the device, or says that there is too little.
-    pub(crate) fn take_bytes(
+    pub(crate) fn charge_bytes(
         &mut self,
         call: &'static str,
         ordinal: u32,
@@ -201,7 +201,7 @@ impl State {
         Ok(())
     }
 
-    pub(crate) fn give_bytes(&mut self, ordinal: u32, bytes: u64) {
+    pub(crate) fn release_bytes(&mut self, ordinal: u32, bytes: u64) {
         let device = &mut self.ordinals[ordinal as usize];
         device.taken = device.taken.saturating_sub(bytes);
     }

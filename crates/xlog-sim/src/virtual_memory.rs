@@ -7,10 +7,10 @@ use std::sync::Arc;
 
 use xlog_driver::{DriverError, DriverResult, MapAccess, MemoryHandle, VirtualMemory};
 
-use crate::detector::{HostEnd, Taken};
+use crate::detector::{HostEnd, Revoked};
 use crate::device::SimDevice;
 use crate::faults::Call;
-use crate::memory::{Backing, Mapping, Piece, RegionKind};
+use crate::memory::{Backing, BackingRange, Mapping, RegionKind};
 use crate::op::Label;
 use crate::state::{Physical, State};
 
@@ -86,12 +86,12 @@ impl SimDevice {
     }
 
     /// Reports the work that has not been seen to complete on mappings from which `taken` takes something away.
-    fn take_away(
+    fn revoke(
         &self,
         state: &mut State,
         call: &'static str,
         mappings: &[(u64, Mapping)],
-        taken: impl Fn(&Mapping) -> Option<Taken>,
+        taken: impl Fn(&Mapping) -> Option<Revoked>,
     ) {
         if mappings.iter().all(|(_, mapping)| taken(mapping).is_none()) {
             return;
@@ -99,7 +99,7 @@ impl SimDevice {
         let meta = state.meta(Label::Fixed(call), None);
         let host = Arc::clone(&state.host);
         for (at, mapping) in mappings {
-            let piece = Piece::new(&mapping.backing, 0, mapping.bytes as usize, *at);
+            let piece = BackingRange::new(&mapping.backing, 0, mapping.bytes as usize, *at);
             if let (Some(what), Some(piece)) = (taken(mapping), piece) {
                 let end = HostEnd { host: &host, meta: &meta, what };
                 let notices = state.detector.end_by_host(&piece, &end);
@@ -116,7 +116,7 @@ impl SimDevice {
         }
         if let Some(memory) = state.physical.remove(&handle) {
             state.detector.forget(memory.backing.id());
-            state.give_bytes(memory.ordinal, memory.bytes);
+            state.release_bytes(memory.ordinal, memory.bytes);
         }
     }
 }
@@ -139,7 +139,7 @@ impl VirtualMemory for SimDevice {
         }
         Self::cost(&mut state, |model| model.map);
         let align = align.max(self.properties.granularity) as u64;
-        let start = state.space.take_addresses(self.ordinal(), bytes as u64, align);
+        let start = state.space.allocate_addresses(self.ordinal(), bytes as u64, align);
         let Some(start) = start else {
             return Err(DriverError::OutOfMemory { call: call.name(), requested: bytes as u64 });
         };
@@ -172,7 +172,7 @@ impl VirtualMemory for SimDevice {
             return Err(DriverError::invalid(call.name(), value, accepted));
         }
         if let Some(region) = state.space.remove(ptr) {
-            state.space.give_addresses(region.ordinal, region.start, region.span);
+            state.space.free_addresses(region.ordinal, region.start, region.span);
         }
         Ok(())
     }
@@ -182,9 +182,9 @@ impl VirtualMemory for SimDevice {
         let mut state = self.enter(call)?;
         self.check_granular(call, "size", bytes as u64)?;
         Self::cost(&mut state, |model| model.map);
-        state.take_bytes(call.name(), self.ordinal(), bytes as u64)?;
+        state.charge_bytes(call.name(), self.ordinal(), bytes as u64)?;
         let Some(backing) = Backing::new(bytes) else {
-            state.give_bytes(self.ordinal(), bytes as u64);
+            state.release_bytes(self.ordinal(), bytes as u64);
             return Err(DriverError::OutOfMemory { call: call.name(), requested: bytes as u64 });
         };
         let handle = state.handle();
@@ -261,7 +261,7 @@ impl VirtualMemory for SimDevice {
         let mut state = self.enter(call)?;
         let found = self.exact_mappings(&state, call, ptr, bytes as u64)?;
         Self::cost(&mut state, |model| model.map);
-        self.take_away(&mut state, "unmap", &found, |_| Some(Taken::Mapping));
+        self.revoke(&mut state, "unmap", &found, |_| Some(Revoked::Mapping));
         for (at, mapping) in found {
             let region = state.space.containing_mut(at).map(|region| &mut region.kind);
             if let Some(RegionKind::Reservation { mappings }) = region {
@@ -281,11 +281,11 @@ impl VirtualMemory for SimDevice {
         let found = self.exact_mappings(&state, call, ptr, bytes as u64)?;
         Self::cost(&mut state, |model| model.map);
         let lost = |mapping: &Mapping| match (mapping.access, access) {
-            (MapAccess::Read | MapAccess::ReadWrite, MapAccess::None) => Some(Taken::Access),
-            (MapAccess::ReadWrite, MapAccess::Read) => Some(Taken::Writing),
+            (MapAccess::Read | MapAccess::ReadWrite, MapAccess::None) => Some(Revoked::Access),
+            (MapAccess::ReadWrite, MapAccess::Read) => Some(Revoked::Writing),
             _ => None,
         };
-        self.take_away(&mut state, "set_access", &found, lost);
+        self.revoke(&mut state, "set_access", &found, lost);
         for (at, mapping) in found {
             // Work that is queued counts on rights it had, also when they come back before it is analysed.
             let generation = match lost(&mapping) {

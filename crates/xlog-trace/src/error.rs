@@ -6,14 +6,14 @@ use std::path::PathBuf;
 
 /// Where in a file something is: a line of text, or a byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum InputPosition {
     /// A line, counted from one.
     Line(u64),
     /// An offset in bytes, counted from zero.
     Byte(u64),
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for InputPosition {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Line(line) => write!(f, "line {line}"),
@@ -26,7 +26,7 @@ impl fmt::Display for Place {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BadInput {
     /// Where it is.
-    pub place: Place,
+    pub position: InputPosition,
     /// What would have been right there.
     pub expected: String,
     /// What is there, shortened.
@@ -40,7 +40,7 @@ impl fmt::Display for BadInput {
         write!(
             f,
             "{}: expected {}, found {} ({} records before it are good)",
-            self.place, self.expected, self.found, self.good_records
+            self.position, self.expected, self.found, self.good_records
         )
     }
 }

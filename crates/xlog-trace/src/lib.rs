@@ -50,7 +50,7 @@ pub use binary::{BinaryEncoder, BinaryReader, MAX_PAYLOAD_BYTES, VERSION};
 pub use convert::{Converted, convert};
 pub use csv::{COLUMNS, Column, CsvEncoder, CsvReader, MAX_LINE_BYTES};
 pub use encoder::{Encoder, Format, LogWriter, encoder};
-pub use error::{BadInput, Place, TraceError};
+pub use error::{BadInput, InputPosition, TraceError};
 pub use header::Header;
 pub use live::{LiveBlock, MAX_LIVE_BLOCKS, reserve_live};
 pub use names::{MAX_NAME_BYTES, MAX_NAME_TABLE_BYTES, MAX_NAMES, MAX_STREAM_NAMES, NameId, Names};

@@ -8,7 +8,7 @@
 //! | [`stack`] | a device with one resource on it |
 //!
 //! A sequence knows nothing of devices. It drives a [`Target`], which may be a resource, a model, or nothing at all: the same seed
-//! gives the same sequence as long as the target fails nothing, and [`Tally::check`] says so in one number.
+//! gives the same sequence as long as the target fails nothing, and [`RunCounts::check`] says so in one number.
 
 #![deny(unsafe_code)]
 
@@ -57,7 +57,7 @@ impl Target for Nothing {
 /// What a workload did. Blocks that are live at its end are freed after that and not counted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
-pub struct Tally {
+pub struct RunCounts {
     /// Blocks allocated.
     pub allocations: u64,
     /// Blocks freed by the workload.
@@ -72,7 +72,7 @@ pub struct Tally {
     pub check: u64,
 }
 
-impl Default for Tally {
+impl Default for RunCounts {
     fn default() -> Self {
         Self {
             allocations: 0,
@@ -85,7 +85,7 @@ impl Default for Tally {
     }
 }
 
-impl Tally {
+impl RunCounts {
     fn note(&mut self, kind: u64, value: u64) {
         for byte in kind.to_le_bytes().into_iter().chain(value.to_le_bytes()) {
             self.check = (self.check ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
@@ -98,26 +98,26 @@ struct Run<'a, T: Target> {
     target: &'a mut T,
     live: Vec<(T::Block, u64)>,
     bytes: u64,
-    tally: Tally,
+    counts: RunCounts,
 }
 
 impl<'a, T: Target> Run<'a, T> {
     fn new(target: &'a mut T) -> Self {
-        Self { target, live: Vec::new(), bytes: 0, tally: Tally::default() }
+        Self { target, live: Vec::new(), bytes: 0, counts: RunCounts::default() }
     }
 
     /// True when there was memory for it.
     fn allocate(&mut self, bytes: u64) -> Result<bool, T::Error> {
         let Some(block) = self.target.allocate(bytes)? else {
-            self.tally.failures += 1;
+            self.counts.failures += 1;
             return Ok(false);
         };
         self.live.push((block, bytes));
         self.bytes += bytes;
-        self.tally.allocations += 1;
-        self.tally.peak_blocks = self.tally.peak_blocks.max(self.live.len() as u64);
-        self.tally.peak_bytes = self.tally.peak_bytes.max(self.bytes);
-        self.tally.note(1, bytes);
+        self.counts.allocations += 1;
+        self.counts.peak_blocks = self.counts.peak_blocks.max(self.live.len() as u64);
+        self.counts.peak_bytes = self.counts.peak_bytes.max(self.bytes);
+        self.counts.note(1, bytes);
         Ok(true)
     }
 
@@ -126,18 +126,18 @@ impl<'a, T: Target> Run<'a, T> {
         let Some(at) = draw.checked_rem(self.live.len() as u64) else { return Ok(()) };
         let (block, bytes) = self.live.swap_remove(at as usize);
         self.bytes -= bytes;
-        self.tally.frees += 1;
-        self.tally.note(2, at);
+        self.counts.frees += 1;
+        self.counts.note(2, at);
         self.target.free(block)
     }
 
     /// Frees what is left; also after a failure, so that nothing leaks.
-    fn end(mut self, outcome: Result<(), T::Error>) -> Result<Tally, T::Error> {
+    fn end(mut self, outcome: Result<(), T::Error>) -> Result<RunCounts, T::Error> {
         let mut outcome = outcome;
         for (block, _) in self.live.drain(..) {
             let freed = self.target.free(block);
             outcome = outcome.and(freed);
         }
-        outcome.map(|()| self.tally)
+        outcome.map(|()| self.counts)
     }
 }

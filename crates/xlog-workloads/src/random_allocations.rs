@@ -1,6 +1,6 @@
 //! RMM's random allocations, step for step.
 
-use super::{Minstd, Run, Tally, Target};
+use super::{Minstd, Run, RunCounts, Target};
 
 /// Requested bytes stay below this: 16000 MiB.
 pub const CAP_BYTES: u64 = 16_000 << 20;
@@ -10,8 +10,8 @@ pub const CAP_BYTES: u64 = 16_000 << 20;
 /// ```
 /// use xlog_workloads::{Nothing, RandomAllocations};
 ///
-/// let tally = RandomAllocations::new(1000, 1 << 20).run(&mut Nothing)?;
-/// assert_eq!(tally.check, 0x0a01_169c_41d5_b10b);
+/// let counts = RandomAllocations::new(1000, 1 << 20).run(&mut Nothing)?;
+/// assert_eq!(counts.check, 0x0a01_169c_41d5_b10b);
 /// # Ok::<(), std::convert::Infallible>(())
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -42,7 +42,7 @@ impl RandomAllocations {
     }
 
     /// Runs it. A request that the target has no memory for becomes a free.
-    pub fn run<T: Target>(&self, target: &mut T) -> Result<Tally, T::Error> {
+    pub fn run<T: Target>(&self, target: &mut T) -> Result<RunCounts, T::Error> {
         let mut run = Run::new(target);
         let outcome = self.steps(&mut run);
         run.end(outcome)
@@ -54,7 +54,7 @@ impl RandomAllocations {
             let size = random.draw(1, self.max_bytes);
             let wanted = run.live.is_empty()
                 || (random.draw(0, 99) < 73
-                    && run.tally.allocations < self.allocations
+                    && run.counts.allocations < self.allocations
                     && run.bytes + size < self.cap_bytes);
             if !(wanted && run.allocate(size)?) {
                 run.free(random.draw(0, self.allocations - 1))?;
@@ -71,10 +71,10 @@ mod tests {
 
     fn check(rows: &[(u64, u64, u64, u64, u64)]) {
         for &(allocations, mib, peak_blocks, peak_bytes, fnv) in rows {
-            let Ok(tally) = RandomAllocations::new(allocations, mib << 20).run(&mut Nothing);
-            let found = (tally.peak_blocks, tally.peak_bytes, tally.check);
+            let Ok(counts) = RandomAllocations::new(allocations, mib << 20).run(&mut Nothing);
+            let found = (counts.peak_blocks, counts.peak_bytes, counts.check);
             assert_eq!(found, (peak_blocks, peak_bytes, fnv), "{allocations}, {mib} MiB");
-            assert_eq!(tally.failures, 0);
+            assert_eq!(counts.failures, 0);
         }
     }
 
@@ -114,10 +114,10 @@ mod tests {
     #[test]
     fn a_request_that_fails_becomes_a_free_and_all_is_given_back() {
         let mut few = Few(10);
-        let Ok(tally) = RandomAllocations::new(1_000, 1 << 20).run(&mut few);
-        assert!(tally.failures > 0 && tally.peak_blocks == 10, "{tally:?}");
+        let Ok(counts) = RandomAllocations::new(1_000, 1 << 20).run(&mut few);
+        assert!(counts.failures > 0 && counts.peak_blocks == 10, "{counts:?}");
         assert_eq!(few.0, 10);
-        let Ok(tally) = RandomAllocations::new(100, 8).run(&mut Few(0));
-        assert_eq!((tally.allocations, tally.failures), (0, 200));
+        let Ok(counts) = RandomAllocations::new(100, 8).run(&mut Few(0));
+        assert_eq!((counts.allocations, counts.failures), (0, 200));
     }
 }

@@ -2,7 +2,7 @@
 
 use std::str::FromStr;
 
-use super::{Minstd, Run, Tally, Target};
+use super::{Minstd, Run, RunCounts, Target};
 
 /// How sizes are spread.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
@@ -90,7 +90,7 @@ impl SmallBlocks {
     }
 
     /// Runs it. A request that the target has no memory for is left out.
-    pub fn run<T: Target>(&self, target: &mut T) -> Result<Tally, T::Error> {
+    pub fn run<T: Target>(&self, target: &mut T) -> Result<RunCounts, T::Error> {
         let mut run = Run::new(target);
         let outcome = self.steps(&mut run);
         run.end(outcome)
@@ -141,8 +141,9 @@ mod tests {
     #[test]
     fn the_same_seed_is_the_same_sequence_and_another_is_not() {
         let run = |seed| {
-            let Ok(tally) = SmallBlocks::new(500, Sizes::Uniform).with_seed(seed).run(&mut Nothing);
-            tally
+            let Ok(counts) =
+                SmallBlocks::new(500, Sizes::Uniform).with_seed(seed).run(&mut Nothing);
+            counts
         };
         assert_eq!(run(3), run(3));
         assert_ne!(run(3).check, run(4).check);

@@ -268,7 +268,7 @@ impl Stack {
     }
 
     /// Waits for everything and counts what was returned.
-    pub fn settle(&self) -> Result<()> {
+    pub fn drain(&self) -> Result<()> {
         self.device.synchronize()?;
         self.resource.reap_pending()?;
         Ok(())
@@ -312,7 +312,7 @@ mod tests {
             let refused = resource.allocate(600 << 10, StreamId::DEFAULT, AllocTag::UNTAGGED);
             assert!(matches!(refused, Err(ResourceError::OutOfBudget { .. })), "{kind}");
             resource.deallocate(block).unwrap();
-            stack.settle().unwrap();
+            stack.drain().unwrap();
             assert_eq!(resource.bytes_outstanding(), 0);
             assert!(stack.peak_reserved().unwrap() >= 600 << 10, "{kind}");
             assert!(stack.reserved() <= stack.peak_reserved(), "{kind}");

@@ -89,7 +89,7 @@ fn a_launch_in_the_steady_state_allocates_nothing_on_the_host() {
     for turn in 0..2000 {
         launch(&session, step(turn), is_gpu, &kept).unwrap();
     }
-    stack.settle().unwrap();
+    stack.drain().unwrap();
     for turn in 0..64 {
         launch(&session, step(turn), is_gpu, &kept).unwrap();
     }

@@ -35,7 +35,7 @@ fn run_with(
     let session = Session::open(&stack, streams, options).unwrap();
     // After a race the next synchronisation is an error, so a run with an omission may end early.
     let result = work.execute(&session, 0).and_then(|executed| executed.result.to_vec());
-    let _ = stack.settle();
+    let _ = stack.drain();
     Came {
         races: stack.device().races().len(),
         missed_waits: session.missed_waits(),

@@ -8,14 +8,14 @@ use std::path::PathBuf;
 
 use clap::Args;
 use serde::Serialize;
-use xlog_report::page::Page;
+use xlog_report::text_report::TextReport;
 use xlog_report::{Input, LogFormat, ReadingReport, Strict, Trouble};
 use xlog_trace::export::{write_chrome_trace, write_torch_snapshot};
 use xlog_trace::{Ordered, ReadReport, Source, TraceError, convert};
 
 use crate::Output;
+use crate::atomic_file::AtomicFile;
 use crate::cli::Refusal;
-use crate::part::Part;
 
 const SCHEMA: u32 = 1;
 
@@ -119,8 +119,8 @@ fn write(
     report.from = Some(LogFormat::from(probe.format()).name());
     drop(probe);
 
-    let part = Part::create(&arguments.output).map_err(Trouble::Refused)?;
-    let mut out = Noted { file: &part.file, error: None };
+    let file = AtomicFile::create(&arguments.output).map_err(Trouble::Refused)?;
+    let mut out = Noted { file: &file.file, error: None };
     let encoded = encode(&input, to, &mut out);
     // What comes back through a reader of the log may be about the output.
     if let Some(error) = out.error {
@@ -128,7 +128,7 @@ fn write(
     }
     let (written, left_out, reading) = encoded?;
     input.check(&reading)?;
-    report.bytes = part.commit(&arguments.output).map_err(Trouble::Refused)?;
+    report.bytes = file.commit(&arguments.output).map_err(Trouble::Refused)?;
     (report.written, report.left_out) = (written, left_out);
     report.reading = Some(ReadingReport::new(&reading));
     Ok(())
@@ -191,7 +191,7 @@ fn encode(
 }
 
 fn render(report: &Report) -> String {
-    let mut page = Page::default();
+    let mut page = TextReport::default();
     page.title("Convert");
     let named = |path: &str, format: Option<&str>| match format {
         Some(format) => format!("{path} ({format})"),
@@ -203,7 +203,7 @@ fn render(report: &Report) -> String {
         reading.render(&mut page);
         page.line("written", &report.written.to_string());
         page.line("left out", &report.left_out.to_string());
-        page.line("size", &xlog_report::page::size(report.bytes));
+        page.line("size", &xlog_report::text_report::size(report.bytes));
     }
     match &report.error {
         Some(error) => page.close(error),

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use serde::Serialize;
 use xlog_report::compare::{Comparison, compare, rows};
-use xlog_report::page::Page;
+use xlog_report::text_report::TextReport;
 use xlog_report::{Input, LogFormat, ReadingReport, Strict, Trouble, check};
 use xlog_trace::{Ordered, Source, Summary};
 
@@ -106,7 +106,7 @@ fn is_same_file(one: &Path, other: &Path) -> bool {
 }
 
 fn render(report: &Report) -> String {
-    let mut page = Page::default();
+    let mut page = TextReport::default();
     page.title("Two logs");
     page.line("before", &report.before);
     page.line("after", &report.after);

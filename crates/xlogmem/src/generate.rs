@@ -4,12 +4,12 @@ use std::path::PathBuf;
 use clap::{Args, value_parser};
 use serde::Serialize;
 use xlog_report::LogFormat;
-use xlog_report::page::{Page, size};
+use xlog_report::text_report::{TextReport, size};
 use xlog_workloads::logs::{LogKind, LogSettings, write_log};
 
 use crate::Output;
+use crate::atomic_file::AtomicFile;
 use crate::cli::Refusal;
-use crate::part::Part;
 
 /// What `generate` takes.
 #[derive(Args, Debug)]
@@ -101,10 +101,10 @@ pub(crate) fn run(arguments: &GenerateArguments) -> Result<Output, Refusal> {
         .with_records(arguments.records)
         .with_seed(arguments.seed)
         .with_scale(arguments.scale);
-    let part = Part::create(&arguments.output).map_err(Refusal::Line)?;
-    let made = write_log(kind, &settings, log_format, &part.file)
+    let atomic_file = AtomicFile::create(&arguments.output).map_err(Refusal::Line)?;
+    let made = write_log(kind, &settings, log_format, &atomic_file.file)
         .map_err(|error| Refusal::Line(format!("{}: {error}", arguments.output.display())))?;
-    let bytes = part.commit(&arguments.output).map_err(Refusal::Line)?;
+    let bytes = atomic_file.commit(&arguments.output).map_err(Refusal::Line)?;
     let report = Report {
         schema: 1,
         ok: true,
@@ -128,7 +128,7 @@ pub(crate) fn run(arguments: &GenerateArguments) -> Result<Output, Refusal> {
 }
 
 fn render(report: &Report) -> String {
-    let mut page = Page::default();
+    let mut page = TextReport::default();
     page.title("Generate");
     page.line("kind", report.kind);
     page.line("seed", &report.seed.to_string());

@@ -6,6 +6,7 @@
 
 #![deny(unsafe_code)]
 
+mod atomic_file;
 mod bench;
 mod certify;
 mod cli;
@@ -14,7 +15,6 @@ mod diff;
 mod doctor;
 mod generate;
 mod ledger;
-mod part;
 mod replay;
 mod report;
 mod run;

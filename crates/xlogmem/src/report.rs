@@ -11,8 +11,8 @@ use xlog_report::{Analysis, Input, LogFormat, Strict, Trouble, analyse, html, pi
 use xlogmem::size::Size;
 
 use crate::Output;
+use crate::atomic_file::AtomicFile;
 use crate::cli::Refusal;
-use crate::part::Part;
 
 /// What `report` takes.
 #[derive(Args, Debug)]
@@ -83,7 +83,7 @@ fn report(arguments: &ReportArguments) -> Result<String, String> {
     // Nothing is begun for logs that cannot be opened or outputs that cannot be written.
     let log = open(&arguments.log)?;
     let compared = arguments.compare.as_deref().map(open).transpose()?;
-    let create = |path: &Option<PathBuf>| path.as_deref().map(Part::create).transpose();
+    let create = |path: &Option<PathBuf>| path.as_deref().map(AtomicFile::create).transpose();
     let (page, svg, png) =
         (create(&arguments.output)?, create(&arguments.svg)?, create(&arguments.png)?);
 
@@ -111,7 +111,7 @@ fn report(arguments: &ReportArguments) -> Result<String, String> {
         return crate::json_text(&Figures::new(&analysis, other.as_ref(), budget, &written));
     }
     let lines = written.iter().map(|file| {
-        let size = xlog_report::page::size(file.bytes);
+        let size = xlog_report::text_report::size(file.bytes);
         format!("{} is written, {size}\n", xlog_report::escape::line(&file.path))
     });
     Ok(match arguments.text || written.is_empty() {
@@ -121,12 +121,12 @@ fn report(arguments: &ReportArguments) -> Result<String, String> {
 }
 
 /// Writes all files beside their places, then moves all of them there.
-fn write(files: Vec<(Part, &PathBuf, Vec<u8>)>) -> Result<Vec<WrittenFile>, String> {
+fn write(files: Vec<(AtomicFile, &PathBuf, Vec<u8>)>) -> Result<Vec<WrittenFile>, String> {
     for (part, path, bytes) in &files {
         let blame = |error: std::io::Error| format!("{}: {error}", path.display());
         (&part.file).write_all(bytes).map_err(blame)?;
     }
-    let commit = |(part, path, bytes): (Part, &PathBuf, Vec<u8>)| {
+    let commit = |(part, path, bytes): (AtomicFile, &PathBuf, Vec<u8>)| {
         part.commit(path)?;
         Ok(WrittenFile { path: path.display().to_string(), bytes: bytes.len() as u64 })
     };

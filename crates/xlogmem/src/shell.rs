@@ -7,8 +7,8 @@ use clap_complete::{Generator, Shell, generate};
 use clap_mangen::Man;
 
 use crate::Output;
+use crate::atomic_file::{AtomicFile, AtomicFolder};
 use crate::cli::{self, Refusal};
-use crate::part::{Part, PartFolder};
 
 /// What `completions` takes.
 #[derive(Args, Debug)]
@@ -61,7 +61,7 @@ pub(crate) fn completions(arguments: &CompletionsArguments) -> Result<Output, Re
     match &arguments.output {
         Some(directory) => {
             let path = directory.join(arguments.shell.file_name("xlogmem"));
-            Part::write(&path, &text).map_err(|error| refuse(&error))?;
+            AtomicFile::write(&path, &text).map_err(|error| refuse(&error))?;
             Ok(written(&path))
         }
         None => Ok(Output { text: String::from_utf8_lossy(&text).into_owned(), failure: None }),
@@ -77,7 +77,7 @@ pub(crate) fn man(arguments: &ManArguments) -> Result<Output, Refusal> {
             Err(refuse(&format!("{directory}: expected a directory that exists")))
         }
         Some(directory) => {
-            let folder = PartFolder::create(directory).map_err(|error| refuse(&error))?;
+            let folder = AtomicFolder::create(directory).map_err(|error| refuse(&error))?;
             clap_mangen::generate_to(command, folder.folder())
                 .map_err(|error| refuse(&format!("{}: {error}", directory.display())))?;
             folder.commit().map_err(|error| refuse(&error))?;

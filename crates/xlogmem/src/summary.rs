@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use serde::Serialize;
-use xlog_report::page::{Page, size};
+use xlog_report::text_report::{TextReport, size};
 use xlog_report::{Input, LogFormat, ReadingReport, Strict, Trouble};
 use xlog_trace::{Ordered, Source, Summary, Usage};
 
@@ -42,7 +42,7 @@ pub(crate) struct SummaryArguments {
 
 /// What is under one name.
 #[derive(Serialize, Debug)]
-struct Held {
+struct TagRow {
     name: String,
     allocations: u64,
     frees: u64,
@@ -54,7 +54,7 @@ struct Held {
     peak_blocks: u64,
 }
 
-impl Held {
+impl TagRow {
     fn new(name: &str, usage: &Usage) -> Self {
         Self {
             name: name.to_owned(),
@@ -101,13 +101,13 @@ struct Numbers {
     actions: Vec<Named>,
     paths: Vec<Named>,
     failures: Vec<Named>,
-    total: Option<Held>,
+    total: Option<TagRow>,
     peak_order: u64,
     peak_time_nanos: u64,
     duration_nanos: u64,
-    by_tag: Vec<Held>,
-    by_stream: Vec<Held>,
-    by_device: Vec<Held>,
+    by_tag: Vec<TagRow>,
+    by_stream: Vec<TagRow>,
+    by_device: Vec<TagRow>,
     sizes: Vec<SizeRow>,
     leaks: Vec<LeakRow>,
     unknown_frees: u64,
@@ -166,14 +166,14 @@ fn sum_up(input: &Input<'_>, report: &mut Report) -> Result<(), Trouble> {
 impl Numbers {
     fn new(summary: &Summary, late_records: u64) -> Self {
         let all = |rows: &[(String, Usage)]| {
-            rows.iter().map(|(name, usage)| Held::new(name, usage)).collect()
+            rows.iter().map(|(name, usage)| TagRow::new(name, usage)).collect()
         };
         let named = |name: &dyn ToString, count: u64| Named { name: name.to_string(), count };
         Self {
             actions: summary.actions.iter().map(|(name, count)| named(name, *count)).collect(),
             paths: summary.paths.iter().map(|(name, count)| named(name, *count)).collect(),
             failures: summary.failures.iter().map(|(name, count)| named(name, *count)).collect(),
-            total: Some(Held::new("all", &summary.total)),
+            total: Some(TagRow::new("all", &summary.total)),
             peak_order: summary.peak_order,
             peak_time_nanos: summary.peak_time_nanos,
             duration_nanos: summary.time_nanos.map_or(0, |(first, last)| last - first),
@@ -182,7 +182,7 @@ impl Numbers {
             by_device: summary
                 .by_device
                 .iter()
-                .map(|(device, usage)| Held::new(&device.to_string(), usage))
+                .map(|(device, usage)| TagRow::new(&device.to_string(), usage))
                 .collect(),
             sizes: sizes(&summary.sizes),
             leaks: summary
@@ -216,7 +216,7 @@ fn sizes(histogram: &[u64; 65]) -> Vec<SizeRow> {
 }
 
 fn render(report: &Report) -> String {
-    let mut page = Page::default();
+    let mut page = TextReport::default();
     page.title("Log");
     page.line("file", &report.log);
     if let Some(format) = report.format {
@@ -241,7 +241,7 @@ fn render(report: &Report) -> String {
     page.close(&verdict)
 }
 
-fn figures(page: &mut Page, numbers: &Numbers) {
+fn figures(page: &mut TextReport, numbers: &Numbers) {
     page.title("Memory");
     if let Some(total) = &numbers.total {
         page.line(
@@ -301,7 +301,7 @@ fn figures(page: &mut Page, numbers: &Numbers) {
     more(page, numbers.leaks.len());
 }
 
-fn table(page: &mut Page, title: &str, rows: &[Held]) {
+fn table(page: &mut TextReport, title: &str, rows: &[TagRow]) {
     page.title(title);
     for row in rows.iter().take(ROWS) {
         let name = if row.name.is_empty() { "untagged" } else { &row.name };
@@ -324,7 +324,7 @@ fn table(page: &mut Page, title: &str, rows: &[Held]) {
     more(page, rows.len());
 }
 
-fn more(page: &mut Page, rows: usize) {
+fn more(page: &mut TextReport, rows: usize) {
     if rows > ROWS {
         page.line("", &format!("and {} more; --json has them", rows - ROWS));
     }

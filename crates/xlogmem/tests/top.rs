@@ -300,7 +300,7 @@ fn damaged_tags_are_not_shown_and_harm_nothing() {
     let place = Place::new("damaged-tags");
     let ledger = place.ledger("teller");
     ledger.take(MIB).unwrap();
-    ledger.tell_tags([("weights", MIB), ("scratch", 512)]);
+    ledger.publish_tags([("weights", MIB), ("scratch", 512)]);
     let look = || {
         let output = top(&place.0, &["--json", "--every", "0.01"]);
         assert_eq!(output.status.code(), Some(0));
@@ -312,7 +312,7 @@ fn damaged_tags_are_not_shown_and_harm_nothing() {
     let file = std::fs::File::options().write(true).open(ledger.path()).unwrap();
     let at = 4096 + 128 * u64::from(ledger.slot()) + 64;
     for noise in [&[0xff; 64][..], b"\x1b[2J\x07", &[0; 64]] {
-        ledger.tell_tags([("weights", MIB), ("scratch", 512)]);
+        ledger.publish_tags([("weights", MIB), ("scratch", 512)]);
         assert_eq!(look(), 2);
         std::os::unix::fs::FileExt::write_all_at(&file, noise, at).unwrap();
         assert_eq!(look(), 0, "{noise:?}");

@@ -22,19 +22,19 @@ use super::resource::{PhysicalMeter, ResourceError, ResourceResult};
 #[derive(Debug)]
 pub struct LedgerMeter {
     ledger: Arc<Ledger>,
-    books: Mutex<Books>,
-    failed_gives: AtomicU64,
+    state: Mutex<MeterState>,
+    failed_releases: AtomicU64,
 }
 
 #[derive(Debug, Default)]
-struct Books {
+struct MeterState {
     /// Taken and not given.
     bytes: u64,
     /// Units that the ledger counts for them.
     units: u64,
 }
 
-impl Books {
+impl MeterState {
     fn needed(&self) -> u64 {
         self.bytes.div_ceil(UNIT)
     }
@@ -56,7 +56,11 @@ impl LedgerMeter {
     /// A meter that counts in `ledger`.
     #[must_use]
     pub fn new(ledger: Arc<Ledger>) -> Self {
-        Self { ledger, books: Mutex::new(Books::default()), failed_gives: AtomicU64::new(0) }
+        Self {
+            ledger,
+            state: Mutex::new(MeterState::default()),
+            failed_releases: AtomicU64::new(0),
+        }
     }
 
     /// The ledger.
@@ -68,29 +72,29 @@ impl LedgerMeter {
     /// Bytes taken and not given.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        self.books.lock().bytes
+        self.state.lock().bytes
     }
 
     /// How often memory was given back that the ledger could not be told of. The first time is reported on standard error.
     #[must_use]
-    pub fn failed_gives(&self) -> u64 {
-        self.failed_gives.load(Ordering::Relaxed)
+    pub fn failed_releases(&self) -> u64 {
+        self.failed_releases.load(Ordering::Relaxed)
     }
 
-    fn complain(&self, problem: &dyn std::fmt::Display) {
-        if self.failed_gives.fetch_add(1, Ordering::Relaxed) == 0 {
-            super::runtime::say(format_args!(
+    fn report_failure(&self, problem: &dyn std::fmt::Display) {
+        if self.failed_releases.fetch_add(1, Ordering::Relaxed) == 0 {
+            super::runtime::print_line(format_args!(
                 "memory was returned that the ledger {} could not be told of: {problem}",
                 self.ledger.path().display()
             ));
         }
     }
 
-    fn give_units(&self, units: u64) {
+    fn release_units(&self, units: u64) {
         if units > 0
             && let Err(error) = self.ledger.give(units * UNIT)
         {
-            self.complain(&error);
+            self.report_failure(&error);
         }
     }
 }
@@ -98,31 +102,31 @@ impl LedgerMeter {
 impl PhysicalMeter for LedgerMeter {
     fn take(&self, bytes: usize) -> ResourceResult<()> {
         let wanted = bytes as u64;
-        // Units that the ledger granted to this call and that are not in the books yet.
+        // Units that the ledger granted to this call and that are not counted yet.
         let mut granted = 0;
         loop {
             let (short, slack) = {
-                let mut books = self.books.lock();
-                let Some(sum) = books.bytes.checked_add(wanted) else {
+                let mut state = self.state.lock();
+                let Some(sum) = state.bytes.checked_add(wanted) else {
                     return Err(ResourceError::InvalidRequest {
                         value: format!("{bytes} bytes of physical memory"),
                         accepted: "less than any device has".to_owned(),
                     });
                 };
-                let short = sum.div_ceil(UNIT).saturating_sub(books.units + granted);
+                let short = sum.div_ceil(UNIT).saturating_sub(state.units + granted);
                 if short == 0 {
-                    books.bytes = sum;
-                    books.units += granted;
-                    let surplus = books.surplus();
-                    drop(books);
-                    self.give_units(surplus);
+                    state.bytes = sum;
+                    state.units += granted;
+                    let surplus = state.surplus();
+                    drop(state);
+                    self.release_units(surplus);
                     return Ok(());
                 }
-                (short, books.slack() + granted * UNIT)
+                (short, state.slack() + granted * UNIT)
             };
             // Another thread may have used up what these units were to fill: then it is short again.
             if let Err(error) = self.ledger.take(short.saturating_mul(UNIT)) {
-                self.give_units(granted);
+                self.release_units(granted);
                 return Err(refused(error, bytes, slack));
             }
             granted += short;
@@ -130,16 +134,17 @@ impl PhysicalMeter for LedgerMeter {
     }
 
     fn give(&self, bytes: usize) {
-        let mut books = self.books.lock();
-        let Some(left) = books.bytes.checked_sub(bytes as u64) else {
-            let counted = books.bytes;
-            drop(books);
-            return self.complain(&format_args!("{bytes} bytes given back of {counted} taken"));
+        let mut state = self.state.lock();
+        let Some(left) = state.bytes.checked_sub(bytes as u64) else {
+            let counted = state.bytes;
+            drop(state);
+            return self
+                .report_failure(&format_args!("{bytes} bytes given back of {counted} taken"));
         };
-        books.bytes = left;
-        let surplus = books.surplus();
-        drop(books);
-        self.give_units(surplus);
+        state.bytes = left;
+        let surplus = state.surplus();
+        drop(state);
+        self.release_units(surplus);
     }
 }
 

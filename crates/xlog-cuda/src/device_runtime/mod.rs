@@ -25,7 +25,7 @@ pub use budget::{
 };
 pub use debug_guard::{
     DamageKind, DebugGuardResource, FoundBy, GuardConfig, GuardHandle, GuardMode, GuardOutput,
-    GuardPostMortem, GuardReport, NearBlock, PagePlacement,
+    GuardPostMortem, GuardReport, NearbyBlock, PagePlacement,
 };
 pub use direct::DirectCudaResource;
 pub use ledger::LedgerMeter;
@@ -45,7 +45,7 @@ pub use resource::{
 };
 pub use runtime::{
     BUDGET_VARIABLE, FailedFree, GUARD_VARIABLE, GuardSetting, LEDGER_VARIABLE, LOG_VARIABLE,
-    LeakReport, LedgerOutlook, LedgerSetting, LedgerStatus, LimitSurvey, MAX_DEVICE_ORDINALS,
+    LeakReport, LedgerPreview, LedgerSetting, LedgerStatus, LimitPreview, MAX_DEVICE_ORDINALS,
     RESOURCE_VARIABLE, ResourceKind, RuntimeConfig, SANITIZER_VARIABLE, XlogDeviceRuntime,
     check_log, open_log, set_failed_free_handler, set_leak_handler,
 };

@@ -10,16 +10,13 @@
 
 mod config;
 mod exit;
-mod guarding;
-mod joining;
-mod kind;
+mod ledger_join;
 mod limits;
 mod log_file;
 mod report;
-mod setting;
 mod stack;
 mod table;
-mod telling;
+mod tag_publisher;
 
 use std::fmt;
 use std::sync::Arc;
@@ -27,7 +24,7 @@ use std::sync::Arc;
 use xlog_ledger::Snapshot;
 
 use self::limits::Capacity;
-use self::telling::Telling;
+use self::tag_publisher::PublishedTags;
 use super::budget::{BudgetHandle, BudgetReservation, EffectiveLimit};
 use super::debug_guard::GuardHandle;
 use super::ledger::LedgerMeter;
@@ -40,18 +37,18 @@ use super::stream_pool::StreamPool;
 use crate::memory::{DeviceRepr, TrackedCudaSlice};
 use crate::{CudaDevice, Result, XlogError};
 
+pub use config::GuardSetting;
+pub use config::LedgerSetting;
+pub use config::ResourceKind;
 pub use config::{
     BUDGET_VARIABLE, GUARD_VARIABLE, LEDGER_VARIABLE, LOG_VARIABLE, RESOURCE_VARIABLE,
     RuntimeConfig, SANITIZER_VARIABLE,
 };
-pub use guarding::GuardSetting;
-pub use joining::{LedgerOutlook, LedgerStatus, LimitSurvey};
-pub use kind::ResourceKind;
+pub use ledger_join::{LedgerPreview, LedgerStatus, LimitPreview};
 pub use log_file::{check_log, open_log};
 pub use report::{FailedFree, LeakReport, set_failed_free_handler, set_leak_handler};
-pub use setting::LedgerSetting;
 
-pub(crate) use report::{quietly, report_failed_free, say};
+pub(crate) use report::{catch_panic, print_line, report_failed_free};
 
 /// How many device ordinals the process-wide table has room for.
 pub const MAX_DEVICE_ORDINALS: usize = 16;
@@ -76,11 +73,11 @@ pub const MAX_DEVICE_ORDINALS: usize = 16;
 /// # Ok::<(), xlog_cuda::XlogError>(())
 /// ```
 pub struct XlogDeviceRuntime {
-    core: Arc<Core>,
+    core: Arc<RuntimeCore>,
 }
 
 /// What buffers and recorders keep alive, so that they may outlive the runtime object.
-struct Core {
+struct RuntimeCore {
     device: Arc<CudaDevice>,
     ordinal: u32,
     stream_pool: Arc<StreamPool>,
@@ -89,12 +86,12 @@ struct Core {
     mismatch: Option<ResourceError>,
     /// Whether the resource's addresses are believed.
     is_trusted: bool,
-    oversight: Option<Oversight>,
+    instrumentation: Option<Instrumentation>,
 }
 
 /// What keeps a runtime that was built by configuration within its limits.
 #[derive(Debug)]
-struct Oversight {
+struct Instrumentation {
     budget: BudgetHandle,
     capacity: Capacity,
     ledger: LedgerStatus,
@@ -102,7 +99,7 @@ struct Oversight {
     statistics: Statistics,
     guard: Option<GuardHandle>,
     /// Ends with the runtime.
-    _telling: Option<Telling>,
+    _published_tags: Option<PublishedTags>,
 }
 
 impl XlogDeviceRuntime {
@@ -124,12 +121,20 @@ impl XlogDeviceRuntime {
         ordinal: u32,
         stream_pool: Arc<StreamPool>,
         resource: Box<dyn DeviceMemoryResource + Send + Sync>,
-        oversight: Option<Oversight>,
+        instrumentation: Option<Instrumentation>,
     ) -> Self {
         let mismatch = mismatch(&device, ordinal, &stream_pool, &*resource);
         let is_trusted = resource.is_trusted(Seal(()));
         let resource = Arc::from(resource);
-        let core = Core { device, ordinal, stream_pool, resource, mismatch, is_trusted, oversight };
+        let core = RuntimeCore {
+            device,
+            ordinal,
+            stream_pool,
+            resource,
+            mismatch,
+            is_trusted,
+            instrumentation,
+        };
         let core = Arc::new(core);
         exit::watch(&core);
         Self { core }
@@ -158,8 +163,8 @@ impl XlogDeviceRuntime {
 
     /// What a runtime built by `config` on this device would find: its limit, and the state of its ledger. Whether a ledger that is
     /// missing could be created is tried, and nothing is left behind.
-    pub fn survey(device: &CudaDevice, config: &RuntimeConfig) -> Result<LimitSurvey> {
-        joining::survey(device, config)
+    pub fn preview_limits(device: &CudaDevice, config: &RuntimeConfig) -> Result<LimitPreview> {
+        ledger_join::preview_limits(device, config)
     }
 
     /// The runtime of this ordinal that the whole process shares, built at the first call.
@@ -222,19 +227,22 @@ impl XlogDeviceRuntime {
     /// The budget over everything; `None` for a runtime that was composed of parts.
     #[must_use]
     pub fn budget(&self) -> Option<&BudgetHandle> {
-        self.core.oversight.as_ref().map(|oversight| &oversight.budget)
+        self.core.instrumentation.as_ref().map(|instrumentation| &instrumentation.budget)
     }
 
     /// Who holds memory, by tag, stream and query; `None` for a runtime that was composed of parts.
     #[must_use]
-    pub fn holders(&self) -> Option<&Statistics> {
-        self.core.oversight.as_ref().map(|oversight| &oversight.statistics)
+    pub fn usage(&self) -> Option<&Statistics> {
+        self.core.instrumentation.as_ref().map(|instrumentation| &instrumentation.statistics)
     }
 
     /// How this runtime stands to the ledger of its device.
     #[must_use]
     pub fn ledger(&self) -> &LedgerStatus {
-        self.core.oversight.as_ref().map_or(&LedgerStatus::Off, |oversight| &oversight.ledger)
+        self.core
+            .instrumentation
+            .as_ref()
+            .map_or(&LedgerStatus::Off, |instrumentation| &instrumentation.ledger)
     }
 
     /// Who holds what in the ledger; `None` where there is none.
@@ -246,7 +254,7 @@ impl XlogDeviceRuntime {
     /// The meter that counts this runtime's physical bytes in the ledger; `None` where there is none.
     #[must_use]
     pub fn ledger_meter(&self) -> Option<&Arc<LedgerMeter>> {
-        self.core.oversight.as_ref()?.meter.as_ref()
+        self.core.instrumentation.as_ref()?.meter.as_ref()
     }
 
     /// The least of all limits, and which one it is; `None` for a runtime that was composed of parts.
@@ -255,10 +263,10 @@ impl XlogDeviceRuntime {
     /// [`XlogDeviceRuntime::refresh_limit`]; physical bytes follow the ledger at once.
     #[must_use]
     pub fn effective_limit(&self) -> Option<EffectiveLimit> {
-        let oversight = self.core.oversight.as_ref()?;
+        let instrumentation = self.core.instrumentation.as_ref()?;
         // A ledger that cannot be read any more refuses what it is asked for; it sets no limit.
-        let agreed = oversight.ledger.ledger().and_then(|ledger| ledger.limit().ok());
-        Some(oversight.capacity.with_ledger(agreed))
+        let agreed = instrumentation.ledger.ledger().and_then(|ledger| ledger.limit().ok());
+        Some(instrumentation.capacity.with_ledger(agreed))
     }
 
     /// Sets the budget to [`XlogDeviceRuntime::effective_limit`], after the limit of the ledger was changed.
@@ -314,7 +322,7 @@ impl XlogDeviceRuntime {
 
     /// A block that a typed buffer may believe in for its first `bytes` bytes; any other goes back to the resource.
     #[inline]
-    pub(crate) fn vouch_for(
+    pub(crate) fn checked_block(
         &self,
         block: DeviceBlock,
         bytes: usize,
@@ -423,7 +431,10 @@ impl XlogDeviceRuntime {
     /// The guard, for its checks and reports; `None` where there is none, or the runtime was composed of parts.
     #[must_use]
     pub fn guard(&self) -> Option<&GuardHandle> {
-        self.core.oversight.as_ref().and_then(|oversight| oversight.guard.as_ref())
+        self.core
+            .instrumentation
+            .as_ref()
+            .and_then(|instrumentation| instrumentation.guard.as_ref())
     }
 
     /// [`DeviceMemoryResource::statistics`].
@@ -527,9 +538,9 @@ fn mismatch(
     )))
 }
 
-impl Drop for Core {
+impl Drop for RuntimeCore {
     fn drop(&mut self) {
-        quietly(|| {
+        catch_panic(|| {
             // Counts what has completed; waiting here could wait for a stream that this very thread holds.
             let _ = self.resource.reap_completed();
             let statistics = self.resource.statistics();
@@ -538,7 +549,11 @@ impl Drop for Core {
             let uncounted = statistics.live_blocks == 0 && statistics.retired_blocks == 0;
             if statistics.live_blocks == 0 && !(uncounted && bytes > 0) {
                 // The device may stay open: what is cached on it would be counted by nobody once the ledger's slot is gone.
-                if self.oversight.as_ref().is_some_and(|oversight| oversight.meter.is_some()) {
+                if self
+                    .instrumentation
+                    .as_ref()
+                    .is_some_and(|instrumentation| instrumentation.meter.is_some())
+                {
                     let _ = self.resource.trim();
                 }
                 return;
@@ -552,7 +567,7 @@ impl Drop for Core {
                 live_blocks: statistics.live_blocks,
                 bytes,
                 holders: self
-                    .oversight
+                    .instrumentation
                     .as_ref()
                     .map(|seen| seen.statistics.live_report().to_string()),
             });

@@ -124,7 +124,7 @@ impl GpuMemoryManager {
             0..=MIN_ALIGN => self.runtime.allocate(bytes, self.stream, tag)?,
             _ => self.runtime.allocate_aligned(bytes, align, self.stream, tag)?,
         };
-        let block = self.runtime.vouch_for(block, bytes)?;
+        let block = self.runtime.checked_block(block, bytes)?;
         Ok(RawBlock::owning(block, bytes, &self.runtime, &self.account))
     }
 
@@ -137,7 +137,7 @@ impl GpuMemoryManager {
         tag: AllocTag,
     ) -> Result<RawBlock> {
         let block = self.runtime.allocate_reserved(budget, bytes, align, self.stream, tag)?;
-        let block = self.runtime.vouch_for(block, bytes)?;
+        let block = self.runtime.checked_block(block, bytes)?;
         Ok(RawBlock::owning(block, bytes, &self.runtime, &self.account))
     }
 

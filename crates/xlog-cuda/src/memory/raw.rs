@@ -12,7 +12,7 @@ use super::slice::TrackedCudaSlice;
 use super::{DeviceRepr, FailedFree};
 use crate::Result;
 use crate::device_runtime::resource::{BlockId, DeviceBlock, ResourceError, StreamId};
-use crate::device_runtime::runtime::{XlogDeviceRuntime, quietly, report_failed_free};
+use crate::device_runtime::runtime::{XlogDeviceRuntime, catch_panic, report_failed_free};
 
 /// Untyped device memory that frees itself through its runtime, after every recorded use.
 ///
@@ -131,7 +131,7 @@ impl Drop for RawBlock {
             return;
         };
         let (id, bytes, tag) = (BlockId::from_block(&block), block.bytes, block.tag);
-        let freed = quietly(|| runtime.deallocate(block)).unwrap_or_else(|| {
+        let freed = catch_panic(|| runtime.deallocate(block)).unwrap_or_else(|| {
             Err(ResourceError::Driver("the resource panicked in deallocate".to_owned()))
         });
         account.closed(self.bytes);

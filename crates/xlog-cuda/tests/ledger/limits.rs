@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
 
 use xlog_cuda::device_runtime::{
-    LedgerOutlook, LedgerSetting, LimitSource, ResourceKind, RuntimeConfig, XlogDeviceRuntime,
+    LedgerPreview, LedgerSetting, LimitSource, ResourceKind, RuntimeConfig, XlogDeviceRuntime,
 };
 use xlog_cuda::sim::{SimConfig, SimMachine};
 use xlog_cuda::{ByteSize, CudaDevice};
@@ -55,8 +55,8 @@ fn a_simulated_device_has_no_ledger_unless_one_is_named() {
     let runtime = XlogDeviceRuntime::with_config(sim(), &RuntimeConfig::default()).unwrap();
     assert!(runtime.ledger().ledger().is_none());
     assert_eq!(runtime.ledger().to_string(), "off");
-    let survey = XlogDeviceRuntime::survey(&sim(), &RuntimeConfig::default()).unwrap();
-    assert!(matches!(survey.ledger, LedgerOutlook::Off));
+    let preview = XlogDeviceRuntime::preview_limits(&sim(), &RuntimeConfig::default()).unwrap();
+    assert!(matches!(preview.ledger, LedgerPreview::Off));
 }
 
 /// Every way in which a ledger file can be wrong: the runtime is refused, the file named and left as it was.
@@ -96,8 +96,8 @@ fn refused(directory: &TestDirectory, name: &str, expected: &str) {
     for part in [expected, path.to_str().unwrap(), "XLOG_DEVICE_LEDGER=off"] {
         assert!(said.contains(part), "{name}: {part} is missing in {said}");
     }
-    match XlogDeviceRuntime::survey(&sim(), &config).unwrap().ledger {
-        LedgerOutlook::Refused { reason } => assert_eq!(reason, said, "{name}"),
+    match XlogDeviceRuntime::preview_limits(&sim(), &config).unwrap().ledger {
+        LedgerPreview::Refused { reason } => assert_eq!(reason, said, "{name}"),
         other => panic!("{name}: {other:?}"),
     }
     let after = (fs::read(&path).unwrap(), fs::metadata(&path).unwrap().permissions().mode());
@@ -153,30 +153,30 @@ fn one_file_is_not_the_ledger_of_two_devices() {
 fn a_survey_creates_nothing_and_sees_what_is_there() {
     let directory = TestDirectory::new();
     let config = directory.config(ResourceKind::Async, 64 * MIB);
-    let survey = XlogDeviceRuntime::survey(&sim(), &config).unwrap();
-    match survey.ledger {
-        LedgerOutlook::Absent { path, limit } => {
+    let preview = XlogDeviceRuntime::preview_limits(&sim(), &config).unwrap();
+    match preview.ledger {
+        LedgerPreview::Absent { path, limit } => {
             assert_eq!((path, limit), (directory.ledger_path(), 64 * MIB));
         }
         other => panic!("{other:?}"),
     }
-    assert_eq!(survey.limit.bytes() as u64, 64 * MIB);
+    assert_eq!(preview.limit.bytes() as u64, 64 * MIB);
     assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
 
     let ledger = directory.ledger(32 * MIB);
     ledger.take(MIB).unwrap();
-    let survey = XlogDeviceRuntime::survey(&sim(), &config).unwrap();
-    match survey.ledger {
-        LedgerOutlook::Present(found) => {
+    let preview = XlogDeviceRuntime::preview_limits(&sim(), &config).unwrap();
+    match preview.ledger {
+        LedgerPreview::Present(found) => {
             assert_eq!((found.limit, found.used(), found.slots.len()), (32 * MIB, MIB, 1));
         }
         other => panic!("{other:?}"),
     }
-    assert_eq!(survey.limit.ruled_by(), LimitSource::Ledger);
-    assert_eq!(ledger.snapshot().unwrap().slots.len(), 1, "the survey has left");
+    assert_eq!(preview.limit.ruled_by(), LimitSource::Ledger);
+    assert_eq!(ledger.snapshot().unwrap().slots.len(), 1, "the preview has left");
 }
 
-/// What the survey says of a ledger that is not there yet is what the runtime meets when it creates it.
+/// What the preview says of a ledger that is not there yet is what the runtime meets when it creates it.
 #[test]
 fn a_survey_refuses_where_the_runtime_would_be_refused() {
     let directory = TestDirectory::new();
@@ -205,16 +205,17 @@ fn a_survey_refuses_where_the_runtime_would_be_refused() {
         displaced.config(ResourceKind::Direct, MIB),
     ];
     for config in configs {
-        let survey = XlogDeviceRuntime::survey(&sim(), &config).unwrap();
-        assert_eq!(count(), before, "the survey left something behind: {config:?}");
+        let preview = XlogDeviceRuntime::preview_limits(&sim(), &config).unwrap();
+        assert_eq!(count(), before, "the preview left something behind: {config:?}");
         let said = XlogDeviceRuntime::with_config(sim(), &config).unwrap_err().to_string();
-        match survey.ledger {
-            LedgerOutlook::Refused { reason } => assert_eq!(reason, said),
+        match preview.ledger {
+            LedgerPreview::Refused { reason } => assert_eq!(reason, said),
             other => panic!("{config:?}: {other:?}, but {said}"),
         }
         let _ = fs::remove_dir(directory.path().join("new"));
     }
-    let survey = XlogDeviceRuntime::survey(&sim(), &within(&directory.path().join("new"))).unwrap();
-    assert!(matches!(survey.ledger, LedgerOutlook::Absent { .. }), "{survey:?}");
+    let preview =
+        XlogDeviceRuntime::preview_limits(&sim(), &within(&directory.path().join("new"))).unwrap();
+    assert!(matches!(preview.ledger, LedgerPreview::Absent { .. }), "{preview:?}");
     assert_eq!(count(), before);
 }

@@ -20,13 +20,13 @@ fn what_is_taken_in_one_portion_and_given_in_many_comes_back_whole() {
     for _ in 0..1000 {
         meter.give(1);
     }
-    assert_eq!((meter.bytes(), meter.ledger().used(), meter.failed_gives()), (0, 0, 0));
+    assert_eq!((meter.bytes(), meter.ledger().used(), meter.failed_releases()), (0, 0, 0));
     for _ in 0..1000 {
         meter.take(1).unwrap();
     }
     assert_eq!(meter.ledger().used(), 4 * UNIT, "a thousand bytes are four units, not a thousand");
     meter.give(1000);
-    assert_eq!((meter.bytes(), meter.ledger().used(), meter.failed_gives()), (0, 0, 0));
+    assert_eq!((meter.bytes(), meter.ledger().used(), meter.failed_releases()), (0, 0, 0));
 }
 
 #[test]
@@ -74,7 +74,7 @@ fn giving_what_was_not_taken_is_counted_and_changes_nothing() {
     meter.take(300).unwrap();
     meter.give(301);
     meter.give(usize::MAX);
-    assert_eq!((meter.failed_gives(), meter.bytes()), (2, 300));
+    assert_eq!((meter.failed_releases(), meter.bytes()), (2, 300));
     meter.give(300);
     assert_eq!((meter.bytes(), meter.ledger().used()), (0, 0));
 }
@@ -101,7 +101,7 @@ fn random_portions_are_counted_as_their_sum() {
         assert_eq!(meter.bytes(), sum, "step {step}");
         assert_eq!(meter.ledger().used(), sum.div_ceil(UNIT) * UNIT, "step {step}");
     }
-    assert_eq!(meter.failed_gives(), 0);
+    assert_eq!(meter.failed_releases(), 0);
 }
 
 /// Threads that lean on the same half-filled unit: the ledger never counts less than they hold, and nothing stays.
@@ -134,5 +134,5 @@ fn threads_that_share_a_unit_never_hold_more_than_is_counted() {
             });
         }
     });
-    assert_eq!((meter.bytes(), meter.ledger().used(), meter.failed_gives()), (0, 0, 0));
+    assert_eq!((meter.bytes(), meter.ledger().used(), meter.failed_releases()), (0, 0, 0));
 }

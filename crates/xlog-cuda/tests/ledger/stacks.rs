@@ -95,7 +95,7 @@ fn what_a_runtime_holds_of_the_device_is_what_the_ledger_counts() {
         other.give(other.used()).unwrap();
         blocks.into_iter().for_each(|block| runtime.deallocate(block).unwrap());
         empty(&runtime);
-        assert_eq!(runtime.ledger_meter().unwrap().failed_gives(), 0, "{kind}");
+        assert_eq!(runtime.ledger_meter().unwrap().failed_releases(), 0, "{kind}");
     }
 }
 
@@ -243,7 +243,7 @@ fn threads_at_the_limit_lose_no_byte_of_the_ledger() {
         assert!(refused > 0, "{kind}: the limit was not met");
         empty(&runtime);
         let meter = runtime.ledger_meter().unwrap();
-        assert_eq!((meter.bytes(), meter.failed_gives()), (0, 0), "{kind}");
+        assert_eq!((meter.bytes(), meter.failed_releases()), (0, 0), "{kind}");
     }
 }
 

@@ -206,7 +206,7 @@ impl Worker<'_> {
         self.runtime.reap_pending().unwrap();
         self.runtime.trim().unwrap();
         let meter = self.runtime.ledger_meter().unwrap();
-        assert_eq!((meter.bytes(), meter.failed_gives(), self.truth.units()), (0, 0, 0));
+        assert_eq!((meter.bytes(), meter.failed_releases(), self.truth.units()), (0, 0, 0));
         assert_eq!(meter.ledger().used(), 0);
         assert_eq!(self.runtime.budget().unwrap().reserved_bytes(), 0);
         assert!(self.runtime.device().races().is_empty());

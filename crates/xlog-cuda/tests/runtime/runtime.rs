@@ -305,7 +305,7 @@ fn a_configured_runtime_logs_every_operation_with_the_path_that_served_it() {
         let tag = AllocTag("logged");
         for _ in 0..3 {
             let block = runtime.allocate(1000, StreamId::DEFAULT, tag).unwrap();
-            let holders = runtime.holders().unwrap().live_report().to_string();
+            let holders = runtime.usage().unwrap().live_report().to_string();
             assert!(holders.contains("logged"), "{holders}");
             runtime.deallocate(block).unwrap();
         }

@@ -23,12 +23,12 @@ use super::streams::Streams;
 use crate::{DeviceProperties, DriverError, DriverResult, EventHandle, PoolHandle, StreamHandle};
 
 /// One open device.
-pub(super) struct Core {
-    parts: ManuallyDrop<Parts>,
+pub(super) struct DriverCore {
+    parts: ManuallyDrop<DriverParts>,
 }
 
-/// The fields of [`Core`], as one value that can be torn down on another thread.
-pub(super) struct Parts {
+/// The fields of [`DriverCore`], as one value that can be torn down on another thread.
+pub(super) struct DriverParts {
     pub(super) properties: DeviceProperties,
     pub(super) staging: Staging,
     pub(super) gates: Gates,
@@ -39,12 +39,12 @@ pub(super) struct Parts {
     pub(super) context: Context,
 }
 
-impl Core {
+impl DriverCore {
     pub(super) fn new(properties: DeviceProperties, context: Context) -> Self {
         let gates = Gates::new(&context.api);
         let (staging, streams) = (Staging::default(), Streams::default());
         let tag = next_tag();
-        let parts = Parts { properties, staging, gates, streams, tag, context };
+        let parts = DriverParts { properties, staging, gates, streams, tag, context };
         Self { parts: ManuallyDrop::new(parts) }
     }
 }
@@ -59,7 +59,7 @@ fn next_tag() -> u16 {
 
 macro_rules! handles {
     ($( $make:ident, $raw:ident: $handle:ident is $pointer:ident, $accepted:literal; )*) => {
-        impl Parts {
+        impl DriverParts {
             $(
                 /// The handle of what the driver has just made.
                 pub(super) fn $make(&self, made: $pointer) -> DriverResult<$handle> {
@@ -93,15 +93,15 @@ handles! {
     pool_handle, raw_pool: PoolHandle is CUmemoryPool, "a pool of this device's pool_create";
 }
 
-impl Deref for Core {
-    type Target = Parts;
+impl Deref for DriverCore {
+    type Target = DriverParts;
 
-    fn deref(&self) -> &Parts {
+    fn deref(&self) -> &DriverParts {
         &self.parts
     }
 }
 
-impl Drop for Core {
+impl Drop for DriverCore {
     fn drop(&mut self) {
         // SAFETY: this is the only place that takes the value, it runs once, and nothing reads it afterwards.
         let parts = unsafe { ManuallyDrop::take(&mut self.parts) };
@@ -115,7 +115,7 @@ impl Drop for Core {
     }
 }
 
-impl Drop for Parts {
+impl Drop for DriverParts {
     fn drop(&mut self) {
         let Ok(_bound) = self.context.bind_lost_or_not() else {
             return;
@@ -131,7 +131,7 @@ impl Drop for Parts {
 
 /// The devices this process has open.
 pub(super) struct Registry {
-    open: std::sync::Mutex<Vec<(usize, Weak<Core>)>>,
+    open: std::sync::Mutex<Vec<(usize, Weak<DriverCore>)>>,
 }
 
 impl Registry {
@@ -146,8 +146,8 @@ impl Registry {
     pub(super) fn share(
         &self,
         ordinal: usize,
-        open: impl FnOnce() -> DriverResult<Core>,
-    ) -> DriverResult<Arc<Core>> {
+        open: impl FnOnce() -> DriverResult<DriverCore>,
+    ) -> DriverResult<Arc<DriverCore>> {
         let mut entries = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         entries.retain(|(_, core)| core.strong_count() > 0);
         let found =

@@ -16,7 +16,7 @@ use cudarc::driver::sys::{CUevent, CUstream};
 use super::abi;
 use super::api::{Api, Calls};
 use super::capture::Relaxed;
-use super::core::{Core, Registry};
+use super::core::{DriverCore, Registry};
 use super::{gates, host_fn, library, open};
 use crate::{
     AsyncPools, CaptureStatus, DeviceProperties, Driver, DriverError, DriverResult, EventHandle,
@@ -28,7 +28,7 @@ use crate::{
 /// All drivers of one ordinal in this process share one primary context, also with other CUDA libraries. The last one
 /// to go, gates included, waits for the device and gives the context back.
 pub struct CudaDriver {
-    pub(super) core: Arc<Core>,
+    pub(super) core: Arc<DriverCore>,
 }
 
 impl CudaDriver {

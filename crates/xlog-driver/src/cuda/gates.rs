@@ -19,7 +19,7 @@ use cudarc::driver::sys::CUstream;
 use super::abi::{self, code};
 use super::api::{Api, WaitValueCalls};
 use super::context::Context;
-use super::core::Core;
+use super::core::DriverCore;
 use super::host_fn;
 use crate::sync::Mutex;
 use crate::{DriverResult, Gate};
@@ -78,7 +78,7 @@ impl Gates {
         }
     }
 
-    fn take_slot(&self, context: &Context) -> DriverResult<Slot> {
+    fn pop_slot(&self, context: &Context) -> DriverResult<Slot> {
         loop {
             if let Some(slot) = self.state.lock().free.pop() {
                 return Ok(slot);
@@ -91,19 +91,19 @@ impl Gates {
         }
     }
 
-    fn put_slot(&self, slot: Slot) {
+    fn push_slot(&self, slot: Slot) {
         self.state.lock().free.push(slot);
     }
 
     fn release(&self, slot: Slot) {
         // SAFETY: the page is alive while the device is open, and the gate that calls this keeps it open.
         unsafe { slot.counter.as_ref() }.store(slot.holds, Ordering::Release);
-        self.put_slot(slot);
+        self.push_slot(slot);
     }
 }
 
 /// Holds `stream` of `core`. The context is current and the stream is not being captured.
-pub(super) fn hold(core: &Arc<Core>, stream: CUstream) -> DriverResult<Gate> {
+pub(super) fn hold(core: &Arc<DriverCore>, stream: CUstream) -> DriverResult<Gate> {
     if let Some(calls) = core.context.api.wait_value
         && core.gates.can_wait_value.load(Ordering::Relaxed)
         && let Some(gate) = hold_by_value(core, stream, calls)?
@@ -115,12 +115,12 @@ pub(super) fn hold(core: &Arc<Core>, stream: CUstream) -> DriverResult<Gate> {
 
 /// `None` when the driver cannot wait for a value.
 fn hold_by_value(
-    core: &Arc<Core>,
+    core: &Arc<DriverCore>,
     stream: CUstream,
     calls: WaitValueCalls,
 ) -> DriverResult<Option<Gate>> {
     let (context, gates) = (&core.context, &core.gates);
-    let mut slot = gates.take_slot(context)?;
+    let mut slot = gates.pop_slot(context)?;
     let number = slot.holds.wrapping_add(1);
     // SAFETY: the address is that of a four-byte aligned counter in pinned, mapped memory which outlives the wait.
     let code = unsafe { (calls.wait_value32)(stream, slot.address, number, abi::WAIT_VALUE_GEQ) };
@@ -131,19 +131,19 @@ fn hold_by_value(
             Ok(Some(Gate::new(move || core.gates.release(slot))))
         }
         code::NOT_SUPPORTED => {
-            gates.put_slot(slot);
+            gates.push_slot(slot);
             gates.can_wait_value.store(false, Ordering::Relaxed);
             Ok(None)
         }
         _ => {
             // Nothing waits for `number`, so the slot goes back as it came.
-            gates.put_slot(slot);
+            gates.push_slot(slot);
             context.check("cuStreamWaitValue32", code).map(|()| None)
         }
     }
 }
 
-fn hold_by_host_fn(core: &Arc<Core>, stream: CUstream) -> DriverResult<Gate> {
+fn hold_by_host_fn(core: &Arc<DriverCore>, stream: CUstream) -> DriverResult<Gate> {
     let latch = Arc::new(Latch::default());
     let waiting = Arc::clone(&latch);
     host_fn::queue(&core.context, stream, Box::new(move || waiting.wait()))?;

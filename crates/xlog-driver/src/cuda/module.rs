@@ -16,7 +16,7 @@ use std::sync::{Arc, OnceLock};
 use cudarc::driver::sys::{self, CUfunction, CUmodule, CUstream};
 
 use super::api::Symbols;
-use super::core::Core;
+use super::core::DriverCore;
 use super::device::CudaDriver;
 use crate::{DriverError, DriverResult, StreamHandle, Waited};
 
@@ -87,7 +87,7 @@ pub struct CudaModule {
 }
 
 struct Loaded {
-    core: Arc<Core>,
+    core: Arc<DriverCore>,
     calls: ModuleCalls,
     raw: CUmodule,
 }
@@ -163,7 +163,7 @@ impl Drop for Loaded {
 }
 
 /// Arguments that a launch passes without an allocation.
-const FEW_ARGUMENTS: usize = 16;
+const INLINE_ARGUMENTS: usize = 16;
 
 /// One kernel of a loaded module.
 #[derive(Clone)]
@@ -193,7 +193,7 @@ impl CudaFunction {
         let Loaded { core, calls, .. } = &*self.module.loaded;
         let stream = core.raw_stream("launch", stream)?;
         // On the stack where they fit, so that a launch allocates nothing.
-        let (mut few, mut many) = ([ptr::null_mut(); FEW_ARGUMENTS], Vec::new());
+        let (mut few, mut many) = ([ptr::null_mut(); INLINE_ARGUMENTS], Vec::new());
         let pointers: &mut [*mut c_void] = match few.get_mut(..arguments.len()) {
             Some(few) => few,
             None => {
@@ -261,7 +261,7 @@ pub struct LaunchShape {
 
 impl LaunchShape {
     const BLOCK: u32 = 256;
-    const MOST_BLOCKS: u64 = 1 << 16;
+    const MAX_BLOCKS: u64 = 1 << 16;
 
     /// One thread.
     pub const SINGLE: Self = Self { grid: (1, 1, 1), block: (1, 1, 1), shared_bytes: 0 };
@@ -269,7 +269,7 @@ impl LaunchShape {
     /// A thread per row, for kernels that step over what is left when there are more rows than threads.
     #[must_use]
     pub fn for_rows(rows: usize) -> Self {
-        let blocks = (rows as u64).div_ceil(u64::from(Self::BLOCK)).clamp(1, Self::MOST_BLOCKS);
+        let blocks = (rows as u64).div_ceil(u64::from(Self::BLOCK)).clamp(1, Self::MAX_BLOCKS);
         Self { grid: (blocks as u32, 1, 1), block: (Self::BLOCK, 1, 1), shared_bytes: 0 }
     }
 }

@@ -15,7 +15,7 @@ use cudarc::driver::sys::{CUdevice, CUuuid};
 use super::abi::{self, AllocationProp, Location, attribute, code};
 use super::api::Api;
 use super::context::Context;
-use super::core::Core;
+use super::core::DriverCore;
 use super::errors::NO_DEVICE_REMEDY;
 use super::library;
 use crate::{DeviceKind, DeviceProperties, DeviceUuid, DriverError, DriverResult};
@@ -70,7 +70,7 @@ pub(super) fn count_with(api: &Api) -> DriverResult<usize> {
 }
 
 /// Opens device `ordinal` of the given driver.
-pub(super) fn open_with(api: Arc<Api>, ordinal: usize) -> DriverResult<Core> {
+pub(super) fn open_with(api: Arc<Api>, ordinal: usize) -> DriverResult<DriverCore> {
     let count = count_with(&api)?;
     let (Some(driver_ordinal), true) = (c_int::try_from(ordinal).ok(), ordinal < count) else {
         return Err(no_such_device(ordinal, count));
@@ -86,7 +86,7 @@ pub(super) fn open_with(api: Arc<Api>, ordinal: usize) -> DriverResult<Core> {
         let _bound = context.bind_relaxed("open")?;
         read_properties(&context, driver_ordinal.unsigned_abs())?
     };
-    Ok(Core::new(properties, context))
+    Ok(DriverCore::new(properties, context))
 }
 
 fn require_version(api: &Api) -> DriverResult<u32> {

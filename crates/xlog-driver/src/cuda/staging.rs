@@ -93,21 +93,21 @@ impl Staging {
         src: &[u8],
         stream: CUstream,
     ) -> DriverResult<()> {
-        for piece in src.chunks(LARGEST_BYTES) {
-            let buffer = self.take(context, piece.len())?;
+        for chunk in src.chunks(LARGEST_BYTES) {
+            let buffer = self.allocate(context, chunk.len())?;
             // SAFETY: the buffer is at least as long as the piece, and this copy is its only owner.
-            unsafe { ptr::copy_nonoverlapping(piece.as_ptr(), buffer.host.as_ptr(), piece.len()) };
+            unsafe { ptr::copy_nonoverlapping(chunk.as_ptr(), buffer.host.as_ptr(), chunk.len()) };
             // SAFETY: the caller answers for the destination; the source stays until the event behind it completed.
             let code = unsafe {
-                (context.api.calls.memcpy_htod_async)(dst, buffer.raw(), piece.len(), stream)
+                (context.api.calls.memcpy_htod_async)(dst, buffer.raw(), chunk.len(), stream)
             };
             if let Err(error) = context.check("cuMemcpyHtoDAsync", code) {
-                self.put_idle(buffer);
+                self.push_idle(buffer);
                 return Err(error);
             }
             let buffer = self.record(context, buffer, stream)?;
-            self.put_in_flight(stream, buffer);
-            dst = dst.wrapping_add(piece.len() as u64);
+            self.push_in_flight(stream, buffer);
+            dst = dst.wrapping_add(chunk.len() as u64);
         }
         Ok(())
     }
@@ -123,40 +123,40 @@ impl Staging {
         mut src: u64,
         stream: CUstream,
     ) -> DriverResult<()> {
-        let mut pieces = dst.chunks_mut(LARGEST_BYTES);
+        let mut chunks = dst.chunks_mut(LARGEST_BYTES);
         let mut window: VecDeque<(Buffer, &mut [u8])> = VecDeque::with_capacity(WINDOW);
         let outcome = loop {
             if window.len() < WINDOW
-                && let Some(piece) = pieces.next()
+                && let Some(chunk) = chunks.next()
             {
                 // SAFETY: the caller answers for the source range, of which this is a part.
-                match unsafe { self.queue_piece(context, piece.len(), src, stream) } {
+                match unsafe { self.queue_chunk(context, chunk.len(), src, stream) } {
                     Ok(buffer) => {
-                        src = src.wrapping_add(piece.len() as u64);
-                        window.push_back((buffer, piece));
+                        src = src.wrapping_add(chunk.len() as u64);
+                        window.push_back((buffer, chunk));
                         continue;
                     }
                     Err(error) => break Err(error),
                 }
             }
-            let Some((buffer, piece)) = window.pop_front() else {
+            let Some((buffer, chunk)) = window.pop_front() else {
                 break Ok(());
             };
             // SAFETY: the event is alive and was recorded behind the copy.
             let code = unsafe { (context.api.calls.event_synchronize)(buffer.event) };
             if let Err(error) = context.check("cuEventSynchronize", code) {
-                self.put_in_flight(stream, buffer);
+                self.push_in_flight(stream, buffer);
                 break Err(error);
             }
             // SAFETY: the copy into the buffer has completed, and the buffer is at least as long as the piece.
             unsafe {
-                ptr::copy_nonoverlapping(buffer.host.as_ptr(), piece.as_mut_ptr(), piece.len())
+                ptr::copy_nonoverlapping(buffer.host.as_ptr(), chunk.as_mut_ptr(), chunk.len())
             };
-            self.put_idle(buffer);
+            self.push_idle(buffer);
         };
         // Only after an error: the device may still write into these buffers.
         for (buffer, _) in window {
-            self.put_in_flight(stream, buffer);
+            self.push_in_flight(stream, buffer);
         }
         outcome
     }
@@ -165,19 +165,19 @@ impl Staging {
     ///
     /// # Safety
     /// As [`Staging::copy_out`].
-    unsafe fn queue_piece(
+    unsafe fn queue_chunk(
         &self,
         context: &Context,
         bytes: usize,
         src: u64,
         stream: CUstream,
     ) -> DriverResult<Buffer> {
-        let buffer = self.take(context, bytes)?;
+        let buffer = self.allocate(context, bytes)?;
         // SAFETY: the caller answers for the source; the buffer is long enough and waits for the event behind it.
         let code =
             unsafe { (context.api.calls.memcpy_dtoh_async)(buffer.raw(), src, bytes, stream) };
         if let Err(error) = context.check("cuMemcpyDtoHAsync", code) {
-            self.put_idle(buffer);
+            self.push_idle(buffer);
             return Err(error);
         }
         self.record(context, buffer, stream)
@@ -197,9 +197,9 @@ impl Staging {
     }
 
     /// A buffer of at least `bytes`, at most [`LARGEST_BYTES`], with an event.
-    fn take(&self, context: &Context, bytes: usize) -> DriverResult<Buffer> {
+    fn allocate(&self, context: &Context, bytes: usize) -> DriverResult<Buffer> {
         let class = Buffer::class(bytes);
-        let mut buffer = match self.take_idle(context, class) {
+        let mut buffer = match self.pop_idle(context, class) {
             Some(buffer) => buffer,
             None => self.grow(context, class)?,
         };
@@ -210,7 +210,7 @@ impl Staging {
                 (context.api.calls.event_create)(&raw mut event, abi::EVENT_DISABLE_TIMING)
             };
             if let Err(error) = context.check("cuEventCreate", code) {
-                self.put_idle(buffer);
+                self.push_idle(buffer);
                 return Err(error);
             }
             buffer.event = event;
@@ -218,7 +218,7 @@ impl Staging {
         Ok(buffer)
     }
 
-    fn take_idle(&self, context: &Context, class: usize) -> Option<Buffer> {
+    fn pop_idle(&self, context: &Context, class: usize) -> Option<Buffer> {
         let mut state = self.state.lock();
         if let Some(buffer) = state.idle[class].pop() {
             return Some(buffer);
@@ -227,11 +227,11 @@ impl Staging {
         state.idle[class].pop()
     }
 
-    fn put_idle(&self, buffer: Buffer) {
-        self.state.lock().put_idle(buffer);
+    fn push_idle(&self, buffer: Buffer) {
+        self.state.lock().push_idle(buffer);
     }
 
-    fn put_in_flight(&self, stream: CUstream, buffer: Buffer) {
+    fn push_in_flight(&self, stream: CUstream, buffer: Buffer) {
         self.state.lock().in_flight.entry(stream.addr()).or_default().push_back(buffer);
     }
 
@@ -274,7 +274,7 @@ impl Staging {
             let mut state = self.state.lock();
             match outcome {
                 Ok(Waited::ForAll) => {
-                    stranded.into_iter().for_each(|buffer| state.put_idle(buffer))
+                    stranded.into_iter().for_each(|buffer| state.push_idle(buffer))
                 }
                 Ok(Waited::ForSome) | Err(_) => state.stranded.extend(stranded),
             }
@@ -331,7 +331,7 @@ impl Staging {
 }
 
 impl State {
-    fn put_idle(&mut self, buffer: Buffer) {
+    fn push_idle(&mut self, buffer: Buffer) {
         self.idle[Buffer::class(buffer.bytes)].push(buffer);
     }
 

@@ -50,7 +50,7 @@ pub struct Ledger {
     gate: Gate,
     opener: u32,
     created: bool,
-    telling: Mutex<()>,
+    publish_lock: Mutex<()>,
 }
 
 impl Ledger {
@@ -79,7 +79,7 @@ impl Ledger {
         };
         let keep = Keep::of_chunk(units_of(config.chunk).unwrap_or(u32::MAX));
         let opener = std::process::id();
-        let telling = Mutex::new(());
+        let publish_lock = Mutex::new(());
         Ok(Self {
             _registration: registration,
             mapping,
@@ -94,7 +94,7 @@ impl Ledger {
             gate,
             opener,
             created,
-            telling,
+            publish_lock,
         })
     }
 
@@ -113,7 +113,7 @@ impl Ledger {
         self.check_process()?;
         let slot = self.slot_cell()?;
         if let Some(units) = units_of(bytes)
-            && let Some(word) = replace(slot, |word| word.take(units))
+            && let Some(word) = replace(slot, |word| word.charge(units))
         {
             note_peak(slot, word);
             self.yield_to_pressure(slot);
@@ -133,7 +133,7 @@ impl Ledger {
         }
         let slot = self.slot_cell()?;
         let given =
-            units_of(bytes).and_then(|units| replace(slot, |word| word.give(units, self.keep)));
+            units_of(bytes).and_then(|units| replace(slot, |word| word.release(units, self.keep)));
         if given.is_none() {
             // Another thread may have given everything back just then.
             return match self.sentinel.is_owner() {
@@ -200,9 +200,9 @@ impl Ledger {
     /// Says what the tags of this process hold, the largest first, for those who look. As many as fit are kept.
     ///
     /// Cannot fail and makes no system call. It decides nothing: what is told is only shown.
-    pub fn tell_tags<'a>(&self, tags: impl IntoIterator<Item = (&'a str, u64)>) {
+    pub fn publish_tags<'a>(&self, tags: impl IntoIterator<Item = (&'a str, u64)>) {
         // Two at a time would be torn, and one of them is enough.
-        let Ok(_telling) = self.telling.try_lock() else { return };
+        let Ok(_publishing) = self.publish_lock.try_lock() else { return };
         let Ok(slot) = self.check_process().and_then(|()| self.slot_cell()) else { return };
         let started = slot.started.load(Ordering::Relaxed);
         let now = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default().as_nanos();
@@ -444,10 +444,10 @@ mod tests {
             let owner = scope.spawn(|| {
                 let mut lost = 0;
                 for turn in 0..TURNS {
-                    let taken = replace(&slot, |word| word.take(1)).is_some();
+                    let taken = replace(&slot, |word| word.charge(1)).is_some();
                     let used = Word::unpack(slot.word.load(Ordering::SeqCst)).used;
                     lost += u32::from(used != u32::from(taken));
-                    let given = taken && replace(&slot, |word| word.give(1, keep)).is_none();
+                    let given = taken && replace(&slot, |word| word.release(1, keep)).is_none();
                     lost += u32::from(given);
                     if lost > 0 {
                         done.store(true, Ordering::SeqCst);

@@ -358,7 +358,7 @@ fn who_has_left_takes_nothing_more_and_may_still_give() {
     assert_ne!(next.slot(), ledger.slot());
     next.take(50 * UNIT).unwrap();
     ledger.give(60 * UNIT).unwrap();
-    ledger.tell_tags([("mine", 7)]);
+    ledger.publish_tags([("mine", 7)]);
     assert_eq!((ledger.used(), ledger.granted()), (0, 0));
     let slot = ledger.slot();
     drop(ledger);

@@ -46,7 +46,7 @@ fn tags_go_with_their_owner_and_are_not_those_of_the_next_in_the_slot() {
     let owner = directory.open(100);
     let slot = owner.slot();
     assert_eq!(seen(&owner), None);
-    owner.tell_tags([("rows", 512), ("index", 256)]);
+    owner.publish_tags([("rows", 512), ("index", 256)]);
     assert_eq!(seen(&owner), Some(vec![("rows".to_owned(), 512), ("index".to_owned(), 256)]));
     assert_eq!(seen(&keeper), None);
     let file = std::fs::File::options().read(true).write(true).open(owner.path()).unwrap();
@@ -73,7 +73,7 @@ fn what_is_read_while_it_is_written_is_one_of_the_two_or_none() {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             while !done.load(Ordering::Relaxed) {
-                sets.iter().for_each(|set| ledger.tell_tags(set.iter().copied()));
+                sets.iter().for_each(|set| ledger.publish_tags(set.iter().copied()));
             }
         });
         while whole < 2_000 {

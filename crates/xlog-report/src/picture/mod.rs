@@ -3,8 +3,8 @@
 mod png;
 mod svg;
 use crate::analysis::Analysis;
-use crate::page::size;
 use crate::text::{named, seconds, shorten};
+use crate::text_report::size;
 pub use png::write as png;
 pub use svg::write as svg;
 

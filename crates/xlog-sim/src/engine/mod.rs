@@ -29,7 +29,7 @@ thread_local! {
 }
 
 /// A machine as its devices, gates and stream threads share it.
-pub(crate) struct Shared {
+pub(crate) struct SharedMachine {
     pub(crate) machine: u64,
     pub(crate) config: SimConfig,
     state: Mutex<State>,
@@ -37,7 +37,7 @@ pub(crate) struct Shared {
     changed: Condvar,
 }
 
-impl std::fmt::Debug for Shared {
+impl std::fmt::Debug for SharedMachine {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("SimMachine").field("config", &self.config).finish_non_exhaustive()
     }
@@ -45,7 +45,7 @@ impl std::fmt::Debug for Shared {
 
 pub(crate) type Guard<'a> = MutexGuard<'a, State>;
 
-impl Shared {
+impl SharedMachine {
     pub(crate) fn new(config: SimConfig, machine: u64) -> Arc<Self> {
         let state = State::new(&config, machine);
         Arc::new(Self { machine, config, state: Mutex::new(state), changed: Condvar::new() })

@@ -6,7 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::EXECUTING;
 use crate::kernel::{KernelArgs, KernelBody, KernelSlice};
-use crate::memory::Piece;
+use crate::memory::BackingRange;
 use crate::op::{Argument, Op, OpKind};
 
 /// Executes `op`; an error is a fault of the device.
@@ -43,7 +43,7 @@ pub(crate) fn perform(machine: u64, op: Op) -> Result<(), String> {
 }
 
 /// Copies host bytes into pieces.
-pub(crate) fn scatter(pieces: &[Piece], mut source: &[u8]) {
+pub(crate) fn scatter(pieces: &[BackingRange], mut source: &[u8]) {
     for piece in pieces {
         let (now, later) = source.split_at(piece.len().min(source.len()));
         // SAFETY: the engine runs nothing else on these bytes.
@@ -54,7 +54,7 @@ pub(crate) fn scatter(pieces: &[Piece], mut source: &[u8]) {
 }
 
 /// Copies pieces to host bytes.
-pub(crate) fn gather(pieces: &[Piece], mut target: &mut [u8]) {
+pub(crate) fn gather(pieces: &[BackingRange], mut target: &mut [u8]) {
     for piece in pieces {
         let (now, later) = target.split_at_mut(piece.len().min(target.len()));
         // SAFETY: the engine runs nothing that writes these bytes.
@@ -64,7 +64,7 @@ pub(crate) fn gather(pieces: &[Piece], mut target: &mut [u8]) {
     }
 }
 
-fn copy(to: &[Piece], from: &[Piece]) {
+fn copy(to: &[BackingRange], from: &[BackingRange]) {
     if let ([to], [from]) = (to, from)
         && !to.overlaps(from)
     {
@@ -72,7 +72,7 @@ fn copy(to: &[Piece], from: &[Piece]) {
         unsafe { to.bytes_mut().copy_from_slice(from.bytes()) };
         return;
     }
-    let mut bytes = vec![0; from.iter().map(Piece::len).sum()];
+    let mut bytes = vec![0; from.iter().map(BackingRange::len).sum()];
     gather(from, &mut bytes);
     scatter(to, &bytes);
 }
@@ -80,7 +80,7 @@ fn copy(to: &[Piece], from: &[Piece]) {
 /// Runs a kernel over its arguments. What is one piece and shared with no other argument is lent as it is; the rest
 /// is copied in and out.
 fn kernel(body: KernelBody, arguments: &[Argument]) -> Result<(), ()> {
-    let lent: Vec<Option<&Piece>> = arguments
+    let lent: Vec<Option<&BackingRange>> = arguments
         .iter()
         .enumerate()
         .map(|(i, argument)| match argument.pieces.as_slice() {
@@ -123,7 +123,7 @@ fn kernel(body: KernelBody, arguments: &[Argument]) -> Result<(), ()> {
 }
 
 /// True when another argument reaches the same bytes and one of the two writes them: two mappings of one memory.
-fn shares(arguments: &[Argument], index: usize, piece: &Piece) -> bool {
+fn shares(arguments: &[Argument], index: usize, piece: &BackingRange) -> bool {
     arguments.iter().enumerate().any(|(other, argument)| {
         other != index
             && (argument.access.writes() || arguments[index].access.writes())

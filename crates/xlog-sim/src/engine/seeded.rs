@@ -1,8 +1,8 @@
 //! The deterministic engine: the seed decides which stream goes on, and how far.
 
-use super::{Guard, Shared, perform};
+use super::{Guard, SharedMachine, perform};
 
-impl Shared {
+impl SharedMachine {
     /// What happens behind the back of a host that makes a call: any number of operations, mostly few.
     ///
     /// A seed has a temper: some run nothing until they must, some run nearly everything at once.

@@ -3,14 +3,14 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, PoisonError};
 
-use super::{Guard, Shared, perform};
+use super::{Guard, SharedMachine, perform};
 use crate::op::{Op, OpKind};
 use crate::state::{State, Worker};
 
 /// Operations a thread takes at once.
 const BATCH: usize = 64;
 /// How often a thread looks again before it sleeps: waking one costs more than a short look.
-const LOOKS: usize = 1000;
+const MAX_SPINS: usize = 1000;
 /// How long a thread that saw new work waits for more of it before it takes the lock from the one who queues.
 const GATHER: usize = 50;
 /// The same between two rows of operations that touch no memory, while nobody waits for them.
@@ -24,7 +24,7 @@ struct Signals {
 }
 
 /// Something was queued: starts or wakes the thread of the stream.
-pub(super) fn queued(shared: &Arc<Shared>, state: &mut State, handle: u64) {
+pub(super) fn queued(shared: &Arc<SharedMachine>, state: &mut State, handle: u64) {
     let Some(stream) = state.streams.get_mut(&handle) else {
         return;
     };
@@ -91,7 +91,7 @@ fn wake(state: &mut State, handle: u64) {
     }
 }
 
-fn run(shared: &Shared, handle: u64, signals: &Signals) {
+fn run(shared: &SharedMachine, handle: u64, signals: &Signals) {
     let (wake, queued, interrupt) = (&signals.wake, &signals.queued, &signals.interrupt);
     let mut state = shared.lock();
     let mut looked = false;
@@ -99,7 +99,7 @@ fn run(shared: &Shared, handle: u64, signals: &Signals) {
         let Some(ordinal) = state.streams.get(&handle).map(|stream| stream.ordinal) else {
             return;
         };
-        let batch = take(shared, &mut state, handle);
+        let batch = start_batch(shared, &mut state, handle);
         if !batch.is_empty() {
             looked = false;
             drop(state);
@@ -119,7 +119,7 @@ fn run(shared: &Shared, handle: u64, signals: &Signals) {
             }
             state = shared.lock();
             // First, so that a destroyed stream does not look empty when the operations performed are finished.
-            let lost = state.put_back(handle, rest.collect());
+            let lost = state.requeue(handle, rest.collect());
             for sequence in performed {
                 state.finish(handle, sequence);
             }
@@ -142,7 +142,7 @@ fn run(shared: &Shared, handle: u64, signals: &Signals) {
         if !looked {
             let before = queued.load(Ordering::Relaxed);
             drop(state);
-            for look in 0..LOOKS {
+            for look in 0..MAX_SPINS {
                 if queued.load(Ordering::Relaxed) != before {
                     gather(GATHER);
                     break;
@@ -180,7 +180,7 @@ fn sleep<'a>(wake: &Condvar, state: Guard<'a>) -> Guard<'a> {
 /// Such a row has no point in it that anybody could wait for, and holds no bytes that another stream needs, so it does no
 /// harm that all of it counts as running until its end, even when a host function in it blocks. The thread can be made
 /// to put back what it has not begun.
-fn take(shared: &Shared, state: &mut State, handle: u64) -> Vec<Op> {
+fn start_batch(shared: &SharedMachine, state: &mut State, handle: u64) -> Vec<Op> {
     let mut batch: Vec<Op> = Vec::new();
     if let Some(worker) = state.streams.get(&handle).and_then(|stream| stream.worker.as_ref()) {
         // Whatever it was, this look at the stream sees it.
@@ -219,7 +219,7 @@ fn touches_nothing(op: &Op) -> bool {
 impl State {
     /// Queues again what was taken and not begun; what a lost device leaves over comes back, to be dropped without the
     /// lock.
-    fn put_back(&mut self, handle: u64, rest: Vec<Op>) -> Vec<Op> {
+    fn requeue(&mut self, handle: u64, rest: Vec<Op>) -> Vec<Op> {
         let ordinals = &self.ordinals;
         match self.streams.get_mut(&handle) {
             Some(stream) if ordinals[stream.ordinal as usize].lost.is_none() => {

@@ -19,7 +19,7 @@ pub(crate) struct Backing {
     layout: Layout,
 }
 
-// SAFETY: the memory is owned by this value, and every access goes through `Piece`, whose callers exclude each other.
+// SAFETY: the memory is owned by this value, and every access goes through `BackingRange`, whose callers exclude each other.
 unsafe impl Send for Backing {}
 // SAFETY: as above; the id and layout are plain data.
 unsafe impl Sync for Backing {}
@@ -56,7 +56,7 @@ impl fmt::Debug for Backing {
 
 /// A range of one backing, and the device address through which it was reached.
 #[derive(Clone, Debug)]
-pub(crate) struct Piece {
+pub(crate) struct BackingRange {
     backing: Arc<Backing>,
     offset: usize,
     bytes: usize,
@@ -64,7 +64,7 @@ pub(crate) struct Piece {
     pub(crate) address: u64,
 }
 
-impl Piece {
+impl BackingRange {
     /// The range, or `None` when it does not lie inside the backing.
     pub(crate) fn new(
         backing: &Arc<Backing>,

@@ -7,7 +7,7 @@ mod backing;
 mod pool;
 mod space;
 
-pub(crate) use backing::{Backing, Piece};
+pub(crate) use backing::{Backing, BackingRange};
 pub(crate) use pool::{Pool, Reuse, Standing};
 pub(crate) use space::{AddressSpace, Mapping, Owner, RegionKind};
 

@@ -82,7 +82,7 @@ impl Pool {
     }
 
     /// The smallest chunk that `judge` finds nothing pending in.
-    pub(crate) fn take(
+    pub(crate) fn allocate(
         &mut self,
         bytes: u64,
         judge: impl Fn(&Marker) -> Standing,
@@ -103,7 +103,7 @@ impl Pool {
     }
 
     /// The smallest chunk, together with everything the new owner has to wait for.
-    pub(crate) fn take_waiting(
+    pub(crate) fn allocate_with_wait(
         &mut self,
         bytes: u64,
         judge: impl Fn(&Marker) -> Standing,
@@ -147,7 +147,7 @@ impl Pool {
     }
 
     /// Takes a chunk back; it is free once `free` has run.
-    pub(crate) fn give_back(&mut self, start: u64, free: Arc<Marker>) {
+    pub(crate) fn free(&mut self, start: u64, free: Arc<Marker>) {
         let Some(chunk) = self.chunks.get_mut(&start) else {
             return;
         };

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use xlog_driver::{DriverError, DriverResult, MapAccess, MemoryRange};
 
-use super::{Backing, Piece, round_up};
+use super::{Backing, BackingRange, round_up};
 
 /// The lowest simulated address: no host maps memory there without asking for it.
 const BASE: u64 = 1 << 52;
@@ -80,7 +80,12 @@ impl AddressSpace {
     }
 
     /// Addresses nobody uses; a range given back is the first choice for a request of its size.
-    pub(crate) fn take_addresses(&mut self, ordinal: u32, span: u64, align: u64) -> Option<u64> {
+    pub(crate) fn allocate_addresses(
+        &mut self,
+        ordinal: u32,
+        span: u64,
+        align: u64,
+    ) -> Option<u64> {
         if let Some(list) = self.spare.get_mut(&(ordinal, span))
             && let Some(i) = list.iter().rposition(|start| start.is_multiple_of(align))
         {
@@ -98,7 +103,7 @@ impl AddressSpace {
         )
     }
 
-    pub(crate) fn give_addresses(&mut self, ordinal: u32, start: u64, span: u64) {
+    pub(crate) fn free_addresses(&mut self, ordinal: u32, start: u64, span: u64) {
         self.spare.entry((ordinal, span)).or_default().push(start);
     }
 
@@ -204,11 +209,11 @@ impl AddressSpace {
 
 impl Region {
     /// The bytes behind a range of this region; `None` where nothing that allows the access is mapped.
-    pub(crate) fn pieces(&self, ptr: u64, bytes: u64, writes: bool) -> Option<Vec<Piece>> {
+    pub(crate) fn pieces(&self, ptr: u64, bytes: u64, writes: bool) -> Option<Vec<BackingRange>> {
         match &self.kind {
             RegionKind::Block { backing, offset, .. } => {
                 let at = offset + (ptr - self.start) as usize;
-                Some(vec![Piece::new(backing, at, bytes as usize, ptr)?])
+                Some(vec![BackingRange::new(backing, at, bytes as usize, ptr)?])
             }
             RegionKind::Reservation { mappings } => {
                 let mut pieces = Vec::new();
@@ -226,7 +231,12 @@ impl Region {
                         return None;
                     }
                     let take = (mapping.bytes - inside).min(end - at);
-                    pieces.push(Piece::new(&mapping.backing, inside as usize, take as usize, at)?);
+                    pieces.push(BackingRange::new(
+                        &mapping.backing,
+                        inside as usize,
+                        take as usize,
+                        at,
+                    )?);
                     at += take;
                 }
                 Some(pieces)
@@ -258,10 +268,10 @@ impl Region {
     }
 
     /// All the bytes a block takes, its rounding included.
-    pub(crate) fn whole(&self) -> Option<Vec<Piece>> {
+    pub(crate) fn whole(&self) -> Option<Vec<BackingRange>> {
         match &self.kind {
             RegionKind::Block { backing, offset, .. } => {
-                Some(vec![Piece::new(backing, *offset, self.span as usize, self.start)?])
+                Some(vec![BackingRange::new(backing, *offset, self.span as usize, self.start)?])
             }
             RegionKind::Reservation { .. } => None,
         }

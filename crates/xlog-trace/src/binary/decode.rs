@@ -11,7 +11,7 @@ use crate::record::Record;
 use super::frames::{Found, Frames};
 use super::layout::{
     BYTE_ORDER, FAILURE_BYTES, Fields, Frame, KIND_FAILURES, KIND_HEADER, KIND_NAMES, KIND_RECORDS,
-    KIND_TALLY, NAME_STREAM, NAME_TEXT, RECORD_BYTES, VERSION, take_record,
+    KIND_TALLY, NAME_STREAM, NAME_TEXT, RECORD_BYTES, VERSION, decode_record,
 };
 
 /// Reads a binary log from any byte stream; it does its own buffering.
@@ -66,7 +66,7 @@ impl<R: Read> BinaryReader<R> {
     /// The next record, or none at the end.
     pub fn next_record(&mut self) -> Result<Option<Record>, TraceError> {
         loop {
-            if let Some(record) = self.take() {
+            if let Some(record) = self.next_in_chunk() {
                 self.report.records += 1;
                 return Ok(Some(record));
             }
@@ -77,7 +77,7 @@ impl<R: Read> BinaryReader<R> {
         }
     }
 
-    fn take(&mut self) -> Option<Record> {
+    fn next_in_chunk(&mut self) -> Option<Record> {
         let (frame, at) = self.run?;
         let size = usize::from(frame.record_bytes);
         let Some(bytes) = self.frames.payload().get(at..at + size) else {
@@ -86,7 +86,7 @@ impl<R: Read> BinaryReader<R> {
         };
         self.run = Some((frame, at + size));
         let mut fields = Fields(bytes);
-        let mut record = take_record(&mut fields, &frame)?;
+        let mut record = decode_record(&mut fields, &frame)?;
         record.time = record.time.saturating_add_signed(self.shift);
         record.tag = self.number(record.tag);
         if frame.kind == KIND_FAILURES {
@@ -110,7 +110,7 @@ impl<R: Read> BinaryReader<R> {
 
     /// Takes the next chunk in.
     fn step(&mut self) -> Result<(), TraceError> {
-        let place = self.frames.offset();
+        let offset = self.frames.offset();
         let found = self.frames.next();
         self.report.skipped_bytes = self.frames.skipped();
         let found = found.inspect_err(|_| self.done = true)?;
@@ -132,15 +132,15 @@ impl<R: Read> BinaryReader<R> {
                     self.refuse(bad)?;
                 }
             }
-            Found::Chunk(frame) => self.take_in(frame, place)?,
+            Found::Chunk(frame) => self.read_chunk(frame, offset)?,
         }
         Ok(())
     }
 
-    fn take_in(&mut self, frame: Frame, place: u64) -> Result<(), TraceError> {
+    fn read_chunk(&mut self, frame: Frame, offset: u64) -> Result<(), TraceError> {
         let sound = match frame.kind {
-            KIND_HEADER => self.take_header()?,
-            KIND_NAMES => self.take_names(),
+            KIND_HEADER => self.read_header()?,
+            KIND_NAMES => self.read_names(),
             KIND_TALLY => {
                 let mut fields = Fields(self.frames.payload());
                 let tally = fields.u64().zip(fields.u64());
@@ -164,14 +164,14 @@ impl<R: Read> BinaryReader<R> {
         }
         self.run = None;
         self.refuse(BadInput {
-            place: crate::Place::Byte(place),
+            position: crate::InputPosition::Byte(offset),
             expected: format!("a well-formed chunk of kind {}", frame.kind),
             found: format!("{} bytes, records of {}", frame.payload_bytes, frame.record_bytes),
             good_records: 0,
         })
     }
 
-    fn take_header(&mut self) -> Result<bool, TraceError> {
+    fn read_header(&mut self) -> Result<bool, TraceError> {
         let mut fields = Fields(self.frames.payload());
         let (Some(version), Some(order)) = (fields.u16(), fields.u16()) else { return Ok(false) };
         if order != BYTE_ORDER {
@@ -202,7 +202,7 @@ impl<R: Read> BinaryReader<R> {
         Ok(true)
     }
 
-    fn take_names(&mut self) -> bool {
+    fn read_names(&mut self) -> bool {
         let mut fields = Fields(self.frames.payload());
         while !fields.0.is_empty() {
             let (Some(space), Some(id), Some(len)) = (fields.u8(), fields.u32(), fields.u16())

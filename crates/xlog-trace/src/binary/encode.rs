@@ -7,7 +7,7 @@ use crate::record::{HAS_STREAM, Record};
 
 use super::layout::{
     BYTE_ORDER, FAILURE_BYTES, Frame, KIND_FAILURES, KIND_HEADER, KIND_NAMES, KIND_RECORDS,
-    KIND_TALLY, NAME_STREAM, NAME_TEXT, RECORD_BYTES, VERSION, put_record,
+    KIND_TALLY, NAME_STREAM, NAME_TEXT, RECORD_BYTES, VERSION, encode_record,
 };
 
 /// A run of records is sealed at this size, whatever follows.
@@ -104,7 +104,7 @@ impl Encoder for BinaryEncoder {
         if record.flags & HAS_STREAM != 0 {
             self.define_stream(record.stream, names);
         }
-        put_record(record, &mut self.run);
+        encode_record(record, &mut self.run);
         if failed {
             self.define(NameId::from_raw(record.error_kind), names);
             self.define(NameId::from_raw(record.error_message), names);

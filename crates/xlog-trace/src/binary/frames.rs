@@ -5,7 +5,7 @@
 
 use std::io::Read;
 
-use crate::error::{BadInput, Place, TraceError, excerpt};
+use crate::error::{BadInput, InputPosition, TraceError, excerpt};
 
 use super::layout::{FRAME_BYTES, Frame, KIND_FAILURES, KIND_RECORDS, SYNC};
 
@@ -111,7 +111,7 @@ impl<R: Read> Frames<R> {
     /// before a chunk that follows.
     fn cut(&mut self, frame: Frame, place: u64) -> Result<Found, TraceError> {
         let bad = BadInput {
-            place: Place::Byte(place),
+            position: InputPosition::Byte(place),
             expected: format!(
                 "at least {} bytes of chunk",
                 FRAME_BYTES + frame.payload_bytes as usize
@@ -164,7 +164,7 @@ impl<R: Read> Frames<R> {
 
     fn bad(&self, expected: &str) -> BadInput {
         BadInput {
-            place: Place::Byte(self.offset()),
+            position: InputPosition::Byte(self.offset()),
             expected: expected.to_owned(),
             found: excerpt(self.rest().get(..16).unwrap_or(self.rest())),
             good_records: 0,

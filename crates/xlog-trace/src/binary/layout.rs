@@ -128,7 +128,7 @@ impl<'a> Fields<'a> {
 }
 
 /// Appends the fixed part of a record.
-pub(super) fn put_record(record: &Record, out: &mut Vec<u8>) {
+pub(super) fn encode_record(record: &Record, out: &mut Vec<u8>) {
     let mut bytes = [0u8; RECORD_BYTES];
     let words = [
         record.order,
@@ -152,7 +152,7 @@ pub(super) fn put_record(record: &Record, out: &mut Vec<u8>) {
 }
 
 /// The fixed part of a record, its absent fields zeroed and its tag still the file's number.
-pub(super) fn take_record(fields: &mut Fields<'_>, frame: &Frame) -> Option<Record> {
+pub(super) fn decode_record(fields: &mut Fields<'_>, frame: &Frame) -> Option<Record> {
     let mut record = Record {
         order: fields.u64()?,
         time: fields.u64()?,

@@ -3,7 +3,7 @@
 use std::io::Read;
 
 use crate::action::{Action, ServedBy, UseAccess};
-use crate::error::{BadInput, Place, TraceError, excerpt};
+use crate::error::{BadInput, InputPosition, TraceError, excerpt};
 use crate::header::Header;
 use crate::lines::{Broken, Line, Lines};
 use crate::names::Names;
@@ -42,7 +42,7 @@ impl<R: Read> CsvReader<R> {
         for needed in [Column::Action, Column::Pointer] {
             if !columns.contains(&Some(needed)) {
                 return Err(TraceError::Bad(BadInput {
-                    place: Place::Line(1),
+                    position: InputPosition::Line(1),
                     expected: format!("a header line with the column `{}`", needed.name()),
                     found: format!("{} known columns", columns.iter().flatten().count()),
                     good_records: 0,
@@ -238,7 +238,11 @@ pub(crate) fn refuse(
     if cut && strictness == Strictness::Lenient {
         return Ok(());
     }
-    let bad =
-        BadInput { place: Place::Line(line.number), expected, found, good_records: report.records };
+    let bad = BadInput {
+        position: InputPosition::Line(line.number),
+        expected,
+        found,
+        good_records: report.records,
+    };
     report.refuse(bad, strictness)
 }

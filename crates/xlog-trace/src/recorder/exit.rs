@@ -11,11 +11,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Once, PoisonError, Weak};
 
 use super::LAST_FLUSH_LIMIT;
-use super::rings::{self, Shared};
+use super::rings::{self, RecorderShared};
 
 /// What runs before the files are ended.
 static WORK: Mutex<Vec<fn()>> = Mutex::new(Vec::new());
-static ALIVE: Mutex<Vec<Weak<Shared>>> = Mutex::new(Vec::new());
+static ALIVE: Mutex<Vec<Weak<RecorderShared>>> = Mutex::new(Vec::new());
 static AT_EXIT: Once = Once::new();
 static HOOKED: AtomicBool = AtomicBool::new(false);
 
@@ -29,7 +29,7 @@ pub(super) fn this_thread_writes() {
 }
 
 /// Flushes `shared` at exit and on panic, as long as it is alive.
-pub(super) fn watch(shared: &Arc<Shared>) {
+pub(super) fn watch(shared: &Arc<RecorderShared>) {
     {
         let mut alive = ALIVE.lock().unwrap_or_else(PoisonError::into_inner);
         alive.retain(|known| known.strong_count() > 0);
@@ -54,10 +54,10 @@ pub fn at_exit(work: fn()) {
     AT_EXIT.call_once(register_handlers);
 }
 
-fn for_all(work: impl Fn(&Shared)) {
+fn for_all(work: impl Fn(&RecorderShared)) {
     // A thread that panics while it holds the list must not wait for itself.
     let Ok(alive) = ALIVE.try_lock() else { return };
-    let alive: Vec<Arc<Shared>> = alive.iter().filter_map(Weak::upgrade).collect();
+    let alive: Vec<Arc<RecorderShared>> = alive.iter().filter_map(Weak::upgrade).collect();
     alive.iter().for_each(|shared| work(shared));
 }
 

@@ -28,7 +28,7 @@ pub use intern::{intern, intern_text};
 pub use output::check_writable;
 
 use output::Output;
-use rings::{Placed, Shared};
+use rings::{Placed, RecorderShared};
 use writer::Writer;
 
 /// How long a flush at exit or on panic waits for the writer.
@@ -56,7 +56,7 @@ pub struct RecorderStats {
 #[must_use = "dropping a recorder closes its log"]
 #[derive(Debug)]
 pub struct Recorder {
-    shared: Arc<Shared>,
+    shared: Arc<RecorderShared>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -67,7 +67,7 @@ impl Recorder {
     pub fn create(path: impl AsRef<Path>, config: RecorderConfig) -> Result<Self, TraceError> {
         config.check()?;
         let output = Output::create(path.as_ref(), &config)?;
-        let shared = Arc::new(Shared::new(&config));
+        let shared = Arc::new(RecorderShared::new(&config));
         let writer = Writer::new(Arc::clone(&shared), output, &config);
         let thread = std::thread::Builder::new()
             .name("xlog-trace".to_owned())

@@ -25,7 +25,7 @@ pub(super) type State = Option<Option<(io::ErrorKind, String)>>;
 
 /// What happened since the last time it was asked.
 #[derive(Debug, Default)]
-pub(super) struct Tally {
+pub(super) struct WriteCounts {
     pub(super) written: u64,
     pub(super) dropped: u64,
     pub(super) left_out: u64,
@@ -55,7 +55,7 @@ pub(super) struct Output {
     says_dropped: bool,
     on_error: OnError,
     reported: bool,
-    tally: Tally,
+    counts: WriteCounts,
 }
 
 impl Output {
@@ -85,7 +85,7 @@ impl Output {
             says_dropped: config.format == Format::Binary,
             on_error: config.on_error.clone(),
             reported: false,
-            tally: Tally::default(),
+            counts: WriteCounts::default(),
         };
         // The header is in the file before the first record: a log of nothing is a log.
         output.ensure_begun();
@@ -97,13 +97,13 @@ impl Output {
     pub(super) fn record(&mut self, record: &Record, names: &Names) {
         if !self.begun && (self.gave_up || !self.ensure_begun()) {
             self.gave_up = true;
-            self.tally.dropped += 1;
+            self.counts.dropped += 1;
             return;
         }
         if self.encoder.record(record, names, &mut self.buffer) {
             self.pending += 1;
         } else {
-            self.tally.left_out += 1;
+            self.counts.left_out += 1;
         }
         if self.buffer.len() as u64 >= self.write_bytes {
             self.write_out();
@@ -126,11 +126,11 @@ impl Output {
             Ok(()) => {
                 self.size += self.buffer.len() as u64;
                 self.in_file += self.pending;
-                self.tally.written += self.pending;
-                self.tally.state = Some(None);
+                self.counts.written += self.pending;
+                self.counts.state = Some(None);
             }
             Err(error) => {
-                self.tally.dropped += self.pending;
+                self.counts.dropped += self.pending;
                 self.failed(&error);
                 self.step_back();
             }
@@ -151,8 +151,8 @@ impl Output {
         }
     }
 
-    pub(super) fn take_tally(&mut self) -> Tally {
-        std::mem::take(&mut self.tally)
+    pub(super) fn drain_counts(&mut self) -> WriteCounts {
+        std::mem::take(&mut self.counts)
     }
 
     /// Makes sure that there is a file, and that the encoder has begun it.
@@ -234,7 +234,7 @@ impl Output {
     }
 
     fn failed(&mut self, error: &io::Error) {
-        self.tally.errors += 1;
+        self.counts.errors += 1;
         let text = format!("writing {}: {error}", self.path.display());
         if !std::mem::replace(&mut self.reported, true) {
             match &self.on_error {
@@ -250,7 +250,7 @@ impl Output {
                 )),
             }
         }
-        self.tally.state = Some(Some((error.kind(), text)));
+        self.counts.state = Some(Some((error.kind(), text)));
     }
 }
 

@@ -23,7 +23,7 @@ static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 const NO_RECORDER: u64 = 0;
 
 /// Rings of ended threads that may wait to be emptied before one is used as it is.
-const MOST_IDLE: usize = 64;
+const MAX_IDLE: usize = 64;
 
 thread_local! {
     static SLOTS: RefCell<Slots> = const { RefCell::new(Slots(Vec::new())) };
@@ -47,7 +47,7 @@ struct Slot {
     recorder: u64,
     ring: Ring,
     until_wake: usize,
-    home: Weak<Shared>,
+    home: Weak<RecorderShared>,
 }
 
 /// The emitting end of a ring, with the count of what it refused.
@@ -87,11 +87,11 @@ struct Registry {
 impl Registry {
     /// A ring to be used again, one with as much room as a thread has that is about to wake the writer.
     /// One with less only when too many wait for a writer that does not keep up.
-    fn take_idle(&mut self, ring_records: usize) -> Option<Ring> {
+    fn pop_idle(&mut self, ring_records: usize) -> Option<Ring> {
         let room = |ring: &Ring| ring.producer.slots();
         let (at, most) = self.idle.iter().map(room).enumerate().max_by_key(|(_, room)| *room)?;
         let used = ring_records.saturating_sub(most);
-        let fits = used < wake_after(ring_records) || self.idle.len() >= MOST_IDLE;
+        let fits = used < wake_after(ring_records) || self.idle.len() >= MAX_IDLE;
         fits.then(|| self.idle.swap_remove(at))
     }
 }
@@ -105,7 +105,7 @@ struct Progress {
 
 /// What the handle, the threads and the writer have in common.
 #[derive(Debug)]
-pub(super) struct Shared {
+pub(super) struct RecorderShared {
     id: u64,
     pub(super) process: u32,
     ring_records: usize,
@@ -128,7 +128,7 @@ pub(super) struct Shared {
     writer: OnceLock<Thread>,
 }
 
-impl Shared {
+impl RecorderShared {
     pub(super) fn new(config: &RecorderConfig) -> Self {
         Self {
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
@@ -281,7 +281,7 @@ impl Shared {
 
     fn ring(&self) -> Ring {
         let mut registry = self.registry();
-        if let Some(ring) = registry.take_idle(self.ring_records) {
+        if let Some(ring) = registry.pop_idle(self.ring_records) {
             return ring;
         }
         let (producer, consumer) = RingBuffer::new(self.ring_records);
@@ -328,7 +328,7 @@ impl Shared {
         self.unplaced.fetch_add(1, Ordering::Relaxed);
     }
 
-    pub(super) fn take_fresh(&self, rings: &mut Vec<Consumer<Record>>) {
+    pub(super) fn drain_new_rings(&self, rings: &mut Vec<Consumer<Record>>) {
         rings.append(&mut self.registry().fresh);
     }
 

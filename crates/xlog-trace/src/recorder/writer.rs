@@ -14,7 +14,7 @@ use super::config::RecorderConfig;
 use super::exit;
 use super::intern;
 use super::output::Output;
-use super::rings::Shared;
+use super::rings::RecorderShared;
 use crate::names::{NameId, Names};
 use crate::record::Record;
 
@@ -22,7 +22,7 @@ use crate::record::Record;
 const TURN_RECORDS: usize = 4096;
 
 pub(super) struct Writer {
-    shared: Arc<Shared>,
+    shared: Arc<RecorderShared>,
     rings: Vec<Consumer<Record>>,
     names: Names,
     output: Output,
@@ -31,7 +31,7 @@ pub(super) struct Writer {
 }
 
 /// Tells waiters that no writer is left, also when it ends by a panic.
-struct Ending(Arc<Shared>);
+struct Ending(Arc<RecorderShared>);
 
 impl Drop for Ending {
     fn drop(&mut self) {
@@ -40,7 +40,11 @@ impl Drop for Ending {
 }
 
 impl Writer {
-    pub(super) fn new(shared: Arc<Shared>, output: Output, config: &RecorderConfig) -> Self {
+    pub(super) fn new(
+        shared: Arc<RecorderShared>,
+        output: Output,
+        config: &RecorderConfig,
+    ) -> Self {
         Self {
             shared,
             rings: Vec::new(),
@@ -76,7 +80,7 @@ impl Writer {
 
     /// One round over all rings. Returns the most that one of them held.
     fn empty_rings(&mut self) -> usize {
-        self.shared.take_fresh(&mut self.rings);
+        self.shared.drain_new_rings(&mut self.rings);
         // What is in the rings now is what this round owes; producers may go on.
         let mut owed: Vec<usize> = self.rings.iter().map(Consumer::slots).collect();
         let fullest = owed.iter().copied().max().unwrap_or(0);
@@ -100,12 +104,12 @@ impl Writer {
     }
 
     fn report(&mut self) {
-        let tally = self.output.take_tally();
-        self.shared.written.fetch_add(tally.written, Ordering::Relaxed);
-        self.shared.dropped_io.fetch_add(tally.dropped, Ordering::Relaxed);
-        self.shared.left_out.fetch_add(tally.left_out, Ordering::Relaxed);
-        self.shared.io_errors.fetch_add(tally.errors, Ordering::Relaxed);
-        if let Some(error) = tally.state {
+        let counts = self.output.drain_counts();
+        self.shared.written.fetch_add(counts.written, Ordering::Relaxed);
+        self.shared.dropped_io.fetch_add(counts.dropped, Ordering::Relaxed);
+        self.shared.left_out.fetch_add(counts.left_out, Ordering::Relaxed);
+        self.shared.io_errors.fetch_add(counts.errors, Ordering::Relaxed);
+        if let Some(error) = counts.state {
             self.shared.set_error(error);
         }
     }

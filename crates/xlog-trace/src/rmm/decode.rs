@@ -6,7 +6,7 @@ use std::io::Read;
 use crate::action::Action;
 use crate::csv::fields::{Fields, decimal, hex};
 use crate::csv::{broken_line, refuse};
-use crate::error::{BadInput, Place, TraceError, excerpt};
+use crate::error::{BadInput, InputPosition, TraceError, excerpt};
 use crate::header::Header;
 use crate::lines::{Line, Lines};
 use crate::names::{MAX_STREAM_NAMES, Names};
@@ -43,7 +43,7 @@ impl<R: Read> RmmReader<R> {
         let text = line.as_ref().map_or(&[][..], |line| lines.text(line));
         if text.strip_prefix(b"\xef\xbb\xbf").unwrap_or(text) != RMM_HEADER.as_bytes() {
             return Err(TraceError::Bad(BadInput {
-                place: Place::Line(1),
+                position: InputPosition::Line(1),
                 expected: format!("`{RMM_HEADER}`"),
                 found: excerpt(text),
                 good_records: 0,

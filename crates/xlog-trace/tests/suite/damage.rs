@@ -1,7 +1,7 @@
 //! Files that were cut, overwritten or never were logs.
 
 use xlog_trace::{
-    Action, Format, Names, Place, Reader, Record, Source, Strictness, TraceError, VERSION,
+    Action, Format, InputPosition, Names, Reader, Record, Source, Strictness, TraceError, VERSION,
 };
 
 use crate::support::{Random, any_record, encode, for_seeds, read_all, reader, said};
@@ -120,7 +120,7 @@ fn a_strict_reader_stops_at_the_first_damage_and_says_where() {
     };
     let TraceError::Bad(bad) = error else { panic!("{error}") };
     assert_eq!(bad.good_records, good);
-    let Place::Byte(place) = bad.place else { panic!("{bad}") };
+    let InputPosition::Byte(place) = bad.position else { panic!("{bad}") };
     assert!(place as usize <= at && at < place as usize + 2000, "{bad}, damage at {at}");
     assert!(reader.next_record().unwrap().is_none(), "it has stopped");
 }

@@ -4,7 +4,7 @@
 //! table or sorts, aggregates, and leaves a result that is kept among the latest ones. Its temporaries go in another order than
 //! they came.
 
-use super::{Minstd, Model, Place, Script, scaled};
+use super::{LaneId, Minstd, Model, Script, scaled};
 use crate::{Sizes, draw_size};
 
 #[derive(Debug)]
@@ -36,8 +36,8 @@ fn bitmap(rows: u64) -> u64 {
 }
 
 impl Model for Dataframe {
-    fn lanes(&self) -> Vec<Place> {
-        (1..=4).map(|lane| Place { thread: u64::from(lane), stream: lane }).collect()
+    fn lanes(&self) -> Vec<LaneId> {
+        (1..=4).map(|lane| LaneId { thread: u64::from(lane), stream: lane }).collect()
     }
 
     fn keep_bytes(&self) -> u64 {

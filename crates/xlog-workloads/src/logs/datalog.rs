@@ -4,7 +4,7 @@
 //! result is sorted, rid of duplicates and of what was known, and the full relation is built anew with it. The number of new
 //! facts grows and then dies away, so sizes change from round to round and the largest blocks are replaced all the time.
 
-use super::{Minstd, Model, Place, Script, scaled};
+use super::{LaneId, Minstd, Model, Script, scaled};
 use crate::{Sizes, draw_size};
 
 #[derive(Debug)]
@@ -19,8 +19,8 @@ impl Datalog {
 }
 
 impl Model for Datalog {
-    fn lanes(&self) -> Vec<Place> {
-        (0..4).map(|lane| Place { thread: 1 + lane / 2, stream: lane as u32 + 1 }).collect()
+    fn lanes(&self) -> Vec<LaneId> {
+        (0..4).map(|lane| LaneId { thread: 1 + lane / 2, stream: lane as u32 + 1 }).collect()
     }
 
     fn keep_bytes(&self) -> u64 {

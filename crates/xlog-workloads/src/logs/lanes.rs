@@ -5,7 +5,7 @@ use std::io::Write;
 
 use xlog_trace::{Action, Format, Header, LogWriter, NameId, Names, Record, TraceError};
 
-use super::{LogSettings, MadeLog, Minstd, Model, Place, Script, Step};
+use super::{LaneId, LogSettings, MadeLog, Minstd, Model, Script, Step};
 
 /// Where the made-up addresses begin.
 const BASE: u64 = 0x7f00_0000_0000;
@@ -23,7 +23,7 @@ struct Block {
 }
 
 struct Lane {
-    place: Place,
+    place: LaneId,
     script: Script,
     at: usize,
     blocks: Vec<Option<Block>>,
@@ -138,7 +138,7 @@ pub(super) fn run<W: Write>(
 }
 
 impl<W: Write> Log<W> {
-    fn record(&mut self, action: Action, place: Place, query: u64, block: &Block) -> Record {
+    fn record(&mut self, action: Action, place: LaneId, query: u64, block: &Block) -> Record {
         self.order += 1;
         let latency = self.random.draw(300, 3_000);
         let record = Record::new(action, 0, self.order, self.time)
@@ -157,7 +157,7 @@ impl<W: Write> Log<W> {
 
     fn allocate(
         &mut self,
-        place: Place,
+        place: LaneId,
         query: u64,
         bytes: u64,
         tag: &str,
@@ -179,7 +179,7 @@ impl<W: Write> Log<W> {
         Ok(block)
     }
 
-    fn deallocate(&mut self, place: Place, query: u64, block: Block) -> Result<(), TraceError> {
+    fn deallocate(&mut self, place: LaneId, query: u64, block: Block) -> Result<(), TraceError> {
         let record = self.record(Action::Deallocate, place, query, &block);
         self.writer.write(&record, &self.names)?;
         self.free.entry(block.room).or_default().push(block.ptr);

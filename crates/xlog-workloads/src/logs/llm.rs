@@ -4,7 +4,7 @@
 //! the length of its prompt, then a page of the key-value cache for every 16 tokens, and a few small buffers for each token;
 //! all its pages go when it ends. Up to 24 requests run at a time.
 
-use super::{Minstd, Model, Place, Script, scaled};
+use super::{LaneId, Minstd, Model, Script, scaled};
 use crate::{Sizes, draw_size};
 
 const LAYERS: u64 = 16;
@@ -42,8 +42,8 @@ impl Model for Llm {
         weights
     }
 
-    fn lanes(&self) -> Vec<Place> {
-        (0..24).map(|lane| Place { thread: 1, stream: if lane < 20 { 1 } else { 2 } }).collect()
+    fn lanes(&self) -> Vec<LaneId> {
+        (0..24).map(|lane| LaneId { thread: 1, stream: if lane < 20 { 1 } else { 2 } }).collect()
     }
 
     fn script(&mut self, random: &mut Minstd) -> Script {

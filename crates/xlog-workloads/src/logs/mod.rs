@@ -139,7 +139,7 @@ enum Step {
 
 /// Where a lane runs.
 #[derive(Clone, Copy, Debug)]
-struct Place {
+struct LaneId {
     thread: u64,
     stream: u32,
 }
@@ -152,7 +152,7 @@ trait Model {
     }
 
     /// Where the lanes run.
-    fn lanes(&self) -> Vec<Place>;
+    fn lanes(&self) -> Vec<LaneId>;
 
     /// Bytes of kept blocks.
     fn keep_bytes(&self) -> u64 {

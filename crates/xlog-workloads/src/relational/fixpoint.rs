@@ -16,14 +16,14 @@ use super::{Column, EMPTY, Session, Verdict, host, table_places, tile_sums};
 /// A random graph with fewer edges than vertices, so that paths end: about nine vertices can be reached from each.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Fixpoint {
-    /// Edges, from 1 to [`MOST_ROWS`](super::MOST_ROWS).
+    /// Edges, from 1 to [`MAX_ROWS`](super::MAX_ROWS).
     pub rows: usize,
     /// What they are made from.
     pub seed: u64,
 }
 
 /// Pairs that the round before found.
-struct Part {
+struct PairRange {
     pairs: Column<u64>,
     /// How many there are; the buffer may be longer.
     len: usize,
@@ -31,7 +31,7 @@ struct Part {
 
 /// A part whose matches are counted.
 struct Counted {
-    part: Part,
+    part: PairRange,
     counts: Column<u32>,
     sums: Column<u64>,
     step: usize,
@@ -84,10 +84,10 @@ impl Fixpoint {
             for (part, matches) in counted.into_iter().zip(matches) {
                 inserted.extend(expand(session, part, matches as usize, &edges, &mut set)?);
             }
-            session.look();
+            session.sample_pool();
             parts = Vec::with_capacity(inserted.len());
             for part in inserted {
-                parts.extend(settle(session, part, &mut set)?);
+                parts.extend(finish_insert(session, part, &mut set)?);
             }
         }
         Ok((collect(session, first, &set)?, rounds))
@@ -96,7 +96,11 @@ impl Fixpoint {
     /// Makes the edges and hashes them, and lets them through the set in as many parts as there are streams: they are the pairs that
     /// the first round begins with.
     #[allow(unsafe_code)]
-    fn start(&self, session: &Session<'_>, first: usize) -> Result<(Column<u64>, Set, Vec<Part>)> {
+    fn start(
+        &self,
+        session: &Session<'_>,
+        first: usize,
+    ) -> Result<(Column<u64>, Set, Vec<PairRange>)> {
         let stream = |step: usize| session.stream(first + step);
         let rows = self.rows;
         let edges = session.alloc::<u64>(stream(0), rows, "fixpoint edges")?;
@@ -122,7 +126,7 @@ impl Fixpoint {
         session.fill(stream(2), &places, EMPTY as u8)?;
         let mut set = Set { places, len: 0 };
         let inserted = insert(session, first + 2, edges, &set)?;
-        let parts = settle(session, inserted, &mut set)?;
+        let parts = finish_insert(session, inserted, &mut set)?;
         let parts = parts.map_or_else(|| Ok(Vec::new()), |part| split(session, first, &part))?;
         Ok((table, set, parts))
     }
@@ -144,7 +148,7 @@ impl Fixpoint {
 
 /// Copies a part into one for each stream.
 #[allow(unsafe_code)]
-fn split(session: &Session<'_>, first: usize, whole: &Part) -> Result<Vec<Part>> {
+fn split(session: &Session<'_>, first: usize, whole: &PairRange) -> Result<Vec<PairRange>> {
     let each = whole.len.div_ceil(session.streams()).max(1);
     (0..whole.len)
         .step_by(each)
@@ -165,16 +169,21 @@ fn split(session: &Session<'_>, first: usize, whole: &Part) -> Result<Vec<Part>>
                     unsafe { stream.copy_dtod(pairs.ptr(), from, bytes) }
                 },
             )?;
-            Ok(Part { pairs, len })
+            Ok(PairRange { pairs, len })
         })
         .collect()
 }
 
 /// Counts the edges that go on from each pair.
 #[allow(unsafe_code)]
-fn count(session: &Session<'_>, step: usize, part: Part, edges: &Column<u64>) -> Result<Counted> {
+fn count(
+    session: &Session<'_>,
+    step: usize,
+    part: PairRange,
+    edges: &Column<u64>,
+) -> Result<Counted> {
     let stream = session.stream(step);
-    let Part { pairs, len } = &part;
+    let PairRange { pairs, len } = &part;
     let counts = session.alloc::<u32>(stream, *len, "fixpoint counts")?;
     let sums = session.alloc::<u64>(stream, tile_sums(*len), "fixpoint sums")?;
     session
@@ -207,7 +216,7 @@ fn expand(
     edges: &Column<u64>,
     set: &mut Set,
 ) -> Result<Option<Inserted>> {
-    let Counted { part: Part { pairs, len }, counts, sums, step } = counted;
+    let Counted { part: PairRange { pairs, len }, counts, sums, step } = counted;
     if matches == 0 {
         return Ok(None);
     }
@@ -275,12 +284,16 @@ fn insert(session: &Session<'_>, step: usize, values: Column<u64>, set: &Set) ->
 }
 
 /// Reads how many values were new; `None` when none was.
-fn settle(session: &Session<'_>, inserted: Inserted, set: &mut Set) -> Result<Option<Part>> {
+fn finish_insert(
+    session: &Session<'_>,
+    inserted: Inserted,
+    set: &mut Set,
+) -> Result<Option<PairRange>> {
     let Inserted { fresh, count, step } = inserted;
     let len = session.read_last(session.stream(step), &count)? as usize;
     let taken = if set.len == 0 { 0 } else { fresh.len() };
     set.len = set.len.saturating_sub(taken) + len;
-    Ok((len > 0).then_some(Part { pairs: fresh, len }))
+    Ok((len > 0).then_some(PairRange { pairs: fresh, len }))
 }
 
 /// Lists the set, in a buffer of exactly its size.

@@ -11,7 +11,7 @@ use super::{Column, EMPTY, Session, Verdict, host, table_places, tile_sums};
 /// Two tables of as many rows each, whose keys are spread evenly over as many values: a row has one match on the average.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Join {
-    /// Rows of each table, from 1 to [`MOST_ROWS`](super::MOST_ROWS).
+    /// Rows of each table, from 1 to [`MAX_ROWS`](super::MAX_ROWS).
     pub rows: usize,
     /// What the keys are made from.
     pub seed: u64,
@@ -79,7 +79,7 @@ impl Join {
 
         let matches = session.read_last(stream(4), &sums)? as usize;
         let pairs = session.alloc::<u64>(stream(5), matches, "join pairs")?;
-        session.look();
+        session.sample_pool();
         if matches > 0 {
             session
                 .launch("write_rows", stream(5))

@@ -232,7 +232,7 @@ impl<'s> Session<'s> {
     }
 
     /// Looks at the pool if more is allocated than ever before when somebody looked.
-    pub fn look(&self) {
+    pub fn sample_pool(&self) {
         let allocated = self.manager.allocated_bytes();
         let peak = || self.peak.lock().unwrap_or_else(PoisonError::into_inner);
         if allocated > peak().0 {

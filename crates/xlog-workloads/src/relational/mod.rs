@@ -32,7 +32,7 @@ pub const EMPTY: u64 = u64::MAX;
 pub const TILE: usize = 1024;
 
 /// How many rows, edges or numbers a workload takes at the most: numbers of rows have 31 bits on the device.
-pub const MOST_ROWS: usize = 1 << 30;
+pub const MAX_ROWS: usize = 1 << 30;
 
 /// Places of a hash table for `entries` entries: a power of two that leaves at least half of them empty.
 #[must_use]

@@ -17,7 +17,7 @@ const DIGIT_BITS: u32 = 8;
 /// Numbers to sort.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Sort {
-    /// How many, from 1 to [`MOST_ROWS`](super::MOST_ROWS).
+    /// How many, from 1 to [`MAX_ROWS`](super::MAX_ROWS).
     pub rows: usize,
     /// What they are made from.
     pub seed: u64,
@@ -101,7 +101,7 @@ impl Sort {
         drop((counts, sums));
 
         let out = session.alloc::<u64>(stream(4), self.rows, "sort numbers")?;
-        session.look();
+        session.sample_pool();
         session
             .launch("scatter_digits", stream(4))
             .read(numbers)

@@ -9,7 +9,7 @@ use xlog_cuda::device_runtime::{
     StatisticsConfig, StatisticsResource, StreamId, StreamPool,
 };
 use xlog_cuda::{CudaDevice, DeviceSpec, Result, XlogError};
-use xlog_report::page::size;
+use xlog_report::text_report::size;
 use xlog_workloads::stack::{Stack, StackKind};
 
 use super::measure::{Effort, Sample, Variant, take_turns};
@@ -29,7 +29,7 @@ pub(super) struct Group {
     pub(super) samples: Vec<Sample>,
 }
 
-type Shared = Arc<dyn DeviceMemoryResource + Send + Sync>;
+type SharedResource = Arc<dyn DeviceMemoryResource + Send + Sync>;
 
 /// Allocates and frees `bytes`, so many times.
 fn pairs(
@@ -76,7 +76,7 @@ fn resources(spec: DeviceSpec, effort: Effort, groups: &mut Vec<Group>) -> Resul
     for bytes in SIZES {
         let variants = stacks.iter().map(|(kind, stack)| {
             let work = move |count| pairs(stack.resource(), bytes, StreamId::DEFAULT, count);
-            Variant::new(kind.name(), work, move || stack.settle())
+            Variant::new(kind.name(), work, move || stack.drain())
         });
         let name = format!("allocate and free {}", size(bytes as u64));
         let samples = take_turns(effort, variants.collect())?;
@@ -90,7 +90,7 @@ fn own_stream(device: &Arc<CudaDevice>, effort: Effort, groups: &mut Vec<Group>)
     let streams = Arc::new(StreamPool::with_defaults(Arc::clone(device)));
     let lease = streams.lease()?;
     let stream = lease.id();
-    let all: [(&str, Shared); 2] = [
+    let all: [(&str, SharedResource); 2] = [
         ("async", Arc::new(async_resource(device, &streams))),
         ("pool", Arc::new(pool(device, &streams)?)),
     ];
@@ -225,7 +225,7 @@ fn decorators(
         .map_err(|error| XlogError::Kernel(error.to_string()))?;
     let file = Arc::new(file);
     let null = Arc::new(NullSink::new());
-    let all: Vec<(&str, Shared)> = vec![
+    let all: Vec<(&str, SharedResource)> = vec![
         ("pool alone", Arc::new(inner()?)),
         ("with a budget", Arc::new(GlobalDeviceBudget::over(inner()?, limit))),
         ("with a log to nowhere", Arc::new(LoggingResource::over(inner()?, null))),

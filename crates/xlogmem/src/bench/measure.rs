@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use xlog_cuda::Result;
 
 /// Operations in a batch at the most.
-const MOST: usize = 4096;
+const MAX_BATCH: usize = 4096;
 
 /// Something to time.
 pub(super) struct Variant<'a> {
@@ -39,7 +39,7 @@ impl<'a> Variant<'a> {
         // The first of all takes memory from the device, and any one may meet a neighbour.
         self.batch(1)?;
         let mut count = 1;
-        while count < MOST {
+        while count < MAX_BATCH {
             let cost = self.batch(count)?.min(self.batch(count)?);
             if cost * count as f64 >= long.as_nanos() as f64 {
                 break;

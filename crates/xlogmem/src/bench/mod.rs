@@ -9,7 +9,7 @@ use std::time::Duration;
 use clap::Args;
 use serde::Serialize;
 use xlog_cuda::{CudaDevice, DeviceSpec};
-use xlog_report::page::Page;
+use xlog_report::text_report::TextReport;
 
 use crate::cli::Refusal;
 use crate::doctor::{Cuda, select};
@@ -125,14 +125,14 @@ fn measure(spec: DeviceSpec, effort: Effort) -> Report {
         schema: SCHEMA,
         ok: error.is_none(),
         error,
-        machine: Machine::look(spec),
+        machine: Machine::detect(spec),
         rounds: effort.rounds,
         groups: groups.into_iter().map(Row::new).collect(),
     }
 }
 
 impl Machine {
-    fn look(spec: DeviceSpec) -> Self {
+    fn detect(spec: DeviceSpec) -> Self {
         let properties = CudaDevice::open_spec(spec).ok().map(|device| device.properties().clone());
         let version = properties.as_ref().map(|properties| properties.driver_version);
         let version = version.filter(|_| matches!(spec, DeviceSpec::Cuda(_)));
@@ -147,7 +147,7 @@ impl Machine {
         }
     }
 
-    fn render(&self, page: &mut Page) {
+    fn render(&self, page: &mut TextReport) {
         page.title("Machine");
         let cpu = self.cpu.as_deref().unwrap_or("unknown");
         page.line("cpu", &format!("{cpu}, {} cores", self.cores));
@@ -183,7 +183,7 @@ impl Row {
 
 impl Report {
     fn render(&self) -> String {
-        let mut page = Page::default();
+        let mut page = TextReport::default();
         self.machine.render(&mut page);
         for group in &self.groups {
             page.title(&group.name);

@@ -112,7 +112,7 @@ fn plant(spec: DeviceSpec, bug: Bug, stack: Stack, caught: &mut Vec<Catch>) -> R
     let kernels = Certify::load(&device)?;
     let mut rig = Rig { device, runtime, guard, kernels, own, other, caught };
     rig.plant(bug)?;
-    rig.look();
+    rig.check();
     if bug == Bug::Leak {
         drop(rig);
         let leak = LEAK.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -281,7 +281,7 @@ impl Rig<'_> {
     }
 
     /// Asks everybody who may have noticed.
-    fn look(&mut self) {
+    fn check(&mut self) {
         // What a guard has found comes as an error, and what it has to say is in its reports.
         let _ = self.runtime.reap_pending();
         if let Some(guard) = &self.guard {

@@ -17,9 +17,9 @@ use xlog_cuda::{CudaDevice, DeviceSpec};
 use xlog_report::Trouble;
 
 use crate::Output;
+use crate::atomic_file::AtomicFolder;
 use crate::cli::Refusal;
 use crate::doctor::{Cuda, select};
-use crate::part::PartFolder;
 use crate::temporary;
 use cell::{By, Catch, Line};
 use plan::{Bug, Circumstance, Stack};
@@ -106,8 +106,8 @@ pub(crate) fn run(arguments: &CertifyArguments) -> Result<Output, Refusal> {
         cells: Vec::new(),
     };
     let folder = match &arguments.output {
-        Some(path) => PartFolder::create(path).map_err(|error| format!("--output {error}")),
-        None => PartFolder::passing("xlogmem-certify"),
+        Some(path) => AtomicFolder::create(path).map_err(|error| format!("--output {error}")),
+        None => AtomicFolder::passing("xlogmem-certify"),
     };
     let folder = folder.map_err(Refusal::Line)?;
     let filled = fill(&mut report, selection.spec, checker.as_deref(), arguments, &folder);
@@ -124,7 +124,7 @@ fn fill(
     spec: DeviceSpec,
     checker: Option<&Path>,
     arguments: &CertifyArguments,
-    folder: &PartFolder,
+    folder: &AtomicFolder,
 ) -> Result<(), Trouble> {
     let failed = |error: &dyn std::fmt::Display| Trouble::Found(format!("{spec}: {error}"));
     // Closed again before the first cell: each has the device to itself.
@@ -160,7 +160,7 @@ fn examine(
     spec: DeviceSpec,
     program: &Path,
     checker: Option<&Path>,
-    folder: &PartFolder,
+    folder: &AtomicFolder,
 ) -> Result<Cell, String> {
     let under = if checker.is_some() { "-memcheck" } else { "" };
     let stem = format!("{}-{}{under}", value_of(of.bug), value_of(of.stack));

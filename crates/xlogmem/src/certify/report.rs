@@ -1,6 +1,6 @@
 //! What came of all cells, and whether it is as promised.
 use serde::Serialize;
-use xlog_report::page::Page;
+use xlog_report::text_report::TextReport;
 
 use super::cell::{By, Catch};
 use super::plan::{Bug, Circumstance, Stack};
@@ -137,7 +137,7 @@ impl Report {
     }
 
     pub(super) fn render(&self) -> String {
-        let mut page = Page::default();
+        let mut page = TextReport::default();
         page.title("Certificate");
         let name = self.device_name.as_deref().unwrap_or("not opened");
         page.line("device", &format!("{} ({name})", self.selection.spec));
@@ -166,7 +166,7 @@ impl Report {
         })
     }
 
-    fn table(&self, page: &mut Page, checker: bool, title: &str) {
+    fn table(&self, page: &mut TextReport, checker: bool, title: &str) {
         let stacks: Vec<Stack> = Stack::ALL
             .into_iter()
             .filter(|stack| self.cells.iter().any(|cell| cell.stack == *stack))

@@ -1,10 +1,10 @@
 //! What a shared runtime on the device may hold, which limit rules, and how its ledger stands.
 use serde::Serialize;
 use xlog_cuda::device_runtime::{
-    LedgerOutlook, LedgerSetting, LimitSurvey, RuntimeConfig, XlogDeviceRuntime, check_log,
+    LedgerPreview, LedgerSetting, LimitPreview, RuntimeConfig, XlogDeviceRuntime, check_log,
 };
 use xlog_cuda::{CudaDevice, Result, XlogError};
-use xlog_report::page::{Page, size};
+use xlog_report::text_report::{TextReport, size};
 
 use super::report::{Missing, Report};
 
@@ -45,7 +45,7 @@ pub(super) struct LedgerState {
 /// runtime would be refused.
 pub(super) fn find(report: &mut Report, device: &CudaDevice) -> Result<RuntimeConfig> {
     let mut config = RuntimeConfig::from_environment()?;
-    let LimitSurvey { limit, ledger, .. } = XlogDeviceRuntime::survey(device, &config)?;
+    let LimitPreview { limit, ledger, .. } = XlogDeviceRuntime::preview_limits(device, &config)?;
     report.limit = Some(Limit {
         effective_bytes: limit.bytes(),
         ruled_by: limit.ruled_by().to_string(),
@@ -56,10 +56,10 @@ pub(super) fn find(report: &mut Report, device: &CudaDevice) -> Result<RuntimeCo
             .collect(),
     });
     let refusal = match &ledger {
-        LedgerOutlook::Refused { reason } => Some(reason.clone()),
+        LedgerPreview::Refused { reason } => Some(reason.clone()),
         _ => None,
     };
-    if !matches!(ledger, LedgerOutlook::Present(_)) {
+    if !matches!(ledger, LedgerPreview::Present(_)) {
         config.ledger = LedgerSetting::Off;
     }
     report.ledger = Some(LedgerState::of(ledger));
@@ -73,7 +73,7 @@ pub(super) fn find(report: &mut Report, device: &CudaDevice) -> Result<RuntimeCo
 }
 
 impl LedgerState {
-    fn of(outlook: LedgerOutlook) -> Self {
+    fn of(preview: LedgerPreview) -> Self {
         let mut state = Self {
             state: "off",
             path: None,
@@ -85,13 +85,13 @@ impl LedgerState {
             dead: None,
             reason: None,
         };
-        match outlook {
-            LedgerOutlook::Absent { path, limit } => {
+        match preview {
+            LedgerPreview::Absent { path, limit } => {
                 state.state = "absent";
                 state.path = Some(path.display().to_string());
                 state.limit_bytes = Some(limit);
             }
-            LedgerOutlook::Present(snapshot) => {
+            LedgerPreview::Present(snapshot) => {
                 let alive = snapshot.slots.iter().filter(|slot| slot.alive).count();
                 state.state = "present";
                 state.path = Some(snapshot.path.display().to_string());
@@ -102,11 +102,11 @@ impl LedgerState {
                 state.processes = Some(alive);
                 state.dead = Some(snapshot.slots.len() - alive);
             }
-            LedgerOutlook::Unavailable { reason } => {
+            LedgerPreview::Unavailable { reason } => {
                 state.state = "unavailable";
                 state.reason = Some(reason);
             }
-            LedgerOutlook::Refused { reason } => {
+            LedgerPreview::Refused { reason } => {
                 state.state = "refused";
                 state.reason = Some(reason);
             }
@@ -154,7 +154,7 @@ impl LedgerState {
     }
 }
 
-pub(super) fn render(page: &mut Page, limit: Option<&Limit>, ledger: Option<&LedgerState>) {
+pub(super) fn render(page: &mut TextReport, limit: Option<&Limit>, ledger: Option<&LedgerState>) {
     let Some(limit) = limit else { return };
     page.title("Limits of a shared runtime");
     page.line(

@@ -1,12 +1,12 @@
 //! The report for people: aligned, and no wider than 80 columns where a name allows it.
-use xlog_report::page::{Page, size};
+use xlog_report::text_report::{TextReport, size};
 
 use super::limits;
 use super::report::{Device, Report};
 
 /// The whole report.
 pub(super) fn render(report: &Report) -> String {
-    let mut page = Page::default();
+    let mut page = TextReport::default();
     page.title("Selected");
     page.line("device", &report.selection.spec);
     page.line("why", &report.selection.reason);
@@ -54,7 +54,7 @@ pub(super) fn render(report: &Report) -> String {
     }
 }
 
-fn describe(page: &mut Page, device: &Device) {
+fn describe(page: &mut TextReport, device: &Device) {
     page.title("Device");
     page.line("name", &format!("{} ({} {})", device.name, device.kind, device.ordinal));
     page.line("uuid", &device.uuid);

@@ -21,12 +21,12 @@ pub(crate) use arguments::LedgerArguments;
 use report::{Found, Freed, Report};
 
 /// Where to look.
-pub(crate) enum Place {
+pub(crate) enum LedgerLocation {
     Directory(PathBuf),
     File { path: PathBuf, directory: PathBuf, key: DeviceKey },
 }
 
-impl Place {
+impl LedgerLocation {
     /// Refuses a place that cannot be looked at: a file that is no ledger, a directory that cannot be read. A place that is not there
     /// has no ledger, which is an answer, and so is a directory with ledgers of which one is damaged.
     pub(crate) fn check(&self) -> Result<(), Refusal> {
@@ -71,9 +71,9 @@ impl Place {
 pub(crate) fn run(arguments: &LedgerArguments) -> Result<Output, Refusal> {
     let place = place(arguments.ledger.as_deref())?;
     let limit = arguments.limit.as_deref().map(|text| limit(text, &place)).transpose()?;
-    let looks = if arguments.watch { arguments.count.unwrap_or(u64::MAX) } else { 1 };
-    for look in 1..looks {
-        let first = look == 1;
+    let rounds = if arguments.watch { arguments.count.unwrap_or(u64::MAX) } else { 1 };
+    for round in 1..rounds {
+        let first = round == 1;
         let report = report(&place, arguments.reclaim, limit.filter(|_| first))?;
         let output = show(arguments, &report);
         if print(&output.text).is_err() {
@@ -81,7 +81,7 @@ pub(crate) fn run(arguments: &LedgerArguments) -> Result<Output, Refusal> {
         }
         std::thread::sleep(Duration::from_secs(arguments.every));
     }
-    Ok(show(arguments, &report(&place, arguments.reclaim, limit.filter(|_| looks == 1))?))
+    Ok(show(arguments, &report(&place, arguments.reclaim, limit.filter(|_| rounds == 1))?))
 }
 
 fn show(arguments: &LedgerArguments, report: &Report) -> Output {
@@ -99,7 +99,7 @@ fn show(arguments: &LedgerArguments, report: &Report) -> Output {
 }
 
 /// The flag, the environment, or the default directory.
-pub(crate) fn place(flag: Option<&str>) -> Result<Place, Refusal> {
+pub(crate) fn place(flag: Option<&str>) -> Result<LedgerLocation, Refusal> {
     let refuse = |name: &str, error: &XlogError| Refusal::Line(format!("{name}: {error}"));
     let setting = match flag {
         Some(text) => {
@@ -115,21 +115,21 @@ pub(crate) fn place(flag: Option<&str>) -> Result<Place, Refusal> {
         },
     };
     match setting {
-        LedgerSetting::Directory(directory) => Ok(Place::Directory(directory)),
+        LedgerSetting::Directory(directory) => Ok(LedgerLocation::Directory(directory)),
         LedgerSetting::File(path) => {
             let key = path.file_stem().and_then(|stem| stem.to_str()).unwrap_or_default();
             let key = DeviceKey::new(key).map_err(|error| Refusal::Line(error.to_string()))?;
             let directory = path.parent().map(PathBuf::from).unwrap_or_default();
-            Ok(Place::File { path, directory, key })
+            Ok(LedgerLocation::File { path, directory, key })
         }
         _ => LedgerConfig::default_directory()
-            .map(Place::Directory)
+            .map(LedgerLocation::Directory)
             .map_err(|error| Refusal::Line(error.to_string())),
     }
 }
 
-fn limit(text: &str, place: &Place) -> Result<u64, Refusal> {
-    if let Place::Directory(directory) = place {
+fn limit(text: &str, place: &LedgerLocation) -> Result<u64, Refusal> {
+    if let LedgerLocation::Directory(directory) = place {
         return Err(Refusal::Line(format!(
             "--limit needs one ledger: name its file by --ledger, {} is a directory",
             directory.display()
@@ -144,18 +144,18 @@ fn limit(text: &str, place: &Place) -> Result<u64, Refusal> {
     }
 }
 
-fn report(place: &Place, reclaim: bool, limit: Option<u64>) -> Result<Report, Refusal> {
+fn report(place: &LedgerLocation, reclaim: bool, limit: Option<u64>) -> Result<Report, Refusal> {
     let refuse = |error: LedgerError| Refusal::Line(error.to_string());
     match place {
-        Place::Directory(directory) => {
+        LedgerLocation::Directory(directory) => {
             let files = list(directory).map_err(refuse)?;
-            let look = |file: &LedgerFile| found(file, directory, reclaim, limit);
+            let find = |file: &LedgerFile| found(file, directory, reclaim, limit);
             let shown = directory.display().to_string();
-            Ok(Report::new(shown, files.iter().map(look).collect()))
+            Ok(Report::new(shown, files.iter().map(find).collect()))
         }
-        Place::File { path, directory, key } => {
+        LedgerLocation::File { path, directory, key } => {
             let shown = path.display().to_string();
-            match look(path.clone(), directory.clone(), key.clone(), reclaim, limit) {
+            match inspect(path.clone(), directory.clone(), key.clone(), reclaim, limit) {
                 Err(LedgerError::Missing { .. }) => Ok(Report::new(shown, Vec::new())),
                 found => Ok(Report::new(shown, vec![found.map_err(refuse)?])),
             }
@@ -164,12 +164,13 @@ fn report(place: &Place, reclaim: bool, limit: Option<u64>) -> Result<Report, Re
 }
 
 fn found(file: &LedgerFile, directory: &Path, reclaim: bool, limit: Option<u64>) -> Found {
-    look(file.path.clone(), directory.to_owned(), file.key.clone(), reclaim, limit).unwrap_or_else(
-        |error| Found::unreadable(file.path.display().to_string(), error.to_string()),
-    )
+    inspect(file.path.clone(), directory.to_owned(), file.key.clone(), reclaim, limit)
+        .unwrap_or_else(|error| {
+            Found::unreadable(file.path.display().to_string(), error.to_string())
+        })
 }
 
-fn look(
+fn inspect(
     path: PathBuf,
     directory: PathBuf,
     key: DeviceKey,

@@ -6,7 +6,7 @@ use std::time::SystemTime;
 
 use serde::Serialize;
 use xlog_cuda::ledger::{SlotSnapshot, Snapshot};
-use xlog_report::page::{Page, size};
+use xlog_report::text_report::{TextReport, size};
 
 const SCHEMA: u32 = 1;
 
@@ -104,7 +104,7 @@ impl Found {
         }
     }
 
-    fn render(&self, page: &mut Page) {
+    fn render(&self, page: &mut TextReport) {
         page.title("Ledger");
         page.line("file", &self.path);
         if let Some(error) = &self.error {
@@ -156,7 +156,7 @@ impl Slot {
         }
     }
 
-    fn render(&self, page: &mut Page) {
+    fn render(&self, page: &mut TextReport) {
         page.columns(&[
             if self.alive { "" } else { "dead" },
             &self.pid.to_string(),
@@ -193,7 +193,7 @@ impl Report {
     }
 
     pub(super) fn render(&self) -> String {
-        let mut page = Page::default();
+        let mut page = TextReport::default();
         for found in &self.ledgers {
             found.render(&mut page);
         }

@@ -132,7 +132,7 @@ pub(super) fn replay(plan: &Plan, stack: &Stack, mode: Mode) -> Result<Outcome> 
     outcome.at_peak = replay.at_peak.into_inner();
     outcome.over_time = replay.samples.into_inner();
     let live = replay.live.load(Ordering::Relaxed);
-    outcome.over_time.push(Sample::take(plan.operations.len(), live, stack));
+    outcome.over_time.push(Sample::measure(plan.operations.len(), live, stack));
     outcome.over_time.sort_unstable_by_key(|sample| sample.operation);
     for slot in slots {
         if let State::Live(block, _) = slot.state
@@ -255,7 +255,7 @@ impl Replay<'_> {
             outcome.note(|| Failed { order, action, thread, stream, bytes, tag, error });
         }
         if at.is_multiple_of(self.sample_step) {
-            let sample = Sample::take(at, self.live.load(Ordering::Relaxed), self.stack);
+            let sample = Sample::measure(at, self.live.load(Ordering::Relaxed), self.stack);
             self.samples.lock().push(sample);
         }
         if at == self.plan.peak_at {

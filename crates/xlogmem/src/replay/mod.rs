@@ -196,6 +196,6 @@ fn run_once(
 ) -> xlog_cuda::Result<RunReport> {
     let stack = Stack::open(spec, kind, request.budget, streams_of(plan))?;
     let outcome = replay(plan, &stack, request.mode)?;
-    stack.settle()?;
+    stack.drain()?;
     Ok(RunReport::new(kind, &stack, &outcome))
 }

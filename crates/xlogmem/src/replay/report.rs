@@ -8,7 +8,7 @@ use std::time::Instant;
 use serde::Serialize;
 use xlog_cuda::device_runtime::PoolSnapshot;
 use xlog_report::ReadingReport;
-use xlog_report::page::{Page, size};
+use xlog_report::text_report::{TextReport, size};
 use xlog_workloads::stack::{Stack, StackKind};
 
 use super::execute::{Failed, Mode, Outcome};
@@ -54,7 +54,7 @@ impl PoolReport {
         }
     }
 
-    pub(crate) fn render(&self, page: &mut Page) {
+    pub(crate) fn render(&self, page: &mut TextReport) {
         page.line(
             "served from",
             &format!(
@@ -262,7 +262,7 @@ impl Report {
     }
 
     pub(super) fn render(&self) -> String {
-        let mut page = Page::default();
+        let mut page = TextReport::default();
         page.title("Replay");
         let name = self.runs.first().map(|run| run.device_name.as_str());
         let spec = &self.selection.spec;
@@ -295,7 +295,7 @@ impl Report {
         }
     }
 
-    fn table(&self, page: &mut Page) {
+    fn table(&self, page: &mut TextReport) {
         page.title("Side by side");
         page.row(&format!(
             "{:<8}{:>10}{:>8}{:>12}{:>8}{:>12}{:>8}{:>9}",
@@ -319,7 +319,7 @@ impl Report {
     }
 }
 
-fn log_lines(page: &mut Page, figures: &LogFigures) {
+fn log_lines(page: &mut TextReport, figures: &LogFigures) {
     page.line(
         "operations",
         &format!(
@@ -356,7 +356,7 @@ fn log_lines(page: &mut Page, figures: &LogFigures) {
     }
 }
 
-fn run_lines(page: &mut Page, run: &RunReport) {
+fn run_lines(page: &mut TextReport, run: &RunReport) {
     page.title(&format!("Resource {}", run.resource));
     page.line("operations", &run.operations.to_string());
     page.line("time", &format!("{:.3} s", run.seconds));

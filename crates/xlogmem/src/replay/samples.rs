@@ -3,8 +3,8 @@
 //! A sample is taken after every so many operations of the log, between calls and not in their times. With several threads a sample
 //! is of the moment at which the operation was done, whatever the others were doing.
 use serde::Serialize;
-use xlog_report::page::{Page, size};
 use xlog_report::plot;
+use xlog_report::text_report::{TextReport, size};
 use xlog_workloads::stack::Stack;
 
 /// Samples of a replay; one more at its end.
@@ -33,7 +33,7 @@ pub(super) fn step(operations: usize) -> usize {
 
 impl Sample {
     /// How `stack` stands.
-    pub(super) fn take(operation: usize, live_bytes: u64, stack: &Stack) -> Self {
+    pub(super) fn measure(operation: usize, live_bytes: u64, stack: &Stack) -> Self {
         let pool = stack.snapshot();
         Self {
             operation,
@@ -57,7 +57,7 @@ fn columns(samples: &[Sample], value: impl Fn(&Sample) -> f64) -> Vec<f64> {
 }
 
 /// Plots of a run, from its first operation to its last.
-pub(super) fn render(page: &mut Page, samples: &[Sample]) {
+pub(super) fn render(page: &mut TextReport, samples: &[Sample]) {
     if samples.len() < 2 {
         return;
     }

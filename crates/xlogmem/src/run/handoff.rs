@@ -53,7 +53,7 @@ pub(super) struct Outcome {
 }
 
 /// What the threads of a run share.
-struct Shared {
+struct HandoffShared {
     progress: Progress,
     stop: AtomicBool,
     verified: AtomicU64,
@@ -92,7 +92,7 @@ impl Plan {
 
     /// Runs all rounds; a thread that fails stops the others.
     pub(super) fn run(&self) -> Outcome {
-        let shared = Shared {
+        let shared = HandoffShared {
             progress: Progress::new("rounds", self.rounds),
             stop: AtomicBool::new(false),
             verified: AtomicU64::new(0),
@@ -131,7 +131,7 @@ impl Plan {
     }
 
     /// The share of one thread: every round whose number leaves its own when divided by the number of threads.
-    fn rounds_of(&self, thread: u32, shared: &Shared) -> Result<()> {
+    fn rounds_of(&self, thread: u32, shared: &HandoffShared) -> Result<()> {
         let mut pending = VecDeque::with_capacity(IN_FLIGHT);
         for round in (thread..self.rounds).step_by(self.threads as usize) {
             if shared.stop.load(Ordering::Relaxed) {
@@ -222,7 +222,7 @@ impl Plan {
     }
 
     /// Waits for a sum and compares it with the host's.
-    fn verify(&self, pending: &Pending, shared: &Shared) -> Result<()> {
+    fn verify(&self, pending: &Pending, shared: &HandoffShared) -> Result<()> {
         let (left, right) = self.salts(pending.round);
         let expected = host::mixed_sum(left, right, self.rows);
         let mut found = [0];

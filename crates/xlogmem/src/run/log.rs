@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use serde::Serialize;
 use xlog_cuda::device_runtime::LoggingSink;
-use xlog_report::page::Page;
+use xlog_report::text_report::TextReport;
 use xlog_workloads::stack::StackOptions;
 
 use super::arguments::StackArguments;
@@ -54,7 +54,7 @@ impl LogReport {
         ))
     }
 
-    pub(crate) fn render(&self, page: &mut Page) {
+    pub(crate) fn render(&self, page: &mut TextReport) {
         let missing = match self.problem() {
             None => String::new(),
             Some(_) => format!(", {} records are missing from it", self.dropped_records),

@@ -77,14 +77,14 @@ fn measure(stack: &Stack, arguments: &HandoffArguments, report: &mut Report) -> 
         driver_calls(device).zip(calls_before).map(|(after, before)| after - before);
     drop(plan);
     // What is counted below has to be settled, also after a failure.
-    let settled = settle(device, &manager);
+    let settled = drain(device, &manager);
     note(report, &manager.runtime().statistics(), &manager, &outcome);
     report.races = device.races().iter().map(ToString::to_string).collect();
     outcome.error.map_or(Ok(()), Err)?;
     settled
 }
 
-fn settle(device: &CudaDevice, manager: &GpuMemoryManager) -> Result<()> {
+fn drain(device: &CudaDevice, manager: &GpuMemoryManager) -> Result<()> {
     device.synchronize()?;
     manager.runtime().reap_pending()?;
     Ok(())

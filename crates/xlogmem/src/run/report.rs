@@ -3,7 +3,7 @@
 //! Field names are the interface: a field may be added, none changes its name or meaning without a new `schema` number.
 //! Every field is always there; what is not known is `null`.
 use serde::Serialize;
-use xlog_report::page::{Page, size};
+use xlog_report::text_report::{TextReport, size};
 
 use super::handoff::Wrong;
 use super::log::LogReport;
@@ -131,7 +131,7 @@ impl Report {
 
     /// The report for people.
     pub(super) fn render(&self) -> String {
-        let mut page = Page::default();
+        let mut page = TextReport::default();
         page.title("Handoff");
         let name = self.device_name.as_deref();
         page.line(
@@ -163,7 +163,7 @@ impl Report {
         }
     }
 
-    fn figures(&self, page: &mut Page, seconds: f64) {
+    fn figures(&self, page: &mut TextReport, seconds: f64) {
         page.title("Result");
         page.line("rounds verified", &self.rounds_verified.to_string());
         page.line("rounds wrong", &self.rounds_wrong.to_string());

@@ -12,7 +12,7 @@ use std::io::IsTerminal;
 use xlog_cuda::ledger::{LedgerResult, LedgerView, Snapshot};
 
 use crate::cli::Refusal;
-use crate::ledger::{self, Place};
+use crate::ledger::{self, LedgerLocation};
 use crate::{Output, json_text};
 pub(crate) use arguments::TopArguments;
 use view::{Before, Picture};
@@ -21,11 +21,11 @@ use view::{Before, Picture};
 pub(crate) fn run(arguments: &TopArguments) -> Result<Output, Refusal> {
     let place = ledger::place(arguments.ledger.as_deref())?;
     place.check()?;
-    let (mut before, mut eyes) = (Before::default(), Eyes::default());
+    let (mut before, mut views) = (Before::default(), OpenViews::default());
     if arguments.once || arguments.json {
-        look(&place, &mut before, &mut eyes);
+        observe(&place, &mut before, &mut views);
         std::thread::sleep(arguments.every);
-        let mut picture = look(&place, &mut before, &mut eyes);
+        let mut picture = observe(&place, &mut before, &mut views);
         picture.sort(arguments.sort);
         let text = match arguments.json {
             true => json_text(&picture),
@@ -38,21 +38,21 @@ pub(crate) fn run(arguments: &TopArguments) -> Result<Output, Refusal> {
             "top needs a terminal for input and output; print one picture with --once".to_owned(),
         ));
     }
-    let failure = screen::show(arguments, || look(&place, &mut before, &mut eyes)).err();
+    let failure = screen::show(arguments, || observe(&place, &mut before, &mut views)).err();
     Ok(Output { text: String::new(), failure: failure.map(|error| format!("top: {error}")) })
 }
 
-fn look(place: &Place, before: &mut Before, eyes: &mut Eyes) -> Picture {
+fn observe(place: &LedgerLocation, before: &mut Before, views: &mut OpenViews) -> Picture {
     let (shown, found) = place.snapshots();
-    eyes.keep_on(&found);
+    views.keep_on(&found);
     Picture::new(shown, found, before)
 }
 
 /// Views that are kept open between looks, so that processes know that they are watched.
 #[derive(Default)]
-struct Eyes(Vec<LedgerView>);
+struct OpenViews(Vec<LedgerView>);
 
-impl Eyes {
+impl OpenViews {
     /// Opens all anew, since a file may have been replaced, and closes those of before after that.
     fn keep_on(&mut self, found: &[(String, LedgerResult<Snapshot>)]) {
         let open = |(path, snapshot): &(String, LedgerResult<Snapshot>)| {

@@ -29,7 +29,7 @@ impl Borrowed {
         let previous = std::panic::take_hook();
         // The message of a panic belongs on the screen that stays.
         std::panic::set_hook(Box::new(move |info| {
-            give_back();
+            restore_terminal();
             previous(info);
         }));
         enable_raw_mode()?;
@@ -41,12 +41,12 @@ impl Borrowed {
 
 impl Drop for Borrowed {
     fn drop(&mut self) {
-        give_back();
+        restore_terminal();
     }
 }
 
 /// Whatever fails here, there is nobody left to be told.
-fn give_back() {
+fn restore_terminal() {
     let _ = execute!(io::stdout(), cursor::Show, LeaveAlternateScreen);
     let _ = disable_raw_mode();
 }
@@ -63,22 +63,22 @@ struct State {
 
 /// What a key asks for.
 #[derive(PartialEq)]
-enum Wish {
+enum KeyAction {
     Quit,
     Draw,
     Nothing,
 }
 
 impl State {
-    fn key(&mut self, key: KeyEvent) -> Wish {
+    fn key(&mut self, key: KeyEvent) -> KeyAction {
         if key.kind == KeyEventKind::Release {
-            return Wish::Nothing;
+            return KeyAction::Nothing;
         }
         let page = self.height.saturating_sub(2).max(1);
         match key.code {
-            KeyCode::Char('q') | KeyCode::Esc => return Wish::Quit,
+            KeyCode::Char('q') | KeyCode::Esc => return KeyAction::Quit,
             KeyCode::Char('c') if key.modifiers.contains(KeyModifiers::CONTROL) => {
-                return Wish::Quit;
+                return KeyAction::Quit;
             }
             KeyCode::Char('p') => self.paused = !self.paused,
             KeyCode::Char('s') => self.sort = self.sort.next(),
@@ -88,21 +88,24 @@ impl State {
             KeyCode::PageDown | KeyCode::Right => self.first += page,
             KeyCode::Home => self.first = 0,
             KeyCode::End => self.first = usize::MAX,
-            _ => return Wish::Nothing,
+            _ => return KeyAction::Nothing,
         }
-        Wish::Draw
+        KeyAction::Draw
     }
 }
 
 /// Shows pictures until the user or a signal ends it.
-pub(super) fn show(arguments: &TopArguments, mut look: impl FnMut() -> Picture) -> io::Result<()> {
+pub(super) fn show(
+    arguments: &TopArguments,
+    mut observe: impl FnMut() -> Picture,
+) -> io::Result<()> {
     let ended = Arc::new(AtomicBool::new(false));
     for signal in [SIGTERM, SIGHUP, SIGINT] {
         signal_hook::flag::register(signal, Arc::clone(&ended))?;
     }
     let _terminal = Borrowed::new()?;
     let mut state = State { sort: arguments.sort, paused: false, first: 0, lines: 0, height: 24 };
-    let mut picture = look();
+    let mut picture = observe();
     let mut next = Instant::now() + arguments.every;
     draw(&mut picture, &mut state)?;
     while !ended.load(Ordering::Relaxed) {
@@ -110,18 +113,18 @@ pub(super) fn show(arguments: &TopArguments, mut look: impl FnMut() -> Picture) 
         if poll(wait.min(PATIENCE))? {
             let wish = match read()? {
                 Event::Key(key) => state.key(key),
-                Event::Resize(..) => Wish::Draw,
-                _ => Wish::Nothing,
+                Event::Resize(..) => KeyAction::Draw,
+                _ => KeyAction::Nothing,
             };
             match wish {
-                Wish::Quit => break,
-                Wish::Draw => draw(&mut picture, &mut state)?,
-                Wish::Nothing => {}
+                KeyAction::Quit => break,
+                KeyAction::Draw => draw(&mut picture, &mut state)?,
+                KeyAction::Nothing => {}
             }
         }
         if !state.paused && Instant::now() >= next {
             next = Instant::now() + arguments.every;
-            picture = look();
+            picture = observe();
             draw(&mut picture, &mut state)?;
         }
     }
@@ -167,24 +170,24 @@ fn line(out: &mut impl Write, text: &str, width: u16) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    fn press(state: &mut State, code: KeyCode) -> Wish {
+    fn press(state: &mut State, code: KeyCode) -> KeyAction {
         state.key(KeyEvent::new(code, KeyModifiers::NONE))
     }
 
     #[test]
     fn keys_pause_sort_scroll_and_end() {
         let mut state = State { sort: Column::Used, paused: false, first: 0, lines: 0, height: 10 };
-        assert!(press(&mut state, KeyCode::Char('p')) == Wish::Draw && state.paused);
-        assert!(press(&mut state, KeyCode::Char('s')) == Wish::Draw);
+        assert!(press(&mut state, KeyCode::Char('p')) == KeyAction::Draw && state.paused);
+        assert!(press(&mut state, KeyCode::Char('s')) == KeyAction::Draw);
         assert_eq!(state.sort, Column::Peak);
         press(&mut state, KeyCode::Up);
         assert_eq!(state.first, 0);
         press(&mut state, KeyCode::Down);
         press(&mut state, KeyCode::PageDown);
         assert_eq!(state.first, 9);
-        assert!(press(&mut state, KeyCode::Char('x')) == Wish::Nothing);
-        assert!(press(&mut state, KeyCode::Char('q')) == Wish::Quit);
+        assert!(press(&mut state, KeyCode::Char('x')) == KeyAction::Nothing);
+        assert!(press(&mut state, KeyCode::Char('q')) == KeyAction::Quit);
         let interrupt = KeyEvent::new(KeyCode::Char('c'), KeyModifiers::CONTROL);
-        assert!(state.key(interrupt) == Wish::Quit);
+        assert!(state.key(interrupt) == KeyAction::Quit);
     }
 }

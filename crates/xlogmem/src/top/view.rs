@@ -10,7 +10,7 @@ use std::time::{Duration, Instant, SystemTime};
 use serde::Serialize;
 use xlog_cuda::ledger::{LedgerResult, SlotSnapshot, Snapshot, TagUse};
 use xlog_report::escape;
-use xlog_report::page::size;
+use xlog_report::text_report::size;
 
 const SCHEMA: u32 = 1;
 const COLUMNS: usize = 80;
@@ -209,7 +209,7 @@ impl Device {
             });
             used.insert(owner, slot.used);
             // What a dead process held by tag is held no more.
-            let told = slot.tags.as_ref().filter(|_| slot.alive);
+            let published = slot.tags.as_ref().filter(|_| slot.alive);
             Process {
                 pid: slot.pid,
                 name: slot.name.clone(),
@@ -220,9 +220,13 @@ impl Device {
                 bytes_per_second: rate,
                 // A clock that was set back has no answer.
                 seconds: slot.started.elapsed().ok().map(|passed| passed.as_secs_f64()),
-                tags: told.iter().flat_map(|told| &told.tags).map(Tag::new).collect(),
-                tags_age_seconds: told
-                    .and_then(|told| told.told_at().elapsed().ok())
+                tags: published
+                    .iter()
+                    .flat_map(|published| &published.tags)
+                    .map(Tag::new)
+                    .collect(),
+                tags_age_seconds: published
+                    .and_then(|published| published.published_at().elapsed().ok())
                     .map(|passed| passed.as_secs_f64()),
             }
         };
@@ -305,8 +309,8 @@ impl Device {
 }
 
 impl Tag {
-    fn new(told: &TagUse) -> Self {
-        Self { tag: told.tag.clone(), bytes: told.bytes }
+    fn new(published: &TagUse) -> Self {
+        Self { tag: published.tag.clone(), bytes: published.bytes }
     }
 }
 

@@ -83,7 +83,7 @@ fn no_name_in_a_ledger_commands_the_terminal() {
     let config = config.with_directory(scratch.folder()).with_limit(1 << 20).with_name(EVIL);
     let ledger = Ledger::open(config).unwrap();
     ledger.take(1 << 10).unwrap();
-    ledger.tell_tags([(EVIL, 1 << 10)]);
+    ledger.publish_tags([(EVIL, 1 << 10)]);
     let folder = scratch.path("");
     show(&["top", "--once", "--every", "0.05", "--ledger", &folder]);
     show(&["ledger", "--ledger", &folder]);

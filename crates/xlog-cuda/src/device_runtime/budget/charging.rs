@@ -4,13 +4,13 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::GlobalDeviceBudget;
-use super::core::{Claim, Core};
-use super::flights::Seat;
+use super::charge_table::Charge;
+use super::core::{BudgetCore, ChargeRequest};
+use super::in_flight::ShardId;
 use super::policy::OomPolicy;
-use super::reclaim::{Reclaim, call_below};
-use super::records::Record;
-use super::seats::seat;
-use super::tally::TagIndex;
+use super::reclaim::{ReclaimState, call_below};
+use super::shard_id::current_shard;
+use super::tag_counts::TagIndex;
 use super::tree::{DEVICE, ScopeIndex};
 use crate::device_runtime::resource::{
     AllocTag, DeviceBlock, DeviceMemoryResource, ResourceError, ResourceResult,
@@ -18,27 +18,27 @@ use crate::device_runtime::resource::{
 use crate::device_wait;
 
 /// How often a block that is larger than was announced is asked for again.
-const TRIES: u32 = 4;
+const MAX_ATTEMPTS: u32 = 4;
 
 /// A charge whose inner call is under way. Dropped by a panic below, it gives the charge back.
-struct Flight<'a> {
-    core: &'a Core,
-    seat: Seat,
+struct ChargeInFlight<'a> {
+    core: &'a BudgetCore,
+    shard_id: ShardId,
     charge: usize,
     scope: ScopeIndex,
     tag: TagIndex,
     blocks: u32,
 }
 
-impl Drop for Flight<'_> {
+impl Drop for ChargeInFlight<'_> {
     fn drop(&mut self) {
-        self.core.release(self.seat, self.charge, self.scope, self.tag, self.blocks);
+        self.core.release(self.shard_id, self.charge, self.scope, self.tag, self.blocks);
     }
 }
 
 /// How an inner call went.
 pub(super) enum Outcome<B> {
-    Given(B),
+    Allocated(B),
     /// With what budgets below have waited before there was a deadline.
     Failed(ResourceError, Duration),
     /// The block was larger than announced and did not fit: it would have been this.
@@ -72,41 +72,47 @@ impl Blocks for Vec<DeviceBlock> {
 impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
     /// One block of `bytes`, charged `charge`. The usual way takes the charge out of this thread's own credit.
     #[inline(always)]
-    pub(super) fn obtain(
+    pub(super) fn allocate_charged(
         &self,
         (bytes, charge): (usize, usize),
         tag: AllocTag,
         call: impl Fn() -> ResourceResult<DeviceBlock>,
     ) -> ResourceResult<DeviceBlock> {
-        let seat = seat();
+        let shard_id = current_shard();
         if bytes == 0 || super::scope::current(&self.core) != DEVICE {
-            return self.obtain_slow((bytes, charge), tag, None, call);
+            return self.allocate_charged_slow((bytes, charge), tag, None, call);
         }
-        let Some(index) = self.core.take_own(seat, charge, tag) else {
-            return self.obtain_slow((bytes, charge), tag, None, call);
+        let Some(index) = self.core.try_charge_own(shard_id, charge, tag) else {
+            return self.allocate_charged_slow((bytes, charge), tag, None, call);
         };
-        let flight =
-            Flight { core: &self.core, seat, charge, scope: DEVICE, tag: index, blocks: 1 };
+        let in_flight = ChargeInFlight {
+            core: &self.core,
+            shard_id,
+            charge,
+            scope: DEVICE,
+            tag: index,
+            blocks: 1,
+        };
         // What would wait for the device comes back here as a failure, and has a deadline then.
         let deferred = device_wait::defer();
         match call() {
             Ok(block) if block.bytes <= charge => {
                 drop(deferred);
-                std::mem::forget(flight);
-                let record = Record { charge, tag: index, scope: DEVICE };
-                self.core.records.put(block.ptr, block.generation, record);
-                self.core.keep(seat, charge);
+                std::mem::forget(in_flight);
+                let entry = Charge { charge, tag: index, scope: DEVICE };
+                self.core.charges.insert(block.ptr, block.generation, entry);
+                self.core.confirm(shard_id, charge);
                 Ok(block)
             }
             Ok(block) => {
                 drop(deferred);
-                let outcome = self.settle(flight, block, |_| charge);
-                self.obtain_slow((bytes, charge), tag, Some(outcome), call)
+                let outcome = self.record_charges(in_flight, block, |_| charge);
+                self.allocate_charged_slow((bytes, charge), tag, Some(outcome), call)
             }
             Err(error) => {
                 let failed = Outcome::Failed(error, deferred.end());
-                drop(flight);
-                self.obtain_slow((bytes, charge), tag, Some(failed), call)
+                drop(in_flight);
+                self.allocate_charged_slow((bytes, charge), tag, Some(failed), call)
             }
         }
     }
@@ -114,68 +120,69 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
     /// From the balance, or after reclaiming, and after what has failed.
     #[cold]
     #[inline(never)]
-    fn obtain_slow(
+    fn allocate_charged_slow(
         &self,
         (bytes, charge): (usize, usize),
         tag: AllocTag,
         failed: Option<Outcome<DeviceBlock>>,
         call: impl Fn() -> ResourceResult<DeviceBlock>,
     ) -> ResourceResult<DeviceBlock> {
-        let claim = self.claim(bytes, charge, tag)?;
-        self.climb(&claim, None, failed, call, |_| claim.charge)
+        let request = self.charge_request(bytes, charge, tag)?;
+        self.allocate_with_reclaim(&request, None, failed, call, |_| request.charge)
     }
 
     /// Takes, calls, and makes room below while there is a way to.
-    pub(super) fn climb<B: Blocks>(
+    pub(super) fn allocate_with_reclaim<B: Blocks>(
         &self,
-        claim: &Claim,
+        request: &ChargeRequest,
         policy: Option<&OomPolicy>,
         failed: Option<Outcome<B>>,
         call: impl Fn() -> ResourceResult<B>,
         announced: impl Fn(usize) -> usize,
     ) -> ResourceResult<B> {
-        let seat = seat();
-        let mut claim = *claim;
+        let shard_id = current_shard();
+        let mut request = *request;
         // The budget's own policy, unless the caller has one; asked for when it is needed.
         let policy = || policy.cloned().unwrap_or_else(|| self.core.policy());
-        let mut reclaim: Option<Reclaim> = None;
+        let mut reclaim: Option<ReclaimState> = None;
         let mut failed = failed;
         let mut larger = 0;
         loop {
             match failed {
                 None => {}
-                Some(Outcome::Given(given)) => return Ok(given),
+                Some(Outcome::Allocated(given)) => return Ok(given),
                 Some(Outcome::Failed(error, spent)) => {
                     if !self.is_shortage(&error) {
                         return Err(error);
                     }
-                    let reclaim = reclaim.get_or_insert_with(|| Reclaim::new(policy(), spent));
-                    if !self.make_room_below(&claim, reclaim) {
-                        self.report_below(&claim, &error);
+                    let reclaim = reclaim.get_or_insert_with(|| ReclaimState::new(policy(), spent));
+                    if !self.reclaim_step(&request, reclaim) {
+                        self.report_below(&request, &error);
                         return Err(error);
                     }
                 }
                 Some(Outcome::Larger(charge)) => {
-                    claim.charge = charge;
+                    request.charge = charge;
                     larger += 1;
-                    if larger > TRIES {
-                        let sight = self.core.sight(charge, claim.scope);
-                        return Err(self.refuse(&claim, sight));
+                    if larger > MAX_ATTEMPTS {
+                        let snapshot = self.core.snapshot(charge, request.scope);
+                        return Err(self.refuse(&request, snapshot));
                     }
                 }
             }
-            let tag = match self.core.take(seat, &claim) {
+            let tag = match self.core.try_charge(shard_id, &request) {
                 Some(tag) => tag,
                 None => {
                     let reclaim =
-                        reclaim.get_or_insert_with(|| Reclaim::new(policy(), Duration::ZERO));
-                    self.charge_with_reclaim(seat, &claim, reclaim)?
+                        reclaim.get_or_insert_with(|| ReclaimState::new(policy(), Duration::ZERO));
+                    self.charge_with_reclaim(shard_id, &request, reclaim)?
                 }
             };
-            let Claim { charge, scope, blocks, .. } = claim;
-            let flight = Flight { core: &self.core, seat, charge, scope, tag, blocks };
+            let ChargeRequest { charge, scope, blocks, .. } = request;
+            let in_flight =
+                ChargeInFlight { core: &self.core, shard_id, charge, scope, tag, blocks };
             failed = Some(match call_below(reclaim.as_ref(), &call) {
-                (Ok(given), _) => self.settle(flight, given, &announced),
+                (Ok(given), _) => self.record_charges(in_flight, given, &announced),
                 (Err(error), spent) => Outcome::Failed(error, spent),
             });
         }
@@ -192,13 +199,13 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
 
     /// Records what was given; takes what it is larger than announced, or returns it.
     #[cold]
-    fn settle<B: Blocks>(
+    fn record_charges<B: Blocks>(
         &self,
-        flight: Flight<'_>,
+        in_flight: ChargeInFlight<'_>,
         given: B,
         announced: impl Fn(usize) -> usize,
     ) -> Outcome<B> {
-        let Flight { seat, charge, scope, tag, .. } = flight;
+        let ChargeInFlight { shard_id, charge, scope, tag, .. } = in_flight;
         let charges: Vec<usize> = given
             .blocks()
             .iter()
@@ -209,36 +216,36 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
         let extra = real.saturating_sub(charge);
         if extra > 0 {
             let name = self.core.names.name(tag as usize);
-            let claim = Claim { charge: extra, scope, tag: name, blocks: 0 };
-            if self.core.gather(seat, &claim).is_err() {
+            let request = ChargeRequest { charge: extra, scope, tag: name, blocks: 0 };
+            if self.core.charge_audited(shard_id, &request).is_err() {
                 // Recorded, so that the free releases what was charged, whenever it completes.
-                std::mem::forget(flight);
+                std::mem::forget(in_flight);
                 let mut left = charge;
                 let count = charges.len();
                 for (n, block) in given.blocks().iter().enumerate() {
                     let share = if n + 1 == count { left } else { announced(n).min(left) };
                     left -= share;
-                    let record = Record { charge: share, tag, scope };
-                    self.core.records.put(block.ptr, block.generation, record);
+                    let entry = Charge { charge: share, tag, scope };
+                    self.core.charges.insert(block.ptr, block.generation, entry);
                 }
-                self.core.keep(seat, charge);
+                self.core.confirm(shard_id, charge);
                 let _ = self.deallocate_batch(given.into_vec());
                 return Outcome::Larger(real);
             }
-            self.core.keep(seat, extra);
+            self.core.confirm(shard_id, extra);
         }
-        std::mem::forget(flight);
+        std::mem::forget(in_flight);
         for (block, charge) in given.blocks().iter().zip(&charges) {
-            let record = Record { charge: *charge, tag, scope };
-            self.core.records.put(block.ptr, block.generation, record);
+            let entry = Charge { charge: *charge, tag, scope };
+            self.core.charges.insert(block.ptr, block.generation, entry);
         }
         if charge > real {
             // It was asked for again with the size of a larger block.
-            self.core.keep(seat, real);
-            self.core.release(seat, charge - real, scope, tag, 0);
+            self.core.confirm(shard_id, real);
+            self.core.release(shard_id, charge - real, scope, tag, 0);
         } else {
-            self.core.keep(seat, charge);
+            self.core.confirm(shard_id, charge);
         }
-        Outcome::Given(given)
+        Outcome::Allocated(given)
     }
 }

@@ -6,26 +6,26 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
 use super::callbacks::Callbacks;
-use super::credit::{Balance, Credits, Shard, Sight};
-use super::flights::Seat;
+use super::charge_table::ChargeTable;
+use super::in_flight::ShardId;
 use super::policy::{OomPolicy, Pressure};
 use super::primitive::Mutex;
-use super::records::Records;
+use super::quota::{AuditSnapshot, Balance, Shard, ThreadQuotas};
 use super::report::{OomReport, OtherUse, ScopeUsage, TagUsage};
-use super::seats::SEATS;
-use super::tally::{Freed, Pending, TagIndex, TagNames, Tally};
+use super::shard_id::SHARDS;
+use super::tag_counts::{Freed, Pending, TagCounts, TagIndex, TagNames};
 use super::tree::{DEVICE, ScopeIndex};
-use super::waiting::Queue;
+use super::waiting::WaitQueue;
 use crate::device_runtime::resource::{AllocTag, PhysicalCap};
 
 pub(crate) type OtherUseHook = Arc<dyn Fn() -> Option<OtherUse> + Send + Sync>;
 
-pub(crate) struct Core {
+pub(crate) struct BudgetCore {
     /// Never 0.
     pub(crate) id: u64,
-    pub(crate) credits: Credits<Tally, SEATS>,
+    pub(crate) quotas: ThreadQuotas<TagCounts, SHARDS>,
     pub(crate) names: TagNames,
-    pub(crate) records: Records,
+    pub(crate) charges: ChargeTable,
     /// What the balance says, to be read without it.
     limit: AtomicUsize,
     /// The limit as the resource below knows it, for what it takes from the card. It ends with the budget.
@@ -36,12 +36,12 @@ pub(crate) struct Core {
     pub(crate) refusals: Callbacks<OomReport>,
     pub(crate) other_use: Mutex<Option<OtherUseHook>>,
     pub(crate) last_oom: Mutex<Option<Arc<OomReport>>>,
-    pub(crate) queue: Queue,
+    pub(crate) queue: WaitQueue,
 }
 
 /// Whom a charge is for.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Claim {
+pub(crate) struct ChargeRequest {
     pub(crate) charge: usize,
     pub(crate) scope: ScopeIndex,
     pub(crate) tag: AllocTag,
@@ -49,14 +49,14 @@ pub(crate) struct Claim {
     pub(crate) blocks: u32,
 }
 
-impl Core {
-    pub(crate) fn new(limit: usize, placed: bool, cap: Weak<PhysicalCap>) -> Self {
+impl BudgetCore {
+    pub(crate) fn new(limit: usize, by_slot: bool, cap: Weak<PhysicalCap>) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         Self {
             id: NEXT.fetch_add(1, Ordering::Relaxed),
-            credits: Credits::new(limit),
+            quotas: ThreadQuotas::new(limit),
             names: TagNames::default(),
-            records: Records::new(placed),
+            charges: ChargeTable::new(by_slot),
             limit: AtomicUsize::new(limit),
             cap,
             scope_names: Mutex::default(),
@@ -65,7 +65,7 @@ impl Core {
             refusals: Callbacks::default(),
             other_use: Mutex::default(),
             last_oom: Mutex::default(),
-            queue: Queue::default(),
+            queue: WaitQueue::default(),
         }
     }
 
@@ -77,7 +77,7 @@ impl Core {
     /// Another limit; returns by how much it is exceeded.
     pub(crate) fn set_limit(&self, limit: usize) -> usize {
         let cap = self.cap.upgrade();
-        let over = self.credits.set_limit(limit, || {
+        let over = self.quotas.set_limit(limit, || {
             self.limit.store(limit, Ordering::Relaxed);
             if let Some(cap) = &cap {
                 cap.set(limit);
@@ -89,39 +89,58 @@ impl Core {
 
     /// Takes a charge of one block out of this thread's own credit, outside all scopes; it is in flight.
     #[inline(always)]
-    pub(crate) fn take_own(&self, seat: Seat, charge: usize, tag: AllocTag) -> Option<TagIndex> {
-        self.credits.take_own(seat, charge, |tally| {
-            let tag = tally.index_of(tag, &self.names);
-            tally.add(tag, charge, 1);
+    pub(crate) fn try_charge_own(
+        &self,
+        shard_id: ShardId,
+        charge: usize,
+        tag: AllocTag,
+    ) -> Option<TagIndex> {
+        self.quotas.try_charge_own(shard_id, charge, |tag_counts| {
+            let tag = tag_counts.index_of(tag, &self.names);
+            tag_counts.add(tag, charge, 1);
             tag
         })
     }
 
     /// Takes a charge from this thread's shard or the balance; it is in flight. `None` declines: other shards may have the bytes.
-    pub(crate) fn take(&self, seat: Seat, claim: &Claim) -> Option<TagIndex> {
-        let note = |tally: &mut Tally| self.note(tally, claim);
-        self.credits.take(seat, claim.charge, claim.scope, note)
+    pub(crate) fn try_charge(
+        &self,
+        shard_id: ShardId,
+        request: &ChargeRequest,
+    ) -> Option<TagIndex> {
+        let note = |tag_counts: &mut TagCounts| self.note(tag_counts, request);
+        self.quotas.try_charge(shard_id, request.charge, request.scope, note)
     }
 
     /// Takes a charge out of everything that is free, wherever it is; it is in flight.
-    pub(crate) fn gather(&self, seat: Seat, claim: &Claim) -> Result<TagIndex, Sight> {
-        let note = |tally: &mut Tally| self.note(tally, claim);
-        self.credits.gather(seat, claim.charge, claim.scope, note)
+    pub(crate) fn charge_audited(
+        &self,
+        shard_id: ShardId,
+        request: &ChargeRequest,
+    ) -> Result<TagIndex, AuditSnapshot> {
+        let note = |tag_counts: &mut TagCounts| self.note(tag_counts, request);
+        self.quotas.charge_audited(shard_id, request.charge, request.scope, note)
     }
 
-    /// Releases what is `freed` of the pending blocks, then [`Core::gather`]. A deficit comes with the pending blocks of its instant.
-    pub(crate) fn gather_after(
+    /// Releases what is `freed` of the pending blocks, then [`BudgetCore::charge_audited`]. A deficit comes with the pending blocks of its instant.
+    pub(crate) fn charge_after_release(
         &self,
-        seat: Seat,
-        claim: &Claim,
+        shard_id: ShardId,
+        request: &ChargeRequest,
         freed: &Freed,
-    ) -> Result<TagIndex, (Sight, Vec<Pending>)> {
-        let (result, waited_for) = self.credits.audit(|shards, balance| {
+    ) -> Result<TagIndex, (AuditSnapshot, Vec<Pending>)> {
+        let (result, waited_for) = self.quotas.audit(|shards, balance| {
             let waited_for = release_pending(shards, balance, freed);
-            let note = |tally: &mut Tally| self.note(tally, claim);
-            let granted =
-                self.credits.grant(shards, balance, seat, claim.charge, claim.scope, note);
-            (granted.map_err(|sight| (sight, pending(shards))), waited_for)
+            let note = |tag_counts: &mut TagCounts| self.note(tag_counts, request);
+            let charged = self.quotas.charge_in_audit(
+                shards,
+                balance,
+                shard_id,
+                request.charge,
+                request.scope,
+                note,
+            );
+            (charged.map_err(|snapshot| (snapshot, pending(shards))), waited_for)
         });
         if waited_for {
             self.queue.wake();
@@ -131,52 +150,52 @@ impl Core {
 
     /// All pending blocks.
     pub(crate) fn pending(&self) -> Vec<Pending> {
-        self.credits.audit(|shards, _| pending(shards))
+        self.quotas.audit(|shards, _| pending(shards))
     }
 
     /// Releases what is `freed` of the pending blocks.
     pub(crate) fn release_freed(&self, freed: &Freed) {
-        if self.credits.audit(|shards, balance| release_pending(shards, balance, freed)) {
+        if self.quotas.audit(|shards, balance| release_pending(shards, balance, freed)) {
             self.queue.wake();
         }
     }
 
-    /// [`Core::release_freed`] of this thread's shard alone.
-    pub(crate) fn release_own_freed(&self, seat: Seat, freed: &Freed) {
-        let take = |tally: &mut Tally| {
-            let gone = tally.take_freed(freed);
-            tally.ask_at = 2 * tally.pending.len();
+    /// [`BudgetCore::release_freed`] of this thread's shard alone.
+    pub(crate) fn release_own_freed(&self, shard_id: ShardId, freed: &Freed) {
+        let remove_ended = |tag_counts: &mut TagCounts| {
+            let gone = tag_counts.remove_freed(freed);
+            tag_counts.query_at = 2 * tag_counts.pending.len();
             gone.iter().map(|pending| (pending.charge, pending.scope)).collect()
         };
-        if self.credits.release_own_pending(seat, take) {
+        if self.quotas.release_own_pending(shard_id, remove_ended) {
             self.queue.wake();
         }
     }
 
-    fn note(&self, tally: &mut Tally, claim: &Claim) -> TagIndex {
-        let tag = tally.index_of(claim.tag, &self.names);
-        tally.add(tag, claim.charge, claim.blocks);
+    fn note(&self, tag_counts: &mut TagCounts, request: &ChargeRequest) -> TagIndex {
+        let tag = tag_counts.index_of(request.tag, &self.names);
+        tag_counts.add(tag, request.charge, request.blocks);
         tag
     }
 
     /// What was in flight is charged as before.
     #[inline(always)]
-    pub(crate) fn keep(&self, seat: Seat, charge: usize) {
-        self.credits.end(seat, charge);
+    pub(crate) fn confirm(&self, shard_id: ShardId, charge: usize) {
+        self.quotas.end(shard_id, charge);
     }
 
     /// What was in flight, a block, is free.
     #[inline(always)]
     pub(crate) fn release_block(
         &self,
-        seat: Seat,
+        shard_id: ShardId,
         charge: usize,
         scope: ScopeIndex,
         tag: TagIndex,
     ) {
-        let note = |tally: &mut Tally| tally.remove(tag, charge, 1);
-        if scope != DEVICE || !self.credits.release_own(seat, charge, note) {
-            self.release(seat, charge, scope, tag, 1);
+        let note = |tag_counts: &mut TagCounts| tag_counts.remove(tag, charge, 1);
+        if scope != DEVICE || !self.quotas.release_own(shard_id, charge, note) {
+            self.release(shard_id, charge, scope, tag, 1);
         }
     }
 
@@ -185,26 +204,26 @@ impl Core {
     #[inline(never)]
     pub(crate) fn release(
         &self,
-        seat: Seat,
+        shard_id: ShardId,
         charge: usize,
         scope: ScopeIndex,
         tag: TagIndex,
         blocks: u32,
     ) {
-        let note = |tally: &mut Tally| tally.remove(tag, charge, blocks);
-        if self.credits.release(seat, charge, scope, note) {
+        let note = |tag_counts: &mut TagCounts| tag_counts.remove(tag, charge, blocks);
+        if self.quotas.release(shard_id, charge, scope, note) {
             self.queue.wake();
         }
     }
 
     /// The books as they are, and the room for a request.
-    pub(crate) fn sight(&self, charge: usize, scope: ScopeIndex) -> Sight {
-        self.credits.sight(charge, scope)
+    pub(crate) fn snapshot(&self, charge: usize, scope: ScopeIndex) -> AuditSnapshot {
+        self.quotas.snapshot(charge, scope)
     }
 
     /// What each tag holds, the largest first.
     pub(crate) fn tags(&self) -> Vec<TagUsage> {
-        let sums = self.credits.audit(|shards, _| {
+        let sums = self.quotas.audit(|shards, _| {
             let mut sums = Vec::new();
             shards.iter().for_each(|shard| shard.extra.sum_into(&mut sums));
             sums
@@ -225,7 +244,7 @@ impl Core {
     pub(crate) fn scopes(&self) -> Vec<ScopeUsage> {
         let mut scopes = Vec::new();
         let mut names = self.scope_names.lock();
-        self.credits.with_scopes(|tree| {
+        self.quotas.with_scopes(|tree| {
             // A scope that was left open by nobody and has no bytes is gone.
             names.retain(|&index, name| match tree.figures(index) {
                 Some(figures) => {
@@ -250,17 +269,21 @@ impl Core {
     }
 }
 
-fn pending(shards: &[&mut Shard<Tally>]) -> Vec<Pending> {
+fn pending(shards: &[&mut Shard<TagCounts>]) -> Vec<Pending> {
     shards.iter().flat_map(|shard| shard.extra.pending.iter().copied()).collect()
 }
 
-fn release_pending(shards: &mut [&mut Shard<Tally>], balance: &mut Balance, freed: &Freed) -> bool {
+fn release_pending(
+    shards: &mut [&mut Shard<TagCounts>],
+    balance: &mut Balance,
+    freed: &Freed,
+) -> bool {
     let mut waited_for = false;
     if freed.is_empty() {
         return waited_for;
     }
     for shard in shards {
-        for pending in shard.extra.take_freed(freed) {
+        for pending in shard.extra.remove_freed(freed) {
             shard.end_pending(pending.charge);
             waited_for |= balance.release(pending.charge, pending.scope);
         }
@@ -268,14 +291,14 @@ fn release_pending(shards: &mut [&mut Shard<Tally>], balance: &mut Balance, free
     waited_for
 }
 
-impl fmt::Debug for Core {
+impl fmt::Debug for BudgetCore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let sight = self.sight(0, DEVICE);
+        let snapshot = self.snapshot(0, DEVICE);
         f.debug_struct("Budget")
-            .field("limit", &sight.limit)
-            .field("reserved", &sight.charged)
-            .field("in_flight", &sight.in_flight)
-            .field("pending", &sight.pending)
+            .field("limit", &snapshot.limit)
+            .field("reserved", &snapshot.charged)
+            .field("in_flight", &snapshot.in_flight)
+            .field("pending", &snapshot.pending)
             .finish_non_exhaustive()
     }
 }

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::callbacks::{self, Registration};
-use super::core::Core;
+use super::core::BudgetCore;
 use super::policy::{OomPolicy, Pressure};
 use super::report::{OomReport, OtherUse, ScopeUsage, TagUsage};
 use super::scope::BudgetScope;
@@ -14,11 +14,11 @@ use crate::device_runtime::resource::ResourceResult;
 /// A holder of a budget's books. Cheap to clone; it does not keep the resource.
 #[derive(Clone)]
 pub struct BudgetHandle {
-    core: Arc<Core>,
+    core: Arc<BudgetCore>,
 }
 
 impl BudgetHandle {
-    pub(super) fn new(core: Arc<Core>) -> Self {
+    pub(super) fn new(core: Arc<BudgetCore>) -> Self {
         Self { core }
     }
 
@@ -43,19 +43,19 @@ impl BudgetHandle {
     /// Bytes charged: blocks until they are free, reservations, and operations under way.
     #[must_use]
     pub fn reserved_bytes(&self) -> usize {
-        self.core.sight(0, DEVICE).charged
+        self.core.snapshot(0, DEVICE).charged
     }
 
     /// The limit less what is charged; 0 when the limit was lowered below.
     #[must_use]
     pub fn remaining(&self) -> usize {
-        self.core.sight(0, DEVICE).free()
+        self.core.snapshot(0, DEVICE).free()
     }
 
     /// Bytes of returned blocks that the resource below had not freed when it was last asked.
     #[must_use]
     pub fn pending_bytes(&self) -> usize {
-        self.core.sight(0, DEVICE).pending
+        self.core.snapshot(0, DEVICE).pending
     }
 
     /// How many requests wait for memory, as their [`WaitPolicy`](super::WaitPolicy) says.
@@ -151,7 +151,7 @@ mod tests {
         let (begin, begun) = mpsc::channel();
         std::thread::scope(|scope| {
             // The limit cannot change while everything is audited.
-            budget.core.credits.audit(|_, _| {
+            budget.core.quotas.audit(|_, _| {
                 scope.spawn(|| {
                     begin.send(()).unwrap();
                     budget.set_limit(8 * MIB);

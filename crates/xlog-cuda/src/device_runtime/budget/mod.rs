@@ -33,24 +33,24 @@
 //! ```
 
 mod callbacks;
+mod charge_table;
 mod charging;
 mod core;
-mod credit;
-mod flights;
 mod handle;
+mod in_flight;
 mod json;
 mod limit;
 mod policy;
 mod primitive;
+mod quota;
 mod reclaim;
-mod records;
 mod refusal;
 mod report;
 mod reservation;
 mod resource;
 mod scope;
-mod seats;
-mod tally;
+mod shard_id;
+mod tag_counts;
 mod tree;
 mod waiting;
 
@@ -60,7 +60,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use self::core::{Claim, Core};
+use self::core::{BudgetCore, ChargeRequest};
 use super::resource::{
     AllocTag, DeviceBlock, DeviceMemoryResource, PhysicalCap, ResourceError, ResourceResult,
     StreamId,
@@ -81,7 +81,7 @@ pub struct GlobalDeviceBudget<R = Box<dyn DeviceMemoryResource + Send + Sync>> {
     inner: R,
     handle: BudgetHandle,
     /// The handle's, one step nearer.
-    core: Arc<Core>,
+    core: Arc<BudgetCore>,
     /// Whether `OutOfBudget` from below is the word of a meter of physical bytes, and not of a budget that has done what it could.
     metered: AtomicBool,
     /// Handles do not keep it: a dropped budget caps nothing.
@@ -101,7 +101,7 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
     #[must_use]
     pub fn over(inner: R, limit: usize) -> Self {
         let cap = Arc::new(PhysicalCap::new(limit));
-        let core = Arc::new(Core::new(limit, inner.places_blocks(), Arc::downgrade(&cap)));
+        let core = Arc::new(BudgetCore::new(limit, inner.places_blocks(), Arc::downgrade(&cap)));
         // What takes no memory of the device itself, or does not say, is limited by what its blocks are charged.
         let _ = inner.cap_physical(cap.clone());
         let handle = BudgetHandle::new(core.clone());
@@ -153,22 +153,23 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
         tag: AllocTag,
         policy: &OomPolicy,
     ) -> ResourceResult<DeviceBlock> {
-        let claim = self.claim(bytes, self.inner.charge_for(bytes), tag)?;
+        let request = self.charge_request(bytes, self.inner.charge_for(bytes), tag)?;
         let call = || self.inner.allocate(bytes, stream, tag);
-        self.climb(&claim, Some(policy), None, call, |_| claim.charge)
+        self.allocate_with_reclaim(&request, Some(policy), None, call, |_| request.charge)
     }
 
     /// Sets bytes aside, all or none, for blocks to come. They are charged to this thread's scope.
     pub fn reserve(&self, bytes: usize) -> ResourceResult<BudgetReservation> {
         let scope = scope::current_scope(&self.core);
         let index = scope.as_ref().map_or(tree::DEVICE, BudgetScope::index);
-        let claim = Claim { charge: bytes, scope: index, tag: reservation::RESERVED, blocks: 0 };
-        let seat = seats::seat();
-        if self.core.take(seat, &claim).is_none() {
-            let reclaim = reclaim::Reclaim::new(self.core.policy(), Duration::ZERO);
-            self.charge_with_reclaim(seat, &claim, &reclaim)?;
+        let request =
+            ChargeRequest { charge: bytes, scope: index, tag: reservation::RESERVED, blocks: 0 };
+        let shard_id = shard_id::current_shard();
+        if self.core.try_charge(shard_id, &request).is_none() {
+            let reclaim = reclaim::ReclaimState::new(self.core.policy(), Duration::ZERO);
+            self.charge_with_reclaim(shard_id, &request, &reclaim)?;
         }
-        self.core.keep(seat, bytes);
+        self.core.confirm(shard_id, bytes);
         let mut reservation =
             BudgetReservation { core: self.core.clone(), bytes, scope, below: None };
         reservation.below = match self.inner.reserve_budget(bytes) {
@@ -179,11 +180,16 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
         Ok(reservation)
     }
 
-    fn claim(&self, bytes: usize, charge: usize, tag: AllocTag) -> ResourceResult<Claim> {
+    fn charge_request(
+        &self,
+        bytes: usize,
+        charge: usize,
+        tag: AllocTag,
+    ) -> ResourceResult<ChargeRequest> {
         if bytes == 0 {
             return Err(ResourceError::zero_bytes());
         }
-        Ok(Claim { charge, scope: scope::current(&self.core), tag, blocks: 1 })
+        Ok(ChargeRequest { charge, scope: scope::current(&self.core), tag, blocks: 1 })
     }
 }
 

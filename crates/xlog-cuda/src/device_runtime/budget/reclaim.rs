@@ -15,18 +15,18 @@ use std::time::Duration;
 
 use super::GlobalDeviceBudget;
 use super::callbacks;
-use super::core::Claim;
-use super::credit::Sight;
-use super::flights::Seat;
+use super::core::ChargeRequest;
+use super::in_flight::ShardId;
 use super::policy::{OomPolicy, Pressure};
-use super::tally::{Freed, Pending, TagIndex, Tally};
+use super::quota::AuditSnapshot;
+use super::tag_counts::{Freed, Pending, TagCounts, TagIndex};
 use super::tree::DEVICE;
 use super::waiting::Ticket;
 use crate::device_runtime::resource::{BlockState, DeviceMemoryResource, ResourceError};
 use crate::device_wait::{self, Backoff, DeviceWait};
 
 /// Pending blocks that a shard collects before its thread asks about them.
-const ASK_AT: usize = 64;
+const QUERY_AT: usize = 64;
 /// Attempts in a row that a request makes without a pause, since each one found freed blocks that other threads then took.
 const MAX_ROUNDS: u32 = 64;
 
@@ -34,7 +34,7 @@ type PressureFunction = Arc<dyn Fn(&Pressure) + Send + Sync>;
 
 /// How far a request has come, and its deadline. Made when a request first fails.
 #[derive(Debug)]
-pub(super) struct Reclaim {
+pub(super) struct ReclaimState {
     policy: OomPolicy,
     step: u32,
     called: usize,
@@ -44,7 +44,7 @@ pub(super) struct Reclaim {
     _deadline: DeviceWait,
 }
 
-impl Reclaim {
+impl ReclaimState {
     /// `spent` is what budgets below have waited in this call.
     pub(super) fn new(policy: OomPolicy, spent: Duration) -> Self {
         let _deadline = DeviceWait::begin(policy.deadline.saturating_sub(spent));
@@ -63,7 +63,10 @@ fn kept_for(functions: &[PressureFunction]) -> Duration {
 
 /// Calls the resource below, which waits for the device only if an earlier call without waits has failed.
 /// Returns also what budgets below have spent before there was a deadline.
-pub(super) fn call_below<T>(reclaim: Option<&Reclaim>, call: impl FnOnce() -> T) -> (T, Duration) {
+pub(super) fn call_below<T>(
+    reclaim: Option<&ReclaimState>,
+    call: impl FnOnce() -> T,
+) -> (T, Duration) {
     match reclaim.and_then(|reclaim| reclaim.kept_below) {
         Some(kept) => {
             let left = device_wait::left().unwrap_or_default();
@@ -83,36 +86,37 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
     #[cold]
     pub(super) fn charge_with_reclaim(
         &self,
-        seat: Seat,
-        claim: &Claim,
-        reclaim: &Reclaim,
+        shard_id: ShardId,
+        request: &ChargeRequest,
+        reclaim: &ReclaimState,
     ) -> Result<TagIndex, ResourceError> {
-        crate::spans::slow_path!("out_of_memory_ladder", bytes = claim.charge);
+        crate::spans::slow_path!("out_of_memory_ladder", bytes = request.charge);
         let core = &*self.core;
-        if self.never_fits(claim) {
-            return Err(self.refuse(claim, core.sight(claim.charge, claim.scope)));
+        if self.never_fits(request) {
+            return Err(self.refuse(request, core.snapshot(request.charge, request.scope)));
         }
         if reclaim.policy.wait.is_some() && !core.queue.is_empty() {
-            return self.wait(seat, claim, &reclaim.policy);
+            return self.wait(shard_id, request, &reclaim.policy);
         }
         let functions = core.pressure.outermost();
-        let mut sight = match self.charge_after_frees(seat, claim, kept_for(&functions)) {
+        let mut snapshot = match self.charge_after_frees(shard_id, request, kept_for(&functions)) {
             Ok(tag) => return Ok(tag),
-            Err(sight) => sight,
+            Err(snapshot) => snapshot,
         };
         for (n, function) in functions.iter().enumerate() {
-            let needed = claim.charge.saturating_sub(sight.room);
-            let pressure = Pressure { needed, requested: Some(claim.charge) };
+            let needed = request.charge.saturating_sub(snapshot.room);
+            let pressure = Pressure { needed, requested: Some(request.charge) };
             callbacks::inside(|| function(&pressure));
-            sight = match self.charge_after_frees(seat, claim, kept_for(&functions[n + 1..])) {
-                Ok(tag) => return Ok(tag),
-                Err(sight) => sight,
-            };
+            snapshot =
+                match self.charge_after_frees(shard_id, request, kept_for(&functions[n + 1..])) {
+                    Ok(tag) => return Ok(tag),
+                    Err(snapshot) => snapshot,
+                };
         }
         if reclaim.policy.wait.is_some() {
-            return self.wait(seat, claim, &reclaim.policy);
+            return self.wait(shard_id, request, &reclaim.policy);
         }
-        Err(self.refuse(claim, sight))
+        Err(self.refuse(request, snapshot))
     }
 
     /// Takes a charge, or shows a deficit that pending frees and operations in flight did not end before only `kept` of the deadline
@@ -122,52 +126,53 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
     /// their bytes were in use below, like those of live blocks. Operations in flight count as used.
     fn charge_after_frees(
         &self,
-        seat: Seat,
-        claim: &Claim,
+        shard_id: ShardId,
+        request: &ChargeRequest,
         kept: Duration,
-    ) -> Result<TagIndex, Sight> {
+    ) -> Result<TagIndex, AuditSnapshot> {
         let mut backoff = Backoff::default();
         let mut freed = Freed::default();
         let mut rounds = 0;
         loop {
-            let (sight, pending) = match self.core.gather_after(seat, claim, &freed) {
-                Ok(tag) => return Ok(tag),
-                Err(deficit) => deficit,
-            };
-            if !sight.may_fit {
-                return Err(sight);
+            let (snapshot, pending) =
+                match self.core.charge_after_release(shard_id, request, &freed) {
+                    Ok(tag) => return Ok(tag),
+                    Err(deficit) => deficit,
+                };
+            if !snapshot.may_fit {
+                return Err(snapshot);
             }
-            freed = self.reap_and_ask(&pending);
+            freed = self.reap_and_query(&pending);
             if !freed.is_empty() && rounds < MAX_ROUNDS {
                 rounds += 1;
                 continue;
             }
             let is_over = device_wait::left().is_some_and(|left| left <= kept);
             if is_over || !backoff.pause() {
-                return Err(sight);
+                return Err(snapshot);
             }
         }
     }
 
     /// Completes frees below, without waiting for the device. Returns which of these blocks are freed by then.
-    fn reap_and_ask(&self, pending: &[Pending]) -> Freed {
+    fn reap_and_query(&self, pending: &[Pending]) -> Freed {
         if pending.is_empty() {
             return Freed::default();
         }
         // Its failure stays with the blocks, and is returned by the next reap.
         let _ = self.inner.reap_completed();
-        let (freed, quarantined) = self.ask(pending);
+        let (freed, quarantined) = self.query_states(pending);
         if !freed.is_empty() || !quarantined {
             return freed;
         }
         // A guard holds some back: a trim lets go of them.
         let _ = self.inner.trim();
         let _ = self.inner.reap_completed();
-        self.ask(pending).0
+        self.query_states(pending).0
     }
 
     /// Which of these blocks are freed, and whether a guard holds some back.
-    fn ask(&self, pending: &[Pending]) -> (Freed, bool) {
+    fn query_states(&self, pending: &[Pending]) -> (Freed, bool) {
         let mut freed = Freed::default();
         let mut quarantined = false;
         for pending in pending {
@@ -183,65 +188,69 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
     /// Releases the pending blocks that are freed by now.
     pub(super) fn scan_pending(&self) {
         let pending = self.core.pending();
-        let (freed, _) = self.ask(&pending);
+        let (freed, _) = self.query_states(&pending);
         if !freed.is_empty() {
             self.core.release_freed(&freed);
         }
     }
 
     /// A block was returned and is not free yet.
-    pub(super) fn keep_pending(&self, seat: Seat, pending: Pending) {
-        let asked = self.core.credits.set_pending(seat, pending.charge, |tally: &mut Tally| {
-            tally.pending.push(pending);
-            let many = tally.pending.len() >= tally.ask_at.max(ASK_AT);
-            many.then(|| tally.pending.clone())
-        });
-        if let Some(asked) = asked {
-            let (freed, _) = self.ask(&asked);
-            self.core.release_own_freed(seat, &freed);
+    pub(super) fn add_pending(&self, shard_id: ShardId, pending: Pending) {
+        let queried =
+            self.core.quotas.set_pending(shard_id, pending.charge, |tag_counts: &mut TagCounts| {
+                tag_counts.pending.push(pending);
+                let many = tag_counts.pending.len() >= tag_counts.query_at.max(QUERY_AT);
+                many.then(|| tag_counts.pending.clone())
+            });
+        if let Some(queried) = queried {
+            let (freed, _) = self.query_states(&queried);
+            self.core.release_own_freed(shard_id, &freed);
         }
     }
 
-    pub(super) fn never_fits(&self, claim: &Claim) -> bool {
-        let hard = || self.core.credits.with_scopes(|tree| tree.hard_limit(claim.scope));
-        claim.charge > self.core.limit() || (claim.scope != DEVICE && claim.charge > hard())
+    pub(super) fn never_fits(&self, request: &ChargeRequest) -> bool {
+        let hard = || self.core.quotas.with_scopes(|tree| tree.hard_limit(request.scope));
+        request.charge > self.core.limit() || (request.scope != DEVICE && request.charge > hard())
     }
 
     /// Waits in the queue.
     fn wait(
         &self,
-        seat: Seat,
-        claim: &Claim,
+        shard_id: ShardId,
+        request: &ChargeRequest,
         policy: &OomPolicy,
     ) -> Result<TagIndex, ResourceError> {
         let Some(wait) = policy.wait else {
-            return Err(self.refuse(claim, self.core.sight(claim.charge, claim.scope)));
+            return Err(self.refuse(request, self.core.snapshot(request.charge, request.scope)));
         };
         let ticket = Ticket::new(&self.core, wait.priority, wait.deadline);
         let mut freed = Freed::default();
         loop {
             if ticket.is_first() {
-                match self.core.gather_after(seat, claim, &freed) {
+                match self.core.charge_after_release(shard_id, request, &freed) {
                     Ok(tag) => return Ok(tag),
-                    Err((_, pending)) => freed = self.reap_and_ask(&pending),
+                    Err((_, pending)) => freed = self.reap_and_query(&pending),
                 }
                 if !freed.is_empty() {
                     continue;
                 }
             }
-            if self.never_fits(claim) || !ticket.sleep() {
+            if self.never_fits(request) || !ticket.sleep() {
                 break;
             }
         }
         if ticket.is_first() {
-            return self.core.gather(seat, claim).map_err(|sight| self.refuse(claim, sight));
+            return self
+                .core
+                .charge_audited(shard_id, request)
+                .map_err(|snapshot| self.refuse(request, snapshot));
         }
-        Err(self.refuse(claim, self.core.sight(claim.charge, claim.scope)))
+        Err(self.refuse(request, self.core.snapshot(request.charge, request.scope)))
     }
 
     /// Makes room below, one step further than the last time; false when there are no steps left.
     #[cold]
-    pub(super) fn make_room_below(&self, claim: &Claim, reclaim: &mut Reclaim) -> bool {
+    pub(super) fn reclaim_step(&self, request: &ChargeRequest, reclaim: &mut ReclaimState) -> bool {
         let functions = self.core.pressure.outermost();
         let next = functions.get(reclaim.called..).unwrap_or_default();
         let step = reclaim.step;
@@ -257,7 +266,7 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
             _ => {
                 let Some(function) = next.first() else { return false };
                 reclaim.called += 1;
-                let pressure = Pressure { needed: claim.charge, requested: Some(claim.charge) };
+                let pressure = Pressure { needed: request.charge, requested: Some(request.charge) };
                 callbacks::inside(|| function(&pressure));
                 (reclaim.backoff, reclaim.kept_below) =
                     (Backoff::default(), Some(kept_for(&next[1..])));
@@ -268,10 +277,10 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
         true
     }
 
-    fn pauses_for_frees(&self, reclaim: &mut Reclaim) -> bool {
+    fn pauses_for_frees(&self, reclaim: &mut ReclaimState) -> bool {
         let kept = reclaim.kept_below.unwrap_or_default();
         device_wait::left().is_none_or(|left| left > kept)
-            && self.core.sight(0, DEVICE).pending > 0
+            && self.core.snapshot(0, DEVICE).pending > 0
             && reclaim.backoff.pause()
     }
 

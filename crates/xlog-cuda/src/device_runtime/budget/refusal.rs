@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use super::GlobalDeviceBudget;
 use super::callbacks;
-use super::core::Claim;
-use super::credit::Sight;
+use super::core::ChargeRequest;
+use super::quota::AuditSnapshot;
 use super::report::{NAMED, OomCause, OomReport, RefusedBy, ScopeUsage};
 use super::tree::DEVICE;
 use crate::device_runtime::resource::{DeviceMemoryResource, ResourceError};
@@ -13,62 +13,63 @@ use crate::device_runtime::resource::{DeviceMemoryResource, ResourceError};
 impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
     /// The budget's refusal, with its report.
     #[cold]
-    pub(super) fn refuse(&self, claim: &Claim, sight: Sight) -> ResourceError {
-        let scope = self.scope_of(claim);
-        let hard = self.core.credits.with_scopes(|tree| tree.hard_room(claim.scope));
-        let cause = if self.never_fits(claim) {
+    pub(super) fn refuse(&self, request: &ChargeRequest, snapshot: AuditSnapshot) -> ResourceError {
+        let scope = self.scope_of(request);
+        let hard = self.core.quotas.with_scopes(|tree| tree.hard_room(request.scope));
+        let cause = if self.never_fits(request) {
             OomCause::AboveLimit
-        } else if claim.scope != DEVICE && hard < claim.charge {
+        } else if request.scope != DEVICE && hard < request.charge {
             OomCause::Scope
-        } else if claim.charge <= sight.free() {
+        } else if request.charge <= snapshot.free() {
             OomCause::Guaranteed
-        } else if claim.charge <= sight.free().saturating_add(sight.pending) {
+        } else if request.charge <= snapshot.free().saturating_add(snapshot.pending) {
             OomCause::WaitingOnStreams
         } else {
             OomCause::Budget
         };
         let is_scope = cause == OomCause::Scope
-            || (cause == OomCause::AboveLimit && claim.charge <= self.core.limit());
+            || (cause == OomCause::AboveLimit && request.charge <= self.core.limit());
         let refused_by = if is_scope { RefusedBy::Scope } else { RefusedBy::Budget };
-        let report = self.describe(claim, sight, cause, None);
+        let report = self.describe(request, snapshot, cause, None);
         self.report(OomReport { scope, refused_by, ..report });
-        ResourceError::OutOfBudget { requested: claim.charge, remaining: sight.room }
+        ResourceError::OutOfBudget { requested: request.charge, remaining: snapshot.room }
     }
 
     /// The report of a failure below.
     #[cold]
-    pub(super) fn report_below(&self, claim: &Claim, error: &ResourceError) {
-        let sight = self.core.sight(claim.charge, claim.scope);
-        let mut report = self.describe(claim, sight, OomCause::Device, Some(error.to_string()));
+    pub(super) fn report_below(&self, request: &ChargeRequest, error: &ResourceError) {
+        let snapshot = self.core.snapshot(request.charge, request.scope);
+        let mut report =
+            self.describe(request, snapshot, OomCause::Device, Some(error.to_string()));
         report.refused_by = RefusedBy::Device;
         if let ResourceError::OutOfBudget { requested, remaining } = *error {
             // The word of the meter of physical bytes.
             (report.refused_by, report.needed, report.remaining) =
                 (RefusedBy::Ledger, requested, remaining);
         }
-        let fits = |space: usize| space >= claim.charge;
+        let fits = |space: usize| space >= request.charge;
         report.cause = match (report.free_space, report.others) {
             (Some(space), _) if fits(space.bytes) && !fits(space.largest) => {
                 OomCause::Fragmentation
             }
-            _ if sight.pending >= claim.charge => OomCause::WaitingOnStreams,
-            (_, Some(others)) if others.bytes > sight.charged => OomCause::OtherProcesses,
+            _ if snapshot.pending >= request.charge => OomCause::WaitingOnStreams,
+            (_, Some(others)) if others.bytes > snapshot.charged => OomCause::OtherProcesses,
             _ if report.refused_by == RefusedBy::Ledger => OomCause::Ledger,
             _ => OomCause::Device,
         };
-        report.scope = self.scope_of(claim);
+        report.scope = self.scope_of(request);
         self.report(report);
     }
 
-    fn scope_of(&self, claim: &Claim) -> Option<ScopeUsage> {
-        let name = self.core.scope_names.lock().get(&claim.scope).cloned()?;
+    fn scope_of(&self, request: &ChargeRequest) -> Option<ScopeUsage> {
+        let name = self.core.scope_names.lock().get(&request.scope).cloned()?;
         self.core.scopes().into_iter().find(|scope| scope.name == *name)
     }
 
     fn describe(
         &self,
-        claim: &Claim,
-        sight: Sight,
+        request: &ChargeRequest,
+        snapshot: AuditSnapshot,
         cause: OomCause,
         detail: Option<String>,
     ) -> OomReport {
@@ -79,15 +80,15 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
         OomReport {
             cause,
             device_ordinal: self.inner.device_ordinal(),
-            requested: claim.charge,
+            requested: request.charge,
             refused_by: RefusedBy::Budget,
-            needed: claim.charge,
-            remaining: sight.room,
-            tag: claim.tag,
+            needed: request.charge,
+            remaining: snapshot.room,
+            tag: request.tag,
             scope: None,
-            limit: sight.limit,
-            reserved: sight.charged,
-            waiting: sight.pending,
+            limit: snapshot.limit,
+            reserved: snapshot.charged,
+            waiting: snapshot.pending,
             tags,
             scopes,
             others: others.and_then(|others| others()),
@@ -99,7 +100,7 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
 
     fn report(&self, report: OomReport) {
         let report = Arc::new(report);
-        OomReport::keep_for_thread(&report);
+        OomReport::store_for_thread(&report);
         *self.core.last_oom.lock() = Some(report.clone());
         for function in self.core.refusals.outermost() {
             callbacks::inside(|| function(&report));

@@ -181,7 +181,7 @@ impl OomReport {
         LAST.try_with(|last| last.borrow().clone()).unwrap_or(None)
     }
 
-    pub(super) fn keep_for_thread(report: &Arc<Self>) {
+    pub(super) fn store_for_thread(report: &Arc<Self>) {
         let _ = LAST.try_with(|last| last.replace(Some(report.clone())));
     }
 

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use super::core::Core;
+use super::core::BudgetCore;
 use super::scope::BudgetScope;
-use super::seats::seat;
-use super::tally::Tally;
+use super::shard_id::current_shard;
+use super::tag_counts::TagCounts;
 use super::tree::{DEVICE, ScopeIndex};
 use crate::device_runtime::resource::{
     AllocTag, DeviceBlock, DeviceMemoryResource, MIN_ALIGN, ResourceError, ResourceResult, StreamId,
@@ -39,7 +39,7 @@ pub(super) const RESERVED: AllocTag = AllocTag("(reserved)");
 #[derive(Debug)]
 #[must_use = "dropping the reservation gives its bytes back at once"]
 pub struct BudgetReservation {
-    pub(super) core: Arc<Core>,
+    pub(super) core: Arc<BudgetCore>,
     pub(super) bytes: usize,
     /// Kept open, so that its number stays its own.
     pub(super) scope: Option<BudgetScope>,
@@ -110,10 +110,10 @@ impl Drop for BudgetReservation {
         if self.bytes == 0 {
             return;
         }
-        let seat = seat();
-        self.core.credits.begin(seat, self.bytes);
-        let note = |tally: &mut Tally| tally.index_of(RESERVED, &self.core.names);
-        let tag = self.core.credits.with_extra(seat, note);
-        self.core.release(seat, self.bytes, self.scope_index(), tag, 0);
+        let shard_id = current_shard();
+        self.core.quotas.begin(shard_id, self.bytes);
+        let note = |tag_counts: &mut TagCounts| tag_counts.index_of(RESERVED, &self.core.names);
+        let tag = self.core.quotas.with_extra(shard_id, note);
+        self.core.release(shard_id, self.bytes, self.scope_index(), tag, 0);
     }
 }

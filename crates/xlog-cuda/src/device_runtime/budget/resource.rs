@@ -4,28 +4,28 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::GlobalDeviceBudget;
-use super::core::{Claim, Core};
-use super::flights::Seat;
-use super::reclaim::{Reclaim, call_below};
-use super::records::Record;
+use super::charge_table::Charge;
+use super::core::{BudgetCore, ChargeRequest};
+use super::in_flight::ShardId;
+use super::reclaim::{ReclaimState, call_below};
 use super::reservation::{BudgetReservation, RESERVED};
-use super::seats::seat;
-use super::tally::{Pending, Tally};
+use super::shard_id::current_shard;
+use super::tag_counts::{Pending, TagCounts};
 use crate::device_runtime::resource::{
     Access, AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, MIN_ALIGN,
     PhysicalMeter, ResourceError, ResourceResult, Seal, StreamId,
 };
 
 /// A free under way. Dropped by a panic below, it leaves the block charged.
-struct UnderWay<'a> {
-    core: &'a Core,
-    seat: Seat,
+struct FreeInFlight<'a> {
+    core: &'a BudgetCore,
+    shard_id: ShardId,
     charge: usize,
 }
 
-impl Drop for UnderWay<'_> {
+impl Drop for FreeInFlight<'_> {
     fn drop(&mut self) {
-        self.core.keep(self.seat, self.charge);
+        self.core.confirm(self.shard_id, self.charge);
     }
 }
 
@@ -33,7 +33,13 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
     /// A free below failed, or the block is not free yet.
     #[cold]
     #[inline(never)]
-    fn settle_free(&self, seat: Seat, id: BlockId, record: Record, error: Option<&ResourceError>) {
+    fn record_unfinished_free(
+        &self,
+        shard_id: ShardId,
+        id: BlockId,
+        entry: Charge,
+        error: Option<&ResourceError>,
+    ) {
         // A claim that was refused changed nothing. Any other failure came half way: the block was taken.
         let refused = match error {
             None => false,
@@ -45,13 +51,13 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
                     || self.inner.block_state(id) == BlockState::Live
             }
         };
-        let Record { charge, tag, scope } = record;
+        let Charge { charge, tag, scope } = entry;
         if refused {
-            self.core.keep(seat, charge);
+            self.core.confirm(shard_id, charge);
             return;
         }
-        self.core.records.forget(id.ptr, id.generation);
-        self.keep_pending(seat, Pending { block: id, charge, tag, scope });
+        self.core.charges.remove(id.ptr, id.generation);
+        self.add_pending(shard_id, Pending { block: id, charge, tag, scope });
         if error.is_some() && self.inner.block_state(id) == BlockState::Freed {
             self.scan_pending();
         }
@@ -84,32 +90,32 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for GlobalDeviceBudget<R> {
         tag: AllocTag,
     ) -> ResourceResult<DeviceBlock> {
         let charge = self.inner.charge_for(bytes);
-        self.obtain((bytes, charge), tag, move || self.inner.allocate(bytes, stream, tag))
+        self.allocate_charged((bytes, charge), tag, move || self.inner.allocate(bytes, stream, tag))
     }
 
     #[inline]
     fn deallocate(&self, block: DeviceBlock) -> ResourceResult<()> {
         let id = BlockId::from_block(&block);
-        let Some(record) = self.core.records.find(id.ptr, id.generation) else {
+        let Some(entry) = self.core.charges.find(id.ptr, id.generation) else {
             return self.inner.deallocate(block);
         };
-        let seat = seat();
-        self.core.credits.begin(seat, record.charge);
-        let under_way = UnderWay { core: &self.core, seat, charge: record.charge };
+        let shard_id = current_shard();
+        self.core.quotas.begin(shard_id, entry.charge);
+        let in_flight = FreeInFlight { core: &self.core, shard_id, charge: entry.charge };
         match self.inner.deallocate_with_state(&block) {
             Ok(state) => {
-                std::mem::forget(under_way);
+                std::mem::forget(in_flight);
                 if state == BlockState::Freed {
-                    self.core.records.forget(id.ptr, id.generation);
-                    self.core.release_block(seat, record.charge, record.scope, record.tag);
+                    self.core.charges.remove(id.ptr, id.generation);
+                    self.core.release_block(shard_id, entry.charge, entry.scope, entry.tag);
                 } else {
-                    self.settle_free(seat, id, record, None);
+                    self.record_unfinished_free(shard_id, id, entry, None);
                 }
                 Ok(())
             }
             Err(error) => {
-                std::mem::forget(under_way);
-                self.settle_free(seat, id, record, Some(&error));
+                std::mem::forget(in_flight);
+                self.record_unfinished_free(shard_id, id, entry, Some(&error));
                 Err(error)
             }
         }
@@ -144,7 +150,7 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for GlobalDeviceBudget<R> {
     ) -> ResourceResult<DeviceBlock> {
         let charge = self.inner.charge_for_aligned(bytes, align);
         let call = move || self.inner.allocate_aligned(bytes, align, stream, tag);
-        self.obtain((bytes, charge), tag, call)
+        self.allocate_charged((bytes, charge), tag, call)
     }
 
     fn allocate_batch(
@@ -156,7 +162,7 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for GlobalDeviceBudget<R> {
         if sizes.is_empty() {
             return self.inner.allocate_batch(sizes, stream, tag);
         }
-        let mut claim = Claim {
+        let mut request = ChargeRequest {
             charge: 0,
             scope: super::scope::current(&self.core),
             tag,
@@ -164,13 +170,13 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for GlobalDeviceBudget<R> {
         };
         let mut charges = Vec::with_capacity(sizes.len());
         for &bytes in sizes {
-            let one = self.claim(bytes, self.inner.charge_for(bytes), tag)?;
-            claim.charge = claim.charge.saturating_add(one.charge);
+            let one = self.charge_request(bytes, self.inner.charge_for(bytes), tag)?;
+            request.charge = request.charge.saturating_add(one.charge);
             charges.push(one.charge);
         }
         let call = || self.inner.allocate_batch(sizes, stream, tag);
         let announced = |n: usize| charges.get(n).copied().unwrap_or(0);
-        self.climb(&claim, None, None, call, announced)
+        self.allocate_with_reclaim(&request, None, None, call, announced)
     }
 
     fn trim(&self) -> ResourceResult<usize> {
@@ -206,11 +212,11 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for GlobalDeviceBudget<R> {
             });
         }
         let charge = self.inner.charge_for_aligned(bytes, align);
-        let mut claim = self.claim(bytes, charge, tag)?;
-        reservation.covers(claim.charge)?;
-        claim.scope = reservation.scope_index();
-        let mut reclaim: Option<Reclaim> = None;
-        let seat = seat();
+        let mut request = self.charge_request(bytes, charge, tag)?;
+        reservation.covers(request.charge)?;
+        request.scope = reservation.scope_index();
+        let mut reclaim: Option<ReclaimState> = None;
+        let shard_id = current_shard();
         let block = loop {
             let (given, spent) = call_below(reclaim.as_ref(), || match &mut reservation.below {
                 Some(below) => self.inner.allocate_reserved(below, bytes, align, stream, tag),
@@ -221,32 +227,32 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for GlobalDeviceBudget<R> {
                 Ok(block) => break block,
                 Err(error) if self.is_shortage(&error) => {
                     let reclaim =
-                        reclaim.get_or_insert_with(|| Reclaim::new(self.core.policy(), spent));
-                    if !self.make_room_below(&claim, reclaim) {
-                        self.report_below(&claim, &error);
+                        reclaim.get_or_insert_with(|| ReclaimState::new(self.core.policy(), spent));
+                    if !self.reclaim_step(&request, reclaim) {
+                        self.report_below(&request, &error);
                         return Err(error);
                     }
                 }
                 Err(error) => return Err(error),
             }
         };
-        let charge = claim.charge.max(block.bytes);
+        let charge = request.charge.max(block.bytes);
         if charge > reservation.bytes {
             let remaining = reservation.bytes;
             self.inner.deallocate(block)?;
             return Err(ResourceError::OutOfBudget { requested: charge, remaining });
         }
         reservation.bytes -= charge;
-        let note = |tally: &mut Tally| {
-            let reserved = tally.index_of(RESERVED, &self.core.names);
-            let index = tally.index_of(tag, &self.core.names);
-            tally.remove(reserved, charge, 0);
-            tally.add(index, charge, 1);
+        let note = |tag_counts: &mut TagCounts| {
+            let reserved = tag_counts.index_of(RESERVED, &self.core.names);
+            let index = tag_counts.index_of(tag, &self.core.names);
+            tag_counts.remove(reserved, charge, 0);
+            tag_counts.add(index, charge, 1);
             index
         };
-        let tag = self.core.credits.with_extra(seat, note);
-        let record = Record { charge, tag, scope: claim.scope };
-        self.core.records.put(block.ptr, block.generation, record);
+        let tag = self.core.quotas.with_extra(shard_id, note);
+        let entry = Charge { charge, tag, scope: request.scope };
+        self.core.charges.insert(block.ptr, block.generation, entry);
         Ok(block)
     }
 }

@@ -11,7 +11,7 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-use super::core::Core;
+use super::core::BudgetCore;
 use super::tree::{DEVICE, ScopeIndex};
 use crate::device_runtime::resource::{ResourceError, ResourceResult};
 
@@ -40,20 +40,20 @@ use crate::device_runtime::resource::{ResourceError, ResourceResult};
 /// ```
 #[derive(Clone)]
 pub struct BudgetScope {
-    shared: Arc<Shared>,
+    shared: Arc<OpenScope>,
 }
 
-struct Shared {
-    core: Arc<Core>,
+struct OpenScope {
+    core: Arc<BudgetCore>,
     index: ScopeIndex,
     name: Arc<str>,
     /// Kept open by its children.
     _parent: Option<BudgetScope>,
 }
 
-impl Drop for Shared {
+impl Drop for OpenScope {
     fn drop(&mut self) {
-        self.core.credits.change_scopes(|tree| tree.close(self.index));
+        self.core.quotas.change_scopes(|tree| tree.close(self.index));
         self.core.queue.wake();
     }
 }
@@ -70,7 +70,7 @@ fn check(soft: usize, hard: usize) -> ResourceResult<()> {
 
 impl BudgetScope {
     pub(crate) fn open(
-        core: &Arc<Core>,
+        core: &Arc<BudgetCore>,
         parent: Option<&Self>,
         name: &str,
         soft: usize,
@@ -84,10 +84,10 @@ impl BudgetScope {
         let above = parent.map_or(DEVICE, |parent| parent.shared.index);
         // Under the names' lock, so that a listing finds a name for each scope.
         let mut names = core.scope_names.lock();
-        let index = core.credits.change_scopes(|tree| tree.open(above, soft, hard));
+        let index = core.quotas.change_scopes(|tree| tree.open(above, soft, hard));
         names.insert(index, name.clone());
         drop(names);
-        let shared = Shared { core: core.clone(), index, name, _parent: parent.cloned() };
+        let shared = OpenScope { core: core.clone(), index, name, _parent: parent.cloned() };
         Ok(Self { shared: Arc::new(shared) })
     }
 
@@ -129,7 +129,7 @@ impl BudgetScope {
     }
 
     fn figures(&self) -> (usize, usize, usize) {
-        let figures = self.shared.core.credits.with_scopes(|tree| tree.figures(self.shared.index));
+        let figures = self.shared.core.quotas.with_scopes(|tree| tree.figures(self.shared.index));
         figures.map_or((0, 0, 0), |figures| (figures.used, figures.soft, figures.hard))
     }
 
@@ -137,7 +137,7 @@ impl BudgetScope {
     pub fn set_limits(&self, soft: usize, hard: usize) -> ResourceResult<()> {
         check(soft, hard)?;
         let index = self.shared.index;
-        self.shared.core.credits.change_scopes(|tree| tree.set_limits(index, soft, hard));
+        self.shared.core.quotas.change_scopes(|tree| tree.set_limits(index, soft, hard));
         self.shared.core.queue.wake();
         Ok(())
     }
@@ -175,7 +175,7 @@ fn refresh() {
 
 /// The scope of this thread in a budget.
 #[inline(always)]
-pub(crate) fn current(core: &Core) -> ScopeIndex {
+pub(crate) fn current(core: &BudgetCore) -> ScopeIndex {
     let (budget, index) = CURRENT.get();
     if budget == 0 {
         DEVICE
@@ -188,7 +188,7 @@ pub(crate) fn current(core: &Core) -> ScopeIndex {
 
 /// The same, to be held.
 #[cold]
-pub(crate) fn current_scope(core: &Core) -> Option<BudgetScope> {
+pub(crate) fn current_scope(core: &BudgetCore) -> Option<BudgetScope> {
     STACK.with_borrow(|stack| {
         let mine = stack.iter().rev().find(|(_, scope)| scope.shared.core.id == core.id);
         mine.map(|(_, scope)| scope.clone())

@@ -160,12 +160,12 @@ impl ScopeTree {
         free - wanted >= after || after + wanted <= self.need() as i128 + open_bytes
     }
 
-    /// The most that would be admitted, up to `most`.
-    pub(crate) fn room(&self, scope: ScopeIndex, free: i128, most: usize) -> usize {
+    /// The most that would be admitted, up to `max`.
+    pub(crate) fn room(&self, scope: ScopeIndex, free: i128, max: usize) -> usize {
         // What is admitted stays so for less: halve the interval.
-        let (mut yes, mut no) = (0, most);
-        if self.admits(scope, most, free) {
-            return most;
+        let (mut yes, mut no) = (0, max);
+        if self.admits(scope, max, free) {
+            return max;
         }
         while no - yes > 1 {
             let middle = yes + (no - yes) / 2;

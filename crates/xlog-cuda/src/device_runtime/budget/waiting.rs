@@ -8,14 +8,14 @@ use std::time::{Duration, Instant};
 
 use xlog_driver::sync::scheduling_point;
 
-use super::core::Core;
+use super::core::BudgetCore;
 use super::primitive::Mutex;
 
 /// How long a waiter sleeps at most.
 const STEP: Duration = Duration::from_millis(1);
 
 #[derive(Debug, Default)]
-pub(crate) struct Queue(Mutex<List>);
+pub(crate) struct WaitQueue(Mutex<List>);
 
 #[derive(Debug, Default)]
 struct List {
@@ -31,7 +31,7 @@ struct Waiter {
     thread: Thread,
 }
 
-impl Queue {
+impl WaitQueue {
     /// Memory was released: the first in the queue looks again.
     pub(crate) fn wake(&self) {
         if let Some(first) = self.0.lock().waiters.first() {
@@ -53,20 +53,20 @@ impl Queue {
 #[derive(Debug)]
 #[must_use]
 pub(crate) struct Ticket<'a> {
-    core: &'a Core,
+    core: &'a BudgetCore,
     number: u64,
     end: Option<Instant>,
 }
 
 impl<'a> Ticket<'a> {
-    pub(crate) fn new(core: &'a Core, priority: u8, patience: Duration) -> Self {
+    pub(crate) fn new(core: &'a BudgetCore, priority: u8, patience: Duration) -> Self {
         let mut list = core.queue.0.lock();
         let number = list.next;
         list.next += 1;
         let at = list.waiters.partition_point(|other| other.priority >= priority);
         list.waiters.insert(at, Waiter { priority, number, thread: thread::current() });
         drop(list);
-        core.credits.begin_waiting();
+        core.quotas.begin_waiting();
         Self { core, number, end: Instant::now().checked_add(patience) }
     }
 
@@ -89,7 +89,7 @@ impl<'a> Ticket<'a> {
 
 impl Drop for Ticket<'_> {
     fn drop(&mut self) {
-        self.core.credits.end_waiting();
+        self.core.quotas.end_waiting();
         let mut list = self.core.queue.0.lock();
         list.waiters.retain(|waiter| waiter.number != self.number);
         drop(list);

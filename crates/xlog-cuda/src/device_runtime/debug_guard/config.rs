@@ -7,7 +7,7 @@ use std::path::PathBuf;
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[non_exhaustive]
 pub enum GuardMode {
-    /// Every block: known bytes around it and in it, looked at when it is freed and when it leaves the quarantine.
+    /// Every block: known bytes around it and in it, checked when it is freed and when it leaves the quarantine.
     #[default]
     Canaries,
     /// Every block: between addresses where nothing is mapped, so that a stray access faults.
@@ -176,7 +176,7 @@ impl GuardConfig {
     }
 
     /// The most physical memory that blocks between guard pages take.
-    pub(super) fn most_page_bytes(&self) -> usize {
+    pub(super) fn max_page_bytes(&self) -> usize {
         match (self.page_bytes, self.mode) {
             (Some(bytes), _) => bytes,
             (None, GuardMode::Sampled(_)) => 64 << 20,

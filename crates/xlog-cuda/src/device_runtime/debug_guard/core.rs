@@ -1,7 +1,7 @@
 //! Guarded blocks from allocation to release: what is queued when, and on which stream.
 //!
 //! Where the resource below tracks uses, everything is queued on the block's own stream as a use like any other, so it follows
-//! what was announced and the host waits for nothing. A block whose stream was given back is looked at on the default stream,
+//! what was announced and the host waits for nothing. A block whose stream was given back is checked on the default stream,
 //! made to follow the old one. Below that, where uses are not tracked, the host waits before and after, as such a resource does.
 
 use std::sync::Arc;
@@ -10,14 +10,14 @@ use std::sync::atomic::AtomicBool;
 use xlog_driver::sync::Mutex;
 use xlog_driver::{Access, DriverResult};
 
-use super::books::{Books, Due, Entry, Job, Mark, Pending, Stage};
-use super::check::{Checker, Look};
+use super::checker::{Check, Checker};
 use super::config::{GuardConfig, GuardMode};
 use super::journal::Journal;
 use super::pages::{ADDRESSES, Mapped, Pages};
+use super::redzones::{CANARY, FREED, FRESH, Redzones};
+use super::registry::{BlockJob, BlockRegistry, Due, GuardedBlock, Pending, Stage, StreamPoint};
 use super::report::{BlockInfo, FoundBy};
 use super::sampling::Sampling;
-use super::zone::{CANARY, FREED, FRESH, Zone};
 use crate::CudaDevice;
 use crate::device_runtime::ordering::striped_counters::StripedCounters;
 use crate::device_runtime::resource::{
@@ -27,8 +27,8 @@ use crate::device_runtime::resource::{
 use crate::device_runtime::stream_pool::StreamPool;
 use crate::stream::RawStream;
 
-/// Looks that may be on their way before a free asks which are done.
-const MANY: usize = 128;
+/// Checks that may be on their way before a free asks which are done.
+const COLLECT_AT: usize = 128;
 
 /// The device and streams that a guard works on.
 #[derive(Debug)]
@@ -67,29 +67,29 @@ fn misfit<R: DeviceMemoryResource>(inner: &R, home: &ResourceHome) -> Option<Str
 
 /// A guard, shared by the resource and its handles.
 #[derive(Debug)]
-pub(super) struct Core<R> {
+pub(super) struct GuardCore<R> {
     pub(super) sampling: Sampling,
     pub(super) inner: R,
     pub(super) config: GuardConfig,
     pub(super) ordinal: u32,
     pub(super) parts: ResourceResult<Parts>,
     pub(super) journal: Arc<Journal>,
-    pub(super) books: Mutex<Books>,
+    pub(super) registry: Mutex<BlockRegistry>,
     pub(super) pages: Option<Pages>,
     /// Whether the device was found lost.
     pub(super) lost: AtomicBool,
-    /// Held by who collects what looks found.
-    pub(super) turn: Mutex<()>,
+    /// Held by who collects what checks found.
+    pub(super) collector_lock: Mutex<()>,
     pub(super) counters: StripedCounters,
 }
 
 /// What was queued on a block, and where.
 pub(super) struct Worked<T> {
     pub(super) done: T,
-    pub(super) mark: Mark,
+    pub(super) point: StreamPoint,
 }
 
-impl<R: DeviceMemoryResource> Core<R> {
+impl<R: DeviceMemoryResource> GuardCore<R> {
     pub(super) fn new(inner: R, config: GuardConfig, home: Option<ResourceHome>) -> Self {
         let tracked = inner.supports_block_use_tracking();
         let parts = match home {
@@ -135,8 +135,8 @@ impl<R: DeviceMemoryResource> Core<R> {
             pages,
             lost: AtomicBool::new(false),
             journal: Arc::new(Journal::new(&config)),
-            books: Mutex::new(Books::default()),
-            turn: Mutex::new(()),
+            registry: Mutex::new(BlockRegistry::default()),
+            collector_lock: Mutex::new(()),
             counters: StripedCounters::default(),
             inner,
             config,
@@ -147,11 +147,11 @@ impl<R: DeviceMemoryResource> Core<R> {
         self.parts.as_ref().map_err(Clone::clone)
     }
 
-    /// Hands out `zone`, which is `block` of the resource below, or memory of its own that `block` stands in for.
+    /// Hands out `redzones`, which is `block` of the resource below, or memory of its own that `block` stands in for.
     pub(super) fn hand_out(
         &self,
         block: DeviceBlock,
-        zone: Zone,
+        redzones: Redzones,
         mapped: Option<Mapped>,
         (stream, tag): (StreamId, AllocTag),
     ) -> Result<DeviceBlock, (DeviceBlock, ResourceError)> {
@@ -160,37 +160,38 @@ impl<R: DeviceMemoryResource> Core<R> {
             Err(error) => return Err((block, error)),
         };
         let below = BlockId::from_block(&block);
-        let place = parts.streams.raw(stream).map(|raw| raw.clock().slot());
-        let place = place.filter(|_| parts.tracked);
-        let filled = self.work(below, place, (Access::Write, false), |raw| {
-            self.fill(raw, zone.base, CANARY, zone.front)?;
-            self.fill(raw, zone.back_at(), CANARY, zone.back)?;
+        let stream_slot = parts.streams.raw(stream).map(|raw| raw.clock().slot());
+        let stream_slot = stream_slot.filter(|_| parts.tracked);
+        let filled = self.work(below, stream_slot, (Access::Write, false), |raw| {
+            self.fill(raw, redzones.base, CANARY, redzones.front)?;
+            self.fill(raw, redzones.back_at(), CANARY, redzones.back)?;
             if self.config.poison {
-                self.fill(raw, zone.user(), FRESH, zone.bytes)?;
+                self.fill(raw, redzones.user(), FRESH, redzones.bytes)?;
             }
             Ok(())
         });
         if let Err(error) = filled {
             return Err((block, error));
         }
-        let (bytes, generation) = (zone.bytes, block.generation);
-        let given = DeviceBlock::live((zone.user(), bytes), self.ordinal, stream, tag, generation);
+        let (bytes, generation) = (redzones.bytes, block.generation);
+        let given =
+            DeviceBlock::live((redzones.user(), bytes), self.ordinal, stream, tag, generation);
         let moment = self.journal.moment(stream);
-        let info = Arc::new(BlockInfo::new(generation, zone, tag, self.ordinal, moment));
+        let info = Arc::new(BlockInfo::new(generation, redzones, tag, self.ordinal, moment));
         let charge = block.bytes;
-        let entry = Entry {
+        let entry = GuardedBlock {
             info,
             below,
             block: Some(block),
             charge,
-            place,
+            stream_slot,
             stage: Stage::Live,
             open: 0,
             lingers: false,
             announced: false,
             mapped,
         };
-        self.books.lock().entries.insert(generation, entry);
+        self.registry.lock().blocks.insert(generation, entry);
         Ok(given)
     }
 
@@ -206,7 +207,7 @@ impl<R: DeviceMemoryResource> Core<R> {
             // What was freed may only wait to be seen.
             let _ = self.collect(false);
         }
-        let (mapped, zone) = match pages.map(bytes, align) {
+        let (mapped, redzones) = match pages.map(bytes, align) {
             Ok(mapped) => mapped,
             Err(error) => return Err((block, error)),
         };
@@ -214,14 +215,14 @@ impl<R: DeviceMemoryResource> Core<R> {
             self.sampling.set_guarded(from);
         }
         // Part of the fill may be queued.
-        self.hand_out(block, zone, Some(mapped), who).inspect_err(|_| pages.leave(mapped))
+        self.hand_out(block, redzones, Some(mapped), who).inspect_err(|_| pages.abandon(mapped))
     }
 
     /// Queues work of the guard on a block. `late` work follows everything that the block was used for.
     pub(super) fn work<T>(
         &self,
         below: BlockId,
-        place: Option<u32>,
+        stream_slot: Option<u32>,
         (access, late): (Access, bool),
         queue: impl FnOnce(&RawStream) -> ResourceResult<T>,
     ) -> ResourceResult<Worked<T>> {
@@ -236,42 +237,42 @@ impl<R: DeviceMemoryResource> Core<R> {
             let raw = self.default_stream(parts)?;
             let done = queue(&raw)?;
             driver.stream_synchronize(raw.handle())?;
-            return Ok(Worked { done, mark: None });
+            return Ok(Worked { done, point: None });
         }
         let own = streams.raw(below.alloc_stream);
-        let (id, raw) = match own.filter(|raw| Some(raw.clock().slot()) == place) {
+        let (id, raw) = match own.filter(|raw| Some(raw.clock().slot()) == stream_slot) {
             Some(raw) => (below.alloc_stream, raw.clone()),
             None => (StreamId::DEFAULT, self.default_stream(parts)?),
         };
         self.inner.prepare_block_use(below, id, access)?;
-        let follow = || match place.and_then(|place| streams.at(place)) {
+        let follow = || match stream_slot.and_then(|stream_slot| streams.at(stream_slot)) {
             // Work on a block's own stream is not announced.
             Some(old) => raw.wait_on_clock(old, old.clock().now(), &self.counters),
             None => Ok(()),
         };
         let done = follow().map_err(ResourceError::from).and_then(|()| queue(&raw));
-        let mark = Some((raw.clock().slot(), raw.clock().now()));
+        let point = Some((raw.clock().slot(), raw.clock().now()));
         let finished = self.inner.finish_block_use(below, id, access);
         let done = done?;
         finished?;
-        Ok(Worked { done, mark })
+        Ok(Worked { done, point })
     }
 
     /// Until a use that the user of a block announces is prepared: announces to the resource below what the block's own stream has
     /// queued so far. The guard's own work on that stream is announced there, so that resource cannot tell that the user's was not.
-    /// True when it did, and [`Core::set_announced`] is to be called once the use is prepared.
+    /// True when it did, and [`GuardCore::set_announced`] is to be called once the use is prepared.
     pub(super) fn announce_own(&self, block: BlockId, below: BlockId) -> ResourceResult<bool> {
-        let place = match self.books.lock().entries.get(&block.generation) {
-            Some(entry) if !entry.announced => entry.place,
+        let stream_slot = match self.registry.lock().blocks.get(&block.generation) {
+            Some(entry) if !entry.announced => entry.stream_slot,
             _ => return Ok(false),
         };
-        self.work(below, place, (Access::Write, true), |_| Ok(()))?;
+        self.work(below, stream_slot, (Access::Write, true), |_| Ok(()))?;
         Ok(true)
     }
 
     /// From here on the user's announcements decide.
     pub(super) fn set_announced(&self, block: BlockId) {
-        if let Some(entry) = self.books.lock().entries.get_mut(&block.generation) {
+        if let Some(entry) = self.registry.lock().blocks.get_mut(&block.generation) {
             entry.announced = true;
         }
     }
@@ -295,108 +296,113 @@ impl<R: DeviceMemoryResource> Core<R> {
     }
 
     /// Takes a block from its user.
-    pub(super) fn give_back(&self, block: BlockId) -> ResourceResult<()> {
+    pub(super) fn return_block(&self, block: BlockId) -> ResourceResult<()> {
         let (info, is_open) = {
-            let mut books = self.books.lock();
-            let entry = books.find(block)?;
+            let mut registry = self.registry.lock();
+            let entry = registry.find(block)?;
             if entry.stage != Stage::Live {
                 return Err(ResourceError::UseAfterFree { generation: block.generation });
             }
             entry.stage = Stage::Returned;
             let taken = (entry.info.clone(), entry.open > 0);
-            books.held_back += 1;
+            registry.held_back += 1;
             taken
         };
         let _ = info.freed.set(self.journal.moment(info.allocated.stream));
         let outcome = if is_open { Ok(()) } else { self.retire(block.generation) };
-        if self.books.lock().pending.len() >= MANY {
+        if self.registry.lock().pending.len() >= COLLECT_AT {
             // What fails here comes back with a reap.
             let _ = self.collect(false);
         }
         outcome?;
         if self.config.synchronous && !is_open {
             self.collect(true)?;
-            if let Some(damage) = self.journal.take_untold_of(&info) {
+            if let Some(damage) = self.journal.pop_unreported_of(&info) {
                 return Err(damage);
             }
         }
         Ok(())
     }
 
-    /// Looks at a returned block, fills it and holds it back.
+    /// Checks a returned block, fills it and holds it back.
     fn retire(&self, generation: Generation) -> ResourceResult<()> {
         let limits = (self.config.quarantine_bytes, self.config.quarantine_blocks);
         let (job, is_mapped) = {
-            let books = self.books.lock();
-            let Some(job) = books.job(generation) else { return Ok(()) };
-            (job, books.is_mapped(generation))
+            let registry = self.registry.lock();
+            let Some(job) = registry.job(generation) else { return Ok(()) };
+            (job, registry.is_mapped(generation))
         };
-        let worked = self.work(job.below, job.place, (Access::Write, true), |raw| {
-            let look = self.look(&job, false, raw)?;
-            let zone = &job.info.zone;
+        let worked = self.work(job.below, job.stream_slot, (Access::Write, true), |raw| {
+            let check = self.check(&job, false, raw)?;
+            let redzones = &job.info.redzones;
             let filled = match self.config.poison && !is_mapped {
-                true => self.fill(raw, zone.user(), FREED, zone.bytes),
+                true => self.fill(raw, redzones.user(), FREED, redzones.bytes),
                 false => Ok(()),
             };
-            Ok((look, filled))
+            Ok((check, filled))
         });
-        let mark = match worked {
-            Ok(Worked { done: (look, filled), mark }) => {
-                self.await_look(&job.info, look, mark, FoundBy::Free);
-                filled.map(|()| mark).map_err(ResourceError::from)
+        let point = match worked {
+            Ok(Worked { done: (check, filled), point }) => {
+                self.track_check(&job.info, check, point, FoundBy::Free);
+                filled.map(|()| point).map_err(ResourceError::from)
             }
             Err(error) => Err(error),
         };
-        match mark {
-            Ok(mark) if is_mapped => {
-                self.books.lock().unmapping.push((generation, mark));
-                self.give_below(generation, mark)
+        match point {
+            Ok(point) if is_mapped => {
+                self.registry.lock().unmapping.push((generation, point));
+                self.free_below(generation, point)
             }
-            Ok(mark) => {
-                let leaving = self.books.lock().hold(generation, mark, limits);
-                self.release_all(leaving, (generation, mark))
+            Ok(point) => {
+                let evicted = self.registry.lock().enter_quarantine(generation, point, limits);
+                self.release_all(evicted, (generation, point))
             }
             Err(error) => {
-                self.books.lock().unfinished.push((generation, Due::Retire));
+                self.registry.lock().unfinished.push((generation, Due::Retire));
                 Err(error)
             }
         }
     }
 
-    pub(super) fn look(&self, job: &Job, inside: bool, raw: &RawStream) -> ResourceResult<Look> {
+    pub(super) fn check(
+        &self,
+        job: &BlockJob,
+        inside: bool,
+        raw: &RawStream,
+    ) -> ResourceResult<Check> {
         match &self.parts {
-            Ok(parts) => parts.checker.look(&job.info.zone, inside, raw.handle()),
-            Err(_) => Ok(Look::Done(Default::default())),
+            Ok(parts) => parts.checker.check(&job.info.redzones, inside, raw.handle()),
+            Err(_) => Ok(Check::Done(Default::default())),
         }
     }
 
-    /// Remembers a look, or what it found.
-    pub(super) fn await_look(
+    /// Remembers a check, or what it found.
+    pub(super) fn track_check(
         &self,
         info: &Arc<BlockInfo>,
-        look: Look,
-        mark: Mark,
+        check: Check,
+        point: StreamPoint,
         found_by: FoundBy,
     ) {
-        match look {
-            Look::Done(findings) => _ = self.journal.enter(info, &findings, found_by),
-            Look::Queued(slot) => {
-                let pending = Pending { info: info.clone(), slot, mark, found_by };
-                self.books.lock().pending.push(pending);
+        match check {
+            Check::Done(findings) => _ = self.journal.enter(info, &findings, found_by),
+            Check::Queued(slot) => {
+                let pending = Pending { info: info.clone(), slot, point, found_by };
+                self.registry.lock().pending.push(pending);
             }
         }
     }
 
-    /// Releases blocks that left the quarantine. What was retired a moment ago needs no second look.
+    /// Releases blocks that left the quarantine. What was retired a moment ago needs no second check.
     fn release_all(
         &self,
-        leaving: Vec<Generation>,
-        (just_retired, mark): (Generation, Mark),
+        evicted: Vec<Generation>,
+        (just_retired, point): (Generation, StreamPoint),
     ) -> ResourceResult<()> {
         let mut outcome = Ok(());
-        for generation in leaving {
+        for generation in evicted {
             let this = match generation == just_retired {
-                true => self.give_below(generation, mark),
+                true => self.free_below(generation, point),
                 false => self.release(generation),
             };
             outcome = outcome.and(this);
@@ -404,41 +410,42 @@ impl<R: DeviceMemoryResource> Core<R> {
         outcome
     }
 
-    /// Looks at a block that leaves the quarantine and gives it to the resource below.
+    /// Checks a block that leaves the quarantine and gives it to the resource below.
     fn release(&self, generation: Generation) -> ResourceResult<()> {
-        let Some(job) = self.books.lock().job(generation) else { return Ok(()) };
+        let Some(job) = self.registry.lock().job(generation) else { return Ok(()) };
         let inside = self.config.poison;
-        let worked = self
-            .work(job.below, job.place, (Access::Read, true), |raw| self.look(&job, inside, raw));
+        let worked = self.work(job.below, job.stream_slot, (Access::Read, true), |raw| {
+            self.check(&job, inside, raw)
+        });
         match worked {
-            Ok(Worked { done, mark }) => {
-                self.await_look(&job.info, done, mark, FoundBy::Release);
-                self.give_below(generation, mark)
+            Ok(Worked { done, point }) => {
+                self.track_check(&job.info, done, point, FoundBy::Release);
+                self.free_below(generation, point)
             }
             Err(error) => {
-                self.books.lock().unfinished.push((generation, Due::Release));
+                self.registry.lock().unfinished.push((generation, Due::Release));
                 Err(error)
             }
         }
     }
 
-    fn give_below(&self, generation: Generation, mark: Mark) -> ResourceResult<()> {
-        let taken = self.books.lock().take_block(generation, mark);
+    fn free_below(&self, generation: Generation, point: StreamPoint) -> ResourceResult<()> {
+        let taken = self.registry.lock().release_block(generation, point);
         let Some((below, block)) = taken else { return Ok(()) };
         // After a failure the resource below has it, and finishes the free at a reap.
         let freed = self.inner.deallocate(block);
         if self.inner.block_state(below) == BlockState::Freed {
-            // One that hands memory out again in the order of its stream need not wait for the look; the guard's word does.
-            let is_mapped = self.books.lock().is_mapped(generation);
-            match !is_mapped && self.is_complete(mark) {
-                true => self.books.lock().forget(&[generation], self.config.history_blocks),
-                false => self.books.lock().linger(generation),
+            // One that hands memory out again in the order of its stream need not wait for the check; the guard's word does.
+            let is_mapped = self.registry.lock().is_mapped(generation);
+            match !is_mapped && self.is_complete(point) {
+                true => self.registry.lock().remove(&[generation], self.config.history_blocks),
+                false => self.registry.lock().linger(generation),
             }
         }
         freed
     }
 
-    pub(super) fn do_due(&self, generation: Generation, due: Due) -> ResourceResult<()> {
+    pub(super) fn perform(&self, generation: Generation, due: Due) -> ResourceResult<()> {
         match due {
             Due::Nothing => Ok(()),
             Due::Retire => self.retire(generation),
@@ -448,10 +455,10 @@ impl<R: DeviceMemoryResource> Core<R> {
 
     /// Tries again what failed half way.
     pub(super) fn retry(&self) -> ResourceResult<()> {
-        let unfinished = std::mem::take(&mut self.books.lock().unfinished);
+        let unfinished = std::mem::take(&mut self.registry.lock().unfinished);
         let mut outcome = Ok(());
         for (generation, due) in unfinished {
-            let this = self.do_due(generation, due);
+            let this = self.perform(generation, due);
             outcome = outcome.and(this);
         }
         outcome
@@ -459,25 +466,25 @@ impl<R: DeviceMemoryResource> Core<R> {
 
     /// Forgets what the resource below has freed.
     pub(super) fn prune(&self) {
-        let given = self.books.lock().given_below();
-        let is_freed = |below: BlockId, mark: Mark| {
-            self.inner.block_state(below) == BlockState::Freed && self.is_complete(mark)
+        let given = self.registry.lock().released_blocks();
+        let is_freed = |below: BlockId, point: StreamPoint| {
+            self.inner.block_state(below) == BlockState::Freed && self.is_complete(point)
         };
         let freed: Vec<_> = given
             .into_iter()
-            .filter(|(_, below, mark)| is_freed(*below, *mark))
+            .filter(|(_, below, point)| is_freed(*below, *point))
             .map(|(generation, ..)| generation)
             .collect();
         if !freed.is_empty() {
-            self.books.lock().forget(&freed, self.config.history_blocks);
+            self.registry.lock().remove(&freed, self.config.history_blocks);
         }
     }
 
     /// Lets everything out of the quarantine.
     pub(super) fn flush(&self) -> ResourceResult<()> {
-        let leaving = self.books.lock().let_all_go();
+        let evicted = self.registry.lock().evict_all();
         let mut outcome = Ok(());
-        for generation in leaving {
+        for generation in evicted {
             let this = self.release(generation);
             outcome = outcome.and(this);
         }

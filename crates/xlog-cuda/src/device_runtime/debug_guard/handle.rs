@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::{Arc, Weak};
 
-use super::core::Core;
+use super::core::GuardCore;
 use super::journal::Journal;
 use super::post_mortem::GuardPostMortem;
 use super::report::GuardReport;
@@ -17,7 +17,7 @@ trait Guards: Send + Sync {
     fn describe(&self, ptr: u64) -> GuardPostMortem;
 }
 
-impl<R: DeviceMemoryResource> Guards for Core<R> {
+impl<R: DeviceMemoryResource> Guards for GuardCore<R> {
     fn check_now(&self) -> ResourceResult<()> {
         Self::check_now(self)
     }
@@ -27,7 +27,7 @@ impl<R: DeviceMemoryResource> Guards for Core<R> {
     }
 
     fn quarantine(&self) -> (usize, usize) {
-        self.books.lock().quarantine()
+        self.registry.lock().quarantine()
     }
 
     fn describe(&self, ptr: u64) -> GuardPostMortem {
@@ -45,7 +45,7 @@ pub struct GuardHandle {
 }
 
 impl GuardHandle {
-    pub(super) fn new<R: DeviceMemoryResource + 'static>(core: &Arc<Core<R>>) -> Self {
+    pub(super) fn new<R: DeviceMemoryResource + 'static>(core: &Arc<GuardCore<R>>) -> Self {
         let journal = core.journal.clone();
         let guard = Arc::downgrade(core);
         Self { guard, journal }

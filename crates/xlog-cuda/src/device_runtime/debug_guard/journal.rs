@@ -9,16 +9,16 @@ use std::time::Instant;
 
 use xlog_driver::sync::Mutex;
 
-use super::check::{Finding, Findings};
+use super::checker::{Finding, Findings};
 use super::config::{GuardConfig, GuardOutput};
+use super::redzones::{CANARY, FREED};
 use super::report::{BlockInfo, DamageKind, FoundBy, GuardReport, Moment};
-use super::zone::{CANARY, FREED};
 use crate::device_runtime::logging::QueryScope;
 use crate::device_runtime::resource::{ResourceError, StreamId};
-use crate::device_runtime::runtime::say;
+use crate::device_runtime::runtime::print_line;
 
 /// Reports that are kept; more are counted.
-const KEPT: usize = 1000;
+const MAX_KEPT: usize = 1000;
 
 /// The reports of one guard.
 #[derive(Debug)]
@@ -26,14 +26,14 @@ pub(super) struct Journal {
     started: Instant,
     backtraces: bool,
     output: GuardOutput,
-    pages: Mutex<Pages>,
+    reports: Mutex<Reports>,
 }
 
 #[derive(Debug, Default)]
-struct Pages {
-    reports: Vec<GuardReport>,
+struct Reports {
+    kept: Vec<GuardReport>,
     /// Not yet returned by a call.
-    untold: VecDeque<ResourceError>,
+    unreported: VecDeque<ResourceError>,
     total: u64,
 }
 
@@ -43,7 +43,7 @@ impl Journal {
             started: Instant::now(),
             backtraces: config.backtraces,
             output: config.output.clone(),
-            pages: Mutex::new(Pages::default()),
+            reports: Mutex::new(Reports::default()),
         }
     }
 
@@ -57,7 +57,7 @@ impl Journal {
         }
     }
 
-    /// Takes down what a look at a block found; true if it was damage nobody has told of.
+    /// Takes down what a check of a block found; true if it was damage nobody has told of.
     pub(super) fn enter(&self, block: &BlockInfo, findings: &Findings, found_by: FoundBy) -> bool {
         let mut is_new = false;
         let kinds = [
@@ -66,7 +66,7 @@ impl Journal {
         ];
         for (kind, finding, expected) in kinds {
             if let Some(finding) = finding
-                && block.tell(kind)
+                && block.set_reported(kind)
             {
                 is_new = true;
                 self.add(self.report(block, finding, kind, expected, found_by));
@@ -84,15 +84,15 @@ impl Journal {
         found_by: FoundBy,
     ) -> GuardReport {
         let mut found = finding.found.clone();
-        found.truncate(block.zone.left_of_part(finding.first));
+        found.truncate(block.redzones.left_of_part(finding.first));
         GuardReport {
             kind,
             generation: block.generation,
-            ptr: block.zone.user(),
-            bytes: block.zone.bytes,
+            ptr: block.redzones.user(),
+            bytes: block.redzones.bytes,
             tag: block.tag,
             device_ordinal: block.ordinal,
-            offset: block.zone.offset_of(finding.first),
+            offset: block.redzones.offset_of(finding.first),
             damaged: finding.count,
             expected,
             found,
@@ -105,11 +105,11 @@ impl Journal {
 
     fn add(&self, report: GuardReport) {
         self.write(format_args!("{report}"));
-        let mut pages = self.pages.lock();
-        pages.total += 1;
-        pages.untold.push_back(report.error());
-        if pages.reports.len() < KEPT {
-            pages.reports.push(report);
+        let mut reports = self.reports.lock();
+        reports.total += 1;
+        reports.unreported.push_back(report.error());
+        if reports.kept.len() < MAX_KEPT {
+            reports.kept.push(report);
         }
     }
 
@@ -117,37 +117,37 @@ impl Journal {
     pub(super) fn write(&self, text: fmt::Arguments<'_>) {
         let path = match &self.output {
             GuardOutput::Silent => return,
-            GuardOutput::StandardError => return say(text),
+            GuardOutput::StandardError => return print_line(text),
             GuardOutput::File(path) => path,
         };
         let file = std::fs::OpenOptions::new().create(true).append(true).open(path);
         if let Err(error) = file.and_then(|mut file| writeln!(file, "{text}")) {
-            say(format_args!("{text}\n(not written to {}: {error})", path.display()));
+            print_line(format_args!("{text}\n(not written to {}: {error})", path.display()));
         }
     }
 
     /// The oldest damage that no call has returned.
-    pub(super) fn take_untold(&self) -> Option<ResourceError> {
-        self.pages.lock().untold.pop_front()
+    pub(super) fn pop_unreported(&self) -> Option<ResourceError> {
+        self.reports.lock().unreported.pop_front()
     }
 
     /// The damage of one block first, then any other.
-    pub(super) fn take_untold_of(&self, block: &BlockInfo) -> Option<ResourceError> {
+    pub(super) fn pop_unreported_of(&self, block: &BlockInfo) -> Option<ResourceError> {
         let is_own = |error: &ResourceError| match error {
             ResourceError::OutOfBounds { generation }
             | ResourceError::UseAfterFree { generation } => *generation == block.generation,
             _ => false,
         };
-        let mut pages = self.pages.lock();
-        let at = pages.untold.iter().position(is_own).unwrap_or(0);
-        pages.untold.remove(at)
+        let mut reports = self.reports.lock();
+        let at = reports.unreported.iter().position(is_own).unwrap_or(0);
+        reports.unreported.remove(at)
     }
 
     pub(super) fn reports(&self) -> Vec<GuardReport> {
-        self.pages.lock().reports.clone()
+        self.reports.lock().kept.clone()
     }
 
     pub(super) fn total(&self) -> u64 {
-        self.pages.lock().total
+        self.reports.lock().total
     }
 }

@@ -1,42 +1,42 @@
 //! Bad memory use is caught and named: bytes around every block, poison in it, a quarantine after it.
 //!
-//! Every fill and every look is queued in stream order; the host waits for none of them. What a look found is told by the next
+//! Every fill and every check is queued in stream order; the host waits for none of them. What a check found is told by the next
 //! [`reap_pending`](DeviceMemoryResource::reap_pending) or [`check_now`](DebugGuardResource::check_now), is kept in
 //! [`reports`](DebugGuardResource::reports), and is written to standard error.
 //!
 //! Invariants: a block that is held back is outstanding, and the quarantine never holds more than it may; what the guard adds to
 //! a block is charged with it. What it does not do: reads outside a block are not seen, nor are writes beyond its canaries.
 
-mod books;
-mod check;
+mod checker;
+mod checks;
 mod config;
 mod core;
 mod handle;
 mod journal;
-mod looks;
 mod pages;
 mod post_mortem;
+mod redzones;
+mod registry;
 mod report;
 mod resource;
 mod sampling;
-mod zone;
 
 use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use self::core::Core;
+use self::core::GuardCore;
 use super::resource::{DeviceMemoryResource, ResourceError, ResourceHome, ResourceResult};
 use super::stream_pool::StreamPool;
 use crate::CudaDevice;
 
 pub use config::{GuardConfig, GuardMode, GuardOutput, PagePlacement};
 pub use handle::GuardHandle;
-pub use post_mortem::{GuardPostMortem, NearBlock};
+pub use post_mortem::{GuardPostMortem, NearbyBlock};
 pub use report::{DamageKind, FoundBy, GuardReport, Moment};
 
-/// How long the end of a guard waits for the last looks.
-const LAST_LOOKS: Duration = Duration::from_secs(2);
+/// How long the end of a guard waits for the last checks.
+const LAST_CHECKS: Duration = Duration::from_secs(2);
 
 /// Guards the blocks of the resource below.
 ///
@@ -59,7 +59,7 @@ const LAST_LOOKS: Duration = Duration::from_secs(2);
 /// let generation = rows.generation;
 /// // SAFETY: the byte behind the block belongs to the guard, who is asked to notice.
 /// unsafe { stream.memset(rows.ptr, 0, 101)? };
-/// guard.deallocate(rows)?; // queues the look, and waits for nothing
+/// guard.deallocate(rows)?; // queues the check, and waits for nothing
 ///
 /// assert_eq!(guard.reap_pending(), Err(ResourceError::OutOfBounds { generation }));
 /// let report = &guard.reports()[0];
@@ -68,7 +68,7 @@ const LAST_LOOKS: Duration = Duration::from_secs(2);
 /// ```
 pub struct DebugGuardResource<R: DeviceMemoryResource = Box<dyn DeviceMemoryResource + Send + Sync>>
 {
-    core: Arc<Core<R>>,
+    core: Arc<GuardCore<R>>,
 }
 
 impl DebugGuardResource {
@@ -87,7 +87,7 @@ impl<R: DeviceMemoryResource> DebugGuardResource<R> {
     #[must_use]
     pub fn on_home(inner: R, config: GuardConfig) -> Self {
         let home = inner.home();
-        Self { core: Arc::new(Core::new(inner, config, home)) }
+        Self { core: Arc::new(GuardCore::new(inner, config, home)) }
     }
 
     /// Guards what a resource hands out that does not name its device and streams.
@@ -101,16 +101,16 @@ impl<R: DeviceMemoryResource> DebugGuardResource<R> {
         config: GuardConfig,
     ) -> Self {
         let home = ResourceHome::new(device).with_streams(streams);
-        Self { core: Arc::new(Core::new(inner, config, Some(home))) }
+        Self { core: Arc::new(GuardCore::new(inner, config, Some(home))) }
     }
 
-    /// Looks at every block that is live or held back, waits for the result, and returns the first damage that no call has
+    /// Checks every block that is live or held back, waits for the result, and returns the first damage that no call has
     /// returned yet.
     pub fn check_now(&self) -> ResourceResult<()> {
         self.core.check_now()
     }
 
-    /// Lets every block out of the quarantine, after a look at it. Waits for nothing.
+    /// Lets every block out of the quarantine, after a check of it. Waits for nothing.
     pub fn flush_quarantine(&self) -> ResourceResult<()> {
         self.core.flush()
     }
@@ -118,7 +118,7 @@ impl<R: DeviceMemoryResource> DebugGuardResource<R> {
     /// Bytes and blocks that are held back.
     #[must_use]
     pub fn quarantine(&self) -> (usize, usize) {
-        self.core.books.lock().quarantine()
+        self.core.registry.lock().quarantine()
     }
 
     /// The damage found so far, the oldest first; at most 1000 are kept.
@@ -155,20 +155,20 @@ impl<R: DeviceMemoryResource> DebugGuardResource<R> {
     }
 }
 
-impl<R: DeviceMemoryResource> Core<R> {
+impl<R: DeviceMemoryResource> GuardCore<R> {
     fn check_now(&self) -> ResourceResult<()> {
-        let looked = self.look_at_all(FoundBy::CheckNow);
+        let checked = self.check_all(FoundBy::CheckNow);
         let collected = self.collect(true);
-        self.watched(self.told(looked.and(collected)))
+        self.with_post_mortem(self.or_unreported(checked.and(collected)))
     }
 
     /// A call's own failure, or else damage that no call has returned.
-    fn told(&self, outcome: ResourceResult<()>) -> ResourceResult<()> {
+    fn or_unreported(&self, outcome: ResourceResult<()>) -> ResourceResult<()> {
         outcome?;
-        self.journal.take_untold().map_or(Ok(()), Err::<(), ResourceError>)
+        self.journal.pop_unreported().map_or(Ok(()), Err::<(), ResourceError>)
     }
 
-    /// The last looks, for a while: somebody may hold a stream.
+    /// The last checks, for a while: somebody may hold a stream.
     fn end(&self) {
         let Ok(parts) = &self.parts else { return };
         let is_lost =
@@ -177,13 +177,13 @@ impl<R: DeviceMemoryResource> Core<R> {
             // Nothing on it will complete.
             return;
         }
-        let _ = self.look_at_all(FoundBy::Drop);
+        let _ = self.check_all(FoundBy::Drop);
         let _ = self.flush();
-        let until = Instant::now() + LAST_LOOKS;
+        let until = Instant::now() + LAST_CHECKS;
         while self.collect(false).is_ok() {
             let is_done = {
-                let books = self.books.lock();
-                books.pending.is_empty() && books.unmapping.is_empty()
+                let registry = self.registry.lock();
+                registry.pending.is_empty() && registry.unmapping.is_empty()
             };
             if is_done || Instant::now() > until || is_lost() {
                 break;

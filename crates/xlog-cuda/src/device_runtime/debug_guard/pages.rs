@@ -13,7 +13,7 @@ use xlog_driver::sync::Mutex;
 use xlog_driver::{DriverError, DriverResult, MapAccess, MemoryHandle, VirtualMemory, Waited};
 
 use super::config::{GuardConfig, PagePlacement};
-use super::zone::Zone;
+use super::redzones::Redzones;
 use crate::CudaDevice;
 use crate::device_runtime::resource::{MIN_ALIGN, PhysicalMeter, ResourceError, ResourceResult};
 
@@ -45,7 +45,7 @@ pub(super) struct Pages {
     placement: PagePlacement,
     canary: usize,
     resting: usize,
-    most: usize,
+    max_physical: usize,
     /// Where the addresses begin, once they are reserved.
     base: OnceLock<u64>,
     ranges: Mutex<Ranges>,
@@ -63,7 +63,7 @@ impl Pages {
             placement: config.placement,
             canary: config.canary_bytes,
             resting: config.resting_ranges,
-            most: config.most_page_bytes(),
+            max_physical: config.max_page_bytes(),
             base: OnceLock::new(),
             ranges: Mutex::default(),
             physical: AtomicUsize::new(0),
@@ -101,7 +101,7 @@ impl Pages {
     /// True when so much more physical memory is allowed.
     pub(super) fn has_room(&self, bytes: usize) -> bool {
         let now = self.physical();
-        now.checked_add(self.charge_for(bytes)).is_some_and(|sum| sum <= self.most)
+        now.checked_add(self.charge_for(bytes)).is_some_and(|sum| sum <= self.max_physical)
     }
 
     /// From now on tells of physical memory, with what is there already.
@@ -112,7 +112,7 @@ impl Pages {
     }
 
     /// Maps memory for a block, and says where in it the block lies.
-    pub(super) fn map(&self, bytes: usize, align: usize) -> ResourceResult<(Mapped, Zone)> {
+    pub(super) fn map(&self, bytes: usize, align: usize) -> ResourceResult<(Mapped, Redzones)> {
         let memory = self.memory()?;
         let (unit, align) = (self.unit(), align.max(MIN_ALIGN));
         if align > unit {
@@ -131,16 +131,16 @@ impl Pages {
         }
         // Counted before it is taken, so that threads do not exceed the limit together.
         let taken = self.physical.fetch_update(Ordering::AcqRel, Ordering::Acquire, |now| {
-            now.checked_add(length).filter(|sum| *sum <= self.most)
+            now.checked_add(length).filter(|sum| *sum <= self.max_physical)
         });
         if taken.is_err() {
             return Err(too_much("the limit of memory between guard pages"));
         }
-        let mapped = self.take(memory, length, unit)?;
-        Ok((mapped, self.place(mapped, bytes, align)))
+        let mapped = self.allocate(memory, length, unit)?;
+        Ok((mapped, self.place_block(mapped, bytes, align)))
     }
 
-    fn take(
+    fn allocate(
         &self,
         memory: &dyn VirtualMemory,
         length: usize,
@@ -154,13 +154,13 @@ impl Pages {
         }
         let start = self.reserved(memory).and_then(|base| {
             let mut ranges = self.ranges.lock();
-            let found = ranges.take(length + 2 * unit);
+            let found = ranges.allocate(length + 2 * unit);
             let none = DriverError::OutOfMemory { call: "reserve", requested: length as u64 };
             found.map(|offset| base + offset).ok_or(none)
         });
         let created = start.and_then(|range| {
             let start = range + unit as u64;
-            let created = memory.create(length).inspect_err(|_| self.give_range(start, length));
+            let created = memory.create(length).inspect_err(|_| self.free_range(start, length));
             Ok((start, created?))
         });
         let (start, physical) = created.inspect_err(|_| self.uncount(length))?;
@@ -168,16 +168,16 @@ impl Pages {
         #[allow(unsafe_code)]
         // SAFETY: the range was taken from our reservation and nothing is mapped there.
         if let Err(error) = unsafe { memory.map(start, length, physical) } {
-            self.give_range(start, length);
+            self.free_range(start, length);
             // A failure keeps it among the leftovers.
-            let _ = self.give_back(memory, leftover);
+            let _ = self.free_physical(memory, leftover);
             return Err(error.into());
         }
         self.mappings.fetch_add(1, Ordering::AcqRel);
         #[allow(unsafe_code)]
         // SAFETY: exactly the mapping made above; nothing is queued on it.
         if let Err(error) = unsafe { memory.set_access(start, length, MapAccess::ReadWrite) } {
-            let _ = self.give_back(memory, Leftover { mapped_at: Some(start), ..leftover });
+            let _ = self.free_physical(memory, Leftover { mapped_at: Some(start), ..leftover });
             return Err(error.into());
         }
         Ok(Mapped { start, bytes: length, memory: physical })
@@ -192,7 +192,11 @@ impl Pages {
     }
 
     /// Unmaps and destroys physical memory; what fails is kept. The host has seen everything on it complete.
-    fn give_back(&self, memory: &dyn VirtualMemory, mut leftover: Leftover) -> DriverResult<()> {
+    fn free_physical(
+        &self,
+        memory: &dyn VirtualMemory,
+        mut leftover: Leftover,
+    ) -> DriverResult<()> {
         let mut step = || {
             if let Some(start) = leftover.mapped_at {
                 #[allow(unsafe_code)]
@@ -202,10 +206,10 @@ impl Pages {
                 }
                 leftover.mapped_at = None;
                 self.mappings.fetch_sub(1, Ordering::AcqRel);
-                self.give_range(start, leftover.bytes);
+                self.free_range(start, leftover.bytes);
             }
             #[allow(unsafe_code)]
-            // SAFETY: created by `take`, kept in one place, and destroyed once: after a success nothing names it.
+            // SAFETY: created by `allocate`, kept in one place, and destroyed once: after a success nothing names it.
             unsafe {
                 memory.destroy(leftover.memory)
             }
@@ -236,14 +240,14 @@ impl Pages {
                 }
                 leftover.in_use = false;
             }
-            let this = self.memory().and_then(|memory| self.give_back(memory, leftover));
+            let this = self.memory().and_then(|memory| self.free_physical(memory, leftover));
             outcome = outcome.and(this);
         }
         outcome
     }
 
     /// Keeps a block's memory that could not be handed out: work may be queued on it.
-    pub(super) fn leave(&self, mapped: Mapped) {
+    pub(super) fn abandon(&self, mapped: Mapped) {
         let Mapped { start, bytes, memory } = mapped;
         let leftover = Leftover { memory, bytes, mapped_at: Some(start), in_use: true };
         self.leftovers.lock().push(leftover);
@@ -266,7 +270,7 @@ impl Pages {
     }
 
     /// Where a block lies in its memory, with what fits of its canaries; behind it all that alignment leaves.
-    fn place(&self, mapped: Mapped, bytes: usize, align: usize) -> Zone {
+    fn place_block(&self, mapped: Mapped, bytes: usize, align: usize) -> Redzones {
         let end = mapped.start + mapped.bytes as u64;
         let user = match self.placement {
             PagePlacement::End => (end - bytes as u64) & !(align as u64 - 1),
@@ -278,7 +282,7 @@ impl Pages {
             PagePlacement::End => rest,
             PagePlacement::Start => rest.min(self.canary.max(MIN_ALIGN)),
         };
-        Zone { base: user - front as u64, front, bytes, back }
+        Redzones { base: user - front as u64, front, bytes, back }
     }
 
     /// Takes a block's memory away. The host has seen everything on it complete.
@@ -287,13 +291,13 @@ impl Pages {
     pub(super) fn unmap(&self, mapped: Mapped) -> DriverResult<()> {
         let Mapped { start, bytes, memory } = mapped;
         let leftover = Leftover { memory, bytes, mapped_at: Some(start), in_use: false };
-        self.give_back(self.memory()?, leftover)
+        self.free_physical(self.memory()?, leftover)
     }
 
-    fn give_range(&self, start: u64, bytes: usize) {
+    fn free_range(&self, start: u64, bytes: usize) {
         let (unit, base) = (self.unit(), self.base.get().copied().unwrap_or(0));
         let offset = start - unit as u64 - base;
-        self.ranges.lock().give(offset, bytes + 2 * unit, self.resting);
+        self.ranges.lock().free(offset, bytes + 2 * unit, self.resting);
     }
 
     /// Gives the addresses back, where nothing is mapped in them.
@@ -333,7 +337,7 @@ struct Ranges {
 }
 
 impl Ranges {
-    fn take(&mut self, bytes: usize) -> Option<u64> {
+    fn allocate(&mut self, bytes: usize) -> Option<u64> {
         let bytes = bytes as u64;
         if self.fresh + bytes <= ADDRESSES as u64 {
             let start = self.fresh;
@@ -349,19 +353,19 @@ impl Ranges {
                 }
                 return Some(start);
             }
-            self.wake()?;
+            self.recycle_oldest()?;
         }
     }
 
-    fn give(&mut self, start: u64, bytes: usize, most: usize) {
+    fn free(&mut self, start: u64, bytes: usize, max_resting: usize) {
         self.resting.push_back((start, bytes as u64));
-        while self.resting.len() > most {
-            let _ = self.wake();
+        while self.resting.len() > max_resting {
+            let _ = self.recycle_oldest();
         }
     }
 
     /// The range that rested longest may be used again.
-    fn wake(&mut self) -> Option<()> {
+    fn recycle_oldest(&mut self) -> Option<()> {
         let (mut start, mut size) = self.resting.pop_front()?;
         if let Some((&before, &length)) = self.rested.range(..start).next_back()
             && before + length == start
@@ -385,13 +389,13 @@ mod tests {
     fn a_range_is_used_again_only_when_there_is_no_fresh_one() {
         let all = ADDRESSES as u64;
         let mut ranges = Ranges::default();
-        assert_eq!(ranges.take(ADDRESSES - 100), Some(0));
-        ranges.give(0, ADDRESSES - 100, 10);
-        assert_eq!(ranges.take(60), Some(all - 100), "fresh ones first");
-        assert_eq!(ranges.take(60), Some(0), "then what has rested");
-        ranges.give(0, 60, 0);
-        ranges.give(all - 100, 60, 0);
-        assert_eq!(ranges.take(ADDRESSES - 40), Some(0), "neighbours have grown together");
-        assert_eq!(ranges.take(60), None);
+        assert_eq!(ranges.allocate(ADDRESSES - 100), Some(0));
+        ranges.free(0, ADDRESSES - 100, 10);
+        assert_eq!(ranges.allocate(60), Some(all - 100), "fresh ones first");
+        assert_eq!(ranges.allocate(60), Some(0), "then what has rested");
+        ranges.free(0, 60, 0);
+        ranges.free(all - 100, 60, 0);
+        assert_eq!(ranges.allocate(ADDRESSES - 40), Some(0), "neighbours have grown together");
+        assert_eq!(ranges.allocate(60), None);
     }
 }

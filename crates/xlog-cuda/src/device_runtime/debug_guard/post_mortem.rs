@@ -5,8 +5,8 @@ use std::sync::atomic::Ordering;
 
 use xlog_driver::DriverError;
 
-use super::books::Stage;
-use super::core::Core;
+use super::core::GuardCore;
+use super::registry::Stage;
 use super::report::{BlockInfo, Moment};
 use crate::device_runtime::resource::{
     AllocTag, BlockState, DeviceMemoryResource, Generation, ResourceError, ResourceResult,
@@ -18,7 +18,7 @@ const SHOWN: usize = 8;
 /// A block near an address.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
-pub struct NearBlock {
+pub struct NearbyBlock {
     /// Its address.
     pub ptr: u64,
     /// Its size.
@@ -48,59 +48,59 @@ pub struct GuardPostMortem {
     /// What the driver said.
     pub cause: Option<String>,
     /// The blocks; those freed last come first where the address is not known.
-    pub blocks: Vec<NearBlock>,
+    pub blocks: Vec<NearbyBlock>,
 }
 
-impl<R: DeviceMemoryResource> Core<R> {
+impl<R: DeviceMemoryResource> GuardCore<R> {
     /// The guarded blocks around an address, or the latest.
     pub(super) fn describe(&self, address: Option<u64>) -> GuardPostMortem {
-        let near = |info: &BlockInfo, stage: Stage| NearBlock {
-            ptr: info.zone.user(),
-            bytes: info.zone.bytes,
+        let near = |info: &BlockInfo, stage: Stage| NearbyBlock {
+            ptr: info.redzones.user(),
+            bytes: info.redzones.bytes,
             tag: info.tag,
             generation: info.generation,
             state: match stage {
                 Stage::Live => BlockState::Live,
-                Stage::Returned | Stage::Leaving => BlockState::Retired,
-                Stage::Held(_) => BlockState::Quarantined,
-                Stage::Gone(_) => BlockState::Freed,
+                Stage::Returned | Stage::Evicted => BlockState::Retired,
+                Stage::Quarantined(_) => BlockState::Quarantined,
+                Stage::Released(_) => BlockState::Freed,
             },
-            offset: address.map(|address| address.wrapping_sub(info.zone.user()) as i64),
+            offset: address.map(|address| address.wrapping_sub(info.redzones.user()) as i64),
             allocated: info.allocated.clone(),
             freed: info.freed.get().cloned(),
         };
-        let books = self.books.lock();
+        let registry = self.registry.lock();
         let mut blocks: Vec<_> =
-            books.remembered().map(|(info, stage)| near(info, stage)).collect();
-        drop(books);
-        let distance = |block: &NearBlock| match block.offset {
+            registry.remembered().map(|(info, stage)| near(info, stage)).collect();
+        drop(registry);
+        let distance = |block: &NearbyBlock| match block.offset {
             Some(offset) if offset < 0 => offset.unsigned_abs(),
             Some(offset) => (offset as u64).saturating_sub(block.bytes.saturating_sub(1) as u64),
             None => 0,
         };
         let last_seen =
-            |block: &NearBlock| block.freed.as_ref().map_or(block.allocated.at, |f| f.at);
+            |block: &NearbyBlock| block.freed.as_ref().map_or(block.allocated.at, |f| f.at);
         blocks.sort_by_key(|block| (distance(block), std::cmp::Reverse(last_seen(block))));
         blocks.truncate(SHOWN);
         GuardPostMortem { device_ordinal: self.ordinal, address, cause: None, blocks }
     }
 
     /// Passes a result on; the first that a lost device gives is followed by a post-mortem.
-    pub(super) fn watched<T>(&self, result: ResourceResult<T>) -> ResourceResult<T> {
-        result.map_err(|error| self.watched_error(error))
+    pub(super) fn with_post_mortem<T>(&self, result: ResourceResult<T>) -> ResourceResult<T> {
+        result.map_err(|error| self.post_mortem_on(error))
     }
 
     /// The same for an error.
     #[cold]
-    pub(super) fn watched_error(&self, error: ResourceError) -> ResourceError {
+    pub(super) fn post_mortem_on(&self, error: ResourceError) -> ResourceError {
         if let ResourceError::Driver(_) = &error {
-            self.look_for_loss();
+            self.detect_device_loss();
         }
         error
     }
 
     #[cold]
-    fn look_for_loss(&self) {
+    fn detect_device_loss(&self) {
         let Ok(parts) = &self.parts else { return };
         if self.lost.load(Ordering::Acquire) {
             return;
@@ -141,7 +141,7 @@ impl fmt::Display for GuardPostMortem {
             (None, _) => write!(f, "the address is not known; the latest guarded blocks:")?,
         }
         for block in &self.blocks {
-            let NearBlock { ptr, bytes, tag, generation, state, offset, .. } = block;
+            let NearbyBlock { ptr, bytes, tag, generation, state, offset, .. } = block;
             let state = match state {
                 BlockState::Live => "live",
                 BlockState::Retired => "retired",

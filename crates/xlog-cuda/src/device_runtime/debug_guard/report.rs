@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use super::zone::Zone;
+use super::redzones::Redzones;
 use crate::device_runtime::resource::{AllocTag, Generation, ResourceError, StreamId};
 
 /// Lines of a backtrace that a report shows.
@@ -22,7 +22,7 @@ pub enum DamageKind {
     UseAfterFree,
 }
 
-/// Which look at a block found damage.
+/// Which check of a block found damage.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum FoundBy {
@@ -78,7 +78,7 @@ pub struct GuardReport {
     pub allocated: Moment,
     /// Its free, if it was freed when the damage was found.
     pub freed: Option<Moment>,
-    /// Which look found it.
+    /// Which check found it.
     pub found_by: FoundBy,
     /// How long the guard had existed then.
     pub found_at: Duration,
@@ -167,33 +167,33 @@ fn own_frames(trace: &str) -> Vec<String> {
 #[derive(Debug)]
 pub(super) struct BlockInfo {
     pub(super) generation: Generation,
-    pub(super) zone: Zone,
+    pub(super) redzones: Redzones,
     pub(super) tag: AllocTag,
     pub(super) ordinal: u32,
     pub(super) allocated: Moment,
     pub(super) freed: OnceLock<Moment>,
     /// Kinds of damage that were reported: each is told once.
-    told: AtomicU8,
+    reported: AtomicU8,
 }
 
 impl BlockInfo {
     pub(super) fn new(
         generation: Generation,
-        zone: Zone,
+        redzones: Redzones,
         tag: AllocTag,
         ordinal: u32,
         allocated: Moment,
     ) -> Self {
-        let (freed, told) = (OnceLock::new(), AtomicU8::new(0));
-        Self { generation, zone, tag, ordinal, allocated, freed, told }
+        let (freed, reported) = (OnceLock::new(), AtomicU8::new(0));
+        Self { generation, redzones, tag, ordinal, allocated, freed, reported }
     }
 
     /// True for the first to tell of damage of this kind.
-    pub(super) fn tell(&self, kind: DamageKind) -> bool {
+    pub(super) fn set_reported(&self, kind: DamageKind) -> bool {
         let bit = match kind {
             DamageKind::OutOfBounds => 1,
             DamageKind::UseAfterFree => 2,
         };
-        self.told.fetch_or(bit, Ordering::AcqRel) & bit == 0
+        self.reported.fetch_or(bit, Ordering::AcqRel) & bit == 0
     }
 }

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use super::DebugGuardResource;
-use super::books::Stage;
 use super::config::GuardMode;
-use super::core::Core;
-use super::zone::{Zone, layout};
+use super::core::GuardCore;
+use super::redzones::{Redzones, layout};
+use super::registry::Stage;
 use crate::device_runtime::budget::BudgetReservation;
 use crate::device_runtime::resource::{
     Access, AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, MIN_ALIGN,
@@ -16,9 +16,9 @@ use crate::device_runtime::resource::{
 /// What stands in for memory between guard pages in the resource below.
 const STAND_IN: usize = 1;
 
-impl<R: DeviceMemoryResource> Core<R> {
+impl<R: DeviceMemoryResource> GuardCore<R> {
     /// A guarded block; `call` is told how much to ask the resource below for, and with which alignment.
-    fn obtain(
+    fn allocate_with_redzones(
         &self,
         (bytes, align): (usize, usize),
         (stream, tag): (StreamId, AllocTag),
@@ -42,8 +42,8 @@ impl<R: DeviceMemoryResource> Core<R> {
                 };
                 let block = call(total, align)?;
                 let back = block.bytes.saturating_sub(front + bytes);
-                let zone = Zone { base: block.ptr, front, bytes, back };
-                self.hand_out(block, zone, None, (stream, tag))
+                let redzones = Redzones { base: block.ptr, front, bytes, back };
+                self.hand_out(block, redzones, None, (stream, tag))
             }
         };
         given.map_err(|(block, error)| {
@@ -76,7 +76,7 @@ impl<R: DeviceMemoryResource> Core<R> {
         sizes: (usize, usize),
         who: (StreamId, AllocTag),
     ) -> ResourceResult<DeviceBlock> {
-        let block = self.watched(given)?;
+        let block = self.with_post_mortem(given)?;
         if self.sampling.chooses(block.generation) {
             return Ok(self.guard_chosen(block, sizes, who));
         }
@@ -85,8 +85,8 @@ impl<R: DeviceMemoryResource> Core<R> {
 
     /// A use was closed, perhaps the last of a block that was returned.
     fn close(&self, block: BlockId) -> ResourceResult<()> {
-        let due = self.books.lock().close(block.generation);
-        self.do_due(block.generation, due)
+        let due = self.registry.lock().close(block.generation);
+        self.perform(block.generation, due)
     }
 
     fn check_device(&self, block: BlockId) -> ResourceResult<()> {
@@ -99,7 +99,7 @@ impl<R: DeviceMemoryResource> Core<R> {
     }
 }
 
-impl<R: DeviceMemoryResource> Core<R> {
+impl<R: DeviceMemoryResource> GuardCore<R> {
     #[inline(never)]
     fn allocate_guarded(
         &self,
@@ -108,13 +108,13 @@ impl<R: DeviceMemoryResource> Core<R> {
         tag: AllocTag,
     ) -> ResourceResult<DeviceBlock> {
         let call = |total, _| self.inner.allocate(total, stream, tag);
-        self.watched(self.obtain((bytes, MIN_ALIGN), (stream, tag), call))
+        self.with_post_mortem(self.allocate_with_redzones((bytes, MIN_ALIGN), (stream, tag), call))
     }
 
     #[inline(never)]
     fn deallocate_guarded(&self, id: BlockId) -> ResourceResult<BlockState> {
         self.check_device(id)?;
-        self.watched(self.give_back(id))?;
+        self.with_post_mortem(self.return_block(id))?;
         Ok(self.state_of_guarded(id))
     }
 
@@ -123,7 +123,7 @@ impl<R: DeviceMemoryResource> Core<R> {
     #[inline(never)]
     fn deallocate_refused(&self, id: BlockId, error: ResourceError) -> ResourceResult<BlockState> {
         if self.sampling.passes(id.ptr) {
-            return Err(self.watched_error(error));
+            return Err(self.post_mortem_on(error));
         }
         self.deallocate_guarded(id)
     }
@@ -133,18 +133,18 @@ impl<R: DeviceMemoryResource> Core<R> {
         if block.device_ordinal != self.ordinal {
             return BlockState::Freed;
         }
-        let (below, stage, is_mapped) = match self.books.lock().find(block) {
+        let (below, stage, is_mapped) = match self.registry.lock().find(block) {
             Ok(entry) => (entry.below, entry.stage, entry.mapped.is_some()),
             Err(_) => return BlockState::Freed,
         };
         match stage {
             Stage::Live => BlockState::Live,
-            Stage::Returned | Stage::Leaving => BlockState::Retired,
-            Stage::Held(mark) if self.is_complete(mark) => BlockState::Quarantined,
-            Stage::Held(_) => BlockState::Retired,
-            Stage::Gone(_) if is_mapped => BlockState::Retired,
-            Stage::Gone(mark) => match self.inner.block_state(below) {
-                BlockState::Freed if self.is_complete(mark) => BlockState::Freed,
+            Stage::Returned | Stage::Evicted => BlockState::Retired,
+            Stage::Quarantined(point) if self.is_complete(point) => BlockState::Quarantined,
+            Stage::Quarantined(_) => BlockState::Retired,
+            Stage::Released(_) if is_mapped => BlockState::Retired,
+            Stage::Released(point) => match self.inner.block_state(below) {
+                BlockState::Freed if self.is_complete(point) => BlockState::Freed,
                 _ => BlockState::Retired,
             },
         }
@@ -184,9 +184,9 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for DebugGuardResource<R> {
         }
         core.check_device(block)?;
         // An open use keeps a block that is returned meanwhile.
-        core.books.lock().open(block)?;
+        core.registry.lock().open(block)?;
         work();
-        core.watched(core.close(block))
+        core.with_post_mortem(core.close(block))
     }
 
     // What is not guarded goes straight through, as it would without a guard.
@@ -206,7 +206,7 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for DebugGuardResource<R> {
                 Ok(core.guard_chosen(block, (bytes, MIN_ALIGN), (stream, tag)))
             }
             Ok(block) => Ok(block),
-            Err(error) => Err(core.watched_error(error)),
+            Err(error) => Err(core.post_mortem_on(error)),
         }
     }
 
@@ -229,7 +229,7 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for DebugGuardResource<R> {
             return core.with_chosen(given, (bytes, align), (stream, tag));
         }
         let call = |total, align| core.inner.allocate_aligned(total, align, stream, tag);
-        core.watched(core.obtain((bytes, align), (stream, tag), call))
+        core.with_post_mortem(core.allocate_with_redzones((bytes, align), (stream, tag), call))
     }
 
     fn allocate_reserved(
@@ -247,7 +247,7 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for DebugGuardResource<R> {
         }
         let call =
             |total, align| core.inner.allocate_reserved(reservation, total, align, stream, tag);
-        core.watched(core.obtain((bytes, align), (stream, tag), call))
+        core.with_post_mortem(core.allocate_with_redzones((bytes, align), (stream, tag), call))
     }
 
     #[inline]
@@ -278,7 +278,7 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for DebugGuardResource<R> {
             (GuardMode::Pages, Some(pages)) => pages.physical(),
             _ => 0,
         };
-        core.inner.bytes_outstanding() + core.books.lock().lingering + own
+        core.inner.bytes_outstanding() + core.registry.lock().lingering + own
     }
 
     fn reap_pending(&self) -> ResourceResult<()> {
@@ -288,7 +288,7 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for DebugGuardResource<R> {
         outcome = outcome.and(collected);
         let reaped = core.inner.reap_pending();
         core.prune();
-        core.watched(core.told(outcome.and(reaped)))
+        core.with_post_mortem(core.or_unreported(outcome.and(reaped)))
     }
 
     fn reap_completed(&self) -> ResourceResult<()> {
@@ -298,17 +298,17 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for DebugGuardResource<R> {
         outcome = outcome.and(collected);
         let reaped = core.inner.reap_completed();
         core.prune();
-        core.watched(outcome.and(reaped))
+        core.with_post_mortem(outcome.and(reaped))
     }
 
     fn record_block_use(&self, block: &DeviceBlock, use_stream: StreamId) -> ResourceResult<()> {
         let core = &*self.core;
         if core.sampling.passes(block.ptr) || !core.inner.supports_block_use_tracking() {
-            return core.watched(core.inner.record_block_use(block, use_stream));
+            return core.with_post_mortem(core.inner.record_block_use(block, use_stream));
         }
         let id = BlockId::from_block(block);
         core.check_device(id)?;
-        let below = core.books.lock().open(id)?;
+        let below = core.registry.lock().open(id)?;
         let (ptr, generation) = (below.ptr, below.generation);
         let claim = DeviceBlock {
             ptr,
@@ -319,7 +319,7 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for DebugGuardResource<R> {
             ..*block
         };
         let recorded = core.inner.record_block_use(&claim, use_stream);
-        core.watched(recorded.and(core.close(id)))
+        core.with_post_mortem(recorded.and(core.close(id)))
     }
 
     fn prepare_block_use(
@@ -330,10 +330,10 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for DebugGuardResource<R> {
     ) -> ResourceResult<()> {
         let core = &*self.core;
         if core.sampling.passes(block.ptr) || !core.inner.supports_block_use_tracking() {
-            return core.watched(core.inner.prepare_block_use(block, use_stream, access));
+            return core.with_post_mortem(core.inner.prepare_block_use(block, use_stream, access));
         }
         core.check_device(block)?;
-        let below = core.books.lock().open(block)?;
+        let below = core.registry.lock().open(block)?;
         let prepared = core.announce_own(block, below).and_then(|is_first| {
             core.inner.prepare_block_use(below, use_stream, access).map(|()| is_first)
         });
@@ -346,7 +346,7 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for DebugGuardResource<R> {
                 let _ = core.close(block);
             }
         }
-        core.watched(prepared.map(|_| ()))
+        core.with_post_mortem(prepared.map(|_| ()))
     }
 
     fn finish_block_use(
@@ -357,12 +357,12 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for DebugGuardResource<R> {
     ) -> ResourceResult<()> {
         let core = &*self.core;
         if core.sampling.passes(block.ptr) || !core.inner.supports_block_use_tracking() {
-            return core.watched(core.inner.finish_block_use(block, use_stream, access));
+            return core.with_post_mortem(core.inner.finish_block_use(block, use_stream, access));
         }
         core.check_device(block)?;
-        let below = core.books.lock().opened(block)?;
+        let below = core.registry.lock().opened(block)?;
         let finished = core.inner.finish_block_use(below, use_stream, access);
-        core.watched(match finished {
+        core.with_post_mortem(match finished {
             Ok(()) => core.close(block),
             // There was no such use.
             Err(ResourceError::UseAfterFree { .. } | ResourceError::StreamMisuse(_)) => finished,
@@ -410,7 +410,7 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for DebugGuardResource<R> {
     }
 
     fn statistics(&self) -> ResourceStatistics {
-        let held = self.core.books.lock().held_back;
+        let held = self.core.registry.lock().held_back;
         let mut counted = self.core.inner.statistics();
         counted.bytes_outstanding = self.bytes_outstanding();
         if counted.allocations > 0 {

@@ -10,11 +10,11 @@ use std::sync::{LazyLock, Mutex, PoisonError};
 use xlog_driver::sync::Bias;
 
 /// One for the process, so that the logs of several resources in one sink merge.
-static ORDER: LazyLock<Order> = LazyLock::new(Order::new);
+static ORDER: LazyLock<OrderCounter> = LazyLock::new(OrderCounter::new);
 
 /// Gives out places in the history. On cache lines of its own: every thread that logs writes it.
 #[repr(align(128))]
-pub(super) struct Order {
+pub(super) struct OrderCounter {
     next: AtomicU64,
     bias: Bias,
     /// All threads add atomically; nobody owns the counter again.
@@ -23,7 +23,7 @@ pub(super) struct Order {
     was_owned: Mutex<bool>,
 }
 
-impl Order {
+impl OrderCounter {
     fn new() -> Self {
         Self {
             next: AtomicU64::new(1),
@@ -38,7 +38,7 @@ impl Order {
         &ORDER
     }
 
-    /// The next place. Relaxed is enough: a block moves between threads only by what orders them, and one atomic's changes agree
+    /// The next number. Relaxed is enough: a block moves between threads only by what orders them, and one atomic's changes agree
     /// with that order.
     #[inline(always)]
     pub(super) fn next(&self) -> u64 {
@@ -51,9 +51,9 @@ impl Order {
     /// For the one thread that may: no other changes the counter meanwhile.
     #[inline(always)]
     fn advance(&self) -> u64 {
-        let place = self.next.load(Ordering::Relaxed);
-        self.next.store(place + 1, Ordering::Relaxed);
-        place
+        let number = self.next.load(Ordering::Relaxed);
+        self.next.store(number + 1, Ordering::Relaxed);
+        number
     }
 
     #[inline]
@@ -90,7 +90,7 @@ mod tests {
     #[test]
     fn threads_that_come_while_the_first_counts_get_numbers_of_their_own() {
         for round in 0..50 {
-            let order = Order::new();
+            let order = OrderCounter::new();
             let take = |count: usize| (0..count).map(|_| order.next()).collect::<Vec<_>>();
             let taken: Vec<Vec<u64>> = std::thread::scope(|scope| {
                 let threads: Vec<_> = (0..4)

@@ -107,6 +107,6 @@ pub(super) fn begin_logging() {
 
 /// The path noted since the last time this was asked.
 #[inline]
-pub(super) fn take_path() -> ServedBy {
+pub(super) fn reset_path() -> ServedBy {
     PATH.replace(ServedBy::Unknown)
 }

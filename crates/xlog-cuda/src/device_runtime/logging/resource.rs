@@ -9,9 +9,9 @@ use xlog_driver::sync::thread_name;
 use xlog_trace::ServedBy;
 
 use super::clock;
-use super::order::Order;
-use super::query::{begin_logging, take_path};
-use super::unfinished::Unfinished;
+use super::order::OrderCounter;
+use super::query::{begin_logging, reset_path};
+use super::unfinished::UnfinishedFrees;
 use super::{LogAction, LogRecord, LogResult, LoggingSink, QueryScope};
 use crate::device_runtime::budget::BudgetReservation;
 use crate::device_runtime::resource::{
@@ -51,8 +51,8 @@ pub struct LoggingResource<R = Box<dyn DeviceMemoryResource + Send + Sync>> {
     process_id: u32,
     /// The clock of the records is a clock that never steps, and this, by which the wall was ahead of it at creation.
     clock_to_unix: u64,
-    order: &'static Order,
-    unfinished: Unfinished<About>,
+    order: &'static OrderCounter,
+    unfinished: UnfinishedFrees<RecordFields>,
     refused: AtomicU64,
 }
 
@@ -81,8 +81,8 @@ impl<R: DeviceMemoryResource> LoggingResource<R> {
             logs_uses: false,
             process_id: std::process::id(),
             clock_to_unix: unix.wrapping_sub(clock::now()),
-            order: Order::of_process(),
-            unfinished: Unfinished::new(),
+            order: OrderCounter::of_process(),
+            unfinished: UnfinishedFrees::new(),
             refused: AtomicU64::new(0),
         }
     }
@@ -117,7 +117,7 @@ impl<R: DeviceMemoryResource> LoggingResource<R> {
 
     /// A record of a success, made in one piece: a record is large, and copying it would cost more than filling it in.
     #[inline(always)]
-    fn record(&self, action: LogAction, order: u64, call: Call, about: About) -> LogRecord {
+    fn record(&self, action: LogAction, order: u64, call: Call, about: RecordFields) -> LogRecord {
         let thread_id = u64::from(thread_name());
         LogRecord {
             action,
@@ -160,7 +160,7 @@ impl<R: DeviceMemoryResource> LoggingResource<R> {
         action: LogAction,
         order: u64,
         call: Call,
-        about: About,
+        about: RecordFields,
         error: &ResourceError,
     ) {
         let mut record = self.record(action, order, call, about);
@@ -187,16 +187,16 @@ impl<R: DeviceMemoryResource> LoggingResource<R> {
         let order = self.order.next();
         match result {
             Ok(block) => {
-                let about = About {
+                let about = RecordFields {
                     block: Some((block.ptr, block.generation)),
                     granted: Some(block.bytes),
                     align: Some(request.align.unwrap_or(MIN_ALIGN)),
-                    ..request.about(take_path())
+                    ..request.about(reset_path())
                 };
                 self.emit(self.record(LogAction::Allocate, order, call, about));
             }
             Err(error) => {
-                let about = About { align: request.align, ..request.about(take_path()) };
+                let about = RecordFields { align: request.align, ..request.about(reset_path()) };
                 self.emit_failure(LogAction::Allocate, order, call, about, error);
             }
         }
@@ -209,7 +209,7 @@ impl<R: DeviceMemoryResource> LoggingResource<R> {
         action: LogAction,
         order: u64,
         call: Call,
-        about: About,
+        about: RecordFields,
         result: &ResourceResult<T>,
     ) {
         match result {
@@ -230,11 +230,11 @@ impl<R: DeviceMemoryResource> LoggingResource<R> {
         }
         let (order, start) = (self.order.next(), clock::now());
         let result = call();
-        let about = About {
+        let about = RecordFields {
             stream: Some(stream),
             block: Some((block.ptr, block.generation)),
             access,
-            ..About::NOTHING
+            ..RecordFields::NOTHING
         };
         self.log(action, order, Self::ended(start), about, &result);
         result
@@ -245,15 +245,15 @@ impl<R: DeviceMemoryResource> LoggingResource<R> {
     #[inline(never)]
     fn log_finished_frees(&self) {
         let is_free = |block| self.inner.block_state(block) == BlockState::Freed;
-        for (order, about) in self.unfinished.take_finished(is_free, || self.order.next()) {
+        for (order, about) in self.unfinished.drain_finished(is_free, || self.order.next()) {
             let call = Call { began: clock::now(), took: 0 };
-            let about = About { served_by: ServedBy::Reaped, ..about };
+            let about = RecordFields { served_by: ServedBy::Reaped, ..about };
             self.emit(self.record(LogAction::Deallocate, order, call, about));
         }
     }
 
     /// A free failed: half way if the resource has the block nevertheless, and then it finishes the free at a later reap.
-    fn note_failed_free(&self, block: BlockId, about: About, error: &ResourceError) {
+    fn note_failed_free(&self, block: BlockId, about: RecordFields, error: &ResourceError) {
         let is_here = block.device_ordinal == self.device_ordinal;
         if is_here && !self.was_refused(block, error) {
             self.unfinished.add(block, about);
@@ -277,7 +277,7 @@ struct Call {
 
 /// What a record is about.
 #[derive(Clone, Copy)]
-struct About {
+struct RecordFields {
     stream: Option<StreamId>,
     block: Option<(u64, Generation)>,
     bytes: Option<usize>,
@@ -288,7 +288,7 @@ struct About {
     access: Option<Access>,
 }
 
-impl About {
+impl RecordFields {
     const NOTHING: Self = Self {
         stream: None,
         block: None,
@@ -324,13 +324,13 @@ struct Request {
 
 impl Request {
     #[inline(always)]
-    fn about(self, served_by: ServedBy) -> About {
-        About {
+    fn about(self, served_by: ServedBy) -> RecordFields {
+        RecordFields {
             stream: Some(self.stream),
             bytes: Some(self.bytes),
             tag: Some(self.tag),
             served_by,
-            ..About::NOTHING
+            ..RecordFields::NOTHING
         }
     }
 }
@@ -367,7 +367,7 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for LoggingResource<R> {
     }
 
     fn deallocate(&self, block: DeviceBlock) -> ResourceResult<()> {
-        let (id, about) = (BlockId::from_block(&block), About::claim(&block));
+        let (id, about) = (BlockId::from_block(&block), RecordFields::claim(&block));
         let (order, start) = (self.order.next(), clock::now());
         let result = self.inner.deallocate(block);
         let call = Self::ended(start);
@@ -378,8 +378,9 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for LoggingResource<R> {
                 Ok(())
             }
             Err(error) => {
-                let About { stream, block, bytes, tag, align, .. } = about;
-                let about = About { stream, block, bytes, tag, align, ..About::NOTHING };
+                let RecordFields { stream, block, bytes, tag, align, .. } = about;
+                let about =
+                    RecordFields { stream, block, bytes, tag, align, ..RecordFields::NOTHING };
                 self.emit_failure(LogAction::Deallocate, order, call, about, &error);
                 self.note_failed_free(id, about, &error);
                 Err(error)
@@ -394,7 +395,7 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for LoggingResource<R> {
         if self.unfinished.has_any() {
             self.log_finished_frees();
         }
-        self.log(LogAction::ReapPending, self.order.next(), call, About::NOTHING, &result);
+        self.log(LogAction::ReapPending, self.order.next(), call, RecordFields::NOTHING, &result);
         result
     }
 
@@ -479,7 +480,7 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for LoggingResource<R> {
         let request = |bytes| Request { bytes, align: None, stream, tag };
         match &result {
             Ok(blocks) => {
-                let served_by = take_path();
+                let served_by = reset_path();
                 for (at, block) in blocks.iter().enumerate() {
                     super::note_path(served_by);
                     let bytes = sizes.get(at).copied().unwrap_or(block.bytes);
@@ -513,7 +514,7 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for LoggingResource<R> {
         if let Err(error) = &result
             && bytes > 0
         {
-            let about = About { bytes: Some(bytes), ..About::NOTHING };
+            let about = RecordFields { bytes: Some(bytes), ..RecordFields::NOTHING };
             let (order, call) = (self.order.next(), Self::ended(start));
             self.emit_failure(LogAction::Allocate, order, call, about, error);
         }

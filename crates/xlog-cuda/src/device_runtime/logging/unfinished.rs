@@ -9,12 +9,12 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use crate::device_runtime::resource::BlockId;
 
 /// Blocks whose free failed half way, each with what its record says.
-pub(super) struct Unfinished<T> {
+pub(super) struct UnfinishedFrees<T> {
     has_any: AtomicBool,
     frees: Mutex<Vec<(BlockId, T)>>,
 }
 
-impl<T> Unfinished<T> {
+impl<T> UnfinishedFrees<T> {
     pub(super) fn new() -> Self {
         Self { has_any: AtomicBool::new(false), frees: Mutex::new(Vec::new()) }
     }
@@ -38,7 +38,7 @@ impl<T> Unfinished<T> {
     /// Removes the frees that are finished and numbers them by `order`.
     ///
     /// Numbers are taken under the lock: a thread that finds its address gone from the list takes a higher number.
-    pub(super) fn take_finished(
+    pub(super) fn drain_finished(
         &self,
         is_free: impl Fn(BlockId) -> bool,
         order: impl Fn() -> u64,

@@ -15,13 +15,16 @@
 //! A value that is not accepted is an error that names it, never a default that nobody asked for: a program that was told to keep
 //! a log and does not is worse than one that refuses to start.
 
+mod guard;
+mod ledger;
+mod resource;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::guarding::GuardSetting;
-use super::kind::ResourceKind;
+pub use self::guard::GuardSetting;
+pub use self::ledger::LedgerSetting;
+pub use self::resource::ResourceKind;
 use super::log_file::LogFile;
-use super::setting::LedgerSetting;
 use crate::device_runtime::pool::PoolSanitizer;
 use crate::device_runtime::stream_pool::DEFAULT_MAX_STREAMS;
 use crate::{ByteSize, DeviceSpec, Result, XlogError};

@@ -9,13 +9,13 @@ use std::sync::{Arc, Mutex, Once, PoisonError, Weak};
 use std::time::Duration;
 
 use super::report::report_leak;
-use super::{Core, LeakReport};
+use super::{LeakReport, RuntimeCore};
 
 /// How long the end of a process waits for the report.
 const LIMIT: Duration = Duration::from_secs(2);
 
 struct Watched {
-    core: Weak<Core>,
+    core: Weak<RuntimeCore>,
     /// The process of the runtime. A fork has none of its blocks.
     process: u32,
 }
@@ -23,7 +23,7 @@ struct Watched {
 static RUNTIMES: Mutex<Vec<Watched>> = Mutex::new(Vec::new());
 
 /// Reports the live blocks of a runtime at the end of the process, if the runtime is alive by then.
-pub(super) fn watch(core: &Arc<Core>) {
+pub(super) fn watch(core: &Arc<RuntimeCore>) {
     static REGISTER: Once = Once::new();
     let mut runtimes = RUNTIMES.lock().unwrap_or_else(PoisonError::into_inner);
     runtimes.retain(|watched| watched.core.strong_count() > 0);
@@ -37,7 +37,7 @@ fn report_all() {
     let Ok(runtimes) = RUNTIMES.try_lock() else { return };
     let process = std::process::id();
     let alive = runtimes.iter().filter(|watched| watched.process == process);
-    let alive: Vec<Arc<Core>> = alive.filter_map(|watched| watched.core.upgrade()).collect();
+    let alive: Vec<Arc<RuntimeCore>> = alive.filter_map(|watched| watched.core.upgrade()).collect();
     drop(runtimes);
     if alive.is_empty() {
         return;
@@ -55,10 +55,10 @@ fn report_all() {
 }
 
 /// The live blocks of a runtime, if it has some.
-fn live_blocks(core: &Core) -> Option<LeakReport> {
-    let (live_blocks, bytes, holders) = match &core.oversight {
-        Some(oversight) => {
-            let live = oversight.statistics.live_report();
+fn live_blocks(core: &RuntimeCore) -> Option<LeakReport> {
+    let (live_blocks, bytes, holders) = match &core.instrumentation {
+        Some(instrumentation) => {
+            let live = instrumentation.statistics.live_report();
             (live.blocks, live.bytes, Some(live.to_string()))
         }
         None => (core.resource.statistics().live_blocks, core.resource.bytes_outstanding(), None),

@@ -110,13 +110,13 @@ pub(crate) fn report_failed_free(failed: &FailedFree) {
 }
 
 /// One line on standard error.
-pub(crate) fn say(line: fmt::Arguments<'_>) {
+pub(crate) fn print_line(line: fmt::Arguments<'_>) {
     // A closed standard error leaves nobody to tell; `eprintln` would panic.
     let _ = writeln!(std::io::stderr(), "xlog-cuda: {line}");
 }
 
 /// Runs the work of a drop: a panic in it is reported by the panic hook and goes no further.
-pub(crate) fn quietly<R>(work: impl FnOnce() -> R) -> Option<R> {
+pub(crate) fn catch_panic<R>(work: impl FnOnce() -> R) -> Option<R> {
     catch_unwind(AssertUnwindSafe(work)).ok()
 }
 
@@ -134,9 +134,9 @@ impl<T: fmt::Display> Hook<T> {
 
     fn call(&self, report: &T) {
         let handler = *self.0.read().unwrap_or_else(PoisonError::into_inner);
-        quietly(|| match handler {
+        catch_panic(|| match handler {
             Some(handler) => handler(report),
-            None => say(format_args!("{report}")),
+            None => print_line(format_args!("{report}")),
         });
     }
 }

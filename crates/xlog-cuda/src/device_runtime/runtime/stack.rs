@@ -6,11 +6,11 @@
 use std::sync::Arc;
 
 use super::config::RESOURCE_VARIABLE;
-use super::joining::{LedgerStatus, join};
+use super::ledger_join::{LedgerStatus, join};
 use super::limits::Capacity;
 use super::log_file::open_log;
-use super::telling::Telling;
-use super::{Oversight, ResourceKind, RuntimeConfig, XlogDeviceRuntime};
+use super::tag_publisher::PublishedTags;
+use super::{Instrumentation, ResourceKind, RuntimeConfig, XlogDeviceRuntime};
 use crate::device_runtime::async_resource::AsyncCudaResource;
 use crate::device_runtime::budget::{BudgetHandle, GlobalDeviceBudget};
 use crate::device_runtime::debug_guard::{DebugGuardResource, GuardConfig, GuardHandle};
@@ -70,9 +70,11 @@ pub(super) fn stack(device: Arc<CudaDevice>, config: &RuntimeConfig) -> Result<X
         }
         _ => None,
     };
-    let _telling = ledger.ledger().and_then(|ledger| Telling::start(ledger, &statistics));
-    let oversight = Oversight { budget, capacity, ledger, meter, statistics, guard, _telling };
-    Ok(XlogDeviceRuntime::compose(device, ordinal, streams, resource, Some(oversight)))
+    let _published_tags =
+        ledger.ledger().and_then(|ledger| PublishedTags::start(ledger, &statistics));
+    let instrumentation =
+        Instrumentation { budget, capacity, ledger, meter, statistics, guard, _published_tags };
+    Ok(XlogDeviceRuntime::compose(device, ordinal, streams, resource, Some(instrumentation)))
 }
 
 /// A stack, and what one can ask it.

@@ -12,12 +12,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use xlog_driver::sync::{BiasedMutex, thread_name};
 
-use super::extent::Extent;
+use super::bytes_and_blocks::BytesAndBlocks;
 use super::names::{Ids, Key, Names};
 use super::scope::{self, Peaks};
-use super::shard::{Board, Counts};
+use super::shard::{Counts, GlobalTotals};
 use super::snapshot::{SizeHistogram, StatisticsSnapshot, Usage};
-use super::table::{Entry, Table};
+use super::table::{LiveEntry, Table};
 use crate::device_runtime::logging::{QueryScope, clock};
 use crate::device_runtime::resource::{
     AllocTag, DeviceBlock, Generation, ResourceError, SLOT_BITS, StreamId,
@@ -88,14 +88,14 @@ struct Shard {
 
 /// Reads the counts of a [`StatisticsResource`](super::StatisticsResource), also when that is boxed away or gone.
 #[derive(Clone)]
-pub struct Statistics(pub(super) Arc<Core>);
+pub struct Statistics(pub(super) Arc<StatisticsCore>);
 
-pub(super) struct Core {
+pub(super) struct StatisticsCore {
     pub(super) number: u64,
     device_ordinal: u32,
     config: StatisticsConfig,
     shards: [Shard; SHARDS],
-    board: Board,
+    totals: GlobalTotals,
     hints: Box<[AtomicU8; HINTS]>,
     names: Mutex<Names>,
     pub(super) peaks: Mutex<Peaks>,
@@ -112,7 +112,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Core {
+impl StatisticsCore {
     pub(super) fn new(device_ordinal: u32, config: StatisticsConfig) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         Self {
@@ -123,7 +123,7 @@ impl Core {
                 counts: BiasedMutex::default(),
                 table: Table::new(),
             }),
-            board: Board::new(),
+            totals: GlobalTotals::new(),
             hints: Box::new([const { AtomicU8::new(0) }; HINTS]),
             names: Mutex::new(Names::new()),
             peaks: Mutex::default(),
@@ -133,7 +133,7 @@ impl Core {
 
     /// Threads keep to a shard of their own as far as there are enough.
     #[inline(always)]
-    fn mine(&self) -> (usize, &Shard) {
+    fn own_shard(&self) -> (usize, &Shard) {
         let at = thread_name() as usize % SHARDS;
         (at, &self.shards[at])
     }
@@ -150,16 +150,16 @@ impl Core {
         let born = if self.config.ages { clock::coarse() } else { u64::MAX };
         if self.config.backtraces != Backtraces::Off
             || scope::is_open()
-            || !self.count_at_once(requested, stream, tag, block, born)
+            || !self.count_fast(requested, stream, tag, block, born)
         {
-            self.count_slowly(requested, stream, tag, block, born);
+            self.count_slow(requested, stream, tag, block, born);
         }
     }
 
     /// Counts a block if nothing is in the way: the thread has its shard, the shard an entry that may grow, and the block its
-    /// own place in the shard's table. False: nothing is counted.
+    /// own slot in the shard's table. False: nothing is counted.
     #[inline(always)]
-    fn count_at_once(
+    fn count_fast(
         &self,
         requested: usize,
         stream: StreamId,
@@ -167,27 +167,27 @@ impl Core {
         block: &DeviceBlock,
         born: u64,
     ) -> bool {
-        let (_, shard) = self.mine();
+        let (_, shard) = self.own_shard();
         let Some(mut counts) = shard.counts.enter() else { return false };
         let key = Key { tag, stream, query: QueryScope::current() };
-        let Some(at) = counts.entry_of(&key.mark()) else { return false };
-        let Some(place) = shard.table.own_place(block.generation) else { return false };
+        let Some(at) = counts.entry_of(&key.raw()) else { return false };
+        let Some(slot) = shard.table.direct_slot(block.generation) else { return false };
         let bytes = block.bytes as u64;
         if counts.hinted != hint_row(block.generation)
-            || !place.is_empty()
+            || !slot.is_empty()
             || !counts.allocate_within(at, requested, bytes)
         {
             return false;
         }
-        let entry = Entry { ptr: block.ptr, bytes, ids: counts.ids_at(at), born };
-        place.fill(block.generation, &entry);
+        let entry = LiveEntry { ptr: block.ptr, bytes, ids: counts.ids_at(at), born };
+        slot.fill(block.generation, &entry);
         true
     }
 
     /// Counts any block.
     #[cold]
     #[inline(never)]
-    fn count_slowly(
+    fn count_slow(
         &self,
         requested: usize,
         stream: StreamId,
@@ -196,9 +196,9 @@ impl Core {
         born: u64,
     ) {
         let key = Key { tag, stream, query: QueryScope::current() };
-        let (at, shard) = self.mine();
+        let (at, shard) = self.own_shard();
         let known = shard.counts.with(|counts| {
-            let ids = counts.ids_at(counts.entry_of(&key.mark())?);
+            let ids = counts.ids_at(counts.entry_of(&key.raw())?);
             Some(self.count(shard, counts, ids, requested, block, born))
         });
         let traced = known.unwrap_or_else(|| {
@@ -226,7 +226,7 @@ impl Core {
         born: u64,
     ) -> bool {
         let bytes = block.bytes as u64;
-        counts.allocate(ids, requested, bytes, &self.board);
+        counts.allocate(ids, requested, bytes, &self.totals);
         counts.hinted = hint_row(block.generation);
         let traced = match self.config.backtraces {
             Backtraces::Off => false,
@@ -238,8 +238,8 @@ impl Core {
             }
         };
         let ids = if traced { ids.traced() } else { ids };
-        let entry = Entry { ptr: block.ptr, bytes, ids, born };
-        shard.table.put(block.generation, &entry, counts.segment());
+        let entry = LiveEntry { ptr: block.ptr, bytes, ids, born };
+        shard.table.insert(block.generation, &entry, counts.segment());
         traced
     }
 
@@ -248,9 +248,9 @@ impl Core {
     #[inline(never)]
     fn with_ids<T>(&self, key: Key, count: impl FnOnce(&mut Counts, Ids) -> T) -> T {
         let mut names = lock(&self.names);
-        let ids = names.ids(&key, |names| self.make_room(names));
-        self.mine().1.counts.with(|counts| {
-            counts.remember(key, ids, &self.board);
+        let ids = names.ids(&key, |names| self.recycle_ids(names));
+        self.own_shard().1.counts.with(|counts| {
+            counts.remember(key, ids, &self.totals);
             count(counts, ids)
         })
     }
@@ -266,47 +266,47 @@ impl Core {
     #[cold]
     pub(super) fn failed(&self, stream: StreamId, tag: AllocTag, error: &ResourceError) {
         let key = Key { tag, stream, query: QueryScope::current() };
-        self.with_ids(key, |counts, ids| counts.fail(ids, error.kind(), &self.board));
+        self.with_ids(key, |counts, ids| counts.fail(ids, error.kind(), &self.totals));
     }
 
     /// Counts a block whose free has succeeded.
     #[inline(always)]
     pub(super) fn freed(&self, generation: Generation) {
-        if scope::is_open() || !self.free_at_once(generation) {
-            self.free_slowly(generation);
+        if scope::is_open() || !self.free_fast(generation) {
+            self.free_slow(generation);
         }
     }
 
-    /// Counts a free if nothing is in the way: the thread has its shard and the block is there, in its own place, under an entry
+    /// Counts a free if nothing is in the way: the thread has its shard and the block is there, in its own slot, under an entry
     /// that may shrink. False: nothing is counted.
     #[inline(always)]
-    fn free_at_once(&self, generation: Generation) -> bool {
-        let (_, shard) = self.mine();
+    fn free_fast(&self, generation: Generation) -> bool {
+        let (_, shard) = self.own_shard();
         let Some(mut counts) = shard.counts.enter() else { return false };
-        let Some(place) = shard.table.own_place(generation) else { return false };
-        if !place.holds(generation) {
+        let Some(slot) = shard.table.direct_slot(generation) else { return false };
+        if !slot.holds(generation) {
             return false;
         }
-        let (bytes, ids) = place.sums();
+        let (bytes, ids) = slot.bytes_and_ids();
         if !counts.free_within(ids, bytes) {
             return false;
         }
-        place.clear();
+        slot.clear();
         true
     }
 
     /// Counts any free.
     #[cold]
     #[inline(never)]
-    fn free_slowly(&self, generation: Generation) {
+    fn free_slow(&self, generation: Generation) {
         let likely = usize::from(self.hint(generation).load(Ordering::Relaxed)) % SHARDS;
-        let found = self.shards[likely].table.take(generation);
-        let found = found.or_else(|| self.shards.iter().find_map(|s| s.table.take(generation)));
-        let counts = &self.mine().1.counts;
+        let found = self.shards[likely].table.remove(generation);
+        let found = found.or_else(|| self.shards.iter().find_map(|s| s.table.remove(generation)));
+        let counts = &self.own_shard().1.counts;
         let Some((bytes, ids)) = found else {
             return counts.with(|counts| counts.unknown_frees += 1);
         };
-        counts.with(|counts| counts.free(ids, bytes, &self.board));
+        counts.with(|counts| counts.free(ids, bytes, &self.totals));
         if ids.is_traced() {
             self.untrace(generation);
         }
@@ -321,7 +321,7 @@ impl Core {
 
     /// Whether a block is known here.
     pub(super) fn knows(&self, generation: Generation) -> bool {
-        self.shards.iter().any(|shard| shard.table.has(generation))
+        self.shards.iter().any(|shard| shard.table.contains(generation))
     }
 
     /// Which shard's table a block is in, most likely.
@@ -329,18 +329,18 @@ impl Core {
         &self.hints[hint_row(generation) as usize % HINTS]
     }
 
-    /// Sees all shards at one instant, with everything settled.
-    fn visit<T>(&self, body: impl FnOnce(&mut [&mut Counts]) -> T) -> T {
+    /// Sees all shards at one instant, with everything flushed.
+    fn with_all_shards<T>(&self, body: impl FnOnce(&mut [&mut Counts]) -> T) -> T {
         let all: [&BiasedMutex<Counts>; SHARDS] = std::array::from_fn(|at| &self.shards[at].counts);
         BiasedMutex::with_all(&all, |shards| {
-            shards.iter_mut().for_each(|counts| counts.settle(&self.board));
+            shards.iter_mut().for_each(|counts| counts.flush(&self.totals));
             body(shards)
         })
     }
 
     /// Gives the numbers of streams and queries with nothing live to others; their totals go to number 0.
-    fn make_room(&self, names: &mut Names) {
-        self.visit(|shards| {
+    fn recycle_ids(&self, names: &mut Names) {
+        self.with_all_shards(|shards| {
             let idle = |shards: &[&mut Counts], id: usize, queries: bool| {
                 let meters = shards.iter().map(|c| if queries { &c.queries } else { &c.streams });
                 meters.filter_map(|list| list.get(id)).map(|meter| meter.live().1).sum::<i64>() == 0
@@ -361,27 +361,35 @@ impl Core {
                     }
                 }
             }
-            streams.iter().filter_map(|&id| self.board.streams.get(id)).for_each(|all| all.reset());
-            queries.iter().filter_map(|&id| self.board.queries.get(id)).for_each(|all| all.reset());
+            streams
+                .iter()
+                .filter_map(|&id| self.totals.streams.get(id))
+                .for_each(|all| all.reset());
+            queries
+                .iter()
+                .filter_map(|&id| self.totals.queries.get(id))
+                .for_each(|all| all.reset());
         });
     }
 
     /// The account of everything at one instant, with the peaks since the last time folded into `peaks`.
     pub(super) fn fold(&self, peaks: &mut Peaks) -> Usage {
-        self.visit(|shards| self.fold_shards(peaks, shards))
+        self.with_all_shards(|shards| self.fold_shards(peaks, shards))
     }
 
     fn fold_shards(&self, peaks: &mut Peaks, shards: &mut [&mut Counts]) -> Usage {
         let mut now = Usage::default();
-        let mut seen = Extent::NONE;
+        let mut seen = BytesAndBlocks::NONE;
         for counts in shards.iter_mut() {
-            counts.total.publish(&self.board.total);
+            counts.total.publish(&self.totals.total);
             counts.total.add_to(&mut now);
         }
         for counts in shards.iter_mut() {
-            let live =
-                Extent { bytes: now.current_bytes as i64, blocks: now.current_blocks as i64 };
-            seen = seen.most(counts.total.take_peak(live));
+            let live = BytesAndBlocks {
+                bytes: now.current_bytes as i64,
+                blocks: now.current_blocks as i64,
+            };
+            seen = seen.max(counts.total.reset_peak(live));
         }
         peaks.fold((seen.bytes as usize, seen.blocks as usize), &now);
         (now.peak_bytes, now.peak_blocks) = peaks.overall();
@@ -391,7 +399,7 @@ impl Core {
     fn snapshot(&self) -> StatisticsSnapshot {
         let names = lock(&self.names);
         let mut peaks = lock(&self.peaks);
-        self.visit(|shards| {
+        self.with_all_shards(|shards| {
             let total = self.fold_shards(&mut peaks, shards);
             let sum = |part: fn(&Counts) -> &Vec<super::meter::Meter>, id: usize| {
                 let mut usage = Usage::default();
@@ -454,11 +462,11 @@ impl Core {
     /// Sees every live block with what it was allocated for, and its backtrace.
     pub(super) fn for_each_live(
         &self,
-        mut see: impl FnMut(Generation, Entry, Key, Option<Arc<Backtrace>>),
+        mut see: impl FnMut(Generation, LiveEntry, Key, Option<Arc<Backtrace>>),
     ) {
         let names = lock(&self.names);
         let traces = lock(&self.traces);
-        self.visit(|_| {
+        self.with_all_shards(|_| {
             for shard in &self.shards {
                 shard.table.for_each(|generation, entry| {
                     let ids = entry.ids;
@@ -476,7 +484,7 @@ impl Core {
 
 impl Statistics {
     pub(super) fn new(device_ordinal: u32, config: StatisticsConfig) -> Self {
-        Self(Arc::new(Core::new(device_ordinal, config)))
+        Self(Arc::new(StatisticsCore::new(device_ordinal, config)))
     }
 
     /// All counts, as they were at one instant. Takes a few microseconds, and holds no thread up for longer.

@@ -6,8 +6,8 @@
 
 use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
 
-use super::extent::Extent;
-use super::shard::Moved;
+use super::bytes_and_blocks::BytesAndBlocks;
+use super::shard::CountDelta;
 use super::snapshot::Usage;
 
 /// Bytes by which a shard may have moved before it tells the others, however small the account is.
@@ -21,10 +21,10 @@ pub const PEAK_STEP_ALONE_BYTES: usize = 8 << 20;
 /// other.
 pub const PEAK_STEP_PART: usize = 8;
 
-const LEAST_STEP: Extent =
-    Extent { bytes: PEAK_STEP_BYTES as i64, blocks: PEAK_STEP_BLOCKS as i64 };
-const LEAST_ALONE: Extent =
-    Extent { bytes: PEAK_STEP_ALONE_BYTES as i64, blocks: PEAK_STEP_BLOCKS as i64 };
+const MIN_STEP: BytesAndBlocks =
+    BytesAndBlocks { bytes: PEAK_STEP_BYTES as i64, blocks: PEAK_STEP_BLOCKS as i64 };
+const MIN_STEP_ALONE: BytesAndBlocks =
+    BytesAndBlocks { bytes: PEAK_STEP_ALONE_BYTES as i64, blocks: PEAK_STEP_BLOCKS as i64 };
 /// The part of a step, one in so many, that a shard's meter may have moved by; its entries have the rest. They get most of it: each
 /// time that they have moved by theirs the meter publishes, which all threads meet at.
 const METER_PART: i64 = 4;
@@ -32,7 +32,7 @@ const METER_PART: i64 = 4;
 /// What the shards have published of one account, on a cache line of its own.
 #[derive(Debug, Default)]
 #[repr(align(64))]
-pub(super) struct Published {
+pub(super) struct PublishedTotal {
     bytes: AtomicI64,
     blocks: AtomicI64,
     /// How many shards have changed the account.
@@ -43,100 +43,100 @@ pub(super) struct Published {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Meter {
     /// Allocated minus freed, not yet published.
-    pending: Extent,
-    peak: Extent,
+    pending: BytesAndBlocks,
+    peak: BytesAndBlocks,
     allocated_bytes: u64,
     allocated_blocks: u64,
     freed_bytes: u64,
     freed_blocks: u64,
     failures: u64,
     /// Room given in `epoch`.
-    given: Extent,
+    given: BytesAndBlocks,
     epoch: u64,
     /// What entries have set aside in `aside_epoch`, to move by unseen.
-    aside: Extent,
+    aside: BytesAndBlocks,
     aside_epoch: u64,
     /// How many shards had changed the account when this one last looked; 0 before it changed it itself.
     shards: u32,
     /// How far this shard's meter and its entries together may have moved unseen: from the peak and the number of shards.
-    step: Extent,
+    step: BytesAndBlocks,
 }
 
 impl Meter {
     /// Takes in what was counted elsewhere, and looks whether that is a new peak.
-    pub(super) fn settle(&mut self, moved: &Moved, all: &Published) {
-        self.allocated_bytes = self.allocated_bytes.wrapping_add(moved.allocated_bytes);
-        self.allocated_blocks = self.allocated_blocks.wrapping_add(moved.allocated_blocks);
-        self.freed_bytes = self.freed_bytes.wrapping_add(moved.freed_bytes);
-        self.freed_blocks = self.freed_blocks.wrapping_add(moved.freed_blocks);
+    pub(super) fn flush(&mut self, delta: &CountDelta, all: &PublishedTotal) {
+        self.allocated_bytes = self.allocated_bytes.wrapping_add(delta.allocated_bytes);
+        self.allocated_blocks = self.allocated_blocks.wrapping_add(delta.allocated_blocks);
+        self.freed_bytes = self.freed_bytes.wrapping_add(delta.freed_bytes);
+        self.freed_blocks = self.freed_blocks.wrapping_add(delta.freed_blocks);
         self.pending = self.pending.plus(
-            moved.allocated_bytes.wrapping_sub(moved.freed_bytes) as i64,
-            moved.allocated_blocks.wrapping_sub(moved.freed_blocks) as i64,
+            delta.allocated_bytes.wrapping_sub(delta.freed_bytes) as i64,
+            delta.allocated_blocks.wrapping_sub(delta.freed_blocks) as i64,
         );
         let shards = match self.shards {
             0 => all.shards.fetch_add(1, Ordering::Relaxed) + 1,
             _ => all.shards.load(Ordering::Relaxed),
         };
-        let peak = self.peak.most(self.estimate(all));
+        let peak = self.peak.max(self.estimate(all));
         if (peak, shards) != (self.peak, self.shards) {
             (self.peak, self.shards) = (peak, shards);
             self.set_step();
         }
-        let left = self.step().part(METER_PART).less(self.pending.distance());
+        let left = self.step().divided_by(METER_PART).less(self.pending.distance());
         if left.bytes <= 0 || left.blocks <= 0 {
             self.publish(all);
         }
     }
 
     #[inline]
-    fn step(&self) -> Extent {
-        self.step.most(LEAST_STEP)
+    fn step(&self) -> BytesAndBlocks {
+        self.step.max(MIN_STEP)
     }
 
     fn set_step(&mut self) {
         let shards = i64::from(self.shards.max(1));
-        self.step = self.peak.part(PEAK_STEP_PART as i64 * shards);
+        self.step = self.peak.divided_by(PEAK_STEP_PART as i64 * shards);
     }
 
     /// How far all entries of this shard together may have moved unseen.
     #[inline]
-    pub(super) fn step_of_entries(&self) -> Extent {
+    pub(super) fn step_of_entries(&self) -> BytesAndBlocks {
         let step = self.step();
-        let rest = step.less(step.part(METER_PART));
+        let rest = step.less(step.divided_by(METER_PART));
         // A shard that has not changed the account does not know whether others have.
-        if self.shards == 1 { rest.most(LEAST_ALONE) } else { rest }
+        if self.shards == 1 { rest.max(MIN_STEP_ALONE) } else { rest }
     }
 
     /// What is live, as far as this shard knows.
-    fn estimate(&self, all: &Published) -> Extent {
+    fn estimate(&self, all: &PublishedTotal) -> BytesAndBlocks {
         let (bytes, blocks) = (&all.bytes, &all.blocks);
         self.pending.plus(bytes.load(Ordering::Relaxed), blocks.load(Ordering::Relaxed))
     }
 
     /// What lies below the peak and was given to nobody in this epoch.
-    pub(super) fn room(&self, epoch: u64, all: &Published) -> Extent {
-        let given = if self.epoch == epoch { self.given } else { Extent::NONE };
+    pub(super) fn room(&self, epoch: u64, all: &PublishedTotal) -> BytesAndBlocks {
+        let given = if self.epoch == epoch { self.given } else { BytesAndBlocks::NONE };
         self.peak.less(self.estimate(all)).less(given)
     }
 
     /// Remembers room that was given to an entry.
-    pub(super) fn give_room(&mut self, epoch: u64, room: Extent) {
+    pub(super) fn give_room(&mut self, epoch: u64, room: BytesAndBlocks) {
         if self.epoch != epoch {
-            (self.epoch, self.given) = (epoch, Extent::NONE);
+            (self.epoch, self.given) = (epoch, BytesAndBlocks::NONE);
         }
         self.given = self.given.and(room);
     }
 
     /// How far entries may move unseen that nobody has set aside in this epoch.
-    pub(super) fn unseen_left(&self, epoch: u64) -> Extent {
-        let aside = if self.aside_epoch == epoch { self.aside } else { Extent::NONE };
+    pub(super) fn unseen_left(&self, epoch: u64) -> BytesAndBlocks {
+        let aside = if self.aside_epoch == epoch { self.aside } else { BytesAndBlocks::NONE };
         self.step_of_entries().less(aside)
     }
 
     /// Remembers what an entry has set aside.
-    pub(super) fn set_aside(&mut self, epoch: u64, more: Extent) {
+    pub(super) fn set_aside(&mut self, epoch: u64, more: BytesAndBlocks) {
         if self.aside_epoch != epoch {
-            (self.aside_epoch, self.aside) = (epoch, Extent::NONE);
+            (self.aside_epoch, self.aside) = (epoch, BytesAndBlocks::NONE);
         }
         self.aside = self.aside.and(more);
     }
@@ -145,14 +145,14 @@ impl Meter {
         self.failures += 1;
     }
 
-    pub(super) fn publish(&mut self, all: &Published) {
-        let Extent { bytes, blocks } = std::mem::take(&mut self.pending);
+    pub(super) fn publish(&mut self, all: &PublishedTotal) {
+        let BytesAndBlocks { bytes, blocks } = std::mem::take(&mut self.pending);
         all.bytes.fetch_add(bytes, Ordering::Relaxed);
         all.blocks.fetch_add(blocks, Ordering::Relaxed);
     }
 
     /// The peak seen since the last time; from here it counts anew, starting at what is live.
-    pub(super) fn take_peak(&mut self, live: Extent) -> Extent {
+    pub(super) fn reset_peak(&mut self, live: BytesAndBlocks) -> BytesAndBlocks {
         let seen = std::mem::replace(&mut self.peak, live);
         self.set_step();
         seen
@@ -171,7 +171,7 @@ impl Meter {
         self.freed_bytes = self.freed_bytes.wrapping_add(ended.freed_bytes);
         self.freed_blocks = self.freed_blocks.wrapping_add(ended.freed_blocks);
         self.failures += ended.failures;
-        self.peak = self.peak.most(ended.peak);
+        self.peak = self.peak.max(ended.peak);
         *ended = Self::default();
     }
 
@@ -190,7 +190,7 @@ impl Meter {
     }
 }
 
-impl Published {
+impl PublishedTotal {
     /// Forgets an account that has ended.
     pub(super) fn reset(&self) {
         self.bytes.store(0, Ordering::Relaxed);

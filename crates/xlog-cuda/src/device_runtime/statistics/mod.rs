@@ -10,10 +10,10 @@
 //! others when it has moved by its share, which is smaller the more shards have changed the account when it last looked. The one that was
 //! alone until then may go up and down by [`PEAK_STEP_ALONE_BYTES`] below the peak before it looks.
 
+mod bytes_and_blocks;
 mod core;
 #[cfg(feature = "metrics")]
 mod export;
-mod extent;
 mod live;
 mod meter;
 mod names;

@@ -26,8 +26,8 @@ pub(super) struct Key {
 
 impl Key {
     #[inline(always)]
-    pub(super) fn mark(&self) -> Mark {
-        Mark {
+    pub(super) fn raw(&self) -> RawKey {
+        RawKey {
             text: self.tag.0.as_ptr() as usize,
             length: self.tag.0.len(),
             stream: u64::from(self.stream.0) << 1 | u64::from(self.query.is_some()),
@@ -36,9 +36,9 @@ impl Key {
     }
 }
 
-/// A [`Key`] in words that are quickly compared. The text is told by its address: two marks of one key may differ.
+/// A [`Key`] in words that are quickly compared. The text is told by its address: two raw keys of one key may differ.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Mark {
+pub(super) struct RawKey {
     text: usize,
     length: usize,
     /// And, in the lowest bit, whether there is a query.
@@ -46,35 +46,35 @@ pub(super) struct Mark {
     query: u64,
 }
 
-impl Mark {
+impl RawKey {
     /// Nobody's: no text is at address 0.
     pub(super) const NONE: Self = Self { text: 0, length: 0, stream: 0, query: 0 };
 
     /// Where a shard has its entry for this, if it has one.
     #[inline(always)]
-    pub(super) fn place(&self) -> usize {
+    pub(super) fn slot(&self) -> usize {
         let query = self.query.wrapping_mul(0x9e37_79b9) as usize;
         ((self.text >> 3) ^ (self.text >> 9) ^ self.stream as usize ^ query) % ENTRIES
     }
 }
 
-/// The numbers of a tag, a stream and a query, the place of their entry in a shard, and a mark, in one word.
+/// The numbers of a tag, a stream and a query, the slot of their entry in a shard, and whether there is a backtrace, in one word.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct Ids(pub(super) u64);
 
 impl Ids {
     const TRACED: u64 = 1 << 63;
-    /// Nobody's: no place is that large.
+    /// Nobody's: no slot is that large.
     pub(super) const NONE: Self = Self(1 << 62);
 
-    fn new(tag: u16, stream: u16, query: u16, place: usize) -> Self {
+    fn new(tag: u16, stream: u16, query: u16, slot: usize) -> Self {
         let numbers = u64::from(tag) | u64::from(stream) << 16 | u64::from(query) << 32;
-        Self(numbers | (place as u64) << 48)
+        Self(numbers | (slot as u64) << 48)
     }
 
     /// Where a shard has its entry for these numbers, if it has one.
     #[inline(always)]
-    pub(super) fn place(self) -> usize {
+    pub(super) fn slot(self) -> usize {
         (self.0 >> 48) as usize % ENTRIES
     }
 
@@ -111,14 +111,14 @@ impl Ids {
 
 /// The numbers of one kind of thing.
 #[derive(Debug)]
-pub(super) struct Numbers<K> {
+pub(super) struct IdTable<K> {
     ids: HashMap<K, u16>,
     keys: Vec<Option<K>>,
     free: Vec<u16>,
     limit: usize,
 }
 
-impl<K: Copy + Eq + Hash> Numbers<K> {
+impl<K: Copy + Eq + Hash> IdTable<K> {
     fn new(limit: usize) -> Self {
         Self { ids: HashMap::new(), keys: vec![None], free: Vec::new(), limit }
     }
@@ -136,8 +136,8 @@ impl<K: Copy + Eq + Hash> Numbers<K> {
             }
             None => return None,
         };
-        if let Some(place) = self.keys.get_mut(usize::from(id)) {
-            *place = Some(key);
+        if let Some(slot) = self.keys.get_mut(usize::from(id)) {
+            *slot = Some(key);
         }
         self.ids.insert(key, id);
         Some(id)
@@ -155,11 +155,11 @@ impl<K: Copy + Eq + Hash> Numbers<K> {
     /// Frees the numbers that `is_idle`. Returns them.
     pub(super) fn recycle(&mut self, is_idle: impl Fn(usize) -> bool) -> Vec<usize> {
         let mut gone = Vec::new();
-        for (id, place) in self.keys.iter_mut().enumerate() {
-            if let Some(key) = *place
+        for (id, slot) in self.keys.iter_mut().enumerate() {
+            if let Some(key) = *slot
                 && is_idle(id)
             {
-                *place = None;
+                *slot = None;
                 self.ids.remove(&key);
                 self.free.push(id as u16);
                 gone.push(id);
@@ -172,17 +172,17 @@ impl<K: Copy + Eq + Hash> Numbers<K> {
 /// All numbers of one resource.
 #[derive(Debug)]
 pub(super) struct Names {
-    pub(super) tags: Numbers<AllocTag>,
-    pub(super) streams: Numbers<StreamId>,
-    pub(super) queries: Numbers<Option<u64>>,
+    pub(super) tags: IdTable<AllocTag>,
+    pub(super) streams: IdTable<StreamId>,
+    pub(super) queries: IdTable<Option<u64>>,
 }
 
 impl Names {
     pub(super) fn new() -> Self {
         Self {
-            tags: Numbers::new(MAX_TAGS),
-            streams: Numbers::new(MAX_STREAMS),
-            queries: Numbers::new(MAX_QUERIES),
+            tags: IdTable::new(MAX_TAGS),
+            streams: IdTable::new(MAX_STREAMS),
+            queries: IdTable::new(MAX_QUERIES),
         }
     }
 
@@ -198,6 +198,6 @@ impl Names {
             make_room(self);
             (stream, query) = find(self);
         }
-        Ids::new(tag, stream.unwrap_or(0), query.unwrap_or(0), key.mark().place())
+        Ids::new(tag, stream.unwrap_or(0), query.unwrap_or(0), key.raw().slot())
     }
 }

@@ -3,44 +3,44 @@
 //! An operation is counted under a tag, a stream and a query: four meters. Touching them all for every operation would cost more
 //! than the operation, so a shard has entries for the combinations it used last, and moves their sums to the meters now and then.
 //! A peak cannot be missed meanwhile: an entry may only grow by the room it was given, and all room given under a meter lies below
-//! that meter's peak. An allocation beyond its room settles everything and looks at the meters itself. What all entries together
+//! that meter's peak. An allocation beyond its room flushes everything and looks at the meters itself. What all entries together
 //! have grown or shrunk under a meter, and others cannot see, stays below their part of that meter's step: each may only do so by what
 //! it has set aside of that.
 
-use super::extent::Extent;
-use super::meter::{Meter, Published};
-use super::names::{Ids, Key, MAX_QUERIES, MAX_STREAMS, MAX_TAGS, Mark};
+use super::bytes_and_blocks::BytesAndBlocks;
+use super::meter::{Meter, PublishedTotal};
+use super::names::{Ids, Key, MAX_QUERIES, MAX_STREAMS, MAX_TAGS, RawKey};
 use super::snapshot::{CLASSES, class_of};
 
 /// Entries of a shard; their places are numbers below this in [`Ids`].
 pub(super) const ENTRIES: usize = 64;
 /// Blocks that were not counted at once after which a shard looks for room in its smallest segment again.
-const LOOK_AGAIN: u32 = 64;
+const RECHECK_AFTER: u32 = 64;
 
 /// What all shards have published, by number.
 #[derive(Debug)]
-pub(super) struct Board {
-    pub(super) total: Published,
-    pub(super) tags: Box<[Published]>,
-    pub(super) streams: Box<[Published]>,
-    pub(super) queries: Box<[Published]>,
+pub(super) struct GlobalTotals {
+    pub(super) total: PublishedTotal,
+    pub(super) tags: Box<[PublishedTotal]>,
+    pub(super) streams: Box<[PublishedTotal]>,
+    pub(super) queries: Box<[PublishedTotal]>,
 }
 
-impl Board {
+impl GlobalTotals {
     pub(super) fn new() -> Self {
-        let board = |places: usize| (0..places).map(|_| Published::default()).collect();
+        let totals_of = |places: usize| (0..places).map(|_| PublishedTotal::default()).collect();
         Self {
-            total: Published::default(),
-            tags: board(MAX_TAGS),
-            streams: board(MAX_STREAMS),
-            queries: board(MAX_QUERIES),
+            total: PublishedTotal::default(),
+            tags: totals_of(MAX_TAGS),
+            streams: totals_of(MAX_STREAMS),
+            queries: totals_of(MAX_QUERIES),
         }
     }
 }
 
-/// What was counted under one combination since the shard was settled last.
+/// What was counted under one combination since the shard was flushed last.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Moved {
+pub(super) struct CountDelta {
     pub(super) allocated_bytes: u64,
     pub(super) allocated_blocks: u64,
     pub(super) freed_bytes: u64,
@@ -49,62 +49,62 @@ pub(super) struct Moved {
 
 #[derive(Clone, Copy, Debug)]
 #[repr(align(64))]
-struct Entry {
-    /// [`Mark::NONE`] where there is none.
-    mark: Mark,
+struct CombinationEntry {
+    /// [`RawKey::NONE`] where there is none.
+    raw_key: RawKey,
     /// [`Ids::NONE`] where there is none.
     ids: Ids,
-    /// Allocated minus freed since the shard was settled last.
-    net: Extent,
+    /// Allocated minus freed since the shard was flushed last.
+    net: BytesAndBlocks,
     freed_bytes: u64,
     freed_blocks: u64,
     /// The least of `room` and `aside`.
-    top: Extent,
+    top: BytesAndBlocks,
     /// How far it may be from 0 as far as others need not see it.
-    aside: Extent,
+    aside: BytesAndBlocks,
     /// How far it may grow as far as no peak can be missed.
-    room: Extent,
+    room: BytesAndBlocks,
 }
 
-impl Entry {
-    const EMPTY: Self = Self::new(Mark::NONE, Ids::NONE);
+impl CombinationEntry {
+    const EMPTY: Self = Self::new(RawKey::NONE, Ids::NONE);
 
-    const fn new(mark: Mark, ids: Ids) -> Self {
+    const fn new(raw_key: RawKey, ids: Ids) -> Self {
         Self {
-            mark,
+            raw_key,
             ids,
-            net: Extent::NONE,
+            net: BytesAndBlocks::NONE,
             freed_bytes: 0,
             freed_blocks: 0,
-            top: Extent::NONE,
-            aside: Extent::NONE,
-            room: Extent::NONE,
+            top: BytesAndBlocks::NONE,
+            aside: BytesAndBlocks::NONE,
+            room: BytesAndBlocks::NONE,
         }
     }
 
     fn set_top(&mut self) {
-        self.top = self.room.least(self.aside);
+        self.top = self.room.min(self.aside);
     }
 
     /// What was counted, which is zero afterwards, as are the limits.
-    fn take(&mut self) -> Moved {
-        let moved = Moved {
+    fn drain(&mut self) -> CountDelta {
+        let delta = CountDelta {
             allocated_bytes: self.freed_bytes.wrapping_add(self.net.bytes as u64),
             allocated_blocks: self.freed_blocks.wrapping_add(self.net.blocks as u64),
             freed_bytes: self.freed_bytes,
             freed_blocks: self.freed_blocks,
         };
-        *self = Self::new(self.mark, self.ids);
-        moved
+        *self = Self::new(self.raw_key, self.ids);
+        delta
     }
 }
 
 #[derive(Debug)]
 pub(super) struct Counts {
-    entries: [Entry; ENTRIES],
-    /// Entries with limits or with something to move, by place.
+    entries: [CombinationEntry; ENTRIES],
+    /// Entries with limits or with something to move, by slot.
     open: u64,
-    /// Counts the times of settling; room given before the last one is void.
+    /// Counts the times of flushing; room given before the last one is void.
     epoch: u64,
     /// Counts the times that entries gave back what they had set aside.
     aside_epoch: u64,
@@ -131,7 +131,7 @@ pub(super) struct Counts {
 impl Default for Counts {
     fn default() -> Self {
         Self {
-            entries: [Entry::EMPTY; ENTRIES],
+            entries: [CombinationEntry::EMPTY; ENTRIES],
             open: 0,
             epoch: 1,
             aside_epoch: 1,
@@ -151,30 +151,35 @@ impl Default for Counts {
     }
 }
 
-/// The meter of a number, in this shard and on the board.
+/// The meter of a number, in this shard and in the global totals.
 #[inline]
 fn meter<'a>(
     meters: &'a mut Vec<Meter>,
-    board: &'a [Published],
+    totals: &'a [PublishedTotal],
     id: usize,
-) -> Option<(&'a mut Meter, &'a Published)> {
+) -> Option<(&'a mut Meter, &'a PublishedTotal)> {
     if id >= meters.len() {
         meters.resize_with((id + 1).next_power_of_two(), Meter::default);
     }
-    Some((meters.get_mut(id)?, board.get(id)?))
+    Some((meters.get_mut(id)?, totals.get(id)?))
 }
 
 impl Counts {
     /// Does the same to the meters of everything, of a tag, of a stream and of a query.
     #[inline(always)]
-    fn each(&mut self, ids: Ids, board: &Board, mut change: impl FnMut(&mut Meter, &Published)) {
-        change(&mut self.total, &board.total);
-        for (meters, board, id) in [
-            (&mut self.tags, &board.tags, ids.tag()),
-            (&mut self.streams, &board.streams, ids.stream()),
-            (&mut self.queries, &board.queries, ids.query()),
+    fn each(
+        &mut self,
+        ids: Ids,
+        totals: &GlobalTotals,
+        mut change: impl FnMut(&mut Meter, &PublishedTotal),
+    ) {
+        change(&mut self.total, &totals.total);
+        for (meters, totals, id) in [
+            (&mut self.tags, &totals.tags, ids.tag()),
+            (&mut self.streams, &totals.streams, ids.stream()),
+            (&mut self.queries, &totals.queries, ids.query()),
         ] {
-            if let Some((meter, all)) = meter(meters, board, id) {
+            if let Some((meter, all)) = meter(meters, totals, id) {
                 change(meter, all);
             }
         }
@@ -182,27 +187,27 @@ impl Counts {
 
     /// Where the entry of a combination is that this shard used of late.
     #[inline(always)]
-    pub(super) fn entry_of(&self, mark: &Mark) -> Option<usize> {
-        let place = mark.place();
-        (self.entries[place % ENTRIES].mark == *mark).then_some(place)
+    pub(super) fn entry_of(&self, raw_key: &RawKey) -> Option<usize> {
+        let slot = raw_key.slot();
+        (self.entries[slot % ENTRIES].raw_key == *raw_key).then_some(slot)
     }
 
     /// The numbers of such a combination.
     #[inline(always)]
-    pub(super) fn ids_at(&self, place: usize) -> Ids {
-        self.entries[place % ENTRIES].ids
+    pub(super) fn ids_at(&self, slot: usize) -> Ids {
+        self.entries[slot % ENTRIES].ids
     }
 
-    pub(super) fn remember(&mut self, key: Key, ids: Ids, board: &Board) {
-        self.settle(board);
-        if let Some(entry) = self.entries.get_mut(ids.place()) {
-            *entry = Entry::new(key.mark(), ids);
+    pub(super) fn remember(&mut self, key: Key, ids: Ids, totals: &GlobalTotals) {
+        self.flush(totals);
+        if let Some(entry) = self.entries.get_mut(ids.slot()) {
+            *entry = CombinationEntry::new(key.raw(), ids);
         }
     }
 
-    /// Forgets all combinations. Only after everything was settled.
+    /// Forgets all combinations. Only after everything was flushed.
     pub(super) fn forget_entries(&mut self) {
-        self.entries = [Entry::EMPTY; ENTRIES];
+        self.entries = [CombinationEntry::EMPTY; ENTRIES];
         self.open = 0;
     }
 
@@ -212,11 +217,11 @@ impl Counts {
         self.sizes[class_of(requested)] += 1;
     }
 
-    /// Counts a block under the combination whose entry is at `place`, if it stays within the entry's limits. False: nothing is
+    /// Counts a block under the combination whose entry is at `slot`, if it stays within the entry's limits. False: nothing is
     /// counted.
     #[inline(always)]
-    pub(super) fn allocate_within(&mut self, place: usize, requested: usize, bytes: u64) -> bool {
-        let entry = &mut self.entries[place % ENTRIES];
+    pub(super) fn allocate_within(&mut self, slot: usize, requested: usize, bytes: u64) -> bool {
+        let entry = &mut self.entries[slot % ENTRIES];
         let net = entry.net.plus(bytes as i64, 1);
         if !entry.top.less(net).is_room() {
             return false;
@@ -227,28 +232,34 @@ impl Counts {
     }
 
     /// Counts a block under a combination that has an entry here.
-    pub(super) fn allocate(&mut self, ids: Ids, requested: usize, bytes: u64, board: &Board) {
-        let place = ids.place() % ENTRIES;
-        if self.allocate_within(place, requested, bytes) {
+    pub(super) fn allocate(
+        &mut self,
+        ids: Ids,
+        requested: usize,
+        bytes: u64,
+        totals: &GlobalTotals,
+    ) {
+        let slot = ids.slot() % ENTRIES;
+        if self.allocate_within(slot, requested, bytes) {
             return;
         }
         self.request(requested);
-        let net = self.entries[place].net.plus(bytes as i64, 1);
+        let net = self.entries[slot].net.plus(bytes as i64, 1);
         let may_go_unseen = self.may_go_unseen(bytes);
-        if may_go_unseen && self.set_aside(ids, net, board) && self.make_room(ids, net, board) {
-            self.entries[place].net = net;
+        if may_go_unseen && self.set_aside(ids, net, totals) && self.make_room(ids, net, totals) {
+            self.entries[slot].net = net;
             return;
         }
-        // First what lies below the peaks for certain, in whatever order it is settled; then, at one go, its own entry with the block.
-        self.open &= !(1 << place);
-        self.settle(board);
-        let mut moved = self.entries[place].take();
-        moved.allocated_bytes = moved.allocated_bytes.wrapping_add(bytes);
-        moved.allocated_blocks = moved.allocated_blocks.wrapping_add(1);
+        // First what lies below the peaks for certain, in whatever order it is flushed; then, at one go, its own entry with the block.
+        self.open &= !(1 << slot);
+        self.flush(totals);
+        let mut delta = self.entries[slot].drain();
+        delta.allocated_bytes = delta.allocated_bytes.wrapping_add(bytes);
+        delta.allocated_blocks = delta.allocated_blocks.wrapping_add(1);
         if may_go_unseen {
-            self.give_half(ids, bytes, board, |meter, all| meter.settle(&moved, all));
+            self.give_half(ids, bytes, totals, |meter, all| meter.flush(&delta, all));
         } else {
-            self.each(ids, board, |meter, all| meter.settle(&moved, all));
+            self.each(ids, totals, |meter, all| meter.flush(&delta, all));
         }
     }
 
@@ -266,73 +277,73 @@ impl Counts {
         &mut self,
         ids: Ids,
         bytes: u64,
-        board: &Board,
-        mut first: impl FnMut(&mut Meter, &Published),
+        totals: &GlobalTotals,
+        mut first: impl FnMut(&mut Meter, &PublishedTotal),
     ) {
         let (epoch, aside_epoch) = (self.epoch, self.aside_epoch);
-        let (mut room, mut unseen) = (Extent::ALL, Extent::ALL);
-        self.each(ids, board, |meter, all| {
+        let (mut room, mut unseen) = (BytesAndBlocks::ALL, BytesAndBlocks::ALL);
+        self.each(ids, totals, |meter, all| {
             first(meter, all);
-            room = room.least(meter.room(epoch, all));
-            unseen = unseen.least(meter.unseen_left(aside_epoch));
+            room = room.min(meter.room(epoch, all));
+            unseen = unseen.min(meter.unseen_left(aside_epoch));
         });
-        let room = room.most(Extent::NONE);
-        let room = room.less(room.part(2));
-        let wanted = Extent { bytes: bytes as i64, blocks: 1 };
+        let room = room.max(BytesAndBlocks::NONE);
+        let room = room.less(room.divided_by(2));
+        let wanted = BytesAndBlocks { bytes: bytes as i64, blocks: 1 };
         // Without it the next one finds out itself.
-        let share = unseen.part(self.sharers(ids));
-        let aside = if unseen.holds(wanted) { wanted.most(share) } else { Extent::NONE };
-        self.each(ids, board, |meter, _| {
+        let share = unseen.divided_by(self.sharers(ids));
+        let aside = if unseen.holds(wanted) { wanted.max(share) } else { BytesAndBlocks::NONE };
+        self.each(ids, totals, |meter, _| {
             meter.give_room(epoch, room);
             meter.set_aside(aside_epoch, aside);
         });
-        let entry = &mut self.entries[ids.place() % ENTRIES];
+        let entry = &mut self.entries[ids.slot() % ENTRIES];
         (entry.room, entry.aside) = (room, aside);
         entry.set_top();
-        self.open |= 1 << (ids.place() % ENTRIES);
+        self.open |= 1 << (ids.slot() % ENTRIES);
     }
 
     /// Lets an entry go as far from 0 as `net`, and a little further, unseen. False when that is too far.
-    fn set_aside(&mut self, ids: Ids, net: Extent, board: &Board) -> bool {
-        let (place, wanted) = (ids.place() % ENTRIES, net.distance());
-        let mut left = self.unseen_left(ids, board);
-        if !left.holds(wanted.less(self.entries[place].aside)) {
-            self.take_back_aside(board);
-            left = self.unseen_left(ids, board);
+    fn set_aside(&mut self, ids: Ids, net: BytesAndBlocks, totals: &GlobalTotals) -> bool {
+        let (slot, wanted) = (ids.slot() % ENTRIES, net.distance());
+        let mut left = self.unseen_left(ids, totals);
+        if !left.holds(wanted.less(self.entries[slot].aside)) {
+            self.shrink_reserves(totals);
+            left = self.unseen_left(ids, totals);
         }
-        let lacking = wanted.less(self.entries[place].aside);
+        let lacking = wanted.less(self.entries[slot].aside);
         if !left.holds(lacking) {
             return false;
         }
-        let share = left.part(self.sharers(ids));
+        let share = left.divided_by(self.sharers(ids));
         let more = |lacking: i64, share: i64| if lacking > 0 { lacking.max(share) } else { 0 };
-        let more = Extent {
+        let more = BytesAndBlocks {
             bytes: more(lacking.bytes, share.bytes),
             blocks: more(lacking.blocks, share.blocks),
         };
         let epoch = self.aside_epoch;
-        self.each(ids, board, |meter, _| meter.set_aside(epoch, more));
-        let entry = &mut self.entries[place];
+        self.each(ids, totals, |meter, _| meter.set_aside(epoch, more));
+        let entry = &mut self.entries[slot];
         entry.aside = entry.aside.and(more);
         entry.set_top();
-        self.open |= 1 << place;
+        self.open |= 1 << slot;
         true
     }
 
     /// Among how many what may go unseen is shared out: the entries that move now, this one among them, and one that may come.
     fn sharers(&self, ids: Ids) -> i64 {
-        i64::from((self.open | 1 << (ids.place() % ENTRIES)).count_ones()) + 1
+        i64::from((self.open | 1 << (ids.slot() % ENTRIES)).count_ones()) + 1
     }
 
     /// How far an entry may move unseen as far as all four meters are concerned.
-    fn unseen_left(&mut self, ids: Ids, board: &Board) -> Extent {
-        let (mut left, epoch) = (Extent::ALL, self.aside_epoch);
-        self.each(ids, board, |meter, _| left = left.least(meter.unseen_left(epoch)));
+    fn unseen_left(&mut self, ids: Ids, totals: &GlobalTotals) -> BytesAndBlocks {
+        let (mut left, epoch) = (BytesAndBlocks::ALL, self.aside_epoch);
+        self.each(ids, totals, |meter, _| left = left.min(meter.unseen_left(epoch)));
         left
     }
 
     /// Entries keep aside only what they need now.
-    fn take_back_aside(&mut self, board: &Board) {
+    fn shrink_reserves(&mut self, totals: &GlobalTotals) {
         self.aside_epoch += 1;
         let (mut open, epoch) = (self.open, self.aside_epoch);
         while open != 0 {
@@ -341,46 +352,46 @@ impl Counts {
             entry.aside = entry.net.distance();
             entry.set_top();
             let (ids, aside) = (entry.ids, entry.aside);
-            self.each(ids, board, |meter, _| meter.set_aside(epoch, aside));
+            self.each(ids, totals, |meter, _| meter.set_aside(epoch, aside));
         }
     }
 
     /// Gives an entry room up to `net`, if nobody can be above a peak even when all grow as far as they may.
-    fn make_room(&mut self, ids: Ids, net: Extent, board: &Board) -> bool {
-        let lacking = net.less(self.entries[ids.place() % ENTRIES].room);
+    fn make_room(&mut self, ids: Ids, net: BytesAndBlocks, totals: &GlobalTotals) -> bool {
+        let lacking = net.less(self.entries[ids.slot() % ENTRIES].room);
         if lacking.bytes <= 0 && lacking.blocks <= 0 {
             return true;
         }
-        let room = self.room(ids, board);
+        let room = self.room(ids, totals);
         if !room.holds(lacking) {
             return false;
         }
         // Half of what is left goes here, the rest to others.
-        self.give_room(ids, lacking.most(room.part(2)), board);
+        self.give_room(ids, lacking.max(room.divided_by(2)), totals);
         true
     }
 
     /// Bytes and blocks that lie below the peaks of all four meters and were given to nobody.
-    fn room(&mut self, ids: Ids, board: &Board) -> Extent {
-        let (mut room, epoch) = (Extent::ALL, self.epoch);
-        self.each(ids, board, |meter, all| room = room.least(meter.room(epoch, all)));
-        room.most(Extent::NONE)
+    fn room(&mut self, ids: Ids, totals: &GlobalTotals) -> BytesAndBlocks {
+        let (mut room, epoch) = (BytesAndBlocks::ALL, self.epoch);
+        self.each(ids, totals, |meter, all| room = room.min(meter.room(epoch, all)));
+        room.max(BytesAndBlocks::NONE)
     }
 
-    fn give_room(&mut self, ids: Ids, room: Extent, board: &Board) {
+    fn give_room(&mut self, ids: Ids, room: BytesAndBlocks, totals: &GlobalTotals) {
         let epoch = self.epoch;
-        self.each(ids, board, |meter, _| meter.give_room(epoch, room));
-        let entry = &mut self.entries[ids.place() % ENTRIES];
+        self.each(ids, totals, |meter, _| meter.give_room(epoch, room));
+        let entry = &mut self.entries[ids.slot() % ENTRIES];
         entry.room = entry.room.and(room);
         entry.set_top();
-        self.open |= 1 << ids.place();
+        self.open |= 1 << ids.slot();
     }
 
     /// Counts a free, if this shard has an entry for its combination and it stays within the entry's limits. False: nothing is
     /// counted. A block with a backtrace has no entry here.
     #[inline(always)]
     pub(super) fn free_within(&mut self, ids: Ids, bytes: u64) -> bool {
-        let entry = &mut self.entries[ids.place() % ENTRIES];
+        let entry = &mut self.entries[ids.slot() % ENTRIES];
         let net = entry.net.plus((bytes as i64).wrapping_neg(), -1);
         if entry.ids != ids || !entry.aside.plus(net.bytes, net.blocks).is_room() {
             return false;
@@ -392,38 +403,38 @@ impl Counts {
     }
 
     /// Counts a free.
-    pub(super) fn free(&mut self, ids: Ids, bytes: u64, board: &Board) {
-        let (ids, place) = (ids.untraced(), ids.place() % ENTRIES);
+    pub(super) fn free(&mut self, ids: Ids, bytes: u64, totals: &GlobalTotals) {
+        let (ids, slot) = (ids.untraced(), ids.slot() % ENTRIES);
         if self.free_within(ids, bytes) {
             return;
         }
-        if self.entries[place].ids != ids {
-            return self.free_elsewhere(ids, bytes, board);
+        if self.entries[slot].ids != ids {
+            return self.free_elsewhere(ids, bytes, totals);
         }
-        let net = self.entries[place].net.plus((bytes as i64).wrapping_neg(), -1);
+        let net = self.entries[slot].net.plus((bytes as i64).wrapping_neg(), -1);
         let may_go_unseen = self.may_go_unseen(bytes);
-        let is_aside = may_go_unseen && self.set_aside(ids, net, board);
-        let entry = &mut self.entries[place];
+        let is_aside = may_go_unseen && self.set_aside(ids, net, totals);
+        let entry = &mut self.entries[slot];
         entry.net = net;
         entry.freed_bytes = entry.freed_bytes.wrapping_add(bytes);
         entry.freed_blocks += 1;
         if !is_aside {
-            self.open |= 1 << place;
-            self.settle(board);
+            self.open |= 1 << slot;
+            self.flush(totals);
             if may_go_unseen {
-                self.give_half(ids, bytes, board, |_, _| {});
+                self.give_half(ids, bytes, totals, |_, _| {});
             }
         }
     }
 
     /// A free of a block that was allocated under a combination this shard has no entry of.
-    fn free_elsewhere(&mut self, ids: Ids, bytes: u64, board: &Board) {
-        let moved = Moved { freed_bytes: bytes, freed_blocks: 1, ..Moved::default() };
-        self.each(ids, board, |meter, all| meter.settle(&moved, all));
+    fn free_elsewhere(&mut self, ids: Ids, bytes: u64, totals: &GlobalTotals) {
+        let delta = CountDelta { freed_bytes: bytes, freed_blocks: 1, ..CountDelta::default() };
+        self.each(ids, totals, |meter, all| meter.flush(&delta, all));
     }
 
-    pub(super) fn fail(&mut self, ids: Ids, kind: &'static str, board: &Board) {
-        self.each(ids, board, |meter, _| meter.fail());
+    pub(super) fn fail(&mut self, ids: Ids, kind: &'static str, totals: &GlobalTotals) {
+        self.each(ids, totals, |meter, _| meter.fail());
         match self.failures.iter_mut().find(|(known, _)| *known == kind) {
             Some((_, count)) => *count += 1,
             None => self.failures.push((kind, 1)),
@@ -434,7 +445,7 @@ impl Counts {
     #[inline]
     pub(super) fn segment(&mut self) -> &mut usize {
         self.asked += 1;
-        if self.asked >= LOOK_AGAIN {
+        if self.asked >= RECHECK_AFTER {
             (self.asked, self.first_segment) = (0, 0);
         }
         &mut self.first_segment
@@ -443,13 +454,13 @@ impl Counts {
     /// Moves all sums to the meters, and takes all room back.
     #[cold]
     #[inline(never)]
-    pub(super) fn settle(&mut self, board: &Board) {
+    pub(super) fn flush(&mut self, totals: &GlobalTotals) {
         while self.open != 0 {
-            let place = self.open.trailing_zeros() as usize;
+            let slot = self.open.trailing_zeros() as usize;
             self.open &= self.open - 1;
-            let entry = &mut self.entries[place % ENTRIES];
-            let (ids, moved) = (entry.ids, entry.take());
-            self.each(ids, board, |meter, all| meter.settle(&moved, all));
+            let entry = &mut self.entries[slot % ENTRIES];
+            let (ids, delta) = (entry.ids, entry.drain());
+            self.each(ids, totals, |meter, all| meter.flush(&delta, all));
         }
         self.epoch += 1;
         self.aside_epoch += 1;

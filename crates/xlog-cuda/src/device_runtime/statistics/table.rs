@@ -1,8 +1,8 @@
 //! What is known of each live block, by its generation.
 //!
 //! Each shard has a table. Only a thread inside the shard's lock puts blocks in; any thread takes them out, without a lock: a
-//! generation never comes twice, so a place that holds it holds it until the one free that succeeds empties it. A block has a
-//! place of its own; when that is taken, it goes into a row of eight, one cache line of keys; a row that is full sends it on to
+//! generation never comes twice, so a slot that holds it holds it until the one free that succeeds empties it. A block has a
+//! slot of its own; when that is taken, it goes into a bucket of eight, one cache line of keys; a bucket that is full sends it on to
 //! the next, twice as large segment.
 
 use std::sync::OnceLock;
@@ -11,15 +11,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::names::Ids;
 use crate::device_runtime::resource::{Generation, SLOT_BITS};
 
-/// Blocks with a place of their own.
-const OWN: usize = 512;
-const ROW: usize = 8;
-const FIRST_ROWS: usize = 64;
+/// Blocks with a slot of their own.
+const DIRECT_SLOTS: usize = 512;
+const BUCKET_SLOTS: usize = 8;
+const FIRST_BUCKETS: usize = 64;
 const SEGMENTS: usize = 20;
 
 /// What is kept of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Entry {
+pub(super) struct LiveEntry {
     pub(super) ptr: u64,
     pub(super) bytes: u64,
     pub(super) ids: Ids,
@@ -30,16 +30,16 @@ pub(super) struct Entry {
 /// Generations that follow each other are neighbours, so that short lives stay in few cache lines.
 #[derive(Debug)]
 #[repr(align(64))]
-struct Own {
-    keys: [AtomicU64; OWN],
-    values: [Value; OWN],
+struct DirectSlots {
+    keys: [AtomicU64; DIRECT_SLOTS],
+    values: [Value; DIRECT_SLOTS],
 }
 
 #[derive(Debug, Default)]
 #[repr(align(64))]
-struct Row {
-    keys: [AtomicU64; ROW],
-    values: [Value; ROW],
+struct Bucket {
+    keys: [AtomicU64; BUCKET_SLOTS],
+    values: [Value; BUCKET_SLOTS],
 }
 
 #[derive(Debug, Default)]
@@ -52,11 +52,11 @@ struct Value {
 
 #[derive(Debug)]
 pub(super) struct Table {
-    own: OnceLock<Box<Own>>,
-    segments: [OnceLock<Box<[Row]>>; SEGMENTS],
+    own: OnceLock<Box<DirectSlots>>,
+    segments: [OnceLock<Box<[Bucket]>>; SEGMENTS],
 }
 
-/// Generations from 0 on are keys from 1 on: 0 is an empty place.
+/// Generations from 0 on are keys from 1 on: 0 is an empty slot.
 #[inline(always)]
 fn key_of(generation: Generation) -> u64 {
     generation.0.wrapping_add(1)
@@ -73,35 +73,40 @@ impl Table {
         Self { own: OnceLock::new(), segments: [const { OnceLock::new() }; SEGMENTS] }
     }
 
-    /// The block's own place. None before the first block.
+    /// The block's own slot. None before the first block.
     #[inline(always)]
-    pub(super) fn own_place(&self, generation: Generation) -> Option<Place<'_>> {
+    pub(super) fn direct_slot(&self, generation: Generation) -> Option<TableSlot<'_>> {
         let own = self.own.get()?;
-        let at = index_of(generation) % OWN;
-        Some(Place { key: &own.keys[at], value: &own.values[at] })
+        let at = index_of(generation) % DIRECT_SLOTS;
+        Some(TableSlot { key: &own.keys[at], value: &own.values[at] })
     }
 
-    /// Keeps a block. `first` is the segment to begin with, and is moved on past full rows. Call it inside the shard's lock only.
+    /// Keeps a block. `first` is the segment to begin with, and is moved on past full buckets. Call it inside the shard's lock only.
     ///
     /// False when there is no room, which takes more live blocks than fit in a host's memory.
-    pub(super) fn put(&self, generation: Generation, entry: &Entry, first: &mut usize) -> bool {
+    pub(super) fn insert(
+        &self,
+        generation: Generation,
+        entry: &LiveEntry,
+        first: &mut usize,
+    ) -> bool {
         self.own.get_or_init(|| {
-            Box::new(Own {
-                keys: [const { AtomicU64::new(0) }; OWN],
+            Box::new(DirectSlots {
+                keys: [const { AtomicU64::new(0) }; DIRECT_SLOTS],
                 values: std::array::from_fn(|_| Value::default()),
             })
         });
-        if let Some(own) = self.own_place(generation).filter(Place::is_empty) {
+        if let Some(own) = self.direct_slot(generation).filter(TableSlot::is_empty) {
             own.fill(generation, entry);
             return true;
         }
         for (at, segment) in self.segments.iter().enumerate().skip(*first) {
-            let rows =
-                segment.get_or_init(|| (0..FIRST_ROWS << at).map(|_| Row::default()).collect());
-            let Some(row) = row_of(rows, generation) else { continue };
-            let empty = places(&row.keys, &row.values).find(Place::is_empty);
-            if let Some(place) = empty {
-                place.fill(generation, entry);
+            let buckets = segment
+                .get_or_init(|| (0..FIRST_BUCKETS << at).map(|_| Bucket::default()).collect());
+            let Some(bucket) = bucket_of(buckets, generation) else { continue };
+            let empty = slots(&bucket.keys, &bucket.values).find(TableSlot::is_empty);
+            if let Some(slot) = empty {
+                slot.fill(generation, entry);
                 *first = at;
                 return true;
             }
@@ -109,12 +114,12 @@ impl Table {
         false
     }
 
-    fn find(&self, generation: Generation) -> Option<Place<'_>> {
-        let own = self.own_place(generation).filter(|own| own.holds(generation));
+    fn find(&self, generation: Generation) -> Option<TableSlot<'_>> {
+        let own = self.direct_slot(generation).filter(|own| own.holds(generation));
         own.or_else(|| {
             for segment in &self.segments {
-                let row = row_of(segment.get()?, generation)?;
-                let found = places(&row.keys, &row.values).find(|place| place.holds(generation));
+                let bucket = bucket_of(segment.get()?, generation)?;
+                let found = slots(&bucket.keys, &bucket.values).find(|slot| slot.holds(generation));
                 if found.is_some() {
                     return found;
                 }
@@ -124,53 +129,53 @@ impl Table {
     }
 
     /// Takes a block out: its bytes and numbers. Only for the one free that succeeded.
-    pub(super) fn take(&self, generation: Generation) -> Option<(u64, Ids)> {
-        let place = self.find(generation)?;
-        let taken = place.sums();
-        place.clear();
+    pub(super) fn remove(&self, generation: Generation) -> Option<(u64, Ids)> {
+        let slot = self.find(generation)?;
+        let taken = slot.bytes_and_ids();
+        slot.clear();
         Some(taken)
     }
 
     /// Whether a block is here.
-    pub(super) fn has(&self, generation: Generation) -> bool {
+    pub(super) fn contains(&self, generation: Generation) -> bool {
         self.find(generation).is_some()
     }
 
     /// All blocks. Exact while the shard is locked and no free is under way.
-    pub(super) fn for_each(&self, mut see: impl FnMut(Generation, Entry)) {
-        let own = self.own.get().into_iter().flat_map(|own| places(&own.keys, &own.values));
-        let rows = self.segments.iter().filter_map(OnceLock::get).flatten();
-        for place in own.chain(rows.flat_map(|row| places(&row.keys, &row.values))) {
-            let found = place.key.load(Ordering::Acquire);
+    pub(super) fn for_each(&self, mut see: impl FnMut(Generation, LiveEntry)) {
+        let own = self.own.get().into_iter().flat_map(|own| slots(&own.keys, &own.values));
+        let buckets = self.segments.iter().filter_map(OnceLock::get).flatten();
+        for slot in own.chain(buckets.flat_map(|bucket| slots(&bucket.keys, &bucket.values))) {
+            let found = slot.key.load(Ordering::Acquire);
             if found != 0 {
-                see(Generation(found.wrapping_sub(1)), place.value.read());
+                see(Generation(found.wrapping_sub(1)), slot.value.read());
             }
         }
     }
 }
 
-/// The row of a generation. The number of rows is a power of two.
-fn row_of(rows: &[Row], generation: Generation) -> Option<&Row> {
-    rows.get((index_of(generation) / ROW) & rows.len().wrapping_sub(1))
+/// The bucket of a generation. The number of buckets is a power of two.
+fn bucket_of(buckets: &[Bucket], generation: Generation) -> Option<&Bucket> {
+    buckets.get((index_of(generation) / BUCKET_SLOTS) & buckets.len().wrapping_sub(1))
 }
 
-fn places<'a>(
+fn slots<'a>(
     keys: &'a [AtomicU64],
     values: &'a [Value],
-) -> impl Iterator<Item = Place<'a>> + use<'a> {
-    keys.iter().zip(values).map(|(key, value)| Place { key, value })
+) -> impl Iterator<Item = TableSlot<'a>> + use<'a> {
+    keys.iter().zip(values).map(|(key, value)| TableSlot { key, value })
 }
 
 /// Where a block is kept, or can be.
-pub(super) struct Place<'a> {
+pub(super) struct TableSlot<'a> {
     key: &'a AtomicU64,
     value: &'a Value,
 }
 
-impl Place<'_> {
+impl TableSlot<'_> {
     #[inline(always)]
     pub(super) fn is_empty(&self) -> bool {
-        // Acquire: the one that emptied the place has read it.
+        // Acquire: the one that emptied the slot has read it.
         self.key.load(Ordering::Acquire) == 0
     }
 
@@ -181,7 +186,7 @@ impl Place<'_> {
 
     /// Keeps a block here, where it is empty. Call it inside the shard's lock only.
     #[inline(always)]
-    pub(super) fn fill(&self, generation: Generation, entry: &Entry) {
+    pub(super) fn fill(&self, generation: Generation, entry: &LiveEntry) {
         self.value.ptr.store(entry.ptr, Ordering::Relaxed);
         self.value.bytes.store(entry.bytes, Ordering::Relaxed);
         self.value.ids.store(entry.ids.0, Ordering::Relaxed);
@@ -191,7 +196,7 @@ impl Place<'_> {
 
     /// The bytes and numbers of the block that is here.
     #[inline(always)]
-    pub(super) fn sums(&self) -> (u64, Ids) {
+    pub(super) fn bytes_and_ids(&self) -> (u64, Ids) {
         (self.value.bytes.load(Ordering::Relaxed), Ids(self.value.ids.load(Ordering::Relaxed)))
     }
 
@@ -203,8 +208,8 @@ impl Place<'_> {
 }
 
 impl Value {
-    fn read(&self) -> Entry {
-        Entry {
+    fn read(&self) -> LiveEntry {
+        LiveEntry {
             ptr: self.ptr.load(Ordering::Relaxed),
             bytes: self.bytes.load(Ordering::Relaxed),
             ids: Ids(self.ids.load(Ordering::Relaxed)),
@@ -217,8 +222,8 @@ impl Value {
 mod tests {
     use super::*;
 
-    fn entry(bytes: u64) -> Entry {
-        Entry { ptr: bytes << 8, bytes, ids: Ids(bytes), born: 0 }
+    fn entry(bytes: u64) -> LiveEntry {
+        LiveEntry { ptr: bytes << 8, bytes, ids: Ids(bytes), born: 0 }
     }
 
     #[test]
@@ -230,7 +235,7 @@ mod tests {
         for (number, of) in of.iter().enumerate() {
             let base = number as u64 * 100_000 + 8;
             for n in base..base + 20_000 {
-                assert!(table.put(of(n), &entry(n), &mut first));
+                assert!(table.insert(of(n), &entry(n), &mut first));
             }
         }
         let mut seen = 0;
@@ -239,8 +244,8 @@ mod tests {
         for (number, of) in of.iter().enumerate() {
             let base = number as u64 * 100_000 + 8;
             for n in (base..base + 20_000).rev() {
-                assert_eq!(table.take(of(n)), Some((n, Ids(n))));
-                assert_eq!(table.take(of(n)), None);
+                assert_eq!(table.remove(of(n)), Some((n, Ids(n))));
+                assert_eq!(table.remove(of(n)), None);
             }
         }
     }

@@ -26,7 +26,7 @@ pub const IMAGE: KernelImage = KernelImage::new(
 const THREADS: u32 = 256;
 
 /// Enough blocks for any GPU; the kernels step over what is left.
-const MOST_BLOCKS: usize = 1 << 16;
+const MAX_BLOCKS: usize = 1 << 16;
 
 /// The kernels, ready for one GPU.
 #[derive(Debug)]
@@ -90,7 +90,7 @@ fn mask(table: &Column<u64>) -> KernelArgument {
 
 /// A thread for each of `rows` rows, `each` rows of a block.
 fn shape(rows: usize, each: usize) -> LaunchShape {
-    let blocks = rows.div_ceil(each).clamp(1, MOST_BLOCKS) as u32;
+    let blocks = rows.div_ceil(each).clamp(1, MAX_BLOCKS) as u32;
     LaunchShape { grid: (blocks, 1, 1), block: (THREADS, 1, 1), shared_bytes: 0 }
 }
 

@@ -77,7 +77,7 @@ fn places(table: &[Word], of: u64) -> impl Iterator<Item = usize> + use<> {
     (0..table.len()).map(move |step| first.wrapping_add(step) & mask)
 }
 
-fn put(table: &mut [Word], of: u64, entry: u64) {
+fn insert(table: &mut [Word], of: u64, entry: u64) {
     let empty = places(table, of).find(|place| u64::from_le_bytes(table[*place]) == EMPTY);
     if let Some(place) = empty {
         table[place] = entry.to_le_bytes();
@@ -85,7 +85,7 @@ fn put(table: &mut [Word], of: u64, entry: u64) {
 }
 
 /// Puts a value into a set; false when it was there.
-fn put_new(set: &mut [Word], value: u64) -> bool {
+fn insert_unique(set: &mut [Word], value: u64) -> bool {
     for place in places(set, value) {
         match u64::from_le_bytes(set[place]) {
             EMPTY => {
@@ -213,7 +213,7 @@ impl Kernels for Simulated {
             let table = words_mut(table);
             for (row, key) in halves(keys).iter().enumerate() {
                 let key = u64::from(u32::from_le_bytes(*key));
-                put(table, key, (key << 32) | row as u64);
+                insert(table, key, (key << 32) | row as u64);
             }
         })
     }
@@ -231,7 +231,7 @@ impl Kernels for Simulated {
             let table = words_mut(table);
             for pair in words(pairs) {
                 let pair = u64::from_le_bytes(*pair);
-                put(table, pair >> 32, pair);
+                insert(table, pair >> 32, pair);
             }
         })
     }
@@ -421,7 +421,7 @@ impl Kernels for Simulated {
             let (set, fresh) = (words_mut(set), words_mut(fresh));
             let [count, ..] = words_mut(count) else { return };
             for value in words(values) {
-                if put_new(set, u64::from_le_bytes(*value)) {
+                if insert_unique(set, u64::from_le_bytes(*value)) {
                     store(fresh, u64::from_le_bytes(*count) as usize, *value);
                     add(count, 1);
                 }
@@ -442,7 +442,7 @@ impl Kernels for Simulated {
             let larger = words_mut(larger);
             for value in words(set).iter().map(|word| u64::from_le_bytes(*word)) {
                 if value != EMPTY {
-                    put(larger, value, value);
+                    insert(larger, value, value);
                 }
             }
         })

@@ -20,7 +20,7 @@ use super::witness::Witness;
 const TAG: AllocTag = AllocTag("churn");
 
 /// A block with its number and what was asked for.
-pub(super) struct Held {
+pub(super) struct LiveBlock {
     pub(super) block: DeviceBlock,
     pub(super) number: u64,
     pub(super) bytes: u64,
@@ -67,7 +67,7 @@ impl<'a> Checks<'a> {
         stack: &'a Stack,
         streams: &'a [StreamLease],
         witness: Option<&'a Witness>,
-        most_blocks: u64,
+        max_blocks: u64,
     ) -> Self {
         let resource = stack.resource();
         let anywhere = streams.len() > 1 && resource.supports_block_use_tracking();
@@ -80,7 +80,7 @@ impl<'a> Checks<'a> {
             ranges: Mutex::default(),
             progress: Progress::new(
                 "blocks at most",
-                u32::try_from(most_blocks).unwrap_or(u32::MAX),
+                u32::try_from(max_blocks).unwrap_or(u32::MAX),
             ),
             overlaps: AtomicU64::new(0),
             live: AtomicU64::new(0),
@@ -108,7 +108,7 @@ impl<'a> Checks<'a> {
         number: u64,
         bytes: u64,
         counts: &mut Counts,
-    ) -> Result<Option<Held>> {
+    ) -> Result<Option<LiveBlock>> {
         let home = self.stream(number);
         let size = usize::try_from(bytes).unwrap_or(usize::MAX);
         let start = Instant::now();
@@ -126,7 +126,7 @@ impl<'a> Checks<'a> {
         self.progress.step();
         let live = self.live.fetch_add(bytes, Ordering::Relaxed) + bytes;
         self.peak.fetch_max(live, Ordering::Relaxed);
-        let held = Held { block, number, bytes };
+        let held = LiveBlock { block, number, bytes };
         if let Some(witness) = self.witness {
             self.note_range(&held);
             self.work(&held, 7 * number + 1, Access::Write, |stream| {
@@ -137,7 +137,7 @@ impl<'a> Checks<'a> {
     }
 
     /// Looks at a block and frees it.
-    pub(super) fn free(&self, held: Held, counts: &mut Counts) -> Result<()> {
+    pub(super) fn free(&self, held: LiveBlock, counts: &mut Counts) -> Result<()> {
         let mut looked = Ok(());
         if let Some(witness) = self.witness {
             let (number, bytes) = (held.number, held.bytes);
@@ -157,7 +157,7 @@ impl<'a> Checks<'a> {
     /// Queues work on a block, on its own stream or on any where the resource keeps the order.
     fn work(
         &self,
-        held: &Held,
+        held: &LiveBlock,
         choice: u64,
         access: Access,
         queue: impl FnOnce(&DeviceStream) -> Result<()>,
@@ -172,7 +172,7 @@ impl<'a> Checks<'a> {
         queued.and(finished.map_err(XlogError::from))
     }
 
-    fn note_range(&self, held: &Held) {
+    fn note_range(&self, held: &LiveBlock) {
         let (from, to) = (held.block.ptr, held.block.ptr + held.block.bytes as u64);
         let mut ranges = self.ranges.lock();
         let before = ranges.range(..to).next_back();
@@ -189,40 +189,40 @@ pub(super) struct Blocks<'a> {
     next: u64,
     pub(super) counts: Counts,
     /// After which calls the pool is looked at.
-    pub(super) look_at: [u64; 2],
-    pub(super) looks: [Option<PoolSnapshot>; 2],
+    pub(super) sample_at: [u64; 2],
+    pub(super) samples: [Option<PoolSnapshot>; 2],
 }
 
 impl<'a> Blocks<'a> {
     pub(super) fn new(checks: &'a Checks<'a>) -> Self {
         let counts = Counts::default();
-        Self { checks, next: 0, counts, look_at: [u64::MAX; 2], looks: [None, None] }
+        Self { checks, next: 0, counts, sample_at: [u64::MAX; 2], samples: [None, None] }
     }
 
-    fn look(&mut self) {
+    fn sample_pool(&mut self) {
         let calls = self.counts.allocations + self.counts.frees;
-        for (at, look) in self.look_at.into_iter().zip(&mut self.looks) {
+        for (at, sample) in self.sample_at.into_iter().zip(&mut self.samples) {
             if at == calls {
-                *look = self.checks.stack.snapshot();
+                *sample = self.checks.stack.snapshot();
             }
         }
     }
 }
 
 impl Target for Blocks<'_> {
-    type Block = Held;
+    type Block = LiveBlock;
     type Error = XlogError;
 
-    fn allocate(&mut self, bytes: u64) -> Result<Option<Held>> {
+    fn allocate(&mut self, bytes: u64) -> Result<Option<LiveBlock>> {
         let held = self.checks.allocate(self.next, bytes, &mut self.counts)?;
         self.next += u64::from(held.is_some());
-        self.look();
+        self.sample_pool();
         Ok(held)
     }
 
-    fn free(&mut self, held: Held) -> Result<()> {
+    fn free(&mut self, held: LiveBlock) -> Result<()> {
         let freed = self.checks.free(held, &mut self.counts);
-        self.look();
+        self.sample_pool();
         freed
     }
 }
@@ -283,7 +283,7 @@ mod tests {
                 generation: Generation::next(),
                 state: BlockState::Live,
             };
-            checks.note_range(&Held { block, number: 0, bytes: 1 });
+            checks.note_range(&LiveBlock { block, number: 0, bytes: 1 });
             checks.overlaps()
         };
         assert_eq!(place(0x1000, 0x1000), 0);

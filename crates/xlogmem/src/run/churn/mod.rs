@@ -15,7 +15,7 @@ use xlog_cuda::device_runtime::StreamLease;
 use xlog_cuda::driver::DeviceKind;
 use xlog_cuda::{DeviceSpec, Result};
 use xlog_workloads::stack::{Stack, StackKind, StackOptions};
-use xlog_workloads::{RandomAllocations, Sizes, SmallBlocks, Tally, Target};
+use xlog_workloads::{RandomAllocations, RunCounts, Sizes, SmallBlocks, Target};
 use xlogmem::size::Size;
 
 use crate::Output;
@@ -154,7 +154,7 @@ impl Plan {
     }
 
     /// Blocks that there can be in all, each of which has a number.
-    fn most_blocks(&self) -> u64 {
+    fn max_blocks(&self) -> u64 {
         match self.workload {
             Workload::SmallBlocks => self.allocations.saturating_mul(11),
             Workload::RmmRandom | Workload::Threads => self.allocations,
@@ -162,7 +162,7 @@ impl Plan {
     }
 
     /// Runs a workload of one thread.
-    fn drive<T: Target>(&self, target: &mut T) -> Result<Tally, T::Error> {
+    fn drive<T: Target>(&self, target: &mut T) -> Result<RunCounts, T::Error> {
         match self.workload {
             Workload::SmallBlocks => SmallBlocks::new(self.allocations, self.sizes)
                 .with_max_bytes(self.max)
@@ -210,17 +210,17 @@ fn measure(
         .map(|_| Ok(stack.streams().lease()?))
         .collect::<Result<Vec<StreamLease>>>()?;
     let witness = match plan.verify {
-        true => Some(Witness::new(stack.device(), plan.most_blocks(), plan.seed)?),
+        true => Some(Witness::new(stack.device(), plan.max_blocks(), plan.seed)?),
         false => None,
     };
-    let checks = Checks::new(&stack, &streams, witness.as_ref(), plan.most_blocks());
+    let checks = Checks::new(&stack, &streams, witness.as_ref(), plan.max_blocks());
     let start = Instant::now();
     let outcome = match plan.workload {
         Workload::Threads => threads::run(plan, &checks, &stack, report),
         Workload::RmmRandom | Workload::SmallBlocks => alone(plan, &checks, report),
     };
     report.seconds = Some(start.elapsed().as_secs_f64());
-    let settled = stack.settle();
+    let settled = stack.drain();
     // What is counted below has to be settled, also after a failure.
     report.note(&checks, &stack);
     if let Some(witness) = &witness {
@@ -238,12 +238,12 @@ fn alone(plan: &Plan, checks: &Checks<'_>, report: &mut Report) -> Result<()> {
     let mut dry = Dry::default();
     let Ok(expected) = plan.drive(&mut dry);
     let mut blocks = Blocks::new(checks);
-    blocks.look_at = [dry.peak_at, expected.allocations + expected.frees];
+    blocks.sample_at = [dry.peak_at, expected.allocations + expected.frees];
     let outcome = plan.drive(&mut blocks);
-    let [peak, end] = blocks.looks;
+    let [peak, end] = blocks.samples;
     report.note_blocks(&blocks.counts);
     report.note_pool(peak.as_ref(), end.as_ref());
     let tally = outcome?;
-    report.note_tally(&tally, &expected);
+    report.note_counts(&tally, &expected);
     Ok(())
 }

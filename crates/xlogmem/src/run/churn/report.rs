@@ -4,8 +4,8 @@
 //! Every field is always there; what is not known is `null`.
 use serde::Serialize;
 use xlog_cuda::device_runtime::PoolSnapshot;
-use xlog_report::page::{Page, size};
-use xlog_workloads::Tally;
+use xlog_report::text_report::{TextReport, size};
+use xlog_workloads::RunCounts;
 use xlog_workloads::stack::Stack;
 
 use super::blocks::{Checks, Counts};
@@ -139,7 +139,7 @@ impl Report {
         self.pool = end.or(peak).map(|end| PoolReport::new(end, peak));
     }
 
-    pub(super) fn note_tally(&mut self, tally: &Tally, expected: &Tally) {
+    pub(super) fn note_counts(&mut self, tally: &RunCounts, expected: &RunCounts) {
         self.check = Some(format!("{:016x}", tally.check));
         self.check_expected = (tally.failures == 0).then(|| format!("{:016x}", expected.check));
     }
@@ -195,7 +195,7 @@ impl Report {
 
     /// The report for people.
     pub(super) fn render(&self) -> String {
-        let mut page = Page::default();
+        let mut page = TextReport::default();
         page.title("Churn");
         let (spec, name) = (&self.selection.spec, self.device_name.as_deref());
         page.line("device", &name.map_or_else(|| spec.clone(), |name| format!("{spec} ({name})")));
@@ -225,7 +225,7 @@ impl Report {
         }
     }
 
-    fn figures(&self, page: &mut Page, seconds: f64) {
+    fn figures(&self, page: &mut TextReport, seconds: f64) {
         page.title("Result");
         page.line("allocations", &self.allocations.to_string());
         page.line("failures", &self.failures.to_string());

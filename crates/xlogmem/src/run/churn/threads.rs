@@ -12,15 +12,15 @@ use xlog_workloads::stack::Stack;
 use xlog_workloads::{Minstd, draw_size};
 
 use super::Plan;
-use super::blocks::{Checks, Counts, Held};
+use super::blocks::{Checks, Counts, LiveBlock};
 use super::report::Report;
 
 /// Blocks that one thread has live, at most.
-const MOST_LIVE: u64 = 500;
+const MAX_LIVE: u64 = 500;
 
 /// What the threads share.
-struct Shared {
-    left: Mutex<Vec<Held>>,
+struct ChurnShared {
+    left: Mutex<Vec<LiveBlock>>,
     counts: Mutex<Counts>,
     error: Mutex<Option<XlogError>>,
     stop: AtomicBool,
@@ -32,7 +32,7 @@ pub(super) fn run(
     stack: &Stack,
     report: &mut Report,
 ) -> Result<()> {
-    let shared = Shared {
+    let shared = ChurnShared {
         left: Mutex::new(Vec::new()),
         counts: Mutex::new(Counts::default()),
         error: Mutex::new(None),
@@ -54,7 +54,7 @@ pub(super) fn run(
         })
     });
     stack.run_threads(bodies.collect());
-    let Shared { left, counts, error, .. } = shared;
+    let ChurnShared { left, counts, error, .. } = shared;
     let mut counts = counts.into_inner();
     report.note_pool(None, stack.snapshot().as_ref());
     let mut outcome = error.into_inner().map_or(Ok(()), Err);
@@ -68,8 +68,8 @@ pub(super) fn run(
 
 struct Worker<'a> {
     checks: &'a Checks<'a>,
-    shared: &'a Shared,
-    live: Vec<Held>,
+    shared: &'a ChurnShared,
+    live: Vec<LiveBlock>,
     counts: Counts,
 }
 
@@ -91,19 +91,19 @@ impl Worker<'_> {
             }
             let bytes = draw_size(&mut random, plan.sizes, 4.min(plan.max), plan.max);
             let held = self.checks.allocate(number, bytes, &mut self.counts)?;
-            let full = held.is_none() || self.live.len() as u64 >= MOST_LIVE;
+            let full = held.is_none() || self.live.len() as u64 >= MAX_LIVE;
             self.live.extend(held);
             // Grows slowly to the most, and gives way when there is no memory.
             let frees = if full { 2 } else { u64::from(random.draw(0, 99) < 90) };
             for _ in 0..frees {
-                self.give_up(&mut random)?;
+                self.free_one(&mut random)?;
             }
         }
         Ok(())
     }
 
-    fn give_up(&mut self, random: &mut Minstd) -> Result<()> {
-        let Some(at) = random.draw(0, MOST_LIVE).checked_rem(self.live.len() as u64) else {
+    fn free_one(&mut self, random: &mut Minstd) -> Result<()> {
+        let Some(at) = random.draw(0, MAX_LIVE).checked_rem(self.live.len() as u64) else {
             return Ok(());
         };
         let mut held = self.live.swap_remove(at as usize);

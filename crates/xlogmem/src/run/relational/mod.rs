@@ -14,7 +14,7 @@ use xlog_workloads::relational::fixpoint::Fixpoint;
 use xlog_workloads::relational::join::Join;
 use xlog_workloads::relational::numbers::seed_for;
 use xlog_workloads::relational::sort::Sort;
-use xlog_workloads::relational::{MOST_ROWS, Session, SessionOptions, Workload};
+use xlog_workloads::relational::{MAX_ROWS, Session, SessionOptions, Workload};
 use xlog_workloads::stack::{Stack, StackKind};
 
 use super::StackArguments;
@@ -61,9 +61,9 @@ pub(crate) struct RelationalArguments {
 fn parse_rows(text: &str) -> Result<usize, String> {
     let number = text.parse::<f64>().ok().filter(|number| number.fract() == 0.0);
     number
-        .filter(|number| (1.0..=MOST_ROWS as f64).contains(number))
+        .filter(|number| (1.0..=MAX_ROWS as f64).contains(number))
         .map(|number| number as usize)
-        .ok_or_else(|| format!("expected a whole number from 1 to {MOST_ROWS}, such as 1e6"))
+        .ok_or_else(|| format!("expected a whole number from 1 to {MAX_ROWS}, such as 1e6"))
 }
 
 /// Runs `run join`.
@@ -153,7 +153,7 @@ fn measure(
     report.seconds = Some(start.elapsed().as_secs_f64());
     drop(progress);
     // What is counted below has to be settled, also after a failure.
-    let settled = stack.settle();
+    let settled = stack.drain();
     report.note(stack, &session);
     let runs = runs.into_inner().unwrap_or_else(PoisonError::into_inner);
     report.note_runs(runs)?;

@@ -5,7 +5,7 @@
 use serde::Serialize;
 use xlog_cuda::Result;
 use xlog_cuda::driver::DeviceKind;
-use xlog_report::page::{Page, size};
+use xlog_report::text_report::{TextReport, size};
 use xlog_workloads::relational::{Session, Verdict, Workload};
 use xlog_workloads::stack::{Stack, StackOptions};
 
@@ -236,7 +236,7 @@ impl Report {
 
     /// The report for people.
     pub(super) fn render(&self) -> String {
-        let mut page = Page::default();
+        let mut page = TextReport::default();
         page.title(match self.workload {
             "join" => "Join",
             "fixpoint" => "Fixpoint",
@@ -274,7 +274,7 @@ impl Report {
         }
     }
 
-    fn figures(&self, page: &mut Page, seconds: f64) {
+    fn figures(&self, page: &mut TextReport, seconds: f64) {
         page.title("Result");
         page.line("verified", &format!("{} of {}", self.runs_verified, self.runs));
         page.line("rows out", &format!("{}, expected {}", self.rows_out, self.rows_expected));

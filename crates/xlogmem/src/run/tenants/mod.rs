@@ -115,7 +115,7 @@ fn measure(
         arguments.processes.saturating_mul(arguments.tenants).saturating_mul(arguments.rounds);
     let progress = Progress::new("turns", turns);
     let done = AtomicBool::new(false);
-    let (sight, outcomes) = std::thread::scope(|scope| {
+    let (peaks, outcomes) = std::thread::scope(|scope| {
         let eye = scope.spawn(|| watch(&view, &done));
         let ears: Vec<_> = started
             .into_iter()
@@ -147,8 +147,8 @@ fn measure(
     });
     report.seconds = Some(start.elapsed().as_secs_f64());
     report.outcomes = outcomes;
-    match sight {
-        Ok(Ok(sight)) => report.note(sight),
+    match peaks {
+        Ok(Ok(peaks)) => report.note(peaks),
         Ok(Err(error)) => return Err(failed(&error)),
         Err(_) => return Err(failed(&"the ledger could not be watched")),
     }

@@ -3,10 +3,10 @@
 //! Field names are the interface: a field may be added, none changes its name or meaning without a new `schema` number.
 //! Every field is always there; what is not known is `null`.
 use serde::Serialize;
-use xlog_report::page::{Page, size};
+use xlog_report::text_report::{TextReport, size};
 
 use super::TenantsArguments;
-use super::watch::Sight;
+use super::watch::LedgerPeaks;
 use super::worker::Outcome;
 use crate::doctor::Selection;
 
@@ -66,10 +66,10 @@ impl Report {
         }
     }
 
-    pub(super) fn note(&mut self, sight: Sight) {
-        self.samples = sight.samples;
-        self.highest_bytes = sight.highest;
-        self.violations = sight.violations;
+    pub(super) fn note(&mut self, peaks: LedgerPeaks) {
+        self.samples = peaks.samples;
+        self.highest_bytes = peaks.highest;
+        self.violations = peaks.violations;
     }
 
     /// Says whether the run is good, and in one line why not.
@@ -121,7 +121,7 @@ impl Report {
 
     /// The report for people.
     pub(super) fn render(&self) -> String {
-        let mut page = Page::default();
+        let mut page = TextReport::default();
         page.title("Tenants");
         let name = self.device_name.as_deref();
         page.line(
@@ -153,7 +153,7 @@ impl Report {
         }
     }
 
-    fn figures(&self, page: &mut Page, seconds: f64) {
+    fn figures(&self, page: &mut TextReport, seconds: f64) {
         page.title("Result");
         page.line("limit of all", &size(self.limit_bytes.unwrap_or(0)));
         let highest = size(self.highest_bytes);

@@ -14,7 +14,7 @@ use crate::temporary::{self, Folder, Registered};
 
 /// What was seen of the ledger while the processes ran.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Sight {
+pub(super) struct LedgerPeaks {
     pub(super) samples: u64,
     /// The most that all slots used or were granted.
     pub(super) highest: u64,
@@ -23,19 +23,19 @@ pub(super) struct Sight {
 }
 
 /// Looks until `done`, and a last time.
-pub(super) fn watch(view: &LedgerView, done: &AtomicBool) -> LedgerResult<Sight> {
-    let mut sight = Sight::default();
+pub(super) fn watch(view: &LedgerView, done: &AtomicBool) -> LedgerResult<LedgerPeaks> {
+    let mut peaks = LedgerPeaks::default();
     loop {
         let last = done.load(Ordering::Acquire);
         let snapshot = steady(view)?;
         if let Some(snapshot) = snapshot {
             let held = snapshot.used() + snapshot.granted();
-            sight.samples += 1;
-            sight.highest = sight.highest.max(held);
-            sight.violations += u64::from(held > snapshot.limit);
+            peaks.samples += 1;
+            peaks.highest = peaks.highest.max(held);
+            peaks.violations += u64::from(held > snapshot.limit);
         }
         if last {
-            return Ok(sight);
+            return Ok(peaks);
         }
         std::thread::sleep(Duration::from_micros(300));
     }

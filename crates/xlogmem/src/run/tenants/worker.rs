@@ -84,7 +84,7 @@ pub(super) fn run(
 }
 
 /// What the tenants of a process share.
-struct Shared<'a> {
+struct WorkerShared<'a> {
     manager: GpuMemoryManager,
     arguments: &'a TenantsArguments,
     /// The share of one tenant of the limit, in bytes.
@@ -108,7 +108,7 @@ fn work(
     let runtime = Arc::new(XlogDeviceRuntime::with_config(device.clone(), config)?);
     let limit = runtime.effective_limit().map_or(0, |limit| limit.bytes());
     let all = u64::from(arguments.processes) * u64::from(arguments.tenants);
-    let shared = Shared {
+    let shared = WorkerShared {
         manager: GpuMemoryManager::with_runtime(runtime.clone()),
         arguments,
         share: limit as u64 / all,
@@ -141,7 +141,7 @@ fn work(
             }
         }),
     }
-    let settled = settle(&device, &runtime);
+    let settled = drain(&device, &runtime);
     outcome.blocks = runtime.statistics().allocations;
     outcome.refused = shared.refused.into_inner();
     outcome.verified = shared.verified.into_inner();
@@ -156,7 +156,7 @@ fn work(
     settled
 }
 
-fn settle(device: &CudaDevice, runtime: &XlogDeviceRuntime) -> Result<()> {
+fn drain(device: &CudaDevice, runtime: &XlogDeviceRuntime) -> Result<()> {
     device.synchronize()?;
     runtime.reap_pending()?;
     runtime.trim()?;
@@ -171,12 +171,12 @@ fn left(runtime: &XlogDeviceRuntime) -> u64 {
     blocks.max(budget).max(ledger)
 }
 
-struct Held {
+struct LiveBuffer {
     buffer: TrackedCudaSlice<u64>,
     salt: u64,
 }
 
-impl Shared<'_> {
+impl WorkerShared<'_> {
     fn tenant(&self, process: u32, tenant: u32) -> Result<()> {
         let runtime = self.manager.runtime();
         let Some(budget) = runtime.budget() else {
@@ -194,17 +194,17 @@ impl Shared<'_> {
         // Together they want half as much again as there is.
         let target = self.share + self.share / 2;
         let largest = LARGEST.min(target / 4).max(SMALLEST);
-        let mut held: Vec<Held> = Vec::new();
+        let mut held: Vec<LiveBuffer> = Vec::new();
         let mut bytes = 0;
         for round in 0..self.arguments.rounds {
             let full = bytes > target;
             if !held.is_empty() && (full || random.below(100) < 40) {
                 let one = held.swap_remove(random.below(held.len() as u64) as usize);
                 bytes -= one.buffer.size_bytes() as u64;
-                self.let_go(one)?;
+                self.free(one)?;
             } else {
                 let size = SMALLEST + random.below(largest - SMALLEST + 1);
-                match self.obtain(&memory, size, random.next())? {
+                match self.allocate(&memory, size, random.next())? {
                     Some(one) => {
                         bytes += one.buffer.size_bytes() as u64;
                         held.push(one);
@@ -212,7 +212,7 @@ impl Shared<'_> {
                     None if !held.is_empty() => {
                         let one = held.swap_remove(0);
                         bytes -= one.buffer.size_bytes() as u64;
-                        self.let_go(one)?;
+                        self.free(one)?;
                     }
                     None => {}
                 }
@@ -226,16 +226,21 @@ impl Shared<'_> {
                 Line::Steps(16).write().map_err(|error| XlogError::Kernel(error.to_string()))?;
             }
         }
-        held.into_iter().try_for_each(|one| self.let_go(one))
+        held.into_iter().try_for_each(|one| self.free(one))
     }
 
     /// A buffer with contents of its own; `None` if it does not fit.
-    fn obtain(&self, memory: &GpuMemoryManager, bytes: u64, salt: u64) -> Result<Option<Held>> {
+    fn allocate(
+        &self,
+        memory: &GpuMemoryManager,
+        bytes: u64,
+        salt: u64,
+    ) -> Result<Option<LiveBuffer>> {
         let words = (bytes / 8) as usize;
         match memory.alloc_tagged(words, ROWS) {
             Ok(mut buffer) => {
                 buffer.copy_from_slice(&contents(words, salt))?;
-                Ok(Some(Held { buffer, salt }))
+                Ok(Some(LiveBuffer { buffer, salt }))
             }
             Err(XlogError::Resource(
                 ResourceError::OutOfBudget { .. } | ResourceError::OutOfMemory { .. },
@@ -248,7 +253,7 @@ impl Shared<'_> {
     }
 
     /// Reads a buffer back before it goes.
-    fn let_go(&self, held: Held) -> Result<()> {
+    fn free(&self, held: LiveBuffer) -> Result<()> {
         let found = held.buffer.to_vec()?;
         let right = found == contents(held.buffer.len(), held.salt);
         let counter = if right { &self.verified } else { &self.wrong };

@@ -4,7 +4,7 @@ use super::primitive::{AtomicUsize, Ordering};
 
 /// The shard of a thread.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Seat {
+pub(crate) struct ShardId {
     pub(crate) index: usize,
     /// Other threads may have it too.
     pub(crate) shared: bool,
@@ -12,27 +12,27 @@ pub(crate) struct Seat {
 
 /// Bytes of operations that began and that ended; what is between is in flight. Both wrap.
 ///
-/// A seat of one thread has one writer, so plain loads and stores do. An audit may see an operation as in flight a little longer than it
+/// A shard of one thread has one writer, so plain loads and stores do. An audit may see an operation as in flight a little longer than it
 /// was, never shorter: it reads the ends first.
 #[derive(Debug)]
-pub(crate) struct Flights {
+pub(crate) struct InFlight {
     begun: AtomicUsize,
     ended: AtomicUsize,
 }
 
-impl Flights {
+impl InFlight {
     pub(crate) fn new() -> Self {
         Self { begun: AtomicUsize::new(0), ended: AtomicUsize::new(0) }
     }
 
     #[inline(always)]
-    pub(crate) fn begin(&self, seat: Seat, bytes: usize) {
-        advance(&self.begun, seat, bytes);
+    pub(crate) fn begin(&self, shard_id: ShardId, bytes: usize) {
+        advance(&self.begun, shard_id, bytes);
     }
 
     #[inline(always)]
-    pub(crate) fn end(&self, seat: Seat, bytes: usize) {
-        advance(&self.ended, seat, bytes);
+    pub(crate) fn end(&self, shard_id: ShardId, bytes: usize) {
+        advance(&self.ended, shard_id, bytes);
     }
 
     pub(crate) fn bytes(&self) -> usize {
@@ -42,8 +42,8 @@ impl Flights {
 }
 
 #[inline(always)]
-fn advance(counter: &AtomicUsize, seat: Seat, bytes: usize) {
-    if seat.shared {
+fn advance(counter: &AtomicUsize, shard_id: ShardId, bytes: usize) {
+    if shard_id.shared {
         counter.fetch_add(bytes, Ordering::AcqRel);
     } else {
         let now = counter.load(Ordering::Relaxed);

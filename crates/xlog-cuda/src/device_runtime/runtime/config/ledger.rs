@@ -28,7 +28,7 @@ const SUFFIX: &str = ".ledger";
 #[non_exhaustive]
 pub enum LedgerSetting {
     /// A GPU's own ledger in the default directory; none for a simulated device. Where that directory cannot be made or
-    /// written, the runtime works without, and says so ([`LedgerStatus::Unavailable`](super::LedgerStatus::Unavailable)).
+    /// written, the runtime works without, and says so ([`LedgerStatus::Unavailable`](super::super::LedgerStatus::Unavailable)).
     #[default]
     Automatic,
     /// None.
@@ -43,7 +43,10 @@ pub enum LedgerSetting {
 
 impl LedgerSetting {
     /// What to open for a device; `None` for no ledger.
-    pub(super) fn config_for(&self, device: &CudaDevice) -> LedgerResult<Option<LedgerConfig>> {
+    pub(in crate::device_runtime::runtime) fn config_for(
+        &self,
+        device: &CudaDevice,
+    ) -> LedgerResult<Option<LedgerConfig>> {
         let own = || key_of(device).map(LedgerConfig::new);
         Ok(match self {
             Self::Off => None,
@@ -59,18 +62,18 @@ impl LedgerSetting {
     }
 
     /// True where somebody asked for a ledger: then there is one, or an error.
-    pub(super) fn is_demanded(&self) -> bool {
+    pub(in crate::device_runtime::runtime) fn is_demanded(&self) -> bool {
         matches!(self, Self::On | Self::Directory(_) | Self::File(_))
     }
 
     /// True where somebody said which.
-    pub(super) fn is_named(&self) -> bool {
+    pub(in crate::device_runtime::runtime) fn is_named(&self) -> bool {
         matches!(self, Self::Directory(_) | Self::File(_))
     }
 }
 
 /// The name of a device's ledger: a GPU's UUID, and `sim-N` for simulated devices, whose UUIDs say nothing outside their process.
-pub(super) fn key_of(device: &CudaDevice) -> LedgerResult<DeviceKey> {
+pub(in crate::device_runtime::runtime) fn key_of(device: &CudaDevice) -> LedgerResult<DeviceKey> {
     let properties = device.properties();
     DeviceKey::new(match properties.kind {
         DeviceKind::Cuda => properties.uuid.to_string(),

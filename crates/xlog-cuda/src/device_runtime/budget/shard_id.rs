@@ -3,14 +3,14 @@
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::flights::Seat;
+use super::in_flight::ShardId;
 
-/// Threads beyond this share the last seat.
-pub(crate) const SEATS: usize = 64;
-const SHARED: usize = SEATS - 1;
+/// Shards of a budget. Threads beyond this number share the last one.
+pub(crate) const SHARDS: usize = 64;
+const SHARED: usize = SHARDS - 1;
 const NONE: usize = usize::MAX;
 
-/// One bit for each seat that a thread has.
+/// One bit for each shard that a thread owns.
 static TAKEN: AtomicU64 = AtomicU64::new(1 << SHARED);
 
 thread_local! {
@@ -18,12 +18,12 @@ thread_local! {
     static OWNED: Owned = const { Owned };
 }
 
-/// Gives the seat back when its thread ends.
+/// Frees the shard when its thread ends.
 struct Owned;
 
 impl Drop for Owned {
     fn drop(&mut self) {
-        // What the thread still does belongs to the shared seat.
+        // What the thread still does is counted in the shared shard.
         let mine = MINE.replace(SHARED);
         if mine < SHARED {
             TAKEN.fetch_and(!(1 << mine), Ordering::AcqRel);
@@ -31,19 +31,19 @@ impl Drop for Owned {
     }
 }
 
-/// The seat of this thread.
+/// Returns the shard of this thread.
 #[inline(always)]
-pub(crate) fn seat() -> Seat {
+pub(crate) fn current_shard() -> ShardId {
     let mut index = MINE.get();
     if index == NONE {
-        index = take();
+        index = claim_shard();
     }
-    Seat { index, shared: index == SHARED }
+    ShardId { index, shared: index == SHARED }
 }
 
 #[cold]
 #[inline(never)]
-fn take() -> usize {
+fn claim_shard() -> usize {
     let free = |taken: u64| (taken != u64::MAX).then(|| taken | (taken + 1));
     let index = match TAKEN.fetch_update(Ordering::AcqRel, Ordering::Acquire, free) {
         Ok(before) => before.trailing_ones() as usize,

@@ -1,6 +1,6 @@
 //! Who may take how many bytes: credit per shard, a global balance behind it, and a final check that closes nothing.
 //!
-//! Every byte of the limit is in exactly one place: charged, unused credit of a shard, or the balance. A thread charges and releases
+//! Every byte of the limit is in exactly one state: charged, unused credit of a shard, or the balance. A thread charges and releases
 //! in its own shard. Shards refill from the balance in pieces and return what exceeds their bound. Nothing is refused by that.
 //!
 //! What a shard cannot charge is decided by an *audit*: all shards locked for the time of some additions, so that the sums are those of
@@ -16,12 +16,12 @@
 //!
 //! Invariant: while the balance is below what scopes are guaranteed, or threads wait for memory, no shard has credit.
 
-use super::flights::{Flights, Seat};
+use super::in_flight::{InFlight, ShardId};
 use super::primitive::{BiasedMutex, Mutex};
 use super::tree::{DEVICE, ScopeIndex, ScopeTree};
 
 /// More than this a shard never takes ahead.
-const MOST_AHEAD: usize = 64 << 20;
+const MAX_AHEAD: usize = 64 << 20;
 
 /// What one shard has. `T` is what else its users keep there.
 #[derive(Debug)]
@@ -43,9 +43,9 @@ impl<T> Shard<T> {
 /// Shards of different threads share no cache line, nor the one that is fetched along with it.
 #[derive(Debug)]
 #[repr(align(128))]
-struct Place<T> {
+struct PaddedShard<T> {
     shard: BiasedMutex<Shard<T>>,
-    flights: Flights,
+    in_flight: InFlight,
 }
 
 /// What is nobody's, and the rules.
@@ -60,7 +60,7 @@ pub(crate) struct Balance {
 
 /// The sums of an audit: the budget at one instant.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Sight {
+pub(crate) struct AuditSnapshot {
     pub(crate) limit: usize,
     pub(crate) charged: usize,
     pub(crate) in_flight: usize,
@@ -71,17 +71,17 @@ pub(crate) struct Sight {
     pub(crate) may_fit: bool,
 }
 
-impl Sight {
+impl AuditSnapshot {
     /// The limit less what is charged.
     pub(crate) fn free(&self) -> usize {
         self.limit.saturating_sub(self.charged)
     }
 }
 
-/// The credits of one budget, in `N` shards, a power of two.
+/// The quotas of one budget, in `N` shards, a power of two.
 #[derive(Debug)]
-pub(crate) struct Credits<T, const N: usize> {
-    shards: Box<[Place<T>; N]>,
+pub(crate) struct ThreadQuotas<T, const N: usize> {
+    shards: Box<[PaddedShard<T>; N]>,
     balance: Mutex<Balance>,
 }
 
@@ -93,64 +93,67 @@ impl Balance {
         self.waiters > 0
     }
 
-    fn spare(&self) -> usize {
-        let spare = self.free - self.scopes.need() as i128;
-        usize::try_from(spare.max(0)).unwrap_or(usize::MAX)
+    fn unguaranteed(&self) -> usize {
+        let unguaranteed = self.free - self.scopes.need() as i128;
+        usize::try_from(unguaranteed.max(0)).unwrap_or(usize::MAX)
     }
 }
 
-impl<T: Default, const N: usize> Credits<T, N> {
+impl<T: Default, const N: usize> ThreadQuotas<T, N> {
     pub(crate) fn new(limit: usize) -> Self {
         const { assert!(N.is_power_of_two()) };
         let shard = || Shard { credit: 0, bound: 0, pending: 0, extra: T::default() };
-        let place = || Place { shard: BiasedMutex::new(shard()), flights: Flights::new() };
+        let padded =
+            || PaddedShard { shard: BiasedMutex::new(shard()), in_flight: InFlight::new() };
         let balance = Balance { free: limit as i128, limit, waiters: 0, scopes: ScopeTree::new() };
-        Self { shards: Box::new(std::array::from_fn(|_| place())), balance: Mutex::new(balance) }
+        Self { shards: Box::new(std::array::from_fn(|_| padded())), balance: Mutex::new(balance) }
     }
 }
 
-impl<T, const N: usize> Credits<T, N> {
+impl<T, const N: usize> ThreadQuotas<T, N> {
     #[inline(always)]
-    fn place(&self, seat: Seat) -> &Place<T> {
-        &self.shards[seat.index & (N - 1)]
+    fn padded(&self, shard_id: ShardId) -> &PaddedShard<T> {
+        &self.shards[shard_id.index & (N - 1)]
     }
 
     fn in_flight(&self) -> usize {
-        self.shards.iter().fold(0, |sum: usize, place| sum.saturating_add(place.flights.bytes()))
+        self.shards
+            .iter()
+            .fold(0, |sum: usize, padded| sum.saturating_add(padded.in_flight.bytes()))
     }
 
-    /// [`Credits::take`] where this thread's own credit covers a charge outside all scopes.
+    /// [`ThreadQuotas::try_charge`] where this thread's own credit covers a charge outside all scopes.
     #[inline(always)]
-    pub(crate) fn take_own<R>(
+    pub(crate) fn try_charge_own<R>(
         &self,
-        seat: Seat,
+        shard_id: ShardId,
         charge: usize,
         note: impl FnOnce(&mut T) -> R,
     ) -> Option<R> {
-        let place = self.place(seat);
-        let mut mine = place.shard.enter()?;
+        let padded = self.padded(shard_id);
+        let mut mine = padded.shard.enter()?;
         let left = mine.credit.checked_sub(charge)?;
         mine.credit = left;
-        place.flights.begin(seat, charge);
+        padded.in_flight.begin(shard_id, charge);
         Some(note(&mut mine.extra))
     }
 
-    /// Takes a charge, in flight from now on, without a look at other shards. `None`: this says nothing about whether it fits.
-    pub(crate) fn take<R>(
+    /// Takes a charge, in flight from now on, without locking other shards. `None`: this says nothing about whether it fits.
+    pub(crate) fn try_charge<R>(
         &self,
-        seat: Seat,
+        shard_id: ShardId,
         charge: usize,
         scope: ScopeIndex,
         note: impl FnOnce(&mut T) -> R,
     ) -> Option<R> {
-        let place = self.place(seat);
-        place.shard.with(move |mine| {
+        let padded = self.padded(shard_id);
+        padded.shard.with(move |mine| {
             if scope == DEVICE && charge <= mine.credit {
                 mine.credit -= charge;
             } else if !self.refill(mine, charge, scope) {
                 return None;
             }
-            place.flights.begin(seat, charge);
+            padded.in_flight.begin(shard_id, charge);
             Some(note(&mut mine.extra))
         })
     }
@@ -171,11 +174,11 @@ impl<T, const N: usize> Credits<T, N> {
             return true;
         }
         let missing = charge.saturating_sub(mine.credit);
-        let spare = balance.spare();
-        if spare < missing {
+        let unguaranteed = balance.unguaranteed();
+        if unguaranteed < missing {
             return false;
         }
-        let ahead = ((spare - missing) / (4 * N)).min(MOST_AHEAD);
+        let ahead = ((unguaranteed - missing) / (4 * N)).min(MAX_AHEAD);
         balance.free -= (missing + ahead) as i128;
         mine.credit = mine.credit + missing + ahead - charge;
         mine.bound = charge.saturating_add(2 * ahead);
@@ -184,44 +187,49 @@ impl<T, const N: usize> Credits<T, N> {
 
     /// An operation on charged bytes begins whose result is open.
     #[inline(always)]
-    pub(crate) fn begin(&self, seat: Seat, charge: usize) {
-        self.place(seat).flights.begin(seat, charge);
+    pub(crate) fn begin(&self, shard_id: ShardId, charge: usize) {
+        self.padded(shard_id).in_flight.begin(shard_id, charge);
     }
 
     /// It has ended, and the bytes are as charged as before.
     #[inline(always)]
-    pub(crate) fn end(&self, seat: Seat, charge: usize) {
-        self.place(seat).flights.end(seat, charge);
+    pub(crate) fn end(&self, shard_id: ShardId, charge: usize) {
+        self.padded(shard_id).in_flight.end(shard_id, charge);
     }
 
-    /// [`Credits::release`] where this thread's own shard keeps the bytes. False when it was not done.
+    /// [`ThreadQuotas::release`] where this thread's own shard keeps the bytes. False when it was not done.
     #[inline(always)]
-    pub(crate) fn release_own(&self, seat: Seat, charge: usize, note: impl FnOnce(&mut T)) -> bool {
-        let place = self.place(seat);
-        let Some(mut mine) = place.shard.enter() else { return false };
+    pub(crate) fn release_own(
+        &self,
+        shard_id: ShardId,
+        charge: usize,
+        note: impl FnOnce(&mut T),
+    ) -> bool {
+        let padded = self.padded(shard_id);
+        let Some(mut mine) = padded.shard.enter() else { return false };
         let credit = mine.credit.saturating_add(charge);
         if credit > mine.bound {
             return false;
         }
         mine.credit = credit;
         note(&mut mine.extra);
-        place.flights.end(seat, charge);
+        padded.in_flight.end(shard_id, charge);
         true
     }
 
     /// It has ended, and the bytes are free. True when somebody waits for them.
     pub(crate) fn release(
         &self,
-        seat: Seat,
+        shard_id: ShardId,
         charge: usize,
         scope: ScopeIndex,
         note: impl FnOnce(&mut T),
     ) -> bool {
-        let place = self.place(seat);
-        place.shard.with(move |mine| {
+        let padded = self.padded(shard_id);
+        padded.shard.with(move |mine| {
             note(&mut mine.extra);
-            let waited_for = self.give(mine, charge, scope);
-            place.flights.end(seat, charge);
+            let waited_for = self.release_to_shard(mine, charge, scope);
+            padded.in_flight.end(shard_id, charge);
             waited_for
         })
     }
@@ -229,34 +237,34 @@ impl<T, const N: usize> Credits<T, N> {
     /// It has ended, and the bytes are free once the resource below says so.
     pub(crate) fn set_pending<R>(
         &self,
-        seat: Seat,
+        shard_id: ShardId,
         charge: usize,
         note: impl FnOnce(&mut T) -> R,
     ) -> R {
-        let place = self.place(seat);
-        place.shard.with(move |mine| {
+        let padded = self.padded(shard_id);
+        padded.shard.with(move |mine| {
             mine.pending += charge;
-            place.flights.end(seat, charge);
+            padded.in_flight.end(shard_id, charge);
             note(&mut mine.extra)
         })
     }
 
     /// What this shard keeps.
-    pub(crate) fn with_extra<R>(&self, seat: Seat, change: impl FnOnce(&mut T) -> R) -> R {
-        self.place(seat).shard.with(|mine| change(&mut mine.extra))
+    pub(crate) fn with_extra<R>(&self, shard_id: ShardId, change: impl FnOnce(&mut T) -> R) -> R {
+        self.padded(shard_id).shard.with(|mine| change(&mut mine.extra))
     }
 
-    fn give(&self, mine: &mut Shard<T>, charge: usize, scope: ScopeIndex) -> bool {
+    fn release_to_shard(&self, mine: &mut Shard<T>, charge: usize, scope: ScopeIndex) -> bool {
         if scope == DEVICE {
             mine.credit = mine.credit.saturating_add(charge);
             if mine.credit <= mine.bound {
                 return false;
             }
         }
-        self.give_back(mine, charge, scope)
+        self.release_to_balance(mine, charge, scope)
     }
 
-    fn give_back(&self, mine: &mut Shard<T>, charge: usize, scope: ScopeIndex) -> bool {
+    fn release_to_balance(&self, mine: &mut Shard<T>, charge: usize, scope: ScopeIndex) -> bool {
         let mut balance = self.balance.lock();
         if scope == DEVICE {
             let kept = mine.bound / 2;
@@ -271,59 +279,61 @@ impl<T, const N: usize> Credits<T, N> {
     /// Runs `body` with all shards and the balance at one instant. `body` calls nothing that could wait.
     pub(crate) fn audit<R>(&self, body: impl FnOnce(&mut [&mut Shard<T>], &mut Balance) -> R) -> R {
         let all: Vec<&BiasedMutex<Shard<T>>> =
-            self.shards.iter().map(|place| &place.shard).collect();
+            self.shards.iter().map(|padded| &padded.shard).collect();
         BiasedMutex::with_all(&all, |shards| body(shards, &mut self.balance.lock()))
     }
 
     /// The sums, and the room for a request of `charge`.
-    pub(crate) fn sight(&self, charge: usize, scope: ScopeIndex) -> Sight {
-        self.audit(|shards, balance| self.look(shards, balance, charge, scope))
+    pub(crate) fn snapshot(&self, charge: usize, scope: ScopeIndex) -> AuditSnapshot {
+        self.audit(|shards, balance| self.summarize(shards, balance, charge, scope))
     }
 
     /// Takes a charge out of everything that is free, wherever it is; it is in flight. An error shows a deficit of its instant.
-    pub(crate) fn gather<R>(
+    pub(crate) fn charge_audited<R>(
         &self,
-        seat: Seat,
+        shard_id: ShardId,
         charge: usize,
         scope: ScopeIndex,
         note: impl FnOnce(&mut T) -> R,
-    ) -> Result<R, Sight> {
-        self.audit(|shards, balance| self.grant(shards, balance, seat, charge, scope, note))
+    ) -> Result<R, AuditSnapshot> {
+        self.audit(|shards, balance| {
+            self.charge_in_audit(shards, balance, shard_id, charge, scope, note)
+        })
     }
 
-    /// [`Credits::gather`] inside an audit.
-    pub(crate) fn grant<R>(
+    /// [`ThreadQuotas::charge_audited`] inside an audit.
+    pub(crate) fn charge_in_audit<R>(
         &self,
         shards: &mut [&mut Shard<T>],
         balance: &mut Balance,
-        seat: Seat,
+        shard_id: ShardId,
         charge: usize,
         scope: ScopeIndex,
         note: impl FnOnce(&mut T) -> R,
-    ) -> Result<R, Sight> {
-        let index = seat.index & (N - 1);
+    ) -> Result<R, AuditSnapshot> {
+        let index = shard_id.index & (N - 1);
         if !balance.scopes.admits(scope, charge, balance.free + credit(shards)) {
-            return Err(self.look(shards, balance, charge, scope));
+            return Err(self.summarize(shards, balance, charge, scope));
         }
-        drain(shards, balance);
+        drain_shards(shards, balance);
         balance.free -= charge as i128;
         balance.scopes.charge(scope, charge);
-        self.begin(seat, charge);
+        self.begin(shard_id, charge);
         Ok(note(&mut shards[index].extra))
     }
 
-    fn look(
+    fn summarize(
         &self,
         shards: &[&mut Shard<T>],
         balance: &Balance,
         charge: usize,
         scope: ScopeIndex,
-    ) -> Sight {
+    ) -> AuditSnapshot {
         let free = balance.free + credit(shards);
         let (in_flight, pending) =
             (self.in_flight(), shards.iter().map(|shard| shard.pending).sum());
         let open = in_flight.saturating_add(pending);
-        Sight {
+        AuditSnapshot {
             limit: balance.limit,
             charged: usize::try_from(balance.limit as i128 - free).unwrap_or(usize::MAX),
             in_flight,
@@ -337,7 +347,7 @@ impl<T, const N: usize> Credits<T, N> {
     pub(crate) fn set_limit(&self, limit: usize, note: impl FnOnce()) -> usize {
         self.audit(|shards, balance| {
             note();
-            drain(shards, balance);
+            drain_shards(shards, balance);
             balance.free += limit as i128 - balance.limit as i128;
             balance.limit = limit;
             usize::try_from((-balance.free).max(0)).unwrap_or(usize::MAX)
@@ -347,7 +357,7 @@ impl<T, const N: usize> Credits<T, N> {
     /// Changes the scopes. Their guarantees hold from now on.
     pub(crate) fn change_scopes<R>(&self, change: impl FnOnce(&mut ScopeTree) -> R) -> R {
         self.audit(|shards, balance| {
-            drain(shards, balance);
+            drain_shards(shards, balance);
             change(&mut balance.scopes)
         })
     }
@@ -360,7 +370,7 @@ impl<T, const N: usize> Credits<T, N> {
     /// From now on whoever releases bytes is told that somebody waits.
     pub(crate) fn begin_waiting(&self) {
         self.audit(|shards, balance| {
-            drain(shards, balance);
+            drain_shards(shards, balance);
             balance.waiters += 1;
         });
     }
@@ -369,17 +379,17 @@ impl<T, const N: usize> Credits<T, N> {
         self.balance.lock().waiters -= 1;
     }
 
-    /// Releases what has ended of one's own pending blocks: `take` gives the charges and scopes. True when a thread waits for memory.
+    /// Releases what has ended of one's own pending blocks: `remove_ended` returns the charges and scopes. True when a thread waits for memory.
     pub(crate) fn release_own_pending(
         &self,
-        seat: Seat,
-        take: impl FnOnce(&mut T) -> Vec<(usize, ScopeIndex)>,
+        shard_id: ShardId,
+        remove_ended: impl FnOnce(&mut T) -> Vec<(usize, ScopeIndex)>,
     ) -> bool {
-        self.place(seat).shard.with(move |mine| {
+        self.padded(shard_id).shard.with(move |mine| {
             let mut waited_for = false;
-            for (charge, scope) in take(&mut mine.extra) {
+            for (charge, scope) in remove_ended(&mut mine.extra) {
                 mine.end_pending(charge);
-                waited_for |= self.give(mine, charge, scope);
+                waited_for |= self.release_to_shard(mine, charge, scope);
             }
             waited_for
         })
@@ -387,7 +397,7 @@ impl<T, const N: usize> Credits<T, N> {
 }
 
 /// Puts all credit into the balance. Shards get a bound again with their next refill.
-fn drain<T>(shards: &mut [&mut Shard<T>], balance: &mut Balance) {
+fn drain_shards<T>(shards: &mut [&mut Shard<T>], balance: &mut Balance) {
     for shard in shards {
         balance.free += shard.credit as i128;
         shard.credit = 0;

@@ -1,8 +1,8 @@
-//! Looking at guarded bytes where they are: on the device, in the order of a stream.
+//! Checking guarded bytes where they are: on the device, in the order of a stream.
 //!
-//! A look is queued like any work and leaves what it found in a slot of device memory, 128 bytes. Once the host has seen it
-//! complete, slots are read back by a stream of their own, which waits for nothing else. On a GPU the look is the kernel of
-//! `kernels/guard.cu`; the simulated device runs its twin below; for any other driver the bytes are copied to the host and looked
+//! A check is queued like any work and leaves what it found in a slot of device memory, 128 bytes. Once the host has seen it
+//! complete, slots are read back by a stream of their own, which waits for nothing else. On a GPU the check is the kernel of
+//! `kernels/guard.cu`; the simulated device runs its twin below; for any other driver the bytes are copied to the host and compared
 //! at there, which waits for the stream.
 
 use std::sync::{Arc, OnceLock};
@@ -12,53 +12,53 @@ use xlog_driver::sync::Mutex;
 use xlog_driver::{DeviceKind, DriverError, DriverResult, StreamHandle, Waited};
 use xlog_sim::{SimDevice, SimKernel};
 
-use super::zone::{CANARY, FREED, Zone};
+use super::redzones::{CANARY, FREED, Redzones};
 use crate::CudaDevice;
 use crate::device_runtime::resource::{Access, PhysicalMeter, ResourceResult};
 use crate::kernels::guard;
 
-/// What one look leaves behind.
+/// What one check leaves behind.
 const SLOT: usize = 128;
 /// Slots that are taken from the device at a time.
 const CHUNK: usize = 256;
 /// Bytes of damage that a finding shows.
 const SHOWN: usize = 16;
-/// Bytes that a look of the host compares at a time.
+/// Bytes that a check by the host compares at a time.
 const STEP: usize = 256;
 
 /// Bytes that are not what they should be.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Finding {
-    /// The first of them, from the base of the zone.
+    /// The first of them, from the base of the redzones.
     pub(super) first: u64,
     pub(super) count: u64,
     pub(super) found: Vec<u8>,
 }
 
-/// What a look at a block found.
+/// What a check of a block found.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub(super) struct Findings {
     pub(super) around: Option<Finding>,
     pub(super) inside: Option<Finding>,
 }
 
-/// Where a queued look leaves its findings.
+/// Where a queued check leaves its findings.
 ///
 /// Dropped unread, the slot may still be written: it is used again once the device has completed everything ([`Checker::reclaim`]).
 #[derive(Debug)]
-pub(super) struct Slot {
+pub(super) struct FindingSlot {
     at: u64,
-    slots: Arc<Mutex<Slots>>,
+    slots: Arc<Mutex<FindingSlots>>,
 }
 
-impl Slot {
-    /// The look has completed and was read, or was never queued.
+impl FindingSlot {
+    /// The check has completed and was read, or was never queued.
     pub(super) fn free(mut self) {
-        self.slots.lock().give([std::mem::take(&mut self.at)]);
+        self.slots.lock().free_all([std::mem::take(&mut self.at)]);
     }
 }
 
-impl Drop for Slot {
+impl Drop for FindingSlot {
     fn drop(&mut self) {
         if self.at != 0 {
             self.slots.lock().abandoned.push(self.at);
@@ -66,30 +66,30 @@ impl Drop for Slot {
     }
 }
 
-/// A look that was asked for.
+/// A check that was asked for.
 #[derive(Debug)]
-pub(super) enum Look {
+pub(super) enum Check {
     /// It is queued, and will leave its findings here.
-    Queued(Slot),
+    Queued(FindingSlot),
     /// It is done.
     Done(Findings),
 }
 
-/// How this device looks.
+/// How this device checks.
 #[derive(Debug)]
-enum Way {
+enum CheckMethod {
     Cuda(CudaFunction),
     Simulated(Arc<SimDevice>),
     Copied,
 }
 
-/// Queues looks and reads what they found.
+/// Queues checks and reads what they found.
 #[derive(Debug)]
 pub(super) struct Checker {
     device: Arc<CudaDevice>,
-    way: OnceLock<Way>,
+    method: OnceLock<CheckMethod>,
     reader: OnceLock<StreamHandle>,
-    slots: Arc<Mutex<Slots>>,
+    slots: Arc<Mutex<FindingSlots>>,
     /// Held while chunks are taken, so that each is announced once.
     meter: Mutex<Option<Meter>>,
 }
@@ -104,16 +104,16 @@ impl std::fmt::Debug for Meter {
 }
 
 #[derive(Debug, Default)]
-struct Slots {
+struct FindingSlots {
     free: Vec<u64>,
     chunks: Vec<u64>,
     taken: usize,
-    /// Taken, and not read: a look may still write them.
+    /// Taken, and not read: a check may still write them.
     abandoned: Vec<u64>,
 }
 
-impl Slots {
-    fn give(&mut self, given: impl IntoIterator<Item = u64>) {
+impl FindingSlots {
+    fn free_all(&mut self, given: impl IntoIterator<Item = u64>) {
         let before = self.free.len();
         self.free.extend(given);
         self.taken -= (self.free.len() - before).min(self.taken);
@@ -124,21 +124,21 @@ impl Slots {
 
 impl Checker {
     pub(super) fn new(device: Arc<CudaDevice>) -> Self {
-        let (way, reader) = (OnceLock::new(), OnceLock::new());
-        Self { device, way, reader, slots: Arc::default(), meter: Mutex::new(None) }
+        let (method, reader) = (OnceLock::new(), OnceLock::new());
+        Self { device, method, reader, slots: Arc::default(), meter: Mutex::new(None) }
     }
 
     /// Makes everything that can fail to be made; called before the first block is handed out.
     pub(super) fn make_ready(&self) -> ResourceResult<()> {
-        if self.way.get().is_none() {
-            let way = match (self.device.sim(), self.device.properties().kind) {
-                (Some(sim), _) => Way::Simulated(sim.clone()),
-                (None, DeviceKind::Cuda) => Way::Cuda(guard::load(&self.device)?),
-                (None, _) => Way::Copied,
+        if self.method.get().is_none() {
+            let method = match (self.device.sim(), self.device.properties().kind) {
+                (Some(sim), _) => CheckMethod::Simulated(sim.clone()),
+                (None, DeviceKind::Cuda) => CheckMethod::Cuda(guard::load(&self.device)?),
+                (None, _) => CheckMethod::Copied,
             };
-            let _ = self.way.set(way);
+            let _ = self.method.set(method);
         }
-        if matches!(self.way.get(), Some(Way::Copied)) {
+        if matches!(self.method.get(), Some(CheckMethod::Copied)) {
             return Ok(());
         }
         let driver = self.device.driver();
@@ -193,21 +193,21 @@ impl Checker {
         Ok(())
     }
 
-    fn take_slot(&self) -> ResourceResult<Slot> {
+    fn allocate_slot(&self) -> ResourceResult<FindingSlot> {
         loop {
             {
                 let mut slots = self.slots.lock();
                 if let Some(at) = slots.free.pop() {
                     slots.taken += 1;
                     drop(slots);
-                    return Ok(Slot { at, slots: self.slots.clone() });
+                    return Ok(FindingSlot { at, slots: self.slots.clone() });
                 }
             }
             self.add_chunk()?;
         }
     }
 
-    /// Waits for the device where looks were left unread, and takes their slots back.
+    /// Waits for the device where checks were left unread, and takes their slots back.
     pub(super) fn reclaim(&self) -> DriverResult<()> {
         let abandoned = std::mem::take(&mut self.slots.lock().abandoned);
         if abandoned.is_empty() {
@@ -216,52 +216,58 @@ impl Checker {
         let waited = self.device.driver().synchronize_streams();
         let mut slots = self.slots.lock();
         match waited {
-            Ok(Waited::ForAll) => slots.give(abandoned),
+            Ok(Waited::ForAll) => slots.free_all(abandoned),
             Ok(Waited::ForSome) | Err(_) => slots.abandoned.extend(abandoned),
         }
         waited.map(drop)
     }
 
-    /// Queues a look at the bytes around a block, and at those in it where it was freed.
+    /// Queues a check of the bytes around a block, and of those in it where it was freed.
     ///
-    /// The zone is memory of the device, live until the look has run, and ordered against everything else on those bytes.
-    pub(super) fn look(
+    /// The redzones are memory of the device, live until the check has run, and ordered against everything else on those bytes.
+    pub(super) fn check(
         &self,
-        zone: &Zone,
+        redzones: &Redzones,
         inside: bool,
         stream: StreamHandle,
-    ) -> ResourceResult<Look> {
-        if zone.looked_at(inside) == 0 {
-            return Ok(Look::Done(Findings::default()));
+    ) -> ResourceResult<Check> {
+        if redzones.checked_bytes(inside) == 0 {
+            return Ok(Check::Done(Findings::default()));
         }
-        match self.way.get() {
-            Some(Way::Cuda(function)) => self.look_by_kernel(function, zone, inside, stream),
-            Some(Way::Simulated(sim)) => self.look_simulated(sim, zone, inside, stream),
-            Some(Way::Copied) | None => Ok(Look::Done(self.look_at_copy(zone, inside, stream)?)),
+        match self.method.get() {
+            Some(CheckMethod::Cuda(function)) => {
+                self.check_by_kernel(function, redzones, inside, stream)
+            }
+            Some(CheckMethod::Simulated(sim)) => {
+                self.check_simulated(sim, redzones, inside, stream)
+            }
+            Some(CheckMethod::Copied) | None => {
+                Ok(Check::Done(self.check_copy(redzones, inside, stream)?))
+            }
         }
     }
 
-    fn look_by_kernel(
+    fn check_by_kernel(
         &self,
         function: &CudaFunction,
-        zone: &Zone,
+        redzones: &Redzones,
         inside: bool,
         stream: StreamHandle,
-    ) -> ResourceResult<Look> {
-        let slot = self.take_slot()?;
+    ) -> ResourceResult<Check> {
+        let slot = self.allocate_slot()?;
         let arguments = [
-            zone.base.into(),
-            (zone.front as u64).into(),
-            (zone.bytes as u64).into(),
-            (zone.back as u64).into(),
+            redzones.base.into(),
+            (redzones.front as u64).into(),
+            (redzones.bytes as u64).into(),
+            (redzones.back as u64).into(),
             u32::from(CANARY).into(),
             u32::from(FREED).into(),
             u32::from(inside).into(),
             slot.at.into(),
         ];
-        let shape = LaunchShape::for_rows(zone.looked_at(inside));
+        let shape = LaunchShape::for_rows(redzones.checked_bytes(inside));
         #[allow(unsafe_code)]
-        // SAFETY: the slot is memory of this device that nobody else has; the zone is live and ordered by the caller, and these
+        // SAFETY: the slot is memory of this device that nobody else has; the redzones are live and ordered by the caller, and these
         // are the kernel's arguments.
         let queued = unsafe {
             self.device
@@ -269,43 +275,43 @@ impl Checker {
                 .memset(slot.at, 0, SLOT, stream)
                 .and_then(|()| function.launch(stream, shape, &arguments))
         };
-        Ok(queued.map(|()| Look::Queued(slot))?)
+        Ok(queued.map(|()| Check::Queued(slot))?)
     }
 
-    fn look_simulated(
+    fn check_simulated(
         &self,
         sim: &SimDevice,
-        zone: &Zone,
+        redzones: &Redzones,
         inside: bool,
         stream: StreamHandle,
-    ) -> ResourceResult<Look> {
-        let slot = self.take_slot()?;
-        let z = *zone;
+    ) -> ResourceResult<Check> {
+        let slot = self.allocate_slot()?;
+        let z = *redzones;
         let kernel = SimKernel::new("guard_check", move |args| {
-            let mut seen = Seen::default();
+            let mut comparison = Comparison::default();
             let at = args.len() - 1;
             if inside {
-                seen.look(args.bytes(0), 0, &z);
+                comparison.compare(args.bytes(0), 0, &z);
             } else {
                 let mut next = 0;
                 for (bytes, from) in [(z.front, 0), (z.back, z.front + z.bytes)] {
                     if bytes > 0 {
-                        seen.look(args.bytes(next), from, &z);
+                        comparison.compare(args.bytes(next), from, &z);
                         next += 1;
                     }
                 }
             }
-            seen.encode(args.bytes_mut(at));
+            comparison.encode(args.bytes_mut(at));
         });
         let kernel = if inside {
-            kernel.arg(z.base, z.looked_at(true), Access::Read)
+            kernel.arg(z.base, z.checked_bytes(true), Access::Read)
         } else {
             let ranges = [(z.base, z.front), (z.back_at(), z.back)];
             let ranges = ranges.into_iter().filter(|(_, bytes)| *bytes > 0);
             ranges.fold(kernel, |kernel, (ptr, bytes)| kernel.arg(ptr, bytes, Access::Read))
         };
         match sim.launch(stream, kernel.arg(slot.at, SLOT, Access::Write)) {
-            Ok(()) => Ok(Look::Queued(slot)),
+            Ok(()) => Ok(Check::Queued(slot)),
             Err(error) => {
                 slot.free();
                 Err(error.into())
@@ -313,46 +319,46 @@ impl Checker {
         }
     }
 
-    fn look_at_copy(
+    fn check_copy(
         &self,
-        zone: &Zone,
+        redzones: &Redzones,
         inside: bool,
         stream: StreamHandle,
     ) -> DriverResult<Findings> {
-        let mut seen = Seen::default();
+        let mut comparison = Comparison::default();
         let ranges: &[(usize, usize)] = match inside {
-            true => &[(0, zone.looked_at(true))],
-            false => &[(0, zone.front), (zone.front + zone.bytes, zone.back)],
+            true => &[(0, redzones.checked_bytes(true))],
+            false => &[(0, redzones.front), (redzones.front + redzones.bytes, redzones.back)],
         };
         for &(from, count) in ranges.iter().filter(|(_, count)| *count > 0) {
             let mut bytes = vec![0; count];
             #[allow(unsafe_code)]
-            // SAFETY: the zone is live and ordered by the caller; the call returns when the copy is done.
+            // SAFETY: the redzones are live and ordered by the caller; the call returns when the copy is done.
             unsafe {
-                self.device.driver().copy_dtoh(&mut bytes, zone.base + from as u64, stream)?;
+                self.device.driver().copy_dtoh(&mut bytes, redzones.base + from as u64, stream)?;
             }
-            seen.look(&bytes, from, zone);
+            comparison.compare(&bytes, from, redzones);
         }
-        Ok(seen.findings())
+        Ok(comparison.findings())
     }
 
-    /// What looks found that the host has seen complete, in the order of `looked`.
-    pub(super) fn read(&self, looked: &[&Slot]) -> DriverResult<Vec<Findings>> {
+    /// What checks found that the host has seen complete, in the order of `checked`.
+    pub(super) fn read(&self, checked: &[&FindingSlot]) -> DriverResult<Vec<Findings>> {
         let Some(reader) = self.reader.get() else {
             return Err(DriverError::Unsupported { call: "guard slots" });
         };
-        let looked: Vec<u64> = looked.iter().map(|slot| slot.at).collect();
-        let mut order: Vec<usize> = (0..looked.len()).collect();
-        order.sort_unstable_by_key(|&n| looked[n]);
-        let mut findings = vec![Findings::default(); looked.len()];
+        let checked: Vec<u64> = checked.iter().map(|slot| slot.at).collect();
+        let mut order: Vec<usize> = (0..checked.len()).collect();
+        order.sort_unstable_by_key(|&n| checked[n]);
+        let mut findings = vec![Findings::default(); checked.len()];
         let chunks = self.slots.lock().chunks.clone();
-        for run in order.chunk_by(|&a, &b| are_together(looked[a], looked[b], &chunks)) {
+        for run in order.chunk_by(|&a, &b| are_together(checked[a], checked[b], &chunks)) {
             let Some(&first) = run.first() else { continue };
             let mut bytes = vec![0; run.len() * SLOT];
             #[allow(unsafe_code)]
-            // SAFETY: these slots are ours, next to each other, and their looks have completed.
+            // SAFETY: these slots are ours, next to each other, and their checks have completed.
             unsafe {
-                self.device.driver().copy_dtoh(&mut bytes, looked[first], *reader)?;
+                self.device.driver().copy_dtoh(&mut bytes, checked[first], *reader)?;
             }
             for (slot, &n) in bytes.chunks_exact(SLOT).zip(run) {
                 findings[n] = decode(slot);
@@ -361,7 +367,7 @@ impl Checker {
         Ok(findings)
     }
 
-    /// Gives the slots back where no look can still write them.
+    /// Gives the slots back where no check can still write them.
     pub(super) fn end(&self) {
         let driver = self.device.driver();
         let meter = self.meter.lock();
@@ -370,7 +376,7 @@ impl Checker {
             slots.free.clear();
             slots.chunks.retain(|&chunk| {
                 #[allow(unsafe_code)]
-                // SAFETY: every slot was read back after its look had completed, so nothing uses this memory.
+                // SAFETY: every slot was read back after its check had completed, so nothing uses this memory.
                 let freed = unsafe { driver.free(chunk) };
                 if let (Ok(()), Some(Meter(meter))) = (&freed, &*meter) {
                     meter.give(self.chunk_bytes());
@@ -395,17 +401,17 @@ fn are_together(slot: u64, next: u64, chunks: &[u64]) -> bool {
     slot + SLOT as u64 == next && !chunks.contains(&next)
 }
 
-/// What a look has seen so far; what the kernel keeps in a slot.
+/// What a check has seen so far; what the kernel keeps in a slot.
 #[derive(Default)]
-struct Seen {
+struct Comparison {
     around: Option<Finding>,
     inside: Option<Finding>,
 }
 
-impl Seen {
-    /// Looks at `bytes`, which begin `from` bytes behind the base.
-    fn look(&mut self, bytes: &[u8], from: usize, zone: &Zone) {
-        let user = zone.front..zone.front + zone.bytes;
+impl Comparison {
+    /// Checks `bytes`, which begin `from` bytes behind the base.
+    fn compare(&mut self, bytes: &[u8], from: usize, redzones: &Redzones) {
+        let user = redzones.front..redzones.front + redzones.bytes;
         let cuts = [user.start, user.end, from + bytes.len()];
         let mut at = from;
         for cut in cuts {
@@ -476,7 +482,7 @@ fn decode(slot: &[u8]) -> Findings {
 mod tests {
     use super::*;
 
-    const ZONE: Zone = Zone { base: 0, front: 300, bytes: 700, back: 100 };
+    const REDZONES: Redzones = Redzones { base: 0, front: 300, bytes: 700, back: 100 };
 
     fn intact() -> Vec<u8> {
         let mut bytes = vec![CANARY; 1100];
@@ -484,11 +490,11 @@ mod tests {
         bytes
     }
 
-    fn look(bytes: &[u8]) -> Findings {
-        let mut seen = Seen::default();
-        seen.look(bytes, 0, &ZONE);
+    fn check(bytes: &[u8]) -> Findings {
+        let mut comparison = Comparison::default();
+        comparison.compare(bytes, 0, &REDZONES);
         let mut slot = [1; SLOT];
-        seen.encode(&mut slot);
+        comparison.encode(&mut slot);
         decode(&slot)
     }
 
@@ -505,11 +511,11 @@ mod tests {
 
     #[test]
     fn every_single_byte_is_seen_where_it_is() {
-        assert_eq!(look(&intact()), Findings::default());
+        assert_eq!(check(&intact()), Findings::default());
         for at in 0..1100 {
             let mut bytes = intact();
             bytes[at] ^= 1;
-            let found = look(&bytes);
+            let found = check(&bytes);
             let is_inside = (300..1000).contains(&at);
             let (hit, other) = match is_inside {
                 true => (found.inside, found.around),
@@ -528,7 +534,7 @@ mod tests {
         for at in [5, 299, 300, 640, 999, 1000, 1099] {
             bytes[at] = 0;
         }
-        let found = look(&bytes);
+        let found = check(&bytes);
         let sums = |finding: Option<Finding>| finding.map(|finding| (finding.first, finding.count));
         assert_eq!(sums(found.around), Some((5, 4)));
         assert_eq!(sums(found.inside), Some((300, 3)));

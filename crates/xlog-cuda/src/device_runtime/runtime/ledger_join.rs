@@ -70,7 +70,7 @@ pub(super) fn join(
     let status = status_of(opened, config.ledger.is_demanded())?;
     match &status {
         LedgerStatus::Joined(ledger) => claim(ledger, device, &config.ledger)?,
-        LedgerStatus::Unavailable { reason } => super::say(format_args!(
+        LedgerStatus::Unavailable { reason } => super::print_line(format_args!(
             "{} has no ledger, so its limit holds for this process alone: {reason}",
             device.spec()
         )),
@@ -145,17 +145,17 @@ fn claim(ledger: &Ledger, device: &CudaDevice, setting: &LedgerSetting) -> Resul
 /// What a runtime would find, as far as can be seen without creating anything.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
-pub struct LimitSurvey {
+pub struct LimitPreview {
     /// The limit it would have.
     pub limit: EffectiveLimit,
     /// The ledger it would join.
-    pub ledger: LedgerOutlook,
+    pub ledger: LedgerPreview,
 }
 
 /// The ledger that a runtime would join.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
-pub enum LedgerOutlook {
+pub enum LedgerPreview {
     /// None, as configured.
     Off,
     /// It does not exist yet.
@@ -181,42 +181,44 @@ pub enum LedgerOutlook {
 
 /// Looks at the limits of a runtime on `device` that is built by `config`. An existing ledger is joined for a moment; the creation of a
 /// missing one is gone through up to its name.
-pub(super) fn survey(device: &CudaDevice, config: &RuntimeConfig) -> Result<LimitSurvey> {
+pub(super) fn preview_limits(device: &CudaDevice, config: &RuntimeConfig) -> Result<LimitPreview> {
     let capacity = Capacity::of(device, config)?;
-    let looked = match config.ledger.config_for(device) {
+    let previewed = match config.ledger.config_for(device) {
         Ok(None) => {
-            return Ok(LimitSurvey {
+            return Ok(LimitPreview {
                 limit: capacity.with_ledger(None),
-                ledger: LedgerOutlook::Off,
+                ledger: LedgerPreview::Off,
             });
         }
-        Ok(Some(wanted)) => look(with_deadline(wanted, config), capacity.of_new_ledger(config)),
+        Ok(Some(wanted)) => {
+            preview_ledger(with_deadline(wanted, config), capacity.of_new_ledger(config))
+        }
         Err(error) => Err(error),
     };
-    let (limit, ledger) = match looked {
-        Ok(LedgerOutlook::Present(snapshot)) => {
-            (Some(snapshot.limit), LedgerOutlook::Present(snapshot))
+    let (limit, ledger) = match previewed {
+        Ok(LedgerPreview::Present(snapshot)) => {
+            (Some(snapshot.limit), LedgerPreview::Present(snapshot))
         }
-        Ok(outlook) => (Some(capacity.of_new_ledger(config)), outlook),
+        Ok(preview) => (Some(capacity.of_new_ledger(config)), preview),
         Err(error) if !config.ledger.is_demanded() && has_no_place(&error) => {
-            (None, LedgerOutlook::Unavailable { reason: error.to_string() })
+            (None, LedgerPreview::Unavailable { reason: error.to_string() })
         }
-        Err(error) => (None, LedgerOutlook::Refused { reason: failure(&error).to_string() }),
+        Err(error) => (None, LedgerPreview::Refused { reason: failure(&error).to_string() }),
     };
-    Ok(LimitSurvey { limit: capacity.with_ledger(limit), ledger })
+    Ok(LimitPreview { limit: capacity.with_ledger(limit), ledger })
 }
 
 /// The ledger as it is, or as it would be created with `limit`.
-fn look(wanted: LedgerConfig, limit: u64) -> LedgerResult<LedgerOutlook> {
+fn preview_ledger(wanted: LedgerConfig, limit: u64) -> LedgerResult<LedgerPreview> {
     match Ledger::open(wanted.clone()) {
         Ok(ledger) => {
             let mut snapshot = ledger.snapshot()?;
             snapshot.slots.retain(|slot| slot.index != ledger.slot());
-            Ok(LedgerOutlook::Present(snapshot))
+            Ok(LedgerPreview::Present(snapshot))
         }
         Err(LedgerError::Missing { path }) => {
             Ledger::rehearse_creation(&wanted.with_limit(limit))?;
-            Ok(LedgerOutlook::Absent { path, limit })
+            Ok(LedgerPreview::Absent { path, limit })
         }
         Err(error) => Err(error),
     }

@@ -2,14 +2,14 @@
 
 use loom::thread;
 
-use crate::credit::Credits;
-use crate::flights::Seat;
+use crate::in_flight::ShardId;
 use crate::primitive::{Arc, Mutex};
+use crate::quota::ThreadQuotas;
 use crate::tree::DEVICE;
 
 /// What a budget does around a resource that counts bytes.
 struct Model {
-    credits: Credits<(), 2>,
+    quotas: ThreadQuotas<(), 2>,
     limit: usize,
     /// The lowest that the limit is.
     least: usize,
@@ -22,8 +22,8 @@ struct Below {
     most: [usize; 2],
 }
 
-fn seat(index: usize) -> Seat {
-    Seat { index, shared: false }
+fn shard_id(index: usize) -> ShardId {
+    ShardId { index, shared: false }
 }
 
 impl Model {
@@ -33,7 +33,7 @@ impl Model {
 
     fn lowered(limit: usize, least: usize) -> Arc<Self> {
         let below = Mutex::new(Below { used: 0, most: [0; 2] });
-        Arc::new(Self { credits: Credits::new(limit), limit, least, below })
+        Arc::new(Self { quotas: ThreadQuotas::new(limit), limit, least, below })
     }
 
     /// True when granted; a refusal is checked. `works` says what the resource does.
@@ -42,18 +42,18 @@ impl Model {
             let mut below = self.below.lock();
             below.most[thread] = below.used;
         }
-        let seat = seat(thread);
-        let credits = &self.credits;
-        let taken = credits.take_own(seat, bytes, |()| ()).is_some()
-            || credits.take(seat, bytes, DEVICE, |()| ()).is_some()
-            || self.audit_until_certain(seat, bytes);
+        let shard_id = shard_id(thread);
+        let quotas = &self.quotas;
+        let taken = quotas.try_charge_own(shard_id, bytes, |()| ()).is_some()
+            || quotas.try_charge(shard_id, bytes, DEVICE, |()| ()).is_some()
+            || self.audit_until_certain(shard_id, bytes);
         if !taken {
             let most = self.below.lock().most[thread];
             assert!(most + bytes > self.least, "{bytes} bytes always fitted: {most} were used");
             return false;
         }
         if !works {
-            credits.release(seat, bytes, DEVICE, |()| ());
+            quotas.release(shard_id, bytes, DEVICE, |()| ());
             return false;
         }
         let mut below = self.below.lock();
@@ -62,33 +62,33 @@ impl Model {
         assert!(used <= self.limit, "{used} bytes are used");
         below.most.iter_mut().for_each(|most| *most = used.max(*most));
         drop(below);
-        credits.end(seat, bytes);
+        quotas.end(shard_id, bytes);
         true
     }
 
     /// As a request does whose deadline is far away.
-    fn audit_until_certain(&self, seat: Seat, bytes: usize) -> bool {
+    fn audit_until_certain(&self, shard_id: ShardId, bytes: usize) -> bool {
         loop {
-            match self.credits.gather(seat, bytes, DEVICE, |()| ()) {
+            match self.quotas.charge_audited(shard_id, bytes, DEVICE, |()| ()) {
                 Ok(()) => return true,
-                Err(sight) if !sight.may_fit => return false,
+                Err(snapshot) if !snapshot.may_fit => return false,
                 Err(_) => loom::thread::yield_now(),
             }
         }
     }
 
     fn free(&self, thread: usize, bytes: usize) {
-        let seat = seat(thread);
-        self.credits.begin(seat, bytes);
+        let shard_id = shard_id(thread);
+        self.quotas.begin(shard_id, bytes);
         self.below.lock().used -= bytes;
-        if !self.credits.release_own(seat, bytes, |()| ()) {
-            self.credits.release(seat, bytes, DEVICE, |()| ());
+        if !self.quotas.release_own(shard_id, bytes, |()| ()) {
+            self.quotas.release(shard_id, bytes, DEVICE, |()| ());
         }
     }
 
     fn is_whole(&self) {
-        let sight = self.credits.sight(0, DEVICE);
-        assert_eq!((sight.charged, sight.in_flight, sight.pending), (0, 0, 0));
+        let snapshot = self.quotas.snapshot(0, DEVICE);
+        assert_eq!((snapshot.charged, snapshot.in_flight, snapshot.pending), (0, 0, 0));
     }
 }
 
@@ -176,8 +176,8 @@ fn a_limit_lowered_meanwhile_loses_nothing() {
                 }
             })
         };
-        budget.credits.set_limit(1, || {});
-        budget.credits.set_limit(4, || {});
+        budget.quotas.set_limit(1, || {});
+        budget.quotas.set_limit(4, || {});
         other.join().unwrap();
         budget.is_whole();
         assert!(budget.allocate(0, 4, true));
@@ -189,16 +189,18 @@ fn a_limit_lowered_meanwhile_loses_nothing() {
 fn a_charge_in_flight_closes_nothing() {
     loom::model(|| {
         let budget = Model::new(4);
-        assert!(budget.credits.take(seat(1), 2, DEVICE, |()| ()).is_some());
+        assert!(budget.quotas.try_charge(shard_id(1), 2, DEVICE, |()| ()).is_some());
         let other = {
             let budget = Arc::clone(&budget);
             // Does not fit, whether the charge in flight ends or not.
-            thread::spawn(move || budget.credits.gather(seat(1), 5, DEVICE, |()| ()).is_err())
+            thread::spawn(move || {
+                budget.quotas.charge_audited(shard_id(1), 5, DEVICE, |()| ()).is_err()
+            })
         };
         assert!(budget.allocate(0, 2, true), "2 of 4 bytes are in flight");
         assert!(other.join().unwrap());
         budget.free(0, 2);
-        budget.credits.release(seat(1), 2, DEVICE, |()| ());
+        budget.quotas.release(shard_id(1), 2, DEVICE, |()| ());
         budget.is_whole();
     });
 }

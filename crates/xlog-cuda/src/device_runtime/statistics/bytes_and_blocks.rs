@@ -2,12 +2,12 @@
 
 /// Bytes and blocks, or how far both may go.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(super) struct Extent {
+pub(super) struct BytesAndBlocks {
     pub(super) bytes: i64,
     pub(super) blocks: i64,
 }
 
-impl Extent {
+impl BytesAndBlocks {
     pub(super) const NONE: Self = Self { bytes: 0, blocks: 0 };
     pub(super) const ALL: Self = Self { bytes: i64::MAX, blocks: i64::MAX };
 
@@ -43,16 +43,16 @@ impl Extent {
         Self { bytes: self.bytes.wrapping_abs(), blocks: self.blocks.wrapping_abs() }
     }
 
-    pub(super) fn least(self, other: Self) -> Self {
+    pub(super) fn min(self, other: Self) -> Self {
         Self { bytes: self.bytes.min(other.bytes), blocks: self.blocks.min(other.blocks) }
     }
 
-    pub(super) fn most(self, other: Self) -> Self {
+    pub(super) fn max(self, other: Self) -> Self {
         Self { bytes: self.bytes.max(other.bytes), blocks: self.blocks.max(other.blocks) }
     }
 
     /// Both divided by `by`, rounded towards 0.
-    pub(super) fn part(self, by: i64) -> Self {
+    pub(super) fn divided_by(self, by: i64) -> Self {
         Self { bytes: self.bytes / by, blocks: self.blocks / by }
     }
 }

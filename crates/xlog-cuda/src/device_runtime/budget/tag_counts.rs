@@ -10,7 +10,7 @@ use super::tree::ScopeIndex;
 use crate::device_runtime::resource::{AllocTag, BlockId, Generation};
 
 /// Tags told apart. The rest is counted together.
-const MOST_TAGS: u32 = 4096;
+const MAX_TAGS: u32 = 4096;
 /// The tag of what is beyond.
 const OTHER: AllocTag = AllocTag("(other tags)");
 const CACHED: usize = 8;
@@ -49,12 +49,12 @@ impl Freed {
 
 /// What a shard keeps beside its credit.
 #[derive(Debug, Default)]
-pub(crate) struct Tally {
+pub(crate) struct TagCounts {
     cache: [(usize, usize, TagIndex); CACHED],
     counts: Vec<Count>,
     pub(crate) pending: Vec<Pending>,
     /// How many pending blocks there are when this shard's thread asks about them next.
-    pub(crate) ask_at: usize,
+    pub(crate) query_at: usize,
 }
 
 /// Wraps below zero.
@@ -64,24 +64,24 @@ struct Count {
     blocks: u32,
 }
 
-impl Tally {
+impl TagCounts {
     /// The number of a tag.
     #[inline(always)]
     pub(crate) fn index_of(&mut self, tag: AllocTag, names: &TagNames) -> TagIndex {
         let (address, length) = (tag.0.as_ptr().addr(), tag.0.len());
-        let place = (address >> 3) % CACHED;
-        let known = self.cache[place];
+        let slot = (address >> 3) % CACHED;
+        let known = self.cache[slot];
         if known.0 == address && known.1 == length {
             return known.2;
         }
-        self.learn(tag, place, names)
+        self.cache_index(tag, slot, names)
     }
 
     #[cold]
     #[inline(never)]
-    fn learn(&mut self, tag: AllocTag, place: usize, names: &TagNames) -> TagIndex {
+    fn cache_index(&mut self, tag: AllocTag, slot: usize, names: &TagNames) -> TagIndex {
         let index = names.index_of(tag);
-        self.cache[place] = (tag.0.as_ptr().addr(), tag.0.len(), index);
+        self.cache[slot] = (tag.0.as_ptr().addr(), tag.0.len(), index);
         index
     }
 
@@ -117,7 +117,7 @@ impl Tally {
     }
 
     /// Takes out the pending blocks that are freed, and their counts. Of two threads that saw the same block freed, one finds it here.
-    pub(crate) fn take_freed(&mut self, freed: &Freed) -> Vec<Pending> {
+    pub(crate) fn remove_freed(&mut self, freed: &Freed) -> Vec<Pending> {
         let (gone, kept): (Vec<_>, Vec<_>) =
             self.pending.drain(..).partition(|pending| freed.0.contains(&pending.key()));
         self.pending = kept;
@@ -154,10 +154,10 @@ impl TagNames {
             return known;
         }
         let next = names.tags.len() as TagIndex;
-        if next > MOST_TAGS {
-            return MOST_TAGS;
+        if next > MAX_TAGS {
+            return MAX_TAGS;
         }
-        let tag = if next == MOST_TAGS { OTHER } else { tag };
+        let tag = if next == MAX_TAGS { OTHER } else { tag };
         names.tags.push(tag);
         names.numbers.insert(tag.0, next);
         next

@@ -1,4 +1,4 @@
-//! What a guard knows of its blocks: who has them, which are held back, and which looks are on their way.
+//! What a guard knows of its blocks: who has them, which are held back, and which checks are on their way.
 //!
 //! Everything here is plain bookkeeping under one lock, which is never held over a call of the driver or of the resource below.
 //! The quarantine is bounded at every instant: what a block has to make room for leaves before the block enters.
@@ -6,7 +6,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
-use super::check::Slot;
+use super::checker::FindingSlot;
 use super::pages::Mapped;
 use super::report::{BlockInfo, FoundBy};
 use crate::device_runtime::resource::{
@@ -21,18 +21,18 @@ pub(super) enum Stage {
     /// Returned; a use is open, or its free failed half way.
     Returned,
     /// Held back. Its poison is in the order of the stream at this place, before this stamp.
-    Held(Mark),
+    Quarantined(StreamPoint),
     /// On its way out of the quarantine.
-    Leaving,
-    /// Given to the resource below, after what the guard queued before this mark.
-    Gone(Mark),
+    Evicted,
+    /// Given to the resource below, after what the guard queued before this point.
+    Released(StreamPoint),
 }
 
 /// A point of a stream: its place in the pool, and a stamp. `None` for what the host has waited for.
-pub(super) type Mark = Option<(u32, u64)>;
+pub(super) type StreamPoint = Option<(u32, u64)>;
 
 #[derive(Debug)]
-pub(super) struct Entry {
+pub(super) struct GuardedBlock {
     pub(super) info: Arc<BlockInfo>,
     /// As the resource below knows it.
     pub(super) below: BlockId,
@@ -40,11 +40,11 @@ pub(super) struct Entry {
     pub(super) block: Option<DeviceBlock>,
     pub(super) charge: usize,
     /// The place of the stream it was allocated on.
-    pub(super) place: Option<u32>,
+    pub(super) stream_slot: Option<u32>,
     pub(super) stage: Stage,
-    /// Uses, and looks of the guard's own, that are under way.
+    /// Uses, and checks of the guard's own, that are under way.
     pub(super) open: u32,
-    /// Whether it counts as [`Books::lingering`].
+    /// Whether it counts as [`BlockRegistry::lingering`].
     pub(super) lingers: bool,
     /// Whether its user has announced a use; until then its own stream may be used without.
     pub(super) announced: bool,
@@ -52,12 +52,12 @@ pub(super) struct Entry {
     pub(super) mapped: Option<Mapped>,
 }
 
-/// A look that is queued.
+/// A check that is queued.
 #[derive(Debug)]
 pub(super) struct Pending {
     pub(super) info: Arc<BlockInfo>,
-    pub(super) slot: Slot,
-    pub(super) mark: Mark,
+    pub(super) slot: FindingSlot,
+    pub(super) point: StreamPoint,
     pub(super) found_by: FoundBy,
 }
 
@@ -65,23 +65,23 @@ pub(super) struct Pending {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Due {
     Nothing,
-    /// Look at it, fill it, and hold it back.
+    /// Check it, fill it, and hold it back.
     Retire,
-    /// Look at it and give it to the resource below.
+    /// Check it and give it to the resource below.
     Release,
 }
 
 /// A block to do something with.
 #[derive(Clone, Debug)]
-pub(super) struct Job {
+pub(super) struct BlockJob {
     pub(super) info: Arc<BlockInfo>,
     pub(super) below: BlockId,
-    pub(super) place: Option<u32>,
+    pub(super) stream_slot: Option<u32>,
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Books {
-    pub(super) entries: HashMap<Generation, Entry>,
+pub(super) struct BlockRegistry {
+    pub(super) blocks: HashMap<Generation, GuardedBlock>,
     quarantine: VecDeque<Generation>,
     held_bytes: usize,
     pub(super) pending: Vec<Pending>,
@@ -91,19 +91,19 @@ pub(super) struct Books {
     pub(super) gone: Vec<Generation>,
     /// Bytes of those that the resource below counts no longer, though what the guard queued on them has not completed.
     pub(super) lingering: usize,
-    /// Blocks between guard pages that were given back, to be unmapped once the host has seen these marks.
-    pub(super) unmapping: Vec<(Generation, Mark)>,
+    /// Blocks between guard pages that were given back, to be unmapped once the host has seen these points.
+    pub(super) unmapping: Vec<(Generation, StreamPoint)>,
     history: VecDeque<Arc<BlockInfo>>,
     /// Returned blocks that the resource below still counts as live.
     pub(super) held_back: usize,
 }
 
-impl Books {
-    /// The entry that a claim of identity names.
-    pub(super) fn find(&mut self, block: BlockId) -> ResourceResult<&mut Entry> {
+impl BlockRegistry {
+    /// The entry that a claimed identity names.
+    pub(super) fn find(&mut self, block: BlockId) -> ResourceResult<&mut GuardedBlock> {
         let generation = block.generation;
-        match self.entries.get_mut(&generation) {
-            Some(entry) if entry.info.zone.user() == block.ptr => Ok(entry),
+        match self.blocks.get_mut(&generation) {
+            Some(entry) if entry.info.redzones.user() == block.ptr => Ok(entry),
             _ => Err(ResourceError::UseAfterFree { generation }),
         }
     }
@@ -130,87 +130,87 @@ impl Books {
 
     /// A use was closed.
     pub(super) fn close(&mut self, generation: Generation) -> Due {
-        let Some(entry) = self.entries.get_mut(&generation) else { return Due::Nothing };
+        let Some(entry) = self.blocks.get_mut(&generation) else { return Due::Nothing };
         entry.open = entry.open.saturating_sub(1);
         match entry.stage {
             _ if entry.open > 0 => Due::Nothing,
             Stage::Returned => Due::Retire,
-            Stage::Leaving => Due::Release,
+            Stage::Evicted => Due::Release,
             _ => Due::Nothing,
         }
     }
 
-    pub(super) fn job(&self, generation: Generation) -> Option<Job> {
-        let Entry { info, below, place, .. } = self.entries.get(&generation)?;
-        Some(Job { info: info.clone(), below: *below, place: *place })
+    pub(super) fn job(&self, generation: Generation) -> Option<BlockJob> {
+        let GuardedBlock { info, below, stream_slot, .. } = self.blocks.get(&generation)?;
+        Some(BlockJob { info: info.clone(), below: *below, stream_slot: *stream_slot })
     }
 
-    /// Blocks to look at, each with a use of its own until [`Books::close`], and whether it is held back.
-    pub(super) fn open_all(&mut self) -> Vec<(Job, bool)> {
+    /// Blocks to check, each with a use of its own until [`BlockRegistry::close`], and whether it is held back.
+    pub(super) fn open_all(&mut self) -> Vec<(BlockJob, bool)> {
         let mut jobs = Vec::new();
-        for entry in self.entries.values_mut() {
-            if !matches!(entry.stage, Stage::Live | Stage::Held(_)) {
+        for entry in self.blocks.values_mut() {
+            if !matches!(entry.stage, Stage::Live | Stage::Quarantined(_)) {
                 continue;
             }
             entry.open += 1;
             let (info, below) = (entry.info.clone(), entry.below);
             let is_held = entry.stage != Stage::Live;
-            jobs.push((Job { info, below, place: entry.place }, is_held));
+            jobs.push((BlockJob { info, below, stream_slot: entry.stream_slot }, is_held));
         }
         jobs.sort_unstable_by_key(|(job, _)| job.info.generation);
         jobs
     }
 
     /// Holds a block back, within limits; returns those that leave for it, and perhaps itself.
-    pub(super) fn hold(
+    pub(super) fn enter_quarantine(
         &mut self,
         generation: Generation,
-        mark: Mark,
-        (most_bytes, most_blocks): (usize, usize),
+        point: StreamPoint,
+        (max_bytes, max_blocks): (usize, usize),
     ) -> Vec<Generation> {
-        let Some(entry) = self.entries.get_mut(&generation) else { return Vec::new() };
+        let Some(entry) = self.blocks.get_mut(&generation) else { return Vec::new() };
         let charge = entry.charge;
-        if charge > most_bytes || most_blocks == 0 {
-            entry.stage = Stage::Leaving;
+        if charge > max_bytes || max_blocks == 0 {
+            entry.stage = Stage::Evicted;
             return vec![generation];
         }
-        entry.stage = Stage::Held(mark);
-        let mut leaving = Vec::new();
-        while self.held_bytes > most_bytes - charge || self.quarantine.len() >= most_blocks {
-            match self.let_go() {
-                Some(left) => leaving.extend(left),
+        entry.stage = Stage::Quarantined(point);
+        let mut evicted = Vec::new();
+        while self.held_bytes > max_bytes - charge || self.quarantine.len() >= max_blocks {
+            match self.evict_oldest() {
+                Some(left) => evicted.extend(left),
                 None => break,
             }
         }
         self.held_bytes += charge;
         self.quarantine.push_back(generation);
-        leaving
+        evicted
     }
 
-    /// Takes the oldest out of the quarantine; `Some(None)` when somebody looks at it, who lets it go then.
+    /// Takes the oldest out of the quarantine; `Some(None)` when somebody checks it, who lets it go then.
     #[allow(clippy::option_option)]
-    fn let_go(&mut self) -> Option<Option<Generation>> {
+    fn evict_oldest(&mut self) -> Option<Option<Generation>> {
         let oldest = self.quarantine.pop_front()?;
-        let Some(entry) = self.entries.get_mut(&oldest) else { return Some(None) };
+        let Some(entry) = self.blocks.get_mut(&oldest) else { return Some(None) };
         self.held_bytes = self.held_bytes.saturating_sub(entry.charge);
-        entry.stage = Stage::Leaving;
+        entry.stage = Stage::Evicted;
         Some((entry.open == 0).then_some(oldest))
     }
 
     /// Takes everything out of the quarantine.
-    pub(super) fn let_all_go(&mut self) -> Vec<Generation> {
-        std::iter::from_fn(|| self.let_go()).flatten().collect()
+    pub(super) fn evict_all(&mut self) -> Vec<Generation> {
+        std::iter::from_fn(|| self.evict_oldest()).flatten().collect()
     }
 
     /// The block that a release gives to the resource below.
-    pub(super) fn take_block(
+    pub(super) fn release_block(
         &mut self,
         generation: Generation,
-        mark: Mark,
+        point: StreamPoint,
     ) -> Option<(BlockId, DeviceBlock)> {
-        let entry = self.entries.get_mut(&generation)?;
+        let entry = self.blocks.get_mut(&generation)?;
         let block = entry.block.take()?;
-        entry.stage = Stage::Gone(mark);
+        entry.stage = Stage::Released(point);
         let below = entry.below;
         self.gone.push(generation);
         self.held_back = self.held_back.saturating_sub(1);
@@ -219,7 +219,7 @@ impl Books {
 
     /// The resource below has freed a block on which the guard's own work has not completed.
     pub(super) fn linger(&mut self, generation: Generation) {
-        if let Some(entry) = self.entries.get_mut(&generation)
+        if let Some(entry) = self.blocks.get_mut(&generation)
             && !entry.lingers
         {
             entry.lingers = true;
@@ -229,26 +229,26 @@ impl Books {
 
     /// True for a block that has memory between guard pages.
     pub(super) fn is_mapped(&self, generation: Generation) -> bool {
-        self.entries.get(&generation).is_some_and(|entry| entry.mapped.is_some())
+        self.blocks.get(&generation).is_some_and(|entry| entry.mapped.is_some())
     }
 
-    /// The blocks that the resource below has and nothing is left to do for, each with its mark.
-    pub(super) fn given_below(&self) -> Vec<(Generation, BlockId, Mark)> {
+    /// The blocks that the resource below has and nothing is left to do for, each with its point.
+    pub(super) fn released_blocks(&self) -> Vec<(Generation, BlockId, StreamPoint)> {
         let of = |generation: &Generation| {
-            let entry = self.entries.get(generation)?;
-            let Stage::Gone(mark) = entry.stage else { return None };
+            let entry = self.blocks.get(generation)?;
+            let Stage::Released(point) = entry.stage else { return None };
             if entry.mapped.is_some() {
                 return None;
             }
-            Some((*generation, entry.below, mark))
+            Some((*generation, entry.below, point))
         };
         self.gone.iter().filter_map(of).collect()
     }
 
     /// Forgets blocks that are freed below.
-    pub(super) fn forget(&mut self, freed: &[Generation], history: usize) {
+    pub(super) fn remove(&mut self, freed: &[Generation], history: usize) {
         for generation in freed {
-            if let Some(entry) = self.entries.remove(generation) {
+            if let Some(entry) = self.blocks.remove(generation) {
                 self.lingering -= if entry.lingers { entry.charge } else { 0 };
                 self.history.push_back(entry.info);
             }
@@ -265,11 +265,11 @@ impl Books {
 
     /// Every block that is remembered, with what it is now, the latest last.
     pub(super) fn remembered(&self) -> impl Iterator<Item = (&Arc<BlockInfo>, Stage)> {
-        let past = self.history.iter().map(|info| (info, Stage::Gone(None)));
-        let now = |entry: &'_ Entry| match entry.stage {
-            Stage::Gone(_) if entry.mapped.is_some() => Stage::Returned,
+        let past = self.history.iter().map(|info| (info, Stage::Released(None)));
+        let now = |entry: &'_ GuardedBlock| match entry.stage {
+            Stage::Released(_) if entry.mapped.is_some() => Stage::Returned,
             stage => stage,
         };
-        past.chain(self.entries.values().map(move |entry| (&entry.info, now(entry))))
+        past.chain(self.blocks.values().map(move |entry| (&entry.info, now(entry))))
     }
 }

@@ -11,7 +11,7 @@ pub(super) const FREED: u8 = 0xd6;
 
 /// The bytes of one block, one after the other.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Zone {
+pub(super) struct Redzones {
     /// Where the front canary begins.
     pub(super) base: u64,
     /// Its bytes.
@@ -22,7 +22,7 @@ pub(super) struct Zone {
     pub(super) back: usize,
 }
 
-impl Zone {
+impl Redzones {
     /// The address of the user's bytes.
     pub(super) fn user(&self) -> u64 {
         self.base + self.front as u64
@@ -48,8 +48,8 @@ impl Zone {
         end.saturating_sub(at)
     }
 
-    /// The bytes looked at.
-    pub(super) fn looked_at(&self, inside: bool) -> usize {
+    /// The bytes that a check reads.
+    pub(super) fn checked_bytes(&self, inside: bool) -> usize {
         self.front + self.back + if inside { self.bytes } else { 0 }
     }
 }

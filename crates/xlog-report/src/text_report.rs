@@ -8,9 +8,9 @@ const LABEL: usize = 20;
 
 /// A text that grows line by line.
 #[derive(Default, Debug)]
-pub struct Page(String);
+pub struct TextReport(String);
 
-impl Page {
+impl TextReport {
     /// Starts a section.
     pub fn title(&mut self, title: &str) {
         if !self.0.is_empty() {

@@ -12,41 +12,41 @@ use xlog_ledger::Ledger;
 use crate::device_runtime::statistics::Statistics;
 
 /// How often it is asked whether somebody looks, and told.
-const EVERY: Duration = Duration::from_millis(200);
+const INTERVAL: Duration = Duration::from_millis(200);
 /// More tags than fit are not looked at.
-const MOST: usize = 8;
+const MAX_TAGS: usize = 8;
 /// How often the list is tried before a runtime does without. It is held for microseconds.
-const TRIES: usize = 100;
+const MAX_ATTEMPTS: usize = 100;
 
 /// A runtime in a ledger.
-struct Teller {
+struct TagPublisher {
     number: u64,
     ledger: Arc<Ledger>,
     statistics: Statistics,
 }
 
-struct Tellers {
+struct TagPublishers {
     /// The process they are of.
     process: u32,
-    all: Vec<Teller>,
+    all: Vec<TagPublisher>,
     /// How many there ever were.
     made: u64,
     is_running: bool,
 }
 
-static TELLERS: Mutex<Tellers> =
-    Mutex::new(Tellers { process: 0, all: Vec::new(), made: 0, is_running: false });
+static PUBLISHERS: Mutex<TagPublishers> =
+    Mutex::new(TagPublishers { process: 0, all: Vec::new(), made: 0, is_running: false });
 
-fn tellers() -> MutexGuard<'static, Tellers> {
-    TELLERS.lock().unwrap_or_else(PoisonError::into_inner)
+fn publishers() -> MutexGuard<'static, TagPublishers> {
+    PUBLISHERS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The same, of this process; `None` in a forked child whose parent's thread held the lock at that moment. It has the list of its
 /// parent, and not the thread.
-fn own_tellers() -> Option<MutexGuard<'static, Tellers>> {
-    for _ in 0..TRIES {
-        let mut tellers = match TELLERS.try_lock() {
-            Ok(tellers) => tellers,
+fn own_publishers() -> Option<MutexGuard<'static, TagPublishers>> {
+    for _ in 0..MAX_ATTEMPTS {
+        let mut publishers = match PUBLISHERS.try_lock() {
+            Ok(publishers) => publishers,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Err(TryLockError::WouldBlock) => {
                 std::thread::sleep(Duration::from_millis(1));
@@ -54,12 +54,12 @@ fn own_tellers() -> Option<MutexGuard<'static, Tellers>> {
             }
         };
         let process = std::process::id();
-        if tellers.process != process {
-            (tellers.process, tellers.is_running) = (process, false);
+        if publishers.process != process {
+            (publishers.process, publishers.is_running) = (process, false);
             // The parent's ledgers are not left by its child.
-            std::mem::forget(std::mem::take(&mut tellers.all));
+            std::mem::forget(std::mem::take(&mut publishers.all));
         }
-        return Some(tellers);
+        return Some(publishers);
     }
     None
 }
@@ -67,57 +67,61 @@ fn own_tellers() -> Option<MutexGuard<'static, Tellers>> {
 /// Tells the tags of a runtime until it is dropped; then it holds the ledger no longer.
 #[must_use = "tags are told until this is dropped"]
 #[derive(Debug)]
-pub(super) struct Telling {
+pub(super) struct PublishedTags {
     number: u64,
     process: u32,
 }
 
-impl Telling {
+impl PublishedTags {
     /// `None`: tags are not told.
     pub(super) fn start(ledger: &Arc<Ledger>, statistics: &Statistics) -> Option<Self> {
-        let mut tellers = own_tellers()?;
-        tellers.made += 1;
-        let number = tellers.made;
+        let mut publishers = own_publishers()?;
+        publishers.made += 1;
+        let number = publishers.made;
         let (ledger, statistics) = (ledger.clone(), statistics.clone());
-        tellers.all.push(Teller { number, ledger, statistics });
-        if !tellers.is_running {
+        publishers.all.push(TagPublisher { number, ledger, statistics });
+        if !publishers.is_running {
             let thread = std::thread::Builder::new().name("xlog-tags".to_owned());
-            tellers.is_running = thread.spawn(tell_all).is_ok();
+            publishers.is_running = thread.spawn(publish_all).is_ok();
         }
-        Some(Self { number, process: tellers.process })
+        Some(Self { number, process: publishers.process })
     }
 }
 
-impl Drop for Telling {
+impl Drop for PublishedTags {
     fn drop(&mut self) {
         // In a forked child the lock may be held for ever.
         if std::process::id() != self.process {
             return;
         }
-        let mut tellers = tellers();
-        let at = tellers.all.iter().position(|teller| teller.number == self.number);
-        let gone = at.map(|at| tellers.all.swap_remove(at));
-        drop(tellers);
+        let mut publishers = publishers();
+        let at = publishers.all.iter().position(|publisher| publisher.number == self.number);
+        let gone = at.map(|at| publishers.all.swap_remove(at));
+        drop(publishers);
         drop(gone);
     }
 }
 
-fn tell_all() {
+fn publish_all() {
     loop {
-        std::thread::sleep(EVERY);
-        let mut tellers = tellers();
-        if tellers.all.is_empty() {
-            tellers.is_running = false;
+        std::thread::sleep(INTERVAL);
+        let mut publishers = publishers();
+        if publishers.all.is_empty() {
+            publishers.is_running = false;
             return;
         }
-        tellers.all.iter().filter(|teller| teller.ledger.is_watched()).for_each(Teller::tell);
+        publishers
+            .all
+            .iter()
+            .filter(|publisher| publisher.ledger.is_watched())
+            .for_each(TagPublisher::publish);
     }
 }
 
-impl Teller {
-    fn tell(&self) {
+impl TagPublisher {
+    fn publish(&self) {
         let held = self.statistics.snapshot().by_tag;
-        let held = held.iter().take(MOST);
-        self.ledger.tell_tags(held.map(|(tag, usage)| (tag.0, usage.current_bytes as u64)));
+        let held = held.iter().take(MAX_TAGS);
+        self.ledger.publish_tags(held.map(|(tag, usage)| (tag.0, usage.current_bytes as u64)));
     }
 }

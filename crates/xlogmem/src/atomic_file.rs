@@ -11,13 +11,13 @@ use std::path::{Path, PathBuf};
 use crate::temporary::{self, EmptyFolder, Folder, uninterrupted};
 
 /// The file that becomes the output when it is complete.
-pub(crate) struct Part {
+pub(crate) struct AtomicFile {
     /// Where it is written, and where it goes; `None` when it is there already.
     moves: Option<(temporary::File, PathBuf)>,
     pub(crate) file: File,
 }
 
-impl Part {
+impl AtomicFile {
     pub(crate) fn create(output: &Path) -> Result<Self, String> {
         let blame = |error: std::io::Error| format!("{}: {error}", output.display());
         if output.is_dir() {
@@ -67,7 +67,7 @@ impl Part {
 }
 
 /// A folder whose files go to their place together, when all of them are complete.
-pub(crate) struct PartFolder {
+pub(crate) struct AtomicFolder {
     /// Where files are written. Goes before the folders that were made for it.
     folder: Folder,
     /// Where they go; `None` when they go nowhere.
@@ -76,7 +76,7 @@ pub(crate) struct PartFolder {
     made: Vec<EmptyFolder>,
 }
 
-impl PartFolder {
+impl AtomicFolder {
     /// Files that go to the folder `output`, which is made, with those above it, where it is not there.
     pub(crate) fn create(output: &Path) -> Result<Self, String> {
         let missing = output.ancestors().filter(|path| !path.as_os_str().is_empty());

@@ -1,0 +1,144 @@
+//! Checks blocks, from the queue to what they found, and the unmapping that waits for them.
+//!
+//! Results are taken in turns, one thread at a time; the checks of a stream stay in its order. What could not be read, or unmapped, is
+//! kept for the next turn.
+
+use std::collections::HashMap;
+
+use xlog_driver::Access;
+
+use super::core::{GuardCore, Worked};
+use super::registry::{Pending, StreamPoint};
+use super::report::FoundBy;
+use crate::device_runtime::resource::{
+    DeviceMemoryResource, Generation, ResourceError, ResourceResult,
+};
+
+impl<R: DeviceMemoryResource> GuardCore<R> {
+    /// Queues a check of every block that is live or held back.
+    pub(super) fn check_all(&self, found_by: FoundBy) -> ResourceResult<()> {
+        let jobs = self.registry.lock().open_all();
+        let mut outcome = Ok(());
+        for (job, is_held) in jobs {
+            let inside = is_held && self.config.poison;
+            let late = (Access::Read, true);
+            let worked =
+                self.work(job.below, job.stream_slot, late, |raw| self.check(&job, inside, raw));
+            let this = worked.map(|Worked { done, point }| {
+                self.track_check(&job.info, done, point, found_by);
+            });
+            let due = self.registry.lock().close(job.info.generation);
+            outcome = outcome.and(this).and(self.perform(job.info.generation, due));
+        }
+        outcome
+    }
+
+    /// True when everything before a point has completed. Never waits.
+    pub(super) fn is_complete(&self, point: StreamPoint) -> bool {
+        let (Some((stream_slot, stamp)), Ok(parts)) = (point, &self.parts) else { return true };
+        let Some(raw) = parts.streams.at(stream_slot) else { return true };
+        // An idle stream is asked first: an event recorded only to ask would keep it from being idle.
+        match raw.poll(stamp) {
+            Some(complete) => complete,
+            None if raw.poll_tail() => true,
+            None => raw.record(&self.counters).is_ok() && raw.poll(stamp) == Some(true),
+        }
+    }
+
+    /// Takes down what checks have found that are done; with `wait`, of all that are queued.
+    pub(super) fn collect(&self, wait: bool) -> ResourceResult<()> {
+        let Ok(parts) = &self.parts else { return Ok(()) };
+        let _collector = self.collector_lock.lock();
+        let (pending, unmapping) = {
+            let mut registry = self.registry.lock();
+            (std::mem::take(&mut registry.pending), std::mem::take(&mut registry.unmapping))
+        };
+        let mut outcome = Ok(());
+        let points = pending.iter().map(|check| check.point);
+        let points = points.chain(unmapping.iter().map(|(_, point)| *point));
+        let mut stream_slots: Vec<u32> = points.filter_map(|point| Some(point?.0)).collect();
+        stream_slots.sort_unstable();
+        stream_slots.dedup();
+        let mut covered = HashMap::new();
+        for stream_slot in stream_slots {
+            let of_place =
+                |check: &&Pending| check.point.is_some_and(|point| point.0 == stream_slot);
+            let done = match parts.streams.at(stream_slot).filter(|_| wait) {
+                Some(raw) => raw.synchronize(&self.counters).map(Some),
+                None => {
+                    let points = pending.iter().filter(of_place).map(|check| check.point);
+                    let last = points.take_while(|point| self.is_complete(*point)).last();
+                    Ok(last.flatten().map(|(_, stamp)| stamp))
+                }
+            };
+            match done {
+                Ok(stamp) => _ = covered.insert(stream_slot, stamp),
+                Err(error) => outcome = outcome.and(Err(ResourceError::from(error))),
+            }
+        }
+        let is_done = |check: &Pending| match check.point {
+            None => true,
+            Some((stream_slot, stamp)) => {
+                covered.get(&stream_slot).is_some_and(|done| Some(stamp) <= *done)
+            }
+        };
+        let (done, left): (Vec<_>, Vec<_>) = pending.into_iter().partition(is_done);
+        let slots: Vec<_> = done.iter().map(|check| &check.slot).collect();
+        match if slots.is_empty() { Ok(Vec::new()) } else { parts.checker.read(&slots) } {
+            Ok(findings) => {
+                for (check, findings) in done.into_iter().zip(findings) {
+                    self.journal.enter(&check.info, &findings, check.found_by);
+                    check.slot.free();
+                }
+                self.requeue(left);
+            }
+            Err(error) => {
+                outcome = outcome.and(Err(error.into()));
+                self.requeue(done.into_iter().chain(left).collect());
+            }
+        }
+        if wait {
+            outcome = outcome.and(parts.checker.reclaim().map_err(ResourceError::from));
+        }
+        outcome.and(self.unmap_all(unmapping, wait))
+    }
+
+    /// Unmaps what the host has seen complete; keeps the rest.
+    fn unmap_all(
+        &self,
+        unmapping: Vec<(Generation, StreamPoint)>,
+        wait: bool,
+    ) -> ResourceResult<()> {
+        let Some(pages) = &self.pages else { return Ok(()) };
+        let mut outcome = pages.sweep(wait).map_err(ResourceError::from);
+        for (generation, point) in unmapping {
+            let entry_mapped =
+                self.registry.lock().blocks.get(&generation).and_then(|entry| entry.mapped);
+            let Some(mapped) = entry_mapped else { continue };
+            let unmapped = match self.is_complete(point) {
+                true => Some(pages.unmap(mapped)),
+                false => None,
+            };
+            let mut registry = self.registry.lock();
+            match unmapped {
+                // What failed is left to a sweep.
+                Some(unmapped) => {
+                    if let Some(entry) = registry.blocks.get_mut(&generation) {
+                        entry.mapped = None;
+                    }
+                    outcome = outcome.and(unmapped.map_err(ResourceError::from));
+                }
+                None => registry.unmapping.push((generation, point)),
+            }
+        }
+        self.prune();
+        outcome
+    }
+
+    /// Before those that were queued meanwhile: the checks of a stream stay in its order.
+    fn requeue(&self, mut checks: Vec<Pending>) {
+        let mut registry = self.registry.lock();
+        checks.append(&mut registry.pending);
+        registry.pending = checks;
+    }
+}
