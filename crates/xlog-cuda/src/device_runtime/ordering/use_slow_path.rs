@@ -11,17 +11,27 @@ use crate::device_runtime::resource::{Access, Generation, StreamId};
 use crate::device_runtime::stream_pool::StreamPool;
 use crate::stream::RawStream;
 
-/// How a use turned out to be when it was closed.
+/// The outcome of opening a use under the lock of its block.
+#[derive(Debug)]
+pub(crate) enum BeginUse<'a> {
+    /// The use is open; its stream must still wait for what it depends on.
+    Opened(Opened<'a>),
+    /// The use is open without the lock, and depends on nothing.
+    OpenedUnlocked,
+    /// The claim does not name the live block.
+    Stale,
+}
+
+/// The outcome of closing a use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum EndUse {
+    /// The use is closed; the block stays as it is.
     Live,
-    /// It was not closed.
-    Declined,
-    /// It was the last one of a block that had been returned: free it now.
+    /// The use was the last one of a returned block: the caller frees the block now.
     FreeNow,
-    /// The block is another one by now.
+    /// The slot holds another block by now.
     Stale,
-    /// There was no such use.
+    /// No such use is open.
     Missing,
 }
 
@@ -41,7 +51,7 @@ fn inflate_cold(meta: &BlockMeta, uses: &mut Uses, bits: u32) -> bool {
     live
 }
 
-/// Opens a use under the lock of the block. `Err` says that it needs no more: it is open without the lock, or not the live block.
+/// Opens a use under the lock of the block.
 #[inline(always)]
 pub(crate) fn open<'a>(
     meta: &BlockMeta,
@@ -50,16 +60,16 @@ pub(crate) fn open<'a>(
     streams: &'a StreamPool,
     (stream, raw): (StreamId, &RawStream),
     access: Access,
-) -> Result<Opened<'a>, bool> {
+) -> BeginUse<'a> {
     if !inflate(meta, uses, bits) {
-        return Err(false);
+        return BeginUse::Stale;
     }
     // Only under the id that may go without the lock is such a use found again.
     if meta.stream_id() == stream.0 && uses.is_quiet() && deflate(meta, uses, access) {
-        return Err(true);
+        return BeginUse::OpenedUnlocked;
     }
     meta.shared_state().set_opened(use_name(stream, access.writes()));
-    Ok(uses.open(meta.owner(), streams, (stream, raw), access))
+    BeginUse::Opened(uses.open(meta.owner(), streams, (stream, raw), access))
 }
 
 /// Closes a use of the own stream under the lock of the block.

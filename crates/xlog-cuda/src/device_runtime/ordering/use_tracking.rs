@@ -8,9 +8,11 @@ use super::primitive::{CurrentThread, with_as, with_current_thread};
 use super::state_word::Attempt;
 use super::striped_counters::WaitCounts;
 use super::tracker::Tracker;
-use super::use_slow_path::{EndUse, close_foreign, close_own, deflate_if_quiet, inflate, open};
+use super::use_slow_path::{
+    BeginUse, EndUse, close_foreign, close_own, deflate_if_quiet, inflate, open,
+};
 use super::uses::Opened;
-use super::wait_fast_path;
+use super::wait_fast_path::{self, FastFinish, FastPrepare};
 use crate::device_runtime::resource::{
     Access, BlockId, Generation, ResourceError, ResourceResult, StreamId,
 };
@@ -84,9 +86,11 @@ pub(crate) trait UseTracking {
         access: Access,
     ) -> ResourceResult<()> {
         match wait_fast_path::prepare(self, meta, block.generation, stream, access) {
-            Ok(()) => Ok(()),
-            Err(None) => self.prepare_locked(meta, block, stream, access),
-            Err(Some(error)) => self.cancel(meta, block, None, (stream, access), (*error).into()),
+            FastPrepare::Opened => Ok(()),
+            FastPrepare::Declined => self.prepare_locked(meta, block, stream, access),
+            FastPrepare::WaitFailed(error) => {
+                self.cancel(meta, block, None, (stream, access), (*error).into())
+            }
         }
     }
 
@@ -100,12 +104,14 @@ pub(crate) trait UseTracking {
         access: Access,
     ) -> ResourceResult<()> {
         match wait_fast_path::finish(self, meta, block.generation, stream, access) {
-            (EndUse::Live, _) => Ok(()),
-            (EndUse::Declined, None) => self.finish_foreign(meta, block, access, stream, &mut None),
-            (EndUse::Declined, Some(error)) => {
+            FastFinish::Ended(EndUse::Live) => Ok(()),
+            FastFinish::Declined => self.finish_foreign(meta, block, access, stream, &mut None),
+            FastFinish::NotRecorded(error) => {
                 self.finish_unrecorded(meta, block, (stream, access), (*error).into())
             }
-            (closed, _) => self.conclude(closed, meta, block, (stream, access), Ok(())),
+            FastFinish::Ended(closed) => {
+                self.conclude(closed, meta, block, (stream, access), Ok(()))
+            }
         }
     }
 
@@ -203,7 +209,7 @@ pub(crate) trait UseTracking {
         recorded: ResourceResult<()>,
     ) -> ResourceResult<()> {
         match closed {
-            EndUse::Live | EndUse::Declined => recorded,
+            EndUse::Live => recorded,
             EndUse::FreeNow => recorded.and(self.free(block.generation, meta)),
             EndUse::Stale => Err(stale(block)),
             EndUse::Missing => Err(not_open(block, stream, access)),
@@ -253,9 +259,9 @@ pub(crate) trait UseTracking {
                 open(meta, uses, bits, &tracker.streams, (stream, raw), access)
             });
             let Opened { number, implied, needed } = match opened {
-                Ok(opened) => opened,
-                Err(true) => return Ok(()),
-                Err(false) => return Err(stale(block)),
+                BeginUse::Opened(opened) => opened,
+                BeginUse::OpenedUnlocked => return Ok(()),
+                BeginUse::Stale => return Err(stale(block)),
             };
             if implied == 0 && needed.is_empty() {
                 return Ok(());

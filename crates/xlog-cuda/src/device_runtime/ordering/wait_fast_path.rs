@@ -17,8 +17,31 @@ use crate::device_runtime::resource::{Access, Generation, StreamId};
 use crate::stream::{RawStream, WaitFailed};
 use xlog_driver::DriverError;
 
-/// Opens a use and has its stream follow the one that is to be followed. `Err(None)`: nothing was done; with an error the use was opened
-/// and its wait could not be queued: it is to be cancelled.
+/// The outcome of [`prepare`].
+#[derive(Debug)]
+#[must_use]
+pub(crate) enum FastPrepare {
+    /// The use is open, and its stream waits for what it depends on.
+    Opened,
+    /// The fast path does not apply; nothing has changed.
+    Declined,
+    /// The use is open and its wait could not be queued: the caller cancels the use.
+    WaitFailed(Box<DriverError>),
+}
+
+/// The outcome of [`finish`].
+#[derive(Debug)]
+#[must_use]
+pub(crate) enum FastFinish {
+    /// An event was recorded, and the use closed with this outcome.
+    Ended(EndUse),
+    /// The fast path does not apply; nothing has changed.
+    Declined,
+    /// No event could be recorded; the use is still open.
+    NotRecorded(Box<DriverError>),
+}
+
+/// Opens a use and makes its stream wait for the one stream that it depends on.
 ///
 /// Each resource `R` has its own, because what is called from one place only is not a call.
 #[inline(always)]
@@ -28,25 +51,26 @@ pub(crate) fn prepare<R: UseTracking + ?Sized>(
     generation: Generation,
     stream: StreamId,
     access: Access,
-) -> Result<(), Option<Box<DriverError>>> {
+) -> FastPrepare {
     let tracker = resource.tracker();
-    let Some(raw) = tracker.stream_table.raw_private(stream) else { return Err(None) };
+    let Some(raw) = tracker.stream_table.raw_private(stream) else { return FastPrepare::Declined };
     with_current_thread(|current| {
         let clock = raw.clock();
         let shared_state = meta.shared_state();
-        let mut use_state = visit!(shared_state.use_state(), current, else return Err(None));
+        let mut use_state =
+            visit!(shared_state.use_state(), current, else return FastPrepare::Declined);
         let Some(last_writer) = use_state.idle(shared_state) else {
             drop(use_state);
             return prepare_single_dependency(tracker, meta, generation, (stream, raw), access);
         };
         let (slot, stamp) = (last_writer.slot, last_writer.stamp);
         if meta.generation() != generation {
-            return Err(None);
+            return FastPrepare::Declined;
         }
-        let Some(other) = tracker.stream_table.at(slot) else { return Err(None) };
+        let Some(other) = tracker.stream_table.at(slot) else { return FastPrepare::Declined };
         // What has completed is forgotten.
         if other.clock().is_complete(stamp) {
-            return Err(None);
+            return FastPrepare::Declined;
         }
         if slot == clock.slot() || clock.covers(slot, stamp) {
             return prepare_implied(tracker, meta, last_writer, (stream, clock.slot()), access);
@@ -66,16 +90,16 @@ fn prepare_implied(
     last_writer: &mut LastWriter,
     (stream, user): (StreamId, u32),
     access: Access,
-) -> Result<(), Option<Box<DriverError>>> {
+) -> FastPrepare {
     if last_writer.slot != user {
         tracker.counters.count(|counts| counts.elided += 1);
     } else if user == meta.owner() {
         // Only its own stream is left: it goes the quick way again.
-        return Err(None);
+        return FastPrepare::Declined;
     }
     last_writer.user = user;
     meta.shared_state().set_opened(use_name(stream, access.writes()));
-    Ok(())
+    FastPrepare::Opened
 }
 
 /// The stream of an opened use follows another one.
@@ -86,13 +110,13 @@ fn wait_on(
     raw: &RawStream,
     other: &RawStream,
     stamp: u64,
-) -> Result<(), Option<Box<DriverError>>> {
+) -> FastPrepare {
     match raw.wait_on_fast(current, other, stamp) {
         Ok(recorded) => {
             tracker.counters.count_waits(current, recorded, 1);
-            Ok(())
+            FastPrepare::Opened
         }
-        Err(failed) => Err(Some(wait_failed(tracker, *failed))),
+        Err(failed) => FastPrepare::WaitFailed(wait_failed(tracker, *failed)),
     }
 }
 
@@ -104,23 +128,25 @@ fn prepare_single_dependency(
     generation: Generation,
     (stream, raw): (StreamId, &RawStream),
     access: Access,
-) -> Result<(), Option<Box<DriverError>>> {
+) -> FastPrepare {
     with_current_thread(|current| {
         let clock = raw.clock();
-        let mut use_state = visit!(meta.use_state(), current, else return Err(None));
+        let mut use_state = visit!(meta.use_state(), current, else return FastPrepare::Declined);
         // What is slow has left home.
         if !meta.state.is_live_and_inflated(generation_bits(generation)) {
-            return Err(None);
+            return FastPrepare::Declined;
         }
         let uses = use_state.uses(meta);
         let single_dependency = uses.single_dependency(meta.owner(), clock.slot(), access.writes());
-        let Some(single_dependency) = single_dependency else { return Err(None) };
-        let Some(other) = tracker.stream_table.at(single_dependency.slot) else { return Err(None) };
+        let Some(single_dependency) = single_dependency else { return FastPrepare::Declined };
+        let Some(other) = tracker.stream_table.at(single_dependency.slot) else {
+            return FastPrepare::Declined;
+        };
         if single_dependency.slot == clock.slot()
             || other.clock().is_complete(single_dependency.stamp)
             || clock.covers(single_dependency.slot, single_dependency.stamp)
         {
-            return Err(None);
+            return FastPrepare::Declined;
         }
         uses.open_after_single(stream, clock.slot(), access, single_dependency.own);
         meta.shared_state().set_opened(use_name(stream, access.writes()));
@@ -138,8 +164,7 @@ fn wait_failed(tracker: &Tracker, failed: WaitFailed) -> Box<DriverError> {
     Box::new(error)
 }
 
-/// Records an event for a use of another stream than the own one, and closes it. [`EndUse::Declined`]: nothing was done, or, with
-/// an error, no event could be recorded. Of `R` as in [`prepare`].
+/// Records an event for a use of another stream than the own one, and closes it. Of `R` as in [`prepare`].
 #[inline(always)]
 pub(crate) fn finish<R: UseTracking + ?Sized>(
     resource: &R,
@@ -147,27 +172,27 @@ pub(crate) fn finish<R: UseTracking + ?Sized>(
     generation: Generation,
     stream: StreamId,
     access: Access,
-) -> (EndUse, Option<Box<DriverError>>) {
+) -> FastFinish {
     let tracker = resource.tracker();
     // Without such a use there is nothing to record for. If the hint is wrong, because another thread closes it now, there is an event
     // more, which covers what it says and no more.
-    let Some(shared_state) = meta.state.shared() else { return (EndUse::Declined, None) };
+    let Some(shared_state) = meta.state.shared() else { return FastFinish::Declined };
     if !shared_state.has_opened(use_name(stream, access.writes()))
         || tracker.policy == EventPolicy::Lazy
     {
-        return (EndUse::Declined, None);
+        return FastFinish::Declined;
     }
     let Some(raw) = tracker.stream_table.raw_private(stream) else {
-        return (EndUse::Declined, None);
+        return FastFinish::Declined;
     };
     let slot = raw.clock().slot();
     if slot == meta.owner() {
-        return (EndUse::Declined, None);
+        return FastFinish::Declined;
     }
     with_current_thread(|current| {
         let stamp = match raw.record_fast(current, &tracker.counters) {
             Ok(stamp) => stamp,
-            Err(error) => return (EndUse::Declined, Some(Box::new(error))),
+            Err(error) => return FastFinish::NotRecorded(Box::new(error)),
         };
         let closed = with_as!(shared_state.use_state(), current, |use_state| {
             close_foreign_fast(
@@ -178,6 +203,6 @@ pub(crate) fn finish<R: UseTracking + ?Sized>(
                 access,
             )
         });
-        (closed, None)
+        FastFinish::Ended(closed)
     })
 }
