@@ -1,8 +1,12 @@
-//! The memory of one stream: blocks ready to hand out in front, the index of its free memory behind.
+//! Memory of one stream: a magazine of blocks ready to hand out, and a TLSF of free ranges.
 //!
-//! What lies here is free in the order of its stream: that stream takes it at once, another one only once it follows, or the host
-//! has seen, the stamp that stands at the memory. Blocks in the magazine keep their place in the index and their record, so
-//! handing one out again changes nothing but its generation.
+//! Invariants:
+//! - Everything here is free in the order of the arena's stream, so that stream reuses it at once.
+//! - Another stream may take a range only if it is ordered after the range's stamp, or the host has seen that stamp
+//!   complete.
+//! - A block in the magazine keeps its node and its metadata; handing it out again changes only its generation.
+//!
+//! The arena does not lock: its owner holds the lock of the shard that contains it.
 
 use xlog_trace::ServedBy;
 
@@ -14,11 +18,11 @@ use crate::device_runtime::ordering::block_meta::{BlockMeta, BlockTable};
 use crate::device_runtime::resource::Generation;
 
 pub(super) const UNIT: u64 = 256;
-/// Records without a block that are kept, and how many are kept when some are given away, or are taken when there are none.
+/// Slots that an arena keeps for its next blocks: the maximum, and the number that is allocated or released at a time.
 const MAX_CACHED_SLOTS: usize = 1024;
 const SLOT_BATCH: usize = 256;
 
-/// What served a request.
+/// The source of the memory that served a request.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(super) enum Source {
     Magazine,
@@ -30,7 +34,7 @@ pub(super) enum Source {
 }
 
 impl Source {
-    /// The name of the path in a log.
+    /// The word for this source in a log.
     #[inline]
     pub(super) fn logged(self) -> ServedBy {
         match self {
@@ -44,7 +48,7 @@ impl Source {
     }
 }
 
-/// How often each path served.
+/// How often each source served.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct SourceCounts(pub(super) [u64; 6]);
 
@@ -55,13 +59,13 @@ impl SourceCounts {
     }
 }
 
-/// A piece of memory that the index knows as taken.
+/// Memory that is allocated in the TLSF of its arena.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Suballocation {
     pub(super) ptr: u64,
     pub(super) bytes: u64,
     pub(super) node: u32,
-    /// The record it has, or [`NO_SLOT`].
+    /// The slot of its metadata, or [`NO_SLOT`].
     pub(super) slot: u32,
 }
 
@@ -78,22 +82,22 @@ impl Suballocation {
     }
 }
 
-/// A piece without a record.
+/// The slot of memory that has none yet.
 pub(super) const NO_SLOT: u32 = u32::MAX;
 
-/// What was counted. How many blocks were handed out, and how many bytes are, follows from this and from the index.
+/// Counters of an arena. The number of blocks handed out and their bytes follow from these and from the TLSF.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct ArenaCounts {
     pub(super) deallocations: u64,
-    /// Blocks that were returned while other streams used them, and are not free yet.
+    /// Returned blocks that other streams still use.
     pub(super) retired: u64,
-    /// Blocks that were taken and not handed out, after all.
+    /// Allocations that were taken back before their block was handed out.
     pub(super) undone: u64,
     pub(super) sources: SourceCounts,
 }
 
 impl ArenaCounts {
-    /// Blocks that were handed out.
+    /// The number of blocks handed out.
     pub(super) fn allocations(&self) -> u64 {
         self.sources.0.iter().sum::<u64>() - self.undone
     }
@@ -105,29 +109,29 @@ pub(super) struct Arena {
     pub(super) tlsf: Tlsf,
     pub(super) magazine: Magazine,
     coalesce_queue: CoalesceQueue,
-    /// Records without a block, for the next ones.
+    /// Free slots for the next blocks.
     slots: Vec<u32>,
     pub(super) counts: ArenaCounts,
 }
 
 impl Arena {
-    /// Bytes of live blocks, and of retired ones.
+    /// Bytes of live and retired blocks.
     pub(super) fn outstanding(&self) -> u64 {
         self.tlsf.allocated_bytes() - self.ready_bytes()
     }
 
-    /// Bytes of blocks that are free and not merged.
+    /// Bytes of free blocks that are not coalesced yet.
     pub(super) fn ready_bytes(&self) -> u64 {
         self.magazine.bytes() + self.coalesce_queue.bytes()
     }
 
-    /// True when there is more in the magazine, or beside it, than may be now.
+    /// Whether the magazine or the coalesce queue holds more than `capacity` allows.
     pub(super) fn exceeds(&self, capacity: u64) -> bool {
         self.magazine.bytes() > capacity
             || self.coalesce_queue.bytes() > capacity / coalesce_queue::PART
     }
 
-    /// Memory of exactly `bytes`, whole classes, with what is at hand.
+    /// Allocates exactly `bytes`, a whole class, from the magazine or the TLSF.
     #[inline]
     pub(super) fn allocate(
         &mut self,
@@ -156,7 +160,8 @@ impl Arena {
         Some(self.suballocated(taken, source))
     }
 
-    /// The same for whole units, and no alignment beyond that; mostly whole classes, unless it is `ANY`.
+    /// Allocates whole units from the TLSF without further alignment. Without `ANY` the code is laid out for whole
+    /// classes.
     #[inline(always)]
     pub(super) fn allocate_units<const ANY: bool>(&mut self, bytes: u64) -> Option<Suballocation> {
         let taken = self.tlsf.allocate_units::<ANY>(bytes)?;
@@ -171,7 +176,7 @@ impl Arena {
         Suballocation { ptr, bytes, node, slot }
     }
 
-    /// The place that the next block gets.
+    /// The slot that the next block gets.
     #[inline(always)]
     pub(super) fn next_slot(&self) -> Option<u32> {
         self.slots.last().copied()
@@ -183,12 +188,12 @@ impl Arena {
         self.counts.sources.count(source);
     }
 
-    /// Adds memory.
+    /// Inserts free memory.
     pub(super) fn insert(&mut self, range: Range) {
         self.tlsf.insert_span(range, true);
     }
 
-    /// Adds memory and takes from it at once, so that nobody else gets it in between.
+    /// Inserts memory and allocates from it in one step, so that no other thread takes it in between.
     pub(super) fn insert_and_allocate(
         &mut self,
         range: Range,
@@ -200,7 +205,7 @@ impl Arena {
         self.allocate_free(bytes, align, source)
     }
 
-    /// Takes a freed block in, whose record has ended.
+    /// Frees a block whose metadata has ended: into the magazine, the coalesce queue or the TLSF.
     #[inline(never)]
     pub(super) fn free(
         &mut self,
@@ -219,7 +224,7 @@ impl Arena {
         }
     }
 
-    /// What the magazine has no room for, and is merged at once.
+    /// Frees a block for which the magazine has no capacity, and coalesces it at once.
     #[inline(always)]
     pub(super) fn coalesce_now(
         &mut self,
@@ -233,7 +238,7 @@ impl Arena {
         self.slots.push(slot);
     }
 
-    /// What [`CoalesceQueue::accepts`], and is merged a few blocks later.
+    /// Frees a block that [`CoalesceQueue::accepts`]; it is coalesced a few frees later.
     #[inline(always)]
     pub(super) fn coalesce_later(
         &mut self,
@@ -248,7 +253,7 @@ impl Arena {
         self.slots.push(slot);
     }
 
-    /// A place for a record, and some more for the next ones; `None` when there are too many blocks.
+    /// Allocates a slot, and some more for the next blocks; `None` if the table is full.
     #[cold]
     #[inline(never)]
     pub(super) fn fresh_slot(&mut self, table: &BlockTable) -> Option<u32> {
@@ -256,7 +261,7 @@ impl Arena {
         self.slots.pop().or_else(|| table.allocate_slot())
     }
 
-    /// Leaves no more places for records than may be kept, and room for another one.
+    /// Keeps the number of cached slots below the maximum, so that one more fits.
     #[inline(always)]
     fn bound_slots(&mut self, table: &BlockTable) {
         if self.slots.len() >= MAX_CACHED_SLOTS {
@@ -267,11 +272,11 @@ impl Arena {
     #[cold]
     #[inline(never)]
     fn free_slots(&mut self, table: &BlockTable) {
-        // Those that were used last stay: they are in the cache.
+        // The slots used last stay: their metadata is in the cache.
         table.free_slots(self.slots.drain(..MAX_CACHED_SLOTS - SLOT_BATCH));
     }
 
-    /// A block that was counted as handed out was not, after all.
+    /// Takes back an allocation whose block was not handed out.
     #[cold]
     pub(super) fn undo(&mut self, suballocation: Suballocation, stamp: u64) {
         self.counts.undone += 1;
@@ -281,7 +286,7 @@ impl Arena {
         }
     }
 
-    /// Empties the magazine into the index; the places of records that are too many are added to `slots`.
+    /// Flushes the magazine and the coalesce queue into the TLSF; surplus slots are added to `slots`.
     pub(super) fn flush(&mut self, stamp: u64, table: &BlockTable, slots: &mut Vec<u32>) {
         let (tlsf, kept) = (&mut self.tlsf, &mut self.slots);
         self.coalesce_queue.drain(tlsf, stamp);

@@ -1,4 +1,4 @@
-//! Several blocks at once: one visit of the memory of their stream, one stamp.
+//! Batches: several blocks of one stream with one visit of its arena and one stamp.
 
 use super::PoolResource;
 use super::arena::{Suballocation, UNIT};
@@ -65,7 +65,7 @@ impl PoolResource {
         Ok(blocks)
     }
 
-    /// From what the stream has at hand, if that is enough for all.
+    /// Allocates all blocks from the arena of the stream; `None` with nothing changed if it has too little.
     fn batch_allocate_fast(
         &self,
         sizes: &[usize],
@@ -140,7 +140,7 @@ impl PoolResource {
         outcome
     }
 
-    /// Takes back those that are at home; returns the others.
+    /// Frees the unshared blocks, and returns the others.
     fn free_unshared(&self, blocks: Vec<DeviceBlock>) -> Vec<DeviceBlock> {
         let Some(arenas) = self.fast_path_arenas() else { return blocks };
         let table = &self.tracker.table;
@@ -177,12 +177,12 @@ impl PoolResource {
         rest
     }
 
-    /// Puts back retired blocks of one stream, which nothing else has used.
+    /// Frees retired blocks of one stream that no other stream has used.
     fn free_run(&self, run: &[(Generation, &BlockMeta)]) -> ResourceResult<()> {
         let Some((_, first)) = run.first() else { return Ok(()) };
         let owner = self.tracker.owner_stream(first)?;
         if owner.check_not_capturing("pool free").is_err() {
-            // Each for itself is refused, and kept.
+            // Each is refused by itself, and kept for a reap.
             let free = |(generation, meta): &(Generation, &BlockMeta)| {
                 self.free_to_arena(*generation, meta, true)
             };

@@ -1,19 +1,19 @@
-//! Blocks of one stream that are on their way to its free memory.
+//! Coalesce queue: freed blocks of one stream, on their way into its TLSF.
 //!
-//! Merging a block looks at its node and then at the nodes beside it, and after many blocks none of these is in a cache: each look
-//! waits for the one before. So a block that the magazine has no room for stays here while a few more come, and what its merge
-//! will look at is loaded meanwhile. Like a block in the magazine it is free, and taken in the books of the index.
+//! Coalescing reads the node of a block and then its physical neighbours. With many live blocks each of these reads is
+//! a cache miss that waits for the one before. So a block for which the magazine has no capacity waits here for a few
+//! more frees while its nodes are prefetched. A queued block is free; in the TLSF it still counts as allocated.
 
 use super::arena::UNIT;
 use super::tlsf::Tlsf;
 
-/// What blocks may have here, beside what those in the magazine have: one part of so many.
+/// The queue may hold 1/PART of the magazine's capacity.
 pub(super) const PART: u64 = 8;
-/// Blocks that are here, once so many have come.
+/// Blocks in a full queue.
 const CAPACITY: usize = 8;
-/// How many come between the first and the second load for a block.
+/// Frees between the first and the second prefetch for a block.
 const STEP: usize = CAPACITY / 2;
-/// In the place of a node: the index has none of this number.
+/// An empty entry: node 0 stands for no range.
 const NO_NODE: u32 = 0;
 
 /// A ring of blocks, each by its node.
@@ -35,13 +35,14 @@ impl CoalesceQueue {
         self.bytes
     }
 
-    /// Whether a block of so many units, or of 0 if that is not known, comes here: not where it is more than its part of `capacity`.
+    /// Whether the queue accepts a block of `units`: not if it exceeds its share of `capacity`, or if the size is
+    /// unknown (0).
     #[inline(always)]
     pub(super) fn accepts(units: u32, capacity: u64) -> bool {
         u64::from(units.wrapping_sub(1)) < capacity / (PART * CAPACITY as u64 * UNIT)
     }
 
-    /// Takes a block in that comes here, and gives the one that came first to the index.
+    /// Pushes a block that the queue accepts, and frees the oldest one into the TLSF.
     #[inline(always)]
     pub(super) fn push(&mut self, (node, bytes): (u32, u64), tlsf: &mut Tlsf, stamp: u64) {
         let at = self.oldest % CAPACITY;
@@ -52,7 +53,7 @@ impl CoalesceQueue {
         self.bytes -= tlsf.free(oldest, stamp);
     }
 
-    /// Gives all blocks to the index.
+    /// Frees all blocks into the TLSF.
     pub(super) fn drain(&mut self, tlsf: &mut Tlsf, stamp: u64) {
         for node in &mut self.nodes {
             tlsf.free(std::mem::replace(node, NO_NODE), stamp);
@@ -107,7 +108,7 @@ mod tests {
 
     #[test]
     fn what_was_freed_is_in_bounds_beside_live_blocks_and_goes_back_to_the_device() {
-        // By the driver alone, so that blocks go the shortest way.
+        // Without the race detector's hooks, so that blocks take the fast path.
         let sim = xlog_sim::SimDevice::open(Default::default()).unwrap();
         let device = Arc::new(CudaDevice::from_driver(sim));
         let streams = Arc::new(StreamPool::with_defaults(device.clone()));

@@ -1,7 +1,8 @@
-//! The shortest way: allocating and freeing on a stream by the thread that mostly uses its memory.
+//! Fast path: the thread that owns the bias of an arena allocates and frees there.
 //!
-//! One visit of one arena, no locked instruction. Whatever is not like that says so by returning nothing, and the caller goes the
-//! general way. A simulated device goes that way always: its detector is told of every block.
+//! It enters one arena once and executes no locked instruction. If the fast path does not apply, nothing has changed
+//! and the caller takes the general path. A pool whose device must be told of every block, or that records an event for
+//! every use, never takes the fast path.
 
 use xlog_driver::sync::BiasedGuard;
 
@@ -18,9 +19,9 @@ use crate::device_runtime::resource::{
 };
 
 impl PoolResource {
-    /// A block for a stream whose memory this thread mostly uses.
+    /// Allocates a block on a stream whose arena this thread owns.
     ///
-    /// All ways but the first end in a call of their own, so that the first one keeps what it has in registers.
+    /// Every branch but the first ends in a call, so that the first one keeps its values in registers.
     #[inline(always)]
     pub(super) fn allocate_fast(
         &self,
@@ -43,7 +44,7 @@ impl PoolResource {
         }
     }
 
-    /// The place and the cell of a stream, and its memory, if this thread mostly uses that.
+    /// The slot and the clock header of a stream, with its arena, if this thread owns that.
     #[inline(always)]
     fn enter_arena(&self, stream: StreamId) -> Option<(u32, &ClockHeader, BiasedGuard<'_, Arena>)> {
         let (owner, header) = self.tracker.streams.inline_header(stream)?;
@@ -52,7 +53,7 @@ impl PoolResource {
         Some((owner, header, arena))
     }
 
-    /// The same for a size that is never ready, or that cannot be.
+    /// [`Self::allocate_fast`] for a size that no magazine caches, or that is refused.
     #[inline(never)]
     fn allocate_large(
         &self,
@@ -80,7 +81,8 @@ impl PoolResource {
         self.allocate_split::<false>(arena, sizes, owner, tag)
     }
 
-    /// A block that is cut from the free memory of its stream; of a size that is mostly a whole class, unless it is `ANY`.
+    /// Allocates a block from the TLSF of its stream. Without `ANY` the code is laid out for sizes that are whole
+    /// classes.
     #[inline(always)]
     fn allocate_split<const ANY: bool>(
         &self,
@@ -99,7 +101,7 @@ impl PoolResource {
         }
     }
 
-    /// Memory, and the generation of a live block there, for who holds the memory of the stream. The size is one that can be.
+    /// Allocates memory and begins a block there. The caller has entered the arena and checked the size.
     #[inline(always)]
     pub(super) fn allocate_inside(
         &self,
@@ -119,7 +121,7 @@ impl PoolResource {
         self.allocate_from_tlsf::<false>(arena, size, (stream, owner, header))
     }
 
-    /// The same from what is ready, for a size that can be; `Err` says in what size it is to be cut from free memory.
+    /// [`Self::allocate_inside`] from the magazine. `Err` is the size to allocate from the TLSF instead.
     #[inline(always)]
     fn allocate_from_magazine(
         &self,
@@ -137,7 +139,7 @@ impl PoolResource {
         Ok((meta.ptr(), class.0 as usize, generation))
     }
 
-    /// The same from the free memory of the stream, for whole units.
+    /// [`Self::allocate_inside`] from the TLSF, for whole units.
     #[inline(always)]
     fn allocate_from_tlsf<const ANY: bool>(
         &self,
@@ -158,7 +160,7 @@ impl PoolResource {
         if begun.is_none() {
             arena.undo(suballocation, header.now());
         }
-        // While there come to be more blocks, the record of the next one was last touched long ago.
+        // While the number of blocks grows, the metadata of the next one was last touched long ago.
         let next = arena.next_slot().and_then(|slot| self.tracker.table.at_slot(slot));
         if let Some(meta) = next {
             prefetch(meta);
@@ -166,10 +168,11 @@ impl PoolResource {
         begun.map(|generation| (ptr, bytes, generation))
     }
 
-    /// Takes a block back that nobody has used, to a stream whose memory this thread mostly uses. False says nothing.
+    /// Frees a block that was never shared, if this thread owns the arena of its stream. Returns false with nothing
+    /// changed if the fast path does not apply.
     ///
-    /// The record decides, and after many blocks it is in no near cache. So where the memory goes is taken from what the block says
-    /// of itself, and the record is only compared with it: the processor goes on while the record is on its way.
+    /// With many live blocks the metadata is a cache miss. So the arena and the size are taken from the block itself,
+    /// and the metadata is only compared with them: a predicted comparison does not stall the processor.
     #[inline(always)]
     pub(super) fn free_fast(&self, block: &DeviceBlock) -> bool {
         let table = &self.tracker.table;
@@ -189,7 +192,7 @@ impl PoolResource {
         let Some(mut arena) = arenas.get(owner).and_then(|shard| shard.0.enter()) else {
             return false;
         };
-        // Nobody else changes the word of such a block while this thread is inside.
+        // While this thread is inside the arena, no other thread changes the state of an unshared block.
         if !meta.state.is_live_and_unshared(generation_bits(block.generation)) {
             return false;
         }
@@ -197,7 +200,7 @@ impl PoolResource {
         true
     }
 
-    /// The same for a block that was used on its own stream only, and is retired.
+    /// [`Self::free_fast`] for a retired block that only its own stream used.
     pub(super) fn free_retired_fast(&self, generation: Generation, meta: &BlockMeta) -> bool {
         let Some(arenas) = self.fast_path_arenas() else { return false };
         let owner = meta.owner();
@@ -213,7 +216,7 @@ impl PoolResource {
         true
     }
 
-    /// Takes back the memory of a block that nobody has any more, of so many units. The caller holds the memory of its stream.
+    /// Frees the memory of a block that has ended, of `units`. The caller has entered the arena.
     #[inline(always)]
     pub(super) fn free_inside(
         &self,
@@ -235,7 +238,7 @@ impl PoolResource {
         }
     }
 
-    /// What the magazine has no room for, and is merged a few blocks later.
+    /// Frees into the coalesce queue.
     #[inline(never)]
     fn free_coalescing_later(
         &self,
@@ -248,7 +251,7 @@ impl PoolResource {
         arena.coalesce_later(generation.slot(), meta, header.now(), &self.tracker.table);
     }
 
-    /// The same for what is merged at once.
+    /// Frees into the TLSF.
     #[inline(never)]
     fn free_coalescing_now(
         &self,

@@ -1,4 +1,8 @@
-//! How blocks come back: at once, after waits, or when their uses on other streams have completed.
+//! Frees that are not on the fast path.
+//!
+//! A block that only its own stream used is freed at once. If another stream still uses it, the free is deferred until
+//! that use completes; with memory short, the own stream waits for it instead. A free that fails is kept for a reap: no
+//! byte is lost.
 
 use super::PoolResource;
 use super::arena::Suballocation;
@@ -9,7 +13,7 @@ use crate::device_runtime::ordering::use_tracking::UseTracking;
 use crate::device_runtime::resource::{DeviceBlock, Generation, ResourceResult};
 
 impl PoolResource {
-    /// Puts the memory of a retired block, which its own stream now follows all uses of, back into its arena.
+    /// Returns the memory of a retired block to its arena. Its own stream is ordered after all uses.
     pub(super) fn free_to_arena(
         &self,
         generation: Generation,
@@ -37,10 +41,12 @@ impl PoolResource {
         arena.with(|arena| {
             match returned {
                 true => arena.counts.deallocations += 1,
-                // The thread that returned the block under an open use may count it later than this one, which closed the use.
+                // The thread that closed the last use may get here before the thread that returned the block has
+                // counted it as retired.
                 false => arena.counts.retired = arena.counts.retired.wrapping_sub(1),
             }
-            // Read inside: blocks that others put here meanwhile may leave the magazine with this stamp.
+            // Read inside the lock: blocks that other threads freed here meanwhile may leave the magazine with this
+            // stamp.
             arena.free(
                 suballocation,
                 meta,
@@ -52,7 +58,7 @@ impl PoolResource {
         Ok(())
     }
 
-    /// Puts the memory back after waits for everything outstanding on it. A failure leaves it to a reap.
+    /// Frees a block after queueing waits for everything outstanding on it. After a failure a reap tries again.
     pub(super) fn free_in_order(
         &self,
         generation: Generation,
@@ -82,7 +88,7 @@ impl PoolResource {
         outcome
     }
 
-    /// Puts back up to `count` of the blocks put by whose uses have completed.
+    /// Frees up to `count` deferred blocks whose uses have completed.
     pub(super) fn free_completed(&self, count: usize) -> ResourceResult<()> {
         let mut outcome = Ok(());
         self.deferred_frees.drain_up_to(count, |generation| {
@@ -94,7 +100,7 @@ impl PoolResource {
         outcome
     }
 
-    /// Puts back all blocks put by, with the waits that takes.
+    /// Frees all deferred blocks, with the waits that this needs.
     pub(super) fn free_deferred_with_waits(&self) -> ResourceResult<()> {
         let mut outcome = Ok(());
         self.deferred_frees.drain_up_to(usize::MAX, |generation| {
@@ -105,13 +111,13 @@ impl PoolResource {
         outcome
     }
 
-    /// A free that is not the common one.
+    /// Frees a block off the fast path.
     #[inline(never)]
     pub(super) fn free_slow(&self, block: &DeviceBlock) -> ResourceResult<()> {
         let generation = block.generation;
         let meta = self.tracker.table.find_block(block)?;
         self.publish_block(meta);
-        // Once it is retired, the thread that closes its last use may end the record.
+        // Read before the block is retired: from then on the thread that closes its last use may end the metadata.
         let owner = meta.owner();
         match self.tracker.retire(meta, generation)? {
             Retired::Quiet if self.free_retired_fast(generation, meta) => Ok(()),

@@ -1,24 +1,24 @@
-//! Blocks of one stream that are ready to be handed out again, by size.
+//! Magazine: free blocks of one stream, by size class, ready to be handed out again.
 //!
-//! A free block keeps its record, its place in the index and all that the record says of its memory: handing it out again changes
-//! nothing but its generation. The lists go through the records themselves, so that nothing is copied and nothing allocated. Sizes
-//! that are kept here come in classes, 32 for each doubling, so that a block that was freed fits the next request like it.
+//! A cached block keeps its node and its metadata, so handing it out again changes only its generation. The lists are
+//! linked through the metadata of the blocks: nothing is copied and nothing allocated. Sizes come in 32 classes for
+//! each doubling, so a freed block fits the next request of its class.
 
 use super::arena::UNIT;
 use crate::device_runtime::ordering::block_meta::{BlockMeta, BlockTable};
 
-/// Blocks up to this are kept, and rounded up to whole classes.
+/// The largest block that is cached. Requests up to this size are rounded up to whole classes.
 pub(super) const MAX_CACHED: u64 = 4 << 20;
 const BINS: usize = 321;
-/// Blocks that a bin keeps, of small and of larger ones.
+/// Blocks that a bin keeps: of small sizes, and of large ones.
 const MAX_SMALL: u32 = 64;
 const MAX_LARGE: u32 = 16;
-/// The bin from which on blocks are larger ones.
+/// The first bin of large sizes.
 const LARGE: usize = 64;
 
-/// The class of a size: how many bytes it has, and its bin.
+/// The class of a size: its bytes, and its bin.
 ///
-/// One for each unit up to 32, then 32 for each doubling: never more than a 32nd is wasted.
+/// One class for each unit up to 32 units, then 32 for each doubling: at most 1/32 is wasted.
 #[inline(always)]
 pub(super) fn class_of(bytes: u64) -> (u64, usize) {
     let units = bytes.wrapping_add(UNIT - 1) / UNIT;
@@ -27,24 +27,24 @@ pub(super) fn class_of(bytes: u64) -> (u64, usize) {
     ((steps << shift) * UNIT, (shift as usize) * 32 + steps as usize)
 }
 
-/// The bin of a size that is a whole class; of one that no block here has it says nothing.
+/// The bin of a size that is a whole class. For another size the result is meaningless.
 #[inline(always)]
 fn bin_of(units: u32) -> usize {
     let shift = (units | 32).ilog2() - 5;
     (shift as usize) * 32 + (units >> shift) as usize
 }
 
-/// The last one in a list.
+/// The end of a list.
 const NONE: u32 = u32::MAX;
 
-/// The blocks of one class: the place of the first, and how many there are.
+/// The cached blocks of one class: the slot of the first, and their number.
 #[derive(Clone, Copy, Debug)]
 struct Bin {
     first: u32,
     count: u32,
 }
 
-/// The blocks of one stream that are ready.
+/// The cached blocks of one stream.
 #[derive(Debug)]
 pub(super) struct Magazine {
     bins: Box<[Bin; BINS]>,
@@ -62,7 +62,7 @@ impl Magazine {
         self.bytes
     }
 
-    /// The latest block of a class, if it is aligned well enough.
+    /// Pops the latest block of a class, if it is aligned well enough.
     #[inline(always)]
     pub(super) fn pop<'a>(
         &mut self,
@@ -82,7 +82,7 @@ impl Magazine {
         Some((slot, meta))
     }
 
-    /// Keeps a block of so many units whose record has ended, if there is room for it in `capacity` bytes.
+    /// Caches a block of `units` whose metadata has ended, if `capacity` bytes and its bin allow it.
     #[inline(always)]
     pub(super) fn push(
         &mut self,
@@ -94,7 +94,7 @@ impl Magazine {
         let total = self.bytes + u64::from(units) * UNIT;
         let Some(bin) = self.bins.get_mut(at) else { return false };
         let maximum = if at < LARGE { MAX_SMALL } else { MAX_LARGE };
-        // A size that is not known in units, and so 0 here, is far too large.
+        // A size too large to be counted in units is 0 here, and is refused by this.
         let is_kept = u64::from(units.wrapping_sub(1)) < MAX_CACHED / UNIT;
         if !is_kept || bin.count >= maximum || total > capacity {
             return false;
@@ -105,7 +105,7 @@ impl Magazine {
         true
     }
 
-    /// Takes all blocks out.
+    /// Removes all blocks.
     pub(super) fn drain(&mut self, table: &BlockTable, mut each: impl FnMut(u32, &BlockMeta)) {
         if self.bytes == 0 {
             return;

@@ -1,20 +1,20 @@
-//! Lists of the free ranges by size class, and the bitmap that finds the next class with a range in it.
+//! Free lists by size class, and the two-level bitmap of nonempty classes.
 //!
-//! Sizes are counted in units. Below 32 units each size is a class of its own; above, every power of two is divided
-//! into 32 classes. A list is a ring of links that begins and ends at the one of its class: where in it a node is cannot be
-//! guessed, so putting one in and taking one out have no branch that depends on it.
+//! Sizes are counted in units. Below 64 units each size is a class of its own; above, every power of two is divided
+//! into 32 classes. A list is a ring of links through the link of its class, so linking and unlinking have no branch on
+//! the position in the list.
 
 use super::UNIT;
 use super::nodes::{Id, Neighbors, Node, Nodes, Slots};
 
-/// Divisions of a power of two.
+/// Classes for each power of two.
 const DIVISIONS: u32 = 32;
-/// The classes that a 64-bit size can have.
+/// The number of classes that a 64-bit size can have.
 pub(super) const CLASSES: usize = 1664;
-/// More words than their bits need, so that a mask keeps every access in bounds.
+/// Words of the bitmap: a power of two, so that a mask keeps every access in bounds.
 const WORDS: usize = 32;
 
-/// The class of a size in bytes. A larger size has the same class or a higher one.
+/// The class of a size in bytes. Classes grow with sizes.
 #[inline(always)]
 pub(super) fn class_of(bytes: u64) -> u32 {
     let units = bytes / UNIT;
@@ -22,13 +22,13 @@ pub(super) fn class_of(bytes: u64) -> u32 {
     shift * DIVISIONS + (units >> shift) as u32
 }
 
-/// How many low bits of a size in units its class does not tell.
+/// The number of low bits of a size in units that its class ignores.
 #[inline(always)]
 fn shift_of(units: u64) -> u32 {
     (units | u64::from(DIVISIONS)).ilog2() - DIVISIONS.ilog2()
 }
 
-/// Whether no size of its class is smaller.
+/// Whether this is the smallest size of its class.
 #[inline(always)]
 pub(super) fn is_class_minimum(bytes: u64) -> bool {
     let units = bytes / UNIT;
@@ -41,29 +41,29 @@ pub(super) fn exact(class: u32) -> bool {
     class < 2 * DIVISIONS
 }
 
-/// The link of an empty list, or of a node in none. Classes have theirs at their number, nodes after all classes.
+/// The link of an empty list, or of a node in no list. Links of classes come first, those of nodes follow.
 #[inline(always)]
 pub(super) fn alone(spot: usize) -> Neighbors {
     Neighbors::new(spot, spot)
 }
 
-/// Where the link of a node is.
+/// The index of the link of a node.
 #[inline(always)]
 pub(super) fn spot_of(id: Id) -> usize {
     id + CLASSES
 }
 
-/// The node whose link is there, unless it is that of a class.
+/// The node of a link; `None` for the link of a class.
 #[inline(always)]
 fn node_at(spot: usize) -> Option<Id> {
     spot.checked_sub(CLASSES)
 }
 
-/// Which lists have a range.
+/// The bitmap of nonempty classes.
 #[derive(Debug)]
 pub(super) struct Classes {
     sl_bitmap: [u64; WORDS],
-    /// One bit per word of `sl_bitmap` that is not zero.
+    /// One bit for each nonzero word of `sl_bitmap`.
     fl_bitmap: u32,
 }
 
@@ -79,7 +79,7 @@ pub(super) fn first(slots: &Slots<'_>, class: u32) -> Option<Id> {
     node_at(slots.link(class as usize).next())
 }
 
-/// The node after another one in its list.
+/// The next node in the list of `id`.
 #[inline(always)]
 pub(super) fn next(slots: &Slots<'_>, id: Id) -> Option<Id> {
     node_at(slots.link(spot_of(id)).next())
@@ -108,13 +108,13 @@ fn listed(
 }
 
 impl Classes {
-    /// The lowest class, from `class` upward, that has a range.
+    /// The lowest nonempty class from `class` upward.
     #[inline(always)]
     pub(super) fn next_nonempty(&self, class: u32) -> Option<u32> {
         let word = class as usize / 64 % WORDS;
         let upward = !0 << (class % 64);
         let here = u32::from(self.sl_bitmap[word] & upward != 0);
-        // Whether it is this word or another cannot be guessed: no branch depends on it.
+        // Branch-free: whether the bit lies in this word or in a later one cannot be predicted.
         let words = self.fl_bitmap & (!1 << word) | here << word;
         if words == 0 {
             return None;
@@ -124,13 +124,13 @@ impl Classes {
         Some(found as u32 * 64 + bits.trailing_zeros())
     }
 
-    /// The highest class that has a range.
+    /// The highest nonempty class.
     pub(super) fn last_nonempty(&self) -> Option<u32> {
         let word = self.fl_bitmap.checked_ilog2()?;
         Some(word * 64 + self.sl_bitmap[word as usize % WORDS].checked_ilog2()?)
     }
 
-    /// Puts a node at the front of the list of a class.
+    /// Links a node at the front of the list of a class.
     #[inline(always)]
     pub(super) fn link(&mut self, slots: &mut Slots<'_>, id: Id, class: u32) {
         let spot = spot_of(id);
@@ -144,14 +144,14 @@ impl Classes {
         self.fl_bitmap |= 1 << word;
     }
 
-    /// Takes a node out of the list of its class. No node is taken out of class 0, which no range has.
+    /// Unlinks a node from the list of its class, which is never class 0.
     #[inline(always)]
     pub(super) fn unlink(&mut self, slots: &mut Slots<'_>, id: Id, class: u32) {
         let link = *slots.link(spot_of(id));
         let (prev, next) = (link.prev(), link.next());
         slots.link_mut(prev).set_next(next);
         slots.link_mut(next).set_prev(prev);
-        // Only the link of the class is before and after a node.
+        // Previous and next are equal only if both are the link of the class.
         let emptied = u64::from(prev == next);
         let word = class as usize / 64 % WORDS;
         let sl_bitmap = self.sl_bitmap[word] & !(emptied << (class % 64));

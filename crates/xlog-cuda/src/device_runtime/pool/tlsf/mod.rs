@@ -1,11 +1,16 @@
-//! The free memory of one arena: two-level segregated fit over addresses, with all records in host memory.
+//! Free memory of one arena: two-level segregated fit (TLSF) over device addresses.
 //!
-//! Every address that the index was given is in one range, free or taken, and a range knows the two beside it; free
-//! ranges that touch are one range, except across the border of spans that were not joined. Sizes and addresses are
-//! multiples of [`UNIT`]. A range carries a stamp, how far the owner's stream had come when it was freed: a split keeps
-//! it on both parts, a merge takes the later one. What a stamp means is the caller's business, as is the lock: an index
-//! is used by one thread at a time. Taking and giving look at a bounded number of ranges and allocate no host memory,
-//! except that the vector of records grows. Nothing here touches the memory itself.
+//! All metadata lies in host memory; nothing here touches device memory.
+//!
+//! Invariants:
+//! - Every inserted address belongs to exactly one range, free or allocated. A range knows its physical neighbours.
+//! - Two free neighbours are always coalesced, except across the boundary of spans that were inserted without joining.
+//! - Sizes and addresses are multiples of [`UNIT`].
+//! - A range carries the stamp of the last work on it. A split copies the stamp to both parts; a merge keeps the later
+//!   one.
+//!
+//! It does not lock and does not interpret stamps: both are the caller's job. Allocating and freeing probe a bounded
+//! number of ranges and allocate no host memory, except when the vector of nodes grows.
 
 #![forbid(unsafe_code)]
 
@@ -22,34 +27,34 @@ use nodes::{Id, Node, Nodes, Slots, State};
 use search::{FitRequest, find, find_any};
 use span_boundaries::SpanBoundaries;
 
-/// What all sizes and addresses are multiples of, in bytes.
+/// The unit of all sizes and addresses, in bytes.
 pub(crate) const UNIT: u64 = 256;
 
-/// Memory that was taken, until its node is given back or forgotten.
+/// An allocated range, until its node is freed or removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct TlsfAllocation {
-    /// Names the range to the index. The number is used again once the range was given back.
+    /// The node of the range. The number is reused after the range was freed.
     pub(crate) node: u32,
     /// The address.
     pub(crate) ptr: u64,
-    /// The size: what was asked for in whole units.
+    /// The size: the requested bytes, rounded up to whole units.
     pub(crate) bytes: u64,
-    /// The stamp that the memory had while it was free.
+    /// The stamp that the range had while it was free.
     pub(crate) stamp: u64,
 }
 
-/// Memory on its way into an index or out of it, or a view of a free range.
+/// A range that is inserted or removed, or a view of a free range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Range {
     /// The address.
     pub(crate) ptr: u64,
     /// The size.
     pub(crate) bytes: u64,
-    /// The stamp of the last work on it; 0 if nothing depends on it.
+    /// The stamp of the last work on the range; 0 if no work is pending on it.
     pub(crate) stamp: u64,
 }
 
-/// The ranges of one arena.
+/// The free and allocated ranges of one arena.
 #[derive(Debug, Default)]
 pub(crate) struct Tlsf {
     nodes: Nodes,
@@ -60,9 +65,9 @@ pub(crate) struct Tlsf {
 }
 
 impl Tlsf {
-    /// Takes memory of exactly `bytes`, rounded up to whole units, at a multiple of `align`.
+    /// Allocates exactly `bytes`, rounded up to whole units, at a multiple of `align`.
     ///
-    /// `None` when no free range can hold it, or when `align` is not a power of two.
+    /// Returns `None` if no free range is large enough, or if `align` is not a power of two.
     #[inline]
     pub(crate) fn allocate(&mut self, bytes: u64, align: u64) -> Option<TlsfAllocation> {
         let request = FitRequest::new(bytes, align)?;
@@ -73,23 +78,25 @@ impl Tlsf {
         self.allocate_units::<true>(request.bytes)
     }
 
-    /// Takes memory of `bytes`, which are whole units and not none; mostly whole classes, unless it is `ANY`.
+    /// Allocates `bytes`, a positive number of whole units. Without `ANY` the code is laid out for sizes that are whole
+    /// classes.
     #[inline(always)]
     pub(crate) fn allocate_units<const ANY: bool>(&mut self, bytes: u64) -> Option<TlsfAllocation> {
         let (mut slots, vacant) = self.nodes.slots_with_vacant()?;
         let find = if ANY { find_any } else { find };
         let found = find(&slots, &self.classes, bytes)?;
         let taken = split_block(&mut slots, vacant, &mut self.classes, found, bytes)?;
-        // The next one is cut into this.
+        // The next split uses this node.
         prefetch(slots.at(*vacant));
         self.free_bytes -= bytes;
         Some(taken)
     }
 
-    /// Takes memory of at least `bytes` from a range whose stamp is `usable`: all of the range where it has no more than `maximum`, so
-    /// that no splinter of it is left, and otherwise `maximum` of it, or `bytes` if that is more.
+    /// Allocates at least `bytes` from a range whose stamp is `usable`.
     ///
-    /// The search is bounded: `None` says that nothing was found, not that there is nothing.
+    /// A range of at most `maximum` bytes is allocated whole, so that no splinter is left. Of a larger range it
+    /// allocates `maximum`, or `bytes` if that is more. The search is bounded: `None` does not prove that no range
+    /// fits.
     pub(crate) fn allocate_if(
         &mut self,
         (bytes, maximum): (u64, u64),
@@ -103,8 +110,8 @@ impl Tlsf {
         self.split_block_at(id, head, whole.max(request.bytes))
     }
 
-    /// Gives a taken range back, with the stamp of the last work on it, and says its size. A node that is not taken is left as it
-    /// is, and has none.
+    /// Frees an allocated range with the stamp of the last work on it, and returns its size. Returns 0 and changes
+    /// nothing if the node is not allocated.
     #[inline(always)]
     pub(crate) fn free(&mut self, node: u32, stamp: u64) -> u64 {
         let id = node as Id;
@@ -139,7 +146,7 @@ impl Tlsf {
                 resize(&mut slots, classes, next, bytes, stamp);
             }
             (true, true) => {
-                // The larger node stays: it is more likely to keep its class, and with it its place in the list.
+                // Keep the larger node: it is more likely to stay in its class, and so in its list.
                 let (ptr, bytes) = (left.ptr(), left.bytes + bytes + right.bytes);
                 let (stays, goes, gone) = if left.bytes > right.bytes {
                     (prev, next, *right)
@@ -157,8 +164,7 @@ impl Tlsf {
         bytes
     }
 
-    /// Asks the processor for what will be looked at soon, when ranges are given back: the node `coming`, and what lies beside
-    /// the node `halfway`.
+    /// Prefetches what the next frees will read: the node `coming`, and the physical neighbours of the node `halfway`.
     #[inline(always)]
     pub(crate) fn prefetch(&mut self, coming: u32, halfway: u32) {
         let Some((slots, _)) = self.nodes.slots() else { return };
@@ -170,34 +176,34 @@ impl Tlsf {
         }
     }
 
-    /// The bytes that are free.
+    /// Bytes that are free.
     pub(crate) fn free_bytes(&self) -> u64 {
         self.free_bytes
     }
 
-    /// The bytes that are taken.
+    /// Bytes that are allocated.
     pub(crate) fn allocated_bytes(&self) -> u64 {
         self.bytes - self.free_bytes
     }
 
-    /// The number of free ranges; walks all records.
+    /// The number of free ranges. Walks all nodes.
     pub(crate) fn free_ranges(&self) -> usize {
         self.nodes.all(State::Free).count()
     }
 
-    /// The size of the largest free range; walks the list of the highest class that has one.
+    /// The size of the largest free range. Walks the list of the highest nonempty class.
     pub(crate) fn largest_free(&self) -> u64 {
         let Some(class) = self.classes.last_nonempty() else { return 0 };
         let ranges = newest(&self.nodes, class);
         ranges.map(|(_, node)| node.bytes).max().unwrap_or(0)
     }
 
-    /// All free ranges, in no order; walks all records.
+    /// All free ranges, in no order. Walks all nodes.
     pub(crate) fn ranges(&self) -> impl Iterator<Item = Range> {
         self.nodes.all(State::Free).map(|(_, node)| node.range())
     }
 
-    /// Takes `bytes` that begin `head` bytes into a free range; `None` if they are not in it.
+    /// Allocates `bytes` that begin `head` bytes into a free range; `None` if they do not fit.
     fn split_block_at(&mut self, id: Id, head: u64, bytes: u64) -> Option<TlsfAllocation> {
         let Node { phys, stamp, bytes: all, .. } = *self.nodes.at(id);
         let next = phys.next();
@@ -226,7 +232,7 @@ impl Tlsf {
     }
 }
 
-/// Gives a free range its new size, a stamp that is not before `stamp`, and a place in the list of its class.
+/// Sets the size of a free range, raises its stamp to at least `stamp`, and moves it to the list of its new class.
 #[inline(always)]
 fn resize(slots: &mut Slots<'_>, classes: &mut Classes, id: Id, bytes: u64, stamp: u64) {
     let node = slots.at_mut(id);
@@ -239,7 +245,7 @@ fn resize(slots: &mut Slots<'_>, classes: &mut Classes, id: Id, bytes: u64, stam
     }
 }
 
-/// Takes the first `bytes` of a free range of a class that has as many. There is a vacant node.
+/// Allocates the first `bytes` of a free range of class `from`. The caller has made sure that there is a vacant node.
 #[inline(always)]
 fn split_block(
     slots: &mut Slots<'_>,
@@ -256,7 +262,7 @@ fn split_block(
         classes.unlink(slots, id, from);
         return Some(TlsfAllocation { node: id as u32, ptr, bytes, stamp });
     }
-    // The free range keeps its node and only moves to another list if it has to.
+    // The free remainder keeps its node, and changes its list only if its class changes.
     let taken = *vacant;
     let prev = node.phys.prev();
     node.set(ptr + bytes, State::Free);

@@ -1,36 +1,38 @@
-//! The records of an index: one node per range, addressed by a `u32` that stays valid while the range does.
+//! Nodes of a TLSF: one per range, addressed by a `u32` that stays valid while the range exists.
 //!
-//! Nodes and the links of their lists live in two vectors, each of as many as a power of two, so that a mask keeps every number in
-//! bounds: no access can fail. Two nodes share a cache line, and eight links do, since what frees and takes ranges in any order is
-//! slow by the lines it touches. A node that is no longer needed is the next to be used again. The first node stands for no
-//! node: what is written to the neighbour of a range that has none goes there, and nobody reads it.
+//! Nodes and the links of their lists lie in two vectors. Each has a power of two as its length, so a mask keeps every
+//! index in bounds and no access can fail. Two nodes or eight links share a cache line: allocating and freeing in
+//! random order is bound by the lines that it touches.
+//!
+//! Vacant nodes form a stack. Node 0 stands for "no node": writes to the missing neighbour of a range go there, and
+//! nothing reads it.
 
 use super::Range;
 use super::classes::{CLASSES, alone};
 
-/// Names a node, in 32 bits.
+/// The number of a node; it fits into 32 bits.
 pub(super) type Id = usize;
 
 /// No node.
 pub(super) const NIL: Id = 0;
-/// The nodes that the first range brings with it.
+/// The number of nodes that the first range allocates.
 const FIRST_NODES: usize = 16;
 const MAX_NODES: usize = 1 << 31;
 
-/// What a node stands for.
+/// The state of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
-    /// Nothing: the node waits to be used.
+    /// Unused; the node is on the stack of vacant nodes.
     Vacant,
-    /// A free range; it is in the list of its class.
+    /// A free range, in the list of its class.
     Free,
-    /// A range that was taken.
+    /// An allocated range.
     Allocated,
-    /// The empty range at the beginning or the end of a span: nothing merges with it.
+    /// The empty range at the beginning or end of a span. Nothing coalesces with it.
     Boundary,
 }
 
-/// What is before something, and what is after it: two numbers of 32 bits, each read as it is written, by itself.
+/// A previous and a next index of 32 bits each. Each is read by itself, as it was written.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Neighbors {
     prev: u32,
@@ -64,16 +66,16 @@ impl Neighbors {
     }
 }
 
-/// A range and its neighbours, on half a cache line.
+/// A range and its physical neighbours, on half a cache line.
 #[derive(Clone, Copy, Debug)]
 #[repr(C, align(32))]
 pub(super) struct Node {
-    /// The address; the state is kept in the low bits, which the unit leaves zero.
+    /// The address, with the state in the low bits that the unit leaves zero.
     address: u64,
     pub(super) bytes: u64,
-    /// Of a free range; of a taken one, the stamp it had.
+    /// The stamp of a free range; of an allocated one, the stamp that it had.
     pub(super) stamp: u64,
-    /// The range that ends where this one begins, and the one that begins where it ends; of a vacant node, the next vacant one.
+    /// The physical neighbours. In a vacant node, `next` is the next vacant node.
     pub(super) phys: Neighbors,
 }
 
@@ -118,7 +120,7 @@ impl Node {
         self.address = ptr & !STATE | state as u64;
     }
 
-    /// Makes the node vacant, before another vacant one.
+    /// Pushes the node on the stack of vacant nodes, in front of `next`.
     #[inline(always)]
     pub(super) fn vacate(&mut self, next: Id) {
         self.set(0, State::Vacant);
@@ -126,7 +128,7 @@ impl Node {
     }
 }
 
-/// The nodes and links as one operation sees them: at least one of each, and as many as a power of two.
+/// The nodes and links during one operation: at least one of each, and a power of two of them.
 #[derive(Debug)]
 pub(super) struct Slots<'a> {
     nodes: &'a mut [Node],
@@ -156,7 +158,7 @@ impl Slots<'_> {
         &mut links[spot & (links.len() - 1)]
     }
 
-    /// Takes a node out from between its neighbours; it is then the first vacant one.
+    /// Unlinks a node from its physical neighbours and pushes it on the stack of vacant nodes.
     #[inline(always)]
     pub(super) fn remove(&mut self, id: Id, vacant: &mut Id) {
         let node = self.at_mut(id);
@@ -168,18 +170,18 @@ impl Slots<'_> {
     }
 }
 
-/// The nodes of one index.
+/// The nodes of one TLSF.
 #[derive(Debug, Default)]
 pub(super) struct Nodes {
     nodes: Vec<Node>,
-    /// Of the classes, then of the nodes.
+    /// The links of the classes, then those of the nodes.
     links: Vec<Neighbors>,
-    /// The first vacant node.
+    /// The top of the stack of vacant nodes.
     vacant: Id,
 }
 
 impl Nodes {
-    /// The nodes, and the first vacant one; `None` if there are no nodes.
+    /// The nodes and the top of the vacant stack; `None` if there are no nodes.
     #[inline(always)]
     pub(super) fn slots(&mut self) -> Option<(Slots<'_>, &mut Id)> {
         let is_empty = self.nodes.is_empty() || self.links.is_empty();
@@ -187,24 +189,24 @@ impl Nodes {
         (!is_empty).then_some((slots, &mut self.vacant))
     }
 
-    /// A node to look at; an id that names none reads as vacant.
+    /// Reads a node. A number without a node reads as vacant.
     #[inline]
     pub(super) fn at(&self, id: Id) -> &Node {
         self.nodes.get(id).unwrap_or(&Node::VACANT)
     }
 
-    /// A link to look at; where there is none, it leads to itself.
+    /// Reads a link. A number without a link reads as a link to itself.
     pub(super) fn link(&self, spot: usize) -> Neighbors {
         self.links.get(spot).copied().unwrap_or(alone(spot))
     }
 
-    /// Whether the id is one that a node can have.
+    /// Whether a node can have this number.
     #[inline(always)]
     pub(super) fn has(&self, id: Id) -> bool {
         id < self.nodes.len()
     }
 
-    /// The nodes with a vacant one among them; `None` if there cannot be one.
+    /// The nodes, of which at least one is vacant; `None` if no node can be added.
     #[inline(always)]
     pub(super) fn slots_with_vacant(&mut self) -> Option<(Slots<'_>, &mut Id)> {
         if self.vacant == NIL && !self.reserve(1) {
@@ -213,14 +215,14 @@ impl Nodes {
         self.slots()
     }
 
-    /// Whether `more` nodes can be put, which then need no memory; looks at so many.
+    /// Ensures that `more` nodes can be put without an allocation. Probes at most that many vacant nodes.
     #[cold]
     pub(super) fn reserve(&mut self, more: usize) -> bool {
         let vacant = std::iter::successors(Some(self.vacant), |id| Some(self.at(*id).phys.next()));
         if vacant.take(more).all(|id| id != NIL) {
             return true;
         }
-        // Twice as many are enough: there are more than anyone asks for.
+        // Doubling is enough: callers ask for at most four.
         let len = self.nodes.len();
         let doubled = len.max(FIRST_NODES / 2) * 2;
         if doubled > MAX_NODES {
@@ -238,7 +240,7 @@ impl Nodes {
         true
     }
 
-    /// Puts a node between two neighbours; [`NIL`], and no node, where there is no [`reserve`](Self::reserve).
+    /// Puts a node between two neighbours. Returns [`NIL`] without a preceding [`reserve`](Self::reserve).
     pub(super) fn put(&mut self, node: Node, prev: Id, next: Id) -> Id {
         let Some((mut slots, vacant)) = self.slots() else { return NIL };
         let id = *vacant;
@@ -253,14 +255,14 @@ impl Nodes {
         id
     }
 
-    /// Takes a node out from between its neighbours.
+    /// Removes a node from between its physical neighbours.
     pub(super) fn remove(&mut self, id: Id) {
         if let Some((mut slots, vacant)) = self.slots() {
             slots.remove(id, vacant);
         }
     }
 
-    /// All nodes in a state, with their ids.
+    /// All nodes in a state, with their numbers.
     pub(super) fn all(&self, state: State) -> impl Iterator<Item = (Id, &Node)> {
         (0..).zip(&self.nodes).filter(move |(_, node)| node.is(state))
     }

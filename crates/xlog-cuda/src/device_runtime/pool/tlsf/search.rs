@@ -1,17 +1,19 @@
-//! Which free range serves a request.
+//! Fit policy: which free range serves a request.
 //!
-//! Good fit, sharpened: the smallest of the first few ranges of the request's own class, else the smallest of the first
-//! few of the next class that has any, where every range fits. Only when there is no such class is the request's own
-//! list walked to its end, so that a request is refused only if no range can hold it. Lists are last in, first out; a
-//! search for a usable stamp starts at the oldest.
+//! 1. The smallest of the first [`FIT_CANDIDATES`] ranges of the request's own class that fit.
+//! 2. The smallest of the first few ranges of the next nonempty class, where every range fits.
+//! 3. Only without such a class: the whole list of the request's own class. So a request fails only if no range fits.
+//!
+//! Lists are last in, first out. A search for a usable stamp starts at the oldest range, and probes at most
+//! [`MAX_PROBES`].
 
 use super::classes::{Classes, class_of, exact, first, is_class_minimum, newest, next, oldest};
 use super::nodes::{Id, Node, Slots};
 use super::{Tlsf, UNIT};
 
-/// Ranges looked at in one class.
+/// Ranges probed in one class.
 const FIT_CANDIDATES: usize = 4;
-/// Ranges looked at in all classes, when not every range will do.
+/// Ranges probed in all classes together, if not every range is usable.
 const MAX_PROBES: usize = 64;
 
 /// A request in whole units.
@@ -28,7 +30,7 @@ impl FitRequest {
         align.is_power_of_two().then_some(Self { bytes, align: align.max(UNIT) })
     }
 
-    /// How far into a range the aligned request begins, if it fits there.
+    /// The offset in a range at which the aligned request begins; `None` if it does not fit.
     #[inline]
     fn fits(&self, node: &Node) -> Option<u64> {
         let head = node.ptr().wrapping_neg() & (self.align - 1);
@@ -36,7 +38,7 @@ impl FitRequest {
     }
 }
 
-/// A range of at least `bytes`, which is a multiple of the unit, and its class.
+/// Finds a range of at least `bytes`, a multiple of the unit, and its class. Laid out for sizes that are whole classes.
 #[inline(always)]
 pub(super) fn find(slots: &Slots<'_>, classes: &Classes, bytes: u64) -> Option<(Id, u32)> {
     let class = class_of(bytes);
@@ -46,7 +48,7 @@ pub(super) fn find(slots: &Slots<'_>, classes: &Classes, bytes: u64) -> Option<(
     good_fit(slots, classes, class, bytes)
 }
 
-/// The same where the size is as likely as not one that some ranges of its class cannot hold.
+/// [`find`] for sizes of which some ranges of their class are too small.
 #[inline(always)]
 pub(super) fn find_any(slots: &Slots<'_>, classes: &Classes, bytes: u64) -> Option<(Id, u32)> {
     let class = class_of(bytes);
@@ -57,17 +59,17 @@ pub(super) fn find_any(slots: &Slots<'_>, classes: &Classes, bytes: u64) -> Opti
     }
 }
 
-/// The same for the least size of a class.
+/// [`find`] for the smallest size of a class.
 #[inline(always)]
 fn good_fit(slots: &Slots<'_>, classes: &Classes, class: u32, bytes: u64) -> Option<(Id, u32)> {
     good_fit_in(slots, classes.next_nonempty(class)?, bytes)
 }
 
-/// The smallest of the first few ranges of a class of which every range holds the request.
+/// The smallest of the first few ranges of a class in which every range fits.
 #[inline(always)]
 fn good_fit_in(slots: &Slots<'_>, class: u32, bytes: u64) -> Option<(Id, u32)> {
     let id = first(slots, class)?;
-    // All ranges of such a class have one size.
+    // All ranges of an exact class have one size.
     if exact(class) || slots.at(id).bytes == bytes {
         return Some((id, class));
     }
@@ -82,7 +84,7 @@ fn good_fit_in(slots: &Slots<'_>, class: u32, bytes: u64) -> Option<(Id, u32)> {
     Some((found, class))
 }
 
-/// The same for another size, out of the way of those that are common.
+/// [`fit_within_class`], out of line.
 #[cold]
 #[inline(never)]
 fn fit_within_class_cold(
@@ -94,7 +96,7 @@ fn fit_within_class_cold(
     fit_within_class(slots, classes, class, bytes)
 }
 
-/// The same for a size that some ranges of its class cannot hold.
+/// [`find`] for a size that some ranges of its class cannot hold.
 #[inline(always)]
 fn fit_within_class(
     slots: &Slots<'_>,
@@ -105,7 +107,7 @@ fn fit_within_class(
     if let Some(found) = best_fit(slots, class, bytes, FIT_CANDIDATES) {
         return Some(found);
     }
-    // Every range of a higher class holds it.
+    // Every range of a higher class fits.
     match classes.next_nonempty(class + 1) {
         Some(above) => good_fit_in(slots, above, bytes),
         None => best_fit_of_all(slots, class, bytes),
@@ -138,11 +140,11 @@ fn best_fit(slots: &Slots<'_>, class: u32, bytes: u64, candidates: usize) -> Opt
 }
 
 impl Tlsf {
-    /// A range for a request that is aligned to more than a unit, and how far into it the request begins.
+    /// Finds a range for a request that is aligned to more than a unit, and the offset of the request in it.
     pub(super) fn find_aligned(&mut self, request: FitRequest) -> Option<(Id, u64)> {
         let near = self.find_if(request, &mut |_| true);
         near.or_else(|| {
-            // Large enough whatever its address is.
+            // A range of this size fits at any address.
             let (slots, _) = self.nodes.slots()?;
             let minimum = request.bytes.checked_add(request.align - UNIT)?;
             let (id, _) = find(&slots, &self.classes, minimum)?;
@@ -162,8 +164,8 @@ impl Tlsf {
         })
     }
 
-    /// A range with a usable stamp: a few, oldest first, of each class upward, up to a number of ranges in all, and at
-    /// last the highest class.
+    /// Finds a range with a usable stamp: a few of each class upward, oldest first. When [`MAX_PROBES`] are used up, it
+    /// tries the highest class last.
     pub(super) fn find_if(
         &self,
         request: FitRequest,

@@ -1,7 +1,7 @@
-//! Memory that comes to an index and leaves it: spans and their borders.
+//! Spans of a TLSF: memory that is inserted and removed.
 //!
-//! A span is a run of ranges between two border nodes. Borders are found by address, in two ordered maps that only
-//! coming and leaving memory touches; a split, a merge, a take or a give never does.
+//! A span is a run of ranges between two boundary nodes. Two ordered maps find boundaries by address. Only inserting
+//! and removing memory touches them; allocating, freeing, splitting and coalescing never do.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -10,7 +10,7 @@ use super::classes::{class_of, newest};
 use super::nodes::{Id, NIL, Node, State};
 use super::{Range, Tlsf, UNIT};
 
-/// The border nodes by address.
+/// The boundary nodes by address.
 #[derive(Debug, Default)]
 pub(super) struct SpanBoundaries {
     begins: BTreeMap<u64, Id>,
@@ -18,7 +18,7 @@ pub(super) struct SpanBoundaries {
 }
 
 impl SpanBoundaries {
-    /// Whether a span holds part of the addresses from `ptr` to `end`.
+    /// Whether a span overlaps the addresses from `ptr` to `end`.
     fn overlap(&self, ptr: u64, end: u64) -> bool {
         let Some((&begin, _)) = self.begins.range(..end).next_back() else { return false };
         let ends = self.ends.range((Bound::Excluded(begin), Bound::Unbounded)).next();
@@ -27,10 +27,10 @@ impl SpanBoundaries {
 }
 
 impl Tlsf {
-    /// Adds free memory, which merges with free memory of this index at either end when `join`.
+    /// Inserts free memory. With `join` it coalesces with adjacent free memory.
     ///
-    /// Returns false, and adds nothing, when the range is empty, is not made of whole units, or overlaps memory that the
-    /// index has.
+    /// Returns false and inserts nothing if the range is empty, is not made of whole units, or overlaps memory that the
+    /// TLSF has.
     pub(crate) fn insert_span(&mut self, range: Range, join: bool) -> bool {
         let Range { ptr, bytes, stamp } = range;
         let Some(end) = ptr.checked_add(bytes) else { return false };
@@ -68,8 +68,8 @@ impl Tlsf {
         true
     }
 
-    /// Removes a taken range without freeing it, with the stamp it was taken with: its neighbours end and begin there.
-    /// `None` for a node that is not taken.
+    /// Removes an allocated range, with the stamp that it was allocated with. Boundaries take its place. `None` if the
+    /// node is not allocated.
     pub(crate) fn remove_allocated(&mut self, node: u32) -> Option<Range> {
         let node = node as Id;
         let taken = self.nodes.at(node);
@@ -85,8 +85,8 @@ impl Tlsf {
         Some(range)
     }
 
-    /// Removes from the free ranges of at least `min` bytes what `leave` names: a part of the range it is shown, made of
-    /// whole units. What is left of the range stays free and, if it still has `min` bytes, is shown again.
+    /// Removes what `leave` selects from the free ranges of at least `min` bytes: a part of the range that it is shown,
+    /// in whole units. The rest stays free and is shown again while it has `min` bytes.
     pub(crate) fn remove_if(
         &mut self,
         min: u64,
@@ -127,7 +127,7 @@ impl Tlsf {
         left
     }
 
-    /// Removes a node that is in no list, and puts borders in its place.
+    /// Removes a node that is in no list, and puts boundaries in its place.
     fn cut(&mut self, id: Id) {
         let phys = self.nodes.at(id).phys;
         let (prev, next) = (phys.prev(), phys.next());
