@@ -1,4 +1,4 @@
-//! How a pool behaves: sizes, reuse, where memory comes from. Every value is checked when the pool is made.
+//! Configuration of a pool: sizes, reuse policy, segments. Every value is checked when the pool is made.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,15 +10,15 @@ use crate::{Result, XlogError};
 
 const MIB: usize = 1 << 20;
 
-/// Which memory of another stream a request may be served from. Memory of the own stream always is.
+/// Which memory of other streams may serve a request. Memory of the request's own stream always may.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub struct PoolReuse {
-    /// Memory whose last work the asking stream already follows.
+    /// Memory whose last work happens before the request.
     pub follow_dependencies: bool,
-    /// Memory whose last work the host finds to have completed. What is served then depends on time.
+    /// Memory whose last work has completed when the host polls it. The result depends on timing.
     pub opportunistic: bool,
-    /// Memory that is still in use, with a wait queued for it, once the pool cannot grow or has enough that is free.
+    /// Memory that is still in use, with a queued wait, once the pool cannot grow or prefers waits over growth.
     pub insert_waits: bool,
 }
 
@@ -29,24 +29,24 @@ impl Default for PoolReuse {
 }
 
 impl PoolReuse {
-    /// The same program gets the same addresses in every run, as far as blocks are used on their own streams: which memory is
-    /// handed out does not depend on what has completed when.
+    /// A policy that does not depend on completion: the same program gets the same addresses in every run, as long as
+    /// blocks are used on their own streams only.
     #[must_use]
     pub fn deterministic() -> Self {
         Self { opportunistic: false, ..Self::default() }
     }
 }
 
-/// Where a pool takes its memory from.
+/// The kind of segments of a pool.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[non_exhaustive]
 pub enum PoolSegments {
-    /// Mapped where the device has virtual memory, plain otherwise.
+    /// Mapped if the device has virtual memory, otherwise plain.
     #[default]
     Automatic,
-    /// Physical memory mapped into reserved addresses; given back piece by piece.
+    /// Physical handles mapped into reserved addresses; each is returned by itself.
     Mapped,
-    /// One driver allocation per segment, as compute-sanitizer wants it.
+    /// One driver allocation for each segment, as compute-sanitizer needs it.
     Plain,
 }
 
@@ -63,12 +63,12 @@ pub enum PoolSegments {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[non_exhaustive]
 pub enum PoolSanitizer {
-    /// No.
+    /// Off.
     #[default]
     Off,
-    /// Where a tool is attached that takes heaps and regions, and the memory of the pool is a GPU's and can be told to it.
+    /// On if a tool is attached that accepts heaps and regions, and the pool's memory is that of a GPU.
     Automatic,
-    /// Yes. Without a tool nobody is told, and the same rules hold. A tool that cannot be attached is an error.
+    /// On, also without a tool: the same rules hold and no tool is told. A tool that cannot be attached is an error.
     On,
 }
 
@@ -113,28 +113,28 @@ impl fmt::Display for PoolSanitizer {
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct PoolConfig {
-    /// Taken from the device at once. 0: nothing before the first request.
+    /// Bytes taken from the device when the pool is made; 0 takes nothing before the first request.
     pub initial_bytes: usize,
-    /// Never hold more of the device than this.
+    /// The maximum of bytes that the pool holds of the device.
     pub maximum_bytes: usize,
-    /// Memory is taken in pieces of at most this size, smaller ones while the pool is small, or of the request if that is larger.
+    /// The largest step of growth, or the request if that is larger. A small pool grows in smaller steps.
     pub growth_bytes: usize,
-    /// Up to here the pool rather grows than lets one stream wait for another. When it holds more, and at least half of that is free,
-    /// a request first gets free memory of another stream with a wait for the work on it.
+    /// Up to this size the pool prefers growth over waits. Above it, with at least half of the pool free, a request
+    /// first steals from another stream with a wait.
     pub eager_growth_bytes: usize,
-    /// What the pool keeps when [`PoolConfig::idle_decay`] lets memory go.
+    /// Bytes that [`PoolConfig::idle_decay`] leaves in the pool.
     pub release_threshold: usize,
-    /// How long nothing must have been taken from the device before free memory goes back to it; `None`: only `trim` gives back.
+    /// Time without growth after which free memory is returned to the device. With `None` only `trim` returns it.
     pub idle_decay: Option<Duration>,
-    /// How many bytes of free blocks all streams together keep ready to hand out; 2 % of what the pool holds if that is more.
+    /// Bytes of free blocks that all magazines together cache; 2 % of what the pool holds, if that is more.
     pub magazine_bytes: usize,
-    /// Which memory of other streams may be handed out.
+    /// Which memory of other streams may be reused.
     pub reuse: PoolReuse,
-    /// When an event is recorded for a use that is closed.
+    /// When an event is recorded for a closed use.
     pub event_policy: EventPolicy,
-    /// Where memory comes from.
+    /// The kind of segments.
     pub segments: PoolSegments,
-    /// Whether it works for a memory checker.
+    /// Whether the pool works for a memory checker.
     pub sanitizer: PoolSanitizer,
 }
 
@@ -157,35 +157,35 @@ impl Default for PoolConfig {
 }
 
 impl PoolConfig {
-    /// Takes this much from the device at once.
+    /// Sets [`PoolConfig::initial_bytes`].
     #[must_use]
     pub fn with_initial(mut self, bytes: usize) -> Self {
         self.initial_bytes = bytes;
         self
     }
 
-    /// Never holds more of the device than this.
+    /// Sets [`PoolConfig::maximum_bytes`].
     #[must_use]
     pub fn with_maximum(mut self, bytes: usize) -> Self {
         self.maximum_bytes = bytes;
         self
     }
 
-    /// Takes memory in pieces of this size.
+    /// Sets [`PoolConfig::growth_bytes`].
     #[must_use]
     pub fn with_growth(mut self, bytes: usize) -> Self {
         self.growth_bytes = bytes;
         self
     }
 
-    /// Rather grows than lets streams wait for each other up to this; 0 saves memory, `usize::MAX` time.
+    /// Sets [`PoolConfig::eager_growth_bytes`]: 0 saves memory, `usize::MAX` saves time.
     #[must_use]
     pub fn with_eager_growth(mut self, bytes: usize) -> Self {
         self.eager_growth_bytes = bytes;
         self
     }
 
-    /// Lets free memory go back to the device after `idle`, down to `keep` bytes.
+    /// Returns free memory to the device after `idle`, down to `keep` bytes.
     #[must_use]
     pub fn with_decay(mut self, idle: Duration, keep: usize) -> Self {
         self.idle_decay = Some(idle);
@@ -193,35 +193,35 @@ impl PoolConfig {
         self
     }
 
-    /// Keeps this many bytes of free blocks ready, on all streams together.
+    /// Sets [`PoolConfig::magazine_bytes`].
     #[must_use]
     pub fn with_magazines(mut self, bytes: usize) -> Self {
         self.magazine_bytes = bytes;
         self
     }
 
-    /// Hands out memory of other streams by this policy.
+    /// Sets the reuse policy.
     #[must_use]
     pub fn with_reuse(mut self, reuse: PoolReuse) -> Self {
         self.reuse = reuse;
         self
     }
 
-    /// Records the events of closed uses by another policy.
+    /// Sets [`PoolConfig::event_policy`].
     #[must_use]
     pub fn with_event_policy(mut self, event_policy: EventPolicy) -> Self {
         self.event_policy = event_policy;
         self
     }
 
-    /// Takes memory from there.
+    /// Sets the kind of segments.
     #[must_use]
     pub fn with_segments(mut self, segments: PoolSegments) -> Self {
         self.segments = segments;
         self
     }
 
-    /// Works for a memory checker.
+    /// Sets whether the pool works for a memory checker.
     #[must_use]
     pub fn with_sanitizer(mut self, sanitizer: PoolSanitizer) -> Self {
         self.sanitizer = sanitizer;

@@ -1,19 +1,18 @@
-//! The performance tier: memory is sub-allocated, and handing it out again costs no driver call.
+//! Pool: sub-allocates device memory in stream order; reuse costs no driver call.
 //!
-//! Every stream has an arena: free memory in the order of that stream, and a magazine of blocks ready to hand out. Allocating and
-//! freeing on a stream touches its arena and nothing else. Only when that has nothing left, memory of other streams is looked at, in
-//! the order of `reuse`: what the asking stream already follows, what has completed, then the device, then what must be waited
-//! for. Order between streams is kept by the clocks of `ordering`, as in every tracking resource.
+//! Every stream has an arena: a magazine of blocks ready to hand out, and a TLSF of free ranges. Allocating and freeing
+//! touch the arena of their stream and nothing else. If the arena has nothing left, `slow_path` takes memory from other
+//! streams or from the device. The clocks of `ordering` decide which memory of another stream may be reused, and with
+//! which wait.
 //!
-//! | file | what it is |
+//! | file | content |
 //! |---|---|
-//! | `tlsf` | free memory by size and by address |
-//! | `arena`, `magazine`, `coalesce_queue` | the memory of one stream, what of it is ready to hand out, and what is about to be merged |
-//! | `resource`, `quick`, `batch`, `returns` | a pool as a resource, the shortest way through it, several at once, how blocks come back |
-//! | `reuse`, `trim` | what to do when that has nothing left; free memory as a whole |
-//! | `segments`, `source` | where memory comes from and goes back to |
-//! | `sanitizer` | what changes when a memory checker looks on |
-//! | `config`, `snapshot` | how a pool behaves, and how it stands |
+//! | `fast_path`, `batch`, `free`, `slow_path` | allocation and free: by the owning thread, in batches, in general, and with an empty arena |
+//! | `arena`, `magazine`, `coalesce_queue`, `tlsf` | free memory of one stream: cached by class, waiting to be coalesced, by size and address |
+//! | `trim` | free memory of all streams: coalesced, returned to the device, shared out to the magazines |
+//! | `segments`, `source` | memory that the pool takes from the device, or from another resource |
+//! | `resource`, `config`, `snapshot` | the trait, the configuration, and the figures of a pool |
+//! | `sanitizer` | a pool under a memory checker |
 
 mod arena;
 mod batch;
@@ -62,16 +61,16 @@ pub use config::{PoolConfig, PoolReuse, PoolSanitizer, PoolSegments};
 pub use sanitizer::SanitizerSnapshot;
 pub use snapshot::{PoolPaths, PoolSnapshot};
 
-/// Streams a pool can serve.
+/// The number of streams that a pool can serve.
 const MAX_STREAMS: u32 = 1 << 14;
 
-/// An arena on cache lines of its own: each stream has mostly another thread.
+/// An arena on cache lines of its own: mostly each stream is used by another thread.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct ArenaShard(Lock<Arena>, AtomicBool);
 
 impl ArenaShard {
-    /// True once the stream of this place has asked for memory.
+    /// Whether the stream of this slot has asked for memory.
     fn is_used(&self) -> bool {
         self.1.load(Ordering::Acquire)
     }
@@ -104,13 +103,13 @@ impl ArenaShard {
 /// ```
 pub struct PoolResource {
     tracker: Tracker,
-    /// One by one: a stream that comes for the first time pays for its own.
+    /// Made one by one: only a stream's first request pays for its arena.
     arenas: Slab<ArenaShard, 1>,
-    /// What the magazine of each stream may have.
+    /// The bytes that the magazine of each stream may hold.
     magazine_capacity: AtomicU64,
-    /// Blocks may go the shortest way: nobody is told of them, and their own stream needs no events.
+    /// Whether blocks may take the fast path: no observer must be told of them, and their own stream records no events.
     fast_path: bool,
-    /// The driver of a simulated device, whose detector learns of every block.
+    /// The driver of a simulated device, whose race detector learns of every block.
     observer: Option<Arc<dyn Driver>>,
     device: Arc<CudaDevice>,
     ordinal: u32,
@@ -118,32 +117,32 @@ pub struct PoolResource {
     segments: Box<dyn Segments>,
     slow_path: SlowPathState,
     deferred_frees: DeferredFrees,
-    /// What it does for a memory checker, if it does.
+    /// Set under a memory checker.
     sanitizer: Option<Sanitizer>,
 }
 
-/// What is touched where a stream has run short; not on the lines that all streams read.
+/// State of the slow path, away from the cache lines that all streams read.
 #[repr(align(128))]
 struct SlowPathState {
-    /// Memory that belongs to no stream, and on which nothing is pending.
+    /// Memory that belongs to no stream, and on which no work is pending.
     shared_free: Mutex<Tlsf>,
-    /// Held while memory is moved between the pool and the device, so that two do not take what one needs.
+    /// Held while memory moves between the pool and the device, so that two requests do not both grow for one need.
     growing: Mutex<Growth>,
-    /// What requests have saved for looks at other streams.
+    /// Credits that requests have earned for scans of other arenas.
     scan_credits: AtomicU32,
 }
 
 /// How the pool has grown.
 #[derive(Debug)]
 struct Growth {
-    /// When it last took memory from the device.
+    /// When the pool last took memory from the device.
     last: Instant,
-    /// What all magazines together may have, as it was last shared out, and among how many.
+    /// The bytes that all magazines together may hold, and the number of streams that share them.
     shared: (u64, u32),
 }
 
 impl PoolResource {
-    /// A pool of `device`, which is number `ordinal`, for the streams of `streams`.
+    /// Creates a pool of `device`, which is number `ordinal`, for the streams of `streams`.
     pub fn new(
         device: Arc<CudaDevice>,
         ordinal: u32,
@@ -156,10 +155,10 @@ impl PoolResource {
         Self::build(device, ordinal, streams, config, (segments, sanitizer))
     }
 
-    /// A pool that takes its memory from another resource.
+    /// Creates a pool that takes its memory from another resource.
     ///
-    /// The device and its number are those of `inner` and `streams`. A resource on another open device or another stream pool is
-    /// refused with [`ResourceError::Driver`] that names both.
+    /// The device and its number are those of `inner` and `streams`. A resource on another open device or another
+    /// stream pool is refused with a [`ResourceError::Driver`] that names both.
     pub fn over(
         inner: Box<dyn DeviceMemoryResource + Send + Sync>,
         streams: Arc<StreamPool>,
@@ -211,7 +210,7 @@ impl PoolResource {
         Ok(pool)
     }
 
-    /// The arenas, where blocks may go the shortest way.
+    /// The arenas, if blocks may take the fast path.
     #[inline(always)]
     fn fast_path_arenas(&self) -> Option<&Slab<ArenaShard, 1>> {
         self.fast_path.then_some(&self.arenas)
@@ -222,7 +221,7 @@ impl PoolResource {
         self.magazine_capacity.load(Ordering::Relaxed)
     }
 
-    /// The arena of the stream at a place.
+    /// The arena of a stream.
     #[inline]
     fn arena(&self, slot: u32) -> ResourceResult<&Lock<Arena>> {
         if let Some(shard) = self.arenas.get(slot)
@@ -262,7 +261,7 @@ impl PoolResource {
         if self.sanitizer.is_some()
             && let Some(_reaper) = self.deferred_frees.try_reaper_lock()
         {
-            // A failure stays with the block and comes back with a reap.
+            // A failed free stays with its block, and a reap reports it.
             let _ = self.release_completed(sanitizer::WAITING_PER_REQUEST);
         }
         let suballocation =
@@ -273,7 +272,7 @@ impl PoolResource {
         self.begin_block(suballocation, bytes, owner, stream, tag)
     }
 
-    /// Makes a live block of a piece that was taken for it.
+    /// Begins a live block on memory that was allocated for it.
     fn begin_block(
         &self,
         suballocation: Suballocation,
@@ -290,8 +289,8 @@ impl PoolResource {
         };
         let Some(slot) = slot else { return Err(self.undo_allocation(suballocation, owner)) };
         if let Some(observer) = &self.observer {
-            // Only tells the detector; the block is the same without it. Queued before the block gets its stamp, as an
-            // allocation by the driver would be.
+            // Only informs the race detector, so a failure changes nothing. It comes before the block gets its stamp,
+            // as an allocation by the driver would.
             let _ = observer.begin_range(
                 suballocation.ptr,
                 suballocation.bytes as usize,
@@ -323,7 +322,7 @@ impl PoolResource {
         too_many_blocks()
     }
 
-    /// Runs `body` while nobody else gets at the memory of a stream, to show in tests that other streams go on.
+    /// Runs `body` while no other thread can enter the arena of a stream. For tests that show that other streams go on.
     #[doc(hidden)]
     pub fn hold_stream_memory<R>(
         &self,
@@ -336,8 +335,8 @@ impl PoolResource {
 }
 
 impl Drop for PoolResource {
-    /// Memory goes back to the device once the host has seen its last work complete, so this waits for the streams that used it.
-    /// What live blocks hold stays taken.
+    /// Waits for the streams that used the pool's memory, and returns that memory to the device. Memory of live blocks
+    /// stays allocated.
     fn drop(&mut self) {
         let _ = self.reap_pending();
         let _ = self.trim_to(0);

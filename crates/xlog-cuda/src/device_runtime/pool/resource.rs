@@ -1,4 +1,4 @@
-//! The pool as a resource.
+//! The pool as a [`DeviceMemoryResource`].
 
 use std::sync::Arc;
 
@@ -16,22 +16,22 @@ use crate::device_runtime::resource::{
 };
 use crate::stream::RawStream;
 
-/// The largest alignment a request may ask for.
+/// The largest alignment of a request.
 const MAX_ALIGN: usize = 2 << 20;
-/// No request can be larger: nothing has so many addresses.
+/// The largest request: no device has more addresses.
 pub(super) const MAX_BYTES: usize = 1 << 47;
 
-/// What a request takes: a whole class, or whole units. Nothing where no request can be such.
+/// The bytes that a request takes: a whole class, or whole units. `None` for a size that is refused.
 #[inline]
 fn taken_by(bytes: usize) -> Option<u64> {
-    // Zero is the largest of all that are one less.
+    // 0 wraps around and is refused as well.
     (bytes.wrapping_sub(1) < MAX_BYTES).then(|| match bytes as u64 {
         small if small <= MAX_CACHED => class_of(small).0,
         large => large.next_multiple_of(UNIT),
     })
 }
 
-/// [`taken_by`] a request that is refused by name where no request can be such.
+/// [`taken_by`] with an error that names the reason.
 #[inline]
 pub(super) fn size_of(bytes: usize) -> ResourceResult<u64> {
     taken_by(bytes).ok_or_else(|| refusal(bytes))
@@ -61,7 +61,7 @@ impl UseTracking for PoolResource {
             && let Ok(arena) = self.arena(owner)
         {
             arena.with(|_| {
-                // By now it may be another block's, of another stream.
+                // The slot may hold a block of another stream by now.
                 if meta.owner() == owner {
                     meta.state.publish();
                 }
@@ -69,8 +69,8 @@ impl UseTracking for PoolResource {
         }
     }
 
-    /// At once where its stream already follows all its uses; otherwise put by until they complete, so that the stream does not
-    /// wait for another one.
+    /// Frees at once if the block's stream is already ordered after all uses. Otherwise the free is deferred until they
+    /// complete, so that the stream does not wait for another one.
     fn free(&self, generation: Generation, meta: &BlockMeta) -> ResourceResult<()> {
         if self.sanitizer.is_some() {
             return self.free_in_order(generation, meta);
@@ -153,7 +153,7 @@ impl DeviceMemoryResource for PoolResource {
             self.free_deferred_with_waits().and(self.release_with_waits(RawStream::synchronize));
         outcome = outcome.and(waited);
         drop(reaper);
-        // Whatever deadline the running call has: a reap ends when all is freed.
+        // Without the deadline of the running call: a reap ends when everything is freed.
         let settled = self.synchronize_streams(RawStream::synchronize);
         outcome.and(settled.map_err(Into::into))
     }

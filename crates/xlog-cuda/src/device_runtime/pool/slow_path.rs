@@ -1,17 +1,20 @@
-//! What a pool does when the arena of the asking stream has nothing left, and how memory goes back.
+//! Slow path: the stream's own arena cannot satisfy the request.
 //!
-//! In this order: blocks of the own stream that only wait to be merged; memory that belongs to no stream; memory of other streams that
-//! the asking one already follows, or whose last work has completed; the device; memory of other streams with a wait; blocks whose uses
-//! elsewhere have not completed, with waits; adjacent free ranges of several streams, with waits; free handles remapped to one range.
-//! Only then is the request refused. A stream that cannot be waited for, such as one that is being captured, is passed over in each of
-//! these steps; the refusal names the first failure of that kind.
+//! Sources, cheapest first:
+//! 1. deferred frees that have completed; then the stream's own magazine and coalesce queue;
+//! 2. the shared free list, which belongs to no stream and has no pending work;
+//! 3. steal from another arena, if the range's last work happens-before this request or has completed;
+//! 4. grow from the device; a pool that prefers waits over growth first steals with a wait;
+//! 5. steal with a wait; drain deferred frees with waits; coalesce adjacent ranges of several streams;
+//! 6. remap completely free handles into one range, or return free segments and grow again.
 //!
-//! Memory that changes its stream gets a stamp of its new one, unless the host has seen its last work complete: whoever takes it from
-//! there follows the new stream, and through it the old one. Without that, a third stream would miss the first.
+//! Invariant: a stolen range gets a stamp of its new stream, unless its last work is known to be complete.
+//! Happens-before is transitive, so a third stream that waits for the new owner also waits for the old one. At most one
+//! arena lock is held at a time, and a busy arena is skipped. A stream that cannot be waited for, such as one under
+//! capture, is skipped too; a refusal names the first such failure.
 //!
-//! The arena of another stream is looked at only if nobody stays inside it, and no arena is held while another one is looked at. To look
-//! into the arena of a thread disturbs all threads, so requests that come here save up for it: where many threads run short at once, some
-//! take new memory instead, and then they run short less often. Before a request is refused everybody is looked at.
+//! A scan of another thread's arena needs a process-wide barrier. So a small request pays for it with credits, and
+//! grows without enough of them. A request is refused only after a scan of all arenas.
 
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -29,12 +32,12 @@ use crate::device_runtime::ordering::primitive::Lock;
 use crate::device_runtime::resource::{ResourceError, ResourceResult, StreamId};
 use crate::stream::RawStream;
 
-/// Blocks put by that a request looks at.
+/// Deferred frees that a request checks for completion.
 const DEFERRED_PER_REQUEST: usize = 2;
-/// Memory moves between streams in pieces of up to this size where there is enough, so that it does not move often.
+/// The largest range that moves to another stream for a smaller request: large enough that ranges seldom move.
 const MAX_TRANSFER: u64 = 2 << 20;
 
-/// Looks into arenas of other threads that requests can save up for; a pool starts with as many.
+/// The maximum of scan credits; a pool starts with them.
 pub(super) const MAX_SCAN_CREDITS: u32 = 64;
 
 /// A request that the arena of its stream could not serve.
@@ -50,7 +53,7 @@ impl PoolResource {
     pub(super) fn grow_initial(&self) -> ResourceResult<()> {
         let mut left = self.config.initial_bytes as u64;
         while left > 0 {
-            // In several pieces, so that each can go back by itself.
+            // In several spans, so that each can be returned by itself.
             let span =
                 self.segments.grow(left.min(self.config.growth_bytes as u64), StreamId::DEFAULT)?;
             self.slow_path
@@ -65,7 +68,7 @@ impl PoolResource {
         Ok(())
     }
 
-    /// How much memory moves to a stream that asks for less.
+    /// The size of a range that moves to a stream that asks for less.
     fn transfer_bytes(&self) -> u64 {
         (self.config.growth_bytes as u64 / 16).next_multiple_of(UNIT).min(MAX_TRANSFER)
     }
@@ -84,7 +87,7 @@ impl PoolResource {
             && self.deferred_frees.has_deferred()
             && let Some(_reaper) = self.deferred_frees.try_reaper_lock()
         {
-            // A failure stays with the block and comes back with a reap.
+            // A failed free stays with its block, and a reap reports it.
             let _ = self.free_completed(DEFERRED_PER_REQUEST);
             let take = |arena: &mut Arena| arena.allocate(size, align, &self.tracker.table);
             if let Some(suballocation) = arena.with(take) {
@@ -130,7 +133,7 @@ impl PoolResource {
         }
     }
 
-    /// What is left to a pool that cannot grow: memory that somebody must wait for, then pieces put together.
+    /// Steps 5 and 6: memory that needs a wait, and memory that must be put together.
     fn allocate_with_waits(
         &self,
         request: &Request<'_>,
@@ -143,7 +146,7 @@ impl PoolResource {
             return Ok(Some(suballocation));
         }
         let reaper = self.deferred_frees.reaper_lock();
-        // A failure stays with the block and comes back with a reap.
+        // A failed free stays with its block, and a reap reports it.
         skipped.note(self.free_deferred_with_waits());
         skipped.note(self.release_with_waits(RawStream::synchronize_in_time));
         drop(reaper);
@@ -167,7 +170,7 @@ impl PoolResource {
         if self.segments.can_move() {
             return Ok(None);
         }
-        // What cannot be moved goes back to the device, and is taken again in one range.
+        // Segments that cannot be remapped are returned to the device, and taken again as one range.
         skipped.note(self.trim_to(0));
         // An inner resource frees in stream order.
         skipped.unless_lost(self.synchronize_streams(RawStream::synchronize_in_time))?;
@@ -178,7 +181,8 @@ impl PoolResource {
         }
     }
 
-    /// Arenas of other streams that are other threads'. Which threads there are decides nothing in a pool that always does the same.
+    /// The number of arenas of other streams that other threads own. 0 in a deterministic pool, where threads must not
+    /// influence the result.
     fn foreign_arenas(&self, request: &Request<'_>) -> u32 {
         if !self.config.reuse.opportunistic {
             return 0;
@@ -188,14 +192,16 @@ impl PoolResource {
         others.filter(|(_, arena)| !arena.is_local()).count() as u32
     }
 
-    /// Whether a request may look at other streams: a small one pays for each arena of another thread with what requests have saved, as
-    /// long as the pool rather grows than waits.
+    /// Whether this request may scan arenas owned by other threads.
+    ///
+    /// Every slow-path request earns one credit; a scan costs one for each foreign arena. Large requests and pools
+    /// above `eager_growth_bytes` always scan.
     fn may_scan(&self, request: &Request<'_>, foreign_arenas: u32) -> bool {
         let has_grown = self.segments.reserved() > self.config.eager_growth_bytes as u64;
         if foreign_arenas == 0 || request.size > MAX_TRANSFER || has_grown {
             return true;
         }
-        // Two that save at the same time may lose one.
+        // Two threads that store at the same time may lose a credit.
         let credits = self.slow_path.scan_credits.load(Ordering::Relaxed).saturating_add(1);
         let credits = credits.min(MAX_SCAN_CREDITS);
         let is_enough = credits >= foreign_arenas.min(MAX_SCAN_CREDITS);
@@ -204,10 +210,11 @@ impl PoolResource {
         is_enough
     }
 
-    /// True when the pool holds enough that another stream's memory is worth a wait.
+    /// Whether the pool holds so much free memory that a wait is better than growth.
     fn prefer_wait_over_growth(&self) -> bool {
         let held = self.segments.reserved();
-        // Such waits are for all that another stream has queued; who asked for exact ones gets no others while there is a choice.
+        // A steal waits for everything that the other stream has queued. A pool that was configured for exact events
+        // avoids that while it can grow.
         if held <= self.config.eager_growth_bytes as u64
             || self.config.event_policy == EventPolicy::Exact
         {
@@ -244,11 +251,11 @@ impl PoolResource {
         }
     }
 
-    /// From the own arena, with the magazine emptied into it.
+    /// Allocates from the stream's own arena after flushing its magazine.
     fn allocate_own(&self, request: &Request<'_>) -> Option<Suballocation> {
         let mut slots = Vec::new();
         let taken = request.arena.with(|arena| {
-            // Read inside: what another thread of this stream put here meanwhile is covered, too.
+            // Read inside the lock, so that the stamp covers blocks that other threads of this stream have just freed.
             arena.flush(request.owner.clock().now(), &self.tracker.table, &mut slots);
             arena.allocate(request.size, request.align, &self.tracker.table)
         });
@@ -256,8 +263,8 @@ impl PoolResource {
         taken
     }
 
-    /// A piece that is worth being moved to another stream, or else a whole range: with a small one the next request would be here
-    /// again, and what is left of a range is a splinter.
+    /// Allocates a range that is worth moving to another stream, or a whole smaller range. A small part would bring the
+    /// next request here again, and leave a splinter behind.
     fn allocate_worth_moving(
         &self,
         tlsf: &mut Tlsf,
@@ -292,7 +299,7 @@ impl PoolResource {
             .with(|arena| arena.insert_and_allocate(range, request.size, request.align, source))
     }
 
-    /// From the arenas of other streams: what needs no wait, or anything, `with_wait`.
+    /// Steals from the arenas of other streams: ranges that need no wait, or any range `with_wait`.
     fn steal(
         &self,
         request: &Request<'_>,
@@ -325,7 +332,7 @@ impl PoolResource {
         Ok(None)
     }
 
-    /// Takes a range out of the arena of `stream`.
+    /// Removes a range from the arena of `stream`.
     fn steal_from(
         &self,
         request: &Request<'_>,
@@ -365,7 +372,7 @@ impl PoolResource {
             if found.is_some() || !with_wait {
                 return found;
             }
-            // What the other stream has at hand is the last that is taken from it.
+            // The magazine of the other stream is flushed last.
             arena.flush(clock.now(), &self.tracker.table, &mut slots);
             take(&mut arena.tlsf)
         });
@@ -373,14 +380,14 @@ impl PoolResource {
         found.flatten()
     }
 
-    /// Memory that was just taken for a request.
+    /// The range of a span that was just taken from the device.
     fn fresh(&self, request: &Request<'_>, span: Span) -> Range {
         let ordered = self.segments.is_stream_ordered();
         let stamp = if ordered { request.owner.clock().now() } else { 0 };
         Range { ptr: span.ptr, bytes: span.bytes, stamp }
     }
 
-    /// From the device; for the others of a crowd as well, where it is nobody's until they ask.
+    /// Grows from the device. With foreign arenas the surplus goes to the shared free list.
     fn grow(&self, request: &Request<'_>, foreign_arenas: u32) -> ResourceResult<Suballocation> {
         let mut grown = self.slow_path.growing.lock();
         // Another thread of this stream may have grown meanwhile.
@@ -390,11 +397,11 @@ impl PoolResource {
         {
             return Ok(suballocation);
         }
-        // And a trim may have put by what it did not give back.
+        // A trim may have left memory on the shared free list.
         if let Some(suballocation) = self.allocate_shared_free(request) {
             return Ok(suballocation);
         }
-        // Pieces begin at multiples of the granularity; what must be aligned better needs room to be moved in.
+        // Spans begin at multiples of the granularity; a larger alignment needs slack.
         let slack = if align > self.segments.granularity() { align } else { 0 };
         crate::spans::slow_path!("segment_growth", bytes = size + slack);
         let span = self.grow_span(size + slack, request.stream, foreign_arenas)?;
@@ -410,7 +417,7 @@ impl PoolResource {
             )
         {
             let range = Range { ptr: others.ptr, bytes: others.bytes, stamp: 0 };
-            // What cannot be kept there stays with the rest.
+            // If the shared free list cannot take the surplus, the stream keeps it.
             if self.slow_path.shared_free.lock().insert_span(range, true) {
                 own = first;
             }
@@ -425,8 +432,8 @@ impl PoolResource {
         }
     }
 
-    /// Takes at least `bytes` from the device: more while there is room, in proportion to what is held, so that a small pool stays
-    /// small and a large one does not grow often. Where a crowd will ask soon, it is for several at a time, up to a quarter.
+    /// Takes at least `bytes` from the device: 1/32 of what the pool holds, if that is more, so that a small pool stays
+    /// small and a large one seldom grows. With foreign arenas up to 8/32, since they will ask soon.
     fn grow_span(&self, bytes: u64, stream: StreamId, foreign_arenas: u32) -> ResourceResult<Span> {
         let part = self.segments.reserved() / 32 * u64::from(foreign_arenas.min(7) + 1);
         let step = part.max(2 << 20).next_multiple_of(2 << 20);
@@ -440,7 +447,7 @@ impl PoolResource {
         self.segments.grow(bytes, stream)
     }
 
-    /// Moves wholly free pieces of memory to other addresses, where they lie together.
+    /// Remaps completely free handles into one contiguous range.
     fn defragment(&self, request: &Request<'_>) -> ResourceResult<Option<Suballocation>> {
         let _growing = self.slow_path.growing.lock();
         let idle = self.remove_idle();
@@ -460,7 +467,7 @@ impl PoolResource {
         }
     }
 
-    /// The arenas that were ever used, with the places of their streams.
+    /// The arenas in use, with the slots of their streams.
     pub(super) fn arenas_with_slots(&self) -> impl Iterator<Item = (u32, &Lock<Arena>)> {
         self.arenas
             .iter()
@@ -468,7 +475,7 @@ impl PoolResource {
             .map(|(slot, arena)| (slot, &arena.0))
     }
 
-    /// Bytes of live blocks, and of retired ones, as they were asked for where a memory checker looks on.
+    /// Bytes of live and retired blocks; under a memory checker, the bytes that were requested.
     pub(super) fn outstanding(&self) -> u64 {
         let taken = self.counts().1;
         taken - self.slack().min(taken)
@@ -478,7 +485,7 @@ impl PoolResource {
         self.sanitizer.as_ref().map_or(0, Sanitizer::slack)
     }
 
-    /// What all streams counted, and the bytes handed out, at one instant.
+    /// The counters of all arenas and the bytes handed out, at one instant.
     pub(super) fn counts(&self) -> (ArenaCounts, u64) {
         let arenas: Vec<&Lock<Arena>> = self.arenas_with_slots().map(|(_, arena)| arena).collect();
         Lock::with_all(&arenas, |arenas| {
@@ -489,22 +496,22 @@ impl PoolResource {
     }
 }
 
-/// Streams that a request did without since they could not be waited for.
+/// Streams that a request skipped because they could not be waited for.
 #[derive(Default)]
 pub(super) struct SkippedStreams {
-    /// The first failure of that kind.
+    /// The first failure.
     first: Option<ResourceError>,
 }
 
 impl SkippedStreams {
-    /// Goes on after a failure.
+    /// Notes a failure and goes on.
     fn note<T>(&mut self, outcome: ResourceResult<T>) {
         if let Err(error) = outcome {
             self.first.get_or_insert(error);
         }
     }
 
-    /// Goes on after a failure, unless the device is lost: no other stream would do.
+    /// Notes a failure and goes on, unless the device is lost.
     pub(super) fn unless_lost(&mut self, outcome: DriverResult<()>) -> ResourceResult<()> {
         match outcome {
             Err(error) if error.is_device_lost() => Err(error.into()),
@@ -516,8 +523,8 @@ impl SkippedStreams {
     }
 }
 
-/// The beginning of a span, of `bytes` at least, and what is left of it if that is as much again. Each side is whole
-/// pieces of the device's memory, so that it can go back by itself.
+/// Splits off the first `bytes` of a span, if at least as much is left. Both parts are multiples of `grain`, so that
+/// each can be returned by itself.
 fn split(span: Span, bytes: u64, grain: u64) -> (Span, Option<Span>) {
     let first = bytes.next_multiple_of(grain);
     match span.bytes.checked_sub(first) {
@@ -529,7 +536,7 @@ fn split(span: Span, bytes: u64, grain: u64) -> (Span, Option<Span>) {
     }
 }
 
-/// True when the device, a limit or a ledger has no more.
+/// Whether the device, a limit or a ledger has no more memory.
 fn is_full(error: &ResourceError) -> bool {
     matches!(error, ResourceError::OutOfMemory { .. } | ResourceError::OutOfBudget { .. })
 }

@@ -1,17 +1,17 @@
-//! How a pool stands.
+//! Figures of a pool at one moment.
 
 use super::PoolResource;
 use super::arena::{ArenaCounts, Source};
 
-/// How often each way of serving a request was taken.
+/// How often each source served a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct PoolPaths {
-    /// A block of the same size that was just freed on the stream.
+    /// Blocks of the same class that had just been freed on the stream.
     pub magazine: u64,
     /// Free memory of the stream.
     pub own: u64,
-    /// Memory of another stream that this one already followed.
+    /// Memory of another stream whose last work happened before the request.
     pub covered: u64,
     /// Memory whose last work had completed.
     pub completed: u64,
@@ -21,15 +21,15 @@ pub struct PoolPaths {
     pub waited: u64,
 }
 
-/// How a pool stands. Streams go on while it is made, so its parts are true one by one.
+/// Figures of a pool. Streams go on while it is taken, so each figure is true by itself.
 #[derive(Clone, PartialEq, Debug, Default)]
 #[non_exhaustive]
 pub struct PoolSnapshot {
-    /// Where memory comes from.
+    /// The kind of segments.
     pub segment_kind: &'static str,
-    /// Pieces taken from there.
+    /// The number of segments.
     pub segments: usize,
-    /// Bytes taken from there.
+    /// Bytes of all segments.
     pub reserved_bytes: usize,
     /// Bytes of live blocks, and of returned ones that other streams still use.
     pub live_bytes: usize,
@@ -54,7 +54,7 @@ impl PoolSnapshot {
         self.idle_bytes + self.waiting_bytes
     }
 
-    /// What part of the free memory is not in the largest range: 0 when it lies together.
+    /// The fraction of the free memory outside the largest range; 0 if all of it is one range.
     #[must_use]
     pub fn fragmentation(&self) -> f64 {
         match self.free_bytes() {
@@ -76,7 +76,7 @@ impl ArenaCounts {
 }
 
 impl PoolResource {
-    /// How the pool stands.
+    /// Takes a snapshot. Visits every arena.
     #[must_use]
     pub fn snapshot(&self) -> PoolSnapshot {
         let mut snapshot = PoolSnapshot {

@@ -1,4 +1,4 @@
-//! Which segments a pool with a given configuration has.
+//! Chooses the segments for a configuration.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use super::segments::{InnerSegments, MappedSegments, PlainSegments, SegmentConfi
 use crate::CudaDevice;
 use crate::device_runtime::resource::{DeviceMemoryResource, ResourceResult};
 
-/// The pool decides how much it takes at a time; each time is one piece, unless it is very large.
+/// The pool decides how much it takes at a time, so the segments round up to their granularity only.
 fn sizes(config: &PoolConfig, granularity: u64) -> SegmentConfig {
     SegmentConfig {
         initial: config.initial_bytes as u64,
@@ -27,7 +27,7 @@ pub(super) fn of_device(
 ) -> ResourceResult<Box<dyn Segments>> {
     let device = Arc::clone(device);
     if let Some(sanitizer) = sanitizer {
-        // Checkers take driver allocations as heaps, and nothing else.
+        // Memory checkers accept only driver allocations as heaps.
         let segments = PlainSegments::new(device, sizes(config, UNIT))?;
         return Ok(Box::new(segments.with_heaps(sanitizer.heaps.clone())));
     }

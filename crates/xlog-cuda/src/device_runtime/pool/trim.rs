@@ -1,6 +1,7 @@
-//! Free memory as a whole: joined over streams, given back to the device, shared out to the magazines.
+//! Free memory of all streams: coalesced across streams, returned to the device, shared out to the magazines.
 //!
-//! What is given back or belongs to no stream has been seen complete by the host; whatever is still pending stays with its stream.
+//! Invariant: memory leaves its stream, for the device or the shared free list, only after the host has seen its last
+//! work complete. [`PoolResource::coalesce_across_streams`] is the exception: there the receiving stream waits.
 
 use std::sync::atomic::Ordering;
 
@@ -15,17 +16,17 @@ use crate::device_runtime::ordering::striped_counters::StripedCounters;
 use crate::device_runtime::resource::ResourceResult;
 use crate::stream::RawStream;
 
-/// Pieces smaller than this stay where they are when memory of several streams is joined.
+/// Smaller ranges are left alone when ranges of several streams are coalesced.
 const MIN_COALESCED: u64 = 64 << 10;
 
-/// The smallest piece that is worth being joined for a request.
+/// The smallest range that is coalesced for a request.
 fn min_coalesced(size: u64) -> u64 {
     (size / 32).max(MIN_COALESCED)
 }
 
 impl PoolResource {
-    /// Gives free memory on which nothing is pending back to the device, until the pool holds no more than `bytes`; returns how
-    /// many bytes went back.
+    /// Returns free memory without pending work to the device until the pool holds at most `bytes`. Returns the number
+    /// of bytes that went back.
     pub fn trim_to(&self, bytes: usize) -> ResourceResult<usize> {
         if self.sanitizer.is_some()
             && let Some(_reaper) = self.deferred_frees.try_reaper_lock()
@@ -50,23 +51,25 @@ impl PoolResource {
         outcome.map(|()| gone.iter().map(|span| span.bytes as usize).sum())
     }
 
-    /// Changes how much of the device the pool may hold. What it already holds stays.
+    /// Changes how much of the device the pool may hold. Memory that it already holds stays.
     pub fn set_maximum(&self, bytes: usize) {
         self.segments.set_limit(bytes as u64);
     }
 
-    /// Lets memory go that has been free for long enough, if the configuration says so.
+    /// Returns memory that has been free for `idle_decay`, if that is configured.
     pub(super) fn decay(&self) -> ResourceResult<()> {
         let Some(idle) = self.config.idle_decay else { return Ok(()) };
         let due = self.slow_path.growing.lock().last.elapsed() >= idle;
         if due { self.trim_to(self.config.release_threshold).map(|_| ()) } else { Ok(()) }
     }
 
-    /// Coalesces adjacent free ranges of several streams, and of none, into one that holds the request; its stream waits for the
-    /// last work on each. Without the ranges of a stream that cannot be waited for.
+    /// Coalesces adjacent free ranges, of several streams and of the shared free list, into one that holds the request.
+    /// The requesting stream waits for the last work on each. Ranges of a stream that cannot be waited for are left
+    /// out.
     ///
-    /// The last resort of a pool that cannot grow: it scans every arena. Only what the request needs changes hands. `growing` is
-    /// held, since the ranges belong to no arena meanwhile: a request that finds nothing elsewhere waits for it.
+    /// The last resort of a pool that cannot grow: it scans every arena. Only what the request needs changes its
+    /// stream. `growing` is held, since the ranges belong to no arena meanwhile: a request that finds nothing elsewhere
+    /// waits for it.
     pub(super) fn coalesce_across_streams(
         &self,
         request: &Request<'_>,
@@ -100,7 +103,7 @@ impl PoolResource {
         };
         left.extend(parts[..taken.start].iter().chain(&parts[taken.end..]));
         left.sort_by_key(|(_, slot)| *slot);
-        // One visit for each stream.
+        // One visit for each arena.
         for same in left.chunk_by(|one, other| one.1 == other.1) {
             let ranges = same.iter().map(|(range, _)| *range);
             let shard = same.first().and_then(|(_, slot)| self.arenas.get((*slot)?));
@@ -121,7 +124,7 @@ impl PoolResource {
         };
         let (ptr, end) = (first.0.ptr, last.0.ptr + last.0.bytes);
         Ok(request.arena.with(|arena| {
-            // Read inside, and after the waits: what is added here follows all of them.
+            // Read inside the lock and after the waits, so that the stamp covers all of them.
             let stamp = owner.clock().now();
             arena.insert_and_allocate(
                 Range { ptr, bytes: end - ptr, stamp },
@@ -132,7 +135,8 @@ impl PoolResource {
         }))
     }
 
-    /// Makes a stream follow the last work on all of these. A failure comes with the place of the stream that it is about.
+    /// Makes a stream wait for the last work on these ranges. A failure comes with the slot of the stream that could
+    /// not be waited for.
     fn wait_on_ranges(
         &self,
         owner: &RawStream,
@@ -149,7 +153,7 @@ impl PoolResource {
         Ok(())
     }
 
-    /// Takes everything free on which nothing is pending out of all arenas, joined by address.
+    /// Removes all free ranges without pending work from all arenas, coalesced by address.
     pub(super) fn remove_idle(&self) -> Vec<Span> {
         let mut idle: Vec<Span> = Vec::new();
         for (slot, arena) in self.arenas_with_slots() {
@@ -181,7 +185,7 @@ impl PoolResource {
         coalesced
     }
 
-    /// Keeps what is left of `idle` for any stream.
+    /// Inserts what is left of `idle`, without `gone`, into the shared free list.
     pub(super) fn insert_idle(&self, idle: Vec<Span>, gone: &[Span]) {
         let mut gone: Vec<Span> = gone.to_vec();
         gone.sort_unstable_by_key(|span| span.ptr);
@@ -202,7 +206,7 @@ impl PoolResource {
         }
     }
 
-    /// Waits by `synchronize` until the last work on all free memory has completed. A stream that fails is not the last that is tried.
+    /// Waits by `synchronize` until the last work on all free memory has completed. Goes on after a stream that fails.
     pub(super) fn synchronize_streams<T>(
         &self,
         synchronize: impl Fn(&RawStream, &StripedCounters) -> DriverResult<T>,
@@ -220,7 +224,7 @@ impl PoolResource {
         outcome
     }
 
-    /// Shares out what all magazines together may have, if there is more or less of it, or more streams.
+    /// Divides the magazine bytes among the streams again, if their total or the number of streams has changed.
     pub(super) fn rebalance_magazines(&self, growing: &mut Growth) {
         let maximum = (self.segments.reserved() / 50).max(self.config.magazine_bytes as u64);
         let streams = self.arenas_with_slots().count() as u32;
@@ -228,10 +232,10 @@ impl PoolResource {
         if streams <= among && maximum <= shared + shared / 4 && maximum >= shared {
             return;
         }
-        // In doublings, since less for each is a look into all magazines.
+        // In powers of two: a smaller share means a visit of every magazine.
         let among = among.max(streams.next_power_of_two());
         growing.shared = (maximum, among);
-        // The magazine has all but what blocks on their way to the index may have.
+        // A share without what the coalesce queue may hold.
         let capacity =
             maximum / u64::from(among) / (coalesce_queue::PART + 1) * coalesce_queue::PART;
         if self.magazine_capacity.swap(capacity, Ordering::Relaxed) <= capacity {
@@ -240,7 +244,7 @@ impl PoolResource {
         let mut slots = Vec::new();
         for (slot, arena) in self.arenas_with_slots() {
             let Some(stream) = self.tracker.streams.at(slot) else { continue };
-            // One that somebody stays inside keeps what it has until that is used.
+            // A busy arena keeps its surplus until it is used.
             arena.try_with(|arena| {
                 if arena.exceeds(capacity) {
                     arena.flush(stream.clock().now(), &self.tracker.table, &mut slots);
@@ -250,7 +254,7 @@ impl PoolResource {
         self.tracker.table.free_slots(slots);
     }
 
-    /// Puts what lies ready on each stream to its free memory, with the stamp of now: before it is asked what has completed.
+    /// Flushes all magazines with the current stamp, before the caller polls which work has completed.
     fn flush_magazines(&self) {
         let mut slots = Vec::new();
         for (slot, arena) in self.arenas_with_slots() {
@@ -267,7 +271,7 @@ fn span_of(range: &Range) -> Span {
     Span { ptr: range.ptr, bytes: range.bytes }
 }
 
-/// The first of the parts, sorted by address, that lie side by side and together hold a request; none if there are no such.
+/// The first run of adjacent parts, sorted by address, that together hold a request; empty if there is none.
 fn run_that_holds(parts: &[(Range, Option<u32>)], size: u64, align: u64) -> std::ops::Range<usize> {
     let (mut begin, mut end_of_last) = (0, 0);
     for (at, (range, _)) in parts.iter().enumerate() {
@@ -275,7 +279,7 @@ fn run_that_holds(parts: &[(Range, Option<u32>)], size: u64, align: u64) -> std:
             begin = at;
         }
         end_of_last = range.ptr + range.bytes;
-        // Parts at the front that the rest does without stay where they are.
+        // Parts at the front that the request does not need stay where they are.
         while begin < at && holds(parts[begin + 1].0.ptr, end_of_last, size, align) {
             begin += 1;
         }
@@ -286,7 +290,7 @@ fn run_that_holds(parts: &[(Range, Option<u32>)], size: u64, align: u64) -> std:
     0..0
 }
 
-/// True when `ptr..end` holds a request at its alignment.
+/// Whether `ptr..end` holds a request at its alignment.
 pub(super) fn holds(ptr: u64, end: u64, size: u64, align: u64) -> bool {
     ptr.checked_next_multiple_of(align)
         .and_then(|start| end.checked_sub(start))
@@ -304,14 +308,14 @@ mod tests {
             [part(0, 256), part(1024, 256), part(1280, 512), part(1792, 256), part(4096, 1024)];
         assert_eq!(run_that_holds(&parts, 768, 256), 1..3);
         assert_eq!(run_that_holds(&parts, 768, 256 << 2), 1..3);
-        // From 2048 on, which only the last has.
+        // Only the last part reaches an address that is a multiple of 2048.
         assert_eq!(run_that_holds(&parts, 768, 256 << 3), 4..5);
         assert_eq!(run_that_holds(&parts[1..4], 700, 256), 0..2);
         assert_eq!(run_that_holds(&parts[1..4], 768, 512), 0..2);
         assert_eq!(run_that_holds(&parts[2..4], 768, 256), 0..2);
         assert_eq!(run_that_holds(&parts, 2048, 256), 0..0);
         assert_eq!(run_that_holds(&[], 1, 256), 0..0);
-        // What the front adds is not needed.
+        // The first part is not needed.
         assert_eq!(run_that_holds(&[part(0, 256), part(256, 4096)], 4096, 256), 1..2);
     }
 }

@@ -1,7 +1,7 @@
-//! What a memory checker is told of a pool: a heap for each segment, a region for each block.
+//! What a memory checker knows of a pool: a heap for each segment, a region for each block.
 //!
-//! Invariant: a region lies inside a heap that the tool accepted, overlaps no other one, and is gone before its memory is. Whoever
-//! calls sees to the second; that the rest holds is kept here. A heap that the tool refuses has no regions and stays as it is.
+//! Invariant: a region lies inside a heap that the tool accepted, and ends before its memory does. That regions do not
+//! overlap is up to the caller. Blocks in a heap that the tool refuses have no regions.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -12,7 +12,7 @@ use xlog_nvtx::{Domain, Heap, Tool};
 /// The heaps of one pool.
 #[derive(Debug)]
 pub(crate) struct Heaps {
-    /// By address: how many bytes, and the tool's handle.
+    /// Size and handle of each heap, by address.
     heaps: Mutex<BTreeMap<u64, (u64, Heap)>>,
     regions: AtomicUsize,
     refused: AtomicUsize,
@@ -21,7 +21,7 @@ pub(crate) struct Heaps {
 }
 
 impl Heaps {
-    /// No heaps yet. The name says which pool it is.
+    /// Creates a registry without heaps; `name` names the pool in the tool's reports.
     pub(super) fn new(tool: &Tool, name: String) -> Self {
         Self {
             heaps: Mutex::default(),
@@ -32,7 +32,7 @@ impl Heaps {
         }
     }
 
-    /// A driver allocation became a segment: from now on only its regions may be touched.
+    /// Registers a driver allocation as a heap: from now on only its regions may be accessed.
     pub(crate) fn begin(&self, ptr: u64, bytes: u64) {
         let size = usize::try_from(bytes).unwrap_or(usize::MAX);
         match self.domain.register_heap(ptr, size, &self.name) {
@@ -45,7 +45,7 @@ impl Heaps {
         }
     }
 
-    /// The segment at this address is about to be freed.
+    /// Unregisters the heap at this address, before its memory is freed.
     pub(crate) fn end(&self, ptr: u64) {
         let removed = self.heaps.lock().remove(&ptr);
         if let Some((_, heap)) = removed {
@@ -53,7 +53,7 @@ impl Heaps {
         }
     }
 
-    /// A block is handed out; false where the tool does not know its segment.
+    /// Registers a block; false if its heap is unknown to the tool.
     pub(super) fn begin_region(&self, ptr: u64, bytes: usize, name: &str) -> bool {
         let heaps = self.heaps.lock();
         match heaps.range(..=ptr).next_back() {
@@ -66,13 +66,13 @@ impl Heaps {
         }
     }
 
-    /// A block that has a region is free.
+    /// Unregisters a block.
     pub(super) fn end_region(&self, ptr: u64) {
         self.domain.unregister_region(ptr);
         self.regions.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// How many heaps and regions there are, and how many heaps were refused.
+    /// The number of heaps, of regions, and of refused heaps.
     pub(super) fn counts(&self) -> (usize, usize, usize) {
         let heaps = self.heaps.lock().len();
         (heaps, self.regions.load(Ordering::Relaxed), self.refused.load(Ordering::Relaxed))
@@ -80,7 +80,7 @@ impl Heaps {
 }
 
 impl Drop for Heaps {
-    /// What live blocks hold stays taken, and is not checked any more.
+    /// Memory of live blocks stays allocated, and is not checked any more.
     fn drop(&mut self) {
         for (_, (_, heap)) in std::mem::take(&mut *self.heaps.lock()) {
             self.domain.unregister_heap(heap);

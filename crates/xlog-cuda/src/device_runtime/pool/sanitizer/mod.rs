@@ -1,10 +1,10 @@
-//! A pool under a memory checker: every block has exactly the bytes that were asked for, and memory is handed out again only once
-//! the host has seen all work on it complete.
+//! A pool under a memory checker: blocks have exactly the requested bytes, and memory is reused only after the host has
+//! seen all work on it complete.
 //!
-//! A checker is told of blocks at host time, while work runs later. A region that ended with the free would make correct work
-//! behind it an error, and one that began over memory still in use would hide a wrong one. So a returned block waits here, with
-//! its region, for an event behind everything that used it. What reaches the arenas is free of work, and the rest of the pool goes
-//! on as it does. Without a tool the same rules hold and nobody is told.
+//! The checker learns of blocks at host time, while their work runs later. A region that ended with the free would turn
+//! correct pending work into an error; one that began over memory still in use would hide a real error. So a returned
+//! block waits here, with its region, for an event after all its uses. Memory that reaches the arenas has no pending
+//! work. Without a tool the same rules hold.
 
 mod heaps;
 
@@ -24,10 +24,10 @@ use crate::device_runtime::ordering::striped_counters::StripedCounters;
 use crate::device_runtime::resource::{AllocTag, Generation, ResourceError, ResourceResult};
 use crate::stream::RawStream;
 
-/// Returned blocks that a request looks at.
+/// Waiting blocks that a request checks for completion.
 pub(super) const WAITING_PER_REQUEST: usize = 64;
 
-/// A returned block, and the stamp of its own stream behind it.
+/// A returned block, and a stamp of its own stream after all its uses.
 #[derive(Clone, Copy, Debug)]
 struct Waiting {
     generation: Generation,
@@ -37,15 +37,15 @@ struct Waiting {
 /// A block that was handed out.
 #[derive(Debug)]
 struct CheckedBlock {
-    /// What its memory has more than was asked for.
+    /// Bytes beyond the requested ones.
     slack: u64,
     has_region: bool,
 }
 
-/// What a pool keeps for a checker.
+/// The state of a pool under a memory checker.
 #[derive(Debug)]
 pub(super) struct Sanitizer {
-    /// `None` where no tool is attached.
+    /// `None` without an attached tool.
     pub(super) heaps: Option<Arc<Heaps>>,
     waiting: Mutex<VecDeque<Waiting>>,
     /// By address.
@@ -53,36 +53,36 @@ pub(super) struct Sanitizer {
     slack: AtomicU64,
 }
 
-/// How a pool under a memory checker stands.
+/// Figures of a pool under a memory checker.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[non_exhaustive]
 pub struct SanitizerSnapshot {
-    /// A tool is attached that takes heaps and regions.
+    /// Whether a tool is attached that accepts heaps and regions.
     pub tool: bool,
-    /// Segments that it was told of.
+    /// Segments that the tool knows.
     pub heaps: usize,
-    /// Segments that it refused: their blocks are not checked.
+    /// Segments that the tool refused: their blocks are not checked.
     pub refused_heaps: usize,
-    /// Blocks that it was told of and that have not ended.
+    /// Live blocks that the tool knows.
     pub regions: usize,
     /// Returned blocks on which work may be pending.
     pub waiting_blocks: usize,
 }
 
 impl Sanitizer {
-    /// What a pool with this configuration keeps; `None` where it is not asked for, or no tool asks.
+    /// The state for a configuration; `None` if it is off, or automatic without a tool.
     pub(super) fn of(
         device: &CudaDevice,
         config: &PoolConfig,
         over_inner: bool,
     ) -> ResourceResult<Option<Self>> {
         let cannot = over_inner || config.segments == PoolSegments::Mapped;
-        // A checker knows the memory of a GPU, and calls what a simulated device has an error.
+        // A checker reports every access to memory that is not the GPU's.
         let foreign = device.properties().kind != DeviceKind::Cuda;
         let tool = match config.sanitizer {
             PoolSanitizer::Off => return Ok(None),
             PoolSanitizer::Automatic if cannot || foreign => return Ok(None),
-            // A library that is none is ignored, as every other user of NVTX in the process ignores it.
+            // As for every user of NVTX, a library that is none is ignored.
             PoolSanitizer::Automatic => match xlog_nvtx::tool() {
                 Ok(Some(tool)) => Some(tool),
                 Ok(None) | Err(_) => return Ok(None),
@@ -110,7 +110,7 @@ impl Sanitizer {
         }))
     }
 
-    /// A block of `requested` bytes is handed out, on memory of `bytes`.
+    /// Begins a block of `requested` bytes on memory of `bytes`.
     pub(super) fn begin_block(&self, ptr: u64, bytes: usize, requested: usize, tag: AllocTag) {
         let has_region = match &self.heaps {
             Some(heaps) => heaps.begin_region(ptr, requested, tag.0),
@@ -121,7 +121,7 @@ impl Sanitizer {
         self.blocks.lock().insert(ptr, CheckedBlock { slack, has_region });
     }
 
-    /// The block at this address is free, and nothing runs on it.
+    /// Ends the block at this address, on which no work is pending.
     pub(super) fn end_block(&self, ptr: u64) {
         let Some(blocks) = self.blocks.lock().remove(&ptr) else { return };
         if let Some(heaps) = &self.heaps
@@ -132,7 +132,7 @@ impl Sanitizer {
         self.slack.fetch_sub(blocks.slack, Ordering::AcqRel);
     }
 
-    /// What the memory of all blocks has more than was asked for.
+    /// Bytes beyond the requested ones, of all blocks.
     pub(super) fn slack(&self) -> u64 {
         self.slack.load(Ordering::Acquire)
     }
@@ -145,7 +145,7 @@ impl Sanitizer {
 }
 
 impl PoolResource {
-    /// How the pool stands with a memory checker; `None` where it does not work for one.
+    /// Figures of the pool under a memory checker; `None` if it works for none.
     #[must_use]
     pub fn sanitizer(&self) -> Option<SanitizerSnapshot> {
         let sanitizer = self.sanitizer.as_ref()?;
@@ -160,7 +160,7 @@ impl PoolResource {
         })
     }
 
-    /// Keeps a retired block until everything that used it has completed. A failure leaves it to a reap.
+    /// Keeps a retired block until all its uses have completed. After a failure a reap tries again.
     pub(super) fn keep_until_complete(
         &self,
         sanitizer: &Sanitizer,
@@ -179,8 +179,8 @@ impl PoolResource {
         }
     }
 
-    /// Has an event recorded behind everything that used a block; returns the stamp of its own stream that this covers. No stream
-    /// waits for another.
+    /// Records an event after everything that used a block, and returns the stamp of its own stream that the event
+    /// covers. No stream waits for another.
     fn record_behind(&self, meta: &BlockMeta) -> ResourceResult<u64> {
         for entry in meta.with_uses(|uses| uses.copy_outstanding()) {
             if let Some(stream) = self.tracker.streams.at(entry.slot)
@@ -192,7 +192,7 @@ impl PoolResource {
         Ok(self.tracker.owner_stream(meta)?.record(&self.tracker.counters)?)
     }
 
-    /// True when the host has seen everything complete that used a block.
+    /// Whether the host has seen all uses of a block complete.
     fn has_completed(&self, meta: &BlockMeta, stamp: u64) -> bool {
         let streams = &self.tracker.streams;
         let own = streams.at(meta.owner());
@@ -202,12 +202,12 @@ impl PoolResource {
             })
     }
 
-    /// Puts back up to `count` of the blocks that wait, if they have completed. The turn of `deferred_frees` is the caller's.
+    /// Frees up to `count` waiting blocks that have completed. The caller holds the reaper lock.
     pub(super) fn release_completed(&self, count: usize) -> ResourceResult<()> {
         self.release(count, |meta, stamp| Ok(self.has_completed(meta, stamp)))
     }
 
-    /// Puts back all blocks that wait, once `synchronize` has waited for what used them. The turn of `deferred_frees` is the caller's.
+    /// Frees all waiting blocks after `synchronize` has waited for their streams. The caller holds the reaper lock.
     pub(super) fn release_with_waits<T>(
         &self,
         synchronize: impl Fn(&RawStream, &StripedCounters) -> DriverResult<T>,
