@@ -52,6 +52,8 @@ fn a_link_planted_for_a_temporary_folder_is_not_followed() {
     let done = run_beside_a_link(&prefix, &victim, scratch.folder(), &arguments);
     assert_eq!(done.status.code(), Some(0), "{}", text(&done.stderr));
     assert!(std::fs::symlink_metadata(&victim).unwrap().is_dir(), "the victim is gone");
+    let through = std::fs::read_dir(&victim).unwrap().count();
+    assert_eq!(through, 0, "files went through the link");
     let left: Vec<_> = scratch.names().into_iter().filter(|name| name != "victim").collect();
     let is_link = |name: &String| Path::new(&scratch.path(name)).is_symlink();
     assert!(left.len() == 1 && is_link(&left[0]), "only the planted link is left: {left:?}");
