@@ -437,3 +437,27 @@ fn a_use_that_is_finished_twice_announces_nothing_of_the_next_block() {
         assert!(!state.is_announced(), "nobody has announced a use of the next block");
     });
 }
+
+#[test]
+fn a_use_that_is_finished_twice_closes_none_of_the_next_block() {
+    loom::model(|| {
+        let block = read_by(1);
+        // The twin holds the block's lock; closing and freeing need none.
+        let twin = {
+            let block = Arc::clone(&block);
+            thread::spawn(move || block.0.close_counted(5, false))
+        };
+        let (state, stamps) = &*block;
+        let mine = state.close(5, false, 1, stamps) == Attempt::Done;
+        let is_freed = state.retire_quiet(5) == Attempt::Done;
+        if is_freed {
+            state.end();
+            stamps.begin(1);
+            state.begin(6);
+            assert_eq!(state.open(6, false), Attempt::Done);
+        }
+        let other = twin.join().unwrap();
+        assert!(mine ^ other, "one use, closed by {mine} and {other}");
+        assert!(!is_freed || state.has_counted(6, false), "the twin closed the next block's use");
+    });
+}
