@@ -1,7 +1,9 @@
 //! Every byte is counted, once, from allocation until its free has completed.
+
+use xlog_base::Random;
 use xlog_cuda::device_runtime::{BlockId, BlockState, DeviceMemoryResource, StreamId};
 
-use crate::fixture::{Fixture, Random, Refusal, Stop, TAG, ensure, twin};
+use crate::fixture::{Fixture, Refusal, Stop, TAG, ensure, twin};
 
 pub(crate) fn every_byte_is_counted(fixture: &Fixture) -> Result<(), Stop> {
     let [stream] = fixture.leases()?;

@@ -92,27 +92,6 @@ pub(crate) fn twin(block: &DeviceBlock) -> DeviceBlock {
     DeviceBlock { tag: block.tag, ..*block }
 }
 
-/// The numbers of a fixed sequence, for workloads.
-pub(crate) struct Random(u64);
-
-impl Random {
-    pub(crate) fn new(seed: u64) -> Self {
-        Self(seed ^ 0x5851_f42d_4c95_7f2d)
-    }
-
-    pub(crate) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    /// A number below `bound`, which is not 0.
-    pub(crate) fn below(&mut self, bound: usize) -> usize {
-        (self.next() % bound.max(1) as u64) as usize
-    }
-}
-
 /// A gate that opens by itself when a call waits for it too long.
 pub(crate) struct HeldStream {
     open: Option<mpsc::Sender<()>>,

@@ -4,12 +4,13 @@
 //! and both are looked at just before it is freed.
 use std::collections::VecDeque;
 
+use xlog_base::Random;
 use xlog_cuda::DeviceStream;
 use xlog_cuda::device_runtime::{Access, BlockId, DeviceBlock, DeviceMemoryResource, StreamLease};
 use xlog_cuda::driver::sync::Mutex;
 
 use crate::bytes;
-use crate::fixture::{Fixture, Random, Stop};
+use crate::fixture::{Fixture, Stop};
 
 const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;
@@ -77,7 +78,7 @@ fn random_kept(fixture: &Fixture, streams: &[StreamLease], seed: u64) -> Result<
     for n in 0..100 {
         let (own, writer) = (pick(streams, n), pick(streams, n / 2));
         let bytes = 1 + random.below(5 * MIB);
-        kept.push(Marked::new(fixture, own, writer, bytes, random.next() as u8)?);
+        kept.push(Marked::new(fixture, own, writer, bytes, random.next_u64() as u8)?);
     }
     for (n, marked) in kept.into_iter().enumerate() {
         marked.check_and_free(fixture, pick(streams, n / 3))?;
@@ -93,7 +94,7 @@ fn random_mixed(fixture: &Fixture, streams: &[StreamLease], seed: u64) -> Result
         if live.is_empty() || (live.len() < 100 && random.below(100) < 53) {
             let (own, writer) = (pick(streams, step), pick(streams, random.below(7)));
             let bytes = 1 + random.below(5 * MIB);
-            live.push(Marked::new(fixture, own, writer, bytes, random.next() as u8)?);
+            live.push(Marked::new(fixture, own, writer, bytes, random.next_u64() as u8)?);
         } else {
             let marked = live.swap_remove(random.below(live.len()));
             marked.check_and_free(fixture, pick(streams, random.below(5)))?;
@@ -147,7 +148,7 @@ pub(crate) fn producer_and_consumer(fixture: &Fixture) -> Result<(), Stop> {
         let mut random = Random::new(5);
         for _ in 0..BLOCKS {
             let bytes = 1 + random.below(MIB);
-            let marked = Marked::new(fixture, &a, &a, bytes, random.next() as u8)?;
+            let marked = Marked::new(fixture, &a, &a, bytes, random.next_u64() as u8)?;
             queue.lock().0.push_back(marked);
         }
         Ok(())

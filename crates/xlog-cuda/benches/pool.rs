@@ -8,11 +8,16 @@
 
 #![allow(missing_docs, clippy::unwrap_used)]
 
+#[allow(dead_code, unreachable_pub)]
+#[path = "peers/generators.rs"]
+mod generators;
+
 use std::hint::black_box;
 use std::process::ExitCode;
 use std::sync::{Arc, Barrier};
 use std::time::Instant;
 
+use generators::{Minstd, Xorshift};
 use xlog_cuda::CudaDevice;
 use xlog_cuda::device_runtime::{
     AllocTag, DeviceBlock, DeviceMemoryResource, GlobalDeviceBudget, PoolConfig, PoolResource,
@@ -235,51 +240,6 @@ fn live(table: &mut Table, device: &Arc<CudaDevice>) {
     }
 }
 
-struct Xorshift(u64);
-
-impl Xorshift {
-    fn below(&mut self, bound: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 % bound as u64) as usize
-    }
-}
-
-/// The minimal standard generator with the bounded draw that goes with it.
-struct Minstd(u64);
-
-impl Minstd {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0 * 16807 % 2_147_483_647;
-        self.0
-    }
-
-    fn draw(&mut self, low: u64, high: u64) -> u64 {
-        const RANGE: u64 = 2_147_483_645;
-        let span = high - low;
-        if RANGE > span {
-            let scale = RANGE / (span + 1);
-            loop {
-                let value = self.next() - 1;
-                if value < (span + 1) * scale {
-                    return low + value / scale;
-                }
-            }
-        }
-        if RANGE < span {
-            loop {
-                let upper = 2_147_483_646 * self.draw(0, span / 2_147_483_646);
-                let value = upper + (self.next() - 1);
-                if value <= span && value >= upper {
-                    return low + value;
-                }
-            }
-        }
-        low + self.next() - 1
-    }
-}
-
 /// RMM's random allocations: what was done, and how long it took with `resource`, or with nothing.
 fn random_run(
     resource: Option<(&Resource, StreamId)>,
@@ -287,7 +247,7 @@ fn random_run(
     max: usize,
 ) -> (usize, usize, f64) {
     const CAP: u64 = 16_000 << 20;
-    let mut random = Minstd(1);
+    let mut random = Minstd::new(1);
     let mut live: Vec<(u64, Option<DeviceBlock>)> = Vec::with_capacity(n);
     let (mut allocated, mut bytes, mut peak, mut operations) = (0, 0_u64, 0_u64, 0);
     let start = Instant::now();

@@ -267,7 +267,7 @@ impl SimDevice {
     pub fn run_threads<'a>(&self, bodies: Vec<Box<dyn FnOnce() + Send + 'a>>) {
         match self.shared.config.seed {
             Some(_) => {
-                let seed = self.shared.lock().rng.next();
+                let seed = self.shared.lock().rng.next_u64();
                 threads::run(self.shared.machine, seed, bodies);
             }
             None => threads::run_plain(bodies),

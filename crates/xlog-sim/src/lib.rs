@@ -39,7 +39,6 @@ mod memory;
 mod op;
 mod pools;
 mod race;
-mod rng;
 mod shadow;
 mod state;
 mod threads;

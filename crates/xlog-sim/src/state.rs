@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar};
 
+use xlog_base::SplitMix;
 use xlog_driver::{DriverError, DriverResult, StreamHandle};
 
 use crate::clock::{Epoch, VectorClock};
@@ -13,7 +14,6 @@ use crate::faults::FaultTable;
 use crate::latency::LatencyModel;
 use crate::memory::{AddressSpace, Backing, BackingRange, Pool};
 use crate::op::{Argument, GateState, Label, Marker, Op, OpKind, OpMeta, Reached};
-use crate::rng::Rng;
 use crate::timeline::Timeline;
 
 pub(crate) struct Stream {
@@ -117,7 +117,7 @@ pub(crate) struct State {
     pub(crate) host_time: u64,
     pub(crate) latency: Option<LatencyModel>,
     pub(crate) faults: FaultTable,
-    pub(crate) rng: Rng,
+    pub(crate) rng: SplitMix,
     pub(crate) order_hash: u64,
     /// Counts every change that could let a waiter go on.
     pub(crate) progress: u64,
@@ -151,7 +151,7 @@ impl State {
             host_time: 0,
             latency: config.latency.clone(),
             faults: FaultTable::new(config.ordinals),
-            rng: Rng::new(config.seed.unwrap_or(0)),
+            rng: SplitMix::new(config.seed.unwrap_or(0)),
             order_hash: 0xcbf2_9ce4_8422_2325,
             progress: 0,
             waiters: 0,

@@ -9,9 +9,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::rc::Rc;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
+use xlog_base::SplitMix;
 use xlog_driver::sync;
-
-use crate::rng::Rng;
 
 /// A body of a logical thread.
 pub(crate) type Body<'a> = Box<dyn FnOnce() + Send + 'a>;
@@ -24,7 +23,7 @@ struct Group {
 
 struct Turn {
     current: usize,
-    rng: Rng,
+    rng: SplitMix,
     finished: Vec<bool>,
     /// For a thread that waits: the progress at which it found nothing to do.
     waiting: Vec<Option<u64>>,
@@ -93,7 +92,7 @@ pub(crate) fn run(machine: u64, seed: u64, bodies: Vec<Body<'_>>) {
     if bodies.is_empty() {
         return;
     }
-    let mut rng = Rng::new(seed);
+    let mut rng = SplitMix::new(seed);
     let group = Arc::new(Group {
         machine,
         turn: Mutex::new(Turn {

@@ -8,6 +8,7 @@ use std::io::BufWriter;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use xlog_base::Random;
 use xlog_trace::export::{write_chrome_trace, write_torch_snapshot};
 use xlog_trace::{
     Action, Format, Header, LogWriter, Names, Ordered, Reader, Record, ServedBy, Summary, convert,
@@ -90,11 +91,8 @@ fn generate(path: &Path, records: u64) -> Result<(), Box<dyn Error>> {
     let header = Header::of_this_process().with_device_name("made up");
     let mut writer = LogWriter::new(Format::Binary, &header, File::create(path)?);
     let mut live: Vec<Record> = Vec::new();
-    let mut seed = 1u64;
-    let mut random = |limit: u64| {
-        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (seed >> 33) % limit
-    };
+    let mut random = Random::new(1);
+    let mut random = |limit: u64| random.below_u64(limit);
     for order in 0..records {
         let time = order * 250;
         let record = if live.is_empty() || (live.len() < 10_000 && random(100) < 52) {

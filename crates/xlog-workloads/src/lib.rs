@@ -13,15 +13,14 @@
 #![deny(unsafe_code)]
 
 pub mod logs;
-mod minstd;
 mod random_allocations;
 pub mod relational;
 mod small_blocks;
 pub mod stack;
 
-pub use minstd::Minstd;
 pub use random_allocations::{CAP_BYTES, RandomAllocations};
 pub use small_blocks::{Sizes, SmallBlocks, draw_size};
+pub use xlog_base::Minstd;
 
 /// What a workload allocates from.
 pub trait Target {

@@ -1,5 +1,7 @@
 //! The random numbers of the workloads, bit for bit the same for every peer, and the hash that proves it.
 
+pub use xlog_base::Minstd;
+
 /// Marsaglia's xorshift with 64 bits, reduced by the remainder.
 #[derive(Debug)]
 pub struct Xorshift(pub u64);
@@ -13,51 +15,12 @@ impl Xorshift {
     }
 }
 
-/// The minimal standard generator, seed 1, with the bounded draw of libstdc++.
-#[derive(Debug)]
-pub struct Minstd(u64);
-
-impl Minstd {
-    pub fn new() -> Self {
-        Self(1)
-    }
-
-    fn next(&mut self) -> u64 {
-        self.0 = self.0 * 16807 % 2_147_483_647;
-        self.0
-    }
-
-    pub fn draw(&mut self, low: u64, high: u64) -> u64 {
-        const RANGE: u64 = 2_147_483_645;
-        let span = high - low;
-        if RANGE > span {
-            let scale = RANGE / (span + 1);
-            loop {
-                let value = self.next() - 1;
-                if value < (span + 1) * scale {
-                    return low + value / scale;
-                }
-            }
-        }
-        if RANGE < span {
-            loop {
-                let upper = 2_147_483_646 * self.draw(0, span / 2_147_483_646);
-                let value = upper + (self.next() - 1);
-                if value <= span && value >= upper {
-                    return low + value;
-                }
-            }
-        }
-        low + self.next() - 1
-    }
-
-    /// A size from `low` to `high`, every power of two as likely as another.
-    pub fn log_uniform(&mut self, low: u64, high: u64) -> u64 {
-        let part = self.draw(0, 1 << 30) as f64 / (1_u64 << 30) as f64;
-        let from = (low as f64).ln();
-        let size = (from + part * ((high as f64).ln() - from)).exp() as u64;
-        size.clamp(low, high)
-    }
+/// A size from `low` to `high`, every power of two as likely as another.
+pub fn log_uniform(random: &mut Minstd, low: u64, high: u64) -> u64 {
+    let part = random.draw(0, 1 << 30) as f64 / (1_u64 << 30) as f64;
+    let from = (low as f64).ln();
+    let size = (from + part * ((high as f64).ln() - from)).exp() as u64;
+    size.clamp(low, high)
 }
 
 /// FNV-1a with 64 bits over little-endian words.

@@ -3,7 +3,7 @@
 use std::hint::black_box;
 use std::time::Instant;
 
-use crate::generators::{CHECKS, Fnv, Minstd};
+use crate::generators::{CHECKS, Fnv, Minstd, log_uniform};
 use crate::rows::Rows;
 use crate::workloads::{LEAST_IDLE_RUNS, MIB, Maker, Nothing, Peer, given_up, limits, runs_again};
 
@@ -31,7 +31,7 @@ fn random_run<const CHECKED: bool, P: Peer>(
     limit: f64,
 ) -> RandomRun {
     const CAP: u64 = 16_000 << 20;
-    let mut random = Minstd::new();
+    let mut random = Minstd::new(1);
     let mut live: Vec<Live<P::Block>> = Vec::with_capacity(n);
     let mut sizes: Vec<u64> = Vec::with_capacity(n);
     let mut run = RandomRun::default();
@@ -145,7 +145,7 @@ pub fn small<M: Maker>(rows: &Rows<'_>, is_log: bool, maker: &M) -> Result<(), S
     let before = maker.taken()?;
     let peer = maker.make(true)?;
     let stream = peer.stream()?;
-    let mut random = Minstd::new();
+    let mut random = Minstd::new(1);
     let mut live: Vec<(u64, P<M>)> = Vec::with_capacity(most);
     let (mut bytes, mut peak) = (0_u64, 0_u64);
     let start = Instant::now();
@@ -161,7 +161,8 @@ pub fn small<M: Maker>(rows: &Rows<'_>, is_log: bool, maker: &M) -> Result<(), S
             bytes -= size;
             peer.free(block);
         } else if live.len() < most {
-            let size = if is_log { random.log_uniform(4, 4096) } else { random.draw(4, 4096) };
+            let size =
+                if is_log { log_uniform(&mut random, 4, 4096) } else { random.draw(4, 4096) };
             match peer.allocate(size as usize, &stream) {
                 Ok(block) => live.push((size, block)),
                 Err(_) => {

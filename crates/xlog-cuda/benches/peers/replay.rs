@@ -4,7 +4,7 @@ use std::hint::black_box;
 use std::path::Path;
 use std::time::Instant;
 
-use crate::generators::Minstd;
+use crate::generators::{Minstd, log_uniform};
 use crate::rows::Rows;
 use crate::workloads::{LEAST_IDLE_RUNS, Maker, Nothing, Peer, given_up, limits, runs_again};
 
@@ -127,7 +127,7 @@ pub fn churn<M: Maker>(rows: &Rows<'_>, maker: &M) -> Result<(), String> {
     let before = maker.taken()?;
     let peer = maker.make(true)?;
     let stream = peer.stream()?;
-    let mut random = Minstd::new();
+    let mut random = Minstd::new(1);
     let mut live = Vec::new();
     let (mut bytes, mut peak, mut spent, mut worst) = (0_u64, 0_u64, 0.0, 0.0_f64);
     let mut seen = Vec::new();
@@ -139,7 +139,7 @@ pub fn churn<M: Maker>(rows: &Rows<'_>, maker: &M) -> Result<(), String> {
         for part in 1..=10 {
             let start = Instant::now();
             for _ in 0..per_phase / 10 {
-                let size = random.log_uniform(256, largest << 10);
+                let size = log_uniform(&mut random, 256, largest << 10);
                 if live.is_empty() || random.draw(0, 99) < 60 && bytes + size <= MOST {
                     match peer.allocate(size as usize, &stream) {
                         Ok(block) => live.push((size, block)),

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use serde::{Deserialize, Serialize};
+use xlog_base::Random;
 use xlog_cuda::device_runtime::{
     AllocTag, LedgerSetting, ResourceError, RuntimeConfig, XlogDeviceRuntime,
 };
@@ -188,7 +189,7 @@ impl WorkerShared<'_> {
         let _inside = scope.enter();
         let stream = runtime.stream_pool().lease()?;
         let memory = self.manager.on_stream(stream.id());
-        let mut random = Random(
+        let mut random = Random::new(
             self.arguments.seed ^ (u64::from(process) << 48) ^ (u64::from(tenant) << 32) ^ 0x7e4a,
         );
         // Together they want half as much again as there is.
@@ -198,13 +199,13 @@ impl WorkerShared<'_> {
         let mut bytes = 0;
         for round in 0..self.arguments.rounds {
             let full = bytes > target;
-            if !held.is_empty() && (full || random.below(100) < 40) {
-                let one = held.swap_remove(random.below(held.len() as u64) as usize);
+            if !held.is_empty() && (full || random.chance(40)) {
+                let one = held.swap_remove(random.below(held.len()));
                 bytes -= one.buffer.size_bytes() as u64;
                 self.free(one)?;
             } else {
-                let size = SMALLEST + random.below(largest - SMALLEST + 1);
-                match self.allocate(&memory, size, random.next())? {
+                let size = SMALLEST + random.below_u64(largest - SMALLEST + 1);
+                match self.allocate(&memory, size, random.next_u64())? {
                     Some(one) => {
                         bytes += one.buffer.size_bytes() as u64;
                         held.push(one);
@@ -264,21 +265,4 @@ impl WorkerShared<'_> {
 
 fn contents(words: usize, salt: u64) -> Vec<u64> {
     (0..words as u64).map(|at| at.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ salt).collect()
-}
-
-/// SplitMix64.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-
-    /// Less than `bound`, which is not 0.
-    fn below(&mut self, bound: u64) -> u64 {
-        self.next() % bound
-    }
 }

@@ -7,7 +7,7 @@ const RANGE: u64 = MODULUS - 2;
 /// `x' = 16807 x mod (2^31 - 1)`.
 ///
 /// ```
-/// use xlog_workloads::Minstd;
+/// use xlog_base::Minstd;
 ///
 /// let mut random = Minstd::new(1);
 /// assert_eq!(random.draw(1, 2147483646), 16807);
