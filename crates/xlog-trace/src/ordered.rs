@@ -137,6 +137,8 @@ impl<S: Source> Source for Ordered<S> {
 
 #[cfg(test)]
 mod tests {
+    use xlog_base::Random;
+
     use super::*;
     use crate::action::Action;
 
@@ -162,11 +164,8 @@ mod tests {
 
     #[test]
     fn the_window_gives_its_least_whatever_the_arrival() {
-        let mut state = 12_345_u64;
-        let mut draw = |below: u64| {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            (state >> 33) % below
-        };
+        let mut random = Random::new(12_345);
+        let mut draw = |below: u64| random.below_u64(below);
         for case in 0..200 {
             // From nearly in order to all over the place, also with equal orders.
             let scatter = 1 + case % 40;

@@ -9,7 +9,8 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use crate::support::{Counting, TAG, random};
+use crate::support::{Counting, TAG};
+use xlog_base::Random;
 use xlog_cuda::device_runtime::{
     DeviceMemoryResource, GlobalDeviceBudget, OomPolicy, ResourceError, StreamId,
 };
@@ -47,12 +48,12 @@ fn run(threads: usize, operations: usize, placed: bool, retire: bool, seed: u64)
             let (budget, inner, counts, start) = (&budget, &inner, &counts, &start);
             scope.spawn(move || {
                 start.wait();
-                let mut seed = seed.wrapping_mul(1000) + thread as u64;
+                let mut random = Random::new(seed.wrapping_mul(1000) + thread as u64);
                 let mut blocks = Vec::new();
                 for _ in 0..operations {
-                    let turn = random(&mut seed);
+                    let turn = random.next_u64();
                     if turn % 4 < 3 || blocks.is_empty() {
-                        let bytes = 1 + (random(&mut seed) % LARGEST) as usize;
+                        let bytes = 1 + random.below_u64(LARGEST) as usize;
                         inner.begin_call(thread);
                         counts.requests.fetch_add(1, Ordering::Relaxed);
                         match budget.allocate(bytes, StreamId::DEFAULT, TAG) {

@@ -2,7 +2,8 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-use crate::support::{Counting, TAG, allocate, budget, random, refusal};
+use crate::support::{Counting, TAG, allocate, budget, refusal};
+use xlog_base::Random;
 use xlog_cuda::device_runtime::{
     BudgetScope, DeviceBlock, DeviceMemoryResource, GlobalDeviceBudget, OomCause, ResourceError,
     StreamId,
@@ -142,8 +143,8 @@ fn admits(scopes: &[Modelled], chain: &[usize], charge: usize, limit: usize, use
 #[test]
 fn random_scopes_agree_with_the_model() {
     for seed in 0..60_u64 {
-        let mut state = seed;
-        let mut below = |bound: usize| (random(&mut state) % bound as u64) as usize;
+        let mut random = Random::new(seed);
+        let mut below = |bound: usize| random.below(bound);
         let inner = Counting::new(seed % 2 == 0);
         let mut limit = 500 + below(1500);
         let budget = GlobalDeviceBudget::over(inner.clone(), limit);

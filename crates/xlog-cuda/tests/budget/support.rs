@@ -7,6 +7,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
+use xlog_base::Random;
 use xlog_cuda::device_runtime::{
     AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, FreeSpace, Generation,
     GlobalDeviceBudget, ResourceError, ResourceResult, StreamId,
@@ -52,16 +53,9 @@ pub(crate) struct State {
     pub(crate) fail_one_in: u64,
     pub(crate) fail_frees: bool,
     pub(crate) panics: bool,
-    random: u64,
+    random: Random,
     /// The most that was used since each thread began its call.
     calls: Vec<usize>,
-}
-
-pub(crate) fn random(state: &mut u64) -> u64 {
-    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let z = (*state ^ (*state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
 }
 
 impl Counting {
@@ -80,7 +74,7 @@ impl Counting {
                 fail_one_in: 0,
                 fail_frees: false,
                 panics: false,
-                random: 7,
+                random: Random::new(7),
                 calls: Vec::new(),
             }),
             placed,
@@ -168,9 +162,9 @@ impl DeviceMemoryResource for Counting {
             return Err(error);
         }
         let mut state = self.state.lock().unwrap();
-        let State { random: seed, fail_one_in, .. } = &mut *state;
+        let State { random, fail_one_in, .. } = &mut *state;
         if *fail_one_in > 0
-            && random(seed).is_multiple_of(*fail_one_in)
+            && random.one_in(*fail_one_in)
             && let Some(error) = state.fail.clone()
         {
             return Err(error);

@@ -112,25 +112,7 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for Emptied<R> {
     }
 }
 
-/// Numbers of a seed.
-pub struct Random(u64);
-
-impl Random {
-    pub fn new(seed: u64) -> Self {
-        Self(seed ^ 0x5851_f42d_4c95_7f2d)
-    }
-
-    pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    pub fn below(&mut self, bound: usize) -> usize {
-        (self.next() % bound.max(1) as u64) as usize
-    }
-}
+pub use xlog_base::Random;
 
 /// The random programs of a test: few on a GPU, as many as `XLOG_GUARD_SEEDS` says, or the one that `XLOG_GUARD_SEED` names.
 pub fn seeds(many: u64, on_gpu: u64) -> Vec<u64> {

@@ -83,13 +83,13 @@ fn giving_what_was_not_taken_is_counted_and_changes_nothing() {
 #[test]
 fn random_portions_are_counted_as_their_sum() {
     let seed = seed("random_portions_are_counted_as_their_sum");
-    let mut random = Random(seed);
+    let mut random = Random::new(seed);
     let directory = TestDirectory::new();
     let meter = meter(&directory, 50);
     let (limit, mut sum) = (50 * UNIT, 0);
     for step in 0..20_000 {
-        let bytes = random.below(3 * UNIT) as usize;
-        if random.below(2) == 0 {
+        let bytes = random.below_u64(3 * UNIT) as usize;
+        if random.below_u64(2) == 0 {
             let fits = sum + bytes as u64 <= limit;
             assert_eq!(meter.take(bytes).is_ok(), fits, "step {step}: {sum} + {bytes}");
             sum += if fits { bytes as u64 } else { 0 };
@@ -114,17 +114,17 @@ fn threads_that_share_a_unit_never_hold_more_than_is_counted() {
         for thread in 0..4 {
             let meter = &meter;
             scope.spawn(move || {
-                let mut random = Random(seed ^ thread);
+                let mut random = Random::new(seed ^ thread);
                 let mut held = 0_u64;
                 for _ in 0..10_000 {
-                    let bytes = 1 + random.below(500);
+                    let bytes = 1 + random.below_u64(500);
                     if meter.take(bytes as usize).is_ok() {
                         held += bytes;
                         assert!(meter.ledger().used() >= held, "{held} held by one thread alone");
                     }
-                    if random.below(2) == 0 || held > 1500 {
+                    if random.below_u64(2) == 0 || held > 1500 {
                         // In other portions than it was taken.
-                        let part = random.below(held + 1);
+                        let part = random.below_u64(held + 1);
                         meter.give(part as usize);
                         meter.give((held - part) as usize);
                         held = 0;

@@ -65,7 +65,7 @@ impl Fleet {
             directory.config(ResourceKind::Direct, LIMIT).with_ledger_deadline(LOCK_DEADLINE);
         let opened = Arc::new(CudaDevice::open_spec(device).unwrap());
         let judge = XlogDeviceRuntime::with_config(opened, &config).unwrap();
-        let (python, random) = (python(), Random(seed));
+        let (python, random) = (python(), Random::new(seed));
         let (commands, counts) = (0, Counts::default());
         let mut fleet = Self {
             directory,
@@ -86,7 +86,7 @@ impl Fleet {
     }
 
     fn spawn(&mut self, row: usize) -> Process {
-        let seed = self.random.next();
+        let seed = self.random.next_u64();
         let directory = self.directory.path();
         if let (Some(python), PYTHON) = (&self.python, row) {
             let mut command = Command::new(python);
@@ -131,7 +131,7 @@ impl Fleet {
     }
 
     fn pause(&mut self, microseconds: u64) {
-        let microseconds = self.random.below(microseconds);
+        let microseconds = self.random.below_u64(microseconds);
         std::thread::sleep(Duration::from_micros(microseconds));
     }
 
@@ -158,18 +158,18 @@ impl Fleet {
             self.tell(row, RUN);
         }
         self.pause(120_000);
-        let row = self.random.below(WORKERS as u64) as usize;
-        if self.random.below(2) == 0 {
+        let row = self.random.below_u64(WORKERS as u64) as usize;
+        if self.random.below_u64(2) == 0 {
             self.workers[row].signal(libc::SIGSTOP);
             self.pause(40_000);
             self.workers[row].signal(libc::SIGCONT);
             self.counts.stopped += 1;
         }
-        if self.random.below(5) == 0 {
+        if self.random.below_u64(5) == 0 {
             self.stop_a_lock_holder(row, &mut dead);
         }
-        let row = self.random.below(WORKERS as u64) as usize;
-        if self.random.below(2) == 0 && !dead.contains(&row) {
+        let row = self.random.below_u64(WORKERS as u64) as usize;
+        if self.random.below_u64(2) == 0 && !dead.contains(&row) {
             self.kill(row);
             dead.push(row);
             self.pause(20_000);
@@ -184,7 +184,7 @@ impl Fleet {
         self.workers[row].stop();
         self.pause(80_000);
         self.counts.stopped_holding_the_lock += 1;
-        if self.random.below(2) == 0 {
+        if self.random.below_u64(2) == 0 {
             self.kill(row);
             dead.push(row);
         } else {
@@ -200,8 +200,8 @@ impl Fleet {
         for (row, command) in living.iter().zip(commands) {
             self.await_answer(*row, command);
         }
-        let stopped = (self.random.below(3) == 0)
-            .then(|| living[self.random.below(living.len() as u64) as usize]);
+        let stopped = (self.random.below_u64(3) == 0)
+            .then(|| living[self.random.below_u64(living.len() as u64) as usize]);
         if let Some(row) = stopped {
             self.workers[row].stop();
         }

@@ -57,7 +57,7 @@ fn is_refusal(error: &ResourceError) -> bool {
 fn what_a_runtime_holds_of_the_device_is_what_the_ledger_counts() {
     let seed = seed("what_a_runtime_holds_of_the_device_is_what_the_ledger_counts");
     for kind in KINDS {
-        let mut random = Random(seed);
+        let mut random = Random::new(seed);
         let directory = TestDirectory::new();
         let limit = 200 * MIB;
         let runtime = directory.runtime(kind, limit);
@@ -65,9 +65,9 @@ fn what_a_runtime_holds_of_the_device_is_what_the_ledger_counts() {
         let ledger = runtime.ledger().ledger().unwrap();
         let (mut blocks, mut refused) = (Vec::new(), 0);
         for step in 0..400 {
-            match random.below(10) {
+            match random.below_u64(10) {
                 0..5 => {
-                    let bytes = 1 + random.below(16 * MIB) as usize;
+                    let bytes = 1 + random.below_u64(16 * MIB) as usize;
                     match runtime.allocate(bytes, StreamId::DEFAULT, TAG) {
                         Ok(block) => blocks.push(block),
                         Err(error) if is_refusal(&error) => refused += 1,
@@ -75,12 +75,12 @@ fn what_a_runtime_holds_of_the_device_is_what_the_ledger_counts() {
                     }
                 }
                 5..8 if !blocks.is_empty() => {
-                    let index = random.below(blocks.len() as u64) as usize;
+                    let index = random.below_u64(blocks.len() as u64) as usize;
                     runtime.deallocate(blocks.swap_remove(index)).unwrap();
                 }
                 8 => {
                     let free = limit.saturating_sub(ledger.used() + other.used());
-                    let _ = other.take(random.below(free + MIB));
+                    let _ = other.take(random.below_u64(free + MIB));
                 }
                 _ => other.give(other.used()).unwrap(),
             }
@@ -208,12 +208,12 @@ fn threads_at_the_limit_lose_no_byte_of_the_ledger() {
             for thread in 0..THREADS {
                 let (runtime, refused, excess) = (&runtime, &refused, &excess);
                 scope.spawn(move || {
-                    let mut random = Random(seed ^ (thread << 40));
+                    let mut random = Random::new(seed ^ (thread << 40));
                     let stream = runtime.stream_pool().lease().unwrap();
                     let mut blocks = Vec::new();
                     for _ in 0..150 {
-                        if blocks.is_empty() || random.below(5) < 3 {
-                            let bytes = 1 + random.below(14 * MIB) as usize;
+                        if blocks.is_empty() || random.below_u64(5) < 3 {
+                            let bytes = 1 + random.below_u64(14 * MIB) as usize;
                             match runtime.allocate(bytes, stream.id(), TAG) {
                                 Ok(block) => blocks.push(block),
                                 Err(error) if is_refusal(&error) => {
@@ -225,7 +225,7 @@ fn threads_at_the_limit_lose_no_byte_of_the_ledger() {
                                 Err(error) => panic!("{kind}: {error}"),
                             }
                         } else {
-                            let index = random.below(blocks.len() as u64) as usize;
+                            let index = random.below_u64(blocks.len() as u64) as usize;
                             runtime.deallocate(blocks.swap_remove(index)).unwrap();
                         }
                         let over = held(runtime).saturating_sub(limit);

@@ -42,7 +42,7 @@ fn role() {
         runtime: join(&cells, row),
         cells: &cells,
         row,
-        random: Random(number("XLOG_FLEET_SEED")),
+        random: Random::new(number("XLOG_FLEET_SEED")),
         truth: Truth::new(&cells, row),
         held: Vec::new(),
     };
@@ -99,9 +99,9 @@ const STEP: u64 = 32 << 20;
 impl Worker<'_> {
     fn step(&mut self) {
         self.cells.add(self.row, Field::Steps, 1);
-        if self.held.is_empty() || self.random.below(20) < 11 {
-            let largest = if self.random.below(3) == 0 { LARGEST } else { LARGEST / 16 };
-            let bytes = 1 + self.random.below(largest) as usize;
+        if self.held.is_empty() || self.random.below_u64(20) < 11 {
+            let largest = if self.random.below_u64(3) == 0 { LARGEST } else { LARGEST / 16 };
+            let bytes = 1 + self.random.below_u64(largest) as usize;
             match self.runtime.allocate(bytes, StreamId::DEFAULT, TAG) {
                 Ok(block) => {
                     self.truth.add(units(&block));
@@ -116,21 +116,21 @@ impl Worker<'_> {
                 Err(error) => panic!("{error}"),
             }
         } else {
-            let index = self.random.below(self.held.len() as u64) as usize;
+            let index = self.random.below_u64(self.held.len() as u64) as usize;
             let (block, mark) = self.held.swap_remove(index);
             self.free(block, mark);
         }
-        if self.random.below(64) == 0 {
+        if self.random.below_u64(64) == 0 {
             self.runtime.trim().unwrap();
         }
-        if self.random.below(2) == 0 {
-            std::thread::sleep(Duration::from_micros(self.random.below(200)));
+        if self.random.below_u64(2) == 0 {
+            std::thread::sleep(Duration::from_micros(self.random.below_u64(200)));
         }
     }
 
     /// Marks both ends of a block, to be found there when it goes.
     fn keep(&mut self, block: DeviceBlock) {
-        let mark = self.random.next() as u8;
+        let mark = self.random.next_u64() as u8;
         let stream = self.runtime.stream_pool().resolve(StreamId::DEFAULT).unwrap();
         // SAFETY: the block is live, and everything is on its own stream.
         unsafe {

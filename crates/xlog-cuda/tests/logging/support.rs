@@ -19,25 +19,7 @@ pub fn direct() -> DirectCudaResource {
     DirectCudaResource::new(Arc::new(CudaDevice::open("sim").unwrap()), 0)
 }
 
-/// A generator for tests; its numbers are part of every printed seed.
-pub struct Random(u64);
-
-impl Random {
-    pub fn new(seed: u64) -> Self {
-        Self(seed ^ 0x5851_f42d_4c95_7f2d)
-    }
-
-    pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    pub fn below(&mut self, bound: usize) -> usize {
-        (self.next() % bound as u64) as usize
-    }
-}
+pub use xlog_base::Random;
 
 /// Seeds to try: `XLOG_LOGGING_SEED` alone, or the first few.
 pub fn seeds(count: u64) -> Vec<u64> {

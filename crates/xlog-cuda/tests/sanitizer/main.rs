@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use tool::{attached, known};
+use xlog_base::Random;
 use xlog_conformance::Suite;
 use xlog_cuda::device_runtime::{
     Access, AllocTag, AsyncCudaResource, BlockId, BlockState, DeviceBlock, DeviceMemoryResource,
@@ -127,22 +128,11 @@ fn the_own_stream_does_not_get_memory_back_before_it_is_done() {
     });
 }
 
-/// A small generator: its seed is the whole program.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: usize) -> usize {
-        self.0 =
-            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        ((self.0 >> 33) % bound as u64) as usize
-    }
-}
-
 /// A program of allocations, uses with and without hooks, frees and held streams.
 fn program(device: &Arc<CudaDevice>, seed: u64) {
     let (streams, pool) = pool(device);
     let leases: [StreamLease; 3] = std::array::from_fn(|_| streams.lease().unwrap());
-    let mut random = Random(seed);
+    let mut random = Random::new(seed);
     let mut live: Vec<(DeviceBlock, usize)> = Vec::new();
     let mut gates: [Option<Gate>; 3] = [const { None }; 3];
     for _ in 0..60 {
@@ -215,7 +205,7 @@ fn regions_of_threads_that_pass_memory_to_each_other_never_overlap() {
         // Which seeds had each page of 256 bytes.
         let users = Mutex::new(HashMap::<u64, HashSet<u64>>::new());
         let body = |seed: u64| {
-            let mut random = Random(seed);
+            let mut random = Random::new(seed);
             let mut live = Vec::new();
             for _ in 0..200 {
                 if live.len() < 3 || random.below(2) == 0 {

@@ -145,24 +145,24 @@ fn a_limit_lowered_below_the_use_refuses_until_enough_is_given() {
 /// Several openers against the simplest model: a request succeeds exactly if the sum of what is used allows it.
 #[test]
 fn any_history_agrees_with_a_plain_sum() {
-    let mut random = Random(seed("any_history_agrees_with_a_plain_sum"));
+    let mut random = Random::new(seed("any_history_agrees_with_a_plain_sum"));
     for _ in 0..40 {
         let directory = TestDirectory::new();
-        let mut limit = 50 + random.below(2000);
-        let openers = 1 + random.below(4) as usize;
+        let mut limit = 50 + random.below_u64(2000);
+        let openers = 1 + random.below_u64(4) as usize;
         let open = |random: &mut Random, limit: u64| {
-            let chunk = random.below(200) * UNIT;
+            let chunk = random.below_u64(200) * UNIT;
             Ledger::open(directory.config(limit).with_chunk(chunk)).unwrap()
         };
         let mut ledgers: Vec<Ledger> = (0..openers).map(|_| open(&mut random, limit)).collect();
         let mut held: Vec<Vec<u64>> = vec![Vec::new(); openers];
         for _ in 0..400 {
-            let who = random.below(openers as u64) as usize;
+            let who = random.below_u64(openers as u64) as usize;
             let used: u64 = held.iter().flatten().map(|bytes| bytes.div_ceil(UNIT)).sum();
             let free = limit.saturating_sub(used);
-            match random.below(20) {
+            match random.below_u64(20) {
                 0..=9 => {
-                    let bytes = 1 + random.below(limit * UNIT / 3);
+                    let bytes = 1 + random.below_u64(limit * UNIT / 3);
                     let result = ledgers[who].take(bytes);
                     if bytes.div_ceil(UNIT) <= free {
                         result.expect("it fits");
@@ -172,11 +172,11 @@ fn any_history_agrees_with_a_plain_sum() {
                     }
                 }
                 10..=17 if !held[who].is_empty() => {
-                    let index = random.below(held[who].len() as u64) as usize;
+                    let index = random.below_u64(held[who].len() as u64) as usize;
                     ledgers[who].give(held[who].swap_remove(index)).unwrap();
                 }
                 18 => {
-                    limit = 50 + random.below(2000);
+                    limit = 50 + random.below_u64(2000);
                     ledgers[who].set_limit(limit * UNIT).unwrap();
                 }
                 19 => {

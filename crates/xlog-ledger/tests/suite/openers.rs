@@ -257,12 +257,12 @@ fn many_at_once_create_one_file() {
 
 #[test]
 fn a_creator_killed_at_any_point_leaves_a_whole_file_or_none() {
-    let mut random = Random(seed("a_creator_killed_at_any_point_leaves_a_whole_file_or_none"));
+    let mut random = Random::new(seed("a_creator_killed_at_any_point_leaves_a_whole_file_or_none"));
     let mut drafts = 0;
     for _ in 0..60 {
         let directory = TestDirectory::new();
         let mut creator = holder(&directory, "create-over-and-over");
-        std::thread::sleep(Duration::from_micros(random.below(2_000)));
+        std::thread::sleep(Duration::from_micros(random.below_u64(2_000)));
         creator.kill();
         let names = fs::read_dir(directory.path()).unwrap();
         let is_draft = |name: &str| name.ends_with(".tmp");

@@ -58,7 +58,7 @@ impl Fleet {
             monitor,
             ledger,
             python: python(),
-            random: Random(seed),
+            random: Random::new(seed),
             commands: 0,
             counts: Counts::default(),
         };
@@ -70,7 +70,7 @@ impl Fleet {
     }
 
     fn spawn(&mut self, row: usize) -> Process {
-        let seed = self.random.next();
+        let seed = self.random.next_u64();
         let mut command = match &self.python {
             Some(python) if row == PYTHON => {
                 let manifest = env!("CARGO_MANIFEST_DIR");
@@ -125,18 +125,18 @@ impl Fleet {
     }
 
     fn pause(&mut self, microseconds: u64) {
-        let microseconds = self.random.below(microseconds);
+        let microseconds = self.random.below_u64(microseconds);
         std::thread::sleep(Duration::from_micros(microseconds));
     }
 
     fn any(&mut self) -> usize {
-        self.random.below(WORKERS as u64) as usize
+        self.random.below_u64(WORKERS as u64) as usize
     }
 
     /// A process to kill: seldom Python, which takes long to start.
     fn any_to_kill(&mut self) -> usize {
         let row = self.any();
-        if row == PYTHON && self.random.below(4) != 0 { 0 } else { row }
+        if row == PYTHON && self.random.below_u64(4) != 0 { 0 } else { row }
     }
 
     /// Stops a worker that holds the file lock; others are told who it is. Then it goes on, or dies of it.
@@ -153,7 +153,7 @@ impl Fleet {
             other => panic!("the lock is held, yet {other:?}"),
         }
         self.pause(5_000);
-        if self.random.below(2) == 0 {
+        if self.random.below_u64(2) == 0 {
             self.kill(row);
             dead.push(row);
             self.counts.killed_holding_the_lock += 1;
@@ -171,17 +171,17 @@ impl Fleet {
             self.tell(row, RUN);
         }
         self.pause(50_000);
-        if self.random.below(2) == 0 {
+        if self.random.below_u64(2) == 0 {
             let row = self.any();
             self.workers[row].signal(libc::SIGSTOP);
             self.pause(10_000);
             self.workers[row].signal(libc::SIGCONT);
             self.counts.stopped += 1;
         }
-        if self.random.below(8) == 0 {
+        if self.random.below_u64(8) == 0 {
             self.stop_a_lock_holder(&mut dead);
         }
-        if self.random.below(2) == 0 {
+        if self.random.below_u64(2) == 0 {
             let row = self.any_to_kill();
             if !dead.contains(&row) {
                 self.kill(row);
@@ -199,15 +199,15 @@ impl Fleet {
         for (row, command) in living.iter().zip(commands) {
             self.await_answer(*row, command);
         }
-        let stopped = (self.random.below(3) == 0)
-            .then(|| living[self.random.below(living.len() as u64) as usize]);
+        let stopped = (self.random.below_u64(3) == 0)
+            .then(|| living[self.random.below_u64(living.len() as u64) as usize]);
         if let Some(row) = stopped {
             self.workers[row].stop();
         }
         let used: u64 = living.iter().map(|row| self.cells.units(*row)).sum();
         assert!(used <= LIMIT, "{used} of {LIMIT}");
         let free = (LIMIT - used) * UNIT;
-        if self.random.below(2) == 0 {
+        if self.random.below_u64(2) == 0 {
             match self.ledger.take(free + 1) {
                 Err(LedgerError::Full { available, .. }) => assert_eq!(available, free),
                 other => panic!("{} bytes are free, yet {other:?}", free),

@@ -31,12 +31,12 @@ fn threads_of_two_slots_never_hold_more_than_the_limit() {
         for thread in 0..4u64 {
             let (ledgers, truth, refused) = (&ledgers, &truth, &refused);
             scope.spawn(move || {
-                let mut random = Random(seed ^ thread << 56);
+                let mut random = Random::new(seed ^ thread << 56);
                 let ledger = &ledgers[thread as usize % 2];
                 let mut held = Vec::new();
                 for _ in 0..STEPS {
-                    if random.below(5) < 3 {
-                        let units = 1 + random.below(60);
+                    if random.below_u64(5) < 3 {
+                        let units = 1 + random.below_u64(60);
                         match ledger.take(units * UNIT) {
                             Ok(()) => {
                                 let now = truth.fetch_add(units, Ordering::SeqCst) + units;

@@ -31,7 +31,7 @@ fn wait_for_another(cells: &Cells, row: usize, command: u64) {
 pub(crate) fn work(directory: &Path) {
     let cells = Cells::open(&directory.join("cells"));
     let row = number("XLOG_LEDGER_ROW") as usize;
-    let mut random = Random(number("XLOG_LEDGER_SEED"));
+    let mut random = Random::new(number("XLOG_LEDGER_SEED"));
     let ledger = attach(directory, &cells, row);
     let mut truth = Truth::new(&cells, row);
     let mut held = Vec::new();
@@ -41,8 +41,8 @@ pub(crate) fn work(directory: &Path) {
             RUN => {
                 cells.store(row, Field::Answer, command);
                 step(&ledger, &cells, row, &mut random, &mut truth, &mut held);
-                if random.below(2) == 0 {
-                    std::thread::sleep(Duration::from_micros(random.below(100)));
+                if random.below_u64(2) == 0 {
+                    std::thread::sleep(Duration::from_micros(random.below_u64(100)));
                 }
             }
             PAUSE => {
@@ -91,10 +91,10 @@ fn step(
     held: &mut Vec<u64>,
 ) {
     cells.add(row, Field::Steps, 1);
-    if held.is_empty() || random.below(20) < 11 {
+    if held.is_empty() || random.below_u64(20) < 11 {
         // Many small requests, which the grant serves, and some large ones.
-        let largest = if random.below(3) == 0 { LARGEST } else { LARGEST / 32 };
-        let bytes = 1 + random.below(largest * UNIT);
+        let largest = if random.below_u64(3) == 0 { LARGEST } else { LARGEST / 32 };
+        let bytes = 1 + random.below_u64(largest * UNIT);
         match ledger.take(bytes) {
             Ok(()) => {
                 truth.set(truth.units() + bytes.div_ceil(UNIT));
@@ -105,7 +105,7 @@ fn step(
             Err(error) => panic!("{error}"),
         }
     } else {
-        let index = random.below(held.len() as u64) as usize;
+        let index = random.below_u64(held.len() as u64) as usize;
         give(ledger, truth, held.swap_remove(index));
     }
 }

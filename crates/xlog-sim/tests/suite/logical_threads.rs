@@ -178,7 +178,7 @@ fn counting(program: u64, device: &SimDevice, ordered: bool) -> Vec<(u64, u8)> {
     let counters = &counters;
     let bodies = (0..threads)
         .map(|_| {
-            let mut random = Random::new(random.next());
+            let mut random = Random::new(random.next_u64());
             let stream = device.stream_create(0).unwrap();
             Box::new(move || {
                 for _ in 0..12 {

@@ -74,7 +74,7 @@ fn any_log(seed: u64, count: usize) -> (Vec<Record>, Names) {
         .map(|_| {
             let record = any_record(&mut random, &mut names);
             // Few addresses, so that blocks meet their frees.
-            if random.one_in(2) { record.with_ptr(random.below(20)) } else { record }
+            if random.one_in(2) { record.with_ptr(random.below_u64(20)) } else { record }
         })
         .collect();
     (records, names)

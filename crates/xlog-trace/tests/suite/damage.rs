@@ -79,9 +79,9 @@ fn damage_in_the_middle_costs_what_it_touches_and_is_counted() {
             .collect();
         let good = encode(Format::Binary, &records, &Names::new());
         let mut bytes = good.clone();
-        let at = 100 + random.below(good.len() as u64 - 300) as usize;
-        let len = 1 + random.below(40) as usize;
-        match random.below(3) {
+        let at = 100 + random.below_u64(good.len() as u64 - 300) as usize;
+        let len = 1 + random.below_u64(40) as usize;
+        match random.below_u64(3) {
             0 => bytes[at..at + len].iter_mut().for_each(|byte| *byte ^= 0x5a),
             1 => drop(bytes.drain(at..at + len)),
             _ => drop(bytes.splice(at..at, std::iter::repeat_n(0xee, len))),

@@ -26,15 +26,15 @@ fn corpus(name: &str) -> Vec<Vec<u8>> {
 }
 
 fn mutate(random: &mut Random, corpus: &[Vec<u8>]) -> Vec<u8> {
-    let pick = |random: &mut Random| &corpus[random.below(corpus.len() as u64) as usize];
+    let pick = |random: &mut Random| &corpus[random.below_u64(corpus.len() as u64) as usize];
     let mut bytes = pick(random).clone();
-    for _ in 0..=random.below(6) {
+    for _ in 0..=random.below_u64(6) {
         let len = bytes.len().max(1) as u64;
-        let at = (random.below(len) as usize).min(bytes.len());
-        let end = (at + random.below(64) as usize).min(bytes.len());
-        match random.below(9) {
-            0 if at < bytes.len() => bytes[at] ^= 1 << random.below(8),
-            1 if at < bytes.len() => bytes[at] = random.next() as u8,
+        let at = (random.below_u64(len) as usize).min(bytes.len());
+        let end = (at + random.below_u64(64) as usize).min(bytes.len());
+        match random.below_u64(9) {
+            0 if at < bytes.len() => bytes[at] ^= 1 << random.below_u64(8),
+            1 if at < bytes.len() => bytes[at] = random.next_u64() as u8,
             2 => drop(bytes.drain(at..end)),
             3 => {
                 let copy = bytes[at..end].to_vec();
@@ -43,13 +43,13 @@ fn mutate(random: &mut Random, corpus: &[Vec<u8>]) -> Vec<u8> {
             4 => bytes.truncate(at),
             5 => {
                 let other = pick(random);
-                let from = (random.below(other.len() as u64 + 1) as usize).min(other.len());
+                let from = (random.below_u64(other.len() as u64 + 1) as usize).min(other.len());
                 bytes.splice(at..at, other[from..].iter().copied().take(300));
             }
             6 => {
                 let word = [0u64, 1, 80, 88, u64::MAX, 1 << 31, 1 << 20, 0x0a22_2c0d];
-                let word = word[random.below(8) as usize].to_le_bytes();
-                let count = (1 + random.below(8) as usize).min(bytes.len() - at);
+                let word = word[random.below_u64(8) as usize].to_le_bytes();
+                let count = (1 + random.below_u64(8) as usize).min(bytes.len() - at);
                 bytes[at..at + count].copy_from_slice(&word[..count]);
             }
             7 => {
@@ -64,10 +64,10 @@ fn mutate(random: &mut Random, corpus: &[Vec<u8>]) -> Vec<u8> {
                     b"\x89XTRACE\n",
                     b"-",
                     b"99999999999999999999",
-                ][random.below(10) as usize];
+                ][random.below_u64(10) as usize];
                 bytes.splice(at..at, text.iter().copied());
             }
-            _ => bytes[at..end].iter_mut().for_each(|byte| *byte = random.next() as u8),
+            _ => bytes[at..end].iter_mut().for_each(|byte| *byte = random.next_u64() as u8),
         }
     }
     bytes
@@ -94,7 +94,7 @@ fn repair(bytes: &mut [u8]) {
 fn run(seed: u64, format: Option<Format>, corpus: &[Vec<u8>]) {
     let mut random = Random::new(seed);
     let mut bytes = mutate(&mut random, corpus);
-    if format == Some(Format::Binary) && random.below(3) > 0 {
+    if format == Some(Format::Binary) && random.below_u64(3) > 0 {
         repair(&mut bytes);
     }
     let result = std::panic::catch_unwind(|| entry::check(format, &bytes));

@@ -59,7 +59,7 @@ fn every_file_of_a_killed_process_reads_to_its_last_complete_record() {
             assert!(started.elapsed() < Duration::from_secs(120), "the child writes nothing");
             std::thread::sleep(Duration::from_micros(200));
         }
-        std::thread::sleep(Duration::from_micros(random.below(15_000)));
+        std::thread::sleep(Duration::from_micros(random.below_u64(15_000)));
         child.kill().unwrap();
         child.wait().unwrap();
         let mut reader = Reader::open(&path).unwrap();

@@ -4,7 +4,7 @@ use xlog_trace::{
     Action, Failure, Format, Header, LogWriter, Names, Record, Source, Strictness, convert,
 };
 
-use crate::support::{Random, for_seeds, reader};
+use crate::support::{Random, any_number, for_seeds, reader};
 
 const LOG: &str = "Thread,Time,Action,Pointer,Size,Stream\n\
     140236,23:59:59.999998,allocate,0x7f1c00000000,1024,0\n\
@@ -39,28 +39,28 @@ fn an_rmm_log_of_any_content_exports_byte_for_byte() {
     for_seeds(30, |seed| {
         let mut random = Random::new(seed);
         let mut text = String::from("Thread,Time,Action,Pointer,Size,Stream\n");
-        let mut micros = random.below(86_400_000_000);
-        for _ in 0..random.below(500) {
-            micros = (micros + random.below(10_000_000)) % 86_400_000_000;
+        let mut micros = random.below_u64(86_400_000_000);
+        for _ in 0..random.below_u64(500) {
+            micros = (micros + random.below_u64(10_000_000)) % 86_400_000_000;
             let seconds = micros / 1_000_000;
-            let (action, pointer) = match random.below(5) {
+            let (action, pointer) = match random.below_u64(5) {
                 0 => ("allocate failure", "(nil)".to_owned()),
-                1 | 2 => ("free", format!("{:#x}", random.number())),
-                _ => ("allocate", format!("{:#x}", random.number())),
+                1 | 2 => ("free", format!("{:#x}", any_number(&mut random))),
+                _ => ("allocate", format!("{:#x}", any_number(&mut random))),
             };
-            let stream = match random.below(3) {
+            let stream = match random.below_u64(3) {
                 0 => "0".to_owned(),
-                1 => format!("0x{:x}", 1 + random.below(2)),
-                _ => format!("0x55d04c2b{:04x}", random.below(20)),
+                1 => format!("0x{:x}", 1 + random.below_u64(2)),
+                _ => format!("0x55d04c2b{:04x}", random.below_u64(20)),
             };
             text.push_str(&format!(
                 "{},{:02}:{:02}:{:02}.{:06},{action},{pointer},{},{stream}\n",
-                random.number(),
+                any_number(&mut random),
                 seconds / 3600,
                 seconds / 60 % 60,
                 seconds % 60,
                 micros % 1_000_000,
-                random.number(),
+                any_number(&mut random),
             ));
         }
         for formats in [&[Format::RmmCsv][..], &[Format::Binary, Format::RmmCsv]] {

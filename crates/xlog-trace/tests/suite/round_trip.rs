@@ -8,11 +8,11 @@ fn round_trip(format: Format) {
     for_seeds(30, |seed| {
         let mut random = Random::new(seed);
         let mut names = Names::new();
-        for stream in 0..random.below(4) {
+        for stream in 0..random.below_u64(4) {
             names.name_stream(stream as u32, &format!("0x55{stream:x}"));
         }
         let records: Vec<Record> =
-            (0..random.below(3000)).map(|_| any_record(&mut random, &mut names)).collect();
+            (0..random.below_u64(3000)).map(|_| any_record(&mut random, &mut names)).collect();
         let bytes = encode(format, &records, &names);
         let mut reader = reader(&bytes, Strictness::Strict);
         assert_eq!(reader.format(), format);
@@ -128,7 +128,7 @@ fn threads_written_one_after_the_other_come_back_as_one_history() {
         let mut random = Random::new(seed);
         let mut threads = vec![Vec::new(); 4];
         for order in 0..4000 {
-            let thread = random.below(4);
+            let thread = random.below_u64(4);
             threads[thread as usize]
                 .push(Record::new(Action::Allocate, 0, order, 0).with_thread(thread));
         }
@@ -136,7 +136,7 @@ fn threads_written_one_after_the_other_come_back_as_one_history() {
         let mut records = Vec::new();
         while threads.iter().any(|thread| !thread.is_empty()) {
             for thread in &mut threads {
-                let turn = (random.below(100) as usize).min(thread.len());
+                let turn = (random.below_u64(100) as usize).min(thread.len());
                 records.extend(thread.drain(..turn));
             }
         }

@@ -121,9 +121,9 @@ fn any_log_becomes_a_snapshot_the_viewer_can_walk() {
         let mut names = Names::new();
         let records: Vec<Record> = (0..800)
             .map(|_| {
-                let size = 1 + random.below(3 << 20);
+                let size = 1 + random.below_u64(3 << 20);
                 any_record(&mut random, &mut names)
-                    .with_ptr((1 + random.below(50)) << 22)
+                    .with_ptr((1 + random.below_u64(50)) << 22)
                     .with_bytes(size)
                     .with_granted(size)
             })

@@ -20,9 +20,9 @@ fn totals_peaks_and_leaks_agree_with_a_model() {
         let mut records = Vec::new();
         for order in 0..2000 {
             let base = |action| Record::new(action, 0, order, order * 10).with_stream(1);
-            if live.is_empty() || random.below(100) < 55 {
-                let tag = random.below(3) as usize;
-                let size = 1 + random.below(1 << 20);
+            if live.is_empty() || random.below_u64(100) < 55 {
+                let tag = random.below_u64(3) as usize;
+                let size = 1 + random.below_u64(1 << 20);
                 let ptr = (order + 1) * 256;
                 live.insert(ptr, (size, tag));
                 now += size;
@@ -37,7 +37,7 @@ fn totals_peaks_and_leaks_agree_with_a_model() {
             } else {
                 let mut addresses: Vec<u64> = live.keys().copied().collect();
                 addresses.sort_unstable();
-                let ptr = addresses[random.below(addresses.len() as u64) as usize];
+                let ptr = addresses[random.below_u64(addresses.len() as u64) as usize];
                 let (size, tag) = live.remove(&ptr).unwrap();
                 now -= size;
                 tag_now[tag] -= size;

@@ -3,42 +3,18 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+pub(crate) use xlog_base::Random;
 use xlog_trace::{
     Action, Failure, Format, Header, LogWriter, NameId, Names, Reader, Record, ServedBy, Source,
     Strictness, UseAccess,
 };
 
-/// A small generator with good enough spread; the same seed gives the same case everywhere.
-pub(crate) struct Random(u64);
-
-impl Random {
-    pub(crate) fn new(seed: u64) -> Self {
-        Self(seed)
-    }
-
-    pub(crate) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    pub(crate) fn below(&mut self, limit: u64) -> u64 {
-        self.next() % limit
-    }
-
-    pub(crate) fn one_in(&mut self, n: u64) -> bool {
-        self.below(n) == 0
-    }
-
-    /// A number of any magnitude, the ends included.
-    pub(crate) fn number(&mut self) -> u64 {
-        match self.below(8) {
-            0 => 0,
-            1 => u64::MAX,
-            _ => self.next() >> self.below(64),
-        }
+/// A number of any magnitude, the ends included.
+pub(crate) fn any_number(random: &mut Random) -> u64 {
+    match random.below(8) {
+        0 => 0,
+        1 => u64::MAX,
+        _ => random.next_u64() >> random.below(64),
     }
 }
 
@@ -82,48 +58,49 @@ const TEXTS: &[&str] = &[
 pub(crate) fn any_record(random: &mut Random, names: &mut Names) -> Record {
     let mut text = |random: &mut Random| -> NameId {
         if random.one_in(4) {
-            names.intern(&format!("name-{}", random.below(50)))
+            names.intern(&format!("name-{}", random.below_u64(50)))
         } else {
-            names.intern(TEXTS[random.below(TEXTS.len() as u64) as usize])
+            names.intern(TEXTS[random.below_u64(TEXTS.len() as u64) as usize])
         }
     };
-    let action = Action::from_code(match random.below(4) {
-        0 => random.next() as u8,
-        _ => 1 + random.below(6) as u8,
+    let action = Action::from_code(match random.below_u64(4) {
+        0 => random.next_u64() as u8,
+        _ => 1 + random.below_u64(6) as u8,
     });
-    let device = if random.one_in(3) { random.number() as u32 } else { random.below(2) as u32 };
-    let mut record = Record::new(action, device, random.number(), random.number() >> 1)
-        .with_thread(random.number())
-        .with_process(if random.one_in(8) { random.next() as u32 } else { 4711 })
-        .with_latency_nanos(random.number())
-        .with_served_by(ServedBy::from_code(random.below(12) as u8));
+    let device =
+        if random.one_in(3) { any_number(random) as u32 } else { random.below_u64(2) as u32 };
+    let mut record = Record::new(action, device, any_number(random), any_number(random) >> 1)
+        .with_thread(any_number(random))
+        .with_process(if random.one_in(8) { random.next_u64() as u32 } else { 4711 })
+        .with_latency_nanos(any_number(random))
+        .with_served_by(ServedBy::from_code(random.below_u64(12) as u8));
     if random.one_in(2) {
-        record = record.with_ptr(random.number());
+        record = record.with_ptr(any_number(random));
     }
     if random.one_in(2) {
-        record = record.with_bytes(random.number());
+        record = record.with_bytes(any_number(random));
     }
     if random.one_in(2) {
-        record = record.with_granted(random.number());
+        record = record.with_granted(any_number(random));
     }
     if random.one_in(2) {
-        record = record.with_stream(random.number() as u32);
+        record = record.with_stream(any_number(random) as u32);
     }
     if random.one_in(2) {
-        record = record.with_generation(random.number());
+        record = record.with_generation(any_number(random));
     }
     if random.one_in(2) {
-        record = record.with_query_id(random.number());
+        record = record.with_query_id(any_number(random));
     }
     if random.one_in(2) {
-        record = record.with_alignment(1 << random.below(64));
+        record = record.with_alignment(1 << random.below_u64(64));
     }
     if random.one_in(2) {
         record = record.with_tag(text(random));
     }
     if random.one_in(3) {
         let access = [UseAccess::Read, UseAccess::Write, UseAccess::ReadWrite];
-        record = record.with_access(access[random.below(3) as usize]);
+        record = record.with_access(access[random.below_u64(3) as usize]);
     }
     if random.one_in(4) {
         record = record.with_failure(Failure { kind: text(random), message: text(random) });

@@ -139,7 +139,7 @@ impl Program {
                 .collect();
             for turn in 0..60 + random.below(60) {
                 let at = (random.below(slots), random.below(2));
-                let (stream, value) = (turn % streams.min(2), random.next() as u8);
+                let (stream, value) = (turn % streams.min(2), random.next_u64() as u8);
                 steps.push(match turn > 24 && random.chance(others) {
                     true => shape.step(&mut random),
                     false => Step::Fill { at, stream, value },
@@ -189,7 +189,7 @@ impl Shape {
         let other = random.below(self.streams);
         let slot = random.below(self.slots);
         let at = (slot, random.below(2));
-        let value = random.next() as u8;
+        let value = random.next_u64() as u8;
         let swap = random.chance(50);
         match random.below(100) {
             0..15 => {

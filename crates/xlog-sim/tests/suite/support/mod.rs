@@ -10,29 +10,7 @@ use std::sync::Arc;
 use xlog_driver::{Driver, MapAccess, StreamHandle, VirtualMemory};
 use xlog_sim::{SimConfig, SimDevice};
 
-/// A generator for tests; its numbers are part of every printed seed.
-pub struct Random(u64);
-
-impl Random {
-    pub fn new(seed: u64) -> Self {
-        Self(seed ^ 0x5851_f42d_4c95_7f2d)
-    }
-
-    pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    pub fn below(&mut self, bound: usize) -> usize {
-        (self.next() % bound as u64) as usize
-    }
-
-    pub fn chance(&mut self, percent: u64) -> bool {
-        self.next() % 100 < percent
-    }
-}
+pub use xlog_base::Random;
 
 /// The concurrent engine and some seeds of the deterministic one.
 pub fn devices() -> Vec<Arc<SimDevice>> {

@@ -174,7 +174,7 @@ impl Program {
                     let block = live.get_mut(block).unwrap();
                     (block.writes, block.reads) = (vec![(at, stream)], Vec::new());
                 }
-                let salt = random.next() as u8;
+                let salt = random.next_u64() as u8;
                 draft.step(&mut steps, stream, Step::Work { stream, reads, writes, salt });
             } else if roll < 82 {
                 let block = ids[random.below(ids.len())];
@@ -182,7 +182,7 @@ impl Program {
                 let at = steps.len();
                 let target = live.get_mut(&block).unwrap();
                 (target.writes, target.reads) = (vec![(at, stream)], Vec::new());
-                let value = random.next() as u8;
+                let value = random.next_u64() as u8;
                 draft.step(&mut steps, stream, Step::Memset { stream, block, value });
             } else if roll < 89 {
                 let to = ids[random.below(ids.len())];

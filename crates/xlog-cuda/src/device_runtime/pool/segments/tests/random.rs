@@ -1,44 +1,35 @@
 //! Random lives from seeds, with failures, against the model; and several threads at once.
 
+use xlog_base::Random;
 use xlog_sim::{Call, Fault};
 
 use super::model::Model;
 use super::*;
 
-struct Draw(u64);
-
-impl Draw {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
-        let mixed = (self.0 ^ (self.0 >> 29)).wrapping_mul(0x2545_f491_4f6c_dd1d);
-        (mixed >> 33) % bound.max(1)
-    }
-}
-
 /// One random step. Failures are expected: what they may leave is checked by the caller.
-fn step(model: &mut Model<'_>, draw: &mut Draw) {
-    match draw.below(12) {
+fn step(model: &mut Model<'_>, draw: &mut Random) {
+    match draw.below_u64(12) {
         0..3 => {
-            let _ = model.grow((1 + draw.below(12)) * GRAIN - draw.below(2) * UNIT);
+            let _ = model.grow((1 + draw.below_u64(12)) * GRAIN - draw.below_u64(2) * UNIT);
         }
         3..7 => {
             let idle = model.idle.spans();
-            let Some(range) = idle.get(draw.below(idle.len() as u64) as usize) else { return };
+            let Some(range) = idle.get(draw.below_u64(idle.len() as u64) as usize) else { return };
             let units = range.bytes / UNIT;
-            let at = draw.below(units);
-            let long = 1 + draw.below((units - at).min(3 * GRAIN / UNIT));
+            let at = draw.below_u64(units);
+            let long = 1 + draw.below_u64((units - at).min(3 * GRAIN / UNIT));
             let span = Span { ptr: range.ptr + at * UNIT, bytes: long * UNIT };
-            model.lend(span, draw.below(256) as u8);
+            model.lend(span, draw.below_u64(256) as u8);
         }
         7..10 if !model.live.is_empty() => {
-            let index = draw.below(model.live.len() as u64) as usize;
+            let index = draw.below_u64(model.live.len() as u64) as usize;
             model.take_back(index);
         }
         10 => {
-            let _ = model.release(draw.below(10) * GRAIN);
+            let _ = model.release(draw.below_u64(10) * GRAIN);
         }
         _ => {
-            let _ = model.defragment((1 + draw.below(14)) * GRAIN);
+            let _ = model.defragment((1 + draw.below_u64(14)) * GRAIN);
         }
     }
 }
@@ -48,17 +39,17 @@ fn random_lives_with_failing_calls_lose_nothing() {
     let calls =
         [Call::Reserve, Call::Create, Call::Map, Call::SetAccess, Call::Unmap, Call::Destroy];
     for seed in 0..60 {
-        let mut draw = Draw(seed);
+        let mut draw = Random::new(seed);
         let device = device((seed % 2 == 0).then_some(seed), 48 * GRAIN);
         let segments = mapped(&device, SMALL);
         let meter = Meter::new(40 * GRAIN);
         segments.meter_physical(meter.clone()).unwrap();
         let mut model = Model::new(&segments, &device);
         for at in 0..150 {
-            if draw.below(4) == 0 {
-                let call = calls[draw.below(calls.len() as u64) as usize];
-                let fault = [Fault::OutOfMemory, Fault::Code(999)][draw.below(2) as usize];
-                sim(&device).faults().fail_nth(call, 1 + draw.below(4), fault);
+            if draw.below_u64(4) == 0 {
+                let call = calls[draw.below_u64(calls.len() as u64) as usize];
+                let fault = [Fault::OutOfMemory, Fault::Code(999)][draw.below_u64(2) as usize];
+                sim(&device).faults().fail_nth(call, 1 + draw.below_u64(4), fault);
             }
             step(&mut model, &mut draw);
             let held = segments.reserved();
@@ -83,7 +74,7 @@ fn threads_that_grow_release_and_gather_at_once_stay_within_the_limit() {
         let (segments, device) = (&segments, &device);
         let bodies = (0..4_u64).map(|thread| -> Box<dyn FnOnce() + Send> {
             Box::new(move || {
-                let mut draw = Draw(seed * 4 + thread);
+                let mut draw = Random::new(seed * 4 + thread);
                 let mut model = Model::new(segments, device);
                 for _ in 0..60 {
                     step(&mut model, &mut draw);

@@ -111,7 +111,7 @@ fn audit(tlsf: &Tlsf) {
 
 fn size(random: &mut Random) -> u64 {
     let units = 1 << random.below(9);
-    1 + random.next() % (units * UNIT)
+    1 + random.next_u64() % (units * UNIT)
 }
 
 fn program(seed: u64) {
@@ -129,8 +129,8 @@ fn program(seed: u64) {
                     model.outside.swap_remove(at)
                 } else {
                     top += if random.below(3) == 0 { UNIT } else { 0 };
-                    let bytes = UNIT * (1 + random.next() % 600);
-                    let range = Range { ptr: top, bytes, stamp: random.next() % 4 };
+                    let bytes = UNIT * (1 + random.next_u64() % 600);
+                    let range = Range { ptr: top, bytes, stamp: random.next_u64() % 4 };
                     top += bytes;
                     range
                 };
@@ -151,7 +151,7 @@ fn program(seed: u64) {
                 let align = if random.below(4) > 0 { UNIT } else { UNIT << random.below(8) };
                 let whole = bytes.next_multiple_of(UNIT);
                 let bound =
-                    if random.below(2) == 0 { u64::MAX } else { random.next() % (stamp + 1) };
+                    if random.below(2) == 0 { u64::MAX } else { random.next_u64() % (stamp + 1) };
                 let taken = if bound == u64::MAX {
                     let taken = tlsf.allocate(bytes, align);
                     assert_eq!(
@@ -178,7 +178,7 @@ fn program(seed: u64) {
             }
             9..=12 if !model.live.is_empty() => {
                 let taken = model.live.swap_remove(random.below(model.live.len()));
-                stamp += random.next() % 3;
+                stamp += random.next_u64() % 3;
                 tlsf.free(taken.node, stamp);
                 let TlsfAllocation { ptr, bytes, .. } = taken;
                 model.insert(Range { ptr, bytes, stamp });
@@ -192,17 +192,17 @@ fn program(seed: u64) {
                 model.outside.push(Range { ptr, bytes, stamp });
             }
             14 => {
-                let min = UNIT * (random.next() % 64);
-                let mut pick = random;
+                let min = UNIT * (random.next_u64() % 64);
+                let mut pick = random.clone();
                 let left = tlsf.remove_if(min, &mut |range| {
                     assert!(range.bytes >= min);
                     let units = range.bytes / UNIT;
-                    let skip = pick.next() % units;
-                    let bytes = UNIT * (1 + pick.next() % (units - skip));
+                    let skip = pick.next_u64() % units;
+                    let bytes = UNIT * (1 + pick.next_u64() % (units - skip));
                     let part = Range { ptr: range.ptr + skip * UNIT, bytes, stamp: range.stamp };
                     (pick.below(2) == 0).then_some(part)
                 });
-                random.next();
+                random.next_u64();
                 for range in left {
                     assert_eq!(model.split_block(range.ptr, range.bytes), range.stamp);
                     model.walls.extend([range.ptr, range.ptr + range.bytes]);

@@ -108,5 +108,5 @@ fn churn(live: usize) {
 }
 
 fn size(random: &mut Random) -> u64 {
-    1 + random.next() % 8192
+    1 + random.next_u64() % 8192
 }

@@ -4,6 +4,8 @@
 
 use std::time::Instant;
 
+use xlog_base::Minstd;
+
 use super::super::{Range, Tlsf, UNIT};
 use super::Random;
 
@@ -51,39 +53,6 @@ impl Growing {
     }
 }
 
-/// The generator of the published workload, `x' = 16807 x mod (2^31 - 1)`, and its bounded draw.
-struct Minstd(u64);
-
-impl Minstd {
-    fn step(&mut self) -> u64 {
-        self.0 = self.0 * 16807 % 2147483647;
-        self.0 - 1
-    }
-
-    fn draw(&mut self, low: u64, high: u64) -> u64 {
-        let (width, range) = (high - low, 2147483645);
-        if range > width {
-            let bucket = range / (width + 1);
-            loop {
-                let value = self.step();
-                if value < (width + 1) * bucket {
-                    return low + value / bucket;
-                }
-            }
-        } else if range < width {
-            loop {
-                let upper = 2147483646 * self.draw(0, width / 2147483646);
-                let value = upper + self.step();
-                if value <= width && value >= upper {
-                    return low + value;
-                }
-            }
-        } else {
-            low + self.step()
-        }
-    }
-}
-
 /// One operation of a workload.
 #[derive(Clone, Copy)]
 pub(super) enum Op {
@@ -94,7 +63,7 @@ pub(super) enum Op {
 
 /// RMM's random allocations on one stream with the cap of 16000 MiB, and the check value of the sequence (FNV-1a).
 pub(super) fn random_allocations(n: u64, max: u64) -> (Vec<Op>, u64) {
-    let mut random = Minstd(1);
+    let mut random = Minstd::new(1);
     let (mut ops, mut live, mut bytes, mut made) = (Vec::new(), Vec::<u64>::new(), 0, 0);
     let mut check = 14695981039346656037u64;
     let mut note = |kind: u64, value: u64| {
@@ -141,12 +110,12 @@ pub(super) fn small_blocks(live: usize, size: fn(&mut Random) -> u64) -> Vec<Op>
 
 /// 4 B - 4 KiB.
 pub(super) fn uniform(random: &mut Random) -> u64 {
-    4 + random.next() % 4093
+    4 + random.next_u64() % 4093
 }
 
 /// 4 B - 4 KiB, each power of two as likely as another.
 pub(super) fn log_uniform(random: &mut Random) -> u64 {
-    let part = (random.next() & 0xffff_ffff) as f64 / (1u64 << 32) as f64;
+    let part = (random.next_u64() & 0xffff_ffff) as f64 / (1u64 << 32) as f64;
     (4.0 * 1024f64.powf(part)) as u64
 }
 
