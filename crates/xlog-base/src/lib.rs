@@ -1,11 +1,16 @@
-//! What several crates of the runtime share and no other crate is the place for: seeded random numbers.
+//! What several crates of the runtime share and no other crate is the place for: seeded random numbers, histograms and sizes for
+//! people.
 //!
 //! Depends on no other crate of the project.
 
 #![forbid(unsafe_code)]
 
+mod histogram;
 mod minstd;
 mod random;
+mod size;
 
+pub use histogram::{FineHistogram, Histogram, PowerHistogram};
 pub use minstd::Minstd;
 pub use random::{Random, SplitMix};
+pub use size::size_text;

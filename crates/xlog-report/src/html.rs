@@ -175,6 +175,24 @@ mod tests {
     }
 
     #[test]
+    fn the_page_writes_sizes_as_texts_do() {
+        let near = |bits: u32| {
+            let size = 1_u64 << bits;
+            [size - 1, size, size + 1, size / 4 * 5, size / 100 * 133, size / 1000 * 1050]
+        };
+        let sizes: Vec<u64> = (0..52).flat_map(near).collect();
+        let script = format!(
+            "globalThis.matchMedia = () => ({{}});\n{}\nconsole.log(JSON.stringify({sizes:?}.map(formatBytes)));",
+            include_str!("page/format.js")
+        );
+        let Ok(ran) = std::process::Command::new("node").args(["-e", &script]).output() else {
+            return xlog_testing::left_out("sizes in the page", "node does not run");
+        };
+        let texts: Vec<String> = serde_json::from_slice(&ran.stdout).unwrap();
+        assert_eq!(texts, sizes.into_iter().map(crate::text_report::size).collect::<Vec<_>>());
+    }
+
+    #[test]
     fn arrays_begin_where_a_browser_can_read_them_in_place() {
         let mut blob = Blob::default();
         let bytes = blob.u8([1, 2, 3]);

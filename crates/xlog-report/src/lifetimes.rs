@@ -2,40 +2,30 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
+use xlog_base::PowerHistogram;
+
 use crate::lives::Life;
 
 /// Blocks that are listed one by one.
 const LISTED: usize = 20;
 
-/// A histogram: entry `n` is of values of `n` significant bits.
-#[derive(Clone, Debug)]
+/// Blocks, and their bytes, by the magnitude of a value.
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Histogram {
-    pub(crate) counts: [u64; 65],
-    pub(crate) bytes: [u64; 65],
-}
-
-impl Default for Histogram {
-    fn default() -> Self {
-        Self { counts: [0; 65], bytes: [0; 65] }
-    }
+    blocks: PowerHistogram,
+    bytes: PowerHistogram,
 }
 
 impl Histogram {
     pub(crate) fn add(&mut self, value: u64, bytes: u64) {
-        let at = 64 - value.leading_zeros() as usize;
-        if let (Some(count), Some(sum)) = (self.counts.get_mut(at), self.bytes.get_mut(at)) {
-            *count += 1;
-            *sum = sum.saturating_add(bytes);
-        }
+        self.blocks.add(value);
+        self.bytes.add_many(value, bytes);
     }
 
-    /// The entries that are not empty: the least value, blocks and bytes.
+    /// The classes that are not empty: the least value, blocks and bytes.
     pub(crate) fn rows(&self) -> impl Iterator<Item = (u64, u64, u64)> {
-        let entries = self.counts.iter().zip(&self.bytes).enumerate();
-        entries.filter(|(_, (count, _))| **count > 0).map(|(bits, (count, bytes))| {
-            let from = if bits == 0 { 0 } else { 1 << (bits - 1) };
-            (from, *count, *bytes)
-        })
+        let rows = self.blocks.rows().zip(self.blocks.classes());
+        rows.map(|((from, blocks), (class, _))| (from, blocks, self.bytes[class]))
     }
 }
 

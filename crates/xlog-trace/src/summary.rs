@@ -6,6 +6,8 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use xlog_base::PowerHistogram;
+
 use crate::action::{Action, ServedBy};
 use crate::error::TraceError;
 use crate::live::{Change, LiveBlock, LiveBlocks};
@@ -92,10 +94,10 @@ pub struct Summary {
     pub by_device: BTreeMap<u32, Usage>,
     /// Failed calls by the kind of their error.
     pub failures: BTreeMap<String, u64>,
-    /// Requests by size: entry `n` counts sizes of `n` significant bits (0, 1, 2-3, 4-7, ...).
-    pub sizes: [u64; 65],
-    /// Calls by duration, in the same way.
-    pub latencies: [u64; 65],
+    /// Requests by size.
+    pub sizes: PowerHistogram,
+    /// Calls by duration in nanoseconds.
+    pub latencies: PowerHistogram,
     /// Blocks never given back, the largest first, at most [`MAX_LISTED_LEAKS`].
     pub leaks: Vec<Leak>,
     /// Frees of blocks whose allocation is not in the log.
@@ -138,8 +140,8 @@ impl Summarizer {
                 by_stream: Vec::new(),
                 by_device: BTreeMap::new(),
                 failures: BTreeMap::new(),
-                sizes: [0; 65],
-                latencies: [0; 65],
+                sizes: PowerHistogram::default(),
+                latencies: PowerHistogram::default(),
                 leaks: Vec::new(),
                 unknown_frees: 0,
                 missing_frees: 0,
@@ -158,7 +160,7 @@ impl Summarizer {
         let summary = &mut self.summary;
         summary.records += 1;
         *summary.actions.entry(record.action()).or_default() += 1;
-        count(&mut summary.latencies, u64::from(record.latency));
+        summary.latencies.add(u64::from(record.latency));
         let (first, last) = summary.time_nanos.unwrap_or((record.time, record.time));
         summary.time_nanos = Some((first.min(record.time), last.max(record.time)));
         if record.is_failure() {
@@ -203,7 +205,7 @@ impl Summarizer {
             self.summary.peak_order = record.order;
             self.summary.peak_time_nanos = record.time;
         }
-        count(&mut self.summary.sizes, block.bytes);
+        self.summary.sizes.add(block.bytes);
         *self.summary.paths.entry(record.served_by()).or_default() += 1;
         let tag = named(block.tag, names);
         self.each(tag, block.stream, block.device, |usage| usage.born(block));
@@ -277,12 +279,6 @@ fn largest(blocks: impl Iterator<Item = LiveBlock>) -> Vec<LiveBlock> {
     }
     cut(&mut kept);
     kept
-}
-
-fn count(histogram: &mut [u64; 65], value: u64) {
-    if let Some(entry) = histogram.get_mut(64 - value.leading_zeros() as usize) {
-        *entry += 1;
-    }
 }
 
 fn stream_name(stream: Option<u32>, names: &Names) -> String {

@@ -184,7 +184,11 @@ impl Numbers {
                 .iter()
                 .map(|(device, usage)| TagRow::new(&device.to_string(), usage))
                 .collect(),
-            sizes: sizes(&summary.sizes),
+            sizes: summary
+                .sizes
+                .rows()
+                .map(|(from, requests)| SizeRow { from, requests })
+                .collect(),
             leaks: summary
                 .leaks
                 .iter()
@@ -203,16 +207,6 @@ impl Numbers {
             late_records,
         }
     }
-}
-
-fn sizes(histogram: &[u64; 65]) -> Vec<SizeRow> {
-    let rows = histogram.iter().enumerate().filter(|(_, requests)| **requests > 0);
-    // Entry n counts sizes of n significant bits.
-    rows.map(|(bits, &requests)| SizeRow {
-        from: (1_u64 << bits.min(64).saturating_sub(1)) * u64::from(bits > 0),
-        requests,
-    })
-    .collect()
 }
 
 fn render(report: &Report) -> String {

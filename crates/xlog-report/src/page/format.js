@@ -1,14 +1,19 @@
 // Numbers and names as people read them, and elements made of text only: nothing of a log becomes markup.
 
+// Bytes in the largest unit that leaves at least one: exact where quarters are, else rounded to one decimal. A twin of xlog_base::size_text.
 const formatBytes = (bytes) => {
-  const units = [[2 ** 40, "TiB"], [2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"]];
-  for (const [unit, name] of units) {
-    if (Math.abs(bytes) >= unit) {
-      const value = bytes / unit;
-      return `${Number.isInteger(value) ? value : value.toFixed(value < 10 ? 2 : 1)} ${name}`;
-    }
+  const sign = bytes < 0 ? "-" : "";
+  const size = Math.abs(bytes);
+  if (size < 1024) return `${Math.round(bytes)} bytes`;
+  let [unit, text] = [1, ""];
+  for (const name of ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"]) {
+    unit *= 1024;
+    const tenths = Math.round((10 * size) / unit);
+    const exact = Number.isInteger((4 * size) / unit);
+    text = `${sign}${exact ? size / unit : (tenths / 10).toFixed(1)} ${name}`;
+    if (tenths < 10240) break;
   }
-  return `${Math.round(bytes)} bytes`;
+  return text;
 };
 
 const formatCount = (count) => Math.round(count).toLocaleString("en-US");

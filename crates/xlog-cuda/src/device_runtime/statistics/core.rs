@@ -427,11 +427,11 @@ impl StatisticsCore {
                 .filter_map(|id| Some((queries.key(id)?, sum(|counts| &counts.queries, id))))
                 .collect();
             by_query.sort_by_key(|(query, _)| *query);
-            let mut sizes = SizeHistogram([0; super::snapshot::CLASSES]);
+            let mut sizes = SizeHistogram::default();
             let mut failures: Vec<(&'static str, u64)> = Vec::new();
             let (mut requested_bytes, mut unknown_frees) = (0_u64, 0);
             for counts in shards.iter() {
-                sizes.0.iter_mut().zip(counts.sizes).for_each(|(sum, count)| *sum += count);
+                sizes.merge(&counts.sizes);
                 requested_bytes = requested_bytes.wrapping_add(counts.requested_bytes);
                 unknown_frees += counts.unknown_frees;
                 for &(kind, count) in &counts.failures {

@@ -6,8 +6,9 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use xlog_base::size_text;
+
 use super::core::Statistics;
-use super::snapshot::Bytes;
 use crate::device_runtime::logging::clock;
 use crate::device_runtime::resource::{AllocTag, Generation, StreamId};
 
@@ -133,10 +134,10 @@ impl fmt::Display for LiveReport {
         if *blocks == 0 {
             return write!(f, "device {device_ordinal}: no live blocks");
         }
-        writeln!(f, "device {device_ordinal}: {blocks} live blocks, {}", Bytes(*bytes as u64))?;
+        writeln!(f, "device {device_ordinal}: {blocks} live blocks, {}", size_text(*bytes as u64))?;
         for share in tags.iter().take(TAGS_SHOWN) {
             let TagShare { tag, blocks, bytes, oldest, youngest } = share;
-            let bytes = Bytes(*bytes as u64);
+            let bytes = size_text(*bytes as u64);
             let (old, young) = (Age(*oldest), Age(*youngest));
             writeln!(f, "  {:<32} {bytes:>10} in {blocks} blocks, {young} to {old} old", tag.0)?;
         }
@@ -146,7 +147,7 @@ impl fmt::Display for LiveReport {
         write!(f, "the oldest:")?;
         let mut shows_trace = true;
         for block in oldest {
-            let bytes = Bytes(block.bytes as u64);
+            let bytes = size_text(block.bytes as u64);
             write!(f, "\n  {:#x} {bytes} ({}), {} old", block.ptr, block.tag, Age(block.age))?;
             if let Some(stream) = block.stream {
                 write!(f, ", {stream}")?;

@@ -10,7 +10,7 @@
 use super::bytes_and_blocks::BytesAndBlocks;
 use super::meter::{Meter, PublishedTotal};
 use super::names::{Ids, Key, MAX_QUERIES, MAX_STREAMS, MAX_TAGS, RawKey};
-use super::snapshot::{CLASSES, class_of};
+use super::snapshot::SizeHistogram;
 
 /// Entries of a shard; their places are numbers below this in [`Ids`].
 pub(super) const ENTRIES: usize = 64;
@@ -112,7 +112,7 @@ pub(super) struct Counts {
     pub(super) tags: Vec<Meter>,
     pub(super) streams: Vec<Meter>,
     pub(super) queries: Vec<Meter>,
-    pub(super) sizes: [u64; CLASSES],
+    pub(super) sizes: SizeHistogram,
     pub(super) requested_bytes: u64,
     /// Frees of blocks that were not allocated here.
     pub(super) unknown_frees: u64,
@@ -139,7 +139,7 @@ impl Default for Counts {
             tags: Vec::new(),
             streams: Vec::new(),
             queries: Vec::new(),
-            sizes: [0; CLASSES],
+            sizes: SizeHistogram::default(),
             requested_bytes: 0,
             unknown_frees: 0,
             failures: Vec::new(),
@@ -214,7 +214,7 @@ impl Counts {
     #[inline(always)]
     fn request(&mut self, requested: usize) {
         self.requested_bytes = self.requested_bytes.wrapping_add(requested as u64);
-        self.sizes[class_of(requested)] += 1;
+        self.sizes.add(requested);
     }
 
     /// Counts a block under the combination whose entry is at `slot`, if it stays within the entry's limits. False: nothing is

@@ -2,15 +2,9 @@
 
 use std::fmt;
 
+use xlog_base::{PowerHistogram, size_text};
+
 use crate::device_runtime::resource::{AllocTag, StreamId};
-
-/// Classes of sizes: class `n` is for sizes above 2^(n-1), up to 2^n.
-pub(super) const CLASSES: usize = usize::BITS as usize + 1;
-
-#[inline(always)]
-pub(super) fn class_of(bytes: usize) -> usize {
-    (usize::BITS - bytes.saturating_sub(1).leading_zeros()) as usize
-}
 
 /// Blocks and bytes of one account.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
@@ -37,23 +31,29 @@ pub struct Usage {
 }
 
 /// How many blocks of which size were asked for, in powers of two.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct SizeHistogram(pub(super) [u64; CLASSES]);
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct SizeHistogram(PowerHistogram);
 
 impl SizeHistogram {
+    /// Counts a size. Less one byte, so that a power of two ends its class.
+    #[inline(always)]
+    pub(super) fn add(&mut self, bytes: usize) {
+        self.0.add(bytes.saturating_sub(1) as u64);
+    }
+
+    pub(super) fn merge(&mut self, other: &Self) {
+        self.0.merge(&other.0);
+    }
+
     /// Requests above `2^(log2 - 1)` bytes and up to `2^log2`.
     #[must_use]
     pub fn count(&self, log2: u32) -> u64 {
-        self.0.get(log2 as usize).copied().unwrap_or(0)
+        self.0[log2 as usize]
     }
 
     /// The classes that are not empty: the largest size of each, as a power of two, and how many.
     pub fn classes(&self) -> impl Iterator<Item = (u32, u64)> + '_ {
-        self.0
-            .iter()
-            .enumerate()
-            .filter(|(_, count)| **count > 0)
-            .map(|(n, count)| (n as u32, *count))
+        self.0.classes().map(|(class, count)| (class as u32, count))
     }
 }
 
@@ -112,23 +112,6 @@ impl StatisticsSnapshot {
     }
 }
 
-/// Bytes for people: three digits and a unit.
-pub(super) struct Bytes(pub(super) u64);
-
-impl fmt::Display for Bytes {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
-        if self.0 < 1024 {
-            return f.pad(&format!("{} B", self.0));
-        }
-        let unit = ((63 - self.0.leading_zeros()) / 10) as usize;
-        let value = self.0 as f64 / (1_u64 << (10 * unit)) as f64;
-        let digits = if value < 100.0 { 1 } else { 0 };
-        let name = UNITS.get(unit - 1).copied().unwrap_or("B");
-        f.pad(&format!("{value:.digits$} {name}"))
-    }
-}
-
 const SHOWN: usize = 12;
 
 impl fmt::Display for StatisticsSnapshot {
@@ -137,9 +120,9 @@ impl fmt::Display for StatisticsSnapshot {
             f,
             "device {}: {} in {} blocks, peak {}; {} allocations, {} failed",
             self.device_ordinal,
-            Bytes(self.total.current_bytes as u64),
+            size_text(self.total.current_bytes as u64),
             self.total.current_blocks,
-            Bytes(self.total.peak_bytes as u64),
+            size_text(self.total.peak_bytes as u64),
             self.total.allocations,
             self.total.failures
         )?;
@@ -153,9 +136,9 @@ impl fmt::Display for StatisticsSnapshot {
                 f,
                 "{:<32} {:>10} {:>9} {:>10} {:>12}",
                 tag.0,
-                Bytes(usage.current_bytes as u64),
+                size_text(usage.current_bytes as u64),
                 usage.current_blocks,
-                Bytes(usage.peak_bytes as u64),
+                size_text(usage.peak_bytes as u64),
                 usage.allocations
             )?;
         }
@@ -175,15 +158,12 @@ mod tests {
         for (bytes, class) in
             [(0, 0), (1, 0), (2, 1), (3, 2), (4, 2), (5, 3), (1024, 10), (1025, 11)]
         {
-            assert_eq!(class_of(bytes), class, "{bytes}");
+            let mut sizes = SizeHistogram::default();
+            sizes.add(bytes);
+            assert_eq!(sizes.classes().collect::<Vec<_>>(), [(class, 1)], "{bytes}");
         }
-        assert_eq!(class_of(usize::MAX), 64);
-    }
-
-    #[test]
-    fn bytes_are_told_in_the_unit_that_fits() {
-        let text: Vec<String> =
-            [0, 1023, 1024, 1536, 200 << 20, u64::MAX].map(|b| Bytes(b).to_string()).into();
-        assert_eq!(text, ["0 B", "1023 B", "1.0 KiB", "1.5 KiB", "200 MiB", "16.0 EiB"]);
+        let mut sizes = SizeHistogram::default();
+        sizes.add(usize::MAX);
+        assert_eq!(sizes.count(64), 1);
     }
 }
