@@ -40,7 +40,7 @@ fn an_empty_buffer_is_legal_and_costs_nothing() {
         assert!(empty.ptr() != 0 && empty.ptr().is_multiple_of(256));
         empty.copy_from_slice(&[]).unwrap();
         empty.fill_bytes(1).unwrap();
-        assert_eq!(empty.to_vec().unwrap(), []);
+        assert_eq!(empty.to_vec().unwrap(), [0_u64; 0]);
         let bytes = empty.into_bytes();
         assert!(bytes.is_empty());
         assert_eq!(manager.alloc_raw(0).unwrap().bytes(), 0);

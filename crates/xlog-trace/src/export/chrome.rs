@@ -7,8 +7,9 @@
 use std::collections::{HashMap, HashSet};
 use std::io::Write;
 
+use serde::{Serialize, Serializer};
+
 use crate::action::Action;
-use crate::csv::fields::put_decimal;
 use crate::error::TraceError;
 use crate::live::{Change, LiveBlock, LiveBlocks};
 use crate::names::Names;
@@ -35,6 +36,88 @@ struct Track {
     named: HashSet<u64>,
 }
 
+/// Nanoseconds, written as microseconds.
+struct Micros(u64);
+
+impl Serialize for Micros {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self.0 % 1000 {
+            0 => serializer.serialize_u64(self.0 / 1000),
+            _ => serializer.serialize_f64(self.0 as f64 / 1000.0),
+        }
+    }
+}
+
+/// Process and thread of the trace that an event belongs to.
+#[derive(Clone, Copy)]
+struct TrackId {
+    pid: u64,
+    tid: u64,
+}
+
+/// An event of the trace.
+#[derive(Serialize)]
+struct Event<'a> {
+    ph: &'static str,
+    cat: &'static str,
+    pid: u64,
+    tid: u64,
+    ts: Micros,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    dur: Option<Micros>,
+    /// How far an instant reaches: process or thread.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    s: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    id: Option<String>,
+    name: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    args: Option<Args<'a>>,
+}
+
+impl<'a> Event<'a> {
+    fn new(ph: &'static str, cat: &'static str, track: TrackId, at: u64, name: &'a str) -> Self {
+        let TrackId { pid, tid } = track;
+        Self { ph, cat, pid, tid, ts: Micros(at), dur: None, s: None, id: None, name, args: None }
+    }
+}
+
+/// What holds for the whole trace.
+#[derive(Serialize)]
+struct OtherData<'a> {
+    epoch_unix_nanos: String,
+    device_name: &'a str,
+}
+
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Args<'a> {
+    Name {
+        name: &'a str,
+    },
+    Call {
+        thread: u64,
+        order: u64,
+        path: String,
+    },
+    Failure {
+        kind: &'a str,
+        message: &'a str,
+        tag: &'a str,
+        bytes: u64,
+    },
+    Block {
+        bytes: u64,
+        charged: u64,
+        pointer: String,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        query_id: Option<String>,
+    },
+    Count {
+        live: u64,
+    },
+}
+
 struct Chrome {
     out: Vec<u8>,
     events: u64,
@@ -53,98 +136,90 @@ pub fn write_chrome_trace<W: Write>(
     let mut live = LiveBlocks::default();
     while let Some(record) = source.next_record()? {
         let change = live.apply(&record)?;
-        chrome.record(&record, change, source.names());
+        chrome.record(&record, change, source.names())?;
         if chrome.out.len() >= WRITE_BYTES {
             out.write_all(&chrome.out).map_err(TraceError::io("writing the trace"))?;
             chrome.out.clear();
         }
     }
-    chrome.out.extend_from_slice(b"\n],\"otherData\":{\"epoch_unix_nanos\":\"");
-    put_decimal(source.header().unix_nanos(chrome.base.unwrap_or(0)), &mut chrome.out);
-    chrome.out.extend_from_slice(b"\",\"device_name\":");
-    put_json(&source.header().device_name, &mut chrome.out);
-    chrome.out.extend_from_slice(b"}}\n");
+    let other = OtherData {
+        epoch_unix_nanos: source.header().unix_nanos(chrome.base.unwrap_or(0)).to_string(),
+        device_name: &source.header().device_name,
+    };
+    chrome.out.extend_from_slice(b"\n],\"otherData\":");
+    write_json(&other, &mut chrome.out)?;
+    chrome.out.extend_from_slice(b"}\n");
     out.write_all(&chrome.out).map_err(TraceError::io("writing the trace"))?;
     out.flush().map_err(TraceError::io("writing the trace"))?;
     Ok(ChromeCounts { events: chrome.events, open_blocks: live.len() as u64 })
 }
 
 impl Chrome {
-    fn record(&mut self, record: &Record, change: Change, names: &Names) {
+    fn record(&mut self, record: &Record, change: Change, names: &Names) -> Result<(), TraceError> {
         let base = *self.base.get_or_insert(record.time);
         let at = record.time.saturating_sub(base);
-        let pid = self.track(record, names);
-        let tid = record.stream().map_or(0, |stream| u64::from(stream) + 1);
-        let tag = tag_name(names, record.tag());
+        let track = self.track(record, names)?;
 
         if record.is_failure() {
-            self.event("i", "failure", pid, tid, at);
-            self.field("s", |out| out.extend_from_slice(b"\"p\""));
-            let kind = names.text_or_empty(record.failure().map(|failure| failure.kind));
+            let failure = record.failure();
             let name = format!("{} failed", record.action());
-            self.field("name", |out| put_json(&name, out));
-            self.out.extend_from_slice(b",\"args\":{\"kind\":");
-            put_json(kind, &mut self.out);
-            self.field("message", |out| {
-                put_json(names.text_or_empty(record.failure().map(|f| f.message)), out);
-            });
-            self.field("tag", |out| put_json(tag, out));
-            self.field("bytes", |out| put_decimal(record.bytes, out));
-            self.out.extend_from_slice(b"}}");
-            return;
+            let args = Args::Failure {
+                kind: names.text_or_empty(failure.map(|failure| failure.kind)),
+                message: names.text_or_empty(failure.map(|failure| failure.message)),
+                tag: tag_name(names, record.tag()),
+                bytes: record.bytes,
+            };
+            let event = Event::new("i", "failure", track, at, &name);
+            return self.event(&Event { s: Some("p"), args: Some(args), ..event });
         }
-        self.event("X", "call", pid, tid, at);
-        self.field("dur", |out| put_micros(u64::from(record.latency), out));
         let name = record.action().to_string();
-        self.field("name", |out| put_json(&name, out));
-        self.out.extend_from_slice(b",\"args\":{\"thread\":");
-        put_decimal(record.thread, &mut self.out);
-        self.field("order", |out| put_decimal(record.order, out));
-        let path = record.served_by().to_string();
-        self.field("path", |out| put_json(&path, out));
-        self.out.extend_from_slice(b"}}");
+        let args = Args::Call {
+            thread: record.thread,
+            order: record.order,
+            path: record.served_by().to_string(),
+        };
+        let dur = Some(Micros(u64::from(record.latency)));
+        let event = Event::new("X", "call", track, at, &name);
+        self.event(&Event { dur, args: Some(args), ..event })?;
 
         let end = at.saturating_add(u64::from(record.latency));
         match change {
-            Change::None => {}
+            Change::None => Ok(()),
+            Change::UnknownFree if record.action() != Action::Deallocate => Ok(()),
             Change::UnknownFree => {
-                if record.action() == Action::Deallocate {
-                    self.event("i", "failure", pid, tid, at);
-                    self.field("s", |out| out.extend_from_slice(b"\"t\""));
-                    self.field("name", |out| put_json("free of a block not in the log", out));
-                    self.out.push(b'}');
-                }
+                let name = "free of a block not in the log";
+                let event = Event::new("i", "failure", track, at, name);
+                self.event(&Event { s: Some("t"), ..event })
             }
             Change::Born(born) => {
-                self.block("b", pid, end, &born, names);
-                self.count(record, pid, end, born.charged, 0);
+                self.block("b", track.pid, end, &born, names)?;
+                self.count(record, track.pid, end, born.charged, 0)
             }
             Change::Replaced { born, lost } => {
-                self.block("e", pid, end, &lost, names);
-                self.block("b", pid, end, &born, names);
-                self.count(record, pid, end, born.charged, lost.charged);
+                self.block("e", track.pid, end, &lost, names)?;
+                self.block("b", track.pid, end, &born, names)?;
+                self.count(record, track.pid, end, born.charged, lost.charged)
             }
             Change::Died(died) => {
-                self.block("e", pid, at, &died, names);
-                self.count(record, pid, at, 0, died.charged);
+                self.block("e", track.pid, at, &died, names)?;
+                self.count(record, track.pid, at, 0, died.charged)
             }
         }
     }
 
-    /// The trace's process of a record; names it and its stream on first sight.
-    fn track(&mut self, record: &Record, names: &Names) -> u64 {
+    /// The trace's process and track of a record; names them on first sight.
+    fn track(&mut self, record: &Record, names: &Names) -> Result<TrackId, TraceError> {
         let next = self.tracks.len() as u64 + 1;
-        let track = self.tracks.entry((record.process, record.device)).or_default();
-        let new = track.pid == 0;
+        let device = self.tracks.entry((record.process, record.device)).or_default();
+        let new = device.pid == 0;
         if new {
-            track.pid = next;
+            device.pid = next;
         }
-        let pid = track.pid;
-        let tid = record.stream().map_or(0, |stream| u64::from(stream) + 1);
-        let new_stream = track.named.insert(tid);
+        let track = TrackId { pid: device.pid, tid: track_of(record.stream()) };
+        let new_stream = device.named.insert(track.tid);
         if new {
             let name = format!("device {} (process {})", record.device, record.process);
-            self.name_track("process_name", pid, 0, &name);
+            self.name_track("process_name", TrackId { tid: 0, ..track }, &name)?;
         }
         if new_stream {
             let name = match record.stream() {
@@ -154,66 +229,62 @@ impl Chrome {
                     None => format!("stream {stream}"),
                 },
             };
-            self.name_track("thread_name", pid, tid, &name);
+            self.name_track("thread_name", track, &name)?;
         }
-        pid
+        Ok(track)
     }
 
-    fn name_track(&mut self, what: &str, pid: u64, tid: u64, name: &str) {
-        self.event("M", "__metadata", pid, tid, 0);
-        self.field("name", |out| put_json(what, out));
-        self.out.extend_from_slice(b",\"args\":{\"name\":");
-        put_json(name, &mut self.out);
-        self.out.extend_from_slice(b"}}");
+    fn name_track(&mut self, what: &str, track: TrackId, name: &str) -> Result<(), TraceError> {
+        let event = Event::new("M", "__metadata", track, 0, what);
+        self.event(&Event { args: Some(Args::Name { name }), ..event })
     }
 
-    fn block(&mut self, phase: &str, pid: u64, at: u64, block: &LiveBlock, names: &Names) {
-        let tid = block.stream.map_or(0, |stream| u64::from(stream) + 1);
-        self.event(phase, "block", pid, tid, at);
-        self.field("id", |out| put_json(&format!("{:#x}", block.number), out));
-        self.field("name", |out| put_json(tag_name(names, block.tag), out));
-        if phase == "b" {
-            self.out.extend_from_slice(b",\"args\":{\"bytes\":");
-            put_decimal(block.bytes, &mut self.out);
-            self.field("charged", |out| put_decimal(block.charged, out));
-            self.field("pointer", |out| put_json(&format!("{:#x}", block.ptr), out));
-            if let Some(query) = block.query_id {
-                self.field("query_id", |out| put_json(&query.to_string(), out));
-            }
-            self.out.push(b'}');
-        }
-        self.out.push(b'}');
+    fn block(
+        &mut self,
+        phase: &'static str,
+        pid: u64,
+        at: u64,
+        block: &LiveBlock,
+        names: &Names,
+    ) -> Result<(), TraceError> {
+        let args = (phase == "b").then(|| Args::Block {
+            bytes: block.bytes,
+            charged: block.charged,
+            pointer: format!("{:#x}", block.ptr),
+            query_id: block.query_id.map(|query| query.to_string()),
+        });
+        let track = TrackId { pid, tid: track_of(block.stream) };
+        let event = Event::new(phase, "block", track, at, tag_name(names, block.tag));
+        self.event(&Event { id: Some(format!("{:#x}", block.number)), args, ..event })
     }
 
-    fn count(&mut self, record: &Record, pid: u64, at: u64, more: u64, less: u64) {
-        let Some(track) = self.tracks.get_mut(&(record.process, record.device)) else { return };
+    fn count(
+        &mut self,
+        record: &Record,
+        pid: u64,
+        at: u64,
+        more: u64,
+        less: u64,
+    ) -> Result<(), TraceError> {
+        let Some(track) = self.tracks.get_mut(&(record.process, record.device)) else {
+            return Ok(());
+        };
         track.live_bytes = track.live_bytes.saturating_add(more).saturating_sub(less);
-        let live = track.live_bytes;
-        self.event("C", "memory", pid, 0, at);
-        self.field("name", |out| put_json("live bytes", out));
-        self.out.extend_from_slice(b",\"args\":{\"live\":");
-        put_decimal(live, &mut self.out);
-        self.out.extend_from_slice(b"}}");
+        let args = Some(Args::Count { live: track.live_bytes });
+        let event = Event::new("C", "memory", TrackId { pid, tid: 0 }, at, "live bytes");
+        self.event(&Event { args, ..event })
     }
 
-    /// Begins an event; the caller adds its other fields and the closing brace.
-    fn event(&mut self, phase: &str, category: &str, pid: u64, tid: u64, at: u64) {
+    fn event(&mut self, event: &Event<'_>) -> Result<(), TraceError> {
         self.out.extend_from_slice(if self.events == 0 { b"\n" } else { b",\n" });
         self.events += 1;
-        self.out.extend_from_slice(b"{\"ph\":");
-        put_json(phase, &mut self.out);
-        self.field("cat", |out| put_json(category, out));
-        self.field("pid", |out| put_decimal(pid, out));
-        self.field("tid", |out| put_decimal(tid, out));
-        self.field("ts", |out| put_micros(at, out));
+        write_json(event, &mut self.out)
     }
+}
 
-    fn field(&mut self, name: &str, value: impl FnOnce(&mut Vec<u8>)) {
-        self.out.extend_from_slice(b",\"");
-        self.out.extend_from_slice(name.as_bytes());
-        self.out.extend_from_slice(b"\":");
-        value(&mut self.out);
-    }
+/// The track of a stream; track 0 is of what has none.
+fn track_of(stream: Option<u32>) -> u64 {
+    stream.map_or(0, |stream| u64::from(stream) + 1)
 }
 
 fn tag_name(names: &Names, tag: Option<crate::NameId>) -> &str {
@@ -223,27 +294,7 @@ fn tag_name(names: &Names, tag: Option<crate::NameId>) -> &str {
     }
 }
 
-/// Microseconds with the nanoseconds as a fraction.
-fn put_micros(nanos: u64, out: &mut Vec<u8>) {
-    put_decimal(nanos / 1000, out);
-    let rest = nanos % 1000;
-    if rest > 0 {
-        out.push(b'.');
-        for place in [100, 10, 1] {
-            out.push(b'0' + (rest / place % 10) as u8);
-        }
-    }
-}
-
-fn put_json(text: &str, out: &mut Vec<u8>) {
-    out.push(b'"');
-    for byte in text.bytes() {
-        match byte {
-            b'"' => out.extend_from_slice(b"\\\""),
-            b'\\' => out.extend_from_slice(b"\\\\"),
-            0..0x20 | 0x7f => out.extend_from_slice(format!("\\u{byte:04x}").as_bytes()),
-            _ => out.push(byte),
-        }
-    }
-    out.push(b'"');
+fn write_json(value: &impl Serialize, out: &mut Vec<u8>) -> Result<(), TraceError> {
+    serde_json::to_writer(out, value)
+        .map_err(|error| TraceError::io("writing the trace")(error.into()))
 }

@@ -38,7 +38,6 @@ mod charging;
 mod core;
 mod handle;
 mod in_flight;
-mod json;
 mod limit;
 mod policy;
 mod primitive;

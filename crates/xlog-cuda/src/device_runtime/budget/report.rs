@@ -4,14 +4,16 @@ use std::cell::RefCell;
 use std::fmt;
 use std::sync::Arc;
 
-use super::json::Json;
+use serde::{Serialize, Serializer};
+
 use crate::device_runtime::resource::{AllocTag, FreeSpace, ResourceStatistics};
 
 /// Holders that a report names.
 pub(super) const NAMED: usize = 8;
 
 /// Why a request was refused.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize)]
+#[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum OomCause {
     /// It is larger than the limit, or than the hard limit of its scope: it can never be served.
@@ -69,7 +71,8 @@ impl fmt::Display for OomCause {
 }
 
 /// The limit that refused a request.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize)]
+#[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum RefusedBy {
     /// The limit of the budget, or what it guarantees to scopes.
@@ -96,7 +99,7 @@ impl RefusedBy {
 }
 
 /// What a tag holds.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[non_exhaustive]
 pub struct TagUsage {
     /// The tag.
@@ -108,7 +111,7 @@ pub struct TagUsage {
 }
 
 /// What a scope holds.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 #[non_exhaustive]
 pub struct ScopeUsage {
     /// Its path.
@@ -122,7 +125,7 @@ pub struct ScopeUsage {
 }
 
 /// What other processes hold of the device.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize)]
 pub struct OtherUse {
     /// Their bytes.
     pub bytes: usize,
@@ -131,7 +134,7 @@ pub struct OtherUse {
 }
 
 /// The state of a budget when it refused a request.
-#[derive(Clone, PartialEq, Debug)]
+#[derive(Clone, PartialEq, Debug, Serialize)]
 #[non_exhaustive]
 pub struct OomReport {
     /// Why.
@@ -165,9 +168,28 @@ pub struct OomReport {
     /// The counters of the resource below.
     pub statistics: ResourceStatistics,
     /// What the resource below has free, where it knows.
+    #[serde(serialize_with = "with_fragmentation")]
     pub free_space: Option<FreeSpace>,
     /// What the resource below said, where it was the one that failed.
     pub detail: Option<String>,
+}
+
+fn with_fragmentation<S: Serializer>(
+    space: &Option<FreeSpace>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    #[derive(Serialize)]
+    struct Shown {
+        bytes: usize,
+        largest: usize,
+        fragmentation: f64,
+    }
+    let shown = |space: &FreeSpace| Shown {
+        bytes: space.bytes,
+        largest: space.largest,
+        fragmentation: (space.fragmentation() * 1e4).round() / 1e4,
+    };
+    space.as_ref().map(shown).serialize(serializer)
 }
 
 thread_local! {
@@ -243,56 +265,14 @@ impl OomReport {
     /// The report as one JSON object.
     #[must_use]
     pub fn to_json(&self) -> String {
-        let scope = |scope: &ScopeUsage| {
-            Json::object()
-                .text("name", &scope.name)
-                .number("used", scope.used)
-                .number("soft", scope.soft)
-                .number("hard", scope.hard)
-                .end()
-        };
-        let tag = |usage: &TagUsage| {
-            Json::object()
-                .text("tag", usage.tag.0)
-                .number("bytes", usage.bytes)
-                .number("blocks", usage.blocks)
-                .end()
-        };
-        let others = |others: OtherUse| {
-            Json::object().number("bytes", others.bytes).number("processes", others.processes).end()
-        };
-        let space = |space: FreeSpace| {
-            Json::object()
-                .number("bytes", space.bytes)
-                .number("largest", space.largest)
-                .raw("fragmentation", &format!("{:.4}", space.fragmentation()))
-                .end()
-        };
-        let statistics = Json::object()
-            .number("bytes_outstanding", self.statistics.bytes_outstanding)
-            .number("live_blocks", self.statistics.live_blocks)
-            .number("retired_blocks", self.statistics.retired_blocks)
-            .end();
-        Json::object()
-            .text("cause", self.cause.name())
-            .number("device_ordinal", self.device_ordinal as usize)
-            .number("requested", self.requested)
-            .text("refused_by", self.refused_by.name())
-            .number("needed", self.needed)
-            .number("remaining", self.remaining)
-            .text("tag", self.tag.0)
-            .option("scope", self.scope.as_ref().map(scope))
-            .number("limit", self.limit)
-            .number("reserved", self.reserved)
-            .number("waiting", self.waiting)
-            .list("tags", self.tags.iter().map(tag))
-            .list("scopes", self.scopes.iter().map(scope))
-            .option("others", self.others.map(others))
-            .raw("statistics", &statistics)
-            .option("free_space", self.free_space.map(space))
-            .option("detail", self.detail.as_deref().map(Json::quote))
-            .list("hints", self.hints().iter().map(|hint| Json::quote(hint)))
-            .end()
+        #[derive(Serialize)]
+        struct Object<'a> {
+            #[serde(flatten)]
+            report: &'a OomReport,
+            hints: Vec<String>,
+        }
+        // Only keys that are no texts fail.
+        serde_json::to_string(&Object { report: self, hints: self.hints() }).unwrap_or_default()
     }
 }
 

@@ -35,7 +35,7 @@ impl fmt::Display for StreamId {
 /// const ROWS: AllocTag = AllocTag("rows");
 /// assert_eq!(AllocTag::intern(&format!("ro{}", "ws")), ROWS);
 /// ```
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, serde::Serialize)]
 pub struct AllocTag(pub &'static str);
 
 impl AllocTag {

@@ -14,7 +14,7 @@ pub trait PhysicalMeter: Send + Sync {
 }
 
 /// Counters of a resource. What a resource does not count is 0.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, serde::Serialize)]
 #[non_exhaustive]
 pub struct ResourceStatistics {
     /// Bytes of live and retired blocks.
