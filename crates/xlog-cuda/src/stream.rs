@@ -1,12 +1,12 @@
 //! One stream, and the work that can be queued on it.
 //!
-//! A [`DeviceStream`] is one lease's view of a driver stream: its [`StreamId`] is its own, the driver stream below may
-//! serve a later lease under another id. The driver stream is destroyed when its last owner is gone, be it the pool, a
-//! lease or a resolved handle, so a handle can always be used, whatever became of the pool.
+//! A [`DeviceStream`] is one lease's view of a driver stream. The driver stream may serve a later lease under another
+//! [`StreamId`]. It is destroyed when its last owner is gone, be it the pool, a lease or a resolved handle: a handle
+//! stays valid without its pool.
 //!
-//! Invariants: work queued on one stream runs in the order it was queued; a call that queues work returns while an
-//! earlier operation of its stream is held. What this file does not do: it validates no pointer and tracks no use.
-//! Whether a range is live and ordered is the caller's promise, hence the `unsafe` calls.
+//! Invariants: work of one stream runs in the order it was queued; a call that queues work returns while an earlier
+//! operation of its stream is held. This file validates no pointer and tracks no use: that a range is live and ordered
+//! is the caller's promise, hence the `unsafe` calls.
 
 use std::ffi::c_void;
 use std::fmt;
@@ -27,7 +27,8 @@ use crate::device_runtime::stream_ids::IssuedId;
 use crate::device_wait;
 use crate::{CudaDevice, Result, XlogError};
 
-/// Where the driver of a device lies: a call through its `Arc` computes that each time, from the alignment in its table.
+/// A pointer to the driver of a device. A call through the `Arc` would compute it each time, from the alignment in the
+/// vtable.
 #[derive(Debug)]
 struct DriverPtr(NonNull<dyn Driver>);
 
@@ -38,14 +39,14 @@ unsafe impl Send for DriverPtr {}
 // SAFETY: as above.
 unsafe impl Sync for DriverPtr {}
 
-/// An owned driver stream, and its clock. It lives as long as the pool that made it, and longer if somebody has a handle.
+/// An owned driver stream and its clock. It lives as long as its pool, or longer if a handle is left.
 ///
-/// What a handover looks at lies on three cache lines: this much of it, and the first half of the clock.
+/// A use on two streams reads three cache lines of it: this one, and the first half of the clock.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(crate) struct RawStream {
     handle: StreamHandle,
-    /// That of `device`, one step nearer.
+    /// The driver of `device`.
     driver: DriverPtr,
     clock: StreamClock<EventHandle, ClockHeaderRef>,
     priority: i32,
@@ -53,7 +54,7 @@ pub(crate) struct RawStream {
 }
 
 impl RawStream {
-    /// A stream that stands at `slot` in its pool.
+    /// Creates the stream of a slot.
     pub(crate) fn create(
         device: Arc<CudaDevice>,
         priority: i32,
@@ -68,7 +69,7 @@ impl RawStream {
     #[inline(always)]
     fn driver(&self) -> &dyn Driver {
         #[allow(unsafe_code)]
-        // SAFETY: it is the driver of `device`, which keeps that one as long as it is there.
+        // SAFETY: it is the driver of `device`, which keeps it alive.
         unsafe {
             self.driver.0.as_ref()
         }
@@ -87,7 +88,7 @@ impl RawStream {
         &self.clock
     }
 
-    /// Refuses a stream that is being captured: what is queued on it does not run now, so no stamp can stand for it.
+    /// Refuses a stream under capture: its work does not run now, so no stamp can stand for it.
     #[inline]
     pub(crate) fn check_not_capturing(&self, call: &'static str) -> DriverResult<()> {
         if self.clock.header().handle_escaped() { self.ask_capturing(call) } else { Ok(()) }
@@ -105,21 +106,21 @@ impl RawStream {
         }
     }
 
-    /// True when all its work is known to be done. A stream that cannot be asked is not.
+    /// Whether all its work is known to be done. False for a stream that cannot be queried.
     pub(crate) fn is_done(&self) -> bool {
-        // A question would break a capture.
+        // A query would invalidate a capture.
         if self.check_not_capturing("stream_query").is_err() {
             return false;
         }
         matches!(self.device.driver().stream_is_idle(self.handle), Ok(true))
     }
 
-    /// Records an event at the tail of this stream; returns the stamp it covers.
+    /// Records an event at the tail of this stream; returns the stamp that it covers.
     pub(crate) fn record(&self, counters: &StripedCounters) -> DriverResult<u64> {
         with_current_thread(|current| self.record_as(current, counters))
     }
 
-    /// [`RawStream::record`] for one who knows its name.
+    /// [`RawStream::record`] with the current thread.
     #[inline(always)]
     pub(crate) fn record_as(
         &self,
@@ -130,7 +131,7 @@ impl RawStream {
         self.record_fast(current, counters)
     }
 
-    /// [`RawStream::record`] of a stream whose handle was not handed out.
+    /// [`RawStream::record`] of a stream whose handle has not escaped.
     #[inline(always)]
     pub(crate) fn record_fast(
         &self,
@@ -146,7 +147,7 @@ impl RawStream {
         Ok(covers)
     }
 
-    /// Has the driver record what [`StreamClock::begin_open`] began; the clock is not told unless that fails.
+    /// Calls the driver for an event that [`StreamClock::begin_open`] began. Tells the clock only of a failure.
     #[inline(always)]
     fn record_open(&self, covers: u64, event: EventHandle) -> DriverResult<()> {
         match self.driver().event_record(event, self.handle) {
@@ -178,7 +179,7 @@ impl RawStream {
         Ok(begun.covers)
     }
 
-    /// Has the driver record an event that was begun; the clock is not told unless that fails.
+    /// Calls the driver for an event that was begun. Tells the clock only of a failure.
     #[inline(always)]
     fn record_begun(&self, begun: Begun<EventHandle>) -> DriverResult<EventHandle> {
         let event = match begun.recycled {
@@ -207,7 +208,7 @@ impl RawStream {
 
     #[cold]
     fn ask(&self, (covers, event): (u64, EventHandle)) {
-        // An event that cannot be asked has not completed.
+        // An event that cannot be queried counts as pending.
         let complete = matches!(self.device.driver().event_query(event), Ok(true));
         if complete {
             self.clock.completed_up_to(covers);
@@ -215,7 +216,7 @@ impl RawStream {
         self.clock.asked(complete);
     }
 
-    /// Makes later work of this stream follow everything of `other` up to `stamp`, if it does not already.
+    /// Orders later work of this stream after everything of `other` up to `stamp`, unless it already is.
     pub(crate) fn wait_on_clock(
         &self,
         other: &Self,
@@ -236,7 +237,7 @@ impl RawStream {
         waited
     }
 
-    /// [`RawStream::wait_on_clock`] for what is known not to be followed yet; the caller counts the `waits`.
+    /// [`RawStream::wait_on_clock`] for a stamp that is known not to be covered; the caller counts the `waits`.
     #[inline(always)]
     pub(crate) fn wait_on(
         &self,
@@ -264,7 +265,7 @@ impl RawStream {
                 let event = other.record_begun(begun)?;
                 waits.recorded += 1;
                 let queued = self.driver().stream_wait_event(self.handle, event);
-                // Only now can others come by the event, so it needed no pin.
+                // Only now can other threads find the event, so it needed no pin.
                 if let Some(ask) = known.recorded(current, begun.covers, event) {
                     other.ask(ask);
                 }
@@ -276,8 +277,8 @@ impl RawStream {
         Ok(())
     }
 
-    /// [`RawStream::wait_on`] for a stream whose handle was not handed out, in the fewest steps; `Ok` says how many events that took
-    /// to be recorded.
+    /// [`RawStream::wait_on`] for a stream whose handle has not escaped. `Ok` is the number of events that were
+    /// recorded.
     #[inline(always)]
     pub(crate) fn wait_on_fast(
         &self,
@@ -285,7 +286,7 @@ impl RawStream {
         other: &Self,
         stamp: u64,
     ) -> Result<u64, Box<WaitFailed>> {
-        // Stamps move when an event is begun, or the whole stream is asked for: as long as this one stands, no event covers it.
+        // A stamp moves when an event is begun or the tail is polled. So no event covers the current stamp.
         match other.clock.now() == stamp {
             true => self.wait_on_tail(current, other, stamp),
             false => self.wait_on_event(current, other, stamp),
@@ -309,14 +310,14 @@ impl RawStream {
         };
         other.record_open(covers, event).map_err(|error| WaitFailed::boxed(0, error))?;
         let queued = self.driver().stream_wait_event(self.handle, event);
-        // Only now can others come by the event, so it needed no pin.
+        // Only now can other threads find the event, so it needed no pin.
         known.recorded_open();
         queued.map_err(|error| WaitFailed::boxed(1, error))?;
         self.clock.join_plain(current, known.slot(), covers);
         Ok(1)
     }
 
-    /// Waits for an event of `other` that was recorded, if there is one.
+    /// Waits for a recorded event of `other`, if there is one.
     #[inline(always)]
     fn wait_on_event(
         &self,
@@ -344,13 +345,13 @@ impl RawStream {
         }
     }
 
-    /// True when everything up to `stamp` has completed; `None` when no event covers it yet.
+    /// Whether everything up to `stamp` has completed; `None` if no event covers it yet.
     pub(crate) fn poll(&self, stamp: u64) -> Option<bool> {
         if self.clock.is_complete(stamp) {
             return Some(true);
         }
         let recorded = self.clock.find(stamp)?;
-        // An event that cannot be asked has not completed.
+        // An event that cannot be queried counts as pending.
         let complete = matches!(self.device.driver().event_query(recorded.event), Ok(true));
         if complete {
             self.clock.completed_up_to(recorded.covers);
@@ -359,17 +360,17 @@ impl RawStream {
         Some(complete)
     }
 
-    /// True when everything queued so far, and so every stamp up to now, has completed. Never waits.
+    /// Whether everything queued so far, and so every stamp up to now, has completed. Never waits.
     pub(crate) fn poll_tail(&self) -> bool {
         if self.check_not_capturing("stream_query").is_err() {
             return false;
         }
-        // Others may build on the answer, so it is not merely housekeeping.
+        // Others rely on the result, so it is more than housekeeping.
         matches!(self.with_tail(|driver| driver.stream_query(self.handle)), Ok(true))
     }
 
-    /// [`RawStream::with_tail`] where this thread is the one that uses the stream. Of another thread's stream only the driver is asked: to
-    /// move its clock would disturb that thread.
+    /// [`RawStream::with_tail`] if this thread owns the clock. For the stream of another thread it only queries the
+    /// driver: moving the clock would revoke that thread's bias.
     fn with_own_tail(
         &self,
         ask: impl FnOnce(&dyn Driver) -> DriverResult<bool>,
@@ -380,10 +381,10 @@ impl RawStream {
         }
     }
 
-    /// Asks the driver about everything queued so far: where it says that all has completed, so has every stamp up to now.
+    /// Asks the driver about everything queued so far. If all has completed, so has every stamp up to now.
     fn with_tail(&self, ask: impl FnOnce(&dyn Driver) -> DriverResult<bool>) -> DriverResult<bool> {
         let stamp = self.clock.step();
-        // The stamp has moved before the driver is asked, whatever the driver does.
+        // The stamp moves before the driver is asked, whatever the driver does.
         std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
         let done = ask(self.device.driver().as_ref())?;
         if done {
@@ -398,7 +399,7 @@ impl RawStream {
         self.synchronize_by(counters, wait).map(|(covers, _)| covers)
     }
 
-    /// [`RawStream::synchronize`] for as long as the running call may wait; false when that was too short.
+    /// [`RawStream::synchronize`] within the deadline of the running call; false if that was too short.
     pub(crate) fn synchronize_in_time(&self, counters: &StripedCounters) -> DriverResult<bool> {
         match device_wait::left() {
             None => self.synchronize(counters).map(|_| true),
@@ -411,7 +412,7 @@ impl RawStream {
         }
     }
 
-    /// Records an event at the tail and waits for it by `wait`, which says whether it has completed.
+    /// Records an event at the tail and waits for it by `wait`, which returns whether it has completed.
     fn synchronize_by(
         &self,
         counters: &StripedCounters,
@@ -437,13 +438,13 @@ impl RawStream {
 /// A wait that could not be queued.
 #[derive(Debug)]
 pub(crate) struct WaitFailed {
-    /// Events that were recorded before.
+    /// Events recorded before the failure.
     pub(crate) recorded: u64,
     pub(crate) error: DriverError,
 }
 
 impl WaitFailed {
-    /// What failed is worth an allocation; what did not is one word.
+    /// Boxed: the error is rare, and a box keeps the result at one word.
     #[cold]
     fn boxed(recorded: u64, error: DriverError) -> Box<Self> {
         Box::new(Self { recorded, error })
@@ -452,10 +453,10 @@ impl WaitFailed {
 
 impl Drop for RawStream {
     fn drop(&mut self) {
-        // Queued work still runs. A lost device has taken all this with it; there is nobody left to tell.
+        // Queued work still runs. After the loss of the device the calls fail, with no one to report to.
         let driver = self.device.driver();
         #[allow(unsafe_code)]
-        // SAFETY: this owns the stream and its events, and goes: nobody has them but through it.
+        // SAFETY: this is the only owner of the stream and its events.
         unsafe {
             let _ = driver.stream_destroy(self.handle);
             for event in self.clock.drain() {

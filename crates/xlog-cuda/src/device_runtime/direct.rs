@@ -1,8 +1,8 @@
-//! One raw driver allocation per block, so that a memory checker sees every bound.
+//! One raw driver allocation for each block, so that a memory checker sees every bound.
 //!
-//! A free waits for the whole device first, then calls the driver: slow, and exactly what a sanitizer run wants. It tracks no
-//! uses and knows no streams: the stream of a block is a label. What it promises nonetheless: a block is freed once, by its
-//! identity, and a free that the driver refuses is kept and tried again by a reap.
+//! A free waits for the whole device and then calls the driver: slow, and what a sanitizer run needs. It tracks no
+//! uses; the stream of a block is only a label. It still guarantees that a block is freed once, by its identity, and
+//! that a reap retries a free that the driver refuses.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use super::resource::{
 };
 use crate::CudaDevice;
 
-/// What the driver takes from the card for its allocations; those of up to half of it share one.
+/// The granule in which drivers take memory from the card; allocations up to half of it share one.
 const GRANULE: u64 = 2 << 20;
 
 /// Raw driver memory, one allocation per block.
@@ -41,16 +41,16 @@ pub struct DirectCudaResource {
     ordinal: u32,
     table: BlockTable,
     outstanding: AtomicUsize,
-    /// What the outstanding blocks take of the device.
+    /// Bytes that the outstanding blocks take of the device.
     physical: AtomicUsize,
-    /// The same in granules of the driver, against the cap.
+    /// Bytes in granules of the driver, against the cap.
     granules: AtomicU64,
     cap: CapSlot,
     allocations: AtomicU64,
     deallocations: AtomicU64,
-    /// Blocks whose free failed half way.
+    /// Blocks whose free failed.
     unfinished: Mutex<Vec<Generation>>,
-    /// Blocks that work is being queued on. A block is retired under this lock.
+    /// Blocks on which work is being queued. Blocks are retired under this lock.
     pins: Mutex<HashMap<Generation, Pin>>,
     meter: Mutex<Option<Arc<dyn PhysicalMeter>>>,
 }
@@ -59,12 +59,12 @@ pub struct DirectCudaResource {
 #[derive(Default)]
 struct Pin {
     holders: usize,
-    /// The block was returned; the last holder frees it.
+    /// Whether the block was returned: then the last holder frees it.
     is_returned: bool,
 }
 
 impl DirectCudaResource {
-    /// Memory of `device`, which is number `ordinal`.
+    /// Creates a resource of `device`, which is number `ordinal`.
     #[must_use]
     pub fn new(device: Arc<CudaDevice>, ordinal: u32) -> Self {
         Self {
@@ -96,20 +96,20 @@ impl DirectCudaResource {
         self.meter.lock().clone()
     }
 
-    /// What a block of `bytes` takes of the device at least: the driver hands out whole steps of its alignment.
+    /// The bytes that a block takes of the device at least: a multiple of the driver's alignment.
     fn physical(&self, bytes: usize) -> usize {
         let step = self.device.properties().allocation_alignment.max(1);
         bytes.checked_next_multiple_of(step).unwrap_or(bytes)
     }
 
-    /// What a block of `bytes` takes of the card: small ones share a granule.
+    /// The bytes that a block takes of the card; small blocks share a granule.
     fn in_granules(&self, bytes: usize) -> u64 {
         let physical = self.physical(bytes) as u64;
         let whole = physical.checked_next_multiple_of(GRANULE).unwrap_or(physical);
         if physical > GRANULE / 2 { whole } else { physical }
     }
 
-    /// Counts what a block takes of the card; refuses what the cap does not allow.
+    /// Charges what a block takes of the card; refuses what exceeds the cap.
     fn charge_granules(&self, bytes: usize) -> ResourceResult<()> {
         let taken = self.in_granules(bytes);
         let allowed = self.cap.in_granules(GRANULE);
@@ -118,7 +118,7 @@ impl DirectCudaResource {
         added.map(|_| ()).map_err(|held| refused_by_cap(bytes, allowed, GRANULE, held))
     }
 
-    /// Gives an allocation back that there is no record for. One that the driver does not take back is not counted either.
+    /// Frees an allocation for which the table has no slot. If the driver refuses, it is not counted either.
     #[cold]
     fn refuse_block(&self, ptr: u64, counted: Counted<'_>) -> ResourceError {
         drop(counted);
@@ -154,7 +154,7 @@ impl DirectCudaResource {
     }
 }
 
-/// What a block that is being made takes of the card, against the cap and the meter. Dropped, it is given back.
+/// The charge of a block that is being made, against the cap and the meter. Released when dropped.
 struct Counted<'a> {
     resource: &'a DirectCudaResource,
     bytes: usize,
@@ -173,7 +173,7 @@ impl<'a> Counted<'a> {
         Ok(counted)
     }
 
-    /// The block is made: its free gives this back.
+    /// Keeps the charge: the free of the block releases it.
     fn keep(mut self) {
         self.is_kept = true;
     }
@@ -191,7 +191,7 @@ impl Drop for Counted<'_> {
     }
 }
 
-/// Lets go of a pinned block, also when the work panics.
+/// Unpins a block, also if the work panics.
 struct Unpin<'a> {
     resource: &'a DirectCudaResource,
     generation: Generation,
@@ -210,7 +210,7 @@ impl Drop for Unpin<'_> {
             holders == 0 && is_returned
         };
         if is_due {
-            // A failure comes back with a reap.
+            // A reap reports the failure.
             let _ = self.resource.free_or_keep(self.generation);
         }
     }

@@ -1,12 +1,12 @@
-//! Owned non-blocking streams, handed out by id and taken back.
+//! Owned non-blocking streams, leased by id.
 //!
-//! A pool has one default stream, [`StreamId::DEFAULT`], made at first use, and up to `max_streams` others that are out
-//! at a time: acquired ones, which their user releases by id, and leased ones, which go back when the lease is dropped.
-//! Each time out has an id of its own, so a stale id never names somebody else's stream.
+//! A pool has one default stream, [`StreamId::DEFAULT`], made at first use, and up to `max_streams` others at a time:
+//! acquired ones, which their user releases by id, and leased ones, which the drop of the lease releases. Every lease
+//! has an id of its own, so a stale id never names the stream of another user.
 //!
-//! Invariants: an id resolves in the pool that issued it, from when it is issued until it is given back; a failed call
-//! leaves the pool as it was; handles and leases may outlive the pool. The pool orders nothing between its streams.
-//! Which driver stream serves whom is decided in `stream_table`.
+//! Invariants: an id resolves in the pool that issued it, until it is released; a failed call leaves the pool as it
+//! was; handles and leases may outlive the pool. The pool orders nothing between its streams. `stream_table` decides
+//! which driver stream serves a lease.
 
 use std::fmt;
 use std::ops::Deref;
@@ -19,16 +19,16 @@ use super::stream_table::{Holder, StreamTable};
 use crate::stream::RawStream;
 use crate::{CudaDevice, DeviceStream, Result, XlogError};
 
-/// How many streams besides the default one [`StreamPool::with_defaults`] lets out at a time.
+/// The `max_streams` of [`StreamPool::with_defaults`].
 pub const DEFAULT_MAX_STREAMS: usize = 16;
 
-/// Why a stream could not be had.
+/// Why a stream could not be leased.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StreamPoolError {
-    /// As many streams are out as the pool allows.
+    /// As many streams are leased as the pool allows.
     #[error("all {max} streams of the pool are out; give one back or make the pool larger")]
     Capacity {
-        /// How many may be out.
+        /// The maximum.
         max: usize,
     },
     /// The driver did not make a stream; the text is its error.
@@ -89,19 +89,19 @@ pub struct StreamPool {
 }
 
 impl StreamPool {
-    /// A pool that lets out at most `max_streams` streams besides the default one; 0 is taken as 1.
+    /// Creates a pool that leases at most `max_streams` streams besides the default one; 0 counts as 1.
     #[must_use]
     pub fn new(device: Arc<CudaDevice>, max_streams: usize) -> Self {
         Self { table: Arc::new(StreamTable::new(device, max_streams)) }
     }
 
-    /// A pool of [`DEFAULT_MAX_STREAMS`].
+    /// Creates a pool of [`DEFAULT_MAX_STREAMS`].
     #[must_use]
     pub fn with_defaults(device: Arc<CudaDevice>) -> Self {
         Self::new(device, DEFAULT_MAX_STREAMS)
     }
 
-    /// Takes a stream out, until [`StreamPool::release`] gives it back. Never the default stream.
+    /// Leases a stream until [`StreamPool::release`]. Never the default stream.
     pub fn acquire(&self) -> Result<StreamId, StreamPoolError> {
         self.acquire_with(StreamPriority::Normal)
     }
@@ -111,7 +111,7 @@ impl StreamPool {
         Ok(self.table.lease(priority, Holder::Caller)?.id())
     }
 
-    /// Takes a stream out for as long as the lease lives.
+    /// Leases a stream for as long as the lease lives.
     pub fn lease(&self) -> Result<StreamLease, StreamPoolError> {
         self.lease_with(StreamPriority::Normal)
     }
@@ -122,17 +122,17 @@ impl StreamPool {
         Ok(StreamLease { table: self.table.clone(), stream })
     }
 
-    /// Gives an acquired stream back. Its queued work still runs.
+    /// Releases an acquired stream. Its queued work still runs.
     ///
-    /// False, with nothing changed, for an id that this pool has not out, the default stream, and a lease's id, which its
-    /// lease gives back.
+    /// Returns false, with nothing changed, for an id that is not acquired from this pool: a stale one, the default
+    /// stream, or that of a lease.
     pub fn release(&self, id: StreamId) -> bool {
         self.table.release(id, Holder::Caller)
     }
 
-    /// The stream of an id; `None` for an id that this pool has not out, or when the default stream cannot be made.
+    /// The stream of an id; `None` for an id that this pool has not leased, or if the default stream cannot be made.
     ///
-    /// The handle stays valid after the stream was given back and after the pool is gone.
+    /// The handle stays valid after the stream was released and after the pool is gone.
     #[must_use]
     pub fn resolve(&self, id: StreamId) -> Option<Arc<DeviceStream>> {
         if id == StreamId::DEFAULT {
@@ -141,8 +141,8 @@ impl StreamPool {
         self.table.resolve(id)
     }
 
-    /// [`StreamPool::resolve`] that says why not: [`XlogError::UnknownStream`], or what kept the default stream from
-    /// being made.
+    /// [`StreamPool::resolve`] with the reason of a failure: [`XlogError::UnknownStream`], or why the default stream
+    /// could not be made.
     pub fn try_resolve(&self, id: StreamId) -> Result<Arc<DeviceStream>> {
         if id == StreamId::DEFAULT {
             return Ok(self.default_stream()?);
@@ -155,7 +155,7 @@ impl StreamPool {
         self.table.default_stream()
     }
 
-    /// The driver stream that is out under an id, without a handle on it.
+    /// The driver stream that is leased under an id, without a handle on it.
     #[inline]
     pub(crate) fn raw(&self, id: StreamId) -> Option<&Arc<RawStream>> {
         self.table.raw(id)
@@ -165,48 +165,48 @@ impl StreamPool {
         &self.table
     }
 
-    /// The place of a stream that is out, and its cell, if they are found at once.
+    /// Slot and clock header of a leased stream, if both are found without a lock.
     #[inline]
     pub(crate) fn inline_header(&self, id: StreamId) -> Option<(u32, &ClockHeader)> {
         self.table.inline_header(id)
     }
 
-    /// The place that the stream of an id mostly has; a guess.
+    /// The slot of the stream of an id, as a guess.
     #[inline]
     pub(crate) fn slot_of(&self, id: StreamId) -> u32 {
         self.table.slot_of(id)
     }
 
-    /// The driver stream at a place; see [`StreamClock::key`](super::ordering::clock::StreamClock::key).
+    /// The driver stream in a slot; see [`StreamClock::slot`](super::ordering::clock::StreamClock::slot).
     #[inline]
     pub(crate) fn at(&self, slot: u32) -> Option<&Arc<RawStream>> {
         self.table.at(slot)
     }
 
-    /// The cells of the clocks of its streams, by place.
+    /// The clock headers of its streams, by slot.
     pub(crate) fn headers(&self) -> &Arc<ClockHeaders> {
         self.table.headers()
     }
 
-    /// How many streams are out now, the default one not counted.
+    /// The number of leased streams, without the default one.
     #[must_use]
     pub fn non_default_len(&self) -> usize {
         self.table.leased()
     }
 
-    /// How many streams may be out at a time, the default one not counted.
+    /// The maximum number of leased streams, without the default one.
     #[must_use]
     pub fn max_streams(&self) -> usize {
         self.table.max_streams()
     }
 
-    /// The number of this pool, which no other pool of the process has: the name under which messages mention it.
+    /// The number of this pool, unique in the process; messages name the pool by it.
     #[must_use]
     pub fn number(&self) -> u64 {
         self.table.number()
     }
 
-    /// The device whose streams these are.
+    /// The device of these streams.
     #[must_use]
     pub fn device(&self) -> &Arc<CudaDevice> {
         self.table.device()

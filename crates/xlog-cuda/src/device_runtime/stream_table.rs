@@ -1,12 +1,11 @@
-//! The streams behind a pool: which are out, which were given back, and which serves next.
+//! Streams of a pool: which are leased, which were released, and which serves next.
 //!
-//! A stream that was given back serves again, under a new id, once its work is done and nobody holds a handle of it.
-//! While there are only busy ones a new driver stream is made, up to twice `max_streams` of each priority. Beyond that the one
-//! given back first is reused as it is: a stream runs its work in order, so the new user merely queues behind the old.
+//! A released stream serves again, under a new id, once its work is done and no handle of it is left. While all are
+//! busy a new driver stream is made, up to twice `max_streams` of each priority. Beyond that the one released first is
+//! reused as it is: a stream runs its work in order, so the new user queues behind the old one.
 //!
-//! Invariants: no lock is held over a driver call; every driver stream that was made is out, given back, or in the hands of one
-//! call of [`StreamTable::lease`]; it also keeps the *place* where it was made for as long as the table lives, so that others
-//! can name it by a number.
+//! Invariants: no lock is held over a driver call. Every driver stream is leased, released, or held by one call of
+//! [`StreamTable::lease`]. It keeps its slot for as long as the table lives, so others can name it by a number.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -25,30 +24,30 @@ use super::{StreamId, StreamPoolError, StreamPriority};
 use crate::stream::RawStream;
 use crate::{CudaDevice, DeviceStream};
 
-/// Threads that resolve different ids seldom meet on one lock.
+/// Shards of the id map, so that threads which resolve different ids seldom contend.
 const SHARDS: usize = 16;
-/// Ids that are found without a lock, if no other takes their place.
+/// Ids that are resolved without a lock, unless another id has the same index.
 const KNOWN: usize = 64;
-/// Driver streams a pool can have.
+/// The maximum number of driver streams of a pool.
 pub(crate) const MAX_STREAM_SLOTS: u32 = 1 << 16;
 
-/// How many tables the process has made.
+/// The number of tables that the process has made.
 static MADE: AtomicU64 = AtomicU64::new(0);
 
-/// Who gives a stream back.
+/// Who releases a stream.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Holder {
     Caller,
     Lease,
 }
 
-/// A stream that is out.
+/// A leased stream.
 struct LeasedStream {
     stream: Arc<DeviceStream>,
     holder: Holder,
 }
 
-/// A part of the table of streams that are out, on a cache line of its own.
+/// A shard of the map of leased streams, on a cache line of its own.
 #[derive(Default)]
 #[repr(align(64))]
 struct Shard(Mutex<BTreeMap<StreamId, LeasedStream>>);
@@ -61,32 +60,33 @@ impl Deref for Shard {
     }
 }
 
-/// What the pool counts and keeps.
+/// The counters of a pool, and its released streams.
 #[derive(Default)]
 struct State {
-    /// Streams that are out, and calls that are about to take one out.
+    /// Leased streams, and calls that are about to lease one.
     leased: usize,
-    /// Driver streams that are out, given back, or being made, by priority.
+    /// Driver streams by priority: leased, released, or being made.
     made: BTreeMap<i32, usize>,
-    /// The number of times a stream was given back.
+    /// The number of releases so far.
     turn: u64,
-    /// Streams given back, the first one first.
+    /// Released streams, the oldest first.
     released: BTreeMap<u64, Arc<RawStream>>,
 }
 
-/// All streams of a pool, held by the pool object and by its leases.
+/// All streams of a pool. The pool object and its leases share it.
 pub(super) struct StreamTable {
     device: Arc<CudaDevice>,
     max_streams: usize,
-    /// Tells this table from every other one of the process.
+    /// Identifies this table in the process.
     number: u64,
     default: OnceLock<Arc<DeviceStream>>,
-    /// Every driver stream that was made, except those that are near.
+    /// All driver streams, except those that are inline.
     slots: Slab<OnceLock<Arc<RawStream>>, 16>,
-    /// Those at the first places, which are found by one step.
+    /// The driver streams of the first slots, which one load finds.
     inline: [OnceLock<Arc<RawStream>>; KNOWN],
     headers: Arc<ClockHeaders>,
-    /// An id and the place of its stream, plus one. Only a hint: whether a stream is out under an id, its clock says.
+    /// An id, and the slot of its stream plus one. Only a hint: the clock says whether the stream is leased under an
+    /// id.
     known: [AtomicU64; KNOWN],
     shards: [Shard; SHARDS],
     state: Mutex<State>,
@@ -120,17 +120,17 @@ impl StreamTable {
         self.number
     }
 
-    /// How many streams are out.
+    /// The number of leased streams.
     pub(super) fn leased(&self) -> usize {
         self.state.lock().leased
     }
 
-    /// How many driver streams there are, the default one not counted.
+    /// The number of driver streams, without the default one.
     pub(super) fn made(&self) -> usize {
         self.state.lock().made.values().sum()
     }
 
-    /// The driver stream at a place.
+    /// The driver stream in a slot.
     #[inline]
     pub(super) fn at(&self, slot: u32) -> Option<&Arc<RawStream>> {
         match self.inline.get(slot as usize) {
@@ -143,7 +143,7 @@ impl StreamTable {
         &self.headers
     }
 
-    /// The driver stream that is out under an id.
+    /// The driver stream that is leased under an id.
     #[inline]
     pub(super) fn raw(&self, id: StreamId) -> Option<&Arc<RawStream>> {
         let known = self.known[id.0 as usize % KNOWN].load(Ordering::Relaxed);
@@ -154,7 +154,7 @@ impl StreamTable {
         }
     }
 
-    /// The same if its raw handle was not handed out.
+    /// [`StreamTable::raw`], if its raw handle has not escaped.
     #[inline]
     pub(super) fn raw_private(&self, id: StreamId) -> Option<&Arc<RawStream>> {
         let known = self.known[id.0 as usize % KNOWN].load(Ordering::Relaxed);
@@ -183,7 +183,7 @@ impl StreamTable {
         self.raw_by_map(id)
     }
 
-    /// The place of the stream that is out under an id, and its cell, if it is one of those that are found at once.
+    /// Slot and clock header of the stream that is leased under an id, if both are found without a lock.
     #[inline]
     pub(super) fn inline_header(&self, id: StreamId) -> Option<(u32, &ClockHeader)> {
         let known = self.known[id.0 as usize % KNOWN].load(Ordering::Relaxed);
@@ -192,7 +192,7 @@ impl StreamTable {
         (known >> 32 == u64::from(id.0) && header.is_leased_as(id.0)).then_some((slot, header))
     }
 
-    /// The place that the stream of an id mostly has; a guess, which another id of the same rest by [`KNOWN`] makes wrong.
+    /// The slot of the stream of an id, as a guess: an id with the same index by [`KNOWN`] makes it wrong.
     #[inline]
     pub(super) fn slot_of(&self, id: StreamId) -> u32 {
         (self.known[id.0 as usize % KNOWN].load(Ordering::Relaxed) as u32).wrapping_sub(1)
@@ -221,7 +221,7 @@ impl StreamTable {
         if let Some(stream) = self.default.get() {
             return Ok(stream.clone());
         }
-        // Made without a lock: the stream of a thread that loses the race serves a lease later.
+        // Made without a lock. The stream of a thread that loses the race serves a lease later.
         let priority = StreamPriority::Normal.on(&self.device);
         let raw = self.make(priority).map_err(fork_failed)?;
         let mine = raw.clone();
@@ -261,14 +261,14 @@ impl StreamTable {
         }
     }
 
-    /// A driver stream for one lease, in the order of the module documentation. The caller counts in `leased` already.
+    /// A driver stream for one lease, as the module documentation says. The caller is counted in `leased` already.
     ///
-    /// Each caller holds at most one stream that is not in `released`, and at most `max_streams` of them are here or
-    /// have one out; so when `2 * max_streams` of a priority are made, `released` has one of them.
+    /// Each caller holds at most one stream that is not in `released`, and at most `max_streams` callers are here or
+    /// hold a lease. So when `2 * max_streams` of a priority are made, `released` has one of them.
     fn fork(&self, priority: i32) -> DriverResult<Arc<RawStream>> {
         let mut from = 0;
         while let Some((turn, raw)) = self.take_candidate(from, priority) {
-            // Nobody can make a handle of it while it is here, so what is at its place and here stays all.
+            // No thread can make a handle of it while it is here, so the slot and this one stay the only owners.
             if Arc::strong_count(&raw) == 2 && raw.is_done() {
                 return Ok(raw);
             }
@@ -343,7 +343,7 @@ impl State {
         self.released.insert(self.turn, raw);
     }
 
-    /// Takes the stream of this priority that was given back first, at turn `from` or later.
+    /// Removes the stream of this priority that was released first, at turn `from` or later.
     fn take_first(&mut self, from: u64, priority: i32) -> Option<(u64, Arc<RawStream>)> {
         let turn = self
             .released

@@ -1,7 +1,7 @@
-//! Frees that are queued and not yet known to have completed.
+//! Queued frees that are not known to have completed.
 //!
-//! Per stream they gather until there are enough for one event; a batch whose event has completed is counted. Nothing is asked
-//! of the driver for a single free.
+//! The frees of a stream gather until there are enough for one event; when that has completed, they are counted. A
+//! single free costs no driver call beyond itself.
 
 use std::collections::VecDeque;
 
@@ -13,18 +13,18 @@ use crate::device_runtime::ordering::striped_counters::StripedCounters;
 use crate::device_runtime::resource::Generation;
 use crate::stream::RawStream;
 
-/// Frees for which one event is recorded.
+/// Frees that share one event.
 const BATCH: usize = 256;
-/// Streams on which frees can wait: as many as a pool can have.
+/// The number of streams: as many as a stream pool can have.
 const MAX_STREAMS: u32 = 1 << 16;
 
 #[derive(Debug)]
 pub(super) struct Frees {
-    /// By the place of the stream in its pool.
+    /// By stream slot.
     streams: Slab<FreesShard, 16>,
 }
 
-/// On cache lines of its own: each stream has mostly another thread.
+/// On cache lines of its own: mostly each stream is used by another thread.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct FreesShard(Lock<StreamFrees>);
@@ -32,13 +32,13 @@ struct FreesShard(Lock<StreamFrees>);
 #[derive(Debug, Default)]
 struct StreamFrees {
     slot: u32,
-    /// Not covered by an event of ours, in the order they were queued.
+    /// Frees without an event, in the order they were queued.
     loose: VecDeque<Generation>,
-    /// How many were loose before the first of them.
+    /// The number of frees before the first of `loose`.
     before: u64,
-    /// With the stamp that says when they are done, the oldest first.
+    /// Frees with an event, by the stamp that it covers, the oldest first.
     batches: VecDeque<(u64, Vec<Generation>)>,
-    /// Whether memory that became no block was given back there since somebody waited.
+    /// Whether memory that became no block was returned here since the last wait.
     undone: bool,
 }
 
@@ -49,19 +49,19 @@ impl Default for Frees {
 }
 
 impl StreamFrees {
-    /// How far frees have been queued.
+    /// The number of frees queued so far.
     fn end(&self) -> u64 {
         self.before + self.loose.len() as u64
     }
 
-    /// Takes the loose ones up to `end` that nobody else has taken meanwhile.
+    /// Removes the loose frees up to `end` that no other thread has removed meanwhile.
     fn take_loose(&mut self, end: u64) -> Vec<Generation> {
         let count = end.saturating_sub(self.before).min(self.loose.len() as u64);
         self.before += count;
         self.loose.drain(..count as usize).collect()
     }
 
-    /// Takes the batches that are done when `stamp` is.
+    /// Removes the batches that complete with `stamp`.
     fn take_batches(&mut self, stamp: u64) -> Vec<Generation> {
         let count = self.batches.partition_point(|(at, _)| *at <= stamp);
         self.batches.drain(..count).flat_map(|(_, batch)| batch).collect()
@@ -69,7 +69,7 @@ impl StreamFrees {
 }
 
 impl Frees {
-    /// A free was queued on `stream`. True when there are enough for a question: [`Frees::poll`].
+    /// Notes a free on `stream`. True if there are enough for [`Frees::poll`].
     #[inline]
     pub(super) fn queued(&self, stream: &RawStream, generation: Generation) -> bool {
         let slot = stream.clock().slot();
@@ -84,12 +84,12 @@ impl Frees {
         }
     }
 
-    /// Memory that became no block was given back on `stream`: it is waited for as a free is.
+    /// Notes memory on `stream` that became no block: a reap waits for it as for a free.
     pub(super) fn undone(&self, stream: &RawStream) {
         self.with(stream, |frees| frees.undone = true);
     }
 
-    /// [`Frees::with`] out of the way of the common case.
+    /// [`Frees::with`], out of line.
     #[cold]
     #[inline(never)]
     fn with_elsewhere<T: Default>(
@@ -100,9 +100,9 @@ impl Frees {
         self.with(stream, change)
     }
 
-    /// Returns what has completed, and records an event for what is loose. Never waits.
+    /// Returns the frees that have completed, and records an event for the loose ones. Never waits.
     ///
-    /// The driver is asked without the lock, about what was there before; whoever takes an entry out counts it.
+    /// It queries the driver without the lock, about the frees from before. The thread that removes an entry counts it.
     pub(super) fn poll(
         &self,
         stream: &RawStream,
@@ -135,7 +135,7 @@ impl Frees {
                         frees.batches.insert(at, (covers, loose));
                     }
                 }),
-                // What is known to be done is counted; the failure comes back with the next call.
+                // The completed ones are counted now; the next call reports the failure.
                 Err(_) if !done.is_empty() => {}
                 Err(error) => return Err(error),
             }
@@ -162,7 +162,7 @@ impl Frees {
         Ok(done)
     }
 
-    /// The places of the streams on which frees wait.
+    /// The slots of the streams with pending frees.
     pub(super) fn slots(&self) -> Vec<u32> {
         let waiting = |at: &FreesShard| {
             at.0.with(|frees| {
@@ -173,7 +173,7 @@ impl Frees {
         self.streams.iter().filter_map(|(_, at)| waiting(at)).collect()
     }
 
-    /// The frees of a stream.
+    /// Runs `change` with the frees of a stream.
     #[inline]
     fn with<T: Default>(
         &self,
@@ -182,7 +182,7 @@ impl Frees {
     ) -> T {
         let slot = stream.clock().slot();
         let at = self.streams.get(slot).or_else(|| self.streams.get_or_make(slot));
-        // A pool has no streams beyond the last place.
+        // A stream pool has no slots beyond the last one.
         at.map(|at| {
             at.0.with(|frees| {
                 frees.slot = slot;

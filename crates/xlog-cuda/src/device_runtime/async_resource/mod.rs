@@ -1,11 +1,11 @@
-//! Stream-ordered memory from a driver pool of our own, with uses tracked across streams.
+//! Stream-ordered driver memory, with uses tracked across streams.
 //!
-//! Allocation and free are one driver call each on the block's own stream. Work on that stream needs nothing; work on another
-//! is announced by the hooks, which make streams wait by clocks (`ordering`). A free comes, on the allocation
-//! stream, after every outstanding use; with a use still open it is deferred until the last one closes.
+//! An allocation and a free are one driver call each, on the block's own stream. The hooks announce work on other
+//! streams, and make streams wait by the clocks of `ordering`. On the allocation stream a free comes after every
+//! outstanding use; with a use still open it is deferred until the last one closes.
 //!
-//! A freed block counts as outstanding until its free is known to have completed: when a reap says so, or when enough frees
-//! have come together on its stream for one event to settle them. Uses and frees hold no lock over a driver call.
+//! A freed block counts as outstanding until its free is known to have completed: at a reap, or when enough frees have
+//! gathered on its stream for one event. Uses and frees hold no lock over a driver call.
 
 mod driver_pools;
 mod frees;
@@ -36,7 +36,7 @@ use super::stream_pool::StreamPool;
 use crate::CudaDevice;
 use crate::stream::RawStream;
 
-/// Blocks put by that an allocation looks at.
+/// Deferred frees that an allocation checks for completion.
 const DEFERRED_PER_REQUEST: usize = 2;
 
 /// The production resource: `cuMemAllocAsync` and `cuMemFreeAsync` on the caller's stream.
@@ -80,7 +80,7 @@ pub struct AsyncCudaResource {
 }
 
 impl AsyncCudaResource {
-    /// Memory of `device`, which is number `ordinal`, on the streams of `streams`.
+    /// Creates a resource of `device`, which is number `ordinal`, on the streams of `streams`.
     ///
     /// Parts of different devices are refused by the first call, as a driver error.
     #[must_use]
@@ -96,19 +96,19 @@ impl AsyncCudaResource {
         }
     }
 
-    /// Records the events of closed uses by another policy.
+    /// Sets when an event is recorded for a closed use.
     #[must_use]
     pub fn with_event_policy(mut self, policy: EventPolicy) -> Self {
         self.tracker.policy = policy;
         self
     }
 
-    /// What the driver pools of this resource hold of the card: the device's pool or, under a budget, pools of its own.
+    /// Bytes that the driver pools of this resource hold: the device's pool or, under a budget, pools of its own.
     pub fn driver_pool_usage(&self) -> ResourceResult<PoolUsage> {
         self.driver_pools.usage()
     }
 
-    /// Memory of the driver's pool, announced to the meter if there is one.
+    /// Allocates from the driver's pool; charges the meter if there is one.
     #[inline]
     fn request(
         &self,
@@ -123,15 +123,15 @@ impl AsyncCudaResource {
         }
         self.physical.around(&self.driver_pools, bytes, request, |ptr| {
             #[allow(unsafe_code)]
-            // SAFETY: just allocated on this stream, and nobody knows of it.
+            // SAFETY: just allocated on this stream, and published to no other thread.
             let freed = unsafe { pools.free_async(ptr, owner.handle()) };
-            // The driver that does not take it back keeps it; the request fails either way.
+            // If the driver refuses, it keeps the memory; the request fails either way.
             let _ = freed;
             self.frees.undone(owner);
         })
     }
 
-    /// Requests once more, where there was no memory and frees are deferred or earlier driver pools have given memory back.
+    /// Requests once more after it has freed deferred blocks, or made a larger driver pool.
     #[cold]
     #[inline(never)]
     fn request_again(
@@ -162,7 +162,7 @@ impl AsyncCudaResource {
             .map_err(|error| because_of(self.driver_pools.explain(bytes, error), failed))
     }
 
-    /// Frees up to `count` of the blocks put by whose uses have completed.
+    /// Frees up to `count` deferred blocks whose uses have completed.
     fn free_completed(&self, count: usize) -> ResourceResult<()> {
         let mut outcome = Ok(());
         self.deferred_frees.drain_up_to(count, |generation| {
@@ -174,7 +174,7 @@ impl AsyncCudaResource {
         outcome
     }
 
-    /// Frees all blocks put by, with the waits that takes.
+    /// Frees all deferred blocks, with the waits that this needs.
     fn free_deferred(&self) -> ResourceResult<()> {
         let mut outcome = Ok(());
         self.deferred_frees.drain_up_to(usize::MAX, |generation| {
@@ -196,7 +196,7 @@ impl AsyncCudaResource {
         self.queue_free(generation, meta, outstanding, late)
     }
 
-    /// Queues the free on its stream, after `outstanding`. A failure leaves it to a reap.
+    /// Queues the free on its stream, after `outstanding`. After a failure a reap tries again.
     fn queue_free(
         &self,
         generation: Generation,
@@ -205,7 +205,7 @@ impl AsyncCudaResource {
         late: bool,
     ) -> ResourceResult<()> {
         let owner = self.tracker.owner_stream(meta)?;
-        // Asked only for blocks that were put by: a free that comes at once mostly follows running work.
+        // Polled only for deferred blocks: the stream of an immediate free is mostly busy.
         let idle = late && outstanding.is_empty() && owner.is_done();
         let wait = || {
             owner.check_not_capturing("free_async")?;
@@ -217,7 +217,7 @@ impl AsyncCudaResource {
             return Err(error);
         }
         if idle {
-            // It had nothing to come after.
+            // Nothing was pending, so the free has completed.
             self.freed(&[generation]);
             return Ok(());
         }
@@ -225,7 +225,7 @@ impl AsyncCudaResource {
         Ok(())
     }
 
-    /// Queues the free of a retired block of which its stream follows everything.
+    /// Queues the free of a retired block whose stream is ordered after all uses.
     #[inline]
     fn queue_quiet(&self, generation: Generation, meta: &BlockMeta) -> ResourceResult<()> {
         let owner = self.tracker.owner_stream(meta)?;
@@ -242,20 +242,20 @@ impl AsyncCudaResource {
         }
     }
 
-    /// Hands the memory of a retired block to the driver, on its stream, which follows every use.
+    /// Returns the memory of a retired block to the driver, on its stream, which is ordered after every use.
     #[inline]
     fn free_on(&self, owner: &RawStream, meta: &BlockMeta) -> ResourceResult<()> {
         let pools = self.driver_pools.driver()?;
         #[allow(unsafe_code)]
-        // SAFETY: the record says that this block is ours and retired, which happens once; its stream has been made to
-        // follow every use.
+        // SAFETY: the metadata says that this block is ours and retired, which happens once; its stream is ordered
+        // after every use.
         unsafe {
             pools.free_async(meta.ptr(), owner.handle())?;
         }
         Ok(())
     }
 
-    /// A free was queued; now and then it is asked which have completed.
+    /// Notes a queued free; now and then it polls which have completed.
     #[inline]
     fn note_queued(&self, owner: &RawStream, generation: Generation) {
         if self.frees.queued(owner, generation) {
@@ -266,14 +266,14 @@ impl AsyncCudaResource {
     #[cold]
     #[inline(never)]
     fn poll_frees(&self, owner: &RawStream) {
-        // A failure here only leaves them for a reap.
+        // After a failure they are left to a reap.
         let done = self.frees.poll(owner, &self.tracker.counters).unwrap_or_default();
         if !done.is_empty() {
             self.freed(&done);
         }
     }
 
-    /// The frees of these blocks have completed.
+    /// Ends blocks whose frees have completed.
     fn freed(&self, generations: &[Generation]) {
         let bytes = self.tracker.table.end(generations);
         self.tracker.counters.count(|counts| {
@@ -282,7 +282,7 @@ impl AsyncCudaResource {
         });
     }
 
-    /// Tries again what failed half way.
+    /// Retries the frees that failed.
     fn retry(&self) -> ResourceResult<()> {
         let mut outcome = Ok(());
         for generation in self.deferred_frees.take_failed() {
@@ -312,10 +312,10 @@ impl UseTracking for AsyncCudaResource {
         &self.tracker
     }
 
-    /// At once where its stream already follows all its uses, later otherwise.
+    /// Frees at once if the block's stream is already ordered after all uses; otherwise defers the free.
     ///
-    /// A wait queued here would make the stream's next work wait for another stream's. So a block that is still in use
-    /// elsewhere is put by, until that use completes, or memory or patience runs out.
+    /// A wait queued here would make the stream's next work wait for another stream. So the free is deferred until that
+    /// use completes, memory runs out, or too many frees are deferred.
     fn free(&self, generation: Generation, meta: &BlockMeta) -> ResourceResult<()> {
         let owner = self.tracker.owner_stream(meta)?;
         let streams = &self.tracker.streams;
@@ -329,7 +329,7 @@ impl UseTracking for AsyncCudaResource {
 
 impl Drop for AsyncCudaResource {
     fn drop(&mut self) {
-        // In stream order, so nothing waits and nothing is freed under running work.
+        // In stream order: nothing waits, and nothing is freed under running work.
         let _ = self.free_deferred();
     }
 }
@@ -350,7 +350,7 @@ impl DeviceMemoryResource for AsyncCudaResource {
         if self.deferred_frees.has_deferred()
             && let Some(_reaper) = self.deferred_frees.try_reaper_lock()
         {
-            // A failure stays with the block and comes back with a reap.
+            // A failed free stays with its block, and a reap reports it.
             let _ = self.free_completed(DEFERRED_PER_REQUEST);
         }
         let ptr = match self.request(pools, bytes, owner) {
@@ -360,7 +360,7 @@ impl DeviceMemoryResource for AsyncCudaResource {
         let id = self.tracker.fast_path_id(stream);
         let Some(generation) = self.tracker.table.begin(ptr, bytes, Some((id, owner))) else {
             #[allow(unsafe_code)]
-            // SAFETY: just allocated on this stream, and nobody knows of it.
+            // SAFETY: just allocated on this stream, and published to no other thread.
             let freed = unsafe { pools.free_async(ptr, owner.handle()) };
             self.frees.undone(owner);
             freed?;

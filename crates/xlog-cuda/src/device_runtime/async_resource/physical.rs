@@ -1,12 +1,13 @@
-//! What the driver pool holds of the card, announced to a meter.
+//! Reports what the driver pool holds of the card to a meter.
 //!
-//! The driver decides when its pool grows, and by how much. A request that does not fit what the pool has free is announced before
-//! it is made, with what drivers grow by, and set right after by what the pool then says it holds. A pool that grew
-//! unforeseen (its free memory was in pieces, or behind other streams) is announced at once after. If the meter refuses
-//! that, the block goes back, the request is refused, and so is every other until the excess was trimmed or announced.
+//! The driver decides when its pool grows, and by how much. A request that exceeds the free memory of the pool is
+//! announced first, with the step by which drivers grow; afterwards the announcement is corrected by the pool's usage.
+//! Unforeseen growth, by fragmentation or by memory pending on other streams, is announced right after. If the meter
+//! refuses that, the block is freed and the request refused, and so is every other request until the excess was trimmed
+//! or announced.
 //!
-//! Invariant: what is announced covers what the pool holds, but for growth under way and unforeseen steps, one for each
-//! thread that met them at once, that could not be trimmed yet. Nobody waits with the lock held.
+//! Invariant: the announced bytes cover what the pool holds, except for growth in flight and for unforeseen steps that
+//! could not be trimmed yet, one for each concurrent thread. No thread waits with the lock held.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,13 +18,13 @@ use xlog_driver::sync::{Mutex, scheduling_point};
 use super::driver_pools::DriverPools;
 use crate::device_runtime::resource::{PhysicalMeter, ResourceResult};
 
-/// What drivers are known to grow a pool by, at least, and in multiples of.
+/// The step by which drivers grow a pool at least, and its unit.
 const GROWTH: usize = 32 << 20;
 const GRAIN: usize = 2 << 20;
-/// What driver pools hand memory out in multiples of.
+/// The unit in which driver pools hand out memory.
 const CHUNK: usize = 512;
 
-/// How often, and how far apart, a pool is trimmed of what the meter refused before that is left to the next call.
+/// Attempts to trim what the meter refused, and the pause between them.
 const ATTEMPTS: u32 = 10;
 const PAUSE: Duration = Duration::from_micros(500);
 
@@ -37,25 +38,25 @@ pub(super) struct PhysicalBytes {
 struct State {
     meter: Option<Arc<dyn PhysicalMeter>>,
     announced: usize,
-    /// Of those, what was announced for requests that are being made: the pool may be about to hold it.
+    /// The part of `announced` for requests in flight.
     ahead: usize,
-    /// Free memory of the pool that requests being made are expected to be served from.
+    /// Free memory of the pool that requests in flight are expected to use.
     claimed: usize,
-    /// The pool holds what the meter refused.
+    /// Whether the pool holds bytes that the meter refused.
     is_over: bool,
 }
 
-/// What a request that is being made has in the books.
+/// What a request in flight accounts for.
 #[derive(Clone, Copy)]
 enum Part {
-    /// Announced, because the pool must grow for it.
+    /// Announced, because the pool must grow.
     Ahead(usize),
-    /// Expected to be served from what the pool has free.
+    /// Expected to fit into the free memory of the pool.
     Claimed(usize),
 }
 
 impl PhysicalBytes {
-    /// Begins to announce, with what is held already.
+    /// Installs the meter, and announces what is held now.
     pub(super) fn start(
         &self,
         pools: &DriverPools,
@@ -68,13 +69,14 @@ impl PhysicalBytes {
         Ok(())
     }
 
-    /// Whether there is a meter to announce to.
+    /// Whether there is a meter.
     #[inline]
     pub(super) fn is_metered(&self) -> bool {
         self.metered.load(Ordering::Acquire)
     }
 
-    /// Makes a request of `bytes`, announced before if the pool must grow for it. What the meter refuses after is undone.
+    /// Makes a request of `bytes`, announced before if the pool must grow. `undo` takes back a result that the meter
+    /// refuses.
     #[inline(never)]
     pub(super) fn around<T>(
         &self,
@@ -94,7 +96,7 @@ impl PhysicalBytes {
         match (outcome, self.correct(pools, part)) {
             (Ok(given), Err(error)) => {
                 undo(given);
-                // What is still in the way of a trim is the next call's affair.
+                // What cannot be trimmed yet is left to the next call.
                 let _ = self.recover(pools);
                 Err(error)
             }
@@ -106,7 +108,7 @@ impl PhysicalBytes {
         self.state.lock().meter.clone()
     }
 
-    /// Whether a request fits what the pool has free and nobody else is about to take.
+    /// Whether a request fits into the free memory of the pool that no request in flight claims.
     fn claim(&self, pools: &DriverPools, bytes: usize) -> ResourceResult<Part> {
         let mut state = self.state.lock();
         let usage = pools.usage()?;
@@ -129,7 +131,7 @@ impl PhysicalBytes {
         Ok(())
     }
 
-    /// Lets go of what the meter does not grant, or has it granted after all. A free on a stream may be in the way for a while.
+    /// Trims what the meter refused, or has it granted after all. A pending free may prevent a trim for a while.
     #[cold]
     fn recover(&self, pools: &DriverPools) -> ResourceResult<()> {
         let mut outcome = Ok(());
@@ -148,14 +150,14 @@ impl PhysicalBytes {
         outcome
     }
 
-    /// Sets the announced bytes right by what the pool holds now. What the meter refuses is asked for again by the next call.
+    /// Corrects the announced bytes by what the pool holds now. The next call asks again for what the meter refuses.
     pub(super) fn reconcile(&self, pools: &DriverPools) {
         if self.metered.load(Ordering::Acquire) {
             let _ = self.correct(pools, Part::Claimed(0));
         }
     }
 
-    /// A request with this part in the books is over. An error: the pool holds what the meter does not grant.
+    /// Ends a request in flight. Fails if the pool holds bytes that the meter refuses.
     fn correct(&self, pools: &DriverPools, part: Part) -> ResourceResult<()> {
         let (meter, missing) = {
             let mut state = self.state.lock();
@@ -164,14 +166,14 @@ impl PhysicalBytes {
                 Part::Claimed(bytes) => state.claimed -= bytes,
             }
             let Some(meter) = state.meter.clone() else { return Ok(()) };
-            // Asked with the lock held: growth that this does not see is of requests that correct it themselves. A failed query
-            // corrects nothing: what is announced stays.
+            // Queried with the lock held: growth that this does not see belongs to requests that correct it themselves.
+            // If the query fails, the announcement stays.
             let Ok(usage) = pools.usage() else { return Ok(()) };
             let held = usage.reserved as usize;
             let surplus = state.announced.saturating_sub(held.saturating_add(state.ahead));
             if surplus > 0 {
                 state.announced -= surplus;
-                // A give never waits.
+                // A release never waits.
                 meter.give(surplus);
             }
             state.is_over &= held > state.announced;
@@ -190,7 +192,7 @@ impl PhysicalBytes {
     }
 }
 
-/// What the pool will grow by for a request that does not fit.
+/// The growth that a request will cause if it does not fit.
 fn foreseen(bytes: usize) -> usize {
     bytes.checked_next_multiple_of(GRAIN).unwrap_or(bytes).max(GROWTH)
 }

@@ -1,9 +1,9 @@
-//! What segments hold of the device, against their limit and a meter.
+//! Account of the bytes that segments hold of the device, against their limit and a meter.
 //!
-//! Bytes are charged before they are taken and released after they are given back, so the sum is never less than what is held.
-//! Growth asks the meter without a lock, so it may take its time, or make somebody release memory. It is told of everything that
-//! is charged: a charge that began before the meter was there is announced with the rest. A charge in flight counts against the
-//! limit, also one that the device will refuse.
+//! Bytes are charged before they are taken and released after they went back, so the sum is never less than what is
+//! held. A charge in flight counts against the limit, also if the device then refuses it. The meter is asked without a
+//! lock: it may wait, or make others release memory. It learns of every charge: the ones before it was installed are
+//! announced when it is.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,7 +20,7 @@ pub(super) struct Account {
     reserved: AtomicU64,
     limit: AtomicU64,
     cap: CapSlot,
-    /// What memory is taken in multiples of: a cap is rounded up to it.
+    /// The unit in which memory is taken; a cap is rounded up to it.
     granule: u64,
     meter: Mutex<Option<Arc<dyn PhysicalMeter>>>,
 }
@@ -56,7 +56,7 @@ impl Account {
         })
     }
 
-    /// Releases `bytes` that are back with the device, or were never taken.
+    /// Releases `bytes` that went back to the device, or were not taken after all.
     pub(super) fn release(&self, bytes: u64) {
         if bytes == 0 {
             return;
@@ -71,8 +71,8 @@ impl Account {
         }
     }
 
-    /// What was charged as `charged` bytes turned out to be `held` bytes. Neither limit nor meter is asked for more: they are there
-    /// already, and whoever gave them has announced them.
+    /// Corrects a charge of `charged` bytes to the `held` bytes that were given. Limit and meter are not asked for
+    /// more: the inner resource has announced these bytes.
     pub(super) fn adjust(&self, charged: u64, held: u64) {
         if held <= charged {
             return self.release(charged - held);
@@ -85,12 +85,12 @@ impl Account {
         self.reserved.load(Ordering::Acquire)
     }
 
-    /// The maximum: the configured one or, if that is less, the cap.
+    /// The limit: the configured maximum, or the cap if that is lower.
     pub(super) fn limit(&self) -> u64 {
         self.limit.load(Ordering::Acquire).min(self.cap.in_granules(self.granule))
     }
 
-    /// Lets `cap` hold as well.
+    /// Adds a cap.
     pub(super) fn cap(&self, cap: Arc<PhysicalCap>) {
         self.cap.add(&cap);
     }
@@ -99,7 +99,7 @@ impl Account {
         self.limit.store(bytes, Ordering::Release);
     }
 
-    /// Tells `meter` of everything, beginning with what is charged now. There is one meter for the whole life.
+    /// Reports everything to `meter`, beginning with what is charged now. An account has one meter.
     pub(super) fn announce_to(&self, meter: Arc<dyn PhysicalMeter>) -> ResourceResult<()> {
         let mut slot = self.meter.lock();
         if slot.is_some() {

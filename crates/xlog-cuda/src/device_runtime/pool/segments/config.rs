@@ -1,22 +1,22 @@
-//! How much a pool takes from the device at a time, and at most.
+//! Sizes of segments.
 
 use super::super::super::resource::{ResourceError, ResourceResult};
 use super::UNIT;
 
 const MIB: u64 = 1 << 20;
 
-/// Sizes of segments, in bytes. When memory is given back is not decided here.
+/// Sizes of segments, in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct SegmentConfig {
-    /// What the pool takes before its first request; 0 for nothing.
+    /// Taken before the first request; 0 for nothing.
     pub initial: u64,
-    /// The most that is ever held; `u64::MAX` for no limit.
+    /// The maximum; `u64::MAX` for no limit.
     pub maximum: u64,
-    /// The least that one growth takes, while there is room for it.
+    /// The minimum of one growth, while the limit allows it.
     pub growth: u64,
-    /// The size of a physical handle that serves small requests: a handle is given back whole or not at all.
+    /// The size of a physical handle for small requests. A handle is returned whole.
     pub handle_bytes: u64,
-    /// The largest handle that one large request makes.
+    /// The size of the largest handle for a large request.
     pub largest_handle: u64,
 }
 
@@ -33,7 +33,7 @@ impl Default for SegmentConfig {
 }
 
 impl SegmentConfig {
-    /// Refuses what no segments can follow; the error names the field.
+    /// Refuses sizes that no segments can have; the error names the field.
     pub(crate) fn validate(&self) -> ResourceResult<()> {
         if self.maximum < UNIT {
             return refuse("maximum", self.maximum, format!("at least {UNIT}"));
@@ -45,7 +45,7 @@ impl SegmentConfig {
         whole("growth", self.growth, UNIT)
     }
 
-    /// Refuses what segments of physical handles cannot follow, on a device that maps units of `granularity`.
+    /// Refuses sizes that physical handles cannot have on a device with this mapping granularity.
     pub(super) fn validate_handles(&self, granularity: u64) -> ResourceResult<()> {
         self.validate()?;
         whole("growth", self.growth, granularity)?;

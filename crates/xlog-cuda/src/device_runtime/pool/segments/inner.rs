@@ -1,8 +1,8 @@
-//! Segments that are blocks of another resource.
+//! Inner segments: blocks of another resource.
 //!
-//! A piece is one block, allocated on the stream that made the pool grow and freed when all of it is idle. As in plain segments,
-//! the last unit is never handed out, so that no range lies across two blocks. The inner resource announces its own physical
-//! memory; what is counted here is what its blocks are charged. No lock is held over a call of the inner resource.
+//! A block is allocated on the stream that made the pool grow, and freed when all of it is idle. As in plain segments,
+//! the last unit is never handed out, so that no range lies across two blocks. The account counts what the blocks are
+//! charged; the inner resource meters its own physical memory. No lock is held over a call of the inner resource.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -18,15 +18,15 @@ use super::account::Account;
 use super::config::SegmentConfig;
 use super::{Segments, Span, UNIT, generously, min_size, to_usize};
 
-/// What segments are called in the logs of the inner resource.
+/// The tag of segments in the logs of the inner resource.
 const TAG: AllocTag = AllocTag("pool segment");
 
-/// Blocks of an inner resource for one pool.
+/// Blocks of an inner resource, for one pool.
 pub(crate) struct InnerSegments {
     inner: Box<dyn DeviceMemoryResource + Send + Sync>,
     config: SegmentConfig,
     account: Account,
-    /// By address of what is handed out.
+    /// The blocks, by the address of their span.
     blocks: Mutex<BTreeMap<u64, InnerBlock>>,
 }
 
@@ -36,7 +36,7 @@ struct InnerBlock {
 }
 
 impl InnerSegments {
-    /// Segments from `inner`. Nothing is taken yet.
+    /// Creates segments from `inner`. Takes no memory yet.
     pub(crate) fn new(
         inner: Box<dyn DeviceMemoryResource + Send + Sync>,
         config: SegmentConfig,
@@ -46,13 +46,13 @@ impl InnerSegments {
         Ok(Self { inner, config, account, blocks: Mutex::new(BTreeMap::new()) })
     }
 
-    /// The resource that the blocks come from.
+    /// The inner resource.
     #[cfg(test)]
     pub(crate) fn inner(&self) -> &(dyn DeviceMemoryResource + Send + Sync) {
         &*self.inner
     }
 
-    /// Allocates a block of `size` bytes, of which at least `minimum` must be left.
+    /// Allocates a block of `size` bytes; its span must have at least `minimum`.
     fn grow_by(&self, size: u64, minimum: u64, stream: StreamId) -> ResourceResult<Span> {
         let charge = self.inner.charge_for(to_usize(size)) as u64;
         self.account.charge(charge)?;
@@ -72,7 +72,7 @@ impl InnerSegments {
         Ok(span)
     }
 
-    /// The pieces inside `idle`, the highest first and at most `bytes` in all, taken out of the table.
+    /// Removes the blocks inside `idle` from the table, the highest first and at most `bytes` in all.
     fn remove_inside(&self, idle: &[Span], bytes: u64) -> Vec<InnerBlock> {
         let mut blocks = self.blocks.lock();
         let mut found: Vec<u64> = idle
@@ -112,7 +112,8 @@ impl Segments for InnerSegments {
         })
     }
 
-    /// A block that the inner resource fails to free is gone all the same: it is kept there, and freed by a later reap.
+    /// A block that the inner resource fails to free is gone as well: the inner resource keeps it, and a later reap
+    /// frees it.
     fn release(&self, idle: &[Span], bytes: u64) -> (Vec<Span>, ResourceResult<()>) {
         let mut gone = Vec::new();
         let mut outcome = Ok(());
@@ -131,7 +132,7 @@ impl Segments for InnerSegments {
         (gone, outcome)
     }
 
-    /// Frees of the inner resource are queued on streams.
+    /// The inner resource queues its frees on streams.
     fn reclaim(&self) -> ResourceResult<()> {
         self.inner.reap_completed()?;
         self.inner.trim().map(|_| ())
@@ -169,7 +170,7 @@ impl Segments for InnerSegments {
         self.inner.meter_physical(meter)
     }
 
-    /// Held by the inner resource, which takes the memory.
+    /// Passed on to the inner resource, which takes the memory.
     fn cap_physical(&self, cap: Arc<PhysicalCap>) -> ResourceResult<()> {
         self.inner.cap_physical(cap)
     }
@@ -186,7 +187,8 @@ impl fmt::Debug for InnerSegments {
     }
 }
 
-/// What the pool gets of a block: the whole units in it, but the last; `None` for an address that is no multiple of a unit.
+/// The span that the pool gets of a block: its whole units but the last; `None` if the address is not a multiple of a
+/// unit.
 fn handed_out(block: &DeviceBlock) -> Option<Span> {
     let units = block.bytes as u64 / UNIT;
     let bytes = units.checked_sub(1)? * UNIT;

@@ -1,12 +1,16 @@
-//! Where a pool takes its memory from: large spans of the device, taken by growth and given back in whole pieces.
+//! Segments: the large spans of device memory that a pool grows by.
 //!
-//! Three kinds: [`MappedSegments`] (virtual memory), [`PlainSegments`] (raw driver allocations), [`InnerSegments`] (blocks of
-//! another resource). All keep an [`account`] of what they hold of the device: charged before it is taken, released after it is
-//! given back, never above the limit. An error changes nothing that the pool can see, unless the answer says which parts are gone.
+//! Three kinds: [`MappedSegments`] (virtual memory), [`PlainSegments`] (raw driver allocations), [`InnerSegments`]
+//! (blocks of another resource).
 //!
-//! Invariant: two spans are adjacent only if one block may lie across them, so the pool may merge whatever is adjacent.
-//! Segments know nothing of blocks and streams: that memory is idle is the pool's word. What the pool has not released when it
-//! drops them stays taken, since work may still run on it.
+//! Invariants:
+//! - The [`account`] charges bytes before they are taken from the device and releases them after they went back; it
+//!   never exceeds the limit.
+//! - Two spans are adjacent only if a block may lie across them, so the pool may coalesce whatever is adjacent.
+//! - An error changes nothing that the pool can see, unless the result names the parts that are gone.
+//!
+//! Segments know nothing of blocks and streams: the pool promises that a span is idle. Memory that the pool has not
+//! released when it drops its segments stays allocated, since work may still run on it.
 
 mod account;
 mod config;
@@ -41,44 +45,44 @@ pub(crate) struct Span {
 }
 
 impl Span {
-    /// The first address behind it.
+    /// The first address after the span.
     pub(crate) fn end(self) -> u64 {
         self.ptr.saturating_add(self.bytes)
     }
 
-    /// True when all of `other` lies inside.
+    /// Whether all of `other` lies inside.
     pub(crate) fn contains(self, other: Self) -> bool {
         self.ptr <= other.ptr && other.end() <= self.end()
     }
 }
 
-/// Takes memory from a device for one pool, and gives it back.
+/// Takes memory from a device for one pool, and returns it.
 ///
-/// Every call may be made by any thread, also at the same time as another. No lock is held while the meter is asked for memory.
+/// Any thread may make any call at any time. No lock is held while the meter is asked for memory.
 pub(crate) trait Segments: Send + Sync + fmt::Debug {
-    /// The resource that the memory comes from; `None` where it comes from the device.
+    /// The resource that the memory comes from; `None` if it comes from the device.
     fn inner_resource(&self) -> Option<&dyn DeviceMemoryResource> {
         None
     }
 
-    /// Takes contiguous memory of at least `bytes`; more where the growth step asks for it and there is room.
+    /// Takes at least `bytes` of contiguous memory; more if the growth step says so and the limit allows it.
     ///
-    /// It is announced to the meter before it is taken. Where the device or the limit has too little, the error is
-    /// [`ResourceError::OutOfMemory`]; a refusal of the meter is passed on. Either changes nothing.
+    /// The meter is charged first. The error is [`ResourceError::OutOfMemory`] if the device or the limit has too
+    /// little; a refusal of the meter is passed on. Neither changes anything.
     fn grow(&self, bytes: u64, stream: StreamId) -> ResourceResult<Span>;
 
-    /// Gives every whole piece that lies inside one of `idle` back to the device, the highest first and at most `bytes` in all.
+    /// Returns every whole segment inside one of `idle` to the device, the highest first and at most `bytes` in all.
     ///
-    /// `idle` are ranges that nobody uses and on which the host has seen all work complete. The first answer are the parts
-    /// that are no longer the pool's, in order of their addresses. A piece that the driver refuses to give back is kept, and
-    /// the first such failure is returned beside.
+    /// No work is pending on `idle`, and no block lies there. The first result lists the spans that are gone, by
+    /// address. A segment that the driver refuses to take back is kept; the second result is the first such failure.
     fn release(&self, idle: &[Span], bytes: u64) -> (Vec<Span>, ResourceResult<()>);
 
-    /// Serves contiguous `bytes` by moving whole pieces inside `idle` to other addresses, with fresh memory for what they
-    /// lack. `idle` is as for [`release`](Self::release).
+    /// Builds a contiguous span of `bytes` from whole segments inside `idle`, remapped to other addresses, and from
+    /// fresh memory for the rest. `idle` is as for [`release`](Self::release).
     ///
-    /// The answers are the new span, the parts of `idle` that are gone, and what failed. No span and no error: this kind
-    /// cannot move memory. After a failure the pieces are where they were, but for those that are said to be gone.
+    /// The results are the new span, the parts of `idle` that are gone, and the failure. No span and no error means
+    /// that this kind cannot remap memory. After a failure all segments are where they were, except those that are
+    /// reported as gone.
     fn defragment(
         &self,
         _idle: &[Span],
@@ -88,52 +92,52 @@ pub(crate) trait Segments: Send + Sync + fmt::Debug {
         (None, Vec::new(), Ok(()))
     }
 
-    /// True where [`defragment`](Self::defragment) moves memory.
+    /// Whether [`defragment`](Self::defragment) can remap memory.
     fn can_move(&self) -> bool {
         false
     }
 
-    /// Counts memory that was given back on a stream which has got there since.
+    /// Releases memory whose free was queued on a stream and has completed.
     fn reclaim(&self) -> ResourceResult<()> {
         Ok(())
     }
 
-    /// True when a span may be used at once on the stream it was taken for, and on others only in its order.
+    /// Whether a span may be used at once only on the stream that it was taken for, and on others in stream order.
     fn is_stream_ordered(&self) -> bool {
         false
     }
 
-    /// Bytes held of the device, or about to be.
+    /// Bytes held of the device, or about to be taken.
     fn reserved(&self) -> u64;
 
-    /// How many pieces can be given back one by one.
+    /// The number of segments that can be returned one by one.
     fn segment_count(&self) -> usize;
 
-    /// One word for this kind.
+    /// The name of this kind.
     fn kind(&self) -> &'static str;
 
     /// The unit in which memory is taken from the device.
     fn granularity(&self) -> u64;
 
-    /// Lets [`reserved`](Self::reserved) never grow above `bytes`. What is held already is kept.
+    /// Sets the maximum of [`reserved`](Self::reserved). Memory above it is kept.
     fn set_limit(&self, bytes: u64);
 
-    /// The most that may be held.
+    /// The maximum of [`reserved`](Self::reserved).
     fn limit(&self) -> u64;
 
-    /// From now on tells `meter` of what is taken and given back. What is held already is announced at once.
+    /// Reports all memory that is taken and returned to `meter` from now on, beginning with what is held now.
     fn meter_physical(&self, meter: Arc<dyn PhysicalMeter>) -> ResourceResult<()>;
 
-    /// From now on never lets [`reserved`](Self::reserved) grow above `cap`, rounded up to the granularity.
+    /// Limits [`reserved`](Self::reserved) to `cap`, rounded up to the granularity.
     fn cap_physical(&self, cap: Arc<PhysicalCap>) -> ResourceResult<()>;
 }
 
-/// The next multiple of `unit`, if there is one.
+/// The next multiple of `unit`, if it does not overflow.
 fn round_up(bytes: u64, unit: u64) -> Option<u64> {
     bytes.checked_next_multiple_of(unit.max(1))
 }
 
-/// Addresses and sizes of the device are never wider than those of the host.
+/// Sizes of the device fit into those of the host.
 fn to_usize(bytes: u64) -> usize {
     usize::try_from(bytes).unwrap_or(usize::MAX)
 }
@@ -142,7 +146,7 @@ fn out_of_memory(requested: u64, detail: impl fmt::Display) -> ResourceError {
     ResourceError::OutOfMemory { requested: to_usize(requested), detail: detail.to_string() }
 }
 
-/// The smallest size that serves `bytes`, or why no device of `total` bytes can.
+/// The smallest size that serves `bytes`, or an error if no device of `total` bytes can.
 fn min_size(bytes: u64, unit: u64, total: u64) -> ResourceResult<u64> {
     if bytes == 0 {
         return Err(ResourceError::zero_bytes());
@@ -151,7 +155,7 @@ fn min_size(bytes: u64, unit: u64, total: u64) -> ResourceResult<u64> {
     minimum.ok_or_else(|| out_of_memory(bytes, format!("the device has {total} bytes in all")))
 }
 
-/// Tries the generous size first and, when there is too little memory for it, the least one.
+/// Attempts the generous size, and the minimum if there is too little memory for that.
 fn generously<T, S: PartialEq>(
     generous: S,
     minimum: S,

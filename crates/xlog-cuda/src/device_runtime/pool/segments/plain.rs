@@ -1,8 +1,8 @@
-//! Segments of raw driver memory, one allocation each, for devices without virtual memory and for memory checkers.
+//! Plain segments: one raw driver allocation each, for devices without virtual memory and for memory checkers.
 //!
-//! A piece is one allocation, freed when all of it is idle. Its last unit is never handed out: two allocations that happen to be
-//! adjacent must not become one range, since no copy may lie across them. Nothing can be moved to another address.
-//! No lock is held over a driver call.
+//! An allocation is freed when all of it is idle. Its last unit is never handed out, so that two allocations which
+//! happen to be adjacent are not coalesced: no copy may lie across them. Nothing can be remapped. No lock is held over
+//! a driver call.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -19,29 +19,29 @@ use super::config::SegmentConfig;
 use super::{Segments, Span, UNIT, generously, min_size, out_of_memory, to_usize};
 use crate::CudaDevice;
 
-/// What a driver takes from the device for a large allocation is a multiple of this.
+/// The unit in which drivers take memory from the device for large allocations.
 const GRANULARITY: u64 = 2 << 20;
 
-/// Raw driver memory of one device for one pool.
+/// Raw driver memory of one device, for one pool.
 pub(crate) struct PlainSegments {
     device: Arc<CudaDevice>,
     config: SegmentConfig,
     account: Account,
-    /// By address: how many bytes were allocated there.
+    /// Sizes of the allocations, by address.
     allocations: Mutex<BTreeMap<u64, u64>>,
-    /// Whom to tell of pieces.
+    /// The memory checker's view of the allocations.
     heaps: Option<Arc<Heaps>>,
 }
 
 impl PlainSegments {
-    /// Segments of `device`. Nothing is taken yet.
+    /// Creates segments of `device`. Takes no memory yet.
     pub(crate) fn new(device: Arc<CudaDevice>, config: SegmentConfig) -> ResourceResult<Self> {
         config.validate()?;
         let account = Account::new(config.maximum, GRANULARITY);
         Ok(Self { device, config, account, allocations: Mutex::new(BTreeMap::new()), heaps: None })
     }
 
-    /// The same, telling a memory checker of every piece. Nothing has been taken yet.
+    /// Reports every allocation to a memory checker. No memory has been taken yet.
     pub(crate) fn with_heaps(mut self, heaps: Option<Arc<Heaps>>) -> Self {
         self.heaps = heaps;
         self
@@ -67,7 +67,7 @@ impl PlainSegments {
         Ok(handed_out(ptr, bytes))
     }
 
-    /// The pieces inside `idle`, the highest first and at most `bytes` in all, taken out of the table.
+    /// Removes the allocations inside `idle` from the table, the highest first and at most `bytes` in all.
     fn remove_inside(&self, idle: &[Span], bytes: u64) -> Vec<(u64, u64)> {
         let mut allocations = self.allocations.lock();
         let mut found: Vec<(u64, u64)> = idle
@@ -110,8 +110,8 @@ impl Segments for PlainSegments {
                 heaps.end(ptr);
             }
             #[allow(unsafe_code)]
-            // SAFETY: the table had this allocation, once; the pool promises that nobody uses it and that the host has seen
-            // all work on it complete.
+            // SAFETY: the table had this allocation once; the pool promises that no block lies there and that the host
+            // has seen all work on it complete.
             let freed = unsafe { self.device.driver().free(ptr) };
             match freed {
                 Ok(()) => {
@@ -176,7 +176,7 @@ impl fmt::Debug for PlainSegments {
     }
 }
 
-/// What the pool gets of an allocation: all but the last unit.
+/// The span that the pool gets of an allocation: all but the last unit.
 fn handed_out(ptr: u64, bytes: u64) -> Span {
     Span { ptr, bytes: bytes.saturating_sub(UNIT) }
 }

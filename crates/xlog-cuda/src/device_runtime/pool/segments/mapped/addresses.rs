@@ -1,7 +1,7 @@
-//! The addresses of a pool: reservations, and what of them is not mapped.
+//! Addresses of a pool: reservations, and their unmapped parts.
 //!
-//! The lowest free range that is long enough is taken, so memory that is mapped one after the other is contiguous as long as
-//! nothing is given back. The last unit of each reservation is never used: ranges of two reservations are never adjacent.
+//! First fit by address: handles that are mapped one after the other are contiguous as long as nothing is returned. The
+//! last unit of each reservation is never used, so ranges of two reservations are never adjacent.
 
 use std::collections::BTreeMap;
 
@@ -9,18 +9,18 @@ use xlog_driver::{DriverError, DriverResult, VirtualMemory};
 
 use super::super::{Span, round_up, to_usize};
 
-/// The alignment that a block can ask for.
+/// The largest alignment of a block.
 const ALIGN: u64 = 2 << 20;
-/// Addresses cost nothing, and running out of them means a hole between two reservations.
+/// Addresses are free of charge, and a second reservation means a gap between two spans.
 const MIN_RESERVATION: u64 = 1 << 40;
 const TIMES_THE_DEVICE: u64 = 8;
 
 pub(super) struct Addresses {
     granularity: u64,
-    /// The size of the next reservation, while the driver gives as much.
+    /// The size of the next reservation, halved whenever the driver refuses it.
     next: u64,
     reservations: Vec<Span>,
-    /// Free ranges: start and size. No two are adjacent.
+    /// Sizes of the free ranges, by address. No two are adjacent.
     gaps: BTreeMap<u64, u64>,
 }
 
@@ -31,7 +31,7 @@ impl Addresses {
         Self { granularity, next, reservations: Vec::new(), gaps: BTreeMap::new() }
     }
 
-    /// Takes a free range, reserving more where there is none. `bytes` is a multiple of the granularity.
+    /// Allocates a free range, and reserves more addresses if there is none. `bytes` is a multiple of the granularity.
     pub(super) fn allocate(&mut self, memory: &dyn VirtualMemory, bytes: u64) -> DriverResult<u64> {
         if let Some(start) = self.first_fit(bytes) {
             return Ok(start);
@@ -41,7 +41,7 @@ impl Addresses {
         self.first_fit(bytes).ok_or(none)
     }
 
-    /// Gives a range back that [`take`](Self::take) gave out, or a part of one.
+    /// Frees a range that [`allocate`](Self::allocate) returned, or a part of one.
     pub(super) fn free(&mut self, ptr: u64, bytes: u64) {
         let (mut start, mut end) = (ptr, ptr.saturating_add(bytes));
         if let Some((&before, &size)) = self.gaps.range(..start).next_back()
@@ -56,7 +56,7 @@ impl Addresses {
         self.gaps.insert(start, end - start);
     }
 
-    /// Gives up every reservation of which nothing is taken.
+    /// Releases every reservation without allocated addresses.
     pub(super) fn release(&mut self, memory: &dyn VirtualMemory) {
         let Self { granularity, reservations, gaps, .. } = self;
         reservations.retain(|reservation| {
@@ -65,7 +65,7 @@ impl Addresses {
                 return true;
             }
             #[allow(unsafe_code)]
-            // SAFETY: it is a whole reservation, and every address in it is free, so nothing is mapped there.
+            // SAFETY: a whole reservation with every address free, so nothing is mapped there.
             let released =
                 unsafe { memory.release(reservation.ptr, to_usize(reservation.bytes)) }.is_ok();
             if released {
@@ -84,7 +84,7 @@ impl Addresses {
         Some(start)
     }
 
-    /// Reserves as much as the driver gives, at least enough for `bytes`.
+    /// Reserves as much as the driver allows, at least enough for `bytes`.
     fn reserve(&mut self, memory: &dyn VirtualMemory, bytes: u64) -> DriverResult<()> {
         let none = DriverError::OutOfMemory { call: "reserve", requested: bytes };
         let Some(minimum) = bytes.checked_add(self.granularity) else { return Err(none) };

@@ -1,11 +1,11 @@
-//! Segments of virtual memory: physical handles, mapped one after the other into one large reservation of addresses.
+//! Mapped segments: physical handles, mapped one after the other into a large reservation of addresses.
 //!
-//! A piece is one physical handle. A small request takes a handle of the configured size; a large one takes as few handles as
-//! the largest allows, since making one costs the same whatever its size. A handle is unmapped and given back whole. Because
-//! addresses are apart from memory, idle handles can be mapped elsewhere, next to each other: [`Segments::defragment`] fails only when
-//! the wholly idle handles and the free memory of the device are together too little.
+//! A small request creates a handle of the configured size. A large one creates as few handles as possible, since the
+//! cost of a handle does not depend on its size. A handle is unmapped and returned whole. Idle handles can be remapped
+//! next to each other, so [`Segments::defragment`] fails only if the idle handles and the free memory of the device are
+//! together too little.
 //!
-//! One lock is held while mappings change. What an undo could not undo is kept and tried again at the next call.
+//! One lock is held while mappings change. A failed undo is kept, and tried again at the next call.
 
 mod addresses;
 mod state;
@@ -26,7 +26,7 @@ use crate::CudaDevice;
 use addresses::Addresses;
 use state::{PhysicalHandle, State};
 
-/// Virtual memory of one device for one pool.
+/// Virtual memory of one device, for one pool.
 pub(crate) struct MappedSegments {
     device: Arc<CudaDevice>,
     config: SegmentConfig,
@@ -36,7 +36,7 @@ pub(crate) struct MappedSegments {
 }
 
 impl MappedSegments {
-    /// Segments of `device`, which must offer virtual memory. Nothing is taken and no address reserved yet.
+    /// Creates segments of `device`, which must offer virtual memory. Takes no memory and reserves no addresses yet.
     pub(crate) fn new(device: Arc<CudaDevice>, config: SegmentConfig) -> ResourceResult<Self> {
         let granularity = virtual_memory(&device)?.granularity() as u64;
         config.validate_handles(granularity)?;
@@ -50,7 +50,7 @@ impl MappedSegments {
         })
     }
 
-    /// Bytes that a failure left behind: held of the device, and not the pool's.
+    /// Bytes that a failure left behind: held of the device, and unknown to the pool.
     #[cfg(test)]
     pub(super) fn hidden_bytes(&self) -> u64 {
         self.state.lock().hidden_bytes()
@@ -60,7 +60,7 @@ impl MappedSegments {
         virtual_memory(&self.device)
     }
 
-    /// The handles of the smallest memory that serves `minimum` bytes.
+    /// The sizes of the fewest handles that serve `minimum` bytes.
     fn exactly(&self, minimum: u64) -> Vec<u64> {
         let largest = self.config.largest_handle;
         let mut handles = vec![largest; to_usize(minimum / largest)];
@@ -68,7 +68,7 @@ impl MappedSegments {
         handles
     }
 
-    /// The handles of one step of growth that serves `minimum` bytes.
+    /// The sizes of the handles for one step of growth that serves `minimum` bytes.
     fn growth(&self, minimum: u64) -> Vec<u64> {
         let SegmentConfig { growth, handle_bytes, .. } = self.config;
         let mut handles =
@@ -82,7 +82,7 @@ impl MappedSegments {
         handles
     }
 
-    /// Takes physical memory in handles of these sizes, for a request of `requested` bytes: all or nothing.
+    /// Creates handles of these sizes for a request of `requested` bytes: all or none.
     fn create(
         &self,
         memory: &dyn VirtualMemory,
@@ -109,7 +109,7 @@ impl MappedSegments {
         Ok(handles)
     }
 
-    /// Gives pieces without address back. One that the driver refuses is kept for the next sweep.
+    /// Destroys unmapped handles. One that the driver refuses is kept for the next sweep.
     fn destroy(&self, memory: &dyn VirtualMemory, handles: Vec<PhysicalHandle>) {
         if handles.is_empty() {
             return;
@@ -118,7 +118,7 @@ impl MappedSegments {
         self.account.release(freed);
     }
 
-    /// Gives back what an earlier failure left; a failure leaves it for the next time.
+    /// Returns what an earlier failure left behind. What fails again is kept for the next sweep.
     fn sweep(&self, memory: &dyn VirtualMemory) -> ResourceResult<()> {
         let (freed, outcome) = self.state.lock().sweep(memory);
         self.account.release(freed);
@@ -139,7 +139,7 @@ impl MappedSegments {
         })
     }
 
-    /// Moves the pieces at `chosen`, followed by `fresh` ones, to one range of addresses.
+    /// Remaps the handles at `chosen`, followed by the `fresh` ones, into one range of addresses.
     fn remap_together(
         &self,
         memory: &dyn VirtualMemory,
@@ -176,7 +176,7 @@ impl MappedSegments {
         let mut gone = Vec::new();
         for (old, handle) in unmapped {
             let Some(index) = unplaced.iter().position(|other| *other == handle) else {
-                // Stranded where it was to be: only its old addresses are free.
+                // Stranded at its new address: only the old one is free.
                 state.addresses.free(old.ptr, old.bytes);
                 gone.push(old);
                 continue;
@@ -197,7 +197,7 @@ impl Segments for MappedSegments {
     fn grow(&self, bytes: u64, _stream: StreamId) -> ResourceResult<Span> {
         let minimum = min_size(bytes, self.granularity, self.device.properties().total_bytes)?;
         let memory = self.memory()?;
-        // Leftovers are not this request's business, but their bytes may be what it needs.
+        // Best effort: this request may need the bytes.
         let _ = self.sweep(memory);
         generously(self.growth(minimum), self.exactly(minimum), |sizes| {
             self.grow_by(memory, sizes, bytes)
@@ -251,7 +251,7 @@ impl Segments for MappedSegments {
         let _ = self.sweep(memory);
         let chosen = choose(self.state.lock().inside(idle), minimum);
         let moved: u64 = chosen.iter().map(|span| span.bytes).sum();
-        // What is most likely to fail comes first, while nothing has moved.
+        // Creation is most likely to fail, so it comes first, while nothing has moved.
         let fresh = match self.create(memory, &self.exactly(minimum.saturating_sub(moved)), bytes) {
             Ok(fresh) => fresh,
             Err(error) => return (None, Vec::new(), Err(error)),
@@ -301,7 +301,7 @@ impl Segments for MappedSegments {
 impl Drop for MappedSegments {
     fn drop(&mut self) {
         let Ok(memory) = self.memory() else { return };
-        // Pieces that the pool has not released stay mapped, and their reservation with them: work may still run there.
+        // Handles that the pool has not released stay mapped, with their reservation: work may still run there.
         let _ = self.sweep(memory);
         self.state.lock().addresses.release(memory);
     }
@@ -323,8 +323,8 @@ fn virtual_memory(device: &CudaDevice) -> ResourceResult<&dyn VirtualMemory> {
     device.driver().virtual_memory().ok_or_else(|| unsupported.into())
 }
 
-/// The fewest pieces that make up `minimum` bytes, the last of them no larger than it must be; all, if they are too few.
-/// In order of their addresses.
+/// Chooses the fewest handles that make up `minimum` bytes, by address; the last is the smallest that suffices. All
+/// handles if they are too few.
 fn choose(mut idle: Vec<Span>, minimum: u64) -> Vec<Span> {
     idle.sort_unstable_by_key(|span| (span.bytes, span.ptr));
     let mut chosen = Vec::new();
@@ -339,7 +339,7 @@ fn choose(mut idle: Vec<Span>, minimum: u64) -> Vec<Span> {
     chosen
 }
 
-/// Too little memory for a handle is too little memory for the request it was made for.
+/// An error about a handle names the size of the request that needed it.
 fn name_request(error: ResourceError, requested: u64) -> ResourceError {
     match error {
         ResourceError::OutOfMemory { detail, .. } => out_of_memory(requested, detail),

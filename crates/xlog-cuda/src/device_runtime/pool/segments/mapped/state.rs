@@ -1,8 +1,11 @@
-//! Which physical memory is mapped where, and the steps that change it.
+//! State of the mappings, and the steps that change it.
 //!
-//! Every handle that was created is in exactly one of three places until it is destroyed: among the pieces that the pool knows,
-//! among those stranded at addresses that the pool does not know (an undo could not unmap them), or loose, without an address
-//! (it could not be destroyed). A sweep tries again to get rid of the last two; a step that fails half way puts them there.
+//! Invariant: until it is destroyed, every handle is in exactly one of three sets:
+//! - `handles`: mapped, and known to the pool;
+//! - `stranded`: mapped at addresses unknown to the pool, because an undo could not unmap it;
+//! - `loose`: without an address, because it could not be destroyed.
+//!
+//! A sweep tries again to get rid of the last two.
 
 use std::collections::BTreeMap;
 
@@ -21,7 +24,7 @@ pub(super) struct PhysicalHandle {
 
 pub(super) struct State {
     pub(super) addresses: Addresses,
-    /// By address. Mapped, accessible, and the pool's.
+    /// Mapped and accessible handles that the pool knows, by address.
     pub(super) handles: BTreeMap<u64, PhysicalHandle>,
     stranded: Vec<(u64, PhysicalHandle)>,
     loose: Vec<PhysicalHandle>,
@@ -32,7 +35,7 @@ impl State {
         Self { addresses, handles: BTreeMap::new(), stranded: Vec::new(), loose: Vec::new() }
     }
 
-    /// The pieces that lie inside one of `idle`, in order of their addresses.
+    /// The handles inside one of `idle`, by address.
     pub(super) fn inside(&self, idle: &[Span]) -> Vec<Span> {
         let mut found: Vec<Span> = idle
             .iter()
@@ -47,7 +50,8 @@ impl State {
         found
     }
 
-    /// Maps `handles` one after the other at free addresses, with all rights. Pieces that it could not place are given back.
+    /// Maps `handles` one after the other at free addresses, with access. An error returns the handles that were not
+    /// mapped.
     pub(super) fn map_handles(
         &mut self,
         memory: &dyn VirtualMemory,
@@ -86,7 +90,7 @@ impl State {
         outcome.map(|()| Span { ptr, bytes }).map_err(|error| (unplaced, error))
     }
 
-    /// Takes a piece from its address, which stays taken.
+    /// Unmaps a handle. Its addresses stay allocated.
     ///
     /// The pool has promised that the host has seen all work on it complete.
     pub(super) fn unmap_handle(
@@ -105,7 +109,7 @@ impl State {
         Ok(handle)
     }
 
-    /// Puts a piece back to where it was lifted from; false when it has no address now, or none that the pool knows.
+    /// Maps a handle at its old address again; false if the pool must not use that address any more.
     pub(super) fn remap(
         &mut self,
         memory: &dyn VirtualMemory,
@@ -125,7 +129,7 @@ impl State {
         true
     }
 
-    /// Gives pieces without address back to the device; answers how many bytes that were.
+    /// Destroys unmapped handles; returns the number of freed bytes.
     pub(super) fn destroy(
         &mut self,
         memory: &dyn VirtualMemory,
@@ -134,7 +138,7 @@ impl State {
         let (mut freed, mut outcome) = (0, Ok(()));
         for handle in handles {
             #[allow(unsafe_code)]
-            // SAFETY: the segments own the handle, and keep it only where this fails.
+            // SAFETY: the segments own the handle, and keep it only if this fails.
             let destroyed = unsafe { memory.destroy(handle.memory) };
             match destroyed {
                 Ok(()) => freed += handle.bytes,
@@ -147,7 +151,7 @@ impl State {
         (freed, outcome)
     }
 
-    /// Gives back what an earlier failure left behind; answers how many bytes that were.
+    /// Returns what an earlier failure left behind; returns the number of freed bytes.
     pub(super) fn sweep(&mut self, memory: &dyn VirtualMemory) -> (u64, ResourceResult<()>) {
         let mut outcome = Ok(());
         for (ptr, handle) in std::mem::take(&mut self.stranded) {
@@ -176,7 +180,8 @@ impl State {
 
 fn map(memory: &dyn VirtualMemory, ptr: u64, handle: PhysicalHandle) -> DriverResult<()> {
     #[allow(unsafe_code)]
-    // SAFETY: the caller took these addresses from a reservation, and keeps them taken while a piece is mapped there.
+    // SAFETY: the caller allocated these addresses from a reservation, and keeps them allocated while a handle is
+    // mapped there.
     unsafe {
         memory.map(ptr, to_usize(handle.bytes), handle.memory)
     }
@@ -184,17 +189,17 @@ fn map(memory: &dyn VirtualMemory, ptr: u64, handle: PhysicalHandle) -> DriverRe
 
 fn unmap(memory: &dyn VirtualMemory, ptr: u64, handle: PhysicalHandle) -> DriverResult<()> {
     #[allow(unsafe_code)]
-    // SAFETY: the state says that exactly this piece is mapped here. Either nobody was told of the address, or the pool promised
-    // that nobody uses it and that the host has seen all work on it complete.
+    // SAFETY: the state says that exactly this handle is mapped here. Either the address was never published, or the
+    // pool promised that no block lies there and that the host has seen all work on it complete.
     unsafe {
         memory.unmap(ptr, to_usize(handle.bytes))
     }
 }
 
-/// Gives the device all rights on mapped pieces.
+/// Gives the device access to mapped handles.
 fn set_access(memory: &dyn VirtualMemory, ptr: u64, bytes: u64) -> DriverResult<()> {
     #[allow(unsafe_code)]
-    // SAFETY: the caller has just mapped pieces that make up exactly this range; no right is taken away.
+    // SAFETY: the caller has just mapped handles that make up exactly this range; no right is taken away.
     unsafe {
         memory.set_access(ptr, to_usize(bytes), MapAccess::ReadWrite)
     }
