@@ -84,8 +84,14 @@ fn no_name_in_a_ledger_commands_the_terminal() {
     let ledger = Ledger::open(config).unwrap();
     ledger.take(1 << 10).unwrap();
     ledger.publish_tags([(EVIL, 1 << 10)]);
-    let folder = scratch.path("");
-    show(&["top", "--once", "--every", "0.05", "--ledger", &folder]);
-    show(&["ledger", "--ledger", &folder]);
-    show(&["doctor", "--device", "sim", "--ledger", &folder]);
+    // A file that is no ledger is named with its folder.
+    let damaged = scratch.path("damaged\nforged: yes");
+    std::fs::create_dir(&damaged).unwrap();
+    std::fs::set_permissions(&damaged, PermissionsExt::from_mode(0o700)).unwrap();
+    std::fs::write(format!("{damaged}/sim-one.ledger"), "nonsense").unwrap();
+    for folder in [scratch.path(""), damaged] {
+        show(&["top", "--once", "--every", "0.05", "--ledger", &folder]);
+        show(&["ledger", "--ledger", &folder]);
+        show(&["doctor", "--device", "sim", "--ledger", &folder]);
+    }
 }
