@@ -5,6 +5,7 @@
 //! `kernels/guard.cu`; the simulated device runs its twin below; for any other driver the bytes are copied to the host and compared
 //! at there, which waits for the stream.
 
+use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
 use xlog_driver::cuda::{CudaFunction, LaunchShape};
@@ -421,7 +422,7 @@ impl Comparison {
                 true => (FREED, &mut self.inside),
                 false => (CANARY, &mut self.around),
             };
-            compare(bytes, from, (at, end), due, finding);
+            compare(bytes, from, at..end, due, finding);
             at = end;
         }
     }
@@ -443,16 +444,10 @@ impl Comparison {
 }
 
 /// Adds to `finding` what is not `due` between two offsets from the base.
-fn compare(
-    bytes: &[u8],
-    from: usize,
-    (at, end): (usize, usize),
-    due: u8,
-    finding: &mut Option<Finding>,
-) {
+fn compare(bytes: &[u8], from: usize, range: Range<usize>, due: u8, finding: &mut Option<Finding>) {
     let same = [due; STEP];
-    let mut start = at;
-    for chunk in bytes[at - from..end - from].chunks(STEP) {
+    let mut start = range.start;
+    for chunk in bytes[range.start - from..range.end - from].chunks(STEP) {
         if chunk != &same[..chunk.len()] {
             for (n, _) in chunk.iter().enumerate().filter(|(_, byte)| **byte != due) {
                 let first = start + n;

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 
 use xlog_driver::Access;
 
-use super::core::{GuardCore, Worked};
+use super::core::{GuardCore, GuardWork, Worked};
 use super::registry::{Pending, StreamPoint};
 use super::report::FoundBy;
 use crate::device_runtime::resource::{
@@ -21,9 +21,9 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
         let mut outcome = Ok(());
         for (job, is_held) in jobs {
             let inside = is_held && self.config.poison;
-            let late = (Access::Read, true);
+            let work = GuardWork { access: Access::Read, after_uses: true };
             let worked =
-                self.work(job.below, job.stream_slot, late, |raw| self.check(&job, inside, raw));
+                self.work(job.below, job.stream_slot, work, |raw| self.check(&job, inside, raw));
             let this = worked.map(|Worked { done, point }| {
                 self.track_check(&job.info, done, point, found_by);
             });
@@ -34,8 +34,9 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
     }
 
     /// True when everything before a point has completed. Never waits.
-    pub(super) fn is_complete(&self, point: StreamPoint) -> bool {
-        let (Some((stream_slot, stamp)), Ok(parts)) = (point, &self.parts) else { return true };
+    pub(super) fn is_complete(&self, point: Option<StreamPoint>) -> bool {
+        let (Some(point), Ok(parts)) = (point, &self.parts) else { return true };
+        let StreamPoint { stream_slot, stamp } = point;
         let Some(raw) = parts.streams.at(stream_slot) else { return true };
         // An idle stream is asked first: an event recorded only to ask would keep it from being idle.
         match raw.poll(stamp) {
@@ -56,19 +57,20 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
         let mut outcome = Ok(());
         let points = pending.iter().map(|check| check.point);
         let points = points.chain(unmapping.iter().map(|(_, point)| *point));
-        let mut stream_slots: Vec<u32> = points.filter_map(|point| Some(point?.0)).collect();
+        let mut stream_slots: Vec<u32> = points.flatten().map(|point| point.stream_slot).collect();
         stream_slots.sort_unstable();
         stream_slots.dedup();
         let mut covered = HashMap::new();
         for stream_slot in stream_slots {
-            let of_place =
-                |check: &&Pending| check.point.is_some_and(|point| point.0 == stream_slot);
+            let of_stream = |check: &&Pending| {
+                check.point.is_some_and(|point| point.stream_slot == stream_slot)
+            };
             let done = match parts.streams.at(stream_slot).filter(|_| wait) {
                 Some(raw) => raw.synchronize(&self.counters).map(Some),
                 None => {
-                    let points = pending.iter().filter(of_place).map(|check| check.point);
+                    let points = pending.iter().filter(of_stream).map(|check| check.point);
                     let last = points.take_while(|point| self.is_complete(*point)).last();
-                    Ok(last.flatten().map(|(_, stamp)| stamp))
+                    Ok(last.flatten().map(|point| point.stamp))
                 }
             };
             match done {
@@ -78,7 +80,7 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
         }
         let is_done = |check: &Pending| match check.point {
             None => true,
-            Some((stream_slot, stamp)) => {
+            Some(StreamPoint { stream_slot, stamp }) => {
                 covered.get(&stream_slot).is_some_and(|done| Some(stamp) <= *done)
             }
         };
@@ -106,7 +108,7 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
     /// Unmaps what the host has seen complete; keeps the rest.
     fn unmap_all(
         &self,
-        unmapping: Vec<(Generation, StreamPoint)>,
+        unmapping: Vec<(Generation, Option<StreamPoint>)>,
         wait: bool,
     ) -> ResourceResult<()> {
         let Some(pages) = &self.pages else { return Ok(()) };

@@ -15,7 +15,9 @@ use super::config::{GuardConfig, GuardMode};
 use super::journal::Journal;
 use super::pages::{ADDRESSES, Mapped, Pages};
 use super::redzones::{CANARY, FREED, FRESH, Redzones};
-use super::registry::{BlockJob, BlockRegistry, Due, GuardedBlock, Pending, Stage, StreamPoint};
+use super::registry::{
+    BlockJob, BlockRegistry, Due, GuardedBlock, Pending, QuarantineLimits, Stage, StreamPoint,
+};
 use super::report::{BlockInfo, FoundBy};
 use super::sampling::Sampling;
 use crate::CudaDevice;
@@ -83,10 +85,33 @@ pub(super) struct GuardCore<R> {
     pub(super) counters: StripedCounters,
 }
 
+/// A request for a guarded block.
+#[derive(Clone, Copy)]
+pub(super) struct GuardRequest {
+    pub(super) bytes: usize,
+    pub(super) align: usize,
+    pub(super) stream: StreamId,
+    pub(super) tag: AllocTag,
+}
+
+/// How the guard's own work uses a block.
+#[derive(Clone, Copy)]
+pub(super) struct GuardWork {
+    pub(super) access: Access,
+    /// Whether the work follows everything that the block was used for.
+    pub(super) after_uses: bool,
+}
+
+/// A block that was retired a moment ago, and the point behind its last check.
+struct Retired {
+    generation: Generation,
+    point: Option<StreamPoint>,
+}
+
 /// What was queued on a block, and where.
 pub(super) struct Worked<T> {
     pub(super) done: T,
-    pub(super) point: StreamPoint,
+    pub(super) point: Option<StreamPoint>,
 }
 
 impl<R: DeviceMemoryResource> GuardCore<R> {
@@ -153,16 +178,18 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
         block: DeviceBlock,
         redzones: Redzones,
         mapped: Option<Mapped>,
-        (stream, tag): (StreamId, AllocTag),
+        request: &GuardRequest,
     ) -> Result<DeviceBlock, (DeviceBlock, ResourceError)> {
         let parts = match self.parts() {
             Ok(parts) => parts,
             Err(error) => return Err((block, error)),
         };
+        let GuardRequest { stream, tag, .. } = *request;
         let below = BlockId::from_block(&block);
         let stream_slot = parts.streams.raw(stream).map(|raw| raw.clock().slot());
         let stream_slot = stream_slot.filter(|_| parts.tracked);
-        let filled = self.work(below, stream_slot, (Access::Write, false), |raw| {
+        let fill = GuardWork { access: Access::Write, after_uses: false };
+        let filled = self.work(below, stream_slot, fill, |raw| {
             self.fill(raw, redzones.base, CANARY, redzones.front)?;
             self.fill(raw, redzones.back_at(), CANARY, redzones.back)?;
             if self.config.poison {
@@ -200,9 +227,9 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
         &self,
         pages: &Pages,
         block: DeviceBlock,
-        (bytes, align): (usize, usize),
-        who: (StreamId, AllocTag),
+        request: &GuardRequest,
     ) -> Result<DeviceBlock, (DeviceBlock, ResourceError)> {
+        let GuardRequest { bytes, align, .. } = *request;
         if !pages.has_room(bytes) {
             // What was freed may only wait to be seen.
             let _ = self.collect(false);
@@ -215,22 +242,23 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
             self.sampling.set_guarded(from);
         }
         // Part of the fill may be queued.
-        self.hand_out(block, redzones, Some(mapped), who).inspect_err(|_| pages.abandon(mapped))
+        self.hand_out(block, redzones, Some(mapped), request).inspect_err(|_| pages.abandon(mapped))
     }
 
-    /// Queues work of the guard on a block. `late` work follows everything that the block was used for.
+    /// Queues work of the guard on a block.
     pub(super) fn work<T>(
         &self,
         below: BlockId,
         stream_slot: Option<u32>,
-        (access, late): (Access, bool),
+        work: GuardWork,
         queue: impl FnOnce(&RawStream) -> ResourceResult<T>,
     ) -> ResourceResult<Worked<T>> {
+        let GuardWork { access, .. } = work;
         let parts = self.parts()?;
         let streams = &parts.streams;
         if !parts.tracked {
             let driver = parts.device.driver();
-            if late {
+            if work.after_uses {
                 // A stream that is being captured is left out: what it wrote late is reported as damage, and the free below waits for it.
                 let _waited = driver.synchronize_streams()?;
             }
@@ -251,7 +279,8 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
             None => Ok(()),
         };
         let done = follow().map_err(ResourceError::from).and_then(|()| queue(&raw));
-        let point = Some((raw.clock().slot(), raw.clock().now()));
+        let clock = raw.clock();
+        let point = Some(StreamPoint { stream_slot: clock.slot(), stamp: clock.now() });
         let finished = self.inner.finish_block_use(below, id, access);
         let done = done?;
         finished?;
@@ -266,7 +295,8 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
             Some(entry) if !entry.announced => entry.stream_slot,
             _ => return Ok(false),
         };
-        self.work(below, stream_slot, (Access::Write, true), |_| Ok(()))?;
+        let work = GuardWork { access: Access::Write, after_uses: true };
+        self.work(below, stream_slot, work, |_| Ok(()))?;
         Ok(true)
     }
 
@@ -326,13 +356,17 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
 
     /// Checks a returned block, fills it and holds it back.
     fn retire(&self, generation: Generation) -> ResourceResult<()> {
-        let limits = (self.config.quarantine_bytes, self.config.quarantine_blocks);
+        let limits = QuarantineLimits {
+            bytes: self.config.quarantine_bytes,
+            blocks: self.config.quarantine_blocks,
+        };
         let (job, is_mapped) = {
             let registry = self.registry.lock();
             let Some(job) = registry.job(generation) else { return Ok(()) };
             (job, registry.is_mapped(generation))
         };
-        let worked = self.work(job.below, job.stream_slot, (Access::Write, true), |raw| {
+        let work = GuardWork { access: Access::Write, after_uses: true };
+        let worked = self.work(job.below, job.stream_slot, work, |raw| {
             let check = self.check(&job, false, raw)?;
             let redzones = &job.info.redzones;
             let filled = match self.config.poison && !is_mapped {
@@ -355,7 +389,7 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
             }
             Ok(point) => {
                 let evicted = self.registry.lock().enter_quarantine(generation, point, limits);
-                self.release_all(evicted, (generation, point))
+                self.release_all(evicted, Retired { generation, point })
             }
             Err(error) => {
                 self.registry.lock().unfinished.push((generation, Due::Retire));
@@ -381,7 +415,7 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
         &self,
         info: &Arc<BlockInfo>,
         check: Check,
-        point: StreamPoint,
+        point: Option<StreamPoint>,
         found_by: FoundBy,
     ) {
         match check {
@@ -394,15 +428,11 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
     }
 
     /// Releases blocks that left the quarantine. What was retired a moment ago needs no second check.
-    fn release_all(
-        &self,
-        evicted: Vec<Generation>,
-        (just_retired, point): (Generation, StreamPoint),
-    ) -> ResourceResult<()> {
+    fn release_all(&self, evicted: Vec<Generation>, retired: Retired) -> ResourceResult<()> {
         let mut outcome = Ok(());
         for generation in evicted {
-            let this = match generation == just_retired {
-                true => self.free_below(generation, point),
+            let this = match generation == retired.generation {
+                true => self.free_below(generation, retired.point),
                 false => self.release(generation),
             };
             outcome = outcome.and(this);
@@ -414,9 +444,9 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
     fn release(&self, generation: Generation) -> ResourceResult<()> {
         let Some(job) = self.registry.lock().job(generation) else { return Ok(()) };
         let inside = self.config.poison;
-        let worked = self.work(job.below, job.stream_slot, (Access::Read, true), |raw| {
-            self.check(&job, inside, raw)
-        });
+        let work = GuardWork { access: Access::Read, after_uses: true };
+        let worked =
+            self.work(job.below, job.stream_slot, work, |raw| self.check(&job, inside, raw));
         match worked {
             Ok(Worked { done, point }) => {
                 self.track_check(&job.info, done, point, FoundBy::Release);
@@ -429,7 +459,7 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
         }
     }
 
-    fn free_below(&self, generation: Generation, point: StreamPoint) -> ResourceResult<()> {
+    fn free_below(&self, generation: Generation, point: Option<StreamPoint>) -> ResourceResult<()> {
         let taken = self.registry.lock().release_block(generation, point);
         let Some((below, block)) = taken else { return Ok(()) };
         // After a failure the resource below has it, and finishes the free at a reap.
@@ -467,7 +497,7 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
     /// Forgets what the resource below has freed.
     pub(super) fn prune(&self) {
         let given = self.registry.lock().released_blocks();
-        let is_freed = |below: BlockId, point: StreamPoint| {
+        let is_freed = |below: BlockId, point: Option<StreamPoint>| {
             self.inner.block_state(below) == BlockState::Freed && self.is_complete(point)
         };
         let freed: Vec<_> = given

@@ -20,16 +20,40 @@ pub(super) enum Stage {
     Live,
     /// Returned; a use is open, or its free failed half way.
     Returned,
-    /// Held back. Its poison is in the order of the stream at this place, before this stamp.
-    Quarantined(StreamPoint),
+    /// In the quarantine; its poison is queued before this point.
+    Quarantined(Option<StreamPoint>),
     /// On its way out of the quarantine.
     Evicted,
     /// Given to the resource below, after what the guard queued before this point.
-    Released(StreamPoint),
+    Released(Option<StreamPoint>),
 }
 
-/// A point of a stream: its place in the pool, and a stamp. `None` for what the host has waited for.
-pub(super) type StreamPoint = Option<(u32, u64)>;
+/// A point in the order of a stream. Where an `Option` of it is `None`, the host has already waited for the work.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct StreamPoint {
+    /// The stream's slot in its pool.
+    pub(super) stream_slot: u32,
+    /// Work queued before this stamp precedes the point.
+    pub(super) stamp: u64,
+}
+
+/// What the quarantine may hold.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct QuarantineLimits {
+    pub(super) bytes: usize,
+    pub(super) blocks: usize,
+}
+
+/// The outcome of an eviction from the quarantine.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Eviction {
+    /// The caller releases this block.
+    Ready(Generation),
+    /// A check has the block open; the close of that check releases it.
+    Busy,
+    /// The quarantine is empty.
+    Empty,
+}
 
 #[derive(Debug)]
 pub(super) struct GuardedBlock {
@@ -39,7 +63,7 @@ pub(super) struct GuardedBlock {
     /// To be given back to the resource below.
     pub(super) block: Option<DeviceBlock>,
     pub(super) charge: usize,
-    /// The place of the stream it was allocated on.
+    /// The slot of the stream it was allocated on.
     pub(super) stream_slot: Option<u32>,
     pub(super) stage: Stage,
     /// Uses, and checks of the guard's own, that are under way.
@@ -57,7 +81,7 @@ pub(super) struct GuardedBlock {
 pub(super) struct Pending {
     pub(super) info: Arc<BlockInfo>,
     pub(super) slot: FindingSlot,
-    pub(super) point: StreamPoint,
+    pub(super) point: Option<StreamPoint>,
     pub(super) found_by: FoundBy,
 }
 
@@ -92,7 +116,7 @@ pub(super) struct BlockRegistry {
     /// Bytes of those that the resource below counts no longer, though what the guard queued on them has not completed.
     pub(super) lingering: usize,
     /// Blocks between guard pages that were given back, to be unmapped once the host has seen these points.
-    pub(super) unmapping: Vec<(Generation, StreamPoint)>,
+    pub(super) unmapping: Vec<(Generation, Option<StreamPoint>)>,
     history: VecDeque<Arc<BlockInfo>>,
     /// Returned blocks that the resource below still counts as live.
     pub(super) held_back: usize,
@@ -161,25 +185,26 @@ impl BlockRegistry {
         jobs
     }
 
-    /// Holds a block back, within limits; returns those that leave for it, and perhaps itself.
+    /// Puts a block into the quarantine. Returns the blocks that leave for it; a block above the limits leaves itself.
     pub(super) fn enter_quarantine(
         &mut self,
         generation: Generation,
-        point: StreamPoint,
-        (max_bytes, max_blocks): (usize, usize),
+        point: Option<StreamPoint>,
+        limits: QuarantineLimits,
     ) -> Vec<Generation> {
         let Some(entry) = self.blocks.get_mut(&generation) else { return Vec::new() };
         let charge = entry.charge;
-        if charge > max_bytes || max_blocks == 0 {
+        if charge > limits.bytes || limits.blocks == 0 {
             entry.stage = Stage::Evicted;
             return vec![generation];
         }
         entry.stage = Stage::Quarantined(point);
         let mut evicted = Vec::new();
-        while self.held_bytes > max_bytes - charge || self.quarantine.len() >= max_blocks {
+        while self.held_bytes > limits.bytes - charge || self.quarantine.len() >= limits.blocks {
             match self.evict_oldest() {
-                Some(left) => evicted.extend(left),
-                None => break,
+                Eviction::Ready(oldest) => evicted.push(oldest),
+                Eviction::Busy => {}
+                Eviction::Empty => break,
             }
         }
         self.held_bytes += charge;
@@ -187,26 +212,32 @@ impl BlockRegistry {
         evicted
     }
 
-    /// Takes the oldest out of the quarantine; `Some(None)` when somebody checks it, who lets it go then.
-    #[allow(clippy::option_option)]
-    fn evict_oldest(&mut self) -> Option<Option<Generation>> {
-        let oldest = self.quarantine.pop_front()?;
-        let Some(entry) = self.blocks.get_mut(&oldest) else { return Some(None) };
+    /// Takes the oldest block out of the quarantine.
+    fn evict_oldest(&mut self) -> Eviction {
+        let Some(oldest) = self.quarantine.pop_front() else { return Eviction::Empty };
+        let Some(entry) = self.blocks.get_mut(&oldest) else { return Eviction::Busy };
         self.held_bytes = self.held_bytes.saturating_sub(entry.charge);
         entry.stage = Stage::Evicted;
-        Some((entry.open == 0).then_some(oldest))
+        if entry.open == 0 { Eviction::Ready(oldest) } else { Eviction::Busy }
     }
 
     /// Takes everything out of the quarantine.
     pub(super) fn evict_all(&mut self) -> Vec<Generation> {
-        std::iter::from_fn(|| self.evict_oldest()).flatten().collect()
+        let mut evicted = Vec::new();
+        loop {
+            match self.evict_oldest() {
+                Eviction::Ready(oldest) => evicted.push(oldest),
+                Eviction::Busy => {}
+                Eviction::Empty => return evicted,
+            }
+        }
     }
 
     /// The block that a release gives to the resource below.
     pub(super) fn release_block(
         &mut self,
         generation: Generation,
-        point: StreamPoint,
+        point: Option<StreamPoint>,
     ) -> Option<(BlockId, DeviceBlock)> {
         let entry = self.blocks.get_mut(&generation)?;
         let block = entry.block.take()?;
@@ -233,7 +264,7 @@ impl BlockRegistry {
     }
 
     /// The blocks that the resource below has and nothing is left to do for, each with its point.
-    pub(super) fn released_blocks(&self) -> Vec<(Generation, BlockId, StreamPoint)> {
+    pub(super) fn released_blocks(&self) -> Vec<(Generation, BlockId, Option<StreamPoint>)> {
         let of = |generation: &Generation| {
             let entry = self.blocks.get(generation)?;
             let Stage::Released(point) = entry.stage else { return None };

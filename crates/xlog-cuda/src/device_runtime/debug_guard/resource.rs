@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::DebugGuardResource;
 use super::config::GuardMode;
-use super::core::GuardCore;
+use super::core::{GuardCore, GuardRequest};
 use super::redzones::{Redzones, layout};
 use super::registry::Stage;
 use crate::device_runtime::budget::BudgetReservation;
@@ -20,10 +20,10 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
     /// A guarded block; `call` is told how much to ask the resource below for, and with which alignment.
     fn allocate_with_redzones(
         &self,
-        (bytes, align): (usize, usize),
-        (stream, tag): (StreamId, AllocTag),
+        request: &GuardRequest,
         mut call: impl FnMut(usize, usize) -> ResourceResult<DeviceBlock>,
     ) -> ResourceResult<DeviceBlock> {
+        let GuardRequest { bytes, align, .. } = *request;
         let parts = self.parts()?;
         if bytes == 0 {
             return Err(ResourceError::zero_bytes());
@@ -32,7 +32,7 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
             (GuardMode::Pages, Some(pages)) => {
                 parts.checker.make_ready()?;
                 let block = call(STAND_IN, MIN_ALIGN)?;
-                self.hand_out_mapped(pages, block, (bytes, align), (stream, tag))
+                self.hand_out_mapped(pages, block, request)
             }
             _ => {
                 parts.checker.make_ready()?;
@@ -43,7 +43,7 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
                 let block = call(total, align)?;
                 let back = block.bytes.saturating_sub(front + bytes);
                 let redzones = Redzones { base: block.ptr, front, bytes, back };
-                self.hand_out(block, redzones, None, (stream, tag))
+                self.hand_out(block, redzones, None, request)
             }
         };
         given.map_err(|(block, error)| {
@@ -56,29 +56,23 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
     /// A block of the resource below that is one of the few to be guarded. One that cannot be is handed out as it is.
     #[cold]
     #[inline(never)]
-    fn guard_chosen(
-        &self,
-        block: DeviceBlock,
-        sizes: (usize, usize),
-        who: (StreamId, AllocTag),
-    ) -> DeviceBlock {
+    fn guard_chosen(&self, block: DeviceBlock, request: &GuardRequest) -> DeviceBlock {
         let (Some(pages), Ok(parts)) = (&self.pages, &self.parts) else { return block };
         if parts.checker.make_ready().is_err() {
             return block;
         }
-        self.hand_out_mapped(pages, block, sizes, who).unwrap_or_else(|(block, _)| block)
+        self.hand_out_mapped(pages, block, request).unwrap_or_else(|(block, _)| block)
     }
 
     /// What the resource below gave, with the block guarded if it is one to be.
     fn with_chosen(
         &self,
         given: ResourceResult<DeviceBlock>,
-        sizes: (usize, usize),
-        who: (StreamId, AllocTag),
+        request: &GuardRequest,
     ) -> ResourceResult<DeviceBlock> {
         let block = self.with_post_mortem(given)?;
         if self.sampling.chooses(block.generation) {
-            return Ok(self.guard_chosen(block, sizes, who));
+            return Ok(self.guard_chosen(block, request));
         }
         Ok(block)
     }
@@ -108,7 +102,8 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
         tag: AllocTag,
     ) -> ResourceResult<DeviceBlock> {
         let call = |total, _| self.inner.allocate(total, stream, tag);
-        self.with_post_mortem(self.allocate_with_redzones((bytes, MIN_ALIGN), (stream, tag), call))
+        let request = GuardRequest { bytes, align: MIN_ALIGN, stream, tag };
+        self.with_post_mortem(self.allocate_with_redzones(&request, call))
     }
 
     #[inline(never)]
@@ -203,7 +198,8 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for DebugGuardResource<R> {
         }
         match core.inner.allocate(bytes, stream, tag) {
             Ok(block) if core.sampling.chooses(block.generation) => {
-                Ok(core.guard_chosen(block, (bytes, MIN_ALIGN), (stream, tag)))
+                let request = GuardRequest { bytes, align: MIN_ALIGN, stream, tag };
+                Ok(core.guard_chosen(block, &request))
             }
             Ok(block) => Ok(block),
             Err(error) => Err(core.post_mortem_on(error)),
@@ -218,6 +214,7 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for DebugGuardResource<R> {
         tag: AllocTag,
     ) -> ResourceResult<DeviceBlock> {
         let core = &*self.core;
+        let request = GuardRequest { bytes, align, stream, tag };
         if !align.is_power_of_two() {
             return Err(ResourceError::InvalidRequest {
                 value: format!("alignment {align}"),
@@ -226,10 +223,10 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for DebugGuardResource<R> {
         }
         if core.sampling.is_on() {
             let given = core.inner.allocate_aligned(bytes, align, stream, tag);
-            return core.with_chosen(given, (bytes, align), (stream, tag));
+            return core.with_chosen(given, &request);
         }
         let call = |total, align| core.inner.allocate_aligned(total, align, stream, tag);
-        core.with_post_mortem(core.allocate_with_redzones((bytes, align), (stream, tag), call))
+        core.with_post_mortem(core.allocate_with_redzones(&request, call))
     }
 
     fn allocate_reserved(
@@ -241,13 +238,14 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for DebugGuardResource<R> {
         tag: AllocTag,
     ) -> ResourceResult<DeviceBlock> {
         let core = &*self.core;
+        let request = GuardRequest { bytes, align, stream, tag };
         if core.sampling.is_on() {
             let given = core.inner.allocate_reserved(reservation, bytes, align, stream, tag);
-            return core.with_chosen(given, (bytes, align), (stream, tag));
+            return core.with_chosen(given, &request);
         }
         let call =
             |total, align| core.inner.allocate_reserved(reservation, total, align, stream, tag);
-        core.with_post_mortem(core.allocate_with_redzones((bytes, align), (stream, tag), call))
+        core.with_post_mortem(core.allocate_with_redzones(&request, call))
     }
 
     #[inline]
