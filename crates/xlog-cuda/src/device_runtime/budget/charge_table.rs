@@ -23,7 +23,7 @@ const MAPS: usize = 16;
 /// What a block costs and whom.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Charge {
-    pub(crate) charge: usize,
+    pub(crate) bytes: usize,
     pub(crate) tag: TagIndex,
     pub(crate) scope: ScopeIndex,
 }
@@ -38,7 +38,7 @@ pub(crate) struct ChargeChunk([ChargeSlot; CHUNK]);
 #[repr(align(32))]
 struct ChargeSlot {
     generation: AtomicU64,
-    charge: AtomicU64,
+    bytes: AtomicU64,
     /// The tag in the low half, the scope in the high one.
     tag_and_scope: AtomicU64,
 }
@@ -73,7 +73,7 @@ impl ChargeTable {
                 let index = generation.slot() as usize;
                 let chunk = chunks[(index >> CHUNK_BITS) % CHUNKS].get_or_init(new_chunk);
                 let slot = &chunk.0[index % CHUNK];
-                slot.charge.store(charge.charge as u64, Ordering::Relaxed);
+                slot.bytes.store(charge.bytes as u64, Ordering::Relaxed);
                 let tag_and_scope = u64::from(charge.tag) | u64::from(charge.scope) << 32;
                 slot.tag_and_scope.store(tag_and_scope, Ordering::Relaxed);
                 slot.generation.store(generation.0, Ordering::Release);
@@ -96,7 +96,7 @@ impl ChargeTable {
                 }
                 let tag_and_scope = slot.tag_and_scope.load(Ordering::Relaxed);
                 Some(Charge {
-                    charge: slot.charge.load(Ordering::Relaxed) as usize,
+                    bytes: slot.bytes.load(Ordering::Relaxed) as usize,
                     tag: tag_and_scope as u32,
                     scope: (tag_and_scope >> 32) as u32,
                 })

@@ -20,6 +20,13 @@ use crate::device_wait;
 /// How often a block that is larger than was announced is asked for again.
 const MAX_ATTEMPTS: u32 = 4;
 
+/// The size of a requested block, and what it is charged.
+#[derive(Clone, Copy)]
+pub(super) struct BlockSize {
+    pub(super) bytes: usize,
+    pub(super) charge: usize,
+}
+
 /// A charge whose inner call is under way. Dropped by a panic below, it gives the charge back.
 struct ChargeInFlight<'a> {
     core: &'a BudgetCore,
@@ -70,20 +77,21 @@ impl Blocks for Vec<DeviceBlock> {
 }
 
 impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
-    /// One block of `bytes`, charged `charge`. The usual way takes the charge out of this thread's own credit.
+    /// Allocates one block. On the fast path the charge comes out of this thread's own credit.
     #[inline(always)]
     pub(super) fn allocate_charged(
         &self,
-        (bytes, charge): (usize, usize),
+        size: BlockSize,
         tag: AllocTag,
         call: impl Fn() -> ResourceResult<DeviceBlock>,
     ) -> ResourceResult<DeviceBlock> {
+        let BlockSize { bytes, charge } = size;
         let shard_id = current_shard();
         if bytes == 0 || super::scope::current(&self.core) != DEVICE {
-            return self.allocate_charged_slow((bytes, charge), tag, None, call);
+            return self.allocate_charged_slow(size, tag, None, call);
         }
         let Some(index) = self.core.try_charge_own(shard_id, charge, tag) else {
-            return self.allocate_charged_slow((bytes, charge), tag, None, call);
+            return self.allocate_charged_slow(size, tag, None, call);
         };
         let in_flight = ChargeInFlight {
             core: &self.core,
@@ -99,7 +107,7 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
             Ok(block) if block.bytes <= charge => {
                 drop(deferred);
                 std::mem::forget(in_flight);
-                let entry = Charge { charge, tag: index, scope: DEVICE };
+                let entry = Charge { bytes: charge, tag: index, scope: DEVICE };
                 self.core.charges.insert(block.ptr, block.generation, entry);
                 self.core.confirm(shard_id, charge);
                 Ok(block)
@@ -107,12 +115,12 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
             Ok(block) => {
                 drop(deferred);
                 let outcome = self.record_charges(in_flight, block, |_| charge);
-                self.allocate_charged_slow((bytes, charge), tag, Some(outcome), call)
+                self.allocate_charged_slow(size, tag, Some(outcome), call)
             }
             Err(error) => {
                 let failed = Outcome::Failed(error, deferred.end());
                 drop(in_flight);
-                self.allocate_charged_slow((bytes, charge), tag, Some(failed), call)
+                self.allocate_charged_slow(size, tag, Some(failed), call)
             }
         }
     }
@@ -122,12 +130,12 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
     #[inline(never)]
     fn allocate_charged_slow(
         &self,
-        (bytes, charge): (usize, usize),
+        size: BlockSize,
         tag: AllocTag,
         failed: Option<Outcome<DeviceBlock>>,
         call: impl Fn() -> ResourceResult<DeviceBlock>,
     ) -> ResourceResult<DeviceBlock> {
-        let request = self.charge_request(bytes, charge, tag)?;
+        let request = self.charge_request(size, tag)?;
         self.allocate_with_reclaim(&request, None, failed, call, |_| request.charge)
     }
 
@@ -225,7 +233,7 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
                 for (n, block) in given.blocks().iter().enumerate() {
                     let share = if n + 1 == count { left } else { announced(n).min(left) };
                     left -= share;
-                    let entry = Charge { charge: share, tag, scope };
+                    let entry = Charge { bytes: share, tag, scope };
                     self.core.charges.insert(block.ptr, block.generation, entry);
                 }
                 self.core.confirm(shard_id, charge);
@@ -236,7 +244,7 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
         }
         std::mem::forget(in_flight);
         for (block, charge) in given.blocks().iter().zip(&charges) {
-            let entry = Charge { charge: *charge, tag, scope };
+            let entry = Charge { bytes: *charge, tag, scope };
             self.core.charges.insert(block.ptr, block.generation, entry);
         }
         if charge > real {

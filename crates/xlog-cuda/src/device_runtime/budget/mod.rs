@@ -59,6 +59,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
+use self::charging::BlockSize;
 use self::core::{BudgetCore, ChargeRequest};
 use super::resource::{
     AllocTag, DeviceBlock, DeviceMemoryResource, PhysicalCap, ResourceError, ResourceResult,
@@ -152,7 +153,8 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
         tag: AllocTag,
         policy: &OomPolicy,
     ) -> ResourceResult<DeviceBlock> {
-        let request = self.charge_request(bytes, self.inner.charge_for(bytes), tag)?;
+        let size = BlockSize { bytes, charge: self.inner.charge_for(bytes) };
+        let request = self.charge_request(size, tag)?;
         let call = || self.inner.allocate(bytes, stream, tag);
         self.allocate_with_reclaim(&request, Some(policy), None, call, |_| request.charge)
     }
@@ -179,16 +181,11 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
         Ok(reservation)
     }
 
-    fn charge_request(
-        &self,
-        bytes: usize,
-        charge: usize,
-        tag: AllocTag,
-    ) -> ResourceResult<ChargeRequest> {
-        if bytes == 0 {
+    fn charge_request(&self, size: BlockSize, tag: AllocTag) -> ResourceResult<ChargeRequest> {
+        if size.bytes == 0 {
             return Err(ResourceError::zero_bytes());
         }
-        Ok(ChargeRequest { charge, scope: scope::current(&self.core), tag, blocks: 1 })
+        Ok(ChargeRequest { charge: size.charge, scope: scope::current(&self.core), tag, blocks: 1 })
     }
 }
 

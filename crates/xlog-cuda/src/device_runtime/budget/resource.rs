@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 
 use super::GlobalDeviceBudget;
 use super::charge_table::Charge;
+use super::charging::BlockSize;
 use super::core::{BudgetCore, ChargeRequest};
 use super::in_flight::ShardId;
 use super::reclaim::{ReclaimState, call_below};
@@ -51,7 +52,7 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
                     || self.inner.block_state(id) == BlockState::Live
             }
         };
-        let Charge { charge, tag, scope } = entry;
+        let Charge { bytes: charge, tag, scope } = entry;
         if refused {
             self.core.confirm(shard_id, charge);
             return;
@@ -89,8 +90,8 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for GlobalDeviceBudget<R> {
         stream: StreamId,
         tag: AllocTag,
     ) -> ResourceResult<DeviceBlock> {
-        let charge = self.inner.charge_for(bytes);
-        self.allocate_charged((bytes, charge), tag, move || self.inner.allocate(bytes, stream, tag))
+        let size = BlockSize { bytes, charge: self.inner.charge_for(bytes) };
+        self.allocate_charged(size, tag, move || self.inner.allocate(bytes, stream, tag))
     }
 
     #[inline]
@@ -100,14 +101,14 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for GlobalDeviceBudget<R> {
             return self.inner.deallocate(block);
         };
         let shard_id = current_shard();
-        self.core.quotas.begin(shard_id, entry.charge);
-        let in_flight = FreeInFlight { core: &self.core, shard_id, charge: entry.charge };
+        self.core.quotas.begin(shard_id, entry.bytes);
+        let in_flight = FreeInFlight { core: &self.core, shard_id, charge: entry.bytes };
         match self.inner.deallocate_with_state(&block) {
             Ok(state) => {
                 std::mem::forget(in_flight);
                 if state == BlockState::Freed {
                     self.core.charges.remove(id.ptr, id.generation);
-                    self.core.release_block(shard_id, entry.charge, entry.scope, entry.tag);
+                    self.core.release_block(shard_id, entry.bytes, entry.scope, entry.tag);
                 } else {
                     self.record_unfinished_free(shard_id, id, entry, None);
                 }
@@ -148,9 +149,9 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for GlobalDeviceBudget<R> {
         stream: StreamId,
         tag: AllocTag,
     ) -> ResourceResult<DeviceBlock> {
-        let charge = self.inner.charge_for_aligned(bytes, align);
+        let size = BlockSize { bytes, charge: self.inner.charge_for_aligned(bytes, align) };
         let call = move || self.inner.allocate_aligned(bytes, align, stream, tag);
-        self.allocate_charged((bytes, charge), tag, call)
+        self.allocate_charged(size, tag, call)
     }
 
     fn allocate_batch(
@@ -170,7 +171,8 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for GlobalDeviceBudget<R> {
         };
         let mut charges = Vec::with_capacity(sizes.len());
         for &bytes in sizes {
-            let one = self.charge_request(bytes, self.inner.charge_for(bytes), tag)?;
+            let size = BlockSize { bytes, charge: self.inner.charge_for(bytes) };
+            let one = self.charge_request(size, tag)?;
             request.charge = request.charge.saturating_add(one.charge);
             charges.push(one.charge);
         }
@@ -211,8 +213,8 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for GlobalDeviceBudget<R> {
                 accepted: "one that this budget gave".to_owned(),
             });
         }
-        let charge = self.inner.charge_for_aligned(bytes, align);
-        let mut request = self.charge_request(bytes, charge, tag)?;
+        let size = BlockSize { bytes, charge: self.inner.charge_for_aligned(bytes, align) };
+        let mut request = self.charge_request(size, tag)?;
         reservation.covers(request.charge)?;
         request.scope = reservation.scope_index();
         let mut reclaim: Option<ReclaimState> = None;
@@ -251,7 +253,7 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for GlobalDeviceBudget<R> {
             index
         };
         let tag = self.core.quotas.with_extra(shard_id, note);
-        let entry = Charge { charge, tag, scope: request.scope };
+        let entry = Charge { bytes: charge, tag, scope: request.scope };
         self.core.charges.insert(block.ptr, block.generation, entry);
         Ok(block)
     }

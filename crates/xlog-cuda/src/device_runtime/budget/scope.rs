@@ -12,7 +12,7 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 use super::core::BudgetCore;
-use super::tree::{DEVICE, ScopeIndex};
+use super::tree::{DEVICE, ScopeFigures, ScopeIndex};
 use crate::device_runtime::resource::{ResourceError, ResourceResult};
 
 /// A part of a budget with limits of its own.
@@ -113,24 +113,24 @@ impl BudgetScope {
     /// Bytes charged to it and the scopes inside, reservations included.
     #[must_use]
     pub fn used(&self) -> usize {
-        self.figures().0
+        self.figures().used
     }
 
     /// What it is guaranteed.
     #[must_use]
     pub fn soft(&self) -> usize {
-        self.figures().1
+        self.figures().soft
     }
 
     /// What it never exceeds.
     #[must_use]
     pub fn hard(&self) -> usize {
-        self.figures().2
+        self.figures().hard
     }
 
-    fn figures(&self) -> (usize, usize, usize) {
+    fn figures(&self) -> ScopeFigures {
         let figures = self.shared.core.quotas.with_scopes(|tree| tree.figures(self.shared.index));
-        figures.map_or((0, 0, 0), |figures| (figures.used, figures.soft, figures.hard))
+        figures.unwrap_or_default()
     }
 
     /// Other limits. Below what is used they take nothing away, and refuse until enough has gone.
@@ -149,7 +149,7 @@ impl BudgetScope {
 
 impl fmt::Debug for BudgetScope {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (used, soft, hard) = self.figures();
+        let ScopeFigures { used, soft, hard } = self.figures();
         f.debug_struct("BudgetScope")
             .field("name", &self.name())
             .field("used", &used)

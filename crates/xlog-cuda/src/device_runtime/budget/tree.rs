@@ -44,7 +44,7 @@ pub(crate) struct ScopeTree {
 }
 
 /// What one scope has.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct ScopeFigures {
     pub(crate) soft: usize,
     pub(crate) hard: usize,
