@@ -13,6 +13,21 @@ use super::layout::{
 /// A run of records is sealed at this size, whatever follows.
 const RUN_BYTES: usize = 64 << 10;
 
+/// What the records of one chunk have in common.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+struct ChunkKey {
+    kind: u16,
+    process: u32,
+    device: u32,
+}
+
+impl ChunkKey {
+    /// The key of a chunk that belongs to the whole file.
+    const fn of_file(kind: u16) -> Self {
+        Self { kind, process: 0, device: 0 }
+    }
+}
+
 /// Encodes records in the binary layout.
 #[derive(Debug, Default)]
 pub struct BinaryEncoder {
@@ -21,7 +36,7 @@ pub struct BinaryEncoder {
     name_count: u32,
     run: Vec<u8>,
     run_count: u32,
-    run_key: (u16, u32, u32),
+    run_key: ChunkKey,
     /// One bit for each name number already in this file.
     defined: Vec<u64>,
     streams: Vec<u32>,
@@ -89,13 +104,14 @@ impl Encoder for BinaryEncoder {
         payload.extend_from_slice(&header.epoch_unix_nanos.to_le_bytes());
         payload.extend_from_slice(&(name.len() as u16).to_le_bytes());
         payload.extend_from_slice(name);
-        put_chunk((KIND_HEADER, header.process, 0), 0, 1, &payload, out);
+        let key = ChunkKey { kind: KIND_HEADER, process: header.process, device: 0 };
+        put_chunk(key, 0, 1, &payload, out);
     }
 
     fn record(&mut self, record: &Record, names: &Names, out: &mut Vec<u8>) -> bool {
         let failed = record.error_kind != 0 || record.error_message != 0;
         let kind = if failed { KIND_FAILURES } else { KIND_RECORDS };
-        let key = (kind, record.process, record.device);
+        let key = ChunkKey { kind, process: record.process, device: record.device };
         if key != self.run_key || self.run.len() >= RUN_BYTES || self.names.len() >= RUN_BYTES {
             self.seal(out);
             self.run_key = key;
@@ -117,12 +133,13 @@ impl Encoder for BinaryEncoder {
 
     fn seal(&mut self, out: &mut Vec<u8>) {
         if self.name_count > 0 {
-            put_chunk((KIND_NAMES, 0, 0), 0, self.name_count, &self.names, out);
+            put_chunk(ChunkKey::of_file(KIND_NAMES), 0, self.name_count, &self.names, out);
             self.names.clear();
             self.name_count = 0;
         }
         if self.run_count > 0 {
-            let size = if self.run_key.0 == KIND_FAILURES { FAILURE_BYTES } else { RECORD_BYTES };
+            let size =
+                if self.run_key.kind == KIND_FAILURES { FAILURE_BYTES } else { RECORD_BYTES };
             put_chunk(self.run_key, size as u16, self.run_count, &self.run, out);
             self.run.clear();
             self.run_count = 0;
@@ -134,17 +151,12 @@ impl Encoder for BinaryEncoder {
         let mut payload = [0u8; 16];
         payload[..8].copy_from_slice(&written.to_le_bytes());
         payload[8..].copy_from_slice(&dropped.to_le_bytes());
-        put_chunk((KIND_TALLY, 0, 0), 0, 1, &payload, out);
+        put_chunk(ChunkKey::of_file(KIND_TALLY), 0, 1, &payload, out);
     }
 }
 
-fn put_chunk(
-    (kind, process, device): (u16, u32, u32),
-    record_bytes: u16,
-    count: u32,
-    payload: &[u8],
-    out: &mut Vec<u8>,
-) {
+fn put_chunk(key: ChunkKey, record_bytes: u16, count: u32, payload: &[u8], out: &mut Vec<u8>) {
+    let ChunkKey { kind, process, device } = key;
     let frame = Frame {
         kind,
         record_bytes,

@@ -20,8 +20,15 @@ use crate::record::Record;
 
 const WRITE_BYTES: u64 = 256 << 10;
 
-/// Whether the last attempt failed, and how: none when nothing was attempted.
-pub(super) type State = Option<Option<(io::ErrorKind, String)>>;
+/// How the last attempt to write went.
+#[derive(Debug, Default)]
+pub(super) enum LastWrite {
+    /// There was none.
+    #[default]
+    None,
+    Succeeded,
+    Failed(io::ErrorKind, String),
+}
 
 /// What happened since the last time it was asked.
 #[derive(Debug, Default)]
@@ -30,7 +37,7 @@ pub(super) struct WriteCounts {
     pub(super) dropped: u64,
     pub(super) left_out: u64,
     pub(super) errors: u64,
-    pub(super) state: State,
+    pub(super) last_write: LastWrite,
 }
 
 pub(super) struct Output {
@@ -127,7 +134,7 @@ impl Output {
                 self.size += self.buffer.len() as u64;
                 self.in_file += self.pending;
                 self.counts.written += self.pending;
-                self.counts.state = Some(None);
+                self.counts.last_write = LastWrite::Succeeded;
             }
             Err(error) => {
                 self.counts.dropped += self.pending;
@@ -250,7 +257,7 @@ impl Output {
                 )),
             }
         }
-        self.counts.state = Some(Some((error.kind(), text)));
+        self.counts.last_write = LastWrite::Failed(error.kind(), text);
     }
 }
 

@@ -13,7 +13,7 @@ use rtrb::Consumer;
 use super::config::RecorderConfig;
 use super::exit;
 use super::intern;
-use super::output::Output;
+use super::output::{LastWrite, Output};
 use super::rings::RecorderShared;
 use crate::names::{NameId, Names};
 use crate::record::Record;
@@ -109,8 +109,10 @@ impl Writer {
         self.shared.dropped_io.fetch_add(counts.dropped, Ordering::Relaxed);
         self.shared.left_out.fetch_add(counts.left_out, Ordering::Relaxed);
         self.shared.io_errors.fetch_add(counts.errors, Ordering::Relaxed);
-        if let Some(error) = counts.state {
-            self.shared.set_error(error);
+        match counts.last_write {
+            LastWrite::None => {}
+            LastWrite::Succeeded => self.shared.set_error(None),
+            LastWrite::Failed(kind, text) => self.shared.set_error(Some((kind, text))),
         }
     }
 }
