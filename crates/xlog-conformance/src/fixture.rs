@@ -11,8 +11,8 @@ use xlog_cuda::device_runtime::{
 use xlog_cuda::driver::{DriverError, Gate};
 use xlog_cuda::{CudaDevice, DeviceStream, XlogError};
 
-use crate::BoxedResource;
 use crate::forwarding::Below;
+use crate::{BoxedResource, Built};
 
 /// Longer than any honest call on a loaded machine.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -139,11 +139,8 @@ pub(crate) struct Fixture {
 }
 
 impl Fixture {
-    pub(crate) fn new(
-        device: &Arc<CudaDevice>,
-        pool: &Arc<StreamPool>,
-        (resource, below): (BoxedResource, Option<Below>),
-    ) -> Self {
+    pub(crate) fn new(device: &Arc<CudaDevice>, pool: &Arc<StreamPool>, built: Built) -> Self {
+        let Built { resource, below } = built;
         Self { device: device.clone(), pool: pool.clone(), resource, below }
     }
 

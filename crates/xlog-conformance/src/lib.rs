@@ -233,8 +233,8 @@ impl<F: Build> Suite<F> {
         }
         let races = device.races().len();
         let pool = Arc::new(StreamPool::new(device.clone(), STREAMS));
-        let Built { resource, below } = self.build.build(device, &pool);
-        let fixture = Fixture::new(device, &pool, (resource, below));
+        let built = self.build.build(device, &pool);
+        let fixture = Fixture::new(device, &pool, built);
         // On a thread that a seeded device schedules, so that it can prove a wait that never ends.
         let outcome = fixture.threads(vec![Box::new(|| {
             (check.run)(&fixture)?;

@@ -12,7 +12,7 @@ use xlog_driver::{
 
 use crate::detector::{HostEnd, Revoked};
 use crate::device::SimDevice;
-use crate::engine::{check_alive, gather, scatter};
+use crate::engine::{Target, check_alive, gather, scatter};
 use crate::faults::Call;
 use crate::memory::{BLOCK_ALIGN, Backing, Owner, RegionKind, round_up};
 use crate::op::{GateState, Label, OpKind};
@@ -368,7 +368,7 @@ impl Driver for SimDevice {
         let label = Label::Fixed("copy_dtoh");
         let sequence = self.push(&mut state, stream, label, OpKind::CopyOut, vec![source]);
         let ready = |state: &mut State| state.is_copy_out_ready(stream.number(), sequence);
-        let target = (stream.number(), sequence);
+        let target = Target { stream: stream.number(), sequence };
         let mut state = match self.shared.wait(state, self.ordinal(), call, target, ready) {
             Ok(state) => state,
             Err(error) => {

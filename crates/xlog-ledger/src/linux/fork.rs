@@ -9,6 +9,7 @@
 use std::cell::RefCell;
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -17,8 +18,8 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 struct Inherited {
     number: u64,
     descriptors: Vec<RawFd>,
-    start: usize,
-    length: usize,
+    /// The mapped addresses.
+    mapped: Range<usize>,
 }
 
 #[derive(Debug, Default)]
@@ -70,12 +71,12 @@ impl Table {
     pub(super) fn register<'a>(
         &mut self,
         files: impl IntoIterator<Item = &'a File>,
-        (start, length): (usize, usize),
+        mapped: Range<usize>,
     ) -> Registration {
         self.made += 1;
         let number = self.made;
         let descriptors = files.into_iter().map(AsRawFd::as_raw_fd).collect();
-        self.entries.push(Inherited { number, descriptors, start, length });
+        self.entries.push(Inherited { number, descriptors, mapped });
         Registration { number }
     }
 }
@@ -123,8 +124,8 @@ impl Inherited {
         }
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
-        let start = std::ptr::without_provenance_mut(self.start);
+        let start = std::ptr::without_provenance_mut(self.mapped.start);
         // SAFETY: exactly the range of a registered ledger's mapping is replaced by zeroes, which are valid atomics.
-        unsafe { libc::mmap(start, self.length, protection, flags, -1, 0) };
+        unsafe { libc::mmap(start, self.mapped.len(), protection, flags, -1, 0) };
     }
 }

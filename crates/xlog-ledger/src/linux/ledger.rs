@@ -332,7 +332,7 @@ fn open_registered(config: &LedgerConfig) -> LedgerResult<(OpenFile, Mapping, Re
     let mapping = Mapping::of_file(&opened.file, opened.header.slots)
         .map_err(|error| failed(&opened.path, "map", error))?;
     let files = opened.claims.files().chain([&opened.file]);
-    let registration = table.register(files, mapping.extent());
+    let registration = table.register(files, mapping.addresses());
     Ok((opened, mapping, registration))
 }
 

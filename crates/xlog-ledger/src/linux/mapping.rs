@@ -7,6 +7,7 @@
 use std::fs::File;
 use std::io;
 use std::mem::{offset_of, size_of};
+use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -116,9 +117,10 @@ impl Mapping {
         Ok(Self { pages: Pages::map(length, Some(file))?, slots })
     }
 
-    /// Address and length.
-    pub(super) fn extent(&self) -> (usize, usize) {
-        (self.pages.start.addr().get(), self.pages.length)
+    /// The mapped addresses.
+    pub(super) fn addresses(&self) -> Range<usize> {
+        let start = self.pages.start.addr().get();
+        start..start + self.pages.length
     }
 
     /// The header's words.

@@ -45,6 +45,20 @@ impl std::fmt::Debug for SharedMachine {
 
 pub(crate) type Guard<'a> = MutexGuard<'a, State>;
 
+/// An operation that a host thread waits for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Target {
+    /// The number of its stream.
+    pub(crate) stream: u64,
+    pub(crate) sequence: u64,
+}
+
+impl Target {
+    fn of(marker: &Marker) -> Self {
+        Self { stream: marker.stream.number(), sequence: marker.sequence }
+    }
+}
+
 impl SharedMachine {
     pub(crate) fn new(config: SimConfig, machine: u64) -> Arc<Self> {
         let state = State::new(&config, machine);
@@ -92,7 +106,7 @@ impl SharedMachine {
         Ok(state)
     }
 
-    /// Waits until `ready` says yes, for what `target` stands for: a stream, and the operation of it that must get done.
+    /// Waits until `ready` returns true, which needs the operation `target` to complete.
     ///
     /// Where a deadlock cannot be proven, it is assumed when nothing that the target depends on has moved for the
     /// configured patience, and none of it runs or needs only its turn.
@@ -101,7 +115,7 @@ impl SharedMachine {
         mut state: Guard<'a>,
         ordinal: u32,
         call: Call,
-        target: (u64, u64),
+        target: Target,
         mut ready: impl FnMut(&mut State) -> bool,
     ) -> DriverResult<Guard<'a>> {
         let mut since: Option<(u64, Instant)> = None;
@@ -157,7 +171,7 @@ impl SharedMachine {
         call: Call,
         marker: &Marker,
     ) -> DriverResult<Guard<'a>> {
-        let target = (marker.stream.number(), marker.sequence);
+        let target = Target::of(marker);
         let mut state = self.wait(state, ordinal, call, target, |_| marker.is_done())?;
         check_alive(&state, ordinal, call)?;
         if let Some(point) = marker.reached.get() {
@@ -258,11 +272,11 @@ impl State {
 
     /// How the work stands that an operation of a stream depends on: the work ahead of it there, and, where that waits
     /// for a point of another stream, what is ahead of that.
-    fn way_to(&self, target: (u64, u64)) -> Way {
+    fn way_to(&self, target: Target) -> Way {
         let mut way = Way { moved: 0, goes_on: false };
         let mut upto: BTreeMap<u64, u64> = BTreeMap::new();
         let mut open = vec![target];
-        while let Some((handle, sequence)) = open.pop() {
+        while let Some(Target { stream: handle, sequence }) = open.pop() {
             let looked_at = upto.get(&handle).copied();
             let Some(stream) = self.streams.get(&handle) else {
                 continue;
@@ -280,7 +294,7 @@ impl State {
                 if let OpKind::Wait(marker) = &op.kind
                     && !marker.is_done()
                 {
-                    open.push((marker.stream.number(), marker.sequence));
+                    open.push(Target::of(marker));
                 }
             }
         }

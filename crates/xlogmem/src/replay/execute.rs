@@ -230,11 +230,9 @@ impl Replay<'_> {
         slot.turns += 1;
         let outcome = &mut worker.outcome;
         let (called, action, bytes) = match operation.what {
-            What::Allocate { bytes, align, tag } => (
-                self.allocate(operation, (bytes, align, tag), slot, outcome),
-                "allocate",
-                Some(bytes),
-            ),
+            What::Allocate { bytes, align, .. } => {
+                (self.allocate(operation, bytes, align, slot, outcome), "allocate", Some(bytes))
+            }
             What::Free => (self.free(operation, slot, outcome), "free", None),
             What::Prepare(access) => {
                 let call = |id, stream| self.resource.prepare_block_use(id, stream, access);
@@ -276,7 +274,8 @@ impl Replay<'_> {
     fn allocate(
         &self,
         operation: &Operation,
-        (bytes, align, _): (u64, u32, u32),
+        bytes: u64,
+        align: u32,
         slot: &mut Slot,
         outcome: &mut Outcome,
     ) -> std::result::Result<(), ResourceError> {

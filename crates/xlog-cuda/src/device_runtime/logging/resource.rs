@@ -222,7 +222,7 @@ impl<R: DeviceMemoryResource> LoggingResource<R> {
     fn log_use(
         &self,
         action: LogAction,
-        (block, stream, access): (BlockId, StreamId, Option<Access>),
+        used: BlockUse,
         call: impl FnOnce() -> ResourceResult<()>,
     ) -> ResourceResult<()> {
         if !self.logs_uses {
@@ -231,9 +231,9 @@ impl<R: DeviceMemoryResource> LoggingResource<R> {
         let (order, start) = (self.order.next(), clock::now());
         let result = call();
         let about = RecordFields {
-            stream: Some(stream),
-            block: Some((block.ptr, block.generation)),
-            access,
+            stream: Some(used.stream),
+            block: Some((used.block.ptr, used.block.generation)),
+            access: used.access,
             ..RecordFields::NOTHING
         };
         self.log(action, order, Self::ended(start), about, &result);
@@ -273,6 +273,15 @@ impl<R: DeviceMemoryResource> LoggingResource<R> {
 struct Call {
     began: u64,
     took: u64,
+}
+
+/// A use of a block on a stream.
+#[derive(Clone, Copy)]
+struct BlockUse {
+    block: BlockId,
+    stream: StreamId,
+    /// `None` for work of unknown access.
+    access: Option<Access>,
 }
 
 /// What a record is about.
@@ -409,9 +418,8 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for LoggingResource<R> {
 
     fn record_block_use(&self, block: &DeviceBlock, use_stream: StreamId) -> ResourceResult<()> {
         let id = BlockId::from_block(block);
-        self.log_use(LogAction::UseFinish, (id, use_stream, None), || {
-            self.inner.record_block_use(block, use_stream)
-        })
+        let used = BlockUse { block: id, stream: use_stream, access: None };
+        self.log_use(LogAction::UseFinish, used, || self.inner.record_block_use(block, use_stream))
     }
 
     fn prepare_block_use(
@@ -420,7 +428,8 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for LoggingResource<R> {
         use_stream: StreamId,
         access: Access,
     ) -> ResourceResult<()> {
-        self.log_use(LogAction::UsePrepare, (block, use_stream, Some(access)), || {
+        let used = BlockUse { block, stream: use_stream, access: Some(access) };
+        self.log_use(LogAction::UsePrepare, used, || {
             self.inner.prepare_block_use(block, use_stream, access)
         })
     }
@@ -431,7 +440,8 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for LoggingResource<R> {
         use_stream: StreamId,
         access: Access,
     ) -> ResourceResult<()> {
-        self.log_use(LogAction::UseFinish, (block, use_stream, Some(access)), || {
+        let used = BlockUse { block, stream: use_stream, access: Some(access) };
+        self.log_use(LogAction::UseFinish, used, || {
             self.inner.finish_block_use(block, use_stream, access)
         })
     }
