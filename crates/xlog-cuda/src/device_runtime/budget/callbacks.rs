@@ -1,4 +1,7 @@
-//! Functions that are called, in the order they were registered, with no lock held.
+//! Registered functions: pressure functions and refusal functions.
+//!
+//! Invariants: functions run in the order of their registration, and no lock is held while one runs. A function that asks a budget
+//! for memory calls no functions again.
 
 use std::cell::Cell;
 use std::fmt;
@@ -48,7 +51,7 @@ impl<E: 'static> Callbacks<E> {
         self.0.lock().functions.iter().map(|(_, function)| function.clone()).collect()
     }
 
-    /// The functions, unless this thread is inside one of a budget already.
+    /// Returns the functions; none if this thread already runs one of a budget.
     pub(crate) fn outermost(&self) -> Vec<Callback<E>> {
         if INSIDE.get() { Vec::new() } else { self.functions() }
     }
@@ -58,8 +61,7 @@ thread_local! {
     static INSIDE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Runs `body` so that what it asks of budgets calls no functions again. Its waits are its own: they spend nothing of the deadline of
-/// the call that it runs in.
+/// Runs `body`, whose own requests call no functions. Its waits do not count against the deadline of the surrounding call.
 pub(crate) fn inside<T>(body: impl FnOnce() -> T) -> T {
     struct Restore(bool);
     impl Drop for Restore {
@@ -72,14 +74,14 @@ pub(crate) fn inside<T>(body: impl FnOnce() -> T) -> T {
     body()
 }
 
-/// A registered function; it is called until this is dropped.
+/// A registered function. Dropping this ends the registration.
 #[must_use = "dropping the registration ends it; `forever` keeps it"]
 pub struct Registration {
     remove: Option<Box<dyn FnOnce() + Send + Sync>>,
 }
 
 impl Registration {
-    /// The function stays for as long as its budget.
+    /// Keeps the function registered for the lifetime of its budget.
     pub fn forever(mut self) {
         self.remove = None;
     }

@@ -1,8 +1,12 @@
-//! What each block was charged, by the identity that the resource below gave it.
+//! The charge of each block, by the identity that the resource below gave it.
 //!
-//! Where no two blocks below share a slot ([`DeviceMemoryResource::places_blocks`]) a charge is a few plain words in a slot,
-//! written before the block is handed out and left there: what is read matters only if the resource below then accepts the free,
-//! and it does so only for the block the charge was written for. Elsewhere charges are in a map.
+//! If the resource below gives each live block a slot of its own ([`DeviceMemoryResource::places_blocks`]), the charge is a few
+//! plain words in that slot. Otherwise charges are in a map.
+//!
+//! Invariant: the words are written before the block is handed out and never cleared. A reader uses them only if the resource below
+//! then accepts the free, which it does only for the block that they were written for.
+//!
+//! It does not add charges up: that is the quotas' work.
 //!
 //! [`DeviceMemoryResource::places_blocks`]: crate::device_runtime::resource::DeviceMemoryResource::places_blocks
 
@@ -20,7 +24,7 @@ const CHUNK: usize = 1 << CHUNK_BITS;
 const CHUNKS: usize = 1 << (SLOT_BITS - CHUNK_BITS);
 const MAPS: usize = 16;
 
-/// What a block costs and whom.
+/// The charge of a block: its bytes, its tag and its scope.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Charge {
     pub(crate) bytes: usize,
@@ -28,8 +32,8 @@ pub(crate) struct Charge {
     pub(crate) scope: ScopeIndex,
 }
 
-/// Threads have slots in rows of 16. So aligned, the charges of a row share no cache line with others, nor the one that is fetched
-/// along with it.
+/// Slots of one chunk. Threads own slots in runs of 16, so this alignment keeps the charges of two threads out of one pair of cache
+/// lines.
 #[derive(Debug)]
 #[repr(align(128))]
 pub(crate) struct ChargeChunk([ChargeSlot; CHUNK]);
@@ -50,10 +54,10 @@ pub(crate) enum ChargeTable {
     ByAddress(Box<[Map; MAPS]>),
 }
 
-/// Made when the first of its slots is used.
+/// A chunk, allocated when its first slot is used.
 type Chunk = OnceLock<Box<ChargeChunk>>;
 
-/// Records by address and generation.
+/// Charges by address and generation.
 pub(crate) type Map = Mutex<HashMap<(u64, Generation), Charge>>;
 
 impl ChargeTable {
@@ -65,7 +69,7 @@ impl ChargeTable {
         }
     }
 
-    /// Remembers a block that is about to be handed out.
+    /// Stores the charge of a block that is about to be handed out.
     #[inline(always)]
     pub(crate) fn insert(&self, ptr: u64, generation: Generation, charge: Charge) {
         match self {
@@ -84,7 +88,7 @@ impl ChargeTable {
         }
     }
 
-    /// What a block was charged; `None` for one that did not come from this budget.
+    /// Returns the charge of a block; `None` if the block did not come from this budget.
     #[inline(always)]
     pub(crate) fn find(&self, ptr: u64, generation: Generation) -> Option<Charge> {
         match self {
@@ -105,7 +109,7 @@ impl ChargeTable {
         }
     }
 
-    /// Forgets a block that was returned.
+    /// Removes the charge of a returned block.
     #[inline(always)]
     pub(crate) fn remove(&self, ptr: u64, generation: Generation) {
         if let Self::ByAddress(maps) = self {
@@ -125,7 +129,7 @@ fn new_chunk() -> Box<ChargeChunk> {
     }
 }
 
-/// By way of a list: so large an array must not go over the stack.
+/// Boxes an array by way of a list: the array is too large for the stack.
 fn boxed<T, const N: usize>(new: fn() -> T) -> Box<[T; N]> {
     let list: Box<[T]> = std::iter::repeat_with(new).take(N).collect();
     list.try_into().unwrap_or_else(|_| Box::new(std::array::from_fn(|_| new())))

@@ -1,4 +1,9 @@
-//! Charges around the calls that allocate: taken before, set right or given back after.
+//! Allocation under a budget: charge first, call the resource below, then confirm, correct or release the charge.
+//!
+//! Invariants: a charge in flight is counted as used until its call returns, and a panic below releases it. No lock is held while
+//! the resource below is called.
+//!
+//! It does not decide what fits: see `quota`. It does not free memory for a request: see `reclaim`.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -17,7 +22,7 @@ use crate::device_runtime::resource::{
 };
 use crate::device_wait;
 
-/// How often a block that is larger than was announced is asked for again.
+/// Attempts to allocate a block that comes back larger than announced.
 const MAX_ATTEMPTS: u32 = 4;
 
 /// The size of a requested block, and what it is charged.
@@ -27,7 +32,7 @@ pub(super) struct BlockSize {
     pub(super) charge: usize,
 }
 
-/// A charge whose inner call is under way. Dropped by a panic below, it gives the charge back.
+/// A charge whose inner call is in progress. A panic below drops it, which releases the charge.
 struct ChargeInFlight<'a> {
     core: &'a BudgetCore,
     shard_id: ShardId,
@@ -43,12 +48,12 @@ impl Drop for ChargeInFlight<'_> {
     }
 }
 
-/// How an inner call went.
+/// The outcome of an inner call.
 pub(super) enum Outcome<B> {
     Allocated(B),
-    /// With what budgets below have waited before there was a deadline.
+    /// The error, and the time that budgets below waited before this call had a deadline.
     Failed(ResourceError, Duration),
-    /// The block was larger than announced and did not fit: it would have been this.
+    /// The block was larger than announced and did not fit; this is its charge.
     Larger(usize),
 }
 
@@ -101,7 +106,7 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
             tag: index,
             blocks: 1,
         };
-        // What would wait for the device comes back here as a failure, and has a deadline then.
+        // A wait for the device is deferred: the call fails instead, and the slow path repeats it under a deadline.
         let deferred = device_wait::defer();
         match call() {
             Ok(block) if block.bytes <= charge => {
@@ -125,7 +130,7 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
         }
     }
 
-    /// From the balance, or after reclaiming, and after what has failed.
+    /// Slow path: charges from the balance, or reclaims first. `failed` is the outcome of the fast path, if it got that far.
     #[cold]
     #[inline(never)]
     fn allocate_charged_slow(
@@ -139,7 +144,7 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
         self.allocate_with_reclaim(&request, None, failed, call, |_| request.charge)
     }
 
-    /// Takes, calls, and makes room below while there is a way to.
+    /// Charges and calls the resource below, and reclaims between attempts until a step is left.
     pub(super) fn allocate_with_reclaim<B: Blocks>(
         &self,
         request: &ChargeRequest,
@@ -150,7 +155,7 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
     ) -> ResourceResult<B> {
         let shard_id = current_shard();
         let mut request = *request;
-        // The budget's own policy, unless the caller has one; asked for when it is needed.
+        // The caller's policy, or else the budget's own, which is read only if it is needed.
         let policy = || policy.cloned().unwrap_or_else(|| self.core.policy());
         let mut reclaim: Option<ReclaimState> = None;
         let mut failed = failed;
@@ -196,7 +201,7 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
         }
     }
 
-    /// True for what reaping, trimming and pressure may help against.
+    /// Returns whether reaping, trimming or pressure functions may help against an error.
     pub(super) fn is_shortage(&self, error: &ResourceError) -> bool {
         match error {
             ResourceError::OutOfMemory { .. } => true,
@@ -205,7 +210,7 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
         }
     }
 
-    /// Records what was given; takes what it is larger than announced, or returns it.
+    /// Stores the charges of allocated blocks. Charges what exceeds the announced size; if that does not fit, frees the blocks.
     #[cold]
     fn record_charges<B: Blocks>(
         &self,
@@ -226,7 +231,7 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
             let name = self.core.names.name(tag as usize);
             let request = ChargeRequest { charge: extra, scope, tag: name, blocks: 0 };
             if self.core.charge_audited(shard_id, &request).is_err() {
-                // Recorded, so that the free releases what was charged, whenever it completes.
+                // Stored, so that the free releases the charge whenever it completes.
                 std::mem::forget(in_flight);
                 let mut left = charge;
                 let count = charges.len();
@@ -248,7 +253,7 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
             self.core.charges.insert(block.ptr, block.generation, entry);
         }
         if charge > real {
-            // It was asked for again with the size of a larger block.
+            // The request was repeated with the size of a larger block than it got.
             self.core.confirm(shard_id, real);
             self.core.release(shard_id, charge - real, scope, tag, 0);
         } else {

@@ -1,4 +1,6 @@
-//! The books of a budget: what a handle, a scope or a reservation reaches without the resource below.
+//! The shared state of a budget, which handles, scopes and reservations reach without the resource below.
+//!
+//! It joins the quotas, the charges of blocks, the tags and the scopes. It does not call the resource below.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -26,9 +28,9 @@ pub(crate) struct BudgetCore {
     pub(crate) quotas: ThreadQuotas<TagCounts, SHARDS>,
     pub(crate) names: TagNames,
     pub(crate) charges: ChargeTable,
-    /// What the balance says, to be read without it.
+    /// A copy of the balance's limit that is read without its lock.
     limit: AtomicUsize,
-    /// The limit as the resource below knows it, for what it takes from the card. It ends with the budget.
+    /// The cap that the resource below obeys for physical memory. It ends with the budget.
     cap: Weak<PhysicalCap>,
     pub(crate) scope_names: Mutex<HashMap<ScopeIndex, Arc<str>>>,
     pub(crate) policy: Mutex<OomPolicy>,
@@ -39,13 +41,13 @@ pub(crate) struct BudgetCore {
     pub(crate) queue: WaitQueue,
 }
 
-/// Whom a charge is for.
+/// A charge to make: its bytes, its scope and its tag.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ChargeRequest {
     pub(crate) charge: usize,
     pub(crate) scope: ScopeIndex,
     pub(crate) tag: AllocTag,
-    /// 0 for what only sets bytes aside.
+    /// 0 for a reservation.
     pub(crate) blocks: u32,
 }
 
@@ -74,7 +76,7 @@ impl BudgetCore {
         self.limit.load(Ordering::Relaxed)
     }
 
-    /// Another limit; returns by how much it is exceeded.
+    /// Sets the limit. Returns the bytes that are charged above it.
     pub(crate) fn set_limit(&self, limit: usize) -> usize {
         let cap = self.cap.upgrade();
         let over = self.quotas.set_limit(limit, || {
@@ -87,7 +89,7 @@ impl BudgetCore {
         over
     }
 
-    /// Takes a charge of one block out of this thread's own credit, outside all scopes; it is in flight.
+    /// Charges one block to this thread's own credit, outside all scopes. The charge is in flight.
     #[inline(always)]
     pub(crate) fn try_charge_own(
         &self,
@@ -102,7 +104,7 @@ impl BudgetCore {
         })
     }
 
-    /// Takes a charge from this thread's shard or the balance; it is in flight. `None` declines: other shards may have the bytes.
+    /// Charges this thread's shard or the balance. The charge is in flight. `None` declines: other shards may have the bytes.
     pub(crate) fn try_charge(
         &self,
         shard_id: ShardId,
@@ -112,7 +114,7 @@ impl BudgetCore {
         self.quotas.try_charge(shard_id, request.charge, request.scope, note)
     }
 
-    /// Takes a charge out of everything that is free, wherever it is; it is in flight.
+    /// Charges in an audit, out of the credit of all shards and the balance. The charge is in flight.
     pub(crate) fn charge_audited(
         &self,
         shard_id: ShardId,
@@ -122,7 +124,8 @@ impl BudgetCore {
         self.quotas.charge_audited(shard_id, request.charge, request.scope, note)
     }
 
-    /// Releases what is `freed` of the pending blocks, then [`BudgetCore::charge_audited`]. A deficit comes with the pending blocks of its instant.
+    /// Releases the pending blocks that are in `freed`, then charges as [`BudgetCore::charge_audited`] does. An error has the
+    /// pending blocks of the same audit.
     pub(crate) fn charge_after_release(
         &self,
         shard_id: ShardId,
@@ -153,14 +156,14 @@ impl BudgetCore {
         self.quotas.audit(|shards, _| pending(shards))
     }
 
-    /// Releases what is `freed` of the pending blocks.
+    /// Releases the pending blocks that are in `freed`.
     pub(crate) fn release_freed(&self, freed: &Freed) {
         if self.quotas.audit(|shards, balance| release_pending(shards, balance, freed)) {
             self.queue.wake();
         }
     }
 
-    /// [`BudgetCore::release_freed`] of this thread's shard alone.
+    /// [`BudgetCore::release_freed`] for this thread's shard alone.
     pub(crate) fn release_own_freed(&self, shard_id: ShardId, freed: &Freed) {
         let remove_ended = |tag_counts: &mut TagCounts| {
             let gone = tag_counts.remove_freed(freed);
@@ -178,13 +181,13 @@ impl BudgetCore {
         tag
     }
 
-    /// What was in flight is charged as before.
+    /// Ends an operation in flight; its bytes stay charged.
     #[inline(always)]
     pub(crate) fn confirm(&self, shard_id: ShardId, charge: usize) {
         self.quotas.end(shard_id, charge);
     }
 
-    /// What was in flight, a block, is free.
+    /// Ends an operation in flight on one block, and releases its bytes.
     #[inline(always)]
     pub(crate) fn release_block(
         &self,
@@ -199,7 +202,7 @@ impl BudgetCore {
         }
     }
 
-    /// What was in flight is free.
+    /// Ends an operation in flight, and releases its bytes.
     #[cold]
     #[inline(never)]
     pub(crate) fn release(
@@ -216,7 +219,7 @@ impl BudgetCore {
         }
     }
 
-    /// The books as they are, and the room for a request.
+    /// The sums of an audit, and the room for a request.
     pub(crate) fn snapshot(&self, charge: usize, scope: ScopeIndex) -> AuditSnapshot {
         self.quotas.snapshot(charge, scope)
     }
@@ -245,7 +248,7 @@ impl BudgetCore {
         let mut scopes = Vec::new();
         let mut names = self.scope_names.lock();
         self.quotas.with_scopes(|tree| {
-            // A scope that was left open by nobody and has no bytes is gone.
+            // The tree drops a closed scope with its last byte.
             names.retain(|&index, name| match tree.figures(index) {
                 Some(figures) => {
                     scopes.push(ScopeUsage {

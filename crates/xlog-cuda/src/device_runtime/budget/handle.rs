@@ -11,7 +11,7 @@ use super::scope::BudgetScope;
 use super::tree::DEVICE;
 use crate::device_runtime::resource::ResourceResult;
 
-/// A holder of a budget's books. Cheap to clone; it does not keep the resource.
+/// A handle on a budget's state. Cheap to clone; it does not keep the resource alive.
 #[derive(Clone)]
 pub struct BudgetHandle {
     core: Arc<BudgetCore>,
@@ -28,7 +28,8 @@ impl BudgetHandle {
         self.core.limit()
     }
 
-    /// Another limit. Below what is charged it takes nothing away: it refuses until enough has gone, and tells the pressure functions.
+    /// Sets the limit. A limit below what is charged frees nothing: requests are refused until enough is released, and pressure
+    /// functions are called.
     pub fn set_limit(&self, bytes: usize) {
         let over = self.core.set_limit(bytes);
         if over == 0 {
@@ -40,7 +41,7 @@ impl BudgetHandle {
         }
     }
 
-    /// Bytes charged: blocks until they are free, reservations, and operations under way.
+    /// Bytes charged: blocks until they are free, reservations, and operations in flight.
     #[must_use]
     pub fn reserved_bytes(&self) -> usize {
         self.core.snapshot(0, DEVICE).charged
@@ -64,13 +65,13 @@ impl BudgetHandle {
         self.core.queue.len()
     }
 
-    /// How far requests go before they are refused.
+    /// The policy that requests follow before they are refused.
     #[must_use]
     pub fn policy(&self) -> OomPolicy {
         self.core.policy()
     }
 
-    /// Another policy, from the next request on.
+    /// Sets the policy, from the next request on.
     pub fn set_policy(&self, policy: OomPolicy) {
         *self.core.policy.lock() = policy;
     }
@@ -114,7 +115,7 @@ impl BudgetHandle {
         self.core.last_oom.lock().clone()
     }
 
-    /// Asks `hook` for what other processes hold whenever a report is written.
+    /// Sets the hook that reports call for what other processes hold.
     pub fn set_other_use(&self, hook: impl Fn() -> Option<OtherUse> + Send + Sync + 'static) {
         *self.core.other_use.lock() = Some(Arc::new(hook));
     }
@@ -141,7 +142,7 @@ mod tests {
 
     const MIB: usize = 1 << 20;
 
-    /// Two changes at a time leave limit and cap those of one of them: no reader sees one change without the other.
+    /// Of two concurrent changes, limit and cap end with the values of the same one.
     #[test]
     fn a_limit_and_its_cap_change_at_the_same_instant() {
         let device = Arc::new(CudaDevice::open("sim").unwrap());

@@ -1,4 +1,6 @@
-//! Operations whose result is open, counted by the threads that run them.
+//! Bytes of operations whose result is open, counted by the threads that run them.
+//!
+//! Invariant: an audit may count an operation as in flight for longer than it was, never for a shorter time.
 
 use super::primitive::{AtomicUsize, Ordering};
 
@@ -6,14 +8,13 @@ use super::primitive::{AtomicUsize, Ordering};
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct ShardId {
     pub(crate) index: usize,
-    /// Other threads may have it too.
+    /// Whether other threads use it too.
     pub(crate) shared: bool,
 }
 
-/// Bytes of operations that began and that ended; what is between is in flight. Both wrap.
+/// Bytes of operations that began and of those that ended. The difference is in flight. Both wrap.
 ///
-/// A shard of one thread has one writer, so plain loads and stores do. An audit may see an operation as in flight a little longer than it
-/// was, never shorter: it reads the ends first.
+/// A shard of one thread has one writer, so plain loads and stores suffice. An audit reads the ends first.
 #[derive(Debug)]
 pub(crate) struct InFlight {
     begun: AtomicUsize,

@@ -1,4 +1,4 @@
-//! The limit that rules where several are set.
+//! The effective limit where several are set: the smallest.
 
 use std::fmt;
 
@@ -10,7 +10,7 @@ pub enum LimitSource {
     Configuration,
     /// What processes that share the card have agreed on.
     Ledger,
-    /// What the driver says that may be taken.
+    /// What the driver reports as available.
     Driver,
     /// The memory of the device, less a reserve.
     DeviceReserve,
@@ -27,7 +27,7 @@ impl fmt::Display for LimitSource {
     }
 }
 
-/// The least of several limits, and which one it is.
+/// The smallest of several limits, and its source.
 ///
 /// ```
 /// use xlog_cuda::device_runtime::{EffectiveLimit, LimitSource};
@@ -50,20 +50,20 @@ impl EffectiveLimit {
         Self { limits: vec![(LimitSource::DeviceReserve, total.saturating_sub(reserve))] }
     }
 
-    /// Only what is configured.
+    /// The configured limit alone.
     #[must_use]
     pub fn configured(bytes: usize) -> Self {
         Self { limits: vec![(LimitSource::Configuration, bytes)] }
     }
 
-    /// With one more limit, where there is one.
+    /// Adds a limit, if there is one.
     #[must_use]
     pub fn and(mut self, source: LimitSource, bytes: Option<usize>) -> Self {
         self.limits.extend(bytes.map(|bytes| (source, bytes)));
         self
     }
 
-    /// Of equal ones the first rules.
+    /// Of equal limits the first one rules.
     fn ruling(&self) -> (LimitSource, usize) {
         let least = self.limits.iter().min_by_key(|(_, bytes)| *bytes);
         least.copied().unwrap_or((LimitSource::Configuration, usize::MAX))
@@ -75,7 +75,7 @@ impl EffectiveLimit {
         self.ruling().1
     }
 
-    /// Where it comes from.
+    /// The source of the limit.
     #[must_use]
     pub fn ruled_by(&self) -> LimitSource {
         self.ruling().0

@@ -1,14 +1,15 @@
 //! One limit per device that really holds.
 //!
-//! [`GlobalDeviceBudget`] stands over any resource and meters what blocks are charged. Exactly the limit succeeds; users on any
-//! number of threads never exceed it together, and nothing is refused that would have fitted at every instant of the call. What a
-//! block was charged is known by its identity alone. A charge ends when the resource below says that the block is free.
+//! [`GlobalDeviceBudget`] wraps any resource and meters what blocks are charged. Invariants:
+//! - The threads that share a budget never exceed its limit together; a request for exactly what is left succeeds.
+//! - A refusal is never spurious: at some instant during the call the request did not fit.
+//! - A charge ends when the resource below reports the block as free. The block's identity alone determines its charge.
 //!
-//! The limit is also the cap of what the resource below takes from the card, cached memory included, rounded up to whole granules
-//! ([`PhysicalCap`]). Too little room by fragmentation or granules is [`ResourceError::OutOfMemory`]; [`ResourceError::OutOfBudget`]
-//! is about charged bytes alone.
+//! The limit also caps what the resource below takes from the card, cached memory included, rounded up to whole granules
+//! ([`PhysicalCap`]). A lack of room by fragmentation or granules is [`ResourceError::OutOfMemory`]. [`ResourceError::OutOfBudget`]
+//! concerns charged bytes alone.
 //!
-//! It does not see memory that is taken past it, and does not join processes.
+//! It does not see memory that bypasses it, and does not join the ledger that processes share.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -80,16 +81,17 @@ pub use scope::{BudgetScope, EnteredScope};
 pub struct GlobalDeviceBudget<R = Box<dyn DeviceMemoryResource + Send + Sync>> {
     inner: R,
     handle: BudgetHandle,
-    /// The handle's, one step nearer.
+    /// The handle's state, without one indirection.
     core: Arc<BudgetCore>,
-    /// Whether `OutOfBudget` from below is the word of a meter of physical bytes, and not of a budget that has done what it could.
+    /// Whether `OutOfBudget` from below comes from a meter of physical bytes; otherwise it comes from a budget that has already
+    /// reclaimed.
     metered: AtomicBool,
-    /// Handles do not keep it: a dropped budget caps nothing.
+    /// Handles do not keep the cap: a dropped budget caps nothing.
     _cap: Arc<PhysicalCap>,
 }
 
 impl GlobalDeviceBudget {
-    /// At most `limit` bytes of `inner`.
+    /// Limits `inner` to `limit` bytes.
     #[must_use]
     pub fn new(inner: Box<dyn DeviceMemoryResource + Send + Sync>, limit: usize) -> Self {
         Self::over(inner, limit)
@@ -102,13 +104,13 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
     pub fn over(inner: R, limit: usize) -> Self {
         let cap = Arc::new(PhysicalCap::new(limit));
         let core = Arc::new(BudgetCore::new(limit, inner.places_blocks(), Arc::downgrade(&cap)));
-        // What takes no memory of the device itself, or does not say, is limited by what its blocks are charged.
+        // A resource that takes no device memory itself, or does not support caps, is limited by the charges of its blocks.
         let _ = inner.cap_physical(cap.clone());
         let handle = BudgetHandle::new(core.clone());
         Self { handle, core, inner, metered: AtomicBool::new(false), _cap: cap }
     }
 
-    /// With another policy for what does not fit at once.
+    /// Sets the policy for requests that do not fit at once.
     #[must_use]
     pub fn with_policy(self, policy: OomPolicy) -> Self {
         self.set_policy(policy);
@@ -139,7 +141,7 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
         &self.inner
     }
 
-    /// A handle that stays when the budget itself has become part of a runtime.
+    /// A handle that stays usable after the budget has become part of a runtime.
     #[must_use]
     pub fn handle(&self) -> BudgetHandle {
         self.handle.clone()
@@ -159,7 +161,7 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
         self.allocate_with_reclaim(&request, Some(policy), None, call, |_| request.charge)
     }
 
-    /// Sets bytes aside, all or none, for blocks to come. They are charged to this thread's scope.
+    /// Reserves bytes for later blocks, all or none. They are charged to this thread's scope.
     pub fn reserve(&self, bytes: usize) -> ResourceResult<BudgetReservation> {
         let scope = scope::current_scope(&self.core);
         let index = scope.as_ref().map_or(tree::DEVICE, BudgetScope::index);
@@ -174,7 +176,7 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
         let mut reservation =
             BudgetReservation { core: self.core.clone(), bytes, scope, below: None };
         reservation.below = match self.inner.reserve_budget(bytes) {
-            // A resource that knows nothing of budgets has none.
+            // A resource that does not support reservations has no budget below it.
             Err(ResourceError::Unsupported { .. }) => None,
             reserved => reserved?.map(Box::new),
         };

@@ -1,15 +1,15 @@
-//! How far a request goes before it is refused, and what pressure functions are told.
+//! The policy for requests that do not fit at once, and the argument of pressure functions.
 
 use std::time::Duration;
 
-/// How far a request goes before it is refused.
+/// What a request does before it is refused.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct OomPolicy {
-    /// How long the whole call waits for the device at most: in the budget, for returned blocks whose work has not completed, and in
-    /// the resources below it. A driver call that blocks is not interrupted.
+    /// The maximum time that the whole call waits for the device: in the budget, for freed blocks whose work has not completed, and
+    /// in the resources below. A driver call that blocks is not interrupted.
     pub deadline: Duration,
-    /// Whether to wait for blocks that nobody has returned yet. By default nobody does.
+    /// Whether to wait for blocks that are still live. By default a request does not.
     pub wait: Option<WaitPolicy>,
 }
 
@@ -26,14 +26,14 @@ impl OomPolicy {
         Self { deadline: Duration::ZERO, wait: None }
     }
 
-    /// With another deadline.
+    /// Sets the deadline.
     #[must_use]
     pub fn with_deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline;
         self
     }
 
-    /// With waiting.
+    /// Sets how to wait for live blocks.
     #[must_use]
     pub fn with_wait(mut self, wait: WaitPolicy) -> Self {
         self.wait = Some(wait);
@@ -43,15 +43,17 @@ impl OomPolicy {
 
 /// Waits for memory instead of being refused.
 ///
-/// Waiters are served by priority, then in the order they came; a large one at the front is not overtaken by small ones behind it.
-/// Requests that do not wait do not queue. What exceeds the limit is refused at once, also when the limit is lowered meanwhile;
-/// everybody else is refused after the deadline, so a thread that waits for what only itself could free does not wait for ever.
+/// Waiters are served by priority, then in the order of arrival. A large request at the front is not overtaken by smaller ones
+/// behind it. Requests that do not wait do not queue.
+///
+/// A request above the limit is refused at once, also if the limit is lowered while it waits. Any other waiter is refused after its
+/// deadline, so a thread that waits for memory that only it could free does not wait for ever.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct WaitPolicy {
-    /// How long at most.
+    /// The maximum time.
     pub deadline: Duration,
-    /// Higher is served earlier.
+    /// A higher priority is served earlier.
     pub priority: u8,
 }
 
@@ -62,7 +64,7 @@ impl WaitPolicy {
         Self { deadline, priority: 0 }
     }
 
-    /// With another priority.
+    /// Sets the priority.
     #[must_use]
     pub fn with_priority(mut self, priority: u8) -> Self {
         self.priority = priority;
@@ -70,7 +72,7 @@ impl WaitPolicy {
     }
 }
 
-/// What a pressure function is told.
+/// The argument of a pressure function.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Pressure {

@@ -1,10 +1,9 @@
-//! The locks of the credit scheme, in one place so that a model checker can replace them.
+//! The locks and atomics of the quotas, in one module so that a model checker can replace them.
 
 pub(crate) use std::sync::atomic::{AtomicUsize, Ordering};
 pub(crate) use xlog_driver::sync::BiasedMutex;
 
-/// A lock inside which nothing is called; which of them a thread meets depends on the whole process, so a seeded scheduler
-/// must not see it.
+/// A lock that is never held over a call. A seeded scheduler must not see it: which threads contend depends on the whole process.
 #[derive(Debug, Default)]
 pub(crate) struct Mutex<T>(std::sync::Mutex<T>);
 

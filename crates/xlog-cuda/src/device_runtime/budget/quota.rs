@@ -1,7 +1,8 @@
-//! Who may take how many bytes: credit per shard, a global balance behind it, and a final check that closes nothing.
+//! The accounting of a limit: credit per shard, a global balance behind it, and a final check that stops no thread.
 //!
 //! Every byte of the limit is in exactly one state: charged, unused credit of a shard, or the balance. A thread charges and releases
-//! in its own shard. Shards refill from the balance in pieces and return what exceeds their bound. Nothing is refused by that.
+//! in its own shard. Shards refill from the balance in portions and return credit above their bound. No request is refused on this
+//! path.
 //!
 //! What a shard cannot charge is decided by an *audit*: all shards locked for the time of some additions, so that the sums are those of
 //! one instant. The audit moves the unused credit of all shards to the balance and charges from there. If the balance is too small, the
@@ -20,7 +21,7 @@ use super::in_flight::{InFlight, ShardId};
 use super::primitive::{BiasedMutex, Mutex};
 use super::tree::{DEVICE, ScopeIndex, ScopeTree};
 
-/// More than this a shard never takes ahead.
+/// The maximum credit that a shard takes ahead.
 const MAX_AHEAD: usize = 64 << 20;
 
 /// What one shard has. `T` is what else its users keep there.
@@ -40,7 +41,7 @@ impl<T> Shard<T> {
     }
 }
 
-/// Shards of different threads share no cache line, nor the one that is fetched along with it.
+/// A shard on a pair of cache lines of its own.
 #[derive(Debug)]
 #[repr(align(128))]
 struct PaddedShard<T> {
@@ -48,10 +49,10 @@ struct PaddedShard<T> {
     in_flight: InFlight,
 }
 
-/// What is nobody's, and the rules.
+/// The bytes that no shard holds, and the scopes.
 #[derive(Debug)]
 pub(crate) struct Balance {
-    /// Below zero when the limit was lowered below what is charged.
+    /// Negative while the limit is below what is charged.
     free: i128,
     limit: usize,
     waiters: usize,
@@ -65,7 +66,7 @@ pub(crate) struct AuditSnapshot {
     pub(crate) charged: usize,
     pub(crate) in_flight: usize,
     pub(crate) pending: usize,
-    /// The most that would have been admitted.
+    /// The largest charge that would have been admitted.
     pub(crate) room: usize,
     /// Whether the request could fit once what is in flight and pending has ended.
     pub(crate) may_fit: bool,
@@ -122,7 +123,7 @@ impl<T, const N: usize> ThreadQuotas<T, N> {
             .fold(0, |sum: usize, padded| sum.saturating_add(padded.in_flight.bytes()))
     }
 
-    /// [`ThreadQuotas::try_charge`] where this thread's own credit covers a charge outside all scopes.
+    /// [`ThreadQuotas::try_charge`] on the fast path: outside all scopes, and within this thread's own credit.
     #[inline(always)]
     pub(crate) fn try_charge_own<R>(
         &self,
@@ -138,7 +139,7 @@ impl<T, const N: usize> ThreadQuotas<T, N> {
         Some(note(&mut mine.extra))
     }
 
-    /// Takes a charge, in flight from now on, without locking other shards. `None`: this says nothing about whether it fits.
+    /// Charges without locking other shards. The charge is in flight. `None` declines: other shards may have the bytes.
     pub(crate) fn try_charge<R>(
         &self,
         shard_id: ShardId,
@@ -160,12 +161,12 @@ impl<T, const N: usize> ThreadQuotas<T, N> {
 
     fn refill(&self, mine: &mut Shard<T>, charge: usize, scope: ScopeIndex) -> bool {
         let mut balance = self.balance.lock();
-        // Past waiters goes only who does not wait, and by another way.
+        // Waiting threads come first; requests that do not wait are decided in an audit.
         if balance.waiters > 0 {
             return false;
         }
         if scope != DEVICE {
-            // The credit in shards only adds to what is free.
+            // A lower bound: credit of shards is free too.
             if !balance.scopes.admits(scope, charge, balance.free) {
                 return false;
             }
@@ -185,19 +186,20 @@ impl<T, const N: usize> ThreadQuotas<T, N> {
         true
     }
 
-    /// An operation on charged bytes begins whose result is open.
+    /// Begins an operation on charged bytes.
     #[inline(always)]
     pub(crate) fn begin(&self, shard_id: ShardId, charge: usize) {
         self.padded(shard_id).in_flight.begin(shard_id, charge);
     }
 
-    /// It has ended, and the bytes are as charged as before.
+    /// Ends an operation; its bytes stay charged.
     #[inline(always)]
     pub(crate) fn end(&self, shard_id: ShardId, charge: usize) {
         self.padded(shard_id).in_flight.end(shard_id, charge);
     }
 
-    /// [`ThreadQuotas::release`] where this thread's own shard keeps the bytes. False when it was not done.
+    /// [`ThreadQuotas::release`] on the fast path. Returns false, and changes nothing, if this thread's shard cannot keep the
+    /// bytes.
     #[inline(always)]
     pub(crate) fn release_own(
         &self,
@@ -217,7 +219,7 @@ impl<T, const N: usize> ThreadQuotas<T, N> {
         true
     }
 
-    /// It has ended, and the bytes are free. True when somebody waits for them.
+    /// Ends an operation and releases its bytes. Returns true if a thread waits for memory.
     pub(crate) fn release(
         &self,
         shard_id: ShardId,
@@ -234,7 +236,7 @@ impl<T, const N: usize> ThreadQuotas<T, N> {
         })
     }
 
-    /// It has ended, and the bytes are free once the resource below says so.
+    /// Ends an operation; its bytes are pending until the resource below reports the block as free.
     pub(crate) fn set_pending<R>(
         &self,
         shard_id: ShardId,
@@ -249,7 +251,7 @@ impl<T, const N: usize> ThreadQuotas<T, N> {
         })
     }
 
-    /// What this shard keeps.
+    /// Changes the extra data of this thread's shard.
     pub(crate) fn with_extra<R>(&self, shard_id: ShardId, change: impl FnOnce(&mut T) -> R) -> R {
         self.padded(shard_id).shard.with(|mine| change(&mut mine.extra))
     }
@@ -288,7 +290,8 @@ impl<T, const N: usize> ThreadQuotas<T, N> {
         self.audit(|shards, balance| self.summarize(shards, balance, charge, scope))
     }
 
-    /// Takes a charge out of everything that is free, wherever it is; it is in flight. An error shows a deficit of its instant.
+    /// Charges in an audit, out of the credit of all shards and the balance. The charge is in flight. An error has the sums of the
+    /// audit.
     pub(crate) fn charge_audited<R>(
         &self,
         shard_id: ShardId,
@@ -343,7 +346,7 @@ impl<T, const N: usize> ThreadQuotas<T, N> {
         }
     }
 
-    /// Another limit; what is charged stays. Returns by how much it is exceeded. `note` is called in the order of the changes.
+    /// Sets the limit. Returns the bytes that are charged above it. `note` runs inside the audit, in the order of the changes.
     pub(crate) fn set_limit(&self, limit: usize, note: impl FnOnce()) -> usize {
         self.audit(|shards, balance| {
             note();
@@ -367,7 +370,7 @@ impl<T, const N: usize> ThreadQuotas<T, N> {
         read(&self.balance.lock().scopes)
     }
 
-    /// From now on whoever releases bytes is told that somebody waits.
+    /// Announces a waiting thread: from now on releases report it.
     pub(crate) fn begin_waiting(&self) {
         self.audit(|shards, balance| {
             drain_shards(shards, balance);
@@ -379,7 +382,8 @@ impl<T, const N: usize> ThreadQuotas<T, N> {
         self.balance.lock().waiters -= 1;
     }
 
-    /// Releases what has ended of one's own pending blocks: `remove_ended` returns the charges and scopes. True when a thread waits for memory.
+    /// Releases pending blocks of this thread's shard; `remove_ended` returns their charges and scopes. Returns true if a thread
+    /// waits for memory.
     pub(crate) fn release_own_pending(
         &self,
         shard_id: ShardId,
@@ -396,7 +400,7 @@ impl<T, const N: usize> ThreadQuotas<T, N> {
     }
 }
 
-/// Puts all credit into the balance. Shards get a bound again with their next refill.
+/// Moves the credit of all shards to the balance. A shard gets a bound again with its next refill.
 fn drain_shards<T>(shards: &mut [&mut Shard<T>], balance: &mut Balance) {
     for shard in shards {
         balance.free += shard.credit as i128;

@@ -1,4 +1,4 @@
-//! What is done before a request is refused.
+//! The steps before a request is refused.
 //!
 //! A request that can never fit is refused at once. Else, in this order, with a new attempt after each step:
 //! 1. the unused credit of all shards;
@@ -25,27 +25,27 @@ use super::waiting::Ticket;
 use crate::device_runtime::resource::{BlockState, DeviceMemoryResource, ResourceError};
 use crate::device_wait::{self, Backoff, DeviceWait};
 
-/// Pending blocks that a shard collects before its thread asks about them.
+/// Pending blocks that a shard collects before its thread queries their states.
 const QUERY_AT: usize = 64;
-/// Attempts in a row that a request makes without a pause, since each one found freed blocks that other threads then took.
+/// Attempts in a row without a pause, while each finds freed blocks that other threads then take.
 const MAX_ROUNDS: u32 = 64;
 
 type PressureFunction = Arc<dyn Fn(&Pressure) + Send + Sync>;
 
-/// How far a request has come, and its deadline. Made when a request first fails.
+/// The progress of a request through the steps, and its deadline. Made when the request first fails.
 #[derive(Debug)]
 pub(super) struct ReclaimState {
     policy: OomPolicy,
     step: u32,
     called: usize,
     backoff: Backoff,
-    /// What waits below leave of the deadline until the next pressure function is called; `None` before the resource may wait at all.
+    /// The part of the deadline that waits below must leave for pressure functions; `None` before the resource may wait at all.
     kept_below: Option<Duration>,
     _deadline: DeviceWait,
 }
 
 impl ReclaimState {
-    /// `spent` is what budgets below have waited in this call.
+    /// Starts the deadline, less the time that budgets below have already waited in this call.
     pub(super) fn new(policy: OomPolicy, spent: Duration) -> Self {
         let _deadline = DeviceWait::begin(policy.deadline.saturating_sub(spent));
         let backoff = Backoff::default();
@@ -62,7 +62,7 @@ fn kept_for(functions: &[PressureFunction]) -> Duration {
 }
 
 /// Calls the resource below, which waits for the device only if an earlier call without waits has failed.
-/// Returns also what budgets below have spent before there was a deadline.
+/// Also returns the time that budgets below waited before there was a deadline.
 pub(super) fn call_below<T>(
     reclaim: Option<&ReclaimState>,
     call: impl FnOnce() -> T,
@@ -82,7 +82,7 @@ pub(super) fn call_below<T>(
 }
 
 impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
-    /// Takes a charge that neither this thread's credit nor the balance covers.
+    /// Charges what neither this thread's credit nor the balance covers.
     #[cold]
     pub(super) fn charge_with_reclaim(
         &self,
@@ -119,10 +119,9 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
         Err(self.refuse(request, snapshot))
     }
 
-    /// Takes a charge, or shows a deficit that pending frees and operations in flight did not end before only `kept` of the deadline
-    /// was left.
+    /// Charges, and polls pending frees and operations in flight until only `kept` is left of the deadline.
     ///
-    /// The deficit is that of an audit. The pending blocks of that audit are asked about after it, and none was free: at its instant
+    /// An error has the sums of an audit. The pending blocks of that audit are queried after it, and none was free: at its instant
     /// their bytes were in use below, like those of live blocks. Operations in flight count as used.
     fn charge_after_frees(
         &self,
@@ -154,7 +153,7 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
         }
     }
 
-    /// Completes frees below, without waiting for the device. Returns which of these blocks are freed by then.
+    /// Completes frees below without waiting for the device. Returns which of these blocks are then free.
     fn reap_and_query(&self, pending: &[Pending]) -> Freed {
         if pending.is_empty() {
             return Freed::default();
@@ -165,13 +164,13 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
         if !freed.is_empty() || !quarantined {
             return freed;
         }
-        // A guard holds some back: a trim lets go of them.
+        // Some are in a guard's quarantine: a trim releases them.
         let _ = self.inner.trim();
         let _ = self.inner.reap_completed();
         self.query_states(pending).0
     }
 
-    /// Which of these blocks are freed, and whether a guard holds some back.
+    /// Returns which of these blocks are freed, and whether some are in a quarantine.
     fn query_states(&self, pending: &[Pending]) -> (Freed, bool) {
         let mut freed = Freed::default();
         let mut quarantined = false;
@@ -185,7 +184,7 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
         (freed, quarantined)
     }
 
-    /// Releases the pending blocks that are freed by now.
+    /// Releases the pending blocks that are free by now.
     pub(super) fn scan_pending(&self) {
         let pending = self.core.pending();
         let (freed, _) = self.query_states(&pending);
@@ -194,7 +193,7 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
         }
     }
 
-    /// A block was returned and is not free yet.
+    /// Adds a freed block whose memory is not free yet.
     pub(super) fn add_pending(&self, shard_id: ShardId, pending: Pending) {
         let queried =
             self.core.quotas.set_pending(shard_id, pending.charge, |tag_counts: &mut TagCounts| {
@@ -213,7 +212,7 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
         request.charge > self.core.limit() || (request.scope != DEVICE && request.charge > hard())
     }
 
-    /// Waits in the queue.
+    /// Waits in the queue for memory.
     fn wait(
         &self,
         shard_id: ShardId,
@@ -248,7 +247,7 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
         Err(self.refuse(request, self.core.snapshot(request.charge, request.scope)))
     }
 
-    /// Makes room below, one step further than the last time; false when there are no steps left.
+    /// Takes the next step to make room below. Returns false if no step is left.
     #[cold]
     pub(super) fn reclaim_step(&self, request: &ChargeRequest, reclaim: &mut ReclaimState) -> bool {
         let functions = self.core.pressure.outermost();

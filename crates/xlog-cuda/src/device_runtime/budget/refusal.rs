@@ -1,4 +1,4 @@
-//! Saying no: the error with its numbers, and the report of who holds what.
+//! Refusals: the error with its numbers, and the report of what holds the memory.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use super::tree::DEVICE;
 use crate::device_runtime::resource::{DeviceMemoryResource, ResourceError};
 
 impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
-    /// The budget's refusal, with its report.
+    /// Refuses a request and files the report.
     #[cold]
     pub(super) fn refuse(&self, request: &ChargeRequest, snapshot: AuditSnapshot) -> ResourceError {
         let scope = self.scope_of(request);
@@ -35,7 +35,7 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
         ResourceError::OutOfBudget { requested: request.charge, remaining: snapshot.room }
     }
 
-    /// The report of a failure below.
+    /// Files the report of a failure below.
     #[cold]
     pub(super) fn report_below(&self, request: &ChargeRequest, error: &ResourceError) {
         let snapshot = self.core.snapshot(request.charge, request.scope);
@@ -43,7 +43,7 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
             self.describe(request, snapshot, OomCause::Device, Some(error.to_string()));
         report.refused_by = RefusedBy::Device;
         if let ResourceError::OutOfBudget { requested, remaining } = *error {
-            // The word of the meter of physical bytes.
+            // The meter of physical bytes refused.
             (report.refused_by, report.needed, report.remaining) =
                 (RefusedBy::Ledger, requested, remaining);
         }

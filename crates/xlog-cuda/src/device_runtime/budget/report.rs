@@ -1,4 +1,4 @@
-//! Why there was no memory, and what would help.
+//! The report of a refusal: its cause, the largest holders, and what would help.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -26,9 +26,9 @@ pub enum OomCause {
     Guaranteed,
     /// It would fit once work on streams has completed and returned blocks are free.
     WaitingOnStreams,
-    /// It fits the budget; the limit of the ledger is used up, most of it by this process.
+    /// It fits the budget; the ledger's limit is used up, mostly by this process.
     Ledger,
-    /// It fits the budget; the device is full of this process's memory, or it is not known whose.
+    /// It fits the budget; the device is full, of this process's memory or of memory whose owner is unknown.
     Device,
     /// It fits the budget; the device, or the limit of the ledger, is used up by other processes.
     OtherProcesses,
@@ -81,7 +81,7 @@ pub enum RefusedBy {
     Scope,
     /// The limit of the ledger that processes share.
     Ledger,
-    /// The device or the resource below: nobody's limit.
+    /// The device or the resource below; no configured limit refused.
     Device,
 }
 
@@ -145,9 +145,11 @@ pub struct OomReport {
     pub requested: usize,
     /// Which limit refused.
     pub refused_by: RefusedBy,
-    /// Bytes that this limit would have had to grant: of a ledger, what the resource below takes from the card at a time.
+    /// Bytes that this limit would have had to grant. For a ledger: the size of the segment that the resource below wanted from the
+    /// card.
     pub needed: usize,
-    /// The most that this limit would have granted. What a device would have is not known: there it is what the budget would grant.
+    /// The maximum that this limit would have granted. For a device, whose free memory is not known, it is what the budget would
+    /// grant.
     pub remaining: usize,
     /// The tag of the request.
     pub tag: AllocTag,
@@ -155,22 +157,22 @@ pub struct OomReport {
     pub scope: Option<ScopeUsage>,
     /// The limit of the budget.
     pub limit: usize,
-    /// Bytes charged: blocks, reservations, operations under way.
+    /// Bytes charged: blocks, reservations, operations in flight.
     pub reserved: usize,
-    /// Bytes of returned blocks that wait for work on streams, or in a quarantine.
+    /// Bytes of freed blocks that wait for work on streams, or are in a quarantine.
     pub waiting: usize,
-    /// Who holds most, the largest first.
+    /// The largest tags, in descending order.
     pub tags: Vec<TagUsage>,
-    /// The scopes that hold most, the largest first.
+    /// The largest scopes, in descending order.
     pub scopes: Vec<ScopeUsage>,
-    /// What other processes hold, where somebody knows.
+    /// What other processes hold, if a ledger is joined.
     pub others: Option<OtherUse>,
     /// The counters of the resource below.
     pub statistics: ResourceStatistics,
     /// What the resource below has free, where it knows.
     #[serde(serialize_with = "with_fragmentation")]
     pub free_space: Option<FreeSpace>,
-    /// What the resource below said, where it was the one that failed.
+    /// The error of the resource below, if that failed.
     pub detail: Option<String>,
 }
 
@@ -197,7 +199,7 @@ thread_local! {
 }
 
 impl OomReport {
-    /// The report of the last refusal that this thread met, of whatever budget.
+    /// Returns the report of this thread's last refusal, by any budget.
     #[must_use]
     pub fn last_of_thread() -> Option<Arc<Self>> {
         LAST.try_with(|last| last.borrow().clone()).unwrap_or(None)
@@ -308,7 +310,7 @@ impl fmt::Display for OomReport {
                 scope.name, scope.used, scope.soft, scope.hard
             )?;
         }
-        // A ledger has said no more than the line above.
+        // The line above has all that the ledger reported.
         if let Some(detail) = self.detail.as_ref().filter(|_| self.refused_by == RefusedBy::Device)
         {
             writeln!(f, "  the resource below: {detail}")?;

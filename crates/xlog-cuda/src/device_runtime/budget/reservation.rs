@@ -1,4 +1,7 @@
-//! Bytes of a budget that are promised to one user.
+//! Reservations: bytes of a budget that only their holder can allocate.
+//!
+//! Invariant: reserved bytes are charged from the reservation to the drop of it or of the block that was allocated from it. A
+//! reservation takes no memory of the device.
 
 use std::sync::Arc;
 
@@ -11,12 +14,12 @@ use crate::device_runtime::resource::{
     AllocTag, DeviceBlock, DeviceMemoryResource, MIN_ALIGN, ResourceError, ResourceResult, StreamId,
 };
 
-/// What is set aside is counted under this tag until it is a block.
+/// The tag of reserved bytes until they become a block.
 pub(super) const RESERVED: AllocTag = AllocTag("(reserved)");
 
-/// Bytes of a budget, set aside until they are allocated or this is dropped.
+/// Bytes of a budget, reserved until they are allocated or this is dropped.
 ///
-/// They were granted all or not at all. A block out of them is not checked against the budget again; the device may still be full.
+/// A block out of them is not checked against the budget again. The device may still be full.
 ///
 /// ```
 /// # use std::sync::Arc;
@@ -41,9 +44,9 @@ pub(super) const RESERVED: AllocTag = AllocTag("(reserved)");
 pub struct BudgetReservation {
     pub(super) core: Arc<BudgetCore>,
     pub(super) bytes: usize,
-    /// Kept open, so that its number stays its own.
+    /// Keeps the scope open, so that its index is not reused.
     pub(super) scope: Option<BudgetScope>,
-    /// The same bytes of a budget below.
+    /// The reservation of these bytes in a budget below.
     pub(super) below: Option<Box<BudgetReservation>>,
 }
 
@@ -54,9 +57,9 @@ impl BudgetReservation {
         self.bytes
     }
 
-    /// A block out of the reservation. `resource` is the budget it came from, or what stands above it.
+    /// Allocates a block out of the reservation. `resource` is the budget that it came from, or a decorator above that.
     ///
-    /// More than is left is [`ResourceError::OutOfBudget`]. After an error nothing has changed.
+    /// A request above what is left is [`ResourceError::OutOfBudget`]. After an error nothing has changed.
     pub fn allocate(
         &mut self,
         resource: &dyn DeviceMemoryResource,

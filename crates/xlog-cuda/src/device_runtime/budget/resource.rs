@@ -1,4 +1,4 @@
-//! The budget as a resource: frees and their charges, and everything else of the one below.
+//! The budget as a resource: allocations and frees with their charges. Everything else is forwarded.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -17,7 +17,7 @@ use crate::device_runtime::resource::{
     PhysicalMeter, ResourceError, ResourceResult, Seal, StreamId,
 };
 
-/// A free under way. Dropped by a panic below, it leaves the block charged.
+/// A free in progress. A panic below drops it, which leaves the block charged.
 struct FreeInFlight<'a> {
     core: &'a BudgetCore,
     shard_id: ShardId,
@@ -31,7 +31,7 @@ impl Drop for FreeInFlight<'_> {
 }
 
 impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
-    /// A free below failed, or the block is not free yet.
+    /// Handles a free that failed below, or whose block is not free yet.
     #[cold]
     #[inline(never)]
     fn record_unfinished_free(
@@ -41,7 +41,7 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
         entry: Charge,
         error: Option<&ResourceError>,
     ) {
-        // A claim that was refused changed nothing. Any other failure came half way: the block was taken.
+        // A refused free changed nothing. After any other failure the resource below has the block.
         let refused = match error {
             None => false,
             Some(ResourceError::UseAfterFree { generation }) if *generation == id.generation => {

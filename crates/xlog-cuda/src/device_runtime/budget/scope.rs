@@ -1,10 +1,11 @@
-//! Budgets inside the budget: a tenant, an executor, a query.
+//! Scopes: budgets inside a budget, for a tenant, an executor or a query.
 //!
-//! What a thread allocates while it is inside a scope is charged to that scope and the ones around it, until it is freed, by whomever.
-//! The hard limit is never exceeded. The soft limit is a guarantee: nobody else gets the bytes that a scope needs to reach it.
-//! Between the two a scope borrows what nobody is guaranteed. `tree` has the exact rule.
+//! An allocation of a thread inside a scope is charged to that scope and its parents until it is freed, by any thread. Invariants:
+//! - A scope never exceeds its hard limit.
+//! - The soft limit is a guarantee: no other scope gets the bytes that a scope needs to reach it.
+//! - Between the two limits a scope borrows bytes that are guaranteed to no scope. `tree` has the exact rule.
 //!
-//! Allocations inside scopes meet on one lock; those outside do not.
+//! Allocations inside scopes contend for one lock; those outside do not.
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
@@ -27,7 +28,7 @@ use crate::device_runtime::resource::{ResourceError, ResourceResult};
 /// # let device = Arc::new(CudaDevice::open("sim")?);
 /// let budget = GlobalDeviceBudget::new(Box::new(DirectCudaResource::new(device, 0)), 1000);
 /// let tenant = budget.scope("tenant", 600, 800)?;
-/// // The other 400 bytes are anybody's.
+/// // The other 400 bytes are guaranteed to no scope.
 /// assert!(budget.allocate(401, StreamId::DEFAULT, AllocTag("other")).is_err());
 /// let inside = tenant.enter();
 /// let rows = budget.allocate(700, StreamId::DEFAULT, AllocTag("rows"))?;
@@ -47,7 +48,7 @@ struct OpenScope {
     core: Arc<BudgetCore>,
     index: ScopeIndex,
     name: Arc<str>,
-    /// Kept open by its children.
+    /// Children keep their parent open.
     _parent: Option<BudgetScope>,
 }
 
@@ -91,12 +92,12 @@ impl BudgetScope {
         Ok(Self { shared: Arc::new(shared) })
     }
 
-    /// A scope inside this one; what it uses this one uses too.
+    /// Opens a scope inside this one. Its charges count in this one too.
     pub fn child(&self, name: &str, soft: usize, hard: usize) -> ResourceResult<Self> {
         Self::open(&self.shared.core, Some(self), name, soft, hard)
     }
 
-    /// From now on this thread allocates inside this scope, until the guard is dropped.
+    /// Makes this thread allocate inside this scope until the guard is dropped.
     pub fn enter(&self) -> EnteredScope {
         let token = NEXT.replace(NEXT.get() + 1);
         STACK.with_borrow_mut(|stack| stack.push((token, self.clone())));
@@ -116,13 +117,13 @@ impl BudgetScope {
         self.figures().used
     }
 
-    /// What it is guaranteed.
+    /// The guarantee.
     #[must_use]
     pub fn soft(&self) -> usize {
         self.figures().soft
     }
 
-    /// What it never exceeds.
+    /// The bound.
     #[must_use]
     pub fn hard(&self) -> usize {
         self.figures().hard
@@ -133,7 +134,7 @@ impl BudgetScope {
         figures.unwrap_or_default()
     }
 
-    /// Other limits. Below what is used they take nothing away, and refuse until enough has gone.
+    /// Sets the limits. Limits below what is used free nothing: requests are refused until enough is released.
     pub fn set_limits(&self, soft: usize, hard: usize) -> ResourceResult<()> {
         check(soft, hard)?;
         let index = self.shared.index;
@@ -186,7 +187,7 @@ pub(crate) fn current(core: &BudgetCore) -> ScopeIndex {
     }
 }
 
-/// The same, to be held.
+/// The innermost scope of this thread in a budget, as a handle that keeps it open.
 #[cold]
 pub(crate) fn current_scope(core: &BudgetCore) -> Option<BudgetScope> {
     STACK.with_borrow(|stack| {
@@ -195,24 +196,24 @@ pub(crate) fn current_scope(core: &BudgetCore) -> Option<BudgetScope> {
     })
 }
 
-/// This thread is inside a scope until this is dropped.
+/// Keeps this thread inside a scope until it is dropped.
 #[derive(Debug)]
 #[must_use = "dropping the guard leaves the scope at once"]
 pub struct EnteredScope {
     token: u64,
-    /// A thread leaves what it entered itself.
+    /// Only the thread that entered a scope leaves it.
     _not_send: PhantomData<*const ()>,
 }
 
 impl Drop for EnteredScope {
     fn drop(&mut self) {
-        // Not inside the borrow: the last holder of a scope closes it.
+        // Dropped outside the borrow: the last handle of a scope closes it.
         let left = STACK.try_with(|stack| {
             let mut stack = stack.borrow_mut();
             let at = stack.iter().position(|(token, _)| *token == self.token);
             at.map(|at| stack.remove(at))
         });
-        // A thread that ends has no stack any more, and allocates nothing.
+        // An ending thread has no stack any more, and allocates nothing.
         if left.is_ok() {
             refresh();
         }

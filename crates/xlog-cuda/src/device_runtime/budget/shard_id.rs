@@ -1,4 +1,4 @@
-//! Which shard a thread has: one of its own as long as it lives, or the one that the others share.
+//! The shard of each thread: its own for the life of the thread, or the shared one.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -51,7 +51,7 @@ fn claim_shard() -> usize {
     };
     MINE.set(index);
     if index < SHARED && OWNED.try_with(|_| ()).is_err() {
-        // The thread is ending already and would not give it back.
+        // The thread is ending and would not free the shard.
         MINE.set(SHARED);
         TAKEN.fetch_and(!(1 << index), Ordering::AcqRel);
         return SHARED;

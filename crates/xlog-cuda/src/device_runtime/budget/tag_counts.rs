@@ -1,7 +1,9 @@
-//! What each tag holds, counted where the thread that allocates already is.
+//! Bytes and blocks by tag, counted in the shard of the thread that charges or releases.
 //!
-//! A shard counts what was charged there less what was released there, so its count may be below zero; the sum over all shards is
-//! right. Tags are told apart by the address of their text, once per shard, then by a small number.
+//! Invariant: the sum over all shards is exact. The counts of one shard may be negative, since another thread may release what this
+//! one charged.
+//!
+//! A shard finds the index of a tag by the address of its text in a small cache, and in the shared table on a miss.
 
 use std::collections::{HashMap, HashSet};
 
@@ -9,13 +11,13 @@ use super::primitive::Mutex;
 use super::tree::ScopeIndex;
 use crate::device_runtime::resource::{AllocTag, BlockId, Generation};
 
-/// Tags told apart. The rest is counted together.
+/// Tags that are counted separately. Further ones share a count.
 const MAX_TAGS: u32 = 4096;
-/// The tag of what is beyond.
+/// The tag of that shared count.
 const OTHER: AllocTag = AllocTag("(other tags)");
 const CACHED: usize = 8;
 
-/// A tag by number.
+/// The index of a tag.
 pub(crate) type TagIndex = u32;
 
 /// A returned block that the resource below had not freed when it was last asked.
@@ -47,13 +49,13 @@ impl Freed {
     }
 }
 
-/// What a shard keeps beside its credit.
+/// The counts of one shard.
 #[derive(Debug, Default)]
 pub(crate) struct TagCounts {
     cache: [(usize, usize, TagIndex); CACHED],
     counts: Vec<Count>,
     pub(crate) pending: Vec<Pending>,
-    /// How many pending blocks there are when this shard's thread asks about them next.
+    /// Number of pending blocks at which this shard's thread queries their states next.
     pub(crate) query_at: usize,
 }
 
@@ -65,7 +67,7 @@ struct Count {
 }
 
 impl TagCounts {
-    /// The number of a tag.
+    /// Returns the index of a tag.
     #[inline(always)]
     pub(crate) fn index_of(&mut self, tag: AllocTag, names: &TagNames) -> TagIndex {
         let (address, length) = (tag.0.as_ptr().addr(), tag.0.len());
@@ -85,7 +87,7 @@ impl TagCounts {
         index
     }
 
-    /// Bytes and blocks of a tag more.
+    /// Adds bytes and blocks to a tag.
     #[inline(always)]
     pub(crate) fn add(&mut self, tag: TagIndex, bytes: usize, blocks: u32) {
         let count = self.count(tag);
@@ -93,7 +95,7 @@ impl TagCounts {
         count.blocks = count.blocks.wrapping_add(blocks);
     }
 
-    /// Bytes and blocks of a tag less.
+    /// Subtracts bytes and blocks from a tag.
     #[inline(always)]
     pub(crate) fn remove(&mut self, tag: TagIndex, bytes: usize, blocks: u32) {
         let count = self.count(tag);
@@ -116,7 +118,8 @@ impl TagCounts {
         self.counts.resize(index + 1, Count::default());
     }
 
-    /// Takes out the pending blocks that are freed, and their counts. Of two threads that saw the same block freed, one finds it here.
+    /// Removes the pending blocks that are in `freed`, and their counts. If two threads saw one block freed, only the first finds
+    /// it here.
     pub(crate) fn remove_freed(&mut self, freed: &Freed) -> Vec<Pending> {
         let (gone, kept): (Vec<_>, Vec<_>) =
             self.pending.drain(..).partition(|pending| freed.0.contains(&pending.key()));
@@ -137,7 +140,7 @@ impl TagCounts {
     }
 }
 
-/// The tags of a budget by number.
+/// The tags of a budget by index.
 #[derive(Debug, Default)]
 pub(crate) struct TagNames(Mutex<Names>);
 

@@ -1,4 +1,4 @@
-//! The arithmetic of scopes: what is used, what is guaranteed, what is admitted. No locks, no names.
+//! The arithmetic of scopes: use, guarantees, admission. It has no locks and knows no names.
 //!
 //! A scope has a soft limit (a guarantee) and a hard limit (a bound). Its *need* is what must stay free so that it and its
 //! children can still reach their guarantees:
@@ -7,9 +7,9 @@
 //!
 //! With `free` bytes on the device, a request of `c` is admitted when `c <= free`, no scope of its chain passes its hard limit, and
 //! either what is left covers all needs that remain, or the request lies wholly within its own guarantees (it lowers the sum
-//! of needs by `c`). The second holds also where more is guaranteed than there is.
+//! of needs by `c`). The second condition also applies if the guarantees exceed the limit.
 
-/// A scope of one budget; [`DEVICE`] is the whole of it.
+/// The index of a scope; [`DEVICE`] is the whole budget.
 pub(crate) type ScopeIndex = u32;
 
 /// Outside all scopes.
@@ -23,9 +23,9 @@ struct Node {
     used: usize,
     need: u128,
     children_need: u128,
-    /// Blocks and children that keep it.
+    /// Children that keep it.
     children: u32,
-    /// Somebody can still enter it.
+    /// Whether a handle exists, so that threads can enter it.
     open: bool,
     free: bool,
 }
@@ -43,7 +43,7 @@ pub(crate) struct ScopeTree {
     nodes: Vec<Node>,
 }
 
-/// What one scope has.
+/// The limits and the use of one scope.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct ScopeFigures {
     pub(crate) soft: usize,
@@ -56,7 +56,7 @@ impl ScopeTree {
         Self { nodes: vec![Node::new(DEVICE, 0, usize::MAX)] }
     }
 
-    /// A new scope below `parent`.
+    /// Opens a scope below `parent`.
     pub(crate) fn open(&mut self, parent: ScopeIndex, soft: usize, hard: usize) -> ScopeIndex {
         let node = Node::new(parent, soft, hard);
         let index = match self.nodes.iter().position(|node| node.free) {
@@ -76,7 +76,7 @@ impl ScopeTree {
         index as ScopeIndex
     }
 
-    /// Nobody enters it any more: its guarantee ends at once, the scope itself with its last byte.
+    /// Closes a scope: its guarantee ends at once, the scope itself with its last byte.
     pub(crate) fn close(&mut self, scope: ScopeIndex) {
         if let Some(node) = self.nodes.get_mut(scope as usize) {
             node.open = false;
@@ -114,7 +114,7 @@ impl ScopeTree {
         })
     }
 
-    /// The least that a hard limit of the chain leaves.
+    /// The minimum that the hard limits of the chain leave.
     pub(crate) fn hard_room(&self, scope: ScopeIndex) -> usize {
         self.chain(scope)
             .map(|node| node.hard.saturating_sub(node.used))
@@ -122,7 +122,7 @@ impl ScopeTree {
             .unwrap_or(usize::MAX)
     }
 
-    /// The least hard limit of the chain.
+    /// The minimum of the chain's hard limits.
     pub(crate) fn hard_limit(&self, scope: ScopeIndex) -> usize {
         self.chain(scope).map(|node| node.hard).min().unwrap_or(usize::MAX)
     }
@@ -138,12 +138,12 @@ impl ScopeTree {
         self.need() - before + after
     }
 
-    /// The rule of the module, for a request when `free` bytes of the device are free.
+    /// Applies the rule of the module to a request, with `free` bytes free on the device.
     pub(crate) fn admits(&self, scope: ScopeIndex, charge: usize, free: i128) -> bool {
         self.may_admit(scope, charge, free, 0)
     }
 
-    /// Whether a request could be admitted after up to `open` charged bytes, of whichever scopes, have been released.
+    /// Returns whether a request could be admitted after up to `open` charged bytes, of any scopes, are released.
     pub(crate) fn may_admit(
         &self,
         scope: ScopeIndex,
@@ -160,9 +160,9 @@ impl ScopeTree {
         free - wanted >= after || after + wanted <= self.need() as i128 + open_bytes
     }
 
-    /// The most that would be admitted, up to `max`.
+    /// The largest charge that would be admitted, up to `max`.
     pub(crate) fn room(&self, scope: ScopeIndex, free: i128, max: usize) -> usize {
-        // What is admitted stays so for less: halve the interval.
+        // A smaller charge is admitted if a larger one is: bisect.
         let (mut yes, mut no) = (0, max);
         if self.admits(scope, max, free) {
             return max;
@@ -179,7 +179,7 @@ impl ScopeTree {
         self.change(scope, |used| used.saturating_add(charge));
     }
 
-    /// Takes a charge off the chain.
+    /// Removes a charge from the chain.
     pub(crate) fn discharge(&mut self, scope: ScopeIndex, charge: usize) {
         self.change(scope, |used| used.saturating_sub(charge));
         self.sweep(scope);
@@ -195,7 +195,7 @@ impl ScopeTree {
         self.refresh(scope);
     }
 
-    /// Sets right the needs of a chain.
+    /// Recomputes the needs of a chain.
     fn refresh(&mut self, scope: ScopeIndex) {
         let mut next = scope;
         while next != DEVICE {
@@ -210,7 +210,7 @@ impl ScopeTree {
         }
     }
 
-    /// Lets go of closed scopes without bytes and children, from this one up.
+    /// Removes closed scopes without bytes and children, from this one up.
     fn sweep(&mut self, scope: ScopeIndex) {
         let mut next = scope;
         while next != DEVICE {

@@ -1,7 +1,7 @@
-//! Threads that wait for memory: the highest priority first, of equal ones the first that came.
+//! The queue of threads that wait for memory: by priority, then by arrival.
 //!
-//! Only the first in the queue tries; the others sleep. A waiter never sleeps long at a time: work that completes on a stream tells
-//! nobody, and a deterministic scheduler must get its turn.
+//! Only the first waiter retries; the others sleep. A waiter sleeps for a short time only: completed stream work sends no
+//! notification, and a deterministic scheduler must get its turn.
 
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ use xlog_driver::sync::scheduling_point;
 use super::core::BudgetCore;
 use super::primitive::Mutex;
 
-/// How long a waiter sleeps at most.
+/// The maximum sleep of a waiter.
 const STEP: Duration = Duration::from_millis(1);
 
 #[derive(Debug, Default)]
@@ -32,7 +32,7 @@ struct Waiter {
 }
 
 impl WaitQueue {
-    /// Memory was released: the first in the queue looks again.
+    /// Wakes the first waiter, after memory was released.
     pub(crate) fn wake(&self) {
         if let Some(first) = self.0.lock().waiters.first() {
             first.thread.unpark();
@@ -43,13 +43,13 @@ impl WaitQueue {
         self.len() == 0
     }
 
-    /// How many requests wait.
+    /// The number of waiting requests.
     pub(crate) fn len(&self) -> usize {
         self.0.lock().waiters.len()
     }
 }
 
-/// A place in the queue, given up when it is dropped.
+/// A position in the queue until it is dropped.
 #[derive(Debug)]
 #[must_use]
 pub(crate) struct Ticket<'a> {
@@ -74,10 +74,10 @@ impl<'a> Ticket<'a> {
         self.core.queue.0.lock().waiters.first().is_some_and(|first| first.number == self.number)
     }
 
-    /// Sleeps until something may have changed; false when the time is over.
+    /// Sleeps until something may have changed. Returns false after the deadline.
     pub(crate) fn sleep(&self) -> bool {
         scheduling_point();
-        // A deadline that cannot be counted is none.
+        // A deadline beyond the range of `Instant` is no deadline.
         let left = self.end.map_or(STEP, |end| end.saturating_duration_since(Instant::now()));
         if left.is_zero() {
             return false;
