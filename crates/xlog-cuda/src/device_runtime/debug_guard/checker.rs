@@ -1,9 +1,12 @@
-//! Checking guarded bytes where they are: on the device, in the order of a stream.
+//! Checks of guarded bytes on the device, in the order of a stream.
 //!
-//! A check is queued like any work and leaves what it found in a slot of device memory, 128 bytes. Once the host has seen it
-//! complete, slots are read back by a stream of their own, which waits for nothing else. On a GPU the check is the kernel of
-//! `kernels/guard.cu`; the simulated device runs its twin below; for any other driver the bytes are copied to the host and compared
-//! at there, which waits for the stream.
+//! A check is queued like any work and writes its findings into a slot of device memory, 128 bytes. After it has completed, a
+//! separate stream reads the slot back, which waits for no other work.
+//!
+//! On a GPU the check is the kernel of `kernels/guard.cu`. The simulated device runs its twin below. For any other driver the bytes
+//! are copied to the host and compared there, which waits for the stream.
+//!
+//! Invariant: a slot is reused only after its check has completed. The checker does not order checks: the caller does.
 
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
@@ -18,34 +21,35 @@ use crate::CudaDevice;
 use crate::device_runtime::resource::{Access, PhysicalMeter, ResourceResult};
 use crate::kernels::guard;
 
-/// What one check leaves behind.
+/// Bytes of a slot.
 const SLOT: usize = 128;
-/// Slots that are taken from the device at a time.
+/// Slots that are allocated from the device at a time.
 const CHUNK: usize = 256;
 /// Bytes of damage that a finding shows.
 const SHOWN: usize = 16;
 /// Bytes that a check by the host compares at a time.
 const STEP: usize = 256;
 
-/// Bytes that are not what they should be.
+/// A run of damaged bytes.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Finding {
-    /// The first of them, from the base of the redzones.
+    /// The offset of the first one from the base of the redzones.
     pub(super) first: u64,
     pub(super) count: u64,
     pub(super) found: Vec<u8>,
 }
 
-/// What a check of a block found.
+/// The result of a check.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub(super) struct Findings {
     pub(super) around: Option<Finding>,
     pub(super) inside: Option<Finding>,
 }
 
-/// Where a queued check leaves its findings.
+/// A slot that a queued check writes.
 ///
-/// Dropped unread, the slot may still be written: it is used again once the device has completed everything ([`Checker::reclaim`]).
+/// A check may still write a slot that is dropped unread: it is reused after the device has completed all work
+/// ([`Checker::reclaim`]).
 #[derive(Debug)]
 pub(super) struct FindingSlot {
     at: u64,
@@ -53,7 +57,7 @@ pub(super) struct FindingSlot {
 }
 
 impl FindingSlot {
-    /// The check has completed and was read, or was never queued.
+    /// Frees the slot. Its check has completed and was read, or was never queued.
     pub(super) fn free(mut self) {
         self.slots.lock().free_all([std::mem::take(&mut self.at)]);
     }
@@ -67,16 +71,16 @@ impl Drop for FindingSlot {
     }
 }
 
-/// A check that was asked for.
+/// A requested check.
 #[derive(Debug)]
 pub(super) enum Check {
-    /// It is queued, and will leave its findings here.
+    /// It is queued, and writes this slot.
     Queued(FindingSlot),
-    /// It is done.
+    /// It has completed.
     Done(Findings),
 }
 
-/// How this device checks.
+/// How checks run on this device.
 #[derive(Debug)]
 enum CheckMethod {
     Cuda(CudaFunction),
@@ -91,11 +95,11 @@ pub(super) struct Checker {
     method: OnceLock<CheckMethod>,
     reader: OnceLock<StreamHandle>,
     slots: Arc<Mutex<FindingSlots>>,
-    /// Held while chunks are taken, so that each is announced once.
+    /// Locked while a chunk is allocated, so that each is metered once.
     meter: Mutex<Option<Meter>>,
 }
 
-/// Counts the memory of the chunks.
+/// The meter of the chunks' memory.
 struct Meter(Arc<dyn PhysicalMeter>);
 
 impl std::fmt::Debug for Meter {
@@ -109,7 +113,7 @@ struct FindingSlots {
     free: Vec<u64>,
     chunks: Vec<u64>,
     taken: usize,
-    /// Taken, and not read: a check may still write them.
+    /// Slots that were dropped unread: a check may still write them.
     abandoned: Vec<u64>,
 }
 
@@ -118,7 +122,7 @@ impl FindingSlots {
         let before = self.free.len();
         self.free.extend(given);
         self.taken -= (self.free.len() - before).min(self.taken);
-        // The lowest first, so that neighbours are read back together.
+        // The lowest address is popped first, so that neighbours are read back together.
         self.free.sort_unstable_by(|a, b| b.cmp(a));
     }
 }
@@ -129,7 +133,7 @@ impl Checker {
         Self { device, method, reader, slots: Arc::default(), meter: Mutex::new(None) }
     }
 
-    /// Makes everything that can fail to be made; called before the first block is handed out.
+    /// Loads the kernel and allocates the stream and the first slots. Called before the first block is handed out.
     pub(super) fn make_ready(&self) -> ResourceResult<()> {
         if self.method.get().is_none() {
             let method = match (self.device.sim(), self.device.properties().kind) {
@@ -159,13 +163,13 @@ impl Checker {
         Ok(())
     }
 
-    /// What a chunk takes of the device: the driver hands out whole steps of its alignment.
+    /// The physical memory of a chunk: the driver allocates whole units of its alignment.
     fn chunk_bytes(&self) -> usize {
         let step = self.device.properties().allocation_alignment.max(1);
         (CHUNK * SLOT).next_multiple_of(step)
     }
 
-    /// Announces the chunks that are there, and from then on every other one before it is taken.
+    /// Charges the existing chunks to a meter, and from then on every chunk before it is allocated.
     pub(super) fn start_meter(&self, meter: Arc<dyn PhysicalMeter>) -> ResourceResult<()> {
         let mut kept = self.meter.lock();
         let chunks = self.slots.lock().chunks.len();
@@ -177,7 +181,7 @@ impl Checker {
     fn add_chunk(&self) -> ResourceResult<()> {
         let meter = self.meter.lock();
         if !self.slots.lock().free.is_empty() {
-            // Another thread was faster.
+            // Another thread has added a chunk.
             return Ok(());
         }
         if let Some(Meter(meter)) = &*meter {
@@ -208,7 +212,7 @@ impl Checker {
         }
     }
 
-    /// Waits for the device where checks were left unread, and takes their slots back.
+    /// Reclaims the slots of checks that were left unread, after a wait for all streams.
     pub(super) fn reclaim(&self) -> DriverResult<()> {
         let abandoned = std::mem::take(&mut self.slots.lock().abandoned);
         if abandoned.is_empty() {
@@ -223,9 +227,9 @@ impl Checker {
         waited.map(drop)
     }
 
-    /// Queues a check of the bytes around a block, and of those in it where it was freed.
+    /// Queues a check of the redzones, and with `inside` of the poison in a freed block.
     ///
-    /// The redzones are memory of the device, live until the check has run, and ordered against everything else on those bytes.
+    /// The caller guarantees that the bytes stay live until the check has run, and orders the check against all other work on them.
     pub(super) fn check(
         &self,
         redzones: &Redzones,
@@ -268,8 +272,8 @@ impl Checker {
         ];
         let shape = LaunchShape::for_rows(redzones.checked_bytes(inside));
         #[allow(unsafe_code)]
-        // SAFETY: the slot is memory of this device that nobody else has; the redzones are live and ordered by the caller, and these
-        // are the kernel's arguments.
+        // SAFETY: the slot is memory of this device that only this check uses; the redzones are live and ordered by the caller, and
+        // these are the kernel's arguments.
         let queued = unsafe {
             self.device
                 .driver()
@@ -343,7 +347,7 @@ impl Checker {
         Ok(comparison.findings())
     }
 
-    /// What checks found that the host has seen complete, in the order of `checked`.
+    /// Reads the findings of completed checks, in the order of `checked`.
     pub(super) fn read(&self, checked: &[&FindingSlot]) -> DriverResult<Vec<Findings>> {
         let Some(reader) = self.reader.get() else {
             return Err(DriverError::Unsupported { call: "guard slots" });
@@ -368,7 +372,7 @@ impl Checker {
         Ok(findings)
     }
 
-    /// Gives the slots back where no check can still write them.
+    /// Frees the device memory if no check can still write it.
     pub(super) fn end(&self) {
         let driver = self.device.driver();
         let meter = self.meter.lock();
@@ -382,7 +386,7 @@ impl Checker {
                 if let (Ok(()), Some(Meter(meter))) = (&freed, &*meter) {
                     meter.give(self.chunk_bytes());
                 }
-                // What the driver keeps stays counted.
+                // A chunk that the driver could not free stays charged.
                 freed.is_err()
             });
         }
@@ -396,13 +400,12 @@ impl Checker {
     }
 }
 
-/// True for two slots that can be read by one copy: a driver refuses one that goes over from one allocation into another, also where
-/// the two touch.
+/// Returns whether one copy can read two slots. A driver refuses a copy across two allocations, even if they are adjacent.
 fn are_together(slot: u64, next: u64, chunks: &[u64]) -> bool {
     slot + SLOT as u64 == next && !chunks.contains(&next)
 }
 
-/// What a check has seen so far; what the kernel keeps in a slot.
+/// The progress of a check on the host; the kernel's counterpart is in its slot.
 #[derive(Default)]
 struct Comparison {
     around: Option<Finding>,
@@ -410,7 +413,7 @@ struct Comparison {
 }
 
 impl Comparison {
-    /// Checks `bytes`, which begin `from` bytes behind the base.
+    /// Compares `bytes`, which begin `from` bytes behind the base.
     fn compare(&mut self, bytes: &[u8], from: usize, redzones: &Redzones) {
         let user = redzones.front..redzones.front + redzones.bytes;
         let cuts = [user.start, user.end, from + bytes.len()];
@@ -443,7 +446,7 @@ impl Comparison {
     }
 }
 
-/// Adds to `finding` what is not `due` between two offsets from the base.
+/// Adds to `finding` the bytes of a range of offsets from the base that are not `due`.
 fn compare(bytes: &[u8], from: usize, range: Range<usize>, due: u8, finding: &mut Option<Finding>) {
     let same = [due; STEP];
     let mut start = range.start;

@@ -1,7 +1,7 @@
-//! Checks blocks, from the queue to what they found, and the unmapping that waits for them.
+//! The life of a check: queued, polled, read; and the unmapping that waits for checks.
 //!
-//! Results are taken in turns, one thread at a time; the checks of a stream stay in its order. What could not be read, or unmapped, is
-//! kept for the next turn.
+//! Invariants: one thread at a time collects results, and pending checks of a stream stay in its order. A check that could not be
+//! read and a block that could not be unmapped stay for the next collection.
 
 use std::collections::HashMap;
 
@@ -15,7 +15,7 @@ use crate::device_runtime::resource::{
 };
 
 impl<R: DeviceMemoryResource> GuardCore<R> {
-    /// Queues a check of every block that is live or held back.
+    /// Queues a check of every block that is live or in the quarantine.
     pub(super) fn check_all(&self, found_by: FoundBy) -> ResourceResult<()> {
         let jobs = self.registry.lock().open_all();
         let mut outcome = Ok(());
@@ -33,12 +33,12 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
         outcome
     }
 
-    /// True when everything before a point has completed. Never waits.
+    /// Returns whether everything before a point has completed. Never waits.
     pub(super) fn is_complete(&self, point: Option<StreamPoint>) -> bool {
         let (Some(point), Ok(parts)) = (point, &self.parts) else { return true };
         let StreamPoint { stream_slot, stamp } = point;
         let Some(raw) = parts.streams.at(stream_slot) else { return true };
-        // An idle stream is asked first: an event recorded only to ask would keep it from being idle.
+        // Polls an idle stream first: an event that is recorded only for the poll would keep the stream busy.
         match raw.poll(stamp) {
             Some(complete) => complete,
             None if raw.poll_tail() => true,
@@ -46,7 +46,7 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
         }
     }
 
-    /// Takes down what checks have found that are done; with `wait`, of all that are queued.
+    /// Reads the findings of completed checks; with `wait`, of all queued checks.
     pub(super) fn collect(&self, wait: bool) -> ResourceResult<()> {
         let Ok(parts) = &self.parts else { return Ok(()) };
         let _collector = self.collector_lock.lock();
@@ -105,7 +105,7 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
         outcome.and(self.unmap_all(unmapping, wait))
     }
 
-    /// Unmaps what the host has seen complete; keeps the rest.
+    /// Unmaps the blocks whose work has completed; keeps the rest.
     fn unmap_all(
         &self,
         unmapping: Vec<(Generation, Option<StreamPoint>)>,
@@ -123,7 +123,7 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
             };
             let mut registry = self.registry.lock();
             match unmapped {
-                // What failed is left to a sweep.
+                // A sweep retries what failed.
                 Some(unmapped) => {
                     if let Some(entry) = registry.blocks.get_mut(&generation) {
                         entry.mapped = None;
@@ -137,7 +137,7 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
         outcome
     }
 
-    /// Before those that were queued meanwhile: the checks of a stream stay in its order.
+    /// Puts checks back in front of those that were queued meanwhile, so that the checks of a stream stay in its order.
     fn requeue(&self, mut checks: Vec<Pending>) {
         let mut registry = self.registry.lock();
         checks.append(&mut registry.pending);

@@ -1,4 +1,4 @@
-//! What a guard does, and how much it may hold.
+//! The settings of a guard.
 
 use std::num::NonZeroU64;
 use std::path::PathBuf;
@@ -12,7 +12,7 @@ pub enum GuardMode {
     Canaries,
     /// Every block: between addresses where nothing is mapped, so that a stray access faults.
     Pages,
-    /// About one block in so many as in [`GuardMode::Pages`], whichever calls they come from; the others not at all.
+    /// About one block in this number as in [`GuardMode::Pages`], independent of the call site; the others are not guarded.
     Sampled(NonZeroU64),
 }
 
@@ -27,14 +27,14 @@ pub enum PagePlacement {
     Start,
 }
 
-/// Where a guard writes what it found, besides its list of reports.
+/// Where a guard writes its reports, besides its list of reports.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
 #[non_exhaustive]
 pub enum GuardOutput {
     /// To standard error.
     #[default]
     StandardError,
-    /// To the end of this file, which is made if it is not there.
+    /// Appended to this file, which is created if it is missing.
     File(PathBuf),
     /// Nowhere.
     Silent,
@@ -55,13 +55,13 @@ pub struct GuardConfig {
     pub mode: GuardMode,
     /// Whether a free waits for its own check, and returns the damage.
     pub synchronous: bool,
-    /// Guarded bytes behind a block, and before it at least; 0 for none. Before it they are rounded up to its alignment.
+    /// Bytes of the canary behind a block, and the minimum of the one before it, which is rounded up to the alignment; 0 for none.
     pub canary_bytes: usize,
     /// Whether blocks are filled when they are handed out and when they are freed.
     pub poison: bool,
-    /// The most bytes the quarantine holds, canaries included.
+    /// The maximum bytes in the quarantine, canaries included.
     pub quarantine_bytes: usize,
-    /// The most blocks the quarantine holds; 0 for none.
+    /// The maximum number of blocks in the quarantine; 0 for none.
     pub quarantine_blocks: usize,
     /// Whether reports say where a block was allocated and freed. Walking the stack takes microseconds.
     pub backtraces: bool,
@@ -69,10 +69,10 @@ pub struct GuardConfig {
     pub history_blocks: usize,
     /// Where a block lies between its guard pages.
     pub placement: PagePlacement,
-    /// The most physical memory that blocks between guard pages take; `None`: 64 MiB where blocks are sampled, else no limit.
-    /// What is sampled beyond that is not guarded.
+    /// The maximum physical memory of blocks between guard pages. `None` is 64 MiB if blocks are sampled, otherwise no limit. A
+    /// sampled block beyond it is not guarded.
     pub page_bytes: Option<usize>,
-    /// Address ranges of freed blocks that stay unmapped before one is used again.
+    /// Address ranges of freed blocks that stay unmapped before the oldest is reused.
     pub resting_ranges: usize,
     /// Where reports are written.
     pub output: GuardOutput,
@@ -98,84 +98,84 @@ impl Default for GuardConfig {
 }
 
 impl GuardConfig {
-    /// The same in another mode.
+    /// Sets the mode.
     #[must_use]
     pub fn with_mode(mut self, mode: GuardMode) -> Self {
         self.mode = mode;
         self
     }
 
-    /// The same, with frees that wait for their check, or not.
+    /// Sets whether a free waits for its check.
     #[must_use]
     pub fn with_synchronous(mut self, synchronous: bool) -> Self {
         self.synchronous = synchronous;
         self
     }
 
-    /// The same with so many guarded bytes at each end of a block.
+    /// Sets the bytes of the canaries.
     #[must_use]
     pub fn with_canary_bytes(mut self, bytes: usize) -> Self {
         self.canary_bytes = bytes;
         self
     }
 
-    /// The same with blocks filled, or not.
+    /// Sets whether blocks are filled.
     #[must_use]
     pub fn with_poison(mut self, poison: bool) -> Self {
         self.poison = poison;
         self
     }
 
-    /// The same with a quarantine of at most so many bytes and blocks.
+    /// Sets the limits of the quarantine.
     #[must_use]
     pub fn with_quarantine(mut self, bytes: usize, blocks: usize) -> Self {
         (self.quarantine_bytes, self.quarantine_blocks) = (bytes, blocks);
         self
     }
 
-    /// The same with backtraces, or without.
+    /// Sets whether reports have backtraces.
     #[must_use]
     pub fn with_backtraces(mut self, backtraces: bool) -> Self {
         self.backtraces = backtraces;
         self
     }
 
-    /// The same with so many freed blocks remembered.
+    /// Sets the number of freed blocks that a post-mortem remembers.
     #[must_use]
     pub fn with_history(mut self, blocks: usize) -> Self {
         self.history_blocks = blocks;
         self
     }
 
-    /// The same with blocks at this end of their pages.
+    /// Sets where a block lies between its guard pages.
     #[must_use]
     pub fn with_placement(mut self, placement: PagePlacement) -> Self {
         self.placement = placement;
         self
     }
 
-    /// The same with at most so much physical memory for blocks between guard pages.
+    /// Sets the maximum physical memory of blocks between guard pages.
     #[must_use]
     pub fn with_page_bytes(mut self, bytes: usize) -> Self {
         self.page_bytes = Some(bytes);
         self
     }
 
-    /// The same with so many ranges that stay unmapped.
+    /// Sets the number of ranges that stay unmapped.
     #[must_use]
     pub fn with_resting_ranges(mut self, ranges: usize) -> Self {
         self.resting_ranges = ranges;
         self
     }
 
-    /// The same with reports written there.
+    /// Sets where reports are written.
     #[must_use]
     pub fn with_output(mut self, output: GuardOutput) -> Self {
         self.output = output;
         self
     }
 
-    /// The most physical memory that blocks between guard pages take.
+    /// The maximum physical memory of blocks between guard pages.
     pub(super) fn max_page_bytes(&self) -> usize {
         match (self.page_bytes, self.mode) {
             (Some(bytes), _) => bytes,

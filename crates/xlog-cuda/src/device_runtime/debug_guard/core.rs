@@ -1,8 +1,12 @@
-//! Guarded blocks from allocation to release: what is queued when, and on which stream.
+//! The life of a guarded block: which work the guard queues, when, and on which stream.
 //!
-//! Where the resource below tracks uses, everything is queued on the block's own stream as a use like any other, so it follows
-//! what was announced and the host waits for nothing. A block whose stream was given back is checked on the default stream,
-//! made to follow the old one. Below that, where uses are not tracked, the host waits before and after, as such a resource does.
+//! If the resource below tracks uses, the guard queues its fills and checks on the block's own stream, as uses. They follow all
+//! announced uses, and the host waits for nothing. If that stream was returned to its pool, the guard uses the default stream,
+//! after a wait for the old one.
+//!
+//! If the resource below does not track uses, the host waits before and after the guard's work, as such a resource does.
+//!
+//! Invariant: the registry's lock is not held over a call of the driver or of the resource below.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -29,7 +33,7 @@ use crate::device_runtime::resource::{
 use crate::device_runtime::stream_pool::StreamPool;
 use crate::stream::RawStream;
 
-/// Checks that may be on their way before a free asks which are done.
+/// Pending checks at which a free collects results.
 const COLLECT_AT: usize = 128;
 
 /// The device and streams that a guard works on.
@@ -62,7 +66,7 @@ impl Parts {
     }
 }
 
-/// Why the resource below does not work where the guard is to.
+/// Returns why the resource below does not belong to this device and these streams.
 fn misfit<R: DeviceMemoryResource>(inner: &R, home: &ResourceHome) -> Option<String> {
     inner.home()?.misfit(&home.device, home.streams.as_deref()?)
 }
@@ -80,7 +84,7 @@ pub(super) struct GuardCore<R> {
     pub(super) pages: Option<Pages>,
     /// Whether the device was found lost.
     pub(super) lost: AtomicBool,
-    /// Held by who collects what checks found.
+    /// Locked by the thread that collects results.
     pub(super) collector_lock: Mutex<()>,
     pub(super) counters: StripedCounters,
 }
@@ -139,8 +143,8 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
             }),
         };
         if let Ok(parts) = &parts {
-            // Here rather than with the first block: a GPU loads a kernel only when all that runs has ended, and whoever allocates may
-            // be about to let that go on. What fails is tried again, and told, with the first block.
+            // Here rather than with the first block: a GPU loads a kernel only when all running work has ended, and the allocating
+            // thread may be the one that lets that work continue. A failure is retried, and returned, with the first block.
             let _ = parts.checker.make_ready();
         }
         let pages = match (&parts, config.mode) {
@@ -172,7 +176,7 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
         self.parts.as_ref().map_err(Clone::clone)
     }
 
-    /// Hands out `redzones`, which is `block` of the resource below, or memory of its own that `block` stands in for.
+    /// Hands out a block inside `redzones`: memory of `block`, or mapped memory that `block` stands in for.
     pub(super) fn hand_out(
         &self,
         block: DeviceBlock,
@@ -222,7 +226,7 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
         Ok(given)
     }
 
-    /// Hands out memory between guard pages, for which `block` stands in. The block comes back with a failure.
+    /// Hands out memory between guard pages, for which `block` stands in. An error returns the block.
     pub(super) fn hand_out_mapped(
         &self,
         pages: &Pages,
@@ -231,7 +235,7 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
     ) -> Result<DeviceBlock, (DeviceBlock, ResourceError)> {
         let GuardRequest { bytes, align, .. } = *request;
         if !pages.has_room(bytes) {
-            // What was freed may only wait to be seen.
+            // Freed memory may only wait for its collection.
             let _ = self.collect(false);
         }
         let (mapped, redzones) = match pages.map(bytes, align) {
@@ -287,9 +291,11 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
         Ok(Worked { done, point })
     }
 
-    /// Until a use that the user of a block announces is prepared: announces to the resource below what the block's own stream has
-    /// queued so far. The guard's own work on that stream is announced there, so that resource cannot tell that the user's was not.
-    /// True when it did, and [`GuardCore::set_announced`] is to be called once the use is prepared.
+    /// Announces to the resource below all work that the block's own stream has queued so far, before the first announced use of
+    /// the block is prepared. The guard announces its own work on that stream, so the resource below cannot detect that the user's
+    /// work was not announced.
+    ///
+    /// Returns true if it did. The caller then calls [`GuardCore::set_announced`] after the use is prepared.
     pub(super) fn announce_own(&self, block: BlockId, below: BlockId) -> ResourceResult<bool> {
         let stream_slot = match self.registry.lock().blocks.get(&block.generation) {
             Some(entry) if !entry.announced => entry.stream_slot,
@@ -300,7 +306,7 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
         Ok(true)
     }
 
-    /// From here on the user's announcements decide.
+    /// Notes that the user of a block announces its uses.
     pub(super) fn set_announced(&self, block: BlockId) {
         if let Some(entry) = self.registry.lock().blocks.get_mut(&block.generation) {
             entry.announced = true;
@@ -325,7 +331,7 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
         }
     }
 
-    /// Takes a block from its user.
+    /// Accepts a freed block from its user.
     pub(super) fn return_block(&self, block: BlockId) -> ResourceResult<()> {
         let (info, is_open) = {
             let mut registry = self.registry.lock();
@@ -341,7 +347,7 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
         let _ = info.freed.set(self.journal.moment(info.allocated.stream));
         let outcome = if is_open { Ok(()) } else { self.retire(block.generation) };
         if self.registry.lock().pending.len() >= COLLECT_AT {
-            // What fails here comes back with a reap.
+            // A reap returns what fails here.
             let _ = self.collect(false);
         }
         outcome?;
@@ -354,7 +360,7 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
         Ok(())
     }
 
-    /// Checks a returned block, fills it and holds it back.
+    /// Checks a freed block, poisons it and puts it into the quarantine.
     fn retire(&self, generation: Generation) -> ResourceResult<()> {
         let limits = QuarantineLimits {
             bytes: self.config.quarantine_bytes,
@@ -410,7 +416,7 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
         }
     }
 
-    /// Remembers a check, or what it found.
+    /// Stores a queued check, or the findings of a completed one.
     pub(super) fn track_check(
         &self,
         info: &Arc<BlockInfo>,
@@ -427,7 +433,7 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
         }
     }
 
-    /// Releases blocks that left the quarantine. What was retired a moment ago needs no second check.
+    /// Releases evicted blocks. The block that was retired a moment ago needs no second check.
     fn release_all(&self, evicted: Vec<Generation>, retired: Retired) -> ResourceResult<()> {
         let mut outcome = Ok(());
         for generation in evicted {
@@ -440,7 +446,7 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
         outcome
     }
 
-    /// Checks a block that leaves the quarantine and gives it to the resource below.
+    /// Checks an evicted block and frees it below.
     fn release(&self, generation: Generation) -> ResourceResult<()> {
         let Some(job) = self.registry.lock().job(generation) else { return Ok(()) };
         let inside = self.config.poison;
@@ -462,10 +468,11 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
     fn free_below(&self, generation: Generation, point: Option<StreamPoint>) -> ResourceResult<()> {
         let taken = self.registry.lock().release_block(generation, point);
         let Some((below, block)) = taken else { return Ok(()) };
-        // After a failure the resource below has it, and finishes the free at a reap.
+        // After a failure the resource below has the block, and finishes the free at a reap.
         let freed = self.inner.deallocate(block);
         if self.inner.block_state(below) == BlockState::Freed {
-            // One that hands memory out again in the order of its stream need not wait for the check; the guard's word does.
+            // A stream-ordered resource reuses the memory without a wait for the check. The guard reports the block as freed only
+            // after the check.
             let is_mapped = self.registry.lock().is_mapped(generation);
             match !is_mapped && self.is_complete(point) {
                 true => self.registry.lock().remove(&[generation], self.config.history_blocks),
@@ -483,7 +490,7 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
         }
     }
 
-    /// Tries again what failed half way.
+    /// Retries what failed half way.
     pub(super) fn retry(&self) -> ResourceResult<()> {
         let unfinished = std::mem::take(&mut self.registry.lock().unfinished);
         let mut outcome = Ok(());
@@ -494,7 +501,7 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
         outcome
     }
 
-    /// Forgets what the resource below has freed.
+    /// Removes the blocks that the resource below has freed.
     pub(super) fn prune(&self) {
         let given = self.registry.lock().released_blocks();
         let is_freed = |below: BlockId, point: Option<StreamPoint>| {
@@ -510,7 +517,7 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
         }
     }
 
-    /// Lets everything out of the quarantine.
+    /// Evicts all blocks from the quarantine.
     pub(super) fn flush(&self) -> ResourceResult<()> {
         let evicted = self.registry.lock().evict_all();
         let mut outcome = Ok(());

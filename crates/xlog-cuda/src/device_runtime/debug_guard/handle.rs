@@ -1,4 +1,4 @@
-//! A way to ask a guard that is boxed away in a stack.
+//! A handle on a guard that is part of a stack of resources.
 
 use std::fmt;
 use std::sync::{Arc, Weak};
@@ -9,7 +9,7 @@ use super::post_mortem::GuardPostMortem;
 use super::report::GuardReport;
 use crate::device_runtime::resource::{DeviceMemoryResource, ResourceResult};
 
-/// What a handle can have done.
+/// The operations of a handle, independent of the resource's type.
 trait Guards: Send + Sync {
     fn check_now(&self) -> ResourceResult<()>;
     fn flush(&self) -> ResourceResult<()>;
@@ -35,9 +35,9 @@ impl<R: DeviceMemoryResource> Guards for GuardCore<R> {
     }
 }
 
-/// Asks a [`DebugGuardResource`](super::DebugGuardResource), also when it is boxed away or gone.
+/// A handle on a [`DebugGuardResource`](super::DebugGuardResource).
 ///
-/// It does not keep the guard: once that is gone there is nothing to check, and its reports are still here.
+/// It does not keep the guard alive. After the guard is dropped there is nothing to check, but its reports stay readable.
 #[derive(Clone)]
 pub struct GuardHandle {
     guard: Weak<dyn Guards>,
@@ -61,13 +61,13 @@ impl GuardHandle {
         self.guard.upgrade().map_or(Ok(()), |guard| guard.flush())
     }
 
-    /// Bytes and blocks that are held back.
+    /// Bytes and blocks in the quarantine.
     #[must_use]
     pub fn quarantine(&self) -> (usize, usize) {
         self.guard.upgrade().map_or((0, 0), |guard| guard.quarantine())
     }
 
-    /// The guarded blocks around an address, live or freed, the nearest first; `None` when the guard is gone.
+    /// The guarded blocks around an address, live or freed, the nearest first; `None` after the guard was dropped.
     #[must_use]
     pub fn describe_address(&self, ptr: u64) -> Option<GuardPostMortem> {
         self.guard.upgrade().map(|guard| guard.describe(ptr))

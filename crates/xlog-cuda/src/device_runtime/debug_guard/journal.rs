@@ -1,4 +1,4 @@
-//! What was found so far, and what of it nobody has been told.
+//! The reports of a guard, and the damage that no call has returned yet.
 
 use std::backtrace::Backtrace;
 use std::collections::VecDeque;
@@ -17,7 +17,7 @@ use crate::device_runtime::logging::QueryScope;
 use crate::device_runtime::resource::{ResourceError, StreamId};
 use crate::device_runtime::runtime::print_line;
 
-/// Reports that are kept; more are counted.
+/// The maximum number of stored reports; further ones are only counted.
 const MAX_KEPT: usize = 1000;
 
 /// The reports of one guard.
@@ -47,7 +47,7 @@ impl Journal {
         }
     }
 
-    /// What a block's allocation or free is remembered as.
+    /// The moment of an allocation or free.
     pub(super) fn moment(&self, stream: StreamId) -> Moment {
         Moment {
             at: self.started.elapsed(),
@@ -57,7 +57,7 @@ impl Journal {
         }
     }
 
-    /// Takes down what a check of a block found; true if it was damage nobody has told of.
+    /// Stores the findings of a check. Returns true if they have damage that was not reported before.
     pub(super) fn enter(&self, block: &BlockInfo, findings: &Findings, found_by: FoundBy) -> bool {
         let mut is_new = false;
         let kinds = [
@@ -113,7 +113,7 @@ impl Journal {
         }
     }
 
-    /// Writes to where the configuration says.
+    /// Writes a text to the configured output.
     pub(super) fn write(&self, text: fmt::Arguments<'_>) {
         let path = match &self.output {
             GuardOutput::Silent => return,
@@ -126,12 +126,12 @@ impl Journal {
         }
     }
 
-    /// The oldest damage that no call has returned.
+    /// Removes the oldest damage that no call has returned.
     pub(super) fn pop_unreported(&self) -> Option<ResourceError> {
         self.reports.lock().unreported.pop_front()
     }
 
-    /// The damage of one block first, then any other.
+    /// Removes unreturned damage: of this block first, then of any other.
     pub(super) fn pop_unreported_of(&self, block: &BlockInfo) -> Option<ResourceError> {
         let is_own = |error: &ResourceError| match error {
             ResourceError::OutOfBounds { generation }

@@ -1,11 +1,14 @@
-//! Bad memory use is caught and named: bytes around every block, poison in it, a quarantine after it.
+//! The debug guard: redzones around every block, poison in it, a quarantine after its free.
 //!
-//! Every fill and every check is queued in stream order; the host waits for none of them. What a check found is told by the next
-//! [`reap_pending`](DeviceMemoryResource::reap_pending) or [`check_now`](DebugGuardResource::check_now), is kept in
-//! [`reports`](DebugGuardResource::reports), and is written to standard error.
+//! Every fill and every check is queued in stream order; the host waits for none of them. The next
+//! [`reap_pending`](DeviceMemoryResource::reap_pending) or [`check_now`](DebugGuardResource::check_now) returns the damage found.
+//! [`reports`](DebugGuardResource::reports) lists it, and it is written to standard error.
 //!
-//! Invariants: a block that is held back is outstanding, and the quarantine never holds more than it may; what the guard adds to
-//! a block is charged with it. What it does not do: reads outside a block are not seen, nor are writes beyond its canaries.
+//! Invariants:
+//! - A quarantined block is outstanding, and the quarantine never exceeds its limits.
+//! - A block is charged with the redzones that the guard adds.
+//!
+//! It does not see reads outside a block, nor writes beyond its redzones.
 
 mod checker;
 mod checks;
@@ -35,7 +38,7 @@ pub use handle::GuardHandle;
 pub use post_mortem::{GuardPostMortem, NearbyBlock};
 pub use report::{DamageKind, FoundBy, GuardReport, Moment};
 
-/// How long the end of a guard waits for the last checks.
+/// The time that the drop of a guard waits for the last checks.
 const LAST_CHECKS: Duration = Duration::from_secs(2);
 
 /// Guards the blocks of the resource below.
@@ -74,8 +77,8 @@ pub struct DebugGuardResource<R: DeviceMemoryResource = Box<dyn DeviceMemoryReso
 impl DebugGuardResource {
     /// Guards what `inner` hands out.
     ///
-    /// The guard queues work on the device and streams that `inner` names ([`DeviceMemoryResource::home`]); where it names none the
-    /// first call fails, and [`DebugGuardResource::over`] is the way.
+    /// The guard queues work on the device and streams that `inner` names ([`DeviceMemoryResource::home`]). If it names none, the
+    /// first call fails: use [`DebugGuardResource::over`].
     #[must_use]
     pub fn new(inner: Box<dyn DeviceMemoryResource + Send + Sync>, config: GuardConfig) -> Self {
         Self::on_home(inner, config)
@@ -90,9 +93,9 @@ impl<R: DeviceMemoryResource> DebugGuardResource<R> {
         Self { core: Arc::new(GuardCore::new(inner, config, home)) }
     }
 
-    /// Guards what a resource hands out that does not name its device and streams.
+    /// Guards a resource that does not name its device and streams.
     ///
-    /// Where it does name them and they are others, the first call is refused with [`ResourceError::Driver`] that names both.
+    /// If it names others, the first call is refused with a [`ResourceError::Driver`] that names both.
     #[must_use]
     pub fn over(
         inner: R,
@@ -104,18 +107,18 @@ impl<R: DeviceMemoryResource> DebugGuardResource<R> {
         Self { core: Arc::new(GuardCore::new(inner, config, Some(home))) }
     }
 
-    /// Checks every block that is live or held back, waits for the result, and returns the first damage that no call has
+    /// Checks every block that is live or in the quarantine, waits for the results, and returns the first damage that no call has
     /// returned yet.
     pub fn check_now(&self) -> ResourceResult<()> {
         self.core.check_now()
     }
 
-    /// Lets every block out of the quarantine, after a check of it. Waits for nothing.
+    /// Evicts every block from the quarantine, after a check. Waits for nothing.
     pub fn flush_quarantine(&self) -> ResourceResult<()> {
         self.core.flush()
     }
 
-    /// Bytes and blocks that are held back.
+    /// Bytes and blocks in the quarantine.
     #[must_use]
     pub fn quarantine(&self) -> (usize, usize) {
         self.core.registry.lock().quarantine()
@@ -133,7 +136,7 @@ impl<R: DeviceMemoryResource> DebugGuardResource<R> {
         self.core.describe(Some(ptr))
     }
 
-    /// A handle that outlives this.
+    /// Returns a handle that may outlive the guard.
     #[must_use]
     pub fn handle(&self) -> GuardHandle
     where
@@ -162,13 +165,13 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
         self.with_post_mortem(self.or_unreported(checked.and(collected)))
     }
 
-    /// A call's own failure, or else damage that no call has returned.
+    /// Returns a call's own failure, or else damage that no call has returned.
     fn or_unreported(&self, outcome: ResourceResult<()>) -> ResourceResult<()> {
         outcome?;
         self.journal.pop_unreported().map_or(Ok(()), Err::<(), ResourceError>)
     }
 
-    /// The last checks, for a while: somebody may hold a stream.
+    /// Runs the last checks. The wait is bounded: the program may hold a stream.
     fn end(&self) {
         let Ok(parts) = &self.parts else { return };
         let is_lost =

@@ -1,9 +1,10 @@
-//! Memory between addresses where nothing is mapped: a stray access to its neighbours faults.
+//! Guard pages: blocks between unmapped addresses, where a stray access faults.
 //!
-//! One range of addresses is reserved for all blocks. Each block takes whole units of it, with an unmapped one before and behind;
-//! physical memory is taken for the units between. A range that was given back rests unmapped: new addresses are used first, then
-//! those that rested longest. Physical memory is announced to a meter before it is taken, and counts until it is destroyed: what the
-//! driver would not take back is kept, and [`Pages::sweep`] tries again.
+//! One address range is reserved for all blocks. A block gets whole units of it, with an unmapped unit before and behind it. A
+//! freed range rests unmapped: fresh addresses are used first, then the range that rested longest.
+//!
+//! Invariant: physical memory is charged to the meter before it is created, and until it is destroyed. Memory that the driver did
+//! not free is kept as a leftover, which [`Pages::sweep`] retries.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -17,7 +18,7 @@ use super::redzones::Redzones;
 use crate::CudaDevice;
 use crate::device_runtime::resource::{MIN_ALIGN, PhysicalMeter, ResourceError, ResourceResult};
 
-/// Addresses that are reserved: they cost nothing.
+/// Bytes of reserved addresses, which take no memory.
 pub(super) const ADDRESSES: usize = 1 << 40;
 
 /// The mapped units of one block.
@@ -28,7 +29,7 @@ pub(super) struct Mapped {
     memory: MemoryHandle,
 }
 
-/// Physical memory that the driver would not take back.
+/// Physical memory that the driver did not free.
 #[derive(Clone, Copy, Debug)]
 struct Leftover {
     memory: MemoryHandle,
@@ -50,7 +51,7 @@ pub(super) struct Pages {
     base: OnceLock<u64>,
     ranges: Mutex<Ranges>,
     physical: AtomicUsize,
-    /// Mappings that are there.
+    /// Existing mappings.
     mappings: AtomicU64,
     leftovers: Mutex<Vec<Leftover>>,
     meter: Mutex<Option<Arc<dyn PhysicalMeter>>>,
@@ -78,12 +79,12 @@ impl Pages {
         self.device.driver().virtual_memory().ok_or(unsupported)
     }
 
-    /// The unit of everything here; 1 on a device that maps nothing.
+    /// The unit of mappings; 1 on a device without virtual memory.
     fn unit(&self) -> usize {
         self.memory().map_or(1, |memory| memory.granularity().max(1))
     }
 
-    /// Where all these blocks lie from, in [`ADDRESSES`] bytes, once there was one.
+    /// The start of the [`ADDRESSES`] bytes that all blocks lie in, once there was a block.
     pub(super) fn addresses(&self) -> Option<u64> {
         self.base.get().copied()
     }
@@ -98,20 +99,20 @@ impl Pages {
         self.physical.load(Ordering::Acquire)
     }
 
-    /// True when so much more physical memory is allowed.
+    /// Returns whether the limit of physical memory allows a block of `bytes`.
     pub(super) fn has_room(&self, bytes: usize) -> bool {
         let now = self.physical();
         now.checked_add(self.charge_for(bytes)).is_some_and(|sum| sum <= self.max_physical)
     }
 
-    /// From now on tells of physical memory, with what is there already.
+    /// Charges the existing physical memory to a meter, and from then on every change.
     pub(super) fn start_meter(&self, meter: Arc<dyn PhysicalMeter>) -> ResourceResult<()> {
         meter.take(self.physical())?;
         *self.meter.lock() = Some(meter);
         Ok(())
     }
 
-    /// Maps memory for a block, and says where in it the block lies.
+    /// Maps memory for a block. Returns the mapping and the block's redzones in it.
     pub(super) fn map(&self, bytes: usize, align: usize) -> ResourceResult<(Mapped, Redzones)> {
         let memory = self.memory()?;
         let (unit, align) = (self.unit(), align.max(MIN_ALIGN));
@@ -129,7 +130,7 @@ impl Pages {
         if length >= ADDRESSES - 2 * unit {
             return Err(too_much("no device has so many addresses"));
         }
-        // Counted before it is taken, so that threads do not exceed the limit together.
+        // Counted before it is created, so that concurrent threads do not exceed the limit together.
         let taken = self.physical.fetch_update(Ordering::AcqRel, Ordering::Acquire, |now| {
             now.checked_add(length).filter(|sum| *sum <= self.max_physical)
         });
@@ -169,7 +170,7 @@ impl Pages {
         // SAFETY: the range was taken from our reservation and nothing is mapped there.
         if let Err(error) = unsafe { memory.map(start, length, physical) } {
             self.free_range(start, length);
-            // A failure keeps it among the leftovers.
+            // A failure makes it a leftover.
             let _ = self.free_physical(memory, leftover);
             return Err(error.into());
         }
@@ -183,7 +184,7 @@ impl Pages {
         Ok(Mapped { start, bytes: length, memory: physical })
     }
 
-    /// Physical memory is gone.
+    /// Uncounts destroyed physical memory.
     fn uncount(&self, bytes: usize) {
         self.physical.fetch_sub(bytes, Ordering::AcqRel);
         if let Some(meter) = self.meter.lock().clone() {
@@ -191,7 +192,7 @@ impl Pages {
         }
     }
 
-    /// Unmaps and destroys physical memory; what fails is kept. The host has seen everything on it complete.
+    /// Unmaps and destroys physical memory; a failure makes it a leftover. All work on it has completed.
     fn free_physical(
         &self,
         memory: &dyn VirtualMemory,
@@ -222,8 +223,8 @@ impl Pages {
         done
     }
 
-    /// Tries again to give back what the driver would not take. With `wait`, also what work may be queued on, after all
-    /// streams have completed it; beside a captured stream that stays for a later call.
+    /// Retries the leftovers. With `wait`, also those with queued work, after all streams have completed it; beside a captured
+    /// stream they stay for a later call.
     pub(super) fn sweep(&self, wait: bool) -> DriverResult<()> {
         let left = std::mem::take(&mut *self.leftovers.lock());
         let mut outcome = Ok(());
@@ -246,7 +247,7 @@ impl Pages {
         outcome
     }
 
-    /// Keeps a block's memory that could not be handed out: work may be queued on it.
+    /// Makes a leftover of a block's memory that could not be handed out: work may be queued on it.
     pub(super) fn abandon(&self, mapped: Mapped) {
         let Mapped { start, bytes, memory } = mapped;
         let leftover = Leftover { memory, bytes, mapped_at: Some(start), in_use: true };
@@ -269,7 +270,7 @@ impl Pages {
         Ok(kept)
     }
 
-    /// Where a block lies in its memory, with what fits of its canaries; behind it all that alignment leaves.
+    /// Places a block in its mapping, with the canary bytes that fit before it and all remaining bytes behind it.
     fn place_block(&self, mapped: Mapped, bytes: usize, align: usize) -> Redzones {
         let end = mapped.start + mapped.bytes as u64;
         let user = match self.placement {
@@ -285,9 +286,9 @@ impl Pages {
         Redzones { base: user - front as u64, front, bytes, back }
     }
 
-    /// Takes a block's memory away. The host has seen everything on it complete.
+    /// Unmaps a block. All work on it has completed.
     ///
-    /// After an error a sweep goes on with it.
+    /// After an error a sweep retries it.
     pub(super) fn unmap(&self, mapped: Mapped) -> DriverResult<()> {
         let Mapped { start, bytes, memory } = mapped;
         let leftover = Leftover { memory, bytes, mapped_at: Some(start), in_use: false };
@@ -300,7 +301,7 @@ impl Pages {
         self.ranges.lock().free(offset, bytes + 2 * unit, self.resting);
     }
 
-    /// Gives the addresses back, where nothing is mapped in them.
+    /// Releases the addresses if nothing is mapped in them.
     pub(super) fn end(&self) {
         // A lost device has taken its memory with it.
         let _ = self.sweep(false);
@@ -364,7 +365,7 @@ impl Ranges {
         }
     }
 
-    /// The range that rested longest may be used again.
+    /// Makes the range that rested longest reusable.
     fn recycle_oldest(&mut self) -> Option<()> {
         let (mut start, mut size) = self.resting.pop_front()?;
         if let Some((&before, &length)) = self.rested.range(..start).next_back()

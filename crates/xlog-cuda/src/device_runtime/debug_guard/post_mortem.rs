@@ -1,4 +1,4 @@
-//! Which blocks lie around an address: what is left to say when a stray access has killed the context.
+//! The post-mortem of a lost device: the guarded blocks around the faulting address.
 
 use std::fmt;
 use std::sync::atomic::Ordering;
@@ -25,11 +25,11 @@ pub struct NearbyBlock {
     pub bytes: usize,
     /// Its label.
     pub tag: AllocTag,
-    /// Tells it from others at its address.
+    /// Distinguishes it from other blocks at its address.
     pub generation: Generation,
-    /// Where it is in its life.
+    /// Its state.
     pub state: BlockState,
-    /// The address counted from the block's first byte: negative before it. `None` where the address is not known.
+    /// The offset of the address from the block's first byte, negative before it; `None` if the address is unknown.
     pub offset: Option<i64>,
     /// Its allocation.
     pub allocated: Moment,
@@ -37,22 +37,22 @@ pub struct NearbyBlock {
     pub freed: Option<Moment>,
 }
 
-/// The guarded blocks around an address, the nearest first, whether they are live or freed.
+/// The guarded blocks around an address, live or freed, the nearest first.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct GuardPostMortem {
     /// The device.
     pub device_ordinal: u32,
-    /// The address, where it is known: a GPU does not tell which one it faulted at.
+    /// The address, if it is known. A GPU does not report the faulting address.
     pub address: Option<u64>,
-    /// What the driver said.
+    /// The driver's error.
     pub cause: Option<String>,
-    /// The blocks; those freed last come first where the address is not known.
+    /// The blocks. If the address is unknown, the most recently freed come first.
     pub blocks: Vec<NearbyBlock>,
 }
 
 impl<R: DeviceMemoryResource> GuardCore<R> {
-    /// The guarded blocks around an address, or the latest.
+    /// Lists the guarded blocks around an address, or the most recent ones.
     pub(super) fn describe(&self, address: Option<u64>) -> GuardPostMortem {
         let near = |info: &BlockInfo, stage: Stage| NearbyBlock {
             ptr: info.redzones.user(),
@@ -85,12 +85,12 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
         GuardPostMortem { device_ordinal: self.ordinal, address, cause: None, blocks }
     }
 
-    /// Passes a result on; the first that a lost device gives is followed by a post-mortem.
+    /// Passes a result on. The first error of a lost device writes a post-mortem.
     pub(super) fn with_post_mortem<T>(&self, result: ResourceResult<T>) -> ResourceResult<T> {
         result.map_err(|error| self.post_mortem_on(error))
     }
 
-    /// The same for an error.
+    /// Passes an error on, as [`GuardCore::with_post_mortem`] does.
     #[cold]
     pub(super) fn post_mortem_on(&self, error: ResourceError) -> ResourceError {
         if let ResourceError::Driver(_) = &error {

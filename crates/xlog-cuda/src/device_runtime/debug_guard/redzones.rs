@@ -1,15 +1,15 @@
-//! The bytes of a guarded block: where the user's are, and what lies around them.
+//! The layout of a guarded block: the user's bytes and the redzones around them.
 
 use crate::device_runtime::resource::MIN_ALIGN;
 
-/// The byte around a block.
+/// The byte of the redzones.
 pub(super) const CANARY: u8 = 0xc7;
-/// The byte in a block that was handed out and not yet written.
+/// The byte that fills a new block.
 pub(super) const FRESH: u8 = 0xa9;
-/// The byte in a block that was freed.
+/// The byte that fills a freed block.
 pub(super) const FREED: u8 = 0xd6;
 
-/// The bytes of one block, one after the other.
+/// The bytes of one block, in the order of their addresses: front, user, back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Redzones {
     /// Where the front canary begins.
@@ -32,12 +32,12 @@ impl Redzones {
         self.user() + self.bytes as u64
     }
 
-    /// Where an offset from the base lies from the user's point of view.
+    /// Converts an offset from the base to one from the user's first byte.
     pub(super) fn offset_of(&self, from_base: u64) -> i64 {
         from_base as i64 - self.front as i64
     }
 
-    /// Bytes from an offset to the end of its part: what is before the block, in it, or behind it.
+    /// Bytes from an offset to the end of its part: front, user or back.
     pub(super) fn left_of_part(&self, from_base: u64) -> usize {
         let (at, user_end) = (from_base as usize, self.front + self.bytes);
         let end = match at {
@@ -48,13 +48,13 @@ impl Redzones {
         end.saturating_sub(at)
     }
 
-    /// The bytes that a check reads.
+    /// The number of bytes that a check reads.
     pub(super) fn checked_bytes(&self, inside: bool) -> usize {
         self.front + self.back + if inside { self.bytes } else { 0 }
     }
 }
 
-/// What a request takes of the resource below: the bytes before it, and all of them. `None`: no memory is so large.
+/// The bytes before a block, and the total that a request takes of the resource below; `None` on overflow.
 pub(super) fn layout(bytes: usize, align: usize, canary: usize) -> Option<(usize, usize)> {
     let front = canary.checked_next_multiple_of(align.max(MIN_ALIGN))?;
     let total = front.checked_add(bytes)?.checked_add(canary)?;

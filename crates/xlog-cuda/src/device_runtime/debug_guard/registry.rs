@@ -1,7 +1,8 @@
-//! What a guard knows of its blocks: who has them, which are held back, and which checks are on their way.
+//! The registry of guarded blocks: their stages, the quarantine, and pending checks.
 //!
-//! Everything here is plain bookkeeping under one lock, which is never held over a call of the driver or of the resource below.
-//! The quarantine is bounded at every instant: what a block has to make room for leaves before the block enters.
+//! Plain bookkeeping under one lock, which is never held over a call of the driver or of the resource below.
+//!
+//! Invariant: the quarantine is within its limits at every instant. Blocks that must leave for a new one leave before it enters.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -13,18 +14,18 @@ use crate::device_runtime::resource::{
     BlockId, DeviceBlock, Generation, ResourceError, ResourceResult,
 };
 
-/// Where a guarded block is in its life.
+/// The stage of a guarded block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Stage {
     /// Handed out.
     Live,
-    /// Returned; a use is open, or its free failed half way.
+    /// Freed by its user; a use is open, or the free failed half way.
     Returned,
     /// In the quarantine; its poison is queued before this point.
     Quarantined(Option<StreamPoint>),
-    /// On its way out of the quarantine.
+    /// Out of the quarantine, not yet released.
     Evicted,
-    /// Given to the resource below, after what the guard queued before this point.
+    /// Freed below. The guard's work on it precedes this point.
     Released(Option<StreamPoint>),
 }
 
@@ -58,25 +59,25 @@ enum Eviction {
 #[derive(Debug)]
 pub(super) struct GuardedBlock {
     pub(super) info: Arc<BlockInfo>,
-    /// As the resource below knows it.
+    /// Its identity in the resource below.
     pub(super) below: BlockId,
-    /// To be given back to the resource below.
+    /// The block of the resource below, until it is freed there.
     pub(super) block: Option<DeviceBlock>,
     pub(super) charge: usize,
     /// The slot of the stream it was allocated on.
     pub(super) stream_slot: Option<u32>,
     pub(super) stage: Stage,
-    /// Uses, and checks of the guard's own, that are under way.
+    /// Open uses, including the guard's own checks.
     pub(super) open: u32,
     /// Whether it counts as [`BlockRegistry::lingering`].
     pub(super) lingers: bool,
-    /// Whether its user has announced a use; until then its own stream may be used without.
+    /// Whether its user has announced a use. Until then work on its own stream may be unannounced.
     pub(super) announced: bool,
-    /// Its own memory between guard pages; what the resource below has given is then a stand-in that orders its uses.
+    /// Its memory between guard pages. The block of the resource below is then a stand-in that orders its uses.
     pub(super) mapped: Option<Mapped>,
 }
 
-/// A check that is queued.
+/// A queued check.
 #[derive(Debug)]
 pub(super) struct Pending {
     pub(super) info: Arc<BlockInfo>,
@@ -85,17 +86,17 @@ pub(super) struct Pending {
     pub(super) found_by: FoundBy,
 }
 
-/// What is left to do for a block.
+/// The next step for a block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Due {
     Nothing,
-    /// Check it, fill it, and hold it back.
+    /// Check it, poison it, and put it into the quarantine.
     Retire,
-    /// Check it and give it to the resource below.
+    /// Check it and free it below.
     Release,
 }
 
-/// A block to do something with.
+/// A block to work on, copied out of the registry.
 #[derive(Clone, Debug)]
 pub(super) struct BlockJob {
     pub(super) info: Arc<BlockInfo>,
@@ -109,21 +110,21 @@ pub(super) struct BlockRegistry {
     quarantine: VecDeque<Generation>,
     held_bytes: usize,
     pub(super) pending: Vec<Pending>,
-    /// Returned blocks for which something failed.
+    /// Freed blocks with a failed step.
     pub(super) unfinished: Vec<(Generation, Due)>,
-    /// Blocks that the resource below has, whose free was not known to have completed when it was last asked.
+    /// Blocks that were freed below, whose free was not complete at the last query.
     pub(super) gone: Vec<Generation>,
-    /// Bytes of those that the resource below counts no longer, though what the guard queued on them has not completed.
+    /// Bytes of blocks that the resource below no longer counts, though the guard's work on them has not completed.
     pub(super) lingering: usize,
-    /// Blocks between guard pages that were given back, to be unmapped once the host has seen these points.
+    /// Freed blocks between guard pages, to be unmapped after these points.
     pub(super) unmapping: Vec<(Generation, Option<StreamPoint>)>,
     history: VecDeque<Arc<BlockInfo>>,
-    /// Returned blocks that the resource below still counts as live.
+    /// Freed blocks that the resource below still counts as live.
     pub(super) held_back: usize,
 }
 
 impl BlockRegistry {
-    /// The entry that a claimed identity names.
+    /// Finds the block of a claimed identity.
     pub(super) fn find(&mut self, block: BlockId) -> ResourceResult<&mut GuardedBlock> {
         let generation = block.generation;
         match self.blocks.get_mut(&generation) {
@@ -142,7 +143,7 @@ impl BlockRegistry {
         Ok(entry.below)
     }
 
-    /// The block below, for a use that may be open.
+    /// Returns the block below for a use that may be open.
     pub(super) fn opened(&mut self, block: BlockId) -> ResourceResult<BlockId> {
         let entry = self.find(block)?;
         match entry.stage {
@@ -152,7 +153,7 @@ impl BlockRegistry {
         }
     }
 
-    /// A use was closed.
+    /// Closes a use. Returns the next step for the block.
     pub(super) fn close(&mut self, generation: Generation) -> Due {
         let Some(entry) = self.blocks.get_mut(&generation) else { return Due::Nothing };
         entry.open = entry.open.saturating_sub(1);
@@ -169,7 +170,7 @@ impl BlockRegistry {
         Some(BlockJob { info: info.clone(), below: *below, stream_slot: *stream_slot })
     }
 
-    /// Blocks to check, each with a use of its own until [`BlockRegistry::close`], and whether it is held back.
+    /// Opens a use of every block to check, until [`BlockRegistry::close`]. The flag is whether the block is in the quarantine.
     pub(super) fn open_all(&mut self) -> Vec<(BlockJob, bool)> {
         let mut jobs = Vec::new();
         for entry in self.blocks.values_mut() {
@@ -221,7 +222,7 @@ impl BlockRegistry {
         if entry.open == 0 { Eviction::Ready(oldest) } else { Eviction::Busy }
     }
 
-    /// Takes everything out of the quarantine.
+    /// Takes all blocks out of the quarantine.
     pub(super) fn evict_all(&mut self) -> Vec<Generation> {
         let mut evicted = Vec::new();
         loop {
@@ -233,7 +234,7 @@ impl BlockRegistry {
         }
     }
 
-    /// The block that a release gives to the resource below.
+    /// Takes out the block that a release frees below.
     pub(super) fn release_block(
         &mut self,
         generation: Generation,
@@ -248,7 +249,7 @@ impl BlockRegistry {
         Some((below, block))
     }
 
-    /// The resource below has freed a block on which the guard's own work has not completed.
+    /// Counts a block that the resource below has freed before the guard's own work on it has completed.
     pub(super) fn linger(&mut self, generation: Generation) {
         if let Some(entry) = self.blocks.get_mut(&generation)
             && !entry.lingers
@@ -258,12 +259,12 @@ impl BlockRegistry {
         }
     }
 
-    /// True for a block that has memory between guard pages.
+    /// Returns whether a block has memory between guard pages.
     pub(super) fn is_mapped(&self, generation: Generation) -> bool {
         self.blocks.get(&generation).is_some_and(|entry| entry.mapped.is_some())
     }
 
-    /// The blocks that the resource below has and nothing is left to do for, each with its point.
+    /// Lists the blocks that were freed below and need no further step, each with its point.
     pub(super) fn released_blocks(&self) -> Vec<(Generation, BlockId, Option<StreamPoint>)> {
         let of = |generation: &Generation| {
             let entry = self.blocks.get(generation)?;
@@ -276,7 +277,7 @@ impl BlockRegistry {
         self.gone.iter().filter_map(of).collect()
     }
 
-    /// Forgets blocks that are freed below.
+    /// Moves blocks that are freed below to the history.
     pub(super) fn remove(&mut self, freed: &[Generation], history: usize) {
         for generation in freed {
             if let Some(entry) = self.blocks.remove(generation) {
@@ -294,7 +295,7 @@ impl BlockRegistry {
         (self.held_bytes, self.quarantine.len())
     }
 
-    /// Every block that is remembered, with what it is now, the latest last.
+    /// All known blocks with their stage: the history first.
     pub(super) fn remembered(&self) -> impl Iterator<Item = (&Arc<BlockInfo>, Stage)> {
         let past = self.history.iter().map(|info| (info, Stage::Released(None)));
         let now = |entry: &'_ GuardedBlock| match entry.stage {

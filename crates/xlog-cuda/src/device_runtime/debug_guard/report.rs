@@ -1,4 +1,4 @@
-//! What a guard tells of damage.
+//! Reports of damage.
 
 use std::backtrace::Backtrace;
 use std::fmt;
@@ -12,7 +12,7 @@ use crate::device_runtime::resource::{AllocTag, Generation, ResourceError, Strea
 /// Lines of a backtrace that a report shows.
 const FRAMES_SHOWN: usize = 12;
 
-/// What was done to a block.
+/// The kind of damage.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum DamageKind {
@@ -26,35 +26,35 @@ pub enum DamageKind {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum FoundBy {
-    /// The one when it was freed.
+    /// The check at its free.
     Free,
-    /// The one when it left the quarantine.
+    /// The check when it left the quarantine.
     Release,
-    /// One that was asked for.
+    /// A check by `check_now`.
     CheckNow,
-    /// The one when the guard ended.
+    /// The check at the drop of the guard.
     Drop,
 }
 
-/// When and where something was done to a block.
+/// The moment of an allocation or free.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Moment {
-    /// How long the guard had existed.
+    /// The time since the guard was made.
     pub at: Duration,
     /// The stream it was ordered on.
     pub stream: StreamId,
-    /// The query it was done for.
+    /// The query of the thread.
     pub query_id: Option<u64>,
-    /// Where in the program, if that was remembered.
+    /// The call site, if backtraces are on.
     pub backtrace: Option<Arc<Backtrace>>,
 }
 
-/// Damage that was found, and whose block it is.
+/// Damage, and the block that it belongs to.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct GuardReport {
-    /// What was done.
+    /// The kind of damage.
     pub kind: DamageKind,
     /// The block.
     pub generation: Generation,
@@ -66,13 +66,13 @@ pub struct GuardReport {
     pub tag: AllocTag,
     /// The device.
     pub device_ordinal: u32,
-    /// The first damaged byte, counted from the block's first: negative before it.
+    /// The offset of the first damaged byte from the block's first byte, negative before it.
     pub offset: i64,
-    /// How many bytes are damaged.
+    /// The number of damaged bytes.
     pub damaged: u64,
-    /// The byte that was there.
+    /// The expected byte.
     pub expected: u8,
-    /// What was found from `offset` on, 16 bytes at most.
+    /// The bytes found from `offset` on, at most 16.
     pub found: Vec<u8>,
     /// Its allocation.
     pub allocated: Moment,
@@ -80,12 +80,12 @@ pub struct GuardReport {
     pub freed: Option<Moment>,
     /// Which check found it.
     pub found_by: FoundBy,
-    /// How long the guard had existed then.
+    /// The time since the guard was made, at the check.
     pub found_at: Duration,
 }
 
 impl GuardReport {
-    /// The error that stands for this report.
+    /// The error that a call returns for this report.
     #[must_use]
     pub fn error(&self) -> ResourceError {
         let generation = self.generation;
@@ -151,7 +151,7 @@ impl fmt::Display for At {
     }
 }
 
-/// The lines of a backtrace from the first that is not of the machinery which took it.
+/// The lines of a backtrace from the first frame outside this crate.
 fn own_frames(trace: &str) -> Vec<String> {
     let is_machinery = |line: &str| {
         ["backtrace", "device_runtime::", "/rustc/", "core::ops::function"]
@@ -163,7 +163,7 @@ fn own_frames(trace: &str) -> Vec<String> {
     lines.iter().skip(from.unwrap_or(0)).take(FRAMES_SHOWN).map(|line| (*line).to_owned()).collect()
 }
 
-/// What is known of a guarded block for as long as anybody may ask.
+/// The facts of a guarded block that reports need, also after its free.
 #[derive(Debug)]
 pub(super) struct BlockInfo {
     pub(super) generation: Generation,
@@ -172,7 +172,7 @@ pub(super) struct BlockInfo {
     pub(super) ordinal: u32,
     pub(super) allocated: Moment,
     pub(super) freed: OnceLock<Moment>,
-    /// Kinds of damage that were reported: each is told once.
+    /// Bits of the damage kinds that were reported: each is reported once.
     reported: AtomicU8,
 }
 
@@ -188,7 +188,7 @@ impl BlockInfo {
         Self { generation, redzones, tag, ordinal, allocated, freed, reported }
     }
 
-    /// True for the first to tell of damage of this kind.
+    /// Marks a kind of damage as reported. Returns true for the first call.
     pub(super) fn set_reported(&self, kind: DamageKind) -> bool {
         let bit = match kind {
             DamageKind::OutOfBounds => 1,

@@ -13,11 +13,11 @@ use crate::device_runtime::resource::{
     PhysicalMeter, ResourceError, ResourceHome, ResourceResult, ResourceStatistics, Seal, StreamId,
 };
 
-/// What stands in for memory between guard pages in the resource below.
+/// The size of the block below that stands in for memory between guard pages.
 const STAND_IN: usize = 1;
 
 impl<R: DeviceMemoryResource> GuardCore<R> {
-    /// A guarded block; `call` is told how much to ask the resource below for, and with which alignment.
+    /// Allocates a guarded block. `call` allocates the given bytes and alignment from the resource below.
     fn allocate_with_redzones(
         &self,
         request: &GuardRequest,
@@ -47,13 +47,13 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
             }
         };
         given.map_err(|(block, error)| {
-            // It was never handed out; a free that fails stays with the resource below.
+            // The block was never handed out. The resource below retries a failed free.
             let _ = self.inner.deallocate(block);
             error
         })
     }
 
-    /// A block of the resource below that is one of the few to be guarded. One that cannot be is handed out as it is.
+    /// Guards a sampled block. If that fails, the block is handed out unguarded.
     #[cold]
     #[inline(never)]
     fn guard_chosen(&self, block: DeviceBlock, request: &GuardRequest) -> DeviceBlock {
@@ -64,7 +64,7 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
         self.hand_out_mapped(pages, block, request).unwrap_or_else(|(block, _)| block)
     }
 
-    /// What the resource below gave, with the block guarded if it is one to be.
+    /// Passes on a result of the resource below; guards the block if it is sampled.
     fn with_chosen(
         &self,
         given: ResourceResult<DeviceBlock>,
@@ -77,7 +77,7 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
         Ok(block)
     }
 
-    /// A use was closed, perhaps the last of a block that was returned.
+    /// Closes a use, and takes the next step if it was the last one of a freed block.
     fn close(&self, block: BlockId) -> ResourceResult<()> {
         let due = self.registry.lock().close(block.generation);
         self.perform(block.generation, due)
@@ -113,7 +113,7 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
         Ok(self.state_of_guarded(id))
     }
 
-    /// A block that the resource below does not take back: one of the few that are guarded, or one that was never to come back.
+    /// Handles a free that the resource below refused: the block is guarded, or the free is invalid.
     #[cold]
     #[inline(never)]
     fn deallocate_refused(&self, id: BlockId, error: ResourceError) -> ResourceResult<BlockState> {
@@ -178,13 +178,13 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for DebugGuardResource<R> {
             return core.inner.while_live(block, work);
         }
         core.check_device(block)?;
-        // An open use keeps a block that is returned meanwhile.
+        // An open use keeps a block that is freed meanwhile.
         core.registry.lock().open(block)?;
         work();
         core.with_post_mortem(core.close(block))
     }
 
-    // What is not guarded goes straight through, as it would without a guard.
+    // Unguarded blocks go straight to the resource below.
     #[inline]
     fn allocate(
         &self,
@@ -259,7 +259,7 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for DebugGuardResource<R> {
         if !core.sampling.is_on() {
             return core.deallocate_guarded(BlockId::from_block(block));
         }
-        // Almost none is guarded, and the resource below refuses those that are: it handed out another address with that generation.
+        // Few blocks are guarded. The resource below refuses those: it handed out another address with that generation.
         match core.inner.deallocate_with_state(block) {
             Ok(state) => Ok(state),
             Err(error) => core.deallocate_refused(BlockId::from_block(block), error),
@@ -336,11 +336,11 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for DebugGuardResource<R> {
             core.inner.prepare_block_use(below, use_stream, access).map(|()| is_first)
         });
         match prepared {
-            // Only here: a prepare that fails ends nothing.
+            // Only after success: a failed prepare changes nothing.
             Ok(true) => core.set_announced(block),
             Ok(false) => {}
             Err(_) => {
-                // The block may have been returned meanwhile; a free that fails comes back with a reap.
+                // The block may have been freed meanwhile; a reap returns a failed free.
                 let _ = core.close(block);
             }
         }
@@ -364,9 +364,9 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for DebugGuardResource<R> {
             Ok(()) => core.close(block),
             // There was no such use.
             Err(ResourceError::UseAfterFree { .. } | ResourceError::StreamMisuse(_)) => finished,
-            // The use is closed; what is missing is the event that would tell when its work is done.
+            // The use is closed; only the event behind its work is missing.
             Err(error) => {
-                // A free that fails comes back with a reap.
+                // A reap returns a failed free.
                 let _ = core.close(block);
                 Err(error)
             }
@@ -385,7 +385,7 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for DebugGuardResource<R> {
 
     #[inline]
     fn charge_for(&self, bytes: usize) -> usize {
-        // What is sampled is charged as it would be without; its pages are bounded, and metered.
+        // A sampled block is charged as an unguarded one; its pages are bounded and metered.
         if !self.core.sampling.is_on() {
             return self.core.charge_for_guarded(bytes, MIN_ALIGN);
         }
@@ -403,7 +403,7 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for DebugGuardResource<R> {
     fn home(&self) -> Option<ResourceHome> {
         let parts = self.core.parts().ok()?;
         let home = ResourceHome::new(parts.device.clone());
-        // Below a resource that tracks no uses a stream is a label, and the guard's own streams are its own affair.
+        // If the resource below tracks no uses, a stream is only a label, and the guard's own streams are private.
         Some(if parts.tracked { home.with_streams(parts.streams.clone()) } else { home })
     }
 
@@ -419,7 +419,7 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for DebugGuardResource<R> {
         counted
     }
 
-    /// Lets everything out of the quarantine first.
+    /// Empties the quarantine first.
     fn trim(&self) -> ResourceResult<usize> {
         let flushed = self.core.flush();
         let trimmed = self.core.inner.trim();

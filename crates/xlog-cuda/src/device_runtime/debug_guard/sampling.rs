@@ -1,38 +1,38 @@
-//! Which blocks are guarded, where only some are, and which of those that come back were.
+//! Sampling: which blocks are guarded, and whether an address belongs to a guarded block.
 //!
-//! A program that runs as it always does asks the first with every allocation and the second with every use, so each is a comparison or
-//! two; a free asks only where the resource below has refused it.
+//! Every allocation asks the first and every use the second, so each costs one or two comparisons. A free asks only if the resource
+//! below refused it.
 //!
-//! A block is chosen by its generation, of which no two blocks have the same: times a constant, which spreads the multiples of every small
-//! number evenly, it is below one part in N of all numbers for about one block in N. To count to N would choose nothing but the second
-//! buffer of every loop that has two, where N is even.
+//! A block is chosen by its unique generation: the product with a constant, which spreads multiples of small numbers evenly, is
+//! below `u64::MAX / N` for about one block in N. A counter to N would fail: in a loop with two buffers and an even N it would
+//! always choose the second one.
 
 use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::device_runtime::resource::Generation;
 
-/// The golden ratio in the 40 bits that our generations count in; and above it, where it meets the places of records, another number
-/// like that, the root of 2: places come in rows, too, and one that goes up by one must not make up for another that goes down.
+/// The golden ratio in the low 40 bits, for the counter of a generation; the root of 2 above, for the block's slot. Slots come in
+/// sequences too, and a rising slot must not cancel a falling counter.
 const SPREAD: u64 = 0x6a09_e69e_3779_b97f;
 
-/// Chooses blocks, and tells the addresses of those that were chosen.
+/// Chooses blocks, and recognises the addresses of chosen ones.
 #[derive(Debug)]
 pub(super) struct Sampling {
-    /// The largest product of a generation that is chosen.
+    /// The largest chosen product.
     most: u64,
-    /// Blocks that are guarded lie from here on; [`NOWHERE`] until there was one.
+    /// The start of the addresses of guarded blocks; [`NOWHERE`] before the first one.
     from: AtomicU64,
-    /// In so many bytes.
+    /// The bytes of that address range.
     span: u64,
     is_on: bool,
 }
 
-/// No device has memory from here on.
+/// An address above all device memory.
 const NOWHERE: u64 = 1 << 63;
 
 impl Sampling {
-    /// One block in `every`, which then lies somewhere in a range of `span` bytes; all where there is no such number.
+    /// Samples one block in `every`, which lies in a range of `span` bytes; all blocks if `every` is `None`.
     pub(super) fn new(every: Option<NonZeroU64>, span: usize) -> Self {
         let is_on = every.is_some();
         Self {
@@ -49,23 +49,24 @@ impl Sampling {
         self.is_on
     }
 
-    /// True when the block of a generation is to be guarded.
+    /// Returns whether the block of a generation is guarded.
     #[inline(always)]
     pub(super) fn chooses(&self, generation: Generation) -> bool {
         generation.0.wrapping_mul(SPREAD) <= self.most
     }
 
-    /// Blocks that are guarded lie from here on. Said before the first of them is handed out.
+    /// Sets the start of the addresses of guarded blocks, before the first one is handed out.
     pub(super) fn set_guarded(&self, from: u64) {
         if self.is_on {
             self.from.store(from, Ordering::Relaxed);
         }
     }
 
-    /// True for the address of a block that the guard knows nothing of.
+    /// Returns whether an address belongs to an unguarded block.
     #[inline(always)]
     pub(super) fn passes(&self, ptr: u64) -> bool {
-        // Who has a guarded block got it after the range was said; of any other, both values say the same.
+        // A thread with a guarded block got it after `from` was set. For any other address both values of `from` give the same
+        // answer.
         ptr.wrapping_sub(self.from.load(Ordering::Relaxed)) >= self.span
     }
 }
@@ -74,7 +75,7 @@ impl Sampling {
 mod tests {
     use super::*;
 
-    /// How many of the generations of a row, as a thread or a resource has them, are chosen.
+    /// The number of chosen generations in a sequence, as a thread or a resource makes it.
     fn chosen(every: u64, row: impl Iterator<Item = u64>) -> usize {
         let sampling = Sampling::new(NonZeroU64::new(every), 4096);
         row.filter(|number| sampling.chooses(Generation(*number))).count()
@@ -95,7 +96,7 @@ mod tests {
                 assert!(near.contains(&found), "{found} of {wanted}, plain, step {step}");
             }
         }
-        // Records that come back in the order they went are found again in the other one, and all over again with the next batch.
+        // Slots that are freed in order are allocated in the reverse order, again with every batch.
         for batch in [1, 2, 3, 16, 64, 1000] {
             let numbers = 4096..4096 + 64_000;
             let up = |number: u64| number << 24 | (number % batch);
