@@ -1,11 +1,11 @@
-//! The ledger as a meter: what a resource takes of the card is asked of the processes that share it.
+//! The ledger as a meter: charges the physical memory of a resource to the ledger that processes share.
 //!
-//! The ledger counts in units of 256 bytes and rounds each portion up. A resource may take in one portion and give back in
-//! others, so [`LedgerMeter`] keeps the exact sum and holds as many units as that needs, never fewer. What is moved is the
-//! difference. No lock is held while the ledger is asked: it may wait for its file.
+//! The ledger counts in units of 256 bytes and rounds each charge up. A resource may release other portions than it charged, so
+//! [`LedgerMeter`] keeps the exact sum of bytes, holds the units that the sum needs, and moves the difference. No lock is held over
+//! a call of the ledger, which may wait for its file lock.
 //!
-//! Invariant: the ledger counts at least the bytes that were taken and not given. It does not join a ledger by itself, and it
-//! does not see memory that is taken past the resource it meters.
+//! Invariant: the ledger counts at least the bytes that are charged. The meter does not join a ledger, and does not see memory that
+//! bypasses its resource.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -28,7 +28,7 @@ pub struct LedgerMeter {
 
 #[derive(Debug, Default)]
 struct MeterState {
-    /// Taken and not given.
+    /// Charged bytes.
     bytes: u64,
     /// Units that the ledger counts for them.
     units: u64,
@@ -39,7 +39,7 @@ impl MeterState {
         self.bytes.div_ceil(UNIT)
     }
 
-    /// Lets go of the units that nothing needs.
+    /// Removes and returns the units that the sum does not need.
     fn surplus(&mut self) -> u64 {
         let surplus = self.units.saturating_sub(self.needed());
         self.units -= surplus;
@@ -53,7 +53,7 @@ impl MeterState {
 }
 
 impl LedgerMeter {
-    /// A meter that counts in `ledger`.
+    /// Makes a meter that charges `ledger`.
     #[must_use]
     pub fn new(ledger: Arc<Ledger>) -> Self {
         Self {
@@ -69,13 +69,13 @@ impl LedgerMeter {
         &self.ledger
     }
 
-    /// Bytes taken and not given.
+    /// The charged bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.state.lock().bytes
     }
 
-    /// How often memory was given back that the ledger could not be told of. The first time is reported on standard error.
+    /// The number of releases that the ledger could not record. The first one is reported on standard error.
     #[must_use]
     pub fn failed_releases(&self) -> u64 {
         self.failed_releases.load(Ordering::Relaxed)
@@ -124,7 +124,7 @@ impl PhysicalMeter for LedgerMeter {
                 }
                 (short, state.slack() + granted * UNIT)
             };
-            // Another thread may have used up what these units were to fill: then it is short again.
+            // Another thread may use these units first; the loop then charges more.
             if let Err(error) = self.ledger.take(short.saturating_mul(UNIT)) {
                 self.release_units(granted);
                 return Err(refused(error, bytes, slack));
@@ -148,7 +148,7 @@ impl PhysicalMeter for LedgerMeter {
     }
 }
 
-/// What the ledger refused, in the words of a resource.
+/// Converts a refusal of the ledger to an error of a resource.
 fn refused(error: LedgerError, requested: usize, slack: u64) -> ResourceError {
     match error {
         LedgerError::Full { available, .. } => ResourceError::OutOfBudget {

@@ -1,12 +1,14 @@
 //! The runtime of one device: a device, its streams and one memory resource, held together.
 //!
-//! [`XlogDeviceRuntime`] is a facade. It adds no lock and no bookkeeping over the resource; it keeps the parts alive for
-//! everything made from them (buffers and recorders hold the same core), refuses parts that belong to different devices or stream pools, and
-//! says so when blocks are still live at the end.
+//! [`XlogDeviceRuntime`] is a facade over the resource, without a lock or bookkeeping of its own. It keeps the parts alive for the
+//! buffers and recorders made from them, refuses parts of different devices or stream pools, and reports blocks that are live when
+//! it is dropped.
 //!
-//! Invariants: whether the parts fit is decided once, when they are put together, and every call that could touch the
-//! device answers with that verdict; a resource whose blocks are still live is kept for ever rather than torn down under work
-//! that may still run. `table` holds the runtimes that the whole process shares, `config` says how one of those is built.
+//! Invariants:
+//! - Whether the parts fit is decided once, at construction; every call that could touch the device returns that verdict.
+//! - A resource with live blocks is never torn down: work on them may still run.
+//!
+//! `table` holds the runtimes that the whole process shares; `config` describes how one of them is built.
 
 mod config;
 mod exit;
@@ -50,7 +52,7 @@ pub use report::{FailedFree, LeakReport, set_failed_free_handler, set_leak_handl
 
 pub(crate) use report::{catch_panic, print_line, report_failed_free};
 
-/// How many device ordinals the process-wide table has room for.
+/// The number of device ordinals in the process-wide table.
 pub const MAX_DEVICE_ORDINALS: usize = 16;
 
 /// One device, its streams and its memory.
@@ -76,7 +78,7 @@ pub struct XlogDeviceRuntime {
     core: Arc<RuntimeCore>,
 }
 
-/// What buffers and recorders keep alive, so that they may outlive the runtime object.
+/// The shared parts of a runtime. Buffers and recorders hold it, so they may outlive the runtime object.
 struct RuntimeCore {
     device: Arc<CudaDevice>,
     ordinal: u32,
@@ -84,12 +86,12 @@ struct RuntimeCore {
     resource: Arc<dyn DeviceMemoryResource + Send + Sync>,
     /// Why the parts do not fit together.
     mismatch: Option<ResourceError>,
-    /// Whether the resource's addresses are believed.
+    /// Whether the resource's addresses are trusted without a check.
     is_trusted: bool,
     instrumentation: Option<Instrumentation>,
 }
 
-/// What keeps a runtime that was built by configuration within its limits.
+/// The limits, meters and statistics of a runtime that was built by configuration.
 #[derive(Debug)]
 struct Instrumentation {
     budget: BudgetHandle,
@@ -140,10 +142,9 @@ impl XlogDeviceRuntime {
         Self { core }
     }
 
-    /// A runtime of its own on an open device, built as a shared one is: a budget over a resource, metered by a ledger.
+    /// Builds an unshared runtime on an open device like a shared one: a budget over a resource, metered by a ledger.
     ///
-    /// The device of the configuration is not looked at. A ledger that cannot be joined is an error, as
-    /// [`LedgerSetting`] says.
+    /// The configuration's device is ignored. [`LedgerSetting`] defines when a ledger that cannot be joined is an error.
     ///
     /// ```
     /// use std::sync::Arc;
@@ -161,30 +162,30 @@ impl XlogDeviceRuntime {
         stack::stack(device, config)
     }
 
-    /// What a runtime built by `config` on this device would find: its limit, and the state of its ledger. Whether a ledger that is
-    /// missing could be created is tried, and nothing is left behind.
+    /// Previews a runtime built by `config` on this device: its limit, and the state of its ledger. For a missing ledger it tests
+    /// whether the file could be created, and leaves nothing behind.
     pub fn preview_limits(device: &CudaDevice, config: &RuntimeConfig) -> Result<LimitPreview> {
         ledger_join::preview_limits(device, config)
     }
 
     /// The runtime of this ordinal that the whole process shares, built at the first call.
     ///
-    /// One thread builds, the others wait and get the same runtime. It is built as [`XlogDeviceRuntime::configure`] said, else as
-    /// the environment says ([`RuntimeConfig::from_environment`]): on GPU number `ordinal`, unless a simulated device is asked
-    /// for by name. An ordinal outside the table, a bad setting and a device that cannot be opened are
+    /// One thread builds it; concurrent callers wait and get the same runtime. The configuration is that of
+    /// [`XlogDeviceRuntime::configure`], or else of the environment ([`RuntimeConfig::from_environment`]): GPU number `ordinal`,
+    /// unless a simulated device is named. An ordinal outside the table, a bad setting and a device that cannot be opened are
     /// [`XlogError::Kernel`]; the next call tries again.
     pub fn try_get(ordinal: u32) -> Result<&'static Self> {
         table::shared(ordinal).map(|runtime| &**runtime)
     }
 
-    /// [`XlogDeviceRuntime::try_get`], to be held.
+    /// [`XlogDeviceRuntime::try_get`] as an `Arc`.
     pub fn try_get_arc(ordinal: u32) -> Result<Arc<Self>> {
         table::shared(ordinal).cloned()
     }
 
-    /// Says how the shared runtime of this ordinal is built, instead of the environment. The last call before first use counts.
+    /// Sets the configuration of this ordinal's shared runtime, instead of the environment. The last call before first use counts.
     ///
-    /// An error, with nothing changed, once the runtime was built, or for a configuration that names another GPU.
+    /// After the runtime was built, or for a configuration that names another GPU, it is an error and changes nothing.
     ///
     /// ```
     /// use xlog_cuda::DeviceSpec;
@@ -230,13 +231,13 @@ impl XlogDeviceRuntime {
         self.core.instrumentation.as_ref().map(|instrumentation| &instrumentation.budget)
     }
 
-    /// Who holds memory, by tag, stream and query; `None` for a runtime that was composed of parts.
+    /// The memory in use by tag, stream and query; `None` for a runtime that was composed of parts.
     #[must_use]
     pub fn usage(&self) -> Option<&Statistics> {
         self.core.instrumentation.as_ref().map(|instrumentation| &instrumentation.statistics)
     }
 
-    /// How this runtime stands to the ledger of its device.
+    /// The state of this runtime's ledger.
     #[must_use]
     pub fn ledger(&self) -> &LedgerStatus {
         self.core
@@ -245,26 +246,26 @@ impl XlogDeviceRuntime {
             .map_or(&LedgerStatus::Off, |instrumentation| &instrumentation.ledger)
     }
 
-    /// Who holds what in the ledger; `None` where there is none.
+    /// A snapshot of the ledger's slots; `None` without a ledger.
     pub fn ledger_snapshot(&self) -> Result<Option<Snapshot>> {
         let taken = self.ledger().ledger().map(|ledger| ledger.snapshot()).transpose();
         taken.map_err(|error| XlogError::Resource(ResourceError::Ledger(error.to_string())))
     }
 
-    /// The meter that counts this runtime's physical bytes in the ledger; `None` where there is none.
+    /// The meter that counts this runtime's physical bytes in the ledger; `None` without a ledger.
     #[must_use]
     pub fn ledger_meter(&self) -> Option<&Arc<LedgerMeter>> {
         self.core.instrumentation.as_ref()?.meter.as_ref()
     }
 
-    /// The least of all limits, and which one it is; `None` for a runtime that was composed of parts.
+    /// The smallest of all limits, and its source; `None` for a runtime that was composed of parts.
     ///
-    /// The limit of the ledger is that of now. The budget keeps the one it was built with until
-    /// [`XlogDeviceRuntime::refresh_limit`]; physical bytes follow the ledger at once.
+    /// The ledger's limit is the current one. The budget keeps the limit that it was built with until
+    /// [`XlogDeviceRuntime::refresh_limit`]; physical bytes obey the ledger at once.
     #[must_use]
     pub fn effective_limit(&self) -> Option<EffectiveLimit> {
         let instrumentation = self.core.instrumentation.as_ref()?;
-        // A ledger that cannot be read any more refuses what it is asked for; it sets no limit.
+        // An unreadable ledger refuses requests; it sets no limit.
         let agreed = instrumentation.ledger.ledger().and_then(|ledger| ledger.limit().ok());
         Some(instrumentation.capacity.with_ledger(agreed))
     }
@@ -320,7 +321,7 @@ impl XlogDeviceRuntime {
         self.checked()?.allocate_reserved(reservation, bytes, align, stream, tag)
     }
 
-    /// A block that a typed buffer may believe in for its first `bytes` bytes; any other goes back to the resource.
+    /// Checks that the first `bytes` bytes of a block are device memory. A block that fails the check is freed.
     #[inline]
     pub(crate) fn checked_block(
         &self,
@@ -428,7 +429,7 @@ impl XlogDeviceRuntime {
         self.resource().block_state(block)
     }
 
-    /// The guard, for its checks and reports; `None` where there is none, or the runtime was composed of parts.
+    /// The guard, for its checks and reports; `None` without a guard, or for a runtime that was composed of parts.
     #[must_use]
     pub fn guard(&self) -> Option<&GuardHandle> {
         self.core
@@ -471,17 +472,17 @@ impl XlogDeviceRuntime {
         }
     }
 
-    /// Another holder of the same runtime.
+    /// Returns another handle on this runtime.
     pub(crate) fn share(&self) -> Self {
         Self { core: self.core.clone() }
     }
 
-    /// Where the runtime lives: equal for the holders of one runtime.
+    /// The address of the shared parts: equal for all handles on one runtime.
     pub(crate) fn address(&self) -> usize {
         Arc::as_ptr(&self.core).addr()
     }
 
-    /// Two runtime objects with one core are one runtime.
+    /// Returns whether two handles have the same shared parts.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.core, &other.core)
     }
@@ -541,14 +542,14 @@ fn mismatch(
 impl Drop for RuntimeCore {
     fn drop(&mut self) {
         catch_panic(|| {
-            // Counts what has completed; waiting here could wait for a stream that this very thread holds.
+            // Counts completed frees. A wait here could be for a stream that this thread holds.
             let _ = self.resource.reap_completed();
             let statistics = self.resource.statistics();
             let bytes = self.resource.bytes_outstanding();
-            // Retired blocks have their free queued. A resource that counts no blocks at all has only its bytes to show.
+            // The frees of retired blocks are queued. A resource that counts no blocks has only its bytes to report.
             let uncounted = statistics.live_blocks == 0 && statistics.retired_blocks == 0;
             if statistics.live_blocks == 0 && !(uncounted && bytes > 0) {
-                // The device may stay open: what is cached on it would be counted by nobody once the ledger's slot is gone.
+                // The device may stay open. Without the ledger's slot, memory cached on it would not be counted.
                 if self
                     .instrumentation
                     .as_ref()
@@ -558,7 +559,7 @@ impl Drop for RuntimeCore {
                 }
                 return;
             }
-            // Work on the live blocks may still run: nothing below them may go.
+            // Work on the live blocks may still run: the resource must stay.
             std::mem::forget(self.resource.clone());
             report::report_leak(&LeakReport {
                 device: self.device.spec().to_owned(),

@@ -1,6 +1,6 @@
-//! The clock of records: nanoseconds as one number, so that a difference is a subtraction.
+//! The clock of records: nanoseconds in one number, so that a difference is one subtraction.
 //!
-//! The standard library's `Instant` reads the same clock; taking two of them apart costs a third of reading one.
+//! The standard library's `Instant` reads the same clock, but subtracting two of them costs a third of a reading.
 
 #[cfg(target_os = "linux")]
 mod system {
@@ -38,5 +38,5 @@ mod system {
 /// Nanoseconds of a clock that never steps back, also between threads.
 pub(crate) use system::now;
 
-/// The same clock as of its last tick, a few milliseconds ago at most. Much cheaper to read.
+/// The same clock as of its last tick, at most a few milliseconds ago. Much cheaper to read.
 pub(crate) use system::coarse;

@@ -1,7 +1,7 @@
-//! Sinks that write files: a copy into the thread's ring, and a thread that writes.
+//! Sinks that write files: the caller copies a record into its thread's ring, and a writer thread writes it.
 //!
-//! The rings, the writer, rotation and what happens on a full disk are [`xlog_trace::Recorder`]'s; this turns a [`LogRecord`] into
-//! its record. A full ring drops and counts by default; no failure of the file reaches the operation.
+//! [`xlog_trace::Recorder`] has the rings, the writer, rotation and the handling of a full disk; this module converts a
+//! [`LogRecord`]. A full ring drops and counts records by default; no failure of the file reaches the operation.
 
 use std::path::Path;
 
@@ -27,7 +27,7 @@ impl From<TraceError> for SinkError {
 #[derive(Debug)]
 struct FileSink {
     recorder: Recorder,
-    /// What the times in the file count from.
+    /// The epoch of the times in the file.
     epoch: u64,
 }
 
@@ -110,12 +110,12 @@ macro_rules! file_sink {
         pub struct $name(FileSink);
 
         impl $name {
-            /// Creates the file, replacing one that is there, and starts its writer. One that has a writer is refused.
+            /// Creates the file, or replaces an existing one, and starts its writer. A file that has a writer is refused.
             pub fn create(path: impl AsRef<Path>) -> Result<Self, SinkError> {
                 Self::with_config(path, default_config())
             }
 
-            /// The same with settings for the rings, overflow, rotation and errors. The format in them is not looked at.
+            /// [`create`](Self::create) with settings for the rings, overflow, rotation and errors. Their format is ignored.
             pub fn with_config(
                 path: impl AsRef<Path>,
                 config: RecorderConfig,

@@ -2,11 +2,10 @@
 //!
 //! [`LoggingResource`] wraps any resource; a [`LoggingSink`] takes the records: in memory, nowhere, or to a file
 //! ([`BinarySink`], [`CsvSink`]). Records are numbered so that sorting them by
-//! [`order_counter`](LogRecord::order_counter) gives a legal history whatever the threads did: a free takes its number before the
-//! inner call, an allocation after it. A sink that fails is counted and never fails the operation.
+//! [`order_counter`](LogRecord::order_counter) gives a legal history under any interleaving: a free takes its number before the
+//! inner call, an allocation after it. Failures of a sink are counted and never fail the operation.
 //!
-//! What it does not do: it keeps no account of blocks (see [`statistics`](super::statistics)), and it knows nothing of file
-//! formats (see the crate `xlog-trace`).
+//! It does not count blocks (see [`statistics`](super::statistics)), and does not define file formats (see the crate `xlog-trace`).
 
 pub(crate) mod clock;
 mod file;

@@ -1,8 +1,9 @@
-//! Places in the history: one counter for the process, without a locked instruction as long as one thread logs.
+//! The order of records: one counter for the process, without a locked instruction while only one thread logs.
 //!
-//! The first thread that takes a number owns the counter and counts by plain stores; the second one takes that right away, for
-//! good, and from then on all threads count by an atomic addition. Nobody adds atomically before the owner is known to be out, so
-//! no number is given twice.
+//! The first thread owns the counter and increments it by plain stores. The second thread revokes that for good; from then on all
+//! threads increment atomically.
+//!
+//! Invariant: no thread increments atomically before the owner is known to be outside, so no number is issued twice.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{LazyLock, Mutex, PoisonError};
@@ -12,14 +13,14 @@ use xlog_driver::sync::Bias;
 /// One for the process, so that the logs of several resources in one sink merge.
 static ORDER: LazyLock<OrderCounter> = LazyLock::new(OrderCounter::new);
 
-/// Gives out places in the history. On cache lines of its own: every thread that logs writes it.
+/// Issues the numbers of records. On cache lines of its own: every logging thread writes it.
 #[repr(align(128))]
 pub(super) struct OrderCounter {
     next: AtomicU64,
     bias: Bias,
-    /// All threads add atomically; nobody owns the counter again.
+    /// All threads increment atomically; the counter has no owner any more.
     is_shared: AtomicBool,
-    /// Whether the counter had an owner. Held by whoever claims or revokes.
+    /// Whether the counter ever had an owner. Locked by a thread that claims or revokes ownership.
     was_owned: Mutex<bool>,
 }
 
@@ -38,8 +39,8 @@ impl OrderCounter {
         &ORDER
     }
 
-    /// The next number. Relaxed is enough: a block moves between threads only by what orders them, and one atomic's changes agree
-    /// with that order.
+    /// Returns the next number. Relaxed suffices: threads hand a block over by a synchronisation, and the modification order of one
+    /// atomic agrees with it.
     #[inline(always)]
     pub(super) fn next(&self) -> u64 {
         match self.bias.enter() {
@@ -48,7 +49,7 @@ impl OrderCounter {
         }
     }
 
-    /// For the one thread that may: no other changes the counter meanwhile.
+    /// Increments by plain stores. Only the owner calls this, inside its section.
     #[inline(always)]
     fn advance(&self) -> u64 {
         let number = self.next.load(Ordering::Relaxed);
@@ -58,7 +59,7 @@ impl OrderCounter {
 
     #[inline]
     fn next_shared(&self) -> u64 {
-        // Acquire: what the former owner stored comes before what is added here.
+        // Acquire: the former owner's stores precede this increment.
         if !self.is_shared.load(Ordering::Acquire) {
             return self.next_of_new_thread();
         }
@@ -72,7 +73,7 @@ impl OrderCounter {
         if !*was_owned {
             *was_owned = true;
             if self.bias.claim() {
-                // Still under the lock, so nobody can have taken it away.
+                // Still under the lock, so no thread can have revoked it.
                 return self.advance();
             }
         }

@@ -1,4 +1,4 @@
-//! What a thread is working for, and which path served it: words that travel beside a call, not through it.
+//! Thread-local context of a call: the query that the thread works for, and the path that served the call.
 
 use std::cell::{Cell, RefCell};
 use std::marker::PhantomData;
@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use xlog_trace::ServedBy;
 
 thread_local! {
-    /// The innermost scope's query, where the hot path looks.
+    /// The innermost scope's query, for the fast path.
     static QUERY: Cell<Option<u64>> = const { Cell::new(None) };
     /// All scopes of the thread, outermost first. Guards may end in any order.
     static SCOPES: RefCell<Scopes> = const { RefCell::new(Scopes { open: Vec::new(), next: 0 }) };
@@ -53,7 +53,7 @@ pub struct QueryScope {
 }
 
 impl QueryScope {
-    /// From now on this thread works for query `id`.
+    /// Enters a scope: this thread works for query `id`.
     pub fn enter(id: u64) -> Self {
         let number = SCOPES.with_borrow_mut(|scopes| {
             scopes.next += 1;
@@ -74,14 +74,14 @@ impl QueryScope {
     #[inline]
     #[must_use]
     pub fn current() -> Option<u64> {
-        // Works while the thread is taken down too: the cell has no destructor.
+        // Also valid while the thread ends: the cell has no destructor.
         QUERY.try_with(Cell::get).unwrap_or(None)
     }
 }
 
 impl Drop for QueryScope {
     fn drop(&mut self) {
-        // A guard kept in another thread-local may outlive the list; then nobody is left to be told.
+        // A guard in another thread-local may outlive the list; then there is nothing to restore.
         let _ = SCOPES.try_with(|scopes| {
             let mut scopes = scopes.borrow_mut();
             scopes.open.retain(|&(number, _)| number != self.number);
@@ -90,9 +90,9 @@ impl Drop for QueryScope {
     }
 }
 
-/// Says which path served the allocation that this thread is in. For resources, whatever is above them.
+/// Notes which path served this thread's current allocation. Resources call it.
 ///
-/// A [`LoggingResource`](super::LoggingResource) above takes it into its record; without one it is a store that nobody reads.
+/// A [`LoggingResource`](super::LoggingResource) above stores it in its record; without one the note is not read.
 #[inline]
 pub fn note_path(path: ServedBy) {
     if LOGGED.load(Ordering::Relaxed) {
@@ -100,12 +100,12 @@ pub fn note_path(path: ServedBy) {
     }
 }
 
-/// Somebody logs: from now on paths are noted.
+/// Starts the noting of paths, once there is a resource that logs.
 pub(super) fn begin_logging() {
     LOGGED.store(true, Ordering::Relaxed);
 }
 
-/// The path noted since the last time this was asked.
+/// Returns the path noted since the last call, and resets it.
 #[inline]
 pub(super) fn reset_path() -> ServedBy {
     PATH.replace(ServedBy::Unknown)

@@ -1,4 +1,4 @@
-//! What is written of one operation. Plain values: building a record of a success allocates and formats nothing.
+//! The record of one operation. Plain values: a record of a success allocates and formats nothing.
 
 use std::fmt;
 
@@ -6,13 +6,13 @@ use xlog_trace::ServedBy;
 
 use crate::device_runtime::resource::{Access, AllocTag, Generation, ResourceError, StreamId};
 
-/// What was done.
+/// The operation.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum LogAction {
-    /// A block was asked for.
+    /// A block was requested.
     Allocate,
-    /// A block was given back.
+    /// A block was freed.
     Deallocate,
     /// Pending frees were waited for and counted.
     ReapPending,
@@ -34,7 +34,7 @@ impl fmt::Display for LogAction {
     }
 }
 
-/// How it ended.
+/// The outcome.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum LogResult {
     /// It succeeded.
@@ -65,7 +65,7 @@ impl LogResult {
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct LogRecord {
-    /// What was done.
+    /// The operation.
     pub action: LogAction,
     /// The device.
     pub device_ordinal: u32,
@@ -73,29 +73,29 @@ pub struct LogRecord {
     pub stream_id: Option<StreamId>,
     /// The block's address; none when there is no block.
     pub ptr: Option<u64>,
-    /// Allocation: the bytes asked for. Free: the bytes of the block, as its owner passed it.
+    /// Allocation: the requested bytes. Free: the bytes of the block as its owner passed it.
     pub bytes: Option<usize>,
     /// The block's label.
     pub tag: Option<AllocTag>,
-    /// Tells the block from others at its address.
+    /// Distinguishes the block from others at its address.
     pub generation: Option<Generation>,
     /// The thread, by a number that no other thread of the process has had.
     pub thread_id: u64,
-    /// Place in the history of the process: strictly increasing, with gaps.
+    /// Position in the history of the process: strictly increasing, with gaps.
     pub order_counter: u64,
     /// When the call began, in nanoseconds since 1970. It never steps back within one resource.
     pub timestamp_nanos: u128,
-    /// How it ended.
+    /// The outcome.
     pub result: LogResult,
     /// The query the thread worked for; see [`QueryScope`](super::QueryScope).
     pub query_id: Option<u64>,
     /// Allocation: the bytes granted, which the block is charged.
     pub granted: Option<usize>,
-    /// Of an allocation, the alignment that was asked for, or what every block has; of a free, that of the block that was passed.
+    /// Allocation: the requested alignment, or the minimum. Free: the alignment of the passed block.
     pub align: Option<usize>,
-    /// How long the call took, in nanoseconds. Blocks of a batch each say the whole call's.
+    /// The duration of the call in nanoseconds. Each block of a batch has that of the whole call.
     pub latency_nanos: u64,
-    /// Which path of the resource served the request, where it said so; see [`note_path`](super::note_path).
+    /// The path that served the request, if the resource noted it; see [`note_path`](super::note_path).
     pub served_by: ServedBy,
     /// What a use does to the bytes.
     pub access: Option<Access>,
@@ -104,7 +104,7 @@ pub struct LogRecord {
 }
 
 impl LogRecord {
-    /// A record of an action on a device, with everything else absent: for tests of sinks.
+    /// A record of an action on a device with all other fields absent, for tests of sinks.
     #[must_use]
     pub fn new(action: LogAction, device_ordinal: u32) -> Self {
         Self {

@@ -1,4 +1,4 @@
-//! The resource that logs the one below it.
+//! The decorator that logs every operation of the resource below.
 
 use std::fmt;
 use std::sync::Arc;
@@ -49,7 +49,7 @@ pub struct LoggingResource<R = Box<dyn DeviceMemoryResource + Send + Sync>> {
     logs_uses: bool,
     device_ordinal: u32,
     process_id: u32,
-    /// The clock of the records is a clock that never steps, and this, by which the wall was ahead of it at creation.
+    /// The offset of the wall clock from the monotonic clock at creation: records have monotonic times plus this.
     clock_to_unix: u64,
     order: &'static OrderCounter,
     unfinished: UnfinishedFrees<RecordFields>,
@@ -94,10 +94,10 @@ impl<R: DeviceMemoryResource> LoggingResource<R> {
         self
     }
 
-    /// Operations whose record is not in the log: the sink refused it, or says that it lost it.
+    /// Operations whose record is not in the log: the sink refused or lost it.
     ///
-    /// Exact once the operations and, for sinks with a writer of their own, a flush are done. What a sink lost of other
-    /// resources that share it is in here too.
+    /// Exact after the operations and, for sinks with a writer thread, a flush. Includes losses of other resources that share the
+    /// sink.
     #[must_use]
     pub fn dropped_records(&self) -> u64 {
         self.refused.load(Ordering::Relaxed).saturating_add(self.sink.dropped_records())
@@ -115,7 +115,7 @@ impl<R: DeviceMemoryResource> LoggingResource<R> {
         &self.inner
     }
 
-    /// A record of a success, made in one piece: a record is large, and copying it would cost more than filling it in.
+    /// Makes the record of a success in place: a copy of the large record would cost more than filling it in.
     #[inline(always)]
     fn record(&self, action: LogAction, order: u64, call: Call, about: RecordFields) -> LogRecord {
         let thread_id = u64::from(thread_name());
@@ -168,7 +168,7 @@ impl<R: DeviceMemoryResource> LoggingResource<R> {
         self.emit(record);
     }
 
-    /// A call that began at `start` and has just ended.
+    /// The times of a call that began at `start` and has just ended.
     #[inline(always)]
     fn ended(start: u64) -> Call {
         Call { began: start, took: clock::now().saturating_sub(start) }
@@ -202,7 +202,7 @@ impl<R: DeviceMemoryResource> LoggingResource<R> {
         }
     }
 
-    /// One record of `action`; `result` is how it ended for what it is about.
+    /// Emits one record of `action` with the outcome of `result`.
     #[inline(always)]
     fn log<T>(
         &self,
@@ -240,7 +240,7 @@ impl<R: DeviceMemoryResource> LoggingResource<R> {
         result
     }
 
-    /// Frees that had failed half way and are done: each gets the record of its success.
+    /// Emits the successes of frees that had failed half way and are now complete.
     #[cold]
     #[inline(never)]
     fn log_finished_frees(&self) {
@@ -252,7 +252,7 @@ impl<R: DeviceMemoryResource> LoggingResource<R> {
         }
     }
 
-    /// A free failed: half way if the resource has the block nevertheless, and then it finishes the free at a later reap.
+    /// Notes a failed free, if the resource has the block nevertheless and finishes the free at a later reap.
     fn note_failed_free(&self, block: BlockId, about: RecordFields, error: &ResourceError) {
         let is_here = block.device_ordinal == self.device_ordinal;
         if is_here && !self.was_refused(block, error) {
@@ -261,7 +261,7 @@ impl<R: DeviceMemoryResource> LoggingResource<R> {
         }
     }
 
-    /// Whether a failed free changed nothing. Otherwise the resource keeps the block and a reap finishes the free.
+    /// Returns whether a failed free changed nothing. Otherwise the resource keeps the block, and a reap finishes the free.
     fn was_refused(&self, block: BlockId, error: &ResourceError) -> bool {
         let named = matches!(error, ResourceError::UseAfterFree { generation } if *generation == block.generation);
         named || self.inner.block_state(block) == BlockState::Live
@@ -284,7 +284,7 @@ struct BlockUse {
     access: Option<Access>,
 }
 
-/// What a record is about.
+/// The fields of a record that depend on the operation.
 #[derive(Clone, Copy)]
 struct RecordFields {
     stream: Option<StreamId>,
@@ -309,7 +309,7 @@ impl RecordFields {
         access: None,
     };
 
-    /// A block as its owner passed it.
+    /// The fields of a block as its owner passed it.
     #[inline(always)]
     fn claim(block: &DeviceBlock) -> Self {
         Self {
@@ -380,7 +380,7 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for LoggingResource<R> {
         let (order, start) = (self.order.next(), clock::now());
         let result = self.inner.deallocate(block);
         let call = Self::ended(start);
-        // The outcome is made anew and what the record is about taken apart: neither need then be in memory on the usual way.
+        // The outcome is rebuilt and the fields are passed separately, so that neither is in memory on the fast path.
         match result {
             Ok(()) => {
                 self.emit(self.record(LogAction::Deallocate, order, call, about));
@@ -454,7 +454,7 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for LoggingResource<R> {
         if !self.logs_uses {
             return self.inner.finish_block_uses(uses, use_stream);
         }
-        // One by one, so that each record says how its own use ended.
+        // One by one, so that each record has the outcome of its own use.
         let mut outcome = Ok(());
         for &(block, access) in uses {
             let this = self.finish_block_use(block, use_stream, access);
@@ -498,7 +498,7 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for LoggingResource<R> {
                 }
             }
             Err(error) => {
-                // None of the blocks is there: one failure, of all the bytes.
+                // No block was allocated: one failure record with all bytes.
                 let bytes = sizes.iter().fold(0_usize, |sum, bytes| sum.saturating_add(*bytes));
                 self.log_allocation(call, request(bytes), Err(error));
             }
@@ -506,7 +506,7 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for LoggingResource<R> {
         result
     }
 
-    /// One by one: each block's own answer is logged, also of those that fail half way.
+    /// One by one, so that each block's own outcome is logged, also if it fails half way.
     fn deallocate_batch(&self, blocks: Vec<DeviceBlock>) -> ResourceResult<()> {
         let mut outcome = Ok(());
         for block in blocks {
@@ -519,8 +519,8 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for LoggingResource<R> {
     fn reserve_budget(&self, bytes: usize) -> ResourceResult<Option<BudgetReservation>> {
         let start = clock::now();
         let result = self.inner.reserve_budget(bytes);
-        // A refused reservation is a refused request. A granted one shows in the blocks that are taken from it; one of nothing only
-        // asks whether there is a budget.
+        // A refused reservation is a refused request. A granted one appears in the records of its blocks. A reservation of 0 bytes
+        // only asks whether there is a budget.
         if let Err(error) = &result
             && bytes > 0
         {

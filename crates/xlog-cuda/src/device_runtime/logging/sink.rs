@@ -1,14 +1,14 @@
-//! Where records go, and the two sinks that need no file.
+//! Sinks: the trait, and the two sinks without a file.
 
 use std::fmt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::LogRecord;
 
-/// Why a sink did not take a record.
+/// Why a sink did not accept a record.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum SinkError {
-    /// The sink does not want it, or has no room.
+    /// The sink refused it, or has no room.
     #[error("the sink refused a record: {0}")]
     Refused(String),
     /// The sink's file or connection failed.
@@ -16,31 +16,31 @@ pub enum SinkError {
     Io(String),
 }
 
-/// Takes the records of a [`LoggingResource`](super::LoggingResource).
+/// Receives the records of a [`LoggingResource`](super::LoggingResource).
 ///
-/// `emit` runs on the thread of the operation, before the operation returns: what it does is what the operation waits for. No
-/// lock is held meanwhile, so it may use the resource itself, as long as it comes to an end.
+/// `emit` runs on the operation's thread before the operation returns, so its time counts. No lock is held, so it may use the
+/// resource itself, as long as that recursion ends.
 pub trait LoggingSink: Send + Sync {
-    /// Takes one record. An error is counted by the resource and goes no further.
+    /// Receives one record. The resource counts an error and ignores it otherwise.
     fn emit(&self, record: LogRecord) -> Result<(), SinkError>;
 
-    /// Records that were taken without an error and then lost. Exact once the emitting threads and a flush are done.
+    /// Records that were accepted and then lost. Exact after the emitting threads have ended and a flush.
     fn dropped_records(&self) -> u64 {
         0
     }
 
-    /// Returns when everything taken before is where it should be.
+    /// Waits until all records accepted before are written.
     fn flush(&self) -> Result<(), SinkError> {
         Ok(())
     }
 }
 
-/// Takes everything and keeps nothing.
+/// Discards all records.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NullSink;
 
 impl NullSink {
-    /// A sink that keeps nothing.
+    /// Makes a sink that discards all records.
     #[must_use]
     pub fn new() -> Self {
         Self
@@ -72,18 +72,18 @@ impl InMemorySink {
         records
     }
 
-    /// Forgets all records.
+    /// Removes all records.
     pub fn clear(&self) {
         self.records().clear();
     }
 
-    /// How many records there are.
+    /// The number of records.
     #[must_use]
     pub fn len(&self) -> usize {
         self.records().len()
     }
 
-    /// True when there are none.
+    /// Returns whether there are no records.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.records().is_empty()

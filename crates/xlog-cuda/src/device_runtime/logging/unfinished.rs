@@ -8,7 +8,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::device_runtime::resource::BlockId;
 
-/// Blocks whose free failed half way, each with what its record says.
+/// Blocks whose free failed half way, each with the fields of its record.
 pub(super) struct UnfinishedFrees<T> {
     has_any: AtomicBool,
     frees: Mutex<Vec<(BlockId, T)>>,
@@ -19,7 +19,7 @@ impl<T> UnfinishedFrees<T> {
         Self { has_any: AtomicBool::new(false), frees: Mutex::new(Vec::new()) }
     }
 
-    /// Whether there is one. Relaxed: a thread that was handed the memory of one is ordered after its free by the resource.
+    /// Returns whether there is one. Relaxed suffices: the resource orders a thread that gets the memory after its free.
     #[inline(always)]
     pub(super) fn has_any(&self) -> bool {
         self.has_any.load(Ordering::Relaxed)
@@ -37,7 +37,7 @@ impl<T> UnfinishedFrees<T> {
 
     /// Removes the frees that are finished and numbers them by `order`.
     ///
-    /// Numbers are taken under the lock: a thread that finds its address gone from the list takes a higher number.
+    /// Numbers are issued under the lock: a thread that finds its address gone from the list gets a higher number.
     pub(super) fn drain_finished(
         &self,
         is_free: impl Fn(BlockId) -> bool,

@@ -1,4 +1,4 @@
-//! How a shared runtime is built: in code, or from the environment.
+//! The configuration of a shared runtime: in code, or from the environment.
 //!
 //! | variable | accepted | meaning |
 //! |---|---|---|
@@ -12,8 +12,8 @@
 //! | `XLOG_DEVICE_GUARD` | `off`, `canary`, `sync`, `pages`, `sampled:N` | the debug guard, see [`GuardSetting`] |
 //! | `XLOG_DEVICE_LOG` | a file that ends in `.xtrace` or `.csv` | the log of every operation; `%p` is the process, `%d` the device |
 //!
-//! A value that is not accepted is an error that names it, never a default that nobody asked for: a program that was told to keep
-//! a log and does not is worse than one that refuses to start.
+//! A value that is not accepted is an error that names it, never a silent default: a program that was configured to keep a log and
+//! does not is worse than one that refuses to start.
 
 mod guard;
 mod ledger;
@@ -32,23 +32,23 @@ use crate::{ByteSize, DeviceSpec, Result, XlogError};
 /// The environment variable that names the memory resource of shared runtimes.
 pub const RESOURCE_VARIABLE: &str = "XLOG_DEVICE_RESOURCE";
 
-/// The environment variable that says whether pools of shared runtimes work for a memory checker.
+/// The environment variable for whether pools of shared runtimes work for a memory checker.
 pub const SANITIZER_VARIABLE: &str = "XLOG_DEVICE_SANITIZER";
 
 /// The environment variable that limits shared runtimes.
 pub const BUDGET_VARIABLE: &str = "XLOG_DEVICE_BUDGET";
 
-/// The environment variable that says which ledger shared runtimes join.
+/// The environment variable that selects the ledger of shared runtimes.
 pub const LEDGER_VARIABLE: &str = "XLOG_DEVICE_LEDGER";
 
-/// The environment variable that says whether and how shared runtimes guard their blocks.
+/// The environment variable that selects the guard of shared runtimes.
 pub const GUARD_VARIABLE: &str = "XLOG_DEVICE_GUARD";
 
 /// Names the file that a shared runtime logs every operation to: `FILE.xtrace`, or `FILE.csv`, where `%p` stands for the process
 /// and `%d` for the device.
 pub const LOG_VARIABLE: &str = "XLOG_DEVICE_LOG";
 
-/// How a shared runtime is built.
+/// The configuration of a runtime.
 ///
 /// ```
 /// use xlog_cuda::DeviceSpec;
@@ -66,22 +66,22 @@ pub struct RuntimeConfig {
     pub resource: ResourceKind,
     /// Whether a pool works for a memory checker.
     pub sanitizer: PoolSanitizer,
-    /// How many streams may be out at a time, the default one not counted; 0 is taken as 1.
+    /// The maximum number of streams leased at a time, without the default one; 0 counts as 1.
     pub max_streams: usize,
-    /// The most that blocks may take; `None`: what the device and the ledger allow. A share is of the device's memory.
+    /// The maximum bytes of blocks; `None` is what the device and the ledger allow. A percentage is of the device's memory.
     pub budget: Option<ByteSize>,
-    /// What of the device's memory is left to others; `None`: 1 GiB, or a sixteenth of a device with less than 16 GiB.
+    /// The part of the device's memory that is left to others; `None` is 1 GiB, or a sixteenth of a device with less than 16 GiB.
     pub reserve: Option<ByteSize>,
     /// The ledger to join.
     pub ledger: LedgerSetting,
-    /// The limit of a ledger that does not exist yet; `None`: the budget if the ledger was named, else what the device allows.
+    /// The limit of a ledger that this runtime creates; `None` is the budget if the ledger was named, else what the device allows.
     pub ledger_limit: Option<ByteSize>,
-    /// How long a request tries for the ledger's file lock, which a stopped process may hold; `None`: two seconds.
+    /// The maximum wait for the ledger's file lock, which a stopped process may hold; `None` is two seconds.
     pub ledger_deadline: Option<Duration>,
-    /// The file every operation is logged to, by its ending: `.xtrace` or `.csv`. One that is there is replaced; one that has a
-    /// writer is refused. `%p` stands for the process, `%d` for the device, `%%` for a percent sign.
+    /// The log file; its ending selects the format: `.xtrace` or `.csv`. An existing file is replaced; a file that has a writer is
+    /// refused. `%p` stands for the process, `%d` for the device, `%%` for a percent sign.
     pub log: Option<PathBuf>,
-    /// Whether blocks are guarded. What a guard adds to a block is charged to the budget.
+    /// Whether blocks are guarded. Redzones are charged to the budget.
     pub guard: GuardSetting,
 }
 
@@ -104,7 +104,7 @@ impl Default for RuntimeConfig {
 }
 
 impl RuntimeConfig {
-    /// What the environment asks for; where it says nothing, the default.
+    /// Reads the environment; variables that are not set leave the default.
     ///
     /// `XLOG_DEVICE=cuda:N` names the default GPU of a program. It does not move other ordinals there, so it leaves
     /// [`RuntimeConfig::device`] at `None`.
@@ -149,21 +149,21 @@ impl RuntimeConfig {
         self
     }
 
-    /// How many streams may be out at a time, the default one not counted.
+    /// Sets the maximum number of streams leased at a time, without the default one.
     #[must_use]
     pub fn with_max_streams(mut self, max_streams: usize) -> Self {
         self.max_streams = max_streams;
         self
     }
 
-    /// The most that blocks may take.
+    /// Sets the maximum bytes of blocks.
     #[must_use]
     pub fn with_budget(mut self, budget: ByteSize) -> Self {
         self.budget = Some(budget);
         self
     }
 
-    /// What of the device's memory is left to others.
+    /// Sets the part of the device's memory that is left to others.
     #[must_use]
     pub fn with_reserve(mut self, reserve: ByteSize) -> Self {
         self.reserve = Some(reserve);
@@ -177,28 +177,28 @@ impl RuntimeConfig {
         self
     }
 
-    /// The limit of a ledger that does not exist yet. The limit of one that does rules.
+    /// Sets the limit of a ledger that this runtime creates. An existing ledger keeps its limit.
     #[must_use]
     pub fn with_ledger_limit(mut self, limit: ByteSize) -> Self {
         self.ledger_limit = Some(limit);
         self
     }
 
-    /// How long a request tries for the ledger's file lock.
+    /// Sets the maximum wait for the ledger's file lock.
     #[must_use]
     pub fn with_ledger_deadline(mut self, deadline: Duration) -> Self {
         self.ledger_deadline = Some(deadline);
         self
     }
 
-    /// The file every operation is logged to, by its ending: `.xtrace` or `.csv`; see [`RuntimeConfig::log`].
+    /// Sets the log file; see [`RuntimeConfig::log`].
     #[must_use]
     pub fn with_log(mut self, file: impl Into<PathBuf>) -> Self {
         self.log = Some(file.into());
         self
     }
 
-    /// Whether blocks are guarded, and how.
+    /// Sets whether and how blocks are guarded.
     #[must_use]
     pub fn with_guard(mut self, guard: impl Into<GuardSetting>) -> Self {
         self.guard = guard.into();
@@ -211,7 +211,7 @@ impl RuntimeConfig {
     }
 }
 
-/// What an environment variable says, with the variable's name in the error.
+/// Reads an environment variable; an error names the variable.
 fn variable<T: std::str::FromStr<Err = XlogError>>(name: &'static str) -> Result<Option<T>> {
     let Some(value) = std::env::var_os(name) else { return Ok(None) };
     let Some(text) = value.to_str() else {

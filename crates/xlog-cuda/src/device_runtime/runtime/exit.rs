@@ -1,8 +1,10 @@
-//! Leaks that no drop can report: blocks that are live when the process ends.
+//! Leak reports at the end of the process, for blocks that no drop can report.
 //!
 //! A shared runtime is never dropped, and a forgotten buffer keeps its runtime for ever. So every runtime is registered, and an
-//! exit handler reports those with live blocks, by tag. It makes no driver call, for the driver may be gone, and waits a bounded
-//! time, for a thread that still runs may hold a lock. It does not run on `abort`, `_exit` or a signal.
+//! exit handler reports those with live blocks, by tag.
+//!
+//! The handler makes no driver call, since the driver may be gone. Its wait is bounded, since a running thread may hold a lock. It
+//! does not run on `abort`, `_exit` or a signal.
 
 use std::sync::mpsc;
 use std::sync::{Arc, Mutex, Once, PoisonError, Weak};
@@ -11,7 +13,7 @@ use std::time::Duration;
 use super::report::report_leak;
 use super::{LeakReport, RuntimeCore};
 
-/// How long the end of a process waits for the report.
+/// The maximum time that the end of a process waits for the report.
 const LIMIT: Duration = Duration::from_secs(2);
 
 struct Watched {
@@ -45,7 +47,7 @@ fn report_all() {
     let (done, wait) = mpsc::channel();
     let report = move || {
         alive.iter().filter_map(|core| live_blocks(core)).for_each(|leak| report_leak(&leak));
-        // The runtimes go with the process, not with the last of these.
+        // The runtimes end with the process, not with the last of these handles.
         std::mem::forget(alive);
         let _ = done.send(());
     };

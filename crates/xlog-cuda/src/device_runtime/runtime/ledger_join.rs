@@ -1,8 +1,9 @@
-//! Joining the ledger of a device, and what becomes of a runtime that cannot.
+//! Joining the ledger of a device, and the preview of that.
 //!
-//! A ledger that was asked for is there or the runtime is not. The automatic one of a GPU is given up only where this machine
-//! has no place for it: no ledgers on this platform, or a directory that is missing, not permitted, read-only or full. A file that is damaged,
-//! foreign, read-only or of a newer version is always an error: others may be counting in it.
+//! If a configured ledger cannot be joined, the runtime is not built. The automatic ledger of a GPU is optional in one case: this
+//! machine has no place for it, because the platform has no ledgers or the directory is missing, not permitted, read-only or full.
+//!
+//! A file that is damaged, foreign, read-only or of a newer version is always an error: other processes may be counting in it.
 
 use std::fmt;
 use std::io::ErrorKind;
@@ -18,13 +19,13 @@ use super::{LedgerSetting, RuntimeConfig};
 use crate::device_runtime::budget::EffectiveLimit;
 use crate::{CudaDevice, Result, XlogError};
 
-/// How a runtime stands to the ledger of its device.
+/// The state of a runtime's ledger.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum LedgerStatus {
     /// There is none, as configured.
     Off,
-    /// There should have been one, but this machine has no place for it. Physical bytes are not shared with other processes.
+    /// This machine has no place for the ledger. Physical bytes are not shared with other processes.
     Unavailable {
         /// Why.
         reason: String,
@@ -54,7 +55,7 @@ impl fmt::Display for LedgerStatus {
     }
 }
 
-/// Joins the ledger that is configured for a device, creating it if there is none.
+/// Joins the configured ledger of a device, and creates it if it is missing.
 pub(super) fn join(
     device: &CudaDevice,
     config: &RuntimeConfig,
@@ -105,7 +106,7 @@ fn failure(error: &LedgerError) -> XlogError {
     ))
 }
 
-/// True where nobody can have a ledger there, so that none is passed by.
+/// Returns whether no process can have a ledger there, so that working without one bypasses none.
 fn has_no_place(error: &LedgerError) -> bool {
     match error {
         LedgerError::Unsupported { .. } => true,
@@ -121,7 +122,7 @@ fn has_no_place(error: &LedgerError) -> bool {
     }
 }
 
-/// One file named for two devices of a process would add up bytes of two cards.
+/// Refuses one file for two devices of a process: it would add up the bytes of two cards.
 fn claim(ledger: &Ledger, device: &CudaDevice, setting: &LedgerSetting) -> Result<()> {
     static FILES: Mutex<Vec<(PathBuf, u32)>> = Mutex::new(Vec::new());
     if !matches!(setting, LedgerSetting::File(_)) {
@@ -142,7 +143,7 @@ fn claim(ledger: &Ledger, device: &CudaDevice, setting: &LedgerSetting) -> Resul
     }
 }
 
-/// What a runtime would find, as far as can be seen without creating anything.
+/// What a runtime would find; nothing is created for the preview.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct LimitPreview {
@@ -167,7 +168,7 @@ pub enum LedgerPreview {
     },
     /// It exists and can be joined.
     Present(Snapshot),
-    /// It would be given up, and the runtime works without.
+    /// The runtime would work without it.
     Unavailable {
         /// Why.
         reason: String,
@@ -179,8 +180,8 @@ pub enum LedgerPreview {
     },
 }
 
-/// Looks at the limits of a runtime on `device` that is built by `config`. An existing ledger is joined for a moment; the creation of a
-/// missing one is gone through up to its name.
+/// Previews the limits of a runtime on `device` that is built by `config`. It joins an existing ledger for a moment, and rehearses
+/// the creation of a missing one up to the final name.
 pub(super) fn preview_limits(device: &CudaDevice, config: &RuntimeConfig) -> Result<LimitPreview> {
     let capacity = Capacity::of(device, config)?;
     let previewed = match config.ledger.config_for(device) {
@@ -208,7 +209,7 @@ pub(super) fn preview_limits(device: &CudaDevice, config: &RuntimeConfig) -> Res
     Ok(LimitPreview { limit: capacity.with_ledger(limit), ledger })
 }
 
-/// The ledger as it is, or as it would be created with `limit`.
+/// The existing ledger, or the one that would be created with `limit`.
 fn preview_ledger(wanted: LedgerConfig, limit: u64) -> LedgerResult<LedgerPreview> {
     match Ledger::open(wanted.clone()) {
         Ok(ledger) => {

@@ -1,4 +1,4 @@
-//! How much a runtime may hold: the least of what is configured, agreed on, offered and there.
+//! The limit of a runtime: the smallest of configuration, ledger, driver and device.
 //!
 //! | limit | where it comes from |
 //! |---|---|
@@ -13,10 +13,10 @@ use super::RuntimeConfig;
 use crate::device_runtime::budget::{EffectiveLimit, LimitSource};
 use crate::{CudaDevice, Result};
 
-/// Kept for others unless said otherwise, where the device is large enough.
+/// The default reserve of a large device.
 const RESERVE: u64 = 1 << 30;
 
-/// The memory of a device as its limits are made of it.
+/// The memory of a device, from which its limits are computed.
 #[derive(Clone, Debug)]
 pub(super) struct Capacity {
     total: u64,
@@ -44,8 +44,8 @@ impl Capacity {
 
     /// The limit of a ledger that this runtime has to create.
     ///
-    /// A named one is for those who name it, and gets the limit they configured. The device's own is everybody's: what one
-    /// process allows itself is not a limit for the others.
+    /// A named ledger gets the limit that was configured with it. The device's own ledger serves all processes, and the budget of
+    /// one process is no limit for the others.
     pub(super) fn of_new_ledger(&self, config: &RuntimeConfig) -> u64 {
         match config.ledger_limit {
             Some(size) => size.of(self.total),
@@ -54,7 +54,7 @@ impl Capacity {
         }
     }
 
-    /// The least of all.
+    /// The smallest of all limits.
     pub(super) fn with_ledger(&self, ledger: Option<u64>) -> EffectiveLimit {
         EffectiveLimit::device(size(self.total), size(self.reserve))
             .and(LimitSource::Driver, Some(size(self.driver)))

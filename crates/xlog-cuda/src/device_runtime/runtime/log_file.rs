@@ -1,7 +1,7 @@
-//! The log file of a runtime: its name, its format, and who may write it.
+//! The log file of a runtime: its name, its format, and its single writer.
 //!
-//! A path is a pattern. `%p` stands for the process and `%d` for the device's ordinal, so that runtimes that share one setting
-//! write files of their own; `%%` is a percent sign. The ending says the format. A file has one writer.
+//! A path is a pattern. `%p` stands for the process and `%d` for the device's ordinal, so that runtimes with one setting write
+//! separate files; `%%` is a percent sign. The ending selects the format. A file has one writer.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -60,7 +60,7 @@ fn expand(pattern: &Path, device_ordinal: u32) -> Result<PathBuf> {
         match part.chars().next() {
             Some('p') => path.push_str(&std::process::id().to_string()),
             Some('d') => path.push_str(&device_ordinal.to_string()),
-            // `%%`: the part between the two signs is empty, and the next one follows the sign as it is.
+            // `%%`: the part between the two signs is empty, and the next part follows the sign unchanged.
             None => match parts.next() {
                 Some(after) => {
                     path.push('%');
@@ -76,11 +76,12 @@ fn expand(pattern: &Path, device_ordinal: u32) -> Result<PathBuf> {
     Ok(PathBuf::from(OsString::from(path)))
 }
 
-/// Opens the log that a pattern names for a device, by the ending of its file: `.xtrace` or `.csv`. One that is there is replaced.
+/// Opens the log that a pattern names for a device; the ending selects the format: `.xtrace` or `.csv`. An existing file is
+/// replaced.
 ///
 /// In the pattern `%p` stands for the process, `%d` for `device_ordinal` and `%%` for a percent sign; another `%` is
-/// [`XlogError::BadSetting`]. A file that has a writer, in this process or another, is [`XlogError::LogInUse`] and stays as it is.
-/// What fails later is counted by the sink and fails no allocation.
+/// [`XlogError::BadSetting`]. A file that has a writer, in this process or another, is [`XlogError::LogInUse`] and stays unchanged.
+/// The sink counts later failures; they fail no allocation.
 pub fn open_log(pattern: &Path, device_ordinal: u32) -> Result<Arc<dyn LoggingSink>> {
     let format = format_of(pattern)?;
     let path = expand(pattern, device_ordinal)?;
@@ -96,12 +97,12 @@ pub fn open_log(pattern: &Path, device_ordinal: u32) -> Result<Arc<dyn LoggingSi
     })
 }
 
-/// Whether [`open_log`] would open the log of this pattern. A file that is there stays as it is, and none is left behind.
+/// Tests whether [`open_log`] would open the log of this pattern. An existing file stays unchanged, and no file is left behind.
 pub fn check_log(pattern: &Path, device_ordinal: u32) -> Result<()> {
     let path = expand(pattern, device_ordinal)?;
     if path.symlink_metadata().is_err() {
         drop(open_log(pattern, device_ordinal)?);
-        // Just created; whether it can be removed says nothing about writing it.
+        // Just created. A failure to remove it does not concern writing.
         let _ = std::fs::remove_file(&path);
         return Ok(());
     }

@@ -1,8 +1,7 @@
-//! What went wrong where no caller can be told: in a drop.
+//! Failures in a drop, which has no caller to return them to.
 //!
-//! A program that wants to know sets a handler, once, for the whole process; without one a line goes to standard error.
-//! Handlers run on the thread that drops, so they must not wait for the device. What they panic with goes no further: a drop
-//! never unwinds.
+//! A program may set a handler, once, for the whole process; without one a line goes to standard error. A handler runs on the
+//! dropping thread, so it must not wait for the device. A panic in a handler is caught: a drop never unwinds.
 
 use std::fmt;
 use std::io::Write;
@@ -24,7 +23,7 @@ use crate::device_runtime::resource::{AllocTag, BlockId, ResourceError};
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LeakReport {
-    /// What the device was opened as.
+    /// The spec of the device.
     pub device: String,
     /// Its number.
     pub device_ordinal: u32,
@@ -91,12 +90,12 @@ impl fmt::Display for FailedFree {
 static LEAK: Hook<LeakReport> = Hook::new();
 static FAILED_FREE: Hook<FailedFree> = Hook::new();
 
-/// Sets who is told of leaks, for the whole process. The default writes one line to standard error.
+/// Sets the handler of leaks, for the whole process. The default writes one line to standard error.
 pub fn set_leak_handler(handler: fn(&LeakReport)) {
     LEAK.set(handler);
 }
 
-/// Sets who is told of buffers that could not be freed, for the whole process. The default writes one line to standard error.
+/// Sets the handler of buffers that could not be freed, for the whole process. The default writes one line to standard error.
 pub fn set_failed_free_handler(handler: fn(&FailedFree)) {
     FAILED_FREE.set(handler);
 }
@@ -109,9 +108,9 @@ pub(crate) fn report_failed_free(failed: &FailedFree) {
     FAILED_FREE.call(failed);
 }
 
-/// One line on standard error.
+/// Writes one line to standard error.
 pub(crate) fn print_line(line: fmt::Arguments<'_>) {
-    // A closed standard error leaves nobody to tell; `eprintln` would panic.
+    // Standard error may be closed; `eprintln` would panic then.
     let _ = writeln!(std::io::stderr(), "xlog-cuda: {line}");
 }
 
@@ -120,7 +119,7 @@ pub(crate) fn catch_panic<R>(work: impl FnOnce() -> R) -> Option<R> {
     catch_unwind(AssertUnwindSafe(work)).ok()
 }
 
-/// Who is told. The lock is not held while the handler runs, so that it may set another.
+/// A handler. The lock is not held while it runs, so it may set another one.
 struct Hook<T>(RwLock<Option<fn(&T)>>);
 
 impl<T: fmt::Display> Hook<T> {

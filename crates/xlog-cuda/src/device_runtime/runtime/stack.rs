@@ -1,7 +1,7 @@
-//! The stack of a runtime that is built by configuration: a log if one is asked for, a budget, and statistics over a resource,
-//! guarded if that is asked for, that is metered by a ledger.
+//! The stack of a runtime that is built by configuration. From the top: log (optional), budget, statistics, guard (optional),
+//! resource. The ledger meters the resource.
 //!
-//! The budget's limit is the least of all limits ([`Capacity`]); the ledger is asked for physical bytes by the lowest resource.
+//! The budget's limit is the smallest of all limits ([`Capacity`]). The lowest resource charges its physical bytes to the ledger.
 
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ use crate::{CudaDevice, Result, XlogError};
 
 type BoxedResource = Box<dyn DeviceMemoryResource + Send + Sync>;
 
-/// Puts the parts together. Nothing is left behind by a failure.
+/// Builds the stack. A failure leaves nothing behind.
 pub(super) fn stack(device: Arc<CudaDevice>, config: &RuntimeConfig) -> Result<XlogDeviceRuntime> {
     let ordinal = device.ordinal();
     if config.resource == ResourceKind::Async && device.driver().async_pools().is_none() {
@@ -77,7 +77,7 @@ pub(super) fn stack(device: Arc<CudaDevice>, config: &RuntimeConfig) -> Result<X
     Ok(XlogDeviceRuntime::compose(device, ordinal, streams, resource, Some(instrumentation)))
 }
 
-/// A stack, and what one can ask it.
+/// A stack and the handles on its layers.
 struct Layers {
     resource: BoxedResource,
     budget: BudgetHandle,
@@ -85,7 +85,7 @@ struct Layers {
     guard: Option<GuardHandle>,
 }
 
-/// With a guard below everything that counts, so that what it adds is counted.
+/// Puts the guard below budget and statistics, so that they count its redzones.
 fn guarded<R: DeviceMemoryResource + Send + Sync + 'static>(
     resource: R,
     guard: Option<&GuardConfig>,
@@ -111,7 +111,7 @@ fn layers<R: DeviceMemoryResource + Send + Sync + 'static>(
     let statistics = counted.handle();
     let limited = GlobalDeviceBudget::over(counted, limit);
     let budget = limited.handle();
-    // Over the budget: every request is one record, also if the budget refuses it or needs several attempts.
+    // Above the budget: a request is one record, also if the budget refuses it or needs several attempts.
     let resource: BoxedResource = match sink {
         None => Box::new(limited),
         Some(sink) => Box::new(LoggingResource::over(limited, sink)),

@@ -4,7 +4,7 @@
 //! wait for it; a build that fails, or panics, leaves the slot empty and its configuration in place for the next call.
 //! Once a slot is filled no call takes the lock.
 //!
-//! Simulated devices of one kind stand on one machine, as the GPUs of a process do: ordinal n is device n of it.
+//! Simulated devices with one spec are devices of one simulated machine: ordinal n is its device n.
 
 use std::sync::{Arc, OnceLock};
 
@@ -17,7 +17,7 @@ use crate::{CudaDevice, DEVICE_VARIABLE, DeviceSpec, Result, XlogError};
 
 struct Slot {
     built: OnceLock<Arc<XlogDeviceRuntime>>,
-    /// What code asked for before first use. Held while the runtime is built.
+    /// The configuration that was set before first use. Locked while the runtime is built.
     config: Mutex<Option<RuntimeConfig>>,
 }
 
@@ -94,7 +94,7 @@ fn open(ordinal: u32, spec: DeviceSpec) -> Result<CudaDevice> {
         }
     };
     let failed = |cause| XlogError::Open { spec: spec.to_string(), cause };
-    // Only device objects are made under the lock; none of them calls back.
+    // Only device objects are made under the lock, and they do not call back.
     static MACHINES: Mutex<Vec<(Option<u64>, SimMachine)>> = Mutex::new(Vec::new());
     let mut machines = MACHINES.lock();
     let machine = match machines.iter().position(|(known, _)| *known == seed) {

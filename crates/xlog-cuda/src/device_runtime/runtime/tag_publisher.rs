@@ -1,8 +1,9 @@
-//! Tags for those who look: while somebody watches a ledger, the runtimes that take part tell which of their tags hold most.
+//! Publishes the largest tags of each runtime in the ledger, while a viewer watches it.
 //!
-//! One thread of the process, there as long as a runtime is in a ledger, asks now and then whether somebody looks, and only then
-//! reads the statistics. Allocations know nothing of it. What is told is for display and decides nothing, so whatever fails here,
-//! also starting the thread, means that tags are not shown.
+//! One thread of the process, which runs while a runtime is in a ledger, polls for viewers and reads the statistics only if there
+//! is one. Allocations do no work for it.
+//!
+//! Published tags are for display only. Any failure here, also to start the thread, only means that tags are not shown.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
@@ -11,11 +12,11 @@ use xlog_ledger::Ledger;
 
 use crate::device_runtime::statistics::Statistics;
 
-/// How often it is asked whether somebody looks, and told.
+/// The interval of polls and publications.
 const INTERVAL: Duration = Duration::from_millis(200);
-/// More tags than fit are not looked at.
+/// The maximum number of published tags.
 const MAX_TAGS: usize = 8;
-/// How often the list is tried before a runtime does without. It is held for microseconds.
+/// Attempts to lock the list, which is held for microseconds, before a runtime works without a publisher.
 const MAX_ATTEMPTS: usize = 100;
 
 /// A runtime in a ledger.
@@ -26,10 +27,10 @@ struct TagPublisher {
 }
 
 struct TagPublishers {
-    /// The process they are of.
+    /// The process that they belong to.
     process: u32,
     all: Vec<TagPublisher>,
-    /// How many there ever were.
+    /// The number of publishers ever made.
     made: u64,
     is_running: bool,
 }
@@ -41,8 +42,8 @@ fn publishers() -> MutexGuard<'static, TagPublishers> {
     PUBLISHERS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The same, of this process; `None` in a forked child whose parent's thread held the lock at that moment. It has the list of its
-/// parent, and not the thread.
+/// Locks the list of this process. A forked child inherits its parent's list, but not the thread, so it starts with an empty list.
+/// `None` if the parent's thread held the lock at the fork.
 fn own_publishers() -> Option<MutexGuard<'static, TagPublishers>> {
     for _ in 0..MAX_ATTEMPTS {
         let mut publishers = match PUBLISHERS.try_lock() {
@@ -56,7 +57,7 @@ fn own_publishers() -> Option<MutexGuard<'static, TagPublishers>> {
         let process = std::process::id();
         if publishers.process != process {
             (publishers.process, publishers.is_running) = (process, false);
-            // The parent's ledgers are not left by its child.
+            // A child must not leave its parent's ledgers.
             std::mem::forget(std::mem::take(&mut publishers.all));
         }
         return Some(publishers);
@@ -64,7 +65,7 @@ fn own_publishers() -> Option<MutexGuard<'static, TagPublishers>> {
     None
 }
 
-/// Tells the tags of a runtime until it is dropped; then it holds the ledger no longer.
+/// Publishes the tags of a runtime until it is dropped, which also releases the ledger.
 #[must_use = "tags are told until this is dropped"]
 #[derive(Debug)]
 pub(super) struct PublishedTags {
@@ -73,7 +74,7 @@ pub(super) struct PublishedTags {
 }
 
 impl PublishedTags {
-    /// `None`: tags are not told.
+    /// Starts to publish; `None` if that is not possible.
     pub(super) fn start(ledger: &Arc<Ledger>, statistics: &Statistics) -> Option<Self> {
         let mut publishers = own_publishers()?;
         publishers.made += 1;

@@ -1,4 +1,4 @@
-//! Whether a runtime guards its blocks, as text.
+//! The guard of a runtime, in code and as text.
 
 use std::fmt;
 use std::num::NonZeroU64;
@@ -10,7 +10,7 @@ use crate::{Result, XlogError};
 const ACCEPTED: &str =
     "\"off\", \"canary\", \"sync\", \"pages\" or \"sampled:N\", where one block in N is guarded";
 
-/// Which guard a shared runtime puts over its resource; the words of `XLOG_DEVICE_GUARD`.
+/// The guard that a shared runtime wraps around its resource; the values of `XLOG_DEVICE_GUARD`.
 ///
 /// ```
 /// use xlog_cuda::device_runtime::{GuardMode, GuardSetting};

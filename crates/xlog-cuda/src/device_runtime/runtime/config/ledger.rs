@@ -1,4 +1,4 @@
-//! Whether a runtime joins a ledger, and which file that is.
+//! The ledger of a runtime, in code and as text.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ const ACCEPTED: &str = "\"off\", \"on\", the absolute path of a directory, or th
 
 const SUFFIX: &str = ".ledger";
 
-/// Which ledger a runtime joins.
+/// The ledger that a runtime joins.
 ///
 /// ```
 /// use xlog_cuda::device_runtime::LedgerSetting;
@@ -27,8 +27,8 @@ const SUFFIX: &str = ".ledger";
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
 #[non_exhaustive]
 pub enum LedgerSetting {
-    /// A GPU's own ledger in the default directory; none for a simulated device. Where that directory cannot be made or
-    /// written, the runtime works without, and says so ([`LedgerStatus::Unavailable`](super::super::LedgerStatus::Unavailable)).
+    /// A GPU's own ledger in the default directory; none for a simulated device. If that directory cannot be made or written, the
+    /// runtime works without a ledger and reports it ([`LedgerStatus::Unavailable`](super::super::LedgerStatus::Unavailable)).
     #[default]
     Automatic,
     /// None.
@@ -37,12 +37,12 @@ pub enum LedgerSetting {
     On,
     /// The device's own ledger in this directory, or an error.
     Directory(PathBuf),
-    /// This file, or an error. It is of one device: a process that uses several names a directory.
+    /// This file, or an error. It belongs to one device: a process with several devices names a directory.
     File(PathBuf),
 }
 
 impl LedgerSetting {
-    /// What to open for a device; `None` for no ledger.
+    /// The ledger to open for a device; `None` for no ledger.
     pub(in crate::device_runtime::runtime) fn config_for(
         &self,
         device: &CudaDevice,
@@ -61,18 +61,18 @@ impl LedgerSetting {
         })
     }
 
-    /// True where somebody asked for a ledger: then there is one, or an error.
+    /// Returns whether a ledger is required: the runtime then has one or is not built.
     pub(in crate::device_runtime::runtime) fn is_demanded(&self) -> bool {
         matches!(self, Self::On | Self::Directory(_) | Self::File(_))
     }
 
-    /// True where somebody said which.
+    /// Returns whether the ledger was named.
     pub(in crate::device_runtime::runtime) fn is_named(&self) -> bool {
         matches!(self, Self::Directory(_) | Self::File(_))
     }
 }
 
-/// The name of a device's ledger: a GPU's UUID, and `sim-N` for simulated devices, whose UUIDs say nothing outside their process.
+/// The key of a device's ledger: a GPU's UUID, or `sim-N` for simulated devices, whose UUIDs have no meaning outside their process.
 pub(in crate::device_runtime::runtime) fn key_of(device: &CudaDevice) -> LedgerResult<DeviceKey> {
     let properties = device.properties();
     DeviceKey::new(match properties.kind {

@@ -1,4 +1,4 @@
-//! Which memory resource a runtime that is built by configuration stands on.
+//! The memory resource of a runtime, in code and as text.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,7 +7,7 @@ use crate::{Result, XlogError};
 
 const ACCEPTED: &str = "\"async\", \"pool\" and \"direct\"";
 
-/// Which memory resource a shared runtime stands on.
+/// The memory resource of a shared runtime.
 ///
 /// ```
 /// use xlog_cuda::device_runtime::ResourceKind;
@@ -22,7 +22,7 @@ pub enum ResourceKind {
     Direct,
     /// Stream-ordered allocation that tracks uses.
     Async,
-    /// Sub-allocation that tracks uses, without driver calls for what is handed out again.
+    /// Sub-allocation that tracks uses; reuse makes no driver calls.
     #[default]
     Pool,
 }
