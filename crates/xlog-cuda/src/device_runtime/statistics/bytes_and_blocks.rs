@@ -1,6 +1,6 @@
-//! Bytes and blocks, which are limited together.
+//! A pair of bytes and blocks, which are limited together.
 
-/// Bytes and blocks, or how far both may go.
+/// Bytes and blocks: an amount, or the limit of one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct BytesAndBlocks {
     pub(super) bytes: i64,
@@ -21,19 +21,19 @@ impl BytesAndBlocks {
         self.plus(other.bytes, other.blocks)
     }
 
-    /// What is left of this without `other`.
+    /// Subtracts `other`.
     #[inline(always)]
     pub(super) fn less(self, other: Self) -> Self {
         self.plus(other.bytes.wrapping_neg(), other.blocks.wrapping_neg())
     }
 
-    /// True when both are at least 0.
+    /// Returns whether both are at least 0.
     #[inline(always)]
     pub(super) fn is_room(self) -> bool {
         (self.bytes | self.blocks) >= 0
     }
 
-    /// True when `other` is not beyond this in either.
+    /// Returns whether `other` exceeds this in neither.
     #[inline(always)]
     pub(super) fn holds(self, other: Self) -> bool {
         self.less(other).is_room()

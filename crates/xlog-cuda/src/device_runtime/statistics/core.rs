@@ -1,7 +1,7 @@
-//! The counts of one resource, shared by the resource and those who read.
+//! The counts of one resource, shared by the resource and its handles.
 //!
-//! Locks, always in this order: names, scopes, shards. A number is only given to another stream or query under the lock of the
-//! names, and an operation that does not find its numbers in its shard's cache counts itself under that lock.
+//! Lock order: names, scopes, shards. Invariant: an id is given to another stream or query only under the lock of the names. An
+//! operation that does not find its ids in its shard's cache counts under that lock.
 
 use std::backtrace::Backtrace;
 use std::collections::HashMap;
@@ -24,18 +24,18 @@ use crate::device_runtime::resource::{
 };
 
 const SHARDS: usize = 16;
-/// Generations of one thread come in rows of 4096; which shard a row is in is remembered here.
+/// Hints: generations of one thread come in rows of 4096, and the table has the shard of each row.
 const HINTS: usize = 1024;
 const HINT_SHIFT: u32 = SLOT_BITS + 12;
 
-/// Which allocations are remembered with where they were made.
+/// Which allocations get a backtrace.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 #[non_exhaustive]
 pub enum Backtraces {
     /// None.
     #[default]
     Off,
-    /// One in so many, in each shard.
+    /// One in this number, in each shard.
     Sampled(NonZeroU32),
     /// All. Walking the stack takes microseconds.
     All,
@@ -45,9 +45,9 @@ pub enum Backtraces {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct StatisticsConfig {
-    /// Which allocations are remembered with their backtrace.
+    /// Which allocations get a backtrace.
     pub backtraces: Backtraces,
-    /// Whether the time of each allocation is remembered, for the ages of live blocks. It is by default.
+    /// Whether the time of each allocation is stored, for the ages of live blocks. It is by default.
     pub ages: bool,
 }
 
@@ -64,14 +64,14 @@ impl StatisticsConfig {
         Self::default()
     }
 
-    /// The same with these backtraces.
+    /// Sets which allocations get a backtrace.
     #[must_use]
     pub fn with_backtraces(mut self, backtraces: Backtraces) -> Self {
         self.backtraces = backtraces;
         self
     }
 
-    /// The same with or without ages. Without, an allocation saves a look at the clock, and every age is zero.
+    /// Sets whether ages are stored. Without them an allocation does not read the clock, and every age is zero.
     #[must_use]
     pub fn with_ages(mut self, ages: bool) -> Self {
         self.ages = ages;
@@ -79,14 +79,14 @@ impl StatisticsConfig {
     }
 }
 
-/// On cache lines of its own.
+/// A shard on cache lines of its own.
 #[repr(align(128))]
 struct Shard {
     counts: BiasedMutex<Counts>,
     table: Table,
 }
 
-/// Reads the counts of a [`StatisticsResource`](super::StatisticsResource), also when that is boxed away or gone.
+/// A handle that reads the counts of a [`StatisticsResource`](super::StatisticsResource), also after that was dropped.
 #[derive(Clone)]
 pub struct Statistics(pub(super) Arc<StatisticsCore>);
 
@@ -131,7 +131,7 @@ impl StatisticsCore {
         }
     }
 
-    /// Threads keep to a shard of their own as far as there are enough.
+    /// The shard of this thread. Threads beyond the number of shards share one.
     #[inline(always)]
     fn own_shard(&self) -> (usize, &Shard) {
         let at = thread_name() as usize % SHARDS;
@@ -156,8 +156,8 @@ impl StatisticsCore {
         }
     }
 
-    /// Counts a block if nothing is in the way: the thread has its shard, the shard an entry that may grow, and the block its
-    /// own slot in the shard's table. False: nothing is counted.
+    /// Fast path of an allocation: the thread owns its shard's lock, the shard has an entry with room, and the block's direct slot
+    /// is empty. Returns false, and counts nothing, if it does not apply.
     #[inline(always)]
     fn count_fast(
         &self,
@@ -184,7 +184,7 @@ impl StatisticsCore {
         true
     }
 
-    /// Counts any block.
+    /// Slow path of an allocation.
     #[cold]
     #[inline(never)]
     fn count_slow(
@@ -205,7 +205,7 @@ impl StatisticsCore {
             self.with_ids(key, |counts, ids| self.count(shard, counts, ids, requested, block, born))
         });
         let hint = self.hint(block.generation);
-        // The rows that threads have now lie side by side: a store that changes nothing would take the line from all of them.
+        // Hints of current rows share cache lines: a redundant store would take the line from other threads.
         if hint.load(Ordering::Relaxed) != at as u8 {
             hint.store(at as u8, Ordering::Relaxed);
         }
@@ -215,7 +215,7 @@ impl StatisticsCore {
         scope::note(self.number, block.bytes, true);
     }
 
-    /// Counts a block inside its shard. True when it is one to be remembered with its backtrace.
+    /// Counts a block inside its shard. Returns whether it gets a backtrace.
     fn count(
         &self,
         shard: &Shard,
@@ -243,7 +243,7 @@ impl StatisticsCore {
         traced
     }
 
-    /// The slow way: finds the numbers of `key`, and counts before they can be given to another.
+    /// Slow path: finds the ids of `key`, and counts before they can be recycled.
     #[cold]
     #[inline(never)]
     fn with_ids<T>(&self, key: Key, count: impl FnOnce(&mut Counts, Ids) -> T) -> T {
@@ -277,8 +277,8 @@ impl StatisticsCore {
         }
     }
 
-    /// Counts a free if nothing is in the way: the thread has its shard and the block is there, in its own slot, under an entry
-    /// that may shrink. False: nothing is counted.
+    /// Fast path of a free: the thread owns its shard's lock, and the block is in its direct slot there, under an entry that may
+    /// shrink. Returns false, and counts nothing, if it does not apply.
     #[inline(always)]
     fn free_fast(&self, generation: Generation) -> bool {
         let (_, shard) = self.own_shard();
@@ -295,7 +295,7 @@ impl StatisticsCore {
         true
     }
 
-    /// Counts any free.
+    /// Slow path of a free.
     #[cold]
     #[inline(never)]
     fn free_slow(&self, generation: Generation) {
@@ -319,17 +319,17 @@ impl StatisticsCore {
         lock(&self.traces).remove(&generation);
     }
 
-    /// Whether a block is known here.
+    /// Returns whether a block is known here.
     pub(super) fn knows(&self, generation: Generation) -> bool {
         self.shards.iter().any(|shard| shard.table.contains(generation))
     }
 
-    /// Which shard's table a block is in, most likely.
+    /// The hint of the shard whose table has a block.
     fn hint(&self, generation: Generation) -> &AtomicU8 {
         &self.hints[hint_row(generation) as usize % HINTS]
     }
 
-    /// Sees all shards at one instant, with everything flushed.
+    /// Runs `body` on all shards at one instant, after a flush.
     fn with_all_shards<T>(&self, body: impl FnOnce(&mut [&mut Counts]) -> T) -> T {
         let all: [&BiasedMutex<Counts>; SHARDS] = std::array::from_fn(|at| &self.shards[at].counts);
         BiasedMutex::with_all(&all, |shards| {
@@ -338,7 +338,7 @@ impl StatisticsCore {
         })
     }
 
-    /// Gives the numbers of streams and queries with nothing live to others; their totals go to number 0.
+    /// Recycles the ids of streams and queries without live blocks; their totals go to id 0.
     fn recycle_ids(&self, names: &mut Names) {
         self.with_all_shards(|shards| {
             let idle = |shards: &[&mut Counts], id: usize, queries: bool| {
@@ -372,7 +372,7 @@ impl StatisticsCore {
         });
     }
 
-    /// The account of everything at one instant, with the peaks since the last time folded into `peaks`.
+    /// The total account at one instant. Folds the peaks since the last call into `peaks`.
     pub(super) fn fold(&self, peaks: &mut Peaks) -> Usage {
         self.with_all_shards(|shards| self.fold_shards(peaks, shards))
     }
@@ -459,7 +459,7 @@ impl StatisticsCore {
         })
     }
 
-    /// Sees every live block with what it was allocated for, and its backtrace.
+    /// Visits every live block with its key and its backtrace.
     pub(super) fn for_each_live(
         &self,
         mut see: impl FnMut(Generation, LiveEntry, Key, Option<Arc<Backtrace>>),
@@ -487,7 +487,7 @@ impl Statistics {
         Self(Arc::new(StatisticsCore::new(device_ordinal, config)))
     }
 
-    /// All counts, as they were at one instant. Takes a few microseconds, and holds no thread up for longer.
+    /// Returns all counts of one instant. Takes a few microseconds, and delays no thread for longer.
     #[must_use]
     pub fn snapshot(&self) -> StatisticsSnapshot {
         self.0.snapshot()

@@ -1,7 +1,6 @@
-//! Statistics to others: through the `metrics` facade to whatever recorder the program has installed, and as a page for
-//! Prometheus.
+//! Export of statistics: to the recorder that the program has installed for the `metrics` facade, and as a page for Prometheus.
 //!
-//! The facade is told when the program asks ([`publish_metrics`]), not at every operation. The page is made when it is read.
+//! The program publishes to the facade ([`publish_metrics`]); operations do not. The page is made at each request.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
@@ -16,12 +15,12 @@ use super::core::Statistics;
 use super::openmetrics::{FAMILIES, openmetrics_text};
 use super::snapshot::{StatisticsSnapshot, Usage};
 
-/// A reader that says nothing is hung up on after this.
+/// The timeout of a silent reader.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// No honest request is longer.
+/// The maximum size of a request.
 const MAX_REQUEST_BYTES: u64 = 8 << 10;
 
-/// Tells the installed recorder of the `metrics` crate what the metrics are. Once, before they are published.
+/// Describes the metrics to the installed recorder of the `metrics` crate. Call it once, before the first publication.
 pub fn describe_metrics() {
     for &(name, kind, help, _) in FAMILIES {
         let unit = if name.ends_with("_bytes") { Unit::Bytes } else { Unit::Count };
@@ -35,8 +34,8 @@ pub fn describe_metrics() {
     }
 }
 
-/// Gives a snapshot to the installed recorder of the `metrics` crate: gauges and counters named as in the OpenMetrics text, with
-/// the device, and for tags the tag, as labels.
+/// Publishes a snapshot to the installed recorder of the `metrics` crate: gauges and counters named as in the OpenMetrics text,
+/// with the device, and for tags the tag, as labels.
 pub fn publish_metrics(snapshot: &StatisticsSnapshot) {
     let device = Label::new("device", snapshot.device_ordinal.to_string());
     publish("xlog_device_memory", &snapshot.total, std::slice::from_ref(&device));
@@ -66,10 +65,10 @@ pub struct MetricsServer {
     thread: Option<JoinHandle<()>>,
 }
 
-/// Serves `/metrics` on `address` for Prometheus to read, one reader at a time, from a thread of its own.
+/// Serves `/metrics` on `address` for Prometheus, one reader at a time, on a separate thread.
 ///
-/// It speaks plain HTTP and knows no passwords: bind it to an address that only those may reach who may read it. Port 0 takes a
-/// free port. An address that cannot be had is an error that names it.
+/// It speaks plain HTTP without authentication: bind it to an address that only permitted readers can reach. Port 0 selects a free
+/// port. An address that cannot be bound is an error that names it.
 pub fn serve_metrics(
     address: impl ToSocketAddrs + std::fmt::Debug,
     statistics: Statistics,
@@ -88,7 +87,7 @@ pub fn serve_metrics(
                 if flag.load(Ordering::Acquire) {
                     break;
                 }
-                // What goes wrong with one reader is that reader's affair.
+                // A failure of one reader does not concern the others.
                 let _ = stream.and_then(|stream| answer(stream, &statistics));
             }
         })
@@ -97,7 +96,7 @@ pub fn serve_metrics(
 }
 
 impl MetricsServer {
-    /// Where it is served.
+    /// The address that it is bound to.
     #[must_use]
     pub fn local_addr(&self) -> SocketAddr {
         self.address
@@ -107,7 +106,7 @@ impl MetricsServer {
 impl Drop for MetricsServer {
     fn drop(&mut self) {
         self.is_closing.store(true, Ordering::Release);
-        // The thread waits for a reader: be one. An address of all interfaces is reached through the loopback.
+        // The thread waits for a reader: connect to end the wait. An address of all interfaces is reached through the loopback.
         let mut address = self.address;
         if address.ip().is_unspecified() {
             address.set_ip(match address {
@@ -129,7 +128,7 @@ fn answer(mut stream: TcpStream, statistics: &Statistics) -> io::Result<()> {
     let mut request = BufReader::new((&stream).take(MAX_REQUEST_BYTES));
     let mut first = String::new();
     request.read_line(&mut first)?;
-    // The rest is read, so that closing does not cut off the answer, and not looked at.
+    // The rest of the request is read and ignored, so that closing does not cut off the answer.
     let mut line = String::new();
     while request.read_line(&mut line)? > 2 {
         line.clear();

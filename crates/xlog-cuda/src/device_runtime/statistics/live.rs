@@ -1,4 +1,4 @@
-//! Blocks that are live: who holds them, since when, and where they were allocated.
+//! Live blocks: their tags, their ages, and where they were allocated.
 
 use std::backtrace::Backtrace;
 use std::collections::HashMap;
@@ -26,17 +26,17 @@ pub struct LiveBlock {
     pub ptr: u64,
     /// Its size.
     pub bytes: usize,
-    /// Tells it from others at its address.
+    /// Distinguishes it from other blocks at its address.
     pub generation: Generation,
     /// Its label.
     pub tag: AllocTag,
-    /// The stream it was allocated on; none where there were too many to tell.
+    /// The stream it was allocated on; `None` beyond the maximum of separately counted streams.
     pub stream: Option<StreamId>,
     /// The query it was allocated for.
     pub query_id: Option<u64>,
-    /// How long ago it was allocated, within a few milliseconds.
+    /// Its age, within a few milliseconds.
     pub age: Duration,
-    /// Where it was allocated, if that was remembered.
+    /// Where it was allocated, if backtraces are on.
     pub backtrace: Option<Arc<Backtrace>>,
 }
 
@@ -66,14 +66,14 @@ pub struct LiveReport {
     pub blocks: usize,
     /// Their bytes.
     pub bytes: usize,
-    /// By tag, those that hold most first.
+    /// By tag, the largest first.
     pub tags: Vec<TagShare>,
-    /// The oldest blocks, those with a backtrace first: a few of them.
+    /// Some of the oldest blocks, those with a backtrace first.
     pub oldest: Vec<LiveBlock>,
 }
 
 impl Statistics {
-    /// All live blocks, the oldest first. A free that is under way may still be in it.
+    /// Lists all live blocks, the oldest first. A block whose free is in progress may still be in it.
     #[must_use]
     pub fn live_blocks(&self) -> Vec<LiveBlock> {
         let mut blocks = Vec::new();
@@ -94,7 +94,7 @@ impl Statistics {
         blocks
     }
 
-    /// The live blocks by tag and age: at the end of a program, its leaks.
+    /// Reports the live blocks by tag and age; at the end of a program, its leaks.
     #[must_use]
     pub fn live_report(&self) -> LiveReport {
         let mut blocks = self.live_blocks();
@@ -155,7 +155,7 @@ impl fmt::Display for LiveReport {
             if let Some(query) = block.query_id {
                 write!(f, ", query {query}")?;
             }
-            // One is enough for a screen; all are in `live_blocks`.
+            // One backtrace fits a screen; `live_blocks` has all.
             if let Some(trace) =
                 block.backtrace.as_ref().filter(|_| std::mem::take(&mut shows_trace))
             {
@@ -168,7 +168,7 @@ impl fmt::Display for LiveReport {
     }
 }
 
-/// The lines of a backtrace from the first that is not of the machinery which took it.
+/// The lines of a backtrace from the first frame outside this crate.
 fn own_frames(trace: &str) -> Vec<String> {
     let is_machinery = |line: &str| {
         ["backtrace", "device_runtime::statistics", "device_runtime::logging", "/rustc/"]

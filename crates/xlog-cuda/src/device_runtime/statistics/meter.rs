@@ -1,8 +1,7 @@
 //! One account: blocks and bytes, counted in shards, with a peak over all of them.
 //!
-//! A shard's sums need not make sense alone: a block may be allocated by one thread and freed by another. Differences wrap, and
-//! the sum over all shards is true. For the peak each shard knows what all have published, and adds what it has not published
-//! itself.
+//! The sums of one shard may be negative, since one thread may free what another allocated. Differences wrap, and the sum over all
+//! shards is exact. For the peak a shard adds its unpublished difference to the published totals.
 
 use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
 
@@ -10,32 +9,31 @@ use super::bytes_and_blocks::BytesAndBlocks;
 use super::shard::CountDelta;
 use super::snapshot::Usage;
 
-/// Bytes by which a shard may have moved before it tells the others, however small the account is.
+/// The minimum of unpublished bytes that a shard may have, for small accounts.
 pub const PEAK_STEP_BYTES: usize = 64 << 10;
-/// Blocks by which a shard may have moved before it tells the others, however small the account is.
+/// The minimum of unpublished blocks that a shard may have, for small accounts.
 pub const PEAK_STEP_BLOCKS: usize = 64;
-/// Bytes by which the only shard that changes an account may have moved back and forth below its peak before it tells. Others that join
-/// later see this only when it next tells.
+/// Unpublished bytes that the only shard of an account may have below the peak. Shards that join later see them at its next
+/// publication.
 pub const PEAK_STEP_ALONE_BYTES: usize = 8 << 20;
-/// The part of an account's peak, one in so many, by which all shards that change it together may have moved before they tell each
-/// other.
+/// All shards together may have unpublished differences of one part in this number of an account's peak.
 pub const PEAK_STEP_PART: usize = 8;
 
 const MIN_STEP: BytesAndBlocks =
     BytesAndBlocks { bytes: PEAK_STEP_BYTES as i64, blocks: PEAK_STEP_BLOCKS as i64 };
 const MIN_STEP_ALONE: BytesAndBlocks =
     BytesAndBlocks { bytes: PEAK_STEP_ALONE_BYTES as i64, blocks: PEAK_STEP_BLOCKS as i64 };
-/// The part of a step, one in so many, that a shard's meter may have moved by; its entries have the rest. They get most of it: each
-/// time that they have moved by theirs the meter publishes, which all threads meet at.
+/// A shard's meter gets one part in this number of its step, its entries the rest. Entries get the larger part: each time that they
+/// use it up the meter publishes, for which all threads contend.
 const METER_PART: i64 = 4;
 
-/// What the shards have published of one account, on a cache line of its own.
+/// The published total of one account, on a cache line of its own.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 pub(super) struct PublishedTotal {
     bytes: AtomicI64,
     blocks: AtomicI64,
-    /// How many shards have changed the account.
+    /// The number of shards that have changed the account.
     shards: AtomicU32,
 }
 
@@ -50,20 +48,20 @@ pub(super) struct Meter {
     freed_bytes: u64,
     freed_blocks: u64,
     failures: u64,
-    /// Room given in `epoch`.
+    /// Room granted to entries in `epoch`.
     given: BytesAndBlocks,
     epoch: u64,
-    /// What entries have set aside in `aside_epoch`, to move by unseen.
+    /// The unpublished differences that entries have reserved in `aside_epoch`.
     aside: BytesAndBlocks,
     aside_epoch: u64,
-    /// How many shards had changed the account when this one last looked; 0 before it changed it itself.
+    /// The number of shards that had changed the account at this shard's last flush; 0 before its first one.
     shards: u32,
-    /// How far this shard's meter and its entries together may have moved unseen: from the peak and the number of shards.
+    /// The maximum unpublished difference of this shard's meter and entries together, from the peak and the number of shards.
     step: BytesAndBlocks,
 }
 
 impl Meter {
-    /// Takes in what was counted elsewhere, and looks whether that is a new peak.
+    /// Adds the counts of an entry, and raises the peak.
     pub(super) fn flush(&mut self, delta: &CountDelta, all: &PublishedTotal) {
         self.allocated_bytes = self.allocated_bytes.wrapping_add(delta.allocated_bytes);
         self.allocated_blocks = self.allocated_blocks.wrapping_add(delta.allocated_blocks);
@@ -98,7 +96,7 @@ impl Meter {
         self.step = self.peak.divided_by(PEAK_STEP_PART as i64 * shards);
     }
 
-    /// How far all entries of this shard together may have moved unseen.
+    /// The maximum unpublished difference of all entries of this shard together.
     #[inline]
     pub(super) fn step_of_entries(&self) -> BytesAndBlocks {
         let step = self.step();
@@ -107,19 +105,19 @@ impl Meter {
         if self.shards == 1 { rest.max(MIN_STEP_ALONE) } else { rest }
     }
 
-    /// What is live, as far as this shard knows.
+    /// The live amount that this shard knows of.
     fn estimate(&self, all: &PublishedTotal) -> BytesAndBlocks {
         let (bytes, blocks) = (&all.bytes, &all.blocks);
         self.pending.plus(bytes.load(Ordering::Relaxed), blocks.load(Ordering::Relaxed))
     }
 
-    /// What lies below the peak and was given to nobody in this epoch.
+    /// The room below the peak that was granted to no entry in this epoch.
     pub(super) fn room(&self, epoch: u64, all: &PublishedTotal) -> BytesAndBlocks {
         let given = if self.epoch == epoch { self.given } else { BytesAndBlocks::NONE };
         self.peak.less(self.estimate(all)).less(given)
     }
 
-    /// Remembers room that was given to an entry.
+    /// Notes room that was granted to an entry.
     pub(super) fn give_room(&mut self, epoch: u64, room: BytesAndBlocks) {
         if self.epoch != epoch {
             (self.epoch, self.given) = (epoch, BytesAndBlocks::NONE);
@@ -127,13 +125,13 @@ impl Meter {
         self.given = self.given.and(room);
     }
 
-    /// How far entries may move unseen that nobody has set aside in this epoch.
+    /// The unpublished difference that no entry has reserved in this epoch.
     pub(super) fn unseen_left(&self, epoch: u64) -> BytesAndBlocks {
         let aside = if self.aside_epoch == epoch { self.aside } else { BytesAndBlocks::NONE };
         self.step_of_entries().less(aside)
     }
 
-    /// Remembers what an entry has set aside.
+    /// Notes the reservation of an entry.
     pub(super) fn set_aside(&mut self, epoch: u64, more: BytesAndBlocks) {
         if self.aside_epoch != epoch {
             (self.aside_epoch, self.aside) = (epoch, BytesAndBlocks::NONE);
@@ -151,20 +149,20 @@ impl Meter {
         all.blocks.fetch_add(blocks, Ordering::Relaxed);
     }
 
-    /// The peak seen since the last time; from here it counts anew, starting at what is live.
+    /// Returns the peak since the last call, and resets it to what is live.
     pub(super) fn reset_peak(&mut self, live: BytesAndBlocks) -> BytesAndBlocks {
         let seen = std::mem::replace(&mut self.peak, live);
         self.set_step();
         seen
     }
 
-    /// Live bytes and blocks, as far as this shard is concerned.
+    /// The live bytes and blocks of this shard's sums.
     pub(super) fn live(&self) -> (i64, i64) {
         let bytes = self.allocated_bytes.wrapping_sub(self.freed_bytes) as i64;
         (bytes, self.allocated_blocks.wrapping_sub(self.freed_blocks) as i64)
     }
 
-    /// Takes over the totals of an account that ends here, with nothing live in all shards together.
+    /// Adds the totals of an ended account, which has nothing live over all shards.
     pub(super) fn absorb(&mut self, ended: &mut Self) {
         self.allocated_bytes = self.allocated_bytes.wrapping_add(ended.allocated_bytes);
         self.allocated_blocks = self.allocated_blocks.wrapping_add(ended.allocated_blocks);
@@ -175,7 +173,7 @@ impl Meter {
         *ended = Self::default();
     }
 
-    /// Adds this shard's part to a sum. Peaks are the largest any shard saw.
+    /// Adds this shard's sums to `sum`. The peak is the maximum over shards.
     pub(super) fn add_to(&self, sum: &mut Usage) {
         let (bytes, blocks) = self.live();
         sum.current_bytes = sum.current_bytes.wrapping_add(bytes as usize);
@@ -191,7 +189,7 @@ impl Meter {
 }
 
 impl PublishedTotal {
-    /// Forgets an account that has ended.
+    /// Resets an ended account.
     pub(super) fn reset(&self) {
         self.bytes.store(0, Ordering::Relaxed);
         self.blocks.store(0, Ordering::Relaxed);

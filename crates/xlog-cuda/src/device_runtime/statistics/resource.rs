@@ -1,4 +1,4 @@
-//! The resource that counts what the one below it hands out.
+//! The decorator that counts the blocks of the resource below.
 
 use std::fmt;
 
@@ -40,7 +40,7 @@ pub struct StatisticsResource<R = Box<dyn DeviceMemoryResource + Send + Sync>> {
 }
 
 impl StatisticsResource {
-    /// Counts what `inner` hands out from now on.
+    /// Counts the blocks that `inner` hands out from now on.
     #[must_use]
     pub fn new(inner: Box<dyn DeviceMemoryResource + Send + Sync>) -> Self {
         Self::over(inner, StatisticsConfig::new())
@@ -48,14 +48,14 @@ impl StatisticsResource {
 }
 
 impl<R: DeviceMemoryResource> StatisticsResource<R> {
-    /// Counts what a resource of any type hands out, as `config` says.
+    /// Counts the blocks of a resource of known type, with these settings.
     #[must_use]
     pub fn over(inner: R, config: StatisticsConfig) -> Self {
         let statistics = Statistics::new(inner.device_ordinal(), config);
         Self { inner, statistics }
     }
 
-    /// A handle to the counts, which outlives this.
+    /// Returns a handle on the counts, which may outlive the resource.
     #[must_use]
     pub fn handle(&self) -> Statistics {
         self.statistics.clone()
@@ -93,12 +93,12 @@ impl<R: DeviceMemoryResource> StatisticsResource<R> {
         }
     }
 
-    /// A free that failed half way has taken the block all the same; one that was refused has not.
+    /// Handles a failed free. A free that failed half way has consumed the block; a refused one has not.
     #[cold]
     #[inline(never)]
     fn free_failed(&self, block: BlockId, error: ResourceError) -> ResourceError {
         let core = &self.statistics.0;
-        // Damage of another block, which a guard below tells with this free, is no refusal.
+        // A guard below may return damage of another block with this free, which is no refusal.
         let is_refusal = matches!(&error, ResourceError::UseAfterFree { generation } if *generation == block.generation);
         if !is_refusal && core.knows(block.generation) {
             let state = self.inner.block_state(block);
@@ -192,7 +192,7 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for StatisticsResource<R> {
         let ids: Vec<_> = blocks.iter().map(BlockId::from_block).collect();
         let result = self.inner.deallocate_batch(blocks);
         for id in ids {
-            // After an error only the resource knows which blocks it took; those refused are live, or were never known here.
+            // After an error only the resource knows which blocks it consumed. Refused blocks are live, or were never known here.
             let is_freed = result.is_ok()
                 || (core.knows(id.generation) && self.inner.block_state(id) != BlockState::Live);
             if is_freed {

@@ -1,8 +1,9 @@
-//! "The peak during this block of code": of the whole resource, and of this thread alone.
+//! Scopes: the peak during a block of code, of the whole resource and of this thread alone.
 //!
-//! Global: shards keep the peak since it was last asked for; whenever a scope begins or ends, or somebody reads, what they saw is
-//! folded into every scope that is open, so scopes of any threads may nest and overlap. Thread: operations of a thread with an open
-//! scope are added up in the thread; other threads pay one look at a thread-local for it.
+//! Global peak: shards keep the peak since the last reading. Each begin and end of a scope, and each snapshot, folds these peaks
+//! into all open scopes, so scopes of any threads may nest and overlap.
+//!
+//! Thread peak: a thread with an open scope adds up its operations. Other threads only read a thread-local.
 
 use std::cell::{Cell, RefCell};
 use std::marker::PhantomData;
@@ -26,7 +27,7 @@ struct ThreadScope {
     usage: ScopeUsage,
 }
 
-/// The peaks of a resource, and of the scopes that are open.
+/// The peaks of a resource and of its open scopes.
 #[derive(Debug, Default)]
 pub(super) struct Peaks {
     bytes: usize,
@@ -44,7 +45,7 @@ struct GlobalScope {
 }
 
 impl Peaks {
-    /// Takes in a peak that was seen while all open scopes were open, and what is live now.
+    /// Folds in a peak of the time since the last call, and what is live now.
     pub(super) fn fold(&mut self, seen: (usize, usize), now: &Usage) {
         let bytes = seen.0.max(now.current_bytes);
         let blocks = seen.1.max(now.current_blocks);
@@ -61,27 +62,27 @@ impl Peaks {
     }
 }
 
-/// What happened during a scope.
+/// The usage during a scope.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 #[non_exhaustive]
 pub struct ScopeUsage {
     /// Bytes that were live when it began; 0 for a thread, which counts from there.
     pub start_bytes: usize,
-    /// The most bytes that were live at once; for a thread, the most it held above where it began.
+    /// The peak of live bytes; for a thread, above its start.
     pub peak_bytes: usize,
-    /// The most blocks that were live at once; for a thread, above where it began.
+    /// The peak of live blocks; for a thread, above its start.
     pub peak_blocks: usize,
     /// Bytes allocated.
     pub allocated_bytes: u64,
-    /// Bytes given back, also of blocks from before.
+    /// Bytes freed, also of blocks from before the scope.
     pub freed_bytes: u64,
     /// Blocks allocated.
     pub allocations: u64,
-    /// Blocks given back, also from before.
+    /// Blocks freed, also from before the scope.
     pub deallocations: u64,
 }
 
-/// What happened during a scope, everywhere and in its thread.
+/// The usage during a scope: of the whole resource and of its thread.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 #[non_exhaustive]
 pub struct ScopeReport {
@@ -91,7 +92,7 @@ pub struct ScopeReport {
     pub thread: ScopeUsage,
 }
 
-/// Watches a resource until it is dropped or finished. Belongs to its thread; scopes nest.
+/// A scope on a resource until it is dropped or finished. It belongs to its thread; scopes nest.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -142,7 +143,7 @@ impl StatisticsScope {
         Self { statistics: statistics.clone(), number, _of_this_thread: PhantomData }
     }
 
-    /// What has happened so far.
+    /// Returns the usage so far.
     #[must_use]
     pub fn report(&self) -> ScopeReport {
         let core = &self.statistics.0;
@@ -169,7 +170,7 @@ impl StatisticsScope {
         ScopeReport { global, thread }
     }
 
-    /// Ends the scope, with what has happened.
+    /// Ends the scope and returns its usage.
     #[must_use]
     pub fn finish(self) -> ScopeReport {
         self.report()
@@ -183,7 +184,7 @@ impl Drop for StatisticsScope {
             let mut peaks = core.peaks.lock().unwrap_or_else(PoisonError::into_inner);
             peaks.open.retain(|scope| scope.number != self.number);
         }
-        // A scope kept in another thread-local may outlive the list.
+        // A scope in another thread-local may outlive the list.
         let _ = SCOPES.try_with(|scopes| {
             let mut scopes = scopes.borrow_mut();
             scopes.retain(|scope| scope.scope != self.number || scope.core != core.number);
@@ -192,13 +193,13 @@ impl Drop for StatisticsScope {
     }
 }
 
-/// True when this thread has a scope open, of whatever resource.
+/// Returns whether this thread has an open scope of any resource.
 #[inline(always)]
 pub(super) fn is_open() -> bool {
     OPEN.get() != 0
 }
 
-/// Counts an operation in the scopes that this thread has open.
+/// Counts an operation in the open scopes of this thread.
 pub(super) fn note(core: u64, bytes: usize, is_allocation: bool) {
     if !is_open() {
         return;

@@ -1,23 +1,25 @@
-//! What one thread counts, as far as there are enough shards.
+//! The counts of one shard: of one thread, as long as there are enough shards.
 //!
-//! An operation is counted under a tag, a stream and a query: four meters. Touching them all for every operation would cost more
-//! than the operation, so a shard has entries for the combinations it used last, and moves their sums to the meters now and then.
-//! A peak cannot be missed meanwhile: an entry may only grow by the room it was given, and all room given under a meter lies below
-//! that meter's peak. An allocation beyond its room flushes everything and looks at the meters itself. What all entries together
-//! have grown or shrunk under a meter, and others cannot see, stays below their part of that meter's step: each may only do so by what
-//! it has set aside of that.
+//! An operation counts in four meters: total, tag, stream and query. Updating all four for every operation would cost more than the
+//! operation. So a shard has entries for recent combinations of tag, stream and query, and flushes their sums to the meters.
+//!
+//! Invariants:
+//! - No peak is missed: an entry grows only by the room it was granted, and all granted room of a meter lies below its peak. An
+//!   allocation beyond its room flushes all entries and updates the meters itself.
+//! - The unpublished difference of all entries of a meter stays below their part of the meter's step: each entry reserves its part
+//!   of that first.
 
 use super::bytes_and_blocks::BytesAndBlocks;
 use super::meter::{Meter, PublishedTotal};
 use super::names::{Ids, Key, MAX_QUERIES, MAX_STREAMS, MAX_TAGS, RawKey};
 use super::snapshot::SizeHistogram;
 
-/// Entries of a shard; their places are numbers below this in [`Ids`].
+/// Entries of a shard. Their slots in [`Ids`] are below this.
 pub(super) const ENTRIES: usize = 64;
-/// Blocks that were not counted at once after which a shard looks for room in its smallest segment again.
+/// Slow-path blocks after which a shard tries its smallest segment again.
 const RECHECK_AFTER: u32 = 64;
 
-/// What all shards have published, by number.
+/// The published totals of all shards, by id.
 #[derive(Debug)]
 pub(super) struct GlobalTotals {
     pub(super) total: PublishedTotal,
@@ -50,19 +52,19 @@ pub(super) struct CountDelta {
 #[derive(Clone, Copy, Debug)]
 #[repr(align(64))]
 struct CombinationEntry {
-    /// [`RawKey::NONE`] where there is none.
+    /// [`RawKey::NONE`] for an empty entry.
     raw_key: RawKey,
-    /// [`Ids::NONE`] where there is none.
+    /// [`Ids::NONE`] for an empty entry.
     ids: Ids,
     /// Allocated minus freed since the shard was flushed last.
     net: BytesAndBlocks,
     freed_bytes: u64,
     freed_blocks: u64,
-    /// The least of `room` and `aside`.
+    /// The minimum of `room` and `aside`.
     top: BytesAndBlocks,
-    /// How far it may be from 0 as far as others need not see it.
+    /// The reserved unpublished difference, in both directions.
     aside: BytesAndBlocks,
-    /// How far it may grow as far as no peak can be missed.
+    /// The granted room for growth below the peaks.
     room: BytesAndBlocks,
 }
 
@@ -86,7 +88,7 @@ impl CombinationEntry {
         self.top = self.room.min(self.aside);
     }
 
-    /// What was counted, which is zero afterwards, as are the limits.
+    /// Returns the counts, and resets them and the limits to zero.
     fn drain(&mut self) -> CountDelta {
         let delta = CountDelta {
             allocated_bytes: self.freed_bytes.wrapping_add(self.net.bytes as u64),
@@ -102,11 +104,11 @@ impl CombinationEntry {
 #[derive(Debug)]
 pub(super) struct Counts {
     entries: [CombinationEntry; ENTRIES],
-    /// Entries with limits or with something to move, by slot.
+    /// A bit for each entry that has limits or counts, by slot.
     open: u64,
-    /// Counts the times of flushing; room given before the last one is void.
+    /// The number of flushes; room granted before the last one is void.
     epoch: u64,
-    /// Counts the times that entries gave back what they had set aside.
+    /// The number of times that reservations were reduced.
     aside_epoch: u64,
     pub(super) total: Meter,
     pub(super) tags: Vec<Meter>,
@@ -118,13 +120,13 @@ pub(super) struct Counts {
     pub(super) unknown_frees: u64,
     /// Failed allocations by the kind of their error.
     pub(super) failures: Vec<(&'static str, u64)>,
-    /// The row of generations that was hinted at last.
+    /// The row of generations whose hint was stored last.
     pub(super) hinted: u64,
     /// The segment of the table that had room last.
     first_segment: usize,
-    /// Times it was asked for since it was the smallest.
+    /// Requests since the smallest segment was tried.
     asked: u32,
-    /// Allocations until one is remembered with its backtrace.
+    /// Allocations until the next backtrace.
     pub(super) until_trace: u32,
 }
 
@@ -151,7 +153,7 @@ impl Default for Counts {
     }
 }
 
-/// The meter of a number, in this shard and in the global totals.
+/// The meter of an id, in this shard and in the global totals.
 #[inline]
 fn meter<'a>(
     meters: &'a mut Vec<Meter>,
@@ -165,7 +167,7 @@ fn meter<'a>(
 }
 
 impl Counts {
-    /// Does the same to the meters of everything, of a tag, of a stream and of a query.
+    /// Applies `change` to the meters of the total, a tag, a stream and a query.
     #[inline(always)]
     fn each(
         &mut self,
@@ -185,14 +187,14 @@ impl Counts {
         }
     }
 
-    /// Where the entry of a combination is that this shard used of late.
+    /// Returns the slot of a combination that has an entry.
     #[inline(always)]
     pub(super) fn entry_of(&self, raw_key: &RawKey) -> Option<usize> {
         let slot = raw_key.slot();
         (self.entries[slot % ENTRIES].raw_key == *raw_key).then_some(slot)
     }
 
-    /// The numbers of such a combination.
+    /// The ids of such a combination.
     #[inline(always)]
     pub(super) fn ids_at(&self, slot: usize) -> Ids {
         self.entries[slot % ENTRIES].ids
@@ -205,7 +207,7 @@ impl Counts {
         }
     }
 
-    /// Forgets all combinations. Only after everything was flushed.
+    /// Clears all entries, after a flush.
     pub(super) fn forget_entries(&mut self) {
         self.entries = [CombinationEntry::EMPTY; ENTRIES];
         self.open = 0;
@@ -217,8 +219,7 @@ impl Counts {
         self.sizes.add(requested);
     }
 
-    /// Counts a block under the combination whose entry is at `slot`, if it stays within the entry's limits. False: nothing is
-    /// counted.
+    /// Counts a block in the entry at `slot`, within the entry's limits. Returns false, and counts nothing, beyond them.
     #[inline(always)]
     pub(super) fn allocate_within(&mut self, slot: usize, requested: usize, bytes: u64) -> bool {
         let entry = &mut self.entries[slot % ENTRIES];
@@ -250,7 +251,7 @@ impl Counts {
             self.entries[slot].net = net;
             return;
         }
-        // First what lies below the peaks for certain, in whatever order it is flushed; then, at one go, its own entry with the block.
+        // First the other entries, which lie below the peaks in any order; then this entry together with the block.
         self.open &= !(1 << slot);
         self.flush(totals);
         let mut delta = self.entries[slot].drain();
@@ -263,15 +264,15 @@ impl Counts {
         }
     }
 
-    /// Whether a block is small enough, for the account of everything, to come or go without being told.
+    /// Returns whether a block is small enough for the total account to stay unpublished.
     #[inline]
     fn may_go_unseen(&self, bytes: u64) -> bool {
         self.total.step_of_entries().bytes >= bytes as i64
     }
 
-    /// Gives an entry half the room there is, and sets aside what the next block or free like this one needs.
+    /// Grants an entry half of the room, and reserves the difference that the next such block or free needs.
     ///
-    /// `first` is done to the meters before.
+    /// `first` is applied to the meters before that.
     #[inline]
     fn give_half(
         &mut self,
@@ -290,7 +291,7 @@ impl Counts {
         let room = room.max(BytesAndBlocks::NONE);
         let room = room.less(room.divided_by(2));
         let wanted = BytesAndBlocks { bytes: bytes as i64, blocks: 1 };
-        // Without it the next one finds out itself.
+        // Without a reservation the next operation takes the slow path.
         let share = unseen.divided_by(self.sharers(ids));
         let aside = if unseen.holds(wanted) { wanted.max(share) } else { BytesAndBlocks::NONE };
         self.each(ids, totals, |meter, _| {
@@ -303,7 +304,7 @@ impl Counts {
         self.open |= 1 << (ids.slot() % ENTRIES);
     }
 
-    /// Lets an entry go as far from 0 as `net`, and a little further, unseen. False when that is too far.
+    /// Reserves an unpublished difference of `net`, and a little more. Returns false if that is too large.
     fn set_aside(&mut self, ids: Ids, net: BytesAndBlocks, totals: &GlobalTotals) -> bool {
         let (slot, wanted) = (ids.slot() % ENTRIES, net.distance());
         let mut left = self.unseen_left(ids, totals);
@@ -330,19 +331,19 @@ impl Counts {
         true
     }
 
-    /// Among how many what may go unseen is shared out: the entries that move now, this one among them, and one that may come.
+    /// The number of entries that share the unpublished difference: the active ones, this one, and one more.
     fn sharers(&self, ids: Ids) -> i64 {
         i64::from((self.open | 1 << (ids.slot() % ENTRIES)).count_ones()) + 1
     }
 
-    /// How far an entry may move unseen as far as all four meters are concerned.
+    /// The unpublished difference that all four meters have left.
     fn unseen_left(&mut self, ids: Ids, totals: &GlobalTotals) -> BytesAndBlocks {
         let (mut left, epoch) = (BytesAndBlocks::ALL, self.aside_epoch);
         self.each(ids, totals, |meter, _| left = left.min(meter.unseen_left(epoch)));
         left
     }
 
-    /// Entries keep aside only what they need now.
+    /// Reduces all reservations to what the entries need now.
     fn shrink_reserves(&mut self, totals: &GlobalTotals) {
         self.aside_epoch += 1;
         let (mut open, epoch) = (self.open, self.aside_epoch);
@@ -356,7 +357,7 @@ impl Counts {
         }
     }
 
-    /// Gives an entry room up to `net`, if nobody can be above a peak even when all grow as far as they may.
+    /// Grants an entry room up to `net`, if all granted room stays below the peaks.
     fn make_room(&mut self, ids: Ids, net: BytesAndBlocks, totals: &GlobalTotals) -> bool {
         let lacking = net.less(self.entries[ids.slot() % ENTRIES].room);
         if lacking.bytes <= 0 && lacking.blocks <= 0 {
@@ -366,12 +367,12 @@ impl Counts {
         if !room.holds(lacking) {
             return false;
         }
-        // Half of what is left goes here, the rest to others.
+        // Half of what is left; the rest stays for other entries.
         self.give_room(ids, lacking.max(room.divided_by(2)), totals);
         true
     }
 
-    /// Bytes and blocks that lie below the peaks of all four meters and were given to nobody.
+    /// The room below the peaks of all four meters that was granted to no entry.
     fn room(&mut self, ids: Ids, totals: &GlobalTotals) -> BytesAndBlocks {
         let (mut room, epoch) = (BytesAndBlocks::ALL, self.epoch);
         self.each(ids, totals, |meter, all| room = room.min(meter.room(epoch, all)));
@@ -387,8 +388,8 @@ impl Counts {
         self.open |= 1 << ids.slot();
     }
 
-    /// Counts a free, if this shard has an entry for its combination and it stays within the entry's limits. False: nothing is
-    /// counted. A block with a backtrace has no entry here.
+    /// Counts a free in the entry of its combination, within the entry's limits. Returns false, and counts nothing, otherwise. A
+    /// block with a backtrace has no entry.
     #[inline(always)]
     pub(super) fn free_within(&mut self, ids: Ids, bytes: u64) -> bool {
         let entry = &mut self.entries[ids.slot() % ENTRIES];
@@ -427,7 +428,7 @@ impl Counts {
         }
     }
 
-    /// A free of a block that was allocated under a combination this shard has no entry of.
+    /// Counts a free whose combination has no entry in this shard.
     fn free_elsewhere(&mut self, ids: Ids, bytes: u64, totals: &GlobalTotals) {
         let delta = CountDelta { freed_bytes: bytes, freed_blocks: 1, ..CountDelta::default() };
         self.each(ids, totals, |meter, all| meter.flush(&delta, all));
@@ -441,7 +442,7 @@ impl Counts {
         }
     }
 
-    /// The segment of the table to begin with, and to be moved on past full ones.
+    /// The segment of the table to try first; the caller advances it past full ones.
     #[inline]
     pub(super) fn segment(&mut self) -> &mut usize {
         self.asked += 1;
@@ -451,7 +452,7 @@ impl Counts {
         &mut self.first_segment
     }
 
-    /// Moves all sums to the meters, and takes all room back.
+    /// Flushes all entries to the meters, and revokes all room.
     #[cold]
     #[inline(never)]
     pub(super) fn flush(&mut self, totals: &GlobalTotals) {

@@ -1,4 +1,4 @@
-//! What is read: all counts of one instant.
+//! Snapshots: all counts of one instant.
 
 use std::fmt;
 
@@ -12,25 +12,25 @@ use crate::device_runtime::resource::{AllocTag, StreamId};
 pub struct Usage {
     /// Bytes of live blocks. Exact.
     pub current_bytes: usize,
-    /// The most bytes that were live at once. See the module for how exact.
+    /// The peak of live bytes. The module says how exact it is.
     pub peak_bytes: usize,
     /// Bytes of all blocks so far. Exact.
     pub total_bytes: u64,
-    /// Bytes of all blocks that were given back. Exact.
+    /// Bytes of all freed blocks. Exact.
     pub freed_bytes: u64,
     /// Live blocks. Exact.
     pub current_blocks: usize,
-    /// The most blocks that were live at once. See the module for how exact.
+    /// The peak of live blocks. The module says how exact it is.
     pub peak_blocks: usize,
     /// Blocks handed out so far. Exact.
     pub allocations: u64,
-    /// Blocks given back so far. Exact.
+    /// Blocks freed so far. Exact.
     pub deallocations: u64,
     /// Allocations that failed or were refused. Exact.
     pub failures: u64,
 }
 
-/// How many blocks of which size were asked for, in powers of two.
+/// The histogram of requested sizes, in powers of two.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct SizeHistogram(PowerHistogram);
 
@@ -51,7 +51,7 @@ impl SizeHistogram {
         self.0[log2 as usize]
     }
 
-    /// The classes that are not empty: the largest size of each, as a power of two, and how many.
+    /// The classes that are not empty: the exponent of the largest size, and the count.
     pub fn classes(&self) -> impl Iterator<Item = (u32, u64)> + '_ {
         self.0.classes().map(|(class, count)| (class as u32, count))
     }
@@ -63,23 +63,23 @@ impl SizeHistogram {
 pub struct StatisticsSnapshot {
     /// The device.
     pub device_ordinal: u32,
-    /// Everything.
+    /// All blocks.
     pub total: Usage,
-    /// By tag, those that hold most first.
+    /// By tag, the largest first.
     pub by_tag: Vec<(AllocTag, Usage)>,
-    /// By stream of the allocation, in the order of their ids. A stream with nothing live may have been moved to `other_streams`.
+    /// By stream of the allocation, in the order of their ids. A stream without live blocks may have moved to `other_streams`.
     pub by_stream: Vec<(StreamId, Usage)>,
-    /// By query; none is for work outside of any. A query with nothing live may have been moved to `other_queries`.
+    /// By query; `None` is work outside of any query. A query without live blocks may have moved to `other_queries`.
     pub by_query: Vec<(Option<u64>, Usage)>,
     /// Tags beyond the first 1023.
     pub other_tags: Usage,
-    /// Streams that found no room among 255, and those whose room was given to others.
+    /// Streams beyond 255, and those whose id was recycled.
     pub other_streams: Usage,
-    /// Queries that found no room among 1023, and those whose room was given to others.
+    /// Queries beyond 1023, and those whose id was recycled.
     pub other_queries: Usage,
-    /// Bytes asked for so far; the rest of `total.total_bytes` is rounding.
+    /// Requested bytes so far; the rest of `total.total_bytes` is rounding.
     pub requested_bytes: u64,
-    /// Sizes asked for.
+    /// The requested sizes.
     pub sizes: SizeHistogram,
     /// Failed allocations by kind of error.
     pub failures: Vec<(&'static str, u64)>,
@@ -88,7 +88,7 @@ pub struct StatisticsSnapshot {
 }
 
 impl StatisticsSnapshot {
-    /// The account of a tag; empty for one never seen.
+    /// The account of a tag; empty for an unknown one.
     #[must_use]
     pub fn tag(&self, tag: AllocTag) -> Usage {
         self.by_tag
@@ -97,14 +97,14 @@ impl StatisticsSnapshot {
             .map_or_else(Usage::default, |found| found.1)
     }
 
-    /// The account of a stream; empty for one never seen.
+    /// The account of a stream; empty for an unknown one.
     #[must_use]
     pub fn stream(&self, stream: StreamId) -> Usage {
         let found = self.by_stream.iter().find(|(known, _)| *known == stream);
         found.map_or_else(Usage::default, |found| found.1)
     }
 
-    /// The account of a query; empty for one never seen.
+    /// The account of a query; empty for an unknown one.
     #[must_use]
     pub fn query(&self, query: Option<u64>) -> Usage {
         let found = self.by_query.iter().find(|(known, _)| *known == query);

@@ -1,9 +1,10 @@
-//! What is known of each live block, by its generation.
+//! The table of live blocks of one shard, by generation.
 //!
-//! Each shard has a table. Only a thread inside the shard's lock puts blocks in; any thread takes them out, without a lock: a
-//! generation never comes twice, so a slot that holds it holds it until the one free that succeeds empties it. A block has a
-//! slot of its own; when that is taken, it goes into a bucket of eight, one cache line of keys; a bucket that is full sends it on to
-//! the next, twice as large segment.
+//! Only a thread inside the shard's lock inserts; any thread removes, without a lock. Invariant: a generation is unique, so a slot
+//! holds it until the one free that succeeds clears the slot.
+//!
+//! A block has a direct slot. If that is taken, it goes into a bucket of eight slots, whose keys share a cache line. If the bucket
+//! is full, it goes into the next segment, which is twice as large.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,23 +12,23 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::names::Ids;
 use crate::device_runtime::resource::{Generation, SLOT_BITS};
 
-/// Blocks with a slot of their own.
+/// Direct slots.
 const DIRECT_SLOTS: usize = 512;
 const BUCKET_SLOTS: usize = 8;
 const FIRST_BUCKETS: usize = 64;
 const SEGMENTS: usize = 20;
 
-/// What is kept of a block.
+/// The facts of a live block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct LiveEntry {
     pub(super) ptr: u64,
     pub(super) bytes: u64,
     pub(super) ids: Ids,
-    /// When it was allocated, by the coarse clock.
+    /// The time of its allocation, by the coarse clock.
     pub(super) born: u64,
 }
 
-/// Generations that follow each other are neighbours, so that short lives stay in few cache lines.
+/// The direct slots. Consecutive generations are neighbours, so that short-lived blocks stay in few cache lines.
 #[derive(Debug)]
 #[repr(align(64))]
 struct DirectSlots {
@@ -56,13 +57,13 @@ pub(super) struct Table {
     segments: [OnceLock<Box<[Bucket]>>; SEGMENTS],
 }
 
-/// Generations from 0 on are keys from 1 on: 0 is an empty slot.
+/// The key of a generation. Keys start at 1: 0 is an empty slot.
 #[inline(always)]
 fn key_of(generation: Generation) -> u64 {
     generation.0.wrapping_add(1)
 }
 
-/// A number that follows the generations, also of resources that count in the slot, or leave it 0.
+/// A number that increases with the generation, also for resources that count in the slot bits or leave them 0.
 #[inline(always)]
 fn index_of(generation: Generation) -> usize {
     ((generation.0 >> SLOT_BITS) ^ generation.0) as usize
@@ -73,7 +74,7 @@ impl Table {
         Self { own: OnceLock::new(), segments: [const { OnceLock::new() }; SEGMENTS] }
     }
 
-    /// The block's own slot. None before the first block.
+    /// The direct slot of a block; `None` before the first block.
     #[inline(always)]
     pub(super) fn direct_slot(&self, generation: Generation) -> Option<TableSlot<'_>> {
         let own = self.own.get()?;
@@ -81,9 +82,9 @@ impl Table {
         Some(TableSlot { key: &own.keys[at], value: &own.values[at] })
     }
 
-    /// Keeps a block. `first` is the segment to begin with, and is moved on past full buckets. Call it inside the shard's lock only.
+    /// Inserts a block, inside the shard's lock. `first` is the segment to try first, and advances past full buckets.
     ///
-    /// False when there is no room, which takes more live blocks than fit in a host's memory.
+    /// Returns false without room, which takes more live blocks than a host's memory can describe.
     pub(super) fn insert(
         &self,
         generation: Generation,
@@ -128,7 +129,7 @@ impl Table {
         })
     }
 
-    /// Takes a block out: its bytes and numbers. Only for the one free that succeeded.
+    /// Removes a block and returns its bytes and ids. Only for the one free that succeeded.
     pub(super) fn remove(&self, generation: Generation) -> Option<(u64, Ids)> {
         let slot = self.find(generation)?;
         let taken = slot.bytes_and_ids();
@@ -136,12 +137,12 @@ impl Table {
         Some(taken)
     }
 
-    /// Whether a block is here.
+    /// Returns whether a block is in the table.
     pub(super) fn contains(&self, generation: Generation) -> bool {
         self.find(generation).is_some()
     }
 
-    /// All blocks. Exact while the shard is locked and no free is under way.
+    /// Visits all blocks. Exact while the shard is locked and no free is in progress.
     pub(super) fn for_each(&self, mut see: impl FnMut(Generation, LiveEntry)) {
         let own = self.own.get().into_iter().flat_map(|own| slots(&own.keys, &own.values));
         let buckets = self.segments.iter().filter_map(OnceLock::get).flatten();
@@ -166,7 +167,7 @@ fn slots<'a>(
     keys.iter().zip(values).map(|(key, value)| TableSlot { key, value })
 }
 
-/// Where a block is kept, or can be.
+/// A slot for one block.
 pub(super) struct TableSlot<'a> {
     key: &'a AtomicU64,
     value: &'a Value,
@@ -175,7 +176,7 @@ pub(super) struct TableSlot<'a> {
 impl TableSlot<'_> {
     #[inline(always)]
     pub(super) fn is_empty(&self) -> bool {
-        // Acquire: the one that emptied the slot has read it.
+        // Acquire: the thread that cleared the slot has read it.
         self.key.load(Ordering::Acquire) == 0
     }
 
@@ -184,7 +185,7 @@ impl TableSlot<'_> {
         self.key.load(Ordering::Acquire) == key_of(generation)
     }
 
-    /// Keeps a block here, where it is empty. Call it inside the shard's lock only.
+    /// Stores a block in an empty slot, inside the shard's lock.
     #[inline(always)]
     pub(super) fn fill(&self, generation: Generation, entry: &LiveEntry) {
         self.value.ptr.store(entry.ptr, Ordering::Relaxed);
@@ -194,13 +195,13 @@ impl TableSlot<'_> {
         self.key.store(key_of(generation), Ordering::Release);
     }
 
-    /// The bytes and numbers of the block that is here.
+    /// The bytes and ids of the stored block.
     #[inline(always)]
     pub(super) fn bytes_and_ids(&self) -> (u64, Ids) {
         (self.value.bytes.load(Ordering::Relaxed), Ids(self.value.ids.load(Ordering::Relaxed)))
     }
 
-    /// Only for the one free that succeeded.
+    /// Clears the slot. Only for the one free that succeeded.
     #[inline(always)]
     pub(super) fn clear(&self) {
         self.key.store(0, Ordering::Release);
