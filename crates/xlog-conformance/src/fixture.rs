@@ -87,7 +87,7 @@ impl Refusal {
     }
 }
 
-/// A block with the same fields: a claim that somebody else could make.
+/// A forged block with the same fields.
 pub(crate) fn twin(block: &DeviceBlock) -> DeviceBlock {
     DeviceBlock { tag: block.tag, ..*block }
 }

@@ -21,7 +21,7 @@ pub(crate) struct Below {
     pub(crate) budget: BudgetHandle,
 }
 
-/// Ignores what it is told.
+/// A meter that ignores all charges.
 struct Unread;
 
 impl PhysicalMeter for Unread {

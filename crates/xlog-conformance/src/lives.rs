@@ -1,4 +1,4 @@
-//! The life of a block, as `block_state` tells it.
+//! The life of a block, as `block_state` reports it.
 use xlog_cuda::device_runtime::{Access, BlockId, BlockState, DeviceMemoryResource, StreamId};
 
 use crate::bytes;

@@ -132,7 +132,7 @@ pub(crate) fn a_free_waits_for_every_use(fixture: &Fixture) -> Result<(), Stop> 
             kept.push((copy, reader.stream().clone()));
         }
         fixture.resource.deallocate(block)?;
-        // Whoever gets this memory next writes it at once.
+        // The next owner of this memory writes it at once.
         let next = fixture.allocate(SIZE, own.id())?;
         queue_write(fixture, (&next).into(), &own, 0xee)?;
         fixture.state(id, BlockState::Retired, "while its readers are held")?;

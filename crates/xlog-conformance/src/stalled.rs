@@ -1,4 +1,4 @@
-//! A held stream holds its work and nobody else.
+//! A held stream stalls its own work only.
 use xlog_cuda::device_runtime::{Access, BlockId, BlockState, DeviceMemoryResource};
 
 use crate::bytes;

@@ -34,7 +34,7 @@ pub enum Waited {
 
 /// One open device.
 ///
-/// The crate documentation says who validates what and which rules every implementation keeps.
+/// The crate documentation defines which side validates what, and the rules of every implementation.
 pub trait Driver: Send + Sync + fmt::Debug {
     /// Facts that do not change while the device is open.
     fn properties(&self) -> &DeviceProperties;

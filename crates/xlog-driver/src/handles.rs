@@ -115,7 +115,7 @@ impl fmt::Display for MemoryHandle {
 pub enum Access {
     /// The bytes are read.
     Read,
-    /// The bytes are written without looking at them first.
+    /// The bytes are written without being read first.
     Write,
     /// The bytes are read and written.
     ReadWrite,

@@ -39,7 +39,7 @@ impl Default for ReusePolicy {
 pub struct PoolOptions {
     /// Cached bytes the pool keeps across synchronisations.
     pub release_threshold: u64,
-    /// The most physical bytes the pool may reserve; `None` leaves it to the device.
+    /// The maximum physical bytes of the pool; `None` leaves it to the device.
     pub max_bytes: Option<u64>,
     /// When memory may move between streams.
     pub reuse: ReusePolicy,
@@ -58,11 +58,11 @@ impl Default for PoolOptions {
 pub struct PoolUsage {
     /// Physical bytes the pool holds now.
     pub reserved: u64,
-    /// The most it ever held.
+    /// The peak of reserved bytes.
     pub reserved_peak: u64,
     /// Bytes in blocks now.
     pub used: u64,
-    /// The most there ever were.
+    /// The peak of used bytes.
     pub used_peak: u64,
 }
 

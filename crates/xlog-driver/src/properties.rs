@@ -73,9 +73,9 @@ pub struct DeviceProperties {
     pub virtual_memory: bool,
     /// The mapping granularity in bytes; 0 without virtual memory.
     pub granularity: usize,
-    /// What its memory can move at the most, in bytes per second; `None` where the driver does not say.
+    /// The peak memory bandwidth in bytes per second; `None` if the driver does not report it.
     pub peak_bandwidth: Option<u64>,
-    /// The alignment every allocation has at least.
+    /// The minimum alignment of every allocation.
     pub allocation_alignment: usize,
 }
 

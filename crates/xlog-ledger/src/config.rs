@@ -7,7 +7,7 @@ use crate::error::{LedgerError, LedgerResult};
 use crate::format::{MAX_LIMIT, MAX_SLOTS, UNIT};
 use crate::key::DeviceKey;
 
-/// Who may take part in a ledger.
+/// The users that may join a ledger.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub enum Sharing {
@@ -32,9 +32,9 @@ pub struct LedgerConfig {
     pub limit: Option<u64>,
     /// The directory of the files; `None` is [`LedgerConfig::default_directory`].
     pub directory: Option<PathBuf>,
-    /// Who may take part.
+    /// The users that may join.
     pub sharing: Sharing,
-    /// How many slots a new file has: the most processes at one time.
+    /// The number of slots of a new file: the maximum number of concurrent processes.
     pub slots: u32,
     /// How many bytes a grant may hold beyond what was asked. 0 asks the file lock at every take.
     pub chunk: u64,
@@ -80,7 +80,7 @@ impl LedgerConfig {
         self
     }
 
-    /// Sets who may take part.
+    /// Sets the users that may join.
     #[must_use]
     pub fn with_sharing(mut self, sharing: Sharing) -> Self {
         self.sharing = sharing;

@@ -7,7 +7,7 @@ use std::time::Duration;
 /// Shorthand for the result of a ledger call.
 pub type LedgerResult<T> = Result<T, LedgerError>;
 
-/// Who held the file lock, as far as the file says. For display: what it says is not checked.
+/// The holder of the file lock according to the file. For display: it is not verified.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct LockHolder {
@@ -82,7 +82,7 @@ pub enum LedgerError {
         /// What should be.
         expected: &'static str,
     },
-    /// The file or directory belongs to somebody else.
+    /// The file or directory belongs to another user.
     #[error("{}: belongs to {found}, expected {expected}; choose another directory, or share by group", path.display())]
     WrongOwner {
         /// The path.
@@ -99,7 +99,7 @@ pub enum LedgerError {
         path: PathBuf,
         /// The permission bits found.
         mode: u32,
-        /// Who should not.
+        /// The users that should not.
         who: &'static str,
         /// The permission bits expected.
         expected: u32,
@@ -201,7 +201,7 @@ pub enum LedgerError {
         path: PathBuf,
         /// How long it was tried.
         waited: Duration,
-        /// Who holds it, if the file says.
+        /// The holder, if the file names it.
         holder: Option<LockHolder>,
     },
     /// The bytes do not fit.
@@ -209,7 +209,7 @@ pub enum LedgerError {
     Full {
         /// The bytes asked for.
         requested: u64,
-        /// The most that would have been granted.
+        /// The maximum that would have been granted.
         available: u64,
         /// The limit of the device.
         limit: u64,
@@ -220,7 +220,7 @@ pub enum LedgerError {
         /// The ledger.
         path: PathBuf,
     },
-    /// More was given back than was taken.
+    /// More was released than was charged.
     #[error("{given} bytes given back of {used} in use; give what was taken, once")]
     Overdrawn {
         /// The bytes given.
@@ -228,7 +228,7 @@ pub enum LedgerError {
         /// The bytes in use.
         used: u64,
     },
-    /// The slot was given back, at the end of the process or by [`Ledger::leave`](crate::Ledger::leave).
+    /// The slot was released, at the end of the process or by [`Ledger::leave`](crate::Ledger::leave).
     #[error("{}: this process has left the ledger; open another one to take part again", path.display())]
     Closed {
         /// The file.

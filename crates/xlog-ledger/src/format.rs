@@ -13,7 +13,7 @@ use crate::key::DeviceKey;
 pub const UNIT: u64 = 256;
 /// The largest limit, in bytes: what one word can hold.
 pub const MAX_LIMIT: u64 = u32::MAX as u64 * UNIT;
-/// The most slots a file can have.
+/// The maximum number of slots of a file.
 pub const MAX_SLOTS: u32 = 4096;
 
 pub(crate) const MAGIC: [u8; 8] = *b"XLOGLDGR";
@@ -38,7 +38,7 @@ pub(crate) const AT_LIMIT: usize = 128;
 /// Holder of the file lock, for display; its first byte is also the byte that is locked.
 pub(crate) const AT_HOLDER: usize = 192;
 pub(crate) const AT_PRESSURE: usize = 256;
-/// The byte that those who look keep locked, shared with each other. Its value means nothing.
+/// The byte that viewers keep locked in shared mode. Its value has no meaning.
 pub(crate) const AT_WATCH: usize = 320;
 
 pub(crate) const SLOT_WORD: usize = 0;
@@ -57,7 +57,7 @@ pub(crate) struct Header {
     pub(crate) file_size: u64,
 }
 
-/// The size of a file with so many slots.
+/// The size of a file with this number of slots.
 pub(crate) fn file_size(slots: u32) -> u64 {
     HEADER_SIZE as u64 + u64::from(slots) * SLOT_SIZE as u64
 }
@@ -90,7 +90,7 @@ pub(crate) fn checksum(bytes: &[u8]) -> u64 {
     })
 }
 
-/// A whole new file: nobody in it, nothing used.
+/// The bytes of a new file: no process, nothing used.
 pub(crate) fn new_file(key: &DeviceKey, slots: u32, limit_units: u32) -> Vec<u8> {
     let key = key.as_str().as_bytes();
     let mut fixed = Vec::with_capacity(FIXED_SIZE);

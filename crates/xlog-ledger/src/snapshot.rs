@@ -1,4 +1,4 @@
-//! What a ledger shows: who holds what. For people and reports; nothing is decided by it.
+//! Snapshots of a ledger: the slots of all processes. For display and reports; no decision depends on them.
 //!
 //! The words are read one after the other while their owners go on, so the sums are those of about one moment.
 //! Names and process ids are what each process wrote of itself, with control characters taken out.
@@ -52,7 +52,7 @@ pub struct SlotSnapshot {
     pub used: u64,
     /// Bytes granted and not in use.
     pub granted: u64,
-    /// The most bytes in use at one time.
+    /// The peak of used bytes.
     pub peak: u64,
     /// What its owner last said of its tags, if it did.
     pub tags: Option<SlotTags>,
@@ -70,7 +70,8 @@ pub struct Snapshot {
     pub limit: u64,
     /// The limit less what all slots use or are granted.
     pub free: u64,
-    /// Whether grants are being handed back because a request needed them: somebody asked, and the living hold more than seven eighths.
+    /// Whether processes return their grants because a request needed them and living processes hold more than seven eighths of the
+    /// limit.
     pub pressure: bool,
     /// How many openers the file has room for.
     pub capacity: u32,
@@ -123,7 +124,7 @@ impl Snapshot {
             key,
             limit: limit * UNIT,
             free: limit.saturating_sub(held) * UNIT,
-            // The word stays set until somebody is served; those who asked may have ended.
+            // The word stays set until a request is served; the requesting processes may have ended.
             pressure: u64_at(bytes, AT_PRESSURE) != 0
                 && limit.saturating_sub(held_alive) < limit.div_ceil(8),
             capacity,
@@ -156,7 +157,7 @@ pub(crate) fn shown(name: &[u8]) -> String {
 }
 
 impl SlotTags {
-    /// When they were told, to a tenth of a second.
+    /// When they were published, to a tenth of a second.
     pub fn published_at(&self) -> SystemTime {
         time_of(self.told)
     }

@@ -36,7 +36,7 @@ pub struct TagUse {
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct SlotTags {
-    /// When they were told: nanoseconds since 1970, to a tenth of a second.
+    /// When they were published: nanoseconds since 1970, to a tenth of a second.
     pub(crate) told: u64,
     /// The tags, the largest first.
     pub tags: Vec<TagUse>,
@@ -131,7 +131,7 @@ mod tests {
             told(&[("a name of more than twenty bytes", 1 << 39), ("é".repeat(20).as_str(), 256)]);
         let cut = "é".repeat(9) + "…";
         assert_eq!(pairs(&long), [("a name of more tha…", 1 << 39), (cut.as_str(), 256)]);
-        // However many there are, what is told fits.
+        // The published record fits for any number of tags.
         let names: Vec<String> = (0..100).map(|n| format!("tag number {n}")).collect();
         let many: Vec<(&str, u64)> = names.iter().map(|name| (name.as_str(), 256)).collect();
         assert!((2..=5).contains(&told(&many).tags.len()));

@@ -40,7 +40,7 @@ impl Word {
         u64::from(self.granted) << 32 | u64::from(self.used)
     }
 
-    /// What the word keeps from everybody else.
+    /// The units that the word takes from the limit.
     pub(crate) fn total(self) -> u64 {
         u64::from(self.used) + u64::from(self.granted)
     }
@@ -53,7 +53,7 @@ impl Word {
         })
     }
 
-    /// The word after `units` went out of use, if so many are in use.
+    /// The word after `units` went out of use, if that number is in use.
     pub(crate) fn release(self, units: u32, keep: Keep) -> Option<Self> {
         let used = self.used.checked_sub(units)?;
         let granted = self.granted.saturating_add(units);

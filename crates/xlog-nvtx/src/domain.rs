@@ -1,4 +1,4 @@
-//! What a tool is told: heaps, and the regions in them that may be touched.
+//! The registrations of a tool: heaps, and the regions in them that may be accessed.
 //!
 //! A heap is one driver allocation that a program cuts into blocks; as soon as it is registered, only its regions may be touched.
 //! Region by region is told what is handed out, at host time: a region must stay until the work on it has completed.
@@ -17,7 +17,7 @@ use crate::tool::Tool;
 #[derive(Debug)]
 pub struct Domain {
     tool: Tool,
-    /// Null where the tool has no domains: then it is the one that everybody shares.
+    /// Null if the tool has no domains: the default domain.
     handle: *mut c_void,
 }
 
@@ -74,7 +74,7 @@ impl Domain {
 
     /// Unregisters a heap, on which no region is left. Its memory may be freed then.
     pub fn unregister_heap(&self, heap: Heap) {
-        // SAFETY: the tool gave this handle, and it is given back once.
+        // SAFETY: the tool issued this handle, and it is released once.
         unsafe { (self.tool.heap_unregister)(self.handle, heap.0) };
     }
 
@@ -141,7 +141,7 @@ impl Drop for Domain {
         if let Some(destroy) = self.tool.domain_destroy
             && !self.handle.is_null()
         {
-            // SAFETY: the tool gave this handle, and it is given back once.
+            // SAFETY: the tool issued this handle, and it is released once.
             unsafe { destroy(self.handle) };
         }
     }

@@ -42,7 +42,7 @@ pub struct ModuleSegment {
     pub slots: *mut isize,
 }
 
-/// What a tool is told of an extension.
+/// The description of an extension for a tool.
 #[repr(C)]
 #[derive(Debug)]
 pub struct ModuleInfo {

@@ -17,7 +17,7 @@ pub(crate) struct AddressMap {
     pub(crate) row_bytes: u64,
     /// 0 is empty, 255 full.
     pub(crate) fullness: Vec<u8>,
-    /// The tag with the most bytes in the cell.
+    /// The largest tag of the cell.
     pub(crate) tags: Vec<u8>,
 }
 
@@ -106,7 +106,7 @@ impl<'a> AddressMapBuilder<'a> {
     }
 }
 
-/// The tag with the most bytes; the first of equals.
+/// The largest tag; the first of equal ones.
 fn holder(by_tag: &[u64]) -> u8 {
     let most = by_tag.iter().enumerate().rev().max_by_key(|(_, bytes)| **bytes);
     most.map_or(0, |(tag, _)| tag as u8)

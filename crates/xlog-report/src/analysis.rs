@@ -44,7 +44,7 @@ pub(crate) struct FailedCall {
 pub struct Analysis {
     /// The log as it was named.
     pub log: String,
-    /// The name of its file alone: pages and pictures are passed on, and where a log lay is nobody's business.
+    /// The file name without its folder: pages and pictures are shared, and the folder is private.
     pub file: String,
     pub(crate) format: &'static str,
     pub(crate) header: Header,

@@ -1,4 +1,4 @@
-//! What the page is told of a log: figures and tables as JSON, pictures as arrays.
+//! The data of the page: figures and tables as JSON, pictures as arrays.
 //!
 //! Names of fields are between this file and the scripts of the page, and are no interface.
 use serde::Serialize;
@@ -312,7 +312,7 @@ fn leaks(analysis: &Analysis) -> Vec<LeakRow> {
     rows.collect()
 }
 
-/// What each tag still holds at the end: tag, bytes, blocks; the most first.
+/// The leaks of each tag: tag, bytes, blocks; the largest first.
 fn leak_tags(analysis: &Analysis) -> Vec<(String, u64, u64)> {
     let holding = analysis.summary.by_tag.iter().filter(|(_, usage)| usage.live_blocks > 0);
     let mut rows: Vec<_> =

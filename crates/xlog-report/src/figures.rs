@@ -74,7 +74,7 @@ struct HolderRow {
 
 #[derive(Serialize, Debug)]
 struct HistogramRow {
-    /// The least value that counts here; the next row's is the first that does not.
+    /// The minimum value of this row; the next row's minimum is its exclusive end.
     from: u64,
     blocks: u64,
     bytes: u64,

@@ -1,4 +1,4 @@
-//! A log as it is read by every command: its format found out or given, progress on a terminal, and how reading went.
+//! The input of every command that reads a log: its detected or given format, progress on a terminal, and the result of reading.
 use std::cell::OnceCell;
 use std::fs::File;
 use std::io::{BufReader, IsTerminal, Read, Write};
@@ -17,7 +17,7 @@ use crate::format::LogFormat;
 use crate::text_report::TextReport;
 
 const EVERY: Duration = Duration::from_millis(200);
-/// Records between looks at the clock.
+/// Records between readings of the clock.
 const PROGRESS_STEP: u64 = 4096;
 
 /// Whether the first bad record ends it.

@@ -37,7 +37,7 @@ pub(crate) struct Lanes {
     pub(crate) columns: Vec<LaneCounts>,
     pub(crate) totals: Vec<LaneCounts>,
     pub(crate) arrows: Vec<Arrow>,
-    /// Of so many handovers one is among the arrows.
+    /// One handover in this number is drawn as an arrow.
     pub(crate) arrow_step: u64,
     /// From lane to lane, how often.
     pub(crate) handovers: BTreeMap<(u8, u8), u64>,

@@ -22,7 +22,7 @@ impl Histogram {
         self.bytes.add_many(value, bytes);
     }
 
-    /// The classes that are not empty: the least value, blocks and bytes.
+    /// The classes that are not empty: minimum value, blocks and bytes.
     pub(crate) fn rows(&self) -> impl Iterator<Item = (u64, u64, u64)> {
         let rows = self.blocks.rows().zip(self.blocks.classes());
         rows.map(|((from, blocks), (class, _))| (from, blocks, self.bytes[class]))

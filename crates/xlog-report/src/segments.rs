@@ -4,7 +4,7 @@
 //! Address spaces of other processes and devices are apart.
 use std::collections::BTreeMap;
 
-/// Most stretches that are told apart.
+/// The maximum number of separate stretches.
 const MAX_SEGMENTS: usize = 512;
 const GRANULE_BITS: u32 = 21;
 
@@ -33,7 +33,7 @@ impl Default for SegmentBuilder {
 }
 
 impl SegmentBuilder {
-    /// A block of so many bytes was here.
+    /// Adds the addresses of a block.
     pub(crate) fn add(&mut self, process: u32, device: u32, ptr: u64, bytes: u64) {
         let end = ptr.saturating_add(bytes.max(1) - 1);
         self.insert(process, device, ptr >> self.bits, (end >> self.bits) + 1);

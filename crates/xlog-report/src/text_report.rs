@@ -48,7 +48,7 @@ impl TextReport {
         self.0.push('\n');
     }
 
-    /// A line as it is, such as one of a table.
+    /// Adds an unwrapped line, such as one of a table.
     pub fn row(&mut self, text: &str) {
         let _ = writeln!(self.0, "{}", format!("  {}", escape::line(text)).trim_end());
     }

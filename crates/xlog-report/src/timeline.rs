@@ -66,7 +66,7 @@ pub(crate) struct TimelineBuilder {
 }
 
 impl TimelineBuilder {
-    /// For a log of so many records and series.
+    /// Makes a builder for a log of this number of records and series.
     pub(crate) fn new(records: u64, series: usize) -> Self {
         let per_bin = records.div_ceil(MAX_BINS as u64).max(1);
         Self {

@@ -125,7 +125,7 @@ struct Resolved {
     stale: Option<RaceKind>,
     /// Why the device cannot reach it.
     fault: Option<String>,
-    /// Its bytes belong to nothing any more: there is nobody to compare it with.
+    /// Its bytes belong to no block any more, so there is no access to compare it with.
     ended: bool,
 }
 

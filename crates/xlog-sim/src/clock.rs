@@ -1,4 +1,4 @@
-//! Vector clocks: who is ordered after what.
+//! Vector clocks: which operations happen before which.
 //!
 //! Every stream owns a slot. Its operations count up in that slot, and a clock says for each slot how many operations
 //! are ordered before its owner. The host has a clock too, without a slot: it only learns, by synchronising.

@@ -90,7 +90,7 @@ impl Detector {
         self.total
     }
 
-    /// Compares an access with what is there, remembers it, and returns whom to tell of the races it found.
+    /// Compares an access with the recorded ones, records it, and returns the notices of the races found.
     pub(crate) fn visit(&mut self, piece: &BackingRange, visit: &Visit<'_>) -> Vec<Notice> {
         let mut partners: Vec<Partner> = Vec::new();
         let cells = self.shadow.entry(piece.backing_id()).or_default();

@@ -222,7 +222,7 @@ impl SimDevice {
         Ok(())
     }
 
-    /// Tells the detector that a sub-allocator hands out this range, in the order of `stream`.
+    /// Notifies the detector that a sub-allocator hands out this range, in the order of `stream`.
     ///
     /// Work on the range that is not ordered after this is a use before allocation, or across reuse.
     pub fn begin_range(
@@ -242,7 +242,7 @@ impl SimDevice {
         Ok(())
     }
 
-    /// Tells the detector that a sub-allocator takes this range back, in the order of `stream`.
+    /// Notifies the detector that a sub-allocator takes this range back, in the order of `stream`.
     ///
     /// Work on the range that is not ordered before this is a use after free.
     pub fn end_range(&self, ptr: u64, bytes: usize, stream: StreamHandle) -> DriverResult<()> {

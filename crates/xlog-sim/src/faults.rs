@@ -73,7 +73,7 @@ calls! {
     SetAccess = "set_access",
 }
 
-/// How an injected failure looks.
+/// The kind of an injected failure.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Fault {

@@ -59,7 +59,7 @@ impl Marker {
     }
 }
 
-/// A gate: who opened it, and what that host had seen by then.
+/// A gate: the host's clock at the time it was opened.
 #[derive(Debug, Default)]
 pub(crate) struct GateState {
     pub(crate) opened: OnceLock<(Arc<VectorClock>, u64)>,

@@ -15,7 +15,7 @@ use crate::memory::{BLOCK_ALIGN, Backing, Owner, Pool, RegionKind, Reuse, Standi
 use crate::op::{Argument, Label, Marker, OpKind};
 use crate::state::State;
 
-/// A pool grows by this much at least, where the device has it.
+/// The minimum growth of a pool, if the device has it.
 const GROWTH: u64 = 32 << 20;
 const SEGMENT_ALIGN: u64 = 2 << 20;
 

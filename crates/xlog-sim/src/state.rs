@@ -40,9 +40,9 @@ pub(crate) struct Stream {
 /// How the thread behind a stream is woken.
 pub(crate) struct Worker {
     pub(crate) wake: Arc<Condvar>,
-    /// Counts what was queued, for a thread that looks without the lock.
+    /// The number of queued operations, for a thread that polls without the lock.
     pub(crate) queued: Arc<AtomicU64>,
-    /// Tells the thread to stop after the operation it runs and to look again at what it took.
+    /// Interrupts the thread after its current operation, so that it requeues the rest of its batch.
     pub(crate) interrupt: Arc<AtomicBool>,
     pub(crate) asleep: bool,
 }
@@ -101,7 +101,7 @@ pub(crate) struct Ordinal {
     /// What the streams that are gone were ordered after, and when: a synchronised host knows that too.
     pub(crate) departed: VectorClock,
     pub(crate) departed_time: u64,
-    /// The first race of theirs that nobody was told of.
+    /// Their first race that no synchronisation has returned.
     pub(crate) departed_race: Option<Arc<str>>,
 }
 
@@ -257,7 +257,7 @@ impl State {
                 device.departed_race.get_or_insert(race);
             }
             if let Some(worker) = &stream.worker {
-                // Whoever ran the last operation may not be its thread, which then has nothing left to wait for.
+                // Another thread may have run the last operation; the stream's own thread then has nothing to wait for.
                 worker.wake.notify_one();
             }
             self.slots[slot as usize] = stream.line.clock.get(slot);

@@ -27,7 +27,7 @@ struct Turn {
     finished: Vec<bool>,
     /// For a thread that waits: the progress at which it found nothing to do.
     waiting: Vec<Option<u64>>,
-    /// Which threads have done nothing but wait since they last looked.
+    /// The threads that have only waited since their last poll.
     in_wait: Vec<bool>,
     /// The latest progress at which any thread found nothing to do.
     progress: u64,
@@ -123,7 +123,7 @@ pub(crate) fn run(machine: u64, seed: u64, bodies: Vec<Body<'_>>) {
 }
 
 impl Turn {
-    /// A thread begins to wait, or goes on waiting. One that ran before may have given up a lock, so all look again.
+    /// Begins or continues a wait. A thread that ran may have released a lock, so all waiting threads poll again.
     fn begin_wait(&mut self, index: usize) {
         if !self.in_wait[index] {
             self.in_wait[index] = true;

@@ -108,7 +108,7 @@ impl SimDevice {
         }
     }
 
-    /// Gives physical memory back once nobody needs it.
+    /// Releases physical memory without mappings or handles.
     fn drop_physical(state: &mut State, handle: u64) {
         let idle = state.physical.get(&handle).is_some_and(|m| m.destroyed && m.mappings == 0);
         if !idle {

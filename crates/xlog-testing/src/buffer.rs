@@ -89,7 +89,7 @@ impl Drop for Buffer {
     }
 }
 
-/// Bytes that are easy to tell from any other `salt`'s and from a shifted copy of themselves.
+/// Bytes that differ from those of any other `salt` and from a shifted copy of themselves.
 #[must_use]
 pub fn pattern(bytes: usize, salt: u64) -> Vec<u8> {
     let mut state = salt.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;

@@ -58,7 +58,7 @@ fn in_turn<D>(spec: &str, open: impl FnOnce(&str) -> D, body: impl FnOnce(&D)) {
     body(&device);
 }
 
-/// The same, and on a simulated device behind the plain seam where no device is named.
+/// Runs `body` on each device, and also on a simulated device behind a plain driver unless a device is named.
 ///
 /// # Panics
 /// As [`for_each_device`].
@@ -135,7 +135,7 @@ impl Drop for Replay<'_> {
 mod tests {
     use super::*;
 
-    /// Looks whether it is somebody's turn while it is opened and while it is closed.
+    /// Checks that the turn is held while it is opened and while it is closed.
     struct Device;
 
     impl Device {

@@ -66,7 +66,7 @@ vocabulary!(
     Action, "action-", {
         /// An allocation was asked for; failed if the record carries an error.
         Allocate = 1 => "allocate",
-        /// A block was given back.
+        /// A block was freed.
         Deallocate = 2 => "deallocate",
         /// Pending frees were waited for and counted.
         ReapPending = 3 => "reap_pending",
@@ -74,7 +74,7 @@ vocabulary!(
         UsePrepare = 4 => "use_prepare",
         /// A use of a block was closed.
         UseFinish = 5 => "use_finish",
-        /// An allocation failed, and the log says nothing of why (RMM's `allocate failure`).
+        /// An allocation failed, and the log does not have the reason (RMM's `allocate failure`).
         AllocateFailure = 6 => "allocate_failure",
     }
 );

@@ -31,21 +31,21 @@ impl Header {
         }
     }
 
-    /// The same header with this epoch.
+    /// Sets the epoch.
     #[must_use]
     pub fn with_epoch_unix_nanos(mut self, nanos: u64) -> Self {
         self.epoch_unix_nanos = nanos;
         self
     }
 
-    /// The same header with this device name.
+    /// Sets the device name.
     #[must_use]
     pub fn with_device_name(mut self, name: impl Into<String>) -> Self {
         self.device_name = name.into();
         self
     }
 
-    /// The same header of this process.
+    /// Sets the process.
     #[must_use]
     pub fn with_process(mut self, process: u32) -> Self {
         self.process = process;

@@ -1,6 +1,6 @@
 //! The allocation log as a file format.
 //!
-//! A log is a row of [`Record`]s: who allocated or freed what, when, on which stream, for whom.
+//! A log is a sequence of [`Record`]s: an allocation, free or use, with its time, thread, stream and tag.
 //! This crate reads and writes it as a binary file, as CSV and as RMM's CSV ([`Reader`],
 //! [`LogWriter`]), turns it into what other tools show ([`export`]), sums it up ([`Summary`]), and
 //! writes it from a running program at the cost of a copy ([`Recorder`]). It knows nothing of

@@ -9,7 +9,7 @@ use crate::error::TraceError;
 
 /// Longest line that is read, quoted line breaks included.
 pub const MAX_LINE_BYTES: usize = 64 << 10;
-/// Most physical lines in one record; bounds how often a byte is looked at again.
+/// The maximum number of physical lines of one record; bounds how often a byte is read again.
 pub(crate) const MAX_LINES_IN_RECORD: usize = 64;
 const READ_BYTES: usize = 64 << 10;
 

@@ -159,7 +159,7 @@ mod tests {
         let error = reserve_within(&mut blocks, limit).unwrap_err();
         let TraceError::TooManyLive { live, bytes, .. } = error else { panic!("{error:?}") };
         assert_eq!((live, bytes / (1 << 10)), (limit, 2 * 137), "twice the slots of 137 bytes");
-        // Room that a free made is used without a look at the limit.
+        // Room that a free made is used without a check of the limit.
         blocks.remove(&0);
         reserve_live(&mut blocks).unwrap();
     }

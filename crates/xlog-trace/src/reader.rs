@@ -247,7 +247,7 @@ impl fmt::Debug for Reader {
     }
 }
 
-/// Looks at the first line or mark without losing it.
+/// Peeks at the first line or mark.
 fn detect(mut input: Input) -> Result<(Format, Input), TraceError> {
     let mut head = Vec::new();
     (&mut input)

@@ -186,7 +186,7 @@ impl Record {
         if self.flags & HAS_BYTES != 0 { Some(self.bytes) } else { None }
     }
 
-    /// Bytes that the block was charged: what was granted, at least what was asked for.
+    /// Bytes that the block was charged: the granted bytes, at least the requested ones.
     pub const fn granted(&self) -> Option<u64> {
         if self.flags & HAS_GRANTED != 0 { Some(self.granted) } else { None }
     }
@@ -209,7 +209,7 @@ impl Record {
         if self.flags & HAS_QUERY != 0 { Some(self.query) } else { None }
     }
 
-    /// Tells a block from the next one at its address.
+    /// Distinguishes a block from the next one at its address.
     pub const fn generation(&self) -> Option<u64> {
         if self.flags & HAS_GENERATION != 0 { Some(self.generation) } else { None }
     }
@@ -247,7 +247,7 @@ impl Record {
         if self.flags & HAS_GRANTED != 0 { self.granted } else { self.bytes }
     }
 
-    /// The same record by this thread.
+    /// Sets the thread.
     #[inline]
     #[must_use]
     pub const fn with_thread(mut self, thread: u64) -> Self {
@@ -255,7 +255,7 @@ impl Record {
         self
     }
 
-    /// The same record of this process. A recorder fills in its own.
+    /// Sets the process. A recorder fills in its own.
     #[inline]
     #[must_use]
     pub const fn with_process(mut self, process: u32) -> Self {
@@ -263,7 +263,7 @@ impl Record {
         self
     }
 
-    /// The same record on this stream.
+    /// Sets the stream.
     #[inline]
     #[must_use]
     pub const fn with_stream(mut self, stream: u32) -> Self {
@@ -272,7 +272,7 @@ impl Record {
         self
     }
 
-    /// The same record of the block at this address.
+    /// Sets the address of the block.
     #[inline]
     #[must_use]
     pub const fn with_ptr(mut self, ptr: u64) -> Self {
@@ -281,7 +281,7 @@ impl Record {
         self
     }
 
-    /// The same record with the bytes asked for.
+    /// Sets the requested bytes.
     #[inline]
     #[must_use]
     pub const fn with_bytes(mut self, bytes: u64) -> Self {
@@ -290,7 +290,7 @@ impl Record {
         self
     }
 
-    /// The same record with the bytes granted.
+    /// Sets the granted bytes.
     #[inline]
     #[must_use]
     pub const fn with_granted(mut self, granted: u64) -> Self {
@@ -299,7 +299,7 @@ impl Record {
         self
     }
 
-    /// The same record with this alignment; one that is not a power of two is left out.
+    /// Sets the alignment; one that is not a power of two is left out.
     #[inline]
     #[must_use]
     pub const fn with_alignment(mut self, alignment: u64) -> Self {
@@ -308,7 +308,7 @@ impl Record {
         self
     }
 
-    /// The same record with this label.
+    /// Sets the tag.
     #[inline]
     #[must_use]
     pub const fn with_tag(mut self, tag: NameId) -> Self {
@@ -316,7 +316,7 @@ impl Record {
         self
     }
 
-    /// The same record for this query.
+    /// Sets the query.
     #[inline]
     #[must_use]
     pub const fn with_query_id(mut self, query: u64) -> Self {
@@ -325,7 +325,7 @@ impl Record {
         self
     }
 
-    /// The same record of the block of this generation.
+    /// Sets the generation of the block.
     #[inline]
     #[must_use]
     pub const fn with_generation(mut self, generation: u64) -> Self {
@@ -334,7 +334,7 @@ impl Record {
         self
     }
 
-    /// The same record with the time the call took, saturating.
+    /// Sets the duration of the call, saturating.
     #[inline]
     #[must_use]
     pub const fn with_latency_nanos(mut self, nanos: u64) -> Self {
@@ -342,7 +342,7 @@ impl Record {
         self
     }
 
-    /// The same record served by this path.
+    /// Sets the path that served the request.
     #[inline]
     #[must_use]
     pub const fn with_served_by(mut self, path: ServedBy) -> Self {
@@ -350,7 +350,7 @@ impl Record {
         self
     }
 
-    /// The same record with what the use does to the bytes.
+    /// Sets the access of a use.
     #[inline]
     #[must_use]
     pub const fn with_access(mut self, access: UseAccess) -> Self {
@@ -358,7 +358,7 @@ impl Record {
         self
     }
 
-    /// The same record, failed.
+    /// Makes it the record of a failure.
     #[inline]
     #[must_use]
     pub const fn with_failure(mut self, failure: Failure) -> Self {

@@ -1,4 +1,4 @@
-//! A log in numbers: who allocated how much, what was the peak and what was left.
+//! The summary of a log: allocations by tag, stream and device, the peak, and leaks.
 //!
 //! One pass. Memory grows with live blocks, tags and streams, not with the log, and each of them has a
 //! limit. Peaks are those of the order in which the records come: read logs of many threads through
@@ -26,7 +26,7 @@ const MAX_STREAMS: usize = 1 << 16;
 pub struct Usage {
     /// Blocks allocated.
     pub allocations: u64,
-    /// Blocks given back.
+    /// Blocks freed.
     pub frees: u64,
     /// Calls that failed.
     pub failures: u64,
@@ -58,7 +58,7 @@ impl Usage {
     }
 }
 
-/// A block that was never given back.
+/// A block that was never freed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Leak {
@@ -98,7 +98,7 @@ pub struct Summary {
     pub sizes: PowerHistogram,
     /// Calls by duration in nanoseconds.
     pub latencies: PowerHistogram,
-    /// Blocks never given back, the largest first, at most [`MAX_LISTED_LEAKS`].
+    /// Blocks that were never freed, the largest first, at most [`MAX_LISTED_LEAKS`].
     pub leaks: Vec<Leak>,
     /// Frees of blocks whose allocation is not in the log.
     pub unknown_frees: u64,

@@ -17,7 +17,7 @@ pub const CAP_BYTES: u64 = 16_000 << 20;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct RandomAllocations {
-    /// At most so many blocks are allocated; the loop has twice as many steps.
+    /// The maximum number of allocated blocks; the loop has twice as many steps.
     pub allocations: u64,
     /// Sizes are drawn from 1 to this.
     pub max_bytes: u64,
@@ -34,7 +34,7 @@ impl RandomAllocations {
         Self { allocations, max_bytes, cap_bytes: CAP_BYTES, seed: 1 }
     }
 
-    /// The same from another seed.
+    /// Sets the seed.
     #[must_use]
     pub fn with_seed(mut self, seed: u64) -> Self {
         self.seed = seed;

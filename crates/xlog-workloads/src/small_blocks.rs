@@ -74,14 +74,14 @@ impl SmallBlocks {
         Self { blocks, min_bytes: 4, max_bytes: 4096, sizes, seed: 1 }
     }
 
-    /// The same from another seed.
+    /// Sets the seed.
     #[must_use]
     pub fn with_seed(mut self, seed: u64) -> Self {
         self.seed = seed;
         self
     }
 
-    /// The same with sizes up to this.
+    /// Sets the maximum size.
     #[must_use]
     pub fn with_max_bytes(mut self, bytes: u64) -> Self {
         self.max_bytes = bytes;

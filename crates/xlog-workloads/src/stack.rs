@@ -59,7 +59,7 @@ impl FromStr for StackKind {
     }
 }
 
-/// What a resource holds of the device, and the most it ever held.
+/// The physical bytes of a resource, and their peak.
 #[derive(Debug, Default)]
 struct Reserved {
     now: AtomicUsize,
@@ -88,7 +88,7 @@ pub struct StackOptions {
     pub guard: GuardSetting,
     /// Where every operation is logged, also uses.
     pub log: Option<Arc<dyn LoggingSink>>,
-    /// The most bytes of blocks.
+    /// The maximum bytes of blocks.
     pub budget: Option<u64>,
     /// How many streams may be out at a time.
     pub streams: usize,
@@ -115,7 +115,7 @@ impl StackOptions {
         self
     }
 
-    /// The most bytes of blocks.
+    /// The maximum bytes of blocks.
     #[must_use]
     pub fn with_budget(mut self, budget: Option<u64>) -> Self {
         self.budget = budget;
@@ -257,7 +257,7 @@ impl Stack {
         Some(usage.reserved)
     }
 
-    /// The most bytes of the device that the stack ever held; `None` when the driver does not say.
+    /// The peak of the stack's physical bytes; `None` if the driver does not report it.
     #[must_use]
     pub fn peak_reserved(&self) -> Option<u64> {
         if let Some(metered) = &self.metered {

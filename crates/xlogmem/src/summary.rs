@@ -73,7 +73,7 @@ impl TagRow {
 /// Requests of one power of two of sizes.
 #[derive(Serialize, Debug)]
 struct SizeRow {
-    /// The least size that counts here.
+    /// The minimum size of this row.
     from: u64,
     requests: u64,
 }

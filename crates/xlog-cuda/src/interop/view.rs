@@ -53,7 +53,7 @@ impl<'a> Opened<'a> {
                 "no runtime backs the slice at {ptr:#x}, so its uses cannot be ordered"
             )));
         };
-        // The default stream has the same id in every pool, so the id alone does not tell.
+        // The default stream has the same id in every pool, so the id alone does not identify the pool.
         let known = runtime.stream_pool().resolve(stream.id());
         if known.is_none_or(|known| known.raw().handle() != stream.stream().raw().handle()) {
             return Err(ResourceError::unknown_stream(stream.id()));
@@ -129,7 +129,7 @@ impl<'a, T: DeviceRepr> WriteView<'a, T> {
 
 impl<T: DeviceRepr> Drop for ReadView<'_, T> {
     fn drop(&mut self) {
-        // A failure leaves the use to the resource, which keeps the block; `close` is for those who want to know.
+        // After a failure the resource keeps the block. `close` returns the error.
         let _ = self.opened.finish(self.slice, Access::Read);
     }
 }

@@ -169,7 +169,7 @@ impl GpuMemoryManager {
         self.account.reserved()
     }
 
-    /// The most that [`GpuMemoryManager::allocated_bytes`] ever was.
+    /// The peak of [`GpuMemoryManager::allocated_bytes`].
     #[must_use]
     pub fn peak_bytes(&self) -> usize {
         self.account.peak()

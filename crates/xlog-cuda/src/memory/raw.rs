@@ -36,7 +36,7 @@ pub struct RawBlock {
     ptr: u64,
     bytes: usize,
     stream: StreamId,
-    /// `None` for an empty block and for memory that somebody else frees.
+    /// `None` for an empty block and for foreign memory.
     owned: Option<Owned>,
 }
 
@@ -69,7 +69,7 @@ impl RawBlock {
         Self { ptr: align as u64, bytes: 0, stream, owned: None }
     }
 
-    /// Memory that somebody else frees.
+    /// Foreign memory, which its owner frees.
     pub(super) fn foreign(ptr: u64, bytes: usize) -> Self {
         Self { ptr, bytes, stream: StreamId::DEFAULT, owned: None }
     }
@@ -119,7 +119,7 @@ impl RawBlock {
         self.runtime_block().map(BlockId::from_block)
     }
 
-    /// The same memory as a buffer of `T`s, if it has a whole number of them and their alignment. Otherwise it is freed.
+    /// Converts to a buffer of `T`s, if the size and the alignment fit. Otherwise the memory is freed.
     pub fn into_slice<T: DeviceRepr>(self) -> Result<TrackedCudaSlice<T>> {
         TrackedCudaSlice::from_raw(self)
     }

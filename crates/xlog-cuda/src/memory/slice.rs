@@ -84,13 +84,13 @@ impl<T> TrackedCudaSlice<T> {
         self.raw.id()
     }
 
-    /// The same memory as bytes.
+    /// Converts to a buffer of bytes.
     pub fn into_bytes(self) -> TrackedCudaSlice<u8> {
         let bytes = self.raw.bytes();
         TrackedCudaSlice::over(self.raw, bytes)
     }
 
-    /// The same memory without a type.
+    /// Converts to untyped memory.
     pub fn into_raw(self) -> RawBlock {
         self.raw
     }
@@ -110,7 +110,7 @@ impl<T> TrackedCudaSlice<T> {
 }
 
 impl<T: DeviceRepr> TrackedCudaSlice<T> {
-    /// Memory that somebody else owns and frees, as an argument of work that is ordered by other means.
+    /// Wraps foreign memory, which its owner frees, as an argument of work that is ordered by other means.
     ///
     /// No runtime backs it: [`runtime_block`](Self::runtime_block) is `None`, the copies of this type refuse it, and so does
     /// a strict [`LaunchRecorder`](crate::LaunchRecorder).

@@ -59,7 +59,7 @@ impl Context {
         self.bind_lost_or_not()
     }
 
-    /// As [`Context::bind`], for a call that would break a capture on a stream of somebody else.
+    /// [`Context::bind`] for a call that would invalidate a capture on a stream of another thread.
     #[inline]
     pub(super) fn bind_relaxed(
         &self,
@@ -135,7 +135,7 @@ impl Context {
         self.check("cuCtxSynchronize", code)
     }
 
-    /// Unsets this context on the calling thread if nobody keeps it alive any more.
+    /// Unsets this context on the calling thread if nothing keeps it alive any more.
     fn unset_if_dead(&self) {
         let calls = &self.api.calls;
         let (mut flags, mut active): (c_uint, i32) = (0, 1);

@@ -35,7 +35,7 @@ pub(super) struct DriverParts {
     pub(super) streams: Streams,
     /// What the handles of this device carry.
     tag: u16,
-    /// Last, so that it is given back after everything above.
+    /// Last, so that it is released after everything above.
     pub(super) context: Context,
 }
 

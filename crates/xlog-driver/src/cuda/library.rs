@@ -33,7 +33,7 @@ pub(super) fn api() -> DriverResult<Arc<Api>> {
     Ok(Arc::clone(API.get_or_init(|| api)))
 }
 
-/// Where the loaded libcuda lies, if it is loaded and the system can tell.
+/// The path of the loaded libcuda, if it is loaded and the system reports it.
 #[must_use]
 pub fn library_path() -> Option<PathBuf> {
     let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
@@ -44,7 +44,7 @@ pub fn library_path() -> Option<PathBuf> {
     })
 }
 
-/// The names under which cudarc looks for the library.
+/// The names under which cudarc searches for the library.
 pub(super) fn candidates() -> Vec<String> {
     ["cuda", "nvcuda"].into_iter().flat_map(cudarc::get_lib_name_candidates).collect()
 }

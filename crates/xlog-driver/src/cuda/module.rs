@@ -151,7 +151,7 @@ impl fmt::Debug for CudaModule {
 
 impl Drop for Loaded {
     fn drop(&mut self) {
-        // A lost device has taken the module with it; there is nobody left to tell.
+        // A lost device has unloaded the module; a drop has no caller to report to.
         if let Ok(_bound) = self.core.context.bind_relaxed("unload")
             // What may still run keeps its code: the module then stays loaded until the context goes.
             && matches!(self.core.streams.synchronize(&self.core.context), Ok(Waited::ForAll))

@@ -187,7 +187,7 @@ fn read_properties(context: &Context, ordinal: u32) -> DriverResult<DeviceProper
     })
 }
 
-/// Two transfers in each cycle of the memory's clock, over the whole bus; a driver that does not know one of them says nothing.
+/// Two transfers in each cycle of the memory's clock, over the whole bus; `None` if the driver does not report one of them.
 fn peak_bandwidth(api: &Api, device: CUdevice) -> Option<u64> {
     let kilohertz = number(api, device, attribute::MEMORY_CLOCK_RATE).ok()?;
     let bits = number(api, device, attribute::GLOBAL_MEMORY_BUS_WIDTH).ok()?;

@@ -106,7 +106,7 @@ impl AsyncPools for CudaDriver {
             .apply_threshold(&calls, pool, options.release_threshold)
             .and_then(|()| self.apply_reuse(&calls, pool, options.reuse));
         if let Err(error) = applied {
-            // SAFETY: the pool was created above and nobody else knows it.
+            // SAFETY: the pool was created above, and no other thread has its handle.
             unsafe { (calls.destroy)(pool) };
             return Err(error);
         }

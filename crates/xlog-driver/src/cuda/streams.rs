@@ -37,7 +37,7 @@ struct State {
 enum Tail {
     Idle,
     Queued(Event),
-    /// It is being captured: no event can tell when what was queued before completes.
+    /// It is being captured: no event can signal the completion of work that was queued before.
     Captured,
 }
 
@@ -99,7 +99,7 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        // SAFETY: created by this, and nobody else knows it. A record that is pending completes unseen.
+        // SAFETY: created by this, and no other thread has its handle. A pending record completes unobserved.
         unsafe { (self.destroy)(self.event) };
     }
 }

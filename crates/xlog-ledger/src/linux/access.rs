@@ -1,4 +1,4 @@
-//! Who may own and write a ledger and its directory.
+//! The permitted owners and modes of a ledger and its directory.
 //!
 //! A private ledger is its user's alone. A shared one belongs to a group, whose members trust each other and of whom
 //! any may have made the file. Permission to read is not refused: a reader could hold a lock and so delay the users, but
@@ -11,7 +11,7 @@ use std::path::Path;
 use crate::config::Sharing;
 use crate::error::{LedgerError, LedgerResult};
 
-/// Who may own and write what.
+/// The rules for owners and modes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Access {
     pub(super) sharing: Sharing,

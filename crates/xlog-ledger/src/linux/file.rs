@@ -146,7 +146,7 @@ fn missing(path: PathBuf, claims: &Claims) -> LedgerError {
     }
 }
 
-/// Opens a file for looking at it: any owner, never written.
+/// Opens a file for reading: any owner, never written.
 pub(super) fn open_for_reading(path: &Path) -> LedgerResult<(File, Header)> {
     let metadata = match fs::symlink_metadata(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Err(missing_for_reading(path)),

@@ -1,4 +1,4 @@
-//! What is decided under the file lock: who gets how much of what is free.
+//! Decisions under the file lock: the grants of processes out of what is free.
 //!
 //! While the lock is held no other slot's total (used + granted) can grow: it only shrinks, by its owner's gives and by
 //! what is taken back here. So a sum that was read twice and did not change was true at one moment, and a
@@ -78,7 +78,7 @@ impl Ledger {
         if self.grow(slot, units, others, limit) {
             return Ok(());
         }
-        // Set before the grants are looked at, see `yield_to_pressure`.
+        // Set before the grants are read, see `yield_to_pressure`.
         header.pressure.store(1, Ordering::SeqCst);
         for _ in 0..READINGS {
             self.recall_grants();

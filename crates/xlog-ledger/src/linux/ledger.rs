@@ -191,15 +191,15 @@ impl Ledger {
         Ok(u64::from(self.limit_units()?) * UNIT)
     }
 
-    /// Who holds what, as of about now. Takes no lock.
+    /// Reads the slots of all processes. Takes no lock.
     pub fn snapshot(&self) -> LedgerResult<Snapshot> {
         self.check_process()?;
         snapshot_of(&self.file, &self.path, &self.header, Some(self.own))
     }
 
-    /// Says what the tags of this process hold, the largest first, for those who look. As many as fit are kept.
+    /// Publishes what the tags of this process hold, the largest first, for viewers. As many as fit are stored.
     ///
-    /// Cannot fail and makes no system call. It decides nothing: what is told is only shown.
+    /// Cannot fail and makes no system call. Published tags are for display only.
     pub fn publish_tags<'a>(&self, tags: impl IntoIterator<Item = (&'a str, u64)>) {
         // Two at a time would be torn, and one of them is enough.
         let Ok(_publishing) = self.publish_lock.try_lock() else { return };
@@ -212,7 +212,7 @@ impl Ledger {
         }
     }
 
-    /// Whether somebody looks at this ledger and wants to see tags: see [`LedgerView::watch`](super::LedgerView::watch).
+    /// Returns whether a viewer wants to see tags: see [`LedgerView::watch`](super::LedgerView::watch).
     pub fn is_watched(&self) -> bool {
         self.check_process().is_ok() && is_locked(&self.file, AT_WATCH).unwrap_or(false)
     }
@@ -421,7 +421,7 @@ pub(super) fn snapshot_of(
     let header = check_header(path, &bytes, bytes.len() as u64)?;
     let alive = |index: u32| {
         let index = index as usize;
-        // Where the kernel does not answer, nobody is declared dead.
+        // If the kernel does not answer, no process is declared dead.
         own == Some(index) || is_locked(file, slot_offset(index)).unwrap_or(true)
     };
     Ok(Snapshot::of_bytes(path.to_owned(), header.key, header.slots, &bytes, alive))

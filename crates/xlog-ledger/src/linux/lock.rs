@@ -116,7 +116,7 @@ impl Drop for FileLockGuard<'_> {
             return;
         }
         self.opened.mapping.header().holder.store(0, Ordering::Relaxed);
-        // Unlocking an open descriptor does not fail; if it did, the others would be told who holds the lock.
+        // Unlocking an open descriptor does not fail; if it did, errors of other processes would name the holder.
         let _ = unlock(self.opened.file, AT_HOLDER);
         self.gate.leave();
     }
@@ -149,7 +149,7 @@ fn check_in_place(opened: &Opened<'_>) -> LedgerResult<()> {
     }
     match Inode::at(opened.path) {
         Ok(named) if named != opened.inode => Err(removed("replaced by another file")),
-        // Also where this process may not look any more.
+        // Also if this process may no longer read it.
         _ => Ok(()),
     }
 }

@@ -185,7 +185,7 @@ impl ForkSentinel {
         self.cell().load(Ordering::Relaxed) == OWNER
     }
 
-    /// The same in full.
+    /// The standing of this process, in full.
     pub(super) fn standing(&self) -> Standing {
         match self.cell().load(Ordering::Relaxed) {
             0 => Standing::Forked,
@@ -220,7 +220,7 @@ pub(super) fn try_lock(file: &File, offset: usize) -> io::Result<bool> {
     try_lock_as(libc::F_WRLCK, file, offset)
 }
 
-/// The same, shared with others that share it. Works on a file opened for reading.
+/// Locks a byte in shared mode. Works on a file opened for reading.
 pub(super) fn try_share(file: &File, offset: usize) -> io::Result<bool> {
     try_lock_as(libc::F_RDLCK, file, offset)
 }
@@ -288,7 +288,7 @@ pub(super) fn fill_holes(file: &File, length: u64) -> io::Result<()> {
 fn has_holes(file: &File, length: u64) -> bool {
     // SAFETY: the descriptor is open as long as `file` is borrowed; its position is not used otherwise.
     let hole = unsafe { libc::lseek(file.as_raw_fd(), 0, libc::SEEK_HOLE) };
-    // Where the file system cannot tell, there is none that it knows of.
+    // A file system without this query reports no holes.
     u64::try_from(hole).is_ok_and(|hole| hole < length)
 }
 

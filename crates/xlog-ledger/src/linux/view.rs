@@ -1,4 +1,4 @@
-//! A look at a ledger without taking part: no slot, no write, no mapping, and no lock that anybody waits for.
+//! A read-only view of a ledger: no slot, no write, no mapping, and no lock that a process waits for.
 //!
 //! The file is read anew for each snapshot and its header checked each time, so a file that is damaged or cut
 //! in the meantime is an error and nothing worse.
@@ -23,21 +23,21 @@ pub struct LedgerView {
 }
 
 impl LedgerView {
-    /// Opens a ledger file, whoever owns it.
+    /// Opens a ledger file of any owner.
     pub fn open(path: impl AsRef<Path>) -> LedgerResult<Self> {
         let path = path.as_ref().to_owned();
         let (file, header) = open_for_reading(&path)?;
         Ok(Self { file, path, header })
     }
 
-    /// Who holds what, as of about now.
+    /// Reads the slots of all processes.
     pub fn snapshot(&self) -> LedgerResult<Snapshot> {
         snapshot_of(&self.file, &self.path, &self.header, None)
     }
 
-    /// Lets the processes of the ledger know, as long as this view is open, that somebody wants to see their tags.
+    /// Asks the processes of the ledger to publish their tags while this view is open.
     ///
-    /// It takes no part by that either: a byte that means nothing is locked, shared with all others who look.
+    /// The view stays read-only: it holds a shared lock on a byte without meaning, as all watching views do.
     pub fn watch(&self) -> LedgerResult<()> {
         try_share(&self.file, AT_WATCH)
             .map(|_| ())

@@ -15,7 +15,7 @@ const RIGHT: usize = 24;
 const TOP: usize = 48;
 const PLOT_HEIGHT: usize = 260;
 const PLOT_WIDTH: usize = WIDTH - LEFT - RIGHT;
-/// Names in the legend, of so many characters, in so many columns.
+/// The names in the legend, their maximum length, and the columns.
 const LEGEND: usize = 15;
 const LEGEND_COLUMNS: usize = 4;
 const LEGEND_NAME: usize = 24;

@@ -1,4 +1,4 @@
-//! Who executes what is queued, and when.
+//! The execution of queued operations: threaded, or by seed.
 //!
 //! Two engines share one state. `threaded` gives every stream a thread; `seeded` executes on whatever thread calls the
 //! driver, one operation at a time, as its seed decides. Both start an operation only when it is analysed, at the front
@@ -180,7 +180,7 @@ impl SharedMachine {
         Ok(state)
     }
 
-    /// Wakes whoever may go on after a change.
+    /// Wakes the threads that may continue after a change.
     pub(crate) fn wake(&self, state: &mut State) {
         if self.config.seed.is_none() {
             threaded::wake_workers(state);

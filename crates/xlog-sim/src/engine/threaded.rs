@@ -9,14 +9,14 @@ use crate::state::{State, Worker};
 
 /// Operations a thread takes at once.
 const BATCH: usize = 64;
-/// How often a thread looks again before it sleeps: waking one costs more than a short look.
+/// Polls of a thread before it sleeps: a wake-up costs more than a short poll.
 const MAX_SPINS: usize = 1000;
-/// How long a thread that saw new work waits for more of it before it takes the lock from the one who queues.
+/// Spins of a thread that saw new work, before it takes the lock from the queueing thread.
 const GATHER: usize = 50;
-/// The same between two rows of operations that touch no memory, while nobody waits for them.
+/// Spins between two batches of operations that touch no memory, while no thread waits for them.
 const BETWEEN_ROWS: usize = 400;
 
-/// What a stream's thread shares with those who queue: its side of a `Worker`.
+/// The state that a stream's thread shares with queueing threads: its side of a `Worker`.
 struct Signals {
     wake: Arc<Condvar>,
     queued: Arc<AtomicU64>,
@@ -124,7 +124,7 @@ fn run(shared: &SharedMachine, handle: u64, signals: &Signals) {
                 state.finish(handle, sequence);
             }
             shared.wake(&mut state);
-            // Nobody waits for the row, and it was not a full one: let the next become longer.
+            // No thread waits for the batch, and it was not full: let the next one become longer.
             let pause = short && state.waiters == 0;
             if !lost.is_empty() || pause {
                 drop(state);
@@ -164,7 +164,7 @@ fn run(shared: &SharedMachine, handle: u64, signals: &Signals) {
     }
 }
 
-/// Whoever queued one operation mostly queues more: lets a few come together, instead of fighting for the lock over each.
+/// Spins until more operations are queued: a thread that queues one usually queues more, and each would contend for the lock.
 fn gather(spins: usize) {
     for _ in 0..spins {
         std::hint::spin_loop();
@@ -183,7 +183,7 @@ fn sleep<'a>(wake: &Condvar, state: Guard<'a>) -> Guard<'a> {
 fn start_batch(shared: &SharedMachine, state: &mut State, handle: u64) -> Vec<Op> {
     let mut batch: Vec<Op> = Vec::new();
     if let Some(worker) = state.streams.get(&handle).and_then(|stream| stream.worker.as_ref()) {
-        // Whatever it was, this look at the stream sees it.
+        // This poll of the stream sees the cause of the interrupt.
         worker.interrupt.store(false, Ordering::Relaxed);
     }
     let mut immediate = false;

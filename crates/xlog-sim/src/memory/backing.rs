@@ -43,7 +43,7 @@ impl Backing {
 
 impl Drop for Backing {
     fn drop(&mut self) {
-        // SAFETY: allocated in `new` with this layout, and nobody holds a piece any more.
+        // SAFETY: allocated in `new` with this layout, and no range of it exists any more.
         unsafe { dealloc(self.start.as_ptr(), self.layout) }
     }
 }
@@ -98,7 +98,7 @@ impl BackingRange {
         self.bytes
     }
 
-    /// True when both reach at least one common byte.
+    /// Returns whether both have a byte in common.
     pub(crate) fn overlaps(&self, other: &Self) -> bool {
         self.backing.id == other.backing.id
             && self.offset < other.offset + other.bytes

@@ -14,7 +14,7 @@ const ORDINAL_SHIFT: u32 = 44;
 /// Freed blocks remembered for error messages.
 const REMEMBERED: usize = 4096;
 
-/// Who handed a block out.
+/// The allocator of a block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Owner {
     Plain,
@@ -24,7 +24,7 @@ pub(crate) enum Owner {
 /// One mapping inside a reservation.
 #[derive(Clone, Debug)]
 pub(crate) struct Mapping {
-    /// Tells this mapping from an earlier one, and from itself before rights were taken away.
+    /// Distinguishes this mapping from an earlier one, and from itself before rights were revoked.
     pub(crate) generation: u64,
     pub(crate) bytes: u64,
     pub(crate) memory: u64,
@@ -47,7 +47,7 @@ pub(crate) struct Region {
     /// The bytes of address space it takes.
     pub(crate) span: u64,
     pub(crate) ordinal: u32,
-    /// Tells this region from an earlier one at the same address.
+    /// Distinguishes this region from an earlier one at the same address.
     pub(crate) generation: u64,
     pub(crate) kind: RegionKind,
 }
@@ -79,7 +79,7 @@ impl AddressSpace {
         }
     }
 
-    /// Addresses nobody uses; a range given back is the first choice for a request of its size.
+    /// Allocates unused addresses; a freed range of the same size is the first choice.
     pub(crate) fn allocate_addresses(
         &mut self,
         ordinal: u32,

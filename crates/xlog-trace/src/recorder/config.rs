@@ -19,7 +19,7 @@ pub enum Overflow {
     Block,
 }
 
-/// What is told of the first failure to write; the text names the file and the reason.
+/// The handler of the first failure to write; the text names the file and the reason.
 #[derive(Clone, Default)]
 #[non_exhaustive]
 pub enum OnError {
@@ -60,13 +60,13 @@ pub struct RecorderConfig {
     /// Longest wait for room under [`Overflow::Block`]. After one wait that long nobody waits again
     /// until the writer moves on.
     pub block_limit: Duration,
-    /// How often the writer looks at the rings when none of them fills up.
+    /// The interval of the writer's polls while no ring fills up.
     pub write_interval: Duration,
     /// Size at which a new file is begun; none for one file without end.
     pub rotate_bytes: Option<u64>,
     /// Finished files that are kept, as `name.1` (the newest) to `name.N`.
     pub keep_files: u32,
-    /// Who is told of the first failure to write.
+    /// The handler of the first failure to write.
     pub on_error: OnError,
 }
 
@@ -92,49 +92,49 @@ impl RecorderConfig {
         Self::default()
     }
 
-    /// The same settings with this format.
+    /// Sets the format.
     #[must_use]
     pub fn with_format(mut self, format: Format) -> Self {
         self.format = format;
         self
     }
 
-    /// The same settings with this header.
+    /// Sets the header.
     #[must_use]
     pub fn with_header(mut self, header: Header) -> Self {
         self.header = header;
         self
     }
 
-    /// The same settings with rings of this many records.
+    /// Sets the number of records in a ring.
     #[must_use]
     pub fn with_ring_records(mut self, records: usize) -> Self {
         self.ring_records = records;
         self
     }
 
-    /// The same settings with this overflow policy.
+    /// Sets the overflow policy.
     #[must_use]
     pub fn with_overflow(mut self, overflow: Overflow) -> Self {
         self.overflow = overflow;
         self
     }
 
-    /// The same settings with this longest wait for room.
+    /// Sets the maximum wait for room.
     #[must_use]
     pub fn with_block_limit(mut self, limit: Duration) -> Self {
         self.block_limit = limit;
         self
     }
 
-    /// The same settings with this time between looks at the rings.
+    /// Sets the interval of the writer's polls.
     #[must_use]
     pub fn with_write_interval(mut self, interval: Duration) -> Self {
         self.write_interval = interval;
         self
     }
 
-    /// The same settings with a new file begun at `bytes`, and `keep` finished ones kept.
+    /// Sets rotation: a new file at `bytes`, with `keep` finished ones kept.
     #[must_use]
     pub fn with_rotation(mut self, bytes: u64, keep: u32) -> Self {
         self.rotate_bytes = Some(bytes);
@@ -142,7 +142,7 @@ impl RecorderConfig {
         self
     }
 
-    /// The same settings with this receiver of the first failure.
+    /// Sets the handler of the first failure.
     #[must_use]
     pub fn with_on_error(mut self, on_error: OnError) -> Self {
         self.on_error = on_error;

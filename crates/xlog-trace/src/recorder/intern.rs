@@ -21,7 +21,7 @@ fn table() -> MutexGuard<'static, Names> {
     TABLE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The number of a text, for records of this process. Known texts cost a look at a thread's cache.
+/// Returns the number of a text, for records of this process. A known text costs a lookup in the thread's cache.
 #[inline]
 pub fn intern(text: &'static str) -> NameId {
     let (address, len) = (text.as_ptr() as usize, text.len());

@@ -63,7 +63,7 @@ pub struct Recorder {
 impl Recorder {
     /// Creates the file (an existing one is replaced) and starts the writer.
     ///
-    /// A file that another recorder writes, of this process or another, is [`TraceError::InUse`] and stays as it is.
+    /// A file that another recorder writes, of this process or another, is [`TraceError::InUse`] and stays unchanged.
     pub fn create(path: impl AsRef<Path>, config: RecorderConfig) -> Result<Self, TraceError> {
         config.check()?;
         let output = Output::create(path.as_ref(), &config)?;

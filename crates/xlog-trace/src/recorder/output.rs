@@ -70,7 +70,7 @@ impl Output {
         let context = || TraceError::io(format!("creating {}", path.display()));
         // Kept absolute: the program may change its directory.
         let path_abs = std::path::absolute(path).map_err(context())?;
-        // Locked before it is cut: a file that another writer has stays as it is.
+        // Locked before it is truncated: a file of another writer stays unchanged.
         let file = LockedFile::append(&path_abs)?;
         if file.metadata().map_err(context())?.is_file() {
             file.set_len(0).map_err(context())?;
@@ -250,7 +250,7 @@ impl Output {
                 OnError::Call(call) => {
                     drop(panic::catch_unwind(AssertUnwindSafe(|| call(&text))));
                 }
-                // Nobody is left to tell if this fails.
+                // There is no channel left to report a failure of this.
                 OnError::Stderr => drop(writeln!(
                     io::stderr(),
                     "xlog-trace: {text}; records are counted as dropped, this is said once"
@@ -261,7 +261,7 @@ impl Output {
     }
 }
 
-/// Whether a recorder could write to a file that is there. It stays as it is.
+/// Tests whether a recorder could write to an existing file, which stays unchanged.
 pub fn check_writable(path: &Path) -> Result<(), TraceError> {
     let context = || TraceError::io(format!("opening {}", path.display()));
     // A pipe would wait for its reader.

@@ -22,7 +22,7 @@ static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 /// The number of no recorder.
 const NO_RECORDER: u64 = 0;
 
-/// Rings of ended threads that may wait to be emptied before one is used as it is.
+/// Rings of ended threads that may wait to be emptied before one is reused with its records.
 const MAX_IDLE: usize = 64;
 
 thread_local! {
@@ -34,7 +34,7 @@ struct Slots(Vec<Slot>);
 
 /// What the child of a fork does before anything else: no writer reads the rings that its one thread has from its parent.
 ///
-/// Takes no lock and allocates nothing. Emitting then goes the slow path, which looks at the process.
+/// Takes no lock and allocates nothing. The next emit takes the slow path, which checks the process.
 pub(super) fn forget_rings() {
     let _ = SLOTS.try_with(|slots| {
         if let Ok(mut slots) = slots.try_borrow_mut() {
@@ -169,7 +169,7 @@ impl RecorderShared {
     #[cold]
     fn say_elsewhere(&self) {
         if !self.is_silent && !self.said_elsewhere.swap(true, Ordering::Relaxed) {
-            // Nobody is left to tell if this fails.
+            // There is no channel left to report a failure of this.
             drop(writeln!(
                 io::stderr(),
                 "xlog-trace: this process is a fork of {}, which writes the log; the records of this one are counted as \

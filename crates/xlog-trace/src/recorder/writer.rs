@@ -30,7 +30,7 @@ pub(super) struct Writer {
     interval: Duration,
 }
 
-/// Tells waiters that no writer is left, also when it ends by a panic.
+/// Notifies waiting threads that no writer is left, also if it ends by a panic.
 struct Ending(Arc<RecorderShared>);
 
 impl Drop for Ending {
@@ -78,7 +78,7 @@ impl Writer {
         drop(ending);
     }
 
-    /// One round over all rings. Returns the most that one of them held.
+    /// Empties all rings once. Returns the maximum that one of them held.
     fn empty_rings(&mut self) -> usize {
         self.shared.drain_new_rings(&mut self.rings);
         // What is in the rings now is what this round owes; producers may go on.

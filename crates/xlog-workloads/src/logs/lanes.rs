@@ -30,7 +30,7 @@ struct Lane {
     query: u64,
 }
 
-/// The log, and who is alive in it.
+/// The log, and its live blocks.
 struct Log<W: Write> {
     writer: LogWriter<W>,
     names: Names,

@@ -56,7 +56,7 @@ impl FromStr for LogKind {
 #[derive(Clone, Copy, PartialEq, Debug)]
 #[non_exhaustive]
 pub struct LogSettings {
-    /// About so many records: no script is begun after, and what is live is freed.
+    /// The approximate number of records: no script begins after it, and live blocks are freed.
     pub records: u64,
     /// What the generator begins with.
     pub seed: u64,
@@ -71,7 +71,7 @@ impl Default for LogSettings {
 }
 
 impl LogSettings {
-    /// About so many records.
+    /// Sets the approximate number of records.
     #[must_use]
     pub fn with_records(mut self, records: u64) -> Self {
         self.records = records;
@@ -133,7 +133,7 @@ enum Step {
     Free(usize),
     /// Gives the block to all: it is freed once newer ones take its room.
     Keep(usize),
-    /// Work that takes so many nanoseconds.
+    /// Work of this duration in nanoseconds.
     Work(u64),
 }
 

@@ -54,7 +54,7 @@ impl Join {
             .moves(rows * 20)
             // SAFETY: the table has an empty place for every row, and the launch names all it touches.
             .run(|kernels, stream| unsafe { kernels.build_rows(stream, &build, &table) })?;
-        // Freed once the table is built. Nobody waits for it here.
+        // Freed after the table is built. This thread does not wait for that.
         drop(build);
 
         let counts = session.alloc::<u32>(stream(3), rows, "join counts")?;

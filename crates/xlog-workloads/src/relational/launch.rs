@@ -100,7 +100,7 @@ pub struct Session<'s> {
     reads: AtomicUsize,
     /// Blocks that are kept from being handed out again.
     held: Mutex<Vec<(BlockId, StreamId)>>,
-    /// The pool when the most bytes were allocated, as far as somebody looked.
+    /// The pool at the largest sampled allocation.
     peak: Mutex<(usize, Option<PoolSnapshot>)>,
 }
 
@@ -231,7 +231,7 @@ impl<'s> Session<'s> {
         Ok(number)
     }
 
-    /// Looks at the pool if more is allocated than ever before when somebody looked.
+    /// Samples the pool if more is allocated than at any earlier sample.
     pub fn sample_pool(&self) {
         let allocated = self.manager.allocated_bytes();
         let peak = || self.peak.lock().unwrap_or_else(PoisonError::into_inner);
@@ -245,7 +245,7 @@ impl<'s> Session<'s> {
         }
     }
 
-    /// The pool when the most was allocated, as far as somebody looked.
+    /// The pool at the largest sampled allocation.
     #[must_use]
     pub fn pool_at_peak(&self) -> Option<PoolSnapshot> {
         self.peak.lock().unwrap_or_else(PoisonError::into_inner).1.clone()
@@ -330,7 +330,7 @@ impl Launch<'_> {
         self
     }
 
-    /// The kernel writes the buffer and does not look at what was there.
+    /// The kernel writes the buffer without reading it.
     pub fn write<T>(mut self, column: &Column<T>) -> Self {
         self.next(column, Access::Write).write(column);
         self

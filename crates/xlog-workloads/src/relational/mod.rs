@@ -31,7 +31,7 @@ pub const EMPTY: u64 = u64::MAX;
 /// How many rows a block of threads of the scans takes at a time.
 pub const TILE: usize = 1024;
 
-/// How many rows, edges or numbers a workload takes at the most: numbers of rows have 31 bits on the device.
+/// The maximum number of rows, edges or numbers of a workload: row numbers have 31 bits on the device.
 pub const MAX_ROWS: usize = 1 << 30;
 
 /// Places of a hash table for `entries` entries: a power of two that leaves at least half of them empty.
@@ -46,7 +46,7 @@ pub fn tile_sums(rows: usize) -> usize {
     rows.div_ceil(TILE) + 1
 }
 
-/// What the host found when it looked at a result.
+/// The host's verdict on a result.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[must_use]
 pub struct Verdict {

@@ -42,7 +42,7 @@ pub fn seed_for(seed: u64, what: u64) -> u64 {
     mix(seed ^ mix(what.wrapping_add(STEP)))
 }
 
-/// What tells multisets of numbers apart: how many there are, and two sums of their mixtures.
+/// A fingerprint of a multiset of numbers: their count, and two sums of their hashes.
 ///
 /// The order of the numbers does not matter, and fingerprints of parts add up to that of the whole. Numbers that differ from the
 /// expected ones give equal sums with a probability of about 2^-128.

@@ -1,4 +1,4 @@
-//! A radix sort of 64-bit numbers, from the least digit to the greatest.
+//! A radix sort of 64-bit numbers, from the lowest digit to the highest.
 //!
 //! Each of the eight passes counts the digits of every tile, sums the counts up on the device, and moves the numbers to their places.
 //! Counts, sums and offsets are scratch of one pass: they are dropped as soon as the launch that needs them last is queued, and so

@@ -42,7 +42,7 @@ impl Workload {
         }
     }
 
-    /// The same work on other data.
+    /// The workload with another seed.
     #[must_use]
     pub fn with_seed(self, seed: u64) -> Self {
         match self {

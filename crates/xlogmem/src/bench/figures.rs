@@ -31,7 +31,7 @@ pub(super) struct Group {
 
 type SharedResource = Arc<dyn DeviceMemoryResource + Send + Sync>;
 
-/// Allocates and frees `bytes`, so many times.
+/// Allocates and frees `bytes`, `count` times.
 fn pairs(
     resource: &(impl DeviceMemoryResource + ?Sized),
     bytes: usize,

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use xlog_cuda::Result;
 
-/// Operations in a batch at the most.
+/// The maximum number of operations in a batch.
 const MAX_BATCH: usize = 4096;
 
 /// Something to time.

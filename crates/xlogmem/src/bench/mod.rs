@@ -104,7 +104,7 @@ pub(crate) fn run(arguments: &BenchArguments) -> Result<Output, Refusal> {
 
 fn measure(spec: DeviceSpec, effort: Effort) -> Report {
     let scratch = Folder::create("xlogmem-bench-").map_err(|error| error.to_string());
-    // A line on standard error that the next one replaces, where somebody is looking.
+    // A line on standard error that the next one replaces, if standard error is a terminal.
     let is_seen = std::io::IsTerminal::is_terminal(&std::io::stderr());
     let told = |what: &str| {
         if is_seen {
@@ -160,7 +160,7 @@ impl Machine {
     }
 }
 
-/// The processor's name, where the system tells it.
+/// The processor's name, if the system reports it.
 fn cpu() -> Option<String> {
     let text = std::fs::read_to_string("/proc/cpuinfo").ok()?;
     let line = text.lines().find(|line| line.starts_with("model name"))?;

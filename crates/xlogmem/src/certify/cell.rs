@@ -25,7 +25,7 @@ use super::plan::{Bug, Stack};
 pub(super) const BYTES: usize = 1000;
 const VICTIM: AllocTag = AllocTag("victim");
 
-/// Who noticed.
+/// A detector of bugs.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum By {
@@ -43,7 +43,7 @@ pub(crate) enum By {
     Memcheck,
 }
 
-/// One who noticed, and what was said.
+/// A detection: the detector and its message.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) struct Catch {
     pub(crate) by: By,
@@ -75,12 +75,12 @@ impl Line {
     }
 }
 
-/// Plants the bug and says who noticed. The process ends with it.
+/// Plants the bug and prints the detections. The process ends with it.
 pub(super) fn run(spec: DeviceSpec, bug: Bug, stack: Stack) -> std::process::ExitCode {
     let mut caught = Vec::new();
     let error = plant(spec, bug, stack, &mut caught).err().map(|error| error.to_string());
     let said = Line::Done { caught, error }.write();
-    // Nothing is taken down: after a fault every call would fail, and there is nobody to tell.
+    // Nothing is torn down: after a fault every call would fail.
     std::process::exit(i32::from(said.is_err()))
 }
 
@@ -90,7 +90,7 @@ fn note_leak(leak: &LeakReport) {
     *LEAK.lock().unwrap_or_else(PoisonError::into_inner) = Some(leak.to_string());
 }
 
-/// A stack on a device, and who has noticed something there.
+/// A stack on a device, and the detections so far.
 struct Rig<'a> {
     device: Arc<CudaDevice>,
     runtime: XlogDeviceRuntime,
@@ -280,7 +280,7 @@ impl Rig<'_> {
         }
     }
 
-    /// Asks everybody who may have noticed.
+    /// Queries all detectors.
     fn check(&mut self) {
         // What a guard has found comes as an error, and what it has to say is in its reports.
         let _ = self.runtime.reap_pending();
@@ -300,7 +300,7 @@ impl Rig<'_> {
     }
 }
 
-/// Sorts out what an error means: somebody noticed, or something else went wrong.
+/// Classifies an error: a detection, or another failure.
 fn note(outcome: Result<()>, caught: &mut Vec<Catch>) -> Result<()> {
     let Err(error) = outcome else { return Ok(()) };
     let by = match &error {

@@ -1,4 +1,4 @@
-//! `xlogmem certify`: bugs are planted, and who notices is shown.
+//! `xlogmem certify`: plants bugs and shows which detectors catch them.
 //!
 //! Each cell of the table is a process of its own, since a wrong access may end it: the command starts itself again, once as it is,
 //! and, where there is a GPU and compute-sanitizer, once more under that. What is promised of a cell stands in `plan`.

@@ -131,7 +131,7 @@ impl Circumstance {
             _ if checker => bug.is_stray() && matches!(stack, Stack::Direct | Stack::Nvtx),
             Bug::DoubleFree | Bug::Leak => true,
             _ if bug.is_stray() && matches!(stack, Stack::Guard | Stack::Pages) => true,
-            // The simulated device knows what is ordered, whoever hands out the memory.
+            // The simulated device knows what is ordered, for every allocator.
             _ => bug.is_race() && simulated,
         }
     }

@@ -10,13 +10,13 @@ use crate::doctor::Selection;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Verdict {
-    /// Somebody noticed the bug.
+    /// A detector caught the bug.
     Caught,
-    /// Nobody did.
+    /// No detector did.
     Missed,
-    /// There was no bug, and nobody complained.
+    /// There was no bug, and no detector reported one.
     Clean,
-    /// There was no bug, and somebody complained.
+    /// There was no bug, and a detector reported one.
     FalseAlarm,
     /// There is nothing to notice, or what is needed for it is not here.
     Unavailable,
@@ -33,7 +33,7 @@ pub(super) struct Cell {
     pub(super) checker: bool,
     pub(super) promised: bool,
     pub(super) verdict: Verdict,
-    /// Who noticed, the most telling first.
+    /// The detections, the most specific first.
     pub(super) caught: Vec<Catch>,
     /// Where the wrong access went: counted from the block's first byte.
     pub(super) offset: Option<i64>,

@@ -35,7 +35,7 @@ pub(super) struct LedgerState {
     granted_bytes: Option<u64>,
     free_bytes: Option<u64>,
     processes: Option<usize>,
-    /// Dead processes whose bytes nobody has needed yet.
+    /// Dead processes whose bytes no request has needed yet.
     dead: Option<usize>,
     /// Why there is none.
     reason: Option<String>,

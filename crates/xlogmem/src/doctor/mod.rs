@@ -58,7 +58,7 @@ fn inspect(report: &mut Report, device: CudaDevice) {
     let device = Arc::new(device);
     let config = limits::find(report, &device).unwrap_or_else(|error| {
         report.error = Some(format!("{}: {error}", device.spec()));
-        // What the device itself can do is told all the same.
+        // The properties of the device are reported nevertheless.
         RuntimeConfig::default().with_ledger(LedgerSetting::Off)
     });
     let spec = &report.selection.spec;

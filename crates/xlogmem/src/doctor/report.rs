@@ -37,7 +37,7 @@ pub(super) struct Report {
     pub(super) missing: Vec<Missing>,
 }
 
-/// Which device, and who decided.
+/// The device, and the source of that choice.
 #[derive(Serialize, Debug)]
 pub(crate) struct Selection {
     pub(crate) spec: String,
@@ -45,7 +45,7 @@ pub(crate) struct Selection {
     pub(crate) reason: String,
 }
 
-/// Who decided.
+/// The source of the choice.
 #[derive(Serialize, Clone, Copy, PartialEq, Eq, Debug)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Source {
@@ -62,7 +62,7 @@ pub(crate) struct Cuda {
     pub(super) library: Option<String>,
     /// The CUDA version the driver speaks, such as "13.0".
     pub(super) driver_api_version: Option<String>,
-    /// The least it must speak.
+    /// The minimum version.
     pub(super) minimum_driver_api_version: String,
     /// The version of the NVIDIA kernel module.
     pub(super) kernel_module_version: Option<String>,
@@ -239,7 +239,7 @@ fn kernel_module_version() -> Option<String> {
     module_version(&std::fs::read_to_string("/proc/driver/nvidia/version").ok()?)
 }
 
-/// The first word of the first line that looks like a version.
+/// The first word of the first line that has the form of a version.
 fn module_version(text: &str) -> Option<String> {
     let is_version = |word: &&str| {
         word.contains('.')

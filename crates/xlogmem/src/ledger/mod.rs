@@ -1,4 +1,4 @@
-//! `xlogmem ledger`: who holds what of each device, among the processes that share it.
+//! `xlogmem ledger`: the memory of each device by process.
 //!
 //! Looking takes no part: no slot, no lock, no write. `--reclaim` and `--limit` join each ledger for a moment.
 
@@ -20,7 +20,7 @@ use crate::{Output, print};
 pub(crate) use arguments::LedgerArguments;
 use report::{Found, Freed, Report};
 
-/// Where to look.
+/// The ledger to read: one file, or all of a directory.
 pub(crate) enum LedgerLocation {
     Directory(PathBuf),
     File { path: PathBuf, directory: PathBuf, key: DeviceKey },

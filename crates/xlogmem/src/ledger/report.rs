@@ -10,7 +10,7 @@ use xlog_report::text_report::{TextReport, size};
 
 const SCHEMA: u32 = 1;
 
-/// One look at all of them.
+/// One reading of all ledgers.
 #[derive(Serialize, Debug)]
 pub(super) struct Report {
     schema: u32,
@@ -18,7 +18,7 @@ pub(super) struct Report {
     pub(super) ok: bool,
     /// Why not, in one line.
     pub(super) error: Option<String>,
-    /// The directory or file that was looked at.
+    /// The directory or file that was read.
     place: String,
     pub(super) ledgers: Vec<Found>,
 }

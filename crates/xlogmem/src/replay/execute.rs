@@ -211,7 +211,7 @@ impl Replay<'_> {
         };
         let mut looks = 0_u32;
         loop {
-            // Under a seed, every look lets another thread go on.
+            // Under a seed, every poll lets another thread continue.
             let mut slot = slot.lock();
             if slot.turns >= operation.turn {
                 return self.perform(at, operation, &mut slot, worker);

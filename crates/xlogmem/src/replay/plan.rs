@@ -11,9 +11,9 @@ use serde::Serialize;
 use xlog_cuda::device_runtime::{Access, AllocTag};
 use xlog_trace::{Action, Names, Record, Source, TraceError, UseAccess};
 
-/// Streams that are told apart; further ones share them.
+/// The maximum number of separate streams; further ones share them.
 pub(super) const MAX_STREAMS: usize = 128;
-/// Threads that are told apart; further ones share them.
+/// The maximum number of separate threads; further ones share them.
 pub(super) const MAX_THREADS: usize = 64;
 /// Operations of one replay.
 const MAX_OPERATIONS: usize = u32::MAX as usize;
@@ -99,7 +99,7 @@ pub(super) struct Plan {
     /// The recorded threads and streams by number.
     threads: Vec<u64>,
     streams: Vec<Option<u32>>,
-    /// The operation at which the most bytes are live.
+    /// The operation at the peak of live bytes.
     pub(super) peak_at: usize,
     pub(super) figures: LogFigures,
 }

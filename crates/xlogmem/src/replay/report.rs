@@ -28,9 +28,9 @@ pub(crate) struct PoolReport {
     pub(crate) completed: u64,
     pub(crate) grown: u64,
     pub(crate) waited: u64,
-    /// What part of the free memory was not in the largest range, when the most was live.
+    /// The part of the free memory outside the largest range, at the peak.
     pub(crate) fragmentation_at_peak: Option<f64>,
-    /// The same when the workload ended.
+    /// The part of the free memory outside the largest range, at the end.
     pub(crate) fragmentation_at_end: f64,
     pub(crate) free_ranges_at_end: usize,
     pub(crate) segments: usize,
@@ -106,7 +106,7 @@ pub(super) struct RunReport {
     waits_elided: u64,
     races: Vec<String>,
     pool: Option<PoolReport>,
-    /// Looks at even distances of operations, the last at the end.
+    /// Samples at even distances of operations, the last at the end.
     over_time: Vec<Sample>,
     /// To the first resource of a comparison.
     time_ratio: Option<f64>,

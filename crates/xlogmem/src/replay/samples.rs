@@ -13,7 +13,7 @@ const SAMPLES: usize = 128;
 const COLUMNS: usize = 64;
 const HEIGHT: usize = 4;
 
-/// One look, in the shape of its JSON.
+/// One sample, in the shape of its JSON.
 #[derive(Serialize, Clone, Copy, Debug, PartialEq)]
 pub(super) struct Sample {
     /// Operations of the log before it.

@@ -152,7 +152,7 @@ impl Plan {
         let stream = |step: usize| self.streams[(round as usize + step) % self.streams.len()].id();
         let (left, right) = self.produce(stream(0), round)?;
         let mixed = self.mix(stream(1), &left, &right)?;
-        // Freed once the mixing has read them. Nobody waits for it here.
+        // Freed after the mixing has read them. This thread does not wait for that.
         drop((left, right));
         self.fold(stream(2), &mixed)
     }

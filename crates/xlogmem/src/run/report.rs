@@ -45,7 +45,7 @@ pub(super) struct Report {
     pub(super) waits_elided: u64,
     /// Calls of the driver seam, on a device that counts them.
     pub(super) driver_calls: Option<u64>,
-    /// The most bytes that buffers had at a time.
+    /// The peak of bytes in buffers.
     pub(super) bytes_peak: usize,
     /// Bytes that were not returned when all was done.
     pub(super) bytes_left: usize,

@@ -48,7 +48,7 @@ fn observe(place: &LedgerLocation, before: &mut Before, views: &mut OpenViews) -
     Picture::new(shown, found, before)
 }
 
-/// Views that are kept open between looks, so that processes know that they are watched.
+/// Views that stay open between readings, so that processes publish their tags.
 #[derive(Default)]
 struct OpenViews(Vec<LedgerView>);
 
@@ -57,7 +57,7 @@ impl OpenViews {
     fn keep_on(&mut self, found: &[(String, LedgerResult<Snapshot>)]) {
         let open = |(path, snapshot): &(String, LedgerResult<Snapshot>)| {
             snapshot.as_ref().ok()?;
-            // Whoever cannot be watched is shown without tags.
+            // A ledger that cannot be watched is shown without tags.
             LedgerView::open(path).ok().filter(|view| view.watch().is_ok())
         };
         self.0 = found.iter().filter_map(open).collect();

@@ -1,4 +1,4 @@
-//! The terminal: drawn anew at every look, at every key and when its size changes.
+//! The terminal: redrawn at every reading, at every key and when its size changes.
 //!
 //! However the command ends, by a key, a signal, an error or a panic, the terminal is as it was.
 
@@ -45,7 +45,7 @@ impl Drop for Borrowed {
     }
 }
 
-/// Whatever fails here, there is nobody left to be told.
+/// Restores the terminal. Failures are ignored: there is no terminal to report them on.
 fn restore_terminal() {
     let _ = execute!(io::stdout(), cursor::Show, LeaveAlternateScreen);
     let _ = disable_raw_mode();

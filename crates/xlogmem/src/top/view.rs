@@ -1,4 +1,4 @@
-//! Two looks at ledgers, and what is shown of them: rows in the shape of the JSON, and lines of text.
+//! The difference of two readings of ledgers: rows in the shape of the JSON, and lines of text.
 //!
 //! Field names are the interface: a field may be added, none changes its name or meaning without a new `schema` number.
 use std::cmp::Reverse;
@@ -16,7 +16,7 @@ const SCHEMA: u32 = 1;
 const COLUMNS: usize = 80;
 /// Where tags begin, under what is used.
 const TAGS_AT: usize = 12;
-/// Tags that were told so many seconds ago are said to be old.
+/// Seconds after which published tags are shown as old.
 const STALE: f64 = 3.0;
 
 /// What rows can be sorted by.
@@ -72,9 +72,9 @@ pub(super) struct Picture {
     ok: bool,
     /// Why not, in one line.
     pub(super) error: Option<String>,
-    /// The directory or file that was looked at.
+    /// The directory or file that was read.
     place: String,
-    /// Seconds that the rates are over; none at the first look.
+    /// The seconds that rates are over; `None` at the first reading.
     seconds: Option<f64>,
     devices: Vec<Device>,
 }
@@ -111,7 +111,7 @@ struct Process {
     bytes_per_second: Option<f64>,
     /// How long it has taken part.
     seconds: Option<f64>,
-    /// The tags that hold most of its blocks, as it says; empty when it says nothing.
+    /// The largest tags that it has published; empty if it has published none.
     tags: Vec<Tag>,
     /// How long ago it said so.
     tags_age_seconds: Option<f64>,
@@ -124,10 +124,10 @@ struct Tag {
     bytes: u64,
 }
 
-/// Who a slot belongs to: the file, the slot, the process and when it came.
+/// The identity of a slot's owner: the file, the slot, the process and its start.
 type Owner = (String, u32, u32, SystemTime);
 
-/// What the last look saw, for the rates of the next one.
+/// The last reading, for the rates of the next one.
 #[derive(Debug, Default)]
 pub(super) struct Before {
     at: Option<Instant>,
@@ -135,7 +135,7 @@ pub(super) struct Before {
 }
 
 impl Picture {
-    /// What was found at `place`, with rates since `before`, which is then this look.
+    /// The ledgers found at `place`, with rates since `before`, which then becomes this reading.
     pub(super) fn new(
         place: String,
         found: Vec<(String, LedgerResult<Snapshot>)>,
@@ -268,7 +268,7 @@ impl Device {
             return lines.push(format!("{}: {error}", self.path));
         }
         lines.push(self.device.clone().unwrap_or_default());
-        // The bar is of the living: what the dead left is in nobody's way.
+        // The bar shows living processes: what dead ones left is available.
         let share = self.used_alive as f64 / (self.limit_bytes.max(1)) as f64;
         lines.push(format!(
             "{} {:.0} % of {}, {} granted and not used, {} free{}",

@@ -1,4 +1,4 @@
-//! What is done to each block: allocated, written, looked at, freed, with an eye on overlaps.
+//! The life of each block of a workload: allocate, write, verify, free; with a check for overlaps.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -136,7 +136,7 @@ impl<'a> Checks<'a> {
         Ok(Some(held))
     }
 
-    /// Looks at a block and frees it.
+    /// Verifies a block and frees it.
     pub(super) fn free(&self, held: LiveBlock, counts: &mut Counts) -> Result<()> {
         let mut looked = Ok(());
         if let Some(witness) = self.witness {
@@ -188,7 +188,7 @@ pub(super) struct Blocks<'a> {
     checks: &'a Checks<'a>,
     next: u64,
     pub(super) counts: Counts,
-    /// After which calls the pool is looked at.
+    /// The calls after which the pool is sampled.
     pub(super) sample_at: [u64; 2],
     pub(super) samples: [Option<PoolSnapshot>; 2],
 }
@@ -227,7 +227,7 @@ impl Target for Blocks<'_> {
     }
 }
 
-/// Finds out after which call the most bytes are live.
+/// Finds the call at the peak of live bytes.
 #[derive(Debug, Default)]
 pub(super) struct Dry {
     calls: u64,

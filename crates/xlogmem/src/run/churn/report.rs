@@ -53,7 +53,7 @@ pub(super) struct Report {
     pub(super) detects_races: bool,
     /// Most requested bytes live at a time.
     peak_requested_bytes: u64,
-    /// The most that was taken from the device.
+    /// The peak of bytes from the device.
     peak_reserved_bytes: Option<u64>,
     reserved_ratio: Option<f64>,
     pool: Option<PoolReport>,

@@ -152,7 +152,7 @@ impl Witness {
 
 impl Drop for Witness {
     fn drop(&mut self) {
-        // A device that cannot complete has taken the buffer with it; there is nobody left to tell.
+        // A lost device has released the buffer; a drop has no caller to report to.
         if self.device.synchronize().is_ok() {
             // SAFETY: ours, freed once, and everything that used it has completed.
             let _ = unsafe { self.device.driver().free(self.buffer) };

@@ -50,7 +50,7 @@ pub(super) struct Report {
     /// Rows of the results, and what the host computed.
     rows_out: u64,
     rows_expected: u64,
-    /// The most rounds of a fixpoint.
+    /// The maximum number of rounds of a fixpoint.
     rounds: Option<u32>,
     /// What the race detector of a simulated device found.
     races: Vec<String>,
@@ -63,9 +63,9 @@ pub(super) struct Report {
     waits_inserted: u64,
     /// Waits that were needed for order but already implied.
     waits_elided: u64,
-    /// The most bytes that buffers had at a time.
+    /// The peak of bytes in buffers.
     peak_bytes: usize,
-    /// The most that was taken from the device.
+    /// The peak of bytes from the device.
     peak_reserved_bytes: Option<u64>,
     /// Bytes that were not returned when all was done.
     bytes_left: usize,
@@ -83,7 +83,7 @@ pub(super) struct Report {
     /// What the kernels had to read and write, each value once.
     bytes_moved: u64,
     bytes_per_second: Option<f64>,
-    /// What the memory of the device can move at the most, where the driver says so.
+    /// The peak memory bandwidth of the device, if the driver reports it.
     peak_bytes_per_second: Option<u64>,
     bandwidth_share: Option<f64>,
 }

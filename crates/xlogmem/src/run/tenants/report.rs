@@ -30,7 +30,7 @@ pub(super) struct Report {
     seed: u64,
     /// The limit of all processes together.
     pub(super) limit_bytes: Option<u64>,
-    /// The most they used or were granted together.
+    /// The peak of used and granted bytes of all processes together.
     pub(super) highest_bytes: u64,
     /// Readings of the ledger.
     pub(super) samples: u64,

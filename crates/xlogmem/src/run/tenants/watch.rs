@@ -16,13 +16,13 @@ use crate::temporary::{self, Folder, Registered};
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct LedgerPeaks {
     pub(super) samples: u64,
-    /// The most that all slots used or were granted.
+    /// The peak of used and granted bytes of all slots.
     pub(super) highest: u64,
     /// Readings above the limit.
     pub(super) violations: u64,
 }
 
-/// Looks until `done`, and a last time.
+/// Reads the ledger until `done`, and once more.
 pub(super) fn watch(view: &LedgerView, done: &AtomicBool) -> LedgerResult<LedgerPeaks> {
     let mut peaks = LedgerPeaks::default();
     loop {

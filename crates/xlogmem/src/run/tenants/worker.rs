@@ -33,7 +33,7 @@ pub(super) struct Outcome {
     pub(super) refused: u64,
     pub(super) verified: u64,
     pub(super) wrong: u64,
-    /// The most that blocks had at a time.
+    /// The peak of bytes in blocks.
     pub(super) peak_bytes: usize,
     /// Times a scope was seen above its hard limit.
     pub(super) scope_violations: u64,
@@ -223,7 +223,7 @@ impl WorkerShared<'_> {
                 }
             }
             if round % 16 == 15 {
-                // Who reads this is gone only when it was ended.
+                // The reader is gone only if it was ended.
                 Line::Steps(16).write().map_err(|error| XlogError::Kernel(error.to_string()))?;
             }
         }
