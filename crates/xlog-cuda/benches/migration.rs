@@ -1,0 +1,219 @@
+//! What a lock and a pool cost after they changed threads.
+//!
+//!     cargo bench -p xlog-cuda --bench migration -- [--gate] [--device SPEC] [FILTER]
+//!
+//! - *lock*: one biased lock, used by one thread after others that still live have owned it. Beside it, the standard mutex.
+//! - *hop*: a task allocates and frees on one stream and moves to the next of 16 worker threads after every so many pairs. Compared
+//!   with the same batches by one thread. Only the pairs are timed, not the hand-over between the workers.
+//!
+//! On a GPU the pool has the GPU's memory, else the simulated device's. `--gate` ends with status 1 when a bar is missed.
+
+#![allow(missing_docs, clippy::unwrap_used)]
+
+use std::hint::black_box;
+use std::process::ExitCode;
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Barrier, Mutex};
+use std::time::Instant;
+
+use xlog_cuda::CudaDevice;
+use xlog_cuda::device_runtime::{
+    AllocTag, DeviceMemoryResource, PoolConfig, PoolResource, StreamId, StreamPool,
+};
+use xlog_cuda::sim::SimDevice;
+use xlog_driver::sync::BiasedMutex;
+
+const TAG: AllocTag = AllocTag("bench");
+const WORKERS: usize = 16;
+const LOCK_BAR: f64 = 20.0;
+
+struct Table {
+    filter: Option<String>,
+    missed: usize,
+}
+
+impl Table {
+    fn wants(&self, name: &str) -> bool {
+        self.filter.as_ref().is_none_or(|filter| name.contains(filter.as_str()))
+    }
+
+    fn row(&mut self, name: &str, figure: &str, bar: Option<(f64, f64)>) {
+        match bar {
+            None => println!("{name:<32} {figure}"),
+            Some((value, bar)) => {
+                let met = value <= bar;
+                self.missed += usize::from(!met);
+                let verdict = if met { "met" } else { "MISSED" };
+                println!("{name:<32} {figure:<76} goal <= {bar:<4} {verdict}");
+            }
+        }
+    }
+}
+
+fn main() -> ExitCode {
+    let (mut gate, mut filter, mut spec) = (false, None, None);
+    let mut arguments = std::env::args().skip(1);
+    while let Some(argument) = arguments.next() {
+        match argument.as_str() {
+            "--gate" => gate = true,
+            "--device" => spec = arguments.next(),
+            // Cargo says so to every bench.
+            "--bench" => {}
+            flag if flag.starts_with('-') => {
+                eprintln!(
+                    "migration: unknown argument '{flag}'; accepted are --gate, --device SPEC and a filter"
+                );
+                return ExitCode::from(2);
+            }
+            text => filter = Some(text.to_owned()),
+        }
+    }
+    let device = device(spec.as_deref());
+    println!("on {} ({})", device.spec(), device.properties().name);
+    let mut table = Table { filter, missed: 0 };
+    for owners in [0, 1, 4, 5, 16] {
+        lock(&mut table, owners);
+    }
+    hop(&mut table, &device, 20_000, 6, Some(3.0));
+    hop(&mut table, &device, 100, 60, Some(5.0));
+    hop(&mut table, &device, 1, 200, None);
+    if gate && table.missed > 0 {
+        eprintln!("migration: {} bars missed", table.missed);
+        return ExitCode::FAILURE;
+    }
+    ExitCode::SUCCESS
+}
+
+/// A GPU where there is one, unless another device is asked for.
+fn device(spec: Option<&str>) -> Arc<CudaDevice> {
+    if let Some(spec) = spec {
+        return Arc::new(CudaDevice::open(spec).unwrap());
+    }
+    if let Ok(gpu) = CudaDevice::open("cuda:0") {
+        return Arc::new(gpu);
+    }
+    Arc::new(CudaDevice::from_driver(SimDevice::open(Default::default()).unwrap()))
+}
+
+fn median(mut times: Vec<f64>) -> f64 {
+    times.sort_unstable_by(f64::total_cmp);
+    times[times.len() / 2]
+}
+
+/// The median of batches, in nanoseconds for each repetition.
+fn measure(mut once: impl FnMut()) -> f64 {
+    const PER_BATCH: usize = 1000;
+    let batch = |_| {
+        let start = Instant::now();
+        (0..PER_BATCH).for_each(|_| once());
+        start.elapsed().as_nanos() as f64 / PER_BATCH as f64
+    };
+    median((0..111).map(batch).skip(10).collect())
+}
+
+/// One use of a lock by this thread, after `owners` threads that still live have owned it one after another.
+fn lock(table: &mut Table, owners: usize) {
+    let name = format!("lock, {owners} owners before");
+    if !table.wants(&name) {
+        return;
+    }
+    let (biased, plain) = (BiasedMutex::new(0_u64), Mutex::new(0_u64));
+    let turn = Barrier::new(owners + 1);
+    std::thread::scope(|scope| {
+        for owner in 0..owners {
+            let (biased, turn) = (&biased, &turn);
+            scope.spawn(move || {
+                for now in 0..owners {
+                    if now == owner {
+                        (0..10_000).for_each(|_| biased.with(|value| *value += 1));
+                    }
+                    turn.wait();
+                }
+                // Until the lock has been measured.
+                turn.wait();
+            });
+        }
+        (0..owners).for_each(|_| drop(turn.wait()));
+        let cost = measure(|| biased.with(|value| *black_box(value) += 1));
+        let standard = measure(|| *black_box(plain.lock().unwrap()) += 1);
+        turn.wait();
+        let figure = format!("{cost:.1} ns, a standard mutex {standard:.1} ns");
+        table.row(&name, &figure, Some((cost, LOCK_BAR)));
+    });
+}
+
+struct Task {
+    resource: PoolResource,
+    stream: StreamId,
+    pairs: usize,
+}
+
+impl Task {
+    /// Nanoseconds a pair.
+    fn run(&self) -> f64 {
+        let start = Instant::now();
+        for _ in 0..self.pairs {
+            let block = self.resource.allocate(black_box(1024), self.stream, TAG).unwrap();
+            self.resource.deallocate(black_box(block)).unwrap();
+        }
+        start.elapsed().as_nanos() as f64 / self.pairs as f64
+    }
+}
+
+/// A task that moves to the next worker after every `pairs`, for so many rounds through all of them.
+fn hop(table: &mut Table, device: &Arc<CudaDevice>, pairs: usize, rounds: usize, bar: Option<f64>) {
+    let name = format!("hop after {pairs} pairs");
+    if !table.wants(&name) {
+        return;
+    }
+    let streams = Arc::new(StreamPool::with_defaults(device.clone()));
+    let lease = streams.lease().unwrap();
+    let resource =
+        PoolResource::new(device.clone(), device.ordinal(), streams.clone(), PoolConfig::default());
+    let task = Task { resource: resource.unwrap(), stream: lease.id(), pairs };
+    let (done, finished) = channel::<f64>();
+    let by_worker: Vec<Vec<f64>> = std::thread::scope(|scope| {
+        let workers: Vec<Sender<()>> = (0..WORKERS)
+            .map(|_| {
+                let (go, turns) = channel();
+                let (task, done) = (&task, done.clone());
+                scope.spawn(move || turns.iter().for_each(|()| done.send(task.run()).unwrap()));
+                go
+            })
+            .collect();
+        let mut times = vec![Vec::new(); WORKERS];
+        for round in 0..rounds + 2 {
+            for (worker, go) in workers.iter().enumerate() {
+                go.send(()).unwrap();
+                let time = finished.recv().unwrap();
+                if round >= 2 {
+                    times[worker].push(time);
+                }
+            }
+        }
+        times
+    });
+    // One worker to the end, woken by the same means.
+    let staying = std::thread::scope(|scope| {
+        let (go, turns) = channel();
+        let (task, done) = (&task, done.clone());
+        scope.spawn(move || turns.iter().for_each(|()| done.send(task.run()).unwrap()));
+        let hops = (0..rounds * WORKERS + 20).map(|_| {
+            go.send(()).unwrap();
+            finished.recv().unwrap()
+        });
+        let times: Vec<f64> = hops.skip(20).collect();
+        drop(go);
+        median(times)
+    });
+    let of = |workers: &[Vec<f64>]| {
+        let medians: Vec<f64> = workers.iter().map(|times| median(times.clone())).collect();
+        medians.iter().sum::<f64>() / medians.len() as f64
+    };
+    let (first, later, all) = (of(&by_worker[..4]), of(&by_worker[4..]), of(&by_worker));
+    let ratio = all / staying;
+    let figure = format!(
+        "{all:.0} ns (workers 1 to 4 {first:.0}, others {later:.0}), staying {staying:.0} = {ratio:.1}x"
+    );
+    table.row(&name, &figure, bar.map(|bar| (ratio, bar)));
+}
