@@ -5,11 +5,12 @@ use loom::sync::{Arc, Mutex};
 use loom::thread;
 
 use crate::bias::{Bias, CurrentThread};
+use crate::threads;
 
 #[test]
 fn an_owner_that_knows_its_name_is_out_when_its_bias_was_taken() {
     loom::model(|| {
-        let shared = Arc::new((Bias::<2>::default(), Mutex::new(()), AtomicU32::new(0)));
+        let shared = Arc::new((Bias::default(), Mutex::new(()), AtomicU32::new(0)));
         assert!(shared.0.claim());
         let other = {
             let shared = Arc::clone(&shared);
@@ -46,10 +47,9 @@ fn an_owner_that_knows_its_name_is_out_when_its_bias_was_taken() {
 #[test]
 fn only_the_owner_enters_by_name_and_not_twice() {
     loom::model(|| {
-        let bias = Arc::new(Bias::<2>::default());
-        let nobody = |bias: &Bias<2>| {
-            CurrentThread::with_no_thread(|current| bias.enter_as(current).is_none())
-        };
+        let bias = Arc::new(Bias::default());
+        let nobody =
+            |bias: &Bias| CurrentThread::with_no_thread(|current| bias.enter_as(current).is_none());
         assert!(nobody(&bias), "what nobody owns is not entered by nobody");
         assert!(CurrentThread::with(|current| bias.enter_as(current).is_none()), "not claimed");
         assert!(bias.claim());
@@ -69,7 +69,7 @@ fn only_the_owner_enters_by_name_and_not_twice() {
 }
 
 /// What a mutex does that was not entered at once: whom a visitor kept out owns it still, others take it away.
-fn step_through_the_lock(bias: &Bias<2>, lock: &Mutex<()>, count: &AtomicU32) -> bool {
+fn step_through_the_lock(bias: &Bias, lock: &Mutex<()>, count: &AtomicU32) -> bool {
     let locked = lock.lock().unwrap();
     let held = bias.enter();
     if held.is_some() {
@@ -85,7 +85,7 @@ fn step_through_the_lock(bias: &Bias<2>, lock: &Mutex<()>, count: &AtomicU32) ->
 #[test]
 fn an_owner_kept_out_by_a_visit_goes_on_alone_and_as_the_owner() {
     loom::model(|| {
-        let shared = Arc::new((Bias::<2>::default(), Mutex::new(()), AtomicU32::new(0)));
+        let shared = Arc::new((Bias::default(), Mutex::new(()), AtomicU32::new(0)));
         assert!(shared.0.claim());
         let visitor = {
             let shared = Arc::clone(&shared);
@@ -111,5 +111,151 @@ fn an_owner_kept_out_by_a_visit_goes_on_alone_and_as_the_owner() {
         let visits = visitor.join().unwrap();
         assert_eq!(count.load(Ordering::Relaxed), 2 + visits, "a step was lost");
         assert!(bias.is_mine());
+    });
+}
+
+/// A thing with its lock, that two threads step through at the same time would lose a step.
+#[derive(Default)]
+struct Shared {
+    bias: Bias,
+    lock: Mutex<()>,
+    count: AtomicU32,
+}
+
+impl Shared {
+    fn step(&self) {
+        self.count.store(self.count.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+    }
+
+    /// Takes the bias away, steps, and owns it from then on.
+    fn step_and_claim(&self) {
+        let _locked = self.lock.lock().unwrap();
+        self.bias.revoke();
+        self.step();
+        assert!(self.bias.claim());
+    }
+
+    /// As the lock does: by the bias if it is this thread's, else by taking it away.
+    fn step_by_any_means(&self) {
+        match self.bias.enter() {
+            Some(_held) => self.step(),
+            None => {
+                let _locked = self.lock.lock().unwrap();
+                self.bias.revoke();
+                self.step();
+            }
+        }
+    }
+}
+
+/// A former owner that comes too late announces itself while the next owner is inside, and a third thread revokes that.
+#[test]
+fn a_late_former_owner_hides_no_later_one() {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(3);
+    model.check(|| {
+        let shared = Arc::new(Shared::default());
+        assert!(shared.bias.claim());
+        let next = {
+            let shared = Arc::clone(&shared);
+            thread::spawn(move || {
+                shared.step_and_claim();
+                shared.step_by_any_means();
+            })
+        };
+        let revoker = {
+            let shared = Arc::clone(&shared);
+            thread::spawn(move || {
+                let _locked = shared.lock.lock().unwrap();
+                shared.bias.revoke();
+                shared.step();
+            })
+        };
+        shared.step_by_any_means();
+        next.join().unwrap();
+        revoker.join().unwrap();
+        assert_eq!(shared.count.load(Ordering::Relaxed), 4, "a step was lost");
+    });
+}
+
+#[test]
+fn two_owners_by_turns_lose_no_step() {
+    loom::model(|| {
+        let shared = Arc::new(Shared::default());
+        let other = {
+            let shared = Arc::clone(&shared);
+            thread::spawn(move || {
+                shared.step_and_claim();
+                shared.step_by_any_means();
+            })
+        };
+        shared.step_and_claim();
+        shared.step_by_any_means();
+        other.join().unwrap();
+        assert_eq!(shared.count.load(Ordering::Relaxed), 4, "a step was lost");
+    });
+}
+
+/// The successor has the record of an ended thread, and with it a bias that it never claimed.
+#[test]
+fn a_successor_sees_what_the_ended_owner_did_and_is_kept_out_like_it() {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(3);
+    model.check(|| {
+        let shared = Arc::new(Shared::default());
+        let revoker = {
+            let shared = Arc::clone(&shared);
+            thread::spawn(move || {
+                let _locked = shared.lock.lock().unwrap();
+                shared.bias.revoke();
+                shared.step();
+            })
+        };
+        let owner = {
+            let shared = Arc::clone(&shared);
+            thread::spawn(move || {
+                shared.step_and_claim();
+                shared.step_by_any_means();
+                threads::end();
+            })
+        };
+        // No join orders the owner's steps before this thread's: only the record does.
+        threads::current_or_new();
+        shared.step_by_any_means();
+        owner.join().unwrap();
+        revoker.join().unwrap();
+        assert_eq!(shared.count.load(Ordering::Relaxed), 4, "a step was lost");
+    });
+}
+
+#[test]
+fn an_owner_inside_of_one_enters_others_while_there_are_slots_and_none_twice() {
+    loom::model(|| {
+        let shared: Arc<[Shared; 3]> = Arc::default();
+        assert!(shared.iter().all(|one| one.bias.claim()));
+        let revoker = {
+            let shared = Arc::clone(&shared);
+            thread::spawn(move || {
+                let _locked = shared[1].lock.lock().unwrap();
+                shared[1].bias.revoke();
+                shared[1].step();
+            })
+        };
+        let outer = shared[0].bias.enter();
+        assert!(outer.is_some());
+        let inner = shared[1].bias.enter();
+        assert!(shared[0].bias.enter().is_none(), "it is inside already");
+        if inner.is_some() {
+            assert!(shared[2].bias.enter().is_none(), "no slot is left");
+            shared[1].step();
+            // Not in the order they were entered in.
+            drop(outer);
+            assert!(shared[1].bias.enter().is_none(), "it is inside already");
+            assert!(shared[0].bias.enter().is_some(), "it was left");
+        }
+        let entered = u32::from(inner.is_some());
+        drop(inner);
+        revoker.join().unwrap();
+        assert_eq!(shared[1].count.load(Ordering::Relaxed), 1 + entered, "a step was lost");
     });
 }

@@ -48,6 +48,12 @@ mod quota_tests;
 mod state_word;
 #[cfg(test)]
 #[allow(dead_code)]
+#[path = "../../xlog-driver/src/sync/thread_record.rs"]
+mod thread_record;
+#[cfg(test)]
+mod threads;
+#[cfg(test)]
+#[allow(dead_code)]
 #[path = "../../xlog-cuda/src/device_runtime/budget/tree.rs"]
 mod tree;
 #[cfg(test)]

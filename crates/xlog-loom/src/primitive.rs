@@ -3,8 +3,8 @@
 pub(crate) use loom::sync::Arc;
 pub(crate) use loom::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
-pub(crate) use crate::barrier::thread_name;
 pub(crate) use crate::bias::{Bias, BiasedSection, CurrentThread};
+pub(crate) use crate::threads::thread_index;
 
 /// Made at once: who makes it first is the matter of a crate.
 #[derive(Debug, Default)]

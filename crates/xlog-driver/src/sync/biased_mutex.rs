@@ -78,7 +78,7 @@ impl<T> BiasedMutex<T> {
     #[cold]
     #[inline(never)]
     fn note_consecutive_use(&self, consecutive: &mut ConsecutiveUses) {
-        let current = super::barrier::thread_name();
+        let current = super::threads::thread_index();
         if consecutive.thread != current {
             consecutive.thread = current;
             consecutive.length = 0;

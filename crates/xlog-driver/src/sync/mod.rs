@@ -9,10 +9,12 @@
 mod barrier;
 mod bias;
 mod biased_mutex;
+mod thread_record;
+mod threads;
 
-pub use barrier::{exited_count, has_exited, thread_name};
 pub use bias::{Bias, BiasedSection, CurrentThread};
 pub use biased_mutex::{BiasedGuard, BiasedMutex};
+pub use threads::{thread_index, thread_name};
 
 use std::cell::RefCell;
 use std::fmt;
@@ -46,14 +48,14 @@ pub fn with_scheduler<T>(scheduler: Scheduler, body: impl FnOnce() -> T) -> T {
     impl Drop for Restore {
         fn drop(&mut self) {
             let previous = self.0.take();
-            barrier::hide(previous.is_some());
+            threads::hide(previous.is_some());
             SCHEDULER.with(|slot| *slot.borrow_mut() = previous);
             SCHEDULED.fetch_sub(1, Ordering::Relaxed);
         }
     }
     SCHEDULED.fetch_add(1, Ordering::Relaxed);
     let _restore = Restore(SCHEDULER.with(|slot| slot.borrow_mut().replace(scheduler)));
-    barrier::hide(true);
+    threads::hide(true);
     body()
 }
 

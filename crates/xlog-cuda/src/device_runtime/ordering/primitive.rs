@@ -2,7 +2,7 @@
 
 pub(crate) use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 pub(crate) use xlog_driver::sync::{
-    Bias, BiasedSection, CurrentThread, thread_name, with_current_thread,
+    Bias, BiasedSection, CurrentThread, thread_index, with_current_thread,
 };
 
 use once_cell::race::OnceBox;

@@ -3,7 +3,7 @@
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use xlog_driver::sync::{BiasedMutex, thread_name};
+use xlog_driver::sync::{BiasedMutex, thread_index};
 
 const SHARDS: usize = 16;
 /// Places in use from which on those of other threads are looked at, and how many are taken over at a time.
@@ -30,7 +30,7 @@ struct Shard(BiasedMutex<Vec<u32>>);
 /// Threads keep to a shard of their own as far as there are enough.
 #[inline]
 fn shard() -> usize {
-    thread_name() as usize % SHARDS
+    thread_index() as usize % SHARDS
 }
 
 impl<T: Default, const CHUNK: usize> Slab<T, CHUNK> {

@@ -8,7 +8,7 @@
 //! A block that nobody has used yet may be at `UNSHARED`: its word is changed only by who holds the memory of its stream, by plain
 //! stores. Whoever else comes takes it from there first, while holding that memory; it does not come back.
 
-use super::primitive::{AtomicU32, AtomicU64, Bias, BiasedSection, Lazy, Ordering, thread_name};
+use super::primitive::{AtomicU32, AtomicU64, Bias, BiasedSection, Lazy, Ordering, thread_index};
 
 const READ: u64 = 1;
 const READS: u64 = (1 << 10) - 1;
@@ -86,7 +86,7 @@ pub(crate) struct StateWord<S = ()> {
 struct SharedPart<S> {
     /// Who used it last, and how often in a row. A guess: nothing depends on it.
     consecutive: AtomicU32,
-    bias: Bias<2>,
+    bias: Bias,
     shared: S,
 }
 
@@ -262,7 +262,7 @@ impl<S: Default> StateWord<S> {
         if consecutive == REVOKED {
             return false;
         }
-        let current = thread_name() << 8;
+        let current = thread_index() << 8;
         let length = if consecutive & !0xff == current { (consecutive & 0xff) + 1 } else { 1 };
         known.store(current | length.min(0xfe), Ordering::Relaxed);
         length == BIAS_THRESHOLD

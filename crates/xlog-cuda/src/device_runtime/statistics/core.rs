@@ -10,7 +10,7 @@ use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use xlog_driver::sync::{BiasedMutex, thread_name};
+use xlog_driver::sync::{BiasedMutex, thread_index};
 
 use super::bytes_and_blocks::BytesAndBlocks;
 use super::names::{Ids, Key, Names};
@@ -134,7 +134,7 @@ impl StatisticsCore {
     /// The shard of this thread. Threads beyond the number of shards share one.
     #[inline(always)]
     fn own_shard(&self) -> (usize, &Shard) {
-        let at = thread_name() as usize % SHARDS;
+        let at = thread_index() as usize % SHARDS;
         (at, &self.shards[at])
     }
 
