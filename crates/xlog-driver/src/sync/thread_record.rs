@@ -5,7 +5,8 @@
 //!
 //! Invariants:
 //! - an address is in at most one slot of a record;
-//! - `depth` is the number of slots in use. A thread with depth 0 is inside of nothing, which is the common case.
+//! - `nested` is the number of slots in use without the first. While that is 0 and the first slot is free, which is the common case,
+//!   the thread is inside of nothing.
 
 use super::barrier::{AtomicBool, AtomicU32, AtomicUsize, ENTRY_SLOTS, Ordering};
 
@@ -19,7 +20,7 @@ pub(super) struct ThreadRecord {
     /// Names the record as an owner; never 0.
     pub(super) id: u32,
     /// Used by the record's thread only.
-    pub(super) depth: AtomicU32,
+    pub(super) nested: AtomicU32,
     /// Addresses of the biases that the thread is inside of or about to enter; 0 in a free slot.
     pub(super) slots: [AtomicUsize; ENTRY_SLOTS],
     /// Whether a thread has the record.
@@ -39,7 +40,7 @@ impl ThreadRecord {
     pub(super) fn new(id: u32) -> Self {
         Self {
             id,
-            depth: AtomicU32::new(0),
+            nested: AtomicU32::new(0),
             slots: std::array::from_fn(|_| AtomicUsize::new(0)),
             is_live: AtomicBool::new(false),
         }
@@ -49,20 +50,35 @@ impl ThreadRecord {
     /// there are slots. Called by the record's thread.
     #[inline(always)]
     pub(super) fn announce(&'static self, address: usize) -> Option<Announced> {
-        let depth = self.depth.load(Ordering::Relaxed);
-        let slot = if depth == 0 { &self.slots[0] } else { self.free_slot(address)? };
-        self.depth.store(depth + 1, Ordering::Relaxed);
+        let slot = if self.is_outside() { &self.slots[0] } else { self.free_slot(address)? };
         // Release: a thread that revokes the bias which the slot was used for before may read this instead of the 0 between them.
         slot.store(address, Ordering::Release);
         Some(Announced { record: self, slot })
     }
 
+    /// True when the thread is inside of nothing. Called by the record's thread.
+    #[inline(always)]
+    pub(super) fn is_outside(&self) -> bool {
+        self.slots[0].load(Ordering::Relaxed) == 0 && self.nested.load(Ordering::Relaxed) == 0
+    }
+
+    /// A slot for the bias at `address`, for a thread that is inside of others.
+    #[cold]
     #[inline(never)]
     fn free_slot(&'static self, address: usize) -> Option<&'static AtomicUsize> {
         if self.announces(address) {
             return None;
         }
-        self.slots.iter().find(|slot| slot.load(Ordering::Relaxed) == 0)
+        let free = self.slots.iter().find(|slot| slot.load(Ordering::Relaxed) == 0)?;
+        if self.is_nested(free) {
+            self.nested.store(self.nested.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+        }
+        Some(free)
+    }
+
+    #[inline(always)]
+    fn is_nested(&self, slot: &AtomicUsize) -> bool {
+        !std::ptr::eq(slot, &raw const self.slots[0])
     }
 
     /// True when the record's thread is inside of the bias at `address`, or about to enter it.
@@ -77,7 +93,9 @@ impl Drop for Announced {
     #[inline(always)]
     fn drop(&mut self) {
         self.slot.store(0, Ordering::Release);
-        let depth = self.record.depth.load(Ordering::Relaxed);
-        self.record.depth.store(depth.wrapping_sub(1), Ordering::Relaxed);
+        if self.record.is_nested(self.slot) {
+            let nested = self.record.nested.load(Ordering::Relaxed);
+            self.record.nested.store(nested.wrapping_sub(1), Ordering::Relaxed);
+        }
     }
 }

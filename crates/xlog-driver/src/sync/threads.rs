@@ -29,7 +29,7 @@ static REGISTRY: Mutex<Registry> = Mutex::new(Registry { free: BTreeSet::new(), 
 /// Stands for a thread that has no record: not yet, or no more.
 static UNREGISTERED: ThreadRecord = ThreadRecord {
     id: NO_THREAD,
-    depth: AtomicU32::new(0),
+    nested: AtomicU32::new(0),
     slots: [const { AtomicUsize::new(0) }; ENTRY_SLOTS],
     is_live: AtomicBool::new(false),
 };
@@ -60,7 +60,7 @@ impl Drop for End {
         VISIBLE.set(&UNREGISTERED);
         NAME.set(0);
         // A thread that forgot to leave a bias keeps its record: a successor would be inside.
-        if record.id != NO_THREAD && record.depth.load(Ordering::Relaxed) == 0 {
+        if record.id != NO_THREAD && record.is_outside() {
             let mut registry = REGISTRY.lock().unwrap_or_else(PoisonError::into_inner);
             record.is_live.store(false, Ordering::Release);
             registry.free.insert(record.id);
