@@ -6,7 +6,8 @@
 //!
 //! [`Buffer`] is device memory that frees itself, [`threads`] runs host threads (logical ones under a seed), and
 //! [`WatchedGate`] turns a call that waits for a held stream into a failure instead of a hang; [`left_out`] reports a test
-//! that needs a tool which is missing. A helper of tests: it panics where a library would return an error.
+//! that needs a tool which is missing. [`IdleDriver`] is a driver without a device, for measuring the runtime alone. A helper of
+//! tests: it panics where a library would return an error.
 
 // A helper of tests fails tests.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
@@ -14,6 +15,7 @@
 mod buffer;
 mod devices;
 mod gate;
+mod idle_driver;
 pub mod kernels;
 mod tools;
 
@@ -22,4 +24,5 @@ pub use devices::{
     SEEDS, TEST_DEVICE_VARIABLE, for_each_device, for_each_seam, for_each_sim, specs, threads, turn,
 };
 pub use gate::{WatchedGate, promptly};
+pub use idle_driver::IdleDriver;
 pub use tools::{TEST_TOOLS_VARIABLE, left_out};

@@ -6,9 +6,12 @@
 //! both, each batch is compared with the one beside it, and the ratio is the median. A time that stands alone is the fastest twentieth of
 //! its batches, as in the other benches, with the median beside it: what else runs on a shared host halves a processor for seconds.
 //! `--gate` ends with status 1 when a bar is missed; `--csv` prints `peer,variant,workload,parameter,value,unit` instead of a table. What
-//! needs a GPU takes the one that `XLOG_TEST_DEVICE` or `XLOG_DEVICE` names, else the first, and is left out where there is none.
+//! needs a GPU takes the one that `XLOG_TEST_DEVICE` or `XLOG_DEVICE` names, else the first, and is left out where there is none; rings of
+//! streams are then measured on the simulated device.
 
 #![allow(missing_docs, clippy::unwrap_used)]
+
+mod ring;
 
 use std::hint::black_box;
 use std::process::ExitCode;
@@ -50,6 +53,7 @@ fn main() -> ExitCode {
     }
     let mut table = Table { filter, missed: 0, csv };
     same_stream(&mut table);
+    ring::on_idle_driver(&mut table);
     match gpu() {
         Ok(device) => {
             table.say(&format!("on {} ({})", device.spec(), device.properties().name));
@@ -58,8 +62,12 @@ fn main() -> ExitCode {
                 allocation(&mut table, &device, bytes);
             }
             overlap(&mut table, &device);
+            ring::on_gpu(&mut table, &device);
         }
-        Err(reason) => table.say(&format!("left out what needs a GPU: {reason}")),
+        Err(reason) => {
+            table.say(&format!("left out what needs a GPU: {reason}"));
+            ring::on_simulated_device(&mut table);
+        }
     }
     match (table.missed, gate) {
         (0, _) | (_, false) => ExitCode::SUCCESS,
