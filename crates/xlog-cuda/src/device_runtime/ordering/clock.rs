@@ -14,9 +14,9 @@
 
 use std::ops::Deref;
 
-use super::events::{EventEntry, Events, joined_clock_of};
+use super::events::{EventEntry, Events};
 use super::primitive::{AtomicU64, CurrentThread, Lock, Ordering, visit, with_as};
-use super::vector_clock::{Epoch, VectorClock};
+use super::vector_clock::{ENTRIES, Epoch, VectorClock};
 
 /// A recorded event, pinned: it is not used again before [`StreamClock::unpin`].
 #[derive(Debug)]
@@ -103,10 +103,11 @@ impl ClockHeader {
     }
 }
 
-/// The clock of one stream, over events of type `E`, with its cell behind a `C`. What is looked at most comes first.
+/// The clock of one stream, over events of type `E`, with its cell behind a `C`; it remembers `N` other streams besides the one
+/// followed last. What is looked at most comes first.
 #[derive(Debug)]
 #[repr(C)]
-pub(crate) struct StreamClock<E, C> {
+pub(crate) struct StreamClock<E, C, const N: usize = ENTRIES> {
     header: C,
     slot: u32,
     /// Every stamp up to this is known to have completed.
@@ -119,10 +120,10 @@ pub(crate) struct StreamClock<E, C> {
     open: AtomicU64,
     /// Not 0 while somebody has an event pinned by [`StreamClock::find_plain`]; set and set back like `open`.
     held: AtomicU64,
-    inner: Lock<Events<E>>,
+    inner: Lock<Events<E, N>>,
 }
 
-impl<E: Copy, C: Deref<Target = ClockHeader>> StreamClock<E, C> {
+impl<E: Copy, C: Deref<Target = ClockHeader>, const N: usize> StreamClock<E, C, N> {
     pub(crate) fn new(slot: u32, header: C) -> Self {
         let [completed, last_epoch, open, held] = std::array::from_fn(|_| AtomicU64::new(0));
         Self { slot, header, completed, last_epoch, open, held, inner: Lock::new(Events::new()) }
@@ -162,7 +163,7 @@ impl<E: Copy, C: Deref<Target = ClockHeader>> StreamClock<E, C> {
 
     #[inline(never)]
     fn vector_covers(&self, slot: u32, stamp: u64) -> bool {
-        self.inner.with_nested(|inner| inner.vector.stamp(slot) >= stamp)
+        self.inner.with_nested(|inner| inner.vector.now().stamp(slot) >= stamp)
     }
 
     #[inline]
@@ -195,7 +196,7 @@ impl<E: Copy, C: Deref<Target = ClockHeader>> StreamClock<E, C> {
     }
 
     #[inline(always)]
-    fn begin_in(&self, inner: &mut Events<E>) -> Begun<E> {
+    fn begin_in(&self, inner: &mut Events<E, N>) -> Begun<E> {
         let covers = self.step_in();
         // What the stream has seen by now, and not what it will have when the event is recorded.
         inner.keep(covers, None, self.last_epoch());
@@ -207,13 +208,13 @@ impl<E: Copy, C: Deref<Target = ClockHeader>> StreamClock<E, C> {
     }
 
     #[cold]
-    fn recycle_one(&self, inner: &mut Events<E>) -> Option<E> {
+    fn recycle_one(&self, inner: &mut Events<E, N>) -> Option<E> {
         self.recycle(inner);
         inner.free_events.pop()
     }
 
     /// Events that rest may be used again if nobody has one pinned.
-    fn recycle(&self, inner: &mut Events<E>) {
+    fn recycle(&self, inner: &mut Events<E, N>) {
         // Acquire: whoever had one pinned has named it to the driver before.
         if inner.pins == 0 && self.held.load(Ordering::Acquire) == 0 {
             inner.free_events.append(&mut inner.retired_events);
@@ -238,7 +239,8 @@ impl<E: Copy, C: Deref<Target = ClockHeader>> StreamClock<E, C> {
     ) -> Option<(u64, E)> {
         let mut inner = visit!(self.inner, current, else return None);
         let last_epoch = self.last_epoch();
-        let adds = asker.is_some_and(|asker| !inner.vector.is_empty() || last_epoch.adds_to(asker));
+        let adds =
+            asker.is_some_and(|asker| !inner.vector.now().is_empty() || last_epoch.adds_to(asker));
         if adds || self.open.load(Ordering::Relaxed) != 0 || inner.is_long() {
             return None;
         }
@@ -317,7 +319,7 @@ impl<E: Copy, C: Deref<Target = ClockHeader>> StreamClock<E, C> {
         current: CurrentThread<'_>,
         stamp: u64,
         asker: u32,
-        joined_clock: &mut Option<VectorClock>,
+        joined_clock: &mut Option<VectorClock<N>>,
     ) -> Cover<E> {
         with_as!(self.inner, current, |inner| self.find_or_begin_in(
             inner,
@@ -330,26 +332,21 @@ impl<E: Copy, C: Deref<Target = ClockHeader>> StreamClock<E, C> {
     #[inline(always)]
     fn find_or_begin_in(
         &self,
-        inner: &mut Events<E>,
+        inner: &mut Events<E, N>,
         stamp: u64,
         asker: u32,
-        joined_clock: &mut Option<VectorClock>,
+        joined_clock: &mut Option<VectorClock<N>>,
     ) -> Cover<E> {
         match inner.find(stamp, self.open()) {
             Some((event, entry)) => {
                 let covers = entry.covers;
-                if entry.adds_to(asker) {
-                    *joined_clock = Some(joined_clock_of(entry.vector(), entry.last_epoch));
-                }
+                *joined_clock = inner.joined_clock(entry, asker);
                 inner.pins += 1;
                 Cover { covers, event: Some(event), recorded: true }
             }
             None => {
                 let Begun { covers, recycled } = self.begin_in(inner);
-                let last_epoch = self.last_epoch();
-                if !inner.vector.is_empty() || last_epoch.adds_to(asker) {
-                    *joined_clock = Some(joined_clock_of(Some(&inner.vector), last_epoch));
-                }
+                *joined_clock = inner.newest_joined_clock(asker);
                 Cover { covers, event: recycled, recorded: false }
             }
         }
@@ -404,7 +401,7 @@ impl<E: Copy, C: Deref<Target = ClockHeader>> StreamClock<E, C> {
     }
 
     #[inline(always)]
-    fn unpin_in(&self, inner: &mut Events<E>) {
+    fn unpin_in(&self, inner: &mut Events<E, N>) {
         inner.pins = inner.pins.saturating_sub(1);
         if inner.pins == 0 && !inner.retired_events.is_empty() {
             self.recycle(inner);
@@ -440,7 +437,7 @@ impl<E: Copy, C: Deref<Target = ClockHeader>> StreamClock<E, C> {
         current: CurrentThread<'_>,
         slot: u32,
         covers: u64,
-        joined_clock: &Option<VectorClock>,
+        joined_clock: &Option<VectorClock<N>>,
     ) {
         with_as!(self.inner, current, |inner| {
             if let Some(joined_clock) = joined_clock {
@@ -452,39 +449,35 @@ impl<E: Copy, C: Deref<Target = ClockHeader>> StreamClock<E, C> {
 
     /// Joins what another stream had seen; of itself a stream needs to know nothing.
     #[inline(never)]
-    fn join_vector(&self, inner: &mut Events<E>, joined_clock: &VectorClock) {
+    fn join_vector(&self, inner: &mut Events<E, N>, joined_clock: &VectorClock<N>) {
         let last_epoch = self.last_epoch();
-        for (slot, stamp) in joined_clock.iter().filter(|(slot, _)| *slot != self.slot) {
-            match Epoch::new(slot, stamp) {
-                Some(now) if last_epoch.is_of(slot) => self.raise_last_epoch(last_epoch, now),
-                _ => inner.vector.raise(slot, stamp),
+        let others = joined_clock.entries().iter().copied().filter(|epoch| !epoch.is_of(self.slot));
+        inner.vector.join(others.filter(|epoch| {
+            let is_last = last_epoch.is_of(epoch.slot());
+            if is_last {
+                self.raise_last_epoch(last_epoch, *epoch);
             }
-        }
+            !is_last
+        }));
     }
 
     #[inline(always)]
-    fn join_in(&self, inner: &mut Events<E>, slot: u32, covers: u64) {
+    fn join_in(&self, inner: &mut Events<E, N>, slot: u32, covers: u64) {
         let last_epoch = self.last_epoch();
         match Epoch::new(slot, covers) {
             Some(now) if last_epoch.is_of(slot) => self.raise_last_epoch(last_epoch, now),
-            Some(_) => self.replace_last_epoch(inner, last_epoch, (slot, covers)),
-            // It is found with the others.
-            None => inner.vector.raise(slot, covers),
+            Some(now) => self.replace_last_epoch(inner, last_epoch, now),
+            // An epoch that does not fit is forgotten.
+            None => {}
         }
     }
 
     /// Another stream than the one that was followed last.
     #[inline(never)]
-    fn replace_last_epoch(
-        &self,
-        inner: &mut Events<E>,
-        last_epoch: Epoch,
-        (slot, covers): (u32, u64),
-    ) {
-        inner.vector.join_epoch(last_epoch);
-        if let Some(now) = Epoch::new(slot, covers.max(inner.vector.stamp(slot))) {
-            self.last_epoch.store(now.word(), Ordering::Release);
-        }
+    fn replace_last_epoch(&self, inner: &mut Events<E, N>, last_epoch: Epoch, now: Epoch) {
+        let known = inner.vector.exchange(last_epoch, now.slot());
+        let now = now.raised(now.slot(), known.max(now.stamp())).unwrap_or(now);
+        self.last_epoch.store(now.word(), Ordering::Release);
     }
 
     /// All its events, which nobody needs any longer.

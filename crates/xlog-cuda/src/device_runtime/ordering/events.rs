@@ -4,7 +4,7 @@
 //! clock holds its lock meanwhile, and says which event is still being recorded (`open`), which nobody may come by.
 
 use super::event_queue::EventQueue;
-use super::vector_clock::{Epoch, VectorClock};
+use super::vector_clock::{ENTRIES, Epoch, History, VectorClock};
 
 /// An event of a clock: what it covers, and what its stream had seen before it.
 #[derive(Debug)]
@@ -17,15 +17,13 @@ pub(super) struct EventEntry<E> {
     pub(super) event: Option<E>,
     /// The stream that its stream had followed last.
     pub(super) last_epoch: Epoch,
-    /// The others, if there are any; it keeps its memory for later entries.
-    vector: Option<Box<VectorClock>>,
-    has_vector: bool,
+    /// The others: the number of a state of [`History`], 0 for none.
+    state: u64,
 }
 
 impl<E> Default for EventEntry<E> {
     fn default() -> Self {
-        let last_epoch = Epoch::default();
-        Self { covers: 0, after: 0, event: None, last_epoch, vector: None, has_vector: false }
+        Self { covers: 0, after: 0, event: None, last_epoch: Epoch::default(), state: 0 }
     }
 }
 
@@ -33,31 +31,25 @@ impl<E> EventEntry<E> {
     /// True when there is something to tell stream `asker`.
     #[inline(always)]
     pub(super) fn adds_to(&self, asker: u32) -> bool {
-        self.has_vector || self.last_epoch.adds_to(asker)
-    }
-
-    pub(super) fn vector(&self) -> Option<&VectorClock> {
-        self.vector.as_deref().filter(|_| self.has_vector)
-    }
-
-    #[inline(never)]
-    fn set_vector(&mut self, vector: &VectorClock) {
-        self.vector.get_or_insert_default().set(vector);
+        self.state != 0 || self.last_epoch.adds_to(asker)
     }
 }
 
-/// What one stream has to tell another: all that it had seen.
+/// A clock that travels with an event: a state and the stream that was waited for last.
 #[inline(never)]
-pub(super) fn joined_clock_of(vector: Option<&VectorClock>, last_epoch: Epoch) -> VectorClock {
-    let mut joined_clock = vector.cloned().unwrap_or_default();
-    joined_clock.join_epoch(last_epoch);
-    joined_clock
+fn joined_clock_of<const N: usize>(
+    vector: Option<&VectorClock<N>>,
+    last_epoch: Epoch,
+) -> VectorClock<N> {
+    let empty = VectorClock::default();
+    let vector = vector.unwrap_or(&empty);
+    if last_epoch == Epoch::default() { vector.clone() } else { vector.with_first(last_epoch) }
 }
 
 /// What the lock of a clock guards. What is looked at most comes first.
 #[derive(Debug)]
 #[repr(C)]
-pub(super) struct Events<E> {
+pub(super) struct Events<E, const N: usize = ENTRIES> {
     /// Events not known to have completed, by what they cover.
     pub(super) recorded: EventQueue<EventEntry<E>>,
     /// What the event that was begun last covers.
@@ -67,7 +59,7 @@ pub(super) struct Events<E> {
     /// Completed events.
     pub(super) free_events: Vec<E>,
     /// What was followed before the stream that was followed last, which it may have too.
-    pub(super) vector: VectorClock,
+    pub(super) vector: History<N>,
     /// Completed events that somebody may still name to the driver.
     pub(super) retired_events: Vec<E>,
     /// How many have a pinned event.
@@ -79,14 +71,14 @@ pub(super) struct Events<E> {
 /// How long the list is that the first question is about.
 const ASK_AT: usize = 64;
 
-impl<E: Copy> Events<E> {
+impl<E: Copy, const N: usize> Events<E, N> {
     pub(super) fn new() -> Self {
         Self {
             recorded: EventQueue::new(),
             newest: 0,
             ask_at: ASK_AT,
             free_events: Vec::new(),
-            vector: VectorClock::default(),
+            vector: History::new(),
             retired_events: Vec::new(),
             pins: 0,
             keeps_up: false,
@@ -101,10 +93,21 @@ impl<E: Copy> Events<E> {
         entry.after = std::mem::replace(&mut self.newest, covers);
         entry.event = event;
         entry.last_epoch = last_epoch;
-        entry.has_vector = !self.vector.is_empty();
-        if entry.has_vector {
-            entry.set_vector(&self.vector);
-        }
+        entry.state = self.vector.number();
+    }
+
+    /// The clock that stream `asker` joins when it waits for this event; `None` if that adds nothing.
+    #[inline(always)]
+    pub(super) fn joined_clock(&self, entry: &EventEntry<E>, asker: u32) -> Option<VectorClock<N>> {
+        entry
+            .adds_to(asker)
+            .then(|| joined_clock_of(self.vector.state(entry.state), entry.last_epoch))
+    }
+
+    /// [`Events::joined_clock`] of the event that was begun last.
+    #[inline(always)]
+    pub(super) fn newest_joined_clock(&self, asker: u32) -> Option<VectorClock<N>> {
+        self.joined_clock(self.recorded.last()?, asker)
     }
 
     #[inline(always)]

@@ -1,7 +1,20 @@
-//! How far a stream is ordered after others.
+//! How far a stream is ordered after others: a vector clock of bounded size.
 //!
-//! The stream that was followed last is one word, [`Epoch`], so that a block which goes to and fro between two streams needs no list;
-//! the others are in [`VectorClock`]. What was once true of either stays true: a stamp that came before comes before for ever.
+//! The stream that was waited for last is one word, [`Epoch`], so that a block that alternates between two streams needs no list. Up to
+//! [`ENTRIES`] others are in a [`VectorClock`]. [`History`] keeps the clock as it was when the latest events were begun: that state
+//! travels with the event to each stream that waits for it.
+//!
+//! Invariant: an entry `(stream, stamp)` claims that all work of that stream up to the stamp happens before later work of this one. Happens-before
+//! never ends, so an entry stays true. A missing entry claims nothing: a use that needs that stream queues a wait. Therefore a forgotten
+//! entry adds a wait and never omits one, and it is sound to pass on a part of a clock, or an older state of it.
+//!
+//! Replacement:
+//! - A wait puts the stream that was waited for before it in front. A full clock drops the last entry, the least recently waited for.
+//! - A clock that arrives with an event raises entries that exist and fills free entries. It replaces none: the clock of a stream with
+//!   many partners does not push out the streams that this one waits for.
+//! - A dropped stream that is needed again comes back by the wait that its absence costs. From then on arriving clocks raise it.
+//!
+//! So the cost of a wait and the memory of a clock do not depend on the number of streams, and up to 17 streams know all of each other.
 
 /// One stream, by its key, and the stamp up to which everything of it came before, in one word.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
@@ -30,7 +43,7 @@ impl Epoch {
     }
 
     #[inline(always)]
-    fn slot(self) -> u32 {
+    pub(crate) fn slot(self) -> u32 {
         (self.0 >> STAMP_BITS) as u32
     }
 
@@ -57,91 +70,166 @@ impl Epoch {
     }
 }
 
-/// Streams that are kept without an allocation.
-const INLINE: usize = 4;
+/// Streams that a clock remembers besides the one that was waited for last.
+pub(crate) const ENTRIES: usize = 16;
+/// States of a clock that are kept for its events.
+const STATES: usize = 16;
 
-/// How far a stream is ordered after each of several others. Of a few a copy is short.
-#[derive(Clone, Debug, Default)]
+/// How far a stream is ordered after each of at most `N` others.
+#[derive(Clone, Debug)]
 #[repr(C)]
-pub(crate) struct VectorClock {
-    /// A key plus one each; 0 where there is none, and then there is none after it.
-    slots: [u32; INLINE],
-    stamps: [u64; INLINE],
-    #[allow(clippy::box_collection, reason = "one word, so that a copy of a few is short")]
-    overflow: Option<Box<Vec<(u32, u64)>>>,
+pub(crate) struct VectorClock<const N: usize = ENTRIES> {
+    /// The first `len` are in use, the most recently waited for in front.
+    entries: [Epoch; N],
+    len: usize,
 }
 
-impl VectorClock {
+impl<const N: usize> Default for VectorClock<N> {
+    fn default() -> Self {
+        Self { entries: [Epoch::default(); N], len: 0 }
+    }
+}
+
+impl<const N: usize> VectorClock<N> {
     #[inline(always)]
     pub(crate) fn is_empty(&self) -> bool {
-        let [first, ..] = self.slots;
-        first == 0
+        self.len == 0
     }
 
-    /// The stamp of stream `slot` up to which everything came before.
+    /// The entries in use.
+    #[inline(always)]
+    pub(crate) fn entries(&self) -> &[Epoch] {
+        self.entries.get(..self.len).unwrap_or_default()
+    }
+
+    #[inline(always)]
+    fn position(&self, slot: u32) -> Option<usize> {
+        self.entries().iter().position(|entry| entry.is_of(slot))
+    }
+
+    /// The stamp of stream `slot` up to which everything is known to have come before.
     #[inline]
     pub(crate) fn stamp(&self, slot: u32) -> u64 {
-        for (at, stamp) in self.slots.iter().zip(&self.stamps) {
-            if *at == slot.wrapping_add(1) {
-                return *stamp;
-            }
-        }
-        let Some(overflow) = &self.overflow else { return 0 };
-        overflow.iter().find(|(at, _)| *at == slot).map_or(0, |(_, stamp)| *stamp)
+        self.entries().iter().find(|entry| entry.is_of(slot)).map_or(0, |entry| entry.stamp())
     }
 
-    #[inline]
-    pub(crate) fn raise(&mut self, slot: u32, stamp: u64) {
-        for (at, known) in self.slots.iter_mut().zip(&mut self.stamps) {
-            // An empty place has stamp 0.
-            if *at == slot + 1 || *at == 0 {
-                *at = slot + 1;
-                *known = stamp.max(*known);
-                return;
-            }
-        }
-        self.raise_overflow(slot, stamp);
-    }
-
-    #[cold]
-    fn raise_overflow(&mut self, slot: u32, stamp: u64) {
-        let overflow = self.overflow.get_or_insert_default();
-        match overflow.iter_mut().find(|(at, _)| *at == slot) {
-            Some(entry) => entry.1 = entry.1.max(stamp),
-            None => overflow.push((slot, stamp)),
-        }
-    }
-
-    /// Raises what it says of one stream.
-    #[inline]
-    pub(crate) fn join_epoch(&mut self, epoch: Epoch) {
-        if epoch != Epoch::default() {
-            self.raise(epoch.slot(), epoch.stamp());
-        }
-    }
-
-    /// Makes it a copy.
+    /// Joins the epochs of another clock: raises the entries of these streams, and adds them while there is room. True when that
+    /// changed an entry.
     #[inline(always)]
-    pub(crate) fn set(&mut self, other: &Self) {
-        self.stamps = other.stamps;
-        self.slots = other.slots;
-        if self.overflow.is_some() || other.overflow.is_some() {
-            self.set_overflow(other);
+    pub(crate) fn join(&mut self, epochs: impl Iterator<Item = Epoch>) -> bool {
+        let (mut is_changed, mut guess) = (false, 0);
+        for now in epochs {
+            // Streams that wait for each other mostly have their entries in the same order.
+            let at = match self.entries().get(guess) {
+                Some(entry) if entry.is_of(now.slot()) => guess,
+                _ => self.position(now.slot()).unwrap_or(self.len),
+            };
+            guess = at + 1;
+            // There is no room: nothing is known of that stream.
+            let Some(entry) = self.entries.get_mut(at) else { continue };
+            if at == self.len {
+                self.len += 1;
+            } else if *entry >= now {
+                continue;
+            }
+            *entry = now;
+            is_changed = true;
         }
+        is_changed
     }
 
-    #[cold]
+    /// A copy with one more entry in front; a full clock leaves out its last one.
+    #[inline(always)]
+    pub(crate) fn with_first(&self, first: Epoch) -> Self {
+        let mut copy = Self { entries: [first; N], len: (self.len + 1).min(N) };
+        if let ([_, rest @ ..], [kept @ .., _]) = (&mut copy.entries[..], &self.entries[..]) {
+            rest.copy_from_slice(kept);
+        }
+        copy
+    }
+
+    /// Puts the stream that was waited for last in front and removes `next`, which is waited for now; returns the removed stamp, 0 for
+    /// none. A full clock drops its last entry.
+    pub(crate) fn exchange(&mut self, last: Epoch, next: u32) -> u64 {
+        let at = self.position(next);
+        let stamp = at.and_then(|at| self.entries.get(at)).map_or(0, |entry| entry.stamp());
+        if last == Epoch::default() {
+            if let Some(at) = at {
+                self.entries.copy_within(at + 1..self.len, at);
+                self.len -= 1;
+            }
+            return stamp;
+        }
+        let end = at.unwrap_or(self.len.min(N.saturating_sub(1)));
+        self.len = self.len.max(end + 1).min(N);
+        self.entries.copy_within(..end, 1);
+        if let Some(first) = self.entries.first_mut() {
+            *first = last;
+        }
+        stamp
+    }
+}
+
+/// The clock of a stream, and the states that it had when the latest events were begun.
+#[derive(Debug)]
+pub(crate) struct History<const N: usize = ENTRIES> {
+    now: VectorClock<N>,
+    /// State `n` lies at `n - 1`, modulo [`STATES`]; the latest is `taken`.
+    states: Vec<VectorClock<N>>,
+    taken: u64,
+    /// Whether `now` differs from the state that was taken last.
+    is_changed: bool,
+}
+
+impl<const N: usize> History<N> {
+    pub(crate) const fn new() -> Self {
+        let now = VectorClock { entries: [Epoch(0); N], len: 0 };
+        Self { now, states: Vec::new(), taken: 0, is_changed: false }
+    }
+
+    #[inline(always)]
+    pub(crate) fn now(&self) -> &VectorClock<N> {
+        &self.now
+    }
+
+    /// [`VectorClock::join`] of the clock as it is now.
+    #[inline(always)]
+    pub(crate) fn join(&mut self, epochs: impl Iterator<Item = Epoch>) {
+        self.is_changed |= self.now.join(epochs);
+    }
+
+    /// [`VectorClock::exchange`] of the clock as it is now.
+    pub(crate) fn exchange(&mut self, last: Epoch, next: u32) -> u64 {
+        self.is_changed = true;
+        self.now.exchange(last, next)
+    }
+
+    /// The number of the state as it is now; 0 for an empty clock.
+    #[inline(always)]
+    pub(crate) fn number(&mut self) -> u64 {
+        if self.now.is_empty() {
+            return 0;
+        }
+        if self.is_changed {
+            self.take();
+        }
+        self.taken
+    }
+
     #[inline(never)]
-    fn set_overflow(&mut self, other: &Self) {
-        self.overflow.clone_from(&other.overflow);
+    fn take(&mut self) {
+        self.is_changed = false;
+        match self.states.get_mut(self.taken as usize % STATES) {
+            Some(state) => state.clone_from(&self.now),
+            None => self.states.push(self.now.clone()),
+        }
+        self.taken += 1;
     }
 
-    /// All there are.
-    #[inline]
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, u64)> {
-        let inline = self.slots.iter().zip(&self.stamps).take_while(|(slot, _)| **slot != 0);
-        let overflow = self.overflow.iter().flat_map(|overflow| overflow.iter().copied());
-        inline.map(|(slot, stamp)| (*slot - 1, *stamp)).chain(overflow)
+    /// The state of this number; `None` for an empty clock and for a state that was overwritten.
+    pub(crate) fn state(&self, number: u64) -> Option<&VectorClock<N>> {
+        let is_kept = number != 0 && self.taken.wrapping_sub(number) < STATES as u64;
+        self.states.get(number.wrapping_sub(1) as usize % STATES).filter(|_| is_kept)
     }
 }
 
@@ -149,43 +237,131 @@ impl VectorClock {
 mod tests {
     use super::*;
     use std::collections::BTreeMap;
+    use std::iter::once;
 
-    /// Against a map, with steps from a small generator.
+    /// Steps from a small generator.
+    fn generator(seed: u64) -> impl FnMut(u64) -> u64 {
+        let mut state = seed;
+        move |below| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040);
+            (state >> 33) % below
+        }
+    }
+
+    /// What one clock claims, as a map.
+    fn map_of<const N: usize>(vector_clock: &VectorClock<N>) -> BTreeMap<u32, u64> {
+        vector_clock.entries().iter().map(|entry| (entry.slot(), entry.stamp())).collect()
+    }
+
+    /// Against a map that forgets nothing.
+    fn compare<const N: usize>(seed: u64, streams: u64) {
+        let mut next = generator(seed);
+        let (mut vector_clock, mut map) = (VectorClock::<N>::default(), BTreeMap::new());
+        for step in 0..60 {
+            let slot = next(streams) as u32;
+            let now = Epoch::new(slot, next(1000) + 1).unwrap();
+            match next(3) {
+                // The own entry of what is put in front is removed, so that it is there once.
+                0 => assert!(
+                    vector_clock.exchange(now, slot) <= map.get(&slot).copied().unwrap_or(0)
+                ),
+                _ => assert!(
+                    !vector_clock.join(once(now)) || vector_clock.stamp(slot) == now.stamp()
+                ),
+            }
+            let known = map.entry(slot).or_insert(0);
+            *known = now.stamp().max(*known);
+            let context = format!("seed {seed}, {N} entries, step {step}: {vector_clock:?}");
+            let kept = map_of(&vector_clock);
+            assert_eq!(kept.len(), vector_clock.entries().len(), "{context}");
+            assert!(kept.len() <= N && !vector_clock.is_empty(), "{context}");
+            assert!(
+                kept.iter().all(|(slot, stamp)| map[slot] >= *stamp),
+                "{context}: claims too much"
+            );
+            assert!(
+                (0..40)
+                    .all(|slot| vector_clock.stamp(slot) == kept.get(&slot).copied().unwrap_or(0))
+            );
+        }
+    }
+
     #[test]
-    fn it_is_a_map_of_highest_stamps_however_many_streams_there_are() {
-        for seed in 1..100_u64 {
-            let mut state = seed;
-            let mut next = |below: u64| {
-                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040);
-                (state >> 33) % below
-            };
-            let (mut vector_clock, mut copy, mut map) =
-                (VectorClock::default(), VectorClock::default(), BTreeMap::new());
+    fn it_claims_no_more_than_is_true_however_many_streams_there_are() {
+        for seed in 1..200 {
+            compare::<1>(seed, 1 + seed % 9);
+            compare::<2>(seed, 1 + seed % 9);
+            compare::<ENTRIES>(seed, 1 + seed % 40);
+        }
+    }
+
+    #[test]
+    fn as_many_streams_as_there_are_entries_are_all_known() {
+        for seed in 1..100 {
+            let mut next = generator(seed);
+            let (mut vector_clock, mut map) = (VectorClock::<4>::default(), BTreeMap::new());
+            let mut last = Epoch::default();
             for step in 0..60 {
-                let (slot, stamp) = (next(1 + seed % 9) as u32, next(1000));
-                match next(3) {
-                    0 => vector_clock.join_epoch(Epoch::new(slot, stamp.max(1)).unwrap()),
-                    _ => vector_clock.raise(slot, stamp.max(1)),
-                }
+                let (slot, stamp) = (next(5) as u32, next(1000) + 1);
                 let known = map.entry(slot).or_insert(0);
-                *known = stamp.max(1).max(*known);
-                if next(4) == 0 {
-                    copy.set(&vector_clock);
-                    assert_eq!(copy.iter().collect::<BTreeMap<_, _>>(), map);
+                *known = stamp.max(*known);
+                let now = Epoch::new(slot, *known).unwrap();
+                if last.is_of(slot) {
+                    last = now;
+                } else if next(2) == 0 {
+                    vector_clock.join(once(now));
+                } else {
+                    assert!(vector_clock.exchange(last, slot) <= *known);
+                    last = now;
                 }
-                assert_eq!(
-                    vector_clock.iter().collect::<BTreeMap<_, _>>(),
-                    map,
-                    "seed {seed}, {step}"
-                );
-                assert!(
-                    (0..12).all(
-                        |slot| vector_clock.stamp(slot) == map.get(&slot).copied().unwrap_or(0)
-                    )
-                );
-                assert!(!vector_clock.is_empty());
+                let mut kept = map_of(&vector_clock);
+                if last != Epoch::default() {
+                    assert_eq!(kept.insert(last.slot(), last.stamp()), None, "it is there twice");
+                }
+                assert_eq!(kept, map, "seed {seed}, step {step}: {vector_clock:?}, {last:?}");
             }
         }
+    }
+
+    #[test]
+    fn the_least_recently_waited_for_is_dropped_and_a_joined_clock_replaces_nothing() {
+        let epoch = |slot| Epoch::new(slot, 5).unwrap();
+        let mut vector_clock = VectorClock::<3>::default();
+        for slot in [1, 2, 3] {
+            vector_clock.exchange(epoch(slot), 9);
+        }
+        assert!(!vector_clock.join(once(epoch(4))), "there is no room");
+        assert!(
+            vector_clock.join([epoch(4), Epoch::new(1, 7).unwrap()].into_iter()),
+            "one is there"
+        );
+        assert_eq!(vector_clock.entries(), [epoch(3), epoch(2), Epoch::new(1, 7).unwrap()]);
+        assert_eq!(vector_clock.exchange(epoch(4), 2), 5, "it is followed now");
+        assert_eq!(vector_clock.exchange(epoch(6), 9), 0);
+        assert_eq!(vector_clock.entries(), [epoch(6), epoch(4), epoch(3)]);
+        assert_eq!(vector_clock.with_first(epoch(8)).entries(), [epoch(8), epoch(6), epoch(4)]);
+        assert_eq!(VectorClock::<3>::default().with_first(epoch(8)).entries(), [epoch(8)]);
+    }
+
+    #[test]
+    fn a_state_is_what_was_seen_when_it_was_taken_or_forgotten() {
+        let mut history = History::<2>::new();
+        assert_eq!((history.number(), history.state(0).is_none()), (0, true));
+        let mut states = vec![BTreeMap::new()];
+        for stamp in 1..100 {
+            history.join(once(Epoch::new(7, stamp).unwrap()));
+            let number = history.number();
+            assert_eq!((number, history.number()), (stamp, stamp), "unchanged, it is the same");
+            states.push(map_of(history.now()));
+            for (number, taken) in states.iter().enumerate() {
+                let kept = history.state(number as u64).map(map_of);
+                let is_kept = number != 0 && number + STATES > stamp as usize;
+                assert_eq!(kept.as_ref(), is_kept.then_some(taken), "{number} after {stamp}");
+            }
+            assert!(history.state(number + 1).is_none());
+        }
+        history.join(once(Epoch::new(7, 1).unwrap()));
+        assert_eq!(history.number(), 99, "that was known");
     }
 
     #[test]
