@@ -8,6 +8,7 @@ mod decorators;
 mod driver_faults;
 mod hazards;
 mod hazards_threads;
+mod many_streams;
 mod metered;
 mod ordering_model;
 mod pool;

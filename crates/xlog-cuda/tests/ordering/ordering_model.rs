@@ -106,6 +106,25 @@ fn blocks_that_are_handed_on_for_long_are_silent_whatever_comes_in_between() {
     }
 }
 
+#[test]
+fn random_programs_on_more_streams_than_a_clock_remembers_are_silent() {
+    if !simulated() {
+        return;
+    }
+    for seed in programs(300) {
+        let program = Program::crowded(seed);
+        let (streams, config) = (program.streams, &pools()[seed as usize % 6]);
+        for schedule in schedules(seed, 1) {
+            let place = format!("XLOG_ORDERING_PROGRAM={seed} XLOG_ORDERING_SCHEDULE={schedule}");
+            run_over(&program, Rig::with_streams(&seeded(schedule), streams), &place);
+            let place = format!("{place} {config:?}");
+            let device = seeded(schedule);
+            let rig = Rig::pooled_with_streams(&device, config.clone(), streams);
+            run_over(&program, rig, &place);
+        }
+    }
+}
+
 /// Pools that have room, that have hardly any, and that do not look at what has completed; the same where ranges are stolen in
 /// parts; and one that gives back what is complete whenever it is asked.
 fn pools() -> [PoolConfig; 6] {

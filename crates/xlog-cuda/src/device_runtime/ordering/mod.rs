@@ -20,6 +20,8 @@
 pub(crate) mod block_meta;
 pub(crate) mod clock;
 pub(crate) mod clock_headers;
+#[cfg(test)]
+mod clock_tests;
 pub(crate) mod deferred_frees;
 pub(crate) mod event_queue;
 pub(crate) mod events;

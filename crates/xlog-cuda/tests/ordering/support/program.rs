@@ -151,6 +151,21 @@ impl Program {
         Self { streams, slots, threads, gates, unannounced: false }
     }
 
+    /// More streams than a clock remembers, for so long that clocks forget.
+    pub fn crowded(seed: u64) -> Self {
+        let mut random = Random::new(seed ^ 0x9999);
+        let threads = 1 + random.below(3);
+        let (streams, slots) = (18 + random.below(30), 2 + random.below(8));
+        let shape = Shape { streams, slots, gates: random.chance(50), replace: false };
+        let threads = (0..threads)
+            .map(|_| {
+                let steps = 80 + random.below(80);
+                (0..steps).map(|_| shape.step(&mut random)).collect()
+            })
+            .collect();
+        Self { streams, slots, threads, gates: shape.gates, unannounced: false }
+    }
+
     /// Both styles within the rule: until a block's first hook, its own stream works on it without hooks, and with them from then on.
     pub fn mixed(seed: u64) -> Self {
         let mut random = Random::new(seed ^ 0x5555);

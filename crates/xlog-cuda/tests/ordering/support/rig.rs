@@ -70,7 +70,11 @@ impl Rig {
 
     /// The same over a pool that sub-allocates; one that grows by little takes its memory from another resource.
     pub fn pooled(device: &Arc<CudaDevice>, config: PoolConfig) -> Self {
-        let pool = Arc::new(StreamPool::new(device.clone(), 16));
+        Self::pooled_with_streams(device, config, 16)
+    }
+
+    pub fn pooled_with_streams(device: &Arc<CudaDevice>, config: PoolConfig, max: usize) -> Self {
+        let pool = Arc::new(StreamPool::new(device.clone(), max));
         Self::over(pool.clone(), Arc::new(sub_allocating(device, &pool, config)))
     }
 
