@@ -1,7 +1,7 @@
-//! What a resource knows of its blocks.
+//! Metadata of the blocks of a resource.
 //!
-//! A record never moves and is used again for another block, so a stale identity finds a record and is told by its generation.
-//! The place of the record is in the low bits of the generation: no map, no lock.
+//! The metadata of a block lies in a slot that never moves and is reused, so a stale identity finds a slot and fails by
+//! its generation. The slot is in the low bits of the generation: a lookup needs no map and no lock.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -17,21 +17,21 @@ use crate::device_runtime::resource::{
 use crate::device_runtime::stream_table::MAX_STREAM_SLOTS;
 use crate::stream::RawStream;
 
-/// Blocks a resource can have at a time.
+/// The maximum number of blocks of a resource.
 const MAX_BLOCKS: u32 = 1 << 24;
 
-/// One block, on one cache line: all that allocating and freeing one changes.
+/// Metadata of one block, on one cache line: everything that an allocation or a free changes.
 #[derive(Debug, Default)]
 #[repr(C, align(64))]
 pub(crate) struct BlockMeta {
     generation: AtomicU64,
     ptr: AtomicU64,
     stream_id: AtomicU32,
-    /// The place of the allocation stream in its pool, and the bytes beyond whole units.
+    /// The slot of the owning stream, and the bytes beyond whole units.
     owner: AtomicU32,
-    /// Where a sub-allocator has the block in its own books.
+    /// The node of the block in its sub-allocator.
     node: AtomicU32,
-    /// Its whole units. A size of so many that they cannot be told here is 0 units and no bytes, and stands in `SharedState`.
+    /// The size in whole units. A size that does not fit is 0 units and no bytes, and lies in `SharedState`.
     units: AtomicU32,
     pub(crate) stamps: OwnStamps,
     pub(crate) state: StateWord<SharedState>,
@@ -41,11 +41,11 @@ const _: () = assert!(size_of::<BlockMeta>() == 64 && MIN_ALIGN == 1 << REST_BIT
 const _: () = assert!(MAX_STREAM_SLOTS <= NO_OWNER);
 const REST_BITS: u32 = 8;
 
-/// What is kept of a block that is used, or is very large.
+/// State of a block that is used, or is very large.
 #[derive(Debug, Default)]
 pub(crate) struct SharedState {
-    /// The name of the use that was opened last through the lock, while it is open; 0 otherwise. Only a hint, except under the lock
-    /// while there is a baton.
+    /// The name of the use that was opened last under the lock, while it is open; 0 otherwise. Only a hint, except
+    /// under the lock while there is a last writer.
     opened: AtomicU64,
     use_state: Lock<UseState>,
     bytes: AtomicU64,
@@ -58,19 +58,19 @@ impl SharedState {
         &self.use_state
     }
 
-    /// A use of this name was opened through the lock.
+    /// Notes a use that was opened under the lock.
     #[inline]
     pub(crate) fn set_opened(&self, name: u64) {
         self.opened.store(name, Ordering::Relaxed);
     }
 
-    /// No use that was opened through the lock is open. Called with the lock held.
+    /// Notes that no use opened under the lock is open. The lock is held.
     #[inline(always)]
     pub(crate) fn set_none_opened(&self) {
         self.opened.store(0, Ordering::Relaxed);
     }
 
-    /// True when a use of this name is open, as far as can be seen without the lock.
+    /// Whether a use of this name is open. Without the lock only a hint.
     #[inline(always)]
     pub(crate) fn has_opened(&self, name: u64) -> bool {
         self.opened.load(Ordering::Relaxed) == name
@@ -82,13 +82,13 @@ impl SharedState {
     }
 }
 
-/// A use as a record has it: the stream and kind.
+/// The name of a use: its stream and kind.
 #[inline(always)]
 pub(crate) fn use_name(id: StreamId, writes: bool) -> u64 {
     (u64::from(id.0) << 1 | u64::from(writes)) + 1
 }
 
-/// The home of a block that has none.
+/// The owner of a block that no stream owns.
 pub(crate) const NO_OWNER: u32 = u32::MAX >> REST_BITS;
 
 impl BlockMeta {
@@ -114,7 +114,7 @@ impl BlockMeta {
         }
     }
 
-    /// Its whole units; 0 where there are too many.
+    /// The size in whole units; 0 if it does not fit.
     #[inline(always)]
     pub(crate) fn units(&self) -> u32 {
         self.units.load(Ordering::Relaxed)
@@ -125,13 +125,13 @@ impl BlockMeta {
         self.stream_id.load(Ordering::Relaxed)
     }
 
-    /// The place of the stream the block was allocated on.
+    /// The slot of the stream that owns the block.
     #[inline]
     pub(crate) fn owner(&self) -> u32 {
         self.owner.load(Ordering::Relaxed) >> REST_BITS
     }
 
-    /// True when it is a block of a stream at this place, and has exactly so many units.
+    /// Whether the block is owned by this stream and has exactly this many units.
     #[inline(always)]
     pub(crate) fn has_owner_and_units(&self, owner: u32, units: u32) -> bool {
         self.owner.load(Ordering::Relaxed) == owner << REST_BITS && self.units() == units
@@ -142,7 +142,7 @@ impl BlockMeta {
         self.node.load(Ordering::Relaxed)
     }
 
-    /// Makes the block live, in a record that nobody else has.
+    /// Begins a live block in a slot that no other thread uses.
     #[inline(always)]
     fn begin(
         &self,
@@ -158,7 +158,7 @@ impl BlockMeta {
         self.state.begin(generation_bits(generation));
     }
 
-    /// A live block of a stream at a place, and its generation.
+    /// A live block of a stream, and its generation.
     #[cfg(test)]
     pub(crate) fn begun(id: StreamId, owner: u32, stamp: u64) -> (Self, Generation) {
         let (meta, generation) = (Self::default(), Generation::next().at(0));
@@ -185,8 +185,7 @@ impl BlockMeta {
         self.state.shared_or_make().bytes.store(bytes as u64, Ordering::Relaxed);
     }
 
-    /// Makes another block of the same memory live, on the stream that had the last one. It belongs to the arena of that stream,
-    /// see [`StateWord::begin_unshared`].
+    /// Begins another block of the same memory and owner, unshared: see [`StateWord::begin_unshared`].
     #[inline(always)]
     pub(crate) fn begin_reused(&self, generation: Generation, id: StreamId, stamp: u64) {
         self.stream_id.store(id.0, Ordering::Relaxed);
@@ -195,38 +194,38 @@ impl BlockMeta {
         self.state.begin_unshared(generation_bits(generation));
     }
 
-    /// Ends a retired block; the record stays with whoever ends it.
+    /// Ends a retired block. The caller keeps the slot.
     #[inline]
     pub(crate) fn end(&self) {
         self.state.end();
         self.forget();
     }
 
-    /// The rest of it, where the gate has ended.
+    /// Ends the metadata after the state word has ended.
     #[inline(always)]
     pub(crate) fn forget(&self) {
         self.generation.store(0, Ordering::Relaxed);
     }
 
-    /// The place that follows an ended record in the list that it is in.
+    /// The next slot in the list of an ended block.
     #[inline(always)]
     pub(crate) fn next(&self) -> u32 {
         self.generation.load(Ordering::Relaxed) as u32
     }
 
-    /// Puts an ended record into a list, before that place. No block has a generation so low, so it stays ended.
+    /// Links an ended block in front of `slot`. No block has a generation this low, so it stays ended.
     #[inline(always)]
     pub(crate) fn set_next(&self, slot: u32) {
         self.generation.store(u64::from(slot), Ordering::Relaxed);
     }
 
-    /// What there is of a block that is used, made if there is not.
+    /// The state of a used block, allocated if there is none.
     #[inline(always)]
     pub(crate) fn shared_state(&self) -> &SharedState {
         self.state.shared_or_make()
     }
 
-    /// A use of this name was closed.
+    /// Notes that a use was closed.
     #[inline]
     pub(crate) fn set_closed(&self, name: u64) {
         if let Some(shared_state) = self.state.shared()
@@ -236,13 +235,13 @@ impl BlockMeta {
         }
     }
 
-    /// True when a use of this name is open, as far as can be seen without the lock.
+    /// Whether a use of this name is open. Without the lock only a hint.
     #[inline(always)]
     pub(crate) fn has_opened(&self, name: u64) -> bool {
         self.state.shared().is_some_and(|shared_state| shared_state.has_opened(name))
     }
 
-    /// The stream of the use that is open, and whether it writes.
+    /// The stream of the open use, and whether it writes.
     pub(crate) fn opened(&self) -> Option<(StreamId, bool)> {
         let name = self.state.shared()?.opened.load(Ordering::Relaxed).checked_sub(1)?;
         Some((StreamId((name >> 1) as u32), name & 1 != 0))
@@ -261,7 +260,7 @@ impl BlockMeta {
     }
 }
 
-/// The part of a generation that the gate of a record carries.
+/// The part of a generation that the state word carries.
 #[inline]
 pub(crate) fn generation_bits(generation: Generation) -> u32 {
     (generation.0 >> crate::device_runtime::resource::SLOT_BITS) as u32
@@ -279,7 +278,7 @@ impl BlockTable {
         Self { blocks: Slab::new(MAX_BLOCKS), ordinal }
     }
 
-    /// Makes a block live; `None` when there are too many.
+    /// Begins a live block; `None` if the table is full.
     #[inline]
     pub(crate) fn begin(
         &self,
@@ -297,18 +296,18 @@ impl BlockTable {
         Some(generation)
     }
 
-    /// The record at a place.
+    /// The metadata in a slot.
     #[inline(always)]
     pub(crate) fn at_slot(&self, slot: u32) -> Option<&BlockMeta> {
         self.blocks.get(slot)
     }
 
-    /// A place for blocks of a sub-allocator that keeps records with its memory; `None` when there are too many.
+    /// Allocates a slot for a sub-allocator that keeps slots with its memory; `None` if the table is full.
     pub(crate) fn allocate_slot(&self) -> Option<u32> {
         self.blocks.allocate().map(|(slot, _)| slot)
     }
 
-    /// Up to `maximum` such places that were used before and are free, to be found at once.
+    /// Allocates up to `maximum` slots from this thread's free list.
     pub(crate) fn allocate_slots(&self, slots: &mut Vec<u32>, maximum: usize) {
         self.blocks.allocate_cached(slots, maximum);
     }
@@ -317,7 +316,7 @@ impl BlockTable {
         self.blocks.free(slots);
     }
 
-    /// Makes a block live at a place that the caller has, on a stream of this id, place and stamp.
+    /// Begins a live block in a slot of the caller, on a stream of this id, slot and stamp.
     #[inline(always)]
     pub(crate) fn begin_at(
         &self,
@@ -333,7 +332,7 @@ impl BlockTable {
         Some(generation)
     }
 
-    /// The same for a block that belongs to who holds the memory of its stream, which the caller does; whole units.
+    /// [`BlockTable::begin_at`] for an unshared block of whole units. The caller holds the arena of its stream.
     #[inline]
     pub(crate) fn begin_unshared(
         &self,
@@ -350,7 +349,7 @@ impl BlockTable {
         Some(generation)
     }
 
-    /// The record that a claim of identity names, if it is one of this table's blocks.
+    /// The metadata that an identity names, if it is a block of this table.
     #[inline(always)]
     pub(crate) fn lookup(&self, block: BlockId) -> Option<&BlockMeta> {
         let meta = self.blocks.get(block.generation.slot())?;
@@ -360,7 +359,7 @@ impl BlockTable {
         same.then_some(meta)
     }
 
-    /// The record that a claim of identity names: device, address, generation, in this order.
+    /// The metadata that an identity names. Checks device, address and generation, in this order.
     #[inline]
     pub(crate) fn find(
         &self,
@@ -398,7 +397,7 @@ impl BlockTable {
         ResourceError::UseAfterFree { generation }
     }
 
-    /// The blocks are gone; their records may serve others. Returns their bytes.
+    /// Ends blocks and frees their slots. Returns their bytes.
     pub(crate) fn end(&self, generations: &[Generation]) -> usize {
         let mut bytes = 0;
         for generation in generations {
@@ -440,7 +439,7 @@ mod tests {
                 assert_eq!(meta.has_owner_and_units(owner, (bytes / MIN_ALIGN) as u32), is_whole);
                 assert!(meta.state.shared().is_none(), "nothing is kept elsewhere for it");
             }
-            // Too many units to be told in the record.
+            // Too many units for the metadata.
             for bytes in [1 << 40, (1 << 40) + 3, 1 << 47] {
                 meta.set_memory(0x1000, bytes, owner);
                 assert_eq!((meta.bytes(), meta.owner(), meta.units()), (bytes, owner, 0));
@@ -450,7 +449,7 @@ mod tests {
         }
     }
 
-    /// Opens and closes until a thread that keeps using the block would be given it, at most so often.
+    /// Opens and closes uses until the block could be biased to this thread; returns how many that took.
     fn rows(meta: &BlockMeta, generation: Generation, maximum: usize) -> Option<usize> {
         let bits = generation_bits(generation);
         (1..=maximum).find(|_| {
@@ -494,7 +493,7 @@ mod tests {
         assert_eq!(rows(&meta, generation, 100), None, "it is not given to one again");
         assert!(meta.with_uses(|_| meta.state.retire(generation_bits(generation))));
         meta.end();
-        // One that was at home, and one that never was.
+        // An unshared block, and one that never was.
         let next = Generation::next().at(0);
         meta.begin_reused(next, StreamId(1), 7);
         assert!(meta.state.is_live_and_unshared(generation_bits(next)) && !meta.state.is_biased());

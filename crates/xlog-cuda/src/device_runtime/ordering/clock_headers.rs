@@ -1,4 +1,4 @@
-//! The parts of the clocks that every use looks at, close together: by the place of a stream in its pool.
+//! Clock headers of all streams of a pool, by stream slot, close together.
 
 use std::ops::Deref;
 use std::ptr::NonNull;
@@ -7,10 +7,10 @@ use std::sync::Arc;
 use super::clock::ClockHeader;
 use super::slab::Slab;
 
-/// Places that are found by one step.
+/// Headers that one load finds.
 const INLINE: usize = 64;
 
-/// The cells of all streams of one pool.
+/// The clock headers of all streams of one pool.
 #[derive(Debug)]
 pub(crate) struct ClockHeaders {
     inline: [ClockHeader; INLINE],
@@ -25,7 +25,7 @@ impl ClockHeaders {
         })
     }
 
-    /// One of those that are found by one step.
+    /// A header that one load finds.
     #[inline]
     pub(crate) fn inline(&self, slot: u32) -> Option<&ClockHeader> {
         self.inline.get(slot as usize)
@@ -40,23 +40,23 @@ impl ClockHeaders {
     }
 }
 
-/// The cell of one stream.
+/// A reference to the header of one stream.
 #[derive(Debug)]
 pub(crate) struct ClockHeaderRef {
-    /// One of `headers`.
+    /// A header of `_headers`.
     header: NonNull<ClockHeader>,
     _headers: Arc<ClockHeaders>,
 }
 
 #[allow(unsafe_code)]
-// SAFETY: it is a shared reference to a cell, which is made of atomics, and an `Arc` of cells.
+// SAFETY: a shared reference to a header, which consists of atomics, and an `Arc` of the headers.
 unsafe impl Send for ClockHeaderRef {}
 #[allow(unsafe_code)]
 // SAFETY: as above.
 unsafe impl Sync for ClockHeaderRef {}
 
 impl ClockHeaderRef {
-    /// `None` beyond the last place.
+    /// `None` beyond the last slot.
     pub(crate) fn new(headers: &Arc<ClockHeaders>, slot: u32) -> Option<Self> {
         if slot as usize >= INLINE {
             headers.overflow.get_or_make(slot)?;
@@ -71,7 +71,7 @@ impl Deref for ClockHeaderRef {
     #[inline]
     fn deref(&self) -> &ClockHeader {
         #[allow(unsafe_code)]
-        // SAFETY: it points to a cell of `_headers`, where cells neither move nor go away before the last `Arc` does.
+        // SAFETY: it points to a header of `_headers`, where headers neither move nor end before the last `Arc` does.
         unsafe {
             self.header.as_ref()
         }

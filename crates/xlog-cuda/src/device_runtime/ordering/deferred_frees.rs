@@ -1,4 +1,4 @@
-//! Returned blocks that are not freed yet: those still used on other streams, and those whose free failed half way.
+//! Returned blocks that are not freed yet: other streams still use them, or their free failed.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -7,22 +7,22 @@ use xlog_driver::sync::{Mutex, MutexGuard};
 
 use crate::device_runtime::resource::{Generation, ResourceResult};
 
-/// More than this are freed with a wait.
+/// Frees beyond this number are not deferred, but wait.
 const MAX_DEFERRED: usize = 1024;
 
-/// The returned blocks of one resource that wait for something.
+/// The deferred and failed frees of one resource.
 #[derive(Debug, Default)]
 pub(crate) struct DeferredFrees {
-    /// Frees that failed half way.
+    /// Frees that failed; a reap retries them.
     failed_frees: Mutex<Vec<Generation>>,
     /// Returned blocks whose uses on other streams have not completed.
     deferred: Mutex<VecDeque<Generation>>,
     deferred_count: AtomicUsize,
-    /// Held while blocks are taken out of `deferred` or `failed_frees` and freed, so that a reap misses none that is on its way.
+    /// Held while blocks are removed from `deferred` or `failed_frees` and freed, so that a reap misses none in flight.
     reaper_lock: Mutex<()>,
 }
 
-/// The first failure of several steps is what is told.
+/// Keeps the first failure of several steps.
 pub(crate) fn keep_first(outcome: &mut ResourceResult<()>, this: ResourceResult<()>) {
     if outcome.is_ok() {
         *outcome = this;
@@ -30,7 +30,7 @@ pub(crate) fn keep_first(outcome: &mut ResourceResult<()>, this: ResourceResult<
 }
 
 impl DeferredFrees {
-    /// A free failed half way; a reap tries it again.
+    /// Keeps a failed free for a reap.
     pub(crate) fn keep_failed(&self, generation: Generation) {
         self.failed_frees.lock().push(generation);
     }
@@ -39,7 +39,7 @@ impl DeferredFrees {
         std::mem::take(&mut *self.failed_frees.lock())
     }
 
-    /// Keeps a block until its uses have completed; false when too many are kept already.
+    /// Defers a free until the uses of the block have completed; false if too many are deferred.
     pub(crate) fn defer(&self, generation: Generation) -> bool {
         let mut deferred = self.deferred.lock();
         if deferred.len() >= MAX_DEFERRED {
@@ -50,7 +50,8 @@ impl DeferredFrees {
         true
     }
 
-    /// Takes up to `count` of those that are there now, the oldest first, and hands each to `body`, which may put it by again.
+    /// Removes up to `count` of the deferred blocks, the oldest first, and passes each to `body`, which may defer it
+    /// again.
     pub(crate) fn drain_up_to(&self, count: usize, mut body: impl FnMut(Generation)) {
         for _ in 0..count.min(self.deferred_count.load(Ordering::Acquire)) {
             let mut deferred = self.deferred.lock();

@@ -1,13 +1,13 @@
-//! A queue whose entries lie in one piece and are filled in where they lie: what is looked at is mostly the last one, and nothing is
-//! moved to get it there.
+//! A contiguous queue whose entries are filled in place: mostly the last one is read, and nothing is moved to get it
+//! there.
 
-/// Fewest places.
+/// The minimum capacity.
 const MIN_SLOTS: usize = 8;
 
-/// Entries in the order in which they came.
+/// Entries in the order of insertion.
 #[derive(Debug)]
 pub(crate) struct EventQueue<T> {
-    /// The entries are those from `first` to before `end`; what else is there is as its last user left it.
+    /// The entries are `first..end`. The other slots are as their last users left them.
     slots: Vec<T>,
     /// 0 while there is no entry.
     first: usize,
@@ -24,7 +24,7 @@ impl<T: Default> EventQueue<T> {
         self.end - self.first
     }
 
-    /// One more entry, at the end, to be filled in by the caller.
+    /// Appends an entry, which the caller fills in.
     #[inline(always)]
     pub(crate) fn push(&mut self) -> &mut T {
         if self.end >= self.slots.len() {
@@ -35,11 +35,11 @@ impl<T: Default> EventQueue<T> {
         &mut self.slots[at]
     }
 
-    /// There is no room at the end: what was taken makes some, or else it grows.
+    /// Makes room at the end: by moving the entries to the front, or by growing.
     #[cold]
     #[inline(never)]
     fn make_room(&mut self) {
-        // Only if that is at least as much as what is moved, so that an entry is moved about once.
+        // Only if at least as many slots are free as entries are moved: then each entry moves about once.
         if self.first != 0 && self.first >= self.len() {
             self.close_up();
         } else {
@@ -74,7 +74,7 @@ impl<T: Default> EventQueue<T> {
         self.slots.get_mut(self.first..self.end).unwrap_or_default()
     }
 
-    /// Forgets the first `count` entries.
+    /// Drops the first `count` entries.
     pub(crate) fn drop_front(&mut self, count: usize) {
         self.first += count;
         if self.first >= self.end {
@@ -104,7 +104,7 @@ mod tests {
     use super::*;
     use std::collections::VecDeque;
 
-    /// Against the standard queue, with steps from a small generator.
+    /// Compares with a `VecDeque` over random steps.
     #[test]
     fn it_is_a_queue_whatever_is_pushed_taken_and_dropped() {
         for seed in 1..200_u64 {

@@ -1,19 +1,19 @@
-//! Order between streams, by clocks instead of events.
+//! Order between streams, by vector clocks instead of one event per use.
 //!
-//! Every stream has a clock: a *stamp* that work finishing now gets, and, for every other stream, how far it is ordered after
-//! it. A block remembers the stamps of its outstanding reads and writes. Work on the block's own stream costs no driver call;
-//! another stream waits for an event that covers the stamp it needs, unless its clock already does.
+//! Every stream has a clock: a *stamp* for work that finishes now, and, for every other stream, the stamp that it is
+//! ordered after. A block keeps the stamps of its outstanding reads and writes. Work on the block's own stream costs no
+//! driver call. Another stream waits for an event that covers the stamp it needs, unless its clock already covers it.
 //!
-//! | file | what it is |
+//! | file | content |
 //! |---|---|
-//! | `clock`, `events`, `vector_clock`, `clock_headers`, `event_queue` | the clock of a stream and what it has seen |
+//! | `clock`, `events`, `vector_clock`, `clock_headers`, `event_queue` | the clock of a stream: stamps, events, happens-before |
+//! | `block_meta`, `slab` | metadata of a block, in a slot that never moves |
 //! | `state_word` | the word by which a block is used on its own stream without a lock |
-//! | `uses`, `small_list`, `use_slow_path` | the outstanding and open uses of a block, for everything else |
-//! | `block_meta`, `slab` | what a resource knows of a block, at a place that never moves |
-//! | `wait_fast_path`, `use_state` | the short way of a block from one stream to another |
-//! | `tracker`, `use_tracking` | what every resource that tracks uses has, and its hooks |
+//! | `use_state`, `uses`, `small_list` | outstanding and open uses of a block, behind its lock |
+//! | `use_tracking`, `use_slow_path`, `wait_fast_path` | the hooks: opening and closing uses |
+//! | `tracker` | the blocks and streams of one resource |
 //! | `deferred_frees` | returned blocks that wait for other streams |
-//! | `striped_counters` | counters that threads do not meet on |
+//! | `striped_counters` | counters without contention |
 //!
 //! `clock` and `state_word` take their atomics and locks from `primitive`, so that a model checker can replace them.
 
@@ -38,16 +38,17 @@ pub(crate) mod uses;
 pub(crate) mod vector_clock;
 pub(crate) mod wait_fast_path;
 
-/// When an event is recorded for a use that is closed.
+/// When an event is recorded for a closed use.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[non_exhaustive]
 pub enum EventPolicy {
-    /// At once for a use on another stream than the block's own, so that later work of that stream is not waited for. Work
-    /// on the own stream records nothing; the first stream that needs it records the tail then.
+    /// At once for a use on another stream than the block's own, so that a waiting stream does not wait for later work
+    /// of that stream. Work on the own stream records nothing; the first stream that needs it records the tail.
     #[default]
     ForeignExact,
     /// At once for every use.
     Exact,
-    /// Never at once: whoever needs it records the tail, and waits also for what was queued in between.
+    /// Never at once: the first stream that needs the work records the tail, and also waits for what was queued in
+    /// between.
     Lazy,
 }

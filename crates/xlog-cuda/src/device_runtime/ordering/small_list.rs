@@ -1,10 +1,11 @@
-//! A list that mostly has one entry or none, which is all that the quick ways look at. What is beyond the first keeps its memory.
+//! A list of mostly at most one entry, which is all that the fast paths read. Further entries are on the heap, and
+//! their memory is kept.
 
-/// Entries in the order in which they came.
+/// Entries in the order of insertion.
 #[derive(Debug)]
 pub(crate) struct SmallList<T> {
     first: Option<T>,
-    /// None or empty while there is no first.
+    /// None or empty while there is no first entry.
     #[allow(clippy::box_collection, reason = "one word, so that a list is short")]
     rest: Option<Box<Vec<T>>>,
 }
@@ -32,19 +33,19 @@ impl<T> SmallList<T> {
         self.first.as_ref()
     }
 
-    /// True when there is no more than one entry.
+    /// Whether there is at most one entry.
     #[inline(always)]
     pub(crate) fn has_at_most_one(&self) -> bool {
         self.rest().is_empty()
     }
 
-    /// Makes a plain list an empty one.
+    /// Empties a list of at most one entry.
     #[inline(always)]
     pub(crate) fn clear_single(&mut self) {
         self.first = None;
     }
 
-    /// Makes a plain list one of this entry.
+    /// Replaces a list of at most one entry by this one.
     #[inline(always)]
     pub(crate) fn set_single(&mut self, entry: T) {
         self.first = Some(entry);
@@ -91,7 +92,7 @@ impl<T> SmallList<T> {
         self.rest.as_mut()?.iter_mut().find(|entry| is_it(entry))
     }
 
-    /// Takes out the first entry for which `is_it` holds, and returns what `part` makes of it, where it lies.
+    /// Removes the first entry for which `is_it` holds, and returns what `part` makes of it in place.
     #[inline(always)]
     pub(crate) fn remove_first<R>(
         &mut self,
@@ -129,7 +130,7 @@ impl<T> SmallList<T> {
         }
     }
 
-    /// After the first was taken: the next one is the first.
+    /// Moves the second entry up after the first was removed.
     #[cold]
     fn move_up(&mut self) {
         if self.first.is_none()
@@ -145,7 +146,7 @@ impl<T> SmallList<T> {
 mod tests {
     use super::*;
 
-    /// Against a plain list, with steps from a small generator.
+    /// Compares with a `Vec` over random steps.
     #[test]
     fn it_is_a_list_whatever_is_pushed_taken_and_dropped() {
         for seed in 1..200_u64 {

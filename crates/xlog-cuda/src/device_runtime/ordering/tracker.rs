@@ -1,4 +1,4 @@
-//! What every resource that tracks uses has: its blocks, and the streams they are used on.
+//! The blocks of a resource, and the streams that they are used on.
 
 use std::sync::Arc;
 
@@ -21,13 +21,13 @@ use crate::stream::RawStream;
 #[derive(Debug)]
 pub(crate) struct Tracker {
     pub(crate) table: BlockTable,
-    /// Those of `streams`.
+    /// The clock headers of `streams`.
     headers: Arc<ClockHeaders>,
     pub(crate) policy: EventPolicy,
-    /// Why nothing can be done with these parts, if they do not fit together.
+    /// Why the parts do not belong together, if they do not.
     misfit: Option<String>,
     pub(crate) streams: Arc<StreamPool>,
-    /// That of `streams`, one step nearer.
+    /// The table of `streams`.
     pub(super) stream_table: Arc<StreamTable>,
     pub(crate) counters: StripedCounters,
 }
@@ -64,7 +64,7 @@ impl Tracker {
         }
     }
 
-    /// The stream that is out under an id.
+    /// The stream that is leased under an id.
     #[inline]
     pub(crate) fn stream(&self, id: StreamId) -> ResourceResult<&RawStream> {
         self.check_parts()?;
@@ -74,7 +74,7 @@ impl Tracker {
         }
     }
 
-    /// The stream that a block was allocated on.
+    /// The stream that owns a block.
     pub(crate) fn owner_stream(&self, meta: &BlockMeta) -> ResourceResult<&RawStream> {
         match self.streams.at(meta.owner()) {
             Some(raw) => Ok(raw),
@@ -82,18 +82,19 @@ impl Tracker {
         }
     }
 
-    /// The cell of the stream at a place, if it is found by one step.
+    /// The clock header of a stream, if one load finds it.
     #[inline]
     pub(crate) fn inline_header(&self, slot: u32) -> Option<&ClockHeader> {
         self.headers.inline(slot)
     }
 
-    /// The id a block is begun under: where every use records an event none is quick, which an id that is never issued says.
+    /// The id that a block is begun under. If every use records an event, no use may take the fast path: then it is an
+    /// id that is never issued.
     pub(crate) fn fast_path_id(&self, stream: StreamId) -> StreamId {
         if self.policy == EventPolicy::Exact { StreamId(u32::MAX) } else { stream }
     }
 
-    /// Takes a block from its user: `Err` if it is not the live one.
+    /// Retires a block; an error if it is not the live one.
     #[inline]
     pub(crate) fn retire(
         &self,
@@ -120,7 +121,7 @@ impl Tracker {
         retired.ok_or(ResourceError::UseAfterFree { generation })
     }
 
-    /// True when everything outstanding on a block is known to have completed, or no event could tell.
+    /// Whether everything outstanding on a block is known to have completed, or no event could tell.
     pub(crate) fn is_complete(&self, meta: &BlockMeta) -> bool {
         meta.with_uses(|uses| uses.copy_outstanding()).iter().all(|entry| {
             let stream = self.streams.at(entry.slot);
@@ -128,7 +129,7 @@ impl Tracker {
         })
     }
 
-    /// Makes `owner` follow these.
+    /// Makes `owner` wait for everything outstanding.
     pub(crate) fn wait_on_all(
         &self,
         owner: &RawStream,
@@ -142,7 +143,7 @@ impl Tracker {
         Ok(())
     }
 
-    /// The clock of the block's own stream, if `stream` is that one and may go without the lock.
+    /// The clock header of the block's own stream, if `stream` is that one and may work without the lock.
     #[inline]
     pub(super) fn own_header(&self, meta: &BlockMeta, stream: StreamId) -> Option<&ClockHeader> {
         if meta.stream_id() == stream.0 { self.headers.get(meta.owner()) } else { None }
@@ -155,14 +156,14 @@ impl Tracker {
     }
 }
 
-/// How a returned block stands.
+/// The state of a returned block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Retired {
-    /// Its own stream follows everything that other streams did with it.
+    /// Its own stream is ordered after all uses.
     Quiet,
     /// Other streams have used it.
     Used,
-    /// A use is open: the last one to close frees it.
+    /// A use is open: the last one to close frees the block.
     Open,
 }
 

@@ -1,8 +1,7 @@
-//! What is done to a block under its lock: uses are opened and closed, and the block goes from the quick way of its own stream to the
-//! slow one and back.
+//! Uses under the lock of their block: opened, closed, and the block inflated and deflated.
 //!
-//! Invariants: while a block is live and slow the stamps of its own stream are in its [`Uses`], otherwise in its record; while there is
-//! anything else in its uses it is slow. Nothing here calls the driver.
+//! Invariants: while a block is live and inflated, the stamps of its own stream are in its [`Uses`], otherwise in its
+//! metadata. While its uses hold anything else, it is inflated. Nothing here calls the driver.
 
 use super::block_meta::{BlockMeta, SharedState, generation_bits, use_name};
 use super::use_state::{LastWriter, UseState};
@@ -35,10 +34,10 @@ pub(crate) enum EndUse {
     Missing,
 }
 
-/// Sends everybody through the lock, which is held. False when it is not the live block.
+/// Makes every thread take the lock, which is held. False if it is not the live block.
 #[inline(always)]
 pub(crate) fn inflate(meta: &BlockMeta, uses: &mut Uses, bits: u32) -> bool {
-    // Mostly it is so already.
+    // Mostly it is inflated already.
     meta.state.is_live_and_inflated(bits) || inflate_cold(meta, uses, bits)
 }
 
@@ -64,7 +63,7 @@ pub(crate) fn open<'a>(
     if !inflate(meta, uses, bits) {
         return BeginUse::Stale;
     }
-    // Only under the id that may go without the lock is such a use found again.
+    // Only under this id would a use without the lock be found again.
     if meta.stream_id() == stream.0 && uses.is_quiet() && deflate(meta, uses, access) {
         return BeginUse::OpenedUnlocked;
     }
@@ -116,7 +115,7 @@ fn close_own_in(
     (stream, stamp): (StreamId, u64),
     access: Access,
 ) -> EndUse {
-    // Under the lock, so that a claim which went stale meanwhile closes nobody else's use.
+    // Checked under the lock, so that a stale claim closes no use of another block.
     if meta.generation() != generation {
         return EndUse::Stale;
     }
@@ -132,12 +131,12 @@ fn close_own_in(
     }
     forget_opened(meta, uses, stream, writes);
     uses.finished(owner, owner, stamp, writes, ordered_after);
-    // It stays slow even if only its own stream is left: the next use mostly comes from elsewhere again, and if not, that is seen
-    // when it is prepared.
+    // The block stays inflated even if only its own stream is left: mostly the next use comes from another stream. If
+    // not, the next prepare deflates it.
     free_if_last(meta, uses)
 }
 
-/// Closes a use of the own stream that was opened without the lock, which is held now; `None` when there is none.
+/// Closes a use of the own stream that was opened without the lock, which is held now; `None` if there is none.
 #[inline(never)]
 fn close_counted(
     meta: &BlockMeta,
@@ -149,11 +148,11 @@ fn close_counted(
     let bits = generation_bits(generation);
     meta.state.revoke_bias();
     if !meta.state.is_inflated() && meta.state.has_counted(bits, writes) {
-        // It belonged to another thread, and nothing else was in the way. Once nothing is counted the block can be freed without the
-        // lock, and its place be another's: so the count goes last.
+        // The block was biased to another thread, and nothing else was in the way. Once no use is counted, another
+        // thread may free the block without the lock and reuse its slot: so the count goes last.
         meta.state.stamp_counted(writes, stamp, &meta.stamps);
         meta.set_closed(use_name(stream, writes));
-        // A use that another claim to it has closed meanwhile is not there any more.
+        // Another claim to this use may have closed it meanwhile.
         return match meta.state.close_counted(bits, writes) {
             true => Some(EndUse::Live),
             false => Some(EndUse::Missing),
@@ -163,13 +162,13 @@ fn close_counted(
         return None;
     }
     meta.set_closed(use_name(stream, writes));
-    // Uses that were opened without the lock are the oldest, and superseded nothing.
+    // Uses opened without the lock are the oldest, and superseded nothing.
     let owner = meta.owner();
     uses.finished(owner, owner, stamp, writes, None);
     Some(free_if_last(meta, uses))
 }
 
-/// After a use was closed under the lock.
+/// Updates the hint after a use was closed under the lock.
 #[inline(always)]
 fn forget_opened(meta: &BlockMeta, uses: &Uses, stream: StreamId, writes: bool) {
     match uses.has_open() {
@@ -178,7 +177,7 @@ fn forget_opened(meta: &BlockMeta, uses: &Uses, stream: StreamId, writes: bool) 
     }
 }
 
-/// Closes a use of another stream under the lock of the block, which may go on from hand to hand.
+/// Closes a use of another stream, which may become the last writer. The lock is held.
 #[inline(always)]
 pub(crate) fn close_foreign_fast(
     (meta, shared_state): (&BlockMeta, &SharedState),
@@ -232,11 +231,11 @@ pub(crate) fn close_foreign(
     }
     forget_opened(meta, uses, stream, access.writes());
     uses.finished(meta.owner(), slot, stamp, access.writes(), ordered_after);
-    // It is outstanding now, so other streams are still involved.
+    // The use is outstanding now, so another stream is still involved.
     free_if_last(meta, uses)
 }
 
-/// After a change under the lock: back to the quick way where only the own stream is left, and whether to free.
+/// Deflates the block if only its own stream is left, and says whether to free it.
 #[inline]
 pub(crate) fn deflate_if_quiet(meta: &BlockMeta, uses: &mut Uses) -> EndUse {
     if !uses.free_on_close && uses.is_quiet() {
@@ -246,7 +245,7 @@ pub(crate) fn deflate_if_quiet(meta: &BlockMeta, uses: &mut Uses) -> EndUse {
     free_if_last(meta, uses)
 }
 
-/// After a use was closed under the lock: whether to free.
+/// Says whether to free the block after a use was closed.
 #[inline(always)]
 fn free_if_last(meta: &BlockMeta, uses: &mut Uses) -> EndUse {
     if uses.free_on_close { free_after_last(meta, uses) } else { EndUse::Live }
@@ -262,13 +261,13 @@ fn free_after_last(meta: &BlockMeta, uses: &mut Uses) -> EndUse {
     EndUse::FreeNow
 }
 
-/// Opens a use of the own stream that finds nobody else there, so that it, and those after it, need no lock.
+/// Opens a use of the own stream without the lock, and deflates the block.
 #[cold]
 fn deflate(meta: &BlockMeta, uses: &mut Uses, access: Access) -> bool {
     uses.store_stamps(meta);
     let left = meta.state.deflate_and_open(access.writes());
     if !left {
-        // As many are open as can be counted: it stays slow, and its stamps behind the lock.
+        // The count of open uses is full: the block stays inflated, with its stamps behind the lock.
         uses.load_stamps(meta);
     }
     left

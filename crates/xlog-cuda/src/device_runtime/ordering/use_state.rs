@@ -1,35 +1,37 @@
-//! What the lock of a block guards: its uses, or, while it goes from hand to hand, no more than who had it last.
+//! State behind the lock of a block: its uses in full, or only its last writer.
 //!
-//! A block that is written by one stream after another has one finished write outstanding, which the next use follows and takes the
-//! place of. That much is a [`LastWriter`]: two words instead of lists. Whoever needs more asks for [`UseState::uses`], which unfolds it.
+//! A block that is written by one stream after another has one outstanding write, which the next use waits for and
+//! supersedes. A [`LastWriter`] is that write in two words. [`UseState::uses`] inflates it to lists when more is
+//! needed.
 //!
-//! Invariants: while there is a baton the block is live and slow and its lists are empty; a use that is open then followed the baton, is
-//! the one that the record names as opened, and is the only one that was opened through the lock.
+//! Invariants: while there is a last writer, the block is live and inflated and its lists are empty. A use that is open
+//! then was ordered after the last writer, is the one that the metadata names as opened, and is the only one opened
+//! under the lock.
 
 use super::block_meta::{BlockMeta, SharedState, generation_bits};
 use super::uses::Uses;
 
-/// The one finished write that is outstanding.
+/// The one outstanding write.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct LastWriter {
-    /// 0 when there is no baton.
+    /// 0 if there is no last writer.
     pub(crate) stamp: u64,
-    /// The stream, by its place in the pool.
+    /// The slot of its stream.
     pub(crate) slot: u32,
-    /// The place of the stream whose use is open, if one is.
+    /// The slot of the stream whose use is open, if one is.
     pub(crate) user: u32,
 }
 
-/// Behind the lock of a block's record.
+/// The state behind the lock of a block.
 #[derive(Debug, Default)]
 pub(crate) struct UseState {
     last_writer: LastWriter,
-    /// Made at the first use that needs it, and kept for later blocks.
+    /// Allocated at the first use that needs it, and kept for later blocks.
     uses: Option<Box<Uses>>,
 }
 
 impl UseState {
-    /// All uses, in full.
+    /// All uses, inflated.
     #[inline(always)]
     pub(crate) fn uses(&mut self, meta: &BlockMeta) -> &mut Uses {
         if self.last_writer.stamp != 0 {
@@ -45,14 +47,14 @@ impl UseState {
         uses.inflate(meta.owner(), last_writer, meta.opened());
     }
 
-    /// The baton of a block, if there is one and no use is open: the next use may take it.
+    /// The last writer, if there is one and no use is open: the next use may take over.
     #[inline(always)]
     pub(crate) fn idle(&mut self, shared_state: &SharedState) -> Option<&mut LastWriter> {
         (self.last_writer.stamp != 0 && shared_state.has_none_opened())
             .then_some(&mut self.last_writer)
     }
 
-    /// The baton of a block, if there is one and a use of this name is open.
+    /// The last writer, if there is one and a use of this name is open.
     #[inline(always)]
     pub(crate) fn held_by(
         &mut self,
@@ -63,7 +65,7 @@ impl UseState {
             .then_some(&mut self.last_writer)
     }
 
-    /// After a use was closed: folds the uses into a baton, if there is nothing else.
+    /// Deflates the uses to a last writer after a use was closed, if there is nothing else.
     #[inline(never)]
     pub(crate) fn deflate(&mut self, meta: &BlockMeta) {
         if let Some(uses) = &mut self.uses
@@ -88,7 +90,7 @@ mod tests {
     const OWNER: u32 = 3;
     const OTHER: u32 = 4;
 
-    /// A live block of stream 1 at place 3 that has gone slow, and whose own stream announced a write at stamp 5.
+    /// A live, inflated block of stream 1 in slot 3, whose own stream announced a write at stamp 5.
     fn inflated_block() -> (BlockMeta, Generation) {
         let (meta, generation) = BlockMeta::begun(StreamId(1), OWNER, 5);
         meta.with_uses(|uses| {
@@ -99,7 +101,7 @@ mod tests {
         (meta, generation)
     }
 
-    /// What is outstanding, by place and stamp.
+    /// Everything outstanding, by slot and stamp.
     fn outstanding(meta: &BlockMeta) -> BTreeSet<(u32, u64)> {
         meta.with_uses(|uses| {
             let own = uses.own_stamps();
@@ -109,7 +111,7 @@ mod tests {
         })
     }
 
-    /// Opens a use as a handover does; false where there is no baton to take.
+    /// Opens a use as the fast path does; false if there is no last writer to take over from.
     fn take(meta: &BlockMeta, id: StreamId, user: u32, writes: bool) -> bool {
         meta.use_state().with(|use_state| match use_state.idle(meta.shared_state()) {
             Some(last_writer) => {

@@ -1,6 +1,6 @@
-//! Uses are opened, ordered and remembered: the hooks of every resource that tracks them.
+//! Hooks of a resource that tracks uses: they open, order and close uses.
 //!
-//! A resource has a [`Tracker`] and says how a block is freed; what it gets for that is [`UseTracking`].
+//! A resource provides its [`Tracker`] and how it frees a block; [`UseTracking`] provides the hooks.
 
 use super::EventPolicy;
 use super::block_meta::{BlockMeta, generation_bits, use_name};
@@ -18,23 +18,23 @@ use crate::device_runtime::resource::{
 };
 use crate::stream::RawStream;
 
-/// What a resource with a tracker can do.
+/// Use tracking of a resource with a tracker.
 pub(crate) trait UseTracking {
     fn tracker(&self) -> &Tracker;
 
     /// Frees a retired block on which no use is open.
     fn free(&self, generation: Generation, meta: &BlockMeta) -> ResourceResult<()>;
 
-    /// Makes sure that a block is not at home any more; see [`StateWord`](super::state_word::StateWord).
+    /// Makes an unshared block shared; see [`StateWord`](super::state_word::StateWord).
     fn publish_block(&self, _record: &BlockMeta) {}
 
-    /// Opens a use. What is not the common case is done elsewhere, so that this stays short.
+    /// Opens a use. Only the common case is inline.
     #[inline]
     fn prepare(&self, block: BlockId, stream: StreamId, access: Access) -> ResourceResult<()> {
         let Some(meta) = self.tracker().table.lookup(block) else {
             return self.tracker().refuse(block);
         };
-        // An id that was given back names no stream, so it must be out.
+        // A released id names no stream, so the stream must be leased under it.
         if meta.state.is_biased()
             && let Some(clock) = self.tracker().own_header(meta, stream)
             && clock.is_leased_as(stream.0)
@@ -42,7 +42,7 @@ pub(crate) trait UseTracking {
         {
             return Ok(());
         }
-        // What is slow has left home.
+        // An inflated block is never unshared.
         if meta.state.is_inflated() {
             return self.prepare_inflated(meta, block, stream, access);
         }
@@ -64,7 +64,7 @@ pub(crate) trait UseTracking {
             match meta.state.open(generation_bits(block.generation), access.writes()) {
                 Attempt::Done => return Ok(()),
                 Attempt::DoneBiasable => {
-                    // This thread keeps using the block: from now on without locked instructions.
+                    // This thread keeps using the block: bias it, to avoid locked instructions.
                     meta.with_uses(|_| {
                         meta.state.bias_to_current(generation_bits(block.generation))
                     });
@@ -76,7 +76,7 @@ pub(crate) trait UseTracking {
         self.prepare_locked(meta, block, stream, access)
     }
 
-    /// The short way from one stream to another, or the long one.
+    /// Opens a use of an inflated block: on the fast path, or else under the lock.
     #[inline(never)]
     fn prepare_inflated(
         &self,
@@ -94,7 +94,7 @@ pub(crate) trait UseTracking {
         }
     }
 
-    /// The same for the end of a use of another stream.
+    /// Closes a use on another stream: on the fast path, or else under the lock.
     #[inline(never)]
     fn finish_foreign_fast(
         &self,
@@ -115,7 +115,8 @@ pub(crate) trait UseTracking {
         }
     }
 
-    /// Closes a use of another stream for which no event could be recorded: whoever needs its work records the tail.
+    /// Closes a use on another stream after no event could be recorded. The first stream that needs its work records
+    /// the tail.
     #[cold]
     fn finish_unrecorded(
         &self,
@@ -125,7 +126,7 @@ pub(crate) trait UseTracking {
         error: ResourceError,
     ) -> ResourceResult<()> {
         let Some(raw) = self.tracker().streams.raw(stream) else {
-            // It was given back meanwhile.
+            // The stream was released meanwhile.
             return self.finish_locked(meta, block, access, stream, &mut None);
         };
         let of = (stream, raw.clock().slot(), raw.clock().now());
@@ -133,7 +134,7 @@ pub(crate) trait UseTracking {
         self.conclude(closed, meta, block, (stream, access), Err(error))
     }
 
-    /// Closes a use; as short as [`UseTracking::prepare`].
+    /// Closes a use. Only the common case is inline.
     #[inline]
     fn finish(&self, block: BlockId, stream: StreamId, access: Access) -> ResourceResult<()> {
         let Some(meta) = self.tracker().table.lookup(block) else {
@@ -174,7 +175,8 @@ pub(crate) trait UseTracking {
         }
     }
 
-    /// Closes a use on the block's own stream, for which no event is recorded; `stamp` was read when its work was queued.
+    /// Closes a use on the block's own stream, for which no event is recorded. `stamp` was read when its work was
+    /// queued.
     #[inline(never)]
     fn finish_own(
         &self,
@@ -184,7 +186,7 @@ pub(crate) trait UseTracking {
         stamp: u64,
     ) -> ResourceResult<()> {
         let generation = block.generation;
-        // If that is another one by now, so is the generation.
+        // If the slot holds another block by now, the generation differs too.
         let stream = StreamId(meta.stream_id());
         let shared_state = meta.shared_state();
         let closed = with_current_thread(|current| {
@@ -198,7 +200,7 @@ pub(crate) trait UseTracking {
         }
     }
 
-    /// What follows the closing of a use that does not merely leave the block as it is; `recorded` is how its event went.
+    /// Concludes a closed use that does not leave the block as it is. `recorded` is the outcome of its event.
     #[inline(never)]
     fn conclude(
         &self,
@@ -242,7 +244,7 @@ pub(crate) trait UseTracking {
         self.prepare_on(meta, block, (stream, raw), access)
     }
 
-    /// Opens a use of a block that is not at home, and has its stream wait for what it must follow.
+    /// Opens a use of a shared block, and makes its stream wait for what it depends on.
     #[inline(always)]
     fn prepare_on(
         &self,
@@ -268,7 +270,7 @@ pub(crate) trait UseTracking {
             }
             let mut waits = WaitCounts { elided: implied, ..WaitCounts::default() };
             let waited = needed.try_each(|(other, stamp)| {
-                // What failed is worth an allocation; what did not is one word.
+                // Boxed: the error is rare, and a box keeps the result at one word.
                 raw.wait_on(current, other, *stamp, &mut waits).map_err(Box::new)
             });
             tracker.counters.count_as(current, |counts| counts.add_waits(waits));
@@ -282,7 +284,7 @@ pub(crate) trait UseTracking {
         })
     }
 
-    /// The waits of a use could not be queued: it is as if it had never been opened.
+    /// Cancels a use whose waits could not be queued.
     #[cold]
     fn cancel(
         &self,
@@ -301,13 +303,13 @@ pub(crate) trait UseTracking {
             deflate_if_quiet(meta, uses)
         });
         if matches!(closed, EndUse::FreeNow) {
-            // The block was returned meanwhile; its free is reported by a reap if it fails.
+            // The block was returned meanwhile; a reap reports a failed free.
             let _ = self.free(block.generation, meta);
         }
         Err(error)
     }
 
-    /// Closes uses of one launch: one event serves all that need one.
+    /// Closes the uses of one launch. One event serves all that need one.
     #[inline(never)]
     fn finish_all(&self, uses: &[(BlockId, Access)], stream: StreamId) -> ResourceResult<()> {
         let mut outcome = Ok(());
@@ -329,7 +331,7 @@ pub(crate) trait UseTracking {
         outcome
     }
 
-    /// Closes a use on another stream that is still out.
+    /// Closes a use on another stream that is still leased.
     #[inline(never)]
     fn finish_foreign(
         &self,
@@ -346,8 +348,8 @@ pub(crate) trait UseTracking {
         else {
             return self.finish_locked(meta, block, access, stream, shared_event);
         };
-        // Without such a use there is nothing to record for. If the hint is wrong, because another thread closes it now, there is
-        // an event more, which covers what it says and no more.
+        // Without such an open use there is nothing to record for. The hint may be outdated if another thread closes
+        // the use now; then the event is superfluous, but covers no more than it claims.
         if !meta.has_opened(use_name(stream, access.writes())) {
             return self.finish_locked(meta, block, access, stream, shared_event);
         }
@@ -376,9 +378,9 @@ pub(crate) trait UseTracking {
     ) -> ResourceResult<()> {
         self.tracker().check_parts()?;
         let owner = meta.owner();
-        // Uses that were opened without the lock do not come here: they are of the own stream, and of no exact policy.
+        // Uses opened without the lock do not come here: they are on the own stream, and the policy is not exact.
         let slot = meta.with_uses(|uses| {
-            // Under the lock, so that a claim which went stale meanwhile closes nobody else's use.
+            // Checked under the lock, so that a stale claim closes no use of another block.
             if meta.generation() != block.generation {
                 return Err(stale(block));
             }
@@ -405,7 +407,7 @@ pub(crate) trait UseTracking {
         self.conclude(closed, meta, block, (stream, access), recorded)
     }
 
-    /// The stamp of work that is queued on `stream`, with an event recorded for it where the policy says so.
+    /// The stamp of work that is queued on `stream`, with an event recorded for it if the policy says so.
     #[inline(always)]
     fn stamp_finished(
         &self,
@@ -430,7 +432,7 @@ pub(crate) trait UseTracking {
                 *shared_event = Some(covers);
                 (covers, Ok(()))
             }
-            // Without an event whoever needs this work records the tail.
+            // Without an event the first stream that needs this work records the tail.
             Err(error) => (stream.clock().now(), Err(error.into())),
         }
     }
@@ -469,7 +471,7 @@ fn stale(block: BlockId) -> ResourceError {
     ResourceError::UseAfterFree { generation: block.generation }
 }
 
-/// The hooks of a resource that has what [`UseTracking`] asks for.
+/// The hooks of a resource that implements [`UseTracking`].
 macro_rules! tracked_hooks {
     () => {
         fn record_block_use(

@@ -1,10 +1,11 @@
-//! The uses of a block that its gate alone cannot hold: those of other streams, and those open while they are there.
+//! Outstanding and open uses of an inflated block.
 //!
-//! Changes are numbered. A finished write takes the place of exactly what was outstanding when it was prepared, and so waited
-//! for, and has not changed since.
-//!
-//! Until the own stream has announced a use, it may work on the block without hooks: another stream's prepare then follows its tail
-//! and not its last stamp, and the tail counts as its write. So does its first announced use, be it a read.
+//! Invariants:
+//! - Changes are numbered. A finished write supersedes exactly the uses that were outstanding when it was prepared, and
+//!   so were waited for, and have not changed since.
+//! - Until the block's own stream has announced a use, it may work on the block without hooks. A prepare on another
+//!   stream then waits for the tail of the own stream, which counts as its write. So does its first announced use, be
+//!   it a read.
 
 use smallvec::SmallVec;
 use xlog_driver::Access;
@@ -16,28 +17,28 @@ use crate::device_runtime::resource::StreamId;
 use crate::device_runtime::stream_pool::StreamPool;
 use crate::stream::RawStream;
 
-/// Finished work of one stream that later work may have to follow.
+/// Finished work of one stream that later work may have to wait for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Outstanding {
-    /// The stream, by its place in the pool.
+    /// The slot of the stream.
     pub(crate) slot: u32,
     pub(crate) stamp: u64,
-    /// The number of the change that brought it.
+    /// The number of the change that added it.
     change: u64,
 }
 
-/// A few of them, without an allocation.
+/// A list that holds two entries inline.
 pub(crate) type OutstandingList = SmallVec<[Outstanding; 2]>;
 
-/// What a use must still wait for: a stream, and up to which stamp.
+/// The waits that a use still needs: a stream and a stamp each.
 pub(crate) type Needed<'a> = SmallList<(&'a RawStream, u64)>;
 
-/// The one stream that a use must follow, up to a stamp.
+/// The one stream that a use depends on, up to a stamp.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SingleDependency {
     pub(crate) slot: u32,
     pub(crate) stamp: u64,
-    /// The stamp of the own stream that it follows.
+    /// The stamp of the own stream that the use is ordered after.
     pub(crate) own: u64,
 }
 
@@ -45,7 +46,7 @@ pub(crate) struct SingleDependency {
 #[derive(Debug)]
 pub(crate) struct Opened<'a> {
     pub(crate) number: u64,
-    /// How many waits were implied.
+    /// The number of waits that the clock made superfluous.
     pub(crate) implied: u64,
     pub(crate) needed: Needed<'a>,
 }
@@ -54,49 +55,49 @@ pub(crate) struct Opened<'a> {
 #[derive(Debug)]
 struct Open {
     number: u64,
-    /// The id it was opened under: it closes under the same one, also when the stream was given back meanwhile.
+    /// The id under which the use was opened. It closes under that id, even if the stream was released meanwhile.
     id: StreamId,
     slot: u32,
     access: Access,
-    /// The stamp of the own stream that it was prepared to follow.
+    /// The stamp of the own stream that the use is ordered after.
     own: u64,
 }
 
 impl Open {
-    /// What is written is closed as written: whether it was also read makes no difference to order.
+    /// `Write` and `ReadWrite` close each other's uses: they order in one way.
     #[inline]
     fn matches(&self, id: StreamId, access: Access) -> bool {
         self.id == id && self.access.writes() == access.writes()
     }
 }
 
-/// What a closed use had been prepared to follow: everything up to a change, and up to a stamp of the own stream.
+/// What a closed use was ordered after: everything up to a change, and up to a stamp of the own stream.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct OrderedAfter {
     change: u64,
     own: u64,
 }
 
-/// Behind the lock of a block's record. Between two blocks it is as it was made.
+/// The uses of a block, behind its lock. Between two blocks it is empty.
 #[derive(Debug, Default)]
 pub(crate) struct Uses {
     writes: SmallList<Outstanding>,
     reads: SmallList<Outstanding>,
     open: SmallList<Open>,
-    /// How many changes there were.
+    /// The number of changes so far.
     changes: u64,
-    /// The stamps of finished work of the own stream, which a block that is not slow has in its record: whoever holds the lock changes
-    /// them without a locked instruction. 0 is before everything; so they are unless the block is live and slow.
+    /// Stamps of finished work of the own stream while the block is live and inflated: the holder of the lock changes
+    /// them without a locked instruction. Otherwise they are 0, which is before everything, and the metadata has them.
     own_write: u64,
     own_read: u64,
-    /// The own stream has announced a use, or another stream has finished one: from then on announcements decide. False while the
-    /// stamps are in the record, whose gate knows it then.
+    /// Whether the own stream has announced a use, or another stream has finished one: from then on announcements
+    /// decide. False while the stamps are in the metadata; the state word has it then.
     announced: bool,
-    /// The block was returned while a use was open: the last one to close frees it.
+    /// Whether the block was returned while a use was open: the last use to close frees it.
     pub(crate) free_on_close: bool,
 }
 
-/// Forgets what the host knows to have completed.
+/// Drops entries that the host has seen complete.
 #[cold]
 fn forget_completed(list: &mut SmallList<Outstanding>, streams: &StreamPool) {
     list.retain(|entry| {
@@ -104,8 +105,8 @@ fn forget_completed(list: &mut SmallList<Outstanding>, streams: &StreamPool) {
     });
 }
 
-/// Forgets what has completed, and adds what `stream` must wait for to `needed`, if it must follow these; returns how many
-/// waits were implied.
+/// Drops completed entries and, if `must_wait`, adds the waits of `stream` to `needed`. Returns the number of waits
+/// that the clock made superfluous.
 #[inline(always)]
 fn wait_on_list<'a>(
     list: &mut SmallList<Outstanding>,
@@ -137,7 +138,7 @@ fn wait_on_list<'a>(
     implied
 }
 
-/// Forgets what a write of the stream at `slot` that finished at `stamp` takes the place of.
+/// Drops the entries that a write in `slot`, finished at `stamp`, supersedes.
 #[inline(always)]
 fn supersede(
     list: &mut SmallList<Outstanding>,
@@ -151,27 +152,27 @@ fn supersede(
 #[inline(always)]
 fn is_superseded(entry: &Outstanding, slot: u32, stamp: u64, ordered_after: OrderedAfter) -> bool {
     match entry.slot == slot {
-        // Work of its own stream is covered by its stamp; another thread may have finished later.
+        // A stamp covers the work of its own stream. Another thread may have finished later.
         true => entry.stamp <= stamp,
         false => entry.change <= ordered_after.change,
     }
 }
 
 impl Uses {
-    /// True when only the own stream is involved: its uses need no lock.
+    /// Whether only the own stream is involved: then its uses need no lock.
     #[inline(always)]
     pub(crate) fn is_quiet(&self) -> bool {
         self.writes.is_empty() && self.reads.is_empty() && self.open.is_empty()
     }
 
-    /// Up to where a use must follow the own stream.
+    /// The stamp of the own stream that a use must be ordered after.
     #[inline(always)]
     fn own(&self, writes: bool) -> u64 {
         if writes { self.own_write.max(self.own_read) } else { self.own_write }
     }
 
-    /// After the block became slow: what the own stream finished without the lock is kept here from now on. A use of it that is still
-    /// being closed without the lock is open, and stamps again when it finds that it must take the lock.
+    /// Takes over the stamps of the own stream when the block is inflated. A use that is being closed without the lock
+    /// still counts as open, and stamps again when it gets the lock.
     pub(crate) fn load_stamps(&mut self, meta: &BlockMeta) {
         let (write, read) = meta.stamps.swap_out();
         self.own_write = write.max(self.own_write);
@@ -179,14 +180,14 @@ impl Uses {
         self.announced |= meta.state.is_announced();
     }
 
-    /// Before the own stream goes without the lock again, and before the block ends: nothing of it is kept here.
+    /// Moves the stamps of the own stream back to the metadata, before the block is deflated or ends.
     #[cold]
     pub(crate) fn store_stamps(&mut self, meta: &BlockMeta) {
         if std::mem::take(&mut self.announced) {
             meta.state.announce();
         }
         for (writes, stamp) in [(true, &mut self.own_write), (false, &mut self.own_read)] {
-            // 0: it is in the record already.
+            // 0: the metadata has it.
             if *stamp != 0 {
                 meta.stamps.stamp(writes, std::mem::take(stamp));
             }
@@ -222,8 +223,8 @@ impl Uses {
         if !self.announced
             && let Some(of) = owner_stream
         {
-            // No event covers the stamp that stands now, so one is recorded at the tail: what covers the allocation may lie before
-            // work that was queued since.
+            // No event covers the current stamp, so one will be recorded at the tail. An event that covers the
+            // allocation may lie before work that was queued since.
             self.own_write = of.clock().now();
         }
         let own = self.own(writes);
@@ -247,7 +248,7 @@ impl Uses {
         Opened { number, implied, needed }
     }
 
-    /// What a use of the stream at `slot` must follow, if that is one stream and no use is open; with what it follows of the own one.
+    /// The single dependency of a use in `slot`, if it has exactly one and no use is open.
     #[inline(always)]
     pub(crate) fn single_dependency(
         &self,
@@ -255,7 +256,7 @@ impl Uses {
         slot: u32,
         writes: bool,
     ) -> Option<SingleDependency> {
-        // Nearly always all lists are short; `open` is, as far as it must be to get an entry without a look at the rest.
+        // Almost always true. `open` must be empty, so that an entry can be set without a search.
         if !self.announced
             || !self.open.is_empty()
             || !self.writes.has_at_most_one()
@@ -270,13 +271,13 @@ impl Uses {
         match (self.writes.first(), self.reads.first()) {
             (None, None) if waits_on_own => Some(SingleDependency { slot: owner, stamp: own, own }),
             (Some(entry), None) if !waits_on_own => Some(of(entry)),
-            // A read does not follow another one.
+            // A read does not wait for a read.
             (None, Some(entry)) if !waits_on_own && writes => Some(of(entry)),
             _ => None,
         }
     }
 
-    /// Opens a use that follows what is outstanding; returns its number.
+    /// Opens a use with a single dependency; returns its number.
     #[inline(always)]
     pub(crate) fn open_after_single(
         &mut self,
@@ -290,13 +291,13 @@ impl Uses {
         self.changes
     }
 
-    /// The waits could not be queued: as if it had never been opened.
+    /// Cancels a use whose waits could not be queued.
     pub(crate) fn cancel(&mut self, number: u64) {
         self.open.retain(|open| open.number != number);
     }
 
-    /// The same for a use of which no more is known: of several that are alike the newest goes, so that those that stay claim to
-    /// follow no more than they do.
+    /// Cancels a use by stream and access. Of several equal ones it cancels the newest, so that those that stay claim
+    /// no more than they are ordered after.
     pub(crate) fn cancel_newest(&mut self, id: StreamId, access: Access) {
         let alike = self.open.iter().filter(|open| open.matches(id, access));
         if let Some(number) = alike.map(|open| open.number).max() {
@@ -304,7 +305,7 @@ impl Uses {
         }
     }
 
-    /// Takes over what a baton stood for.
+    /// Takes over the state that a last writer stood for.
     pub(crate) fn inflate(
         &mut self,
         owner: u32,
@@ -328,7 +329,7 @@ impl Uses {
         }
     }
 
-    /// If there is nothing but one finished write, takes it out: its place and stamp.
+    /// Removes the only outstanding write, if there is nothing else; returns its slot and stamp.
     pub(crate) fn deflate(&mut self, owner: u32) -> Option<(u32, u64)> {
         let plain = self.writes.has_at_most_one()
             && self.reads.has_at_most_one()
@@ -339,7 +340,7 @@ impl Uses {
         }
         let single_dependency = match self.writes.first() {
             Some(entry) if self.own_write == 0 && self.own_read == 0 => (entry.slot, entry.stamp),
-            // What the own stream read before came before that.
+            // The write of the own stream comes after its earlier reads.
             None if self.own_write != 0 && self.own_read <= self.own_write => {
                 (owner, self.own_write)
             }
@@ -350,19 +351,19 @@ impl Uses {
         Some(single_dependency)
     }
 
-    /// The place of the stream of an open use of this id and access, if there is one.
+    /// The slot of an open use of this id and access, if there is one.
     pub(crate) fn find_open(&self, id: StreamId, access: Access) -> Option<u32> {
         self.open.iter().find(|open| open.matches(id, access)).map(|open| open.slot)
     }
 
-    /// Closes the oldest such use; says what it had been prepared to follow.
+    /// Closes the oldest such use; returns what it was ordered after.
     #[inline(always)]
     pub(crate) fn close(&mut self, id: StreamId, access: Access) -> Option<OrderedAfter> {
         let ordered_after = |open: &Open| OrderedAfter { change: open.number, own: open.own };
         self.open.remove_first(|open| open.matches(id, access), ordered_after)
     }
 
-    /// Finished work of the stream at `slot` joins the outstanding; a write takes the place of what it `ordered_after`.
+    /// Adds finished work in `slot` to the outstanding uses. A write supersedes what it was `ordered_after`.
     #[inline(always)]
     pub(crate) fn finished(
         &mut self,
@@ -375,7 +376,7 @@ impl Uses {
         if !self.announced {
             self.announce(owner == slot, stamp, ordered_after);
         }
-        // One write that takes the place of all there was.
+        // Common case: one write supersedes everything.
         if writes
             && let Some(ordered_after) = ordered_after
             && self.reads.is_empty()
@@ -398,8 +399,8 @@ impl Uses {
         self.finished_among_others(owner, slot, stamp, writes, ordered_after);
     }
 
-    /// The first use that stands for all that the own stream queued before it without a hook: one of its own, or another stream's
-    /// that was prepared. One that was not prepared followed nothing.
+    /// Notes the first use that covers all unannounced work of the own stream: a use of the own stream, or a prepared
+    /// one of another stream. A use that was not prepared waited for nothing.
     #[cold]
     fn announce(&mut self, own: bool, stamp: u64, ordered_after: Option<OrderedAfter>) {
         self.announced = own || ordered_after.is_some();
@@ -442,7 +443,7 @@ impl Uses {
         }
     }
 
-    /// Forgets what the own stream had finished up to a stamp.
+    /// Drops the stamps of the own stream up to `upto`.
     #[inline(always)]
     fn supersede_own(&mut self, upto: u64) {
         for own in [&mut self.own_write, &mut self.own_read] {
@@ -456,7 +457,7 @@ impl Uses {
         self.writes.iter().chain(self.reads.iter())
     }
 
-    /// True when whatever is queued on `stream` now comes after everything outstanding, without a wait.
+    /// Whether work queued on `stream` now comes after everything outstanding, without a wait.
     pub(crate) fn is_ordered_before(&self, streams: &StreamPool, stream: &RawStream) -> bool {
         self.outstanding().all(|entry| {
             entry.slot == stream.clock().slot()
@@ -465,12 +466,12 @@ impl Uses {
         })
     }
 
-    /// Everything outstanding, to be asked about without the lock.
+    /// A copy of everything outstanding, to be polled without the lock.
     pub(crate) fn copy_outstanding(&self) -> OutstandingList {
         self.outstanding().copied().collect()
     }
 
-    /// Everything a free must follow. Nothing is left.
+    /// Removes everything outstanding; returns what a free must wait for.
     pub(crate) fn take_outstanding(&mut self, streams: &StreamPool) -> OutstandingList {
         let pending = |entry: &&Outstanding| {
             streams.at(entry.slot).is_some_and(|of| !of.clock().is_complete(entry.stamp))
@@ -481,7 +482,7 @@ impl Uses {
         all
     }
 
-    /// The free could not be queued: it must still follow these.
+    /// Restores outstanding uses after a free could not be queued.
     pub(crate) fn restore(&mut self, outstanding: OutstandingList) {
         outstanding.into_iter().for_each(|entry| self.writes.push(entry));
     }

@@ -1,9 +1,9 @@
-//! The short way of a block from one stream to another.
+//! Fast path of a use that waits on exactly one other stream.
 //!
-//! It is taken where a use follows exactly one stream and the running thread owns all locks on the way: then nothing is allocated,
-//! nothing is walked, and no lock is waited for. Where that is not so nothing was done, and the hooks of
-//! [`UseTracking`] do the same in general. Neither holds a lock over a driver call. Whether device and streams fit
-//! together is not asked: where they do not, there is no block.
+//! It applies if the current thread owns the bias of every lock on the way: it allocates nothing, walks no list and
+//! waits for no lock. Otherwise it declines with nothing changed, and [`UseTracking`] takes the general path. No lock
+//! is held over a driver call. It does not check that device and streams belong together: if they do not, there is no
+//! block.
 
 use super::EventPolicy;
 use super::block_meta::{BlockMeta, generation_bits, use_name};
@@ -41,9 +41,9 @@ pub(crate) enum FastFinish {
     NotRecorded(Box<DriverError>),
 }
 
-/// Opens a use and makes its stream wait for the one stream that it depends on.
+/// Opens a use and makes its stream wait on the one stream that it depends on.
 ///
-/// Each resource `R` has its own, because what is called from one place only is not a call.
+/// Generic over the resource `R`, so that each resource inlines its own copy.
 #[inline(always)]
 pub(crate) fn prepare<R: UseTracking + ?Sized>(
     resource: &R,
@@ -68,7 +68,7 @@ pub(crate) fn prepare<R: UseTracking + ?Sized>(
             return FastPrepare::Declined;
         }
         let Some(other) = tracker.stream_table.at(slot) else { return FastPrepare::Declined };
-        // What has completed is forgotten.
+        // The general path drops what has completed.
         if other.clock().is_complete(stamp) {
             return FastPrepare::Declined;
         }
@@ -82,7 +82,7 @@ pub(crate) fn prepare<R: UseTracking + ?Sized>(
     })
 }
 
-/// Opens a use of a stream, at a place, that comes after the baton without a wait. The lock is held.
+/// Opens a use of a stream that is already ordered after the last writer. The lock is held.
 #[inline(never)]
 fn prepare_implied(
     tracker: &Tracker,
@@ -94,7 +94,7 @@ fn prepare_implied(
     if last_writer.slot != user {
         tracker.counters.count(|counts| counts.elided += 1);
     } else if user == meta.owner() {
-        // Only its own stream is left: it goes the quick way again.
+        // Only the block's own stream is left: the general path deflates the block.
         return FastPrepare::Declined;
     }
     last_writer.user = user;
@@ -102,7 +102,7 @@ fn prepare_implied(
     FastPrepare::Opened
 }
 
-/// The stream of an opened use follows another one.
+/// Makes the stream of an opened use wait on another stream.
 #[inline(always)]
 fn wait_on(
     tracker: &Tracker,
@@ -120,7 +120,7 @@ fn wait_on(
     }
 }
 
-/// [`prepare`] of a block that is not simply handed on, where there is still one stream to follow.
+/// [`prepare`] of a block with more state than a last writer, whose use depends on one stream.
 #[inline(never)]
 fn prepare_single_dependency(
     tracker: &Tracker,
@@ -132,7 +132,7 @@ fn prepare_single_dependency(
     with_current_thread(|current| {
         let clock = raw.clock();
         let mut use_state = visit!(meta.use_state(), current, else return FastPrepare::Declined);
-        // What is slow has left home.
+        // An inflated block is never unshared.
         if !meta.state.is_live_and_inflated(generation_bits(generation)) {
             return FastPrepare::Declined;
         }
@@ -164,7 +164,7 @@ fn wait_failed(tracker: &Tracker, failed: WaitFailed) -> Box<DriverError> {
     Box::new(error)
 }
 
-/// Records an event for a use of another stream than the own one, and closes it. Of `R` as in [`prepare`].
+/// Records an event for a use on another stream than the block's own, and closes the use. Generic as [`prepare`].
 #[inline(always)]
 pub(crate) fn finish<R: UseTracking + ?Sized>(
     resource: &R,
@@ -174,8 +174,8 @@ pub(crate) fn finish<R: UseTracking + ?Sized>(
     access: Access,
 ) -> FastFinish {
     let tracker = resource.tracker();
-    // Without such a use there is nothing to record for. If the hint is wrong, because another thread closes it now, there is an event
-    // more, which covers what it says and no more.
+    // Without such an open use there is nothing to record for. The hint may be outdated if another thread closes the
+    // use now; then the event is superfluous, but covers no more than it claims.
     let Some(shared_state) = meta.state.shared() else { return FastFinish::Declined };
     if !shared_state.has_opened(use_name(stream, access.writes()))
         || tracker.policy == EventPolicy::Lazy
