@@ -236,7 +236,7 @@ impl DeviceMemoryResource for DirectCudaResource {
         self.outstanding.fetch_add(bytes, Ordering::AcqRel);
         self.physical.fetch_add(self.physical(bytes), Ordering::AcqRel);
         self.allocations.fetch_add(1, Ordering::Relaxed);
-        Ok(DeviceBlock::live((ptr, bytes), self.ordinal, stream, tag, generation))
+        Ok(DeviceBlock::live(ptr, bytes, self.ordinal, stream, tag, generation))
     }
 
     fn deallocate(&self, block: DeviceBlock) -> ResourceResult<()> {

@@ -370,7 +370,7 @@ impl DeviceMemoryResource for AsyncCudaResource {
             counts.allocations += 1;
             counts.outstanding = counts.outstanding.wrapping_add(bytes);
         });
-        Ok(DeviceBlock::live((ptr, bytes), self.ordinal, stream, tag, generation))
+        Ok(DeviceBlock::live(ptr, bytes, self.ordinal, stream, tag, generation))
     }
 
     fn deallocate(&self, block: DeviceBlock) -> ResourceResult<()> {

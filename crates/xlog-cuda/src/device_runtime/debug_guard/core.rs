@@ -206,7 +206,7 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
         }
         let (bytes, generation) = (redzones.bytes, block.generation);
         let given =
-            DeviceBlock::live((redzones.user(), bytes), self.ordinal, stream, tag, generation);
+            DeviceBlock::live(redzones.user(), bytes, self.ordinal, stream, tag, generation);
         let moment = self.journal.moment(stream);
         let info = Arc::new(BlockInfo::new(generation, redzones, tag, self.ordinal, moment));
         let charge = block.bytes;

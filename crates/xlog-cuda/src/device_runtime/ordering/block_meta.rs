@@ -91,6 +91,22 @@ pub(crate) fn use_name(id: StreamId, writes: bool) -> u64 {
 /// The owner of a block that no stream owns.
 pub(crate) const NO_OWNER: u32 = u32::MAX >> REST_BITS;
 
+/// The memory of a block, and its node in the sub-allocator.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct BlockMemory {
+    pub(crate) ptr: u64,
+    pub(crate) bytes: usize,
+    pub(crate) node: u32,
+}
+
+/// The stream that a block begins on, and its stamp then.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct BlockOwner {
+    pub(crate) id: StreamId,
+    pub(crate) slot: u32,
+    pub(crate) stamp: u64,
+}
+
 impl BlockMeta {
     #[inline]
     pub(crate) fn generation(&self) -> Generation {
@@ -144,15 +160,10 @@ impl BlockMeta {
 
     /// Begins a live block in a slot that no other thread uses.
     #[inline(always)]
-    fn begin(
-        &self,
-        generation: Generation,
-        ptr: u64,
-        bytes: usize,
-        (id, owner, stamp): (u32, u32, u64),
-    ) {
-        self.set_memory(ptr, bytes, owner);
-        self.stream_id.store(id, Ordering::Relaxed);
+    fn begin(&self, generation: Generation, ptr: u64, bytes: usize, owner: BlockOwner) {
+        let BlockOwner { id, slot, stamp } = owner;
+        self.set_memory(ptr, bytes, slot);
+        self.stream_id.store(id.0, Ordering::Relaxed);
         self.generation.store(generation.0, Ordering::Relaxed);
         self.stamps.begin(stamp);
         self.state.begin(generation_bits(generation));
@@ -162,7 +173,7 @@ impl BlockMeta {
     #[cfg(test)]
     pub(crate) fn begun(id: StreamId, owner: u32, stamp: u64) -> (Self, Generation) {
         let (meta, generation) = (Self::default(), Generation::next().at(0));
-        meta.begin(generation, 0x1000, MIN_ALIGN, (id.0, owner, stamp));
+        meta.begin(generation, 0x1000, MIN_ALIGN, BlockOwner { id, slot: owner, stamp });
         (meta, generation)
     }
 
@@ -289,8 +300,10 @@ impl BlockTable {
         let (slot, meta) = self.blocks.allocate()?;
         let generation = Generation::next().at(slot);
         let owner = match owner {
-            Some((id, raw)) => (id.0, raw.clock().slot(), raw.clock().now()),
-            None => (u32::MAX, NO_OWNER, 0),
+            Some((id, raw)) => {
+                BlockOwner { id, slot: raw.clock().slot(), stamp: raw.clock().now() }
+            }
+            None => BlockOwner { id: StreamId(u32::MAX), slot: NO_OWNER, stamp: 0 },
         };
         meta.begin(generation, ptr, bytes, owner);
         Some(generation)
@@ -321,14 +334,13 @@ impl BlockTable {
     pub(crate) fn begin_at(
         &self,
         slot: u32,
-        (ptr, bytes): (u64, usize),
-        node: u32,
-        (id, owner, stamp): (StreamId, u32, u64),
+        memory: BlockMemory,
+        owner: BlockOwner,
     ) -> Option<Generation> {
         let meta = self.blocks.get(slot)?;
         let generation = Generation::next().at(slot);
-        meta.node.store(node, Ordering::Relaxed);
-        meta.begin(generation, ptr, bytes, (id.0, owner, stamp));
+        meta.node.store(memory.node, Ordering::Relaxed);
+        meta.begin(generation, memory.ptr, memory.bytes, owner);
         Some(generation)
     }
 
@@ -337,15 +349,14 @@ impl BlockTable {
     pub(crate) fn begin_unshared(
         &self,
         slot: u32,
-        (ptr, bytes): (u64, usize),
-        node: u32,
-        (id, owner, stamp): (StreamId, u32, u64),
+        memory: BlockMemory,
+        owner: BlockOwner,
     ) -> Option<Generation> {
         let meta = self.blocks.get(slot)?;
         let generation = Generation::next().at(slot);
-        meta.node.store(node, Ordering::Relaxed);
-        meta.set_memory(ptr, bytes, owner);
-        meta.begin_reused(generation, id, stamp);
+        meta.node.store(memory.node, Ordering::Relaxed);
+        meta.set_memory(memory.ptr, memory.bytes, owner.slot);
+        meta.begin_reused(generation, owner.id, owner.stamp);
         Some(generation)
     }
 
@@ -465,7 +476,7 @@ mod tests {
         assert!(meta.with_uses(|_| meta.state.retire(generation_bits(first))));
         meta.end();
         let next = Generation::next().at(0);
-        meta.begin(next, 0x1000, MIN_ALIGN, (1, 3, 5));
+        meta.begin(next, 0x1000, MIN_ALIGN, BlockOwner { id: StreamId(1), slot: 3, stamp: 5 });
         for writes in [false, true] {
             assert_eq!(meta.state.open(generation_bits(next), writes), Attempt::Done);
             meta.with_uses(|_| {
@@ -502,7 +513,7 @@ mod tests {
         assert!(meta.with_uses(|_| meta.state.retire(generation_bits(next))));
         meta.end();
         let last = Generation::next().at(0);
-        meta.begin(last, 0x1000, MIN_ALIGN, (1, 3, 9));
+        meta.begin(last, 0x1000, MIN_ALIGN, BlockOwner { id: StreamId(1), slot: 3, stamp: 9 });
         assert_eq!(rows(&meta, last, 100), needed);
         assert_eq!(meta.opened(), None);
     }

@@ -14,7 +14,7 @@ use super::coalesce_queue::{self, CoalesceQueue};
 use super::magazine::{MAX_CACHED, Magazine, class_of};
 use super::tlsf::{Range, Tlsf, TlsfAllocation};
 use crate::device_runtime::logging::note_path;
-use crate::device_runtime::ordering::block_meta::{BlockMeta, BlockTable};
+use crate::device_runtime::ordering::block_meta::{BlockMemory, BlockMeta, BlockTable};
 use crate::device_runtime::resource::Generation;
 
 pub(super) const UNIT: u64 = 256;
@@ -79,6 +79,12 @@ impl Suballocation {
             node: meta.node(),
             slot: generation.slot(),
         }
+    }
+
+    /// Its memory, for the block that begins there.
+    #[inline(always)]
+    pub(super) fn memory(&self) -> BlockMemory {
+        BlockMemory { ptr: self.ptr, bytes: self.bytes as usize, node: self.node }
     }
 }
 
@@ -215,7 +221,7 @@ impl Arena {
         capacity: u64,
         table: &BlockTable,
     ) {
-        if !self.magazine.push(suballocation.slot, (meta, meta.units()), capacity) {
+        if !self.magazine.push(suballocation.slot, meta, meta.units(), capacity) {
             if CoalesceQueue::accepts(meta.units(), capacity) {
                 self.coalesce_later(suballocation.slot, meta, stamp, table);
             } else {
@@ -249,7 +255,7 @@ impl Arena {
     ) {
         self.bound_slots(table);
         let bytes = u64::from(meta.units()) * UNIT;
-        self.coalesce_queue.push((meta.node(), bytes), &mut self.tlsf, stamp);
+        self.coalesce_queue.push(meta.node(), bytes, &mut self.tlsf, stamp);
         self.slots.push(slot);
     }
 

@@ -2,6 +2,7 @@
 
 use super::PoolResource;
 use super::arena::{Suballocation, UNIT};
+use super::fast_path::RequestStream;
 use super::resource::{MAX_BYTES, size_of};
 use crate::device_runtime::ordering::block_meta::{BlockMeta, generation_bits};
 use crate::device_runtime::ordering::tracker::Retired;
@@ -39,7 +40,7 @@ impl PoolResource {
             if suballocations[at].is_some() {
                 continue;
             }
-            match self.allocate_slow(stream, owner, arena, (*size, UNIT)) {
+            match self.allocate_slow(stream, owner, arena, *size, UNIT) {
                 Ok(suballocation) => suballocations[at] = Some(suballocation),
                 Err(error) => {
                     self.undo_allocations(suballocations.into_iter().flatten(), owner);
@@ -69,28 +70,27 @@ impl PoolResource {
     fn batch_allocate_fast(
         &self,
         sizes: &[usize],
-        stream: StreamId,
+        id: StreamId,
         tag: AllocTag,
     ) -> Option<Vec<DeviceBlock>> {
         if sizes.iter().any(|bytes| bytes.wrapping_sub(1) >= MAX_BYTES) {
             return None;
         }
-        let (owner, header) = self.tracker.streams.inline_header(stream)?;
-        let shard = self.fast_path_arenas()?.get(owner).filter(|_| !header.handle_escaped())?;
+        let (slot, header) = self.tracker.streams.inline_header(id)?;
+        let stream = RequestStream { id, slot, header };
+        let shard = self.fast_path_arenas()?.get(slot).filter(|_| !header.handle_escaped())?;
         let mut blocks = Vec::with_capacity(sizes.len());
         shard.0.with(|arena| {
             for bytes in sizes {
-                let served = self.allocate_inside(arena, *bytes, (stream, owner, header));
-                let Some((ptr, bytes, generation)) = served else { break };
-                let memory = (ptr, bytes);
-                blocks.push(DeviceBlock::live(memory, self.ordinal, stream, tag, generation));
+                let Some(block) = self.allocate_inside(arena, *bytes, stream) else { break };
+                blocks.push(self.live(block, id, tag));
             }
             if blocks.len() == sizes.len() {
                 return Some(());
             }
             for block in &blocks {
                 if let Some(meta) = self.tracker.table.at(block.generation) {
-                    self.free_inside(arena, block.generation, (meta, meta.units()), header);
+                    self.free_inside(arena, block.generation, meta, meta.units(), header);
                     arena.counts.deallocations -= 1;
                     arena.counts.undone += 1;
                 }
@@ -166,7 +166,7 @@ impl PoolResource {
                                 .state
                                 .is_live_and_unshared(generation_bits(block.generation)) =>
                         {
-                            self.free_inside(arena, block.generation, (meta, meta.units()), header);
+                            self.free_inside(arena, block.generation, meta, meta.units(), header);
                         }
                         _ => rest.push(block),
                     }

@@ -44,7 +44,7 @@ impl CoalesceQueue {
 
     /// Pushes a block that the queue accepts, and frees the oldest one into the TLSF.
     #[inline(always)]
-    pub(super) fn push(&mut self, (node, bytes): (u32, u64), tlsf: &mut Tlsf, stamp: u64) {
+    pub(super) fn push(&mut self, node: u32, bytes: u64, tlsf: &mut Tlsf, stamp: u64) {
         let at = self.oldest % CAPACITY;
         let oldest = std::mem::replace(&mut self.nodes[at], node);
         tlsf.prefetch(node, self.nodes[(at + STEP) % CAPACITY]);
@@ -80,7 +80,7 @@ mod tests {
         assert!(tlsf.insert_span(all, true));
         let taken: Vec<_> = (0..20).filter_map(|_| tlsf.allocate(3 * UNIT, UNIT)).collect();
         for (at, block) in taken.iter().enumerate() {
-            coalesce_queue.push((block.node, block.bytes), &mut tlsf, 7);
+            coalesce_queue.push(block.node, block.bytes, &mut tlsf, 7);
             let here = (at + 1).min(CAPACITY) as u64;
             assert_eq!(coalesce_queue.bytes(), here * 3 * UNIT, "after {at}");
             assert_eq!(

@@ -12,11 +12,43 @@ use super::coalesce_queue::CoalesceQueue;
 use super::magazine::{MAX_CACHED, class_of};
 use super::prefetch::prefetch;
 use super::resource::MAX_BYTES;
-use crate::device_runtime::ordering::block_meta::{BlockMeta, generation_bits};
+use crate::device_runtime::ordering::block_meta::{BlockMeta, BlockOwner, generation_bits};
 use crate::device_runtime::ordering::clock::ClockHeader;
 use crate::device_runtime::resource::{
     AllocTag, BlockId, DeviceBlock, Generation, MIN_ALIGN, ResourceResult, StreamId,
 };
+
+/// The stream of a request.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RequestStream<'a> {
+    pub(super) id: StreamId,
+    pub(super) slot: u32,
+    pub(super) header: &'a ClockHeader,
+}
+
+/// The size of a request: the bytes requested, and the bytes that it takes.
+#[derive(Clone, Copy, Debug)]
+struct RequestSize {
+    bytes: usize,
+    size: u64,
+}
+
+/// A block that has begun.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct BegunBlock {
+    ptr: u64,
+    bytes: usize,
+    generation: Generation,
+}
+
+/// The outcome of a search in the magazine.
+enum MagazineLookup {
+    Hit(BegunBlock),
+    /// The magazine has no such block. The TLSF has to allocate `size` bytes.
+    Miss {
+        size: u64,
+    },
+}
 
 impl PoolResource {
     /// Allocates a block on a stream whose arena this thread owns.
@@ -26,31 +58,39 @@ impl PoolResource {
     pub(super) fn allocate_fast(
         &self,
         bytes: usize,
-        stream: StreamId,
+        id: StreamId,
         tag: AllocTag,
     ) -> ResourceResult<DeviceBlock> {
         if bytes.wrapping_sub(1) >= MAX_CACHED as usize {
-            return self.allocate_large(bytes, stream, tag);
+            return self.allocate_large(bytes, id, tag);
         }
-        let Some((owner, header, mut arena)) = self.enter_arena(stream) else {
-            return self.allocate_general(bytes, UNIT as usize, stream, tag);
+        let Some((stream, mut arena)) = self.enter_arena(id) else {
+            return self.allocate_general(bytes, UNIT as usize, id, tag);
         };
-        match self.allocate_from_magazine(&mut arena, bytes as u64, (stream, header)) {
-            Ok((ptr, bytes, generation)) => {
+        match self.allocate_from_magazine(&mut arena, bytes as u64, stream) {
+            MagazineLookup::Hit(block) => {
                 drop(arena);
-                Ok(DeviceBlock::live((ptr, bytes), self.ordinal, stream, tag, generation))
+                Ok(self.live(block, id, tag))
             }
-            Err(size) => self.allocate_uncached(arena, (bytes, size), (stream, owner, header), tag),
+            MagazineLookup::Miss { size } => {
+                self.allocate_uncached(arena, RequestSize { bytes, size }, stream, tag)
+            }
         }
     }
 
-    /// The slot and the clock header of a stream, with its arena, if this thread owns that.
+    /// The block that the caller gets.
     #[inline(always)]
-    fn enter_arena(&self, stream: StreamId) -> Option<(u32, &ClockHeader, BiasedGuard<'_, Arena>)> {
-        let (owner, header) = self.tracker.streams.inline_header(stream)?;
+    pub(super) fn live(&self, block: BegunBlock, id: StreamId, tag: AllocTag) -> DeviceBlock {
+        DeviceBlock::live(block.ptr, block.bytes, self.ordinal, id, tag, block.generation)
+    }
+
+    /// A stream with its arena, if this thread owns that.
+    #[inline(always)]
+    fn enter_arena(&self, id: StreamId) -> Option<(RequestStream<'_>, BiasedGuard<'_, Arena>)> {
+        let (slot, header) = self.tracker.streams.inline_header(id)?;
         let arenas = self.fast_path_arenas().filter(|_| !header.handle_escaped())?;
-        let arena = arenas.get(owner).and_then(|shard| shard.0.enter())?;
-        Some((owner, header, arena))
+        let arena = arenas.get(slot).and_then(|shard| shard.0.enter())?;
+        Some((RequestStream { id, slot, header }, arena))
     }
 
     /// [`Self::allocate_fast`] for a size that no magazine caches, or that is refused.
@@ -58,27 +98,27 @@ impl PoolResource {
     fn allocate_large(
         &self,
         bytes: usize,
-        stream: StreamId,
+        id: StreamId,
         tag: AllocTag,
     ) -> ResourceResult<DeviceBlock> {
         if bytes.wrapping_sub(1) < MAX_BYTES
-            && let Some((owner, header, arena)) = self.enter_arena(stream)
+            && let Some((stream, arena)) = self.enter_arena(id)
         {
             let size = (bytes as u64).next_multiple_of(UNIT);
-            return self.allocate_split::<true>(arena, (bytes, size), (stream, owner, header), tag);
+            return self.allocate_split::<true>(arena, RequestSize { bytes, size }, stream, tag);
         }
-        self.allocate_general(bytes, UNIT as usize, stream, tag)
+        self.allocate_general(bytes, UNIT as usize, id, tag)
     }
 
     #[inline(never)]
     fn allocate_uncached(
         &self,
         arena: BiasedGuard<'_, Arena>,
-        sizes: (usize, u64),
-        owner: (StreamId, u32, &ClockHeader),
+        size: RequestSize,
+        stream: RequestStream<'_>,
         tag: AllocTag,
     ) -> ResourceResult<DeviceBlock> {
-        self.allocate_split::<false>(arena, sizes, owner, tag)
+        self.allocate_split::<false>(arena, size, stream, tag)
     }
 
     /// Allocates a block from the TLSF of its stream. Without `ANY` the code is laid out for sizes that are whole
@@ -87,17 +127,15 @@ impl PoolResource {
     fn allocate_split<const ANY: bool>(
         &self,
         mut arena: BiasedGuard<'_, Arena>,
-        (bytes, size): (usize, u64),
-        (stream, owner, header): (StreamId, u32, &ClockHeader),
+        RequestSize { bytes, size }: RequestSize,
+        stream: RequestStream<'_>,
         tag: AllocTag,
     ) -> ResourceResult<DeviceBlock> {
-        let served = self.allocate_from_tlsf::<ANY>(&mut arena, size, (stream, owner, header));
+        let served = self.allocate_from_tlsf::<ANY>(&mut arena, size, stream);
         drop(arena);
         match served {
-            Some((ptr, bytes, generation)) => {
-                Ok(DeviceBlock::live((ptr, bytes), self.ordinal, stream, tag, generation))
-            }
-            None => self.allocate_general(bytes, UNIT as usize, stream, tag),
+            Some(block) => Ok(self.live(block, stream.id, tag)),
+            None => self.allocate_general(bytes, UNIT as usize, stream.id, tag),
         }
     }
 
@@ -107,36 +145,37 @@ impl PoolResource {
         &self,
         arena: &mut Arena,
         bytes: usize,
-        (stream, owner, header): (StreamId, u32, &ClockHeader),
-    ) -> Option<(u64, usize, Generation)> {
+        stream: RequestStream<'_>,
+    ) -> Option<BegunBlock> {
         let bytes = bytes as u64;
         let size = if bytes > MAX_CACHED {
             bytes.next_multiple_of(UNIT)
         } else {
-            match self.allocate_from_magazine(arena, bytes, (stream, header)) {
-                Ok(served) => return Some(served),
-                Err(size) => size,
+            match self.allocate_from_magazine(arena, bytes, stream) {
+                MagazineLookup::Hit(block) => return Some(block),
+                MagazineLookup::Miss { size } => size,
             }
         };
-        self.allocate_from_tlsf::<false>(arena, size, (stream, owner, header))
+        self.allocate_from_tlsf::<false>(arena, size, stream)
     }
 
-    /// [`Self::allocate_inside`] from the magazine. `Err` is the size to allocate from the TLSF instead.
+    /// [`Self::allocate_inside`] from the magazine.
     #[inline(always)]
     fn allocate_from_magazine(
         &self,
         arena: &mut Arena,
         size: u64,
-        (stream, header): (StreamId, &ClockHeader),
-    ) -> Result<(u64, usize, Generation), u64> {
+        stream: RequestStream<'_>,
+    ) -> MagazineLookup {
         let class = class_of(size);
         let Some((slot, meta)) = arena.magazine.pop(class, UNIT, &self.tracker.table) else {
-            return Err(class.0);
+            return MagazineLookup::Miss { size: class.bytes };
         };
         arena.count(Source::Magazine);
         let generation = Generation::next().at(slot);
-        meta.begin_reused(generation, stream, header.now());
-        Ok((meta.ptr(), class.0 as usize, generation))
+        meta.begin_reused(generation, stream.id, stream.header.now());
+        let (ptr, bytes) = (meta.ptr(), class.bytes as usize);
+        MagazineLookup::Hit(BegunBlock { ptr, bytes, generation })
     }
 
     /// [`Self::allocate_inside`] from the TLSF, for whole units.
@@ -145,18 +184,17 @@ impl PoolResource {
         &self,
         arena: &mut Arena,
         size: u64,
-        (stream, owner, header): (StreamId, u32, &ClockHeader),
-    ) -> Option<(u64, usize, Generation)> {
+        stream: RequestStream<'_>,
+    ) -> Option<BegunBlock> {
+        let RequestStream { id, slot: slot_of_owner, header } = stream;
         let suballocation = arena.allocate_units::<ANY>(size)?;
         let slot = match suballocation.slot {
             NO_SLOT => arena.fresh_slot(&self.tracker.table),
             slot => Some(slot),
         };
-        let (ptr, bytes) = (suballocation.ptr, suballocation.bytes as usize);
-        let of = (stream, owner, header.now());
-        let begun = slot.and_then(|slot| {
-            self.tracker.table.begin_unshared(slot, (ptr, bytes), suballocation.node, of)
-        });
+        let memory = suballocation.memory();
+        let owner = BlockOwner { id, slot: slot_of_owner, stamp: header.now() };
+        let begun = slot.and_then(|slot| self.tracker.table.begin_unshared(slot, memory, owner));
         if begun.is_none() {
             arena.undo(suballocation, header.now());
         }
@@ -165,7 +203,7 @@ impl PoolResource {
         if let Some(meta) = next {
             prefetch(meta);
         }
-        begun.map(|generation| (ptr, bytes, generation))
+        begun.map(|generation| BegunBlock { ptr: memory.ptr, bytes: memory.bytes, generation })
     }
 
     /// Frees a block that was never shared, if this thread owns the arena of its stream. Returns false with nothing
@@ -196,7 +234,7 @@ impl PoolResource {
         if !meta.state.is_live_and_unshared(generation_bits(block.generation)) {
             return false;
         }
-        self.free_inside(&mut arena, block.generation, (meta, units), header);
+        self.free_inside(&mut arena, block.generation, meta, units, header);
         true
     }
 
@@ -212,7 +250,7 @@ impl PoolResource {
         let Some(mut arena) = arenas.get(owner).and_then(|shard| shard.0.enter()) else {
             return false;
         };
-        self.free_inside(&mut arena, generation, (meta, meta.units()), header);
+        self.free_inside(&mut arena, generation, meta, meta.units(), header);
         true
     }
 
@@ -222,13 +260,14 @@ impl PoolResource {
         &self,
         arena: &mut Arena,
         generation: Generation,
-        (meta, units): (&BlockMeta, u32),
+        meta: &BlockMeta,
+        units: u32,
         header: &ClockHeader,
     ) {
         meta.state.end();
         arena.counts.deallocations += 1;
         let capacity = self.magazine_capacity();
-        if arena.magazine.push(generation.slot(), (meta, units), capacity) {
+        if arena.magazine.push(generation.slot(), meta, units, capacity) {
             return;
         }
         if CoalesceQueue::accepts(units, capacity) {

@@ -16,15 +16,22 @@ const MAX_LARGE: u32 = 16;
 /// The first bin of large sizes.
 const LARGE: usize = 64;
 
-/// The class of a size: its bytes, and its bin.
+/// A class of sizes: the bytes of its blocks, and its bin.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct SizeClass {
+    pub(super) bytes: u64,
+    pub(super) bin: usize,
+}
+
+/// The class of a size.
 ///
 /// One class for each unit up to 32 units, then 32 for each doubling: at most 1/32 is wasted.
 #[inline(always)]
-pub(super) fn class_of(bytes: u64) -> (u64, usize) {
+pub(super) fn class_of(bytes: u64) -> SizeClass {
     let units = bytes.wrapping_add(UNIT - 1) / UNIT;
     let shift = (units | 32).ilog2() - 5;
     let steps = (units + (1 << shift) - 1) >> shift;
-    ((steps << shift) * UNIT, (shift as usize) * 32 + steps as usize)
+    SizeClass { bytes: (steps << shift) * UNIT, bin: (shift as usize) * 32 + steps as usize }
 }
 
 /// The bin of a size that is a whole class. For another size the result is meaningless.
@@ -66,11 +73,11 @@ impl Magazine {
     #[inline(always)]
     pub(super) fn pop<'a>(
         &mut self,
-        (bytes, bin): (u64, usize),
+        class: SizeClass,
         align: u64,
         table: &'a BlockTable,
     ) -> Option<(u32, &'a BlockMeta)> {
-        let bin = self.bins.get_mut(bin)?;
+        let bin = self.bins.get_mut(class.bin)?;
         let slot = bin.first;
         let meta = table.at_slot(slot)?;
         if align > UNIT && meta.ptr() & (align - 1) != 0 {
@@ -78,18 +85,13 @@ impl Magazine {
         }
         bin.first = meta.next();
         bin.count = bin.count.wrapping_sub(1);
-        self.bytes -= bytes;
+        self.bytes -= class.bytes;
         Some((slot, meta))
     }
 
     /// Caches a block of `units` whose metadata has ended, if `capacity` bytes and its bin allow it.
     #[inline(always)]
-    pub(super) fn push(
-        &mut self,
-        slot: u32,
-        (meta, units): (&BlockMeta, u32),
-        capacity: u64,
-    ) -> bool {
+    pub(super) fn push(&mut self, slot: u32, meta: &BlockMeta, units: u32, capacity: u64) -> bool {
         let at = bin_of(units);
         let total = self.bytes + u64::from(units) * UNIT;
         let Some(bin) = self.bins.get_mut(at) else { return false };
@@ -126,6 +128,7 @@ impl Magazine {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::device_runtime::ordering::block_meta::{BlockMemory, BlockOwner};
     use crate::device_runtime::resource::StreamId;
 
     #[test]
@@ -133,12 +136,13 @@ mod tests {
         let table = BlockTable::new(0);
         for (bytes, is_kept) in [(1 << 40, false), (8 << 20, false), (4 << 20, true)] {
             let slot = table.allocate_slot().expect("there is room");
-            let of = (StreamId::DEFAULT, 0, 1);
-            assert!(table.begin_at(slot, (1 << 20, bytes), 0, of).is_some());
+            let memory = BlockMemory { ptr: 1 << 20, bytes, node: 0 };
+            let owner = BlockOwner { id: StreamId::DEFAULT, slot: 0, stamp: 1 };
+            assert!(table.begin_at(slot, memory, owner).is_some());
             let meta = table.at_slot(slot).expect("it was just taken");
             meta.end();
             let mut magazine = Magazine::default();
-            assert_eq!(magazine.push(slot, (meta, meta.units()), u64::MAX), is_kept, "{bytes}");
+            assert_eq!(magazine.push(slot, meta, meta.units(), u64::MAX), is_kept, "{bytes}");
             assert_eq!(magazine.bytes(), if is_kept { bytes as u64 } else { 0 });
         }
     }
@@ -148,10 +152,11 @@ mod tests {
         let mut last = (0, 0);
         for units in 1..=MAX_CACHED / UNIT {
             let bytes = units * UNIT;
-            let (size, bin) = class_of(bytes);
+            let class = class_of(bytes);
+            let (size, bin) = (class.bytes, class.bin);
             assert!(size >= bytes && (size - bytes) * 32 <= bytes, "{bytes} in {size}");
-            assert_eq!(class_of(size), (size, bin), "a class is its own");
-            assert_eq!(class_of(bytes - 1), (size, bin), "sizes are whole units");
+            assert_eq!(class_of(size), class, "a class is its own");
+            assert_eq!(class_of(bytes - 1), class, "sizes are whole units");
             assert_eq!(bin_of((size / UNIT) as u32), bin, "found again when it comes back");
             assert!(bin < BINS);
             // Larger sizes never have a smaller class, and every class has one size.

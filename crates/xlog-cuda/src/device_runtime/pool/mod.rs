@@ -46,6 +46,7 @@ use self::segments::Segments;
 use self::tlsf::Tlsf;
 use super::direct::too_many_blocks;
 use super::ordering::EventPolicy;
+use super::ordering::block_meta::BlockOwner;
 use super::ordering::deferred_frees::DeferredFrees;
 use super::ordering::primitive::Lock;
 use super::ordering::slab::Slab;
@@ -152,7 +153,7 @@ impl PoolResource {
         config.check()?;
         let sanitizer = Sanitizer::of(&device, &config, false)?;
         let segments = source::of_device(&device, &config, sanitizer.as_ref())?;
-        Self::build(device, ordinal, streams, config, (segments, sanitizer))
+        Self::build(device, ordinal, streams, config, segments, sanitizer)
     }
 
     /// Creates a pool that takes its memory from another resource.
@@ -173,7 +174,7 @@ impl PoolResource {
         }
         let sanitizer = Sanitizer::of(&device, &config, true)?;
         let segments = source::of_inner(inner, &config)?;
-        Self::build(device, ordinal, streams, config, (segments, sanitizer))
+        Self::build(device, ordinal, streams, config, segments, sanitizer)
     }
 
     fn build(
@@ -181,7 +182,8 @@ impl PoolResource {
         ordinal: u32,
         streams: Arc<StreamPool>,
         config: PoolConfig,
-        (segments, sanitizer): (Box<dyn Segments>, Option<Sanitizer>),
+        segments: Box<dyn Segments>,
+        sanitizer: Option<Sanitizer>,
     ) -> ResourceResult<Self> {
         let mut tracker = Tracker::new(&device, ordinal, streams);
         tracker.check_parts()?;
@@ -267,7 +269,7 @@ impl PoolResource {
         let suballocation =
             match arena.with(|arena| arena.allocate(size, align as u64, &self.tracker.table)) {
                 Some(suballocation) => suballocation,
-                None => self.allocate_slow(stream, owner, arena, (size, align as u64))?,
+                None => self.allocate_slow(stream, owner, arena, size, align as u64)?,
             };
         self.begin_block(suballocation, bytes, owner, stream, tag)
     }
@@ -298,20 +300,21 @@ impl PoolResource {
                 tag.0,
             );
         }
-        let memory = (suballocation.ptr, suballocation.bytes as usize);
-        let of = (self.tracker.fast_path_id(stream), owner.clock().slot(), owner.clock().now());
-        let begun = table.begin_at(slot, memory, suballocation.node, of);
+        let memory = suballocation.memory();
+        let id = self.tracker.fast_path_id(stream);
+        let (slot_of_owner, stamp) = (owner.clock().slot(), owner.clock().now());
+        let begun = table.begin_at(slot, memory, BlockOwner { id, slot: slot_of_owner, stamp });
         let Some(generation) = begun else {
             return Err(self.undo_allocation(suballocation, owner));
         };
         let bytes = match &self.sanitizer {
-            None => memory.1,
+            None => memory.bytes,
             Some(sanitizer) => {
-                sanitizer.begin_block(memory.0, memory.1, requested, tag);
+                sanitizer.begin_block(memory.ptr, memory.bytes, requested, tag);
                 requested
             }
         };
-        Ok(DeviceBlock::live((memory.0, bytes), self.ordinal, stream, tag, generation))
+        Ok(DeviceBlock::live(memory.ptr, bytes, self.ordinal, stream, tag, generation))
     }
 
     #[cold]

@@ -26,7 +26,7 @@ pub(super) const MAX_BYTES: usize = 1 << 47;
 fn taken_by(bytes: usize) -> Option<u64> {
     // 0 wraps around and is refused as well.
     (bytes.wrapping_sub(1) < MAX_BYTES).then(|| match bytes as u64 {
-        small if small <= MAX_CACHED => class_of(small).0,
+        small if small <= MAX_CACHED => class_of(small).bytes,
         large => large.next_multiple_of(UNIT),
     })
 }

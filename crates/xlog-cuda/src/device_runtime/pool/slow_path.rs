@@ -25,7 +25,7 @@ use super::PoolResource;
 use super::arena::{Arena, ArenaCounts, Source, Suballocation, UNIT};
 use super::sanitizer::Sanitizer;
 use super::segments::Span;
-use super::tlsf::{Range, Tlsf, TlsfAllocation};
+use super::tlsf::{BoundedFit, Range, Tlsf, TlsfAllocation};
 use super::trim::holds;
 use crate::device_runtime::ordering::EventPolicy;
 use crate::device_runtime::ordering::primitive::Lock;
@@ -80,7 +80,8 @@ impl PoolResource {
         stream: StreamId,
         owner: &RawStream,
         arena: &Lock<Arena>,
-        (size, align): (u64, u64),
+        size: u64,
+        align: u64,
     ) -> ResourceResult<Suballocation> {
         let request = Request { stream, owner, arena, size, align };
         if self.config.reuse.opportunistic
@@ -268,12 +269,14 @@ impl PoolResource {
     fn allocate_worth_moving(
         &self,
         tlsf: &mut Tlsf,
-        (size, align): (u64, u64),
+        size: u64,
+        align: u64,
         usable: &mut dyn FnMut(u64) -> bool,
     ) -> Option<TlsfAllocation> {
         let maximum = self.transfer_bytes();
-        tlsf.allocate_if((size.max(maximum), maximum), align, usable)
-            .or_else(|| tlsf.allocate_if((size, maximum), align, usable))
+        let fit = BoundedFit { bytes: size.max(maximum), maximum, align };
+        tlsf.allocate_if(fit, usable)
+            .or_else(|| tlsf.allocate_if(BoundedFit { bytes: size, ..fit }, usable))
     }
 
     fn allocate_shared_free(&self, request: &Request<'_>) -> Option<Suballocation> {
@@ -281,7 +284,7 @@ impl PoolResource {
             let mut shared_free = self.slow_path.shared_free.lock();
             let (size, align) = (request.size, request.align);
             let taken = self
-                .allocate_worth_moving(&mut shared_free, (size, align), &mut |_| true)
+                .allocate_worth_moving(&mut shared_free, size, align, &mut |_| true)
                 .or_else(|| shared_free.allocate(size, align))?;
             shared_free.remove_allocated(taken.node)?
         };
@@ -364,7 +367,7 @@ impl PoolResource {
             };
             let take = |tlsf: &mut Tlsf| {
                 let usable = &mut |stamp| source_of(stamp).is_some();
-                let taken = self.allocate_worth_moving(tlsf, (size, align), usable)?;
+                let taken = self.allocate_worth_moving(tlsf, size, align, usable)?;
                 let range = tlsf.remove_allocated(taken.node)?;
                 Some((range, source_of(range.stamp)?))
             };

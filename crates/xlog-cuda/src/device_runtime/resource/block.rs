@@ -163,7 +163,8 @@ impl DeviceBlock {
     /// A block as it is handed out: `bytes` at `ptr`, on `stream` of device `ordinal`.
     #[inline(always)]
     pub(crate) fn live(
-        (ptr, bytes): (u64, usize),
+        ptr: u64,
+        bytes: usize,
         device_ordinal: u32,
         alloc_stream: StreamId,
         tag: AllocTag,

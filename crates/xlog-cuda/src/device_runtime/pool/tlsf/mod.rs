@@ -54,6 +54,14 @@ pub(crate) struct Range {
     pub(crate) stamp: u64,
 }
 
+/// A request for at least `bytes` and at most `maximum`, if that is more.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct BoundedFit {
+    pub(crate) bytes: u64,
+    pub(crate) maximum: u64,
+    pub(crate) align: u64,
+}
+
 /// The free and allocated ranges of one arena.
 #[derive(Debug, Default)]
 pub(crate) struct Tlsf {
@@ -84,8 +92,8 @@ impl Tlsf {
     pub(crate) fn allocate_units<const ANY: bool>(&mut self, bytes: u64) -> Option<TlsfAllocation> {
         let (mut slots, vacant) = self.nodes.slots_with_vacant()?;
         let find = if ANY { find_any } else { find };
-        let found = find(&slots, &self.classes, bytes)?;
-        let taken = split_block(&mut slots, vacant, &mut self.classes, found, bytes)?;
+        let (id, class) = find(&slots, &self.classes, bytes)?;
+        let taken = split_block(&mut slots, vacant, &mut self.classes, id, class, bytes)?;
         // The next split uses this node.
         prefetch(slots.at(*vacant));
         self.free_bytes -= bytes;
@@ -99,10 +107,10 @@ impl Tlsf {
     /// fits.
     pub(crate) fn allocate_if(
         &mut self,
-        (bytes, maximum): (u64, u64),
-        align: u64,
+        fit: BoundedFit,
         usable: &mut dyn FnMut(u64) -> bool,
     ) -> Option<TlsfAllocation> {
+        let BoundedFit { bytes, maximum, align } = fit;
         let request = FitRequest::new(bytes, align)?;
         let (id, head) = self.find_if(request, usable)?;
         let has = self.nodes.at(id).bytes.checked_sub(head)?;
@@ -212,7 +220,7 @@ impl Tlsf {
         if head == 0 {
             let (mut slots, vacant) = self.nodes.slots_with_vacant()?;
             self.free_bytes -= bytes;
-            return split_block(&mut slots, vacant, &mut self.classes, (id, class_of(all)), bytes);
+            return split_block(&mut slots, vacant, &mut self.classes, id, class_of(all), bytes);
         }
         if !self.nodes.reserve(2) {
             return None;
@@ -251,7 +259,8 @@ fn split_block(
     slots: &mut Slots<'_>,
     vacant: &mut Id,
     classes: &mut Classes,
-    (id, from): (Id, u32),
+    id: Id,
+    from: u32,
     bytes: u64,
 ) -> Option<TlsfAllocation> {
     let node = slots.at_mut(id);

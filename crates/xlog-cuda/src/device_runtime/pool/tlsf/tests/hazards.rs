@@ -2,7 +2,7 @@
 
 use super::super::classes::{CLASSES, class_of};
 use super::super::nodes::Node;
-use super::super::{Range, Tlsf, TlsfAllocation, UNIT};
+use super::super::{BoundedFit, Range, Tlsf, TlsfAllocation, UNIT};
 
 const BASE: u64 = 1 << 40;
 
@@ -77,7 +77,11 @@ fn requests_that_cannot_be_are_refused() {
         (u64::MAX - 511, 4096),
     ] {
         assert_eq!(tlsf.allocate(bytes, align), None, "{bytes} at {align}");
-        assert_eq!(tlsf.allocate_if((bytes, 0), align, &mut |_| true), None, "{bytes} at {align}");
+        assert_eq!(
+            tlsf.allocate_if(BoundedFit { bytes, maximum: 0, align }, &mut |_| true),
+            None,
+            "{bytes} at {align}"
+        );
     }
     assert_eq!(tlsf.allocate(0, 1).map(|taken| taken.bytes), Some(UNIT));
 }
@@ -184,6 +188,8 @@ fn usable_memory_is_found_above_classes_that_are_not() {
         assert!(tlsf.insert_span(range, false));
     }
     assert!(tlsf.insert_span(Range { ptr: BASE << 1, bytes: 1 << 30, stamp: 1 }, false));
-    let taken = tlsf.allocate_if((UNIT, 0), UNIT, &mut |stamp| stamp <= 1).unwrap();
+    let taken = tlsf
+        .allocate_if(BoundedFit { bytes: UNIT, maximum: 0, align: UNIT }, &mut |stamp| stamp <= 1)
+        .unwrap();
     assert_eq!(taken.ptr, BASE << 1);
 }

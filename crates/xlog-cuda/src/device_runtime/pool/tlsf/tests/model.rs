@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::super::classes::{class_of, newest, oldest};
 use super::super::nodes::State;
-use super::super::{Range, Tlsf, TlsfAllocation, UNIT};
+use super::super::{BoundedFit, Range, Tlsf, TlsfAllocation, UNIT};
 use super::{Random, for_each_seed};
 
 const BASE: u64 = 1 << 44;
@@ -161,7 +161,10 @@ fn program(seed: u64) {
                     );
                     taken
                 } else {
-                    let taken = tlsf.allocate_if((bytes, 0), align, &mut |stamp| stamp <= bound);
+                    let taken = tlsf
+                        .allocate_if(BoundedFit { bytes, maximum: 0, align }, &mut |stamp| {
+                            stamp <= bound
+                        });
                     let fits = model.fits(whole, align, |stamp| stamp <= bound);
                     // With so few ranges the bounded search sees them all.
                     if taken.is_some() || model.free.len() <= 4 {
