@@ -173,8 +173,8 @@ impl RawStream {
         let begun = self.clock.begin(current);
         let event = self.record_begun(begun)?;
         counters.count_as(current, |counts| counts.recorded += 1);
-        if let Some(ask) = self.clock.recorded(current, begun.covers, event) {
-            self.ask(ask);
+        if let Some((covers, event)) = self.clock.recorded(current, begun.covers, event) {
+            self.ask(covers, event);
         }
         Ok(begun.covers)
     }
@@ -207,7 +207,7 @@ impl RawStream {
     }
 
     #[cold]
-    fn ask(&self, (covers, event): (u64, EventHandle)) {
+    fn ask(&self, covers: u64, event: EventHandle) {
         // An event that cannot be queried counts as pending.
         let complete = matches!(self.device.driver().event_query(event), Ok(true));
         if complete {
@@ -266,8 +266,8 @@ impl RawStream {
                 waits.recorded += 1;
                 let queued = self.driver().stream_wait_event(self.handle, event);
                 // Only now can other threads find the event, so it needed no pin.
-                if let Some(ask) = known.recorded(current, begun.covers, event) {
-                    other.ask(ask);
+                if let Some((covers, event)) = known.recorded(current, begun.covers, event) {
+                    other.ask(covers, event);
                 }
                 queued?;
             }
@@ -423,8 +423,8 @@ impl RawStream {
         let (covers, event) = (begun.covers, self.record_begun(begun)?);
         let ask = self.clock.recorded_pinned(covers, event);
         counters.count(|counts| counts.recorded += 1);
-        if let Some(ask) = ask {
-            self.ask(ask);
+        if let Some((covers, event)) = ask {
+            self.ask(covers, event);
         }
         let waited = wait(self.device.driver().as_ref(), event);
         if matches!(waited, Ok(true)) {

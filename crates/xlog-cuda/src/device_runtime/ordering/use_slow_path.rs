@@ -3,10 +3,10 @@
 //! Invariants: while a block is live and inflated, the stamps of its own stream are in its [`Uses`], otherwise in its
 //! metadata. While its uses hold anything else, it is inflated. Nothing here calls the driver.
 
-use super::block_meta::{BlockMeta, SharedState, generation_bits, use_name};
+use super::block_meta::{BlockMeta, SharedState, generation_bits};
 use super::use_state::{LastWriter, UseState};
-use super::uses::{Opened, Uses};
-use crate::device_runtime::resource::{Access, Generation, StreamId};
+use super::uses::{NamedUse, Opened, Uses};
+use crate::device_runtime::resource::{Access, Generation};
 use crate::device_runtime::stream_pool::StreamPool;
 use crate::stream::RawStream;
 
@@ -57,40 +57,41 @@ pub(crate) fn open<'a>(
     uses: &mut Uses,
     bits: u32,
     streams: &'a StreamPool,
-    (stream, raw): (StreamId, &RawStream),
-    access: Access,
+    raw: &RawStream,
+    opened: NamedUse,
 ) -> BeginUse<'a> {
     if !inflate(meta, uses, bits) {
         return BeginUse::Stale;
     }
     // Only under this id would a use without the lock be found again.
-    if meta.stream_id() == stream.0 && uses.is_quiet() && deflate(meta, uses, access) {
+    if meta.stream_id() == opened.stream.0 && uses.is_quiet() && deflate(meta, uses, opened.access)
+    {
         return BeginUse::OpenedUnlocked;
     }
-    meta.shared_state().set_opened(use_name(stream, access.writes()));
-    BeginUse::Opened(uses.open(meta.owner(), streams, (stream, raw), access))
+    meta.shared_state().set_opened(opened.name());
+    BeginUse::Opened(uses.open(meta.owner(), streams, raw, opened))
 }
 
 /// Closes a use of the own stream under the lock of the block.
 #[inline(always)]
 pub(crate) fn close_own(
-    (meta, shared_state): (&BlockMeta, &SharedState),
+    meta: &BlockMeta,
+    shared_state: &SharedState,
     use_state: &mut UseState,
     generation: Generation,
-    (stream, stamp): (StreamId, u64),
-    access: Access,
+    finished: NamedUse,
+    stamp: u64,
 ) -> EndUse {
-    let name = use_name(stream, access.writes());
-    if access.writes()
+    if finished.access.writes()
         && meta.state.is_inflated_and_uncounted(true)
         && meta.generation() == generation
-        && let Some(last_writer) = use_state.held_by(shared_state, name)
+        && let Some(last_writer) = use_state.held_by(shared_state, finished.name())
     {
         *last_writer = LastWriter { stamp, slot: meta.owner(), user: 0 };
         shared_state.set_none_opened();
         return EndUse::Live;
     }
-    close_own_of_all(meta, use_state, generation, (stream, stamp), access)
+    close_own_of_all(meta, use_state, generation, finished, stamp)
 }
 
 #[inline(never)]
@@ -98,10 +99,10 @@ fn close_own_of_all(
     meta: &BlockMeta,
     use_state: &mut UseState,
     generation: Generation,
-    of: (StreamId, u64),
-    access: Access,
+    finished: NamedUse,
+    stamp: u64,
 ) -> EndUse {
-    let closed = close_own_in(meta, use_state.uses(meta), generation, of, access);
+    let closed = close_own_in(meta, use_state.uses(meta), generation, finished, stamp);
     if closed == EndUse::Live {
         use_state.deflate(meta);
     }
@@ -112,16 +113,17 @@ fn close_own_in(
     meta: &BlockMeta,
     uses: &mut Uses,
     generation: Generation,
-    (stream, stamp): (StreamId, u64),
-    access: Access,
+    finished: NamedUse,
+    stamp: u64,
 ) -> EndUse {
+    let NamedUse { stream, access } = finished;
     // Checked under the lock, so that a stale claim closes no use of another block.
     if meta.generation() != generation {
         return EndUse::Stale;
     }
     let (owner, writes) = (meta.owner(), access.writes());
     if !meta.state.is_inflated_and_uncounted(writes)
-        && let Some(closed) = close_counted(meta, uses, generation, (stream, stamp), writes)
+        && let Some(closed) = close_counted(meta, uses, generation, finished, stamp)
     {
         return closed;
     }
@@ -129,7 +131,7 @@ fn close_own_in(
     if ordered_after.is_none() {
         return EndUse::Missing;
     }
-    forget_opened(meta, uses, stream, writes);
+    forget_opened(meta, uses, finished);
     uses.finished(owner, owner, stamp, writes, ordered_after);
     // The block stays inflated even if only its own stream is left: mostly the next use comes from another stream. If
     // not, the next prepare deflates it.
@@ -142,16 +144,17 @@ fn close_counted(
     meta: &BlockMeta,
     uses: &mut Uses,
     generation: Generation,
-    (stream, stamp): (StreamId, u64),
-    writes: bool,
+    finished: NamedUse,
+    stamp: u64,
 ) -> Option<EndUse> {
+    let writes = finished.access.writes();
     let bits = generation_bits(generation);
     meta.state.revoke_bias();
     if !meta.state.is_inflated() && meta.state.has_counted(bits, writes) {
         // The block was biased to another thread, and nothing else was in the way. Once no use is counted, another
         // thread may free the block without the lock and reuse its slot: so the count goes last.
         meta.state.stamp_counted(writes, stamp, &meta.stamps);
-        meta.set_closed(use_name(stream, writes));
+        meta.set_closed(finished.name());
         // Another claim to this use may have closed it meanwhile.
         return match meta.state.close_counted(bits, writes) {
             true => Some(EndUse::Live),
@@ -161,7 +164,7 @@ fn close_counted(
     if !meta.state.close_counted(bits, writes) {
         return None;
     }
-    meta.set_closed(use_name(stream, writes));
+    meta.set_closed(finished.name());
     // Uses opened without the lock are the oldest, and superseded nothing.
     let owner = meta.owner();
     uses.finished(owner, owner, stamp, writes, None);
@@ -170,9 +173,9 @@ fn close_counted(
 
 /// Updates the hint after a use was closed under the lock.
 #[inline(always)]
-fn forget_opened(meta: &BlockMeta, uses: &Uses, stream: StreamId, writes: bool) {
+fn forget_opened(meta: &BlockMeta, uses: &Uses, closed: NamedUse) {
     match uses.has_open() {
-        true => meta.set_closed(use_name(stream, writes)),
+        true => meta.set_closed(closed.name()),
         false => meta.shared_state().set_none_opened(),
     }
 }
@@ -180,22 +183,23 @@ fn forget_opened(meta: &BlockMeta, uses: &Uses, stream: StreamId, writes: bool) 
 /// Closes a use of another stream, which may become the last writer. The lock is held.
 #[inline(always)]
 pub(crate) fn close_foreign_fast(
-    (meta, shared_state): (&BlockMeta, &SharedState),
+    meta: &BlockMeta,
+    shared_state: &SharedState,
     use_state: &mut UseState,
     generation: Generation,
-    (stream, slot, stamp): (StreamId, u32, u64),
-    access: Access,
+    finished: NamedUse,
+    slot: u32,
+    stamp: u64,
 ) -> EndUse {
-    let name = use_name(stream, access.writes());
-    if access.writes()
+    if finished.access.writes()
         && meta.generation() == generation
-        && let Some(last_writer) = use_state.held_by(shared_state, name)
+        && let Some(last_writer) = use_state.held_by(shared_state, finished.name())
     {
         *last_writer = LastWriter { stamp, slot, user: 0 };
         shared_state.set_none_opened();
         return EndUse::Live;
     }
-    close_foreign_of_all(meta, use_state, generation, (stream, slot, stamp), access)
+    close_foreign_of_all(meta, use_state, generation, finished, slot, stamp)
 }
 
 #[inline(never)]
@@ -203,10 +207,11 @@ fn close_foreign_of_all(
     meta: &BlockMeta,
     use_state: &mut UseState,
     generation: Generation,
-    of: (StreamId, u32, u64),
-    access: Access,
+    finished: NamedUse,
+    slot: u32,
+    stamp: u64,
 ) -> EndUse {
-    let closed = close_foreign(meta, use_state.uses(meta), generation, of, access);
+    let closed = close_foreign(meta, use_state.uses(meta), generation, finished, slot, stamp);
     if closed == EndUse::Live {
         use_state.deflate(meta);
     }
@@ -219,9 +224,11 @@ pub(crate) fn close_foreign(
     meta: &BlockMeta,
     uses: &mut Uses,
     generation: Generation,
-    (stream, slot, stamp): (StreamId, u32, u64),
-    access: Access,
+    finished: NamedUse,
+    slot: u32,
+    stamp: u64,
 ) -> EndUse {
+    let NamedUse { stream, access } = finished;
     if meta.generation() != generation {
         return EndUse::Stale;
     }
@@ -229,7 +236,7 @@ pub(crate) fn close_foreign(
     if ordered_after.is_none() {
         return EndUse::Missing;
     }
-    forget_opened(meta, uses, stream, access.writes());
+    forget_opened(meta, uses, finished);
     uses.finished(meta.owner(), slot, stamp, access.writes(), ordered_after);
     // The use is outstanding now, so another stream is still involved.
     free_if_last(meta, uses)

@@ -84,6 +84,7 @@ mod tests {
     use crate::device_runtime::ordering::block_meta::use_name;
     use crate::device_runtime::ordering::state_word::Attempt;
     use crate::device_runtime::ordering::use_slow_path::{EndUse, close_foreign_fast, close_own};
+    use crate::device_runtime::ordering::uses::NamedUse;
     use crate::device_runtime::resource::{Access, Generation, StreamId};
     use std::collections::BTreeSet;
 
@@ -123,6 +124,16 @@ mod tests {
         })
     }
 
+    /// Closes the use of the other stream, whose work finished at `stamp`.
+    fn close_other(meta: &BlockMeta, generation: Generation, access: Access, stamp: u64) -> EndUse {
+        let finished = NamedUse { stream: StreamId(2), access };
+        let shared_state = meta.shared_state();
+        let close = |use_state: &mut UseState| {
+            close_foreign_fast(meta, shared_state, use_state, generation, finished, OTHER, stamp)
+        };
+        meta.use_state().with(close)
+    }
+
     fn deflate(meta: &BlockMeta) -> bool {
         meta.use_state().with(|use_state| {
             use_state.deflate(meta);
@@ -137,25 +148,17 @@ mod tests {
         assert!(deflate(&meta));
         for turn in 0..4 {
             assert!(take(&meta, other, OTHER, true));
-            let of = (other, OTHER, 10 + turn);
-            let close = |use_state: &mut UseState| {
-                close_foreign_fast(
-                    (&meta, meta.shared_state()),
-                    use_state,
-                    generation,
-                    of,
-                    Access::Write,
-                )
-            };
-            assert_eq!(meta.use_state().with(close), EndUse::Live);
+            let closed = close_other(&meta, generation, Access::Write, 10 + turn);
+            assert_eq!(closed, EndUse::Live);
             if turn % 2 == 0 {
                 assert_eq!(outstanding(&meta), BTreeSet::from([(OTHER, 10 + turn)]));
                 assert!(deflate(&meta));
             }
             assert!(take(&meta, StreamId(1), OWNER, true));
-            let of = (StreamId(1), 20 + turn);
+            let finished = NamedUse { stream: StreamId(1), access: Access::Write };
             let close = |use_state: &mut UseState| {
-                close_own((&meta, meta.shared_state()), use_state, generation, of, Access::Write)
+                let shared_state = meta.shared_state();
+                close_own(&meta, shared_state, use_state, generation, finished, 20 + turn)
             };
             assert_eq!(meta.use_state().with(close), EndUse::Live);
         }
@@ -172,17 +175,8 @@ mod tests {
         assert_eq!(meta.with_uses(|uses| uses.find_open(other, Access::Read)), None);
         // A third stream finishes a write meanwhile: it stays.
         meta.with_uses(|uses| uses.finished(OWNER, 7, 30, true, None));
-        let of = (other, OTHER, 11);
-        let close = |use_state: &mut UseState| {
-            close_foreign_fast(
-                (&meta, meta.shared_state()),
-                use_state,
-                generation,
-                of,
-                Access::Write,
-            )
-        };
-        assert_eq!(meta.use_state().with(close), EndUse::Live);
+        let closed = close_other(&meta, generation, Access::Write, 11);
+        assert_eq!(closed, EndUse::Live);
         assert_eq!(outstanding(&meta), BTreeSet::from([(7, 30), (OTHER, 11)]));
         assert!(!deflate(&meta), "two are outstanding");
         assert!(!take(&meta, third, 8, true));
@@ -193,27 +187,10 @@ mod tests {
         let (meta, generation) = inflated_block();
         let other = StreamId(2);
         assert!(deflate(&meta) && take(&meta, other, OTHER, false));
-        let of = (other, OTHER, 11);
-        let close = |use_state: &mut UseState| {
-            close_foreign_fast(
-                (&meta, meta.shared_state()),
-                use_state,
-                generation,
-                of,
-                Access::Write,
-            )
-        };
-        assert_eq!(meta.use_state().with(close), EndUse::Missing, "no write is open");
-        let close = |use_state: &mut UseState| {
-            close_foreign_fast(
-                (&meta, meta.shared_state()),
-                use_state,
-                generation,
-                of,
-                Access::Read,
-            )
-        };
-        assert_eq!(meta.use_state().with(close), EndUse::Live);
+        let closed = close_other(&meta, generation, Access::Write, 11);
+        assert_eq!(closed, EndUse::Missing, "no write is open");
+        let closed = close_other(&meta, generation, Access::Read, 11);
+        assert_eq!(closed, EndUse::Live);
         assert_eq!(outstanding(&meta), BTreeSet::from([(OWNER, 5), (OTHER, 11)]));
     }
 
@@ -223,11 +200,8 @@ mod tests {
         let other = StreamId(2);
         assert!(deflate(&meta) && take(&meta, other, OTHER, true));
         let stale = Generation(generation.0 ^ 1 << 40);
-        let of = (other, OTHER, 11);
-        let close = |use_state: &mut UseState| {
-            close_foreign_fast((&meta, meta.shared_state()), use_state, stale, of, Access::Write)
-        };
-        assert_eq!(meta.use_state().with(close), EndUse::Stale);
+        let closed = close_other(&meta, stale, Access::Write, 11);
+        assert_eq!(closed, EndUse::Stale);
         meta.with_uses(|uses| uses.cancel_newest(other, Access::Write));
         assert!(!meta.with_uses(|uses| uses.has_open()));
         assert_eq!(outstanding(&meta), BTreeSet::from([(OWNER, 5)]));

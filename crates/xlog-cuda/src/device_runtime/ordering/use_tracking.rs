@@ -3,7 +3,7 @@
 //! A resource provides its [`Tracker`] and how it frees a block; [`UseTracking`] provides the hooks.
 
 use super::EventPolicy;
-use super::block_meta::{BlockMeta, generation_bits, use_name};
+use super::block_meta::{BlockMeta, generation_bits};
 use super::primitive::{CurrentThread, with_as, with_current_thread};
 use super::state_word::Attempt;
 use super::striped_counters::WaitCounts;
@@ -11,7 +11,7 @@ use super::tracker::Tracker;
 use super::use_slow_path::{
     BeginUse, EndUse, close_foreign, close_own, deflate_if_quiet, inflate, open,
 };
-use super::uses::Opened;
+use super::uses::{NamedUse, Opened};
 use super::wait_fast_path::{self, FastFinish, FastPrepare};
 use crate::device_runtime::resource::{
     Access, BlockId, Generation, ResourceError, ResourceResult, StreamId,
@@ -89,7 +89,7 @@ pub(crate) trait UseTracking {
             FastPrepare::Opened => Ok(()),
             FastPrepare::Declined => self.prepare_locked(meta, block, stream, access),
             FastPrepare::WaitFailed(error) => {
-                self.cancel(meta, block, None, (stream, access), (*error).into())
+                self.cancel(meta, block, None, NamedUse { stream, access }, (*error).into())
             }
         }
     }
@@ -107,10 +107,10 @@ pub(crate) trait UseTracking {
             FastFinish::Ended(EndUse::Live) => Ok(()),
             FastFinish::Declined => self.finish_foreign(meta, block, access, stream, &mut None),
             FastFinish::NotRecorded(error) => {
-                self.finish_unrecorded(meta, block, (stream, access), (*error).into())
+                self.finish_unrecorded(meta, block, NamedUse { stream, access }, (*error).into())
             }
             FastFinish::Ended(closed) => {
-                self.conclude(closed, meta, block, (stream, access), Ok(()))
+                self.conclude(closed, meta, block, NamedUse { stream, access }, Ok(()))
             }
         }
     }
@@ -122,16 +122,18 @@ pub(crate) trait UseTracking {
         &self,
         meta: &BlockMeta,
         block: BlockId,
-        (stream, access): (StreamId, Access),
+        finished: NamedUse,
         error: ResourceError,
     ) -> ResourceResult<()> {
+        let NamedUse { stream, access } = finished;
         let Some(raw) = self.tracker().streams.raw(stream) else {
             // The stream was released meanwhile.
             return self.finish_locked(meta, block, access, stream, &mut None);
         };
-        let of = (stream, raw.clock().slot(), raw.clock().now());
-        let closed = meta.with_uses(|uses| close_foreign(meta, uses, block.generation, of, access));
-        self.conclude(closed, meta, block, (stream, access), Err(error))
+        let (slot, stamp) = (raw.clock().slot(), raw.clock().now());
+        let closed = meta
+            .with_uses(|uses| close_foreign(meta, uses, block.generation, finished, slot, stamp));
+        self.conclude(closed, meta, block, finished, Err(error))
     }
 
     /// Closes a use. Only the common case is inline.
@@ -187,16 +189,16 @@ pub(crate) trait UseTracking {
     ) -> ResourceResult<()> {
         let generation = block.generation;
         // If the slot holds another block by now, the generation differs too.
-        let stream = StreamId(meta.stream_id());
+        let finished = NamedUse { stream: StreamId(meta.stream_id()), access };
         let shared_state = meta.shared_state();
         let closed = with_current_thread(|current| {
             with_as!(shared_state.use_state(), current, |use_state| {
-                close_own((meta, shared_state), use_state, generation, (stream, stamp), access)
+                close_own(meta, shared_state, use_state, generation, finished, stamp)
             })
         });
         match closed {
             EndUse::Live => Ok(()),
-            closed => self.conclude(closed, meta, block, (stream, access), Ok(())),
+            closed => self.conclude(closed, meta, block, finished, Ok(())),
         }
     }
 
@@ -207,14 +209,14 @@ pub(crate) trait UseTracking {
         closed: EndUse,
         meta: &BlockMeta,
         block: BlockId,
-        (stream, access): (StreamId, Access),
+        finished: NamedUse,
         recorded: ResourceResult<()>,
     ) -> ResourceResult<()> {
         match closed {
             EndUse::Live => recorded,
             EndUse::FreeNow => recorded.and(self.free(block.generation, meta)),
             EndUse::Stale => Err(stale(block)),
-            EndUse::Missing => Err(not_open(block, stream, access)),
+            EndUse::Missing => Err(not_open(block, finished)),
         }
     }
 
@@ -241,7 +243,7 @@ pub(crate) trait UseTracking {
     ) -> ResourceResult<()> {
         let raw = self.tracker().stream(stream)?;
         self.publish_block(meta);
-        self.prepare_on(meta, block, (stream, raw), access)
+        self.prepare_on(meta, block, raw, NamedUse { stream, access })
     }
 
     /// Opens a use of a shared block, and makes its stream wait for what it depends on.
@@ -250,17 +252,17 @@ pub(crate) trait UseTracking {
         &self,
         meta: &BlockMeta,
         block: BlockId,
-        (stream, raw): (StreamId, &RawStream),
-        access: Access,
+        raw: &RawStream,
+        opened: NamedUse,
     ) -> ResourceResult<()> {
         let tracker = self.tracker();
         let bits = generation_bits(block.generation);
         with_current_thread(|current| {
-            let opened = with_as!(meta.use_state(), current, |use_state| {
+            let begun = with_as!(meta.use_state(), current, |use_state| {
                 let uses = use_state.uses(meta);
-                open(meta, uses, bits, &tracker.streams, (stream, raw), access)
+                open(meta, uses, bits, &tracker.streams, raw, opened)
             });
-            let Opened { number, implied, needed } = match opened {
+            let Opened { number, implied, needed } = match begun {
                 BeginUse::Opened(opened) => opened,
                 BeginUse::OpenedUnlocked => return Ok(()),
                 BeginUse::Stale => return Err(stale(block)),
@@ -278,7 +280,7 @@ pub(crate) trait UseTracking {
                 Ok(()) => Ok(()),
                 Err(error) => {
                     let error = (*error).into();
-                    self.cancel(meta, block, Some(number), (stream, access), error)
+                    self.cancel(meta, block, Some(number), opened, error)
                 }
             }
         })
@@ -291,15 +293,15 @@ pub(crate) trait UseTracking {
         meta: &BlockMeta,
         block: BlockId,
         number: Option<u64>,
-        (stream, access): (StreamId, Access),
+        opened: NamedUse,
         error: ResourceError,
     ) -> ResourceResult<()> {
         let closed = meta.with_uses(|uses| {
             match number {
                 Some(number) => uses.cancel(number),
-                None => uses.cancel_newest(stream, access),
+                None => uses.cancel_newest(opened.stream, opened.access),
             }
-            meta.set_closed(use_name(stream, access.writes()));
+            meta.set_closed(opened.name());
             deflate_if_quiet(meta, uses)
         });
         if matches!(closed, EndUse::FreeNow) {
@@ -350,7 +352,8 @@ pub(crate) trait UseTracking {
         };
         // Without such an open use there is nothing to record for. The hint may be outdated if another thread closes
         // the use now; then the event is superfluous, but covers no more than it claims.
-        if !meta.has_opened(use_name(stream, access.writes())) {
+        let finished = NamedUse { stream, access };
+        if !meta.has_opened(finished.name()) {
             return self.finish_locked(meta, block, access, stream, shared_event);
         }
         with_current_thread(|current| {
@@ -358,11 +361,11 @@ pub(crate) trait UseTracking {
             let generation = block.generation;
             let slot = raw.clock().slot();
             let closed = with_as!(meta.use_state(), current, |use_state| {
-                close_foreign(meta, use_state.uses(meta), generation, (stream, slot, stamp), access)
+                close_foreign(meta, use_state.uses(meta), generation, finished, slot, stamp)
             });
             match closed {
                 EndUse::Live => recorded,
-                closed => self.conclude(closed, meta, block, (stream, access), recorded),
+                closed => self.conclude(closed, meta, block, finished, recorded),
             }
         })
     }
@@ -387,7 +390,7 @@ pub(crate) trait UseTracking {
             Ok(uses.find_open(stream, access))
         })?;
         let Some(raw) = slot.and_then(|slot| self.tracker().streams.at(slot)) else {
-            return Err(not_open(block, stream, access));
+            return Err(not_open(block, NamedUse { stream, access }));
         };
         let own = raw.clock().slot() == owner;
         let (stamp, recorded) =
@@ -400,11 +403,11 @@ pub(crate) trait UseTracking {
             if ordered_after.is_none() {
                 return EndUse::Missing;
             }
-            meta.set_closed(use_name(stream, access.writes()));
+            meta.set_closed(NamedUse { stream, access }.name());
             uses.finished(owner, raw.clock().slot(), stamp, access.writes(), ordered_after);
             deflate_if_quiet(meta, uses)
         });
-        self.conclude(closed, meta, block, (stream, access), recorded)
+        self.conclude(closed, meta, block, NamedUse { stream, access }, recorded)
     }
 
     /// The stamp of work that is queued on `stream`, with an event recorded for it if the policy says so.
@@ -461,7 +464,8 @@ pub(crate) trait UseTracking {
 }
 
 #[cold]
-fn not_open(block: BlockId, stream: StreamId, access: Access) -> ResourceError {
+fn not_open(block: BlockId, missing: NamedUse) -> ResourceError {
+    let NamedUse { stream, access } = missing;
     let generation = block.generation;
     ResourceError::StreamMisuse(format!("no {access:?} use of {generation} is open on {stream}"))
 }

@@ -10,12 +10,27 @@
 use smallvec::SmallVec;
 use xlog_driver::Access;
 
-use super::block_meta::BlockMeta;
+use super::block_meta::{BlockMeta, use_name};
 use super::small_list::SmallList;
 use super::use_state::LastWriter;
 use crate::device_runtime::resource::StreamId;
 use crate::device_runtime::stream_pool::StreamPool;
 use crate::stream::RawStream;
+
+/// A use as the caller of the hooks names it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct NamedUse {
+    pub(crate) stream: StreamId,
+    pub(crate) access: Access,
+}
+
+impl NamedUse {
+    /// Its name in the metadata of the block.
+    #[inline(always)]
+    pub(crate) fn name(self) -> u64 {
+        use_name(self.stream, self.access.writes())
+    }
+}
 
 /// Finished work of one stream that later work may have to wait for.
 #[derive(Clone, Copy, Debug)]
@@ -211,9 +226,10 @@ impl Uses {
         &mut self,
         owner: u32,
         streams: &'a StreamPool,
-        (id, stream): (StreamId, &RawStream),
-        access: Access,
+        stream: &RawStream,
+        opened: NamedUse,
     ) -> Opened<'a> {
+        let NamedUse { stream: id, access } = opened;
         let clock = stream.clock();
         let slot = clock.slot();
         let writes = access.writes();

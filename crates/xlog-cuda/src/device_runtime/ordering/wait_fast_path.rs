@@ -6,13 +6,14 @@
 //! block.
 
 use super::EventPolicy;
-use super::block_meta::{BlockMeta, generation_bits, use_name};
+use super::block_meta::{BlockMeta, generation_bits};
 use super::primitive::{CurrentThread, visit, with_as, with_current_thread};
 use super::striped_counters::WaitCounts;
 use super::tracker::Tracker;
 use super::use_slow_path::{EndUse, close_foreign_fast};
 use super::use_state::LastWriter;
 use super::use_tracking::UseTracking;
+use super::uses::NamedUse;
 use crate::device_runtime::resource::{Access, Generation, StreamId};
 use crate::stream::{RawStream, WaitFailed};
 use xlog_driver::DriverError;
@@ -54,6 +55,7 @@ pub(crate) fn prepare<R: UseTracking + ?Sized>(
 ) -> FastPrepare {
     let tracker = resource.tracker();
     let Some(raw) = tracker.stream_table.raw_private(stream) else { return FastPrepare::Declined };
+    let opened = NamedUse { stream, access };
     with_current_thread(|current| {
         let clock = raw.clock();
         let shared_state = meta.shared_state();
@@ -61,7 +63,7 @@ pub(crate) fn prepare<R: UseTracking + ?Sized>(
             visit!(shared_state.use_state(), current, else return FastPrepare::Declined);
         let Some(last_writer) = use_state.idle(shared_state) else {
             drop(use_state);
-            return prepare_single_dependency(tracker, meta, generation, (stream, raw), access);
+            return prepare_single_dependency(tracker, meta, generation, raw, opened);
         };
         let (slot, stamp) = (last_writer.slot, last_writer.stamp);
         if meta.generation() != generation {
@@ -73,10 +75,10 @@ pub(crate) fn prepare<R: UseTracking + ?Sized>(
             return FastPrepare::Declined;
         }
         if slot == clock.slot() || clock.covers(slot, stamp) {
-            return prepare_implied(tracker, meta, last_writer, (stream, clock.slot()), access);
+            return prepare_implied(tracker, meta, last_writer, clock.slot(), opened);
         }
         last_writer.user = clock.slot();
-        shared_state.set_opened(use_name(stream, access.writes()));
+        shared_state.set_opened(opened.name());
         drop(use_state);
         wait_on(tracker, current, raw, other, stamp)
     })
@@ -88,8 +90,8 @@ fn prepare_implied(
     tracker: &Tracker,
     meta: &BlockMeta,
     last_writer: &mut LastWriter,
-    (stream, user): (StreamId, u32),
-    access: Access,
+    user: u32,
+    opened: NamedUse,
 ) -> FastPrepare {
     if last_writer.slot != user {
         tracker.counters.count(|counts| counts.elided += 1);
@@ -98,7 +100,7 @@ fn prepare_implied(
         return FastPrepare::Declined;
     }
     last_writer.user = user;
-    meta.shared_state().set_opened(use_name(stream, access.writes()));
+    meta.shared_state().set_opened(opened.name());
     FastPrepare::Opened
 }
 
@@ -126,8 +128,8 @@ fn prepare_single_dependency(
     tracker: &Tracker,
     meta: &BlockMeta,
     generation: Generation,
-    (stream, raw): (StreamId, &RawStream),
-    access: Access,
+    raw: &RawStream,
+    opened: NamedUse,
 ) -> FastPrepare {
     with_current_thread(|current| {
         let clock = raw.clock();
@@ -137,7 +139,8 @@ fn prepare_single_dependency(
             return FastPrepare::Declined;
         }
         let uses = use_state.uses(meta);
-        let single_dependency = uses.single_dependency(meta.owner(), clock.slot(), access.writes());
+        let single_dependency =
+            uses.single_dependency(meta.owner(), clock.slot(), opened.access.writes());
         let Some(single_dependency) = single_dependency else { return FastPrepare::Declined };
         let Some(other) = tracker.stream_table.at(single_dependency.slot) else {
             return FastPrepare::Declined;
@@ -148,8 +151,8 @@ fn prepare_single_dependency(
         {
             return FastPrepare::Declined;
         }
-        uses.open_after_single(stream, clock.slot(), access, single_dependency.own);
-        meta.shared_state().set_opened(use_name(stream, access.writes()));
+        uses.open_after_single(opened.stream, clock.slot(), opened.access, single_dependency.own);
+        meta.shared_state().set_opened(opened.name());
         drop(use_state);
         wait_on(tracker, current, raw, other, single_dependency.stamp)
     })
@@ -177,9 +180,8 @@ pub(crate) fn finish<R: UseTracking + ?Sized>(
     // Without such an open use there is nothing to record for. The hint may be outdated if another thread closes the
     // use now; then the event is superfluous, but covers no more than it claims.
     let Some(shared_state) = meta.state.shared() else { return FastFinish::Declined };
-    if !shared_state.has_opened(use_name(stream, access.writes()))
-        || tracker.policy == EventPolicy::Lazy
-    {
+    let finished = NamedUse { stream, access };
+    if !shared_state.has_opened(finished.name()) || tracker.policy == EventPolicy::Lazy {
         return FastFinish::Declined;
     }
     let Some(raw) = tracker.stream_table.raw_private(stream) else {
@@ -195,13 +197,7 @@ pub(crate) fn finish<R: UseTracking + ?Sized>(
             Err(error) => return FastFinish::NotRecorded(Box::new(error)),
         };
         let closed = with_as!(shared_state.use_state(), current, |use_state| {
-            close_foreign_fast(
-                (meta, shared_state),
-                use_state,
-                generation,
-                (stream, slot, stamp),
-                access,
-            )
+            close_foreign_fast(meta, shared_state, use_state, generation, finished, slot, stamp)
         });
         FastFinish::Ended(closed)
     })
