@@ -6,9 +6,10 @@
 use std::collections::HashMap;
 use std::ffi::c_void;
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use xlog_base::{Mutex, MutexGuard};
 use xlog_cuda::device_runtime::{
     AllocTag, BlockId, BlockState, BudgetReservation, CudaDevice, DeviceBlock,
     DeviceMemoryResource, DeviceStream, Generation, ResourceError, ResourceResult,
@@ -88,7 +89,7 @@ impl RmmResource {
     fn shard(&self, ptr: u64) -> MutexGuard<'_, HashMap<u64, Record>> {
         let at = (ptr / ALIGN as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
         // There are as many as the remainder can be.
-        self.shards[at as usize % SHARDS].lock().unwrap_or_else(PoisonError::into_inner)
+        self.shards[at as usize % SHARDS].lock()
     }
 
     /// Gives a block back to RMM, if it is at this stage. No lock is held over the call: it may wait.
@@ -205,7 +206,7 @@ impl DeviceMemoryResource for RmmResource {
     fn reap_pending(&self) -> ResourceResult<()> {
         let mut retired = Vec::new();
         for shard in &self.shards {
-            let shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
+            let shard = shard.lock();
             let kept = shard.iter().filter(|(_, record)| record.stage == Stage::Retired);
             retired.extend(kept.map(|(ptr, record)| (*ptr, record.generation)));
         }
@@ -238,7 +239,7 @@ impl DeviceMemoryResource for RmmResource {
     fn statistics(&self) -> ResourceStatistics {
         let mut counted = ResourceStatistics::default();
         for shard in &self.shards {
-            for record in shard.lock().unwrap_or_else(PoisonError::into_inner).values() {
+            for record in shard.lock().values() {
                 match record.stage {
                     Stage::Live => counted.live_blocks += 1,
                     Stage::Returning | Stage::Retired => counted.retired_blocks += 1,

@@ -1,5 +1,5 @@
-//! What several crates of the runtime share and no other crate is the place for: seeded random numbers, histograms and sizes for
-//! people.
+//! What several crates of the runtime share and no other crate is the place for: seeded random numbers, histograms, sizes for
+//! people, and a mutex without poisoning.
 //!
 //! Depends on no other crate of the project.
 
@@ -7,10 +7,12 @@
 
 mod histogram;
 mod minstd;
+mod mutex;
 mod random;
 mod size;
 
 pub use histogram::{FineHistogram, Histogram, PowerHistogram};
 pub use minstd::Minstd;
+pub use mutex::{Condvar, Mutex, MutexGuard};
 pub use random::{Random, SplitMix};
 pub use size::size_text;

@@ -212,12 +212,12 @@ impl Fixture {
         &self,
         bodies: Vec<Box<dyn FnOnce() -> Result<(), Stop> + Send + 'a>>,
     ) -> Result<(), Stop> {
-        let outcomes = std::sync::Mutex::new(Vec::new());
+        let outcomes = xlog_base::Mutex::new(Vec::new());
         let jobs = bodies.into_iter().map(|body| {
             let outcomes = &outcomes;
             let job: Box<dyn FnOnce() + Send + '_> = Box::new(move || {
                 let outcome = body();
-                outcomes.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(outcome);
+                outcomes.lock().push(outcome);
             });
             job
         });
@@ -230,7 +230,7 @@ impl Fixture {
                 }
             }),
         }
-        let outcomes = outcomes.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let outcomes = outcomes.into_inner();
         outcomes.into_iter().collect()
     }
 }

@@ -1,10 +1,10 @@
 //! Everything a simulated machine knows, behind one lock.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar};
 
-use xlog_base::SplitMix;
+use xlog_base::{Condvar, SplitMix};
 use xlog_driver::{DriverError, DriverResult, StreamHandle};
 
 use crate::clock::{Epoch, VectorClock};

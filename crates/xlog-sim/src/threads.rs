@@ -7,9 +7,9 @@
 use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::rc::Rc;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
-use xlog_base::SplitMix;
+use xlog_base::{Condvar, Mutex, MutexGuard, SplitMix};
 use xlog_driver::sync;
 
 /// A body of a logical thread.
@@ -112,12 +112,12 @@ pub(crate) fn run(machine: u64, seed: u64, bodies: Vec<Body<'_>>) {
             scope.spawn(move || {
                 let outcome = group.run_member(index, body);
                 if let Err(payload) = outcome {
-                    panic.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(payload);
+                    panic.lock().get_or_insert(payload);
                 }
             });
         }
     });
-    if let Some(payload) = panic.into_inner().unwrap_or_else(PoisonError::into_inner) {
+    if let Some(payload) = panic.into_inner() {
         resume_unwind(payload);
     }
 }
@@ -134,7 +134,7 @@ impl Turn {
 
 impl Group {
     fn lock(&self) -> MutexGuard<'_, Turn> {
-        self.turn.lock().unwrap_or_else(PoisonError::into_inner)
+        self.turn.lock()
     }
 
     fn run_member(self: Arc<Self>, index: usize, body: Body<'_>) -> std::thread::Result<()> {
@@ -181,7 +181,7 @@ impl Group {
 
     fn await_turn(&self, mut turn: MutexGuard<'_, Turn>, index: usize) {
         while turn.current != index {
-            turn = self.changed.wait(turn).unwrap_or_else(PoisonError::into_inner);
+            turn = self.changed.wait(turn);
         }
     }
 }

@@ -10,13 +10,14 @@
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
-use std::sync::{Mutex, MutexGuard, Once, PoisonError};
+use std::sync::Once;
 
 use rustix::process::{Pid, Signal, kill_process};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use signal_hook::low_level::emulate_default_handler;
 use tempfile::{Builder, TempDir, TempPath};
+use xlog_base::{Mutex, MutexGuard};
 
 /// What is removed when the process is interrupted.
 #[derive(Debug)]
@@ -63,7 +64,7 @@ fn registry() -> MutexGuard<'static, Registry> {
             let _ = std::thread::Builder::new().name("signals".to_owned()).spawn(wait);
         }
     });
-    REGISTRY.lock().unwrap_or_else(PoisonError::into_inner)
+    REGISTRY.lock()
 }
 
 /// Removes everything, newest first, and ends the process as the signal does by default.

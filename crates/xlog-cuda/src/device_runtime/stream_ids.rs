@@ -5,7 +5,8 @@
 //! again, even when the counter has wrapped around. 0 and `u32::MAX` are never issued.
 
 use std::collections::BTreeSet;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use xlog_base::{Mutex, MutexGuard};
 
 use super::StreamId;
 
@@ -14,7 +15,7 @@ use super::StreamId;
 static SOURCE: Mutex<IdSource> = Mutex::new(IdSource { next: 1, live: BTreeSet::new() });
 
 fn source() -> MutexGuard<'static, IdSource> {
-    SOURCE.lock().unwrap_or_else(PoisonError::into_inner)
+    SOURCE.lock()
 }
 
 /// The counter and the ids that must not be issued again yet.

@@ -8,9 +8,10 @@
 
 use std::fmt;
 use std::mem::ManuallyDrop;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 use cudarc::driver::{self as cudarc_driver, CudaContext, CudaStream};
+use xlog_base::Mutex;
 use xlog_driver::{DeviceKind, DriverError};
 
 use crate::device_runtime::{ResourceResult, StreamId};
@@ -126,7 +127,7 @@ impl Drop for CudarcStream {
         let others = Arc::into_inner(lent).is_none();
         let mut gone = Vec::new();
         {
-            let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut kept = KEPT.lock();
             let mut at = 0;
             while at < kept.len() {
                 if kept[at].0.strong_count() == 0 {

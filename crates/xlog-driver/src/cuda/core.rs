@@ -10,7 +10,7 @@ use std::mem::ManuallyDrop;
 use std::ops::Deref;
 use std::ptr;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 use cudarc::driver::sys::{CUevent, CUmemoryPool, CUstream};
 
@@ -131,12 +131,12 @@ impl Drop for DriverParts {
 
 /// The devices this process has open.
 pub(super) struct Registry {
-    open: std::sync::Mutex<Vec<(usize, Weak<DriverCore>)>>,
+    open: xlog_base::Mutex<Vec<(usize, Weak<DriverCore>)>>,
 }
 
 impl Registry {
     pub(super) const fn new() -> Self {
-        Self { open: std::sync::Mutex::new(Vec::new()) }
+        Self { open: xlog_base::Mutex::new(Vec::new()) }
     }
 
     /// The device that is open as `ordinal`, or the one that `open` opens.
@@ -148,7 +148,7 @@ impl Registry {
         ordinal: usize,
         open: impl FnOnce() -> DriverResult<DriverCore>,
     ) -> DriverResult<Arc<DriverCore>> {
-        let mut entries = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut entries = self.open.lock();
         entries.retain(|(_, core)| core.strong_count() > 0);
         let found =
             entries.iter().find(|(of, _)| *of == ordinal).and_then(|(_, core)| core.upgrade());

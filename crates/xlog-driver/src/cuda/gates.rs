@@ -11,10 +11,11 @@
 
 use std::ffi::c_void;
 use std::ptr::{self, NonNull};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Condvar, PoisonError};
 
 use cudarc::driver::sys::CUstream;
+use xlog_base::Condvar;
 
 use super::abi::{self, code};
 use super::api::{Api, WaitValueCalls};
@@ -186,22 +187,20 @@ fn new_page(context: &Context) -> DriverResult<(Page, Vec<Slot>)> {
 /// Closed until opened, for the host function that blocks.
 #[derive(Default)]
 struct Latch {
-    is_open: std::sync::Mutex<bool>,
+    is_open: xlog_base::Mutex<bool>,
     opened: Condvar,
 }
 
 impl Latch {
     fn wait(&self) {
-        let guard = self.is_open.lock().unwrap_or_else(PoisonError::into_inner);
-        drop(
-            self.opened
-                .wait_while(guard, |is_open| !*is_open)
-                .unwrap_or_else(PoisonError::into_inner),
-        );
+        let mut is_open = self.is_open.lock();
+        while !*is_open {
+            is_open = self.opened.wait(is_open);
+        }
     }
 
     fn open(&self) {
-        *self.is_open.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        *self.is_open.lock() = true;
         self.opened.notify_all();
     }
 }

@@ -10,9 +10,10 @@ use std::any::Any;
 use std::cell::Cell;
 use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use cudarc::driver::sys::CUstream;
+use xlog_base::Mutex;
 
 use super::abi::code;
 use super::context::Context;
@@ -32,7 +33,7 @@ struct Job(Mutex<Option<HostFn>>);
 
 impl Job {
     fn take(&self) -> Option<HostFn> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+        self.0.lock().take()
     }
 }
 

@@ -12,7 +12,8 @@ use super::bias::{Bias, BiasedSection, CurrentThread};
 use std::cell::UnsafeCell;
 use std::fmt;
 use std::ops::{Deref, DerefMut};
-use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+
+use xlog_base::{Mutex, MutexGuard};
 
 /// Uses in a row after which a thread becomes the owner.
 const BIAS_THRESHOLD: u32 = 8;
@@ -113,11 +114,7 @@ impl<T> BiasedMutex<T> {
             // SAFETY: as in `with`.
             return Some(body(unsafe { &mut *self.value.get() }));
         }
-        let _consecutive = match self.slow.try_lock() {
-            Ok(consecutive) => consecutive,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return None,
-        };
+        let _consecutive = self.slow.try_lock()?;
         let owner = self.bias.owner();
         if !self.bias.try_revoke() {
             return None;
@@ -160,7 +157,7 @@ impl<T> BiasedMutex<T> {
     }
 
     fn lock_only(&self) -> MutexGuard<'_, ConsecutiveUses> {
-        self.slow.lock().unwrap_or_else(PoisonError::into_inner)
+        self.slow.lock()
     }
 
     #[cold]

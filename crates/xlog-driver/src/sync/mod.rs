@@ -21,7 +21,6 @@ use std::fmt;
 use std::rc::Rc;
 pub use std::sync::MutexGuard;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{PoisonError, TryLockError};
 
 /// How a thread lets its scheduler choose who goes on.
 pub type Scheduler = Rc<dyn Fn(Turn)>;
@@ -88,17 +87,17 @@ pub fn with_current_thread<R>(body: impl for<'a> FnOnce(CurrentThread<'a>) -> R)
 
 /// Mutual exclusion, visible to a deterministic scheduler.
 #[derive(Default)]
-pub struct Mutex<T: ?Sized>(std::sync::Mutex<T>);
+pub struct Mutex<T: ?Sized>(xlog_base::Mutex<T>);
 
 impl<T> Mutex<T> {
     /// A mutex around `value`.
     pub const fn new(value: T) -> Self {
-        Self(std::sync::Mutex::new(value))
+        Self(xlog_base::Mutex::new(value))
     }
 
     /// The value, without the mutex.
     pub fn into_inner(self) -> T {
-        self.0.into_inner().unwrap_or_else(PoisonError::into_inner)
+        self.0.into_inner()
     }
 }
 
@@ -108,32 +107,25 @@ impl<T: ?Sized> Mutex<T> {
     pub fn lock(&self) -> MutexGuard<'_, T> {
         scheduling_point();
         match self.0.try_lock() {
-            Ok(guard) => guard,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => self.lock_contended(),
+            Some(guard) => guard,
+            None => self.lock_contended(),
         }
     }
 
     /// Locks if nobody holds it.
     pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
-        match self.0.try_lock() {
-            Ok(guard) => Some(guard),
-            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
-            Err(TryLockError::WouldBlock) => None,
-        }
+        self.0.try_lock()
     }
 
     #[cold]
     fn lock_contended(&self) -> MutexGuard<'_, T> {
         let Some(scheduler) = scheduler() else {
-            return self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            return self.0.lock();
         };
         loop {
             scheduler(Turn::Must);
-            match self.0.try_lock() {
-                Ok(guard) => return guard,
-                Err(TryLockError::Poisoned(poisoned)) => return poisoned.into_inner(),
-                Err(TryLockError::WouldBlock) => {}
+            if let Some(guard) = self.0.try_lock() {
+                return guard;
             }
         }
     }

@@ -10,8 +10,10 @@
 
 use std::cell::Cell;
 use std::collections::BTreeSet;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Mutex, OnceLock, PoisonError};
+
+use xlog_base::Mutex;
 
 use super::barrier::ENTRY_SLOTS;
 use super::thread_record::{NO_THREAD, ThreadRecord};
@@ -61,7 +63,7 @@ impl Drop for End {
         NAME.set(0);
         // A thread that forgot to leave a bias keeps its record: a successor would be inside.
         if record.id != NO_THREAD && record.is_outside() {
-            let mut registry = REGISTRY.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut registry = REGISTRY.lock();
             record.is_live.store(false, Ordering::Release);
             registry.free.insert(record.id);
         }
@@ -128,7 +130,7 @@ pub(super) fn current_or_new() -> Option<&'static ThreadRecord> {
 fn register() -> Option<&'static ThreadRecord> {
     // A thread whose end would not be noticed gets no record.
     END.try_with(|_| ()).ok()?;
-    let mut registry = REGISTRY.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut registry = REGISTRY.lock();
     let id = match registry.free.pop_first() {
         Some(id) => id,
         None if (registry.next as usize) < MAX_RECORDS => {
@@ -204,7 +206,7 @@ mod tests {
         names.sort_unstable();
         names.dedup();
         assert_eq!(names.len(), 10_000, "a name was used again");
-        let registry = REGISTRY.lock().unwrap_or_else(PoisonError::into_inner);
+        let registry = REGISTRY.lock();
         assert!(registry.next < 1000 && registry.free.len() < 1000);
     }
 

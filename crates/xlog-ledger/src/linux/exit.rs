@@ -3,7 +3,9 @@
 //! Otherwise the slot of a ledger in a static would stay behind as a dead process's, and be shown as such until somebody needs it. The
 //! handler does not run on `abort`, `_exit` or a signal; then the kernel drops the locks, and the next request that needs the bytes gets them.
 
-use std::sync::{Arc, Mutex, Once, PoisonError, Weak};
+use std::sync::{Arc, Once, Weak};
+
+use xlog_base::Mutex;
 
 use super::ledger::Ledger;
 
@@ -11,7 +13,7 @@ static PRESENT: Mutex<Vec<Weak<Ledger>>> = Mutex::new(Vec::new());
 static AT_EXIT: Once = Once::new();
 
 pub(super) fn leave_at_exit(ledger: &Arc<Ledger>) {
-    let mut present = PRESENT.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut present = PRESENT.lock();
     present.retain(|known| known.strong_count() > 0);
     present.push(Arc::downgrade(ledger));
     drop(present);
@@ -25,7 +27,7 @@ pub(super) fn leave_at_exit(ledger: &Arc<Ledger>) {
 extern "C" fn leave_all() {
     // Nothing may unwind into the C library, and a thread that ends the process while it holds the list must not wait for itself.
     let _ = std::panic::catch_unwind(|| {
-        let Ok(present) = PRESENT.try_lock() else { return };
+        let Some(present) = PRESENT.try_lock() else { return };
         for ledger in present.iter().filter_map(Weak::upgrade) {
             ledger.leave();
             // Its last holder may be gone by now; the process ends, and the kernel closes what it has open.

@@ -11,7 +11,9 @@ use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::OnceLock;
+
+use xlog_base::{Mutex, MutexGuard};
 
 /// One ledger's descriptors and mapping.
 #[derive(Debug)]
@@ -39,7 +41,7 @@ thread_local! {
 
 /// Locks the table. Descriptors and mappings that are made before it is unlocked cannot be inherited unregistered.
 pub(super) fn lock_table() -> io::Result<MutexGuard<'static, Table>> {
-    let mut table = TABLE.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut table = TABLE.lock();
     if SUBSTITUTE.get().is_none() {
         table.watch_forks()?;
     }
@@ -89,13 +91,13 @@ pub(super) struct Registration {
 
 impl Drop for Registration {
     fn drop(&mut self) {
-        let mut table = TABLE.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut table = TABLE.lock();
         table.entries.retain(|entry| entry.number != self.number);
     }
 }
 
 extern "C" fn before_fork() {
-    let table = TABLE.lock().unwrap_or_else(PoisonError::into_inner);
+    let table = TABLE.lock();
     // Without the slot, in a thread that is ending, the table is unlocked again and a ledger that is just being opened may be inherited.
     let _ =
         FORKING.try_with(|forking| forking.try_borrow_mut().map(|mut slot| *slot = Some(table)));

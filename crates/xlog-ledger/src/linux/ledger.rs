@@ -6,9 +6,11 @@
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
+
+use xlog_base::Mutex;
 
 use super::claim::{Claims, Inode};
 use super::exit;
@@ -202,7 +204,7 @@ impl Ledger {
     /// Cannot fail and makes no system call. Published tags are for display only.
     pub fn publish_tags<'a>(&self, tags: impl IntoIterator<Item = (&'a str, u64)>) {
         // Two at a time would be torn, and one of them is enough.
-        let Ok(_publishing) = self.publish_lock.try_lock() else { return };
+        let Some(_publishing) = self.publish_lock.try_lock() else { return };
         let Ok(slot) = self.check_process().and_then(|()| self.slot_cell()) else { return };
         let started = slot.started.load(Ordering::Relaxed);
         let now = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default().as_nanos();

@@ -7,8 +7,9 @@
 use std::fs::File;
 use std::path::Path;
 use std::sync::atomic::Ordering;
-use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
+
+use xlog_base::{Condvar, Mutex};
 
 use super::claim::Inode;
 use super::file::failed;
@@ -93,18 +94,17 @@ impl Gate {
     }
 
     fn enter(&self, begin: Instant, deadline: Duration) -> bool {
-        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut taken = self.taken.lock();
         while *taken {
             let Some(left) = deadline.checked_sub(begin.elapsed()) else { return false };
-            let woken = self.left.wait_timeout(taken, left);
-            taken = woken.unwrap_or_else(PoisonError::into_inner).0;
+            taken = self.left.wait_timeout(taken, left);
         }
         *taken = true;
         true
     }
 
     fn leave(&self) {
-        *self.taken.lock().unwrap_or_else(PoisonError::into_inner) = false;
+        *self.taken.lock() = false;
         self.left.notify_one();
     }
 }

@@ -10,9 +10,10 @@ mod threaded;
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use xlog_base::{Condvar, Mutex, MutexGuard};
 use xlog_driver::{DriverError, DriverResult};
 
 use crate::config::SimConfig;
@@ -66,7 +67,7 @@ impl SharedMachine {
     }
 
     pub(crate) fn lock(&self) -> Guard<'_> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// The beginning of every driver call: lets others run, counts, and fails where that is planned or past help.
@@ -156,10 +157,8 @@ impl SharedMachine {
                 left = self.config.patience;
             }
             state.waiters += 1;
-            let (mut guard, _) =
-                self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner);
-            guard.waiters -= 1;
-            state = guard;
+            state = self.changed.wait_timeout(state, left);
+            state.waiters -= 1;
         }
     }
 

@@ -1,7 +1,9 @@
 //! The concurrent engine: a thread per stream, started with the first work.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, PoisonError};
+
+use xlog_base::Condvar;
 
 use super::{Guard, SharedMachine, perform};
 use crate::op::{Op, OpKind};
@@ -172,7 +174,7 @@ fn gather(spins: usize) {
 }
 
 fn sleep<'a>(wake: &Condvar, state: Guard<'a>) -> Guard<'a> {
-    wake.wait(state).unwrap_or_else(PoisonError::into_inner)
+    wake.wait(state)
 }
 
 /// Does what is immediate, and takes the next work: one operation, or a row of them that touch no memory.

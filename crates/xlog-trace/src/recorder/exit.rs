@@ -8,7 +8,9 @@
 use std::cell::Cell;
 use std::panic;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, Once, PoisonError, Weak};
+use std::sync::{Arc, Once, Weak};
+
+use xlog_base::Mutex;
 
 use super::LAST_FLUSH_LIMIT;
 use super::rings::{self, RecorderShared};
@@ -31,7 +33,7 @@ pub(super) fn this_thread_writes() {
 /// Flushes `shared` at exit and on panic, as long as it is alive.
 pub(super) fn watch(shared: &Arc<RecorderShared>) {
     {
-        let mut alive = ALIVE.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut alive = ALIVE.lock();
         alive.retain(|known| known.strong_count() > 0);
         alive.push(Arc::downgrade(shared));
     }
@@ -50,13 +52,13 @@ pub(super) fn watch(shared: &Arc<RecorderShared>) {
 ///
 /// It may be called on any thread and must come to an end. A panic in it goes no further.
 pub fn at_exit(work: fn()) {
-    WORK.lock().unwrap_or_else(PoisonError::into_inner).push(work);
+    WORK.lock().push(work);
     AT_EXIT.call_once(register_handlers);
 }
 
 fn for_all(work: impl Fn(&RecorderShared)) {
     // A thread that panics while it holds the list must not wait for itself.
-    let Ok(alive) = ALIVE.try_lock() else { return };
+    let Some(alive) = ALIVE.try_lock() else { return };
     let alive: Vec<Arc<RecorderShared>> = alive.iter().filter_map(Weak::upgrade).collect();
     alive.iter().for_each(|shared| work(shared));
 }
@@ -72,7 +74,7 @@ fn flush_all() {
 }
 
 fn end_all() {
-    let work = WORK.lock().map(|mut work| std::mem::take(&mut *work)).unwrap_or_default();
+    let work = std::mem::take(&mut *WORK.lock());
     for work in work {
         let _ = panic::catch_unwind(work);
     }

@@ -4,7 +4,9 @@
 //! before takes no lock for it. The table is bounded like every [`Names`]; nothing leaves it.
 
 use std::cell::Cell;
-use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::LazyLock;
+
+use xlog_base::{Mutex, MutexGuard};
 
 use crate::names::{NameId, Names};
 
@@ -18,7 +20,7 @@ thread_local! {
 }
 
 fn table() -> MutexGuard<'static, Names> {
-    TABLE.lock().unwrap_or_else(PoisonError::into_inner)
+    TABLE.lock()
 }
 
 /// Returns the number of a text, for records of this process. A known text costs a lookup in the thread's cache.

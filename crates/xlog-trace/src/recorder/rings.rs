@@ -7,11 +7,12 @@
 use std::cell::RefCell;
 use std::io::{self, Write};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
 use rtrb::{Consumer, Producer, PushError, RingBuffer};
+use xlog_base::{Condvar, Mutex, MutexGuard};
 
 use super::RecorderStats;
 use super::config::{OnError, Overflow, RecorderConfig};
@@ -154,11 +155,11 @@ impl RecorderShared {
     }
 
     fn registry(&self) -> MutexGuard<'_, Registry> {
-        self.registry.lock().unwrap_or_else(PoisonError::into_inner)
+        self.registry.lock()
     }
 
     fn progress(&self) -> MutexGuard<'_, Progress> {
-        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
+        self.progress.lock()
     }
 
     /// Whether this process is a fork of the one whose thread writes the file: it has no writer.
@@ -367,11 +368,7 @@ impl RecorderShared {
                 },
                 None => Duration::from_secs(1),
             };
-            progress = self
-                .progressed
-                .wait_timeout(progress, wait)
-                .unwrap_or_else(PoisonError::into_inner)
-                .0;
+            progress = self.progressed.wait_timeout(progress, wait);
         }
     }
 

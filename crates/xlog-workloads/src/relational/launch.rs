@@ -9,9 +9,10 @@
 //! numbers can be foretold: they are those of a run before, the copy stays on the device, the host waits for nothing, and a use of
 //! every block stays open, so that none is freed before the session ends.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
+use xlog_base::Mutex;
 use xlog_cuda::device_runtime::{
     Access, AllocTag, BlockId, PoolSnapshot, StreamLease, XlogDeviceRuntime,
 };
@@ -166,7 +167,7 @@ impl<'s> Session<'s> {
         if let (Some(block), true) = (column.id(), self.options.foretold.is_some()) {
             // On its own stream, where it waits for nothing and nothing waits for it until it is closed.
             self.runtime().prepare_block_use(block, stream, Access::Read)?;
-            self.held.lock().unwrap_or_else(PoisonError::into_inner).push((block, stream));
+            self.held.lock().push((block, stream));
         }
         Ok(column)
     }
@@ -226,7 +227,7 @@ impl<'s> Session<'s> {
         })?;
         let number = u64::from_le_bytes(bytes);
         if self.options.trace {
-            self.numbers.lock().unwrap_or_else(PoisonError::into_inner).push(number);
+            self.numbers.lock().push(number);
         }
         Ok(number)
     }
@@ -234,7 +235,7 @@ impl<'s> Session<'s> {
     /// Samples the pool if more is allocated than at any earlier sample.
     pub fn sample_pool(&self) {
         let allocated = self.manager.allocated_bytes();
-        let peak = || self.peak.lock().unwrap_or_else(PoisonError::into_inner);
+        let peak = || self.peak.lock();
         if allocated > peak().0 {
             // Not under the lock: a pool may hand over to another logical thread.
             let seen = self.stack.snapshot();
@@ -248,7 +249,7 @@ impl<'s> Session<'s> {
     /// The pool at the largest sampled allocation.
     #[must_use]
     pub fn pool_at_peak(&self) -> Option<PoolSnapshot> {
-        self.peak.lock().unwrap_or_else(PoisonError::into_inner).1.clone()
+        self.peak.lock().1.clone()
     }
 
     /// Launches so far.
@@ -278,19 +279,19 @@ impl<'s> Session<'s> {
     /// All numbers that the host read, if they were to be kept and not foretold.
     #[must_use]
     pub fn numbers(&self) -> Vec<u64> {
-        self.numbers.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.numbers.lock().clone()
     }
 
     /// All launches, if they were to be kept.
     #[must_use]
     pub fn trace(&self) -> Vec<Launched> {
-        self.trace.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.trace.lock().clone()
     }
 }
 
 impl Drop for Session<'_> {
     fn drop(&mut self) {
-        let held = std::mem::take(self.held.get_mut().unwrap_or_else(PoisonError::into_inner));
+        let held = std::mem::take(self.held.get_mut());
         for (block, stream) in held {
             // A device that has failed keeps the block; the failure was reported where it was met.
             let _ = self.manager.runtime().finish_block_use(block, stream, Access::Read);
@@ -368,7 +369,7 @@ impl Launch<'_> {
         let runtime = session.runtime();
         if session.options.trace {
             let launched = Launched { kernel, stream: recorder.stream(), buffers };
-            session.trace.lock().unwrap_or_else(PoisonError::into_inner).push(launched);
+            session.trace.lock().push(launched);
         }
         session.bytes_moved.fetch_add(bytes as u64, Ordering::Relaxed);
         untouch();

@@ -6,9 +6,10 @@
 #![allow(unsafe_code)]
 
 use std::io::Write;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
+use xlog_base::Mutex;
 use xlog_cuda::device_runtime::{
     Access, AllocTag, AsyncCudaResource, BlockId, DebugGuardResource, DeviceBlock,
     DeviceMemoryResource, DirectCudaResource, GuardConfig, GuardHandle, GuardMode, LeakReport,
@@ -87,7 +88,7 @@ pub(super) fn run(spec: DeviceSpec, bug: Bug, stack: Stack) -> std::process::Exi
 static LEAK: Mutex<Option<String>> = Mutex::new(None);
 
 fn note_leak(leak: &LeakReport) {
-    *LEAK.lock().unwrap_or_else(PoisonError::into_inner) = Some(leak.to_string());
+    *LEAK.lock() = Some(leak.to_string());
 }
 
 /// A stack on a device, and the detections so far.
@@ -115,7 +116,7 @@ fn plant(spec: DeviceSpec, bug: Bug, stack: Stack, caught: &mut Vec<Catch>) -> R
     rig.check();
     if bug == Bug::Leak {
         drop(rig);
-        let leak = LEAK.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let leak = LEAK.lock().take();
         caught.extend(leak.map(|detail| Catch { by: By::Host, detail }));
     }
     caught.sort_by_key(|catch| catch.by);

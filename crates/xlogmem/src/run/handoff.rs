@@ -6,9 +6,9 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 use serde::Serialize;
+use xlog_base::Mutex;
 
 use xlog_cuda::device_runtime::{AllocTag, StreamLease};
 use xlog_cuda::{GpuMemoryManager, LaunchRecorder, Result, StreamId, TrackedCudaSlice, XlogError};
@@ -103,7 +103,7 @@ impl Plan {
         let thread = |number: u32| {
             if let Err(error) = self.rounds_of(number, &shared) {
                 shared.stop.store(true, Ordering::Relaxed);
-                lock(&shared.error).get_or_insert(error);
+                shared.error.lock().get_or_insert(error);
             }
         };
         match self.manager.runtime().device().sim() {
@@ -125,8 +125,8 @@ impl Plan {
         Outcome {
             verified: shared.verified.into_inner(),
             wrong: shared.wrong.into_inner(),
-            first_wrong: shared.first_wrong.into_inner().unwrap_or_else(PoisonError::into_inner),
-            error: shared.error.into_inner().unwrap_or_else(PoisonError::into_inner),
+            first_wrong: shared.first_wrong.into_inner(),
+            error: shared.error.into_inner(),
         }
     }
 
@@ -233,12 +233,8 @@ impl Plan {
         } else {
             shared.wrong.fetch_add(1, Ordering::Relaxed);
             let wrong = Wrong { round: pending.round, expected, found: found[0] };
-            lock(&shared.first_wrong).get_or_insert(wrong);
+            shared.first_wrong.lock().get_or_insert(wrong);
         }
         Ok(())
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -3,9 +3,10 @@
 //! Nothing is written when standard error is not a terminal. Workers report from where they are and never wait for each other.
 
 use std::io::{IsTerminal, Write};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
+
+use xlog_base::Mutex;
 
 const EVERY: Duration = Duration::from_millis(100);
 
@@ -27,7 +28,7 @@ impl Progress {
     /// One more is done.
     pub(super) fn step(&self) {
         let done = self.done.fetch_add(1, Ordering::Relaxed) + 1;
-        let Some(Ok(mut written)) = self.written.as_ref().map(Mutex::try_lock) else {
+        let Some(mut written) = self.written.as_ref().and_then(Mutex::try_lock) else {
             return;
         };
         if written.elapsed() >= EVERY {

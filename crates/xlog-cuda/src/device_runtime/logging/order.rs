@@ -5,9 +5,10 @@
 //!
 //! Invariant: no thread increments atomically before the owner is known to be outside, so no number is issued twice.
 
+use std::sync::LazyLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{LazyLock, Mutex, PoisonError};
 
+use xlog_base::Mutex;
 use xlog_driver::sync::Bias;
 
 /// One for the process, so that the logs of several resources in one sink merge.
@@ -69,7 +70,7 @@ impl OrderCounter {
     #[cold]
     #[inline(never)]
     fn next_of_new_thread(&self) -> u64 {
-        let mut was_owned = self.was_owned.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut was_owned = self.was_owned.lock();
         if !*was_owned {
             *was_owned = true;
             if self.bias.claim() {

@@ -1,7 +1,8 @@
 //! Sinks: the trait, and the two sinks without a file.
 
 use std::fmt;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use xlog_base::{Mutex, MutexGuard};
 
 use super::LogRecord;
 
@@ -90,7 +91,7 @@ impl InMemorySink {
     }
 
     fn records(&self) -> MutexGuard<'_, Vec<LogRecord>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

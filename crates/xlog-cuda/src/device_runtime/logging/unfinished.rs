@@ -4,7 +4,8 @@
 //! reap. The list is empty unless a driver call failed, so an allocation only reads one flag.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use xlog_base::{Mutex, MutexGuard};
 
 use crate::device_runtime::resource::BlockId;
 
@@ -26,7 +27,7 @@ impl<T> UnfinishedFrees<T> {
     }
 
     fn frees(&self) -> MutexGuard<'_, Vec<(BlockId, T)>> {
-        self.frees.lock().unwrap_or_else(PoisonError::into_inner)
+        self.frees.lock()
     }
 
     pub(super) fn add(&self, block: BlockId, about: T) {

@@ -3,8 +3,10 @@
 use std::cell::Cell;
 use std::collections::HashSet;
 use std::fmt;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, OnceLock, PoisonError};
+
+use xlog_base::Mutex;
 
 use super::MIN_ALIGN;
 
@@ -47,7 +49,7 @@ impl AllocTag {
     pub fn intern(text: &str) -> Self {
         static TEXTS: OnceLock<Mutex<HashSet<&'static str>>> = OnceLock::new();
         let texts = TEXTS.get_or_init(Mutex::default);
-        let mut texts = texts.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut texts = texts.lock();
         if let Some(&known) = texts.get(text) {
             return Self(known);
         }

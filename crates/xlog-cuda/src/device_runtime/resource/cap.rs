@@ -1,7 +1,9 @@
 //! The limit on what a resource holds of its device.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
+
+use xlog_base::Mutex;
 
 use super::ResourceError;
 
@@ -77,7 +79,7 @@ impl CapSlot {
 
     fn least(&self) -> usize {
         let mut least = usize::MAX;
-        let mut caps = self.caps.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut caps = self.caps.lock();
         caps.retain(|cap| {
             let cap = cap.upgrade();
             least = cap.as_ref().map_or(least, |cap| least.min(cap.bytes()));
@@ -88,7 +90,7 @@ impl CapSlot {
 
     /// Lets `cap` hold as well, for as long as somebody else keeps it.
     pub(crate) fn add(&self, cap: &Arc<PhysicalCap>) {
-        let mut caps = self.caps.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut caps = self.caps.lock();
         caps.retain(|other| other.strong_count() > 0 && other.as_ptr() != Arc::as_ptr(cap));
         caps.push(Arc::downgrade(cap));
         self.any.store(true, Ordering::Release);
@@ -133,6 +135,6 @@ mod tests {
         }
         drop(second);
         assert_eq!(slot.bytes(), Some(usize::MAX));
-        assert!(slot.caps.lock().is_ok_and(|caps| caps.is_empty()));
+        assert!(slot.caps.lock().is_empty());
     }
 }

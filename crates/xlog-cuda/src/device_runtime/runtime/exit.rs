@@ -7,8 +7,10 @@
 //! does not run on `abort`, `_exit` or a signal.
 
 use std::sync::mpsc;
-use std::sync::{Arc, Mutex, Once, PoisonError, Weak};
+use std::sync::{Arc, Once, Weak};
 use std::time::Duration;
+
+use xlog_base::Mutex;
 
 use super::report::report_leak;
 use super::{LeakReport, RuntimeCore};
@@ -27,7 +29,7 @@ static RUNTIMES: Mutex<Vec<Watched>> = Mutex::new(Vec::new());
 /// Reports the live blocks of a runtime at the end of the process, if the runtime is alive by then.
 pub(super) fn watch(core: &Arc<RuntimeCore>) {
     static REGISTER: Once = Once::new();
-    let mut runtimes = RUNTIMES.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut runtimes = RUNTIMES.lock();
     runtimes.retain(|watched| watched.core.strong_count() > 0);
     runtimes.push(Watched { core: Arc::downgrade(core), process: std::process::id() });
     drop(runtimes);
@@ -36,7 +38,7 @@ pub(super) fn watch(core: &Arc<RuntimeCore>) {
 
 fn report_all() {
     // A thread that ends the process while it holds the list must not wait for itself.
-    let Ok(runtimes) = RUNTIMES.try_lock() else { return };
+    let Some(runtimes) = RUNTIMES.try_lock() else { return };
     let process = std::process::id();
     let alive = runtimes.iter().filter(|watched| watched.process == process);
     let alive: Vec<Arc<RuntimeCore>> = alive.filter_map(|watched| watched.core.upgrade()).collect();

@@ -6,7 +6,8 @@
 use std::fmt;
 use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{PoisonError, RwLock};
+
+use xlog_base::Mutex;
 
 use crate::device_runtime::resource::{AllocTag, BlockId, ResourceError};
 
@@ -120,19 +121,19 @@ pub(crate) fn catch_panic<R>(work: impl FnOnce() -> R) -> Option<R> {
 }
 
 /// A handler. The lock is not held while it runs, so it may set another one.
-struct Hook<T>(RwLock<Option<fn(&T)>>);
+struct Hook<T>(Mutex<Option<fn(&T)>>);
 
 impl<T: fmt::Display> Hook<T> {
     const fn new() -> Self {
-        Self(RwLock::new(None))
+        Self(Mutex::new(None))
     }
 
     fn set(&self, handler: fn(&T)) {
-        *self.0.write().unwrap_or_else(PoisonError::into_inner) = Some(handler);
+        *self.0.lock() = Some(handler);
     }
 
     fn call(&self, report: &T) {
-        let handler = *self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let handler = *self.0.lock();
         catch_panic(|| match handler {
             Some(handler) => handler(report),
             None => print_line(format_args!("{report}")),

@@ -5,9 +5,10 @@
 //!
 //! Published tags are for display only. Any failure here, also to start the thread, only means that tags are not shown.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use xlog_base::{Mutex, MutexGuard};
 use xlog_ledger::Ledger;
 
 use crate::device_runtime::statistics::Statistics;
@@ -39,20 +40,16 @@ static PUBLISHERS: Mutex<TagPublishers> =
     Mutex::new(TagPublishers { process: 0, all: Vec::new(), made: 0, is_running: false });
 
 fn publishers() -> MutexGuard<'static, TagPublishers> {
-    PUBLISHERS.lock().unwrap_or_else(PoisonError::into_inner)
+    PUBLISHERS.lock()
 }
 
 /// Locks the list of this process. A forked child inherits its parent's list, but not the thread, so it starts with an empty list.
 /// `None` if the parent's thread held the lock at the fork.
 fn own_publishers() -> Option<MutexGuard<'static, TagPublishers>> {
     for _ in 0..MAX_ATTEMPTS {
-        let mut publishers = match PUBLISHERS.try_lock() {
-            Ok(publishers) => publishers,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => {
-                std::thread::sleep(Duration::from_millis(1));
-                continue;
-            }
+        let Some(mut publishers) = PUBLISHERS.try_lock() else {
+            std::thread::sleep(Duration::from_millis(1));
+            continue;
         };
         let process = std::process::id();
         if publishers.process != process {

@@ -7,9 +7,10 @@ use std::backtrace::Backtrace;
 use std::collections::HashMap;
 use std::fmt;
 use std::num::NonZeroU32;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use xlog_base::Mutex;
 use xlog_driver::sync::{BiasedMutex, thread_index};
 
 use super::bytes_and_blocks::BytesAndBlocks;
@@ -106,10 +107,6 @@ pub(super) struct StatisticsCore {
 #[inline(always)]
 fn hint_row(generation: Generation) -> u64 {
     generation.0 >> HINT_SHIFT
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl StatisticsCore {
@@ -247,7 +244,7 @@ impl StatisticsCore {
     #[cold]
     #[inline(never)]
     fn with_ids<T>(&self, key: Key, count: impl FnOnce(&mut Counts, Ids) -> T) -> T {
-        let mut names = lock(&self.names);
+        let mut names = self.names.lock();
         let ids = names.ids(&key, |names| self.recycle_ids(names));
         self.own_shard().1.counts.with(|counts| {
             counts.remember(key, ids, &self.totals);
@@ -259,7 +256,7 @@ impl StatisticsCore {
     #[inline(never)]
     fn trace(&self, generation: Generation) {
         let trace = Arc::new(Backtrace::force_capture());
-        lock(&self.traces).insert(generation, trace);
+        self.traces.lock().insert(generation, trace);
     }
 
     /// Counts an allocation that failed.
@@ -316,7 +313,7 @@ impl StatisticsCore {
     #[cold]
     #[inline(never)]
     fn untrace(&self, generation: Generation) {
-        lock(&self.traces).remove(&generation);
+        self.traces.lock().remove(&generation);
     }
 
     /// Returns whether a block is known here.
@@ -397,8 +394,8 @@ impl StatisticsCore {
     }
 
     fn snapshot(&self) -> StatisticsSnapshot {
-        let names = lock(&self.names);
-        let mut peaks = lock(&self.peaks);
+        let names = self.names.lock();
+        let mut peaks = self.peaks.lock();
         self.with_all_shards(|shards| {
             let total = self.fold_shards(&mut peaks, shards);
             let sum = |part: fn(&Counts) -> &Vec<super::meter::Meter>, id: usize| {
@@ -464,8 +461,8 @@ impl StatisticsCore {
         &self,
         mut see: impl FnMut(Generation, LiveEntry, Key, Option<Arc<Backtrace>>),
     ) {
-        let names = lock(&self.names);
-        let traces = lock(&self.traces);
+        let names = self.names.lock();
+        let traces = self.traces.lock();
         self.with_all_shards(|_| {
             for shard in &self.shards {
                 shard.table.for_each(|generation, entry| {

@@ -7,7 +7,6 @@
 
 use std::cell::{Cell, RefCell};
 use std::marker::PhantomData;
-use std::sync::PoisonError;
 
 use super::core::Statistics;
 use super::snapshot::Usage;
@@ -122,7 +121,7 @@ impl StatisticsScope {
     pub fn enter(statistics: &Statistics) -> Self {
         let core = &statistics.0;
         let number = {
-            let mut peaks = core.peaks.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut peaks = core.peaks.lock();
             let start = core.fold(&mut peaks);
             peaks.next += 1;
             let number = peaks.next;
@@ -147,7 +146,7 @@ impl StatisticsScope {
     #[must_use]
     pub fn report(&self) -> ScopeReport {
         let core = &self.statistics.0;
-        let mut peaks = core.peaks.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut peaks = core.peaks.lock();
         let now = core.fold(&mut peaks);
         let found = peaks.open.iter().find(|scope| scope.number == self.number);
         let global = found.map_or_else(ScopeUsage::default, |scope| {
@@ -181,7 +180,7 @@ impl Drop for StatisticsScope {
     fn drop(&mut self) {
         let core = &self.statistics.0;
         {
-            let mut peaks = core.peaks.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut peaks = core.peaks.lock();
             peaks.open.retain(|scope| scope.number != self.number);
         }
         // A scope in another thread-local may outlive the list.

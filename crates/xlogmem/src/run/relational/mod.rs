@@ -5,10 +5,10 @@
 
 mod report;
 
-use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 use clap::{Args, value_parser};
+use xlog_base::Mutex;
 use xlog_cuda::Result;
 use xlog_workloads::relational::fixpoint::Fixpoint;
 use xlog_workloads::relational::join::Join;
@@ -138,7 +138,7 @@ fn measure(
             });
             let run = once(&session, &work, thread, arguments.threads);
             let failed = run.is_err();
-            runs.lock().unwrap_or_else(PoisonError::into_inner).push(run);
+            runs.lock().push(run);
             progress.step();
             if failed {
                 return;
@@ -155,7 +155,7 @@ fn measure(
     // What is counted below has to be settled, also after a failure.
     let settled = stack.drain();
     report.note(stack, &session);
-    let runs = runs.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let runs = runs.into_inner();
     report.note_runs(runs)?;
     settled
 }

@@ -5,11 +5,11 @@
 
 use std::io::Write;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
 use serde::{Deserialize, Serialize};
-use xlog_base::Random;
+use xlog_base::{Mutex, Random};
 use xlog_cuda::device_runtime::{
     AllocTag, LedgerSetting, ResourceError, RuntimeConfig, XlogDeviceRuntime,
 };
@@ -123,7 +123,7 @@ fn work(
     };
     let thread = |tenant: u32| {
         if let Err(error) = shared.tenant(outcome.process, tenant) {
-            shared.error.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+            shared.error.lock().get_or_insert(error);
         }
     };
     match device.sim() {
@@ -151,7 +151,7 @@ fn work(
     outcome.peak_bytes = shared.peak.into_inner();
     outcome.races = device.races().len();
     outcome.left_bytes = left(&runtime);
-    if let Some(error) = shared.error.into_inner().unwrap_or_else(PoisonError::into_inner) {
+    if let Some(error) = shared.error.into_inner() {
         return Err(error);
     }
     settled
