@@ -11,11 +11,14 @@ use std::fmt;
 
 use std::sync::{Arc, OnceLock};
 
-use xlog_driver::cuda::{CudaDriver, CudaFunction};
+use xlog_driver::cuda::CudaDriver;
+#[cfg(feature = "guard")]
+use xlog_driver::cuda::CudaFunction;
 use xlog_driver::{
     DeviceKind, DeviceProperties, Driver, DriverError, DriverResult, MemoryInfo, PoolHandle,
     PoolOptions,
 };
+#[cfg(feature = "sim")]
 use xlog_sim::{RaceReport, SimConfig, SimDevice};
 
 use crate::{DeviceSpec, Result, XlogError};
@@ -33,11 +36,13 @@ use crate::{DeviceSpec, Result, XlogError};
 /// ```
 pub struct CudaDevice {
     driver: Arc<dyn Driver>,
+    #[cfg(feature = "sim")]
     sim: Option<Arc<SimDevice>>,
     /// Whether the driver wants to know of streams' names and of sub-allocated ranges.
     is_observed: bool,
     spec: String,
     memory_pool: OnceLock<PoolHandle>,
+    #[cfg(feature = "guard")]
     guard_kernel: OnceLock<CudaFunction>,
 }
 
@@ -72,17 +77,29 @@ impl CudaDevice {
             DeviceSpec::Cuda(ordinal) => {
                 CudaDriver::open(ordinal).map(|driver| Self::of(driver, spec.to_string()))
             }
-            DeviceSpec::Sim => Self::open_sim(SimConfig::default()),
-            DeviceSpec::SimSeeded(seed) => Self::open_sim(SimConfig::default().with_seed(seed)),
+            DeviceSpec::Sim => Self::open_sim(None),
+            DeviceSpec::SimSeeded(seed) => Self::open_sim(Some(seed)),
         };
         opened.map_err(|cause| XlogError::Open { spec: spec.to_string(), cause })
     }
 
-    fn open_sim(config: SimConfig) -> DriverResult<Self> {
+    #[cfg(feature = "sim")]
+    fn open_sim(seed: Option<u64>) -> DriverResult<Self> {
+        let mut config = SimConfig::default();
+        config.seed = seed;
         SimDevice::open(config).map(Self::from_sim)
     }
 
+    #[cfg(not(feature = "sim"))]
+    fn open_sim(_seed: Option<u64>) -> DriverResult<Self> {
+        Err(DriverError::Unavailable {
+            what: "this program was built without the simulated device".to_owned(),
+            remedy: "build it with the feature `sim` of xlog-cuda".to_owned(),
+        })
+    }
+
     /// A device on a simulated one that was built by hand, for other capacities, several ordinals or injected faults.
+    #[cfg(feature = "sim")]
     #[must_use]
     pub fn from_sim(sim: Arc<SimDevice>) -> Self {
         let spec = match sim.seed() {
@@ -97,7 +114,7 @@ impl CudaDevice {
 
     /// A device on any driver, such as one that wraps another to count or fail its calls.
     ///
-    /// [`CudaDevice::sim`] is `None` on it, whatever stands behind the driver.
+    /// It is used as a GPU is, whatever stands behind the driver: a simulated device behind it has no detector's reports here.
     #[must_use]
     pub fn from_driver(driver: Arc<dyn Driver>) -> Self {
         let properties = driver.properties();
@@ -111,10 +128,12 @@ impl CudaDevice {
     fn of(driver: Arc<dyn Driver>, spec: String) -> Self {
         Self {
             driver,
+            #[cfg(feature = "sim")]
             sim: None,
             is_observed: false,
             spec,
             memory_pool: OnceLock::new(),
+            #[cfg(feature = "guard")]
             guard_kernel: OnceLock::new(),
         }
     }
@@ -131,6 +150,7 @@ impl CudaDevice {
     }
 
     /// The simulated device, for its kernels, faults and schedules; `None` on a GPU.
+    #[cfg(feature = "sim")]
     #[must_use]
     pub fn sim(&self) -> Option<&Arc<SimDevice>> {
         self.sim.as_ref()
@@ -160,6 +180,7 @@ impl CudaDevice {
     }
 
     /// What the race detector of the simulated device found; always empty on a GPU.
+    #[cfg(feature = "sim")]
     #[must_use]
     pub fn races(&self) -> Vec<RaceReport> {
         self.sim.as_ref().map(|sim| sim.races()).unwrap_or_default()
@@ -201,6 +222,7 @@ impl CudaDevice {
     }
 
     /// The kernel of the debug guard, once a guard has loaded it.
+    #[cfg(feature = "guard")]
     pub(crate) fn guard_kernel(&self) -> &OnceLock<CudaFunction> {
         &self.guard_kernel
     }

@@ -63,6 +63,9 @@ pub use device_runtime::StreamId;
 
 pub use xlog_driver as driver;
 pub use xlog_driver::Gate;
+#[cfg(feature = "ledger")]
 pub use xlog_ledger as ledger;
+#[cfg(feature = "sim")]
 pub use xlog_sim as sim;
+#[cfg(feature = "sim")]
 pub use xlog_sim::RaceReport;

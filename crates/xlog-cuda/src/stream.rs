@@ -16,6 +16,7 @@ use std::sync::Arc;
 use xlog_driver::{
     CaptureStatus, Driver, DriverError, DriverResult, EventHandle, Gate, StreamHandle,
 };
+#[cfg(feature = "sim")]
 use xlog_sim::SimKernel;
 
 use crate::device_runtime::StreamId;
@@ -635,6 +636,7 @@ impl DeviceStream {
     }
 
     /// Queues a simulated kernel; [`DriverError::Unsupported`] on a device that is not simulated.
+    #[cfg(feature = "sim")]
     pub fn launch_sim(&self, kernel: SimKernel) -> Result<()> {
         match self.device().sim() {
             Some(sim) => Ok(sim.launch(self.raw.handle, kernel)?),

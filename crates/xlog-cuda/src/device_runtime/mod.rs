@@ -4,8 +4,10 @@
 
 pub mod async_resource;
 pub mod budget;
+#[cfg(feature = "guard")]
 pub mod debug_guard;
 pub mod direct;
+#[cfg(feature = "ledger")]
 pub mod ledger;
 pub mod logging;
 pub(crate) mod ordering;
@@ -23,15 +25,19 @@ pub use budget::{
     LimitSource, OomCause, OomPolicy, OomReport, OtherUse, Pressure, RefusedBy, Registration,
     ScopeUsage, TagUsage, WaitPolicy,
 };
+#[cfg(feature = "guard")]
 pub use debug_guard::{
     DamageKind, DebugGuardResource, FoundBy, GuardConfig, GuardHandle, GuardMode, GuardOutput,
     GuardPostMortem, GuardReport, NearbyBlock, PagePlacement,
 };
 pub use direct::DirectCudaResource;
+#[cfg(feature = "ledger")]
 pub use ledger::LedgerMeter;
+#[cfg(feature = "trace")]
+pub use logging::{BinarySink, CsvSink};
 pub use logging::{
-    BinarySink, CsvSink, InMemorySink, LogAction, LogRecord, LogResult, LoggingResource,
-    LoggingSink, NullSink, QueryScope, ServedBy, SinkError,
+    InMemorySink, LogAction, LogRecord, LogResult, LoggingResource, LoggingSink, NullSink,
+    QueryScope, ServedBy, SinkError,
 };
 pub use ordering::EventPolicy;
 pub use pool::{
@@ -63,4 +69,5 @@ pub use crate::launch::LaunchRecorder;
 pub use crate::memory::{DeviceRepr, GpuMemoryManager, RawBlock, Reservation, TrackedCudaSlice};
 pub use crate::stream::DeviceStream;
 pub use xlog_driver::Gate;
+#[cfg(feature = "sim")]
 pub use xlog_sim::RaceReport;

@@ -11,24 +11,33 @@
 //! `table` holds the runtimes that the whole process shares; `config` describes how one of them is built.
 
 mod config;
+#[cfg(feature = "trace")]
 mod exit;
+#[cfg(feature = "ledger")]
+mod ledger_join;
+#[cfg(not(feature = "ledger"))]
+#[path = "runtime/no_ledger.rs"]
 mod ledger_join;
 mod limits;
 mod log_file;
 mod report;
 mod stack;
 mod table;
+#[cfg(feature = "ledger")]
 mod tag_publisher;
 
 use std::fmt;
 use std::sync::Arc;
 
+#[cfg(feature = "ledger")]
 use xlog_ledger::Snapshot;
 
+use self::ledger_join::Membership;
 use self::limits::Capacity;
-use self::tag_publisher::PublishedTags;
 use super::budget::{BudgetHandle, BudgetReservation, EffectiveLimit};
+#[cfg(feature = "guard")]
 use super::debug_guard::GuardHandle;
+#[cfg(feature = "ledger")]
 use super::ledger::LedgerMeter;
 use super::resource::{
     Access, AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, ResourceError,
@@ -37,7 +46,7 @@ use super::resource::{
 use super::statistics::Statistics;
 use super::stream_pool::StreamPool;
 use crate::memory::{DeviceRepr, TrackedCudaSlice};
-use crate::{CudaDevice, Result, XlogError};
+use crate::{CudaDevice, Result};
 
 pub use config::GuardSetting;
 pub use config::LedgerSetting;
@@ -50,7 +59,9 @@ pub use ledger_join::{LedgerPreview, LedgerStatus, LimitPreview};
 pub use log_file::{check_log, open_log};
 pub use report::{FailedFree, LeakReport, set_failed_free_handler, set_leak_handler};
 
-pub(crate) use report::{catch_panic, print_line, report_failed_free};
+#[cfg(any(feature = "ledger", feature = "guard"))]
+pub(crate) use report::print_line;
+pub(crate) use report::{catch_panic, report_failed_free};
 
 /// The number of device ordinals in the process-wide table.
 pub const MAX_DEVICE_ORDINALS: usize = 16;
@@ -96,12 +107,10 @@ struct RuntimeCore {
 struct Instrumentation {
     budget: BudgetHandle,
     capacity: Capacity,
-    ledger: LedgerStatus,
-    meter: Option<Arc<LedgerMeter>>,
+    ledger: Membership,
     statistics: Statistics,
+    #[cfg(feature = "guard")]
     guard: Option<GuardHandle>,
-    /// Ends with the runtime.
-    _published_tags: Option<PublishedTags>,
 }
 
 impl XlogDeviceRuntime {
@@ -138,6 +147,7 @@ impl XlogDeviceRuntime {
             instrumentation,
         };
         let core = Arc::new(core);
+        #[cfg(feature = "trace")]
         exit::watch(&core);
         Self { core }
     }
@@ -173,7 +183,7 @@ impl XlogDeviceRuntime {
     /// One thread builds it; concurrent callers wait and get the same runtime. The configuration is that of
     /// [`XlogDeviceRuntime::configure`], or else of the environment ([`RuntimeConfig::from_environment`]): GPU number `ordinal`,
     /// unless a simulated device is named. An ordinal outside the table, a bad setting and a device that cannot be opened are
-    /// [`XlogError::Kernel`]; the next call tries again.
+    /// [`XlogError::Kernel`](crate::XlogError::Kernel); the next call tries again.
     pub fn try_get(ordinal: u32) -> Result<&'static Self> {
         table::shared(ordinal).map(|runtime| &**runtime)
     }
@@ -243,19 +253,21 @@ impl XlogDeviceRuntime {
         self.core
             .instrumentation
             .as_ref()
-            .map_or(&LedgerStatus::Off, |instrumentation| &instrumentation.ledger)
+            .map_or(&LedgerStatus::Off, |instrumentation| instrumentation.ledger.status())
     }
 
     /// A snapshot of the ledger's slots; `None` without a ledger.
+    #[cfg(feature = "ledger")]
     pub fn ledger_snapshot(&self) -> Result<Option<Snapshot>> {
         let taken = self.ledger().ledger().map(|ledger| ledger.snapshot()).transpose();
-        taken.map_err(|error| XlogError::Resource(ResourceError::Ledger(error.to_string())))
+        taken.map_err(|error| ResourceError::Ledger(error.to_string()).into())
     }
 
     /// The meter that counts this runtime's physical bytes in the ledger; `None` without a ledger.
+    #[cfg(feature = "ledger")]
     #[must_use]
     pub fn ledger_meter(&self) -> Option<&Arc<LedgerMeter>> {
-        self.core.instrumentation.as_ref()?.meter.as_ref()
+        self.core.instrumentation.as_ref()?.ledger.meter()
     }
 
     /// The smallest of all limits, and its source; `None` for a runtime that was composed of parts.
@@ -265,9 +277,7 @@ impl XlogDeviceRuntime {
     #[must_use]
     pub fn effective_limit(&self) -> Option<EffectiveLimit> {
         let instrumentation = self.core.instrumentation.as_ref()?;
-        // An unreadable ledger refuses requests; it sets no limit.
-        let agreed = instrumentation.ledger.ledger().and_then(|ledger| ledger.limit().ok());
-        Some(instrumentation.capacity.with_ledger(agreed))
+        Some(instrumentation.capacity.with_ledger(instrumentation.ledger.limit()))
     }
 
     /// Sets the budget to [`XlogDeviceRuntime::effective_limit`], after the limit of the ledger was changed.
@@ -430,6 +440,7 @@ impl XlogDeviceRuntime {
     }
 
     /// The guard, for its checks and reports; `None` without a guard, or for a runtime that was composed of parts.
+    #[cfg(feature = "guard")]
     #[must_use]
     pub fn guard(&self) -> Option<&GuardHandle> {
         self.core
@@ -553,7 +564,7 @@ impl Drop for RuntimeCore {
                 if self
                     .instrumentation
                     .as_ref()
-                    .is_some_and(|instrumentation| instrumentation.meter.is_some())
+                    .is_some_and(|instrumentation| instrumentation.ledger.is_metered())
                 {
                     let _ = self.resource.trim();
                 }

@@ -5,9 +5,11 @@
 //! the lines below, the compiler and the target; a test compares the hashes. PTX is embedded in the program and compiled by
 //! the driver for the GPU at hand when a [`KernelImage`] is loaded, which takes milliseconds: load once, launch often.
 //!
-//! [`kernel_image!`](crate::kernel_image) embeds a PTX of the crate that calls it; [`guard`] is the kernel of the debug guard. What is not
+//! [`kernel_image!`](crate::kernel_image) embeds a PTX of the crate that calls it; the kernel of the debug guard is
+//! `guard`, with that feature. What is not
 //! here: ordering. A launch says nothing about the buffers it uses; that is the work of a [`LaunchRecorder`](crate::LaunchRecorder).
 
+#[cfg(feature = "guard")]
 pub mod guard;
 
 use std::ffi::CStr;
@@ -21,10 +23,11 @@ use crate::{CudaDevice, DeviceStream, Result, XlogError};
 /// PTX with the name of its source.
 ///
 /// ```
-/// use xlog_cuda::{CudaDevice, kernels::guard};
+/// use xlog_cuda::{CudaDevice, kernels::KernelImage};
 ///
+/// const IMAGE: KernelImage = KernelImage::new("nothing", c".version 8.0\n.target sm_75\n.address_size 64\n");
 /// // A simulated device has no use for PTX and says so; on a GPU this gives the module.
-/// assert!(guard::IMAGE.load(&CudaDevice::open("sim")?).is_err());
+/// assert!(IMAGE.load(&CudaDevice::open("sim")?).is_err());
 /// # Ok::<(), xlog_cuda::XlogError>(())
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -117,7 +120,7 @@ impl DeviceStream {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "guard"))]
 mod tests {
     use xlog_testing::kernels::{Kernel, assert_complete, assert_loadable, assert_stamped};
 

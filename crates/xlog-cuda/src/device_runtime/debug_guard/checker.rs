@@ -14,11 +14,14 @@ use std::sync::{Arc, OnceLock};
 use xlog_driver::cuda::{CudaFunction, LaunchShape};
 use xlog_driver::sync::Mutex;
 use xlog_driver::{DeviceKind, DriverError, DriverResult, StreamHandle, Waited};
+#[cfg(feature = "sim")]
 use xlog_sim::{SimDevice, SimKernel};
 
 use super::redzones::{CANARY, FREED, Redzones};
 use crate::CudaDevice;
-use crate::device_runtime::resource::{Access, PhysicalMeter, ResourceResult};
+#[cfg(feature = "sim")]
+use crate::device_runtime::resource::Access;
+use crate::device_runtime::resource::{PhysicalMeter, ResourceResult};
 use crate::kernels::guard;
 
 /// Bytes of a slot.
@@ -84,6 +87,7 @@ pub(super) enum Check {
 #[derive(Debug)]
 enum CheckMethod {
     Cuda(CudaFunction),
+    #[cfg(feature = "sim")]
     Simulated(Arc<SimDevice>),
     Copied,
 }
@@ -136,12 +140,7 @@ impl Checker {
     /// Loads the kernel and allocates the stream and the first slots. Called before the first block is handed out.
     pub(super) fn make_ready(&self) -> ResourceResult<()> {
         if self.method.get().is_none() {
-            let method = match (self.device.sim(), self.device.properties().kind) {
-                (Some(sim), _) => CheckMethod::Simulated(sim.clone()),
-                (None, DeviceKind::Cuda) => CheckMethod::Cuda(guard::load(&self.device)?),
-                (None, _) => CheckMethod::Copied,
-            };
-            let _ = self.method.set(method);
+            let _ = self.method.set(self.choose_method()?);
         }
         if matches!(self.method.get(), Some(CheckMethod::Copied)) {
             return Ok(());
@@ -161,6 +160,17 @@ impl Checker {
             self.add_chunk()?;
         }
         Ok(())
+    }
+
+    fn choose_method(&self) -> ResourceResult<CheckMethod> {
+        #[cfg(feature = "sim")]
+        if let Some(sim) = self.device.sim() {
+            return Ok(CheckMethod::Simulated(sim.clone()));
+        }
+        match self.device.properties().kind {
+            DeviceKind::Cuda => Ok(CheckMethod::Cuda(guard::load(&self.device)?)),
+            _ => Ok(CheckMethod::Copied),
+        }
     }
 
     /// The physical memory of a chunk: the driver allocates whole units of its alignment.
@@ -243,6 +253,7 @@ impl Checker {
             Some(CheckMethod::Cuda(function)) => {
                 self.check_by_kernel(function, redzones, inside, stream)
             }
+            #[cfg(feature = "sim")]
             Some(CheckMethod::Simulated(sim)) => {
                 self.check_simulated(sim, redzones, inside, stream)
             }
@@ -283,6 +294,7 @@ impl Checker {
         Ok(queued.map(|()| Check::Queued(slot))?)
     }
 
+    #[cfg(feature = "sim")]
     fn check_simulated(
         &self,
         sim: &SimDevice,
@@ -434,6 +446,7 @@ impl Comparison {
         Findings { around: self.around, inside: self.inside }
     }
 
+    #[cfg(feature = "sim")]
     fn encode(&self, slot: &mut [u8]) {
         slot.fill(0);
         for (part, finding) in slot.chunks_exact_mut(SHOWN + 16).zip([&self.around, &self.inside]) {

@@ -92,7 +92,7 @@ fn fields(record: &LogRecord, tag: Option<NameId>, failure: Option<Failure>, epo
         query_id: record.query_id,
         generation: record.generation.map(|generation| generation.0),
         latency_nanos: record.latency_nanos,
-        served_by: record.served_by,
+        served_by: record.served_by.into(),
         access,
         failure,
     }

@@ -4,7 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use xlog_trace::ServedBy;
+use super::ServedBy;
 
 thread_local! {
     /// The innermost scope's query, for the fast path.

@@ -2,8 +2,7 @@
 
 use std::fmt;
 
-use xlog_trace::ServedBy;
-
+use super::ServedBy;
 use crate::device_runtime::resource::{Access, AllocTag, Generation, ResourceError, StreamId};
 
 /// The operation.

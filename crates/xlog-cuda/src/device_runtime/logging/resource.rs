@@ -6,13 +6,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use xlog_driver::sync::thread_name;
-use xlog_trace::ServedBy;
 
 use super::clock;
 use super::order::OrderCounter;
 use super::query::{begin_logging, reset_path};
 use super::unfinished::UnfinishedFrees;
-use super::{LogAction, LogRecord, LogResult, LoggingSink, QueryScope};
+use super::{LogAction, LogRecord, LogResult, LoggingSink, QueryScope, ServedBy};
 use crate::device_runtime::budget::BudgetReservation;
 use crate::device_runtime::resource::{
     Access, AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, Generation,

@@ -8,12 +8,10 @@
 //!
 //! The arena does not lock: its owner holds the lock of the shard that contains it.
 
-use xlog_trace::ServedBy;
-
 use super::coalesce_queue::{self, CoalesceQueue};
 use super::magazine::{MAX_CACHED, Magazine, class_of};
 use super::tlsf::{Range, Tlsf, TlsfAllocation};
-use crate::device_runtime::logging::note_path;
+use crate::device_runtime::logging::{ServedBy, note_path};
 use crate::device_runtime::ordering::block_meta::{BlockMemory, BlockMeta, BlockTable};
 use crate::device_runtime::resource::Generation;
 

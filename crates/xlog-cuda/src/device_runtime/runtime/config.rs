@@ -15,6 +15,10 @@
 //! A value that is not accepted is an error that names it, never a silent default: a program that was configured to keep a log and
 //! does not is worse than one that refuses to start.
 
+#[cfg(feature = "guard")]
+mod guard;
+#[cfg(not(feature = "guard"))]
+#[path = "config/no_guard.rs"]
 mod guard;
 mod ledger;
 mod resource;

@@ -15,8 +15,12 @@ use xlog_ledger::{Ledger, LedgerConfig, LedgerError, LedgerResult, Snapshot};
 
 use super::config::LEDGER_VARIABLE;
 use super::limits::Capacity;
+use super::tag_publisher::PublishedTags;
 use super::{LedgerSetting, RuntimeConfig};
-use crate::device_runtime::budget::EffectiveLimit;
+use crate::device_runtime::budget::{BudgetHandle, EffectiveLimit};
+use crate::device_runtime::ledger::{LedgerMeter, other_use};
+use crate::device_runtime::resource::DeviceMemoryResource;
+use crate::device_runtime::statistics::Statistics;
 use crate::{CudaDevice, Result, XlogError};
 
 /// The state of a runtime's ledger.
@@ -35,6 +39,12 @@ pub enum LedgerStatus {
 }
 
 impl LedgerStatus {
+    /// The limit of the ledger, if one was joined.
+    pub(super) fn limit(&self) -> Result<Option<u64>> {
+        let limit = self.ledger().map(|ledger| ledger.limit()).transpose();
+        limit.map_err(|error| XlogError::Kernel(error.to_string()))
+    }
+
     /// The ledger, if one was joined.
     #[must_use]
     pub fn ledger(&self) -> Option<&Arc<Ledger>> {
@@ -52,6 +62,53 @@ impl fmt::Display for LedgerStatus {
             Self::Unavailable { reason } => write!(f, "unavailable: {reason}"),
             Self::Joined(ledger) => write!(f, "joined {}", ledger.path().display()),
         }
+    }
+}
+
+/// The place of a runtime in a ledger: what counts its physical bytes, and what publishes its tags.
+#[derive(Debug)]
+pub(super) struct Membership {
+    status: LedgerStatus,
+    meter: Option<Arc<LedgerMeter>>,
+    /// Ends with the runtime.
+    _published_tags: Option<PublishedTags>,
+}
+
+impl Membership {
+    /// Meters `resource` by the ledger that was joined, if one was.
+    pub(super) fn begin(
+        status: LedgerStatus,
+        resource: &dyn DeviceMemoryResource,
+        budget: &BudgetHandle,
+        statistics: &Statistics,
+    ) -> Result<Self> {
+        let Some(ledger) = status.ledger() else {
+            return Ok(Self { status, meter: None, _published_tags: None });
+        };
+        let meter = Arc::new(LedgerMeter::new(ledger.clone()));
+        resource.meter_physical(meter.clone())?;
+        let asked = ledger.clone();
+        budget.set_other_use(move || other_use(&asked));
+        let _published_tags = PublishedTags::start(ledger, statistics);
+        Ok(Self { meter: Some(meter), _published_tags, status })
+    }
+
+    pub(super) fn status(&self) -> &LedgerStatus {
+        &self.status
+    }
+
+    /// Whether physical bytes are counted in a ledger.
+    pub(super) fn is_metered(&self) -> bool {
+        self.meter.is_some()
+    }
+
+    pub(super) fn meter(&self) -> Option<&Arc<LedgerMeter>> {
+        self.meter.as_ref()
+    }
+
+    /// The limit of the ledger now. One that cannot be read any more refuses what it is asked for; it sets no limit.
+    pub(super) fn limit(&self) -> Option<u64> {
+        self.status.ledger().and_then(|ledger| ledger.limit().ok())
     }
 }
 

@@ -38,6 +38,7 @@ impl Capacity {
     }
 
     /// The memory of the device that may be handed out.
+    #[cfg(feature = "ledger")]
     pub(super) fn usable(&self) -> u64 {
         self.total.saturating_sub(self.reserve).min(self.driver)
     }
@@ -46,6 +47,7 @@ impl Capacity {
     ///
     /// A named ledger gets the limit that was configured with it. The device's own ledger serves all processes, and the budget of
     /// one process is no limit for the others.
+    #[cfg(feature = "ledger")]
     pub(super) fn of_new_ledger(&self, config: &RuntimeConfig) -> u64 {
         match config.ledger_limit {
             Some(size) => size.of(self.total),

@@ -7,9 +7,12 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+#[cfg(feature = "trace")]
 use xlog_trace::TraceError;
 
-use crate::device_runtime::logging::{BinarySink, CsvSink, LoggingSink, SinkError};
+use crate::device_runtime::logging::LoggingSink;
+#[cfg(feature = "trace")]
+use crate::device_runtime::logging::{BinarySink, CsvSink, SinkError};
 use crate::{Result, XlogError};
 
 const ACCEPTED: &str = "the path of a file that ends in .xtrace or .csv, where %p is the process, %d the device and %% a percent sign";
@@ -85,6 +88,20 @@ fn expand(pattern: &Path, device_ordinal: u32) -> Result<PathBuf> {
 pub fn open_log(pattern: &Path, device_ordinal: u32) -> Result<Arc<dyn LoggingSink>> {
     let format = format_of(pattern)?;
     let path = expand(pattern, device_ordinal)?;
+    open(format, path)
+}
+
+/// Refuses: this build writes no log files.
+#[cfg(not(feature = "trace"))]
+fn open(_format: LogFormat, path: PathBuf) -> Result<Arc<dyn LoggingSink>> {
+    Err(XlogError::Kernel(format!(
+        "the log {} cannot be opened: this program was built without log files; build it with the feature `trace` of xlog-cuda",
+        path.display()
+    )))
+}
+
+#[cfg(feature = "trace")]
+fn open(format: LogFormat, path: PathBuf) -> Result<Arc<dyn LoggingSink>> {
     let opened: std::result::Result<Arc<dyn LoggingSink>, _> = match format {
         LogFormat::Binary => BinarySink::create(&path).map(|sink| Arc::new(sink) as _),
         LogFormat::Csv => CsvSink::create(&path).map(|sink| Arc::new(sink) as _),
@@ -106,7 +123,17 @@ pub fn check_log(pattern: &Path, device_ordinal: u32) -> Result<()> {
         let _ = std::fs::remove_file(&path);
         return Ok(());
     }
-    format_of(pattern)?;
+    check_writable(format_of(pattern)?, path)
+}
+
+/// Refuses, as opening does.
+#[cfg(not(feature = "trace"))]
+fn check_writable(format: LogFormat, path: PathBuf) -> Result<()> {
+    open(format, path).map(|_| ())
+}
+
+#[cfg(feature = "trace")]
+fn check_writable(_format: LogFormat, path: PathBuf) -> Result<()> {
     xlog_trace::check_writable(&path).map_err(|error| match error {
         TraceError::InUse { .. } => XlogError::LogInUse { path },
         error => XlogError::Kernel(format!("the log {} cannot be opened: {error}", path.display())),

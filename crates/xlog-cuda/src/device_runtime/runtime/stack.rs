@@ -6,16 +6,15 @@
 use std::sync::Arc;
 
 use super::config::RESOURCE_VARIABLE;
-use super::ledger_join::{LedgerStatus, join};
+use super::ledger_join::{Membership, join};
 use super::limits::Capacity;
 use super::log_file::open_log;
-use super::tag_publisher::PublishedTags;
-use super::{Instrumentation, ResourceKind, RuntimeConfig, XlogDeviceRuntime};
+use super::{GuardSetting, Instrumentation, ResourceKind, RuntimeConfig, XlogDeviceRuntime};
 use crate::device_runtime::async_resource::AsyncCudaResource;
 use crate::device_runtime::budget::{BudgetHandle, GlobalDeviceBudget};
-use crate::device_runtime::debug_guard::{DebugGuardResource, GuardConfig, GuardHandle};
+#[cfg(feature = "guard")]
+use crate::device_runtime::debug_guard::{DebugGuardResource, GuardHandle};
 use crate::device_runtime::direct::DirectCudaResource;
-use crate::device_runtime::ledger::{LedgerMeter, other_use};
 use crate::device_runtime::logging::{LoggingResource, LoggingSink};
 use crate::device_runtime::pool::{PoolConfig, PoolResource};
 use crate::device_runtime::resource::DeviceMemoryResource;
@@ -37,16 +36,12 @@ pub(super) fn stack(device: Arc<CudaDevice>, config: &RuntimeConfig) -> Result<X
     }
     let capacity = Capacity::of(&device, config)?;
     let ledger = join(&device, config, &capacity)?;
-    let agreed = match ledger.ledger() {
-        Some(ledger) => Some(ledger.limit().map_err(|error| XlogError::Kernel(error.to_string()))?),
-        None => None,
-    };
-    let limit = capacity.with_ledger(agreed).bytes();
+    let limit = capacity.with_ledger(ledger.limit()?).bytes();
 
     let streams = Arc::new(StreamPool::new(device.clone(), config.max_streams));
     let sink = config.log.as_deref().map(|log| open_log(log, ordinal)).transpose()?;
-    let guard = config.guard.config();
-    let Layers { resource, budget, statistics, guard } = match config.resource {
+    let guard = &config.guard;
+    let built = match config.resource {
         ResourceKind::Direct => {
             guarded(DirectCudaResource::new(device.clone(), ordinal), guard, sink, limit)
         }
@@ -60,21 +55,16 @@ pub(super) fn stack(device: Arc<CudaDevice>, config: &RuntimeConfig) -> Result<X
             guarded(resource, guard, sink, limit)
         }
     };
-    let meter = match &ledger {
-        LedgerStatus::Joined(ledger) => {
-            let meter = Arc::new(LedgerMeter::new(ledger.clone()));
-            resource.meter_physical(meter.clone())?;
-            let asked = ledger.clone();
-            budget.set_other_use(move || other_use(&asked));
-            Some(meter)
-        }
-        _ => None,
+    let ledger = Membership::begin(ledger, &*built.resource, &built.budget, &built.statistics)?;
+    let instrumentation = Instrumentation {
+        budget: built.budget,
+        capacity,
+        ledger,
+        statistics: built.statistics,
+        #[cfg(feature = "guard")]
+        guard: built.guard,
     };
-    let _published_tags =
-        ledger.ledger().and_then(|ledger| PublishedTags::start(ledger, &statistics));
-    let instrumentation =
-        Instrumentation { budget, capacity, ledger, meter, statistics, guard, _published_tags };
-    Ok(XlogDeviceRuntime::compose(device, ordinal, streams, resource, Some(instrumentation)))
+    Ok(XlogDeviceRuntime::compose(device, ordinal, streams, built.resource, Some(instrumentation)))
 }
 
 /// A stack and the handles on its layers.
@@ -82,17 +72,19 @@ struct Layers {
     resource: BoxedResource,
     budget: BudgetHandle,
     statistics: Statistics,
+    #[cfg(feature = "guard")]
     guard: Option<GuardHandle>,
 }
 
 /// Puts the guard below budget and statistics, so that they count its redzones.
+#[cfg(feature = "guard")]
 fn guarded<R: DeviceMemoryResource + Send + Sync + 'static>(
     resource: R,
-    guard: Option<&GuardConfig>,
+    guard: &GuardSetting,
     sink: Option<Arc<dyn LoggingSink>>,
     limit: usize,
 ) -> Layers {
-    match guard {
+    match guard.config() {
         None => layers(resource, sink, limit),
         Some(config) => {
             let guard = DebugGuardResource::on_home(resource, config.clone());
@@ -100,6 +92,16 @@ fn guarded<R: DeviceMemoryResource + Send + Sync + 'static>(
             Layers { guard: Some(handle), ..layers(guard, sink, limit) }
         }
     }
+}
+
+#[cfg(not(feature = "guard"))]
+fn guarded<R: DeviceMemoryResource + Send + Sync + 'static>(
+    resource: R,
+    _guard: &GuardSetting,
+    sink: Option<Arc<dyn LoggingSink>>,
+    limit: usize,
+) -> Layers {
+    layers(resource, sink, limit)
 }
 
 fn layers<R: DeviceMemoryResource + Send + Sync + 'static>(
@@ -116,7 +118,13 @@ fn layers<R: DeviceMemoryResource + Send + Sync + 'static>(
         None => Box::new(limited),
         Some(sink) => Box::new(LoggingResource::over(limited, sink)),
     };
-    Layers { resource, budget, statistics, guard: None }
+    Layers {
+        resource,
+        budget,
+        statistics,
+        #[cfg(feature = "guard")]
+        guard: None,
+    }
 }
 
 #[cfg(test)]

@@ -9,6 +9,7 @@
 use std::sync::{Arc, OnceLock};
 
 use xlog_driver::sync::Mutex;
+#[cfg(feature = "sim")]
 use xlog_sim::{SimConfig, SimMachine};
 
 use super::stack::stack;
@@ -82,16 +83,28 @@ fn build(ordinal: u32, config: &RuntimeConfig) -> Result<XlogDeviceRuntime> {
 }
 
 fn open(ordinal: u32, spec: DeviceSpec) -> Result<CudaDevice> {
+    if spec.is_simulated() {
+        return open_simulated(ordinal, spec);
+    }
+    CudaDevice::open_spec(spec).map_err(|error| {
+        XlogError::Kernel(format!(
+            "{error}; for the simulated device set {DEVICE_VARIABLE}=sim or call XlogDeviceRuntime::configure"
+        ))
+    })
+}
+
+/// Refuses: this build has no simulated device.
+#[cfg(not(feature = "sim"))]
+fn open_simulated(_ordinal: u32, spec: DeviceSpec) -> Result<CudaDevice> {
+    CudaDevice::open_spec(spec)
+}
+
+/// Device `ordinal` of the machine of this spec.
+#[cfg(feature = "sim")]
+fn open_simulated(ordinal: u32, spec: DeviceSpec) -> Result<CudaDevice> {
     let seed = match spec {
-        DeviceSpec::Sim => None,
         DeviceSpec::SimSeeded(seed) => Some(seed),
-        DeviceSpec::Cuda(_) => {
-            return CudaDevice::open_spec(spec).map_err(|error| {
-                XlogError::Kernel(format!(
-                    "{error}; for the simulated device set {DEVICE_VARIABLE}=sim or call XlogDeviceRuntime::configure"
-                ))
-            });
-        }
+        _ => None,
     };
     let failed = |cause| XlogError::Open { spec: spec.to_string(), cause };
     // Only device objects are made under the lock, and they do not call back.

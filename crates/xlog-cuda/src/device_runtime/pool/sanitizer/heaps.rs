@@ -9,6 +9,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use xlog_driver::sync::Mutex;
 use xlog_nvtx::{Domain, Heap, Tool};
 
+use crate::device_runtime::resource::{ResourceError, ResourceResult};
+
 /// The heaps of one pool.
 #[derive(Debug)]
 pub(crate) struct Heaps {
@@ -21,8 +23,14 @@ pub(crate) struct Heaps {
 }
 
 impl Heaps {
+    /// The heaps of the pool of this name, for the tool that is attached; `None` where there is none.
+    pub(super) fn of_tool(name: String) -> ResourceResult<Option<Self>> {
+        let tool = xlog_nvtx::tool().map_err(|error| ResourceError::Driver(error.to_string()))?;
+        Ok(tool.map(|tool| Self::new(tool, name)))
+    }
+
     /// Creates a registry without heaps; `name` names the pool in the tool's reports.
-    pub(super) fn new(tool: &Tool, name: String) -> Self {
+    fn new(tool: &Tool, name: String) -> Self {
         Self {
             heaps: Mutex::default(),
             regions: AtomicUsize::new(0),

@@ -6,6 +6,10 @@
 //! block waits here, with its region, for an event after all its uses. Memory that reaches the arenas has no pending
 //! work. Without a tool the same rules hold.
 
+#[cfg(feature = "nvtx")]
+mod heaps;
+#[cfg(not(feature = "nvtx"))]
+#[path = "no_heaps.rs"]
 mod heaps;
 
 use std::collections::{HashMap, VecDeque};
@@ -79,12 +83,13 @@ impl Sanitizer {
         let cannot = over_inner || config.segments == PoolSegments::Mapped;
         // A checker reports every access to memory that is not the GPU's.
         let foreign = device.properties().kind != DeviceKind::Cuda;
-        let tool = match config.sanitizer {
+        let heaps = || Heaps::of_tool(format!("xlog pool of {}", device.spec()));
+        let heaps = match config.sanitizer {
             PoolSanitizer::Off => return Ok(None),
             PoolSanitizer::Automatic if cannot || foreign => return Ok(None),
             // As for every user of NVTX, a library that is none is ignored.
-            PoolSanitizer::Automatic => match xlog_nvtx::tool() {
-                Ok(Some(tool)) => Some(tool),
+            PoolSanitizer::Automatic => match heaps() {
+                Ok(Some(heaps)) => Some(heaps),
                 Ok(None) | Err(_) => return Ok(None),
             },
             PoolSanitizer::On if cannot => {
@@ -97,11 +102,8 @@ impl Sanitizer {
                         .to_owned(),
                 });
             }
-            PoolSanitizer::On => {
-                xlog_nvtx::tool().map_err(|error| ResourceError::Driver(error.to_string()))?
-            }
+            PoolSanitizer::On => heaps()?,
         };
-        let heaps = tool.map(|tool| Heaps::new(tool, format!("xlog pool of {}", device.spec())));
         Ok(Some(Self {
             heaps: heaps.map(Arc::new),
             waiting: Mutex::default(),

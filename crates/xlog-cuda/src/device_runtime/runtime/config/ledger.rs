@@ -4,10 +4,14 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
+#[cfg(feature = "ledger")]
 use xlog_ledger::{DeviceKey, LedgerConfig, LedgerResult};
 
+#[cfg(feature = "ledger")]
+use crate::CudaDevice;
+#[cfg(feature = "ledger")]
 use crate::driver::DeviceKind;
-use crate::{CudaDevice, Result, XlogError};
+use crate::{Result, XlogError};
 
 const ACCEPTED: &str = "\"off\", \"on\", the absolute path of a directory, or that of a file whose name is a device \
                         key (letters, digits, '.', '_', '-') and ends in \".ledger\"";
@@ -28,7 +32,7 @@ const SUFFIX: &str = ".ledger";
 #[non_exhaustive]
 pub enum LedgerSetting {
     /// A GPU's own ledger in the default directory; none for a simulated device. If that directory cannot be made or written, the
-    /// runtime works without a ledger and reports it ([`LedgerStatus::Unavailable`](super::super::LedgerStatus::Unavailable)).
+    /// runtime works without a ledger and reports it (`LedgerStatus::Unavailable`).
     #[default]
     Automatic,
     /// None.
@@ -43,6 +47,7 @@ pub enum LedgerSetting {
 
 impl LedgerSetting {
     /// The ledger to open for a device; `None` for no ledger.
+    #[cfg(feature = "ledger")]
     pub(in crate::device_runtime::runtime) fn config_for(
         &self,
         device: &CudaDevice,
@@ -67,12 +72,14 @@ impl LedgerSetting {
     }
 
     /// Returns whether the ledger was named.
+    #[cfg(feature = "ledger")]
     pub(in crate::device_runtime::runtime) fn is_named(&self) -> bool {
         matches!(self, Self::Directory(_) | Self::File(_))
     }
 }
 
 /// The key of a device's ledger: a GPU's UUID, or `sim-N` for simulated devices, whose UUIDs have no meaning outside their process.
+#[cfg(feature = "ledger")]
 pub(in crate::device_runtime::runtime) fn key_of(device: &CudaDevice) -> LedgerResult<DeviceKey> {
     let properties = device.properties();
     DeviceKey::new(match properties.kind {
@@ -83,6 +90,17 @@ pub(in crate::device_runtime::runtime) fn key_of(device: &CudaDevice) -> LedgerR
 
 fn stem(path: &Path) -> Option<&str> {
     path.file_name()?.to_str()?.strip_suffix(SUFFIX)
+}
+
+#[cfg(feature = "ledger")]
+fn is_key(name: &str) -> bool {
+    DeviceKey::new(name).is_ok()
+}
+
+/// A build without ledgers refuses every file later.
+#[cfg(not(feature = "ledger"))]
+fn is_key(name: &str) -> bool {
+    !name.is_empty()
 }
 
 impl FromStr for LedgerSetting {
@@ -107,10 +125,8 @@ impl FromStr for LedgerSetting {
                 refuse("it is no absolute path, so it would be another ledger in each directory")
             }
             _ if !text.ends_with(SUFFIX) => Ok(Self::Directory(path.to_owned())),
-            _ => match stem(path).map(DeviceKey::new) {
-                Some(Ok(_)) => Ok(Self::File(path.to_owned())),
-                _ => refuse("the name of the file is no device key"),
-            },
+            _ if stem(path).is_some_and(is_key) => Ok(Self::File(path.to_owned())),
+            _ => refuse("the name of the file is no device key"),
         }
     }
 }

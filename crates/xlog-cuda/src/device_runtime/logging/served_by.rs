@@ -1,0 +1,47 @@
+//! Which path of an allocator served a request, as logs name it.
+
+/// Which path of the allocator served a request.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+#[non_exhaustive]
+pub enum ServedBy {
+    /// Not recorded.
+    #[default]
+    Unknown,
+    /// The driver itself.
+    Driver,
+    /// A per-stream magazine.
+    Magazine,
+    /// Free memory of the same stream.
+    Own,
+    /// Free memory of another stream, which this one is already ordered after.
+    Covered,
+    /// Free memory of another stream, whose work has completed.
+    Completed,
+    /// New memory taken from the device.
+    Grown,
+    /// A block that needed a wait, with the wait inserted.
+    Waited,
+    /// Memory that trimming the caches set free.
+    Trimmed,
+    /// A block that was free only after the host waited for pending frees.
+    Reaped,
+}
+
+#[cfg(feature = "trace")]
+impl From<ServedBy> for xlog_trace::ServedBy {
+    #[inline]
+    fn from(path: ServedBy) -> Self {
+        match path {
+            ServedBy::Unknown => Self::Unknown,
+            ServedBy::Driver => Self::Driver,
+            ServedBy::Magazine => Self::Magazine,
+            ServedBy::Own => Self::Own,
+            ServedBy::Covered => Self::Covered,
+            ServedBy::Completed => Self::Completed,
+            ServedBy::Grown => Self::Grown,
+            ServedBy::Waited => Self::Waited,
+            ServedBy::Trimmed => Self::Trimmed,
+            ServedBy::Reaped => Self::Reaped,
+        }
+    }
+}

@@ -1,0 +1,37 @@
+//! The guard of a runtime in a build without the feature `guard`: there is none, and one that was asked for is refused.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::{Result, XlogError};
+
+/// Which guard a shared runtime puts over its resource; the words of `XLOG_DEVICE_GUARD`.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
+#[non_exhaustive]
+pub enum GuardSetting {
+    /// None.
+    #[default]
+    Off,
+}
+
+impl FromStr for GuardSetting {
+    type Err = XlogError;
+
+    fn from_str(text: &str) -> Result<Self> {
+        match text {
+            "off" => Ok(Self::Off),
+            _ => Err(XlogError::BadSetting {
+                name: "the guard",
+                value: text.to_owned(),
+                reason: "this program was built without the feature `guard` of xlog-cuda",
+                accepted: "\"off\"",
+            }),
+        }
+    }
+}
+
+impl fmt::Display for GuardSetting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("off")
+    }
+}

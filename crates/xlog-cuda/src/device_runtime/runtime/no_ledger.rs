@@ -1,0 +1,110 @@
+//! What a runtime answers about ledgers in a build without the feature `ledger`: there is none, and one that was asked for is refused.
+
+use std::fmt;
+
+use super::RuntimeConfig;
+use super::config::LEDGER_VARIABLE;
+use super::limits::Capacity;
+use crate::device_runtime::budget::{BudgetHandle, EffectiveLimit};
+use crate::device_runtime::resource::DeviceMemoryResource;
+use crate::device_runtime::statistics::Statistics;
+use crate::{CudaDevice, Result, XlogError};
+
+/// How a runtime stands to the ledger of its device.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum LedgerStatus {
+    /// There is none.
+    Off,
+}
+
+impl LedgerStatus {
+    pub(super) fn limit(&self) -> Result<Option<u64>> {
+        Ok(None)
+    }
+}
+
+impl fmt::Display for LedgerStatus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("off")
+    }
+}
+
+/// The place of a runtime in a ledger, which it does not have.
+#[derive(Debug)]
+pub(super) struct Membership(LedgerStatus);
+
+impl Membership {
+    pub(super) fn begin(
+        status: LedgerStatus,
+        _resource: &dyn DeviceMemoryResource,
+        _budget: &BudgetHandle,
+        _statistics: &Statistics,
+    ) -> Result<Self> {
+        Ok(Self(status))
+    }
+
+    pub(super) fn status(&self) -> &LedgerStatus {
+        &self.0
+    }
+
+    pub(super) fn is_metered(&self) -> bool {
+        false
+    }
+
+    pub(super) fn limit(&self) -> Option<u64> {
+        None
+    }
+}
+
+fn refusal() -> String {
+    format!(
+        "the ledger cannot be joined: this program was built without ledgers; build it with the feature `ledger` of xlog-cuda, \
+         or work without one: {LEDGER_VARIABLE}=off, in code LedgerSetting::Off"
+    )
+}
+
+/// Refuses a ledger that was asked for.
+pub(super) fn join(
+    _device: &CudaDevice,
+    config: &RuntimeConfig,
+    _capacity: &Capacity,
+) -> Result<LedgerStatus> {
+    match config.ledger.is_demanded() {
+        true => Err(XlogError::Kernel(refusal())),
+        false => Ok(LedgerStatus::Off),
+    }
+}
+
+/// What a runtime would find.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct LimitPreview {
+    /// The limit it would have.
+    pub limit: EffectiveLimit,
+    /// The ledger it would join.
+    pub ledger: LedgerPreview,
+}
+
+/// The ledger that a runtime would join.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum LedgerPreview {
+    /// None.
+    Off,
+    /// The runtime would be refused.
+    Refused {
+        /// Why, and what to do.
+        reason: String,
+    },
+}
+
+/// Looks at the limits of a runtime on `device` that is built by `config`.
+pub(super) fn preview_limits(device: &CudaDevice, config: &RuntimeConfig) -> Result<LimitPreview> {
+    let limit = Capacity::of(device, config)?.with_ledger(None);
+    let ledger = match config.ledger.is_demanded() {
+        true => LedgerPreview::Refused { reason: refusal() },
+        false => LedgerPreview::Off,
+    };
+    Ok(LimitPreview { limit, ledger })
+}
