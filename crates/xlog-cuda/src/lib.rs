@@ -30,6 +30,22 @@
 //! assert_eq!(bytes, [7; 1024]);
 //! # Ok::<(), xlog_cuda::XlogError>(())
 //! ```
+//!
+//! # Features
+//!
+//! The first five are on by default. Without them the crate is the core alone: devices, streams, order, resources, budget, statistics and
+//! logs in memory. A setting that asks for a part which is not built in is refused, with the name of its feature.
+//!
+//! | feature | what it adds |
+//! |---|---|
+//! | `sim` | the simulated device behind `"sim"` and `"sim:SEED"`, with its race detector |
+//! | `ledger` | one limit per GPU for all processes |
+//! | `trace` | logs as files; the report of blocks that are live when the process ends |
+//! | `nvtx` | pools that a memory checker sees block by block |
+//! | `guard` | canaries, poison, a quarantine and guard pages under any resource |
+//! | `cudarc` | our streams and buffers in launches of the crate cudarc |
+//! | `metrics` | statistics through the `metrics` facade, and as a page for Prometheus |
+//! | `tracing` | spans around what may take long |
 
 #![deny(unsafe_code)]
 
