@@ -2,25 +2,14 @@
 
 #![allow(unsafe_code)]
 
-use std::ffi::CStr;
-
 use xlog_cuda::kernels::{CudaFunction, KernelArgument, KernelImage, LaunchShape};
-use xlog_cuda::{CudaDevice, DeviceStream, Result};
+use xlog_cuda::{CudaDevice, DeviceStream, Result, kernel_image};
 
 use super::super::{Column, TILE};
 use super::{Kernels, SORT_TILE};
 
 /// The PTX of these kernels.
-pub const IMAGE: KernelImage = KernelImage::new(
-    "relational",
-    match CStr::from_bytes_with_nul(
-        concat!(include_str!("../../../kernels/relational.ptx"), "\0").as_bytes(),
-    ) {
-        Ok(text) => text,
-        // A file with a NUL inside is no PTX, and nothing of it is loaded.
-        Err(_) => c"",
-    },
-);
+pub const IMAGE: KernelImage = kernel_image!("relational");
 
 /// Threads of a block, as the source has it.
 const THREADS: u32 = 256;
@@ -311,24 +300,16 @@ impl Kernels for Cuda {
 
 #[cfg(test)]
 mod tests {
-    use super::IMAGE;
+    use xlog_testing::kernels::{Kernel, assert_complete, assert_loadable, assert_stamped};
 
-    /// FNV-1a of 64 bits, as scripts/build-kernels computes it.
-    fn stamp(text: &str) -> String {
-        let hash = text.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-            (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
-        });
-        format!("fnv1a64:{hash:016x}")
-    }
+    use super::IMAGE;
 
     #[test]
     fn the_ptx_was_built_from_the_source_beside_it_for_the_oldest_driver() {
         let source = include_str!("../../../kernels/relational.cu");
-        let (first, body) = IMAGE.ptx().to_str().unwrap().split_once('\n').unwrap();
-        let expected = format!("// source {} body {} ", stamp(source), stamp(body));
-        assert!(first.starts_with(&expected), "run scripts/build-kernels: {first}");
-        // CUDA 12.0 reads PTX up to 8.0.
-        assert!(body.lines().any(|line| line == ".version 8.0"));
-        assert_ne!(stamp(source), stamp(body));
+        let kernels = [Kernel { name: IMAGE.name(), ptx: IMAGE.ptx(), source }];
+        assert_complete(concat!(env!("CARGO_MANIFEST_DIR"), "/kernels"), &kernels);
+        assert_stamped(&kernels);
+        assert_loadable(&kernels);
     }
 }
