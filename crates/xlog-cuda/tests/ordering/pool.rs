@@ -149,38 +149,6 @@ fn the_blocks_of_a_stream_that_was_given_back_serve_others() {
 }
 
 #[test]
-fn two_streams_allocate_while_a_third_ones_memory_is_held() {
-    for_each_sim(|device, sim| {
-        if sim.seed().is_some() {
-            return; // its threads are logical, and must not block
-        }
-        // Also one that would rather wait for another stream than grow.
-        for eager in [usize::MAX, 0] {
-            let rig = rig(device, PoolConfig::default().with_eager_growth(eager));
-            let [first, second, third] = rig.leases();
-            let own = rig.allocate(MIB, &third);
-            rig.pool.deallocate(own).unwrap();
-            rig.pool
-                .hold_stream_memory(third.id(), || {
-                    std::thread::scope(|scope| {
-                        for stream in [&first, &second] {
-                            let rig = &rig;
-                            scope.spawn(move || {
-                                for size in [1000, MIB, 40 * MIB] {
-                                    let block = rig.allocate(size, stream);
-                                    rig.pool.deallocate(block).unwrap();
-                                }
-                            });
-                        }
-                    });
-                })
-                .unwrap();
-            rig.empty();
-        }
-    });
-}
-
-#[test]
 fn the_hot_path_makes_no_driver_call() {
     for_each_sim(|device, sim| {
         let rig = rig(device, PoolConfig::default());

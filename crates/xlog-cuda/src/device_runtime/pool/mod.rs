@@ -28,6 +28,8 @@ mod segments;
 mod slow_path;
 mod snapshot;
 mod source;
+#[cfg(test)]
+mod tests;
 mod tlsf;
 mod trim;
 
@@ -323,17 +325,6 @@ impl PoolResource {
             arena.with(|arena| arena.undo(suballocation, owner.clock().now()));
         }
         too_many_blocks()
-    }
-
-    /// Runs `body` while no other thread can enter the arena of a stream. For tests that show that other streams go on.
-    #[doc(hidden)]
-    pub fn hold_stream_memory<R>(
-        &self,
-        stream: StreamId,
-        body: impl FnOnce() -> R,
-    ) -> ResourceResult<R> {
-        let owner = self.tracker.stream(stream)?;
-        Ok(self.arena(owner.clock().slot())?.with(|_| body()))
     }
 }
 
