@@ -1,4 +1,4 @@
-//! What `allocate` gives.
+//! The blocks that `allocate` returns.
 use xlog_cuda::device_runtime::resource::MIN_ALIGN;
 use xlog_cuda::device_runtime::{
     Access, BlockId, BlockState, DeviceMemoryResource, ResourceError, StreamId,

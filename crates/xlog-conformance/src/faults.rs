@@ -1,4 +1,4 @@
-//! What holds when the driver fails. Only simulated devices fail on request.
+//! The contract under driver failures. Only simulated devices fail on request.
 use xlog_cuda::device_runtime::{Access, BlockId, BlockState, DeviceMemoryResource};
 use xlog_cuda::sim::{Call, Fault};
 

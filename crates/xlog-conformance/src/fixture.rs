@@ -1,4 +1,4 @@
-//! What every check works with: a new resource, its device and streams, and how to stop.
+//! The fixture of every check: a new resource, its device and streams, and the outcome of a check.
 use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread::JoinHandle;

@@ -1,4 +1,4 @@
-//! What a decorator must forward to the resource below it.
+//! The methods that a decorator must forward to the resource below it.
 //!
 //! Each check is one method of the trait. The decorator wraps a [probe](crate::probe) over a budget and the async resource; a method is
 //! forwarded when its call reaches the probe and the answer is the probe's. A decorator may serve a call by another form of it: a

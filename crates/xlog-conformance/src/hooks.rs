@@ -1,4 +1,4 @@
-//! What the hooks accept and refuse.
+//! The hooks: what they accept and refuse.
 use xlog_cuda::device_runtime::{
     Access, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, Generation, ResourceError,
     ResourceResult, StreamId, StreamPool,

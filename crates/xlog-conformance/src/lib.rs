@@ -1,11 +1,10 @@
-//! One suite that every memory resource passes, ours and a stranger's.
+//! The conformance suite for memory resources, of this project and of others.
 //!
 //! A [`Suite`] takes a way to build a resource and runs every check against a new one: the rows of the
 //! [`DeviceMemoryResource`] contract, its ordering rules, its identity rules, and the workloads of other allocators' suites,
-//! with the bytes written and looked at. On the simulated devices the race detector judges too: a check whose program races
-//! has failed, whatever its bytes were. The hooks are checked where
-//! [`supports_block_use_tracking`](DeviceMemoryResource::supports_block_use_tracking) says that they are real; where it says
-//! that they are not, they must refuse.
+//! with the bytes written and verified. On the simulated devices the race detector judges too: a check whose program races has
+//! failed, whatever its bytes were. If [`supports_block_use_tracking`](DeviceMemoryResource::supports_block_use_tracking) is true,
+//! the hooks must work; otherwise they must refuse.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -21,7 +20,7 @@
 //! # Ok::<(), xlog_cuda::XlogError>(())
 //! ```
 //!
-//! On the simulated devices driver calls are made to fail, too. What it does not do: it measures nothing.
+//! On the simulated devices driver calls are also made to fail. The suite does not measure time.
 
 #![deny(unsafe_code)]
 

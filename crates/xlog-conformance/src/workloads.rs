@@ -1,7 +1,7 @@
-//! The workloads of RMM's shared suite, with the bytes written and looked at.
+//! The workloads of RMM's shared suite, with the bytes written and verified.
 //!
-//! Of each block its head and its tail are written, on a stream that changes from block to block where there are several,
-//! and both are looked at just before it is freed.
+//! The head and the tail of each block are written, on a stream that changes from block to block if there are several. Both are
+//! verified just before the free.
 use std::collections::VecDeque;
 
 use xlog_base::Random;

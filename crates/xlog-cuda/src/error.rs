@@ -1,4 +1,4 @@
-//! What can go wrong above the seam.
+//! The errors above the driver seam.
 //!
 //! A variant is a decision that a caller can take; the text names the value and says what would have been accepted or
 //! what to do. A driver's own error passes through unchanged in [`XlogError::Driver`].

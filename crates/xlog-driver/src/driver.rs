@@ -1,4 +1,4 @@
-//! The trait a device implements.
+//! The driver seam: the trait that a device implements.
 
 use std::ffi::c_void;
 use std::fmt;

@@ -1,4 +1,4 @@
-//! What can go wrong at the seam.
+//! The errors of the driver seam.
 
 /// Shorthand for the result of a driver call.
 pub type DriverResult<T> = Result<T, DriverError>;

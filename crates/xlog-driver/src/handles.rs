@@ -1,8 +1,8 @@
-//! Handles: names, not owners. Dropping one destroys nothing, and none can be made up.
+//! Handles: names, not owners. Dropping one destroys nothing, and safe code cannot forge one.
 //!
-//! A handle of the CUDA driver is an address, with a tag above it that says which open device made it. Safe code gets one only from
-//! the device, and every call compares the tag: an address that the CUDA driver did not give never reaches it. Devices that look their
-//! handles up, as the simulated one does, need no more than a number, and have no tag.
+//! A handle of the CUDA driver is an address, with the tag of the open device above it. Safe code gets one only from the device,
+//! and every call compares the tag: a foreign address never reaches the CUDA driver. A device with a handle table, such as the
+//! simulated one, uses plain numbers without a tag.
 
 use std::fmt;
 
@@ -17,7 +17,7 @@ macro_rules! handle {
         pub struct $name(u64);
 
         impl $name {
-            /// A handle of a device that looks its handles up, with the low 48 bits of `number`. The CUDA driver refuses it.
+            /// A handle of a device with a handle table, with the low 48 bits of `number`. The CUDA driver refuses it.
             #[must_use]
             pub const fn numbered(number: u64) -> Self {
                 Self(number & ADDRESS)

@@ -1,4 +1,4 @@
-//! What a device says about itself.
+//! The properties of a device.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! Addresses apart from memory, as an optional capability.
+//! Virtual memory management, as an optional capability: addresses and memory are allocated separately.
 
 use crate::{DriverResult, MemoryHandle};
 

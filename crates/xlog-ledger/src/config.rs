@@ -1,4 +1,4 @@
-//! How a ledger is found, created and used.
+//! The settings of a ledger: its location, its creation and its use.
 
 use std::path::PathBuf;
 use std::time::Duration;

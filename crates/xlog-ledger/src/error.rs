@@ -1,4 +1,4 @@
-//! What can go wrong with a ledger. Whatever concerns a file names it and says what to do.
+//! The errors of a ledger. An error about a file names the file and the remedy.
 
 use std::fmt;
 use std::path::{Path, PathBuf};

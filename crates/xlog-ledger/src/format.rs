@@ -1,7 +1,7 @@
-//! The bytes of a ledger file: where everything is, how a new file looks, what is believed of an existing one.
+//! The layout of a ledger file: offsets, the bytes of a new file, and the validation of an existing one.
 //!
-//! The first 128 bytes never change after creation and carry a checksum. The words that change at run time stand
-//! apart; of these only the limit is believed, and it carries its own complement. Nothing here touches a file.
+//! The first 128 bytes never change after creation and have a checksum. The words that change at run time are separate; of these
+//! only the limit is trusted, and it is stored with its complement. Nothing here touches a file.
 //! `docs/ledger-format.md` is this file for readers of other languages.
 
 use std::path::Path;

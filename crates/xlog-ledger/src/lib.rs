@@ -2,11 +2,11 @@
 //!
 //! A memory-mapped file per device, one slot per opener, one 64-bit word per slot. A request that the
 //! process's own grant serves takes no lock and makes no system call; the others are decided under a
-//! file lock that is tried with a deadline. The kernel tells the dead from the living: a byte-range lock
-//! per slot goes with its process. There is no daemon and no counter that a killed process could leave wrong.
+//! file lock that is tried with a deadline. The kernel distinguishes dead from living processes: a byte-range lock per slot ends
+//! with its process. There is no daemon and no counter that a killed process could leave wrong.
 //!
-//! The ledger counts what its users announce; it does not stop a program that takes memory without it.
-//! The file format, so that other languages can take part, is in `docs/ledger-format.md`.
+//! The ledger counts what its users charge; it does not stop a program that takes memory without it.
+//! `docs/ledger-format.md` has the file format, for clients in other languages.
 //!
 //! ```no_run
 //! use xlog_ledger::{DeviceKey, Ledger, LedgerConfig};

@@ -1,7 +1,7 @@
-//! What a process says of its tags, in the last bytes of its slot: for display, and never believed.
+//! The published tags of a process, in the last bytes of its slot: for display, and never trusted.
 //!
-//! A checksum over the record and the slot's start tells a whole record of the slot's owner from a torn one, a damaged one, and one that
-//! an earlier owner left. What fails it is no record. Names are cut to fit; two long ones have room, or several short ones.
+//! A checksum over the record and the slot's start rejects a record that is torn, damaged or of an earlier owner. Names are cut to
+//! fit; two long ones have room, or several short ones.
 
 use crate::format::{UNIT, checksum, u32_at, u64_at};
 use crate::snapshot::shown;

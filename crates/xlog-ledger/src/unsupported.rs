@@ -1,4 +1,4 @@
-//! The ledger where there is none: every way in is a typed error, so the other calls cannot be reached.
+//! The ledger on platforms without one: every constructor is a typed error, so the other calls cannot be reached.
 
 use std::convert::Infallible;
 use std::path::{Path, PathBuf};

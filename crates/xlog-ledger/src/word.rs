@@ -1,8 +1,8 @@
-//! One slot's word: what a process uses and what it may take without asking, in units, in one 64-bit value.
+//! The word of one slot: the units that a process uses and those granted to it, in one 64-bit value.
 //!
-//! Every change of a word is one atomic replacement, so that a kill between two changes loses nothing. This file
-//! holds the arithmetic alone; who may replace which word is decided by its callers. The total of a word
-//! (used + granted) grows only in `refill`, which needs the file lock.
+//! Every change of a word is one atomic replacement, so that a kill between two changes loses nothing. This file has the arithmetic
+//! alone; callers decide which process may replace which word. The total of a word (used + granted) grows only in `refill`, which
+//! needs the file lock.
 
 /// A word, unpacked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

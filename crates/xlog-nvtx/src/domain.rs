@@ -1,7 +1,7 @@
 //! The registrations of a tool: heaps, and the regions in them that may be accessed.
 //!
-//! A heap is one driver allocation that a program cuts into blocks; as soon as it is registered, only its regions may be touched.
-//! Region by region is told what is handed out, at host time: a region must stay until the work on it has completed.
+//! A heap is one driver allocation that a program splits into blocks. After its registration only its regions may be accessed. A
+//! region takes effect at host time, so it must stay registered until the work on it has completed.
 //! Addresses are numbers here. Nothing in this file reads the memory they name.
 
 use std::ffi::{CString, c_char, c_void};

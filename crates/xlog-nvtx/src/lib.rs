@@ -1,12 +1,12 @@
-//! Tells memory checkers which bytes of a large driver allocation are handed out.
+//! Reports the blocks of a sub-allocator to memory checkers.
 //!
-//! A checker such as compute-sanitizer knows the allocations of the driver, not the blocks that a pool cuts from them. Through the
-//! NVTX memory extension it can be told: a [heap](Domain::register_heap) for each allocation, a
-//! [region](Domain::register_region) for each block. The handshake is written from the layout of the interface; there is no header
-//! and no library to link with. Where no tool is attached, [`tool`] says so and nothing is called.
+//! A checker such as compute-sanitizer knows the allocations of the driver, not the blocks that a pool splits from them. The NVTX
+//! memory extension registers them: a [heap](Domain::register_heap) for each allocation, a [region](Domain::register_region) for
+//! each block. The handshake is written from the layout of the interface; there is no header and no library to link with. Without
+//! an attached tool [`tool`] returns `None`, and nothing is called.
 //!
 //! ```
-//! // Without a tool there is nothing to tell.
+//! // Without a tool there is nothing to report to.
 //! assert!(xlog_nvtx::tool()?.is_none());
 //! # Ok::<(), xlog_nvtx::AttachError>(())
 //! ```

@@ -67,7 +67,7 @@ type Answer = Result<Option<Tool>, AttachError>;
 
 static TOOL: OnceLock<Answer> = OnceLock::new();
 
-/// The tool of this process that takes memory, if one is attached. It is looked for once.
+/// The attached tool of this process that accepts memory registrations. The search runs once.
 pub fn tool() -> Result<Option<&'static Tool>, AttachError> {
     let answer = TOOL.get_or_init(|| match std::env::var_os(INJECTION_VARIABLE) {
         Some(path) if !path.is_empty() => load(&path),
@@ -78,7 +78,7 @@ pub fn tool() -> Result<Option<&'static Tool>, AttachError> {
 
 /// Attaches a tool that is part of the program, for checkers and tests: `None` if it does not want memory.
 ///
-/// It goes before what the environment names, and comes too late once somebody has called [`tool`].
+/// It has precedence over the environment, and no effect after the first call of [`tool`].
 ///
 /// # Safety
 /// `initialize` stores functions of the memory extension, revision 0x0102, into the slots it is given, or leaves them alone.

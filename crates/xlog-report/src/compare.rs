@@ -1,4 +1,4 @@
-//! Two summaries side by side: what was, what is, and what changed the most.
+//! The comparison of two summaries, the largest changes first.
 use std::collections::BTreeMap;
 
 use serde::Serialize;

@@ -8,7 +8,7 @@
 //! | [`html`], [`text`], [`picture`], [`figures`] | an analysis for a browser, a terminal, a document, a program |
 //! | [`text_report`], [`plot`], [`escape`] | text for people: aligned lines, small charts, names that cannot command a terminal |
 //!
-//! What it does not do: write files. A caller gets bytes and texts, and decides where they go.
+//! It does not write files: the caller gets bytes and texts.
 
 #![deny(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! The analysis of what is queued.
+//! The analysis of queued operations: their clocks, and their races.
 //!
 //! An operation is analysed once everything it is ordered after has been: at once, unless a closed gate stands ahead of
 //! it, and then when that gate opens. The analysis gives the operation its clock and shows it to the race detector. Only

@@ -1,4 +1,4 @@
-//! How a simulated machine is built.
+//! The settings of a simulated machine.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Simulated machines and devices, and what they offer beyond the driver seam.
+//! Simulated machines and devices, and their calls beyond the driver seam.
 
 use std::fmt;
 use std::sync::Arc;

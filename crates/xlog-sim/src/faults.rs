@@ -1,4 +1,4 @@
-//! Fault injection: make the driver fail the way real ones do, when a test says so.
+//! Fault injection: a test makes calls fail as real drivers do.
 
 use std::collections::HashMap;
 use std::sync::Arc;

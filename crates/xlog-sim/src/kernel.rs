@@ -1,4 +1,4 @@
-//! Simulated kernels: a closure and the ranges it says it touches.
+//! Simulated kernels: a closure and its declared ranges.
 
 use std::fmt;
 use std::sync::Arc;

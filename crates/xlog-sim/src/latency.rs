@@ -1,4 +1,4 @@
-//! What calls and work cost in simulated time.
+//! The cost of calls and work in simulated time.
 //!
 //! The model estimates; it delays nothing. Host calls advance the host's clock, work advances its stream's, and a
 //! synchronisation joins them. It knows no contention between streams.

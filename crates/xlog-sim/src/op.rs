@@ -1,4 +1,4 @@
-//! What can be queued on a simulated stream.
+//! The operations of a simulated stream.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,4 +1,4 @@
-//! What the race detector says.
+//! The reports of the race detector.
 
 use std::fmt;
 

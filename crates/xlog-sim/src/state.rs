@@ -1,4 +1,4 @@
-//! Everything a simulated machine knows, behind one lock.
+//! The state of a simulated machine, behind one lock.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;

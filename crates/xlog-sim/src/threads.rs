@@ -1,8 +1,8 @@
 //! Logical host threads.
 //!
-//! Under a seed, the threads of a test run one at a time. Each is a real thread that holds a baton while it runs; at
-//! every driver call, and wherever it would block on an `xlog_driver::sync::Mutex`, the seed decides who goes on. When
-//! every thread waits and no stream can go on, that is a deadlock, and it is proven.
+//! Under a seed, the threads of a test run one at a time. Each is a real thread that runs only in its turn; at every driver call,
+//! and wherever it would block on an `xlog_driver::sync::Mutex`, the seed chooses the next thread. If every thread waits and no
+//! stream can continue, that is a proven deadlock.
 
 use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};

@@ -1,4 +1,4 @@
-//! How far a stream is ordered after others, up to the last operation analysed.
+//! The clock and the simulated time of a stream, at its last analysed operation.
 
 use std::sync::Arc;
 

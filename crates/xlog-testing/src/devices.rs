@@ -1,4 +1,4 @@
-//! Which devices a test runs on.
+//! The devices of a test.
 
 use std::sync::Arc;
 

@@ -1,8 +1,8 @@
 //! One of our streams, lent to cudarc.
 //!
 //! cudarc hands out its stream by `Arc`, also inside buffers that it frees on that stream later. The driver stream below must
-//! outlive every such `Arc`, and cudarc has no place to keep our handle. So it is kept here: when a [`CudarcStream`] goes while
-//! somebody still has cudarc's stream, our handle moves into a list of the process, and leaves it once the last `Arc` is gone.
+//! outlive every such `Arc`, and cudarc has no place for our handle. So if a [`CudarcStream`] is dropped while references to
+//! cudarc's stream exist, our handle moves into a process-wide list until the last `Arc` is dropped.
 //!
 //! Invariant: while a strong reference to a wrapped cudarc stream exists, the driver stream behind it is alive.
 
@@ -123,7 +123,7 @@ impl Drop for CudarcStream {
         // SAFETY: this is the only place that takes the value, it runs once, and nothing reads it afterwards.
         let lent = unsafe { ManuallyDrop::take(&mut self.lent) };
         let watched = Arc::downgrade(&lent);
-        // The check and the drop are one step: had it been the last reference, nobody can make another.
+        // The check and the drop are one step: after the last reference no code can make another.
         let others = Arc::into_inner(lent).is_none();
         let mut gone = Vec::new();
         {

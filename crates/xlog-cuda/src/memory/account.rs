@@ -1,8 +1,8 @@
 //! The limit and the counters of a manager, shared by its clones, reservations and buffers.
 //!
-//! `charged` decides: it is raised before memory is asked for and lowered when the memory is gone or was not given, so the
-//! limit is never exceeded, not even for an instant. The other counters only tell. Each is exact by itself; between two of them
-//! another thread may come. They order nothing, hence `Relaxed`.
+//! Invariant: `charged` never exceeds the limit. It is raised before the allocation and lowered after the free or a failure. The
+//! other counters are for display. Each is exact by itself, but two of them may be read at different instants. They order nothing,
+//! hence `Relaxed`.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 

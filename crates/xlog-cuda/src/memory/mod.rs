@@ -10,8 +10,8 @@
 //!
 //! Invariants: a buffer reads and writes only memory that the driver knows as memory of its device, and only while its block is the live
 //! one at its address; a buffer owns its block and keeps the runtime's parts alive, so the order of drops does not matter; no safe call
-//! gives the block away, so it is freed once; an empty buffer has no block and costs nothing. What is metered here is the
-//! bytes that were asked for; what the blocks really take is metered by the runtime's resource.
+//! gives the block away, so it is freed once; an empty buffer has no block and costs nothing. This module meters requested bytes;
+//! the runtime's resource meters what the blocks really take.
 
 mod account;
 #[allow(unsafe_code)]

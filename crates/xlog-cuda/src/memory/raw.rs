@@ -1,8 +1,8 @@
 //! The owner of one block.
 //!
-//! [`RawBlock`] is where memory is given back: typed buffers wrap it and have no drop of their own. The block inside leaves
-//! it once, in the drop, towards the runtime that it came from. A free that fails has no caller to tell; it is counted in the
-//! manager and told to the handler ([`set_failed_free_handler`](super::set_failed_free_handler)).
+//! [`RawBlock`] frees memory: typed buffers wrap it and have no drop of their own. The drop frees the block once, through the
+//! runtime that it came from. A failed free has no caller to return to: the manager counts it, and the handler gets it
+//! ([`set_failed_free_handler`](super::set_failed_free_handler)).
 
 use std::fmt;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Which types may lie in device memory.
+//! The types that may be in device memory.
 
 /// Plain data: it may be copied to a device and back byte by byte.
 ///

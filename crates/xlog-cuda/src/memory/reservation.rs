@@ -1,4 +1,4 @@
-//! Bytes of a limit that are promised to one user.
+//! Reservations: bytes of a limit that only their holder can allocate.
 //!
 //! An operator that needs three buffers or none reserves their sum first. What it allocates from the reservation cannot be
 //! refused by the manager's limit any more, nor by the runtime's budget as long as blocks are charged what was asked for; what a

@@ -1,11 +1,12 @@
 //! The calling thread's capture mode, relaxed around calls that would break a capture.
 //!
-//! While somebody captures a stream in the default mode, the driver refuses calls of every thread that could wait for the captured
-//! work, or that allocate or free at once, and invalidates the capture: event and stream queries, synchronisations, `cuMemAlloc`,
-//! `cuMemFree`, pinned memory, and allocations of a pool. None of ours has to do with a stream that is being captured, so each of them runs with
-//! the thread's mode relaxed. Recording an event, waiting for one, copies, fills, launches and mapping are allowed in every mode.
+//! While any thread captures a stream in the default mode, some calls of every thread fail and invalidate the capture: event and
+//! stream queries, synchronisations, `cuMemAlloc`, `cuMemFree`, pinned memory, and allocations of a pool. Our calls of these kinds
+//! never concern a captured stream, so each runs with the thread's mode relaxed. Recording an event, waiting for one, copies,
+//! fills, launches and mapping are allowed in every mode.
 //!
-//! Invariant: the mode is as it was when the guard goes, whatever the call answered. A driver without the exchange leaves the mode.
+//! Invariant: the drop of the guard restores the mode, whatever the call returned. With a driver that lacks the exchange the mode
+//! stays.
 
 use std::ffi::c_uint;
 use std::marker::PhantomData;

@@ -1,9 +1,9 @@
-//! What all opens of one device share, and in which order it goes away.
+//! The state that all opens of one device share, and its tear-down order.
 //!
 //! The driver handle and every gate own a share. So a gate may outlive the driver handle, and tear-down, which waits for
 //! the device, runs only when no gate is left that could hold it up.
 //!
-//! Invariant: pinned memory is freed after all streams were synchronised, and the context is given back last.
+//! Invariant: pinned memory is freed after all streams were synchronised, and the context is released last.
 //! It does not destroy streams, events, pools or blocks: their owners hold the driver until they have.
 
 use std::mem::ManuallyDrop;

@@ -1,4 +1,4 @@
-//! From the driver's codes to [`DriverError`].
+//! The conversion of the driver's codes to [`DriverError`].
 //!
 //! A code becomes a decision the caller can take: retry after freeing, do without, give the device up. Every other
 //! code, known or not, is shown as a number with the driver's own name for it.

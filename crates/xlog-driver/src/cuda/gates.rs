@@ -2,8 +2,8 @@
 //!
 //! A stream waits for a counter in pinned host memory, and releasing a gate is one store to it: no driver call, no
 //! lock held by the device. Each slot has such a counter, which only grows. The hold number k of a slot waits for
-//! "counter ≥ k" (compared cyclically), its release stores k. So a slot can serve the next hold at once, even before
-//! the device has looked: a later value lets the earlier wait pass too.
+//! "counter ≥ k" (compared cyclically), its release stores k. So a slot can serve the next hold at once, even before the device has
+//! polled: a later value satisfies the earlier wait too.
 //!
 //! Where the driver cannot wait for a value, a host function blocks instead; that costs a thread of the driver.
 //!

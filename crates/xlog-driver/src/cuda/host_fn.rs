@@ -1,8 +1,8 @@
 //! Host functions queued on a stream.
 //!
-//! The closure travels as a raw share of a small record. Whoever takes the closure out of the record runs or drops it:
-//! the driver's thread, or the caller whose queueing failed. So it runs at most once even if the driver reports an
-//! earlier fault for a call that did queue the function.
+//! The driver gets a raw share of a small record with the closure. One thread takes the closure out and runs or drops it: the
+//! driver's thread, or the caller whose queueing failed. So it runs at most once, even if the driver reports an earlier fault for a
+//! call that did queue the function.
 //!
 //! On a lost device the driver never calls a function that it had accepted; its closure is then neither run nor dropped.
 

@@ -1,8 +1,8 @@
 //! Finding and loading libcuda.
 //!
 //! The library is probed under the names that cudarc tries, in the same order, before cudarc's own loader is asked:
-//! that one panics when there is none. After a successful probe it gets the same library, and shares it with all other
-//! users of cudarc in this process. A library that is there and does not load is told apart from one that is not there.
+//! that one panics when there is none. After a successful probe it gets the same library, and shares it with all other users of
+//! cudarc in this process. A library that fails to load is distinguished from a missing one.
 //!
 //! Invariant: once loaded, the library stays loaded until the process ends, so its symbols never dangle.
 //! A failed attempt is not remembered.

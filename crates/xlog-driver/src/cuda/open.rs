@@ -1,7 +1,7 @@
-//! From "is there a driver" to an open device.
+//! Opening a device.
 //!
-//! The order is: library, version, initialisation, number of devices, context, properties. Each step that fails says
-//! what is wrong and what to do, as [`DriverError::Unavailable`], whichever code the driver used for it.
+//! The order is: library, version, initialisation, number of devices, context, properties. A failed step is a
+//! [`DriverError::Unavailable`] with the cause and the remedy, for any code of the driver.
 //!
 //! Invariant: a device that could not be opened leaves nothing behind.
 //! [`driver_version`] and [`device_count`] open nothing and are meant for diagnosis.

@@ -1,6 +1,6 @@
 //! Stream-ordered pools of the CUDA driver.
 //!
-//! Every pool is one of our own: the device's default pool belongs to the whole process, and its settings to nobody.
+//! Every pool is created here. The device's default pool is not used: the whole process shares it and its settings.
 //! Pools hold device memory only and are not shared with other processes.
 //!
 //! Invariant: `pool_create` returns a pool with all its options set, or none.

@@ -5,7 +5,7 @@
 //! to the host goes the same way back, so that only the calling thread waits and no lock of the driver is held.
 //!
 //! Buffers come in powers of two; larger copies are split. After a copy is queued its buffer is in flight, with an event
-//! recorded behind it, until somebody who needs a buffer finds that event completed. When all are in flight, more are
+//! recorded behind it, until a thread that needs a buffer finds that event completed. When all are in flight, more are
 //! made. `cuMemFreeHost` may wait for the whole device, so buffers beyond [`KEEP_BYTES`] are freed only from calls that
 //! may wait: until then the cache holds as much as was ever in flight at once.
 //!

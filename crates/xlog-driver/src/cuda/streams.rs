@@ -2,8 +2,8 @@
 //!
 //! `cuCtxSynchronize` breaks every capture that is open in the process, whatever the thread's mode. What the runtime needs is less: that
 //! everything queued on its own streams has completed. So the streams are known here, and a wait for all of them is an event on each that
-//! is not idle. No event can be recorded on a stream that is being captured, so it is left out, and the caller is told: what was queued
-//! there before the capture began may still run.
+//! is not idle. No event can be recorded on a stream that is being captured, so it is left out, and the result reports that: work
+//! that was queued there before the capture began may still run.
 //!
 //! Invariants: a stream is in the list from its creation until just before it is destroyed; work of a destroyed stream is stood for
 //! by an event, and where none could be had every later wait says that it left work out. No lock is held while the host waits. The context is current, and the capture mode relaxed, in every call.

@@ -1,7 +1,7 @@
 //! The calls that safe Rust does not have: the shared mapping, the fork sentinel, byte-range locks, room in a file, the user id.
 //!
 //! The mapped memory is only ever seen as atomics, since other processes write to it at any time. It is mapped
-//! only after the file's size was checked; a file that somebody cuts later ends its users by SIGBUS. Locks belong
+//! only after the file's size was checked; truncating the file later ends its users by SIGBUS. Locks belong
 //! to the open file description: two openings of a file in one process exclude each other, a forked child shares.
 
 use std::fs::File;

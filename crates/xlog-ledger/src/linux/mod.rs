@@ -1,7 +1,8 @@
-//! The ledger on Linux: a mapped file, open-file-description locks, and what is built on them.
+//! The ledger on Linux: a mapped file and open-file-description locks.
 //!
 //! `mapping`, `fork`, `exit` and `place` hold all `unsafe`; `access` and `file` decide which file is believed, `claim` that there is one;
-//! `lock` is the file lock with its deadline; `ledger` is the fast path, `grants` what happens under the lock, `view` looks without a slot.
+//! `lock` is the file lock with its deadline; `ledger` is the fast path, `grants` the decisions under the lock, `view` reads
+//! without a slot.
 
 mod access;
 mod claim;

@@ -1,4 +1,4 @@
-//! Executing one operation: the bytes move here, outside the lock.
+//! The execution of one operation: bytes are moved here, outside the lock.
 
 #![allow(unsafe_code)]
 

@@ -1,8 +1,7 @@
 //! A stream-ordered pool with the reuse rules of a driver.
 //!
-//! Memory is held in segments and handed out in chunks. A free chunk carries the frees it still stands behind, the
-//! latest of each stream; neighbours merge whatever stream freed them. Whether a stream may have a chunk is judged by
-//! the caller, who knows the clocks.
+//! Memory is in segments and handed out in chunks. A free chunk has the latest free of each stream that it is ordered behind;
+//! neighbours merge across streams. The caller, which has the clocks, decides whether a stream may have a chunk.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

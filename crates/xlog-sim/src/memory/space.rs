@@ -1,4 +1,4 @@
-//! Which addresses mean what.
+//! The address space: blocks, reservations and mappings by address.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
