@@ -19,42 +19,42 @@ struct Cli {
     command: Command,
 }
 
-/// What to do.
+/// The commands.
 #[derive(Subcommand, Debug)]
 pub(crate) enum Command {
-    /// Say which device would be used and why, and check that it works
+    /// Show which device would be used and why, and check that it works
     Doctor(DoctorArguments),
-    /// Show who holds what of each device, among the processes that share it
+    /// Show the memory of each device by process
     Ledger(LedgerArguments),
     /// Watch the processes that share devices: bytes, peaks, rates and tags, live
     Top(crate::top::TopArguments),
-    /// Run a workload on a device and verify what came of it
+    /// Run a workload on a device and verify its result
     #[command(subcommand, disable_help_subcommand = true)]
     Run(RunCommand),
-    /// Plant bugs and show who notices: guard, race detector, compute-sanitizer
+    /// Plant bugs and show which detectors catch them: guard, race detector, compute-sanitizer
     ///
-    /// Each bug runs under each memory resource in a process of its own, and, on a GPU, once more under compute-sanitizer where
-    /// that is installed. Fails when a bug is not noticed that should be.
+    /// Each bug runs under each memory resource in a separate process, and on a GPU again under compute-sanitizer if that is
+    /// installed. Fails if a bug is missed that must be caught.
     Certify(crate::certify::CertifyArguments),
     /// Replay an allocation log, ours or RMM's, on a device
     ///
-    /// Every allocation and free of the log is done again, on streams and by threads as recorded, and timed. The log may have
-    /// been written by any resource on any device.
+    /// Repeats every allocation and free of the log, on streams and by threads as recorded, and times them. Any resource on any
+    /// device may have written the log.
     Replay(crate::replay::ReplayArguments),
     /// Write an allocation log in another format
     Convert(crate::convert::ConvertArguments),
-    /// Sum up an allocation log: peak, who held it, what was never freed
+    /// Summarize an allocation log: its peak, the largest holders, leaks
     Summary(crate::summary::SummaryArguments),
-    /// Show what a log says of memory: a page, a text or a picture
+    /// Report the memory use of a log as a page, a text or a picture
     ///
-    /// Memory over time by tag, who holds it at the peak, a map of addresses, lives and sizes of blocks, streams and what goes
-    /// between them, what is held after its last use, failures and leaks.
+    /// Memory over time by tag, the holders at the peak, a map of addresses, lifetimes and sizes of blocks, streams and the blocks
+    /// that move between them, memory that is idle after its last use, failures and leaks.
     Report(crate::report::ReportArguments),
     /// Show what changed from one allocation log to another
     Diff(crate::diff::DiffArguments),
-    /// Make an allocation log as programs of a kind would write it, for replay
+    /// Generate the allocation log of a typical program, for replay
     Generate(crate::generate::GenerateArguments),
-    /// Measure what operations cost here, each against what it is made of
+    /// Measure the cost of operations on this machine, relative to their parts
     Bench(crate::bench::BenchArguments),
     /// Write the completions of a shell
     Completions(crate::shell::CompletionsArguments),
@@ -62,14 +62,14 @@ pub(crate) enum Command {
     Man(crate::shell::ManArguments),
 }
 
-/// Which workload to run.
+/// The workloads.
 #[derive(Subcommand, Debug)]
 pub(crate) enum RunCommand {
     /// Join two tables that never leave the device
     ///
     /// Both tables are made on the device. The first is hashed, the matches of each row of the second are counted, the counts are
     /// summed up, and the pairs are written into a buffer of exactly their number, which is all the host reads. Every pair is then
-    /// compared with a join that the host computes for itself. Rows: of each table.
+    /// compared with a join that the host computes. Rows: of each table.
     Join(RelationalArguments),
     /// Find everything that can be reached in a graph, by joins, round by round
     ///
@@ -88,23 +88,23 @@ pub(crate) enum RunCommand {
     Handoff(HandoffArguments),
     /// Share one limit between processes and executors, and verify that it holds
     ///
-    /// Starts several processes that share a ledger, each with several tenants under a budget. Together they want more than
-    /// there is. Every buffer is read back before it goes; the ledger is watched all the while.
+    /// Starts several processes that share a ledger, each with several tenants under a budget. Together they request more than the
+    /// limit. Every buffer is verified before its free, and the ledger is watched throughout.
     Tenants(TenantsArguments),
     /// Allocate and free at random, and verify that no block was damaged
     ///
-    /// Both ends of every block are written on the device and copied aside, in stream order, just before the block is freed. At
-    /// the end the copies are compared with what was written: memory that was handed out twice shows. With several streams,
-    /// a block is written and read on other streams than its own, where the resource tracks uses.
+    /// Both ends of every block are written on the device and copied aside, in stream order, just before the block is freed. At the
+    /// end the copies are compared with what was written, which detects memory that was handed out twice. With several streams and
+    /// a resource that tracks uses, a block is also written and read on other streams than its own.
     Churn(crate::run::ChurnArguments),
 }
 
-/// What `doctor` takes.
+/// The arguments of `doctor`.
 #[derive(Args, Debug)]
 pub(crate) struct DoctorArguments {
     /// The device: cuda:N, sim, or sim:SEED.
     ///
-    /// Without it: what XLOG_DEVICE says, else the first GPU, else the simulated device.
+    /// Default: XLOG_DEVICE, else the first GPU, else the simulated device.
     #[arg(long, value_name = "SPEC")]
     pub(crate) device: Option<String>,
 
@@ -113,32 +113,32 @@ pub(crate) struct DoctorArguments {
     pub(crate) json: bool,
 }
 
-/// What `run handoff` takes.
+/// The arguments of `run handoff`.
 #[derive(Args, Debug)]
 pub(crate) struct HandoffArguments {
     #[command(flatten)]
     pub(crate) stack: StackArguments,
 
-    /// How many streams the buffers travel over
+    /// The number of streams that the buffers pass through
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = value_parser!(u32).range(2..=64))]
     pub(crate) streams: u32,
 
-    /// How many host threads queue work, each its share of the rounds
+    /// The number of host threads that queue work, each its share of the rounds
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = value_parser!(u32).range(1..=64))]
     pub(crate) threads: u32,
 
-    /// How many rounds [default: 20000 on a GPU, 2000 on a simulated device]
+    /// The number of rounds [default: 20000 on a GPU, 2000 on a simulated device]
     #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..=100_000_000))]
     pub(crate) rounds: Option<u32>,
 
-    /// How many rows a buffer has, of four bytes each
+    /// The number of rows of a buffer, of four bytes each
     #[arg(
         long, value_name = "N", default_value_t = 16384,
         value_parser = value_parser!(u32).range(1..=1 << 28)
     )]
     pub(crate) rows: u32,
 
-    /// What the contents of the buffers are made from
+    /// The seed of the buffers' contents
     #[arg(long, value_name = "NUMBER", default_value_t = 1)]
     pub(crate) seed: u64,
 
@@ -150,9 +150,9 @@ pub(crate) struct HandoffArguments {
 /// Why there is no command to run.
 #[derive(Debug)]
 pub(crate) enum Refusal {
-    /// Help or version was asked for.
+    /// Help or version was requested.
     Shown(String),
-    /// The command cannot be carried out as asked: its line, its input or its output, in one line.
+    /// The command line, the input or the output is not usable; the reason in one line.
     Line(String),
 }
 
@@ -167,7 +167,7 @@ impl Refusal {
     }
 }
 
-/// The whole command line, for those who describe it.
+/// The whole command line, for completions and manual pages.
 pub(crate) fn command() -> clap::Command {
     Cli::command()
 }

@@ -19,7 +19,7 @@ use crate::cli::Refusal;
 
 const SCHEMA: u32 = 1;
 
-/// What `convert` takes.
+/// The arguments of `convert`.
 #[derive(Args, Debug)]
 #[command(
     after_help = "Exit status: 0 written, also when bad records were skipped; 1 --strict found something bad; 2 the command \

@@ -17,7 +17,7 @@ use crate::cli::Refusal;
 
 const SCHEMA: u32 = 1;
 
-/// What `diff` takes.
+/// The arguments of `diff`.
 #[derive(Args, Debug)]
 #[command(
     after_help = "Compared are counts and bytes, of everything and of each tag. Times are shown and do not count.

@@ -11,7 +11,7 @@ use crate::Output;
 use crate::atomic_file::AtomicFile;
 use crate::cli::Refusal;
 
-/// What `generate` takes.
+/// The arguments of `generate`.
 #[derive(Args, Debug)]
 #[command(after_help = "Kinds:
   dataframe  queries over columns by 4 threads on 4 streams: columns and

@@ -14,7 +14,7 @@ use crate::Output;
 use crate::atomic_file::AtomicFile;
 use crate::cli::Refusal;
 
-/// What `report` takes.
+/// The arguments of `report`.
 #[derive(Args, Debug)]
 #[command(after_help = "Without -o, --svg, --png and --json the report is printed as text.
 

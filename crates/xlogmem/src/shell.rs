@@ -10,7 +10,7 @@ use crate::Output;
 use crate::atomic_file::{AtomicFile, AtomicFolder};
 use crate::cli::{self, Refusal};
 
-/// What `completions` takes.
+/// The arguments of `completions`.
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:\n  \
     xlogmem completions bash > ~/.local/share/bash-completion/completions/xlogmem\n  \
@@ -26,7 +26,7 @@ pub(crate) struct CompletionsArguments {
     output: Option<PathBuf>,
 }
 
-/// What `man` takes.
+/// The arguments of `man`.
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:\n  \
     xlogmem man | man -l -\n  \

@@ -16,7 +16,7 @@ const SCHEMA: u32 = 1;
 /// Rows shown of each table; the JSON has all.
 const ROWS: usize = 10;
 
-/// What `summary` takes.
+/// The arguments of `summary`.
 #[derive(Args, Debug)]
 #[command(
     after_help = "Exit status: 0 read, also when bad records were skipped; 1 --strict found something bad; 2 the command \

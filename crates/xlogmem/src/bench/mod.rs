@@ -20,7 +20,7 @@ use measure::Effort;
 
 const SCHEMA: u32 = 1;
 
-/// What `bench` takes.
+/// The arguments of `bench`.
 #[derive(Args, Debug)]
 #[command(
     after_help = "Exit status: 0 measured, 1 the device failed, 2 the command line was refused."

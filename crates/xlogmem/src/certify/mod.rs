@@ -28,7 +28,7 @@ use report::{Cell, Report, Verdict};
 /// Longer than any cell takes, also under a checker.
 const PATIENCE: Duration = Duration::from_secs(90);
 
-/// What `certify` takes.
+/// The arguments of `certify`.
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:\n  \
     xlogmem certify --device sim\n  \

@@ -1,8 +1,8 @@
-//! What `ledger` takes.
+//! The arguments of `ledger`.
 
 use clap::{Args, value_parser};
 
-/// What `ledger` takes.
+/// The arguments of `ledger`.
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:\n  \
     xlogmem ledger                                every ledger of this user\n  \
@@ -16,11 +16,11 @@ use clap::{Args, value_parser};
 pub(crate) struct LedgerArguments {
     /// A ledger's file, or a directory of ledgers.
     ///
-    /// Without it: what XLOG_DEVICE_LEDGER names, else the default directory.
+    /// Default: XLOG_DEVICE_LEDGER, else the default directory.
     #[arg(long, value_name = "PATH")]
     pub(crate) ledger: Option<String>,
 
-    /// Free the slots of dead processes first. Requests that need memory do this by themselves
+    /// Free the slots of dead processes first. Requests that need memory do this automatically
     #[arg(long)]
     pub(crate) reclaim: bool,
 
@@ -28,25 +28,25 @@ pub(crate) struct LedgerArguments {
     #[arg(long, value_name = "SIZE")]
     pub(crate) limit: Option<String>,
 
-    /// Print again and again, until interrupted
+    /// Print repeatedly, until interrupted
     #[arg(long)]
     pub(crate) watch: bool,
 
-    /// With --watch: how many seconds between two looks
+    /// With --watch: the seconds between two readings
     #[arg(
         long, value_name = "SECONDS", default_value_t = 1, requires = "watch",
         value_parser = value_parser!(u64).range(1..=86_400)
     )]
     pub(crate) every: u64,
 
-    /// With --watch: how many looks, instead of until interrupted
+    /// With --watch: the number of readings, instead of until interrupted
     #[arg(
         long, value_name = "N", requires = "watch",
         value_parser = value_parser!(u64).range(1..)
     )]
     pub(crate) count: Option<u64>,
 
-    /// Print JSON instead of text: one object, with --watch one per line and look
+    /// Print JSON instead of text: one object, with --watch one line per reading
     #[arg(long)]
     pub(crate) json: bool,
 }

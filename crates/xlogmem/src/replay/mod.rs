@@ -22,7 +22,7 @@ use plan::{Plan, Problem};
 pub(crate) use report::PoolReport;
 use report::{Report, RunReport};
 
-/// What `replay` takes.
+/// The arguments of `replay`.
 #[derive(Args, Debug)]
 #[command(
     after_help = "Calls that had failed when the log was written are not replayed. Frees of unknown blocks are counted and left \

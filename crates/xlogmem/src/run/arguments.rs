@@ -11,22 +11,22 @@ use xlogmem::size::Size;
 use crate::cli::Refusal;
 use crate::doctor::{Cuda, Selected, select};
 
-/// The device and what lies on it. What every run can put into its stack is added here.
+/// The device and the stack of a run. Options of every run belong here.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct StackArguments {
     /// The device: cuda:N, sim, or sim:SEED.
     ///
-    /// Without it: what XLOG_DEVICE says, else the first GPU, else the simulated device.
+    /// Default: XLOG_DEVICE, else the first GPU, else the simulated device.
     #[arg(long, value_name = "SPEC")]
     pub(crate) device: Option<String>,
 
     /// The memory resource: direct, async or pool [default: pool; async for handoff]
     ///
-    /// The direct one tracks no uses, so only churn takes it.
+    /// The direct resource tracks no uses, so only churn accepts it.
     #[arg(long, value_name = "NAME", env = "XLOG_DEVICE_RESOURCE")]
     pub(crate) resource: Option<String>,
 
-    /// Bytes that blocks may have together, such as 4GiB [default: no limit]
+    /// The maximum bytes of all blocks, such as 4GiB [default: no limit]
     #[arg(long, value_name = "SIZE", allow_negative_numbers = true)]
     pub(crate) budget: Option<String>,
 
@@ -44,13 +44,13 @@ pub(crate) struct StackArguments {
 }
 
 impl StackArguments {
-    /// Which device, without opening it.
+    /// Selects the device, without opening it.
     pub(crate) fn select(&self) -> Result<Selected, Refusal> {
         select(self.device.as_deref(), &Cuda::find())
             .map_err(|error| Refusal::Line(error.to_string()))
     }
 
-    /// The stack that is asked for, without its log and with one stream.
+    /// The configured stack, without its log and with one stream.
     pub(crate) fn options(&self, default: StackKind) -> Result<StackOptions, Refusal> {
         let refuse = |error: String| Refusal::Line(error);
         let kind = self.resource.as_deref().map_or(Ok(default), str::parse);

@@ -1,10 +1,10 @@
-//! What `top` takes.
+//! The arguments of `top`.
 
 use std::time::Duration;
 
 use clap::Args;
 
-/// What `top` takes.
+/// The arguments of `top`.
 #[derive(Args, Debug)]
 #[command(
     after_help = "Keys: q quits, p pauses, s sorts by the next column, arrows and page keys scroll.\n\n\
@@ -16,19 +16,19 @@ use clap::Args;
 pub(crate) struct TopArguments {
     /// The directory of ledgers, or one ledger's file KEY.ledger
     ///
-    /// Without it: what XLOG_DEVICE_LEDGER says, else the default directory.
+    /// Default: XLOG_DEVICE_LEDGER, else the default directory.
     #[arg(long, value_name = "PATH")]
     pub(crate) ledger: Option<String>,
 
-    /// Print one picture and end. It looks twice, so that rates are known
+    /// Print one picture and exit, after two readings for the rates
     #[arg(long)]
     pub(crate) once: bool,
 
-    /// Seconds between two looks, such as 0.5
+    /// Seconds between two readings, such as 0.5
     #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = seconds)]
     pub(crate) every: Duration,
 
-    /// What to sort by: used, peak, rate, pid or name
+    /// The column to sort by: used, peak, rate, pid or name
     #[arg(long, value_name = "COLUMN", default_value = "used")]
     pub(crate) sort: super::view::Column,
 

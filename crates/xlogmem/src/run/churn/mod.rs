@@ -26,7 +26,7 @@ use blocks::{Blocks, Checks, Dry};
 use report::Report;
 use witness::Witness;
 
-/// What `run churn` takes.
+/// The arguments of `run churn`.
 #[derive(Args, Debug)]
 #[command(after_help = "Workloads:
   rmm-random    RMM's random allocations, bit for bit: sizes uniform up to

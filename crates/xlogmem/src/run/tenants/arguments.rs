@@ -1,10 +1,10 @@
-//! What `run tenants` takes.
+//! The arguments of `run tenants`.
 
 use std::path::PathBuf;
 
 use clap::{Args, value_parser};
 
-/// What `run tenants` takes.
+/// The arguments of `run tenants`.
 #[derive(Args, Debug, Clone)]
 #[command(after_help = "Examples:\n  \
     xlogmem run tenants --device sim\n  \
@@ -15,26 +15,26 @@ use clap::{Args, value_parser};
 pub(crate) struct TenantsArguments {
     /// The device: cuda:N, sim, or sim:SEED.
     ///
-    /// Without it: what XLOG_DEVICE says, else the first GPU, else the simulated device. Each process has a simulated device
-    /// of its own; what they share is the limit.
+    /// Default: XLOG_DEVICE, else the first GPU, else the simulated device. Each process has its own simulated device; they share
+    /// the limit.
     #[arg(long, value_name = "SPEC")]
     pub(crate) device: Option<String>,
 
-    /// How many processes share the limit
+    /// The number of processes that share the limit
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = value_parser!(u32).range(1..=64))]
     pub(crate) processes: u32,
 
-    /// How many tenants each process has, a thread and a budget scope each
+    /// The number of tenants of each process, each with a thread and a budget scope
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = value_parser!(u32).range(1..=64))]
     pub(crate) tenants: u32,
 
     /// The limit of all processes together: 512MB, 4GiB, 25% of the device.
     ///
-    /// The stream-ordered resource takes memory in steps of 32 MiB, so each process needs that much at least.
+    /// The stream-ordered resource grows in steps of 32 MiB, so each process needs at least that much.
     #[arg(long, value_name = "SIZE", default_value = "256MiB")]
     pub(crate) budget: String,
 
-    /// How often each tenant allocates or frees
+    /// The number of allocations and frees of each tenant
     #[arg(long, value_name = "N", default_value_t = 300, value_parser = value_parser!(u32).range(1..=100_000_000))]
     pub(crate) rounds: u32,
 
@@ -42,7 +42,7 @@ pub(crate) struct TenantsArguments {
     #[arg(long, value_name = "NAME", env = "XLOG_DEVICE_RESOURCE", default_value = "async")]
     pub(crate) resource: String,
 
-    /// What sizes, contents and turns are made from
+    /// The seed of sizes, contents and order
     #[arg(long, value_name = "NUMBER", default_value_t = 1)]
     pub(crate) seed: u64,
 
@@ -50,7 +50,7 @@ pub(crate) struct TenantsArguments {
     #[arg(long)]
     pub(crate) json: bool,
 
-    /// The number of the process that this is. Given by the command to the processes it starts
+    /// The number of this process. The command passes it to the processes it starts
     #[arg(long, hide = true, requires = "ledger")]
     pub(crate) worker: Option<u32>,
 
