@@ -220,7 +220,8 @@ fn logs_have_these_fields() {
     let names: Vec<String> = actions.iter().map(ToString::to_string).collect();
     assert_eq!(names, ["allocate", "deallocate", "reap_pending"]);
     let sink = InMemorySink::new();
-    assert!(sink.is_empty() && sink.len() == 0);
+    let _: usize = sink.len();
+    assert!(sink.is_empty());
     let _: Vec<LogRecord> = sink.snapshot();
     sink.clear();
     let _: fn(&InMemorySink, LogRecord) -> std::result::Result<(), SinkError> =

@@ -56,13 +56,16 @@ struct Rig {
     budget: GlobalDeviceBudget,
 }
 
+/// However busy the machine is: what is tested is not how long a request waits.
+fn patient() -> OomPolicy {
+    OomPolicy::default().with_deadline(Duration::from_secs(60))
+}
+
 impl Rig {
     fn new(kind: Kind, device: &Arc<CudaDevice>, limit: usize) -> Self {
         let streams = Arc::new(StreamPool::with_defaults(device.clone()));
-        // However busy the machine is: what is tested is not how long a request waits.
-        let policy = OomPolicy::default().with_deadline(Duration::from_secs(60));
         let budget = GlobalDeviceBudget::new(resource(kind, device, &streams), limit);
-        let budget = budget.with_policy(policy);
+        let budget = budget.with_policy(patient());
         Self { device: device.clone(), streams, budget }
     }
 
@@ -138,8 +141,8 @@ fn decorators_between_a_budget_and_a_pool_hand_the_cap_down() {
             xlog_cuda::device_runtime::DebugGuardResource::new(pool, GuardConfig::default());
         let logged = LoggingResource::new(Box::new(guard), Arc::new(NullSink::new()));
         // The inner budget is the larger one: both hold.
-        let inner = GlobalDeviceBudget::new(Box::new(logged), 96 * MIB);
-        let budget = GlobalDeviceBudget::new(Box::new(inner), 64 * MIB);
+        let inner = GlobalDeviceBudget::new(Box::new(logged), 96 * MIB).with_policy(patient());
+        let budget = GlobalDeviceBudget::new(Box::new(inner), 64 * MIB).with_policy(patient());
         let rig = Rig { device: device.clone(), streams, budget };
         let streams: [StreamLease; 4] = rig.leases();
         for stream in &streams {

