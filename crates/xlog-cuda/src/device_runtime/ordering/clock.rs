@@ -1,16 +1,16 @@
 //! The clock of a stream.
 //!
-//! A stamp moves only when an event is recorded, or the driver is asked about all that is queued: work that finishes gets the stamp as
-//! it stands, and an event covers every stamp up to the one that stood before it was begun. The order of steps is what makes that true:
+//! A stamp moves when an event is begun, or when the driver is asked about the tail. Finished work gets the current
+//! stamp. An event covers every stamp up to the one before it was begun. The order of steps makes that true:
 //!
 //! - a finish reads the stamp *after* its work was queued;
-//! - a record moves the stamp on, and looks at what its stream has seen, *before* it calls the driver;
-//! - a wait is published in `vector` *after* the driver has queued it.
+//! - a record moves the stamp and reads what its stream is ordered after *before* it calls the driver;
+//! - a wait is published in the clock *after* the driver has queued it.
 //!
-//! So a stamp that an event claims to cover was read before the event was begun, and its work queued before that; and nobody
-//! skips a wait that is not there yet. The driver puts the calls on one stream in one order, as it must.
+//! So the work of a covered stamp was queued before its event was begun, and no stream relies on a wait that is not
+//! queued yet. The driver orders the calls on one stream.
 //!
-//! Events belong to the clock that recorded them and are used again by it, once they completed and nobody has one pinned.
+//! An event belongs to the clock that recorded it. The clock recycles it once it has completed and is not pinned.
 
 use std::ops::Deref;
 
@@ -18,47 +18,45 @@ use super::events::{EventEntry, Events};
 use super::primitive::{AtomicU64, CurrentThread, Lock, Ordering, visit, with_as};
 use super::vector_clock::{ENTRIES, Epoch, VectorClock};
 
-/// A recorded event, pinned: it is not used again before [`StreamClock::unpin`].
+/// A recorded event, pinned: it is not recycled before [`StreamClock::unpin`].
 #[derive(Debug)]
 pub(crate) struct Recorded<E> {
     pub(crate) covers: u64,
     pub(crate) event: E,
 }
 
-/// An event that is about to be recorded. Until the clock is told that it was, nobody else comes by it.
+/// An event that is about to be recorded. No other thread finds it before the clock learns that it was.
 #[derive(Clone, Copy, Debug)]
 #[must_use = "it is recorded or failed"]
 pub(crate) struct Begun<E> {
     pub(crate) covers: u64,
-    /// An event to use again, if there is one.
+    /// An event to reuse, if there is one.
     pub(crate) recycled: Option<E>,
 }
 
-/// What there is to follow a stamp by.
+/// The event by which a stream can wait for a stamp.
 #[derive(Debug)]
 pub(crate) struct Cover<E> {
     pub(crate) covers: u64,
-    /// The event; one to use again, if there is one, where it is about to be recorded.
+    /// The event. If it is about to be recorded: one to reuse, if there is one.
     pub(crate) event: Option<E>,
-    /// It was recorded, and is pinned; otherwise it is recorded or failed now, as what [`StreamClock::begin`] returns.
+    /// Whether it was recorded, and is pinned. Otherwise the caller records it, as after [`StreamClock::begin`].
     pub(crate) recorded: bool,
 }
 
-/// The part of a clock that work on the stream itself looks at, on a cache line of its own: a stream mostly has another thread than
-/// the one beside it.
+/// The part of a clock that every use reads, on a cache line of its own: mostly each stream is used by another thread.
 #[derive(Debug)]
 #[repr(align(64))]
 pub(crate) struct ClockHeader {
-    /// Moved on only under the lock of the clock.
+    /// Changed under the lock of the clock only.
     stamp: AtomicU64,
-    /// The id the stream is out under, plus one; 0 while it is not out.
+    /// The id under which the stream is leased, plus one; 0 while it is not leased.
     leased: AtomicU64,
-    /// The same, until the raw handle was handed out: from then on it is [`HANDLE_ESCAPED`], and others may have begun to capture the stream
-    /// into a graph.
+    /// `leased` until the raw handle has escaped; from then on [`HANDLE_ESCAPED`], since others may capture the stream.
     private: AtomicU64,
 }
 
-/// No id is so large.
+/// Larger than any id.
 const HANDLE_ESCAPED: u64 = u64::MAX;
 
 impl Default for ClockHeader {
@@ -84,7 +82,7 @@ impl ClockHeader {
         self.private.load(Ordering::Acquire) == HANDLE_ESCAPED
     }
 
-    /// True when the stream is out under this id and its raw handle was never handed out.
+    /// Whether the stream is leased under this id and its raw handle has not escaped.
     #[inline]
     pub(crate) fn is_private_as(&self, id: u32) -> bool {
         self.private.load(Ordering::Acquire) == u64::from(id) + 1
@@ -98,27 +96,27 @@ impl ClockHeader {
         let leased = id.map_or(0, |id| u64::from(id) + 1);
         self.leased.store(leased, Ordering::Release);
         let next = |now: u64| (now != HANDLE_ESCAPED).then_some(leased);
-        // What was handed out once stays so, whoever has the stream.
+        // An escaped handle stays so, also for later leases.
         let _ = self.private.fetch_update(Ordering::AcqRel, Ordering::Acquire, next);
     }
 }
 
-/// The clock of one stream, over events of type `E`, with its cell behind a `C`; it remembers `N` other streams besides the one
-/// followed last. What is looked at most comes first.
+/// The clock of one stream, over events of type `E`, with its header behind a `C`. It remembers `N` other streams
+/// besides the one that was waited on last. The fields read most come first.
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct StreamClock<E, C, const N: usize = ENTRIES> {
     header: C,
     slot: u32,
-    /// Every stamp up to this is known to have completed.
+    /// Every stamp up to this one is known to be complete.
     completed: AtomicU64,
-    /// The stream that this one followed last, and how far: a [`Epoch`]. It is raised by plain stores, and changed to another stream
-    /// under the lock. Where two do so at once one may be forgotten, which costs another wait and no order.
+    /// The stream that this one waited on last, and the stamp: an [`Epoch`]. Plain stores raise it; it changes to
+    /// another stream under the lock. Concurrent changes may lose one, which costs another wait but no order.
     last_epoch: AtomicU64,
-    /// What the event covers that [`StreamClock::begin_open`] began, until the driver has recorded it; 0 when there is none. It is set
-    /// under the lock, by who finds 0, and set back by the same without it.
+    /// The stamp covered by the event that [`StreamClock::begin_open`] began, until the driver has recorded it; 0 if
+    /// there is none. Set under the lock by the thread that finds 0, and reset by that thread without it.
     open: AtomicU64,
-    /// Not 0 while somebody has an event pinned by [`StreamClock::find_plain`]; set and set back like `open`.
+    /// Not 0 while a thread has an event pinned by [`StreamClock::find_plain`]; set and reset like `open`.
     held: AtomicU64,
     inner: Lock<Events<E, N>>,
 }
@@ -145,7 +143,7 @@ impl<E: Copy, C: Deref<Target = ClockHeader>, const N: usize> StreamClock<E, C, 
         self.header.now()
     }
 
-    /// True when this stream is ordered after `stamp` of stream `slot`. Also called from inside the lock of a block.
+    /// Whether this stream is ordered after `stamp` of stream `slot`. Also called under the lock of a block.
     #[inline]
     pub(crate) fn covers(&self, slot: u32, stamp: u64) -> bool {
         let last_epoch = self.last_epoch();
@@ -155,7 +153,7 @@ impl<E: Copy, C: Deref<Target = ClockHeader>, const N: usize> StreamClock<E, C, 
         self.vector_covers(slot, stamp)
     }
 
-    /// Acquire: the wait that it speaks of was queued before.
+    /// Acquire: the wait was queued before.
     #[inline(always)]
     fn last_epoch(&self) -> Epoch {
         Epoch::from_word(self.last_epoch.load(Ordering::Acquire))
@@ -171,18 +169,18 @@ impl<E: Copy, C: Deref<Target = ClockHeader>, const N: usize> StreamClock<E, C, 
         self.completed.load(Ordering::Acquire) >= stamp
     }
 
-    /// Before an event is recorded. [`StreamClock::recorded`] or [`StreamClock::failed`] follows.
+    /// Begins an event. [`StreamClock::recorded`] or [`StreamClock::failed`] must follow.
     #[inline(always)]
     pub(crate) fn begin(&self, current: CurrentThread<'_>) -> Begun<E> {
         with_as!(self.inner, current, |inner| self.begin_in(inner))
     }
 
-    /// True when this thread can use the clock without disturbing another.
+    /// Whether this thread can use the clock without a process-wide barrier.
     pub(crate) fn is_local(&self) -> bool {
         self.inner.is_local()
     }
 
-    /// Moves the stamp on, before the driver is asked whether everything up to the one returned has completed.
+    /// Moves the stamp, before the driver is asked whether everything up to the returned one has completed.
     pub(crate) fn step(&self) -> u64 {
         self.inner.with(|_| self.step_in())
     }
@@ -198,7 +196,7 @@ impl<E: Copy, C: Deref<Target = ClockHeader>, const N: usize> StreamClock<E, C, 
     #[inline(always)]
     fn begin_in(&self, inner: &mut Events<E, N>) -> Begun<E> {
         let covers = self.step_in();
-        // What the stream has seen by now, and not what it will have when the event is recorded.
+        // What the stream is ordered after now, not when the event is recorded.
         inner.keep(covers, None, self.last_epoch());
         let recycled = inner.free_events.pop();
         Begun {
@@ -213,24 +211,24 @@ impl<E: Copy, C: Deref<Target = ClockHeader>, const N: usize> StreamClock<E, C, 
         inner.free_events.pop()
     }
 
-    /// Events that rest may be used again if nobody has one pinned.
+    /// Recycles retired events if none is pinned.
     fn recycle(&self, inner: &mut Events<E, N>) {
-        // Acquire: whoever had one pinned has named it to the driver before.
+        // Acquire: a thread that had one pinned has passed it to the driver before.
         if inner.pins == 0 && self.held.load(Ordering::Acquire) == 0 {
             inner.free_events.append(&mut inner.retired_events);
         }
     }
 
-    /// What the event covers that was begun and is not known to be recorded. Called with the lock held; acquire: what is not any
-    /// longer, the driver has.
+    /// The stamp covered by the event that is being recorded. The lock is held. Acquire: the driver has an event that
+    /// is not open any more.
     #[inline(always)]
     fn open(&self) -> u64 {
         self.open.load(Ordering::Acquire)
     }
 
-    /// [`StreamClock::begin`] with an event that was used before, for one who then needs the lock no more: after it was recorded it is
-    /// [`StreamClock::recorded_open`]. `None`, and nothing done, where there is no such event, another one is begun like this, or a
-    /// question is due; or, if it is for stream `asker`, where there is something to tell it.
+    /// [`StreamClock::begin`] with a recycled event, without the lock afterwards: [`StreamClock::recorded_open`]
+    /// follows. Declines if there is no such event, another one is open, or a poll is due; also if stream `asker` would
+    /// have to join this clock.
     #[inline(always)]
     pub(crate) fn begin_open(
         &self,
@@ -251,20 +249,19 @@ impl<E: Copy, C: Deref<Target = ClockHeader>, const N: usize> StreamClock<E, C, 
         Some((covers, event))
     }
 
-    /// What [`StreamClock::begin_open`] began was recorded: now others can come by it.
+    /// Publishes the event that [`StreamClock::begin_open`] began, after it was recorded.
     #[inline(always)]
     pub(crate) fn recorded_open(&self) {
         self.open.store(0, Ordering::Release);
     }
 
-    /// It was not recorded.
+    /// Drops the event that [`StreamClock::begin_open`] began, after it failed.
     pub(crate) fn failed_open(&self, covers: u64, event: E) {
         self.failed(covers, Some(event));
         self.open.store(0, Ordering::Release);
     }
 
-    /// After it was recorded. Now and then there is an event to ask about, which is pinned: [`StreamClock::asked`] takes the
-    /// answer.
+    /// Publishes a recorded event. Sometimes returns an event to poll, pinned: [`StreamClock::asked`] takes the answer.
     #[inline(always)]
     pub(crate) fn recorded(
         &self,
@@ -278,7 +275,7 @@ impl<E: Copy, C: Deref<Target = ClockHeader>, const N: usize> StreamClock<E, C, 
         })
     }
 
-    /// [`StreamClock::recorded`] for one who needs the event: it is pinned.
+    /// [`StreamClock::recorded`], with the event pinned for the caller.
     pub(crate) fn recorded_pinned(&self, covers: u64, event: E) -> Option<(u64, E)> {
         self.inner.with(|inner| {
             inner.set(covers, event);
@@ -287,7 +284,7 @@ impl<E: Copy, C: Deref<Target = ClockHeader>, const N: usize> StreamClock<E, C, 
         })
     }
 
-    /// It was not recorded; `event` is left if there was one.
+    /// Drops an event that was not recorded; `event` is recycled.
     pub(crate) fn failed(&self, covers: u64, event: Option<E>) {
         self.inner.with(|inner| {
             inner.recorded.retain(|entry| entry.covers != covers);
@@ -295,13 +292,13 @@ impl<E: Copy, C: Deref<Target = ClockHeader>, const N: usize> StreamClock<E, C, 
         });
     }
 
-    /// Whether the event asked about has completed.
+    /// Takes the answer of a poll.
     pub(crate) fn asked(&self, completed: bool) {
         self.inner.with(|inner| inner.asked(completed));
         self.unpin();
     }
 
-    /// The earliest event that covers `stamp`, if one was recorded; pinned.
+    /// The earliest recorded event that covers `stamp`, pinned.
     pub(crate) fn find(&self, stamp: u64) -> Option<Recorded<E>> {
         self.inner.with(|inner| {
             let (event, EventEntry { covers, .. }) = inner.find(stamp, self.open())?;
@@ -311,8 +308,8 @@ impl<E: Copy, C: Deref<Target = ClockHeader>, const N: usize> StreamClock<E, C, 
         })
     }
 
-    /// The earliest event that covers `stamp`, pinned; or else one that is about to be recorded. It is for stream `asker`, which
-    /// gets to know, in `joined_clock`, what this stream had seen before it.
+    /// The earliest event that covers `stamp`, pinned; or else one that is about to be recorded. `joined_clock`
+    /// receives what stream `asker` is ordered after by waiting for it.
     #[inline(always)]
     pub(crate) fn find_or_begin(
         &self,
@@ -352,9 +349,8 @@ impl<E: Copy, C: Deref<Target = ClockHeader>, const N: usize> StreamClock<E, C, 
         }
     }
 
-    /// [`StreamClock::find_or_begin`] where there is an event already and nothing to tell, with what it covers, for one who then needs
-    /// the lock no more: it is pinned until [`StreamClock::unpin_plain`]. Otherwise, or where somebody has one pinned like this,
-    /// nothing is done.
+    /// [`StreamClock::find_or_begin`] if there is an event and nothing to join, without the lock afterwards: it is
+    /// pinned until [`StreamClock::unpin_plain`]. Declines otherwise, or if another thread has one pinned like this.
     #[inline(always)]
     pub(crate) fn find_plain(
         &self,
@@ -371,17 +367,17 @@ impl<E: Copy, C: Deref<Target = ClockHeader>, const N: usize> StreamClock<E, C, 
         Some((entry.covers, event))
     }
 
-    /// One who had an event pinned by [`StreamClock::find_plain`] has named it to the driver.
+    /// Unpins the event of [`StreamClock::find_plain`], after the driver has queued the wait.
     #[inline(always)]
     pub(crate) fn unpin_plain(&self) {
         self.held.store(0, Ordering::Release);
     }
 
-    /// [`StreamClock::join`] where there are no news, and so much is not covered yet.
+    /// [`StreamClock::join`] without a vector clock, for a stamp that is not covered yet.
     #[inline(always)]
     pub(crate) fn join_plain(&self, current: CurrentThread<'_>, slot: u32, covers: u64) {
         match self.last_epoch().raised(slot, covers) {
-            // Release: the wait that it speaks of is queued.
+            // Release: the wait is queued.
             Some(now) => self.last_epoch.store(now.word(), Ordering::Release),
             None => with_as!(self.inner, current, |inner| self.join_in(inner, slot, covers)),
         }
@@ -390,12 +386,12 @@ impl<E: Copy, C: Deref<Target = ClockHeader>, const N: usize> StreamClock<E, C, 
     #[inline(always)]
     fn raise_last_epoch(&self, last_epoch: Epoch, now: Epoch) {
         if last_epoch < now {
-            // Release: the wait that it speaks of is queued.
+            // Release: the wait is queued.
             self.last_epoch.store(now.word(), Ordering::Release);
         }
     }
 
-    /// One who had an event pinned needs it no longer.
+    /// Unpins an event.
     pub(crate) fn unpin(&self) {
         self.inner.with(|inner| self.unpin_in(inner));
     }
@@ -408,17 +404,17 @@ impl<E: Copy, C: Deref<Target = ClockHeader>, const N: usize> StreamClock<E, C, 
         }
     }
 
-    /// [`StreamClock::unpin`] for one who knows its name.
+    /// [`StreamClock::unpin`] for the current thread.
     #[inline(always)]
     pub(crate) fn unpin_as(&self, current: CurrentThread<'_>) {
         with_as!(self.inner, current, |inner| self.unpin_in(inner));
     }
 
-    /// Everything up to `stamp` has completed: the events that covered it may be used again.
+    /// Notes that everything up to `stamp` has completed, and retires the events that covered it.
     pub(crate) fn completed_up_to(&self, stamp: u64) {
         self.completed.fetch_max(stamp, Ordering::AcqRel);
         self.inner.with(|inner| {
-            // Not what is still being recorded, nor what comes after that: 0 is none, and wraps around.
+            // Not an event that is being recorded, nor later ones. 0 means none, and wraps around.
             let last = stamp.min(self.open().wrapping_sub(1));
             let entries = inner.recorded.as_slice();
             let count = entries.partition_point(|entry| entry.covers <= last);
@@ -430,7 +426,7 @@ impl<E: Copy, C: Deref<Target = ClockHeader>, const N: usize> StreamClock<E, C, 
         });
     }
 
-    /// After a wait for an event of stream `slot` was queued on this stream.
+    /// Publishes a wait for an event of stream `slot`, after it was queued on this stream.
     #[inline(always)]
     pub(crate) fn join(
         &self,
@@ -447,7 +443,7 @@ impl<E: Copy, C: Deref<Target = ClockHeader>, const N: usize> StreamClock<E, C, 
         });
     }
 
-    /// Joins what another stream had seen; of itself a stream needs to know nothing.
+    /// Joins the vector clock of another stream, without the entry for this one.
     #[inline(never)]
     fn join_vector(&self, inner: &mut Events<E, N>, joined_clock: &VectorClock<N>) {
         let last_epoch = self.last_epoch();
@@ -472,7 +468,7 @@ impl<E: Copy, C: Deref<Target = ClockHeader>, const N: usize> StreamClock<E, C, 
         }
     }
 
-    /// Another stream than the one that was followed last.
+    /// Moves the last epoch into the vector clock, and replaces it.
     #[inline(never)]
     fn replace_last_epoch(&self, inner: &mut Events<E, N>, last_epoch: Epoch, now: Epoch) {
         let known = inner.vector.exchange(last_epoch, now.slot());
@@ -480,7 +476,7 @@ impl<E: Copy, C: Deref<Target = ClockHeader>, const N: usize> StreamClock<E, C, 
         self.last_epoch.store(now.word(), Ordering::Release);
     }
 
-    /// All its events, which nobody needs any longer.
+    /// Removes all events when the stream is dropped.
     pub(crate) fn drain(&self) -> Vec<E> {
         self.inner.with(|inner| {
             let recorded = inner.recorded.as_slice().iter();

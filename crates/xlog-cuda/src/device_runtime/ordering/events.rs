@@ -1,21 +1,22 @@
-//! The events of a clock: those that are not known to have completed, by what they cover, and those that can be used again.
+//! Events of a clock: recorded ones by the stamp that they cover, and free ones.
 //!
-//! An entry says what its stream had seen before the event was begun: that much travels with the event. Nothing here is concurrent; the
-//! clock holds its lock meanwhile, and says which event is still being recorded (`open`), which nobody may come by.
+//! An entry keeps what its stream was ordered after when the event was begun: a stream that waits for the event joins
+//! that. Nothing here is concurrent; the clock holds its lock, and passes the stamp of the event that is being recorded
+//! (`open`), which must not be found.
 
 use super::event_queue::EventQueue;
 use super::vector_clock::{ENTRIES, Epoch, History, VectorClock};
 
-/// An event of a clock: what it covers, and what its stream had seen before it.
+/// An event, the stamp that it covers, and the clock of its stream at that time.
 #[derive(Debug)]
 #[repr(align(64))]
 pub(super) struct EventEntry<E> {
     pub(super) covers: u64,
-    /// What the one before it covers, as it was begun: nothing up to this needs this one.
+    /// The stamp covered by the event before it: earlier stamps do not need this one.
     after: u64,
-    /// Until the driver has recorded it there is none, or it is the one that is still being recorded.
+    /// `None` until the driver has recorded it, unless it is the open one.
     pub(super) event: Option<E>,
-    /// The stream that its stream had followed last.
+    /// The last epoch of its stream.
     pub(super) last_epoch: Epoch,
     /// The others: the number of a state of [`History`], 0 for none.
     state: u64,
@@ -28,7 +29,7 @@ impl<E> Default for EventEntry<E> {
 }
 
 impl<E> EventEntry<E> {
-    /// True when there is something to tell stream `asker`.
+    /// Whether stream `asker` has something to join.
     #[inline(always)]
     pub(super) fn adds_to(&self, asker: u32) -> bool {
         self.state != 0 || self.last_epoch.adds_to(asker)
@@ -46,29 +47,29 @@ fn joined_clock_of<const N: usize>(
     if last_epoch == Epoch::default() { vector.clone() } else { vector.with_first(last_epoch) }
 }
 
-/// What the lock of a clock guards. What is looked at most comes first.
+/// The events of a clock, behind its lock. The fields read most come first.
 #[derive(Debug)]
 #[repr(C)]
 pub(super) struct Events<E, const N: usize = ENTRIES> {
-    /// Events not known to have completed, by what they cover.
+    /// Events that are not known to be complete, by the stamp that they cover.
     pub(super) recorded: EventQueue<EventEntry<E>>,
-    /// What the event that was begun last covers.
+    /// The stamp covered by the event that was begun last.
     newest: u64,
-    /// How long the list may grow before somebody asks which events have completed.
+    /// The length of `recorded` at which a poll is due.
     ask_at: usize,
-    /// Completed events.
+    /// Completed events, to be reused.
     pub(super) free_events: Vec<E>,
-    /// What was followed before the stream that was followed last, which it may have too.
+    /// The stamps of other streams than the one of the last epoch; it may have that one too.
     pub(super) vector: History<N>,
-    /// Completed events that somebody may still name to the driver.
+    /// Completed events that a thread may still pass to the driver.
     pub(super) retired_events: Vec<E>,
-    /// How many have a pinned event.
+    /// The number of pinned events.
     pub(super) pins: usize,
-    /// Whether what was asked about last had completed: then the stream keeps up, and the next question is about more.
+    /// Whether the last poll found its event complete: then the next one polls a later event.
     keeps_up: bool,
 }
 
-/// How long the list is that the first question is about.
+/// The length at which the first poll is due.
 const ASK_AT: usize = 64;
 
 impl<E: Copy, const N: usize> Events<E, N> {
@@ -85,7 +86,7 @@ impl<E: Copy, const N: usize> Events<E, N> {
         }
     }
 
-    /// An event is about to be recorded; what the stream has seen now is kept with it.
+    /// Adds an event that is about to be recorded, with the clock of its stream.
     #[inline(always)]
     pub(super) fn keep(&mut self, covers: u64, event: Option<E>, last_epoch: Epoch) {
         let entry = self.recorded.push();
@@ -112,7 +113,7 @@ impl<E: Copy, const N: usize> Events<E, N> {
 
     #[inline(always)]
     pub(super) fn set(&mut self, covers: u64, event: E) {
-        // The event that was begun is mostly the last.
+        // Mostly the last entry.
         match self.recorded.last_mut() {
             Some(last) if last.covers == covers => last.event = Some(event),
             _ => self.set_earlier(covers, event),
@@ -130,7 +131,7 @@ impl<E: Copy, const N: usize> Events<E, N> {
     /// The earliest recorded event that covers `stamp`; the one that covers `open` is still being recorded.
     #[inline(always)]
     pub(super) fn find(&self, stamp: u64, open: u64) -> Option<(E, &EventEntry<E>)> {
-        // Whoever asks mostly asks about the latest.
+        // Mostly the last entry.
         let last = self.recorded.last()?;
         match last.event {
             Some(event) if last.covers >= stamp && last.after < stamp && last.covers != open => {
@@ -152,13 +153,13 @@ impl<E: Copy, const N: usize> Events<E, N> {
         recorded.find_map(|entry| Some((entry.event?, entry)))
     }
 
-    /// True when a question is due.
+    /// Whether a poll is due.
     #[inline(always)]
     pub(super) fn is_long(&self) -> bool {
         self.recorded.len() >= self.ask_at
     }
 
-    /// One question for half of the list, when it has grown long; for nearly all of it where the stream keeps up.
+    /// The event to poll, if a poll is due: in the middle of the list, or near its end if the stream keeps up.
     #[inline(always)]
     pub(super) fn ask(&mut self, open: u64) -> Option<(u64, E)> {
         if self.is_long() { self.ask_one(open) } else { None }
@@ -177,7 +178,7 @@ impl<E: Copy, const N: usize> Events<E, N> {
         Some(ask)
     }
 
-    /// Whether the event asked about has completed: while the answer is no, ask more seldom, and about less.
+    /// Takes the answer of a poll. While events are pending, polls become less frequent.
     pub(super) fn asked(&mut self, completed: bool) {
         self.keeps_up = completed;
         self.ask_at = if completed { ASK_AT } else { self.ask_at.saturating_mul(2) };

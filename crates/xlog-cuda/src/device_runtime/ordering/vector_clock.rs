@@ -16,16 +16,16 @@
 //!
 //! So the cost of a wait and the memory of a clock do not depend on the number of streams, and up to 17 streams know all of each other.
 
-/// One stream, by its key, and the stamp up to which everything of it came before, in one word.
+/// A stream slot and a stamp in one word: everything of that stream up to the stamp happened before.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 pub(crate) struct Epoch(u64);
 
-/// Bits of a stamp; above them is a key.
+/// Bits of the stamp; the slot is above.
 const STAMP_BITS: u32 = 48;
 const STAMP: u64 = (1 << STAMP_BITS) - 1;
 
 impl Epoch {
-    /// `None` for a key that does not fit. A stamp that does not fit claims less.
+    /// `None` if the slot does not fit. A stamp that does not fit is lowered, which claims less.
     #[inline(always)]
     pub(crate) fn new(slot: u32, stamp: u64) -> Option<Self> {
         (slot >> (u64::BITS - STAMP_BITS) == 0)
@@ -57,13 +57,13 @@ impl Epoch {
         self.0 & STAMP
     }
 
-    /// The same stream at another stamp; `None` if it is not that stream, or the stamp does not fit.
+    /// The epoch of that stream at another stamp; `None` if it is of another stream, or the stamp does not fit.
     #[inline(always)]
     pub(crate) fn raised(self, slot: u32, stamp: u64) -> Option<Self> {
         (self.is_of(slot) && stamp <= STAMP).then(|| Self(u64::from(slot) << STAMP_BITS | stamp))
     }
 
-    /// True when it is of another stream than `asker`.
+    /// Whether it is of another stream than `asker`.
     #[inline(always)]
     pub(crate) fn adds_to(self, asker: u32) -> bool {
         !self.is_of(asker) && self != Self::default()
