@@ -1,4 +1,4 @@
-//! The atomics and locks of the concurrent core.
+//! Atomics and locks of the concurrent core. A model checker replaces this module.
 
 pub(crate) use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 pub(crate) use xlog_driver::sync::{
@@ -8,7 +8,7 @@ pub(crate) use xlog_driver::sync::{
 use once_cell::race::OnceBox;
 use xlog_driver::sync::{BiasedGuard, BiasedMutex, is_scheduled, scheduling_point};
 
-/// A value that is made when it is asked for, elsewhere: one word until then.
+/// A value that is allocated when it is first needed: one word until then.
 #[derive(Debug, Default)]
 pub(crate) struct Lazy<T>(OnceBox<T>);
 
@@ -29,10 +29,11 @@ impl<T: Default> Lazy<T> {
     }
 }
 
-/// `with_as!(lock, current, |value| body)` is [`Lock::with`] for one who knows its name, as an expression: `body` stands here for the
-/// common case and elsewhere for the others, so that several fit into one function. It must not return from the function around it.
+/// `with_as!(lock, current, |value| body)` is [`Lock::with`] for the current thread, as an expression. `body` is
+/// expanded inline for the owner of the bias and out of line for other threads, so that several fit into one function.
+/// It must not return from the enclosing function.
 ///
-/// Nobody, as whom a thread comes under a scheduler, always goes elsewhere, and there the scheduler is asked.
+/// Under a scheduler `current` is no thread: it always takes the out-of-line path, which calls the scheduler.
 macro_rules! with_as {
     ($lock:expr, $current:expr, |$value:ident| $body:expr) => {
         match $lock.enter_as($current) {
@@ -46,8 +47,8 @@ macro_rules! with_as {
 }
 pub(crate) use with_as;
 
-/// `visit!(lock, current, else leave)` is the value of a lock for one who knows its name and owns it, where nothing else follows: a scheduler
-/// is asked before. Anybody else does `leave`, which does not come back.
+/// `visit!(lock, current, else leave)` is the value of a lock, if the current thread owns its bias. It calls a
+/// scheduler first. Other threads evaluate `leave`, which must diverge.
 macro_rules! visit {
     ($lock:expr, $current:expr, else $leave:expr) => {
         match $lock.enter_as($current) {
@@ -61,8 +62,8 @@ macro_rules! visit {
 }
 pub(crate) use visit;
 
-/// A lock around a value. Nothing that may block or call the driver is done inside; before it, a deterministic scheduler may
-/// hand over to another thread.
+/// A biased lock around a value. Nothing inside may block or call the driver. Before it is entered, a deterministic
+/// scheduler may switch to another thread.
 #[derive(Debug, Default)]
 pub(crate) struct Lock<T>(BiasedMutex<T>);
 
@@ -77,19 +78,19 @@ impl<T> Lock<T> {
         self.0.with(body)
     }
 
-    /// [`Lock::with`] for one who comes seldom to what is another thread's, and leaves it to that thread.
+    /// [`Lock::with`] for a rare visitor: the owner keeps its bias.
     pub(crate) fn with_temporary_revocation<R>(&self, body: impl FnOnce(&mut T) -> R) -> R {
         scheduling_point();
         self.0.with_temporary_revocation(body)
     }
 
-    /// [`Lock::enter`] for one who knows its name, as a part of [`with_as`] and [`visit`].
+    /// [`Lock::enter`] for the current thread; a part of [`with_as`] and [`visit`].
     #[inline(always)]
     pub(crate) fn enter_as(&self, current: CurrentThread<'_>) -> Option<BiasedGuard<'_, T>> {
         self.0.enter_as(current)
     }
 
-    /// A part of [`visit`]: under a scheduler the owner comes as nobody, and it is asked here, before the owner enters.
+    /// A part of [`visit`]: calls the scheduler, and then enters by the thread's own name.
     #[cold]
     #[inline(never)]
     pub(crate) fn enter_scheduled(&self) -> Option<BiasedGuard<'_, T>> {
@@ -100,38 +101,38 @@ impl<T> Lock<T> {
         self.0.enter()
     }
 
-    /// [`Lock::with`] out of the way of the common case.
+    /// [`Lock::with`], out of line.
     #[cold]
     #[inline(never)]
     pub(crate) fn with_elsewhere<R>(&self, body: impl FnOnce(&mut T) -> R) -> R {
         self.with(body)
     }
 
-    /// Runs `body` with the values of several, which all callers give in the same order.
+    /// Runs `body` with the values of several locks. All callers pass them in one order.
     pub(crate) fn with_all<R>(locks: &[&Self], body: impl FnOnce(&mut [&mut T]) -> R) -> R {
         scheduling_point();
         let locks: Vec<_> = locks.iter().map(|lock| &lock.0).collect();
         BiasedMutex::with_all(&locks, body)
     }
 
-    /// The same, unless somebody else is inside for long.
+    /// [`Lock::with`], or `None` if another thread stays inside.
     pub(crate) fn try_with<R>(&self, body: impl FnOnce(&mut T) -> R) -> Option<R> {
         scheduling_point();
         self.0.try_with(body)
     }
 
-    /// True when this thread can look inside without disturbing others.
+    /// Whether this thread can enter without a process-wide barrier.
     pub(crate) fn is_local(&self) -> bool {
         self.0.is_local()
     }
 
-    /// The value, if this thread is the one that mostly uses it; otherwise take [`Lock::with`]. Nobody is let go ahead.
+    /// The value, if this thread owns the bias; otherwise use [`Lock::with`]. Does not call the scheduler.
     #[inline(always)]
     pub(crate) fn enter(&self) -> Option<BiasedGuard<'_, T>> {
         self.0.enter()
     }
 
-    /// The same from inside another lock: nobody is let go ahead there.
+    /// [`Lock::with`] inside another lock, where the scheduler must not switch.
     #[inline(always)]
     pub(crate) fn with_nested<R>(&self, body: impl FnOnce(&mut T) -> R) -> R {
         self.0.with(body)

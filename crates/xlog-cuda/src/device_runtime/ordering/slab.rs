@@ -1,4 +1,4 @@
-//! Numbered places that never move: safe to look at by number, also when the number is stale.
+//! Numbered slots that never move, so that a lookup by a stale number is safe.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -6,35 +6,35 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use xlog_driver::sync::{BiasedMutex, thread_index};
 
 const SHARDS: usize = 16;
-/// Places in use from which on those of other threads are looked at, and how many are taken over at a time.
+/// The number of used slots from which on a thread steals free slots of other threads, and how many at a time.
 const STEAL_THRESHOLD: u32 = 4096;
 const STEAL_BATCH: usize = 256;
-/// New places that are taken at a time.
+/// Fresh slots that are made at a time.
 const FRESH_BATCH: u32 = 16;
 
-/// A growing array of `T` in chunks of `CHUNK`, and which of its places are free.
+/// A growing array of `T` in chunks of `CHUNK`, with a free list for each shard of threads.
 #[derive(Debug)]
 pub(crate) struct Slab<T, const CHUNK: usize = 512> {
     chunks: Box<[OnceLock<Box<[T; CHUNK]>>]>,
     used: AtomicU32,
-    /// No chunk from this one on was ever made, so that a walk over all stays short.
+    /// The number of chunks that were ever made, which bounds a walk.
     reach: AtomicU32,
     free: [Shard; SHARDS],
 }
 
-/// Which shard a thread has depends on the whole process, so a seeded scheduler must not see its lock.
+/// The shard of a thread depends on the whole process, so a seeded scheduler must not see its lock.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 struct Shard(BiasedMutex<Vec<u32>>);
 
-/// Threads keep to a shard of their own as far as there are enough.
+/// The shard of this thread: its own, while there are enough.
 #[inline]
 fn shard() -> usize {
     thread_index() as usize % SHARDS
 }
 
 impl<T: Default, const CHUNK: usize> Slab<T, CHUNK> {
-    /// Room for up to `slots`, taken as they are needed.
+    /// Creates a slab of up to `slots`, which are made as they are needed.
     pub(crate) fn new(slots: u32) -> Self {
         let chunks = (slots as usize).div_ceil(CHUNK);
         Self {
@@ -45,7 +45,7 @@ impl<T: Default, const CHUNK: usize> Slab<T, CHUNK> {
         }
     }
 
-    /// A place nobody has, as its last owner left it; `None` when all are taken.
+    /// Allocates a slot. Its value is as its last user left it. `None` if all slots are used.
     #[inline]
     pub(crate) fn allocate(&self) -> Option<(u32, &T)> {
         let mine = shard();
@@ -62,17 +62,17 @@ impl<T: Default, const CHUNK: usize> Slab<T, CHUNK> {
         if let Some(slot) = self.free[mine].0.with(Vec::pop) {
             return Some(slot);
         }
-        // What one thread takes another may give back: its places are not left lying.
+        // If one thread allocates and another frees, the freed slots must come back.
         if self.used.load(Ordering::Relaxed) >= STEAL_THRESHOLD
             && let Some(slot) = self.steal(mine)
         {
             return Some(slot);
         }
-        // The last places may lie in the shards of other threads.
+        // The last slots may lie in the shards of other threads.
         self.fresh(mine).or_else(|| self.free.iter().find_map(|shard| shard.0.with(Vec::pop)))
     }
 
-    /// Takes up to `maximum` free places that this thread has at hand; the last of them is the one that was given back last.
+    /// Allocates up to `maximum` slots from this thread's free list, the one freed last at the end.
     pub(crate) fn allocate_cached(&self, slots: &mut Vec<u32>, maximum: usize) {
         self.free[shard()].0.with(|free| {
             let from = free.len().saturating_sub(maximum);
@@ -80,7 +80,7 @@ impl<T: Default, const CHUNK: usize> Slab<T, CHUNK> {
         });
     }
 
-    /// Takes some of another thread's free places, so that this is not done often.
+    /// Steals a batch of free slots from another thread.
     #[cold]
     fn steal(&self, mine: usize) -> Option<u32> {
         let others = self.free.iter().enumerate().filter(|(at, _)| *at != mine);
@@ -96,7 +96,7 @@ impl<T: Default, const CHUNK: usize> Slab<T, CHUNK> {
         slot
     }
 
-    /// A place that was never used. Several are taken at a time, so that those of different threads do not lie side by side.
+    /// Makes a batch of slots. Slots of different threads then do not share cache lines.
     fn fresh(&self, mine: usize) -> Option<u32> {
         let limit = (self.chunks.len() * CHUNK) as u32;
         let next_used = |used: u32| (used + FRESH_BATCH).min(limit);
@@ -110,24 +110,24 @@ impl<T: Default, const CHUNK: usize> Slab<T, CHUNK> {
         for slot in slots.clone() {
             self.get_or_make(slot);
         }
-        // The next one is the lowest.
+        // The lowest one is allocated next.
         self.free[mine].0.with(|free| free.extend(slots.skip(1).rev()));
         Some(slot)
     }
 
-    /// What is at a place, made if there never was anything; `None` beyond the last place.
+    /// The value in a slot, made if it is new; `None` beyond the last slot.
     pub(crate) fn get_or_make(&self, slot: u32) -> Option<&T> {
         let at = slot as usize / CHUNK;
         let chunk = self.chunks.get(at)?.get_or_init(|| {
             self.reach.fetch_max(at as u32 + 1, Ordering::Release);
-            // By way of a list: so large an array must not go over the stack.
+            // Through a list: an array of this size must not be built on the stack.
             let list: Box<[T]> = (0..CHUNK).map(|_| T::default()).collect();
             list.try_into().unwrap_or_else(|_| Box::new(std::array::from_fn(|_| T::default())))
         });
         chunk.get(slot as usize % CHUNK)
     }
 
-    /// All there are, used or not, with their places.
+    /// All values, in used and free slots, with their numbers.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
         let reach = self.reach.load(Ordering::Acquire) as usize;
         let reached = self.chunks.iter().take(reach).enumerate();
@@ -137,12 +137,12 @@ impl<T: Default, const CHUNK: usize> Slab<T, CHUNK> {
         })
     }
 
-    /// Gives places back.
+    /// Frees slots.
     pub(crate) fn free(&self, slots: impl IntoIterator<Item = u32>) {
         self.free[shard()].0.with(|free| free.extend(slots));
     }
 
-    /// What is at a place; `None` where there never was anything.
+    /// The value in a slot; `None` if the slot was never made.
     #[inline(always)]
     pub(crate) fn get(&self, slot: u32) -> Option<&T> {
         let chunk = self.chunks.get(slot as usize / CHUNK)?.get()?;

@@ -1,12 +1,16 @@
-//! The word by which a block is used on its own stream without a lock.
+//! The state word: uses of a block on its own stream, without a lock.
 //!
-//! Opening and closing such a use changes a word that holds the block's tag, its state and the number of open uses: whoever frees
-//! or recycles the block changes the same word, so validation and change are one step. A thread that keeps using a block gets it
-//! `BIASED`: it changes the word by plain stores, and everybody else takes the bias away first, under the block's lock. Otherwise
-//! a change is a compare-and-swap. As soon as another stream comes in, the word says `INFLATED`, and all go through the block's lock.
+//! The word holds bits of the generation, the state, and the number of open uses. Every change of state changes this
+//! word, so validation and change are one step.
 //!
-//! A block that nobody has used yet may be at `UNSHARED`: its word is changed only by who holds the memory of its stream, by plain
-//! stores. Whoever else comes takes it from there first, while holding that memory; it does not come back.
+//! | state | who changes the word, and how |
+//! |---|---|
+//! | `UNSHARED` | the holder of the arena of its stream, by plain stores; other threads publish the block first, with that arena held |
+//! | `BIASED` | the owner thread, by plain stores; other threads revoke the bias first, under the block's lock |
+//! | `INFLATED` | every thread, under the block's lock: another stream is involved |
+//! | none of these | every thread, by compare-and-swap |
+//!
+//! A published block never becomes unshared again.
 
 use super::primitive::{AtomicU32, AtomicU64, Bias, BiasedSection, Lazy, Ordering, thread_index};
 
@@ -18,29 +22,28 @@ const LIVE: u64 = 1 << 20;
 const INFLATED: u64 = 1 << 21;
 const BIASED: u64 = 1 << 22;
 const UNSHARED: u64 = 1 << 23;
-/// A use was announced: set by the same change of the word that closes the use, so that it belongs to this block and to a use that is
-/// closed.
+/// Whether a use was announced. Set by the change that closes the use, so it belongs to this block and to a closed use.
 const ANNOUNCED: u64 = 1 << 24;
 const GENERATION_SHIFT: u32 = 32;
 
-/// Uses in a row by one thread that make the block its own.
+/// Consecutive uses by one thread after which the block is biased to it.
 const BIAS_THRESHOLD: u32 = 16;
-/// In the place of a row: this block was taken from its owner once, and is not given to one again.
+/// In place of a count: the bias was revoked once, and the block is not biased again.
 const REVOKED: u32 = u32::MAX;
 
-/// What became of an attempt without the lock.
+/// The outcome of an attempt without the lock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Attempt {
     Done,
-    /// Done; and [`StateWord::bias_to_current`] would make the next ones cheaper.
+    /// Done; and [`StateWord::bias_to_current`] would make the next uses cheaper.
     DoneBiasable,
-    /// Take the lock and try there.
+    /// The caller must take the lock.
     NeedsLock,
-    /// Not the live block.
+    /// The claim does not name the live block.
     Stale,
 }
 
-/// The stamps of finished work on the own stream. 0 is before everything.
+/// Stamps of finished work on the own stream. 0 is before everything.
 #[derive(Debug, Default)]
 pub(crate) struct OwnStamps {
     write: AtomicU64,
@@ -48,30 +51,30 @@ pub(crate) struct OwnStamps {
 }
 
 impl OwnStamps {
-    /// A new block, whose allocation is the first write of its stream.
+    /// Begins a block, whose allocation is the first write of its stream.
     #[inline(always)]
     pub(crate) fn begin(&self, stamp: u64) {
         self.write.store(stamp, Ordering::Relaxed);
         self.read.store(0, Ordering::Relaxed);
     }
 
-    /// A use finished at `stamp`.
+    /// Notes a use that finished at `stamp`.
     #[inline]
     pub(crate) fn stamp(&self, writes: bool, stamp: u64) {
         let slot = if writes { &self.write } else { &self.read };
-        // Stamps move only when an event is recorded, so mostly there is nothing to store.
+        // A stamp moves only when an event is begun, so mostly nothing is stored.
         if slot.load(Ordering::Acquire) < stamp {
             slot.fetch_max(stamp, Ordering::AcqRel);
         }
     }
 
-    /// Those of writes and of reads, which are nowhere then. Called with the block's lock held, after it became slow.
+    /// Removes the stamps of writes and of reads. The block's lock is held and the block is inflated.
     pub(crate) fn swap_out(&self) -> (u64, u64) {
         (self.write.swap(0, Ordering::AcqRel), self.read.swap(0, Ordering::AcqRel))
     }
 }
 
-/// The state of a block as its own stream sees it.
+/// The state of a block, as its own stream sees it.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub(crate) struct StateWord<S = ()> {
@@ -79,12 +82,12 @@ pub(crate) struct StateWord<S = ()> {
     shared_part: Lazy<SharedPart<S>>,
 }
 
-/// What only a block has that is used, and the `S` that its owner keeps for such a block, on cache lines of its own: it is changed
-/// with every use. A block that stays at home has none of it, and touches none that an earlier one left.
+/// State of a shared block, and the `S` that its resource adds, on cache lines of their own: every use changes them. An
+/// unshared block has none of it, and touches none that an earlier block left.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 struct SharedPart<S> {
-    /// Who used it last, and how often in a row. A guess: nothing depends on it.
+    /// The last thread and the number of its consecutive uses. Only a heuristic.
     consecutive: AtomicU32,
     bias: Bias,
     shared: S,
@@ -94,8 +97,8 @@ fn generation_bits(word: u64) -> u32 {
     (word >> GENERATION_SHIFT) as u32
 }
 
-/// Before a use of a block with this word is closed that finished at `stamp`. The first announced use stands for all that was queued
-/// before it without a hook, writes included.
+/// Stamps a use before it is closed. The first announced use covers all unannounced work that was queued before it,
+/// writes included.
 #[inline(always)]
 fn stamp_use(word: u64, writes: bool, stamp: u64, stamps: &OwnStamps) {
     if word & ANNOUNCED == 0 {
@@ -105,13 +108,13 @@ fn stamp_use(word: u64, writes: bool, stamp: u64, stamps: &OwnStamps) {
 }
 
 impl<S: Default> StateWord<S> {
-    /// What the owner keeps for a block that is used, if there is anything.
+    /// The state that the resource adds, if there is any.
     #[inline(always)]
     pub(crate) fn shared(&self) -> Option<&S> {
         self.shared_part.get().map(|shared_part| &shared_part.shared)
     }
 
-    /// The same, made if there is not.
+    /// The state that the resource adds, allocated if there is none.
     #[inline(always)]
     pub(crate) fn shared_or_make(&self) -> &S {
         &self.shared_part.get_or_make().shared
@@ -123,39 +126,39 @@ impl<S: Default> StateWord<S> {
         }
     }
 
-    /// A new block; its stamps have begun.
+    /// Begins a block; its stamps have begun.
     #[inline(always)]
     pub(crate) fn begin(&self, bits: u32) {
         self.forget_consecutive_uses();
         self.word.store(u64::from(bits) << GENERATION_SHIFT | LIVE, Ordering::Release);
     }
 
-    /// A new block that belongs to who holds the memory of its stream; its stamps have begun.
+    /// Begins an unshared block; its stamps have begun.
     #[inline(always)]
     pub(crate) fn begin_unshared(&self, bits: u32) {
         self.word.store(u64::from(bits) << GENERATION_SHIFT | LIVE | UNSHARED, Ordering::Release);
     }
 
-    /// True when the block is live and at home: then nobody has used it. Called, as what follows from it is done, by who holds the
-    /// memory of its stream.
+    /// Whether the block is live and unshared, and so never used. The caller holds the arena of its stream, also for
+    /// what it does next.
     #[inline(always)]
     pub(crate) fn is_live_and_unshared(&self, bits: u32) -> bool {
         self.word.load(Ordering::Relaxed) == u64::from(bits) << GENERATION_SHIFT | LIVE | UNSHARED
     }
 
-    /// True when the word may only be changed by who holds the memory of the stream.
+    /// Whether only the holder of the arena may change the word.
     #[inline]
     pub(crate) fn is_unshared(&self) -> bool {
         self.word.load(Ordering::Acquire) & UNSHARED != 0
     }
 
-    /// From now on anybody may change the word. Called by who holds the memory of the stream.
+    /// Publishes the block: from now on every thread may change the word. The caller holds the arena of its stream.
     pub(crate) fn publish(&self) {
         self.forget_consecutive_uses();
         self.word.fetch_and(!UNSHARED, Ordering::AcqRel);
     }
 
-    /// The block is gone.
+    /// Ends the block.
     #[inline(always)]
     pub(crate) fn end(&self) {
         self.word.store(0, Ordering::Release);
@@ -166,20 +169,20 @@ impl<S: Default> StateWord<S> {
         generation_bits(word) == bits && word & LIVE != 0
     }
 
-    /// True when everybody goes through the lock. Only a guess unless the lock is held.
+    /// Whether every thread must take the lock. Without the lock only a hint.
     #[inline]
     pub(crate) fn is_inflated(&self) -> bool {
         self.word.load(Ordering::Acquire) & INFLATED != 0
     }
 
-    /// True when it is the live block and everybody goes through the lock, which is held.
+    /// Whether it is the live block and inflated. The lock is held.
     #[inline(always)]
     pub(crate) fn is_live_and_inflated(&self, bits: u32) -> bool {
         let word = self.word.load(Ordering::Acquire);
         generation_bits(word) == bits && word & (LIVE | INFLATED) == LIVE | INFLATED
     }
 
-    /// True when the block belongs to a thread, as far as can be seen. That thread sees it.
+    /// Whether the block is biased. The owner always sees it.
     #[inline(always)]
     pub(crate) fn is_biased(&self) -> bool {
         self.word.load(Ordering::Relaxed) & BIASED != 0
@@ -190,13 +193,14 @@ impl<S: Default> StateWord<S> {
         self.shared_part.get()?.bias.enter()
     }
 
-    /// Opens a use on the own stream, if the block belongs to this thread. False says nothing.
+    /// Opens a use on the own stream, if the block is biased to this thread. Returns false with nothing changed if the
+    /// fast path does not apply.
     #[inline]
     pub(crate) fn open_biased(&self, bits: u32, writes: bool) -> bool {
         let Some(_held) = self.enter_biased() else { return false };
         let word = self.word.load(Ordering::Relaxed);
         let (one, all) = if writes { (WRITE, WRITES) } else { (READ, READS) };
-        // Biased means live and not slow; only the claim may be wrong.
+        // A biased block is live and not inflated; only the claim may be stale.
         let opened = generation_bits(word) == bits && word & all != all;
         if opened {
             self.word.store(word + one, Ordering::Release);
@@ -204,7 +208,8 @@ impl<S: Default> StateWord<S> {
         opened
     }
 
-    /// Closes one, if the block belongs to this thread. False says nothing.
+    /// Closes a use, if the block is biased to this thread. Returns false with nothing changed if the fast path does
+    /// not apply.
     #[inline]
     pub(crate) fn close_biased(
         &self,
@@ -255,7 +260,7 @@ impl<S: Default> StateWord<S> {
         }
     }
 
-    /// One more use by this thread; true when there have been enough in a row.
+    /// Counts a use by this thread; true when the block could be biased to it.
     fn note_consecutive_use(&self) -> bool {
         let known = &self.shared_part.get_or_make().consecutive;
         let consecutive = known.load(Ordering::Relaxed);
@@ -279,7 +284,7 @@ impl<S: Default> StateWord<S> {
             if generation_bits(word) != bits {
                 return Attempt::Stale;
             }
-            // A block that is being freed needs the lock: the last use that closes completes the free.
+            // A returned block needs the lock: the last use to close completes the free.
             if word & (INFLATED | BIASED) != 0 || word & LIVE == 0 || word & all == 0 {
                 return Attempt::NeedsLock;
             }
@@ -296,7 +301,7 @@ impl<S: Default> StateWord<S> {
         }
     }
 
-    /// Takes the block from its user, if only its own stream ever had to do with it and no use is open.
+    /// Retires the block, if only its own stream was involved and no use is open.
     #[inline(always)]
     pub(crate) fn retire_quiet(&self, bits: u32) -> Attempt {
         let mut word = self.word.load(Ordering::Acquire);
@@ -315,9 +320,9 @@ impl<S: Default> StateWord<S> {
         }
     }
 
-    // What follows is called with the block's lock held.
+    // From here on all methods need the block's lock.
 
-    /// Makes the block this thread's own, if it is live and only its own stream has to do with it.
+    /// Biases the block to this thread, if it is live and not inflated.
     pub(crate) fn bias_to_current(&self, bits: u32) {
         let bias = &self.shared_part.get_or_make().bias;
         if bias.is_owned() || !bias.claim() {
@@ -332,7 +337,7 @@ impl<S: Default> StateWord<S> {
         }
     }
 
-    /// Takes the block from the thread it belongs to. What is open stays open.
+    /// Revokes the bias. Open uses stay open.
     #[inline]
     pub(crate) fn revoke_bias(&self) {
         if let Some(shared_part) = self.shared_part.get()
@@ -351,20 +356,20 @@ impl<S: Default> StateWord<S> {
         self.word.fetch_and(!BIASED, Ordering::AcqRel);
     }
 
-    /// Sends everybody through the lock. False when it is not the live block.
+    /// Makes every thread take the lock. False if it is not the live block.
     pub(crate) fn inflate(&self, bits: u32) -> bool {
         self.change(|word| {
             (generation_bits(word) == bits && word & LIVE != 0).then_some(word | INFLATED)
         })
     }
 
-    /// True when a use of the own stream was announced, or [`StateWord::announce`] was called. Changes only under the lock while the block
-    /// is slow.
+    /// Whether a use of the own stream was announced, or [`StateWord::announce`] was called. While the block is
+    /// inflated it changes only under the lock.
     pub(crate) fn is_announced(&self) -> bool {
         self.word.load(Ordering::Acquire) & ANNOUNCED != 0
     }
 
-    /// A use of a slow block was announced through the lock.
+    /// Notes an announced use of an inflated block.
     pub(crate) fn announce(&self) {
         self.word.fetch_or(ANNOUNCED, Ordering::AcqRel);
     }
@@ -374,7 +379,7 @@ impl<S: Default> StateWord<S> {
         stamp_use(self.word.load(Ordering::Acquire), writes, stamp, stamps);
     }
 
-    /// Lets the own stream go without the lock again.
+    /// Lets the own stream work without the lock again.
     #[inline]
     pub(crate) fn deflate(&self) {
         if self.word.load(Ordering::Acquire) & INFLATED == 0 {
@@ -383,20 +388,21 @@ impl<S: Default> StateWord<S> {
         self.change(|word| Some(word & !INFLATED));
     }
 
-    /// The same, with a use of the own stream opened. False, and nothing done, when there are too many.
+    /// [`StateWord::deflate`], with a use of the own stream opened. False with nothing changed if too many are open.
     pub(crate) fn deflate_and_open(&self, writes: bool) -> bool {
         let (one, all) = if writes { (WRITE, WRITES) } else { (READ, READS) };
         self.change(|word| (word & all != all).then(|| (word & !INFLATED) + one))
     }
 
-    /// Takes the block from its user. False when it is not live: somebody else was first.
+    /// Retires the block. False if it is not live: another thread was first.
     pub(crate) fn retire(&self, bits: u32) -> bool {
         self.change(|word| {
             (generation_bits(word) == bits && word & LIVE != 0).then_some(word & !LIVE | INFLATED)
         })
     }
 
-    /// Closes a use that was opened without the lock. False when this block has none: uses of the next one at its place are not its.
+    /// Closes a use that was opened without the lock. False if this block has none; uses of the next block in its slot
+    /// are not counted.
     #[inline]
     pub(crate) fn close_counted(&self, bits: u32, writes: bool) -> bool {
         self.revoke_bias();
@@ -411,22 +417,23 @@ impl<S: Default> StateWord<S> {
         })
     }
 
-    /// True when everybody goes through the lock and no use of this kind that was opened without it is open. Nobody owns a slow
-    /// block, so nothing is to be taken away first.
+    /// Whether every thread must take the lock, and no use of this kind that was opened without it is open. An inflated
+    /// block is not biased.
     #[inline(always)]
     pub(crate) fn is_inflated_and_uncounted(&self, writes: bool) -> bool {
         let counted = if writes { WRITES } else { READS };
         self.word.load(Ordering::Acquire) & (INFLATED | counted) == INFLATED
     }
 
-    /// True when a use of this block and kind that was opened without the lock is still open. After [`StateWord::revoke_bias`].
+    /// Whether a use of this block and kind that was opened without the lock is still open. [`StateWord::revoke_bias`]
+    /// comes first.
     #[inline]
     pub(crate) fn has_counted(&self, bits: u32, writes: bool) -> bool {
         let word = self.word.load(Ordering::Acquire);
         generation_bits(word) == bits && word & if writes { WRITES } else { READS } != 0
     }
 
-    /// True when a use that was opened without the lock is still open. After [`StateWord::revoke_bias`].
+    /// Whether a use that was opened without the lock is still open. [`StateWord::revoke_bias`] comes first.
     #[inline]
     pub(crate) fn has_open(&self) -> bool {
         self.word.load(Ordering::Acquire) & (READS | WRITES) != 0
