@@ -3,7 +3,7 @@
 //!     cargo bench -p xlog-cuda --bench migration -- [--gate] [--device SPEC] [FILTER]
 //!
 //! - *lock*: one biased lock, used by one thread after others that still live have owned it. Beside it, the standard mutex.
-//! - *hop*: a task allocates and frees on one stream and moves to the next of 16 worker threads after every so many pairs. Compared
+//! - *hop*: a task allocates and frees on one stream and moves to the next of 16 worker threads after a number of pairs. Compared
 //!   with the same batches by one thread. Only the pairs are timed, not the hand-over between the workers.
 //!
 //! On a GPU the pool has the GPU's memory, else the simulated device's. `--gate` ends with status 1 when a bar is missed.
@@ -160,7 +160,7 @@ impl Task {
     }
 }
 
-/// A task that moves to the next worker after every `pairs`, for so many rounds through all of them.
+/// A task that moves to the next worker after `pairs`, for `rounds` through all of them.
 fn hop(table: &mut Table, device: &Arc<CudaDevice>, pairs: usize, rounds: usize, bar: Option<f64>) {
     let name = format!("hop after {pairs} pairs");
     if !table.wants(&name) {

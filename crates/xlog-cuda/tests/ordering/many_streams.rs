@@ -73,7 +73,7 @@ fn a_stream_that_was_forgotten_is_waited_for_again_and_one_that_was_not_is_not()
 
 /// Set in the process that the test below starts.
 const CHILD: &str = "XLOG_TEST_MANY_STREAMS";
-/// MiB that the clocks of so many streams may take.
+/// The MiB that the clocks of these streams may take.
 const LIMIT: usize = 16;
 
 #[test]

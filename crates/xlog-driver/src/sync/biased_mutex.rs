@@ -17,7 +17,7 @@ use xlog_base::{Mutex, MutexGuard};
 
 /// Uses in a row after which a thread becomes the owner.
 const BIAS_THRESHOLD: u32 = 8;
-/// No row is longer than this: what a loss costs is little beside so many uses.
+/// The longest row. One barrier costs little beside as many uses.
 const MAX_BIAS_THRESHOLD: u32 = 4096;
 
 /// Mutual exclusion, biased to the thread that uses it most.

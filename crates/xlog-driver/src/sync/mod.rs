@@ -79,7 +79,7 @@ pub fn scheduling_point() {
     }
 }
 
-/// Runs `body` with the running thread, see [`CurrentThread`]: under a scheduler with nobody, so that it is asked wherever it would be.
+/// Runs `body` with the running thread, see [`CurrentThread`]. Under a scheduler that thread owns nothing, so every slow path calls the scheduler.
 #[inline(always)]
 pub fn with_current_thread<R>(body: impl for<'a> FnOnce(CurrentThread<'a>) -> R) -> R {
     CurrentThread::with(body)

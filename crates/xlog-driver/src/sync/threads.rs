@@ -19,7 +19,7 @@ use super::barrier::ENTRY_SLOTS;
 use super::thread_record::{NO_THREAD, ThreadRecord};
 
 const CHUNK: usize = 32;
-/// Threads that live while so many others do have no record and own nothing.
+/// The maximum of records. A thread beyond it has none and owns nothing.
 const MAX_RECORDS: usize = 32 << 10;
 
 /// The records by id, made when a thread first needs them. They stay for ever, so that an id can be looked up without a lock.

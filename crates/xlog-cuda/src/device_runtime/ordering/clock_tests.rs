@@ -12,7 +12,7 @@ type Full = BTreeMap<usize, u64>;
 struct Streams<const N: usize> {
     clocks: Vec<StreamClock<usize, Box<ClockHeader>, N>>,
     full: Vec<Full>,
-    /// What each event brings to whoever waits for it.
+    /// The clock that each event brings to the stream that waits for it.
     events: Vec<Full>,
     waits: Waits,
 }
