@@ -9,7 +9,7 @@
 //! | `clock`, `events`, `vector_clock`, `clock_headers`, `event_queue` | the clock of a stream: stamps, events, happens-before |
 //! | `block_meta`, `slab` | metadata of a block, in a slot that never moves |
 //! | `state_word` | the word by which a block is used on its own stream without a lock |
-//! | `use_state`, `uses`, `small_list` | outstanding and open uses of a block, behind its lock |
+//! | `use_state`, `uses` | outstanding and open uses of a block, behind its lock |
 //! | `use_tracking`, `use_slow_path`, `wait_fast_path` | the hooks: opening and closing uses |
 //! | `tracker` | the blocks and streams of one resource |
 //! | `deferred_frees` | returned blocks that wait for other streams |
@@ -27,7 +27,6 @@ pub(crate) mod event_queue;
 pub(crate) mod events;
 pub(crate) mod primitive;
 pub(crate) mod slab;
-pub(crate) mod small_list;
 pub(crate) mod state_word;
 pub(crate) mod striped_counters;
 pub(crate) mod tracker;

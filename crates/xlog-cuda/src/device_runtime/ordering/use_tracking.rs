@@ -271,7 +271,7 @@ pub(crate) trait UseTracking {
                 return Ok(());
             }
             let mut waits = WaitCounts { elided: implied, ..WaitCounts::default() };
-            let waited = needed.try_each(|(other, stamp)| {
+            let waited = needed.iter().try_for_each(|(other, stamp)| {
                 // Boxed: the error is rare, and a box keeps the result at one word.
                 raw.wait_on(current, other, *stamp, &mut waits).map_err(Box::new)
             });

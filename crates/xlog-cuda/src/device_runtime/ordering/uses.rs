@@ -11,7 +11,6 @@ use smallvec::SmallVec;
 use xlog_driver::Access;
 
 use super::block_meta::{BlockMeta, use_name};
-use super::small_list::SmallList;
 use super::use_state::LastWriter;
 use crate::device_runtime::resource::StreamId;
 use crate::device_runtime::stream_pool::StreamPool;
@@ -41,6 +40,9 @@ pub(crate) struct Outstanding {
     /// The number of the change that added it.
     change: u64,
 }
+
+/// A list that mostly has one entry or none.
+type SmallList<T> = SmallVec<[T; 1]>;
 
 /// A list that holds two entries inline.
 pub(crate) type OutstandingList = SmallVec<[Outstanding; 2]>;
@@ -133,7 +135,7 @@ fn wait_on_list<'a>(
     let mut implied = 0;
     let mut completed = false;
     let slot = stream.clock().slot();
-    let _: Result<(), ()> = list.try_each(|entry| {
+    for entry in list.iter() {
         match streams.at(entry.slot) {
             Some(of) if !of.clock().is_complete(entry.stamp) => {
                 if must_wait && entry.slot != slot {
@@ -145,8 +147,7 @@ fn wait_on_list<'a>(
             }
             _ => completed = true,
         }
-        Ok(())
-    });
+    }
     if completed {
         forget_completed(list, streams);
     }
@@ -273,10 +274,7 @@ impl Uses {
         writes: bool,
     ) -> Option<SingleDependency> {
         // Almost always true. `open` must be empty, so that an entry can be set without a search.
-        if !self.announced
-            || !self.open.is_empty()
-            || !self.writes.has_at_most_one()
-            || !self.reads.has_at_most_one()
+        if !self.announced || !self.open.is_empty() || self.writes.len() > 1 || self.reads.len() > 1
         {
             return None;
         }
@@ -303,7 +301,8 @@ impl Uses {
         own: u64,
     ) -> u64 {
         self.changes += 1;
-        self.open.set_single(Open { number: self.changes, id, slot, access, own });
+        self.open.clear();
+        self.open.push(Open { number: self.changes, id, slot, access, own });
         self.changes
     }
 
@@ -347,9 +346,7 @@ impl Uses {
 
     /// Removes the only outstanding write, if there is nothing else; returns its slot and stamp.
     pub(crate) fn deflate(&mut self, owner: u32) -> Option<(u32, u64)> {
-        let plain = self.writes.has_at_most_one()
-            && self.reads.has_at_most_one()
-            && self.open.has_at_most_one();
+        let plain = self.writes.len() <= 1 && self.reads.len() <= 1 && self.open.len() <= 1;
         let alone = plain && self.reads.is_empty() && !self.has_open();
         if !alone || !self.announced || self.free_on_close {
             return None;
@@ -362,7 +359,7 @@ impl Uses {
             }
             _ => return None,
         };
-        self.writes.clear_single();
+        self.writes.clear();
         (self.own_write, self.own_read) = (0, 0);
         Some(single_dependency)
     }
@@ -375,8 +372,9 @@ impl Uses {
     /// Closes the oldest such use; returns what it was ordered after.
     #[inline(always)]
     pub(crate) fn close(&mut self, id: StreamId, access: Access) -> Option<OrderedAfter> {
-        let ordered_after = |open: &Open| OrderedAfter { change: open.number, own: open.own };
-        self.open.remove_first(|open| open.matches(id, access), ordered_after)
+        let at = self.open.iter().position(|open| open.matches(id, access))?;
+        let Open { number, own, .. } = self.open.remove(at);
+        Some(OrderedAfter { change: number, own })
     }
 
     /// Adds finished work in `slot` to the outstanding uses. A write supersedes what it was `ordered_after`.
@@ -396,19 +394,20 @@ impl Uses {
         if writes
             && let Some(ordered_after) = ordered_after
             && self.reads.is_empty()
-            && self.writes.has_at_most_one()
+            && self.writes.len() <= 1
             && self
                 .writes
                 .first()
                 .is_none_or(|entry| is_superseded(entry, slot, stamp, ordered_after))
         {
             if owner == slot {
-                self.writes.clear_single();
+                self.writes.clear();
                 self.own_write = stamp.max(self.own_write);
             } else {
                 self.supersede_own(ordered_after.own);
                 self.changes += 1;
-                self.writes.set_single(Outstanding { slot, stamp, change: self.changes });
+                self.writes.clear();
+                self.writes.push(Outstanding { slot, stamp, change: self.changes });
             }
             return;
         }
@@ -449,7 +448,7 @@ impl Uses {
         self.changes += 1;
         let change = self.changes;
         let list = if writes { &mut self.writes } else { &mut self.reads };
-        match list.find_mut(|entry| entry.slot == slot) {
+        match list.iter_mut().find(|entry| entry.slot == slot) {
             Some(entry) if entry.stamp < stamp => {
                 entry.stamp = stamp;
                 entry.change = change;
@@ -493,8 +492,8 @@ impl Uses {
             streams.at(entry.slot).is_some_and(|of| !of.clock().is_complete(entry.stamp))
         };
         let all = self.outstanding().filter(pending).copied().collect();
-        self.writes.retain(|_| false);
-        self.reads.retain(|_| false);
+        self.writes.clear();
+        self.reads.clear();
         all
     }
 
