@@ -11,7 +11,7 @@ use crate::device_runtime::ordering::primitive::Lock;
 use crate::device_runtime::ordering::slab::Slab;
 use crate::device_runtime::ordering::striped_counters::StripedCounters;
 use crate::device_runtime::resource::Generation;
-use crate::stream::RawStream;
+use crate::stream::{Completion, RawStream};
 
 /// Frees that share one event.
 const BATCH: usize = 256;
@@ -123,8 +123,10 @@ impl Frees {
         if undone {
             self.undone(stream);
         }
-        let complete =
-            stamps.into_iter().take_while(|&stamp| stream.poll(stamp) == Some(true)).last();
+        let complete = stamps
+            .into_iter()
+            .take_while(|&stamp| stream.poll(stamp) == Completion::Complete)
+            .last();
         let done = self.with(stream, |frees| frees.take_batches(complete.unwrap_or(0)));
         if !self.with(stream, |frees| frees.loose.is_empty()) {
             match stream.record(counters) {

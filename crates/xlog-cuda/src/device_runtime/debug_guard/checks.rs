@@ -13,6 +13,7 @@ use super::report::FoundBy;
 use crate::device_runtime::resource::{
     DeviceMemoryResource, Generation, ResourceError, ResourceResult,
 };
+use crate::stream::Completion;
 
 impl<R: DeviceMemoryResource> GuardCore<R> {
     /// Queues a check of every block that is live or in the quarantine.
@@ -40,9 +41,12 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
         let Some(raw) = parts.streams.at(stream_slot) else { return true };
         // Polls an idle stream first: an event that is recorded only for the poll would keep the stream busy.
         match raw.poll(stamp) {
-            Some(complete) => complete,
-            None if raw.poll_tail() => true,
-            None => raw.record(&self.counters).is_ok() && raw.poll(stamp) == Some(true),
+            Completion::Complete => true,
+            Completion::Pending => false,
+            Completion::Unrecorded => {
+                raw.poll_tail()
+                    || raw.record(&self.counters).is_ok() && raw.poll(stamp) == Completion::Complete
+            }
         }
     }
 

@@ -15,7 +15,7 @@ use crate::device_runtime::resource::{
 };
 use crate::device_runtime::stream_pool::StreamPool;
 use crate::device_runtime::stream_table::StreamTable;
-use crate::stream::RawStream;
+use crate::stream::{Completion, RawStream};
 
 /// The blocks of one resource, and the streams they are used on.
 #[derive(Debug)]
@@ -125,7 +125,7 @@ impl Tracker {
     pub(crate) fn is_complete(&self, meta: &BlockMeta) -> bool {
         meta.with_uses(|uses| uses.copy_outstanding()).iter().all(|entry| {
             let stream = self.streams.at(entry.slot);
-            stream.is_none_or(|stream| stream.poll(entry.stamp) != Some(false))
+            stream.is_none_or(|stream| stream.poll(entry.stamp) != Completion::Pending)
         })
     }
 

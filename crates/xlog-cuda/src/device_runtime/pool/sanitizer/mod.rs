@@ -26,7 +26,7 @@ use crate::CudaDevice;
 use crate::device_runtime::ordering::block_meta::BlockMeta;
 use crate::device_runtime::ordering::striped_counters::StripedCounters;
 use crate::device_runtime::resource::{AllocTag, Generation, ResourceError, ResourceResult};
-use crate::stream::RawStream;
+use crate::stream::{Completion, RawStream};
 
 /// Waiting blocks that a request checks for completion.
 pub(super) const WAITING_PER_REQUEST: usize = 64;
@@ -186,7 +186,7 @@ impl PoolResource {
     fn record_behind(&self, meta: &BlockMeta) -> ResourceResult<u64> {
         for entry in meta.with_uses(|uses| uses.copy_outstanding()) {
             if let Some(stream) = self.tracker.streams.at(entry.slot)
-                && stream.poll(entry.stamp).is_none()
+                && stream.poll(entry.stamp) == Completion::Unrecorded
             {
                 stream.record(&self.tracker.counters)?;
             }
@@ -198,9 +198,11 @@ impl PoolResource {
     fn has_completed(&self, meta: &BlockMeta, stamp: u64) -> bool {
         let streams = &self.tracker.streams;
         let own = streams.at(meta.owner());
-        own.is_some_and(|own| own.poll(stamp) == Some(true))
+        own.is_some_and(|own| own.poll(stamp) == Completion::Complete)
             && meta.with_uses(|uses| uses.copy_outstanding()).iter().all(|entry| {
-                streams.at(entry.slot).is_none_or(|other| other.poll(entry.stamp) == Some(true))
+                streams
+                    .at(entry.slot)
+                    .is_none_or(|other| other.poll(entry.stamp) == Completion::Complete)
             })
     }
 
