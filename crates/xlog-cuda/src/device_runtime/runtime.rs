@@ -8,9 +8,12 @@
 //! - Whether the parts fit is decided once, at construction; every call that could touch the device returns that verdict.
 //! - A resource with live blocks is never torn down: work on them may still run.
 //!
-//! `table` holds the runtimes that the whole process shares; `config` describes how one of them is built.
+//! `core` holds the parts, `calls` forwards to the resource, `table` holds the runtimes that the whole process shares, `config`
+//! describes how one of them is built, and `stack` builds it.
 
+mod calls;
 mod config;
+mod core;
 #[cfg(feature = "trace")]
 mod exit;
 #[cfg(feature = "ledger")]
@@ -32,20 +35,15 @@ use std::sync::Arc;
 #[cfg(feature = "ledger")]
 use xlog_ledger::Snapshot;
 
-use self::ledger_join::Membership;
-use self::limits::Capacity;
-use super::budget::{BudgetHandle, BudgetReservation, EffectiveLimit};
+use self::core::{Instrumentation, RuntimeCore, mismatch};
+use super::budget::{BudgetHandle, EffectiveLimit};
 #[cfg(feature = "guard")]
 use super::debug_guard::GuardHandle;
 #[cfg(feature = "ledger")]
 use super::ledger::LedgerMeter;
-use super::resource::{
-    Access, AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, ResourceError,
-    ResourceResult, ResourceStatistics, Seal, StreamId, check_memory,
-};
+use super::resource::{DeviceMemoryResource, ResourceError, Seal};
 use super::statistics::Statistics;
 use super::stream_pool::StreamPool;
-use crate::memory::{DeviceRepr, TrackedCudaSlice};
 use crate::{CudaDevice, Result};
 
 pub use config::GuardSetting;
@@ -89,30 +87,6 @@ pub struct XlogDeviceRuntime {
     core: Arc<RuntimeCore>,
 }
 
-/// The shared parts of a runtime. Buffers and recorders hold it, so they may outlive the runtime object.
-struct RuntimeCore {
-    device: Arc<CudaDevice>,
-    ordinal: u32,
-    stream_pool: Arc<StreamPool>,
-    resource: Arc<dyn DeviceMemoryResource + Send + Sync>,
-    /// Why the parts do not fit together.
-    mismatch: Option<ResourceError>,
-    /// Whether the resource's addresses are trusted without a check.
-    is_trusted: bool,
-    instrumentation: Option<Instrumentation>,
-}
-
-/// The limits, meters and statistics of a runtime that was built by configuration.
-#[derive(Debug)]
-struct Instrumentation {
-    budget: BudgetHandle,
-    capacity: Capacity,
-    ledger: Membership,
-    statistics: Statistics,
-    #[cfg(feature = "guard")]
-    guard: Option<GuardHandle>,
-}
-
 impl XlogDeviceRuntime {
     /// A runtime of these parts, outside the process-wide table.
     ///
@@ -134,19 +108,15 @@ impl XlogDeviceRuntime {
         resource: Box<dyn DeviceMemoryResource + Send + Sync>,
         instrumentation: Option<Instrumentation>,
     ) -> Self {
-        let mismatch = mismatch(&device, ordinal, &stream_pool, &*resource);
-        let is_trusted = resource.is_trusted(Seal(()));
-        let resource = Arc::from(resource);
-        let core = RuntimeCore {
+        let core = Arc::new(RuntimeCore {
+            mismatch: mismatch(&device, ordinal, &stream_pool, &*resource),
+            is_trusted: resource.is_trusted(Seal(())),
+            resource: Arc::from(resource),
             device,
             ordinal,
             stream_pool,
-            resource,
-            mismatch,
-            is_trusted,
             instrumentation,
-        };
-        let core = Arc::new(core);
+        });
         #[cfg(feature = "trace")]
         exit::watch(&core);
         Self { core }
@@ -287,158 +257,6 @@ impl XlogDeviceRuntime {
         Some(limit)
     }
 
-    /// The resource, if the parts fit together.
-    #[inline]
-    fn checked(&self) -> ResourceResult<&dyn DeviceMemoryResource> {
-        match &self.core.mismatch {
-            None => Ok(&*self.core.resource),
-            Some(error) => Err(error.clone()),
-        }
-    }
-
-    /// [`DeviceMemoryResource::allocate`].
-    pub fn allocate(
-        &self,
-        bytes: usize,
-        stream: StreamId,
-        tag: AllocTag,
-    ) -> ResourceResult<DeviceBlock> {
-        self.checked()?.allocate(bytes, stream, tag)
-    }
-
-    pub(crate) fn allocate_aligned(
-        &self,
-        bytes: usize,
-        align: usize,
-        stream: StreamId,
-        tag: AllocTag,
-    ) -> ResourceResult<DeviceBlock> {
-        self.checked()?.allocate_aligned(bytes, align, stream, tag)
-    }
-
-    pub(crate) fn reserve_budget(&self, bytes: usize) -> ResourceResult<Option<BudgetReservation>> {
-        self.checked()?.reserve_budget(bytes)
-    }
-
-    pub(crate) fn allocate_reserved(
-        &self,
-        reservation: &mut BudgetReservation,
-        bytes: usize,
-        align: usize,
-        stream: StreamId,
-        tag: AllocTag,
-    ) -> ResourceResult<DeviceBlock> {
-        self.checked()?.allocate_reserved(reservation, bytes, align, stream, tag)
-    }
-
-    /// Checks that the first `bytes` bytes of a block are device memory. A block that fails the check is freed.
-    #[inline]
-    pub(crate) fn checked_block(
-        &self,
-        block: DeviceBlock,
-        bytes: usize,
-    ) -> ResourceResult<DeviceBlock> {
-        if self.core.is_trusted {
-            return Ok(block);
-        }
-        match check_memory(&self.core.device, &block, bytes) {
-            Ok(()) => Ok(block),
-            Err(error) => {
-                let _ = self.deallocate(block);
-                Err(error)
-            }
-        }
-    }
-
-    /// [`DeviceMemoryResource::while_live`].
-    pub(crate) fn while_live(&self, block: BlockId, work: &mut dyn FnMut()) -> ResourceResult<()> {
-        self.checked()?.while_live(block, work)
-    }
-
-    /// [`DeviceMemoryResource::deallocate`].
-    pub fn deallocate(&self, block: DeviceBlock) -> ResourceResult<()> {
-        self.checked()?.deallocate(block)
-    }
-
-    /// [`DeviceMemoryResource::bytes_outstanding`].
-    #[must_use]
-    pub fn bytes_outstanding(&self) -> usize {
-        self.resource().bytes_outstanding()
-    }
-
-    /// [`DeviceMemoryResource::reap_pending`].
-    pub fn reap_pending(&self) -> ResourceResult<()> {
-        crate::spans::slow_path!("reap_pending");
-        self.checked()?.reap_pending()
-    }
-
-    /// [`DeviceMemoryResource::reap_completed`].
-    pub fn reap_completed(&self) -> ResourceResult<()> {
-        self.checked()?.reap_completed()
-    }
-
-    /// [`DeviceMemoryResource::physical_bytes`].
-    #[must_use]
-    pub fn physical_bytes(&self) -> Option<usize> {
-        self.checked().ok()?.physical_bytes()
-    }
-
-    /// [`DeviceMemoryResource::trim`].
-    pub fn trim(&self) -> ResourceResult<usize> {
-        crate::spans::slow_path!("trim");
-        self.checked()?.trim()
-    }
-
-    /// [`DeviceMemoryResource::record_block_use`].
-    pub fn record_block_use(
-        &self,
-        block: &DeviceBlock,
-        use_stream: StreamId,
-    ) -> ResourceResult<()> {
-        self.checked()?.record_block_use(block, use_stream)
-    }
-
-    /// [`DeviceMemoryResource::supports_block_use_tracking`].
-    #[must_use]
-    pub fn supports_block_use_tracking(&self) -> bool {
-        self.resource().supports_block_use_tracking()
-    }
-
-    /// [`DeviceMemoryResource::prepare_block_use`].
-    pub fn prepare_block_use(
-        &self,
-        block: BlockId,
-        use_stream: StreamId,
-        access: Access,
-    ) -> ResourceResult<()> {
-        self.checked()?.prepare_block_use(block, use_stream, access)
-    }
-
-    /// [`DeviceMemoryResource::finish_block_use`].
-    pub fn finish_block_use(
-        &self,
-        block: BlockId,
-        use_stream: StreamId,
-        access: Access,
-    ) -> ResourceResult<()> {
-        self.checked()?.finish_block_use(block, use_stream, access)
-    }
-
-    /// [`DeviceMemoryResource::finish_block_uses`].
-    pub fn finish_block_uses(
-        &self,
-        uses: &[(BlockId, Access)],
-        use_stream: StreamId,
-    ) -> ResourceResult<()> {
-        self.checked()?.finish_block_uses(uses, use_stream)
-    }
-
-    /// [`DeviceMemoryResource::block_state`].
-    #[must_use]
-    pub fn block_state(&self, block: BlockId) -> BlockState {
-        self.resource().block_state(block)
-    }
-
     /// The guard, for its checks and reports; `None` without a guard, or for a runtime that was composed of parts.
     #[cfg(feature = "guard")]
     #[must_use]
@@ -447,40 +265,6 @@ impl XlogDeviceRuntime {
             .instrumentation
             .as_ref()
             .and_then(|instrumentation| instrumentation.guard.as_ref())
-    }
-
-    /// [`DeviceMemoryResource::statistics`].
-    #[must_use]
-    pub fn statistics(&self) -> ResourceStatistics {
-        self.resource().statistics()
-    }
-
-    /// [`XlogDeviceRuntime::prepare_block_use`] for a buffer.
-    ///
-    /// An empty buffer needs no order and is `Ok`; memory that no runtime backs is [`ResourceError::StreamMisuse`].
-    pub fn prepare_first_use<T: DeviceRepr>(
-        &self,
-        slice: &TrackedCudaSlice<T>,
-        use_stream: StreamId,
-        access: Access,
-    ) -> ResourceResult<()> {
-        match named(slice, "prepare_first_use")? {
-            Some(block) => self.prepare_block_use(block, use_stream, access),
-            None => Ok(()),
-        }
-    }
-
-    /// [`XlogDeviceRuntime::finish_block_use`] for a buffer, as [`XlogDeviceRuntime::prepare_first_use`].
-    pub fn finish_first_use<T: DeviceRepr>(
-        &self,
-        slice: &TrackedCudaSlice<T>,
-        use_stream: StreamId,
-        access: Access,
-    ) -> ResourceResult<()> {
-        match named(slice, "finish_first_use")? {
-            Some(block) => self.finish_block_use(block, use_stream, access),
-            None => Ok(()),
-        }
     }
 
     /// Returns another handle on this runtime.
@@ -496,94 +280,6 @@ impl XlogDeviceRuntime {
     /// Returns whether two handles have the same shared parts.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.core, &other.core)
-    }
-}
-
-/// The block of a buffer; `None` for an empty one.
-fn named<T>(slice: &TrackedCudaSlice<T>, call: &str) -> ResourceResult<Option<BlockId>> {
-    match slice.id() {
-        None if slice.is_foreign() => Err(ResourceError::StreamMisuse(format!(
-            "{call}: no runtime backs the slice at {:#x}, so its uses cannot be ordered",
-            slice.ptr()
-        ))),
-        id => Ok(id),
-    }
-}
-
-/// Why these parts are not of one device and one stream pool.
-fn mismatch(
-    device: &CudaDevice,
-    ordinal: u32,
-    pool: &StreamPool,
-    resource: &dyn DeviceMemoryResource,
-) -> Option<ResourceError> {
-    let differ = |what: String, other: String| {
-        Some(ResourceError::Driver(format!(
-            "the parts of this runtime belong to different devices: {what} and {other}; compose it of parts of one open device"
-        )))
-    };
-    if device.ordinal() != ordinal {
-        return differ(
-            format!("device {:?} of ordinal {}", device.spec(), device.ordinal()),
-            format!("the ordinal {ordinal} asked for"),
-        );
-    }
-    if resource.device_ordinal() != ordinal {
-        return differ(
-            format!("device {:?} of ordinal {ordinal}", device.spec()),
-            format!("a resource of ordinal {}", resource.device_ordinal()),
-        );
-    }
-    if !device.is_same(pool.device()) {
-        return differ(
-            format!("device {:?} of ordinal {ordinal}", device.spec()),
-            format!(
-                "a stream pool on another open device, {:?} of ordinal {}",
-                pool.device().spec(),
-                pool.device().ordinal()
-            ),
-        );
-    }
-    let misfit = resource.home()?.misfit(device, pool)?;
-    Some(ResourceError::Driver(format!(
-        "the parts of this runtime do not belong together: {misfit}; compose it of parts of one open device and one stream pool"
-    )))
-}
-
-impl Drop for RuntimeCore {
-    fn drop(&mut self) {
-        catch_panic(|| {
-            // Counts completed frees. A wait here could be for a stream that this thread holds.
-            let _ = self.resource.reap_completed();
-            let statistics = self.resource.statistics();
-            let bytes = self.resource.bytes_outstanding();
-            // The frees of retired blocks are queued. A resource that counts no blocks has only its bytes to report.
-            let uncounted = statistics.live_blocks == 0 && statistics.retired_blocks == 0;
-            if statistics.live_blocks == 0 && !(uncounted && bytes > 0) {
-                // The device may stay open. Without the ledger's slot, memory cached on it would not be counted.
-                if self
-                    .instrumentation
-                    .as_ref()
-                    .is_some_and(|instrumentation| instrumentation.ledger.is_metered())
-                {
-                    let _ = self.resource.trim();
-                }
-                return;
-            }
-            // Work on the live blocks may still run: the resource must stay.
-            std::mem::forget(self.resource.clone());
-            report::report_leak(&LeakReport {
-                device: self.device.spec().to_owned(),
-                device_ordinal: self.ordinal,
-                at_exit: false,
-                live_blocks: statistics.live_blocks,
-                bytes,
-                holders: self
-                    .instrumentation
-                    .as_ref()
-                    .map(|seen| seen.statistics.live_report().to_string()),
-            });
-        });
     }
 }
 

@@ -101,7 +101,7 @@ impl<T: DeviceRepr> TrackedCudaSlice<T> {
             }
             let mut worked = None;
             let mut work = Some(work);
-            runtime.while_live(block, &mut || {
+            runtime.checked()?.while_live(block, &mut || {
                 if let Some(work) = work.take() {
                     worked = Some(work(&queue));
                 }

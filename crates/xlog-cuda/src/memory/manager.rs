@@ -100,8 +100,8 @@ impl GpuMemoryManager {
     /// taken for them yet.
     pub fn reserve_bytes(&self, bytes: usize) -> Result<Reservation> {
         self.account.charge(bytes)?;
-        let budget =
-            self.runtime.reserve_budget(bytes).inspect_err(|_| self.account.discharge(bytes))?;
+        let reserved = self.runtime.checked().and_then(|resource| resource.reserve_budget(bytes));
+        let budget = reserved.inspect_err(|_| self.account.discharge(bytes))?;
         Ok(Reservation::charged(self.clone(), bytes, budget))
     }
 
@@ -120,9 +120,10 @@ impl GpuMemoryManager {
         if bytes == 0 {
             return Ok(RawBlock::empty(align.max(MIN_ALIGN), self.stream));
         }
+        let resource = self.runtime.checked()?;
         let block = match align {
-            0..=MIN_ALIGN => self.runtime.allocate(bytes, self.stream, tag)?,
-            _ => self.runtime.allocate_aligned(bytes, align, self.stream, tag)?,
+            0..=MIN_ALIGN => resource.allocate(bytes, self.stream, tag)?,
+            _ => resource.allocate_aligned(bytes, align, self.stream, tag)?,
         };
         let block = self.runtime.checked_block(block, bytes)?;
         Ok(RawBlock::owning(block, bytes, &self.runtime, &self.account))
@@ -136,7 +137,8 @@ impl GpuMemoryManager {
         align: usize,
         tag: AllocTag,
     ) -> Result<RawBlock> {
-        let block = self.runtime.allocate_reserved(budget, bytes, align, self.stream, tag)?;
+        let resource = self.runtime.checked()?;
+        let block = resource.allocate_reserved(budget, bytes, align, self.stream, tag)?;
         let block = self.runtime.checked_block(block, bytes)?;
         Ok(RawBlock::owning(block, bytes, &self.runtime, &self.account))
     }

@@ -1,0 +1,115 @@
+//! The shared parts of a runtime: whether they fit together, whether their addresses are trusted, and what happens at the end.
+
+use std::sync::Arc;
+
+use super::ledger_join::Membership;
+use super::limits::Capacity;
+use super::report::{self, LeakReport, catch_panic};
+use crate::CudaDevice;
+use crate::device_runtime::budget::BudgetHandle;
+#[cfg(feature = "guard")]
+use crate::device_runtime::debug_guard::GuardHandle;
+use crate::device_runtime::resource::{DeviceMemoryResource, ResourceError};
+use crate::device_runtime::statistics::Statistics;
+use crate::device_runtime::stream_pool::StreamPool;
+
+/// The shared parts of a runtime. Buffers and recorders hold it, so they may outlive the runtime object.
+pub(super) struct RuntimeCore {
+    pub(super) device: Arc<CudaDevice>,
+    pub(super) ordinal: u32,
+    pub(super) stream_pool: Arc<StreamPool>,
+    pub(super) resource: Arc<dyn DeviceMemoryResource + Send + Sync>,
+    /// Why the parts do not fit together.
+    pub(super) mismatch: Option<ResourceError>,
+    /// Whether the resource's addresses are trusted without a check.
+    pub(super) is_trusted: bool,
+    pub(super) instrumentation: Option<Instrumentation>,
+}
+
+/// The limits, meters and statistics of a runtime that was built by configuration.
+#[derive(Debug)]
+pub(super) struct Instrumentation {
+    pub(super) budget: BudgetHandle,
+    pub(super) capacity: Capacity,
+    pub(super) ledger: Membership,
+    pub(super) statistics: Statistics,
+    #[cfg(feature = "guard")]
+    pub(super) guard: Option<GuardHandle>,
+}
+
+impl Drop for RuntimeCore {
+    fn drop(&mut self) {
+        catch_panic(|| {
+            // Counts completed frees. A wait here could be for a stream that this thread holds.
+            let _ = self.resource.reap_completed();
+            let statistics = self.resource.statistics();
+            let bytes = self.resource.bytes_outstanding();
+            // The frees of retired blocks are queued. A resource that counts no blocks has only its bytes to report.
+            let uncounted = statistics.live_blocks == 0 && statistics.retired_blocks == 0;
+            if statistics.live_blocks == 0 && !(uncounted && bytes > 0) {
+                // The device may stay open. Without the ledger's slot, memory cached on it would not be counted.
+                if self
+                    .instrumentation
+                    .as_ref()
+                    .is_some_and(|instrumentation| instrumentation.ledger.is_metered())
+                {
+                    let _ = self.resource.trim();
+                }
+                return;
+            }
+            // Work on the live blocks may still run: the resource must stay.
+            std::mem::forget(self.resource.clone());
+            report::report_leak(&LeakReport {
+                device: self.device.spec().to_owned(),
+                device_ordinal: self.ordinal,
+                at_exit: false,
+                live_blocks: statistics.live_blocks,
+                bytes,
+                holders: self
+                    .instrumentation
+                    .as_ref()
+                    .map(|seen| seen.statistics.live_report().to_string()),
+            });
+        });
+    }
+}
+
+/// Why these parts are not of one device and one stream pool.
+pub(super) fn mismatch(
+    device: &CudaDevice,
+    ordinal: u32,
+    pool: &StreamPool,
+    resource: &dyn DeviceMemoryResource,
+) -> Option<ResourceError> {
+    let differ = |what: String, other: String| {
+        Some(ResourceError::Driver(format!(
+            "the parts of this runtime belong to different devices: {what} and {other}; compose it of parts of one open device"
+        )))
+    };
+    if device.ordinal() != ordinal {
+        return differ(
+            format!("device {:?} of ordinal {}", device.spec(), device.ordinal()),
+            format!("the ordinal {ordinal} asked for"),
+        );
+    }
+    if resource.device_ordinal() != ordinal {
+        return differ(
+            format!("device {:?} of ordinal {ordinal}", device.spec()),
+            format!("a resource of ordinal {}", resource.device_ordinal()),
+        );
+    }
+    if !device.is_same(pool.device()) {
+        return differ(
+            format!("device {:?} of ordinal {ordinal}", device.spec()),
+            format!(
+                "a stream pool on another open device, {:?} of ordinal {}",
+                pool.device().spec(),
+                pool.device().ordinal()
+            ),
+        );
+    }
+    let misfit = resource.home()?.misfit(device, pool)?;
+    Some(ResourceError::Driver(format!(
+        "the parts of this runtime do not belong together: {misfit}; compose it of parts of one open device and one stream pool"
+    )))
+}
