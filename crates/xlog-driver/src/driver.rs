@@ -4,8 +4,8 @@ use std::ffi::c_void;
 use std::fmt;
 
 use crate::{
-    AsyncPools, DeviceProperties, DriverResult, EventHandle, Gate, MemoryInfo, MemoryRange,
-    StreamHandle, VirtualMemory,
+    AsyncPools, DeviceProperties, DriverResult, EventHandle, Gate, HostMemory, MemoryInfo,
+    MemoryRange, StreamHandle, VirtualMemory,
 };
 
 /// A host function queued on a stream. It must not call the driver; releasing a [`Gate`] is allowed.
@@ -204,6 +204,11 @@ pub trait Driver: Send + Sync + fmt::Debug {
 
     /// Stream-ordered pools, where the device has them.
     fn async_pools(&self) -> Option<&dyn AsyncPools> {
+        None
+    }
+
+    /// Page-locked host memory, where the device has it.
+    fn host_memory(&self) -> Option<&dyn HostMemory> {
         None
     }
 

@@ -17,6 +17,14 @@ pub enum DriverError {
         /// The bytes asked for.
         requested: u64,
     },
+    /// The host has no more memory that can be page-locked. Freeing device memory does not help.
+    #[error("{call}: out of page-locked host memory ({requested} bytes requested)")]
+    OutOfHostMemory {
+        /// The call that failed.
+        call: &'static str,
+        /// The bytes asked for.
+        requested: u64,
+    },
     /// The device or its driver does not offer this call.
     #[error("{call}: not supported by this device or driver")]
     Unsupported {

@@ -344,7 +344,9 @@ impl SimDevice {
             self.check_home(call, ptr, region.ordinal)?;
         }
         let meant = match &region.kind {
-            RegionKind::Block { owner: BlockOwner::Plain, .. } => Meant::Plain(region.generation),
+            RegionKind::Block { owner: BlockOwner::Plain | BlockOwner::Host, .. } => {
+                Meant::Plain(region.generation)
+            }
             RegionKind::Block { owner: BlockOwner::Pool(_), .. } => Meant::Ordered,
             RegionKind::Reservation { .. } => Meant::Reserved {
                 reservation: region.generation,

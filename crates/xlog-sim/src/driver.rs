@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use xlog_driver::{
     Access, AsyncPools, CaptureStatus, DeviceProperties, Driver, DriverError, DriverResult,
-    EventHandle, Gate, HostFn, MemoryInfo, MemoryRange, StreamHandle, VirtualMemory,
+    EventHandle, Gate, HostFn, HostMemory, MemoryInfo, MemoryRange, StreamHandle, VirtualMemory,
 };
 
 use crate::detector::{HostEnd, Revoked};
@@ -45,7 +45,7 @@ impl SimDevice {
         }
     }
 
-    fn refuse_zero(call: Call, bytes: usize) -> DriverResult<()> {
+    pub(crate) fn refuse_zero(call: Call, bytes: usize) -> DriverResult<()> {
         if bytes == 0 {
             return Err(DriverError::invalid(call.name(), "0 bytes", "at least one byte"));
         }
@@ -469,6 +469,10 @@ impl Driver for SimDevice {
 
     fn async_pools(&self) -> Option<&dyn AsyncPools> {
         self.properties.async_pools.then_some(self as &dyn AsyncPools)
+    }
+
+    fn host_memory(&self) -> Option<&dyn HostMemory> {
+        Some(self)
     }
 
     fn virtual_memory(&self) -> Option<&dyn VirtualMemory> {

@@ -71,6 +71,8 @@ calls! {
     Map = "map",
     Unmap = "unmap",
     SetAccess = "set_access",
+    AllocHost = "alloc_host",
+    FreeHost = "free_host",
 }
 
 /// The kind of an injected failure.

@@ -33,6 +33,7 @@ mod device;
 mod driver;
 mod engine;
 mod faults;
+mod host_memory;
 mod kernel;
 mod latency;
 mod memory;

@@ -20,7 +20,7 @@ use super::core::{DriverCore, Registry};
 use super::{gates, host_fn, library, open};
 use crate::{
     AsyncPools, CaptureStatus, DeviceProperties, Driver, DriverError, DriverResult, EventHandle,
-    Gate, HostFn, MemoryInfo, MemoryRange, StreamHandle, VirtualMemory, Waited,
+    Gate, HostFn, HostMemory, MemoryInfo, MemoryRange, StreamHandle, VirtualMemory, Waited,
 };
 
 /// A GPU behind the CUDA driver.
@@ -383,6 +383,10 @@ impl Driver for CudaDriver {
 
     fn async_pools(&self) -> Option<&dyn AsyncPools> {
         self.core.properties.async_pools.then_some(self as &dyn AsyncPools)
+    }
+
+    fn host_memory(&self) -> Option<&dyn HostMemory> {
+        Some(self)
     }
 
     fn virtual_memory(&self) -> Option<&dyn VirtualMemory> {

@@ -23,6 +23,7 @@ mod device;
 mod errors;
 mod gates;
 mod host_fn;
+mod host_memory;
 mod library;
 mod module;
 mod open;

@@ -2,7 +2,8 @@
 //!
 //! A backing is zeroed host memory that only the engine touches. Two operations may reach the same bytes from two
 //! threads when the simulated program has a race; the engine starts no operation while another one runs whose pieces
-//! conflict with it, so that the simulator itself has none. That rule is what makes the slices below sound.
+//! conflict with it, so that the simulator itself has none. That rule is what makes the slices below sound. Of page-locked
+//! host memory the program has the address too: it promises to touch no bytes that queued work uses.
 
 #![allow(unsafe_code)]
 
@@ -33,6 +34,13 @@ impl Backing {
         // SAFETY: the layout has a size of at least one.
         let start = NonNull::new(unsafe { alloc_zeroed(layout) })?;
         Some(Arc::new(Self { id: NEXT.fetch_add(1, Ordering::Relaxed), start, layout }))
+    }
+
+    /// The first address that is a multiple of `align`, and its offset; `None` if it lies outside.
+    pub(crate) fn first_multiple_of(&self, align: usize) -> Option<(NonNull<u8>, usize)> {
+        let offset = self.start.as_ptr().align_offset(align);
+        // SAFETY: the offset is less than the size, so the address lies in the allocation.
+        (offset < self.layout.size()).then(|| (unsafe { self.start.add(offset) }, offset))
     }
 
     /// A number no other backing of this process has.

@@ -19,6 +19,8 @@ const REMEMBERED: usize = 4096;
 pub(crate) enum Owner {
     Plain,
     Pool(u64),
+    /// Page-locked host memory.
+    Host,
 }
 
 /// One mapping inside a reservation.
@@ -247,6 +249,8 @@ impl Region {
     /// The block, or the mapping that may be written, that an address of this region lies in.
     pub(crate) fn memory_at(&self, ptr: u64) -> Option<MemoryRange> {
         let (start, bytes) = match &self.kind {
+            // As on CUDA: the device reaches it, but it is not memory of the device.
+            RegionKind::Block { owner: Owner::Host, .. } => return None,
             RegionKind::Block { .. } => (self.start, self.bytes),
             RegionKind::Reservation { mappings } => {
                 let (&start, mapping) = mappings.range(..=ptr).next_back()?;

@@ -1,0 +1,68 @@
+//! Page-locked host memory, simulated.
+//!
+//! The host's address is that of the bytes themselves. The device's address lies in the simulated address space like any
+//! other, so a program that mixes the two up fails. It takes nothing of the device's capacity.
+
+#![allow(unsafe_code)]
+
+use std::sync::Arc;
+
+use xlog_driver::{DriverError, DriverResult, HostAllocation, HostMemory};
+
+use crate::detector::{HostEnd, Revoked};
+use crate::device::SimDevice;
+use crate::faults::Call;
+use crate::memory::{BLOCK_ALIGN, Backing, Owner, RegionKind, round_up};
+use crate::op::Label;
+
+/// What both addresses are multiples of.
+const PAGE: usize = 4096;
+
+impl HostMemory for SimDevice {
+    fn alloc_host(&self, bytes: usize) -> DriverResult<HostAllocation> {
+        let call = Call::AllocHost;
+        let mut state = self.enter(call)?;
+        Self::refuse_zero(call, bytes)?;
+        Self::cost(&mut state, |model| model.alloc);
+        let allocated = round_up(bytes as u64, BLOCK_ALIGN).and_then(|span| {
+            // Room to begin at a page: the system allocator would touch every page of a larger alignment.
+            let backing = Backing::new(usize::try_from(span).ok()?.checked_add(PAGE)?)?;
+            let (host, offset) = backing.first_multiple_of(PAGE)?;
+            let device = state.space.allocate_addresses(self.ordinal(), span, PAGE as u64)?;
+            let kind = RegionKind::Block { owner: Owner::Host, backing, offset };
+            state.space.insert(device, bytes as u64, span, self.ordinal(), kind);
+            Some(HostAllocation { host, device })
+        });
+        let requested = bytes as u64;
+        allocated.ok_or(DriverError::OutOfHostMemory { call: call.name(), requested })
+    }
+
+    unsafe fn free_host(&self, memory: HostAllocation) -> DriverResult<()> {
+        let call = Call::FreeHost;
+        let mut state = self.enter(call)?;
+        let ptr = memory.device;
+        if let Some(region) = state.space.containing(ptr) {
+            self.check_home(call, ptr, region.ordinal)?;
+        }
+        let is_known = state.space.starting_at(ptr).is_some_and(|region| {
+            matches!(region.kind, RegionKind::Block { owner: Owner::Host, .. })
+        });
+        if !is_known {
+            let value = format!("{ptr:#x}");
+            return Err(DriverError::invalid(call.name(), value, "live memory of alloc_host"));
+        }
+        Self::cost(&mut state, |model| model.alloc);
+        if let Some(region) = state.space.remove(ptr) {
+            let meta = state.meta(Label::Fixed("free_host"), None);
+            let host = Arc::clone(&state.host);
+            for piece in region.pieces(ptr, region.bytes, true).unwrap_or_default() {
+                let end = HostEnd { host: &host, meta: &meta, what: Revoked::Block };
+                let notices = state.detector.end_by_host(&piece, &end);
+                state.notify_races(notices);
+                state.detector.forget(piece.backing_id());
+            }
+            state.space.free_addresses(region.ordinal, region.start, region.span);
+        }
+        Ok(())
+    }
+}
