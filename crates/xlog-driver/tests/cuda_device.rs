@@ -7,7 +7,7 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use xlog_driver::cuda::{CudaDriver, device_count, driver_version};
 use xlog_driver::{Driver, DriverError, MapAccess, PoolOptions, ReusePolicy, StreamHandle};
@@ -396,5 +396,55 @@ fn a_block_may_be_freed_on_a_thread_that_never_saw_the_device() {
         let block = device.alloc(4096).unwrap();
         let other = Arc::clone(&device);
         std::thread::spawn(move || free(&other, block)).join().unwrap();
+    });
+}
+
+#[test]
+fn page_locked_memory_is_copied_behind_a_held_stream_without_waiting() {
+    on_device(|device| {
+        const BYTES: usize = 32 << 20;
+        let host = device.host_memory().expect("every CUDA device has it");
+        let began = Instant::now();
+        let memory = host.alloc_host(BYTES).unwrap();
+        let allocated = began.elapsed();
+        assert_eq!((memory.device % 4096, memory.host.addr().get() % 4096), (0, 0));
+        assert_eq!(device.memory_at(memory.device), Ok(None), "it is not memory of the device");
+        let block = device.alloc(BYTES).unwrap();
+        let stream = device.stream_create(0).unwrap();
+        let expected = pattern(BYTES);
+        // SAFETY: the memory is live and has this many bytes; no work uses it yet.
+        let bytes = unsafe { std::slice::from_raw_parts_mut(memory.host.as_ptr(), BYTES) };
+        bytes.copy_from_slice(&expected);
+        let gate = device.hold(stream).unwrap();
+        // SAFETY: both ranges are live, here and below.
+        unsafe { device.copy_dtod(block, memory.device, BYTES, stream) }.unwrap();
+        assert_eq!(device.stream_query(stream), Ok(false));
+        let began = Instant::now();
+        gate.release();
+        device.stream_synchronize(stream).unwrap();
+        let copied = began.elapsed();
+        assert!(read(&device, block, BYTES, stream) == expected);
+        fill(&device, memory.device, 0x5a, BYTES / 2, stream);
+        fill(&device, block, 0xa5, BYTES, stream);
+        let (half, rest) = (BYTES as u64 / 2, BYTES / 2);
+        // SAFETY: as above.
+        unsafe { device.copy_dtod(memory.device + half, block, rest, stream) }.unwrap();
+        device.stream_synchronize(stream).unwrap();
+        // SAFETY: as above; all work has completed.
+        let bytes = unsafe { std::slice::from_raw_parts(memory.host.as_ptr(), BYTES) };
+        assert!(bytes[..rest].iter().all(|byte| *byte == 0x5a));
+        assert!(bytes[rest..].iter().all(|byte| *byte == 0xa5));
+        let began = Instant::now();
+        // SAFETY: allocated here, all work has completed, and no reference is left.
+        unsafe { host.free_host(memory) }.unwrap();
+        let freed = began.elapsed();
+        println!(
+            "32 MiB: allocated in {allocated:?}, to the device in {copied:?}, freed in {freed:?}"
+        );
+        let error = host.alloc_host(1 << 45).unwrap_err();
+        println!("32 TiB: {error}");
+        free(&device, block);
+        // SAFETY: made here, and not used any more.
+        unsafe { device.stream_destroy(stream) }.unwrap();
     });
 }

@@ -2,7 +2,9 @@
 
 use crate::cuda::CudaDriver;
 use crate::cuda::fake::{self, Without, fail, logged, with};
-use crate::{AsyncPools, Driver, DriverResult, PoolOptions, ReusePolicy, VirtualMemory, Waited};
+use crate::{
+    AsyncPools, Driver, DriverResult, HostMemory, PoolOptions, ReusePolicy, VirtualMemory, Waited,
+};
 
 const GLOBAL: u32 = 0;
 const RELAXED: u32 = 2;
@@ -90,6 +92,8 @@ fn every_call_on(
         }
     }
     note(block.map(drop));
+    // SAFETY: allocated here, and nothing uses it.
+    note(device.alloc_host(4096).and_then(|memory| unsafe { device.free_host(memory) }));
     note(pools(device, stream));
     // SAFETY: reserved here, and nothing is mapped.
     let reserved = device.reserve(2 << 20, 0);

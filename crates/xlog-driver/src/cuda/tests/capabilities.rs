@@ -6,7 +6,8 @@ use crate::cuda::CudaDriver;
 use crate::cuda::abi::attribute;
 use crate::cuda::fake::{self, BASE, Without, fail, logged, with};
 use crate::{
-    AsyncPools, Driver, DriverError, MapAccess, PoolOptions, PoolUsage, ReusePolicy, VirtualMemory,
+    AsyncPools, Driver, DriverError, HostMemory, MapAccess, PoolOptions, PoolUsage, ReusePolicy,
+    VirtualMemory,
 };
 
 fn capabilities(missing: &'static [&'static CStr], off: u32) -> (bool, bool) {
@@ -127,4 +128,48 @@ fn mappings_name_this_device_and_the_right_rights() {
     fail("cuMemCreate", 2);
     assert!(device.create(bytes).unwrap_err().is_out_of_memory());
     assert_eq!(address, BASE);
+}
+
+#[test]
+fn page_locked_memory_is_the_hosts_and_the_devices_and_freed_once() {
+    let device = fake::device();
+    assert!(device.host_memory().is_some());
+    let memory = device.alloc_host(4096).unwrap();
+    assert_eq!(memory.device, memory.host.addr().get() as u64);
+    assert_eq!(with(|state| state.host_blocks.len()), 1);
+    // SAFETY: allocated here, and nothing uses it.
+    unsafe { device.free_host(memory) }.unwrap();
+    assert_eq!(with(|state| state.host_blocks.len()), 0);
+    assert!(matches!(device.alloc_host(0), Err(DriverError::Invalid { .. })));
+}
+
+#[test]
+fn page_locked_memory_that_is_out_names_the_host_and_the_bytes() {
+    let device = fake::device();
+    fail("cuMemHostAlloc", 2);
+    let error = device.alloc_host(1 << 20).unwrap_err();
+    let expected = DriverError::OutOfHostMemory { call: "cuMemHostAlloc", requested: 1 << 20 };
+    assert_eq!(error, expected);
+    assert!(!error.is_out_of_memory(), "freeing device memory does not help");
+    assert!(error.to_string().contains("page-locked host memory (1048576 bytes"), "{error}");
+    fail("cuMemHostAlloc", 719);
+    assert!(device.alloc_host(64).unwrap_err().is_device_lost());
+}
+
+#[test]
+fn page_locked_memory_without_a_device_address_is_freed_again() {
+    let device = fake::device();
+    fail("cuMemHostGetDevicePointer_v2", 1);
+    let error = device.alloc_host(4096).unwrap_err();
+    assert!(matches!(error, DriverError::Code { code: 1, .. }), "{error}");
+    assert_eq!(with(|state| state.host_blocks.len()), 0);
+    fail("cuMemHostGetDevicePointer_v2", 0);
+    let memory = device.alloc_host(4096).unwrap();
+    fail("cuMemFreeHost", 999);
+    // SAFETY: allocated here, and nothing uses it.
+    let refused = unsafe { device.free_host(memory) };
+    assert!(matches!(refused, Err(DriverError::Code { code: 999, .. })), "{refused:?}");
+    fail("cuMemFreeHost", 0);
+    // SAFETY: the refused call has freed nothing.
+    unsafe { device.free_host(memory) }.unwrap();
 }
