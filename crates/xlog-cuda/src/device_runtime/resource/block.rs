@@ -174,75 +174,7 @@ impl DeviceBlock {
     ) -> Self {
         let align = alignment_of(ptr);
         let state = BlockState::Live;
-        wide::put_together(Self {
-            ptr,
-            device_ordinal,
-            alloc_stream,
-            bytes,
-            align,
-            tag,
-            generation,
-            state,
-        })
-    }
-}
-
-/// A block in whole registers of 16 bytes.
-///
-/// Whoever receives a block moves it, by 16 bytes at a time. The processor hands a value that was just written on to a read only
-/// when one write holds all that is read, and otherwise lets the read wait until the writes have reached the cache: 6 ns, a fifth
-/// of what allocating and freeing a block costs. So a block is written as it will be read.
-#[cfg(target_arch = "x86_64")]
-mod wide {
-    use std::arch::x86_64::{__m128i, _mm_set_epi64x};
-    use std::mem::{MaybeUninit, offset_of, size_of, transmute};
-
-    use super::{AllocTag, DeviceBlock};
-
-    /// The layout of a [`DeviceBlock`]. The tag is bytes of any kind, since a pointer must stay one.
-    #[repr(C)]
-    struct Image {
-        ptr_ordinal_stream: __m128i,
-        bytes_align: __m128i,
-        tag: MaybeUninit<__m128i>,
-        generation_state: __m128i,
-    }
-
-    const _: () = {
-        assert!(size_of::<Image>() == size_of::<DeviceBlock>());
-        assert!(offset_of!(DeviceBlock, ptr) == 0);
-        assert!(offset_of!(DeviceBlock, device_ordinal) == 8);
-        assert!(offset_of!(DeviceBlock, alloc_stream) == 12);
-        assert!(offset_of!(DeviceBlock, bytes) == 16);
-        assert!(offset_of!(DeviceBlock, align) == 24);
-        assert!(offset_of!(DeviceBlock, tag) == offset_of!(Image, tag));
-        assert!(offset_of!(DeviceBlock, generation) == 48);
-        assert!(offset_of!(DeviceBlock, state) == 56);
-    };
-
-    #[inline(always)]
-    pub(super) fn put_together(block: DeviceBlock) -> DeviceBlock {
-        let low_high =
-            u64::from(block.device_ordinal) | u64::from(block.alloc_stream.0) << u32::BITS;
-        // SAFETY: every processor of this kind has the registers. Both types are `repr(C)`, of one size and with each field at one
-        // place, as asserted above; the fields are what they were, and the bytes after the state are zero.
-        #[allow(unsafe_code)]
-        unsafe {
-            transmute::<Image, DeviceBlock>(Image {
-                ptr_ordinal_stream: _mm_set_epi64x(low_high as i64, block.ptr as i64),
-                bytes_align: _mm_set_epi64x(block.align as i64, block.bytes as i64),
-                tag: transmute::<AllocTag, MaybeUninit<__m128i>>(block.tag),
-                generation_state: _mm_set_epi64x(block.state as i64, block.generation.0 as i64),
-            })
-        }
-    }
-}
-
-#[cfg(not(target_arch = "x86_64"))]
-mod wide {
-    #[inline(always)]
-    pub(super) fn put_together(block: super::DeviceBlock) -> super::DeviceBlock {
-        block
+        Self { ptr, device_ordinal, alloc_stream, bytes, align, tag, generation, state }
     }
 }
 
