@@ -13,7 +13,6 @@ use super::magazine::{MAX_CACHED, Magazine, class_of};
 use super::tlsf::{Range, Tlsf, TlsfAllocation};
 use crate::device_runtime::logging::{ServedBy, note_path};
 use crate::device_runtime::ordering::block_meta::{BlockMemory, BlockMeta, BlockTable};
-use crate::device_runtime::resource::Generation;
 
 pub(super) const UNIT: u64 = 256;
 /// Slots that an arena keeps for its next blocks: the maximum, and the number that is allocated or released at a time.
@@ -68,22 +67,19 @@ pub(super) struct Suballocation {
 }
 
 impl Suballocation {
-    /// The memory of a retired block.
-    #[inline(always)]
-    pub(super) fn of(generation: Generation, meta: &BlockMeta) -> Self {
-        Self {
-            ptr: meta.ptr(),
-            bytes: meta.bytes() as u64,
-            node: meta.node(),
-            slot: generation.slot(),
-        }
-    }
-
     /// Its memory, for the block that begins there.
     #[inline(always)]
     pub(super) fn memory(&self) -> BlockMemory {
         BlockMemory { ptr: self.ptr, bytes: self.bytes as usize, node: self.node }
     }
+}
+
+/// A block whose metadata has ended, and whose memory returns to its arena.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct FreedBlock<'a> {
+    pub(super) slot: u32,
+    pub(super) meta: &'a BlockMeta,
+    pub(super) units: u32,
 }
 
 /// The slot of memory that has none yet.
@@ -121,12 +117,17 @@ pub(super) struct Arena {
 impl Arena {
     /// Bytes of live and retired blocks.
     pub(super) fn outstanding(&self) -> u64 {
-        self.tlsf.allocated_bytes() - self.ready_bytes()
+        self.tlsf.allocated_bytes() - self.cached_bytes()
     }
 
     /// Bytes of free blocks that are not coalesced yet.
-    pub(super) fn ready_bytes(&self) -> u64 {
+    pub(super) fn cached_bytes(&self) -> u64 {
         self.magazine.bytes() + self.coalesce_queue.bytes()
+    }
+
+    /// Bytes that the stream can reuse.
+    pub(super) fn free_bytes(&self) -> u64 {
+        self.tlsf.free_bytes() + self.cached_bytes()
     }
 
     /// Whether the magazine or the coalesce queue holds more than `capacity` allows.
@@ -180,12 +181,6 @@ impl Arena {
         Suballocation { ptr, bytes, node, slot }
     }
 
-    /// The slot that the next block gets.
-    #[inline(always)]
-    pub(super) fn next_slot(&self) -> Option<u32> {
-        self.slots.last().copied()
-    }
-
     #[inline]
     pub(super) fn count(&mut self, source: Source) {
         note_path(source.logged());
@@ -209,51 +204,40 @@ impl Arena {
         self.allocate_free(bytes, align, source)
     }
 
-    /// Frees a block whose metadata has ended: into the magazine, the coalesce queue or the TLSF.
-    #[inline(never)]
+    /// Frees a block of `units` whose metadata has ended: into the magazine, or else towards the TLSF.
+    #[inline(always)]
     pub(super) fn free(
         &mut self,
-        suballocation: Suballocation,
-        meta: &BlockMeta,
+        freed: FreedBlock<'_>,
         stamp: u64,
         capacity: u64,
         table: &BlockTable,
     ) {
-        if !self.magazine.push(suballocation.slot, meta, meta.units(), capacity) {
-            if CoalesceQueue::accepts(meta.units(), capacity) {
-                self.coalesce_later(suballocation.slot, meta, stamp, table);
-            } else {
-                self.coalesce_now(suballocation.slot, meta, stamp, table);
-            }
+        if !self.magazine.push(freed.slot, freed.meta, freed.units, capacity) {
+            self.free_uncached(freed, stamp, capacity, table);
         }
     }
 
-    /// Frees a block for which the magazine has no capacity, and coalesces it at once.
-    #[inline(always)]
-    pub(super) fn coalesce_now(
+    /// Frees a block for which the magazine has no capacity.
+    #[inline(never)]
+    fn free_uncached(
         &mut self,
-        slot: u32,
-        meta: &BlockMeta,
+        freed: FreedBlock<'_>,
         stamp: u64,
+        capacity: u64,
         table: &BlockTable,
     ) {
-        self.bound_slots(table);
-        self.tlsf.free(meta.node(), stamp);
-        self.slots.push(slot);
-    }
-
-    /// Frees a block that [`CoalesceQueue::accepts`]; it is coalesced a few frees later.
-    #[inline(always)]
-    pub(super) fn coalesce_later(
-        &mut self,
-        slot: u32,
-        meta: &BlockMeta,
-        stamp: u64,
-        table: &BlockTable,
-    ) {
-        self.bound_slots(table);
-        let bytes = u64::from(meta.units()) * UNIT;
-        self.coalesce_queue.push(meta.node(), bytes, &mut self.tlsf, stamp);
+        let FreedBlock { slot, meta, units } = freed;
+        meta.forget();
+        if self.slots.len() >= MAX_CACHED_SLOTS {
+            self.free_slots(table);
+        }
+        if CoalesceQueue::accepts(units, capacity) {
+            let bytes = u64::from(units) * UNIT;
+            self.coalesce_queue.push(meta.node(), bytes, &mut self.tlsf, stamp);
+        } else {
+            self.tlsf.free(meta.node(), stamp);
+        }
         self.slots.push(slot);
     }
 
@@ -263,14 +247,6 @@ impl Arena {
     pub(super) fn fresh_slot(&mut self, table: &BlockTable) -> Option<u32> {
         table.allocate_slots(&mut self.slots, SLOT_BATCH);
         self.slots.pop().or_else(|| table.allocate_slot())
-    }
-
-    /// Keeps the number of cached slots below the maximum, so that one more fits.
-    #[inline(always)]
-    fn bound_slots(&mut self, table: &BlockTable) {
-        if self.slots.len() >= MAX_CACHED_SLOTS {
-            self.free_slots(table);
-        }
     }
 
     #[cold]

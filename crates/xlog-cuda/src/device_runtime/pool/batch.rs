@@ -1,7 +1,7 @@
 //! Batches: several blocks of one stream with one visit of its arena and one stamp.
 
 use super::PoolResource;
-use super::arena::{Suballocation, UNIT};
+use super::arena::{FreedBlock, Suballocation, UNIT};
 use super::fast_path::RequestStream;
 use super::resource::{MAX_BYTES, size_of};
 use crate::device_runtime::ordering::block_meta::{BlockMeta, generation_bits};
@@ -199,7 +199,8 @@ impl PoolResource {
             let (stamp, capacity) = (owner.clock().now(), self.magazine_capacity());
             for (generation, meta) in run {
                 arena.counts.deallocations += 1;
-                arena.free(Suballocation::of(*generation, meta), meta, stamp, capacity, table);
+                let freed = FreedBlock { slot: generation.slot(), meta, units: meta.units() };
+                arena.free(freed, stamp, capacity, table);
             }
         });
         Ok(())

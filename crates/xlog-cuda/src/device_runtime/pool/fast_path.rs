@@ -7,10 +7,8 @@
 use xlog_driver::sync::BiasedGuard;
 
 use super::PoolResource;
-use super::arena::{Arena, NO_SLOT, Source, UNIT};
-use super::coalesce_queue::CoalesceQueue;
+use super::arena::{Arena, FreedBlock, NO_SLOT, Source, UNIT};
 use super::magazine::{MAX_CACHED, class_of};
-use super::prefetch::prefetch;
 use super::resource::MAX_BYTES;
 use crate::device_runtime::ordering::block_meta::{BlockMeta, BlockOwner, generation_bits};
 use crate::device_runtime::ordering::clock::ClockHeader;
@@ -198,11 +196,6 @@ impl PoolResource {
         if begun.is_none() {
             arena.undo(suballocation, header.now());
         }
-        // While the number of blocks grows, the metadata of the next one was last touched long ago.
-        let next = arena.next_slot().and_then(|slot| self.tracker.table.at_slot(slot));
-        if let Some(meta) = next {
-            prefetch(meta);
-        }
         begun.map(|generation| BegunBlock { ptr: memory.ptr, bytes: memory.bytes, generation })
     }
 
@@ -266,40 +259,7 @@ impl PoolResource {
     ) {
         meta.state.end();
         arena.counts.deallocations += 1;
-        let capacity = self.magazine_capacity();
-        if arena.magazine.push(generation.slot(), meta, units, capacity) {
-            return;
-        }
-        if CoalesceQueue::accepts(units, capacity) {
-            self.free_coalescing_later(arena, generation, meta, header);
-        } else {
-            self.free_coalescing_now(arena, generation, meta, header);
-        }
-    }
-
-    /// Frees into the coalesce queue.
-    #[inline(never)]
-    fn free_coalescing_later(
-        &self,
-        arena: &mut Arena,
-        generation: Generation,
-        meta: &BlockMeta,
-        header: &ClockHeader,
-    ) {
-        meta.forget();
-        arena.coalesce_later(generation.slot(), meta, header.now(), &self.tracker.table);
-    }
-
-    /// Frees into the TLSF.
-    #[inline(never)]
-    fn free_coalescing_now(
-        &self,
-        arena: &mut Arena,
-        generation: Generation,
-        meta: &BlockMeta,
-        header: &ClockHeader,
-    ) {
-        meta.forget();
-        arena.coalesce_now(generation.slot(), meta, header.now(), &self.tracker.table);
+        let freed = FreedBlock { slot: generation.slot(), meta, units };
+        arena.free(freed, header.now(), self.magazine_capacity(), &self.tracker.table);
     }
 }

@@ -5,7 +5,7 @@
 //! byte is lost.
 
 use super::PoolResource;
-use super::arena::Suballocation;
+use super::arena::FreedBlock;
 use crate::device_runtime::ordering::block_meta::BlockMeta;
 use crate::device_runtime::ordering::deferred_frees::keep_first;
 use crate::device_runtime::ordering::tracker::Retired;
@@ -28,14 +28,12 @@ impl PoolResource {
             self.deferred_frees.keep_failed(generation);
             return Err(error.into());
         }
-        let suballocation = Suballocation::of(generation, meta);
         if let Some(observer) = &self.observer {
-            let _ =
-                observer.end_range(suballocation.ptr, suballocation.bytes as usize, owner.handle());
+            let _ = observer.end_range(meta.ptr(), meta.bytes(), owner.handle());
         }
         let arena = self.arena(owner.clock().slot())?;
         if let Some(sanitizer) = &self.sanitizer {
-            sanitizer.end_block(suballocation.ptr);
+            sanitizer.end_block(meta.ptr());
         }
         meta.end();
         arena.with(|arena| {
@@ -47,13 +45,9 @@ impl PoolResource {
             }
             // Read inside the lock: blocks that other threads freed here meanwhile may leave the magazine with this
             // stamp.
-            arena.free(
-                suballocation,
-                meta,
-                owner.clock().now(),
-                self.magazine_capacity(),
-                &self.tracker.table,
-            );
+            let (stamp, capacity) = (owner.clock().now(), self.magazine_capacity());
+            let freed = FreedBlock { slot: generation.slot(), meta, units: meta.units() };
+            arena.free(freed, stamp, capacity, &self.tracker.table);
         });
         Ok(())
     }

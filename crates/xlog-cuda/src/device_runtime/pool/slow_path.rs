@@ -221,7 +221,7 @@ impl PoolResource {
         {
             return false;
         }
-        let free = |arena: &mut Arena| arena.tlsf.free_bytes() + arena.ready_bytes();
+        let free = |arena: &mut Arena| arena.free_bytes();
         let of_streams: u64 =
             self.arenas_with_slots().filter_map(|(_, arena)| arena.try_with(free)).sum();
         of_streams + self.slow_path.shared_free.lock().free_bytes() >= held / 2
@@ -345,9 +345,7 @@ impl PoolResource {
     ) -> Option<(Range, Source)> {
         let reuse = self.config.reuse;
         let (size, align) = (request.size, request.align);
-        let enough =
-            other.try_with(|arena| arena.tlsf.free_bytes() + arena.ready_bytes() >= size)?;
-        if !enough {
+        if !other.try_with(|arena| arena.free_bytes() >= size)? {
             return None;
         }
         if reuse.opportunistic {

@@ -91,7 +91,7 @@ impl PoolResource {
             arena.with(|arena| {
                 counts.add(&arena.counts);
                 snapshot.live_bytes += arena.outstanding() as usize;
-                snapshot.magazine_bytes += arena.ready_bytes() as usize;
+                snapshot.magazine_bytes += arena.cached_bytes() as usize;
                 snapshot.largest_free =
                     snapshot.largest_free.max(arena.tlsf.largest_free() as usize);
                 snapshot.free_ranges += arena.tlsf.free_ranges();

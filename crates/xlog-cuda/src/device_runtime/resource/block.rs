@@ -141,7 +141,6 @@ pub enum BlockState {
 /// One outstanding allocation, owned by the caller until it is given to `deallocate`.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "a block that is dropped is never freed; give it to deallocate"]
-#[repr(C)]
 pub struct DeviceBlock {
     /// The device address.
     pub ptr: u64,

@@ -94,8 +94,6 @@ impl Tlsf {
         let find = if ANY { find_any } else { find };
         let (id, class) = find(&slots, &self.classes, bytes)?;
         let taken = split_block(&mut slots, vacant, &mut self.classes, id, class, bytes)?;
-        // The next split uses this node.
-        prefetch(slots.at(*vacant));
         self.free_bytes -= bytes;
         Some(taken)
     }
