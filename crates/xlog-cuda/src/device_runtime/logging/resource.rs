@@ -8,7 +8,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use xlog_driver::sync::thread_name;
 
 use super::clock;
-use super::order::OrderCounter;
+use super::order::next_order;
 use super::query::{begin_logging, reset_path};
 use super::unfinished::UnfinishedFrees;
 use super::{LogAction, LogRecord, LogResult, LoggingSink, QueryScope, ServedBy};
@@ -50,7 +50,6 @@ pub struct LoggingResource<R = Box<dyn DeviceMemoryResource + Send + Sync>> {
     process_id: u32,
     /// The offset of the wall clock from the monotonic clock at creation: records have monotonic times plus this.
     clock_to_unix: u64,
-    order: &'static OrderCounter,
     unfinished: UnfinishedFrees<RecordFields>,
     refused: AtomicU64,
 }
@@ -80,7 +79,6 @@ impl<R: DeviceMemoryResource> LoggingResource<R> {
             logs_uses: false,
             process_id: std::process::id(),
             clock_to_unix: unix.wrapping_sub(clock::now()),
-            order: OrderCounter::of_process(),
             unfinished: UnfinishedFrees::new(),
             refused: AtomicU64::new(0),
         }
@@ -183,7 +181,7 @@ impl<R: DeviceMemoryResource> LoggingResource<R> {
         if self.unfinished.has_any() {
             self.log_finished_frees();
         }
-        let order = self.order.next();
+        let order = next_order();
         match result {
             Ok(block) => {
                 let about = RecordFields {
@@ -227,7 +225,7 @@ impl<R: DeviceMemoryResource> LoggingResource<R> {
         if !self.logs_uses {
             return call();
         }
-        let (order, start) = (self.order.next(), clock::now());
+        let (order, start) = (next_order(), clock::now());
         let result = call();
         let about = RecordFields {
             stream: Some(used.stream),
@@ -244,7 +242,7 @@ impl<R: DeviceMemoryResource> LoggingResource<R> {
     #[inline(never)]
     fn log_finished_frees(&self) {
         let is_free = |block| self.inner.block_state(block) == BlockState::Freed;
-        for (order, about) in self.unfinished.drain_finished(is_free, || self.order.next()) {
+        for (order, about) in self.unfinished.drain_finished(is_free, next_order) {
             let call = Call { began: clock::now(), took: 0 };
             let about = RecordFields { served_by: ServedBy::Reaped, ..about };
             self.emit(self.record(LogAction::Deallocate, order, call, about));
@@ -376,7 +374,7 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for LoggingResource<R> {
 
     fn deallocate(&self, block: DeviceBlock) -> ResourceResult<()> {
         let (id, about) = (BlockId::from_block(&block), RecordFields::claim(&block));
-        let (order, start) = (self.order.next(), clock::now());
+        let (order, start) = (next_order(), clock::now());
         let result = self.inner.deallocate(block);
         let call = Self::ended(start);
         // The outcome is rebuilt and the fields are passed separately, so that neither is in memory on the fast path.
@@ -403,7 +401,7 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for LoggingResource<R> {
         if self.unfinished.has_any() {
             self.log_finished_frees();
         }
-        self.log(LogAction::ReapPending, self.order.next(), call, RecordFields::NOTHING, &result);
+        self.log(LogAction::ReapPending, next_order(), call, RecordFields::NOTHING, &result);
         result
     }
 
@@ -524,7 +522,7 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for LoggingResource<R> {
             && bytes > 0
         {
             let about = RecordFields { bytes: Some(bytes), ..RecordFields::NOTHING };
-            let (order, call) = (self.order.next(), Self::ended(start));
+            let (order, call) = (next_order(), Self::ended(start));
             self.emit_failure(LogAction::Allocate, order, call, about, error);
         }
         result
