@@ -3,8 +3,11 @@
 use std::sync::Arc;
 
 use xlog_base::{Mutex, MutexGuard};
+use xlog_cuda::device_runtime::StreamPool;
 use xlog_cuda::sim::SimDevice;
 use xlog_cuda::{CudaDevice, DeviceSpec};
+
+use crate::Buffer;
 
 /// The environment variable that names the one device to test on.
 pub const TEST_DEVICE_VARIABLE: &str = "XLOG_TEST_DEVICE";
@@ -34,7 +37,28 @@ pub fn specs() -> Vec<String> {
 }
 
 fn open(spec: &str) -> Arc<CudaDevice> {
-    Arc::new(CudaDevice::open(spec).unwrap_or_else(|error| panic!("{error}")))
+    let device = Arc::new(CudaDevice::open(spec).unwrap_or_else(|error| panic!("{error}")));
+    if device.sim().is_none() {
+        warm_up(&device);
+    }
+    device
+}
+
+/// Fills and copies once. The first fill of a process loads a kernel, and under a memory checker that waits for all streams, also for
+/// one that a test holds.
+fn warm_up(device: &Arc<CudaDevice>) {
+    const BYTES: usize = 1 << 20;
+    let streams = Arc::new(StreamPool::with_defaults(device.clone()));
+    let stream = streams.lease().unwrap_or_else(|error| panic!("{error}"));
+    let (from, to) = (Buffer::new(device, BYTES), Buffer::new(device, BYTES));
+    let read = from
+        .fill(&stream, 1)
+        .and_then(|()| from.copy_to(&stream, &to))
+        .and_then(|()| to.read(&stream));
+    assert!(
+        read.is_ok_and(|bytes| bytes.iter().all(|byte| *byte == 1)),
+        "the device does not copy"
+    );
 }
 
 /// Runs `body` on each device to test on, one after the other.
