@@ -13,6 +13,7 @@
 //! | `use_tracking`, `use_slow_path`, `wait_fast_path` | the hooks: opening and closing uses |
 //! | `tracker` | the blocks and streams of one resource |
 //! | `deferred_frees` | returned blocks that wait for other streams |
+//! | `completed_frees` | returned blocks that wait until the host has seen their work complete |
 //! | `striped_counters` | counters without contention |
 //!
 //! `clock` and `state_word` take their atomics and locks from `primitive`, so that a model checker can replace them.
@@ -22,6 +23,7 @@ pub(crate) mod clock;
 pub(crate) mod clock_headers;
 #[cfg(test)]
 mod clock_tests;
+pub(crate) mod completed_frees;
 pub(crate) mod deferred_frees;
 pub(crate) mod event_queue;
 pub(crate) mod events;

@@ -59,7 +59,7 @@ impl PoolResource {
         meta: &BlockMeta,
     ) -> ResourceResult<()> {
         if let Some(sanitizer) = &self.sanitizer {
-            return self.keep_until_complete(sanitizer, generation, meta);
+            return sanitizer.waiting.push(&self.tracker, generation, meta);
         }
         let owner = self.tracker.owner_stream(meta)?;
         let outstanding = meta.with_uses(|uses| uses.take_outstanding(&self.tracker.streams));

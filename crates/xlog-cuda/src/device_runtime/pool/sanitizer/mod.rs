@@ -12,7 +12,7 @@ mod heaps;
 #[path = "no_heaps.rs"]
 mod heaps;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -23,20 +23,13 @@ pub(super) use self::heaps::Heaps;
 use super::PoolResource;
 use super::config::{PoolConfig, PoolSanitizer, PoolSegments};
 use crate::CudaDevice;
-use crate::device_runtime::ordering::block_meta::BlockMeta;
+use crate::device_runtime::ordering::completed_frees::CompletedFrees;
 use crate::device_runtime::ordering::striped_counters::StripedCounters;
-use crate::device_runtime::resource::{AllocTag, Generation, ResourceError, ResourceResult};
-use crate::stream::{Completion, RawStream};
+use crate::device_runtime::resource::{AllocTag, ResourceError, ResourceResult};
+use crate::stream::RawStream;
 
 /// Waiting blocks that a request checks for completion.
 pub(super) const WAITING_PER_REQUEST: usize = 64;
-
-/// A returned block, and a stamp of its own stream after all its uses.
-#[derive(Clone, Copy, Debug)]
-struct Waiting {
-    generation: Generation,
-    stamp: u64,
-}
 
 /// A block that was handed out.
 #[derive(Debug)]
@@ -51,7 +44,8 @@ struct CheckedBlock {
 pub(super) struct Sanitizer {
     /// `None` without an attached tool.
     pub(super) heaps: Option<Arc<Heaps>>,
-    waiting: Mutex<VecDeque<Waiting>>,
+    /// Returned blocks, with their regions.
+    pub(super) waiting: CompletedFrees,
     /// By address.
     blocks: Mutex<HashMap<u64, CheckedBlock>>,
     slack: AtomicU64,
@@ -106,7 +100,7 @@ impl Sanitizer {
         };
         Ok(Some(Self {
             heaps: heaps.map(Arc::new),
-            waiting: Mutex::default(),
+            waiting: CompletedFrees::default(),
             blocks: Mutex::default(),
             slack: AtomicU64::new(0),
         }))
@@ -138,12 +132,6 @@ impl Sanitizer {
     pub(super) fn slack(&self) -> u64 {
         self.slack.load(Ordering::Acquire)
     }
-
-    fn take_waiting(&self, count: usize) -> Vec<Waiting> {
-        let mut waiting = self.waiting.lock();
-        let count = count.min(waiting.len());
-        waiting.drain(..count).collect()
-    }
 }
 
 impl PoolResource {
@@ -158,57 +146,16 @@ impl PoolResource {
             heaps,
             refused_heaps,
             regions,
-            waiting_blocks: sanitizer.waiting.lock().len(),
+            waiting_blocks: sanitizer.waiting.len(),
         })
-    }
-
-    /// Keeps a retired block until all its uses have completed. After a failure a reap tries again.
-    pub(super) fn keep_until_complete(
-        &self,
-        sanitizer: &Sanitizer,
-        generation: Generation,
-        meta: &BlockMeta,
-    ) -> ResourceResult<()> {
-        match self.record_behind(meta) {
-            Ok(stamp) => {
-                sanitizer.waiting.lock().push_back(Waiting { generation, stamp });
-                Ok(())
-            }
-            Err(error) => {
-                self.deferred_frees.keep_failed(generation);
-                Err(error)
-            }
-        }
-    }
-
-    /// Records an event after everything that used a block, and returns the stamp of its own stream that the event
-    /// covers. No stream waits for another.
-    fn record_behind(&self, meta: &BlockMeta) -> ResourceResult<u64> {
-        for entry in meta.with_uses(|uses| uses.copy_outstanding()) {
-            if let Some(stream) = self.tracker.streams.at(entry.slot)
-                && stream.poll(entry.stamp) == Completion::Unrecorded
-            {
-                stream.record(&self.tracker.counters)?;
-            }
-        }
-        Ok(self.tracker.owner_stream(meta)?.record(&self.tracker.counters)?)
-    }
-
-    /// Whether the host has seen all uses of a block complete.
-    fn has_completed(&self, meta: &BlockMeta, stamp: u64) -> bool {
-        let streams = &self.tracker.streams;
-        let own = streams.at(meta.owner());
-        own.is_some_and(|own| own.poll(stamp) == Completion::Complete)
-            && meta.with_uses(|uses| uses.copy_outstanding()).iter().all(|entry| {
-                streams
-                    .at(entry.slot)
-                    .is_none_or(|other| other.poll(entry.stamp) == Completion::Complete)
-            })
     }
 
     /// Frees up to `count` waiting blocks that have completed. The caller holds the reaper lock.
     pub(super) fn release_completed(&self, count: usize) -> ResourceResult<()> {
-        self.release(count, |meta, stamp| Ok(self.has_completed(meta, stamp)))
+        let Some(sanitizer) = &self.sanitizer else { return Ok(()) };
+        sanitizer.waiting.release_completed(&self.tracker, count, |generation, meta| {
+            self.free_to_arena(generation, meta, false)
+        })
     }
 
     /// Frees all waiting blocks after `synchronize` has waited for their streams. The caller holds the reaper lock.
@@ -216,39 +163,13 @@ impl PoolResource {
         &self,
         synchronize: impl Fn(&RawStream, &StripedCounters) -> DriverResult<T>,
     ) -> ResourceResult<()> {
-        self.release(usize::MAX, |meta, stamp| {
-            if self.has_completed(meta, stamp) {
-                return Ok(true);
-            }
-            let used = meta.with_uses(|uses| uses.copy_outstanding());
-            for slot in used.iter().map(|entry| entry.slot).chain([meta.owner()]) {
-                if let Some(stream) = self.tracker.streams.at(slot) {
-                    synchronize(stream, &self.tracker.counters)?;
-                }
-            }
-            Ok(self.has_completed(meta, stamp))
-        })
-    }
-
-    fn release(
-        &self,
-        count: usize,
-        is_free: impl Fn(&BlockMeta, u64) -> ResourceResult<bool>,
-    ) -> ResourceResult<()> {
         let Some(sanitizer) = &self.sanitizer else { return Ok(()) };
-        let mut outcome = Ok(());
-        for waiting in sanitizer.take_waiting(count) {
-            let Some(meta) = self.tracker.table.at(waiting.generation) else { continue };
-            let free = is_free(meta, waiting.stamp);
-            if matches!(free, Ok(true)) {
-                meta.with_uses(|uses| uses.take_outstanding(&self.tracker.streams));
-                let this = self.free_to_arena(waiting.generation, meta, false);
-                outcome = outcome.and(this);
-            } else {
-                sanitizer.waiting.lock().push_back(waiting);
-                outcome = outcome.and(free.map(|_| ()));
-            }
+        let mut outcome = self.release_completed(usize::MAX);
+        for stream in sanitizer.waiting.streams(&self.tracker) {
+            let waited = synchronize(stream, &self.tracker.counters);
+            outcome = outcome.and(waited.map(|_| ()).map_err(Into::into));
         }
-        outcome
+        let released = self.release_completed(usize::MAX);
+        outcome.and(released)
     }
 }
