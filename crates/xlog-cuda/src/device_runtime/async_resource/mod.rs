@@ -447,17 +447,7 @@ impl DeviceMemoryResource for AsyncCudaResource {
     }
 
     fn statistics(&self) -> ResourceStatistics {
-        let counts = self.tracker.counters.sum();
-        ResourceStatistics {
-            bytes_outstanding: counts.outstanding,
-            live_blocks: counts.allocations.saturating_sub(counts.deallocations) as usize,
-            retired_blocks: counts.deallocations.saturating_sub(counts.freed) as usize,
-            allocations: counts.allocations,
-            deallocations: counts.deallocations,
-            events_recorded: counts.recorded,
-            waits_inserted: counts.inserted,
-            waits_elided: counts.elided,
-        }
+        self.tracker.statistics()
     }
 
     fn trim(&self) -> ResourceResult<usize> {

@@ -11,7 +11,7 @@ use super::striped_counters::StripedCounters;
 use super::uses::OutstandingList;
 use crate::CudaDevice;
 use crate::device_runtime::resource::{
-    BlockId, Generation, ResourceError, ResourceResult, StreamId,
+    BlockId, Generation, ResourceError, ResourceResult, ResourceStatistics, StreamId,
 };
 use crate::device_runtime::stream_pool::StreamPool;
 use crate::device_runtime::stream_table::StreamTable;
@@ -141,6 +141,21 @@ impl Tracker {
             }
         }
         Ok(())
+    }
+
+    /// The counters, as a resource reports them.
+    pub(crate) fn statistics(&self) -> ResourceStatistics {
+        let counts = self.counters.sum();
+        ResourceStatistics {
+            bytes_outstanding: counts.outstanding,
+            live_blocks: counts.allocations.saturating_sub(counts.deallocations) as usize,
+            retired_blocks: counts.deallocations.saturating_sub(counts.freed) as usize,
+            allocations: counts.allocations,
+            deallocations: counts.deallocations,
+            events_recorded: counts.recorded,
+            waits_inserted: counts.inserted,
+            waits_elided: counts.elided,
+        }
     }
 
     /// The clock header of the block's own stream, if `stream` is that one and may work without the lock.
