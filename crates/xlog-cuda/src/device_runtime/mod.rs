@@ -11,6 +11,7 @@ pub mod direct;
 pub mod ledger;
 pub mod logging;
 pub(crate) mod ordering;
+pub mod pinned_host;
 pub mod pool;
 pub mod resource;
 pub mod runtime;
@@ -40,6 +41,7 @@ pub use logging::{
     QueryScope, ServedBy, SinkError,
 };
 pub use ordering::EventPolicy;
+pub use pinned_host::{PinnedBuffer, PinnedHostResource};
 pub use pool::{
     PoolConfig, PoolPaths, PoolResource, PoolReuse, PoolSanitizer, PoolSegments, PoolSnapshot,
     SanitizerSnapshot,

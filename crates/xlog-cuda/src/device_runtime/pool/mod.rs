@@ -30,7 +30,7 @@ mod snapshot;
 mod source;
 #[cfg(test)]
 mod tests;
-mod tlsf;
+pub(crate) mod tlsf;
 mod trim;
 
 use std::fmt;

@@ -102,7 +102,8 @@ impl ResourceError {
 impl From<DriverError> for ResourceError {
     fn from(error: DriverError) -> Self {
         match error {
-            DriverError::OutOfMemory { requested, .. } => Self::OutOfMemory {
+            DriverError::OutOfMemory { requested, .. }
+            | DriverError::OutOfHostMemory { requested, .. } => Self::OutOfMemory {
                 requested: usize::try_from(requested).unwrap_or(usize::MAX),
                 detail: error.to_string(),
             },

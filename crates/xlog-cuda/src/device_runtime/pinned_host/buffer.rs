@@ -1,0 +1,316 @@
+//! Typed buffers in page-locked memory.
+//!
+//! Why safe code cannot race with the device:
+//! - The host reaches the elements only by [`PinnedBuffer::as_slice`] and [`PinnedBuffer::as_mut_slice`]. They return after the
+//!   host has seen every conflicting copy complete.
+//! - A copy takes the buffer by `&mut`, so no slice is left when the device begins to read or write.
+//! - The memory stays the buffer's until it is dropped. Safe code can forge the buffer's block and free it; the resource then
+//!   marks it returned and reuses nothing.
+//! - Blocks come only from this library's resources, which hand out each block once.
+
+use std::fmt;
+use std::ptr::NonNull;
+use std::slice;
+use std::sync::Arc;
+
+use super::PinnedHostResource;
+use crate::device_runtime::resource::{
+    Access, AllocTag, BlockId, DeviceBlock, DeviceMemoryResource, MIN_ALIGN, ResourceError,
+    ResourceResult, Seal, StreamId,
+};
+use crate::device_runtime::runtime::{FailedFree, report_failed_free};
+use crate::stream::{Completion, RawStream};
+use crate::{DeviceRepr, DeviceStream, Result, TrackedCudaSlice};
+
+/// The resources that a buffer is allocated through and freed through.
+type SharedResource = Arc<dyn DeviceMemoryResource + Send + Sync>;
+
+/// A buffer of `T`s in page-locked memory, which the device copies from and to while the host goes on.
+///
+/// ```
+/// # use std::sync::Arc;
+/// # use xlog_cuda::{CudaDevice, GpuMemoryManager};
+/// # use xlog_cuda::device_runtime::{AllocTag, AsyncCudaResource, PinnedHostResource, StreamPool, XlogDeviceRuntime};
+/// # let device = Arc::new(CudaDevice::open("sim")?);
+/// # let streams = Arc::new(StreamPool::with_defaults(device.clone()));
+/// # let resource = Box::new(AsyncCudaResource::new(device.clone(), 0, streams.clone()));
+/// # let runtime = XlogDeviceRuntime::with_resource(device.clone(), 0, streams.clone(), resource);
+/// let pinned = Arc::new(PinnedHostResource::new(device, 0, streams.clone()));
+/// let stream = streams.lease()?;
+/// let mut column = GpuMemoryManager::with_runtime(Arc::new(runtime)).alloc::<u32>(4)?;
+///
+/// let mut staging = pinned.alloc::<u32>(4, stream.id(), AllocTag("staging"))?;
+/// staging.as_mut_slice()?.copy_from_slice(&[3, 1, 4, 1]);
+/// staging.copy_to(&mut column, stream.id())?; // returns at once
+/// staging.as_mut_slice()?.fill(0); // waits for that copy, and for no later work
+/// staging.copy_from(&column, stream.id())?; // returns at once
+/// assert_eq!(staging.as_slice()?, [3, 1, 4, 1]); // waits for the bytes
+/// # Ok::<(), xlog_cuda::XlogError>(())
+/// ```
+#[must_use = "dropping the buffer frees it"]
+pub struct PinnedBuffer<T> {
+    pinned: Arc<PinnedHostResource>,
+    resource: SharedResource,
+    /// `None` in an empty buffer.
+    block: Option<DeviceBlock>,
+    host: NonNull<T>,
+    len: usize,
+    /// The latest copies of each stream that the host may not have seen complete.
+    copies: Vec<QueuedCopy>,
+}
+
+/// A copy that was queued: everything of a stream up to a stamp.
+#[derive(Clone, Copy, Debug)]
+struct QueuedCopy {
+    slot: u32,
+    stamp: u64,
+    /// Whether the device writes the buffer.
+    writes: bool,
+}
+
+// SAFETY: the buffer owns its elements as a box would; everything else in it is `Send` and `Sync`.
+unsafe impl<T: Send> Send for PinnedBuffer<T> {}
+// SAFETY: as above. A shared buffer gives out shared slices only.
+unsafe impl<T: Sync> Sync for PinnedBuffer<T> {}
+
+impl PinnedHostResource {
+    /// Allocates a buffer of `len` elements, whose values are unspecified.
+    pub fn alloc<T: DeviceRepr>(
+        self: &Arc<Self>,
+        len: usize,
+        stream: StreamId,
+        tag: AllocTag,
+    ) -> Result<PinnedBuffer<T>> {
+        self.alloc_through(&(Arc::clone(self) as SharedResource), len, stream, tag)
+    }
+
+    /// [`alloc`](Self::alloc) through decorators over this resource: a log, statistics, a budget of its own.
+    ///
+    /// Decorators of other crates are refused: a buffer must know that its block is handed out once.
+    pub fn alloc_through<T: DeviceRepr>(
+        self: &Arc<Self>,
+        resource: &Arc<dyn DeviceMemoryResource + Send + Sync>,
+        len: usize,
+        stream: StreamId,
+        tag: AllocTag,
+    ) -> Result<PinnedBuffer<T>> {
+        let mut buffer = PinnedBuffer {
+            pinned: Arc::clone(self),
+            resource: Arc::clone(resource),
+            block: None,
+            host: NonNull::dangling(),
+            len,
+            copies: Vec::new(),
+        };
+        let bytes = len.saturating_mul(size_of::<T>());
+        if bytes == 0 {
+            return Ok(buffer);
+        }
+        if !resource.is_trusted(Seal(())) {
+            let detail = "a typed buffer takes its block through this library's decorators only";
+            return Err(ResourceError::Unsupported { call: "alloc_through", detail }.into());
+        }
+        let align = align_of::<T>().max(MIN_ALIGN);
+        let block = resource.allocate_aligned(bytes, align, stream, tag)?;
+        match self.begin_buffer(&block, bytes) {
+            Ok(host) if host.cast::<T>().is_aligned() => {
+                buffer.host = host.cast();
+                buffer.block = Some(block);
+                Ok(buffer)
+            }
+            refused => {
+                self.end_buffer(&block);
+                resource.deallocate(block)?;
+                let misaligned =
+                    || ResourceError::Driver("page-locked memory lies askew".to_owned());
+                Err(refused.err().unwrap_or_else(misaligned).into())
+            }
+        }
+    }
+
+    /// Keeps a block for a buffer, and returns its address.
+    fn begin_buffer(&self, block: &DeviceBlock, bytes: usize) -> ResourceResult<NonNull<u8>> {
+        self.chunks.lock().buffers.insert(block.generation, false);
+        // Only now: a block that is returned later is kept.
+        let host = self.host_ptr(block)?;
+        let given = self.tracker.table.find_block(block)?.bytes();
+        if given < bytes {
+            return Err(ResourceError::Driver(format!("{given} bytes were given for {bytes}")));
+        }
+        Ok(host)
+    }
+
+    /// Ends what [`begin_buffer`](Self::begin_buffer) began. A block that was returned meanwhile is freed.
+    fn end_buffer(&self, block: &DeviceBlock) {
+        let is_returned = self.chunks.lock().buffers.remove(&block.generation);
+        if is_returned == Some(true)
+            && let Some(meta) = self.tracker.table.at(block.generation)
+        {
+            // After a failure a reap tries again.
+            let _ = self.retired.push(&self.tracker, block.generation, meta);
+        }
+    }
+
+    /// Waits for the work of a stream up to a stamp, and for no later work.
+    fn wait_up_to(&self, stream: &RawStream, stamp: u64) -> Result<()> {
+        let clock = stream.clock();
+        if clock.is_complete(stamp) {
+            return Ok(());
+        }
+        let Some(recorded) = clock.find(stamp) else {
+            stream.synchronize(&self.tracker.counters)?;
+            return Ok(());
+        };
+        let waited = self.device.driver().event_synchronize(recorded.event);
+        if waited.is_ok() {
+            clock.completed_up_to(recorded.covers);
+        }
+        clock.unpin();
+        Ok(waited?)
+    }
+}
+
+impl<T: DeviceRepr> PinnedBuffer<T> {
+    /// Waits until the device has written what copies bring, and returns the elements.
+    pub fn as_slice(&self) -> Result<&[T]> {
+        self.wait(|copy| copy.writes)?;
+        // SAFETY: the memory has this many elements and is the buffer's. The device writes none of them: those copies have
+        // completed, and the next one needs `&mut self`. Every pattern of bytes is a `T`.
+        Ok(unsafe { slice::from_raw_parts(self.host.as_ptr(), self.len) })
+    }
+
+    /// Waits until the device has finished with the buffer, and returns the elements.
+    pub fn as_mut_slice(&mut self) -> Result<&mut [T]> {
+        self.wait(|_| true)?;
+        self.copies.clear();
+        // SAFETY: as in `as_slice`. All copies have completed, and no other slice is left.
+        Ok(unsafe { slice::from_raw_parts_mut(self.host.as_ptr(), self.len) })
+    }
+
+    /// Returns whether the device has finished with the buffer, so that [`as_mut_slice`](Self::as_mut_slice) does not wait.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        let streams = &self.pinned.tracker.streams;
+        self.copies.iter().all(|copy| {
+            let stream = streams.at(copy.slot);
+            stream.is_some_and(|stream| stream.poll(copy.stamp) == Completion::Complete)
+        })
+    }
+
+    /// Queues a copy of the elements to `dst`, which has as many, on a stream. The host does not wait.
+    pub fn copy_to(&mut self, dst: &mut TrackedCudaSlice<T>, stream: StreamId) -> Result<()> {
+        self.copy(dst, stream, Access::Read)
+    }
+
+    /// Queues a copy of `src`, which has as many elements, to this buffer on a stream. The host does not wait.
+    pub fn copy_from(&mut self, src: &TrackedCudaSlice<T>, stream: StreamId) -> Result<()> {
+        self.copy(src, stream, Access::Write)
+    }
+
+    /// Queues a copy between the buffer and `slice` as a use of both; `access` is what it does to the buffer.
+    fn copy(
+        &mut self,
+        slice: &TrackedCudaSlice<T>,
+        stream: StreamId,
+        access: Access,
+    ) -> Result<()> {
+        if slice.len() != self.len {
+            let value = format!("a device buffer of {} elements", slice.len());
+            let accepted = format!("{}, the length of the page-locked buffer", self.len);
+            return Err(ResourceError::InvalidRequest { value, accepted }.into());
+        }
+        let Some(own) = self.block.as_ref().map(BlockId::from_block) else { return Ok(()) };
+        let (Some(runtime), Some(other)) = (slice.runtime(), slice.id()) else {
+            let message = format!("no runtime backs the slice at {:#x}", slice.ptr());
+            return Err(ResourceError::StreamMisuse(message).into());
+        };
+        let misfit = self
+            .pinned
+            .home()
+            .and_then(|home| home.misfit(runtime.device(), runtime.stream_pool()));
+        if let Some(misfit) = misfit {
+            return Err(ResourceError::Driver(format!("a copy between {misfit}")).into());
+        }
+        let queue = runtime.stream_pool().try_resolve(stream)?;
+        let of_slice = if access.writes() { Access::Read } else { Access::Write };
+        runtime.prepare_block_use(other, stream, of_slice)?;
+        let copied = self.resource.prepare_block_use(own, stream, access).map_err(Into::into);
+        let copied = copied.and_then(|()| {
+            let bytes = slice.size_bytes();
+            let (dst, src) =
+                if access.writes() { (own.ptr, other.ptr) } else { (other.ptr, own.ptr) };
+            // SAFETY: both blocks are live, have this many bytes and stay until their uses are closed and have completed.
+            let queued = unsafe { queue.copy_dtod(dst, src, bytes) };
+            self.note_copy(&queue, access.writes());
+            let finished = self.resource.finish_block_use(own, stream, access);
+            queued.and(finished.map_err(Into::into))
+        });
+        let finished = runtime.finish_block_use(other, stream, of_slice);
+        copied.and(finished.map_err(Into::into))
+    }
+
+    /// Notes that everything queued on a stream so far may use the buffer.
+    fn note_copy(&mut self, stream: &DeviceStream, writes: bool) {
+        let raw = stream.raw();
+        let slot = raw.clock().slot();
+        // Without an event the host waits for the whole stream.
+        let recorded = raw.record(&self.pinned.tracker.counters);
+        let stamp = recorded.unwrap_or_else(|_| raw.clock().now());
+        self.copies.retain(|copy| copy.slot != slot || copy.writes != writes);
+        self.copies.push(QueuedCopy { slot, stamp, writes });
+    }
+
+    fn wait(&self, must_wait: impl Fn(&QueuedCopy) -> bool) -> Result<()> {
+        for copy in self.copies.iter().filter(|copy| must_wait(copy)) {
+            let Some(stream) = self.pinned.tracker.streams.at(copy.slot) else {
+                let message = "the stream of a copy is unknown".to_owned();
+                return Err(ResourceError::StreamMisuse(message).into());
+            };
+            self.pinned.wait_up_to(stream, copy.stamp)?;
+        }
+        Ok(())
+    }
+}
+
+impl<T> PinnedBuffer<T> {
+    /// Returns how many elements it has.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Returns true if it has no elements.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Returns its block, whose address is for work on the device; `None` in an empty buffer.
+    #[must_use]
+    pub fn block(&self) -> Option<&DeviceBlock> {
+        self.block.as_ref()
+    }
+}
+
+impl<T> Drop for PinnedBuffer<T> {
+    /// Frees the buffer. The host does not wait: the memory is reused once the copies have completed.
+    fn drop(&mut self) {
+        let Some(block) = self.block.take() else { return };
+        let (id, bytes, tag) = (BlockId::from_block(&block), block.bytes, block.tag);
+        self.pinned.end_buffer(&block);
+        if let Err(error) = self.resource.deallocate(block) {
+            report_failed_free(&FailedFree { block: id, bytes, tag, error });
+        }
+    }
+}
+
+impl<T> fmt::Debug for PinnedBuffer<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PinnedBuffer")
+            .field("element", &std::any::type_name::<T>())
+            .field("len", &self.len)
+            .field("block", &self.block)
+            .field("copies", &self.copies)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,147 @@
+//! Finding memory for a request, and giving it back.
+//!
+//! Sources, cheapest first:
+//! 1. the free list, after a poll of the oldest returned blocks;
+//! 2. all returned blocks whose work has completed;
+//! 3. a new chunk;
+//! 4. at the maximum, or if the host has no more: returned blocks that the host waits for, within the deadline of a budget above;
+//! 5. a new chunk in place of free ones that are too small.
+//!
+//! The slow path is one lock. The lock of the chunks is held for moments, and over no driver call.
+
+use xlog_driver::{DriverError, DriverResult, HostMemory};
+
+use super::chunks::{Chunk, Chunks};
+use super::{PAGE, PinnedHostResource};
+use crate::device_runtime::logging::{ServedBy, note_path};
+use crate::device_runtime::pool::tlsf::TlsfAllocation;
+use crate::device_runtime::resource::{DeviceMemoryResource, ResourceError, ResourceResult};
+
+/// Returned blocks that every request polls.
+const POLLED_PER_REQUEST: usize = 2;
+
+impl PinnedHostResource {
+    /// Finds memory for a request.
+    pub(super) fn find(&self, bytes: usize, align: usize) -> ResourceResult<TlsfAllocation> {
+        let allocate = |path| {
+            let found = self.chunks.lock().free.allocate(bytes as u64, align as u64);
+            found.inspect(|_| note_path(path))
+        };
+        if bytes > self.maximum_bytes {
+            return Err(self.refusal(bytes, &self.chunks.lock()));
+        }
+        // A block that cannot be polled stays retired, and a reap reports it.
+        if let Some(_slow_path) = self.slow_path.try_lock() {
+            let _ = self.release_completed(POLLED_PER_REQUEST);
+        }
+        if let Some(found) = allocate(ServedBy::Completed) {
+            return Ok(found);
+        }
+        let _slow_path = self.slow_path.lock();
+        let _ = self.release_completed(usize::MAX);
+        if let Some(found) = allocate(ServedBy::Completed) {
+            return Ok(found);
+        }
+        match self.grow(bytes, align, self.chunk_bytes) {
+            Err(ResourceError::OutOfMemory { .. } | ResourceError::OutOfBudget { .. }) => {}
+            grown => return grown,
+        }
+        for stream in self.retired.streams(&self.tracker) {
+            let _ = stream.synchronize_in_time(&self.tracker.counters);
+        }
+        let _ = self.release_completed(usize::MAX);
+        if let Some(found) = allocate(ServedBy::Reaped) {
+            return Ok(found);
+        }
+        if let refusal @ ResourceError::OutOfBudget { .. } =
+            self.refusal(bytes, &self.chunks.lock())
+        {
+            return Err(refusal);
+        }
+        // Free chunks, each too small, make room for one that is large enough.
+        self.release_chunks()?;
+        self.grow(bytes, align, bytes)
+    }
+
+    /// Takes a chunk of about `wanted` bytes from the host, and allocates before another thread finds it.
+    fn grow(&self, bytes: usize, align: usize, wanted: usize) -> ResourceResult<TlsfAllocation> {
+        let chunk = self.take_chunk(bytes, wanted)?;
+        let chunks = &mut *self.chunks.lock();
+        chunks.insert(chunk);
+        note_path(ServedBy::Grown);
+        let found = chunks.free.allocate(bytes as u64, align as u64);
+        found.ok_or_else(|| self.refusal(bytes, chunks))
+    }
+
+    /// Takes a chunk from the host: `wanted` bytes, or less near the maximum or if the host has less, but at least `bytes`.
+    pub(super) fn take_chunk(&self, bytes: usize, wanted: usize) -> ResourceResult<Chunk> {
+        let room = self.maximum_bytes - self.bytes_held();
+        if bytes > room {
+            return Err(self.refusal(bytes, &self.chunks.lock()));
+        }
+        let take = |bytes: usize| {
+            let bytes = bytes.next_multiple_of(PAGE).min(room);
+            let memory = self.host_memory()?.alloc_host(bytes)?;
+            Ok(Chunk { memory, bytes })
+        };
+        let chunk = match take(wanted.max(bytes)) {
+            Err(ResourceError::OutOfMemory { .. }) if wanted > bytes => take(bytes)?,
+            taken => taken?,
+        };
+        self.chunks.lock().held += chunk.bytes;
+        Ok(chunk)
+    }
+
+    fn host_memory(&self) -> DriverResult<&dyn HostMemory> {
+        let host = self.device.driver().host_memory();
+        host.ok_or(DriverError::Unsupported { call: "alloc_host" })
+    }
+
+    /// The refusal of a request that does not fit the maximum.
+    fn refusal(&self, requested: usize, chunks: &Chunks) -> ResourceError {
+        let maximum = self.maximum_bytes;
+        let remaining = maximum.saturating_sub(self.bytes_outstanding());
+        if requested > remaining {
+            return ResourceError::OutOfBudget { requested, remaining };
+        }
+        let (held, largest) = (chunks.held, chunks.free.largest_free());
+        let detail = format!(
+            "{held} of at most {maximum} bytes of page-locked host memory are held, in pieces: the largest free one has {largest}"
+        );
+        ResourceError::OutOfMemory { requested, detail }
+    }
+
+    /// Frees the memory of up to `count` returned blocks whose work has completed. The caller holds the slow path.
+    pub(super) fn release_completed(&self, count: usize) -> ResourceResult<()> {
+        self.retired.release_completed(&self.tracker, count, |generation, meta| {
+            let node = meta.node();
+            let bytes = self.tracker.table.end(&[generation]);
+            self.tracker.counters.count(|counts| {
+                counts.freed += 1;
+                counts.outstanding = counts.outstanding.wrapping_sub(bytes);
+            });
+            self.chunks.lock().free.free(node, 0);
+            Ok(())
+        })
+    }
+
+    /// Returns wholly free chunks to the host, and how many bytes they had. The caller holds the slow path.
+    pub(super) fn release_chunks(&self) -> ResourceResult<usize> {
+        let idle = self.chunks.lock().remove_idle();
+        let (mut released, mut outcome) = (0, Ok(()));
+        for chunk in idle {
+            #[allow(unsafe_code)]
+            // SAFETY: the chunk is ours and wholly free: no block lies in it, and no work is pending on it.
+            let freed = self.host_memory().and_then(|host| unsafe { host.free_host(chunk.memory) });
+            let chunks = &mut *self.chunks.lock();
+            if freed.is_ok() {
+                chunks.held -= chunk.bytes;
+                released += chunk.bytes;
+            } else {
+                chunks.insert(chunk);
+            }
+            outcome = outcome.and(freed);
+        }
+        outcome.map(|()| released).map_err(Into::into)
+    }
+}
