@@ -11,6 +11,8 @@ mod hazards_threads;
 mod many_streams;
 mod metered;
 mod ordering_model;
+mod pinned_buffer;
+mod pinned_host;
 mod pool;
 mod pool_joins;
 mod pool_steals;
