@@ -63,6 +63,7 @@ def judge(table, present, workloads, own, cores):
         "holes": _holes,
         "live": _live,
         "threads": lambda table: _threads(table, present, cores),
+        "threads-shared": lambda table: [_against(table, present, "threads-shared", count, 1) for count in (8, 16)],
         "small-uniform": lambda table: [_most(table, "small-uniform", 100_000, 1.15)],
         "small-log": lambda table: [_most(table, "small-log", 100_000, 1.40)],
         "kernels-cold": _kernels,
@@ -88,7 +89,7 @@ def _against(table, present, workload, parameter, times, most=None):
     """Ours is so many times better than the best peer and, where `most` is given, at most that."""
     ours, best = find(table, workload, parameter), report.best_peer(table, workload, parameter)
     against = report.ratio(table, workload, parameter)
-    goals = [f"{times} x the best peer" if workload == "threads" else f"1/{times} of the best peer"]
+    goals = [f"{times} x the best peer" if workload.startswith("threads") else f"1/{times} of the best peer"]
     met = against is not None and against.median >= times
     if most is not None:
         goals.append(f"<= {most} ns")
@@ -129,7 +130,7 @@ def _within_rounds(name, above, below, goal, is_met):
 def _pairs(table, present):
     for parameter in WORKLOADS["pair"]:
         if parameter <= MIB:
-            yield _against(table, present, "pair", parameter, 6, 40)
+            yield _against(table, present, "pair", parameter, 5, 40)
         else:
             yield _most(table, "pair", parameter, 80)
     yield _most(table, "pair", 1024, 90, "stack", "pair, 1 KiB, the full stack of a shared runtime on the pool")
@@ -189,8 +190,8 @@ def _logging(table):
 def _ordering(table):
     for access in ("read", "write"):
         name = f"a {access} on the own stream, prepare and finish"
-        yield _most(table, "order-same-stream", 256, 15, access, name)
-    yield _most(table, "order-alternating", 256, 1.15, "async", "streams in turn, against bare record and wait")
+        yield _most(table, "order-same-stream", 256, 20, access, name)
+    yield _most(table, "order-alternating", 256, 1.3, "async", "streams in turn, against bare record and wait")
     for count in (1 << 10, MIB):
         name = f"async pair, {report.size(count)}, against the bare driver"
         yield _most(table, "order-async", count, 1.15, "async", name)

@@ -26,6 +26,9 @@ HOLES = [4 << 10, 16 << 10, 64 << 10]
 THREADS = [1, 2, 4, 8, 16]
 LIVE = [1_000, 1_000_000]
 RECORDS = 100_000
+# Streams and threads of the shapes, and the largest block in KiB.
+SHAPES = [f"shape-{streams}-{threads}" for threads in (1, 4, 16, "migrating") for streams in (1, 4, 16, 64)]
+SHAPE_SIZES = [64, 1 << 10, 4 << 10, 16 << 10]
 # Nearer to each other than this, two are about equal.
 NEAR = 1.3
 # Nearer than this, two ratios are the same.
@@ -60,6 +63,7 @@ WORKLOADS = {
     "replay-datalog": [RECORDS],
     "churn": [200_000],
     "threads-shared": THREADS,
+    **{shape: SHAPE_SIZES for shape in SHAPES},
 }
 # Our own parts, measured by their own benches.
 OWN = ("budget", "logging", "ordering")
@@ -365,6 +369,10 @@ def label(workload, parameter):
     if workload in ("threads", "threads-shared"):
         where = "one stream" if workload == "threads-shared" else "a stream each" if parameter > 1 else "one stream of its own"
         return f"{parameter} thread{'s' if parameter > 1 else ''}, {where}"
+    if workload in SHAPES:
+        _, streams, threads = workload.split("-")
+        who = "a migrating task" if threads == "migrating" else f"{threads} thread{'s' if threads != '1' else ''}"
+        return f"{who}, {streams} stream{'s' if streams != '1' else ''}, up to {size(parameter << 10)}"
     if workload.startswith("kernels-"):
         return f"kernels, {parameter} {workload.removeprefix('kernels-')} stream{'s' if parameter > 1 else ''}"
     if workload.startswith("replay-"):

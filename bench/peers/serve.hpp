@@ -7,6 +7,7 @@
 #include "random.hpp"
 #include "replay.hpp"
 #include "streams.hpp"
+#include "threads.hpp"
 #include "workloads.hpp"
 
 namespace peers {
@@ -23,8 +24,12 @@ bool measure(Rows const& rows, Device const* device, Make const& make)
     among(rows, 2 * parameter, 4096, true, make);
   } else if (workload == "live") {
     among(rows, parameter, 1024, false, make);
-  } else if (workload == "threads" || workload == "threads-shared") {
-    threads(rows, workload == "threads-shared", make);
+  } else if (workload == "threads") {
+    threads(rows, Shape::apart(parameter), make);
+  } else if (workload == "threads-shared") {
+    threads(rows, Shape::shared(parameter), make);
+  } else if (auto const shape = Shape::parse(workload, parameter)) {
+    threads(rows, *shape, make);
   } else if (workload == "random") {
     random(rows, 100000, device, make);
   } else if (workload == "random-10000") {

@@ -17,7 +17,7 @@ LAYER_ROWS = [("pair", 1 << 10), ("pair", 1 << 20), ("random", 4), ("threads", 1
 # Slow, and in no ratio: measured in the first round.
 ONCE = ["direct", "async", "stack-log", "stack-csv", "guard"]
 # Not written for Python, where a million operations take seconds.
-NOT_IN_PYTHON = ["small-uniform", "small-log"]
+NOT_IN_PYTHON = ["small-uniform", "small-log", *report.SHAPES]
 # A row that met a slow clock is measured so many times at most, and a fast processor is waited for so long in all, in seconds.
 ATTEMPTS, PATIENCE = 3, 0.5
 # The part of the time that may go into that, and the seconds that may at once: rounds are worth more.
@@ -146,6 +146,9 @@ class Session:
     @staticmethod
     def threads_of(workload, parameter):
         """How many threads a row starts."""
+        if workload in report.SHAPES:
+            threads = workload.split("-")[2]
+            return 16 if threads == "migrating" else int(threads)
         return parameter if workload.startswith("threads") else 2 if workload == "handoff" else 0
 
     def attempt(self, wanted, workload, parameter, threads, patience):

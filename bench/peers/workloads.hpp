@@ -15,11 +15,6 @@
 
 #pragma once
 
-#include <atomic>
-#include <exception>
-#include <memory>
-#include <thread>
-
 #include "generators.hpp"
 #include "measure.hpp"
 
@@ -68,80 +63,6 @@ void among(Rows const& rows, std::size_t count, std::size_t size, bool with_hole
     if (block != nullptr) { peer->free(block, size, stream); }
   }
   peer->synchronize();
-}
-
-/// Threads with 64 slots each, and a stream each or one for all; a step picks a slot and fills or empties it. Each thread makes a million steps, or as
-/// many as it can until the clock stops all of them.
-template <class Make>
-void threads(Rows const& rows, bool shares_a_stream, Make const& make)
-{
-  constexpr std::size_t steps = 1000000;
-  std::size_t const count     = rows.request().parameter;
-  if (count > 2 * std::max(1U, std::thread::hardware_concurrency())) { return rows.skipped("more than two threads for each core"); }
-  auto peer                   = make(false);
-  auto const shared           = peer->stream();
-  double const limit          = rows.options().seconds / 2;
-  std::atomic<std::size_t> ready{0};
-  std::atomic<bool> go{false};
-  std::atomic<std::size_t> done{0};
-  std::atomic<bool> failed{false};
-  std::vector<double> ends(count);
-  std::optional<Stopwatch> watch;
-  std::vector<std::thread> workers;
-  for (std::size_t thread = 0; thread < count; ++thread) {
-    workers.emplace_back([&, thread, stream = shares_a_stream ? shared : peer->stream()] {
-      peer->enter_thread();
-      struct Slot {
-        void* address;
-        std::size_t bytes;
-      };
-      Slot slots[64] = {};
-      Xorshift random{0x9e3779b9 + thread};
-      auto work = [&](std::size_t most, double seconds) {
-        Stopwatch own;
-        for (std::size_t step = 0; step < most; ++step) {
-          if (step % 256 == 255 && own.seconds() > seconds) { return step; }
-          Slot& slot = slots[random.below(64)];
-          if (slot.address != nullptr) {
-            peer->free(slot.address, slot.bytes, stream);
-            slot.address = nullptr;
-          } else {
-            slot.bytes   = 1 + random.below(mib);
-            slot.address = peer->allocate(slot.bytes, stream);
-            if (slot.address == nullptr) { failed = true; }
-          }
-        }
-        return most;
-      };
-      // A peer that throws must neither end the program nor keep the others waiting.
-      auto guarded = [&](auto const& part) {
-        try {
-          part();
-        } catch (std::exception const& error) {
-          failed = true;
-          rows.note(error.what());
-        }
-      };
-      guarded([&] { work(steps / 10, limit / 2); });
-      ++ready;
-      while (!go) { std::this_thread::yield(); }
-      guarded([&] { done += work(steps, limit); });
-      ends[thread] = watch->seconds();
-      guarded([&] {
-        for (Slot const& slot : slots) {
-          if (slot.address != nullptr) { peer->free(slot.address, slot.bytes, stream); }
-        }
-      });
-    });
-  }
-  while (ready < count) { std::this_thread::yield(); }
-  watch.emplace();
-  go = true;
-  for (auto& worker : workers) { worker.join(); }
-  peer->synchronize();
-  if (failed) { return rows.skipped("an allocation failed"); }
-  double const seconds = *std::max_element(ends.begin(), ends.end());
-  rows.value(static_cast<double>(done) / seconds / 1e6, "Mops/s");
 }
 
 }  // namespace peers

@@ -16,6 +16,7 @@ mod replay;
 mod rows;
 mod serve;
 mod streams;
+mod threads;
 mod workloads;
 
 use std::process::ExitCode;

@@ -3,6 +3,7 @@
 use std::io::BufRead;
 
 use crate::rows::{Options, Request, Rows, skipped};
+use crate::threads::{self, Shape};
 use crate::workloads::Maker;
 use crate::{random, replay, streams, workloads};
 
@@ -12,8 +13,8 @@ fn measure<M: Maker>(rows: &Rows<'_>, maker: &M) -> Result<(), String> {
         "pair" => workloads::pair(rows, maker),
         "holes" => workloads::among(rows, 2 * parameter, 4096, true, maker),
         "live" => workloads::among(rows, *parameter, 1024, false, maker),
-        "threads" => workloads::threads(rows, false, maker),
-        "threads-shared" => workloads::threads(rows, true, maker),
+        "threads" => threads::threads(rows, &Shape::apart(*parameter), maker),
+        "threads-shared" => threads::threads(rows, &Shape::shared(*parameter), maker),
         "random" => random::random(rows, 100_000, maker),
         "random-10000" => random::random(rows, 10_000, maker),
         "random-1000" => random::random(rows, 1_000, maker),
@@ -23,10 +24,15 @@ fn measure<M: Maker>(rows: &Rows<'_>, maker: &M) -> Result<(), String> {
         "kernels-cold" => streams::kernels(rows, false, maker),
         "kernels-warm" => streams::kernels(rows, true, maker),
         "churn" => replay::churn(rows, maker),
-        _ => match workload.strip_prefix("replay-") {
-            Some(kind) => replay::replay(rows, kind, maker),
-            None => Err(format!("unknown workload '{workload}'")),
-        },
+        _ => {
+            if let Some(kind) = workload.strip_prefix("replay-") {
+                return replay::replay(rows, kind, maker);
+            }
+            let shape =
+                workload.strip_prefix("shape-").and_then(|text| Shape::parse(text, *parameter));
+            let shape = shape.ok_or_else(|| format!("unknown workload '{workload}'"))?;
+            threads::threads(rows, &shape, maker)
+        }
     }
 }
 

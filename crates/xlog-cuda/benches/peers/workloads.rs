@@ -1,11 +1,8 @@
 //! The workloads that need nothing but an allocator, as docs/benchmarks.md defines them, and what an allocator must be able to do.
 
 use std::hint::black_box;
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Instant;
 
-use crate::generators::Xorshift;
 use crate::rows::Rows;
 
 pub const MIB: usize = 1 << 20;
@@ -110,7 +107,7 @@ impl Peer for Nothing {
     fn synchronize(&self) {}
 }
 
-fn failed() -> String {
+pub fn failed() -> String {
     "an allocation failed".to_owned()
 }
 
@@ -192,73 +189,4 @@ pub fn among<M: Maker>(
     blocks.into_iter().flatten().for_each(|block| peer.free(block));
     peer.synchronize();
     outcome
-}
-
-/// Threads with 64 slots each, and a stream each or one for all; a step picks a slot and fills or empties it.
-pub fn threads<M: Maker>(rows: &Rows<'_>, shares: bool, maker: &M) -> Result<(), String> {
-    const STEPS: usize = 1_000_000;
-    let count = rows.request.parameter;
-    if count > 2 * std::thread::available_parallelism().map_or(1, usize::from) {
-        return Err("more than two threads for each core".to_owned());
-    }
-    let peer = maker.make(false)?;
-    let limit = rows.options.seconds / 2.0;
-    let shared = peer.stream()?;
-    let streams: Vec<_> = (0..count)
-        .map(|_| if shares { Ok(shared.clone()) } else { peer.stream() })
-        .collect::<Result<_, _>>()?;
-    // Nobody sleeps before the start: a processor that has slept takes its time to wake.
-    let (ready, start) = (AtomicUsize::new(0), OnceLock::<Instant>::new());
-    let (done, is_short) = (AtomicUsize::new(0), AtomicBool::new(false));
-    let time = std::thread::scope(|scope| {
-        let workers = streams.iter().enumerate().map(|(thread, stream)| {
-            let (peer, ready, start, done, is_short) = (&peer, &ready, &start, &done, &is_short);
-            scope.spawn(move || {
-                let mut random = Xorshift(0x9e37_79b9 + thread as u64);
-                let mut slots: Vec<Option<_>> = (0..64).map(|_| None).collect();
-                let mut work = |most: usize, seconds: f64| {
-                    let own = Instant::now();
-                    for step in 0..most {
-                        if step % 256 == 255 && own.elapsed().as_secs_f64() > seconds {
-                            return step;
-                        }
-                        let slot = &mut slots[random.below(64)];
-                        match slot.take() {
-                            Some(block) => peer.free(block),
-                            None => match peer.allocate(1 + random.below(MIB), stream) {
-                                Ok(block) => *slot = Some(block),
-                                Err(_) => is_short.store(true, Ordering::Relaxed),
-                            },
-                        }
-                    }
-                    most
-                };
-                work(STEPS / 10, limit / 2.0);
-                ready.fetch_add(1, Ordering::Release);
-                let start = loop {
-                    match start.get() {
-                        Some(start) => break start,
-                        None => std::thread::yield_now(),
-                    }
-                };
-                done.fetch_add(work(STEPS, limit), Ordering::Relaxed);
-                let time = start.elapsed().as_secs_f64();
-                slots.into_iter().flatten().for_each(|block| peer.free(block));
-                time
-            })
-        });
-        let workers: Vec<_> = workers.collect();
-        while ready.load(Ordering::Acquire) < count {
-            std::thread::yield_now();
-        }
-        start.get_or_init(Instant::now);
-        let times = workers.into_iter().map(|worker| worker.join().unwrap_or(f64::INFINITY));
-        times.fold(0.0, f64::max)
-    });
-    peer.synchronize();
-    if is_short.into_inner() {
-        return Err(failed());
-    }
-    rows.value(done.into_inner() as f64 / time / 1e6, "Mops/s");
-    Ok(())
 }
