@@ -13,6 +13,7 @@ use super::magazine::{MAX_CACHED, Magazine, class_of};
 use super::tlsf::{Range, Tlsf, TlsfAllocation};
 use crate::device_runtime::logging::{ServedBy, note_path};
 use crate::device_runtime::ordering::block_meta::{BlockMemory, BlockMeta, BlockTable};
+use crate::device_runtime::resource::Generation;
 
 pub(super) const UNIT: u64 = 256;
 /// Slots that an arena keeps for its next blocks: the maximum, and the number that is allocated or released at a time.
@@ -80,6 +81,13 @@ pub(super) struct FreedBlock<'a> {
     pub(super) slot: u32,
     pub(super) meta: &'a BlockMeta,
     pub(super) units: u32,
+}
+
+impl<'a> FreedBlock<'a> {
+    /// A block, with the size that its metadata has.
+    pub(super) fn of(generation: Generation, meta: &'a BlockMeta) -> Self {
+        Self { slot: generation.slot(), meta, units: meta.units() }
+    }
 }
 
 /// The slot of memory that has none yet.
@@ -165,11 +173,10 @@ impl Arena {
         Some(self.suballocated(taken, source))
     }
 
-    /// Allocates whole units from the TLSF without further alignment. Without `ANY` the code is laid out for whole
-    /// classes.
+    /// Allocates whole units from the TLSF without further alignment.
     #[inline(always)]
-    pub(super) fn allocate_units<const ANY: bool>(&mut self, bytes: u64) -> Option<Suballocation> {
-        let taken = self.tlsf.allocate_units::<ANY>(bytes)?;
+    pub(super) fn allocate_units(&mut self, bytes: u64) -> Option<Suballocation> {
+        let taken = self.tlsf.allocate_units(bytes)?;
         Some(self.suballocated(taken, Source::Own))
     }
 

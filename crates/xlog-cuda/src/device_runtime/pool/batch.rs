@@ -78,19 +78,21 @@ impl PoolResource {
         }
         let (slot, header) = self.tracker.streams.inline_header(id)?;
         let stream = RequestStream { id, slot, header };
-        let shard = self.fast_path_arenas()?.get(slot).filter(|_| !header.handle_escaped())?;
+        let arena = self.fast_arena(slot, header)?;
+        let (table, capacity) = (&self.tracker.table, self.arenas.magazine_capacity());
         let mut blocks = Vec::with_capacity(sizes.len());
-        shard.0.with(|arena| {
+        arena.with(|arena| {
             for bytes in sizes {
-                let Some(block) = self.allocate_inside(arena, *bytes, stream) else { break };
+                let Some(block) = arena.begin_block(*bytes, stream, table) else { break };
                 blocks.push(self.live(block, id, tag));
             }
             if blocks.len() == sizes.len() {
                 return Some(());
             }
             for block in &blocks {
-                if let Some(meta) = self.tracker.table.at(block.generation) {
-                    self.free_inside(arena, block.generation, meta, meta.units(), header);
+                if let Some(meta) = table.at(block.generation) {
+                    let freed = FreedBlock::of(block.generation, meta);
+                    arena.end_block(freed, header.now(), capacity, table);
                     arena.counts.deallocations -= 1;
                     arena.counts.undone += 1;
                 }
@@ -142,22 +144,20 @@ impl PoolResource {
 
     /// Frees the unshared blocks, and returns the others.
     fn free_unshared(&self, blocks: Vec<DeviceBlock>) -> Vec<DeviceBlock> {
-        let Some(arenas) = self.fast_path_arenas() else { return blocks };
-        let table = &self.tracker.table;
+        let (table, capacity) = (&self.tracker.table, self.arenas.magazine_capacity());
         let owner_of = |block: &DeviceBlock| table.lookup(block.into()).map(BlockMeta::owner);
         let mut rest = Vec::new();
         let mut blocks = blocks.into_iter().peekable();
         while let Some(first) = blocks.next() {
             let owner = owner_of(&first);
             let header = owner.and_then(|owner| self.tracker.inline_header(owner));
-            let arena = owner.and_then(|owner| arenas.get(owner));
-            let (Some(header), Some(arena)) =
-                (header.filter(|header| !header.handle_escaped()), arena)
-            else {
+            let arena =
+                owner.zip(header).and_then(|(owner, header)| self.fast_arena(owner, header));
+            let (Some(header), Some(arena)) = (header, arena) else {
                 rest.push(first);
                 continue;
             };
-            arena.0.with(|arena| {
+            arena.with(|arena| {
                 let mut next = Some(first);
                 while let Some(block) = next {
                     match table.lookup((&block).into()) {
@@ -166,7 +166,8 @@ impl PoolResource {
                                 .state
                                 .is_live_and_unshared(generation_bits(block.generation)) =>
                         {
-                            self.free_inside(arena, block.generation, meta, meta.units(), header);
+                            let freed = FreedBlock::of(block.generation, meta);
+                            arena.end_block(freed, header.now(), capacity, table);
                         }
                         _ => rest.push(block),
                     }
@@ -196,11 +197,10 @@ impl PoolResource {
         }
         let table = &self.tracker.table;
         self.arena(owner.clock().slot())?.with(|arena| {
-            let (stamp, capacity) = (owner.clock().now(), self.magazine_capacity());
+            let (stamp, capacity) = (owner.clock().now(), self.arenas.magazine_capacity());
             for (generation, meta) in run {
                 arena.counts.deallocations += 1;
-                let freed = FreedBlock { slot: generation.slot(), meta, units: meta.units() };
-                arena.free(freed, stamp, capacity, table);
+                arena.free(FreedBlock::of(*generation, meta), stamp, capacity, table);
             }
         });
         Ok(())

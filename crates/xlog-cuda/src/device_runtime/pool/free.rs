@@ -45,9 +45,8 @@ impl PoolResource {
             }
             // Read inside the lock: blocks that other threads freed here meanwhile may leave the magazine with this
             // stamp.
-            let (stamp, capacity) = (owner.clock().now(), self.magazine_capacity());
-            let freed = FreedBlock { slot: generation.slot(), meta, units: meta.units() };
-            arena.free(freed, stamp, capacity, &self.tracker.table);
+            let (stamp, capacity) = (owner.clock().now(), self.arenas.magazine_capacity());
+            arena.free(FreedBlock::of(generation, meta), stamp, capacity, &self.tracker.table);
         });
         Ok(())
     }

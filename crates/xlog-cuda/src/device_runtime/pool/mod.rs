@@ -5,16 +5,21 @@
 //! streams or from the device. The clocks of `ordering` decide which memory of another stream may be reused, and with
 //! which wait.
 //!
-//! | file | content |
+//! | part | content |
 //! |---|---|
-//! | `fast_path`, `batch`, `free`, `slow_path` | allocation and free: by the owning thread, in batches, in general, and with an empty arena |
-//! | `arena`, `magazine`, `coalesce_queue`, `tlsf` | free memory of one stream: cached by class, waiting to be coalesced, by size and address |
-//! | `trim` | free memory of all streams: coalesced, returned to the device, shared out to the magazines |
-//! | `segments`, `source` | memory that the pool takes from the device, or from another resource |
-//! | `resource`, `config`, `snapshot` | the trait, the configuration, and the figures of a pool |
-//! | `sanitizer` | a pool under a memory checker |
+//! | `Tlsf`, `Magazine`, `CoalesceQueue` | free memory by size and address; by class; waiting to be coalesced |
+//! | `Arena` | memory of one stream, free in the order of that stream |
+//! | `Arenas` | the arenas of all streams, and what their magazines may hold together |
+//! | `Reserve` | memory of no stream and without pending work; growth and return of segments |
+//! | `Segments` | memory that the pool takes from the device, or from another resource |
+//! | `SlowPath` | one request that its arena cannot serve: which memory it may take, and with which wait (`steal`) |
+//! | `Sanitizer` | blocks of a pool under a memory checker |
+//!
+//! `PoolResource` puts the parts together: `fast_path`, `batch`, `free` and `trim` are its operations, `resource` the
+//! trait.
 
 mod arena;
+mod arenas;
 mod batch;
 mod coalesce_queue;
 mod config;
@@ -22,12 +27,14 @@ mod fast_path;
 mod free;
 mod magazine;
 mod prefetch;
+mod reserve;
 mod resource;
 mod sanitizer;
 mod segments;
 mod slow_path;
 mod snapshot;
 mod source;
+mod steal;
 #[cfg(test)]
 mod tests;
 pub(crate) mod tlsf;
@@ -35,23 +42,22 @@ mod trim;
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::time::Instant;
 
 use xlog_driver::Driver;
-use xlog_driver::sync::Mutex;
 
 use self::arena::{Arena, NO_SLOT, Suballocation};
+use self::arenas::Arenas;
+use self::fast_path::BegunBlock;
+use self::reserve::Reserve;
 use self::resource::size_of;
 use self::sanitizer::Sanitizer;
 use self::segments::Segments;
-use self::tlsf::Tlsf;
+use self::slow_path::{ScanCredits, SkippedStreams, SlowPath};
 use super::direct::too_many_blocks;
 use super::ordering::EventPolicy;
 use super::ordering::block_meta::BlockOwner;
 use super::ordering::deferred_frees::DeferredFrees;
 use super::ordering::primitive::Lock;
-use super::ordering::slab::Slab;
 use super::ordering::tracker::Tracker;
 use super::resource::{
     AllocTag, DeviceBlock, DeviceMemoryResource, ResourceError, ResourceResult, StreamId,
@@ -63,21 +69,6 @@ use crate::stream::RawStream;
 pub use config::{PoolConfig, PoolReuse, PoolSanitizer, PoolSegments};
 pub use sanitizer::SanitizerSnapshot;
 pub use snapshot::{PoolPaths, PoolSnapshot};
-
-/// The number of streams that a pool can serve.
-const MAX_STREAMS: u32 = 1 << 14;
-
-/// An arena on cache lines of its own: mostly each stream is used by another thread.
-#[derive(Debug, Default)]
-#[repr(align(128))]
-struct ArenaShard(Lock<Arena>, AtomicBool);
-
-impl ArenaShard {
-    /// Whether the stream of this slot has asked for memory.
-    fn is_used(&self) -> bool {
-        self.1.load(Ordering::Acquire)
-    }
-}
 
 /// Sub-allocates device memory in stream order.
 ///
@@ -106,10 +97,7 @@ impl ArenaShard {
 /// ```
 pub struct PoolResource {
     tracker: Tracker,
-    /// Made one by one: only a stream's first request pays for its arena.
-    arenas: Slab<ArenaShard, 1>,
-    /// The bytes that the magazine of each stream may hold.
-    magazine_capacity: AtomicU64,
+    arenas: Arenas,
     /// Whether blocks may take the fast path: no observer must be told of them, and their own stream records no events.
     fast_path: bool,
     /// The driver of a simulated device, whose race detector learns of every block.
@@ -117,31 +105,11 @@ pub struct PoolResource {
     device: Arc<CudaDevice>,
     ordinal: u32,
     config: PoolConfig,
-    segments: Box<dyn Segments>,
-    slow_path: SlowPathState,
+    reserve: Reserve,
+    scan_credits: ScanCredits,
     deferred_frees: DeferredFrees,
     /// Set under a memory checker.
     sanitizer: Option<Sanitizer>,
-}
-
-/// State of the slow path, away from the cache lines that all streams read.
-#[repr(align(128))]
-struct SlowPathState {
-    /// Memory that belongs to no stream, and on which no work is pending.
-    shared_free: Mutex<Tlsf>,
-    /// Held while memory moves between the pool and the device, so that two requests do not both grow for one need.
-    growing: Mutex<Growth>,
-    /// Credits that requests have earned for scans of other arenas.
-    scan_credits: AtomicU32,
-}
-
-/// How the pool has grown.
-#[derive(Debug)]
-struct Growth {
-    /// When the pool last took memory from the device.
-    last: Instant,
-    /// The bytes that all magazines together may hold, and the number of streams that share them.
-    shared: (u64, u32),
 }
 
 impl PoolResource {
@@ -192,20 +160,15 @@ impl PoolResource {
         tracker.policy = config.event_policy;
         let pool = Self {
             tracker,
-            arenas: Slab::new(MAX_STREAMS),
-            magazine_capacity: AtomicU64::new(0),
+            arenas: Arenas::new(),
             fast_path: device.observer().is_none()
                 && config.event_policy != EventPolicy::Exact
                 && sanitizer.is_none(),
             observer: device.observer().cloned(),
             device,
             ordinal,
-            segments,
-            slow_path: SlowPathState {
-                shared_free: Mutex::default(),
-                growing: Mutex::new(Growth { last: Instant::now(), shared: (0, 0) }),
-                scan_credits: AtomicU32::new(slow_path::MAX_SCAN_CREDITS),
-            },
+            reserve: Reserve::new(segments, &config),
+            scan_credits: ScanCredits::new(),
             deferred_frees: DeferredFrees::default(),
             sanitizer,
             config,
@@ -214,40 +177,50 @@ impl PoolResource {
         Ok(pool)
     }
 
-    /// The arenas, if blocks may take the fast path.
-    #[inline(always)]
-    fn fast_path_arenas(&self) -> Option<&Slab<ArenaShard, 1>> {
-        self.fast_path.then_some(&self.arenas)
-    }
-
-    #[inline(always)]
-    fn magazine_capacity(&self) -> u64 {
-        self.magazine_capacity.load(Ordering::Relaxed)
+    /// Takes the initial memory. No work is pending on it afterwards, also if an inner resource allocates in stream order.
+    fn grow_initial(&self) -> ResourceResult<()> {
+        self.reserve.grow_initial(self.config.initial_bytes as u64)?;
+        if self.config.initial_bytes > 0 && self.reserve.segments.is_stream_ordered() {
+            self.tracker.stream(StreamId::DEFAULT)?.synchronize(&self.tracker.counters)?;
+        }
+        Ok(())
     }
 
     /// The arena of a stream.
     #[inline]
     fn arena(&self, slot: u32) -> ResourceResult<&Lock<Arena>> {
-        if let Some(shard) = self.arenas.get(slot)
-            && shard.is_used()
-        {
-            return Ok(&shard.0);
+        if let Some(arena) = self.arenas.used(slot) {
+            return Ok(arena);
         }
-        self.first_arena(slot)
+        let arena = self.arenas.make(slot)?;
+        self.share_magazines();
+        Ok(arena)
     }
 
+    /// The block that the caller gets.
+    #[inline(always)]
+    fn live(&self, block: BegunBlock, id: StreamId, tag: AllocTag) -> DeviceBlock {
+        DeviceBlock::live(block.ptr, block.bytes, self.ordinal, id, tag, block.generation)
+    }
+
+    /// Bytes that blocks have beyond the requested ones, under a memory checker.
+    fn slack(&self) -> u64 {
+        self.sanitizer.as_ref().map_or(0, Sanitizer::slack)
+    }
+
+    /// Allocates with the slow path, after the stream's own arena had nothing.
     #[cold]
-    fn first_arena(&self, slot: u32) -> ResourceResult<&Lock<Arena>> {
-        match self.arenas.get_or_make(slot) {
-            Some(shard) => {
-                shard.1.store(true, Ordering::Release);
-                self.rebalance_magazines(&mut self.slow_path.growing.lock());
-                Ok(&shard.0)
-            }
-            None => Err(ResourceError::StreamMisuse(format!(
-                "a pool serves the first {MAX_STREAMS} streams of its stream pool"
-            ))),
-        }
+    #[inline(never)]
+    fn allocate_slow(
+        &self,
+        stream: StreamId,
+        owner: &RawStream,
+        arena: &Lock<Arena>,
+        size: u64,
+        align: u64,
+    ) -> ResourceResult<Suballocation> {
+        let skipped = SkippedStreams::default();
+        SlowPath { pool: self, stream, owner, arena, size, align, skipped }.allocate()
     }
 
     #[inline(never)]

@@ -93,7 +93,10 @@ impl DeviceMemoryResource for PoolResource {
         stream: StreamId,
         tag: AllocTag,
     ) -> ResourceResult<DeviceBlock> {
-        self.allocate_fast(bytes, stream, tag)
+        match self.allocate_fast(bytes, stream) {
+            Some(block) => Ok(self.live(block, stream, tag)),
+            None => self.allocate_general(bytes, UNIT as usize, stream, tag),
+        }
     }
 
     fn allocate_aligned(
@@ -143,7 +146,8 @@ impl DeviceMemoryResource for PoolResource {
     }
 
     fn bytes_outstanding(&self) -> usize {
-        self.outstanding() as usize
+        let taken = self.arenas.counts().1;
+        (taken - self.slack().min(taken)) as usize
     }
 
     fn reap_pending(&self) -> ResourceResult<()> {
@@ -179,7 +183,7 @@ impl DeviceMemoryResource for PoolResource {
     }
 
     fn statistics(&self) -> ResourceStatistics {
-        let (counts, taken) = self.counts();
+        let (counts, taken) = self.arenas.counts();
         let outstanding = taken - self.slack().min(taken);
         let order = self.tracker.counters.sum();
         let allocations = counts.allocations();
@@ -196,7 +200,7 @@ impl DeviceMemoryResource for PoolResource {
     }
 
     fn is_trusted(&self, seal: Seal) -> bool {
-        self.segments.inner_resource().is_none_or(|inner| inner.is_trusted(seal))
+        self.reserve.segments.inner_resource().is_none_or(|inner| inner.is_trusted(seal))
     }
 
     fn places_blocks(&self) -> bool {
@@ -204,7 +208,7 @@ impl DeviceMemoryResource for PoolResource {
     }
 
     fn reserve_budget(&self, _bytes: usize) -> ResourceResult<Option<BudgetReservation>> {
-        match self.segments.inner_resource().map(|inner| inner.reserve_budget(0)) {
+        match self.reserve.segments.inner_resource().map(|inner| inner.reserve_budget(0)) {
             Some(Ok(Some(_))) => Err(ResourceError::Unsupported {
                 call: "reserve_budget",
                 detail: "a pool takes whole segments of the budget below it; put the budget over the pool",
@@ -227,17 +231,17 @@ impl DeviceMemoryResource for PoolResource {
     }
 
     fn meter_physical(&self, meter: Arc<dyn PhysicalMeter>) -> ResourceResult<()> {
-        self.segments.meter_physical(meter)
+        self.reserve.segments.meter_physical(meter)
     }
 
     fn physical_bytes(&self) -> Option<usize> {
-        match self.segments.inner_resource() {
+        match self.reserve.segments.inner_resource() {
             Some(inner) => inner.physical_bytes(),
-            None => Some(self.segments.reserved() as usize),
+            None => Some(self.reserve.segments.reserved() as usize),
         }
     }
 
     fn cap_physical(&self, cap: Arc<PhysicalCap>) -> ResourceResult<()> {
-        self.segments.cap_physical(cap)
+        self.reserve.segments.cap_physical(cap)
     }
 }

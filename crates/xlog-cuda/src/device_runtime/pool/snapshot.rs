@@ -80,14 +80,13 @@ impl PoolResource {
     #[must_use]
     pub fn snapshot(&self) -> PoolSnapshot {
         let mut snapshot = PoolSnapshot {
-            segment_kind: self.segments.kind(),
-            segments: self.segments.segment_count(),
-            reserved_bytes: self.segments.reserved() as usize,
+            segment_kind: self.reserve.segments.kind(),
+            segments: self.reserve.segments.segment_count(),
+            reserved_bytes: self.reserve.segments.reserved() as usize,
             ..PoolSnapshot::default()
         };
         let mut counts = ArenaCounts::default();
-        for (slot, arena) in self.arenas_with_slots() {
-            let Some(stream) = self.tracker.streams.at(slot) else { continue };
+        for (_, arena, stream) in self.arenas.with_streams(&self.tracker) {
             arena.with(|arena| {
                 counts.add(&arena.counts);
                 snapshot.live_bytes += arena.outstanding() as usize;
@@ -103,10 +102,11 @@ impl PoolResource {
                 }
             });
         }
-        let shared_free = self.slow_path.shared_free.lock();
-        snapshot.idle_bytes += shared_free.free_bytes() as usize;
-        snapshot.free_ranges += shared_free.free_ranges();
-        snapshot.largest_free = snapshot.largest_free.max(shared_free.largest_free() as usize);
+        self.reserve.read_shared_free(|shared_free| {
+            snapshot.idle_bytes += shared_free.free_bytes() as usize;
+            snapshot.free_ranges += shared_free.free_ranges();
+            snapshot.largest_free = snapshot.largest_free.max(shared_free.largest_free() as usize);
+        });
         let served = |source: Source| counts.sources.0[source as usize];
         snapshot.paths = PoolPaths {
             magazine: served(Source::Magazine),

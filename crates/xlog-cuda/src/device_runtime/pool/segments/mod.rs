@@ -50,6 +50,14 @@ impl Span {
         self.ptr.saturating_add(self.bytes)
     }
 
+    /// Whether it holds a request at its alignment.
+    pub(crate) fn holds(self, size: u64, align: u64) -> bool {
+        self.ptr
+            .checked_next_multiple_of(align)
+            .and_then(|start| self.end().checked_sub(start))
+            .is_some_and(|bytes| bytes >= size)
+    }
+
     /// Whether all of `other` lies inside.
     pub(crate) fn contains(self, other: Self) -> bool {
         self.ptr <= other.ptr && other.end() <= self.end()

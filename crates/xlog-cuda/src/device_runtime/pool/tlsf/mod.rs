@@ -24,7 +24,7 @@ mod tests;
 use super::prefetch::prefetch;
 use classes::{Classes, class_of, newest, spot_of};
 use nodes::{Id, Node, Nodes, Slots, State};
-use search::{FitRequest, find, find_any};
+use search::{FitRequest, find};
 use span_boundaries::SpanBoundaries;
 
 /// The unit of all sizes and addresses, in bytes.
@@ -83,15 +83,13 @@ impl Tlsf {
             let (id, head) = self.find_aligned(request)?;
             return self.split_block_at(id, head, request.bytes);
         }
-        self.allocate_units::<true>(request.bytes)
+        self.allocate_units(request.bytes)
     }
 
-    /// Allocates `bytes`, a positive number of whole units. Without `ANY` the code is laid out for sizes that are whole
-    /// classes.
+    /// Allocates `bytes`, a positive number of whole units.
     #[inline(always)]
-    pub(crate) fn allocate_units<const ANY: bool>(&mut self, bytes: u64) -> Option<TlsfAllocation> {
+    pub(crate) fn allocate_units(&mut self, bytes: u64) -> Option<TlsfAllocation> {
         let (mut slots, vacant) = self.nodes.slots_with_vacant()?;
-        let find = if ANY { find_any } else { find };
         let (id, class) = find(&slots, &self.classes, bytes)?;
         let taken = split_block(&mut slots, vacant, &mut self.classes, id, class, bytes)?;
         self.free_bytes -= bytes;

@@ -38,36 +38,20 @@ impl FitRequest {
     }
 }
 
-/// Finds a range of at least `bytes`, a multiple of the unit, and its class. Laid out for sizes that are whole classes.
+/// Finds a range of at least `bytes`, a multiple of the unit, and its class.
 #[inline(always)]
 pub(super) fn find(slots: &Slots<'_>, classes: &Classes, bytes: u64) -> Option<(Id, u32)> {
     let class = class_of(bytes);
-    if !is_class_minimum(bytes) {
-        return fit_within_class_cold(slots, classes, class, bytes);
-    }
-    good_fit(slots, classes, class, bytes)
-}
-
-/// [`find`] for sizes of which some ranges of their class are too small.
-#[inline(always)]
-pub(super) fn find_any(slots: &Slots<'_>, classes: &Classes, bytes: u64) -> Option<(Id, u32)> {
-    let class = class_of(bytes);
     if is_class_minimum(bytes) {
-        good_fit(slots, classes, class, bytes)
+        good_fit(slots, classes.next_nonempty(class)?, bytes)
     } else {
         fit_within_class(slots, classes, class, bytes)
     }
 }
 
-/// [`find`] for the smallest size of a class.
-#[inline(always)]
-fn good_fit(slots: &Slots<'_>, classes: &Classes, class: u32, bytes: u64) -> Option<(Id, u32)> {
-    good_fit_in(slots, classes.next_nonempty(class)?, bytes)
-}
-
 /// The smallest of the first few ranges of a class in which every range fits.
 #[inline(always)]
-fn good_fit_in(slots: &Slots<'_>, class: u32, bytes: u64) -> Option<(Id, u32)> {
+fn good_fit(slots: &Slots<'_>, class: u32, bytes: u64) -> Option<(Id, u32)> {
     let id = first(slots, class)?;
     // All ranges of an exact class have one size.
     if exact(class) || slots.at(id).bytes == bytes {
@@ -84,18 +68,6 @@ fn good_fit_in(slots: &Slots<'_>, class: u32, bytes: u64) -> Option<(Id, u32)> {
     Some((found, class))
 }
 
-/// [`fit_within_class`], out of line.
-#[cold]
-#[inline(never)]
-fn fit_within_class_cold(
-    slots: &Slots<'_>,
-    classes: &Classes,
-    class: u32,
-    bytes: u64,
-) -> Option<(Id, u32)> {
-    fit_within_class(slots, classes, class, bytes)
-}
-
 /// [`find`] for a size that some ranges of its class cannot hold.
 #[inline(always)]
 fn fit_within_class(
@@ -109,7 +81,7 @@ fn fit_within_class(
     }
     // Every range of a higher class fits.
     match classes.next_nonempty(class + 1) {
-        Some(above) => good_fit_in(slots, above, bytes),
+        Some(above) => good_fit(slots, above, bytes),
         None => best_fit_of_all(slots, class, bytes),
     }
 }

@@ -1,0 +1,154 @@
+//! Reserve: memory of a pool that belongs to no stream. It has the segments and the shared free list.
+//!
+//! Invariants:
+//! - No work is pending on memory of the shared free list, so any stream may take it without a wait.
+//! - `growing` is held while memory moves between the pool and the device, and while ranges belong to no arena. A
+//!   request that found nothing takes it and looks again, so two requests do not both grow for one need.
+
+use std::time::Instant;
+
+use xlog_driver::sync::{Mutex, MutexGuard};
+
+use super::arena::UNIT;
+use super::config::PoolConfig;
+use super::segments::{Segments, Span};
+use super::tlsf::{BoundedFit, Range, Tlsf, TlsfAllocation};
+use crate::device_runtime::resource::{ResourceError, ResourceResult, StreamId};
+
+/// The largest range that moves to another stream for a smaller request: large enough that ranges seldom move.
+pub(super) const MAX_TRANSFER: u64 = 2 << 20;
+
+/// The memory of a pool that belongs to no stream, away from the cache lines that all streams read.
+#[repr(align(128))]
+pub(super) struct Reserve {
+    pub(super) segments: Box<dyn Segments>,
+    shared_free: Mutex<Tlsf>,
+    /// When the pool last took memory from the device.
+    growing: Mutex<Instant>,
+    growth_bytes: u64,
+}
+
+impl Reserve {
+    pub(super) fn new(segments: Box<dyn Segments>, config: &PoolConfig) -> Self {
+        Self {
+            segments,
+            shared_free: Mutex::default(),
+            growing: Mutex::new(Instant::now()),
+            growth_bytes: config.growth_bytes as u64,
+        }
+    }
+
+    /// Takes `bytes` for the shared free list.
+    pub(super) fn grow_initial(&self, bytes: u64) -> ResourceResult<()> {
+        let mut left = bytes;
+        while left > 0 {
+            // In several spans, so that each can be returned by itself.
+            let span = self.segments.grow(left.min(self.growth_bytes), StreamId::DEFAULT)?;
+            self.insert(Range { ptr: span.ptr, bytes: span.bytes, stamp: 0 });
+            left = left.saturating_sub(span.bytes);
+        }
+        Ok(())
+    }
+
+    /// Locks growth and trims.
+    pub(super) fn growing(&self) -> MutexGuard<'_, Instant> {
+        self.growing.lock()
+    }
+
+    /// The size of a range that moves to a stream that asks for less.
+    pub(super) fn transfer_bytes(&self) -> u64 {
+        (self.growth_bytes / 16).next_multiple_of(UNIT).min(MAX_TRANSFER)
+    }
+
+    /// Allocates from `tlsf` a range that is worth moving to another stream, or a whole smaller range. A small part would
+    /// bring the next request here again, and leave a splinter behind.
+    pub(super) fn allocate_worth_moving(
+        &self,
+        tlsf: &mut Tlsf,
+        size: u64,
+        align: u64,
+        usable: &mut dyn FnMut(u64) -> bool,
+    ) -> Option<TlsfAllocation> {
+        let maximum = self.transfer_bytes();
+        let fit = BoundedFit { bytes: size.max(maximum), maximum, align };
+        tlsf.allocate_if(fit, usable)
+            .or_else(|| tlsf.allocate_if(BoundedFit { bytes: size, ..fit }, usable))
+    }
+
+    /// Removes a range that holds a request from the shared free list.
+    pub(super) fn remove_for(&self, size: u64, align: u64) -> Option<Range> {
+        let mut shared_free = self.shared_free.lock();
+        let taken = self
+            .allocate_worth_moving(&mut shared_free, size, align, &mut |_| true)
+            .or_else(|| shared_free.allocate(size, align))?;
+        let range = shared_free.remove_allocated(taken.node)?;
+        Some(Range { stamp: 0, ..range })
+    }
+
+    /// Inserts a range without pending work into the shared free list; false if that cannot take it.
+    pub(super) fn insert(&self, range: Range) -> bool {
+        self.shared_free.lock().insert_span(range, true)
+    }
+
+    /// Removes all ranges of at least `minimum` bytes from the shared free list.
+    pub(super) fn remove(&self, minimum: u64) -> Vec<Range> {
+        self.shared_free.lock().remove_if(minimum, &mut |range| Some(*range))
+    }
+
+    /// Inserts what is left of `idle`, without `gone`, into the shared free list.
+    pub(super) fn insert_idle(&self, idle: Vec<Span>, gone: &[Span]) {
+        let mut gone: Vec<Span> = gone.to_vec();
+        gone.sort_unstable_by_key(|span| span.ptr);
+        let mut gone = gone.into_iter().peekable();
+        let mut shared_free = self.shared_free.lock();
+        for span in idle {
+            let (mut from, end) = (span.ptr, span.end());
+            while let Some(part) = gone.next_if(|part| part.ptr < end) {
+                if part.ptr > from {
+                    let range = Range { ptr: from, bytes: part.ptr - from, stamp: 0 };
+                    shared_free.insert_span(range, true);
+                }
+                from = part.end();
+            }
+            if from < end {
+                shared_free.insert_span(Range { ptr: from, bytes: end - from, stamp: 0 }, true);
+            }
+        }
+    }
+
+    /// Takes at least `bytes` from the device: 1/32 of what the pool holds, if that is more, so that a small pool stays
+    /// small and a large one seldom grows. With foreign arenas up to 8/32, since they will ask soon.
+    pub(super) fn grow(
+        &self,
+        bytes: u64,
+        stream: StreamId,
+        foreign_arenas: u32,
+    ) -> ResourceResult<Span> {
+        let part = self.segments.reserved() / 32 * u64::from(foreign_arenas.min(7) + 1);
+        let step = part.max(2 << 20).next_multiple_of(2 << 20);
+        let step = step.min(self.growth_bytes);
+        if step > bytes {
+            match self.segments.grow(step, stream) {
+                Err(error) if is_full(&error) => {}
+                other => return other,
+            }
+        }
+        self.segments.grow(bytes, stream)
+    }
+
+    /// Reads figures of the shared free list.
+    pub(super) fn read_shared_free<R>(&self, read: impl FnOnce(&Tlsf) -> R) -> R {
+        read(&self.shared_free.lock())
+    }
+}
+
+impl From<Range> for Span {
+    fn from(range: Range) -> Self {
+        Self { ptr: range.ptr, bytes: range.bytes }
+    }
+}
+
+/// Whether the device, a limit or a ledger has no more memory.
+pub(super) fn is_full(error: &ResourceError) -> bool {
+    matches!(error, ResourceError::OutOfMemory { .. } | ResourceError::OutOfBudget { .. })
+}

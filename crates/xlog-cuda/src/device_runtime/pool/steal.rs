@@ -1,0 +1,219 @@
+//! Steals memory from the arenas of other streams.
+//!
+//! Invariant: a stolen range gets a stamp of its new stream, unless its last work is known to be complete.
+//! Happens-before is transitive, so a third stream that waits for the new owner also waits for the old one.
+
+use xlog_driver::DriverError;
+
+use super::arena::{Arena, Source, Suballocation};
+use super::segments::Span;
+use super::slow_path::SlowPath;
+use super::tlsf::{Range, Tlsf};
+use crate::device_runtime::ordering::primitive::Lock;
+use crate::device_runtime::resource::ResourceResult;
+use crate::stream::RawStream;
+
+/// Smaller ranges are left alone when ranges of several streams are coalesced.
+const MIN_COALESCED: u64 = 64 << 10;
+
+/// A free range, and the slot of its stream; no slot for a range of the shared free list.
+#[derive(Clone, Copy, Debug)]
+struct OwnedRange {
+    range: Range,
+    slot: Option<u32>,
+}
+
+impl SlowPath<'_> {
+    /// Steals from the arenas of other streams: ranges that need no wait, or any range `with_wait`.
+    pub(super) fn steal(&mut self, with_wait: bool) -> ResourceResult<Option<Suballocation>> {
+        let (pool, own) = (self.pool, self.owner.clock().slot());
+        for (slot, other, stream) in pool.arenas.with_streams(&pool.tracker) {
+            if slot == own {
+                continue;
+            }
+            let Some((range, source)) = self.steal_from(other, stream, with_wait) else {
+                continue;
+            };
+            if source == Source::StolenWithWait
+                && let Err(error) =
+                    self.owner.wait_on_clock(stream, range.stamp, &pool.tracker.counters)
+            {
+                other.with(|arena| arena.insert(range));
+                self.skipped.unless_lost(Err(error))?;
+                continue;
+            }
+            let stamp = if source == Source::Completed { 0 } else { self.owner.clock().now() };
+            let taken = self.insert_and_allocate(Range { stamp, ..range }, source);
+            if taken.is_some() {
+                return Ok(taken);
+            }
+        }
+        Ok(None)
+    }
+
+    /// Removes a range from the arena of `stream`.
+    fn steal_from(
+        &self,
+        other: &Lock<Arena>,
+        stream: &RawStream,
+        with_wait: bool,
+    ) -> Option<(Range, Source)> {
+        let (pool, reuse) = (self.pool, self.pool.config.reuse);
+        if !other.try_with(|arena| arena.free_bytes() >= self.size)? {
+            return None;
+        }
+        if reuse.opportunistic {
+            stream.poll_tail();
+        }
+        let (clock, here) = (stream.clock(), self.owner.clock());
+        let source_of = |stamp: u64| {
+            if stamp == 0 || reuse.opportunistic && clock.is_complete(stamp) {
+                Some(Source::Completed)
+            } else if reuse.follow_dependencies && here.covers(clock.slot(), stamp) {
+                Some(Source::StolenOrdered)
+            } else {
+                with_wait.then_some(Source::StolenWithWait)
+            }
+        };
+        let take = |tlsf: &mut Tlsf| {
+            let usable = &mut |stamp| source_of(stamp).is_some();
+            let taken = pool.reserve.allocate_worth_moving(tlsf, self.size, self.align, usable)?;
+            let range = tlsf.remove_allocated(taken.node)?;
+            Some((range, source_of(range.stamp)?))
+        };
+        let mut slots = Vec::new();
+        let found = other.try_with(|arena| {
+            let found = take(&mut arena.tlsf);
+            if found.is_some() || !with_wait {
+                return found;
+            }
+            // The magazine of the other stream is flushed last.
+            arena.flush(clock.now(), &pool.tracker.table, &mut slots);
+            take(&mut arena.tlsf)
+        });
+        pool.tracker.table.free_slots(slots);
+        found.flatten()
+    }
+
+    /// Coalesces adjacent free ranges, of several streams and of the shared free list, into one that holds the request.
+    /// The requesting stream waits for the last work on each. Ranges of a stream that cannot be waited for are left
+    /// out.
+    ///
+    /// The last resort of a pool that cannot grow: it scans every arena. Only what the request needs changes its
+    /// stream. `growing` is held, since the ranges belong to no arena meanwhile.
+    pub(super) fn coalesce_across_streams(&mut self) -> ResourceResult<Option<Suballocation>> {
+        let (pool, owner) = (self.pool, self.owner);
+        let _growing = pool.reserve.growing();
+        let minimum = (self.size / 32).max(MIN_COALESCED);
+        let shared_free = pool.reserve.remove(minimum).into_iter();
+        let mut parts: Vec<OwnedRange> =
+            shared_free.map(|range| OwnedRange { range, slot: None }).collect();
+        for (slot, arena) in pool.arenas.iter() {
+            let take = |arena: &mut Arena| arena.tlsf.remove_if(minimum, &mut |range| Some(*range));
+            let ranges = arena.try_with(take).unwrap_or_default().into_iter();
+            parts.extend(ranges.map(|range| OwnedRange { range, slot: Some(slot) }));
+        }
+        parts.sort_unstable_by_key(|part| part.range.ptr);
+        let mut left = Vec::new();
+        let mut outcome = Ok(());
+        let taken = loop {
+            let chosen = run_that_holds(&parts, self.size, self.align);
+            let Err((stream, error)) = self.wait_on_ranges(&parts[chosen.clone()]) else {
+                break chosen;
+            };
+            outcome = self.skipped.unless_lost(Err(error));
+            if outcome.is_err() {
+                break 0..0;
+            }
+            left.extend(parts.extract_if(.., |part| part.slot == Some(stream)));
+        };
+        left.extend(parts[..taken.start].iter().chain(&parts[taken.end..]));
+        self.put_back(left);
+        let Some((first, last)) = parts[taken.clone()].first().zip(parts[taken].last()) else {
+            return outcome.map(|()| None);
+        };
+        let (ptr, end) = (first.range.ptr, last.range.ptr + last.range.bytes);
+        Ok(self.arena.with(|arena| {
+            // Read inside the lock and after the waits, so that the stamp covers all of them.
+            let range = Range { ptr, bytes: end - ptr, stamp: owner.clock().now() };
+            arena.insert_and_allocate(range, self.size, self.align, Source::StolenWithWait)
+        }))
+    }
+
+    /// Inserts ranges where they came from, with one visit for each arena.
+    fn put_back(&self, mut ranges: Vec<OwnedRange>) {
+        ranges.sort_by_key(|part| part.slot);
+        for same in ranges.chunk_by(|one, other| one.slot == other.slot) {
+            let ranges = same.iter().map(|part| part.range);
+            match same.first().and_then(|part| self.pool.arenas.get(part.slot?)) {
+                Some(arena) => Lock::with_all(&[arena], |arenas| {
+                    ranges.for_each(|range| arenas.iter_mut().for_each(|arena| arena.insert(range)))
+                }),
+                None => ranges.for_each(|range| {
+                    self.pool.reserve.insert(range);
+                }),
+            }
+        }
+    }
+
+    /// Makes the stream wait for the last work on these ranges. A failure comes with the slot of the stream that could
+    /// not be waited for.
+    fn wait_on_ranges(&self, parts: &[OwnedRange]) -> Result<(), (u32, DriverError)> {
+        let tracker = &self.pool.tracker;
+        for OwnedRange { range, slot } in parts {
+            if let Some(slot) = *slot
+                && let Some(stream) = tracker.streams.at(slot)
+            {
+                let waited = self.owner.wait_on_clock(stream, range.stamp, &tracker.counters);
+                waited.map_err(|error| (slot, error))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The first run of adjacent parts, sorted by address, that together hold a request; empty if there is none.
+fn run_that_holds(parts: &[OwnedRange], size: u64, align: u64) -> std::ops::Range<usize> {
+    let holds = |from: usize, end: u64| {
+        let ptr = parts[from].range.ptr;
+        Span { ptr, bytes: end - ptr }.holds(size, align)
+    };
+    let (mut begin, mut end_of_last) = (0, 0);
+    for (at, OwnedRange { range, .. }) in parts.iter().enumerate() {
+        if range.ptr != end_of_last {
+            begin = at;
+        }
+        end_of_last = range.ptr + range.bytes;
+        // Parts at the front that the request does not need stay where they are.
+        while begin < at && holds(begin + 1, end_of_last) {
+            begin += 1;
+        }
+        if holds(begin, end_of_last) {
+            return begin..at + 1;
+        }
+    }
+    0..0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_is_the_shortest_that_holds_the_request_at_its_alignment() {
+        let part = |ptr, bytes| OwnedRange { range: Range { ptr, bytes, stamp: 1 }, slot: None };
+        let parts =
+            [part(0, 256), part(1024, 256), part(1280, 512), part(1792, 256), part(4096, 1024)];
+        assert_eq!(run_that_holds(&parts, 768, 256), 1..3);
+        assert_eq!(run_that_holds(&parts, 768, 256 << 2), 1..3);
+        // Only the last part reaches an address that is a multiple of 2048.
+        assert_eq!(run_that_holds(&parts, 768, 256 << 3), 4..5);
+        assert_eq!(run_that_holds(&parts[1..4], 700, 256), 0..2);
+        assert_eq!(run_that_holds(&parts[1..4], 768, 512), 0..2);
+        assert_eq!(run_that_holds(&parts[2..4], 768, 256), 0..2);
+        assert_eq!(run_that_holds(&parts, 2048, 256), 0..0);
+        assert_eq!(run_that_holds(&[], 1, 256), 0..0);
+        // The first part is not needed.
+        assert_eq!(run_that_holds(&[part(0, 256), part(256, 4096)], 4096, 256), 1..2);
+    }
+}
