@@ -4,11 +4,11 @@ use loom::sync::atomic::{AtomicU32, Ordering};
 use loom::sync::{Arc, Mutex};
 use loom::thread;
 
-use crate::bias::{Bias, CurrentThread};
+use crate::bias::Bias;
 use crate::threads;
 
 #[test]
-fn an_owner_that_knows_its_name_is_out_when_its_bias_was_taken() {
+fn an_owner_is_out_when_its_bias_was_taken() {
     loom::model(|| {
         let shared = Arc::new((Bias::default(), Mutex::new(()), AtomicU32::new(0)));
         assert!(shared.0.claim());
@@ -23,13 +23,12 @@ fn an_owner_that_knows_its_name_is_out_when_its_bias_was_taken() {
         };
         let (bias, lock, count) = &*shared;
         let step = || count.store(count.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
-        let entered = CurrentThread::with(|current| {
-            let held = bias.enter_as(current);
-            if held.is_some() {
-                step();
-            }
-            held.is_some()
-        });
+        let held = bias.enter();
+        let entered = held.is_some();
+        if entered {
+            step();
+        }
+        drop(held);
         if !entered {
             let _locked = lock.lock().unwrap();
             bias.revoke();
@@ -37,34 +36,30 @@ fn an_owner_that_knows_its_name_is_out_when_its_bias_was_taken() {
         }
         other.join().unwrap();
         assert_eq!(count.load(Ordering::Relaxed), 2, "a step was lost");
-        assert!(
-            CurrentThread::with(|current| bias.enter_as(current).is_none()),
-            "nobody owns it any more"
-        );
+        assert!(bias.enter().is_none(), "it has no owner any more");
     });
 }
 
 #[test]
-fn only_the_owner_enters_by_name_and_not_twice() {
+fn only_the_owner_enters_and_not_twice() {
     loom::model(|| {
         let bias = Arc::new(Bias::default());
-        let nobody =
-            |bias: &Bias| CurrentThread::with_no_thread(|current| bias.enter_as(current).is_none());
-        assert!(nobody(&bias), "what nobody owns is not entered by nobody");
-        assert!(CurrentThread::with(|current| bias.enter_as(current).is_none()), "not claimed");
+        assert!(bias.enter().is_none(), "a thread without a record enters what has no owner");
         assert!(bias.claim());
-        assert!(nobody(&bias));
         let other = {
             let bias = Arc::clone(&bias);
-            thread::spawn(move || CurrentThread::with(|current| bias.enter_as(current).is_some()))
+            thread::spawn(move || {
+                let without_record = bias.enter().is_some();
+                threads::current_or_new();
+                without_record || bias.enter().is_some()
+            })
         };
-        CurrentThread::with(|current| {
-            let held = bias.enter_as(current);
-            assert!(held.is_some());
-            assert!(bias.enter_as(current).is_none(), "it is inside already");
-        });
+        let held = bias.enter();
+        assert!(held.is_some());
+        assert!(bias.enter().is_none(), "it is inside already");
+        drop(held);
         assert!(!other.join().unwrap(), "another thread came in");
-        assert!(CurrentThread::with(|current| bias.enter_as(current).is_some()), "it was left");
+        assert!(bias.enter().is_some(), "it was left");
     });
 }
 

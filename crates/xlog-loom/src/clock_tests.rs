@@ -3,7 +3,6 @@
 use loom::sync::{Arc, Mutex};
 use loom::thread;
 
-use crate::bias::CurrentThread;
 use crate::clock::{Begun, ClockHeader, Cover, StreamClock};
 use crate::vector_clock::VectorClock;
 
@@ -63,11 +62,11 @@ impl Stream {
     // To a clock a thread is as good as another: its lock is a mutex here.
 
     fn begin(&self) -> Begun<u64> {
-        CurrentThread::with_no_thread(|current| self.clock.begin(current))
+        self.clock.begin()
     }
 
     fn recorded(&self, covers: u64, number: u64) {
-        CurrentThread::with_no_thread(|current| self.clock.recorded(current, covers, number));
+        self.clock.recorded(covers, number);
     }
 
     fn find_or_begin(
@@ -76,15 +75,11 @@ impl Stream {
         asker: u32,
         joined_clock: &mut Option<VectorClock>,
     ) -> Cover<u64> {
-        CurrentThread::with_no_thread(|current| {
-            self.clock.find_or_begin(current, stamp, asker, joined_clock)
-        })
+        self.clock.find_or_begin(stamp, asker, joined_clock)
     }
 
     fn join(&self, key: u32, covers: u64, joined_clock: &Option<VectorClock>) {
-        CurrentThread::with_no_thread(|current| {
-            self.clock.join(current, key, covers, joined_clock)
-        });
+        self.clock.join(key, covers, joined_clock);
     }
 }
 
@@ -146,27 +141,25 @@ fn nobody_skips_a_wait_that_is_not_queued_yet() {
 
 /// As a stream follows another one in the fewest steps: a stamp that stands is not covered. False where it would go the long way.
 fn wait_on_fast(b: &Stream, a: &Stream, stamp: u64) -> bool {
-    CurrentThread::with_no_thread(|current| {
-        let covers = if a.clock.now() == stamp {
-            let Some((covers, event)) = a.clock.begin_open(current, Some(b.clock.slot())) else {
-                return false;
-            };
-            a.queue.lock().unwrap().push(Queued::Again(event));
-            b.queue.lock().unwrap().push(Queued::Wait(covers));
-            a.clock.recorded_open();
-            covers
-        } else {
-            let Some((covers, _)) = a.clock.find_plain(current, stamp, b.clock.slot()) else {
-                return false;
-            };
-            b.queue.lock().unwrap().push(Queued::Wait(covers));
-            a.clock.unpin_plain();
-            covers
+    let covers = if a.clock.now() == stamp {
+        let Some((covers, event)) = a.clock.begin_open(Some(b.clock.slot())) else {
+            return false;
         };
-        assert!(covers >= stamp);
-        b.clock.join_plain(current, a.clock.slot(), covers);
-        true
-    })
+        a.queue.lock().unwrap().push(Queued::Again(event));
+        b.queue.lock().unwrap().push(Queued::Wait(covers));
+        a.clock.recorded_open();
+        covers
+    } else {
+        let Some((covers, _)) = a.clock.find_plain(stamp, b.clock.slot()) else {
+            return false;
+        };
+        b.queue.lock().unwrap().push(Queued::Wait(covers));
+        a.clock.unpin_plain();
+        covers
+    };
+    assert!(covers >= stamp);
+    b.clock.join_plain(a.clock.slot(), covers);
+    true
 }
 
 #[test]
@@ -197,8 +190,7 @@ fn an_event_begun_without_the_lock_is_not_found_before_it_is_recorded() {
         let recorder = {
             let a = Arc::clone(&a);
             thread::spawn(move || {
-                let begun =
-                    CurrentThread::with_no_thread(|current| a.clock.begin_open(current, None));
+                let begun = a.clock.begin_open(None);
                 let (_, event) = begun.unwrap();
                 a.queue.lock().unwrap().push(Queued::Again(event));
                 a.clock.recorded_open();
@@ -223,8 +215,7 @@ fn an_event_begun_without_the_lock_is_not_used_again_before_it_is_recorded() {
         let recorder = {
             let a = Arc::clone(&a);
             thread::spawn(move || {
-                let begun =
-                    CurrentThread::with_no_thread(|current| a.clock.begin_open(current, None));
+                let begun = a.clock.begin_open(None);
                 // The other one may have taken the only event there is.
                 let Some((_, event)) = begun else { return };
                 a.queue.lock().unwrap().push(Queued::Again(event));

@@ -3,7 +3,7 @@
 pub(crate) use loom::sync::Arc;
 pub(crate) use loom::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
-pub(crate) use crate::bias::{Bias, BiasedSection, CurrentThread};
+pub(crate) use crate::bias::{Bias, BiasedSection};
 pub(crate) use crate::threads::thread_index;
 
 /// Made at once: who makes it first is the matter of a crate.
@@ -19,31 +19,6 @@ impl<T> Lazy<T> {
         &self.0
     }
 }
-
-/// As in `ordering::primitive`.
-macro_rules! with_as {
-    ($lock:expr, $current:expr, |$value:ident| $body:expr) => {
-        match $lock.enter_as($current) {
-            Some(mut inside) => {
-                let $value = &mut *inside;
-                $body
-            }
-            None => $lock.with_elsewhere(move |$value| $body),
-        }
-    };
-}
-pub(crate) use with_as;
-
-/// As in `ordering::primitive`.
-macro_rules! visit {
-    ($lock:expr, $current:expr, else $leave:expr) => {
-        match $lock.enter_as($current) {
-            Some(inside) => inside,
-            None => $leave,
-        }
-    };
-}
-pub(crate) use visit;
 
 /// To the credits a biased mutex is a mutex like any other; what makes it quick is not modelled here.
 #[derive(Debug)]
@@ -97,17 +72,13 @@ impl<T> Lock<T> {
     }
 
     /// As if the bias were always this thread's.
-    pub(crate) fn enter_as(&self, _me: CurrentThread<'_>) -> Option<loom::sync::MutexGuard<'_, T>> {
+    pub(crate) fn enter_scheduled(&self) -> Option<loom::sync::MutexGuard<'_, T>> {
         Some(self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner))
     }
 
     /// As if the bias were always this thread's.
     pub(crate) fn is_local(&self) -> bool {
         true
-    }
-
-    pub(crate) fn with_elsewhere<R>(&self, body: impl FnOnce(&mut T) -> R) -> R {
-        self.with(body)
     }
 
     pub(crate) fn with_nested<R>(&self, body: impl FnOnce(&mut T) -> R) -> R {

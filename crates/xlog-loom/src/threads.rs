@@ -22,16 +22,8 @@ loom::thread_local! {
     static ID: Cell<u32> = Cell::new(0);
 }
 
-pub(crate) fn unregistered() -> &'static ThreadRecord {
-    &TABLE[0]
-}
-
 pub(crate) fn current() -> &'static ThreadRecord {
     &TABLE[ID.with(Cell::get) as usize]
-}
-
-pub(crate) fn visible() -> &'static ThreadRecord {
-    current()
 }
 
 pub(crate) fn current_or_new() -> Option<&'static ThreadRecord> {

@@ -13,7 +13,6 @@ use xlog_driver::{CaptureStatus, Driver, DriverError, DriverResult, EventHandle,
 use crate::CudaDevice;
 use crate::device_runtime::ordering::clock::{Begun, StreamClock};
 use crate::device_runtime::ordering::clock_headers::ClockHeaderRef;
-use crate::device_runtime::ordering::primitive::{CurrentThread, with_current_thread};
 use crate::device_runtime::ordering::striped_counters::{StripedCounters, WaitCounts};
 use crate::device_wait;
 
@@ -106,34 +105,21 @@ impl RawStream {
     }
 
     /// Records an event at the tail of this stream; returns the stamp that it covers.
-    pub(crate) fn record(&self, counters: &StripedCounters) -> DriverResult<u64> {
-        with_current_thread(|current| self.record_as(current, counters))
-    }
-
-    /// [`RawStream::record`] with the current thread.
     #[inline(always)]
-    pub(crate) fn record_as(
-        &self,
-        current: CurrentThread<'_>,
-        counters: &StripedCounters,
-    ) -> DriverResult<u64> {
+    pub(crate) fn record(&self, counters: &StripedCounters) -> DriverResult<u64> {
         self.check_not_capturing("event_record")?;
-        self.record_fast(current, counters)
+        self.record_fast(counters)
     }
 
     /// [`RawStream::record`] of a stream whose handle has not escaped.
     #[inline(always)]
-    pub(crate) fn record_fast(
-        &self,
-        current: CurrentThread<'_>,
-        counters: &StripedCounters,
-    ) -> DriverResult<u64> {
-        let Some((covers, event)) = self.clock.begin_open(current, None) else {
-            return self.record_slow(current, counters);
+    pub(crate) fn record_fast(&self, counters: &StripedCounters) -> DriverResult<u64> {
+        let Some((covers, event)) = self.clock.begin_open(None) else {
+            return self.record_slow(counters);
         };
         self.record_open(covers, event)?;
         self.clock.recorded_open();
-        counters.count_waits(current, 1, 0);
+        counters.count_waits(1, 0);
         Ok(covers)
     }
 
@@ -155,15 +141,11 @@ impl RawStream {
     }
 
     #[inline(never)]
-    fn record_slow(
-        &self,
-        current: CurrentThread<'_>,
-        counters: &StripedCounters,
-    ) -> DriverResult<u64> {
-        let begun = self.clock.begin(current);
+    fn record_slow(&self, counters: &StripedCounters) -> DriverResult<u64> {
+        let begun = self.clock.begin();
         let event = self.record_begun(begun)?;
-        counters.count_as(current, |counts| counts.recorded += 1);
-        if let Some((covers, event)) = self.clock.recorded(current, begun.covers, event) {
+        counters.count(|counts| counts.recorded += 1);
+        if let Some((covers, event)) = self.clock.recorded(begun.covers, event) {
             self.ask(covers, event);
         }
         Ok(begun.covers)
@@ -222,7 +204,7 @@ impl RawStream {
             return Ok(());
         }
         let mut waits = WaitCounts::default();
-        let waited = with_current_thread(|current| self.wait_on(current, other, stamp, &mut waits));
+        let waited = self.wait_on(other, stamp, &mut waits);
         counters.count(|counts| counts.add_waits(waits));
         waited
     }
@@ -231,7 +213,6 @@ impl RawStream {
     #[inline(always)]
     pub(crate) fn wait_on(
         &self,
-        current: CurrentThread<'_>,
         other: &Self,
         stamp: u64,
         waits: &mut WaitCounts,
@@ -239,11 +220,11 @@ impl RawStream {
         self.check_not_capturing("stream_wait_event")?;
         let known = &other.clock;
         let mut joined_clock = None;
-        let cover = known.find_or_begin(current, stamp, self.clock.slot(), &mut joined_clock);
+        let cover = known.find_or_begin(stamp, self.clock.slot(), &mut joined_clock);
         match cover.event {
             Some(event) if cover.recorded => {
                 let queued = self.driver().stream_wait_event(self.handle, event);
-                known.unpin_as(current);
+                known.unpin();
                 queued?;
             }
             recycled => {
@@ -256,46 +237,36 @@ impl RawStream {
                 waits.recorded += 1;
                 let queued = self.driver().stream_wait_event(self.handle, event);
                 // Only now can other threads find the event, so it needed no pin.
-                if let Some((covers, event)) = known.recorded(current, begun.covers, event) {
+                if let Some((covers, event)) = known.recorded(begun.covers, event) {
                     other.ask(covers, event);
                 }
                 queued?;
             }
         }
         waits.inserted += 1;
-        self.clock.join(current, known.slot(), cover.covers, &joined_clock);
+        self.clock.join(known.slot(), cover.covers, &joined_clock);
         Ok(())
     }
 
     /// [`RawStream::wait_on`] for a stream whose handle has not escaped. `Ok` is the number of events that were
     /// recorded.
     #[inline(always)]
-    pub(crate) fn wait_on_fast(
-        &self,
-        current: CurrentThread<'_>,
-        other: &Self,
-        stamp: u64,
-    ) -> Result<u64, Box<WaitFailed>> {
+    pub(crate) fn wait_on_fast(&self, other: &Self, stamp: u64) -> Result<u64, Box<WaitFailed>> {
         // A stamp moves when an event is begun or the tail is polled. So no event covers the current stamp.
         match other.clock.now() == stamp {
-            true => self.wait_on_tail(current, other, stamp),
-            false => self.wait_on_event(current, other, stamp),
+            true => self.wait_on_tail(other, stamp),
+            false => self.wait_on_event(other, stamp),
         }
     }
 
     /// Records the tail of `other` and waits for it.
     #[inline(always)]
-    fn wait_on_tail(
-        &self,
-        current: CurrentThread<'_>,
-        other: &Self,
-        stamp: u64,
-    ) -> Result<u64, Box<WaitFailed>> {
+    fn wait_on_tail(&self, other: &Self, stamp: u64) -> Result<u64, Box<WaitFailed>> {
         let known = &other.clock;
         if known.header().handle_escaped() {
             return self.wait_on_slow(other, stamp);
         }
-        let Some((covers, event)) = known.begin_open(current, Some(self.clock.slot())) else {
+        let Some((covers, event)) = known.begin_open(Some(self.clock.slot())) else {
             return self.wait_on_slow(other, stamp);
         };
         other.record_open(covers, event).map_err(|error| WaitFailed::boxed(0, error))?;
@@ -303,33 +274,28 @@ impl RawStream {
         // Only now can other threads find the event, so it needed no pin.
         known.recorded_open();
         queued.map_err(|error| WaitFailed::boxed(1, error))?;
-        self.clock.join_plain(current, known.slot(), covers);
+        self.clock.join_plain(known.slot(), covers);
         Ok(1)
     }
 
     /// Waits for a recorded event of `other`, if there is one.
     #[inline(always)]
-    fn wait_on_event(
-        &self,
-        current: CurrentThread<'_>,
-        other: &Self,
-        stamp: u64,
-    ) -> Result<u64, Box<WaitFailed>> {
+    fn wait_on_event(&self, other: &Self, stamp: u64) -> Result<u64, Box<WaitFailed>> {
         let known = &other.clock;
-        let Some((covers, event)) = known.find_plain(current, stamp, self.clock.slot()) else {
+        let Some((covers, event)) = known.find_plain(stamp, self.clock.slot()) else {
             return self.wait_on_slow(other, stamp);
         };
         let queued = self.driver().stream_wait_event(self.handle, event);
         known.unpin_plain();
         queued.map_err(|error| WaitFailed::boxed(0, error))?;
-        self.clock.join_plain(current, known.slot(), covers);
+        self.clock.join_plain(known.slot(), covers);
         Ok(0)
     }
 
     #[inline(never)]
     fn wait_on_slow(&self, other: &Self, stamp: u64) -> Result<u64, Box<WaitFailed>> {
         let mut waits = WaitCounts::default();
-        match with_current_thread(|current| self.wait_on(current, other, stamp, &mut waits)) {
+        match self.wait_on(other, stamp, &mut waits) {
             Ok(()) => Ok(waits.recorded),
             Err(error) => Err(WaitFailed::boxed(waits.recorded, error)),
         }
@@ -409,7 +375,7 @@ impl RawStream {
         wait: impl FnOnce(&dyn Driver, EventHandle) -> DriverResult<bool>,
     ) -> DriverResult<(u64, bool)> {
         self.check_not_capturing("event_record")?;
-        let begun = with_current_thread(|current| self.clock.begin(current));
+        let begun = self.clock.begin();
         let (covers, event) = (begun.covers, self.record_begun(begun)?);
         let ask = self.clock.recorded_pinned(covers, event);
         counters.count(|counts| counts.recorded += 1);

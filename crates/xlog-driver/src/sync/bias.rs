@@ -10,13 +10,13 @@
 //! then reads whether the owner has announced itself. With the barriers between the two, at least one of them sees the other.
 //!
 //! A thread that is about to enter while the bias is taken from it notices too late to leave no trace: it announces itself for a moment.
-//! The announcement is in the record of the thread ([`ThreadRecord`]) and not in the bias, so a late former owner hides no other. Any
+//! The announcement is in the record of the thread (`ThreadRecord`) and not in the bias, so a late former owner hides no other. Any
 //! number of threads can own a bias by turns.
 
 use std::marker::PhantomData;
 
 use super::barrier::{self, AtomicU32, Ordering};
-use super::thread_record::{Announced, ThreadRecord};
+use super::thread_record::Announced;
 use super::threads;
 
 /// Reads of the announcement of an owner before [`Bias::try_revoke`] gives up.
@@ -38,36 +38,6 @@ pub struct BiasedSection<'a> {
     _bias: PhantomData<(&'a Bias, *const ())>,
 }
 
-/// The running thread, for as long as a call lasts: a function that enters several biases looks it up once.
-///
-/// It cannot leave the call: a thread that is about to end loses its record.
-#[derive(Clone, Copy, Debug)]
-pub struct CurrentThread<'a> {
-    record: &'static ThreadRecord,
-    _call: PhantomData<(&'a (), *const ())>,
-}
-
-impl CurrentThread<'_> {
-    /// Runs `body` with the running thread. Under a scheduler, and before the thread first owned something, that owns nothing and
-    /// takes every slow path.
-    #[inline(always)]
-    pub fn with<R>(body: impl for<'a> FnOnce(CurrentThread<'a>) -> R) -> R {
-        body(CurrentThread { record: threads::visible(), _call: PhantomData })
-    }
-
-    /// Runs `body` with a thread that owns nothing.
-    pub fn with_no_thread<R>(body: impl for<'a> FnOnce(CurrentThread<'a>) -> R) -> R {
-        body(CurrentThread { record: threads::unregistered(), _call: PhantomData })
-    }
-
-    /// The index of the thread; of one that owns nothing a number that no thread has.
-    #[inline(always)]
-    #[must_use]
-    pub fn index(self) -> u32 {
-        self.record.id
-    }
-}
-
 impl Bias {
     /// What an owner announces.
     #[inline(always)]
@@ -79,18 +49,7 @@ impl Bias {
     #[inline(always)]
     #[must_use]
     pub fn enter(&self) -> Option<BiasedSection<'_>> {
-        self.enter_by(threads::current())
-    }
-
-    /// [`Bias::enter`] by a thread that was looked up before.
-    #[inline(always)]
-    #[must_use]
-    pub fn enter_as(&self, current: CurrentThread<'_>) -> Option<BiasedSection<'_>> {
-        self.enter_by(current.record)
-    }
-
-    #[inline(always)]
-    fn enter_by(&self, current: &'static ThreadRecord) -> Option<BiasedSection<'_>> {
+        let current = threads::current();
         if self.owner.load(Ordering::Relaxed) != current.id {
             return None;
         }

@@ -3,12 +3,12 @@
 //! It is an ordinary mutex until one thread has locked it several times in a row; from then on that thread enters by plain
 //! stores. The first other thread takes the bias away, which costs a barrier through all running threads, and the mutex is an
 //! ordinary one again until another row; each loss makes the next row longer, so threads that alternate do not pay for it.
-//! A visit ([`BiasedMutex::with_temporary_revocation`], `try_with` and `with_all`) is no loss: an owner that had to wait for it goes on as the owner.
+//! A visit ([`BiasedMutex::try_with`] and [`BiasedMutex::with_all`]) is no loss: an owner that had to wait for it goes on as the owner.
 //!
 //! It does not poison, and it does not tell a deterministic scheduler: nothing may be called inside that could hand over to
 //! another thread. Locking it again inside blocks for ever, as with any mutex.
 
-use super::bias::{Bias, BiasedSection, CurrentThread};
+use super::bias::{Bias, BiasedSection};
 use std::cell::UnsafeCell;
 use std::fmt;
 use std::ops::{Deref, DerefMut};
@@ -53,13 +53,6 @@ impl<T> BiasedMutex<T> {
         Some(BiasedGuard { value: &self.value, _held: held })
     }
 
-    /// [`BiasedMutex::enter`] for one who knows its name.
-    #[inline(always)]
-    pub fn enter_as(&self, current: CurrentThread<'_>) -> Option<BiasedGuard<'_, T>> {
-        let held = self.bias.enter_as(current)?;
-        Some(BiasedGuard { value: &self.value, _held: held })
-    }
-
     /// Runs `body` with the value.
     #[inline(always)]
     pub fn with<R>(&self, body: impl FnOnce(&mut T) -> R) -> R {
@@ -88,23 +81,6 @@ impl<T> BiasedMutex<T> {
         if consecutive.length >= consecutive.threshold && self.bias.claim() {
             consecutive.threshold = consecutive.threshold.saturating_mul(2).min(MAX_BIAS_THRESHOLD);
         }
-    }
-
-    /// [`BiasedMutex::with`] for one who comes seldom: the owner, who waits meanwhile, goes on as before.
-    #[cold]
-    #[inline(never)]
-    pub fn with_temporary_revocation<R>(&self, body: impl FnOnce(&mut T) -> R) -> R {
-        if let Some(mut inside) = self.enter() {
-            return body(&mut inside);
-        }
-        let _consecutive = self.lock_only();
-        let owner = self.bias.owner();
-        self.bias.revoke();
-        #[allow(unsafe_code)]
-        // SAFETY: the lock is held and the bias revoked; nobody else touches the value.
-        let result = body(unsafe { &mut *self.value.get() });
-        self.bias.restore(owner);
-        result
     }
 
     /// Runs `body` with the value if nobody else has it for long.
@@ -354,7 +330,7 @@ mod tests {
                     }
                 };
                 visits += mutexes[0].try_with(visit).map_or(0, |()| 1);
-                mutexes[1].with_temporary_revocation(visit);
+                BiasedMutex::with_all(&all[1..], |values| visit(values[0]));
                 BiasedMutex::with_all(&all, |values| values.iter_mut().for_each(|v| step(v)));
                 visits += 3;
             }

@@ -12,7 +12,7 @@ mod biased_mutex;
 mod thread_record;
 mod threads;
 
-pub use bias::{Bias, BiasedSection, CurrentThread};
+pub use bias::{Bias, BiasedSection};
 pub use biased_mutex::{BiasedGuard, BiasedMutex};
 pub use threads::{thread_index, thread_name};
 
@@ -47,14 +47,12 @@ pub fn with_scheduler<T>(scheduler: Scheduler, body: impl FnOnce() -> T) -> T {
     impl Drop for Restore {
         fn drop(&mut self) {
             let previous = self.0.take();
-            threads::hide(previous.is_some());
             SCHEDULER.with(|slot| *slot.borrow_mut() = previous);
             SCHEDULED.fetch_sub(1, Ordering::Relaxed);
         }
     }
     SCHEDULED.fetch_add(1, Ordering::Relaxed);
     let _restore = Restore(SCHEDULER.with(|slot| slot.borrow_mut().replace(scheduler)));
-    threads::hide(true);
     body()
 }
 
@@ -77,12 +75,6 @@ pub fn scheduling_point() {
     {
         scheduler(Turn::May);
     }
-}
-
-/// Runs `body` with the running thread, see [`CurrentThread`]. Under a scheduler that thread owns nothing, so every slow path calls the scheduler.
-#[inline(always)]
-pub fn with_current_thread<R>(body: impl for<'a> FnOnce(CurrentThread<'a>) -> R) -> R {
-    CurrentThread::with(body)
 }
 
 /// Mutual exclusion, visible to a deterministic scheduler.

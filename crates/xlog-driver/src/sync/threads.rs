@@ -46,9 +46,6 @@ struct Registry {
 thread_local! {
     /// Without a destructor, so that it can be read to the very end.
     static CURRENT: Cell<&'static ThreadRecord> = const { Cell::new(&UNREGISTERED) };
-    /// As `CURRENT`; nothing while the thread is hidden.
-    static VISIBLE: Cell<&'static ThreadRecord> = const { Cell::new(&UNREGISTERED) };
-    static HIDDEN: Cell<bool> = const { Cell::new(false) };
     static NAME: Cell<u32> = const { Cell::new(0) };
     static END: End = const { End };
 }
@@ -59,7 +56,6 @@ struct End;
 impl Drop for End {
     fn drop(&mut self) {
         let record = CURRENT.replace(&UNREGISTERED);
-        VISIBLE.set(&UNREGISTERED);
         NAME.set(0);
         // A thread that forgot to leave a bias keeps its record: a successor would be inside.
         if record.id != NO_THREAD && record.is_outside() {
@@ -103,23 +99,6 @@ pub(super) fn current() -> &'static ThreadRecord {
     CURRENT.get()
 }
 
-/// As [`current`], and [`UNREGISTERED`] while the thread is hidden.
-#[inline(always)]
-pub(super) fn visible() -> &'static ThreadRecord {
-    VISIBLE.get()
-}
-
-/// The record that no thread has.
-pub(super) fn unregistered() -> &'static ThreadRecord {
-    &UNREGISTERED
-}
-
-/// Hides the thread from [`visible`], or shows it again.
-pub(super) fn hide(hidden: bool) {
-    HIDDEN.set(hidden);
-    VISIBLE.set(if hidden { &UNREGISTERED } else { CURRENT.get() });
-}
-
 /// The record of this thread, taken if it has none. `None` for a thread that is about to end, and beyond [`MAX_RECORDS`].
 pub(super) fn current_or_new() -> Option<&'static ThreadRecord> {
     let current = CURRENT.get();
@@ -147,7 +126,6 @@ fn register() -> Option<&'static ThreadRecord> {
     record.is_live.store(true, Ordering::Relaxed);
     drop(registry);
     CURRENT.set(record);
-    hide(HIDDEN.get());
     Some(record)
 }
 

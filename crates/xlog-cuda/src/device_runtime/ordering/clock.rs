@@ -15,7 +15,7 @@
 use std::ops::Deref;
 
 use super::events::{EventEntry, Events};
-use super::primitive::{AtomicU64, CurrentThread, Lock, Ordering, visit, with_as};
+use super::primitive::{AtomicU64, Lock, Ordering};
 use super::vector_clock::{ENTRIES, Epoch, VectorClock};
 
 /// A recorded event, pinned: it is not recycled before [`StreamClock::unpin`].
@@ -171,8 +171,8 @@ impl<E: Copy, C: Deref<Target = ClockHeader>, const N: usize> StreamClock<E, C, 
 
     /// Begins an event. [`StreamClock::recorded`] or [`StreamClock::failed`] must follow.
     #[inline(always)]
-    pub(crate) fn begin(&self, current: CurrentThread<'_>) -> Begun<E> {
-        with_as!(self.inner, current, |inner| self.begin_in(inner))
+    pub(crate) fn begin(&self) -> Begun<E> {
+        self.inner.with(|inner| self.begin_in(inner))
     }
 
     /// Whether this thread can use the clock without a process-wide barrier.
@@ -230,12 +230,8 @@ impl<E: Copy, C: Deref<Target = ClockHeader>, const N: usize> StreamClock<E, C, 
     /// follows. Declines if there is no such event, another one is open, or a poll is due; also if stream `asker` would
     /// have to join this clock.
     #[inline(always)]
-    pub(crate) fn begin_open(
-        &self,
-        current: CurrentThread<'_>,
-        asker: Option<u32>,
-    ) -> Option<(u64, E)> {
-        let mut inner = visit!(self.inner, current, else return None);
+    pub(crate) fn begin_open(&self, asker: Option<u32>) -> Option<(u64, E)> {
+        let mut inner = self.inner.enter_scheduled()?;
         let last_epoch = self.last_epoch();
         let adds =
             asker.is_some_and(|asker| !inner.vector.now().is_empty() || last_epoch.adds_to(asker));
@@ -263,13 +259,8 @@ impl<E: Copy, C: Deref<Target = ClockHeader>, const N: usize> StreamClock<E, C, 
 
     /// Publishes a recorded event. Sometimes returns an event to poll, pinned: [`StreamClock::asked`] takes the answer.
     #[inline(always)]
-    pub(crate) fn recorded(
-        &self,
-        current: CurrentThread<'_>,
-        covers: u64,
-        event: E,
-    ) -> Option<(u64, E)> {
-        with_as!(self.inner, current, |inner| {
+    pub(crate) fn recorded(&self, covers: u64, event: E) -> Option<(u64, E)> {
+        self.inner.with(|inner| {
             inner.set(covers, event);
             inner.ask(self.open())
         })
@@ -313,17 +304,11 @@ impl<E: Copy, C: Deref<Target = ClockHeader>, const N: usize> StreamClock<E, C, 
     #[inline(always)]
     pub(crate) fn find_or_begin(
         &self,
-        current: CurrentThread<'_>,
         stamp: u64,
         asker: u32,
         joined_clock: &mut Option<VectorClock<N>>,
     ) -> Cover<E> {
-        with_as!(self.inner, current, |inner| self.find_or_begin_in(
-            inner,
-            stamp,
-            asker,
-            joined_clock
-        ))
+        self.inner.with(|inner| self.find_or_begin_in(inner, stamp, asker, joined_clock))
     }
 
     #[inline(always)]
@@ -352,13 +337,8 @@ impl<E: Copy, C: Deref<Target = ClockHeader>, const N: usize> StreamClock<E, C, 
     /// [`StreamClock::find_or_begin`] if there is an event and nothing to join, without the lock afterwards: it is
     /// pinned until [`StreamClock::unpin_plain`]. Declines otherwise, or if another thread has one pinned like this.
     #[inline(always)]
-    pub(crate) fn find_plain(
-        &self,
-        current: CurrentThread<'_>,
-        stamp: u64,
-        asker: u32,
-    ) -> Option<(u64, E)> {
-        let inner = visit!(self.inner, current, else return None);
+    pub(crate) fn find_plain(&self, stamp: u64, asker: u32) -> Option<(u64, E)> {
+        let inner = self.inner.enter_scheduled()?;
         let (event, entry) = inner.find(stamp, self.open())?;
         if entry.adds_to(asker) || self.held.load(Ordering::Relaxed) != 0 {
             return None;
@@ -375,11 +355,11 @@ impl<E: Copy, C: Deref<Target = ClockHeader>, const N: usize> StreamClock<E, C, 
 
     /// [`StreamClock::join`] without a vector clock, for a stamp that is not covered yet.
     #[inline(always)]
-    pub(crate) fn join_plain(&self, current: CurrentThread<'_>, slot: u32, covers: u64) {
+    pub(crate) fn join_plain(&self, slot: u32, covers: u64) {
         match self.last_epoch().raised(slot, covers) {
             // Release: the wait is queued.
             Some(now) => self.last_epoch.store(now.word(), Ordering::Release),
-            None => with_as!(self.inner, current, |inner| self.join_in(inner, slot, covers)),
+            None => self.inner.with(|inner| self.join_in(inner, slot, covers)),
         }
     }
 
@@ -392,22 +372,14 @@ impl<E: Copy, C: Deref<Target = ClockHeader>, const N: usize> StreamClock<E, C, 
     }
 
     /// Unpins an event.
+    #[inline(always)]
     pub(crate) fn unpin(&self) {
-        self.inner.with(|inner| self.unpin_in(inner));
-    }
-
-    #[inline(always)]
-    fn unpin_in(&self, inner: &mut Events<E, N>) {
-        inner.pins = inner.pins.saturating_sub(1);
-        if inner.pins == 0 && !inner.retired_events.is_empty() {
-            self.recycle(inner);
-        }
-    }
-
-    /// [`StreamClock::unpin`] for the current thread.
-    #[inline(always)]
-    pub(crate) fn unpin_as(&self, current: CurrentThread<'_>) {
-        with_as!(self.inner, current, |inner| self.unpin_in(inner));
+        self.inner.with(|inner| {
+            inner.pins = inner.pins.saturating_sub(1);
+            if inner.pins == 0 && !inner.retired_events.is_empty() {
+                self.recycle(inner);
+            }
+        });
     }
 
     /// Notes that everything up to `stamp` has completed, and retires the events that covered it.
@@ -428,14 +400,8 @@ impl<E: Copy, C: Deref<Target = ClockHeader>, const N: usize> StreamClock<E, C, 
 
     /// Publishes a wait for an event of stream `slot`, after it was queued on this stream.
     #[inline(always)]
-    pub(crate) fn join(
-        &self,
-        current: CurrentThread<'_>,
-        slot: u32,
-        covers: u64,
-        joined_clock: &Option<VectorClock<N>>,
-    ) {
-        with_as!(self.inner, current, |inner| {
+    pub(crate) fn join(&self, slot: u32, covers: u64, joined_clock: &Option<VectorClock<N>>) {
+        self.inner.with(|inner| {
             if let Some(joined_clock) = joined_clock {
                 self.join_vector(inner, joined_clock);
             }

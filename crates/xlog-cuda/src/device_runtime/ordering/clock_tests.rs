@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 
 use super::clock::{Begun, ClockHeader, StreamClock};
-use super::primitive::with_current_thread;
 
 /// How far a stream is ordered after each other one, in full.
 type Full = BTreeMap<usize, u64>;
@@ -47,13 +46,13 @@ impl<const N: usize> Streams<N> {
         } else {
             self.events[event] = brings;
         }
-        with_current_thread(|current| self.clocks[stream].recorded(current, begun.covers, event));
+        self.clocks[stream].recorded(begun.covers, event);
         event
     }
 
     /// Work of `stream` that finishes and has its event at once; returns its stamp.
     fn work(&mut self, stream: usize) -> u64 {
-        let begun = with_current_thread(|current| self.clocks[stream].begin(current));
+        let begun = self.clocks[stream].begin();
         self.record(stream, begun);
         begun.covers
     }
@@ -70,9 +69,7 @@ impl<const N: usize> Streams<N> {
         self.waits.inserted += 1;
         self.waits.added += u64::from(is_ordered);
         let mut joined_clock = None;
-        let cover = with_current_thread(|current| {
-            self.clocks[other].find_or_begin(current, stamp, stream as u32, &mut joined_clock)
-        });
+        let cover = self.clocks[other].find_or_begin(stamp, stream as u32, &mut joined_clock);
         let event = match cover.event {
             Some(event) if cover.recorded => {
                 self.clocks[other].unpin();
@@ -84,9 +81,7 @@ impl<const N: usize> Streams<N> {
             let known = self.full[stream].entry(of).or_default();
             *known = brought.max(*known);
         }
-        with_current_thread(|current| {
-            self.clocks[stream].join(current, slot, cover.covers, &joined_clock)
-        });
+        self.clocks[stream].join(slot, cover.covers, &joined_clock);
         assert!(self.clocks[stream].covers(slot, stamp), "the wait brought the entry back");
     }
 

@@ -3,7 +3,7 @@
 //! Each thread counts in a part of its own, as far as there are enough. Reading visits all parts at once, so that a sum is one that
 //! was true at an instant; that costs a microsecond, counting costs next to nothing.
 
-use xlog_driver::sync::{BiasedMutex, CurrentThread, thread_index};
+use xlog_driver::sync::{BiasedMutex, thread_index};
 
 const STRIPES: usize = 16;
 
@@ -67,19 +67,10 @@ impl StripedCounters {
         }
     }
 
-    /// [`StripedCounters::count`] for one who knows its name.
+    /// Counts events recorded and waits queued.
     #[inline(always)]
-    pub(crate) fn count_as(&self, current: CurrentThread<'_>, change: impl FnOnce(&mut Counts)) {
-        match self.0[current.index() as usize % STRIPES].0.enter_as(current) {
-            Some(mut counts) => change(&mut counts),
-            None => self.count_slow(change),
-        }
-    }
-
-    /// Counts events recorded and waits queued, for one who knows its name.
-    #[inline(always)]
-    pub(crate) fn count_waits(&self, current: CurrentThread<'_>, recorded: u64, inserted: u64) {
-        self.count_as(current, |counts| {
+    pub(crate) fn count_waits(&self, recorded: u64, inserted: u64) {
+        self.count(|counts| {
             counts.add_waits(WaitCounts { recorded, inserted, elided: 0 });
         });
     }
@@ -104,10 +95,9 @@ impl StripedCounters {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use xlog_driver::sync::with_current_thread;
 
     fn count(counters: &StripedCounters, times: u64) {
-        (0..times).for_each(|_| with_current_thread(|current| counters.count_waits(current, 1, 2)));
+        (0..times).for_each(|_| counters.count_waits(1, 2));
     }
 
     #[test]

@@ -4,7 +4,6 @@
 
 use super::EventPolicy;
 use super::block_meta::{BlockMeta, generation_bits};
-use super::primitive::{CurrentThread, with_as, with_current_thread};
 use super::state_word::Attempt;
 use super::striped_counters::WaitCounts;
 use super::tracker::Tracker;
@@ -191,10 +190,8 @@ pub(crate) trait UseTracking {
         // If the slot holds another block by now, the generation differs too.
         let finished = NamedUse { stream: StreamId(meta.stream_id()), access };
         let shared_state = meta.shared_state();
-        let closed = with_current_thread(|current| {
-            with_as!(shared_state.use_state(), current, |use_state| {
-                close_own(meta, shared_state, use_state, generation, finished, stamp)
-            })
+        let closed = shared_state.use_state().with(|use_state| {
+            close_own(meta, shared_state, use_state, generation, finished, stamp)
         });
         match closed {
             EndUse::Live => Ok(()),
@@ -257,33 +254,31 @@ pub(crate) trait UseTracking {
     ) -> ResourceResult<()> {
         let tracker = self.tracker();
         let bits = generation_bits(block.generation);
-        with_current_thread(|current| {
-            let begun = with_as!(meta.use_state(), current, |use_state| {
-                let uses = use_state.uses(meta);
-                open(meta, uses, bits, &tracker.streams, raw, opened)
-            });
-            let Opened { number, implied, needed } = match begun {
-                BeginUse::Opened(opened) => opened,
-                BeginUse::OpenedUnlocked => return Ok(()),
-                BeginUse::Stale => return Err(stale(block)),
-            };
-            if implied == 0 && needed.is_empty() {
-                return Ok(());
+        let begun = meta.use_state().with(|use_state| {
+            let uses = use_state.uses(meta);
+            open(meta, uses, bits, &tracker.streams, raw, opened)
+        });
+        let Opened { number, implied, needed } = match begun {
+            BeginUse::Opened(opened) => opened,
+            BeginUse::OpenedUnlocked => return Ok(()),
+            BeginUse::Stale => return Err(stale(block)),
+        };
+        if implied == 0 && needed.is_empty() {
+            return Ok(());
+        }
+        let mut waits = WaitCounts { elided: implied, ..WaitCounts::default() };
+        let waited = needed.iter().try_for_each(|(other, stamp)| {
+            // Boxed: the error is rare, and a box keeps the result at one word.
+            raw.wait_on(other, *stamp, &mut waits).map_err(Box::new)
+        });
+        tracker.counters.count(|counts| counts.add_waits(waits));
+        match waited {
+            Ok(()) => Ok(()),
+            Err(error) => {
+                let error = (*error).into();
+                self.cancel(meta, block, Some(number), opened, error)
             }
-            let mut waits = WaitCounts { elided: implied, ..WaitCounts::default() };
-            let waited = needed.iter().try_for_each(|(other, stamp)| {
-                // Boxed: the error is rare, and a box keeps the result at one word.
-                raw.wait_on(current, other, *stamp, &mut waits).map_err(Box::new)
-            });
-            tracker.counters.count_as(current, |counts| counts.add_waits(waits));
-            match waited {
-                Ok(()) => Ok(()),
-                Err(error) => {
-                    let error = (*error).into();
-                    self.cancel(meta, block, Some(number), opened, error)
-                }
-            }
-        })
+        }
     }
 
     /// Cancels a use whose waits could not be queued.
@@ -356,18 +351,16 @@ pub(crate) trait UseTracking {
         if !meta.has_opened(finished.name()) {
             return self.finish_locked(meta, block, access, stream, shared_event);
         }
-        with_current_thread(|current| {
-            let (stamp, recorded) = self.stamp_finished(current, raw, false, shared_event);
-            let generation = block.generation;
-            let slot = raw.clock().slot();
-            let closed = with_as!(meta.use_state(), current, |use_state| {
-                close_foreign(meta, use_state.uses(meta), generation, finished, slot, stamp)
-            });
-            match closed {
-                EndUse::Live => recorded,
-                closed => self.conclude(closed, meta, block, finished, recorded),
-            }
-        })
+        let (stamp, recorded) = self.stamp_finished(raw, false, shared_event);
+        let generation = block.generation;
+        let slot = raw.clock().slot();
+        let closed = meta.use_state().with(|use_state| {
+            close_foreign(meta, use_state.uses(meta), generation, finished, slot, stamp)
+        });
+        match closed {
+            EndUse::Live => recorded,
+            closed => self.conclude(closed, meta, block, finished, recorded),
+        }
     }
 
     #[inline(never)]
@@ -393,8 +386,7 @@ pub(crate) trait UseTracking {
             return Err(not_open(block, NamedUse { stream, access }));
         };
         let own = raw.clock().slot() == owner;
-        let (stamp, recorded) =
-            with_current_thread(|current| self.stamp_finished(current, raw, own, shared_event));
+        let (stamp, recorded) = self.stamp_finished(raw, own, shared_event);
         let closed = meta.with_uses(|uses| {
             if meta.generation() != block.generation {
                 return EndUse::Stale;
@@ -414,7 +406,6 @@ pub(crate) trait UseTracking {
     #[inline(always)]
     fn stamp_finished(
         &self,
-        current: CurrentThread<'_>,
         stream: &RawStream,
         own: bool,
         shared_event: &mut Option<u64>,
@@ -430,7 +421,7 @@ pub(crate) trait UseTracking {
         if let Some(stamp) = *shared_event {
             return (stamp, Ok(()));
         }
-        match stream.record_as(current, &self.tracker().counters) {
+        match stream.record(&self.tracker().counters) {
             Ok(covers) => {
                 *shared_event = Some(covers);
                 (covers, Ok(()))
@@ -449,8 +440,7 @@ pub(crate) trait UseTracking {
         self.publish_block(meta);
         let owner = meta.owner();
         let own = raw.clock().slot() == owner;
-        let (stamp, recorded) =
-            with_current_thread(|current| self.stamp_finished(current, raw, own, &mut None));
+        let (stamp, recorded) = self.stamp_finished(raw, own, &mut None);
         let live = meta.with_uses(|uses| {
             let live = inflate(meta, uses, generation_bits(block.generation));
             if live {

@@ -7,7 +7,6 @@
 
 use super::EventPolicy;
 use super::block_meta::{BlockMeta, generation_bits};
-use super::primitive::{CurrentThread, visit, with_as, with_current_thread};
 use super::striped_counters::WaitCounts;
 use super::tracker::Tracker;
 use super::use_slow_path::{EndUse, close_foreign_fast};
@@ -56,32 +55,31 @@ pub(crate) fn prepare<R: UseTracking + ?Sized>(
     let tracker = resource.tracker();
     let Some(raw) = tracker.stream_table.raw_private(stream) else { return FastPrepare::Declined };
     let opened = NamedUse { stream, access };
-    with_current_thread(|current| {
-        let clock = raw.clock();
-        let shared_state = meta.shared_state();
-        let mut use_state =
-            visit!(shared_state.use_state(), current, else return FastPrepare::Declined);
-        let Some(last_writer) = use_state.idle(shared_state) else {
-            drop(use_state);
-            return prepare_single_dependency(tracker, meta, generation, raw, opened);
-        };
-        let (slot, stamp) = (last_writer.slot, last_writer.stamp);
-        if meta.generation() != generation {
-            return FastPrepare::Declined;
-        }
-        let Some(other) = tracker.stream_table.at(slot) else { return FastPrepare::Declined };
-        // The general path drops what has completed.
-        if other.clock().is_complete(stamp) {
-            return FastPrepare::Declined;
-        }
-        if slot == clock.slot() || clock.covers(slot, stamp) {
-            return prepare_implied(tracker, meta, last_writer, clock.slot(), opened);
-        }
-        last_writer.user = clock.slot();
-        shared_state.set_opened(opened.name());
+    let clock = raw.clock();
+    let shared_state = meta.shared_state();
+    let Some(mut use_state) = shared_state.use_state().enter_scheduled() else {
+        return FastPrepare::Declined;
+    };
+    let Some(last_writer) = use_state.idle(shared_state) else {
         drop(use_state);
-        wait_on(tracker, current, raw, other, stamp)
-    })
+        return prepare_single_dependency(tracker, meta, generation, raw, opened);
+    };
+    let (slot, stamp) = (last_writer.slot, last_writer.stamp);
+    if meta.generation() != generation {
+        return FastPrepare::Declined;
+    }
+    let Some(other) = tracker.stream_table.at(slot) else { return FastPrepare::Declined };
+    // The general path drops what has completed.
+    if other.clock().is_complete(stamp) {
+        return FastPrepare::Declined;
+    }
+    if slot == clock.slot() || clock.covers(slot, stamp) {
+        return prepare_implied(tracker, meta, last_writer, clock.slot(), opened);
+    }
+    last_writer.user = clock.slot();
+    shared_state.set_opened(opened.name());
+    drop(use_state);
+    wait_on(tracker, raw, other, stamp)
 }
 
 /// Opens a use of a stream that is already ordered after the last writer. The lock is held.
@@ -106,16 +104,10 @@ fn prepare_implied(
 
 /// Makes the stream of an opened use wait on another stream.
 #[inline(always)]
-fn wait_on(
-    tracker: &Tracker,
-    current: CurrentThread<'_>,
-    raw: &RawStream,
-    other: &RawStream,
-    stamp: u64,
-) -> FastPrepare {
-    match raw.wait_on_fast(current, other, stamp) {
+fn wait_on(tracker: &Tracker, raw: &RawStream, other: &RawStream, stamp: u64) -> FastPrepare {
+    match raw.wait_on_fast(other, stamp) {
         Ok(recorded) => {
-            tracker.counters.count_waits(current, recorded, 1);
+            tracker.counters.count_waits(recorded, 1);
             FastPrepare::Opened
         }
         Err(failed) => FastPrepare::WaitFailed(wait_failed(tracker, *failed)),
@@ -131,31 +123,31 @@ fn prepare_single_dependency(
     raw: &RawStream,
     opened: NamedUse,
 ) -> FastPrepare {
-    with_current_thread(|current| {
-        let clock = raw.clock();
-        let mut use_state = visit!(meta.use_state(), current, else return FastPrepare::Declined);
-        // An inflated block is never unshared.
-        if !meta.state.is_live_and_inflated(generation_bits(generation)) {
-            return FastPrepare::Declined;
-        }
-        let uses = use_state.uses(meta);
-        let single_dependency =
-            uses.single_dependency(meta.owner(), clock.slot(), opened.access.writes());
-        let Some(single_dependency) = single_dependency else { return FastPrepare::Declined };
-        let Some(other) = tracker.stream_table.at(single_dependency.slot) else {
-            return FastPrepare::Declined;
-        };
-        if single_dependency.slot == clock.slot()
-            || other.clock().is_complete(single_dependency.stamp)
-            || clock.covers(single_dependency.slot, single_dependency.stamp)
-        {
-            return FastPrepare::Declined;
-        }
-        uses.open_after_single(opened.stream, clock.slot(), opened.access, single_dependency.own);
-        meta.shared_state().set_opened(opened.name());
-        drop(use_state);
-        wait_on(tracker, current, raw, other, single_dependency.stamp)
-    })
+    let clock = raw.clock();
+    let Some(mut use_state) = meta.use_state().enter_scheduled() else {
+        return FastPrepare::Declined;
+    };
+    // An inflated block is never unshared.
+    if !meta.state.is_live_and_inflated(generation_bits(generation)) {
+        return FastPrepare::Declined;
+    }
+    let uses = use_state.uses(meta);
+    let single_dependency =
+        uses.single_dependency(meta.owner(), clock.slot(), opened.access.writes());
+    let Some(single_dependency) = single_dependency else { return FastPrepare::Declined };
+    let Some(other) = tracker.stream_table.at(single_dependency.slot) else {
+        return FastPrepare::Declined;
+    };
+    if single_dependency.slot == clock.slot()
+        || other.clock().is_complete(single_dependency.stamp)
+        || clock.covers(single_dependency.slot, single_dependency.stamp)
+    {
+        return FastPrepare::Declined;
+    }
+    uses.open_after_single(opened.stream, clock.slot(), opened.access, single_dependency.own);
+    meta.shared_state().set_opened(opened.name());
+    drop(use_state);
+    wait_on(tracker, raw, other, single_dependency.stamp)
 }
 
 #[cold]
@@ -191,14 +183,12 @@ pub(crate) fn finish<R: UseTracking + ?Sized>(
     if slot == meta.owner() {
         return FastFinish::Declined;
     }
-    with_current_thread(|current| {
-        let stamp = match raw.record_fast(current, &tracker.counters) {
-            Ok(stamp) => stamp,
-            Err(error) => return FastFinish::NotRecorded(Box::new(error)),
-        };
-        let closed = with_as!(shared_state.use_state(), current, |use_state| {
-            close_foreign_fast(meta, shared_state, use_state, generation, finished, slot, stamp)
-        });
-        FastFinish::Ended(closed)
-    })
+    let stamp = match raw.record_fast(&tracker.counters) {
+        Ok(stamp) => stamp,
+        Err(error) => return FastFinish::NotRecorded(Box::new(error)),
+    };
+    let closed = shared_state.use_state().with(|use_state| {
+        close_foreign_fast(meta, shared_state, use_state, generation, finished, slot, stamp)
+    });
+    FastFinish::Ended(closed)
 }
