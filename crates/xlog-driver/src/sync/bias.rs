@@ -19,9 +19,6 @@ use super::barrier::{self, AtomicU32, Ordering};
 use super::thread_record::Announced;
 use super::threads;
 
-/// Reads of the announcement of an owner before [`Bias::try_revoke`] gives up.
-const PATIENCE: u32 = 64;
-
 /// Which thread, if any, may change something without a lock.
 #[derive(Debug, Default)]
 pub struct Bias {
@@ -109,6 +106,11 @@ impl Bias {
         }
     }
 
+    /// True when the owner is inside, or about to enter. Without a barrier only a hint.
+    pub(super) fn is_entered(&self) -> bool {
+        self.has_inside(self.owner())
+    }
+
     /// True when `owner` is inside of this bias, or about to enter.
     fn has_inside(&self, owner: u32) -> bool {
         owner != 0 && threads::record(owner).is_some_and(|record| record.announces(self.address()))
@@ -130,22 +132,6 @@ impl Bias {
             barrier::pause(turns);
             turns += 1;
         }
-    }
-
-    /// Takes the bias away unless the owner stays inside. False when it does: then nothing has changed.
-    pub fn try_revoke(&self) -> bool {
-        let owner = self.take_owner();
-        if is_foreign(owner) {
-            barrier::heavy();
-        }
-        for turns in 0..PATIENCE {
-            if !self.has_inside(owner) {
-                return true;
-            }
-            barrier::pause(turns);
-        }
-        self.owner.store(owner, Ordering::Release);
-        false
     }
 
     /// Takes several away, with one barrier for all; returns their owners.

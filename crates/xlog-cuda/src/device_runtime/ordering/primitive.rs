@@ -61,7 +61,10 @@ impl<T> Lock<T> {
     /// Runs `body` with the value, or returns `None` if another thread is inside. The owner keeps its bias.
     pub(crate) fn try_with<R>(&self, body: impl FnOnce(&mut T) -> R) -> Option<R> {
         scheduling_point();
-        self.0.try_with(body)
+        if self.0.is_busy() {
+            return None;
+        }
+        BiasedMutex::with_all(&[&self.0], |values| values.first_mut().map(|value| body(value)))
     }
 
     /// Whether this thread can enter without a process-wide barrier.

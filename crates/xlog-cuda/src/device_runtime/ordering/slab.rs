@@ -85,11 +85,12 @@ impl<T: Default, const CHUNK: usize> Slab<T, CHUNK> {
     fn steal(&self, mine: usize) -> Option<u32> {
         let others = self.free.iter().enumerate().filter(|(at, _)| *at != mine);
         let mut slots = others.map(|(_, shard)| shard).find_map(|shard| {
-            let some = |free: &mut Vec<u32>| {
+            let steal = |free: &mut [&mut Vec<u32>]| {
+                let free = free.first_mut()?;
                 let from = free.len().saturating_sub(STEAL_BATCH);
-                free.split_off(from)
+                Some(free.split_off(from)).filter(|slots| !slots.is_empty())
             };
-            shard.0.try_with(some).filter(|slots| !slots.is_empty())
+            BiasedMutex::with_all(&[&shard.0], steal)
         })?;
         let slot = slots.pop();
         self.free[mine].0.with(|free| free.append(&mut slots));
