@@ -21,7 +21,7 @@ use xlog_cuda::{
 };
 
 use super::Column;
-use super::kernels::{Kernels, load};
+use super::kernels::Kernels;
 use super::touched::{Range, touch, unprepared, untouch};
 use crate::stack::Stack;
 
@@ -85,7 +85,7 @@ impl SessionOptions {
 pub struct Session<'s> {
     stack: &'s Stack,
     manager: GpuMemoryManager,
-    kernels: Box<dyn Kernels>,
+    kernels: Kernels,
     streams: Vec<StreamLease>,
     options: SessionOptions,
     launches: AtomicUsize,
@@ -109,7 +109,7 @@ impl<'s> Session<'s> {
     /// Loads the kernels and leases `streams` streams, at least one.
     pub fn open(stack: &'s Stack, streams: usize, options: SessionOptions) -> Result<Self> {
         let runtime = stack.runtime();
-        let kernels = load(runtime.device())?;
+        let kernels = Kernels::load(runtime.device())?;
         let leases = (0..streams.max(1))
             .map(|_| Ok(runtime.stream_pool().lease()?))
             .collect::<Result<Vec<_>>>()?;
@@ -364,7 +364,7 @@ impl Launch<'_> {
     }
 
     /// Prepares the uses, queues the kernel, and finishes the uses.
-    pub fn run(self, queue: impl FnOnce(&dyn Kernels, &DeviceStream) -> Result<()>) -> Result<()> {
+    pub fn run(self, queue: impl FnOnce(&Kernels, &DeviceStream) -> Result<()>) -> Result<()> {
         let Self { session, kernel, buffers, bytes, recorder, late, prepared, .. } = self;
         let runtime = session.runtime();
         if session.options.trace {
@@ -373,7 +373,7 @@ impl Launch<'_> {
         }
         session.bytes_moved.fetch_add(bytes as u64, Ordering::Relaxed);
         untouch();
-        recorder.run(runtime, |stream| queue(&*session.kernels, stream))?;
+        recorder.run(runtime, |stream| queue(&session.kernels, stream))?;
         if session.options.trace {
             session.unprepared.fetch_add(unprepared(&prepared), Ordering::Relaxed);
         }

@@ -1,178 +1,28 @@
-//! The kernels of the relational workloads: one trait, real CUDA on a GPU, and twins on a simulated device.
+//! The kernels of the relational workloads: CUDA on a GPU, closures on a simulated device.
 //!
-//! The twins run the same algorithm over the same buffers and declare exactly the ranges their CUDA kernels touch, so that the race
-//! detector knows what a GPU would do. Lengths are those of the buffers; `TILE` rows are a tile, and sums of tiles have one place
-//! more, which takes their total. A hash table has a power of two of places, of which at least one is `EMPTY`.
+//! Each kernel lists its arguments once. On a GPU they are passed to the CUDA kernel of that name. On a simulated device the buffers among
+//! them are the declared ranges of a closure that runs the same algorithm, so the race detector knows what a GPU would touch.
+//!
+//! Lengths are those of the buffers. `TILE` rows are a tile, and sums of tiles have one element more, which takes their total. A
+//! hash table has a power of two of slots, of which at least one is `EMPTY`.
 
-mod cuda;
-mod simulated;
+#![allow(unsafe_code)]
 
-use xlog_cuda::{CudaDevice, DeviceStream, Result};
+mod calls;
+mod twins;
+
+use std::collections::BTreeMap;
+
+use xlog_cuda::device_runtime::Access;
+use xlog_cuda::kernels::{CudaFunction, KernelArgument, KernelImage, LaunchShape};
+use xlog_cuda::sim::{KernelArgs, SimKernel};
+use xlog_cuda::{CudaDevice, DeviceStream, Result, XlogError, kernel_image};
 
 use super::Column;
-pub use cuda::IMAGE;
+use super::touched::touch;
 
-/// What the kernels do. No output overlaps an input.
-///
-/// # Safety
-/// Of every call: the buffers are of the stream's device and at least as long as is said there, and the caller orders the launch
-/// against all other work on them; a table has an empty place for everything that is put into it.
-#[allow(unsafe_code, clippy::missing_safety_doc, clippy::too_many_arguments)]
-pub trait Kernels: Send + Sync {
-    /// `out[i] =` the key of row `i`.
-    unsafe fn generate_keys(
-        &self,
-        stream: &DeviceStream,
-        out: &Column<u32>,
-        seed: u64,
-        domain: u32,
-    ) -> Result<()>;
-
-    /// `out[i] =` the edge of row `i`.
-    unsafe fn generate_edges(
-        &self,
-        stream: &DeviceStream,
-        out: &Column<u64>,
-        seed: u64,
-        vertices: u32,
-    ) -> Result<()>;
-
-    /// `out[i] =` the number of row `i`.
-    unsafe fn generate_numbers(
-        &self,
-        stream: &DeviceStream,
-        out: &Column<u64>,
-        seed: u64,
-    ) -> Result<()>;
-
-    /// Puts each key with its row into the table, the key in the high half.
-    unsafe fn build_rows(
-        &self,
-        stream: &DeviceStream,
-        keys: &Column<u32>,
-        table: &Column<u64>,
-    ) -> Result<()>;
-
-    /// Puts each pair into the table, under its high half.
-    unsafe fn build_pairs(
-        &self,
-        stream: &DeviceStream,
-        pairs: &Column<u64>,
-        table: &Column<u64>,
-    ) -> Result<()>;
-
-    /// `counts[i] =` how many entries the table has for key `i`; `sums[t] =` the sum of tile `t`.
-    unsafe fn count_rows(
-        &self,
-        stream: &DeviceStream,
-        keys: &Column<u32>,
-        table: &Column<u64>,
-        counts: &Column<u32>,
-        sums: &Column<u64>,
-    ) -> Result<()>;
-
-    /// `counts[i] =` how many entries the table has for the low half of pair `i`, of the first `len` pairs; `sums[t] =` the sum of
-    /// tile `t`.
-    unsafe fn count_pairs(
-        &self,
-        stream: &DeviceStream,
-        pairs: &Column<u64>,
-        len: usize,
-        table: &Column<u64>,
-        counts: &Column<u32>,
-        sums: &Column<u64>,
-    ) -> Result<()>;
-
-    /// The matches of `count_rows`, each tile from where its sum says: the row in the table in the high half, the row of the key
-    /// in the low one.
-    unsafe fn write_rows(
-        &self,
-        stream: &DeviceStream,
-        keys: &Column<u32>,
-        table: &Column<u64>,
-        counts: &Column<u32>,
-        sums: &Column<u64>,
-        out: &Column<u64>,
-    ) -> Result<()>;
-
-    /// The matches of `count_pairs`, each tile from where its sum says: the high half of the pair, and the low one of the entry.
-    unsafe fn write_pairs(
-        &self,
-        stream: &DeviceStream,
-        pairs: &Column<u64>,
-        len: usize,
-        table: &Column<u64>,
-        counts: &Column<u32>,
-        sums: &Column<u64>,
-        out: &Column<u64>,
-    ) -> Result<()>;
-
-    /// `sums[t] =` the sum of `counts` over tile `t`.
-    unsafe fn sum_tiles(
-        &self,
-        stream: &DeviceStream,
-        counts: &Column<u32>,
-        sums: &Column<u64>,
-    ) -> Result<()>;
-
-    /// Each sum becomes that of all before it; the last place becomes the total.
-    unsafe fn scan_sums(&self, stream: &DeviceStream, sums: &Column<u64>) -> Result<()>;
-
-    /// `offsets[i] =` the sum of all counts before `i`, by the sums of the tiles.
-    unsafe fn spread_sums(
-        &self,
-        stream: &DeviceStream,
-        counts: &Column<u32>,
-        sums: &Column<u64>,
-        offsets: &Column<u32>,
-    ) -> Result<()>;
-
-    /// Puts each value that the set does not have into it, and at the end of `fresh`, of which `count` says how many it has.
-    unsafe fn insert_new(
-        &self,
-        stream: &DeviceStream,
-        values: &Column<u64>,
-        set: &Column<u64>,
-        fresh: &Column<u64>,
-        count: &Column<u64>,
-    ) -> Result<()>;
-
-    /// Puts everything of a set into a larger one.
-    unsafe fn rehash(
-        &self,
-        stream: &DeviceStream,
-        set: &Column<u64>,
-        larger: &Column<u64>,
-    ) -> Result<()>;
-
-    /// Lists a set; `count`, which is 0 before, says how many there are.
-    unsafe fn collect(
-        &self,
-        stream: &DeviceStream,
-        set: &Column<u64>,
-        out: &Column<u64>,
-        count: &Column<u64>,
-    ) -> Result<()>;
-
-    /// `counts[digit][tile] =` how many numbers of the tile have that digit, eight bits from `shift` on.
-    unsafe fn count_digits(
-        &self,
-        stream: &DeviceStream,
-        numbers: &Column<u64>,
-        shift: u32,
-        counts: &Column<u32>,
-    ) -> Result<()>;
-
-    /// Moves each number to where the offset of its digit in its tile says, in the order they have.
-    unsafe fn scatter_digits(
-        &self,
-        stream: &DeviceStream,
-        numbers: &Column<u64>,
-        shift: u32,
-        offsets: &Column<u32>,
-        out: &Column<u64>,
-    ) -> Result<()>;
-}
+/// The PTX of these kernels.
+pub const IMAGE: KernelImage = kernel_image!("relational");
 
 /// How many numbers a block of threads of the sort takes.
 pub const SORT_TILE: usize = 4096;
@@ -180,10 +30,170 @@ pub const SORT_TILE: usize = 4096;
 /// How many values a digit has.
 pub const DIGITS: usize = 256;
 
-/// The kernels for a device.
-pub fn load(device: &CudaDevice) -> Result<Box<dyn Kernels>> {
-    if device.sim().is_some() {
-        return Ok(Box::new(simulated::Simulated));
+/// Threads of a block, as the CUDA source has it.
+const THREADS: u32 = 256;
+
+/// Enough blocks for any GPU; the kernels loop over the remaining rows.
+const MAX_BLOCKS: usize = 1 << 16;
+
+/// Names of the CUDA kernels.
+const NAMES: [&str; 17] = [
+    "generate_keys",
+    "generate_edges",
+    "generate_numbers",
+    "build_rows",
+    "build_pairs",
+    "count_rows",
+    "count_pairs",
+    "write_rows",
+    "write_pairs",
+    "sum_tiles",
+    "scan_sums",
+    "spread_sums",
+    "insert_new",
+    "rehash",
+    "collect",
+    "count_digits",
+    "scatter_digits",
+];
+
+/// One argument of a kernel.
+#[derive(Clone, Copy)]
+enum Argument {
+    Buffer { ptr: u64, bytes: usize, access: Access },
+    Number(KernelArgument),
+}
+
+fn buffer<T>(column: &Column<T>, access: Access) -> Argument {
+    Argument::Buffer { ptr: column.ptr(), bytes: column.size_bytes(), access }
+}
+
+fn reads<T>(column: &Column<T>) -> Argument {
+    buffer(column, Access::Read)
+}
+
+/// Reads the first `len` elements.
+fn reads_first(column: &Column<u64>, len: usize) -> Argument {
+    let bytes = column.size_bytes().min(len * size_of::<u64>());
+    Argument::Buffer { ptr: column.ptr(), bytes, access: Access::Read }
+}
+
+fn writes<T>(column: &Column<T>) -> Argument {
+    buffer(column, Access::Write)
+}
+
+fn updates<T>(column: &Column<T>) -> Argument {
+    buffer(column, Access::ReadWrite)
+}
+
+fn scalar(number: impl Into<KernelArgument>) -> Argument {
+    Argument::Number(number.into())
+}
+
+fn length(rows: usize) -> Argument {
+    scalar(rows as u64)
+}
+
+/// The mask that maps a hash to a slot of the table, whose length is a power of two.
+fn mask(table: &Column<u64>) -> Argument {
+    length(table.len().wrapping_sub(1))
+}
+
+/// A launch over `rows` rows, of which a block of threads takes `tile` at a time.
+#[derive(Clone, Copy)]
+struct Grid {
+    rows: usize,
+    tile: usize,
+}
+
+impl Grid {
+    /// A thread for each row.
+    fn rows(rows: usize) -> Self {
+        Self { rows, tile: THREADS as usize }
     }
-    Ok(Box::new(cuda::Cuda::load(device)?))
+
+    /// A block for each `tile` rows.
+    fn tiles(rows: usize, tile: usize) -> Self {
+        Self { rows, tile }
+    }
+
+    fn shape(self) -> LaunchShape {
+        let blocks = self.rows.div_ceil(self.tile).clamp(1, MAX_BLOCKS) as u32;
+        LaunchShape { grid: (blocks, 1, 1), block: (THREADS, 1, 1), shared_bytes: 0 }
+    }
+}
+
+/// The kernels, ready for one device. No output of a kernel overlaps an input.
+///
+/// # Safety
+/// Of every kernel: the buffers belong to the stream's device and are at least as long as stated; the caller orders the launch
+/// against all other work on them; a table has an empty slot for everything that is inserted.
+#[derive(Debug)]
+pub struct Kernels {
+    /// CUDA functions by name; `None` on a simulated device, where nothing is loaded.
+    functions: Option<BTreeMap<&'static str, CudaFunction>>,
+}
+
+impl Kernels {
+    /// Loads the kernels on a device.
+    pub fn load(device: &CudaDevice) -> Result<Self> {
+        if device.sim().is_some() {
+            return Ok(Self { functions: None });
+        }
+        let module = IMAGE.load(device)?;
+        let functions = NAMES
+            .into_iter()
+            .map(|name| Ok((name, module.function(name)?)))
+            .collect::<Result<BTreeMap<_, _>>>()?;
+        Ok(Self { functions: Some(functions) })
+    }
+
+    /// Queues the CUDA kernel `name`, or on a simulated device its twin.
+    ///
+    /// # Safety
+    /// `arguments` are those of the kernel in number, order and type; for the rest see [`Kernels`].
+    unsafe fn launch<const N: usize>(
+        &self,
+        stream: &DeviceStream,
+        name: &'static str,
+        grid: Grid,
+        arguments: [Argument; N],
+        twin: impl FnOnce(&mut KernelArgs<'_>) + Send + 'static,
+    ) -> Result<()> {
+        if let Some(functions) = &self.functions {
+            let function = functions
+                .get(name)
+                .ok_or_else(|| XlogError::Kernel(format!("there is no kernel '{name}'")))?;
+            let arguments = arguments.map(|argument| match argument {
+                Argument::Buffer { ptr, .. } => ptr.into(),
+                Argument::Number(number) => number,
+            });
+            // SAFETY: the caller answers for the arguments, the memory and the order.
+            return unsafe { stream.launch_cuda(function, grid.shape(), &arguments) };
+        }
+        let mut kernel = SimKernel::new(name, twin);
+        for argument in arguments {
+            if let Argument::Buffer { ptr, bytes, access } = argument {
+                touch(ptr, bytes, access);
+                kernel = kernel.arg(ptr, bytes, access);
+            }
+        }
+        stream.launch_sim(kernel)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use xlog_testing::kernels::{Kernel, assert_complete, assert_loadable, assert_stamped};
+
+    use super::IMAGE;
+
+    #[test]
+    fn the_ptx_was_built_from_the_source_beside_it_for_the_oldest_driver() {
+        let source = include_str!("../../../kernels/relational.cu");
+        let kernels = [Kernel { name: IMAGE.name(), ptx: IMAGE.ptx(), source }];
+        assert_complete(concat!(env!("CARGO_MANIFEST_DIR"), "/kernels"), &kernels);
+        assert_stamped(&kernels);
+        assert_loadable(&kernels);
+    }
 }

@@ -1,0 +1,119 @@
+//! Hash tables, sums and digits for the bodies of simulated kernels.
+//!
+//! Buffers are bytes here, as device memory is; numbers in them are little endian.
+
+use super::super::numbers::mix;
+use super::super::{EMPTY, TILE};
+use super::DIGITS;
+
+pub(super) type Word = [u8; 8];
+pub(super) type Half = [u8; 4];
+
+pub(super) fn words(bytes: &[u8]) -> &[Word] {
+    bytes.as_chunks().0
+}
+
+pub(super) fn words_mut(bytes: &mut [u8]) -> &mut [Word] {
+    bytes.as_chunks_mut().0
+}
+
+pub(super) fn halves(bytes: &[u8]) -> &[Half] {
+    bytes.as_chunks().0
+}
+
+pub(super) fn halves_mut(bytes: &mut [u8]) -> &mut [Half] {
+    bytes.as_chunks_mut().0
+}
+
+/// The places of a table from where a key's search begins, over its end and on from its start.
+pub(super) fn places(table: &[Word], of: u64) -> impl Iterator<Item = usize> + use<> {
+    let mask = table.len().wrapping_sub(1);
+    let first = mix(of) as usize;
+    (0..table.len()).map(move |step| first.wrapping_add(step) & mask)
+}
+
+pub(super) fn insert(table: &mut [Word], of: u64, entry: u64) {
+    let empty = places(table, of).find(|place| u64::from_le_bytes(table[*place]) == EMPTY);
+    if let Some(place) = empty {
+        table[place] = entry.to_le_bytes();
+    }
+}
+
+/// Puts a value into a set; false when it was there.
+pub(super) fn insert_unique(set: &mut [Word], value: u64) -> bool {
+    for place in places(set, value) {
+        match u64::from_le_bytes(set[place]) {
+            EMPTY => {
+                set[place] = value.to_le_bytes();
+                return true;
+            }
+            other if other == value => return false,
+            _ => {}
+        }
+    }
+    false
+}
+
+/// The entries of a key.
+pub(super) fn matches(table: &[Word], key: u32) -> impl Iterator<Item = u64> {
+    places(table, u64::from(key))
+        .map(|place| u64::from_le_bytes(table[place]))
+        .take_while(|entry| *entry != EMPTY)
+        .filter(move |entry| entry >> 32 == u64::from(key))
+}
+
+/// Counts the matches of keys, and sums them up by tiles.
+pub(super) fn count_matches(
+    keys: impl Iterator<Item = u32>,
+    table: &[Word],
+    counts: &mut [u8],
+    sums: &mut [u8],
+) {
+    let sums = words_mut(sums);
+    sums.fill([0; 8]);
+    for (row, (key, count)) in keys.zip(halves_mut(counts)).enumerate() {
+        let found = matches(table, key).count() as u32;
+        *count = found.to_le_bytes();
+        add(&mut sums[row / TILE], u64::from(found));
+    }
+}
+
+pub(super) fn add(word: &mut Word, more: u64) {
+    *word = u64::from_le_bytes(*word).wrapping_add(more).to_le_bytes();
+}
+
+/// Writes the matches of keys, each tile from where its sum says.
+pub(super) fn write_matches(
+    keys: impl Iterator<Item = u32>,
+    table: &[Word],
+    sums: &[Word],
+    out: &mut [Word],
+    pair: impl Fn(usize, u64) -> u64,
+) {
+    let mut next = 0;
+    for (row, key) in keys.enumerate() {
+        if row % TILE == 0 {
+            next = u64::from_le_bytes(sums[row / TILE]) as usize;
+        }
+        for entry in matches(table, key) {
+            store(out, next, pair(row, entry).to_le_bytes());
+            next = next.wrapping_add(1);
+        }
+    }
+}
+
+/// Stores at a place that was read from the device. Memory that something else writes at the same time may lead anywhere; what is
+/// out of the range is dropped, since nothing outside it may be touched.
+pub(super) fn store(out: &mut [Word], at: usize, word: Word) {
+    if let Some(place) = out.get_mut(at) {
+        *place = word;
+    }
+}
+
+pub(super) fn low(word: &Word) -> u32 {
+    u64::from_le_bytes(*word) as u32
+}
+
+pub(super) fn digit(word: &Word, shift: u32) -> usize {
+    (u64::from_le_bytes(*word) >> shift) as usize % DIGITS
+}
