@@ -52,9 +52,9 @@ pub trait Encoder: Send {
 /// The encoder of a format.
 pub fn encoder(format: Format) -> Box<dyn Encoder> {
     match format {
-        Format::Binary => Box::new(BinaryEncoder::new()),
-        Format::Csv => Box::new(CsvEncoder::new()),
-        Format::RmmCsv => Box::new(RmmEncoder::new()),
+        Format::Binary => Box::<BinaryEncoder>::default(),
+        Format::Csv => Box::<CsvEncoder>::default(),
+        Format::RmmCsv => Box::<RmmEncoder>::default(),
     }
 }
 

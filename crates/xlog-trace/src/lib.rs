@@ -43,15 +43,16 @@ mod record;
 mod recorder;
 mod rmm;
 mod summary;
-mod summary_text;
+mod text_reader;
 
 pub use action::{Action, ServedBy, UseAccess};
-pub use binary::{BinaryEncoder, BinaryReader, MAX_PAYLOAD_BYTES, VERSION};
+pub use binary::{MAX_PAYLOAD_BYTES, VERSION};
 pub use convert::{Converted, convert};
-pub use csv::{COLUMNS, Column, CsvEncoder, CsvReader, MAX_LINE_BYTES};
+pub use csv::{COLUMNS, Column};
 pub use encoder::{Encoder, Format, LogWriter, encoder};
 pub use error::{BadInput, InputPosition, TraceError};
 pub use header::Header;
+pub use lines::MAX_LINE_BYTES;
 pub use live::{LiveBlock, MAX_LIVE_BLOCKS, reserve_live};
 pub use names::{MAX_NAME_BYTES, MAX_NAME_TABLE_BYTES, MAX_NAMES, MAX_STREAM_NAMES, NameId, Names};
 pub use ordered::{DEFAULT_WINDOW, Ordered};
@@ -61,5 +62,5 @@ pub use recorder::{
     OnError, Overflow, Recorder, RecorderConfig, RecorderStats, at_exit, check_writable, intern,
     intern_text,
 };
-pub use rmm::{RMM_HEADER, RmmEncoder, RmmReader};
+pub use rmm::RMM_HEADER;
 pub use summary::{Leak, MAX_LISTED_LEAKS, Summarizer, Summary, Usage};

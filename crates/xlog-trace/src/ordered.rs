@@ -16,33 +16,12 @@ use crate::record::Record;
 /// Default window: 96 bytes a record, so 48 MiB when full.
 pub const DEFAULT_WINDOW: usize = 1 << 19;
 
-#[derive(Clone, Copy, Debug)]
-struct ByOrder(Record, u64);
-
-impl ByOrder {
-    fn key(&self) -> (u64, u64) {
-        (self.0.order, self.1)
-    }
-}
-
-impl PartialEq for ByOrder {
-    fn eq(&self, other: &Self) -> bool {
-        self.key() == other.key()
-    }
-}
-
-impl Eq for ByOrder {}
-
-impl PartialOrd for ByOrder {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for ByOrder {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        self.key().cmp(&other.key())
-    }
+/// A record, compared by its order, then by its arrival.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+struct ByOrder {
+    order: u64,
+    arrival: u64,
+    record: Record,
 }
 
 /// A source whose records come by `order`.
@@ -84,11 +63,6 @@ impl<S: Source> Ordered<S> {
     pub fn late(&self) -> u64 {
         self.late
     }
-
-    /// The source below.
-    pub fn into_inner(self) -> S {
-        self.inner
-    }
 }
 
 impl<S: Source> Source for Ordered<S> {
@@ -97,7 +71,8 @@ impl<S: Source> Source for Ordered<S> {
             match self.inner.next_record()? {
                 Some(record) => {
                     self.arrivals += 1;
-                    let record = ByOrder(record, self.arrivals);
+                    let (order, arrival) = (record.order, self.arrivals);
+                    let record = ByOrder { order, arrival, record };
                     match self.run.back() {
                         Some(last) if *last > record => self.stray.push(Reverse(record)),
                         _ => self.run.push_back(record),
@@ -114,7 +89,7 @@ impl<S: Source> Source for Ordered<S> {
             true => self.run.pop_front(),
             false => self.stray.pop().map(|Reverse(stray)| stray),
         };
-        let Some(ByOrder(record, _)) = next else { return Ok(None) };
+        let Some(ByOrder { record, .. }) = next else { return Ok(None) };
         if record.order < self.highest {
             self.late += 1;
         }

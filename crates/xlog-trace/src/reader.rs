@@ -9,10 +9,11 @@ use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 
 use crate::binary::{BinaryReader, SYNC};
-use crate::csv::{CsvReader, MAX_LINE_BYTES, looks_like_header};
+use crate::csv::{CsvReader, looks_like_header};
 use crate::encoder::Format;
 use crate::error::{BadInput, TraceError, excerpt};
 use crate::header::Header;
+use crate::lines::MAX_LINE_BYTES;
 use crate::names::Names;
 use crate::record::Record;
 use crate::rmm::{RMM_HEADER, RmmReader};
@@ -135,17 +136,12 @@ pub fn rotated_files(path: impl AsRef<Path>) -> Vec<PathBuf> {
 
 type Input = Box<dyn BufRead + Send>;
 
-enum Inner {
-    Binary(Box<BinaryReader<Input>>),
-    Csv(Box<CsvReader<Input>>),
-    Rmm(Box<RmmReader<Input>>),
-}
-
 /// A log of any format.
 ///
 /// It is an iterator of records; [`names`](Source::names) resolves their strings.
 pub struct Reader {
-    inner: Inner,
+    format: Format,
+    inner: Box<dyn Source + Send>,
 }
 
 impl Reader {
@@ -178,55 +174,35 @@ impl Reader {
         strictness: Strictness,
     ) -> Result<Self, TraceError> {
         let input: Input = Box::new(input);
-        let inner = match format {
-            Format::Binary => Inner::Binary(Box::new(BinaryReader::new(input, strictness)?)),
-            Format::Csv => Inner::Csv(Box::new(CsvReader::new(input, strictness)?)),
-            Format::RmmCsv => Inner::Rmm(Box::new(RmmReader::new(input, strictness)?)),
+        let inner: Box<dyn Source + Send> = match format {
+            Format::Binary => Box::new(BinaryReader::new(input, strictness)?),
+            Format::Csv => Box::new(CsvReader::new(input, strictness)?),
+            Format::RmmCsv => Box::new(RmmReader::new(input, strictness)?),
         };
-        Ok(Self { inner })
+        Ok(Self { format, inner })
     }
 
     /// The format that is being read.
     pub fn format(&self) -> Format {
-        match self.inner {
-            Inner::Binary(_) => Format::Binary,
-            Inner::Csv(_) => Format::Csv,
-            Inner::Rmm(_) => Format::RmmCsv,
-        }
+        self.format
     }
 }
 
 impl Source for Reader {
     fn next_record(&mut self) -> Result<Option<Record>, TraceError> {
-        match &mut self.inner {
-            Inner::Binary(reader) => reader.next_record(),
-            Inner::Csv(reader) => reader.next_record(),
-            Inner::Rmm(reader) => reader.next_record(),
-        }
+        self.inner.next_record()
     }
 
     fn header(&self) -> &Header {
-        match &self.inner {
-            Inner::Binary(reader) => reader.header(),
-            Inner::Csv(reader) => reader.header(),
-            Inner::Rmm(reader) => reader.header(),
-        }
+        self.inner.header()
     }
 
     fn names(&self) -> &Names {
-        match &self.inner {
-            Inner::Binary(reader) => reader.names(),
-            Inner::Csv(reader) => reader.names(),
-            Inner::Rmm(reader) => reader.names(),
-        }
+        self.inner.names()
     }
 
     fn report(&self) -> &ReadReport {
-        match &self.inner {
-            Inner::Binary(reader) => reader.report(),
-            Inner::Csv(reader) => reader.report(),
-            Inner::Rmm(reader) => reader.report(),
-        }
+        self.inner.report()
     }
 }
 

@@ -26,7 +26,7 @@ pub struct Failure {
 /// One operation of an allocator.
 ///
 /// Fields that are absent hold zero, so that equality of records is equality of what they say.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Record {
     pub(crate) order: u64,
     pub(crate) time: u64,
@@ -116,29 +116,8 @@ impl Record {
 
     /// A record of `action` on `device`, the `order`-th of its log, `time_nanos` after the epoch
     /// of the log's header.
-    #[inline]
-    pub const fn new(action: Action, device: u32, order: u64, time_nanos: u64) -> Self {
-        Self {
-            order,
-            time: time_nanos,
-            thread: 0,
-            ptr: 0,
-            bytes: 0,
-            granted: 0,
-            generation: 0,
-            query: 0,
-            stream: 0,
-            tag: 0,
-            latency: 0,
-            device,
-            process: 0,
-            error_kind: 0,
-            error_message: 0,
-            action: action.code(),
-            path: 0,
-            alignment: 0,
-            flags: 0,
-        }
+    pub fn new(action: Action, device: u32, order: u64, time_nanos: u64) -> Self {
+        Self { order, time: time_nanos, device, action: action.code(), ..Self::default() }
     }
 
     /// What was done.
@@ -248,7 +227,6 @@ impl Record {
     }
 
     /// Sets the thread.
-    #[inline]
     #[must_use]
     pub const fn with_thread(mut self, thread: u64) -> Self {
         self.thread = thread;
@@ -256,7 +234,6 @@ impl Record {
     }
 
     /// Sets the process. A recorder fills in its own.
-    #[inline]
     #[must_use]
     pub const fn with_process(mut self, process: u32) -> Self {
         self.process = process;
@@ -264,7 +241,6 @@ impl Record {
     }
 
     /// Sets the stream.
-    #[inline]
     #[must_use]
     pub const fn with_stream(mut self, stream: u32) -> Self {
         self.stream = stream;
@@ -273,7 +249,6 @@ impl Record {
     }
 
     /// Sets the address of the block.
-    #[inline]
     #[must_use]
     pub const fn with_ptr(mut self, ptr: u64) -> Self {
         self.ptr = ptr;
@@ -282,7 +257,6 @@ impl Record {
     }
 
     /// Sets the requested bytes.
-    #[inline]
     #[must_use]
     pub const fn with_bytes(mut self, bytes: u64) -> Self {
         self.bytes = bytes;
@@ -291,7 +265,6 @@ impl Record {
     }
 
     /// Sets the granted bytes.
-    #[inline]
     #[must_use]
     pub const fn with_granted(mut self, granted: u64) -> Self {
         self.granted = granted;
@@ -300,7 +273,6 @@ impl Record {
     }
 
     /// Sets the alignment; one that is not a power of two is left out.
-    #[inline]
     #[must_use]
     pub const fn with_alignment(mut self, alignment: u64) -> Self {
         self.alignment =
@@ -309,7 +281,6 @@ impl Record {
     }
 
     /// Sets the tag.
-    #[inline]
     #[must_use]
     pub const fn with_tag(mut self, tag: NameId) -> Self {
         self.tag = tag.raw();
@@ -317,7 +288,6 @@ impl Record {
     }
 
     /// Sets the query.
-    #[inline]
     #[must_use]
     pub const fn with_query_id(mut self, query: u64) -> Self {
         self.query = query;
@@ -326,7 +296,6 @@ impl Record {
     }
 
     /// Sets the generation of the block.
-    #[inline]
     #[must_use]
     pub const fn with_generation(mut self, generation: u64) -> Self {
         self.generation = generation;
@@ -335,7 +304,6 @@ impl Record {
     }
 
     /// Sets the duration of the call, saturating.
-    #[inline]
     #[must_use]
     pub const fn with_latency_nanos(mut self, nanos: u64) -> Self {
         self.latency = if nanos > u32::MAX as u64 { u32::MAX } else { nanos as u32 };
@@ -343,7 +311,6 @@ impl Record {
     }
 
     /// Sets the path that served the request.
-    #[inline]
     #[must_use]
     pub const fn with_served_by(mut self, path: ServedBy) -> Self {
         self.path = path.code();
@@ -351,7 +318,6 @@ impl Record {
     }
 
     /// Sets the access of a use.
-    #[inline]
     #[must_use]
     pub const fn with_access(mut self, access: UseAccess) -> Self {
         self.flags = (self.flags & !(3 << ACCESS_SHIFT)) | (access.bits() << ACCESS_SHIFT);
@@ -359,7 +325,6 @@ impl Record {
     }
 
     /// Makes it the record of a failure.
-    #[inline]
     #[must_use]
     pub const fn with_failure(mut self, failure: Failure) -> Self {
         self.error_kind = failure.kind.raw();

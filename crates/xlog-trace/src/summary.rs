@@ -71,7 +71,7 @@ pub struct Leak {
 }
 
 /// A log in numbers.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Summary {
     /// Records seen.
@@ -109,7 +109,7 @@ pub struct Summary {
 }
 
 /// Sums up a log record by record.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Summarizer {
     live: LiveBlocks,
     summary: Summary,
@@ -118,39 +118,10 @@ pub struct Summarizer {
     kinds: HashMap<Option<NameId>, u64>,
 }
 
-impl Default for Summarizer {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 impl Summarizer {
     /// Nothing yet.
     pub fn new() -> Self {
-        Self {
-            live: LiveBlocks::default(),
-            summary: Summary {
-                records: 0,
-                actions: BTreeMap::new(),
-                paths: BTreeMap::new(),
-                total: Usage::default(),
-                peak_order: 0,
-                peak_time_nanos: 0,
-                by_tag: Vec::new(),
-                by_stream: Vec::new(),
-                by_device: BTreeMap::new(),
-                failures: BTreeMap::new(),
-                sizes: PowerHistogram::default(),
-                latencies: PowerHistogram::default(),
-                leaks: Vec::new(),
-                unknown_frees: 0,
-                missing_frees: 0,
-                time_nanos: None,
-            },
-            tags: HashMap::new(),
-            streams: HashMap::new(),
-            kinds: HashMap::new(),
-        }
+        Self::default()
     }
 
     /// Adds a record, whose strings are in `names`. A record without a tag counts with those whose tag is empty.

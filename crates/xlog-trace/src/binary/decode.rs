@@ -5,7 +5,7 @@ use std::io::Read;
 use crate::error::{BadInput, TraceError};
 use crate::header::Header;
 use crate::names::{MAX_NAMES, NameId, Names};
-use crate::reader::{ReadReport, Strictness};
+use crate::reader::{ReadReport, Source, Strictness};
 use crate::record::Record;
 
 use super::frames::{Found, Frames};
@@ -16,7 +16,7 @@ use super::layout::{
 
 /// Reads a binary log from any byte stream; it does its own buffering.
 #[derive(Debug)]
-pub struct BinaryReader<R> {
+pub(crate) struct BinaryReader<R> {
     frames: Frames<R>,
     run: Option<(Frame, usize)>,
     header: Header,
@@ -32,7 +32,7 @@ pub struct BinaryReader<R> {
 
 impl<R: Read> BinaryReader<R> {
     /// A reader at the start of a log. Reads the header, so that it is known before the records.
-    pub fn new(inner: R, strictness: Strictness) -> Result<Self, TraceError> {
+    pub(crate) fn new(inner: R, strictness: Strictness) -> Result<Self, TraceError> {
         let mut reader = Self {
             frames: Frames::new(inner),
             run: None,
@@ -46,35 +46,6 @@ impl<R: Read> BinaryReader<R> {
         };
         reader.step()?;
         Ok(reader)
-    }
-
-    /// What the log says of itself.
-    pub fn header(&self) -> &Header {
-        &self.header
-    }
-
-    /// The strings of the records read so far.
-    pub fn names(&self) -> &Names {
-        &self.names
-    }
-
-    /// How reading went so far.
-    pub fn report(&self) -> &ReadReport {
-        &self.report
-    }
-
-    /// The next record, or none at the end.
-    pub fn next_record(&mut self) -> Result<Option<Record>, TraceError> {
-        loop {
-            if let Some(record) = self.next_in_chunk() {
-                self.report.records += 1;
-                return Ok(Some(record));
-            }
-            if self.done {
-                return Ok(None);
-            }
-            self.step()?;
-        }
     }
 
     fn next_in_chunk(&mut self) -> Option<Record> {
@@ -237,6 +208,33 @@ impl<R: Read> BinaryReader<R> {
         let result = self.report.refuse(bad, self.strictness);
         self.done |= result.is_err();
         result
+    }
+}
+
+impl<R: Read> Source for BinaryReader<R> {
+    fn next_record(&mut self) -> Result<Option<Record>, TraceError> {
+        loop {
+            if let Some(record) = self.next_in_chunk() {
+                self.report.records += 1;
+                return Ok(Some(record));
+            }
+            if self.done {
+                return Ok(None);
+            }
+            self.step()?;
+        }
+    }
+
+    fn header(&self) -> &Header {
+        &self.header
+    }
+
+    fn names(&self) -> &Names {
+        &self.names
+    }
+
+    fn report(&self) -> &ReadReport {
+        &self.report
     }
 }
 

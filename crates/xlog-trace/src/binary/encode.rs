@@ -30,7 +30,7 @@ impl ChunkKey {
 
 /// Encodes records in the binary layout.
 #[derive(Debug, Default)]
-pub struct BinaryEncoder {
+pub(crate) struct BinaryEncoder {
     /// Entries of names that the run in progress needs; they go in front of it.
     names: Vec<u8>,
     name_count: u32,
@@ -43,11 +43,6 @@ pub struct BinaryEncoder {
 }
 
 impl BinaryEncoder {
-    /// An encoder with nothing pending.
-    pub fn new() -> Self {
-        Self::default()
-    }
-
     #[inline]
     fn define(&mut self, id: Option<NameId>, names: &Names) {
         let Some(id) = id.filter(|&id| id != NameId::LOST) else { return };
@@ -166,6 +161,6 @@ fn put_chunk(key: ChunkKey, record_bytes: u16, count: u32, payload: &[u8], out: 
         count,
         payload_crc: crc32fast::hash(payload),
     };
-    out.extend_from_slice(&frame.to_bytes());
+    frame.append_to(out);
     out.extend_from_slice(payload);
 }

@@ -43,20 +43,16 @@ pub(super) struct Frame {
 }
 
 impl Frame {
-    pub(super) fn to_bytes(self) -> [u8; FRAME_BYTES] {
-        let mut bytes = [0; FRAME_BYTES];
-        let mut at = Cursor { bytes: &mut bytes, at: 0 };
-        at.put(&SYNC);
-        at.put(&self.kind.to_le_bytes());
-        at.put(&self.record_bytes.to_le_bytes());
-        at.put(&self.payload_bytes.to_le_bytes());
-        at.put(&self.process.to_le_bytes());
-        at.put(&self.device.to_le_bytes());
-        at.put(&self.count.to_le_bytes());
-        at.put(&self.payload_crc.to_le_bytes());
-        let crc = crc32fast::hash(&bytes[..FRAME_BYTES - 4]);
-        bytes[FRAME_BYTES - 4..].copy_from_slice(&crc.to_le_bytes());
-        bytes
+    pub(super) fn append_to(self, out: &mut Vec<u8>) {
+        let start = out.len();
+        out.extend_from_slice(&SYNC);
+        out.extend_from_slice(&self.kind.to_le_bytes());
+        out.extend_from_slice(&self.record_bytes.to_le_bytes());
+        for field in [self.payload_bytes, self.process, self.device, self.count, self.payload_crc] {
+            out.extend_from_slice(&field.to_le_bytes());
+        }
+        let crc = crc32fast::hash(&out[start..]);
+        out.extend_from_slice(&crc.to_le_bytes());
     }
 
     /// The frame at the start of `bytes`; none unless its mark, its checksum and its length hold.
@@ -77,20 +73,6 @@ impl Frame {
         };
         let sound = fields.u32()? == crc32fast::hash(&bytes[..FRAME_BYTES - 4]);
         (sound && frame.payload_bytes as usize <= MAX_PAYLOAD_BYTES).then_some(frame)
-    }
-}
-
-struct Cursor<'a> {
-    bytes: &'a mut [u8],
-    at: usize,
-}
-
-impl Cursor<'_> {
-    fn put(&mut self, field: &[u8]) {
-        if let Some(slot) = self.bytes.get_mut(self.at..self.at + field.len()) {
-            slot.copy_from_slice(field);
-        }
-        self.at += field.len();
     }
 }
 

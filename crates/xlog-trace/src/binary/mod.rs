@@ -8,7 +8,7 @@ mod encode;
 mod frames;
 mod layout;
 
-pub use decode::BinaryReader;
-pub use encode::BinaryEncoder;
+pub(crate) use decode::BinaryReader;
+pub(crate) use encode::BinaryEncoder;
 pub(crate) use layout::SYNC;
 pub use layout::{MAX_PAYLOAD_BYTES, VERSION};

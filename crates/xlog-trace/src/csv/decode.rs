@@ -1,122 +1,52 @@
 //! Reading CSV by the names in its header line.
 
-use std::io::Read;
-
 use crate::action::{Action, ServedBy, UseAccess};
-use crate::error::{BadInput, InputPosition, TraceError, excerpt};
-use crate::header::Header;
-use crate::lines::{Broken, Line, Lines};
+use crate::error::excerpt;
 use crate::names::Names;
-use crate::reader::{ReadReport, Strictness};
 use crate::record::{Failure, Record};
+use crate::text_reader::{Columns, TextReader, Wrong};
 
 use super::columns::{Column, is_header, parse_header};
 use super::fields::{Fields, decimal, hex};
 
-/// Reads our CSV from any byte stream; it does its own buffering.
+/// Reads our CSV.
+pub(crate) type CsvReader<R> = TextReader<R, CsvColumns>;
+
+/// The columns of a log, as its header line names them.
 #[derive(Debug)]
-pub struct CsvReader<R> {
-    lines: Lines<R>,
+pub(crate) struct CsvColumns {
     columns: Vec<Option<Column>>,
     /// Where the action is among the columns.
     action: usize,
     fields: Fields,
-    header: Header,
-    names: Names,
-    report: ReadReport,
-    strictness: Strictness,
-    done: bool,
 }
 
-/// What a field should have been, and what it is.
-type Wrong = (String, String);
-
-impl<R: Read> CsvReader<R> {
-    /// A reader at the start of a log. Reads the header line.
-    pub fn new(inner: R, strictness: Strictness) -> Result<Self, TraceError> {
-        let mut lines = Lines::new(inner);
-        let columns = match lines.next()? {
-            Some(line) => parse_header(lines.text(&line)),
-            None => Vec::new(),
-        };
+impl Columns for CsvColumns {
+    fn from_header(header: &[u8]) -> Result<Self, Wrong> {
+        let columns = parse_header(header);
         for needed in [Column::Action, Column::Pointer] {
             if !columns.contains(&Some(needed)) {
-                return Err(TraceError::Bad(BadInput {
-                    position: InputPosition::Line(1),
+                return Err(Wrong {
                     expected: format!("a header line with the column `{}`", needed.name()),
                     found: format!("{} known columns", columns.iter().flatten().count()),
-                    good_records: 0,
-                }));
+                });
             }
         }
-        Ok(Self {
-            lines,
-            action: action_of(&columns),
-            columns,
-            fields: Fields::default(),
-            header: Header::default(),
-            names: Names::new(),
-            report: ReadReport::default(),
-            strictness,
-            done: false,
-        })
+        Ok(Self { action: action_of(&columns), columns, fields: Fields::default() })
     }
 
-    /// What the log says of itself: nothing, its records carry wall-clock time.
-    pub fn header(&self) -> &Header {
-        &self.header
-    }
-
-    /// The strings of the records read so far.
-    pub fn names(&self) -> &Names {
-        &self.names
-    }
-
-    /// How reading went so far.
-    pub fn report(&self) -> &ReadReport {
-        &self.report
-    }
-
-    /// The next record, or none at the end.
-    pub fn next_record(&mut self) -> Result<Option<Record>, TraceError> {
-        while !self.done {
-            let line = self.lines.next().inspect_err(|_| self.done = true)?;
-            let Some(line) = line else {
-                self.done = true;
-                break;
-            };
-            match self.parse(&line) {
-                Ok(Some(record)) => {
-                    self.report.records += 1;
-                    return Ok(Some(record));
-                }
-                Ok(None) => {}
-                Err(wrong) => {
-                    self.lines.reconsider(&line);
-                    let result = refuse(&mut self.report, self.strictness, &line, wrong);
-                    self.done |= result.is_err();
-                    result?;
-                }
-            }
-        }
-        Ok(None)
-    }
-
-    /// The record of a line; none for an empty line or the header line of a joined file.
-    fn parse(&mut self, line: &Line) -> Result<Option<Record>, Wrong> {
-        let text = self.lines.text(line);
-        if let Some(broken) = line.broken {
-            return Err(broken_line(broken, text));
-        }
-        if text.is_empty() {
-            return Ok(None);
-        }
-        let is_split = self.fields.split(text);
+    fn parse(
+        &mut self,
+        line: &[u8],
+        order: u64,
+        names: &mut Names,
+    ) -> Result<Option<Record>, Wrong> {
+        let is_split = self.fields.split(line);
         // A log that was begun anew in its file, or put behind another, has its header line again.
-        if self.fields.raw(text, self.action).eq_ignore_ascii_case(Column::Action.name().as_bytes())
+        if self.fields.raw(line, self.action).eq_ignore_ascii_case(Column::Action.name().as_bytes())
             || self.fields.len() != self.columns.len()
         {
-            let columns = parse_header(text);
+            let columns = parse_header(line);
             if is_header(&columns) {
                 self.action = action_of(&columns);
                 self.columns = columns;
@@ -125,16 +55,18 @@ impl<R: Read> CsvReader<R> {
         }
         if !is_split || self.fields.len() != self.columns.len() {
             let expected = format!("{} fields, as in the header line", self.columns.len());
-            return Err((expected, format!("{} in {}", self.fields.len(), excerpt(text))));
+            let found = format!("{} in {}", self.fields.len(), excerpt(line));
+            return Err(Wrong { expected, found });
         }
-        let mut record = Record::new(Action::Other(0), 0, self.report.records, 0);
+        let mut record = Record::new(Action::Other(0), 0, order, 0);
         let (mut kind, mut message, mut stream_name) = (None, None, None);
         for (index, column) in self.columns.iter().enumerate() {
             let Some(column) = *column else { continue };
-            let raw = self.fields.raw(text, index);
+            let raw = self.fields.raw(line, index);
             if !self.fields.is_present(index) {
                 if column == Column::Action {
-                    return Err(("an action".to_owned(), "nothing".to_owned()));
+                    let (expected, found) = ("an action".to_owned(), "nothing".to_owned());
+                    return Err(Wrong { expected, found });
                 }
                 continue;
             }
@@ -162,7 +94,7 @@ impl<R: Read> CsvReader<R> {
                 Column::Stream => record = record.with_stream(small()?),
                 Column::Device => record.device = small()?,
                 Column::Tag => {
-                    let tag = self.names.intern(&self.fields.text(text, index));
+                    let tag = names.intern(&self.fields.text(line, index));
                     record = record.with_tag(tag);
                 }
                 Column::QueryId => record = record.with_query_id(number()?),
@@ -189,21 +121,21 @@ impl<R: Read> CsvReader<R> {
                 }
                 Column::Process => record.process = small()?,
                 Column::ErrorKind => {
-                    kind = Some(self.names.intern(&self.fields.text(text, index)));
+                    kind = Some(names.intern(&self.fields.text(line, index)));
                 }
                 Column::ErrorMessage => {
-                    message = Some(self.names.intern(&self.fields.text(text, index)));
+                    message = Some(names.intern(&self.fields.text(line, index)));
                 }
                 Column::StreamName => stream_name = Some(index),
             }
         }
         if kind.is_some() || message.is_some() {
-            let kind = kind.unwrap_or_else(|| self.names.intern("error"));
-            let message = message.unwrap_or_else(|| self.names.intern(""));
+            let kind = kind.unwrap_or_else(|| names.intern("error"));
+            let message = message.unwrap_or_else(|| names.intern(""));
             record = record.with_failure(Failure { kind, message });
         }
         if let (Some(stream), Some(index)) = (record.stream(), stream_name) {
-            self.names.name_stream(stream, &self.fields.text(text, index));
+            names.name_stream(stream, &self.fields.text(line, index));
         }
         Ok(Some(record))
     }
@@ -214,35 +146,6 @@ fn action_of(columns: &[Option<Column>]) -> usize {
 }
 
 fn wrong(column: Column, expected: &str, raw: &[u8]) -> Wrong {
-    (format!("{expected} in column `{}`", column.name()), excerpt(raw))
-}
-
-pub(crate) fn broken_line(broken: Broken, text: &[u8]) -> Wrong {
-    let expected = match broken {
-        Broken::TooLong => format!("a line of at most {} bytes", super::MAX_LINE_BYTES),
-        Broken::OpenQuote => "a closing quote".to_owned(),
-        Broken::Cut => "the end of the line".to_owned(),
-    };
-    (expected, excerpt(text))
-}
-
-/// Counts a bad line; the end of a file that was cut off is no bad line, except for strict readers.
-pub(crate) fn refuse(
-    report: &mut ReadReport,
-    strictness: Strictness,
-    line: &Line,
-    (expected, found): Wrong,
-) -> Result<(), TraceError> {
-    let cut = line.broken == Some(Broken::Cut);
-    report.truncated |= cut;
-    if cut && strictness == Strictness::Lenient {
-        return Ok(());
-    }
-    let bad = BadInput {
-        position: InputPosition::Line(line.number),
-        expected,
-        found,
-        good_records: report.records,
-    };
-    report.refuse(bad, strictness)
+    let expected = format!("{expected} in column `{}`", column.name());
+    Wrong { expected, found: excerpt(raw) }
 }

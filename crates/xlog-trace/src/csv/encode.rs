@@ -10,15 +10,8 @@ use super::fields::{put_decimal, put_hex, put_text};
 
 /// Encodes records as CSV lines.
 #[derive(Debug, Default)]
-pub struct CsvEncoder {
+pub(crate) struct CsvEncoder {
     epoch: u64,
-}
-
-impl CsvEncoder {
-    /// An encoder.
-    pub fn new() -> Self {
-        Self::default()
-    }
 }
 
 /// Appends the name of a value, or what stands for a number without one.

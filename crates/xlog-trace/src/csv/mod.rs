@@ -8,9 +8,7 @@ mod decode;
 mod encode;
 pub(crate) mod fields;
 
-pub use crate::lines::MAX_LINE_BYTES;
 pub(crate) use columns::looks_like_header;
 pub use columns::{COLUMNS, Column};
-pub use decode::CsvReader;
-pub(crate) use decode::{broken_line, refuse};
-pub use encode::CsvEncoder;
+pub(crate) use decode::CsvReader;
+pub(crate) use encode::CsvEncoder;

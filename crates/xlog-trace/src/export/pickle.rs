@@ -89,6 +89,18 @@ impl Pickle {
         }
     }
 
+    /// A key and its number.
+    pub(super) fn number_at(&mut self, key: &'static str, value: u64) {
+        self.key(key);
+        self.number(value);
+    }
+
+    /// A key and a text of the program itself.
+    pub(super) fn word_at(&mut self, key: &'static str, word: &'static str) {
+        self.key(key);
+        self.key(word);
+    }
+
     /// Keeps the value written last.
     pub(super) fn memorize(&mut self) -> Memo {
         let memo = Memo(self.next_memo);

@@ -179,22 +179,16 @@ impl<W: Write> Snapshot<W> {
     ) {
         self.counts.trace_entries += 1;
         self.pickle.dict();
-        self.pickle.key("action");
-        self.pickle.key(action);
+        self.pickle.word_at("action", action);
         if action == "oom" {
             // What was free then is not in the log.
-            self.pickle.key("device_free");
-            self.pickle.number(0);
+            self.pickle.number_at("device_free", 0);
         } else {
-            self.pickle.key("addr");
-            self.pickle.number(record.ptr);
+            self.pickle.number_at("addr", record.ptr);
         }
-        self.pickle.key("size");
-        self.pickle.number(size);
-        self.pickle.key("stream");
-        self.pickle.number(u64::from(record.stream().unwrap_or(0)));
-        self.pickle.key("time_us");
-        self.pickle.number(source.header().unix_nanos(record.time) / 1000);
+        self.pickle.number_at("size", size);
+        self.pickle.number_at("stream", u64::from(record.stream().unwrap_or(0)));
+        self.pickle.number_at("time_us", source.header().unix_nanos(record.time) / 1000);
         self.pickle.key("frames");
         self.frames(tag.map(|_| source.names().text_or_empty(tag)), record.query_id());
         self.pickle.end_dict();
@@ -221,10 +215,8 @@ impl<W: Write> Snapshot<W> {
 
     fn frame(&mut self, filename: &'static str, line: u64, name: &str) {
         self.pickle.dict();
-        self.pickle.key("filename");
-        self.pickle.key(filename);
-        self.pickle.key("line");
-        self.pickle.number(line);
+        self.pickle.word_at("filename", filename);
+        self.pickle.number_at("line", line);
         self.pickle.key("name");
         self.pickle.text(name);
         self.pickle.end_dict();
@@ -241,18 +233,12 @@ impl<W: Write> Snapshot<W> {
         for (start, end) in extents.iter() {
             self.counts.segments += 1;
             self.pickle.dict();
-            self.pickle.key("device");
-            self.pickle.number(u64::from(device));
-            self.pickle.key("address");
-            self.pickle.number(start);
-            self.pickle.key("total_size");
-            self.pickle.number(end - start);
-            self.pickle.key("stream");
-            self.pickle.number(0);
-            self.pickle.key("segment_type");
-            self.pickle.key("large");
-            self.pickle.key("segment_pool_id");
-            self.pickle.number(0);
+            self.pickle.number_at("device", u64::from(device));
+            self.pickle.number_at("address", start);
+            self.pickle.number_at("total_size", end - start);
+            self.pickle.number_at("stream", 0);
+            self.pickle.word_at("segment_type", "large");
+            self.pickle.number_at("segment_pool_id", 0);
             self.pickle.number(0);
             self.pickle.pair();
             self.pickle.key("is_expandable");
@@ -287,8 +273,7 @@ impl<W: Write> Snapshot<W> {
                 ("active_size", allocated),
                 ("requested_size", requested),
             ] {
-                self.pickle.key(key);
-                self.pickle.number(value);
+                self.pickle.number_at(key, value);
             }
             self.pickle.end_dict();
             self.pickle.append();
@@ -308,14 +293,10 @@ impl<W: Write> Snapshot<W> {
     /// Begins a block up to the value of its frames.
     fn block(&mut self, address: u64, size: u64, requested: u64, state: &'static str) {
         self.pickle.dict();
-        self.pickle.key("address");
-        self.pickle.number(address);
-        self.pickle.key("size");
-        self.pickle.number(size);
-        self.pickle.key("requested_size");
-        self.pickle.number(requested);
-        self.pickle.key("state");
-        self.pickle.key(state);
+        self.pickle.number_at("address", address);
+        self.pickle.number_at("size", size);
+        self.pickle.number_at("requested_size", requested);
+        self.pickle.word_at("state", state);
         self.pickle.key("frames");
     }
 }

@@ -1,123 +1,57 @@
 //! Reading RMM's log.
 
 use std::collections::HashMap;
-use std::io::Read;
 
 use crate::action::Action;
 use crate::csv::fields::{Fields, decimal, hex};
-use crate::csv::{broken_line, refuse};
-use crate::error::{BadInput, InputPosition, TraceError, excerpt};
-use crate::header::Header;
-use crate::lines::{Line, Lines};
+use crate::error::excerpt;
 use crate::names::{MAX_STREAM_NAMES, Names};
-use crate::reader::{ReadReport, Strictness};
 use crate::record::Record;
+use crate::text_reader::{Columns, TextReader, Wrong};
 
 use super::{NANOS_PER_DAY, RMM_HEADER};
 
 /// Handles below this are RMM's well-known streams and keep their number.
 const FIRST_FREE_STREAM: u64 = 3;
 
-/// Reads an RMM log from any byte stream; it does its own buffering.
-#[derive(Debug)]
-pub struct RmmReader<R> {
-    lines: Lines<R>,
+/// Reads an RMM log.
+pub(crate) type RmmReader<R> = TextReader<R, RmmColumns>;
+
+/// The six columns of RMM, with what earlier lines say of streams and of the day.
+#[derive(Debug, Default)]
+pub(crate) struct RmmColumns {
     fields: Fields,
-    header: Header,
-    names: Names,
     streams: HashMap<u64, u32>,
     day: u64,
     last_time: u64,
-    report: ReadReport,
-    strictness: Strictness,
-    done: bool,
 }
 
-type Wrong = (String, String);
-
-impl<R: Read> RmmReader<R> {
-    /// A reader at the start of a log. Reads the header line.
-    pub fn new(inner: R, strictness: Strictness) -> Result<Self, TraceError> {
-        let mut lines = Lines::new(inner);
-        let line = lines.next()?;
-        let text = line.as_ref().map_or(&[][..], |line| lines.text(line));
-        if text.strip_prefix(b"\xef\xbb\xbf").unwrap_or(text) != RMM_HEADER.as_bytes() {
-            return Err(TraceError::Bad(BadInput {
-                position: InputPosition::Line(1),
-                expected: format!("`{RMM_HEADER}`"),
-                found: excerpt(text),
-                good_records: 0,
-            }));
+impl Columns for RmmColumns {
+    fn from_header(line: &[u8]) -> Result<Self, Wrong> {
+        if line != RMM_HEADER.as_bytes() {
+            return Err(Wrong { expected: format!("`{RMM_HEADER}`"), found: excerpt(line) });
         }
-        Ok(Self {
-            lines,
-            fields: Fields::default(),
-            header: Header::default(),
-            names: Names::new(),
-            streams: HashMap::new(),
-            day: 0,
-            last_time: 0,
-            report: ReadReport::default(),
-            strictness,
-            done: false,
-        })
+        Ok(Self::default())
     }
 
-    /// What the log says of itself: nothing, not even the day.
-    pub fn header(&self) -> &Header {
-        &self.header
-    }
-
-    /// The names of the streams.
-    pub fn names(&self) -> &Names {
-        &self.names
-    }
-
-    /// How reading went so far.
-    pub fn report(&self) -> &ReadReport {
-        &self.report
-    }
-
-    /// The next record, or none at the end.
-    pub fn next_record(&mut self) -> Result<Option<Record>, TraceError> {
-        while !self.done {
-            let line = self.lines.next().inspect_err(|_| self.done = true)?;
-            let Some(line) = line else {
-                self.done = true;
-                break;
-            };
-            match self.parse(&line) {
-                Ok(Some(record)) => {
-                    self.report.records += 1;
-                    return Ok(Some(record));
-                }
-                Ok(None) => {}
-                Err(wrong) => {
-                    self.lines.reconsider(&line);
-                    let result = refuse(&mut self.report, self.strictness, &line, wrong);
-                    self.done |= result.is_err();
-                    result?;
-                }
-            }
-        }
-        Ok(None)
-    }
-
-    fn parse(&mut self, line: &Line) -> Result<Option<Record>, Wrong> {
-        let text = self.lines.text(line);
-        if let Some(broken) = line.broken {
-            return Err(broken_line(broken, text));
-        }
-        if text.is_empty() || text == RMM_HEADER.as_bytes() {
+    fn parse(
+        &mut self,
+        line: &[u8],
+        order: u64,
+        names: &mut Names,
+    ) -> Result<Option<Record>, Wrong> {
+        if line == RMM_HEADER.as_bytes() {
             return Ok(None);
         }
-        if !self.fields.split(text) || self.fields.len() != 6 {
+        if !self.fields.split(line) || self.fields.len() != 6 {
             let expected = format!("the 6 fields of `{RMM_HEADER}`");
-            return Err((expected, format!("{} in {}", self.fields.len(), excerpt(text))));
+            let found = format!("{} in {}", self.fields.len(), excerpt(line));
+            return Err(Wrong { expected, found });
         }
-        let field = |index| self.fields.raw(text, index);
+        let field = |index| self.fields.raw(line, index);
         let wrong = |expected: &str, index| {
-            Err((format!("{expected} as field {}", index + 1), excerpt(field(index))))
+            let expected = format!("{expected} as field {}", index + 1);
+            Err(Wrong { expected, found: excerpt(field(index)) })
         };
         let Some(thread) = decimal(field(0)) else { return wrong("a decimal thread id", 0) };
         let Some(time) = time_of_day(field(1)) else {
@@ -146,10 +80,10 @@ impl<R: Read> RmmReader<R> {
             return wrong("one of at most 65536 different streams", 5);
         };
         if let Ok(name) = std::str::from_utf8(field(5)) {
-            self.names.name_stream(stream, name);
+            names.name_stream(stream, name);
         }
         let time = self.absolute(time);
-        let mut record = Record::new(action, 0, self.report.records, time)
+        let mut record = Record::new(action, 0, order, time)
             .with_thread(thread)
             .with_bytes(bytes)
             .with_stream(stream);
@@ -158,7 +92,9 @@ impl<R: Read> RmmReader<R> {
         }
         Ok(Some(record))
     }
+}
 
+impl RmmColumns {
     /// Nanoseconds since the midnight before the log's first record.
     fn absolute(&mut self, time_of_day: u64) -> u64 {
         const HALF: u64 = NANOS_PER_DAY / 2;
@@ -211,10 +147,11 @@ mod tests {
 
     #[test]
     fn more_midnights_than_the_clock_holds_saturate() {
-        let log = format!("{RMM_HEADER}\n");
-        let mut reader = RmmReader::new(log.as_bytes(), Strictness::Strict).unwrap();
-        reader.day = u64::MAX / NANOS_PER_DAY;
-        reader.last_time = NANOS_PER_DAY - 1;
+        let mut reader = RmmColumns {
+            day: u64::MAX / NANOS_PER_DAY,
+            last_time: NANOS_PER_DAY - 1,
+            ..RmmColumns::default()
+        };
         assert_eq!(reader.absolute(5), u64::MAX);
         assert_eq!(reader.absolute(NANOS_PER_DAY - 5), u64::MAX);
     }

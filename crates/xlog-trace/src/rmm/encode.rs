@@ -11,15 +11,8 @@ use super::{NANOS_PER_DAY, RMM_HEADER};
 
 /// Encodes records as lines of an RMM log. Times of day are UTC.
 #[derive(Debug, Default)]
-pub struct RmmEncoder {
+pub(crate) struct RmmEncoder {
     epoch: u64,
-}
-
-impl RmmEncoder {
-    /// An encoder.
-    pub fn new() -> Self {
-        Self::default()
-    }
 }
 
 impl Encoder for RmmEncoder {

@@ -6,8 +6,8 @@
 mod decode;
 mod encode;
 
-pub use decode::RmmReader;
-pub use encode::RmmEncoder;
+pub(crate) use decode::RmmReader;
+pub(crate) use encode::RmmEncoder;
 
 /// The header line of an RMM log.
 pub const RMM_HEADER: &str = "Thread,Time,Action,Pointer,Size,Stream";

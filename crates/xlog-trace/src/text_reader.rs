@@ -1,0 +1,132 @@
+//! Reading a log line by line, whatever its columns: what the two CSV formats share.
+
+use std::io::Read;
+
+use crate::error::{BadInput, InputPosition, TraceError, excerpt};
+use crate::header::Header;
+use crate::lines::{Broken, Line, Lines, MAX_LINE_BYTES};
+use crate::names::Names;
+use crate::reader::{ReadReport, Source, Strictness};
+use crate::record::Record;
+
+/// What should have been in a line, and what is.
+pub(crate) struct Wrong {
+    pub(crate) expected: String,
+    pub(crate) found: String,
+}
+
+/// The columns of one format.
+pub(crate) trait Columns: Sized {
+    /// Reads the header line; empty if there is none.
+    fn from_header(line: &[u8]) -> Result<Self, Wrong>;
+
+    /// Returns the record of a line; none for the header line of a log that was put behind another. `order` is the
+    /// position of the record where the line names none.
+    fn parse(
+        &mut self,
+        line: &[u8],
+        order: u64,
+        names: &mut Names,
+    ) -> Result<Option<Record>, Wrong>;
+}
+
+/// Reads records from any byte stream; it does its own buffering.
+#[derive(Debug)]
+pub(crate) struct TextReader<R, C> {
+    lines: Lines<R>,
+    columns: C,
+    /// Says nothing: text logs carry their time in the records, or no date at all.
+    header: Header,
+    names: Names,
+    report: ReadReport,
+    strictness: Strictness,
+    done: bool,
+}
+
+impl<R: Read, C: Columns> TextReader<R, C> {
+    /// Reads the header line.
+    pub(crate) fn new(inner: R, strictness: Strictness) -> Result<Self, TraceError> {
+        let mut lines = Lines::new(inner);
+        let first = lines.next()?;
+        let text = first.as_ref().map_or(&[][..], |line| lines.text(line));
+        let columns = C::from_header(text.strip_prefix(b"\xef\xbb\xbf").unwrap_or(text));
+        let columns = columns.map_err(|Wrong { expected, found }| {
+            let position = InputPosition::Line(1);
+            TraceError::Bad(BadInput { position, expected, found, good_records: 0 })
+        })?;
+        Ok(Self {
+            lines,
+            columns,
+            header: Header::default(),
+            names: Names::new(),
+            report: ReadReport::default(),
+            strictness,
+            done: false,
+        })
+    }
+
+    fn parse(&mut self, line: &Line) -> Result<Option<Record>, Wrong> {
+        let text = self.lines.text(line);
+        if let Some(broken) = line.broken {
+            let expected = match broken {
+                Broken::TooLong => format!("a line of at most {MAX_LINE_BYTES} bytes"),
+                Broken::OpenQuote => "a closing quote".to_owned(),
+                Broken::Cut => "the end of the line".to_owned(),
+            };
+            return Err(Wrong { expected, found: excerpt(text) });
+        }
+        if text.is_empty() {
+            return Ok(None);
+        }
+        self.columns.parse(text, self.report.records, &mut self.names)
+    }
+
+    /// Counts a bad line; the end of a file that was cut off is no bad line, except for strict readers.
+    fn refuse(&mut self, line: &Line, wrong: Wrong) -> Result<(), TraceError> {
+        let cut = line.broken == Some(Broken::Cut);
+        self.report.truncated |= cut;
+        if cut && self.strictness == Strictness::Lenient {
+            return Ok(());
+        }
+        let Wrong { expected, found } = wrong;
+        let position = InputPosition::Line(line.number);
+        let bad = BadInput { position, expected, found, good_records: self.report.records };
+        self.report.refuse(bad, self.strictness).inspect_err(|_| self.done = true)
+    }
+}
+
+impl<R: Read, C: Columns> Source for TextReader<R, C> {
+    fn next_record(&mut self) -> Result<Option<Record>, TraceError> {
+        while !self.done {
+            let line = self.lines.next().inspect_err(|_| self.done = true)?;
+            let Some(line) = line else {
+                self.done = true;
+                break;
+            };
+            match self.parse(&line) {
+                Ok(Some(record)) => {
+                    self.report.records += 1;
+                    return Ok(Some(record));
+                }
+                Ok(None) => {}
+                Err(wrong) => {
+                    self.lines.reconsider(&line);
+                    self.refuse(&line, wrong)?;
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    fn header(&self) -> &Header {
+        &self.header
+    }
+
+    fn names(&self) -> &Names {
+        &self.names
+    }
+
+    fn report(&self) -> &ReadReport {
+        &self.report
+    }
+}
