@@ -4,6 +4,7 @@
 //! holds the log: memory grows with the live blocks, which have a limit, the window that brings records into order, and the pictures.
 use std::collections::{HashMap, HashSet};
 
+use serde::Serialize;
 use xlog_trace::{Header, NameId, Names, Ordered, ReadReport, Record, Source, Summary, TraceError};
 
 use crate::address_map::{AddressMap, AddressMapBuilder, COLUMNS};
@@ -20,16 +21,16 @@ const SHOWN_TAGS: usize = 14;
 /// Blocks at the peak, and failures, that are listed one by one.
 const LISTED: usize = 50;
 
-/// What one tag held at the peak.
-#[derive(Clone, Debug)]
+/// What one tag held at the peak, in the shape of its JSON.
+#[derive(Serialize, Clone, Debug)]
 pub(crate) struct Holder {
     pub(crate) tag: String,
     pub(crate) bytes: u64,
     pub(crate) blocks: u64,
 }
 
-/// An allocation that failed.
-#[derive(Clone, Debug)]
+/// An allocation that failed, in the shape of the page's data.
+#[derive(Serialize, Clone, Debug)]
 pub(crate) struct FailedCall {
     pub(crate) time: u64,
     pub(crate) order: u64,

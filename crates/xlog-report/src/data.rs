@@ -4,7 +4,7 @@
 use serde::Serialize;
 use xlog_trace::Usage;
 
-use crate::analysis::Analysis;
+use crate::analysis::{Analysis, FailedCall};
 use crate::compare::{Comparison, compare};
 use crate::html::{Array, Blob};
 use crate::lifetimes::Histogram;
@@ -44,7 +44,7 @@ pub(crate) struct PageData {
     idle: Option<Idle>,
     leaks: Vec<LeakRow>,
     leak_tags: Vec<(String, u64, u64)>,
-    failed: Vec<FailedRow>,
+    failed: Vec<FailedCall>,
     other: Option<Other>,
 }
 
@@ -122,16 +122,6 @@ struct LeakRow {
     stream: Option<u32>,
     order: u64,
     age: u64,
-}
-
-#[derive(Serialize, Debug)]
-struct FailedRow {
-    time: u64,
-    order: u64,
-    bytes: u64,
-    tag: String,
-    kind: String,
-    message: String,
 }
 
 /// The log it is compared with.
@@ -235,7 +225,7 @@ impl PageData {
             idle: (analysis.uses > 0).then(|| Idle::new(analysis)),
             leaks: leaks(analysis),
             leak_tags: leak_tags(analysis),
-            failed: failed(analysis),
+            failed: analysis.failed.clone(),
             other: other.map(|other| Other {
                 log: other.file.clone(),
                 span: other.timeline.end,
@@ -320,16 +310,4 @@ fn leak_tags(analysis: &Analysis) -> Vec<(String, u64, u64)> {
     rows.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
     rows.truncate(ROWS);
     rows
-}
-
-fn failed(analysis: &Analysis) -> Vec<FailedRow> {
-    let rows = analysis.failed.iter().map(|call| FailedRow {
-        time: call.time,
-        order: call.order,
-        bytes: call.bytes,
-        tag: call.tag.clone(),
-        kind: call.kind.clone(),
-        message: call.message.clone(),
-    });
-    rows.collect()
 }

@@ -4,7 +4,7 @@
 //! Every field is always there; what is not known is `null`.
 use serde::Serialize;
 
-use crate::analysis::Analysis;
+use crate::analysis::{Analysis, Holder};
 use crate::compare::{Comparison, compare};
 use crate::input::ReadingReport;
 use crate::lifetimes::Histogram;
@@ -62,14 +62,7 @@ struct PeakFigures {
     blocks: u64,
     time_nanos: u64,
     order: u64,
-    holders: Vec<HolderRow>,
-}
-
-#[derive(Serialize, Debug)]
-struct HolderRow {
-    tag: String,
-    bytes: u64,
-    blocks: u64,
+    holders: Vec<Holder>,
 }
 
 #[derive(Serialize, Debug)]
@@ -121,15 +114,7 @@ impl Figures {
                 blocks: analysis.peak_blocks,
                 time_nanos: analysis.peak_time,
                 order: summary.peak_order,
-                holders: analysis
-                    .holders
-                    .iter()
-                    .map(|holder| HolderRow {
-                        tag: holder.tag.clone(),
-                        bytes: holder.bytes,
-                        blocks: holder.blocks,
-                    })
-                    .collect(),
+                holders: analysis.holders.clone(),
             },
             live_bytes: total.live_bytes,
             live_blocks: total.live_blocks,

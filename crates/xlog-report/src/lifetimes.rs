@@ -30,41 +30,15 @@ impl Histogram {
 }
 
 /// A block, and for how long it was held after its last use.
-#[derive(Clone, Copy, Debug)]
+///
+/// Ordered by its bytes times nanoseconds; of equal ones the earlier block is the larger.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct IdleBlock {
+    weight: u128,
+    order: Reverse<u64>,
     pub(crate) life: Life,
     pub(crate) idle_nanos: u64,
     pub(crate) freed: bool,
-}
-
-impl IdleBlock {
-    fn weight(&self) -> u128 {
-        u128::from(self.idle_nanos) * u128::from(self.life.bytes)
-    }
-
-    fn key(&self) -> (u128, Reverse<u64>) {
-        (self.weight(), Reverse(self.life.order))
-    }
-}
-
-impl PartialEq for IdleBlock {
-    fn eq(&self, other: &Self) -> bool {
-        self.key() == other.key()
-    }
-}
-
-impl Eq for IdleBlock {}
-
-impl PartialOrd for IdleBlock {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for IdleBlock {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        self.key().cmp(&other.key())
-    }
 }
 
 /// What the blocks of one tag held, and held idle. Bytes times nanoseconds.
@@ -114,7 +88,9 @@ impl Lifetimes {
         let idle_nanos = time.saturating_sub(used);
         tag.idle += idle_nanos as f64 * life.bytes as f64;
         self.idle.add(idle_nanos, life.bytes);
-        let block = IdleBlock { life: *life, idle_nanos, freed };
+        let weight = u128::from(idle_nanos) * u128::from(life.bytes);
+        let order = Reverse(life.order);
+        let block = IdleBlock { weight, order, life: *life, idle_nanos, freed };
         if self.heap.len() < LISTED {
             self.heap.push(Reverse(block));
         } else if self.heap.peek().is_some_and(|Reverse(least)| *least < block) {

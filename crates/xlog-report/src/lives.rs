@@ -11,7 +11,7 @@ use xlog_trace::{Action, NameId, Record, TraceError, reserve_live};
 pub(crate) type Key = (u32, u32, u64);
 
 /// A live block.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Life {
     pub(crate) process: u32,
     pub(crate) device: u32,

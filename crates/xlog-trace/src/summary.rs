@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use serde::Serialize;
 use xlog_base::PowerHistogram;
 
 use crate::action::{Action, ServedBy};
@@ -21,7 +22,7 @@ pub const MAX_LISTED_LEAKS: usize = 1000;
 const MAX_STREAMS: usize = 1 << 16;
 
 /// What was allocated under one label or on one stream. Bytes are charged bytes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Serialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Usage {
     /// Blocks allocated.
