@@ -80,7 +80,6 @@ impl PhysicalMeter for Reserved {
 
 /// What a stack is made of, from the resource up.
 #[derive(Clone)]
-#[non_exhaustive]
 pub struct StackOptions {
     /// The resource.
     pub kind: StackKind,
@@ -99,34 +98,6 @@ impl StackOptions {
     #[must_use]
     pub fn new(kind: StackKind) -> Self {
         Self { kind, guard: GuardSetting::Off, log: None, budget: None, streams: 1 }
-    }
-
-    /// Puts a guard under the blocks.
-    #[must_use]
-    pub fn with_guard(mut self, guard: GuardSetting) -> Self {
-        self.guard = guard;
-        self
-    }
-
-    /// Logs every operation, also uses.
-    #[must_use]
-    pub fn with_log(mut self, log: Option<Arc<dyn LoggingSink>>) -> Self {
-        self.log = log;
-        self
-    }
-
-    /// The maximum bytes of blocks.
-    #[must_use]
-    pub fn with_budget(mut self, budget: Option<u64>) -> Self {
-        self.budget = budget;
-        self
-    }
-
-    /// How many streams may be out at a time.
-    #[must_use]
-    pub fn with_streams(mut self, streams: usize) -> Self {
-        self.streams = streams;
-        self
     }
 }
 
@@ -160,7 +131,7 @@ impl Stack {
         budget: Option<u64>,
         streams: usize,
     ) -> Result<Self> {
-        Self::build(spec, StackOptions::new(kind).with_budget(budget).with_streams(streams))
+        Self::build(spec, StackOptions { budget, streams, ..StackOptions::new(kind) })
     }
 
     /// Opens the device and builds the stack that the options describe.
@@ -273,17 +244,22 @@ impl Stack {
         self.resource.reap_pending()?;
         Ok(())
     }
+}
 
-    /// Runs `bodies` as threads: logical ones, which the device schedules, under a seed.
-    pub fn run_threads<'a>(&self, bodies: Vec<Box<dyn FnOnce() + Send + 'a>>) {
-        match self.device.sim() {
-            Some(sim) => sim.run_threads(bodies),
-            None => std::thread::scope(|scope| {
-                for body in bodies {
-                    scope.spawn(body);
-                }
-            }),
+/// Runs `body` on `count` threads, each with its number: under a seed logical ones, which the device schedules.
+pub fn run_threads(device: &CudaDevice, count: u32, body: impl Fn(u32) + Sync) {
+    let body = &body;
+    match device.sim() {
+        Some(sim) => {
+            let thread =
+                |number| -> Box<dyn FnOnce() + Send + '_> { Box::new(move || body(number)) };
+            sim.run_threads((0..count).map(thread).collect());
         }
+        None => std::thread::scope(|scope| {
+            for number in 0..count {
+                scope.spawn(move || body(number));
+            }
+        }),
     }
 }
 

@@ -1,6 +1,9 @@
 //! The command line.
+use std::fmt::Display;
+
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand, value_parser};
+use xlog_cuda::XlogError;
 use xlog_report::Trouble;
 
 use crate::ledger::LedgerArguments;
@@ -156,6 +159,18 @@ pub(crate) enum Refusal {
     Line(String),
 }
 
+impl From<String> for Refusal {
+    fn from(line: String) -> Self {
+        Self::Line(line)
+    }
+}
+
+impl From<XlogError> for Refusal {
+    fn from(error: XlogError) -> Self {
+        Self::Line(error.to_string())
+    }
+}
+
 impl Refusal {
     /// The answer of a command that reads logs, if it has one; a refusal where it could not be carried out.
     pub(crate) fn or_found(outcome: Result<(), Trouble>) -> Result<Option<String>, Self> {
@@ -165,6 +180,15 @@ impl Refusal {
             Err(Trouble::Refused(line)) => Err(Self::Line(line)),
         }
     }
+}
+
+/// Parses the value of an option, if it is given; an error names the option.
+pub(crate) fn option<T, E: Display>(
+    name: &str,
+    value: Option<&str>,
+    parse: impl FnOnce(&str) -> Result<T, E>,
+) -> Result<Option<T>, String> {
+    value.map(parse).transpose().map_err(|error| format!("{name}: {error}"))
 }
 
 /// The whole command line, for completions and manual pages.

@@ -15,7 +15,7 @@ use xlog_trace::{Ordered, ReadReport, Source, TraceError, convert};
 
 use crate::Output;
 use crate::atomic_file::AtomicFile;
-use crate::cli::Refusal;
+use crate::cli::{Refusal, option};
 
 const SCHEMA: u32 = 1;
 
@@ -55,7 +55,7 @@ pub(crate) struct ConvertArguments {
 }
 
 /// What a conversion did. Every field is always there.
-#[derive(Serialize, Debug)]
+#[derive(Serialize, Debug, Default)]
 struct Report {
     schema: u32,
     ok: bool,
@@ -74,36 +74,24 @@ struct Report {
 
 /// Runs the command.
 pub(crate) fn run(arguments: &ConvertArguments) -> Result<Output, Refusal> {
-    let from = arguments.from.as_deref().map(LogFormat::parse_input).transpose();
-    let from = from.map_err(|error| Refusal::Line(format!("--from: {error}")))?;
-    let to = match &arguments.to {
-        Some(name) => LogFormat::parse(name).map_err(|error| format!("--to: {error}")),
-        None => LogFormat::of_path(&arguments.output),
+    let from = option("--from", arguments.from.as_deref(), LogFormat::parse_input)?;
+    let to = match option("--to", arguments.to.as_deref(), LogFormat::parse)? {
+        Some(to) => to,
+        None => LogFormat::of_path(&arguments.output)?,
     };
-    let to = to.map_err(Refusal::Line)?;
     let mut report = Report {
         schema: SCHEMA,
-        ok: false,
-        error: None,
         input: arguments.input.display().to_string(),
         output: arguments.output.display().to_string(),
         from: from.map(LogFormat::name),
         to: to.name(),
-        reading: None,
-        written: 0,
-        left_out: 0,
-        bytes: 0,
+        ..Report::default()
     };
     let strict = Strict(arguments.strict);
     let written = write(arguments, from, to, strict, &mut report);
     report.error = Refusal::or_found(written)?;
     report.ok = report.error.is_none();
-    let failure = report.error.clone();
-    let text = match arguments.json {
-        true => crate::json_text(&report),
-        false => Ok(render(&report)),
-    };
-    Ok(Output::new(text, failure))
+    Ok(Output::of(&report, arguments.json, render, report.error.clone()))
 }
 
 fn write(

@@ -13,7 +13,7 @@ use xlog_report::{Input, LogFormat, ReadingReport, Strict, Trouble, check};
 use xlog_trace::{Ordered, Source, Summary};
 
 use crate::Output;
-use crate::cli::Refusal;
+use crate::cli::{Refusal, option};
 
 const SCHEMA: u32 = 1;
 
@@ -62,16 +62,11 @@ struct Report {
 /// Runs the command; also says whether the logs differ.
 pub(crate) fn run(arguments: &DiffArguments) -> Result<(Output, bool), Refusal> {
     let report = read(arguments).map_err(Refusal::Line)?;
-    let text = match arguments.json {
-        true => crate::json_text(&report),
-        false => Ok(render(&report)),
-    };
-    Ok((Output::new(text, None), !report.comparison.same))
+    Ok((Output::of(&report, arguments.json, render, None), !report.comparison.same))
 }
 
 fn read(arguments: &DiffArguments) -> Result<Report, String> {
-    let from = arguments.from.as_deref().map(LogFormat::parse_input).transpose();
-    let from = from.map_err(|error| format!("--from: {error}"))?;
+    let from = option("--from", arguments.from.as_deref(), LogFormat::parse_input)?;
     let input = |path| Input::new(path, from, Strict(false));
     let before = input(&arguments.before);
     // A pipe that is named twice is there once.

@@ -120,11 +120,7 @@ pub(crate) fn run(arguments: &GenerateArguments) -> Result<Output, Refusal> {
         peak_blocks: made.peak_blocks,
         bytes,
     };
-    let text = match arguments.json {
-        true => crate::json_text(&report),
-        false => Ok(render(&report)),
-    };
-    Ok(Output::new(text, None))
+    Ok(Output::of(&report, arguments.json, render, None))
 }
 
 fn render(report: &Report) -> String {

@@ -25,6 +25,7 @@ mod top;
 use std::io::{ErrorKind, Write};
 use std::process::ExitCode;
 
+use serde::Serialize;
 use xlog_report::escape;
 
 use cli::{Command, Refusal, RunCommand};
@@ -97,8 +98,14 @@ pub(crate) struct Output {
 }
 
 impl Output {
-    /// A text that may not have come about, and the failure of the command, which goes before that.
-    pub(crate) fn new(text: Result<String, String>, failure: Option<String>) -> Self {
+    /// A report as one JSON object, or as `render` writes it.
+    pub(crate) fn of<R: Serialize>(
+        report: &R,
+        json: bool,
+        render: impl FnOnce(&R) -> String,
+        failure: Option<String>,
+    ) -> Self {
+        let text = if json { json_text(report) } else { Ok(render(report)) };
         match text {
             Ok(text) => Self { text, failure },
             Err(error) => Self { text: String::new(), failure: failure.or(Some(error)) },
@@ -107,8 +114,16 @@ impl Output {
 }
 
 /// A report as one JSON object.
-pub(crate) fn json_text(report: &impl serde::Serialize) -> Result<String, String> {
+pub(crate) fn json_text(report: &impl Serialize) -> Result<String, String> {
     serde_json::to_string_pretty(report).map(|json| json + "\n").map_err(|error| error.to_string())
+}
+
+/// Writes one JSON object as a line, for the process that started this one.
+pub(crate) fn write_json_line(value: &impl Serialize) -> std::io::Result<()> {
+    let mut text = serde_json::to_string(value)?;
+    text.push('\n');
+    let mut stdout = std::io::stdout().lock();
+    stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush())
 }
 
 /// A reader that has gone away, such as `head`, is no failure.

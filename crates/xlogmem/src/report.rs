@@ -12,7 +12,7 @@ use xlogmem::size::Size;
 
 use crate::Output;
 use crate::atomic_file::AtomicFile;
-use crate::cli::Refusal;
+use crate::cli::{Refusal, option};
 
 /// The arguments of `report`.
 #[derive(Args, Debug)]
@@ -63,16 +63,12 @@ pub(crate) struct ReportArguments {
 
 /// Runs the command.
 pub(crate) fn run(arguments: &ReportArguments) -> Result<Output, Refusal> {
-    report(arguments).map(|text| Output::new(Ok(text), None)).map_err(Refusal::Line)
+    report(arguments).map(|text| Output { text, failure: None }).map_err(Refusal::Line)
 }
 
 fn report(arguments: &ReportArguments) -> Result<String, String> {
-    let from = arguments.from.as_deref().map(LogFormat::parse_input).transpose();
-    let from = from.map_err(|error| format!("--from: {error}"))?;
-    let budget: Option<Size> = match &arguments.budget {
-        Some(text) => Some(text.parse().map_err(|error| format!("--budget: {error}"))?),
-        None => None,
-    };
+    let from = option("--from", arguments.from.as_deref(), LogFormat::parse_input)?;
+    let budget = option("--budget", arguments.budget.as_deref(), str::parse::<Size>)?;
     let budget = budget.map(|size| size.0);
     check_outputs(arguments)?;
     let open = |log| -> Result<Input<'_>, String> {

@@ -10,7 +10,7 @@ use xlog_report::{Input, LogFormat, ReadingReport, Strict, Trouble};
 use xlog_trace::{Ordered, Source, Summary, Usage};
 
 use crate::Output;
-use crate::cli::Refusal;
+use crate::cli::{Refusal, option};
 
 const SCHEMA: u32 = 1;
 /// Rows shown of each table; the JSON has all.
@@ -44,29 +44,13 @@ pub(crate) struct SummaryArguments {
 #[derive(Serialize, Debug)]
 struct TagRow {
     name: String,
-    allocations: u64,
-    frees: u64,
-    failures: u64,
-    total_bytes: u64,
-    live_bytes: u64,
-    live_blocks: u64,
-    peak_bytes: u64,
-    peak_blocks: u64,
+    #[serde(flatten)]
+    usage: Usage,
 }
 
 impl TagRow {
     fn new(name: &str, usage: &Usage) -> Self {
-        Self {
-            name: name.to_owned(),
-            allocations: usage.allocations,
-            frees: usage.frees,
-            failures: usage.failures,
-            total_bytes: usage.total_bytes,
-            live_bytes: usage.live_bytes,
-            live_blocks: usage.live_blocks,
-            peak_bytes: usage.peak_bytes,
-            peak_blocks: usage.peak_blocks,
-        }
+        Self { name: name.to_owned(), usage: *usage }
     }
 }
 
@@ -116,7 +100,7 @@ struct Numbers {
     late_records: u64,
 }
 
-#[derive(Serialize, Debug)]
+#[derive(Serialize, Debug, Default)]
 struct Report {
     schema: u32,
     ok: bool,
@@ -129,26 +113,13 @@ struct Report {
 
 /// Runs the command.
 pub(crate) fn run(arguments: &SummaryArguments) -> Result<Output, Refusal> {
-    let from = arguments.from.as_deref().map(LogFormat::parse_input).transpose();
-    let from = from.map_err(|error| Refusal::Line(format!("--from: {error}")))?;
-    let mut report = Report {
-        schema: SCHEMA,
-        ok: false,
-        error: None,
-        log: arguments.log.display().to_string(),
-        format: None,
-        reading: None,
-        numbers: None,
-    };
+    let from = option("--from", arguments.from.as_deref(), LogFormat::parse_input)?;
+    let mut report =
+        Report { schema: SCHEMA, log: arguments.log.display().to_string(), ..Report::default() };
     let input = Input::new(&arguments.log, from, Strict(arguments.strict)).once();
     report.error = Refusal::or_found(sum_up(&input, &mut report))?;
     report.ok = report.error.is_none();
-    let failure = report.error.clone();
-    let text = match arguments.json {
-        true => crate::json_text(&report),
-        false => Ok(render(&report)),
-    };
-    Ok(Output::new(text, failure))
+    Ok(Output::of(&report, arguments.json, render, report.error.clone()))
 }
 
 fn sum_up(input: &Input<'_>, report: &mut Report) -> Result<(), Trouble> {
@@ -222,7 +193,8 @@ fn render(report: &Report) -> String {
     if let Some(numbers) = &report.numbers {
         figures(&mut page, numbers);
     }
-    let verdict = match (&report.error, report.numbers.as_ref().and_then(|n| n.total.as_ref())) {
+    let total = report.numbers.as_ref().and_then(|numbers| numbers.total.as_ref());
+    let verdict = match (&report.error, total.map(|total| total.usage)) {
         (Some(error), _) => error.clone(),
         (None, Some(total)) if total.live_blocks > 0 => format!(
             "{}: {} in {} blocks was never freed",
@@ -237,7 +209,7 @@ fn render(report: &Report) -> String {
 
 fn figures(page: &mut TextReport, numbers: &Numbers) {
     page.title("Memory");
-    if let Some(total) = &numbers.total {
+    if let Some(TagRow { usage: total, .. }) = &numbers.total {
         page.line(
             "calls",
             &format!(
@@ -309,9 +281,9 @@ fn table(page: &mut TextReport, title: &str, rows: &[TagRow]) {
             label,
             &format!(
                 "peak granted {}, at the end {}, {} allocations",
-                size(row.peak_bytes),
-                size(row.live_bytes),
-                row.allocations
+                size(row.usage.peak_bytes),
+                size(row.usage.live_bytes),
+                row.usage.allocations
             ),
         );
     }

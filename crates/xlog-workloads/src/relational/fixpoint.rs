@@ -197,12 +197,7 @@ fn count(
             // SAFETY: there is a count for every pair and a sum for every tile, and the launch names all it touches.
             unsafe { kernels.count_pairs(stream, pairs, *len, edges, &counts, &sums) }
         })?;
-    session
-        .launch("scan_sums", stream)
-        .read_write(&sums)
-        .moves(sums.size_bytes() * 2)
-        // SAFETY: the launch names the buffer.
-        .run(|kernels, stream| unsafe { kernels.scan_sums(stream, &sums) })?;
+    session.scan_sums(stream, &sums)?;
     Ok(Counted { part, counts, sums, step })
 }
 

@@ -70,12 +70,7 @@ impl Join {
                 // SAFETY: there is a count for every row and a sum for every tile, and the launch names all it touches.
                 unsafe { kernels.count_rows(stream, &probe, &table, &counts, &sums) }
             })?;
-        session
-            .launch("scan_sums", stream(4))
-            .read_write(&sums)
-            .moves(sums.size_bytes() * 2)
-            // SAFETY: the launch names the buffer.
-            .run(|kernels, stream| unsafe { kernels.scan_sums(stream, &sums) })?;
+        session.scan_sums(stream(4), &sums)?;
 
         let matches = session.read_last(stream(4), &sums)? as usize;
         let pairs = session.alloc::<u64>(stream(5), matches, "join pairs")?;

@@ -198,6 +198,16 @@ impl<'s> Session<'s> {
         })
     }
 
+    /// Replaces the sums of tiles by the sums of all tiles before each, as a launch of its own.
+    #[allow(unsafe_code)]
+    pub fn scan_sums(&self, stream: StreamId, sums: &Column<u64>) -> Result<()> {
+        let launch = self.launch("scan_sums", stream).read_write(sums);
+        // SAFETY: the launch names the buffer.
+        launch
+            .moves(sums.size_bytes() * 2)
+            .run(|kernels, stream| unsafe { kernels.scan_sums(stream, sums) })
+    }
+
     /// The last element of a buffer, copied on a stream when all before it is done. This is all of the data that the host sees
     /// before the end.
     #[allow(unsafe_code)]

@@ -1,5 +1,7 @@
 //! Numbers that depend on a seed and a row alone, so that the device and the host can make any of them at any time.
 
+use std::iter::Sum;
+
 /// Steps of the counter, odd, so that no two rows meet.
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
@@ -68,6 +70,15 @@ impl Fingerprint {
         for (sum, part) in self.sums.iter_mut().zip(other.sums) {
             *sum = sum.wrapping_add(part);
         }
+    }
+}
+
+impl Sum for Fingerprint {
+    fn sum<I: Iterator<Item = Self>>(parts: I) -> Self {
+        parts.fold(Self::default(), |mut all, part| {
+            all.merge(&part);
+            all
+        })
     }
 }
 

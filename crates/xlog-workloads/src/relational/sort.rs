@@ -81,12 +81,7 @@ impl Sort {
             .moves(counts.size_bytes() + sums.size_bytes())
             // SAFETY: there is a sum for every tile, and the launch names all it touches.
             .run(|kernels, stream| unsafe { kernels.sum_tiles(stream, &counts, &sums) })?;
-        session
-            .launch("scan_sums", stream(2))
-            .read_write(&sums)
-            .moves(sums.size_bytes() * 2)
-            // SAFETY: the launch names the buffer.
-            .run(|kernels, stream| unsafe { kernels.scan_sums(stream, &sums) })?;
+        session.scan_sums(stream(2), &sums)?;
         let offsets = session.alloc::<u32>(stream(3), counts.len(), "sort offsets")?;
         session
             .launch("spread_sums", stream(3))

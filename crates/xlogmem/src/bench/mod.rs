@@ -11,10 +11,10 @@ use serde::Serialize;
 use xlog_cuda::{CudaDevice, DeviceSpec};
 use xlog_report::text_report::TextReport;
 
+use crate::Output;
 use crate::cli::Refusal;
 use crate::doctor::{Cuda, select};
 use crate::temporary::Folder;
-use crate::{Output, json_text};
 use figures::Group;
 use measure::Effort;
 
@@ -88,18 +88,13 @@ struct Figure {
 
 /// Runs the command. A bad device spec is refused; what fails on the device is in the output.
 pub(crate) fn run(arguments: &BenchArguments) -> Result<Output, Refusal> {
-    let selection = select(arguments.device.as_deref(), &Cuda::find())
-        .map_err(|error| Refusal::Line(error.to_string()))?;
+    let selection = select(arguments.device.as_deref(), &Cuda::find())?;
     let effort = match arguments.quick {
         true => Effort { rounds: 15, batch: Duration::from_micros(100) },
         false => Effort { rounds: 101, batch: Duration::from_micros(500) },
     };
     let report = measure(selection.spec, effort);
-    let text = match arguments.json {
-        true => json_text(&report),
-        false => Ok(report.render()),
-    };
-    Ok(Output::new(text, report.error))
+    Ok(Output::of(&report, arguments.json, Report::render, report.error.clone()))
 }
 
 fn measure(spec: DeviceSpec, effort: Effort) -> Report {

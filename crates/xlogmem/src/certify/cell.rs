@@ -5,7 +5,6 @@
 
 #![allow(unsafe_code)]
 
-use std::io::Write;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -21,6 +20,7 @@ use xlog_cuda::{CudaDevice, DeviceSpec, Result, XlogError};
 use xlog_kernels::certify::Certify;
 
 use super::plan::{Bug, Stack};
+use crate::write_json_line;
 
 /// No multiple of anything that memory is handed out in.
 pub(super) const BYTES: usize = 1000;
@@ -67,20 +67,11 @@ pub(super) enum Line {
     },
 }
 
-impl Line {
-    fn write(&self) -> std::io::Result<()> {
-        let mut text = serde_json::to_string(self)?;
-        text.push('\n');
-        let mut stdout = std::io::stdout().lock();
-        stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush())
-    }
-}
-
 /// Plants the bug and prints the detections. The process ends with it.
 pub(super) fn run(spec: DeviceSpec, bug: Bug, stack: Stack) -> std::process::ExitCode {
     let mut caught = Vec::new();
     let error = plant(spec, bug, stack, &mut caught).err().map(|error| error.to_string());
-    let said = Line::Done { caught, error }.write();
+    let said = write_json_line(&Line::Done { caught, error });
     // Nothing is torn down: after a fault every call would fail.
     std::process::exit(i32::from(said.is_err()))
 }
@@ -178,7 +169,7 @@ impl Rig<'_> {
         let block = self.runtime.allocate(BYTES, self.own.id(), VICTIM)?;
         let address = block.ptr.wrapping_add_signed(offset);
         let line = Line::Plan { ptr: block.ptr, bytes: BYTES, address };
-        line.write().map_err(|error| XlogError::Kernel(error.to_string()))?;
+        write_json_line(&line).map_err(|error| XlogError::Kernel(error.to_string()))?;
         // SAFETY: these are the bytes of the block, on its own stream.
         unsafe { self.own.memset(block.ptr, 1, BYTES)? };
         Ok(block)
@@ -240,7 +231,7 @@ impl Rig<'_> {
         let gate = self.own.hold()?;
         let block = self.runtime.allocate(BYTES, self.own.id(), VICTIM)?;
         let line = Line::Plan { ptr: block.ptr, bytes: BYTES, address: block.ptr };
-        line.write().map_err(|error| XlogError::Kernel(error.to_string()))?;
+        write_json_line(&line).map_err(|error| XlogError::Kernel(error.to_string()))?;
         // SAFETY: the process is given up to whatever comes of it.
         let poked = unsafe { self.kernels.poke(&self.other, block.ptr, 0xee) };
         gate.release();

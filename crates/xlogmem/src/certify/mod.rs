@@ -75,8 +75,7 @@ pub(crate) struct CertifyArguments {
 /// Runs `certify`. A bad device spec, a sanitizer that is no file or a folder that cannot be written is refused; what fails on the
 /// way is in the output.
 pub(crate) fn run(arguments: &CertifyArguments) -> Result<Output, Refusal> {
-    let selection = select(arguments.device.as_deref(), &Cuda::find())
-        .map_err(|error| Refusal::Line(error.to_string()))?;
+    let selection = select(arguments.device.as_deref(), &Cuda::find())?;
     if let (true, [bug], [stack]) = (arguments.cell, &*arguments.bug, &*arguments.stack) {
         // Ends the process.
         cell::run(selection.spec, *bug, *stack);
@@ -114,9 +113,7 @@ pub(crate) fn run(arguments: &CertifyArguments) -> Result<Output, Refusal> {
     report.error = Refusal::or_found(filled)?;
     folder.commit().map_err(|error| Refusal::Line(format!("--output {error}")))?;
     report.judge();
-    let failure = report.error.clone();
-    let text = if arguments.json { crate::json_text(&report) } else { Ok(report.render()) };
-    Ok(Output::new(text, failure))
+    Ok(Output::of(&report, arguments.json, Report::render, report.error.clone()))
 }
 
 fn fill(

@@ -24,7 +24,7 @@ struct OneLimit {
 }
 
 /// The ledger that a runtime would join.
-#[derive(Serialize, Debug)]
+#[derive(Serialize, Debug, Default)]
 pub(super) struct LedgerState {
     /// `off`, `absent`, `present`, `unavailable` or `refused`.
     state: &'static str,
@@ -74,17 +74,7 @@ pub(super) fn find(report: &mut Report, device: &CudaDevice) -> Result<RuntimeCo
 
 impl LedgerState {
     fn of(preview: LedgerPreview) -> Self {
-        let mut state = Self {
-            state: "off",
-            path: None,
-            limit_bytes: None,
-            used_bytes: None,
-            granted_bytes: None,
-            free_bytes: None,
-            processes: None,
-            dead: None,
-            reason: None,
-        };
+        let mut state = Self { state: "off", ..Self::default() };
         match preview {
             LedgerPreview::Absent { path, limit } => {
                 state.state = "absent";

@@ -24,8 +24,7 @@ pub(crate) use select::{Selected, select};
 /// Runs the command. Only a bad device spec is refused; whatever is wrong with the device is in the output.
 pub(crate) fn run(arguments: &DoctorArguments) -> Result<Output, Refusal> {
     let cuda = Cuda::find();
-    let selection = select::select(arguments.device.as_deref(), &cuda)
-        .map_err(|error| Refusal::Line(error.to_string()))?;
+    let selection = select::select(arguments.device.as_deref(), &cuda)?;
     let mut report = Report::new(selection.describe(), cuda);
     match CudaDevice::open_spec(selection.spec) {
         Ok(device) => inspect(&mut report, device),
@@ -34,17 +33,7 @@ pub(crate) fn run(arguments: &DoctorArguments) -> Result<Output, Refusal> {
     report.note_missing();
     let failure = report.error.clone();
     report.ok = failure.is_none();
-    let text = if arguments.json {
-        match serde_json::to_string_pretty(&report) {
-            Ok(json) => json + "\n",
-            Err(error) => {
-                return Ok(Output { text: String::new(), failure: Some(error.to_string()) });
-            }
-        }
-    } else {
-        text::render(&report)
-    };
-    Ok(Output { text, failure })
+    Ok(Output::of(&report, arguments.json, text::render, failure))
 }
 
 fn inspect(report: &mut Report, device: CudaDevice) {

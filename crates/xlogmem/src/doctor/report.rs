@@ -38,7 +38,7 @@ pub(super) struct Report {
 }
 
 /// The device, and the source of that choice.
-#[derive(Serialize, Debug)]
+#[derive(Serialize, Debug, Default)]
 pub(crate) struct Selection {
     pub(crate) spec: String,
     pub(crate) source: Source,
@@ -46,12 +46,13 @@ pub(crate) struct Selection {
 }
 
 /// The source of the choice.
-#[derive(Serialize, Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Serialize, Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Source {
     Flag,
     Environment,
     Gpu,
+    #[default]
     Fallback,
 }
 

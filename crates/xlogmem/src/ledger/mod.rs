@@ -86,15 +86,14 @@ pub(crate) fn run(arguments: &LedgerArguments) -> Result<Output, Refusal> {
 
 fn show(arguments: &LedgerArguments, report: &Report) -> Output {
     let failure = report.error.clone();
-    let text = match (arguments.json, arguments.watch) {
-        (false, false) => return Output { text: report.render(), failure },
-        (false, true) => return Output { text: report.render() + "\n", failure },
-        (true, false) => serde_json::to_string_pretty(report),
-        (true, true) => serde_json::to_string(report),
-    };
-    match text {
-        Ok(json) => Output { text: json + "\n", failure },
-        Err(error) => Output { text: String::new(), failure: Some(error.to_string()) },
+    match (arguments.json, arguments.watch) {
+        // One line per reading.
+        (true, true) => match serde_json::to_string(report) {
+            Ok(json) => Output { text: json + "\n", failure },
+            Err(error) => Output { text: String::new(), failure: Some(error.to_string()) },
+        },
+        (false, true) => Output { text: report.render() + "\n", failure },
+        (json, false) => Output::of(report, json, Report::render, failure),
     }
 }
 

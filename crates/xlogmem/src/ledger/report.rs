@@ -2,8 +2,6 @@
 //!
 //! Field names are the interface: a field may be added, none changes its name or meaning without a new `schema` number.
 //! Every field is always there; what is not known is `null`.
-use std::time::SystemTime;
-
 use serde::Serialize;
 use xlog_cuda::ledger::{SlotSnapshot, Snapshot};
 use xlog_report::text_report::{TextReport, size};
@@ -24,7 +22,7 @@ pub(super) struct Report {
 }
 
 /// One ledger.
-#[derive(Serialize, Debug)]
+#[derive(Serialize, Debug, Default)]
 pub(super) struct Found {
     path: String,
     /// Why it could not be read or changed.
@@ -89,19 +87,7 @@ impl Found {
     }
 
     pub(super) fn unreadable(path: String, error: String) -> Self {
-        Self {
-            path,
-            error: Some(error),
-            device: None,
-            limit_bytes: None,
-            used_bytes: None,
-            granted_bytes: None,
-            free_bytes: None,
-            pressure: None,
-            capacity: None,
-            reclaimed: None,
-            slots: Vec::new(),
-        }
+        Self { path, error: Some(error), ..Self::default() }
     }
 
     fn render(&self, page: &mut TextReport) {
@@ -149,10 +135,7 @@ impl Slot {
             granted_bytes: slot.granted,
             peak_bytes: slot.peak,
             // A clock that was set back has no answer.
-            seconds: SystemTime::now()
-                .duration_since(slot.started)
-                .ok()
-                .map(|passed| passed.as_secs_f64()),
+            seconds: slot.started.elapsed().ok().map(|passed| passed.as_secs_f64()),
         }
     }
 

@@ -13,7 +13,7 @@ use xlog_cuda::device_runtime::{
     AllocTag, BlockId, DeviceBlock, DeviceMemoryResource, PoolSnapshot, ResourceError, StreamLease,
 };
 use xlog_cuda::driver::sync::Mutex;
-use xlog_workloads::stack::Stack;
+use xlog_workloads::stack::{Stack, run_threads};
 
 use super::plan::{MAX_STREAMS, MAX_THREADS, Operation, Plan, What};
 use super::samples::{self, Sample};
@@ -175,22 +175,19 @@ impl Replay<'_> {
         let first = self.plan.operations.iter().map(|operation| operation.time).min().unwrap_or(0);
         let total = Mutex::new(Outcome::default());
         let start = Instant::now();
-        let bodies = shares.iter().map(|share| -> Box<dyn FnOnce() + Send + '_> {
-            let (slots, total) = (&slots, &total);
-            Box::new(move || {
-                let mut worker = Worker::default();
-                for &at in share {
-                    let Some(operation) = self.plan.operations.get(at as usize) else { continue };
-                    if let Some(speed) = speed {
-                        let due = (operation.time - first) as f64 / speed;
-                        worker.wait_until(start, Duration::from_nanos(due as u64));
-                    }
-                    self.perform_in_turn(at as usize, operation, slots, &mut worker);
+        let body = |thread: u32| {
+            let mut worker = Worker::default();
+            for &at in &shares[thread as usize] {
+                let Some(operation) = self.plan.operations.get(at as usize) else { continue };
+                if let Some(speed) = speed {
+                    let due = (operation.time - first) as f64 / speed;
+                    worker.wait_until(start, Duration::from_nanos(due as u64));
                 }
-                total.lock().merge(worker.outcome);
-            })
-        });
-        self.stack.run_threads(bodies.collect());
+                self.perform_in_turn(at as usize, operation, &slots, &mut worker);
+            }
+            total.lock().merge(worker.outcome);
+        };
+        run_threads(self.stack.device(), threads as u32, body);
         let mut outcome = total.into_inner();
         outcome.seconds = start.elapsed().as_secs_f64();
         (outcome, slots.into_iter().map(Mutex::into_inner).collect())

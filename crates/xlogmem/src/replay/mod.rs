@@ -15,7 +15,7 @@ use xlog_workloads::stack::{Stack, StackKind};
 use xlogmem::size::Size;
 
 use crate::Output;
-use crate::cli::Refusal;
+use crate::cli::{self, Refusal};
 use crate::doctor::{Cuda, select};
 use execute::{Mode, replay, streams_of};
 use plan::{Plan, Problem};
@@ -124,19 +124,16 @@ impl Request {
         if arguments.speed != 1.0 && !matches!(mode, Mode::Recorded(_)) {
             return Err("--speed: only --mode recorded keeps time".to_owned());
         }
-        let budget = arguments.budget.as_deref().map(str::parse::<Size>).transpose();
-        let budget = budget.map_err(|error| format!("--budget: {error}"))?.map(|size| size.0);
-        let from = arguments.from.as_deref().map(LogFormat::parse_input).transpose();
-        let from = from.map_err(|error| format!("--from: {error}"))?;
-        Ok(Self { kinds, budget, mode, from })
+        let budget = cli::option("--budget", arguments.budget.as_deref(), str::parse::<Size>)?;
+        let from = cli::option("--from", arguments.from.as_deref(), LogFormat::parse_input)?;
+        Ok(Self { kinds, budget: budget.map(|size| size.0), mode, from })
     }
 }
 
 /// Runs the command.
 pub(crate) fn run(arguments: &ReplayArguments) -> Result<Output, Refusal> {
-    let request = Request::new(arguments).map_err(Refusal::Line)?;
-    let selection = select(arguments.device.as_deref(), &Cuda::find())
-        .map_err(|error| Refusal::Line(error.to_string()))?;
+    let request = Request::new(arguments)?;
+    let selection = select(arguments.device.as_deref(), &Cuda::find())?;
     let spec = selection.spec;
     if matches!((request.mode, spec), (Mode::Recorded(_), DeviceSpec::SimSeeded(_))) {
         return Err(Refusal::Line(format!(
@@ -147,12 +144,7 @@ pub(crate) fn run(arguments: &ReplayArguments) -> Result<Output, Refusal> {
         Report::new(selection.describe(), &arguments.log, request.mode, request.budget);
     report.error = Refusal::or_found(work(arguments, &request, spec, &mut report))?;
     report.judge();
-    let failure = report.error.clone();
-    let text = match arguments.json {
-        true => crate::json_text(&report),
-        false => Ok(report.render()),
-    };
-    Ok(Output::new(text, failure))
+    Ok(Output::of(&report, arguments.json, Report::render, report.error.clone()))
 }
 
 fn work(

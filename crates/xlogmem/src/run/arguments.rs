@@ -8,7 +8,7 @@ use xlog_cuda::device_runtime::{GuardSetting, open_log};
 use xlog_workloads::stack::{StackKind, StackOptions};
 use xlogmem::size::Size;
 
-use crate::cli::Refusal;
+use crate::cli::{Refusal, option};
 use crate::doctor::{Cuda, Selected, select};
 
 /// The device and the stack of a run. Options of every run belong here.
@@ -46,22 +46,19 @@ pub(crate) struct StackArguments {
 impl StackArguments {
     /// Selects the device, without opening it.
     pub(crate) fn select(&self) -> Result<Selected, Refusal> {
-        select(self.device.as_deref(), &Cuda::find())
-            .map_err(|error| Refusal::Line(error.to_string()))
+        Ok(select(self.device.as_deref(), &Cuda::find())?)
     }
 
     /// The configured stack, without its log and with one stream.
     pub(crate) fn options(&self, default: StackKind) -> Result<StackOptions, Refusal> {
-        let refuse = |error: String| Refusal::Line(error);
-        let kind = self.resource.as_deref().map_or(Ok(default), str::parse);
-        let kind = kind.map_err(|error: String| refuse(format!("--resource: {error}")))?;
-        let budget = self.budget.as_deref().map(str::parse::<Size>).transpose();
-        let budget = budget.map_err(|error| refuse(format!("--budget: {error}")))?;
-        let guard = self.guard.as_deref().map(str::parse::<GuardSetting>).transpose();
-        let guard = guard.map_err(|error| refuse(format!("--guard: {error}")))?;
-        Ok(StackOptions::new(kind)
-            .with_budget(budget.map(|size| size.0))
-            .with_guard(guard.unwrap_or_default()))
+        let kind = option("--resource", self.resource.as_deref(), str::parse)?;
+        let budget = option("--budget", self.budget.as_deref(), str::parse::<Size>)?;
+        let guard = option("--guard", self.guard.as_deref(), str::parse::<GuardSetting>)?;
+        Ok(StackOptions {
+            budget: budget.map(|size| size.0),
+            guard: guard.unwrap_or_default(),
+            ..StackOptions::new(kind.unwrap_or(default))
+        })
     }
 
     /// Opens the log. This comes last, so that nothing is written for a command line that is refused.
@@ -75,7 +72,8 @@ impl StackArguments {
             _ => 0,
         };
         let log = self.log.as_deref().map(|log| open_log(log, ordinal)).transpose();
-        Ok(options.with_log(log.map_err(|error| Refusal::Line(format!("--log: {error}")))?))
+        let log = log.map_err(|error| format!("--log: {error}"))?;
+        Ok(StackOptions { log, ..options })
     }
 
     /// Refuses the resource that tracks no uses, before anything is opened.

@@ -11,9 +11,9 @@ use std::io::IsTerminal;
 
 use xlog_cuda::ledger::{LedgerResult, LedgerView, Snapshot};
 
+use crate::Output;
 use crate::cli::Refusal;
 use crate::ledger::{self, LedgerLocation};
-use crate::{Output, json_text};
 pub(crate) use arguments::TopArguments;
 use view::{Before, Picture};
 
@@ -27,11 +27,8 @@ pub(crate) fn run(arguments: &TopArguments) -> Result<Output, Refusal> {
         std::thread::sleep(arguments.every);
         let mut picture = observe(&place, &mut before, &mut views);
         picture.sort(arguments.sort);
-        let text = match arguments.json {
-            true => json_text(&picture),
-            false => Ok(picture.lines().join("\n") + "\n"),
-        };
-        return Ok(Output::new(text, picture.error));
+        let render = |picture: &Picture| picture.lines().join("\n") + "\n";
+        return Ok(Output::of(&picture, arguments.json, render, picture.error.clone()));
     }
     if !(std::io::stdout().is_terminal() && std::io::stdin().is_terminal()) {
         return Err(Refusal::Line(

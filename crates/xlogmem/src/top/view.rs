@@ -80,7 +80,7 @@ pub(super) struct Picture {
 }
 
 /// A device, which is one ledger.
-#[derive(Serialize, Debug)]
+#[derive(Serialize, Debug, Default)]
 struct Device {
     path: String,
     error: Option<String>,
@@ -248,19 +248,7 @@ impl Device {
     }
 
     fn unreadable(path: String, error: String) -> Self {
-        Self {
-            path,
-            error: Some(error),
-            device: None,
-            limit_bytes: 0,
-            used_bytes: 0,
-            granted_bytes: 0,
-            free_bytes: 0,
-            dead_bytes: 0,
-            used_alive: 0,
-            pressure: false,
-            processes: Vec::new(),
-        }
+        Self { path, error: Some(error), ..Self::default() }
     }
 
     fn lines(&self, lines: &mut Vec<String>) {

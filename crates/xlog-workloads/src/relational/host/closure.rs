@@ -48,9 +48,7 @@ pub fn expected(work: &Fixpoint, threads: usize) -> Fingerprint {
         }
         print
     });
-    let mut all = Fingerprint::default();
-    found.iter().for_each(|part| all.merge(part));
-    all
+    found.into_iter().sum()
 }
 
 /// The fingerprint of pairs.
@@ -61,9 +59,7 @@ pub fn fingerprint(pairs: &[u64], threads: usize) -> Fingerprint {
         pairs[range].iter().for_each(|pair| print.add(*pair));
         print
     });
-    let mut all = Fingerprint::default();
-    found.iter().for_each(|part| all.merge(part));
-    all
+    found.into_iter().sum()
 }
 
 #[cfg(test)]

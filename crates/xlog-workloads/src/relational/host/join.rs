@@ -42,9 +42,7 @@ pub fn expected(join: &Join, threads: usize) -> Fingerprint {
         }
         print
     });
-    let mut all = Fingerprint::default();
-    found.iter().for_each(|part| all.merge(part));
-    all
+    found.into_iter().sum()
 }
 
 /// Looks at every pair: both rows exist and have one key. Gives the fingerprint of them all, or what is wrong with one.
@@ -69,11 +67,7 @@ pub fn examine(join: &Join, pairs: &[u64], threads: usize) -> Result<Fingerprint
         }
         Ok(print)
     });
-    let mut all = Fingerprint::default();
-    for part in found {
-        all.merge(&part?);
-    }
-    Ok(all)
+    found.into_iter().sum()
 }
 
 #[cfg(test)]

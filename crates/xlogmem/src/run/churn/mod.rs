@@ -11,17 +11,17 @@ mod witness;
 use std::time::Instant;
 
 use clap::{Args, value_parser};
+use xlog_cuda::Result;
 use xlog_cuda::device_runtime::StreamLease;
 use xlog_cuda::driver::DeviceKind;
-use xlog_cuda::{DeviceSpec, Result};
 use xlog_workloads::stack::{Stack, StackKind, StackOptions};
 use xlog_workloads::{RandomAllocations, RunCounts, Sizes, SmallBlocks, Target};
 use xlogmem::size::Size;
 
 use crate::Output;
-use crate::cli::Refusal;
+use crate::cli::{Refusal, option};
 use crate::run::arguments::StackArguments;
-use crate::run::log::RunLog;
+use crate::run::report::{RunReport, run_on_stack};
 use blocks::{Blocks, Checks, Dry};
 use report::Report;
 use witness::Witness;
@@ -121,10 +121,7 @@ impl Plan {
         if !threaded && arguments.threads.is_some_and(|threads| threads > 1) {
             return Err("--threads: only --workload threads has more than one".to_owned());
         }
-        let parse = |option: &str, text: Option<&str>| {
-            let size = text.map(str::parse::<Size>).transpose();
-            size.map(|size| size.map(|size| size.0)).map_err(|error| format!("{option}: {error}"))
-        };
+        let max = option("--max", arguments.max.as_deref(), str::parse::<Size>)?;
         let small = workload == Workload::SmallBlocks;
         let usual = match (small, is_gpu) {
             (true, true) => 100_000,
@@ -137,11 +134,7 @@ impl Plan {
             kind: stack.kind,
             budget: stack.budget,
             allocations: arguments.allocations.unwrap_or(usual),
-            max: parse("--max", arguments.max.as_deref())?.unwrap_or(if small {
-                4 << 10
-            } else {
-                1 << 20
-            }),
+            max: max.map_or(if small { 4 << 10 } else { 1 << 20 }, |size| size.0),
             sizes: arguments
                 .sizes
                 .parse()
@@ -180,32 +173,16 @@ pub(crate) fn churn(arguments: &ChurnArguments) -> Result<Output, Refusal> {
     let selection = arguments.stack.select()?;
     let spec = selection.spec;
     let options = arguments.stack.options(StackKind::Pool)?;
-    let plan = Plan::new(arguments, &options, !spec.is_simulated()).map_err(Refusal::Line)?;
-    let options = options.with_streams(plan.streams as usize);
-    let options = arguments.stack.with_log(options, spec)?;
-    let log = RunLog::of(&arguments.stack, &options);
-    let mut report = Report::new(selection.describe(), &plan);
-    if let Err(error) = measure(spec, options, &plan, &mut report) {
-        report.error = Some(format!("{spec}: {error}"));
-    }
-    report.log = log.map(RunLog::end);
-    report.judge();
-    let failure = report.error.clone();
-    let text = match arguments.json {
-        true => crate::json_text(&report),
-        false => Ok(report.render()),
-    };
-    Ok(Output::new(text, failure))
+    let plan = Plan::new(arguments, &options, !spec.is_simulated())?;
+    let options = StackOptions { streams: plan.streams as usize, ..options };
+    let report = Report::new(selection.describe(), &plan);
+    let report = run_on_stack(&arguments.stack, spec, options, report, |stack, report| {
+        measure(stack, &plan, report)
+    })?;
+    Ok(report.finish(arguments.json))
 }
 
-fn measure(
-    spec: DeviceSpec,
-    options: StackOptions,
-    plan: &Plan,
-    report: &mut Report,
-) -> Result<()> {
-    let stack = Stack::build(spec, options)?;
-    report.device_name = Some(stack.device().properties().name.clone());
+fn measure(stack: &Stack, plan: &Plan, report: &mut Report) -> Result<()> {
     let streams = (0..plan.streams)
         .map(|_| Ok(stack.streams().lease()?))
         .collect::<Result<Vec<StreamLease>>>()?;
@@ -213,16 +190,16 @@ fn measure(
         true => Some(Witness::new(stack.device(), plan.max_blocks(), plan.seed)?),
         false => None,
     };
-    let checks = Checks::new(&stack, &streams, witness.as_ref(), plan.max_blocks());
+    let checks = Checks::new(stack, &streams, witness.as_ref(), plan.max_blocks());
     let start = Instant::now();
     let outcome = match plan.workload {
-        Workload::Threads => threads::run(plan, &checks, &stack, report),
+        Workload::Threads => threads::run(plan, &checks, stack, report),
         Workload::RmmRandom | Workload::SmallBlocks => alone(plan, &checks, report),
     };
     report.seconds = Some(start.elapsed().as_secs_f64());
     let settled = stack.drain();
     // What is counted below has to be settled, also after a failure.
-    report.note(&checks, &stack);
+    report.note(&checks, stack);
     if let Some(witness) = &witness {
         report.note_witness(witness.compare()?);
     }

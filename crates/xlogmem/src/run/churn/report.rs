@@ -1,7 +1,5 @@
 //! What came of a churn, in the shape of its JSON.
-//!
-//! Field names are the interface: a field may be added, none changes its name or meaning without a new `schema` number.
-//! Every field is always there; what is not known is `null`.
+
 use serde::Serialize;
 use xlog_cuda::device_runtime::PoolSnapshot;
 use xlog_report::text_report::{TextReport, size};
@@ -13,22 +11,13 @@ use super::witness::{Compared, Wrong};
 use super::{Plan, Workload};
 use crate::doctor::Selection;
 use crate::replay::PoolReport;
-use crate::run::log::LogReport;
-
-const SCHEMA: u32 = 1;
+use crate::run::report::{RunHead, RunReport, race_problem, races_text};
 
 /// All of it.
-#[derive(Serialize, Debug)]
+#[derive(Serialize, Debug, Default)]
 pub(super) struct Report {
-    schema: u32,
-    workload: &'static str,
-    /// Whether every block was verified, nothing overlapped or raced, and nothing is left.
-    ok: bool,
-    /// Why not, in one line.
-    pub(super) error: Option<String>,
-    pub(super) selection: Selection,
-    pub(super) device_name: Option<String>,
-    resource: &'static str,
+    #[serde(flatten)]
+    head: RunHead,
     budget: Option<u64>,
     allocations_asked: u64,
     max_bytes: u64,
@@ -62,8 +51,6 @@ pub(super) struct Report {
     /// What it must be, when nothing fails.
     check_expected: Option<String>,
     bytes_left: usize,
-    /// What became of the log, if one was asked for.
-    pub(super) log: Option<LogReport>,
     pub(super) seconds: Option<f64>,
     /// In calls of the resource.
     allocate_nanos: Option<f64>,
@@ -72,18 +59,13 @@ pub(super) struct Report {
 
 impl Report {
     pub(super) fn new(selection: Selection, plan: &Plan) -> Self {
+        let workload = match plan.workload {
+            Workload::RmmRandom => "rmm-random",
+            Workload::SmallBlocks => "small-blocks",
+            Workload::Threads => "threads",
+        };
         Self {
-            schema: SCHEMA,
-            workload: match plan.workload {
-                Workload::RmmRandom => "rmm-random",
-                Workload::SmallBlocks => "small-blocks",
-                Workload::Threads => "threads",
-            },
-            ok: false,
-            error: None,
-            selection,
-            device_name: None,
-            resource: plan.kind.name(),
+            head: RunHead::new(workload, selection, plan.kind.name()),
             budget: plan.budget,
             allocations_asked: plan.allocations,
             max_bytes: plan.max,
@@ -93,26 +75,7 @@ impl Report {
             streams: plan.streams,
             seed: plan.seed,
             verify: plan.verify,
-            allocations: 0,
-            frees: 0,
-            failures: 0,
-            blocks_verified: 0,
-            blocks_wrong: 0,
-            first_wrong: None,
-            overlaps: 0,
-            races: Vec::new(),
-            detects_races: false,
-            peak_requested_bytes: 0,
-            peak_reserved_bytes: None,
-            reserved_ratio: None,
-            pool: None,
-            check: None,
-            check_expected: None,
-            bytes_left: 0,
-            log: None,
-            seconds: None,
-            allocate_nanos: None,
-            free_nanos: None,
+            ..Self::default()
         }
     }
 
@@ -149,16 +112,11 @@ impl Report {
         self.blocks_wrong = compared.wrong;
         self.first_wrong = compared.first;
     }
+}
 
-    /// Says whether the run is good, and in one line why not.
-    pub(super) fn judge(&mut self) {
-        let spec = self.selection.spec.clone();
-        self.error = self
-            .error
-            .take()
-            .or_else(|| self.problem().map(|problem| format!("{spec}: {problem}")))
-            .or_else(|| self.log.as_ref().and_then(LogReport::problem));
-        self.ok = self.error.is_none();
+impl RunReport for Report {
+    fn head(&mut self) -> &mut RunHead {
+        &mut self.head
     }
 
     fn problem(&self) -> Option<String> {
@@ -171,8 +129,8 @@ impl Report {
         if self.overlaps > 0 {
             return Some(format!("{} blocks were handed out over live ones", self.overlaps));
         }
-        if let Some(race) = self.races.first() {
-            return Some(format!("{} races; the first: {race}", self.races.len()));
+        if let Some(races) = race_problem(&self.races) {
+            return Some(races);
         }
         if self.verify && self.blocks_verified != self.allocations {
             let (verified, blocks) = (self.blocks_verified, self.allocations);
@@ -193,15 +151,10 @@ impl Report {
         })
     }
 
-    /// The report for people.
-    pub(super) fn render(&self) -> String {
-        let mut page = TextReport::default();
-        page.title("Churn");
-        let (spec, name) = (&self.selection.spec, self.device_name.as_deref());
-        page.line("device", &name.map_or_else(|| spec.clone(), |name| format!("{spec} ({name})")));
-        page.line("why", &self.selection.reason);
-        page.line("workload", self.workload);
-        page.line("resource", self.resource);
+    fn render(&self) -> String {
+        let mut page = self.head.begin("Churn");
+        page.line("workload", self.head.workload());
+        page.line("resource", &self.head.resource);
         page.line("budget", &self.budget.map_or_else(|| "none".to_owned(), size));
         page.line(
             "work",
@@ -218,13 +171,15 @@ impl Report {
         if let Some(seconds) = self.seconds {
             self.figures(&mut page, seconds);
         }
-        match (&self.error, self.verify) {
-            (Some(error), _) => page.close(error),
-            (None, true) => page.close(&format!("{spec}: every block verified")),
-            (None, false) => page.close(&format!("{spec}: done; the blocks were not looked at")),
-        }
+        let verdict = match self.verify {
+            true => "every block verified",
+            false => "done; the blocks were not looked at",
+        };
+        self.head.end(page, verdict)
     }
+}
 
+impl Report {
     fn figures(&self, page: &mut TextReport, seconds: f64) {
         page.title("Result");
         page.line("allocations", &self.allocations.to_string());
@@ -234,13 +189,7 @@ impl Report {
             page.line("blocks wrong", &self.blocks_wrong.to_string());
             page.line("overlaps", &self.overlaps.to_string());
         }
-        page.line(
-            "races",
-            &match self.detects_races {
-                true => self.races.len().to_string(),
-                false => "not looked for: only a simulated device can".to_owned(),
-            },
-        );
+        page.line("races", &races_text(&self.races, self.detects_races));
         page.line("peak requested", &size(self.peak_requested_bytes));
         page.line(
             "peak reserved",
@@ -259,9 +208,7 @@ impl Report {
             page.line("check value", check);
         }
         page.line("left", &size(self.bytes_left as u64));
-        if let Some(log) = &self.log {
-            log.render(page);
-        }
+        self.head.render_log(page);
         page.line("time", &format!("{seconds:.2} s"));
         if let (Some(allocate), Some(free)) = (self.allocate_nanos, self.free_nanos) {
             page.line("per call", &format!("allocate {allocate:.0} ns, free {free:.0} ns"));

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use xlog_cuda::Result;
 use xlog_cuda::XlogError;
 use xlog_cuda::driver::sync::Mutex;
-use xlog_workloads::stack::Stack;
+use xlog_workloads::stack::{Stack, run_threads};
 use xlog_workloads::{Minstd, draw_size};
 
 use super::Plan;
@@ -39,21 +39,19 @@ pub(super) fn run(
         stop: AtomicBool::new(false),
     };
     let threads = u64::from(plan.threads);
-    let bodies = (0..threads).map(|thread| -> Box<dyn FnOnce() + Send + '_> {
-        let shared = &shared;
+    run_threads(stack.device(), plan.threads, |thread| {
+        let thread = u64::from(thread);
         // Numbers of blocks are shared out like the allocations.
         let (from, to) =
             (plan.allocations * thread / threads, plan.allocations * (thread + 1) / threads);
-        Box::new(move || {
-            let mut worker = Worker { checks, shared, live: Vec::new(), counts: Counts::default() };
-            if let Err(error) = worker.run(plan, thread, from..to) {
-                shared.stop.store(true, Ordering::Relaxed);
-                shared.error.lock().get_or_insert(error);
-            }
-            shared.counts.lock().add(&worker.counts);
-        })
+        let (live, counts) = (Vec::new(), Counts::default());
+        let mut worker = Worker { checks, shared: &shared, live, counts };
+        if let Err(error) = worker.run(plan, thread, from..to) {
+            shared.stop.store(true, Ordering::Relaxed);
+            shared.error.lock().get_or_insert(error);
+        }
+        shared.counts.lock().add(&worker.counts);
     });
-    stack.run_threads(bodies.collect());
     let ChurnShared { left, counts, error, .. } = shared;
     let mut counts = counts.into_inner();
     report.note_pool(None, stack.snapshot().as_ref());

@@ -13,8 +13,9 @@ use xlog_base::Mutex;
 use xlog_cuda::device_runtime::{AllocTag, StreamLease};
 use xlog_cuda::{GpuMemoryManager, LaunchRecorder, Result, StreamId, TrackedCudaSlice, XlogError};
 use xlog_kernels::exercise::{Exercise, host};
+use xlog_workloads::stack::run_threads;
 
-use super::progress::Progress;
+use super::super::progress::Progress;
 use crate::cli::HandoffArguments;
 
 /// How many sums a thread may have out before it reads one.
@@ -106,22 +107,7 @@ impl Plan {
                 shared.error.lock().get_or_insert(error);
             }
         };
-        match self.manager.runtime().device().sim() {
-            // Under a seed these are logical threads that the device schedules.
-            Some(sim) => {
-                let body = |number| -> Box<dyn FnOnce() + Send + '_> {
-                    let thread = &thread;
-                    Box::new(move || thread(number))
-                };
-                sim.run_threads((0..self.threads).map(body).collect());
-            }
-            None => std::thread::scope(|scope| {
-                for number in 0..self.threads {
-                    let thread = &thread;
-                    scope.spawn(move || thread(number));
-                }
-            }),
-        }
+        run_threads(self.manager.runtime().device(), self.threads, thread);
         Outcome {
             verified: shared.verified.into_inner(),
             wrong: shared.wrong.into_inner(),

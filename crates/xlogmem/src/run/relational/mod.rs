@@ -15,11 +15,11 @@ use xlog_workloads::relational::join::Join;
 use xlog_workloads::relational::numbers::seed_for;
 use xlog_workloads::relational::sort::Sort;
 use xlog_workloads::relational::{MAX_ROWS, Session, SessionOptions, Workload};
-use xlog_workloads::stack::{Stack, StackKind};
+use xlog_workloads::stack::{Stack, StackKind, StackOptions, run_threads};
 
 use super::StackArguments;
-use super::log::RunLog;
 use super::progress::Progress;
+use super::report::{RunReport, run_on_stack};
 use crate::Output;
 use crate::cli::Refusal;
 use report::{Report, Run};
@@ -91,30 +91,16 @@ fn run(
     arguments.stack.require_tracking("work of several streams on one buffer")?;
     let options = arguments.stack.options(StackKind::Pool)?;
     let selection = arguments.stack.select()?;
-    let options = options.with_streams(arguments.streams as usize);
-    let options = arguments.stack.with_log(options, selection.spec)?;
-    let log = RunLog::of(&arguments.stack, &options);
+    let options = StackOptions { streams: arguments.streams as usize, ..options };
     let [on_gpu, simulated] = usual;
     let spec = selection.spec;
     let rows = arguments.rows.unwrap_or(if spec.is_simulated() { simulated } else { on_gpu });
     let work = work(rows, arguments.seed);
-    let mut report = Report::new(selection.describe(), &work, rows, &options, arguments);
-    match Stack::build(spec, options) {
-        Ok(stack) => {
-            if let Err(error) = measure(&stack, &work, arguments, &mut report) {
-                report.error = Some(format!("{spec}: {error}"));
-            }
-        }
-        Err(error) => report.error = Some(error.to_string()),
-    }
-    report.log = log.map(RunLog::end);
-    report.judge();
-    let failure = report.error.clone();
-    let text = match arguments.json {
-        true => crate::json_text(&report),
-        false => Ok(report.render()),
-    };
-    Ok(Output::new(text, failure))
+    let report = Report::new(selection.describe(), &work, rows, &options, arguments);
+    let report = run_on_stack(&arguments.stack, spec, options, report, |stack, report| {
+        measure(stack, &work, arguments, report)
+    })?;
+    Ok(report.finish(arguments.json))
 }
 
 fn measure(
@@ -145,11 +131,7 @@ fn measure(
             }
         }
     };
-    let body = |thread: u32| -> Box<dyn FnOnce() + Send + '_> {
-        let executor = &executor;
-        Box::new(move || executor(thread))
-    };
-    stack.run_threads((0..arguments.threads).map(body).collect());
+    run_threads(stack.device(), arguments.threads, executor);
     report.seconds = Some(start.elapsed().as_secs_f64());
     drop(progress);
     // What is counted below has to be settled, also after a failure.

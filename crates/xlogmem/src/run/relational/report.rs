@@ -1,7 +1,5 @@
 //! What came of relational work, in the shape of its JSON.
-//!
-//! Field names are the interface: a field may be added, none changes its name or meaning without a new `schema` number.
-//! Every field is always there; what is not known is `null`.
+
 use serde::Serialize;
 use xlog_cuda::Result;
 use xlog_cuda::driver::DeviceKind;
@@ -12,9 +10,7 @@ use xlog_workloads::stack::{Stack, StackOptions};
 use super::RelationalArguments;
 use crate::doctor::Selection;
 use crate::replay::PoolReport;
-use crate::run::log::LogReport;
-
-const SCHEMA: u32 = 1;
+use crate::run::report::{RunHead, RunReport, race_problem, races_text};
 
 /// One execution.
 pub(super) struct Run {
@@ -26,17 +22,10 @@ pub(super) struct Run {
 }
 
 /// All of it.
-#[derive(Serialize, Debug)]
+#[derive(Serialize, Debug, Default)]
 pub(super) struct Report {
-    schema: u32,
-    workload: &'static str,
-    /// Whether every result is right, nothing raced and nothing is left.
-    ok: bool,
-    /// Why not, in one line.
-    pub(super) error: Option<String>,
-    selection: Selection,
-    device_name: Option<String>,
-    resource: &'static str,
+    #[serde(flatten)]
+    head: RunHead,
     budget: Option<u64>,
     rows: usize,
     streams: u32,
@@ -70,8 +59,6 @@ pub(super) struct Report {
     /// Bytes that were not returned when all was done.
     bytes_left: usize,
     failed_frees: u64,
-    /// What became of the log, if one was asked for.
-    pub(super) log: Option<LogReport>,
     /// From the first launch to the last result, with the host's part.
     pub(super) seconds: Option<f64>,
     /// The device's part: the runs of a thread one after the other, on the average of the threads.
@@ -97,13 +84,7 @@ impl Report {
         arguments: &RelationalArguments,
     ) -> Self {
         Self {
-            schema: SCHEMA,
-            workload: work.name(),
-            ok: false,
-            error: None,
-            selection,
-            device_name: None,
-            resource: options.kind.name(),
+            head: RunHead::new(work.name(), selection, options.kind.name()),
             budget: options.budget,
             rows,
             streams: arguments.streams,
@@ -111,40 +92,12 @@ impl Report {
             repeat: arguments.repeat,
             seed: arguments.seed,
             runs: arguments.threads * arguments.repeat,
-            runs_verified: 0,
-            runs_wrong: 0,
-            first_wrong: None,
-            rows_out: 0,
-            rows_expected: 0,
-            rounds: None,
-            races: Vec::new(),
-            detects_races: false,
-            launches: 0,
-            allocations: 0,
-            pool: None,
-            events_recorded: 0,
-            waits_inserted: 0,
-            waits_elided: 0,
-            peak_bytes: 0,
-            peak_reserved_bytes: None,
-            bytes_left: 0,
-            failed_frees: 0,
-            log: None,
-            seconds: None,
-            work_seconds: 0.0,
-            best_seconds: None,
-            rows_per_second: None,
-            best_rows_per_second: None,
-            bytes_moved: 0,
-            bytes_per_second: None,
-            peak_bytes_per_second: None,
-            bandwidth_share: None,
+            ..Self::default()
         }
     }
 
     pub(super) fn note_device(&mut self, stack: &Stack) {
         let properties = stack.device().properties();
-        self.device_name = Some(properties.name.clone());
         self.detects_races = properties.kind != DeviceKind::Cuda;
         self.peak_bytes_per_second = properties.peak_bandwidth;
     }
@@ -204,59 +157,42 @@ impl Report {
         }
         failed
     }
+}
 
-    /// Says whether the run is good, and in one line why not.
-    pub(super) fn judge(&mut self) {
-        let missing = self.log.as_ref().and_then(LogReport::problem);
-        self.error = self.error.take().or_else(|| self.problem()).or(missing);
-        self.ok = self.error.is_none();
+impl RunReport for Report {
+    fn head(&mut self) -> &mut RunHead {
+        &mut self.head
     }
 
     fn problem(&self) -> Option<String> {
-        let spec = &self.selection.spec;
         if let Some(wrong) = &self.first_wrong {
             let many = self.runs_wrong;
-            return Some(format!("{spec}: {many} of {} results are wrong: {wrong}", self.runs));
+            return Some(format!("{many} of {} results are wrong: {wrong}", self.runs));
         }
-        if let Some(race) = self.races.first() {
-            return Some(format!("{spec}: {} races; the first: {race}", self.races.len()));
+        if let Some(races) = race_problem(&self.races) {
+            return Some(races);
         }
         if self.runs_verified != self.runs {
             let verified = self.runs_verified;
-            return Some(format!("{spec}: {verified} of {} results were verified", self.runs));
+            return Some(format!("{verified} of {} results were verified", self.runs));
         }
         if self.bytes_left > 0 || self.failed_frees > 0 {
             return Some(format!(
-                "{spec}: {} bytes were not returned, {} frees failed",
+                "{} bytes were not returned, {} frees failed",
                 self.bytes_left, self.failed_frees
             ));
         }
         None
     }
 
-    /// The report for people.
-    pub(super) fn render(&self) -> String {
-        let mut page = TextReport::default();
-        page.title(match self.workload {
-            "join" => "Join",
-            "fixpoint" => "Fixpoint",
-            _ => "Sort",
-        });
-        let name = self.device_name.as_deref();
-        page.line(
-            "device",
-            &name.map_or_else(
-                || self.selection.spec.clone(),
-                |name| format!("{} ({name})", self.selection.spec),
-            ),
-        );
-        page.line("why", &self.selection.reason);
-        page.line("resource", self.resource);
-        let what = match self.workload {
-            "join" => format!("two tables of {} rows", self.rows),
-            "fixpoint" => format!("a graph of {} edges", self.rows),
-            _ => format!("{} numbers", self.rows),
+    fn render(&self) -> String {
+        let (title, what) = match self.head.workload() {
+            "join" => ("Join", format!("two tables of {} rows", self.rows)),
+            "fixpoint" => ("Fixpoint", format!("a graph of {} edges", self.rows)),
+            _ => ("Sort", format!("{} numbers", self.rows)),
         };
+        let mut page = self.head.begin(title);
+        page.line("resource", &self.head.resource);
         page.line(
             "work",
             &format!(
@@ -268,12 +204,11 @@ impl Report {
         if let Some(seconds) = self.seconds {
             self.figures(&mut page, seconds);
         }
-        match &self.error {
-            None => page.close(&format!("{}: every result equals the host's", self.selection.spec)),
-            Some(error) => page.close(error),
-        }
+        self.head.end(page, "every result equals the host's")
     }
+}
 
+impl Report {
     fn figures(&self, page: &mut TextReport, seconds: f64) {
         page.title("Result");
         page.line("verified", &format!("{} of {}", self.runs_verified, self.runs));
@@ -281,13 +216,7 @@ impl Report {
         if let Some(rounds) = self.rounds {
             page.line("rounds", &format!("{rounds} at the most"));
         }
-        page.line(
-            "races",
-            &match self.detects_races {
-                true => self.races.len().to_string(),
-                false => "not looked for: only a simulated device can".to_owned(),
-            },
-        );
+        page.line("races", &races_text(&self.races, self.detects_races));
         page.line("time", &format!("{:.3} s of {seconds:.2} s on the device", self.work_seconds));
         if let (Some(rate), Some(best)) = (self.rows_per_second, self.best_rows_per_second) {
             page.line("rate", &format!("{:.1} million rows/s, best {:.1}", rate / 1e6, best / 1e6));
@@ -334,8 +263,6 @@ impl Report {
             ),
         );
         page.line("left", &size(self.bytes_left as u64));
-        if let Some(log) = &self.log {
-            log.render(page);
-        }
+        self.head.render_log(page);
     }
 }

@@ -17,9 +17,10 @@ use xlog_cuda::ledger::{DeviceKey, Ledger, LedgerConfig, LedgerView};
 use xlog_cuda::{ByteSize, CudaDevice, DeviceSpec, Result, XlogError};
 
 use super::progress::Progress;
-use crate::Output;
+use super::report::RunReport;
 use crate::cli::Refusal;
 use crate::doctor::{Cuda, select};
+use crate::{Output, write_json_line};
 pub(crate) use arguments::TenantsArguments;
 use report::Report;
 use watch::{Scratch, Worker, listen, watch};
@@ -31,24 +32,15 @@ pub(crate) fn tenants(arguments: &TenantsArguments) -> std::result::Result<Outpu
     let _: ResourceKind =
         arguments.resource.parse().map_err(|error| refuse("--resource", error))?;
     let budget: ByteSize = arguments.budget.parse().map_err(|error| refuse("--budget", error))?;
-    let selection = select(arguments.device.as_deref(), &Cuda::find())
-        .map_err(|error| Refusal::Line(error.to_string()))?;
+    let selection = select(arguments.device.as_deref(), &Cuda::find())?;
     if let (Some(number), Some(_)) = (arguments.worker, &arguments.ledger) {
         return Ok(be_worker(number, selection.spec, budget, arguments));
     }
     let mut report = Report::new(selection.describe(), arguments);
     if let Err(error) = measure(selection.spec, budget, arguments, &mut report) {
-        report.error = Some(format!("{}: {error}", report.selection.spec));
+        report.head.error = Some(format!("{}: {error}", selection.spec));
     }
-    report.judge();
-    let failure = report.error.clone();
-    match arguments.json {
-        false => Ok(Output { text: report.render(), failure }),
-        true => Ok(match serde_json::to_string_pretty(&report) {
-            Ok(json) => Output { text: json + "\n", failure },
-            Err(error) => Output { text: String::new(), failure: Some(error.to_string()) },
-        }),
-    }
+    Ok(report.finish(arguments.json))
 }
 
 /// This process is one of those that a run has started.
@@ -64,7 +56,7 @@ fn be_worker(
         Ok(config) => worker::run(number, spec, &config, arguments),
         Err(error) => Outcome { error: Some(error.to_string()), ..Outcome::default() },
     };
-    let failure = Line::Done(outcome).write().err().map(|error| error.to_string());
+    let failure = write_json_line(&Line::Done(outcome)).err().map(|error| error.to_string());
     Output { text: String::new(), failure }
 }
 
@@ -77,7 +69,7 @@ fn measure(
     let failed = |error: &dyn std::fmt::Display| XlogError::Kernel(error.to_string());
     let total = {
         let device = CudaDevice::open_spec(spec)?;
-        report.device_name = Some(device.properties().name.clone());
+        report.head.device_name = Some(device.properties().name.clone());
         device.properties().total_bytes
     };
     let scratch = Scratch::new().map_err(|error| failed(&error))?;

@@ -1,7 +1,5 @@
 //! What came of `run tenants`, in the shape of its JSON.
-//!
-//! Field names are the interface: a field may be added, none changes its name or meaning without a new `schema` number.
-//! Every field is always there; what is not known is `null`.
+
 use serde::Serialize;
 use xlog_report::text_report::{TextReport, size};
 
@@ -9,21 +7,13 @@ use super::TenantsArguments;
 use super::watch::LedgerPeaks;
 use super::worker::Outcome;
 use crate::doctor::Selection;
-
-const SCHEMA: u32 = 1;
+use crate::run::report::{RunHead, RunReport};
 
 /// All of it.
-#[derive(Serialize, Debug)]
+#[derive(Serialize, Debug, Default)]
 pub(super) struct Report {
-    schema: u32,
-    workload: &'static str,
-    /// Whether every buffer was right, the limit held and everything came back.
-    ok: bool,
-    /// Why not, in one line.
-    pub(super) error: Option<String>,
-    pub(super) selection: Selection,
-    pub(super) device_name: Option<String>,
-    resource: String,
+    #[serde(flatten)]
+    pub(super) head: RunHead,
     processes: u32,
     tenants: u32,
     rounds: u32,
@@ -45,24 +35,12 @@ pub(super) struct Report {
 impl Report {
     pub(super) fn new(selection: Selection, arguments: &TenantsArguments) -> Self {
         Self {
-            schema: SCHEMA,
-            workload: "tenants",
-            ok: false,
-            error: None,
-            selection,
-            device_name: None,
-            resource: arguments.resource.clone(),
+            head: RunHead::new("tenants", selection, &arguments.resource),
             processes: arguments.processes,
             tenants: arguments.tenants,
             rounds: arguments.rounds,
             seed: arguments.seed,
-            limit_bytes: None,
-            highest_bytes: 0,
-            samples: 0,
-            violations: 0,
-            left_bytes: 0,
-            seconds: None,
-            outcomes: Vec::new(),
+            ..Self::default()
         }
     }
 
@@ -72,16 +50,19 @@ impl Report {
         self.violations = peaks.violations;
     }
 
-    /// Says whether the run is good, and in one line why not.
-    pub(super) fn judge(&mut self) {
-        self.error = self.error.take().or_else(|| self.problem());
-        self.ok = self.error.is_none();
+    fn sum(&self, field: impl Fn(&Outcome) -> u64) -> u64 {
+        self.outcomes.iter().map(field).sum()
+    }
+}
+
+impl RunReport for Report {
+    fn head(&mut self) -> &mut RunHead {
+        &mut self.head
     }
 
     fn problem(&self) -> Option<String> {
-        let spec = &self.selection.spec;
         for outcome in &self.outcomes {
-            let who = format!("{spec}: process {} ({})", outcome.process, outcome.pid);
+            let who = format!("process {} ({})", outcome.process, outcome.pid);
             if let Some(error) = &outcome.error {
                 return Some(format!("{who}: {error}"));
             }
@@ -98,41 +79,26 @@ impl Report {
         let limit = self.limit_bytes.unwrap_or(0);
         if self.violations > 0 || self.highest_bytes > limit {
             return Some(format!(
-                "{spec}: {} readings above the limit of {limit} bytes, the highest {}",
+                "{} readings above the limit of {limit} bytes, the highest {}",
                 self.violations, self.highest_bytes
             ));
         }
         if self.left_bytes > 0 {
-            return Some(format!("{spec}: the ledger still counts {} bytes", self.left_bytes));
+            return Some(format!("the ledger still counts {} bytes", self.left_bytes));
         }
         if self.outcomes.len() != self.processes as usize {
             let told = self.outcomes.len();
-            return Some(format!("{spec}: {told} of {} processes came to an end", self.processes));
+            return Some(format!("{told} of {} processes came to an end", self.processes));
         }
         if self.sum(|outcome| outcome.verified) == 0 {
-            return Some(format!("{spec}: no buffer fitted; raise --budget"));
+            return Some("no buffer fitted; raise --budget".to_owned());
         }
         None
     }
 
-    fn sum(&self, field: impl Fn(&Outcome) -> u64) -> u64 {
-        self.outcomes.iter().map(field).sum()
-    }
-
-    /// The report for people.
-    pub(super) fn render(&self) -> String {
-        let mut page = TextReport::default();
-        page.title("Tenants");
-        let name = self.device_name.as_deref();
-        page.line(
-            "device",
-            &name.map_or_else(
-                || self.selection.spec.clone(),
-                |name| format!("{} ({name})", self.selection.spec),
-            ),
-        );
-        page.line("why", &self.selection.reason);
-        page.line("resource", &format!("{}, under a budget, in a ledger", self.resource));
+    fn render(&self) -> String {
+        let mut page = self.head.begin("Tenants");
+        page.line("resource", &format!("{}, under a budget, in a ledger", self.head.resource));
         page.line(
             "work",
             &format!(
@@ -144,15 +110,11 @@ impl Report {
         if let Some(seconds) = self.seconds {
             self.figures(&mut page, seconds);
         }
-        match &self.error {
-            None => page.close(&format!(
-                "{}: the limit held, every buffer was right, everything came back",
-                self.selection.spec
-            )),
-            Some(error) => page.close(error),
-        }
+        self.head.end(page, "the limit held, every buffer was right, everything came back")
     }
+}
 
+impl Report {
     fn figures(&self, page: &mut TextReport, seconds: f64) {
         page.title("Result");
         page.line("limit of all", &size(self.limit_bytes.unwrap_or(0)));
@@ -207,7 +169,7 @@ mod tests {
     fn whatever_is_not_as_it_must_be_is_an_error_that_says_what() {
         let mut report = good();
         report.judge();
-        assert!(report.ok && report.error.is_none());
+        assert!(report.head.ok && report.head.error.is_none());
         let with = |change: fn(&mut Outcome)| {
             let mut report = good();
             report.outcomes.iter_mut().for_each(change);
@@ -226,8 +188,8 @@ mod tests {
         ];
         for (mut report, words) in cases {
             report.judge();
-            let error = report.error.clone().unwrap_or_default();
-            assert!(!report.ok && error.contains(words), "{error} does not say {words}");
+            let error = report.head.error.clone().unwrap_or_default();
+            assert!(!report.head.ok && error.contains(words), "{error} does not say {words}");
             assert!(report.render().contains(words.split(' ').next_back().unwrap()));
         }
     }

@@ -3,7 +3,6 @@
 //! A tenant holds buffers with contents of its own, somewhat more of them than its share, and reads each back before it lets go of it.
 //! What does not fit is counted, and makes it let go of one. At the end everything must have come back.
 
-use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -16,8 +15,10 @@ use xlog_cuda::device_runtime::{
 use xlog_cuda::{
     ByteSize, CudaDevice, DeviceSpec, GpuMemoryManager, Result, TrackedCudaSlice, XlogError,
 };
+use xlog_workloads::stack::run_threads;
 
 use super::TenantsArguments;
+use crate::write_json_line;
 
 const ROWS: AllocTag = AllocTag("tenant rows");
 /// The smallest buffer and the largest, in bytes.
@@ -51,15 +52,6 @@ pub(super) enum Line {
     Steps(u32),
     /// All of it.
     Done(Outcome),
-}
-
-impl Line {
-    pub(super) fn write(&self) -> std::io::Result<()> {
-        let mut text = serde_json::to_string(self)?;
-        text.push('\n');
-        let mut stdout = std::io::stdout().lock();
-        stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush())
-    }
 }
 
 /// The configuration of the runtime of each process.
@@ -126,22 +118,7 @@ fn work(
             shared.error.lock().get_or_insert(error);
         }
     };
-    match device.sim() {
-        // Under a seed these are logical threads that the device schedules.
-        Some(sim) => {
-            let body = |number| -> Box<dyn FnOnce() + Send + '_> {
-                let thread = &thread;
-                Box::new(move || thread(number))
-            };
-            sim.run_threads((0..arguments.tenants).map(body).collect());
-        }
-        None => std::thread::scope(|scope| {
-            for number in 0..arguments.tenants {
-                let thread = &thread;
-                scope.spawn(move || thread(number));
-            }
-        }),
-    }
+    run_threads(&device, arguments.tenants, thread);
     let settled = drain(&device, &runtime);
     outcome.blocks = runtime.statistics().allocations;
     outcome.refused = shared.refused.into_inner();
@@ -224,7 +201,8 @@ impl WorkerShared<'_> {
             }
             if round % 16 == 15 {
                 // The reader is gone only if it was ended.
-                Line::Steps(16).write().map_err(|error| XlogError::Kernel(error.to_string()))?;
+                write_json_line(&Line::Steps(16))
+                    .map_err(|error| XlogError::Kernel(error.to_string()))?;
             }
         }
         held.into_iter().try_for_each(|one| self.free(one))
