@@ -14,7 +14,7 @@ use xlog_cuda::device_runtime::ResourceError;
 
 /// The version of the C interface that this crate speaks.
 const VERSION: u32 = 1;
-/// What a message of the bridge may take.
+/// The maximum bytes of a message of the bridge.
 const MESSAGE: usize = 512;
 
 const OK: i32 = 0;
@@ -55,7 +55,7 @@ pub enum BridgeError {
     Library {
         /// The library.
         path: PathBuf,
-        /// What the loader said.
+        /// The message of the loader.
         reason: String,
     },
     /// The library speaks another version of the interface.
@@ -69,9 +69,9 @@ pub enum BridgeError {
     /// RMM could not make the resource.
     #[error("no {kind} resource of RMM: {reason}")]
     Open {
-        /// What was asked for.
+        /// The request.
         kind: RmmKind,
-        /// What RMM said.
+        /// The message of RMM.
         reason: String,
     },
     /// No kind of resource is called so.
@@ -206,7 +206,7 @@ impl fmt::Debug for Bridge {
     }
 }
 
-/// What the bridge wrote, up to its end.
+/// The text that the bridge wrote, up to its end.
 fn text(message: &[u8]) -> String {
     let end = message.iter().position(|&byte| byte == 0).unwrap_or(message.len());
     match String::from_utf8_lossy(message.get(..end).unwrap_or(message)).into_owned() {

@@ -98,7 +98,7 @@ impl<const STEP_BITS: u32, const CLASSES: usize> Histogram<STEP_BITS, CLASSES> {
     }
 }
 
-/// What a class counted.
+/// The count of a class.
 impl<const STEP_BITS: u32, const CLASSES: usize> Index<usize> for Histogram<STEP_BITS, CLASSES> {
     type Output = u64;
 

@@ -1,4 +1,4 @@
-//! What several crates of the runtime share and no other crate is the place for: seeded random numbers, histograms, sizes for
+//! Code that several crates of the runtime share: seeded random numbers, histograms, sizes for
 //! people, and a mutex without poisoning.
 //!
 //! Depends on no other crate of the project.

@@ -15,7 +15,7 @@ use crate::probe::{Calls, FREE_SPACE, LIMIT, PHYSICAL_BYTES};
 
 const BYTES: usize = 1000;
 
-/// What the checks see of the probe.
+/// The parts of the probe that the checks read.
 pub(crate) struct Below {
     pub(crate) calls: Arc<Calls>,
     pub(crate) budget: BudgetHandle,

@@ -78,7 +78,7 @@ pub(crate) fn refuse_unknown_streams(fixture: &Fixture) -> Result<(), Stop> {
             Refusal::StreamMisuse.expect(prepared, "prepare_block_use on an unknown stream")?;
         }
     }
-    // Had one of them opened a use, the free would wait for it for ever.
+    // Had one of them opened a use, the free would wait for it forever.
     fixture.resource.deallocate(block)?;
     fixture.resource.reap_pending()?;
     fixture.state(id, BlockState::Freed, "after refused uses, a free and a reap")

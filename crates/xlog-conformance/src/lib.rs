@@ -114,7 +114,7 @@ const CHECKS: &[Check] = checks! {
         producer_and_consumer;
 };
 
-/// What a decorator is asked besides.
+/// Further checks of a decorator.
 const OF_DECORATORS: &[Check] = checks! {
     forwarding: reap_pending, reap_completed, supports_block_use_tracking,
         record_block_use, prepare_and_finish_block_use, finish_block_uses, block_state,

@@ -241,7 +241,7 @@ pub(crate) fn a_read_that_finishes_inside_a_write_is_kept(fixture: &Fixture) -> 
         let id = pair.block;
         fixture.resource.prepare_block_use(id, writer.id(), Access::Write)?;
         bytes::fill(&writer, id, 1, SIZE)?;
-        // The caller orders the read after the write; the resource hears of both only when they finish.
+        // The caller orders the read after the write; the resource learns of both only when they finish.
         reader.wait_for(&writer)?;
         let gate = fixture.hold(&reader)?;
         queue_read(fixture, pair, &reader)?;

@@ -1,7 +1,7 @@
 //! The results of a run.
 use std::fmt;
 
-/// What came of one check.
+/// The outcome of one check.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Outcome {
     /// The resource keeps the rule.
@@ -12,16 +12,16 @@ pub enum Outcome {
     Skipped(String),
 }
 
-/// One check and what came of it.
+/// One check and its outcome.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct CheckReport {
     /// The rule, as `group::rule`.
     pub name: &'static str,
-    /// What came of it.
+    /// The outcome.
     pub outcome: Outcome,
 }
 
-/// What came of a run of the suite. It prints as one line per check.
+/// The results of a run of the suite. It prints as one line per check.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[must_use = "a report that nobody reads proves nothing; see assert_passed"]
 pub struct Report {

@@ -22,7 +22,7 @@ pub enum CaptureStatus {
     Invalidated,
 }
 
-/// What [`Driver::synchronize_streams`] waited for.
+/// The extent of a wait by [`Driver::synchronize_streams`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[must_use]
 pub enum Waited {
@@ -75,7 +75,7 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// True when everything queued on `stream` has completed.
     fn stream_query(&self, stream: StreamHandle) -> DriverResult<bool>;
 
-    /// Like [`Driver::stream_query`], for the housekeeping of whoever owns the stream: a simulated device draws no order
+    /// Like [`Driver::stream_query`], for the housekeeping of the stream's owner: a simulated device draws no order
     /// from the answer.
     fn stream_is_idle(&self, stream: StreamHandle) -> DriverResult<bool> {
         self.stream_query(stream)
@@ -125,8 +125,8 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// `ptr` is a live block of this device, and the host has seen all work on it complete.
     unsafe fn free(&self, ptr: u64) -> DriverResult<()>;
 
-    /// What the driver knows as memory of this device around `ptr`: an allocation or a mapping, or the part of it within one unit of mapping.
-    /// `None` where it knows of none.
+    /// Returns the memory of this device around `ptr`, if the driver knows any: an allocation or a mapping, or the part of it within
+    /// one unit of mapping.
     fn memory_at(&self, ptr: u64) -> DriverResult<Option<MemoryRange>>;
 
     // Work.

@@ -40,7 +40,7 @@ pub enum DriverError {
         call: &'static str,
         /// The driver's code.
         code: u32,
-        /// What is known of the cause.
+        /// The cause, as far as it is known.
         reason: String,
     },
     /// The driver answered with a code that has no variant of its own.
@@ -60,7 +60,7 @@ pub enum DriverError {
         call: &'static str,
         /// The value as given.
         value: String,
-        /// What would have been accepted.
+        /// The values that would have been accepted.
         accepted: String,
     },
     /// The simulated device found a race that involves the synchronised stream.
@@ -82,9 +82,9 @@ pub enum DriverError {
     /// No device could be opened.
     #[error("{what}; {remedy}")]
     Unavailable {
-        /// What is missing or wrong.
+        /// The missing or wrong part.
         what: String,
-        /// What to do about it.
+        /// The remedy.
         remedy: String,
     },
 }

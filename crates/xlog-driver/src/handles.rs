@@ -61,7 +61,7 @@ macro_rules! handle {
 }
 
 handle!(
-    /// A stream of one device. It cannot be made up:
+    /// A stream of one device. It cannot be forged:
     ///
     /// ```compile_fail
     /// let forged = xlog_driver::StreamHandle(0x7f00_0000);
@@ -110,7 +110,7 @@ impl fmt::Display for MemoryHandle {
     }
 }
 
-/// What a piece of work does to the bytes it touches.
+/// The access of a piece of work to the bytes it touches.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Access {
     /// The bytes are read.

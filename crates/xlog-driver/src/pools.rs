@@ -53,7 +53,7 @@ impl Default for PoolOptions {
     }
 }
 
-/// What a pool holds.
+/// The bytes that a pool holds.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct PoolUsage {
     /// Physical bytes the pool holds now.
@@ -84,7 +84,7 @@ pub trait AsyncPools: Send + Sync {
     /// Changes when memory may move between streams.
     fn pool_set_reuse(&self, pool: PoolHandle, reuse: ReusePolicy) -> DriverResult<()>;
 
-    /// What the pool holds.
+    /// Returns the bytes that the pool holds.
     fn pool_usage(&self, pool: PoolHandle) -> DriverResult<PoolUsage>;
 
     /// Gives cached memory back until at most `keep_bytes` are reserved, or nothing more is free.

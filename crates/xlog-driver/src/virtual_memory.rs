@@ -2,7 +2,7 @@
 
 use crate::{DriverResult, MemoryHandle};
 
-/// What the device may do with a mapped range.
+/// The device's access to a mapped range.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum MapAccess {
     /// Any access faults.

@@ -1,6 +1,6 @@
 //! Kernels that exercise the runtime, on a GPU and as twins on the simulated device.
 //!
-//! They keep a stream busy, leave patterns behind, and tell whether a pattern is intact; [`host`] computes the same numbers
+//! They keep a stream busy, leave patterns behind, and check whether a pattern is intact; [`host`] computes the same numbers
 //! on the CPU, so that every result can be verified. All arithmetic is on unsigned integers and wraps.
 
 use std::sync::Arc;
@@ -15,7 +15,7 @@ pub const IMAGE: KernelImage = kernel_image!("exercise");
 
 const WORD: usize = size_of::<u32>();
 
-/// What the kernels compute, on the CPU.
+/// The results of the kernels, computed on the CPU.
 pub mod host {
     /// Word `at` of the pattern with this salt.
     #[must_use]
@@ -28,7 +28,7 @@ pub mod host {
         x ^ (x >> 16)
     }
 
-    /// What becomes of two words.
+    /// Mixes two words.
     #[must_use]
     pub fn mix(left: u32, right: u32) -> u32 {
         left.rotate_left(5).wrapping_add(right.wrapping_mul(2_654_435_761))

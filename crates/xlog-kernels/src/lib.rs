@@ -6,7 +6,7 @@
 //! | [`certify`] | single accesses, right or wrong, for a certificate of memory checkers |
 //!
 //! The CUDA sources lie in `kernels/`, each beside the PTX that `scripts/build-kernels` built from it. Ordering is the caller's work: a
-//! launch says nothing about the buffers that it uses.
+//! launch does not announce the buffers that it uses.
 
 pub mod certify;
 pub mod exercise;

@@ -21,7 +21,7 @@ pub enum Sharing {
     },
 }
 
-/// What [`Ledger::open`](crate::Ledger::open) needs to know.
+/// The settings of [`Ledger::open`](crate::Ledger::open).
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct LedgerConfig {

@@ -53,7 +53,7 @@ pub enum LedgerError {
         setting: &'static str,
         /// The value as given.
         value: String,
-        /// What would have been accepted.
+        /// The values that would have been accepted.
         accepted: String,
     },
     /// The system refused a call.
@@ -61,7 +61,7 @@ pub enum LedgerError {
     Io {
         /// The file or directory.
         path: PathBuf,
-        /// What was tried.
+        /// The attempted call.
         call: &'static str,
         /// The system's answer.
         source: std::io::Error,
@@ -77,9 +77,9 @@ pub enum LedgerError {
     WrongKind {
         /// The path.
         path: PathBuf,
-        /// What is there.
+        /// The kind that was found.
         found: &'static str,
-        /// What should be.
+        /// The kind that was expected.
         expected: &'static str,
     },
     /// The file or directory belongs to another user.
@@ -127,7 +127,7 @@ pub enum LedgerError {
     Damaged {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The fault in it.
         what: String,
     },
     /// The file was made by a newer version.
@@ -156,7 +156,7 @@ pub enum LedgerError {
     Removed {
         /// The file.
         path: PathBuf,
-        /// What happened to it.
+        /// The change to it.
         how: &'static str,
     },
     /// Living processes count in a file that the path does not name: it was moved, removed or replaced, or is another default

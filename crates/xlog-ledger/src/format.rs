@@ -9,7 +9,7 @@ use std::path::Path;
 use crate::error::{LedgerError, LedgerResult};
 use crate::key::DeviceKey;
 
-/// What the ledger counts in, in bytes. A request is rounded up to it.
+/// The unit of the ledger, in bytes. A request is rounded up to it.
 pub const UNIT: u64 = 256;
 /// The largest limit, in bytes: what one word can hold.
 pub const MAX_LIMIT: u64 = u32::MAX as u64 * UNIT;
@@ -49,7 +49,7 @@ pub(crate) const SLOT_NAME: usize = 32;
 pub(crate) const SLOT_NAME_SIZE: usize = 32;
 pub(crate) const SLOT_TAGS: usize = 64;
 
-/// What the fixed part of a checked header says.
+/// The fixed part of a checked header.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Header {
     pub(crate) key: DeviceKey,

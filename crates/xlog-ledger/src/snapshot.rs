@@ -24,7 +24,7 @@ pub struct LedgerFile {
     pub key: DeviceKey,
 }
 
-/// What a reclaim of dead slots brought.
+/// The result of a reclaim of dead slots.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct Reclaimed {
@@ -54,7 +54,7 @@ pub struct SlotSnapshot {
     pub granted: u64,
     /// The peak of used bytes.
     pub peak: u64,
-    /// What its owner last said of its tags, if it did.
+    /// The tags that its owner published last, if it did.
     pub tags: Option<SlotTags>,
 }
 

@@ -17,12 +17,12 @@ const ENTRY: usize = 5;
 const LONGEST: usize = (SIZE - HEAD) / 2 - ENTRY;
 /// A name that would have to be cut shorter than this is left out.
 const SHORTEST: usize = 6;
-/// What ends a name that was cut.
+/// The end of a name that was cut.
 const CUT: &str = "\u{2026}";
 /// Ages are in tenths of seconds since the slot's start.
 const AGE_NANOS: u64 = 100_000_000;
 
-/// What one tag holds, as its process says.
+/// The bytes of one tag, as its process published them.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct TagUse {
@@ -71,7 +71,7 @@ pub(crate) fn encode<'a>(
     record
 }
 
-/// What a record says, if it is a whole one of the slot that began at `started`.
+/// Decodes a record, if it is a whole one of the slot that began at `started`.
 pub(crate) fn decode(record: &[u8], started: u64) -> Option<SlotTags> {
     let body = record.get(AT_AGE..SIZE)?;
     if u64_at(record, 0) != sum(body, started) {

@@ -16,7 +16,7 @@ pub(crate) struct Word {
 /// How much of a grant is kept when bytes come back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Keep {
-    /// What is kept of a grant above the threshold.
+    /// The part of a grant that is kept above the threshold.
     pub(crate) chunk: u32,
     /// A grant above this is handed back down to `chunk`.
     pub(crate) threshold: u32,

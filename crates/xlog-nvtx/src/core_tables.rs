@@ -45,7 +45,7 @@ impl Module {
     }
 }
 
-/// What a tool stored as the function of this number.
+/// The function of this number that a tool stored.
 fn domain_function(number: usize) -> Option<*const c_void> {
     let stored = modules().get(DOMAINS)?.slots.get(number)?.load(Ordering::Acquire).cast_const();
     (!stored.is_null()).then_some(stored)

@@ -30,7 +30,7 @@ pub(crate) const TYPE_VIRTUAL_ADDRESS: u32 = 1;
 pub(crate) const REFERENCE_POINTER: u32 = 1;
 pub(crate) const MESSAGE_ASCII: u32 = 1;
 
-/// What a tool is given to fill in.
+/// The table that a tool fills in.
 #[repr(C)]
 #[derive(Debug)]
 pub struct ModuleSegment {
@@ -60,7 +60,7 @@ pub struct ModuleInfo {
     pub segments: *mut ModuleSegment,
     /// A function by which a tool could ask for more; there is none.
     pub export_function: *const c_void,
-    /// What the extension has to say beside; nothing.
+    /// Further data of the extension; none.
     pub extension_info: *const c_void,
 }
 

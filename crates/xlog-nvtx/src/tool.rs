@@ -31,7 +31,7 @@ pub enum AttachError {
     Load {
         /// The library.
         path: PathBuf,
-        /// What the system's loader said.
+        /// The message of the system's loader.
         message: String,
     },
     /// It is no tool that knows of extensions.
@@ -100,7 +100,7 @@ pub unsafe fn inject(
 
 fn load(path: &OsStr) -> Answer {
     let path = Path::new(path);
-    // SAFETY: whoever sets the variable asks for the library's code to run in this process, as with LD_PRELOAD.
+    // SAFETY: the user who sets the variable asks for the library's code to run in this process, as with LD_PRELOAD.
     let library = unsafe { libloading::Library::new(path) }.map_err(|error| {
         let source = std::error::Error::source(&error).map(ToString::to_string);
         let message = source.unwrap_or_else(|| error.to_string());

@@ -21,7 +21,7 @@ const SHOWN_TAGS: usize = 14;
 /// Blocks at the peak, and failures, that are listed one by one.
 const LISTED: usize = 50;
 
-/// What one tag held at the peak, in the shape of its JSON.
+/// The memory of one tag at the peak, in the shape of its JSON.
 #[derive(Serialize, Clone, Debug)]
 pub(crate) struct Holder {
     pub(crate) tag: String,
@@ -143,7 +143,7 @@ struct Filling<'a> {
     others: u8,
     /// Places of the tags that were met.
     places: HashMap<Option<NameId>, u8>,
-    /// What every tag holds, also those that are shown together.
+    /// The memory of every tag, also of those that are shown together.
     held: HashMap<Option<NameId>, (u64, u64)>,
     lives: Lives,
     blocks: u64,
@@ -158,7 +158,7 @@ struct Filling<'a> {
     failed: Vec<FailedCall>,
 }
 
-/// What the second pass found.
+/// The results of the second pass.
 struct Filled {
     timeline: Timeline,
     peak: Peak,

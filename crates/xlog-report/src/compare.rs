@@ -32,7 +32,7 @@ impl Change {
     }
 }
 
-/// What was under one tag, in both logs.
+/// The usage of one tag, in both logs.
 #[derive(Serialize, Clone, Debug, PartialEq, Eq)]
 pub(crate) struct TagChange {
     pub(crate) tag: String,

@@ -1,4 +1,4 @@
-//! What names from logs, ledgers and the command line may not do to the reader: command the terminal, or hide and reorder text.
+//! Escapes names from logs, ledgers and the command line, so that they cannot command the terminal, or hide and reorder text.
 //!
 //! Every output passes through here: text and JSON in `print`, errors in `complain`, the screen of `top`, and the texts of the page.
 //! A control character (C0, DEL, C1), a format character (bidirectional overrides, zero width, soft hyphen) and a line or paragraph

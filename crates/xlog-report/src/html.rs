@@ -99,7 +99,7 @@ pub fn render(
     Ok(fill(MARKUP, &parts))
 }
 
-/// Puts the parts in their places, in one go: what a part says is not looked at again.
+/// Puts the parts in their places, in one go: the text of a part is not searched again.
 fn fill(markup: &str, parts: &[(&str, String)]) -> String {
     let mut page = String::new();
     let mut rest = markup;

@@ -1,4 +1,4 @@
-//! What each stream did over time, and which blocks went from stream to stream.
+//! The activity of each stream over time, and the blocks that moved between streams.
 //!
 //! A handover is a use or a free of a block on another stream than the one that touched it last: where the runtime puts a wait
 //! unless it is implied. A wait is an allocation that the log says was served by waiting. All handovers are counted; of the single

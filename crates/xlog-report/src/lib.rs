@@ -1,4 +1,4 @@
-//! What an allocation log says of memory: as a page, a text, figures or a picture.
+//! Reports on the memory use of an allocation log: a page, a text, figures or a picture.
 //!
 //! | item | what it is |
 //! |---|---|

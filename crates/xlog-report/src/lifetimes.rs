@@ -41,7 +41,7 @@ pub(crate) struct IdleBlock {
     pub(crate) freed: bool,
 }
 
-/// What the blocks of one tag held, and held idle. Bytes times nanoseconds.
+/// The memory that the blocks of one tag held, and held idle, in bytes times nanoseconds.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct IdleTag {
     pub(crate) blocks: u64,

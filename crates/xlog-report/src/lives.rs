@@ -7,7 +7,7 @@ use std::collections::HashMap;
 
 use xlog_trace::{Action, NameId, Record, TraceError, reserve_live};
 
-/// What names a block in a log: process, device, address.
+/// The key of a block in a log: process, device, address.
 pub(crate) type Key = (u32, u32, u64);
 
 /// A live block.
@@ -34,7 +34,7 @@ pub(crate) struct Life {
     pub(crate) last_stream: Option<u32>,
 }
 
-/// What a record did.
+/// The change that a record made.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Change {
     None,

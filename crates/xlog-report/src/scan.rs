@@ -13,7 +13,7 @@ use crate::segments::{SegmentBuilder, Segments};
 /// Streams that are counted apart.
 const MAX_STREAMS: usize = 1 << 16;
 
-/// What the first pass finds.
+/// The results of the first pass.
 pub(crate) struct Scan {
     pub(crate) summary: Summary,
     pub(crate) first_time: u64,

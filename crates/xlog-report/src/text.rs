@@ -15,7 +15,7 @@ const BAR: usize = 24;
 const ROWS: usize = 10;
 
 impl Analysis {
-    /// What keeps the report from being the whole truth.
+    /// Notes on what the report cannot show.
     pub(crate) fn notes(&self) -> Vec<String> {
         let mut notes = Vec::new();
         let (summary, reading) = (&self.summary, &self.reading);

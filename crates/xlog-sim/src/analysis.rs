@@ -118,7 +118,7 @@ impl State {
     }
 }
 
-/// What became of an argument since it was queued.
+/// The state of an argument since it was queued.
 #[derive(Default)]
 struct Resolved {
     /// It meant memory that was taken away before the host saw this work complete.
@@ -165,7 +165,7 @@ fn resolve(
     found
 }
 
-/// What an operation costs on its stream in simulated time.
+/// The cost of an operation on its stream in simulated time.
 fn duration(model: &LatencyModel, op: &Op) -> u64 {
     let bytes: u64 = op.arguments.iter().map(|argument| argument.bytes).sum();
     match &op.kind {

@@ -31,7 +31,7 @@ pub struct SimConfig {
     pub virtual_memory: bool,
     /// The mapping granularity, a power of two.
     pub granularity: usize,
-    /// What calls and work cost in simulated time; `None` keeps no time.
+    /// The cost of calls and work in simulated time; `None` keeps no time.
     pub latency: Option<LatencyModel>,
     /// How long nothing that a call waits for may get on before the wait is called a deadlock, where that cannot be proven.
     pub patience: Duration,

@@ -59,7 +59,7 @@ pub(crate) struct HostEnd<'a> {
     pub(crate) what: Revoked,
 }
 
-/// What a host call takes away.
+/// The thing that a host call takes away.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Revoked {
     /// The block.

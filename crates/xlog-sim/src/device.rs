@@ -138,7 +138,7 @@ impl SimDevice {
 
     /// Every race found so far on this machine, in the order of analysis. The first 1000 are kept.
     ///
-    /// A synchronisation fails with the first race since the last one and says nothing of the others: all of them are
+    /// A synchronisation fails with the first race since the last one and does not mention the others: all of them are
     /// here.
     #[must_use]
     pub fn races(&self) -> Vec<RaceReport> {

@@ -85,7 +85,7 @@ pub enum Fault {
     Unsupported,
     /// A driver code without a variant of its own.
     Code(u32),
-    /// The device is lost, with this call and for ever.
+    /// The device is lost, with this call and forever.
     DeviceLost,
 }
 
@@ -172,7 +172,7 @@ impl Faults {
     }
 }
 
-/// What is planned, and what was called.
+/// Planned faults, and counts of calls.
 pub(crate) struct FaultTable {
     planned: HashMap<(u32, Call, u64), Fault>,
     made: Vec<[u64; CALLS]>,

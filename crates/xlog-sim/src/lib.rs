@@ -13,7 +13,7 @@
 //!
 //! # What the detector takes as order
 //!
-//! Operations of one stream; an event recorded and waited for; a host that synchronised, or was told by a query that
+//! Operations of one stream; an event recorded and waited for; a host that synchronised, or learned by a query that
 //! something is complete, and then queued work, on whatever thread; a gate opened by the host or by a host function.
 //! [`stream_is_idle`](xlog_driver::Driver::stream_is_idle) is a query that orders nothing.
 //! Host threads are taken as ordered among each other as their calls came. What a host function tells a host thread by

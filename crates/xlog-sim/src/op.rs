@@ -31,12 +31,12 @@ impl fmt::Display for Label {
 pub(crate) struct Marker {
     pub(crate) stream: StreamHandle,
     pub(crate) sequence: u64,
-    /// What is ordered before it, once that is known: it is not while a gate ahead of it is closed.
+    /// The work ordered before it, once that is known: it is not while a gate ahead of it is closed.
     pub(crate) reached: OnceLock<Reached>,
     done: AtomicBool,
 }
 
-/// What is known of a marker once the way to it is.
+/// The clock and time of a marker, once the work before it is analysed.
 #[derive(Debug)]
 pub(crate) struct Reached {
     pub(crate) epoch: Epoch,
@@ -65,7 +65,7 @@ pub(crate) struct GateState {
     pub(crate) opened: OnceLock<(Arc<VectorClock>, u64)>,
 }
 
-/// What an argument named when it was queued.
+/// The memory that an argument named when it was queued.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Meant {
     /// A block that ends by a host call, and its generation.
@@ -125,7 +125,7 @@ impl OpKind {
     }
 }
 
-/// What an operation is ordered after, in a form that is cheap to make.
+/// The clock of an operation, in a form that is cheap to make.
 #[derive(Clone, Debug)]
 pub(crate) struct Known {
     /// Right for every slot but the operation's own.
@@ -142,7 +142,7 @@ impl Known {
     }
 }
 
-/// What reports say of an operation.
+/// The description of an operation in reports.
 pub(crate) struct OpMeta {
     pub(crate) sequence: u64,
     pub(crate) label: Label,
@@ -157,10 +157,10 @@ pub(crate) struct Op {
     pub(crate) meta: Arc<OpMeta>,
     pub(crate) kind: OpKind,
     pub(crate) arguments: Vec<Argument>,
-    /// What the host had seen when it queued this.
+    /// The clock of the host when it queued this.
     pub(crate) host: Arc<VectorClock>,
     pub(crate) issued: u64,
-    /// Set by the analysis for what tells the host: host functions, by opening a gate, and copies to it.
+    /// Set by the analysis for operations that inform the host: host functions, by opening a gate, and copies to it.
     pub(crate) known: Option<Known>,
     /// Set by the analysis when an argument is not mapped: the access faults.
     pub(crate) fault: Option<String>,

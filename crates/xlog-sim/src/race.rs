@@ -38,7 +38,7 @@ impl fmt::Display for RaceKind {
 /// One of the two operations of a race.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RaceSide {
-    /// What it is: `memset`, `copy_htod`, `alloc_async`, or the name of a kernel.
+    /// Its name: `memset`, `copy_htod`, `alloc_async`, or the name of a kernel.
     pub operation: String,
     /// The stream it was queued on; `None` for a host call such as `unmap` or `set_access`.
     pub stream: Option<StreamHandle>,
@@ -46,7 +46,7 @@ pub struct RaceSide {
     pub stream_name: Option<String>,
     /// Its place in the order of all queued operations of the machine, from 0.
     pub sequence: u64,
-    /// What it does to the bytes.
+    /// Its access to the bytes.
     pub action: &'static str,
     /// The tag given to the memory when the operation was queued, if any.
     pub tag: Option<String>,

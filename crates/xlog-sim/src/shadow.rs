@@ -36,7 +36,7 @@ pub(crate) struct AccessEntry {
     pub(crate) base: Option<u64>,
 }
 
-/// What is known of a range of bytes that were all treated alike.
+/// The accesses to a range of bytes that were all treated alike.
 #[derive(Clone, Default)]
 pub(crate) struct Cell {
     pub(crate) end: usize,

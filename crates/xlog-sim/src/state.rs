@@ -65,7 +65,7 @@ impl Stream {
         next.is_some_and(|op| !matches!(&op.kind, OpKind::Wait(marker) if !marker.is_done()))
     }
 
-    /// What the stream stands at, for messages.
+    /// The next operation of the stream, for messages.
     pub(crate) fn standing(&self) -> String {
         let held = if self.held_back > 0 { ", held back by fault injection" } else { "" };
         match self.queue.front() {
@@ -98,7 +98,7 @@ pub(crate) struct Ordinal {
     pub(crate) taken: u64,
     pub(crate) limit: Option<u64>,
     pub(crate) lost: Option<(u32, String)>,
-    /// What the streams that are gone were ordered after, and when: a synchronised host knows that too.
+    /// The clock and time of the streams that are gone: a synchronised host knows them too.
     pub(crate) departed: VectorClock,
     pub(crate) departed_time: u64,
     /// Their first race that no synchronisation has returned.
@@ -122,7 +122,7 @@ pub(crate) struct State {
     /// Counts every change that could let a waiter go on.
     pub(crate) progress: u64,
     pub(crate) waiters: usize,
-    /// What the operations that run right now touch, and whether they write it.
+    /// The ranges that running operations touch, and whether they write them.
     pub(crate) running: Vec<(u64, Vec<(BackingRange, bool)>)>,
     pub(crate) shutdown: bool,
     /// Operations to drop once the lock is given up: their closures may own anything.

@@ -43,7 +43,7 @@ impl Timeline {
         self.clock.tick(self.slot)
     }
 
-    /// What an operation of this stream is ordered after, itself included.
+    /// The clock of an operation of this stream, itself included.
     pub(crate) fn known(&mut self, epoch: Epoch) -> Known {
         let snapshot = self.snapshot.get_or_insert_with(|| Arc::new(self.clock.clone()));
         Known { others: Arc::clone(snapshot), epoch, time: self.time }

@@ -29,7 +29,7 @@ fn hash(bytes: &[u8]) -> u64 {
     })
 }
 
-/// What keeps `ptx` from being the build of `source`.
+/// The reason why `ptx` is not the build of `source`.
 fn mismatch(source: &str, ptx: &str) -> Option<&'static str> {
     let (first, body) = ptx.split_once('\n').unwrap_or((ptx, ""));
     let mut words = first.split(' ');

@@ -62,7 +62,7 @@ macro_rules! vocabulary {
 }
 
 vocabulary!(
-    /// What a record reports.
+    /// The operation that a record reports.
     Action, "action-", {
         /// An allocation was asked for; failed if the record carries an error.
         Allocate = 1 => "allocate",
@@ -105,7 +105,7 @@ vocabulary!(
     }
 );
 
-/// What a use does to the bytes of a block.
+/// The access of a use to the bytes of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum UseAccess {
     /// Only reads.

@@ -6,7 +6,7 @@ use crate::encoder::{Format, LogWriter};
 use crate::error::TraceError;
 use crate::reader::Source;
 
-/// What a conversion did. What the reader skipped is in its own report.
+/// The counts of a conversion. The reader's own report has what it skipped.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Converted {

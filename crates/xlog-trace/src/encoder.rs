@@ -1,6 +1,6 @@
 //! From records to bytes: the one seam that every output format implements.
 //!
-//! An encoder appends to a byte buffer and never fails; whoever owns the buffer decides when it
+//! An encoder appends to a byte buffer and never fails; the owner of the buffer decides when it
 //! becomes a `write`. After [`Encoder::seal`] the buffer ends at a boundary that a reader accepts
 //! as the end of a file.
 

@@ -27,9 +27,9 @@ impl fmt::Display for InputPosition {
 pub struct BadInput {
     /// Where it is.
     pub position: InputPosition,
-    /// What would have been right there.
+    /// The expected input.
     pub expected: String,
-    /// What is there, shortened.
+    /// The input found, shortened.
     pub found: String,
     /// How many records before it were good.
     pub good_records: u64,
@@ -74,9 +74,9 @@ pub enum TraceError {
     BadSetting {
         /// The setting's name.
         setting: &'static str,
-        /// What was given.
+        /// The given value.
         value: String,
-        /// What is accepted.
+        /// The accepted values.
         expected: &'static str,
     },
     /// More blocks are live at one point of the log than can be followed.
@@ -105,7 +105,7 @@ pub enum TraceError {
     /// Reading or writing failed.
     #[error("{context}: {source}")]
     Io {
-        /// What was being done.
+        /// The attempted action.
         context: String,
         /// The system's error.
         source: io::Error,
@@ -119,7 +119,7 @@ impl TraceError {
     }
 }
 
-/// What is shown of bad bytes in an error: printable, at most 40 characters.
+/// An excerpt of bad bytes for an error: printable, at most 40 characters.
 pub(crate) fn excerpt(bytes: &[u8]) -> String {
     if bytes.is_empty() {
         return "nothing".to_owned();

@@ -1,4 +1,4 @@
-//! What a log says of itself before its first record.
+//! The header of a log, before its first record.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 

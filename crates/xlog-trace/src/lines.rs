@@ -13,7 +13,7 @@ pub const MAX_LINE_BYTES: usize = 64 << 10;
 pub(crate) const MAX_LINES_IN_RECORD: usize = 64;
 const READ_BYTES: usize = 64 << 10;
 
-/// What is wrong with a line as a line.
+/// The fault of a line as a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Broken {
     TooLong,

@@ -69,7 +69,7 @@ pub struct LiveBlock {
     pub time_nanos: u64,
 }
 
-/// What a record did to the set of live blocks.
+/// The change that a record made to the set of live blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Change {
     /// Nothing: it failed, or it is about something else.

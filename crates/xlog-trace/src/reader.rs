@@ -18,7 +18,7 @@ use crate::names::Names;
 use crate::record::Record;
 use crate::rmm::{RMM_HEADER, RmmReader};
 
-/// What a reader does with input that is wrong.
+/// The treatment of wrong input by a reader.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Strictness {
     /// Skips it and counts it; see [`ReadReport`].
@@ -93,7 +93,7 @@ impl fmt::Display for ReadReport {
 pub trait Source {
     /// The next record, or none at the end.
     fn next_record(&mut self) -> Result<Option<Record>, TraceError>;
-    /// What the log says of itself.
+    /// The header of the log.
     fn header(&self) -> &Header;
     /// The strings of the records given so far.
     fn names(&self) -> &Names;

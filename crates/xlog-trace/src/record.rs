@@ -1,7 +1,7 @@
 //! One line of the log: a plain `Copy` struct of fixed size, with every string an interned number.
 //!
 //! Absent values cost a presence bit, not a discriminant, so that a record is 96 bytes in a ring
-//! and 80 in a file. A record says nothing by itself of its strings: [`Names`](crate::Names) does.
+//! and 80 in a file. The strings of a record are in [`Names`](crate::Names).
 
 use crate::action::{Action, ServedBy, UseAccess};
 use crate::names::NameId;
@@ -14,7 +14,7 @@ pub(crate) const HAS_GENERATION: u8 = 1 << 4;
 pub(crate) const HAS_QUERY: u8 = 1 << 5;
 const ACCESS_SHIFT: u8 = 6;
 
-/// What went wrong, by the names of its kind and of its message.
+/// An error, by the names of its kind and of its message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Failure {
     /// The error's kind, a short stable word.
@@ -120,7 +120,7 @@ impl Record {
         Self { order, time: time_nanos, device, action: action.code(), ..Self::default() }
     }
 
-    /// What was done.
+    /// The operation.
     pub const fn action(&self) -> Action {
         Action::from_code(self.action)
     }
@@ -203,7 +203,7 @@ impl Record {
         ServedBy::from_code(self.path)
     }
 
-    /// What a use does to the bytes, in records of uses.
+    /// The access of a use, in records of uses.
     pub const fn access(&self) -> Option<UseAccess> {
         UseAccess::from_bits(self.flags >> ACCESS_SHIFT)
     }
@@ -221,7 +221,7 @@ impl Record {
         self.error_kind != 0 || matches!(self.action(), Action::AllocateFailure)
     }
 
-    /// What the block weighs in accounts: the granted bytes, or else those asked for.
+    /// The bytes that the block is counted with: the granted bytes, or else those asked for.
     pub const fn charged_bytes(&self) -> u64 {
         if self.flags & HAS_GRANTED != 0 { self.granted } else { self.bytes }
     }

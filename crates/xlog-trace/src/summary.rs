@@ -21,7 +21,7 @@ pub const MAX_LISTED_LEAKS: usize = 1000;
 /// Streams that are counted apart; further ones are counted together.
 const MAX_STREAMS: usize = 1 << 16;
 
-/// What was allocated under one label or on one stream. Bytes are charged bytes.
+/// Usage under one label or on one stream. Bytes are charged bytes.
 #[derive(Serialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Usage {

@@ -9,7 +9,7 @@ use crate::names::Names;
 use crate::reader::{ReadReport, Source, Strictness};
 use crate::record::Record;
 
-/// What should have been in a line, and what is.
+/// The expected content of a line, and the content found.
 pub(crate) struct Wrong {
     pub(crate) expected: String,
     pub(crate) found: String,

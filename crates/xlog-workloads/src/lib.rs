@@ -22,9 +22,9 @@ pub use random_allocations::{CAP_BYTES, RandomAllocations};
 pub use small_blocks::{Sizes, SmallBlocks, draw_size};
 pub use xlog_base::Minstd;
 
-/// What a workload allocates from.
+/// The allocator that a workload drives.
 pub trait Target {
-    /// What stands for a live block.
+    /// A live block.
     type Block;
     /// Why the whole run ends.
     type Error;
@@ -53,7 +53,7 @@ impl Target for Nothing {
     }
 }
 
-/// What a workload did. Blocks that are live at its end are freed after that and not counted.
+/// The counts of a workload. Blocks that are live at its end are freed after that and not counted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct RunCounts {

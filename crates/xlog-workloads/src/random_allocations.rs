@@ -23,7 +23,7 @@ pub struct RandomAllocations {
     pub max_bytes: u64,
     /// Requested bytes stay below this.
     pub cap_bytes: u64,
-    /// What the generator begins with.
+    /// The seed of the generator.
     pub seed: u64,
 }
 

@@ -63,7 +63,7 @@ pub struct SmallBlocks {
     pub max_bytes: u64,
     /// How sizes are spread.
     pub sizes: Sizes,
-    /// What the generator begins with.
+    /// The seed of the generator.
     pub seed: u64,
 }
 

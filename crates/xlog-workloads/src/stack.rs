@@ -1,7 +1,7 @@
 //! A device with one resource on it, as commands and benches compare them.
 //!
 //! Each stack opens the device for itself, so that no memory of a stack before it is left in a driver pool. It knows how much the
-//! device had to give at the most: metered where the resource announces it, asked of the driver pool where it does not.
+//! device gave at its peak: metered where the resource announces it, asked of the driver pool where it does not.
 
 use std::fmt;
 use std::str::FromStr;
@@ -78,12 +78,12 @@ impl PhysicalMeter for Reserved {
     }
 }
 
-/// What a stack is made of, from the resource up.
+/// The parts of a stack, from the resource up.
 #[derive(Clone)]
 pub struct StackOptions {
     /// The resource.
     pub kind: StackKind,
-    /// What guards the blocks.
+    /// The guard of the blocks.
     pub guard: GuardSetting,
     /// Where every operation is logged, also uses.
     pub log: Option<Arc<dyn LoggingSink>>,

@@ -94,7 +94,7 @@ impl AtomicFolder {
         Ok(Self { folder, place: Some(output.to_owned()), made })
     }
 
-    /// Files that nobody asked to keep.
+    /// Files that are not kept.
     pub(crate) fn passing(name: &str) -> Result<Self, String> {
         let folder = Folder::create(&format!("{name}-")).map_err(|error| error.to_string())?;
         Ok(Self { folder, place: None, made: Vec::new() })
@@ -136,7 +136,7 @@ impl AtomicFolder {
     }
 }
 
-/// What is wrong with an output, without the name of the temporary file: that means nothing to the user.
+/// Describes a failed output without the name of the temporary file, which means nothing to the user.
 fn blame_unnamed(output: &Path, error: &std::io::Error) -> String {
     let text = error.to_string();
     let text = text.split_once(" at path ").map_or(text.as_str(), |(text, _)| text);

@@ -54,7 +54,7 @@ pub(crate) struct ConvertArguments {
     json: bool,
 }
 
-/// What a conversion did. Every field is always there.
+/// The report of a conversion. Every field is always there.
 #[derive(Serialize, Debug, Default)]
 struct Report {
     schema: u32,

@@ -19,6 +19,7 @@ mod replay;
 mod report;
 mod run;
 mod shell;
+mod size;
 mod summary;
 mod temporary;
 mod top;
@@ -89,7 +90,7 @@ fn complain(line: &str) {
     eprintln!("xlogmem: {}", escape::line(line));
 }
 
-/// What a command that was understood has to say.
+/// The output of a command that was understood.
 pub(crate) struct Output {
     /// For standard output.
     pub(crate) text: String,

@@ -8,7 +8,6 @@ use std::path::PathBuf;
 use clap::Args;
 use xlog_report::figures::{Figures, WrittenFile};
 use xlog_report::{Analysis, Input, LogFormat, Strict, Trouble, analyse, html, picture, text};
-use xlogmem::size::Size;
 
 use crate::Output;
 use crate::atomic_file::AtomicFile;
@@ -68,8 +67,7 @@ pub(crate) fn run(arguments: &ReportArguments) -> Result<Output, Refusal> {
 
 fn report(arguments: &ReportArguments) -> Result<String, String> {
     let from = option("--from", arguments.from.as_deref(), LogFormat::parse_input)?;
-    let budget = option("--budget", arguments.budget.as_deref(), str::parse::<Size>)?;
-    let budget = budget.map(|size| size.0);
+    let budget = option("--budget", arguments.budget.as_deref(), crate::size::parse)?;
     check_outputs(arguments)?;
     let open = |log| -> Result<Input<'_>, String> {
         let input = Input::new(log, from, Strict(false));

@@ -4,50 +4,20 @@
 //! or `B` or nothing for bytes. Case does not matter, nor does one space in between. What is not a whole number of bytes is
 //! rounded down. Zero, negative numbers and what does not fit 64 bits are refused.
 
-use std::str::FromStr;
-
 use xlog_cuda::{ByteSize, XlogError};
 
-/// What is accepted, for messages.
-pub const ACCEPTED: &str = "a number of bytes such as 4096 or 1e9, or one with a unit such as 512MB (decimal) or 4GiB (binary)";
+/// The accepted sizes, for messages.
+const ACCEPTED: &str = "a number of bytes such as 4096 or 1e9, or one with a unit such as 512MB (decimal) or 4GiB (binary)";
 
-/// A number of bytes, at least one.
-///
-/// ```
-/// use xlogmem::size::Size;
-///
-/// assert_eq!("4GiB".parse(), Ok(Size(4 << 30)));
-/// assert_eq!("1.5 kb".parse(), Ok(Size(1500)));
-/// assert!("4 GiBs".parse::<Size>().is_err());
-/// ```
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub struct Size(pub u64);
-
-/// A text that is no size.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("{value:?} is not a size: {reason}; expected {ACCEPTED}")]
-pub struct BadSize {
-    /// The text.
-    pub value: String,
-    /// What is wrong with it.
-    pub reason: &'static str,
-}
-
-impl FromStr for Size {
-    type Err = BadSize;
-
-    fn from_str(text: &str) -> Result<Self, BadSize> {
-        parse(text).map(Self).map_err(|reason| BadSize { value: text.to_owned(), reason })
-    }
-}
-
-fn parse(text: &str) -> Result<u64, &'static str> {
-    match text.trim().parse() {
-        Ok(ByteSize::Bytes(bytes)) => Ok(bytes),
-        Ok(_) => Err("it is a share, and there is nothing it could be a share of"),
-        Err(XlogError::BadSetting { reason, .. }) => Err(reason),
-        Err(_) => Err("it is no number"),
-    }
+/// Parses a number of bytes, at least one.
+pub(crate) fn parse(text: &str) -> Result<u64, String> {
+    let reason = match text.trim().parse() {
+        Ok(ByteSize::Bytes(bytes)) => return Ok(bytes),
+        Ok(_) => "it is a share, and there is nothing it could be a share of",
+        Err(XlogError::BadSetting { reason, .. }) => reason,
+        Err(_) => "it is no number",
+    };
+    Err(format!("{text:?} is not a size: {reason}; expected {ACCEPTED}"))
 }
 
 #[cfg(test)]
@@ -74,7 +44,7 @@ mod tests {
             ("2e3KiB", 2_048_000),
             ("18446744073709551615", u64::MAX),
         ] {
-            assert_eq!(text.parse(), Ok(Size(bytes)), "{text}");
+            assert_eq!(parse(text), Ok(bytes), "{text}");
         }
     }
 
@@ -104,9 +74,7 @@ mod tests {
             "1e",
             "--",
         ] {
-            let error = text.parse::<Size>().unwrap_err();
-            assert_eq!(error.value, text);
-            let message = error.to_string();
+            let message = parse(text).unwrap_err();
             assert!(
                 message.contains(&format!("{text:?}")) && message.contains("4GiB"),
                 "{message}"

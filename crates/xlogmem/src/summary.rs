@@ -40,7 +40,7 @@ pub(crate) struct SummaryArguments {
     json: bool,
 }
 
-/// What is under one name.
+/// The usage under one name.
 #[derive(Serialize, Debug)]
 struct TagRow {
     name: String,

@@ -1,4 +1,4 @@
-//! What a command makes and takes away again: unfinished files, folders and child processes.
+//! Temporary files, folders and child processes of a command.
 //!
 //! Files and folders are created exclusively, under a name with a random part, so that a link planted in their place is never followed.
 //! They go when their owner is dropped, and also when the process is ended by SIGINT, SIGTERM or SIGHUP: everything temporary is
@@ -19,7 +19,7 @@ use signal_hook::low_level::emulate_default_handler;
 use tempfile::{Builder, TempDir, TempPath};
 use xlog_base::{Mutex, MutexGuard};
 
-/// What is removed when the process is interrupted.
+/// Something that is removed when the process is interrupted.
 #[derive(Debug)]
 enum Removal {
     File(PathBuf),

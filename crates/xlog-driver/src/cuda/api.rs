@@ -60,7 +60,7 @@ macro_rules! table {
 }
 
 table! {
-    /// What every driver of CUDA 12.0 or later has.
+    /// The calls that every driver of CUDA 12.0 or later has.
     Calls {
         init = c"cuInit" (c_uint);
         driver_get_version = c"cuDriverGetVersion" (*mut c_int);
@@ -147,14 +147,14 @@ table! {
 }
 
 table! {
-    /// What a thread's calls may do beside a stream capture.
+    /// The mode of a thread's calls beside a stream capture.
     CaptureCalls {
         exchange_mode = c"cuThreadExchangeStreamCaptureMode" (*mut c_uint);
     }
 }
 
 table! {
-    /// What the driver calls its codes.
+    /// The driver's names for its codes.
     ErrorTextCalls {
         name = c"cuGetErrorName" (c_uint, *mut *const c_char);
         description = c"cuGetErrorString" (c_uint, *mut *const c_char);

@@ -33,7 +33,7 @@ pub(super) struct DriverParts {
     pub(super) staging: Staging,
     pub(super) gates: Gates,
     pub(super) streams: Streams,
-    /// What the handles of this device carry.
+    /// The tag that the handles of this device carry.
     tag: u16,
     /// Last, so that it is released after everything above.
     pub(super) context: Context,
@@ -70,7 +70,7 @@ macro_rules! handles {
                     })
                 }
 
-                /// What the driver calls it, unless another device made the handle.
+                /// Returns the driver's handle, unless another device made this one.
                 #[inline]
                 pub(super) fn $raw(
                     &self,

@@ -55,7 +55,7 @@ pub(super) fn queue(context: &Context, stream: CUstream, work: HostFn) -> Driver
     context.check("cuLaunchHostFunc", code)
 }
 
-/// What the driver calls on a thread of its own.
+/// The callback that the driver runs on a thread of its own.
 unsafe extern "C" fn run(share: *mut c_void) {
     // SAFETY: `queue` made the pointer from a share of a `Job`, and the driver calls this once per queued share.
     let job = unsafe { Arc::from_raw(share.cast_const().cast::<Job>()) };

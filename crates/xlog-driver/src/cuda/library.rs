@@ -81,7 +81,7 @@ pub(super) fn probe(candidates: &[String]) -> DriverResult<libloading::Library> 
     })
 }
 
-/// What the system's loader said. libloading keeps it in the source of its error.
+/// The message of the system's loader. libloading keeps it in the source of its error.
 fn message(error: &libloading::Error) -> String {
     error.source().map_or_else(|| error.to_string(), ToString::to_string)
 }

@@ -23,7 +23,7 @@ use crate::{DeviceKind, DeviceProperties, DeviceUuid, DriverError, DriverResult}
 /// The oldest CUDA driver that works here, as 1000 × major + 10 × minor.
 pub const MINIMUM_DRIVER_VERSION: u32 = 12_000;
 
-/// What `cuMemAlloc` and the stream-ordered pools promise.
+/// The alignment that `cuMemAlloc` and the stream-ordered pools promise.
 const ALLOCATION_ALIGNMENT: usize = 256;
 
 /// The CUDA version the installed driver speaks, as 1000 × major + 10 × minor.

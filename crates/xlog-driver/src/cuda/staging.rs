@@ -30,7 +30,7 @@ pub(super) const LARGEST_BYTES: usize = 4 << 20;
 const CLASSES: usize = (LARGEST_BYTES.ilog2() - SMALLEST_BYTES.ilog2()) as usize + 1;
 /// Smaller buffers are cut from slabs of this size, which stay until the device is closed.
 const SLAB_BYTES: usize = 1 << 20;
-/// What the cache keeps of buffers that have an allocation of their own.
+/// Bytes that the cache keeps in buffers that have an allocation of their own.
 pub(super) const KEEP_BYTES: usize = 64 << 20;
 /// How many pieces of one copy to the host are under way together.
 const WINDOW: usize = 4;
@@ -46,7 +46,7 @@ pub(super) struct Staging {
 #[derive(Default)]
 struct State {
     idle: [Vec<Buffer>; CLASSES],
-    /// By stream and in queueing order, so that one query per stream tells whether anything came free.
+    /// By stream and in queueing order, so that one query per stream finds out whether anything is free again.
     in_flight: HashMap<usize, VecDeque<Buffer>>,
     stranded: Vec<Buffer>,
     slabs: Vec<NonNull<c_void>>,

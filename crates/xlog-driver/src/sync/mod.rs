@@ -25,7 +25,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// How a thread lets its scheduler choose who goes on.
 pub type Scheduler = Rc<dyn Fn(Turn)>;
 
-/// What a thread can say to its scheduler.
+/// The messages of a thread to its scheduler.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Turn {
     /// Another thread may go on.

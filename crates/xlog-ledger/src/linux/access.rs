@@ -19,7 +19,7 @@ pub(super) struct Access {
     pub(super) group: u32,
 }
 
-/// What the checks need to know of a file.
+/// The facts of a file that the checks need.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Facts {
     user: u32,

@@ -5,7 +5,7 @@
 //! second account, so it is refused. The kernel drops the claims of the dead.
 //!
 //! Anchors are the ledger's directory, which containers share with the file, and the root directory, which stays when a directory moves.
-//! An opener claims first and looks second; of two that race for different files at least one sees the other.
+//! An opener claims first and checks second; of two that race for different files at least one sees the other.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -19,7 +19,7 @@ use crate::error::LedgerResult;
 use crate::format::checksum;
 use crate::key::DeviceKey;
 
-/// What a path or descriptor names.
+/// The file that a path or descriptor names.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Inode {
     device: u64,

@@ -1,6 +1,6 @@
 //! Leaving at the normal end of the process: an exit handler of the C library gives back the slots of ledgers that are still there.
 //!
-//! Otherwise the slot of a ledger in a static would stay behind as a dead process's, and be shown as such until somebody needs it. The
+//! Otherwise the slot of a ledger in a static would stay behind as a dead process's, and be shown as such until a request needs it. The
 //! handler does not run on `abort`, `_exit` or a signal; then the kernel drops the locks, and the next request that needs the bytes gets them.
 
 use std::sync::{Arc, Once, Weak};

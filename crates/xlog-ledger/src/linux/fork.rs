@@ -1,4 +1,4 @@
-//! What a forked child must not inherit: the descriptors and mappings of its parent's ledgers.
+//! Keeps the descriptors and mappings of a ledger from forked children.
 //!
 //! The kernel keeps the locks of an open file description until its last descriptor and mapping are gone, also those of a forked child.
 //! So the child replaces each of them before `fork` returns there, by something harmless of the same number and address: what the parent's

@@ -160,7 +160,7 @@ impl Ledger {
     /// `false`, with nothing changed, if another thread waits for the file lock and does not get it within a tenth of a second: then the
     /// slot goes with the process, as a killed one's does.
     pub fn leave(&self) -> bool {
-        // A forked child may find the gate held for ever by a thread that it does not have.
+        // A forked child may find the gate held forever by a thread that it does not have.
         if !self.sentinel.is_owner() {
             return true;
         }
@@ -303,7 +303,7 @@ impl Ledger {
         }
     }
 
-    /// Read after the own word was changed: whoever sets the pressure and then looks at the words either finds the
+    /// Read after the own word was changed: an opener that sets the pressure and then reads the words either finds the
     /// grant or is seen here.
     #[inline]
     fn yield_to_pressure(&self, slot: &SlotCell) {

@@ -21,7 +21,7 @@ use crate::snapshot::shown;
 const FIRST_SLEEP: Duration = Duration::from_micros(20);
 const LONGEST_SLEEP: Duration = Duration::from_millis(2);
 
-/// What belongs to one opening of a file.
+/// The parts of one opening of a file.
 #[derive(Debug)]
 pub(super) struct Opened<'a> {
     pub(super) file: &'a File,

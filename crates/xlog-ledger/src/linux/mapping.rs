@@ -41,7 +41,7 @@ pub(super) struct SlotCell {
     pub(super) pid: AtomicU64,
     pub(super) started: AtomicU64,
     pub(super) name: [AtomicU64; SLOT_NAME_SIZE / 8],
-    /// What the owner says of its tags: see `tags`.
+    /// The owner's record of its tags: see `tags`.
     pub(super) tags: [AtomicU64; tags::SIZE / 8],
 }
 
@@ -59,7 +59,7 @@ const _: () = {
     assert!(size_of::<SlotCell>() == SLOT_SIZE);
 };
 
-/// What the sentinel's cell holds; 0 after a fork.
+/// The value of the sentinel's cell; 0 after a fork.
 const OWNER: u64 = 1;
 const LEFT: u64 = 2;
 
@@ -140,7 +140,7 @@ impl Mapping {
     }
 }
 
-/// What a process has to do with an opening.
+/// The relation of a process to an opening.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Standing {
     /// It opened it and takes part.

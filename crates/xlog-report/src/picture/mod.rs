@@ -53,7 +53,7 @@ enum Anchor {
     End,
 }
 
-/// What is drawn, one over the other.
+/// The shapes of a picture, one over the other.
 #[derive(Debug)]
 enum Shape {
     Box {

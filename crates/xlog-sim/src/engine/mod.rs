@@ -189,7 +189,7 @@ impl SharedMachine {
         }
     }
 
-    /// What must follow when something was queued on `stream`.
+    /// Notifies the engine that something was queued on `stream`.
     pub(crate) fn queued(self: &Arc<Self>, state: &mut State, stream: u64) {
         if self.config.seed.is_none() {
             threaded::queued(self, state, stream);

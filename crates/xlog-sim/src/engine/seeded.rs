@@ -3,7 +3,7 @@
 use super::{Guard, SharedMachine, perform};
 
 impl SharedMachine {
-    /// What happens behind the back of a host that makes a call: any number of operations, mostly few.
+    /// Operations that run while the host makes a call: any number, mostly few.
     ///
     /// A seed has a temper: some run nothing until they must, some run nearly everything at once.
     pub(crate) fn advance<'a>(&'a self, mut state: Guard<'a>) -> Guard<'a> {

@@ -179,7 +179,7 @@ fn sleep<'a>(wake: &Condvar, state: Guard<'a>) -> Guard<'a> {
 
 /// Does what is immediate, and takes the next work: one operation, or a row of them that touch no memory.
 ///
-/// Such a row has no point in it that anybody could wait for, and holds no bytes that another stream needs, so it does no
+/// Such a row has no point in it that another thread could wait for, and holds no bytes that another stream needs, so it does no
 /// harm that all of it counts as running until its end, even when a host function in it blocks. The thread can be made
 /// to put back what it has not begun.
 fn start_batch(shared: &SharedMachine, state: &mut State, handle: u64) -> Vec<Op> {

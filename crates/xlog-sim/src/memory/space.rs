@@ -186,7 +186,7 @@ impl AddressSpace {
         }
     }
 
-    /// What to say about an address that is in no live region.
+    /// Describes an address that is in no live region.
     pub(crate) fn why_unknown(&self, ptr: u64) -> String {
         match self.freed.range(..=ptr).next_back() {
             Some((&start, &bytes)) if ptr - start < bytes.max(1) => {

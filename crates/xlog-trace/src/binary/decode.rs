@@ -23,7 +23,7 @@ pub(crate) struct BinaryReader<R> {
     names: Names,
     /// From the file's numbers to those of `names`; a new header starts it afresh.
     numbers: Vec<u32>,
-    /// What brings the times of a later log in the same file to the first one's epoch.
+    /// The offset of a later log's times in the same file from the first one's epoch.
     shift: i64,
     report: ReadReport,
     strictness: Strictness,

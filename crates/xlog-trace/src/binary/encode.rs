@@ -13,7 +13,7 @@ use super::layout::{
 /// A run of records is sealed at this size, whatever follows.
 const RUN_BYTES: usize = 64 << 10;
 
-/// What the records of one chunk have in common.
+/// The fields that the records of one chunk share.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 struct ChunkKey {
     kind: u16,

@@ -30,7 +30,7 @@ pub(super) const FRAME_BYTES: usize = 36;
 pub(super) const RECORD_BYTES: usize = 80;
 pub(super) const FAILURE_BYTES: usize = 88;
 
-/// What stands in front of a chunk's payload.
+/// The frame in front of a chunk's payload.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Frame {
     pub(super) kind: u16,

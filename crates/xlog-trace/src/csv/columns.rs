@@ -30,7 +30,7 @@ columns! {
     Thread => "thread",
     /// Nanoseconds since 1970, decimal.
     Time => "time",
-    /// What was done.
+    /// The operation.
     Action => "action",
     /// Address, `0x` and hex digits; empty when there is none.
     Pointer => "pointer",
@@ -56,7 +56,7 @@ columns! {
     LatencyNanos => "latency_nanos",
     /// Path that served the request.
     Path => "path",
-    /// What a use does to the bytes.
+    /// The access of a use.
     Access => "access",
     /// The calling process.
     Process => "process",
@@ -64,7 +64,7 @@ columns! {
     ErrorKind => "error_kind",
     /// Text of the error.
     ErrorMessage => "error_message",
-    /// What another tool calls the stream.
+    /// Another tool's name for the stream.
     StreamName => "stream_name",
 }
 

@@ -18,7 +18,7 @@ use crate::record::Record;
 
 const WRITE_BYTES: usize = 256 << 10;
 
-/// What was written.
+/// Counts of what was written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ChromeCounts {
@@ -82,7 +82,7 @@ impl<'a> Event<'a> {
     }
 }
 
-/// What holds for the whole trace.
+/// Values for the whole trace.
 #[derive(Serialize)]
 struct OtherData<'a> {
     epoch_unix_nanos: String,

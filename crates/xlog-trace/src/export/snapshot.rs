@@ -22,7 +22,7 @@ pub const MAX_SNAPSHOT_DEVICES: u32 = 64;
 
 const WRITE_BYTES: usize = 256 << 10;
 
-/// What was written.
+/// Counts of what was written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SnapshotCounts {

@@ -8,7 +8,7 @@ use crate::encoder::Format;
 use crate::error::TraceError;
 use crate::header::Header;
 
-/// What happens to a record whose ring is full.
+/// The treatment of a record whose ring is full.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Overflow {
@@ -48,16 +48,16 @@ impl fmt::Debug for OnError {
 pub struct RecorderConfig {
     /// The file's format.
     pub format: Format,
-    /// What the file says of itself. Times of records count from its epoch: set that to zero to
+    /// The header of the file. Times of records count from its epoch: set that to zero to
     /// emit wall-clock nanoseconds.
     pub header: Header,
     /// Records in each thread's ring. A record is 96 bytes: the default of 16,384 is 1.5 MiB a
     /// thread. A larger ring takes longer bursts and costs more per record, since a thread goes
     /// round the whole of it and it must fit a core's cache to be fast.
     pub ring_records: usize,
-    /// What happens when a ring is full.
+    /// The treatment of records when a ring is full.
     pub overflow: Overflow,
-    /// Longest wait for room under [`Overflow::Block`]. After one wait that long nobody waits again
+    /// Longest wait for room under [`Overflow::Block`]. After one wait that long no thread waits again
     /// until the writer moves on.
     pub block_limit: Duration,
     /// The interval of the writer's polls while no ring fills up.

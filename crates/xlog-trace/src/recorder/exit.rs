@@ -15,7 +15,7 @@ use xlog_base::Mutex;
 use super::LAST_FLUSH_LIMIT;
 use super::rings::{self, RecorderShared};
 
-/// What runs before the files are ended.
+/// Functions that run before the files are ended.
 static WORK: Mutex<Vec<fn()>> = Mutex::new(Vec::new());
 static ALIVE: Mutex<Vec<Weak<RecorderShared>>> = Mutex::new(Vec::new());
 static AT_EXIT: Once = Once::new();

@@ -34,7 +34,7 @@ use writer::Writer;
 /// How long a flush at exit or on panic waits for the writer.
 const LAST_FLUSH_LIMIT: Duration = Duration::from_secs(2);
 
-/// What a recorder has done so far. Exact once the emitting threads and a flush are done.
+/// Counts of a recorder. Exact once the emitting threads and a flush are done.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RecorderStats {
@@ -119,7 +119,7 @@ impl Recorder {
         stats.dropped_overflow + stats.dropped_io
     }
 
-    /// What has been done so far.
+    /// Returns the counts so far.
     pub fn stats(&self) -> RecorderStats {
         self.shared.stats()
     }

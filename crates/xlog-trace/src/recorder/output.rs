@@ -30,7 +30,7 @@ pub(super) enum LastWrite {
     Failed(io::ErrorKind, String),
 }
 
-/// What happened since the last time it was asked.
+/// Counts since the last query.
 #[derive(Debug, Default)]
 pub(super) struct WriteCounts {
     pub(super) written: u64,

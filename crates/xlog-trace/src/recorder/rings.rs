@@ -33,7 +33,7 @@ thread_local! {
 /// The rings of one thread, the one used last in front.
 struct Slots(Vec<Slot>);
 
-/// What the child of a fork does before anything else: no writer reads the rings that its one thread has from its parent.
+/// Prepares the child of a fork: no writer reads the rings that its one thread has from its parent.
 ///
 /// Takes no lock and allocates nothing. The next emit takes the slow path, which checks the process.
 pub(super) fn forget_rings() {
@@ -68,7 +68,7 @@ impl Drop for Slots {
     }
 }
 
-/// What became of a record.
+/// The fate of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Placed {
     Yes,
@@ -104,7 +104,7 @@ struct Progress {
     error: Option<(io::ErrorKind, String)>,
 }
 
-/// What the handle, the threads and the writer have in common.
+/// The state that the handle, the threads and the writer share.
 #[derive(Debug)]
 pub(super) struct RecorderShared {
     id: u64,

@@ -1,6 +1,6 @@
 //! The thread that empties the rings into the file.
 //!
-//! It looks at every ring at least once per write interval, and without a pause while they fill
+//! It polls every ring at least once per write interval, and without a pause while they fill
 //! up. A flush is answered after a full round that began after the request, so that everything
 //! emitted before the request is written. The rings are emptied whatever becomes of the file.
 

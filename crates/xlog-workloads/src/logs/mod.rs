@@ -16,11 +16,11 @@ use xlog_trace::{Format, TraceError};
 
 use super::Minstd;
 
-/// What kind of program the log is of.
+/// The kind of program that the log is of.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum LogKind {
-    /// Queries over columns: filters, joins, aggregations; results are kept for a while and freed by whoever comes by.
+    /// Queries over columns: filters, joins, aggregations; results are kept for a while and freed by any thread.
     Dataframe,
     /// A language model that serves requests: weights, pages of the key-value cache, activations by prompt length.
     Llm,
@@ -58,7 +58,7 @@ impl FromStr for LogKind {
 pub struct LogSettings {
     /// The approximate number of records: no script begins after it, and live blocks are freed.
     pub records: u64,
-    /// What the generator begins with.
+    /// The seed of the generator.
     pub seed: u64,
     /// Multiplies rows, model width and facts, and so the bytes; 1 has a peak of 0.5 to 3 GiB.
     pub scale: f64,
@@ -93,7 +93,7 @@ impl LogSettings {
     }
 }
 
-/// What was made.
+/// The counts of a generated log.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct MadeLog {
@@ -146,7 +146,7 @@ struct LaneId {
 
 /// A kind of program.
 trait Model {
-    /// What is allocated before everything and freed at the very end.
+    /// Allocations before everything else, freed at the very end.
     fn prologue(&self) -> Vec<(u64, &'static str)> {
         Vec::new()
     }
@@ -159,7 +159,7 @@ trait Model {
         0
     }
 
-    /// What a lane does next.
+    /// The next step of a lane.
     fn script(&mut self, random: &mut Minstd) -> Script;
 }
 

@@ -18,7 +18,7 @@ use super::{Column, EMPTY, Session, Verdict, host, table_places, tile_sums};
 pub struct Fixpoint {
     /// Edges, from 1 to [`MAX_ROWS`](super::MAX_ROWS).
     pub rows: usize,
-    /// What they are made from.
+    /// Their seed.
     pub seed: u64,
 }
 
@@ -160,7 +160,7 @@ fn split(session: &Session<'_>, first: usize, whole: &PairRange) -> Result<Vec<P
             let bytes = pairs.size_bytes();
             let from = whole.pairs.ptr() + (start * size_of::<u64>()) as u64;
             // What is written comes first: the event that ends the use of the whole, which is of another stream, then covers it, and
-            // whoever waits for that event need not wait again.
+            // a stream that waits for that event need not wait again.
             session.launch("copy", stream).write(&pairs).read(&whole.pairs).moves(bytes * 2).run(
                 |_, stream| {
                     touch(from, bytes, Access::Read);

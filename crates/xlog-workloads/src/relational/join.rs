@@ -13,7 +13,7 @@ use super::{Column, EMPTY, Session, Verdict, host, table_places, tile_sums};
 pub struct Join {
     /// Rows of each table, from 1 to [`MAX_ROWS`](super::MAX_ROWS).
     pub rows: usize,
-    /// What the keys are made from.
+    /// The seed of the keys.
     pub seed: u64,
 }
 

@@ -330,7 +330,7 @@ pub struct Launch<'l> {
     bytes: usize,
     recorder: LaunchRecorder,
     late: Option<LaunchRecorder>,
-    /// What was prepared before the kernel is queued.
+    /// The uses that were prepared before the kernel is queued.
     prepared: Vec<Range>,
 }
 

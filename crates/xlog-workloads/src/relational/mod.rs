@@ -25,7 +25,7 @@ use xlog_cuda::TrackedCudaSlice;
 /// A buffer of the device.
 pub type Column<T> = TrackedCudaSlice<T>;
 
-/// What marks an empty place of a hash table: no key, row or vertex has all its bits set.
+/// Marks an empty slot of a hash table: no key, row or vertex has all its bits set.
 pub const EMPTY: u64 = u64::MAX;
 
 /// How many rows a block of threads of the scans takes at a time.
@@ -54,6 +54,6 @@ pub struct Verdict {
     pub rows: u64,
     /// Rows that the host expected.
     pub expected: u64,
-    /// What is wrong with it, in one line.
+    /// The fault, in one line.
     pub wrong: Option<String>,
 }

@@ -19,7 +19,7 @@ const DIGIT_BITS: u32 = 8;
 pub struct Sort {
     /// How many, from 1 to [`MAX_ROWS`](super::MAX_ROWS).
     pub rows: usize,
-    /// What they are made from.
+    /// Their seed.
     pub seed: u64,
 }
 

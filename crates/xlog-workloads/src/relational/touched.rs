@@ -1,7 +1,7 @@
-//! What queued work touches, as the work itself says, against what its launch has prepared.
+//! The ranges that queued work touches, as the work itself reports them, against those that its launch has prepared.
 //!
-//! Simulated kernels tell their ranges, and so do copies and fills where they are queued. It is a list of the thread that queues, of one
-//! launch at a time; on a GPU kernels tell nothing, and nothing is compared.
+//! Simulated kernels, copies and fills note their ranges where they are queued, in a list of the queueing thread, of one
+//! launch at a time; on a GPU kernels note nothing, and nothing is compared.
 
 use std::cell::RefCell;
 
@@ -11,7 +11,7 @@ use xlog_cuda::device_runtime::Access;
 pub(super) type Range = (u64, usize, Access);
 
 thread_local! {
-    /// What the launch that this thread queues touches.
+    /// The ranges of the launch that this thread queues.
     static TOUCHED: RefCell<Vec<Range>> = const { RefCell::new(Vec::new()) };
 }
 

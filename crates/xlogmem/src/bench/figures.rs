@@ -1,4 +1,4 @@
-//! What is measured: each group has variants that do the same work, the first of which the others are compared with.
+//! The measured groups: the variants of a group do the same work, and the first is the base of the comparison.
 use std::hint::black_box;
 use std::path::Path;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use super::measure::{Effort, Sample, Variant, take_turns};
 const TAG: AllocTag = AllocTag("bench");
 /// Sizes of a pair.
 const SIZES: [usize; 6] = [256, 4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20];
-/// What is over a resource is measured with blocks that the resource serves fastest.
+/// Decorators are measured with blocks that the resource serves fastest.
 const SMALL: usize = 1 << 10;
 /// Events that the bare driver goes round.
 const EVENTS: usize = 256;
@@ -45,7 +45,7 @@ fn pairs(
     Ok(())
 }
 
-/// Measures everything; `told` hears what is next. Files go to `scratch`.
+/// Measures everything; `told` is called with the name of the next group. Files go to `scratch`.
 pub(super) fn measure(
     spec: DeviceSpec,
     effort: Effort,
@@ -209,7 +209,7 @@ fn bare_driver(device: &Arc<CudaDevice>, effort: Effort, groups: &mut Vec<Group>
     Ok(())
 }
 
-/// What budget, log and statistics add to a pool.
+/// Measures what budget, log and statistics add to a pool.
 fn decorators(
     device: &Arc<CudaDevice>,
     effort: Effort,

@@ -50,7 +50,7 @@ impl<'a> Variant<'a> {
     }
 }
 
-/// What was measured of a variant, in nanoseconds per operation.
+/// The measurement of a variant, in nanoseconds per operation.
 #[derive(Clone, PartialEq, Debug)]
 pub(super) struct Sample {
     pub(super) name: String,

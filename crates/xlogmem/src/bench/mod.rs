@@ -1,6 +1,6 @@
 //! `xlogmem bench`: what operations cost on this machine, each against what it is made of.
 //!
-//! Figures of a simulated device tell what the runtime adds; its memory and its race detector are not a GPU's.
+//! Figures of a simulated device show what the runtime adds; its memory and its race detector are not a GPU's.
 
 mod figures;
 mod measure;
@@ -41,7 +41,7 @@ pub(crate) struct BenchArguments {
     json: bool,
 }
 
-/// What came of it, in the shape of its JSON. A field may be added, none changes without a new `schema` number.
+/// The report of the benches, in the shape of its JSON. A field may be added, none changes without a new `schema` number.
 #[derive(Serialize, Debug)]
 struct Report {
     schema: u32,

@@ -51,7 +51,7 @@ pub(crate) struct Catch {
     pub(crate) detail: String,
 }
 
-/// What a cell writes.
+/// A line that a cell writes.
 #[derive(Serialize, Deserialize, Debug)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Line {
@@ -212,7 +212,7 @@ impl Rig<'_> {
         let block = self.allocate(offset)?;
         let address = block.ptr.wrapping_add_signed(offset);
         self.runtime.deallocate(block)?;
-        // All work on it has completed, so a checker has been told that it is gone.
+        // All work on it has completed, so it was reported to a checker as gone.
         self.runtime.reap_pending()?;
         self.poke(address)
     }

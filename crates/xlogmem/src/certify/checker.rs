@@ -8,7 +8,7 @@ use super::plan::Stack;
 
 const NAME: &str = "compute-sanitizer";
 
-/// What it found.
+/// The findings of compute-sanitizer.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(super) struct Findings {
     /// How many errors it counted; `None` when the report has no end.

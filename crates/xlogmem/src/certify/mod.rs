@@ -215,7 +215,7 @@ fn examine(
     Ok(cell)
 }
 
-/// What compute-sanitizer said belongs to the cell.
+/// Adds the findings of compute-sanitizer to the cell.
 fn note_findings(cell: &mut Cell, findings: &checker::Findings, planned: Option<u64>) {
     match findings.errors {
         None => cell.error = Some("compute-sanitizer left no complete report".to_owned()),
@@ -235,13 +235,13 @@ fn value_of(value: impl clap::ValueEnum) -> String {
     value.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
 }
 
-/// What a process said, on both of its outputs.
+/// The text of a process, from both of its outputs.
 struct Said {
     text: String,
     status: String,
 }
 
-/// Starts a process, hears it out, and ends it when that takes too long.
+/// Starts a process, reads its outputs, and ends it when that takes too long.
 fn talk(mut command: Command) -> Result<Said, String> {
     let failed = |error: std::io::Error| error.to_string();
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -260,7 +260,7 @@ fn talk(mut command: Command) -> Result<Said, String> {
 fn hear(output: Option<impl Read>) -> String {
     let mut bytes = Vec::new();
     if let Some(mut output) = output {
-        // What was heard until it broke off is all there is.
+        // What was read before an error is all there is.
         let _ = output.read_to_end(&mut bytes);
     }
     String::from_utf8_lossy(&bytes).into_owned()

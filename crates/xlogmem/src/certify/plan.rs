@@ -3,7 +3,7 @@
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
-/// What is done wrong.
+/// The planted bug.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Bug {
@@ -63,7 +63,7 @@ impl Bug {
     }
 }
 
-/// What hands out the memory.
+/// The allocator under test.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Stack {
@@ -99,7 +99,7 @@ impl Stack {
     }
 }
 
-/// What is asked of one cell.
+/// The conditions of one cell.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Circumstance {
     pub(crate) bug: Bug,

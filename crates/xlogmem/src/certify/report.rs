@@ -1,4 +1,4 @@
-//! What came of all cells, and whether it is as promised.
+//! The results of all cells, and whether they are as promised.
 use serde::Serialize;
 use xlog_report::text_report::TextReport;
 
@@ -6,7 +6,7 @@ use super::cell::{By, Catch};
 use super::plan::{Bug, Circumstance, Stack};
 use crate::doctor::Selection;
 
-/// What came of one cell.
+/// The result of one cell.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Verdict {

@@ -1,4 +1,4 @@
-//! What a shared runtime on the device may hold, which limit rules, and how its ledger stands.
+//! The limits of a shared runtime on the device, which of them rules, and the state of its ledger.
 use serde::Serialize;
 use xlog_cuda::device_runtime::{
     LedgerPreview, LedgerSetting, LimitPreview, RuntimeConfig, XlogDeviceRuntime, check_log,
@@ -106,7 +106,7 @@ impl LedgerState {
         state
     }
 
-    /// What is lost without it.
+    /// The feature that is lost without it.
     pub(super) fn missing(&self) -> Option<Missing> {
         (self.state == "unavailable").then(|| Missing {
             what: format!(

@@ -1,6 +1,6 @@
 //! `xlogmem doctor`: which device would be used and why, what it can do, and whether it works.
 //!
-//! It looks first and judges after: what was found is one [`Report`], printed as text or as JSON, so that both say the
+//! It measures first and judges after: the findings are one [`Report`], printed as text or as JSON, so that both say the
 //! same. It tries what a runtime would do: joins the ledger, opens the log, allocates two blocks of at most a MiB. It leaves nothing behind.
 
 mod check;

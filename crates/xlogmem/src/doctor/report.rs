@@ -1,4 +1,4 @@
-//! What the doctor found, in the shape of its JSON.
+//! The report of the doctor, in the shape of its JSON.
 //!
 //! Field names are the interface: a field may be added, none changes its name or meaning without a new `schema` number.
 //! Every field is always there; what is not known is `null`.
@@ -27,13 +27,13 @@ pub(super) struct Report {
     pub(super) cuda: Cuda,
     /// The selected device, if it could be opened.
     pub(super) device: Option<Device>,
-    /// What a shared runtime on it may hold, if the device could be opened and the environment is accepted.
+    /// The limit of a shared runtime on it, if the device could be opened and the environment is accepted.
     pub(super) limit: Option<Limit>,
     /// The ledger that it would join, likewise.
     pub(super) ledger: Option<LedgerState>,
     /// The live check, if the device could be opened.
     pub(super) check: Option<Check>,
-    /// What would make more possible.
+    /// Missing parts that would make more possible.
     pub(super) missing: Vec<Missing>,
 }
 
@@ -56,7 +56,7 @@ pub(crate) enum Source {
     Fallback,
 }
 
-/// What there is of CUDA on this machine, whichever device is selected.
+/// The CUDA installation of this machine, whichever device is selected.
 #[derive(Serialize, Debug)]
 pub(crate) struct Cuda {
     /// Where the driver library was found.
@@ -75,7 +75,7 @@ pub(crate) struct Cuda {
     unavailable: Option<Missing>,
 }
 
-/// What an open device says about itself.
+/// The properties of an open device.
 #[derive(Serialize, Debug)]
 pub(super) struct Device {
     pub(super) kind: String,

@@ -1,6 +1,6 @@
 //! `xlogmem ledger`: the memory of each device by process.
 //!
-//! Looking takes no part: no slot, no lock, no write. `--reclaim` and `--limit` join each ledger for a moment.
+//! Reading takes no part: no slot, no lock, no write. `--reclaim` and `--limit` join each ledger for a moment.
 
 mod arguments;
 mod report;
@@ -27,7 +27,7 @@ pub(crate) enum LedgerLocation {
 }
 
 impl LedgerLocation {
-    /// Refuses a place that cannot be looked at: a file that is no ledger, a directory that cannot be read. A place that is not there
+    /// Refuses a place that cannot be read: a file that is no ledger, a directory that cannot be read. A place that is not there
     /// has no ledger, which is an answer, and so is a directory with ledgers of which one is damaged.
     pub(crate) fn check(&self) -> Result<(), Refusal> {
         let seen = match self {
@@ -42,7 +42,7 @@ impl LedgerLocation {
         seen.map_err(|error| Refusal::Line(error.to_string()))
     }
 
-    /// What it is, and every ledger there by its file. A file that is not there is no ledger, and no failure.
+    /// The path to show, and every ledger there by its file. A missing file is no ledger, and no failure.
     pub(crate) fn snapshots(&self) -> (String, Vec<(String, LedgerResult<Snapshot>)>) {
         let see = |path: &Path| {
             (path.display().to_string(), LedgerView::open(path).and_then(|view| view.snapshot()))

@@ -1,4 +1,4 @@
-//! What was found in ledgers, in the shape of its JSON.
+//! The report on ledgers, in the shape of its JSON.
 //!
 //! Field names are the interface: a field may be added, none changes its name or meaning without a new `schema` number.
 //! Every field is always there; what is not known is `null`.
@@ -35,7 +35,7 @@ pub(super) struct Found {
     /// Grants are being handed back because a request needed them.
     pressure: Option<bool>,
     capacity: Option<u32>,
-    /// What `--reclaim` brought.
+    /// The result of `--reclaim`.
     reclaimed: Option<Freed>,
     slots: Vec<Slot>,
 }
@@ -59,7 +59,7 @@ struct Slot {
 }
 
 impl Freed {
-    /// What dead processes hold.
+    /// The bytes and slots of dead processes.
     pub(super) fn of_dead(snapshot: &Snapshot) -> Self {
         let dead = || snapshot.slots.iter().filter(|slot| !slot.alive);
         Self {

@@ -36,7 +36,7 @@ pub(super) enum Mode {
 pub(super) struct Failed {
     pub(super) order: u64,
     pub(super) action: &'static str,
-    /// As recorded; `null` where the log has more than are told apart.
+    /// As recorded; `null` where the log has more than are distinguished.
     pub(super) thread: Option<u64>,
     pub(super) stream: Option<u32>,
     pub(super) bytes: Option<u64>,
@@ -44,7 +44,7 @@ pub(super) struct Failed {
     pub(super) error: String,
 }
 
-/// What came of a replay.
+/// The outcome of a replay.
 #[derive(Debug, Default)]
 pub(super) struct Outcome {
     pub(super) seconds: f64,
@@ -81,7 +81,7 @@ struct Slot {
     state: State,
 }
 
-/// What one thread has seen.
+/// The results of one thread.
 #[derive(Default)]
 struct Worker {
     outcome: Outcome,
@@ -193,7 +193,7 @@ impl Replay<'_> {
         (outcome, slots.into_iter().map(Mutex::into_inner).collect())
     }
 
-    /// Waits for the operations before this one on its block. They are before it in the history, so nobody waits in a circle.
+    /// Waits for the operations before this one on its block. They are before it in the history, so no two operations wait for each other.
     fn perform_in_turn(
         &self,
         at: usize,

@@ -12,11 +12,11 @@ use xlog_cuda::DeviceSpec;
 use xlog_report::{Input, LogFormat, ReadingReport, Strict, Trouble};
 use xlog_trace::{Ordered, Source};
 use xlog_workloads::stack::{Stack, StackKind};
-use xlogmem::size::Size;
 
 use crate::Output;
 use crate::cli::{self, Refusal};
 use crate::doctor::{Cuda, select};
+use crate::size;
 use execute::{Mode, replay, streams_of};
 use plan::{Plan, Problem};
 pub(crate) use report::PoolReport;
@@ -78,7 +78,7 @@ pub(crate) struct ReplayArguments {
     json: bool,
 }
 
-/// What was asked for, understood.
+/// The parsed arguments.
 struct Request {
     kinds: Vec<StackKind>,
     budget: Option<u64>,
@@ -124,9 +124,9 @@ impl Request {
         if arguments.speed != 1.0 && !matches!(mode, Mode::Recorded(_)) {
             return Err("--speed: only --mode recorded keeps time".to_owned());
         }
-        let budget = cli::option("--budget", arguments.budget.as_deref(), str::parse::<Size>)?;
+        let budget = cli::option("--budget", arguments.budget.as_deref(), size::parse)?;
         let from = cli::option("--from", arguments.from.as_deref(), LogFormat::parse_input)?;
-        Ok(Self { kinds, budget: budget.map(|size| size.0), mode, from })
+        Ok(Self { kinds, budget, mode, from })
     }
 }
 

@@ -1,6 +1,6 @@
 //! A log made ready to be replayed: every record that does something, with its block, stream and thread by number.
 //!
-//! All looking up happens here, so that a replay does nothing but call the resource. What a log has wrong (frees of blocks it
+//! All lookups happen here, so that a replay does nothing but call the resource. What a log has wrong (frees of blocks it
 //! does not have, allocations at live addresses) is counted, and mended where it can be: a block whose address is handed out
 //! again was freed before. Operations on one block have numbers, which every replay keeps to. Memory: 56 bytes an operation.
 
@@ -21,7 +21,7 @@ const MAX_OPERATIONS: usize = u32::MAX as usize;
 /// The longest replay in recorded time: a day.
 const MAX_RECORDED: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// What an operation does.
+/// The kind of an operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum What {
     Allocate {
@@ -50,7 +50,7 @@ pub(super) struct Operation {
     pub(super) order: u64,
 }
 
-/// What the log holds, in the shape of its JSON.
+/// The figures of the log, in the shape of their JSON.
 #[derive(Serialize, Clone, Debug, Default)]
 pub(super) struct LogFigures {
     pub(super) allocations: u64,
@@ -104,7 +104,7 @@ pub(super) struct Plan {
     pub(super) figures: LogFigures,
 }
 
-/// What names a block in a log: process, device, address.
+/// The key of a block in a log: process, device, address.
 type Key = (u32, u32, u64);
 
 #[derive(Clone, Copy)]
@@ -350,7 +350,7 @@ impl Linker {
     }
 
     fn finish(mut self) -> Plan {
-        // Uses that the log leaves open would keep their blocks for ever.
+        // Uses that the log leaves open would keep their blocks forever.
         let mut open: Vec<Operation> = self.open.drain().flat_map(|(_, begun)| begun).collect();
         open.sort_unstable_by_key(|begun| begun.order);
         for begun in open {

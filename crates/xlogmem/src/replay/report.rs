@@ -1,4 +1,4 @@
-//! What came of replays, in the shape of their JSON.
+//! The report of replays, in the shape of their JSON.
 //!
 //! Field names are the interface: a field may be added, none changes its name or meaning without a new `schema` number.
 //! Every field is always there; what is not known is `null`.
@@ -100,7 +100,7 @@ pub(super) struct RunReport {
     skipped: u64,
     behind_nanos: u64,
     bytes_left: usize,
-    /// What the order between streams took: events, waits for them, and waits that were already implied.
+    /// The cost of order between streams: events, waits for them, and waits that were already implied.
     events_recorded: u64,
     waits_inserted: u64,
     waits_elided: u64,
@@ -211,7 +211,7 @@ pub(super) struct Report {
     mode: &'static str,
     speed: Option<f64>,
     budget: Option<u64>,
-    /// What one reading of the clock costs.
+    /// The cost of one reading of the clock.
     clock_nanos: f64,
     runs: Vec<RunReport>,
 }

@@ -1,6 +1,6 @@
 //! How memory stood over a replay: what was live, what was held of the device, and how scattered the free part was.
 //!
-//! A sample is taken after every so many operations of the log, between calls and not in their times. With several threads a sample
+//! A sample is taken at a fixed step of operations of the log, between calls and not in their times. With several threads a sample
 //! is of the moment at which the operation was done, whatever the others were doing.
 use serde::Serialize;
 use xlog_report::plot;
@@ -21,7 +21,7 @@ pub(super) struct Sample {
     pub(super) live_bytes: u64,
     /// `null` where the driver does not say.
     pub(super) reserved_bytes: Option<u64>,
-    /// What part of the free memory was not in the largest range; `null` without a pool.
+    /// The part of the free memory outside the largest range; `null` without a pool.
     pub(super) fragmentation: Option<f64>,
     pub(super) free_ranges: Option<usize>,
 }

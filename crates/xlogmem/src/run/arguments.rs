@@ -6,10 +6,10 @@ use clap::Args;
 use xlog_cuda::DeviceSpec;
 use xlog_cuda::device_runtime::{GuardSetting, open_log};
 use xlog_workloads::stack::{StackKind, StackOptions};
-use xlogmem::size::Size;
 
 use crate::cli::{Refusal, option};
 use crate::doctor::{Cuda, Selected, select};
+use crate::size;
 
 /// The device and the stack of a run. Options of every run belong here.
 #[derive(Args, Clone, Debug)]
@@ -52,10 +52,10 @@ impl StackArguments {
     /// The configured stack, without its log and with one stream.
     pub(crate) fn options(&self, default: StackKind) -> Result<StackOptions, Refusal> {
         let kind = option("--resource", self.resource.as_deref(), str::parse)?;
-        let budget = option("--budget", self.budget.as_deref(), str::parse::<Size>)?;
+        let budget = option("--budget", self.budget.as_deref(), size::parse)?;
         let guard = option("--guard", self.guard.as_deref(), str::parse::<GuardSetting>)?;
         Ok(StackOptions {
-            budget: budget.map(|size| size.0),
+            budget,
             guard: guard.unwrap_or_default(),
             ..StackOptions::new(kind.unwrap_or(default))
         })

@@ -16,7 +16,7 @@ pub(crate) struct RunLog {
     sink: Arc<dyn LoggingSink>,
 }
 
-/// What became of a log, in the shape of its JSON.
+/// The fate of a log, in the shape of its JSON.
 #[derive(Serialize, Clone, Debug)]
 pub(crate) struct LogReport {
     /// The file as it was asked for.

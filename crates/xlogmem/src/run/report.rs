@@ -1,4 +1,4 @@
-//! What the reports of all runs share: how they begin, how they are judged, and how they become output.
+//! The common part of all run reports: how they begin, how they are judged, and how they become output.
 //!
 //! Field names of a report are the interface: a field may be added, none changes its name or meaning without a new `schema` number.
 //! Every field is always there; what is not known is `null`.
@@ -28,7 +28,7 @@ pub(super) struct RunHead {
     pub(super) selection: Selection,
     pub(super) device_name: Option<String>,
     pub(super) resource: String,
-    /// What became of the log, if one was asked for.
+    /// The fate of the log, if one was asked for.
     pub(super) log: Option<LogReport>,
 }
 
@@ -74,7 +74,7 @@ impl RunHead {
 pub(super) trait RunReport: Serialize + Sized {
     fn head(&mut self) -> &mut RunHead;
 
-    /// What is wrong with the run, in one line without the device.
+    /// The first problem of the run, in one line without the device.
     fn problem(&self) -> Option<String>;
 
     /// The report for people.
@@ -130,7 +130,7 @@ pub(super) fn races_text(races: &[String], detects_races: bool) -> String {
     }
 }
 
-/// What is wrong when a device that detects races found some.
+/// The problem of a run in which races were found.
 pub(super) fn race_problem(races: &[String]) -> Option<String> {
     races.first().map(|race| format!("{} races; the first: {race}", races.len()))
 }

@@ -1,7 +1,7 @@
 //! `xlogmem top`: all processes on the ledgers, live.
 //!
-//! Looking takes no part: no slot, no write, no lock that anybody waits for. It shows what the ledger says, which is physical bytes of
-//! processes, and what the processes say of their tags, which they do while they are watched.
+//! Reading takes no part: no slot, no write, no lock that another process waits for. It shows the physical bytes of processes, which
+//! the ledger has, and their tags, which processes publish while they are watched.
 
 mod arguments;
 mod screen;

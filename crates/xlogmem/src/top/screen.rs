@@ -51,7 +51,7 @@ fn restore_terminal() {
     let _ = disable_raw_mode();
 }
 
-/// What the keys have set.
+/// The settings that keys change.
 struct State {
     sort: Column,
     paused: bool,
@@ -61,7 +61,7 @@ struct State {
     height: usize,
 }
 
-/// What a key asks for.
+/// The effect of a key.
 #[derive(PartialEq)]
 enum KeyAction {
     Quit,

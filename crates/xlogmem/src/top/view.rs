@@ -19,7 +19,7 @@ const TAGS_AT: usize = 12;
 /// Seconds after which published tags are shown as old.
 const STALE: f64 = 3.0;
 
-/// What rows can be sorted by.
+/// The columns that rows can be sorted by.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Column {
     Used,
@@ -89,9 +89,9 @@ struct Device {
     used_bytes: u64,
     granted_bytes: u64,
     free_bytes: u64,
-    /// What dead processes left, used or granted: the next request that needs it gets it. Part of the figures above.
+    /// Bytes that dead processes left, used or granted: the next request that needs it gets it. Part of the figures above.
     dead_bytes: u64,
-    /// What of `used_bytes` the living use.
+    /// The part of `used_bytes` that living processes use.
     #[serde(skip)]
     used_alive: u64,
     /// Grants are being handed back because a request needed them.

@@ -112,7 +112,7 @@ struct Retired {
     point: Option<StreamPoint>,
 }
 
-/// What was queued on a block, and where.
+/// The result of work queued on a block, and the point behind it.
 pub(super) struct Worked<T> {
     pub(super) done: T,
     pub(super) point: Option<StreamPoint>,

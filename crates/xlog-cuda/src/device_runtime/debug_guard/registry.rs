@@ -38,7 +38,7 @@ pub(super) struct StreamPoint {
     pub(super) stamp: u64,
 }
 
-/// What the quarantine may hold.
+/// The limits of the quarantine.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct QuarantineLimits {
     pub(super) bytes: usize,

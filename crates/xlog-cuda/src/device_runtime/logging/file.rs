@@ -123,7 +123,7 @@ macro_rules! file_sink {
                 FileSink::create(path.as_ref(), $format, config).map(Self)
             }
 
-            /// What has been written, dropped and failed so far.
+            /// Returns the counts of written, dropped and failed records.
             #[must_use]
             pub fn stats(&self) -> RecorderStats {
                 self.0.recorder.stats()

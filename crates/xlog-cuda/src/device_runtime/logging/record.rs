@@ -96,7 +96,7 @@ pub struct LogRecord {
     pub latency_nanos: u64,
     /// The path that served the request, if the resource noted it; see [`note_path`](super::note_path).
     pub served_by: ServedBy,
-    /// What a use does to the bytes.
+    /// The access of a use.
     pub access: Option<Access>,
     /// The process.
     pub process_id: u32,

@@ -1,4 +1,4 @@
-//! What the results must be, computed on the CPU from the seed alone.
+//! The expected results, computed on the CPU from the seed alone.
 //!
 //! The work is shared out so that threads never meet: each takes a part of the keys, vertices or rows, makes the numbers it needs
 //! by itself, and hands back a fingerprint. Nothing of the device's data goes into what is expected.
@@ -9,7 +9,7 @@ pub mod sorted;
 
 use std::ops::Range;
 
-/// Runs `body` on each of `threads` parts of `0..all` at once, and gives what came of them, in order.
+/// Runs `body` on each of `threads` parts of `0..all` at once, and returns their results, in order.
 fn parts<T: Send>(all: usize, threads: usize, body: impl Fn(Range<usize>) -> T + Sync) -> Vec<T> {
     let threads = threads.clamp(1, 256).min(all.max(1));
     let size = all.div_ceil(threads);

@@ -46,7 +46,7 @@ impl Counts {
     }
 }
 
-/// What all threads of a run share.
+/// The state that all threads of a run share.
 pub(super) struct Checks<'a> {
     pub(super) stack: &'a Stack,
     resource: &'a (dyn DeviceMemoryResource + Send + Sync),

@@ -1,6 +1,6 @@
 //! Random allocations and frees through any stack, with the bytes of every block checked.
 //!
-//! A run measures first and judges after, as all workloads do. The sequence comes from `xlogmem::workload`; what is done to each
+//! A run measures first and judges after, as all workloads do. The sequence comes from `xlog_workloads`; what is done to each
 //! block is in `blocks`.
 
 mod blocks;
@@ -16,7 +16,6 @@ use xlog_cuda::device_runtime::StreamLease;
 use xlog_cuda::driver::DeviceKind;
 use xlog_workloads::stack::{Stack, StackKind, StackOptions};
 use xlog_workloads::{RandomAllocations, RunCounts, Sizes, SmallBlocks, Target};
-use xlogmem::size::Size;
 
 use crate::Output;
 use crate::cli::{Refusal, option};
@@ -90,7 +89,7 @@ pub(super) enum Workload {
     Threads,
 }
 
-/// What was asked for, understood.
+/// The parsed arguments.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Plan {
     pub(super) workload: Workload,
@@ -121,7 +120,7 @@ impl Plan {
         if !threaded && arguments.threads.is_some_and(|threads| threads > 1) {
             return Err("--threads: only --workload threads has more than one".to_owned());
         }
-        let max = option("--max", arguments.max.as_deref(), str::parse::<Size>)?;
+        let max = option("--max", arguments.max.as_deref(), crate::size::parse)?;
         let small = workload == Workload::SmallBlocks;
         let usual = match (small, is_gpu) {
             (true, true) => 100_000,
@@ -134,7 +133,7 @@ impl Plan {
             kind: stack.kind,
             budget: stack.budget,
             allocations: arguments.allocations.unwrap_or(usual),
-            max: max.map_or(if small { 4 << 10 } else { 1 << 20 }, |size| size.0),
+            max: max.unwrap_or(if small { 4 << 10 } else { 1 << 20 }),
             sizes: arguments
                 .sizes
                 .parse()

@@ -1,4 +1,4 @@
-//! What came of a churn, in the shape of its JSON.
+//! The report of a churn, in the shape of its JSON.
 
 use serde::Serialize;
 use xlog_cuda::device_runtime::PoolSnapshot;
@@ -36,7 +36,7 @@ pub(super) struct Report {
     first_wrong: Option<Wrong>,
     /// Blocks that were handed out over a live one.
     overlaps: u64,
-    /// What the race detector of a simulated device found.
+    /// The races that the detector of a simulated device found.
     pub(super) races: Vec<String>,
     #[serde(skip)]
     pub(super) detects_races: bool,
@@ -48,7 +48,7 @@ pub(super) struct Report {
     pool: Option<PoolReport>,
     /// FNV-1a of the sequence, in hexadecimal; of workloads of one thread.
     check: Option<String>,
-    /// What it must be, when nothing fails.
+    /// The expected check value, when nothing fails.
     check_expected: Option<String>,
     bytes_left: usize,
     pub(super) seconds: Option<f64>,

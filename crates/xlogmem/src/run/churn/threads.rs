@@ -18,7 +18,7 @@ use super::report::Report;
 /// Blocks that one thread has live, at most.
 const MAX_LIVE: u64 = 500;
 
-/// What the threads share.
+/// The state that the threads share.
 struct ChurnShared {
     left: Mutex<Vec<LiveBlock>>,
     counts: Mutex<Counts>,

@@ -1,7 +1,7 @@
-//! What stood in blocks just before they were freed.
+//! The contents of blocks just before they are freed.
 //!
 //! Every block has a number, and so a pattern and a place in a buffer that belongs to no resource. Both ends of the block are
-//! written with the pattern and, in stream order, copied to that place before the free: nobody waits, so the order that the resource
+//! written with the pattern and, in stream order, copied to that place before the free: no thread waits, so the order that the resource
 //! keeps is the only one there is. The host compares at the end.
 
 #![allow(unsafe_code)]
@@ -29,7 +29,7 @@ pub(super) struct Wrong {
     pub(super) found: String,
 }
 
-/// What the comparison gave.
+/// The result of the comparison.
 #[derive(Debug, Default)]
 pub(super) struct Compared {
     pub(super) verified: u64,

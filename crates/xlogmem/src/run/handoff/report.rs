@@ -1,4 +1,4 @@
-//! What came of a handoff, in the shape of its JSON.
+//! The report of a handoff, in the shape of its JSON.
 
 use serde::Serialize;
 use xlog_report::text_report::{TextReport, size};
@@ -22,7 +22,7 @@ pub(super) struct Report {
     pub(super) rounds_verified: u64,
     pub(super) rounds_wrong: u64,
     pub(super) first_wrong: Option<Wrong>,
-    /// What the race detector of a simulated device found.
+    /// The races that the detector of a simulated device found.
     pub(super) races: Vec<String>,
     /// Blocks that were allocated.
     pub(super) blocks: u64,

@@ -44,7 +44,7 @@ pub(super) struct Wrong {
     pub(super) found: u64,
 }
 
-/// What came of a run.
+/// The outcome of a run.
 #[derive(Debug)]
 pub(super) struct Outcome {
     pub(super) verified: u64,
@@ -53,7 +53,7 @@ pub(super) struct Outcome {
     pub(super) error: Option<XlogError>,
 }
 
-/// What the threads of a run share.
+/// The state that the threads of a run share.
 struct HandoffShared {
     progress: Progress,
     stop: AtomicBool,
@@ -201,7 +201,7 @@ impl Plan {
         Ok(sum)
     }
 
-    /// What the two inputs of a round are made from.
+    /// The seeds of the two inputs of a round.
     fn salts(&self, round: u32) -> (u32, u32) {
         let number = self.seed.wrapping_add(u64::from(round)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         (number as u32, (number >> 32) as u32)

@@ -24,7 +24,7 @@ use crate::Output;
 use crate::cli::Refusal;
 use report::{Report, Run};
 
-/// What these runs take.
+/// The arguments of these runs.
 #[derive(Args, Debug)]
 #[command(after_help = "Exit status: 0 the result is right and all memory is back; 1 it is \
                         not, or the device failed; 2 the command line was refused.")]

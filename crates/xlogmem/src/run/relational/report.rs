@@ -1,4 +1,4 @@
-//! What came of relational work, in the shape of its JSON.
+//! The report of relational work, in the shape of its JSON.
 
 use serde::Serialize;
 use xlog_cuda::Result;
@@ -41,7 +41,7 @@ pub(super) struct Report {
     rows_expected: u64,
     /// The maximum number of rounds of a fixpoint.
     rounds: Option<u32>,
-    /// What the race detector of a simulated device found.
+    /// The races that the detector of a simulated device found.
     races: Vec<String>,
     #[serde(skip)]
     detects_races: bool,
@@ -67,7 +67,7 @@ pub(super) struct Report {
     best_seconds: Option<f64>,
     rows_per_second: Option<f64>,
     best_rows_per_second: Option<f64>,
-    /// What the kernels had to read and write, each value once.
+    /// Bytes that the kernels had to read and write, each value once.
     bytes_moved: u64,
     bytes_per_second: Option<f64>,
     /// The peak memory bandwidth of the device, if the driver reports it.

@@ -1,4 +1,4 @@
-//! What came of `run tenants`, in the shape of its JSON.
+//! The report of `run tenants`, in the shape of its JSON.
 
 use serde::Serialize;
 use xlog_report::text_report::{TextReport, size};
@@ -26,7 +26,7 @@ pub(super) struct Report {
     pub(super) samples: u64,
     /// Readings above the limit.
     pub(super) violations: u64,
-    /// What the ledger still counted when all had ended.
+    /// Bytes that the ledger still counted when all had ended.
     pub(super) left_bytes: u64,
     pub(super) seconds: Option<f64>,
     pub(super) outcomes: Vec<Outcome>,

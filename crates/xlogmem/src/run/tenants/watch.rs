@@ -12,7 +12,7 @@ use super::super::progress::Progress;
 use super::worker::{Line, Outcome};
 use crate::temporary::{self, Folder, Registered};
 
-/// What was seen of the ledger while the processes ran.
+/// The readings of the ledger while the processes ran.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct LedgerPeaks {
     pub(super) samples: u64,

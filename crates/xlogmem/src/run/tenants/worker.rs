@@ -25,7 +25,7 @@ const ROWS: AllocTag = AllocTag("tenant rows");
 const SMALLEST: u64 = 4 << 10;
 const LARGEST: u64 = 4 << 20;
 
-/// What came of one process.
+/// The outcome of one process.
 #[derive(Serialize, Deserialize, Clone, Debug, Default)]
 pub(super) struct Outcome {
     pub(super) process: u32,
@@ -44,7 +44,7 @@ pub(super) struct Outcome {
     pub(super) error: Option<String>,
 }
 
-/// What a process writes, one object per line.
+/// A line that a process writes, one object each.
 #[derive(Serialize, Deserialize, Debug)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Line {
@@ -76,7 +76,7 @@ pub(super) fn run(
     outcome
 }
 
-/// What the tenants of a process share.
+/// The state that the tenants of a process share.
 struct WorkerShared<'a> {
     manager: GpuMemoryManager,
     arguments: &'a TenantsArguments,
@@ -141,7 +141,7 @@ fn drain(device: &CudaDevice, runtime: &XlogDeviceRuntime) -> Result<()> {
     Ok(())
 }
 
-/// What did not come back, wherever it is counted.
+/// The bytes that did not come back, wherever they are counted.
 fn left(runtime: &XlogDeviceRuntime) -> u64 {
     let blocks = runtime.bytes_outstanding() as u64;
     let budget = runtime.budget().map_or(0, |budget| budget.reserved_bytes()) as u64;
