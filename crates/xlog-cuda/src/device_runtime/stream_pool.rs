@@ -13,7 +13,6 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use super::StreamId;
-use super::ordering::clock::ClockHeader;
 use super::ordering::clock_headers::ClockHeaders;
 use super::stream_table::{Holder, StreamTable};
 use crate::stream::RawStream;
@@ -85,7 +84,7 @@ impl StreamPriority {
 /// # Ok::<(), xlog_cuda::XlogError>(())
 /// ```
 pub struct StreamPool {
-    table: Arc<StreamTable>,
+    pub(super) table: Arc<StreamTable>,
 }
 
 impl StreamPool {
@@ -159,22 +158,6 @@ impl StreamPool {
     #[inline]
     pub(crate) fn raw(&self, id: StreamId) -> Option<&Arc<RawStream>> {
         self.table.raw(id)
-    }
-
-    pub(super) fn table(&self) -> &Arc<StreamTable> {
-        &self.table
-    }
-
-    /// Slot and clock header of a leased stream, if both are found without a lock.
-    #[inline]
-    pub(crate) fn inline_header(&self, id: StreamId) -> Option<(u32, &ClockHeader)> {
-        self.table.inline_header(id)
-    }
-
-    /// The slot of the stream of an id, as a guess.
-    #[inline]
-    pub(crate) fn slot_of(&self, id: StreamId) -> u32 {
-        self.table.slot_of(id)
     }
 
     /// The driver stream in a slot; see [`StreamClock::slot`](super::ordering::clock::StreamClock::slot).

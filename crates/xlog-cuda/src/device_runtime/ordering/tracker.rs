@@ -22,13 +22,13 @@ use crate::stream::{Completion, RawStream};
 pub(crate) struct Tracker {
     pub(crate) table: BlockTable,
     /// The clock headers of `streams`.
-    headers: Arc<ClockHeaders>,
+    pub(crate) headers: Arc<ClockHeaders>,
     pub(crate) policy: EventPolicy,
     /// Why the parts do not belong together, if they do not.
     misfit: Option<String>,
     pub(crate) streams: Arc<StreamPool>,
     /// The table of `streams`.
-    pub(super) stream_table: Arc<StreamTable>,
+    pub(in crate::device_runtime) stream_table: Arc<StreamTable>,
     pub(crate) counters: StripedCounters,
 }
 
@@ -50,7 +50,7 @@ impl Tracker {
             headers: Arc::clone(streams.headers()),
             policy: EventPolicy::default(),
             misfit,
-            stream_table: Arc::clone(streams.table()),
+            stream_table: Arc::clone(&streams.table),
             streams,
             counters: StripedCounters::default(),
         }
@@ -80,12 +80,6 @@ impl Tracker {
             Some(raw) => Ok(raw),
             None => Err(ResourceError::UseAfterFree { generation: meta.generation() }),
         }
-    }
-
-    /// The clock header of a stream, if one load finds it.
-    #[inline]
-    pub(crate) fn inline_header(&self, slot: u32) -> Option<&ClockHeader> {
-        self.headers.inline(slot)
     }
 
     /// The id that a block is begun under. If every use records an event, no use may take the fast path: then it is an

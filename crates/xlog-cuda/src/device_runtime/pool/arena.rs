@@ -50,13 +50,6 @@ impl Source {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct SourceCounts(pub(super) [u64; 6]);
 
-impl SourceCounts {
-    #[inline]
-    pub(super) fn count(&mut self, source: Source) {
-        self.0[source as usize] += 1;
-    }
-}
-
 /// Memory that is allocated in the TLSF of its arena.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Suballocation {
@@ -191,7 +184,7 @@ impl Arena {
     #[inline]
     pub(super) fn count(&mut self, source: Source) {
         note_path(source.logged());
-        self.counts.sources.count(source);
+        self.counts.sources.0[source as usize] += 1;
     }
 
     /// Inserts free memory.

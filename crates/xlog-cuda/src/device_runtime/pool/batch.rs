@@ -76,7 +76,7 @@ impl PoolResource {
         if sizes.iter().any(|bytes| bytes.wrapping_sub(1) >= MAX_BYTES) {
             return None;
         }
-        let (slot, header) = self.tracker.streams.inline_header(id)?;
+        let (slot, header) = self.tracker.stream_table.inline_header(id)?;
         let stream = RequestStream { id, slot, header };
         let arena = self.fast_arena(slot, header)?;
         let (table, capacity) = (&self.tracker.table, self.arenas.magazine_capacity());
@@ -84,7 +84,7 @@ impl PoolResource {
         arena.with(|arena| {
             for bytes in sizes {
                 let Some(block) = arena.begin_block(*bytes, stream, table) else { break };
-                blocks.push(self.live(block, id, tag));
+                blocks.push(block.live(self.ordinal, id, tag));
             }
             if blocks.len() == sizes.len() {
                 return Some(());
@@ -150,7 +150,7 @@ impl PoolResource {
         let mut blocks = blocks.into_iter().peekable();
         while let Some(first) = blocks.next() {
             let owner = owner_of(&first);
-            let header = owner.and_then(|owner| self.tracker.inline_header(owner));
+            let header = owner.and_then(|owner| self.tracker.headers.inline(owner));
             let arena =
                 owner.zip(header).and_then(|(owner, header)| self.fast_arena(owner, header));
             let (Some(header), Some(arena)) = (header, arena) else {

@@ -4,8 +4,6 @@
 //! and the caller takes the general path. A pool whose device must be told of every block, or that records an event for
 //! every use, never takes the fast path.
 
-use xlog_driver::sync::BiasedGuard;
-
 use super::PoolResource;
 use super::arena::{Arena, FreedBlock, NO_SLOT, Source, UNIT};
 use super::magazine::{MAX_CACHED, class_of};
@@ -15,7 +13,9 @@ use crate::device_runtime::ordering::block_meta::{
 };
 use crate::device_runtime::ordering::clock::ClockHeader;
 use crate::device_runtime::ordering::primitive::Lock;
-use crate::device_runtime::resource::{BlockId, DeviceBlock, Generation, MIN_ALIGN, StreamId};
+use crate::device_runtime::resource::{
+    AllocTag, BlockId, DeviceBlock, Generation, MIN_ALIGN, StreamId,
+};
 
 /// The stream of a request.
 #[derive(Clone, Copy, Debug)]
@@ -31,6 +31,14 @@ pub(super) struct BegunBlock {
     pub(super) ptr: u64,
     pub(super) bytes: usize,
     pub(super) generation: Generation,
+}
+
+impl BegunBlock {
+    /// The block that the caller gets.
+    #[inline(always)]
+    pub(super) fn live(self, ordinal: u32, id: StreamId, tag: AllocTag) -> DeviceBlock {
+        DeviceBlock::live(self.ptr, self.bytes, ordinal, id, tag, self.generation)
+    }
 }
 
 impl Arena {
@@ -101,7 +109,7 @@ impl PoolResource {
         if bytes.wrapping_sub(1) >= MAX_BYTES {
             return None;
         }
-        let (slot, header) = self.tracker.streams.inline_header(id)?;
+        let (slot, header) = self.tracker.stream_table.inline_header(id)?;
         let mut arena = self.fast_arena(slot, header)?.enter()?;
         arena.begin_block(bytes, RequestStream { id, slot, header }, &self.tracker.table)
     }
@@ -109,17 +117,7 @@ impl PoolResource {
     /// The arena of a slot, if blocks may take the fast path there.
     #[inline(always)]
     pub(super) fn fast_arena(&self, slot: u32, header: &ClockHeader) -> Option<&Lock<Arena>> {
-        if !self.fast_path || header.handle_escaped() {
-            return None;
-        }
-        self.arenas.get(slot)
-    }
-
-    /// The clock and the arena of a slot, if this thread owns that.
-    #[inline(always)]
-    fn enter_arena(&self, slot: u32) -> Option<(&ClockHeader, BiasedGuard<'_, Arena>)> {
-        let header = self.tracker.inline_header(slot)?;
-        Some((header, self.fast_arena(slot, header)?.enter()?))
+        if self.fast_path && !header.handle_escaped() { self.arenas.get(slot) } else { None }
     }
 
     /// Frees a block that was never shared, if this thread owns the arena of its stream. Returns false with nothing
@@ -131,13 +129,15 @@ impl PoolResource {
     pub(super) fn free_fast(&self, block: &DeviceBlock) -> bool {
         let table = &self.tracker.table;
         let Some(meta) = table.lookup(BlockId::from_block(block)) else { return false };
-        let owner = self.tracker.streams.slot_of(block.alloc_stream);
+        let owner = self.tracker.stream_table.slot_of(block.alloc_stream);
         const { assert!(UNIT == MIN_ALIGN as u64) };
         let units = (block.bytes as u64 / UNIT) as u32;
         if !meta.has_owner_and_units(owner, units) {
             return false;
         }
-        let Some((header, mut arena)) = self.enter_arena(owner) else { return false };
+        let Some(header) = self.tracker.headers.inline(owner) else { return false };
+        let entered = self.fast_arena(owner, header).and_then(Lock::enter);
+        let Some(mut arena) = entered else { return false };
         // While this thread is inside the arena, no other thread changes the state of an unshared block.
         if !meta.state.is_live_and_unshared(generation_bits(block.generation)) {
             return false;
@@ -149,14 +149,11 @@ impl PoolResource {
 
     /// [`Self::free_fast`] for a retired block that only its own stream used.
     pub(super) fn free_retired_fast(&self, generation: Generation, meta: &BlockMeta) -> bool {
-        let Some((header, mut arena)) = self.enter_arena(meta.owner()) else { return false };
-        let capacity = self.arenas.magazine_capacity();
-        arena.end_block(
-            FreedBlock::of(generation, meta),
-            header.now(),
-            capacity,
-            &self.tracker.table,
-        );
+        let Some(header) = self.tracker.headers.inline(meta.owner()) else { return false };
+        let entered = self.fast_arena(meta.owner(), header).and_then(Lock::enter);
+        let Some(mut arena) = entered else { return false };
+        let (freed, capacity) = (FreedBlock::of(generation, meta), self.arenas.magazine_capacity());
+        arena.end_block(freed, header.now(), capacity, &self.tracker.table);
         true
     }
 }

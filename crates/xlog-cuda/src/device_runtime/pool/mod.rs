@@ -47,7 +47,6 @@ use xlog_driver::Driver;
 
 use self::arena::{Arena, NO_SLOT, Suballocation};
 use self::arenas::Arenas;
-use self::fast_path::BegunBlock;
 use self::reserve::Reserve;
 use self::resource::size_of;
 use self::sanitizer::Sanitizer;
@@ -195,12 +194,6 @@ impl PoolResource {
         let arena = self.arenas.make(slot)?;
         self.share_magazines();
         Ok(arena)
-    }
-
-    /// The block that the caller gets.
-    #[inline(always)]
-    fn live(&self, block: BegunBlock, id: StreamId, tag: AllocTag) -> DeviceBlock {
-        DeviceBlock::live(block.ptr, block.bytes, self.ordinal, id, tag, block.generation)
     }
 
     /// Bytes that blocks have beyond the requested ones, under a memory checker.

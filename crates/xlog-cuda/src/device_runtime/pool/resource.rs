@@ -94,7 +94,7 @@ impl DeviceMemoryResource for PoolResource {
         tag: AllocTag,
     ) -> ResourceResult<DeviceBlock> {
         match self.allocate_fast(bytes, stream) {
-            Some(block) => Ok(self.live(block, stream, tag)),
+            Some(block) => Ok(block.live(self.ordinal, stream, tag)),
             None => self.allocate_general(bytes, UNIT as usize, stream, tag),
         }
     }
