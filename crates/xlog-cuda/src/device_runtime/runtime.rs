@@ -41,7 +41,7 @@ use super::budget::{BudgetHandle, EffectiveLimit};
 use super::debug_guard::GuardHandle;
 #[cfg(feature = "ledger")]
 use super::ledger::LedgerMeter;
-use super::resource::{DeviceMemoryResource, ResourceError, Seal};
+use super::resource::{DeviceMemoryResource, Seal};
 use super::statistics::Statistics;
 use super::stream_pool::StreamPool;
 use crate::{CudaDevice, Result};
@@ -90,7 +90,8 @@ pub struct XlogDeviceRuntime {
 impl XlogDeviceRuntime {
     /// A runtime of these parts, outside the process-wide table.
     ///
-    /// Parts of different devices or different stream pools are refused at first use, with [`ResourceError::Driver`] that names both.
+    /// Parts of different devices or different stream pools are refused at first use, with a
+    /// [`ResourceError::Driver`](super::ResourceError::Driver) that names both.
     #[must_use]
     pub fn with_resource(
         device: Arc<CudaDevice>,
@@ -230,7 +231,7 @@ impl XlogDeviceRuntime {
     #[cfg(feature = "ledger")]
     pub fn ledger_snapshot(&self) -> Result<Option<Snapshot>> {
         let taken = self.ledger().ledger().map(|ledger| ledger.snapshot()).transpose();
-        taken.map_err(|error| ResourceError::Ledger(error.to_string()).into())
+        taken.map_err(|error| super::resource::ResourceError::Ledger(error.to_string()).into())
     }
 
     /// The meter that counts this runtime's physical bytes in the ledger; `None` without a ledger.
