@@ -15,7 +15,7 @@ use super::super::super::resource::{
 };
 use super::{out_of_memory, to_usize};
 
-pub(super) struct Account {
+pub(crate) struct Account {
     /// Changed only with `meter` locked.
     reserved: AtomicU64,
     limit: AtomicU64,

@@ -142,8 +142,8 @@ impl Segments for InnerSegments {
         true
     }
 
-    fn reserved(&self) -> u64 {
-        self.account.reserved()
+    fn account(&self) -> &Account {
+        &self.account
     }
 
     fn segment_count(&self) -> usize {
@@ -156,14 +156,6 @@ impl Segments for InnerSegments {
 
     fn granularity(&self) -> u64 {
         UNIT
-    }
-
-    fn set_limit(&self, bytes: u64) {
-        self.account.set_limit(bytes);
-    }
-
-    fn limit(&self) -> u64 {
-        self.account.limit()
     }
 
     fn meter_physical(&self, meter: Arc<dyn PhysicalMeter>) -> ResourceResult<()> {

@@ -23,6 +23,7 @@ mod tests;
 use std::fmt;
 use std::sync::Arc;
 
+use self::account::Account;
 pub(crate) use config::SegmentConfig;
 pub(crate) use inner::InnerSegments;
 pub(crate) use mapped::MappedSegments;
@@ -115,8 +116,13 @@ pub(crate) trait Segments: Send + Sync + fmt::Debug {
         false
     }
 
+    /// The account of the bytes held of the device.
+    fn account(&self) -> &Account;
+
     /// Bytes held of the device, or about to be taken.
-    fn reserved(&self) -> u64;
+    fn reserved(&self) -> u64 {
+        self.account().reserved()
+    }
 
     /// The number of segments that can be returned one by one.
     fn segment_count(&self) -> usize;
@@ -128,16 +134,25 @@ pub(crate) trait Segments: Send + Sync + fmt::Debug {
     fn granularity(&self) -> u64;
 
     /// Sets the maximum of [`reserved`](Self::reserved). Memory above it is kept.
-    fn set_limit(&self, bytes: u64);
+    fn set_limit(&self, bytes: u64) {
+        self.account().set_limit(bytes);
+    }
 
     /// The maximum of [`reserved`](Self::reserved).
-    fn limit(&self) -> u64;
+    fn limit(&self) -> u64 {
+        self.account().limit()
+    }
 
     /// Reports all memory that is taken and returned to `meter` from now on, beginning with what is held now.
-    fn meter_physical(&self, meter: Arc<dyn PhysicalMeter>) -> ResourceResult<()>;
+    fn meter_physical(&self, meter: Arc<dyn PhysicalMeter>) -> ResourceResult<()> {
+        self.account().announce_to(meter)
+    }
 
     /// Limits [`reserved`](Self::reserved) to `cap`, rounded up to the granularity.
-    fn cap_physical(&self, cap: Arc<PhysicalCap>) -> ResourceResult<()>;
+    fn cap_physical(&self, cap: Arc<PhysicalCap>) -> ResourceResult<()> {
+        self.account().cap(cap);
+        Ok(())
+    }
 }
 
 /// The next multiple of `unit`, if it does not overflow.

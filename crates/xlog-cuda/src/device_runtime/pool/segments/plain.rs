@@ -10,9 +10,7 @@ use std::sync::Arc;
 
 use xlog_driver::sync::Mutex;
 
-use super::super::super::resource::{
-    PhysicalCap, PhysicalMeter, ResourceError, ResourceResult, StreamId,
-};
+use super::super::super::resource::{ResourceError, ResourceResult, StreamId};
 use super::super::sanitizer::Heaps;
 use super::account::Account;
 use super::config::SegmentConfig;
@@ -131,8 +129,8 @@ impl Segments for PlainSegments {
         (gone, outcome)
     }
 
-    fn reserved(&self) -> u64 {
-        self.account.reserved()
+    fn account(&self) -> &Account {
+        &self.account
     }
 
     fn segment_count(&self) -> usize {
@@ -145,23 +143,6 @@ impl Segments for PlainSegments {
 
     fn granularity(&self) -> u64 {
         GRANULARITY
-    }
-
-    fn set_limit(&self, bytes: u64) {
-        self.account.set_limit(bytes);
-    }
-
-    fn limit(&self) -> u64 {
-        self.account.limit()
-    }
-
-    fn meter_physical(&self, meter: Arc<dyn PhysicalMeter>) -> ResourceResult<()> {
-        self.account.announce_to(meter)
-    }
-
-    fn cap_physical(&self, cap: Arc<PhysicalCap>) -> ResourceResult<()> {
-        self.account.cap(cap);
-        Ok(())
     }
 }
 

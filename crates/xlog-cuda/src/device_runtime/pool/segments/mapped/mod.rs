@@ -16,9 +16,7 @@ use std::sync::Arc;
 use xlog_driver::sync::Mutex;
 use xlog_driver::{DriverError, VirtualMemory};
 
-use super::super::super::resource::{
-    PhysicalCap, PhysicalMeter, ResourceError, ResourceResult, StreamId,
-};
+use super::super::super::resource::{ResourceError, ResourceResult, StreamId};
 use super::account::Account;
 use super::config::SegmentConfig;
 use super::{Segments, Span, generously, min_size, out_of_memory, to_usize};
@@ -264,8 +262,8 @@ impl Segments for MappedSegments {
         true
     }
 
-    fn reserved(&self) -> u64 {
-        self.account.reserved()
+    fn account(&self) -> &Account {
+        &self.account
     }
 
     fn segment_count(&self) -> usize {
@@ -278,23 +276,6 @@ impl Segments for MappedSegments {
 
     fn granularity(&self) -> u64 {
         self.granularity
-    }
-
-    fn set_limit(&self, bytes: u64) {
-        self.account.set_limit(bytes);
-    }
-
-    fn limit(&self) -> u64 {
-        self.account.limit()
-    }
-
-    fn meter_physical(&self, meter: Arc<dyn PhysicalMeter>) -> ResourceResult<()> {
-        self.account.announce_to(meter)
-    }
-
-    fn cap_physical(&self, cap: Arc<PhysicalCap>) -> ResourceResult<()> {
-        self.account.cap(cap);
-        Ok(())
     }
 }
 
