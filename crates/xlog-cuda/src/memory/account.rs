@@ -16,12 +16,12 @@ pub(super) struct Account {
     limit: AtomicUsize,
     /// Bytes of buffers, of reservations, and of allocations being made.
     charged: AtomicUsize,
-    allocated: AtomicUsize,
-    reserved: AtomicUsize,
-    peak: AtomicUsize,
-    live: AtomicUsize,
-    total: AtomicU64,
-    failed_frees: AtomicU64,
+    pub(super) allocated: AtomicUsize,
+    pub(super) reserved: AtomicUsize,
+    pub(super) peak: AtomicUsize,
+    pub(super) live: AtomicUsize,
+    pub(super) total: AtomicU64,
+    pub(super) failed_frees: AtomicU64,
 }
 
 impl Account {
@@ -95,29 +95,5 @@ impl Account {
 
     pub(super) fn free_failed(&self) {
         self.failed_frees.fetch_add(1, Relaxed);
-    }
-
-    pub(super) fn allocated(&self) -> usize {
-        self.allocated.load(Relaxed)
-    }
-
-    pub(super) fn reserved(&self) -> usize {
-        self.reserved.load(Relaxed)
-    }
-
-    pub(super) fn peak(&self) -> usize {
-        self.peak.load(Relaxed)
-    }
-
-    pub(super) fn live(&self) -> usize {
-        self.live.load(Relaxed)
-    }
-
-    pub(super) fn total(&self) -> u64 {
-        self.total.load(Relaxed)
-    }
-
-    pub(super) fn failed_frees(&self) -> u64 {
-        self.failed_frees.load(Relaxed)
     }
 }

@@ -6,6 +6,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 
 use super::account::Account;
 use super::{DeviceRepr, RawBlock, Reservation, TrackedCudaSlice};
@@ -162,37 +163,37 @@ impl GpuMemoryManager {
     /// Bytes of the buffers that are alive.
     #[must_use]
     pub fn allocated_bytes(&self) -> usize {
-        self.account.allocated()
+        self.account.allocated.load(Relaxed)
     }
 
     /// Bytes set aside and not yet allocated.
     #[must_use]
     pub fn reserved_bytes(&self) -> usize {
-        self.account.reserved()
+        self.account.reserved.load(Relaxed)
     }
 
     /// The peak of [`GpuMemoryManager::allocated_bytes`].
     #[must_use]
     pub fn peak_bytes(&self) -> usize {
-        self.account.peak()
+        self.account.peak.load(Relaxed)
     }
 
     /// Buffers that are alive, empty ones not counted.
     #[must_use]
     pub fn live_allocations(&self) -> usize {
-        self.account.live()
+        self.account.live.load(Relaxed)
     }
 
     /// Buffers that were ever made, empty ones not counted.
     #[must_use]
     pub fn total_allocations(&self) -> u64 {
-        self.account.total()
+        self.account.total.load(Relaxed)
     }
 
     /// Buffers that were dropped and that the runtime failed to free.
     #[must_use]
     pub fn failed_frees(&self) -> u64 {
-        self.account.failed_frees()
+        self.account.failed_frees.load(Relaxed)
     }
 }
 
