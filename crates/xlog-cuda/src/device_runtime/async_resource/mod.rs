@@ -14,7 +14,7 @@ mod physical;
 use std::fmt;
 use std::sync::Arc;
 
-use xlog_driver::{AsyncPools, PoolUsage};
+use xlog_driver::{AsyncPools, DriverResult, PoolUsage};
 
 use self::driver_pools::DriverPools;
 use self::frees::Frees;
@@ -23,7 +23,7 @@ use super::budget::BudgetReservation;
 use super::direct::too_many_blocks;
 use super::ordering::EventPolicy;
 use super::ordering::block_meta::BlockMeta;
-use super::ordering::deferred_frees::{DeferredFrees, keep_first};
+use super::ordering::deferred_frees::DeferredFrees;
 use super::ordering::tracker::{Retired, Tracker};
 use super::ordering::use_tracking::{UseTracking, tracked_hooks};
 use super::ordering::uses::OutstandingList;
@@ -162,27 +162,17 @@ impl AsyncCudaResource {
             .map_err(|error| because_of(self.driver_pools.explain(bytes, error), failed))
     }
 
-    /// Frees up to `count` deferred blocks whose uses have completed.
-    fn free_completed(&self, count: usize) -> ResourceResult<()> {
-        let mut outcome = Ok(());
-        self.deferred_frees.drain_up_to(count, |generation| {
-            let Some(meta) = self.tracker.table.at(generation) else { return };
-            if self.tracker.is_complete(meta) || !self.deferred_frees.defer(generation) {
-                keep_first(&mut outcome, self.free_in_order(generation, meta, true));
-            }
-        });
-        outcome
-    }
-
     /// Frees all deferred blocks, with the waits that this needs.
     fn free_deferred(&self) -> ResourceResult<()> {
-        let mut outcome = Ok(());
-        self.deferred_frees.drain_up_to(usize::MAX, |generation| {
-            if let Some(meta) = self.tracker.table.at(generation) {
-                keep_first(&mut outcome, self.free_in_order(generation, meta, true));
-            }
-        });
-        outcome
+        self.deferred_frees
+            .free_all(&self.tracker, |generation, meta| self.free_in_order(generation, meta, true))
+    }
+
+    /// Frees up to `count` deferred blocks whose uses have completed.
+    fn free_completed(&self, count: usize) -> ResourceResult<()> {
+        self.deferred_frees.free_completed(count, &self.tracker, |generation, meta| {
+            self.free_in_order(generation, meta, true)
+        })
     }
 
     /// Queues the free of a retired block after everything outstanding on it. A `late` one may find its stream idle.
@@ -282,16 +272,28 @@ impl AsyncCudaResource {
         });
     }
 
-    /// Retries the frees that failed.
-    fn retry(&self) -> ResourceResult<()> {
+    /// Ends the blocks whose frees `completed` reports for each stream. Goes on after a stream that fails.
+    fn note_completed(
+        &self,
+        completed: impl Fn(&RawStream) -> DriverResult<Vec<Generation>>,
+    ) -> ResourceResult<()> {
         let mut outcome = Ok(());
-        for generation in self.deferred_frees.take_failed() {
-            if let Some(meta) = self.tracker.table.at(generation) {
-                let this = self.free_in_order(generation, meta, true);
-                outcome = outcome.and(this);
+        for stream in
+            self.frees.slots().into_iter().filter_map(|slot| self.tracker.streams.at(slot))
+        {
+            match completed(stream) {
+                Ok(done) => self.freed(&done),
+                Err(error) => outcome = outcome.and(Err(error.into())),
             }
         }
         outcome
+    }
+
+    /// Retries the frees that failed.
+    fn retry(&self) -> ResourceResult<()> {
+        self.deferred_frees.retry_failed(&self.tracker, |generation, meta| {
+            self.free_in_order(generation, meta, true)
+        })
     }
 }
 
@@ -396,36 +398,23 @@ impl DeviceMemoryResource for AsyncCudaResource {
 
     fn reap_pending(&self) -> ResourceResult<()> {
         let reaper = self.deferred_frees.reaper_lock();
-        let mut outcome = self.retry();
+        let retried = self.retry();
         let deferred = self.free_deferred();
-        outcome = outcome.and(deferred);
         drop(reaper);
-        for stream in
-            self.frees.slots().into_iter().filter_map(|slot| self.tracker.streams.at(slot))
-        {
-            match self.frees.synchronize(stream, &self.tracker.counters) {
-                Ok(done) => self.freed(&done),
-                Err(error) => outcome = outcome.and(Err(error.into())),
-            }
-        }
-        outcome
+        let outcome = retried.and(deferred);
+        let noted =
+            self.note_completed(|stream| self.frees.synchronize(stream, &self.tracker.counters));
+        outcome.and(noted)
     }
 
     fn reap_completed(&self) -> ResourceResult<()> {
         let reaper = self.deferred_frees.reaper_lock();
-        let mut outcome = self.retry();
+        let retried = self.retry();
         let completed = self.free_completed(usize::MAX);
-        outcome = outcome.and(completed);
         drop(reaper);
-        for stream in
-            self.frees.slots().into_iter().filter_map(|slot| self.tracker.streams.at(slot))
-        {
-            match self.frees.poll(stream, &self.tracker.counters) {
-                Ok(done) => self.freed(&done),
-                Err(error) => outcome = outcome.and(Err(error.into())),
-            }
-        }
-        outcome
+        let outcome = retried.and(completed);
+        let noted = self.note_completed(|stream| self.frees.poll(stream, &self.tracker.counters));
+        outcome.and(noted)
     }
 
     tracked_hooks!();

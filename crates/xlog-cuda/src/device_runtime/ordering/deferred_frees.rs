@@ -5,6 +5,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use xlog_driver::sync::{Mutex, MutexGuard};
 
+use super::block_meta::BlockMeta;
+use super::tracker::Tracker;
 use crate::device_runtime::resource::{Generation, ResourceResult};
 
 /// Frees beyond this number are not deferred, but wait.
@@ -23,7 +25,7 @@ pub(crate) struct DeferredFrees {
 }
 
 /// Keeps the first failure of several steps.
-pub(crate) fn keep_first(outcome: &mut ResourceResult<()>, this: ResourceResult<()>) {
+fn keep_first(outcome: &mut ResourceResult<()>, this: ResourceResult<()>) {
     if outcome.is_ok() {
         *outcome = this;
     }
@@ -33,10 +35,6 @@ impl DeferredFrees {
     /// Keeps a failed free for a reap.
     pub(crate) fn keep_failed(&self, generation: Generation) {
         self.failed_frees.lock().push(generation);
-    }
-
-    pub(crate) fn take_failed(&self) -> Vec<Generation> {
-        std::mem::take(&mut *self.failed_frees.lock())
     }
 
     /// Defers a free until the uses of the block have completed; false if too many are deferred.
@@ -52,7 +50,7 @@ impl DeferredFrees {
 
     /// Removes up to `count` of the deferred blocks, the oldest first, and passes each to `body`, which may defer it
     /// again.
-    pub(crate) fn drain_up_to(&self, count: usize, mut body: impl FnMut(Generation)) {
+    fn drain_up_to(&self, count: usize, mut body: impl FnMut(Generation)) {
         for _ in 0..count.min(self.deferred_count.load(Ordering::Acquire)) {
             let mut deferred = self.deferred.lock();
             let Some(oldest) = deferred.pop_front() else { return };
@@ -60,6 +58,54 @@ impl DeferredFrees {
             drop(deferred);
             body(oldest);
         }
+    }
+
+    /// Frees up to `count` deferred blocks whose uses have completed.
+    pub(crate) fn free_completed(
+        &self,
+        count: usize,
+        tracker: &Tracker,
+        mut free: impl FnMut(Generation, &BlockMeta) -> ResourceResult<()>,
+    ) -> ResourceResult<()> {
+        let mut outcome = Ok(());
+        self.drain_up_to(count, |generation| {
+            let Some(meta) = tracker.table.at(generation) else { return };
+            if tracker.is_complete(meta) || !self.defer(generation) {
+                keep_first(&mut outcome, free(generation, meta));
+            }
+        });
+        outcome
+    }
+
+    /// Frees all deferred blocks by `free`, which queues the waits that this needs.
+    pub(crate) fn free_all(
+        &self,
+        tracker: &Tracker,
+        mut free: impl FnMut(Generation, &BlockMeta) -> ResourceResult<()>,
+    ) -> ResourceResult<()> {
+        let mut outcome = Ok(());
+        self.drain_up_to(usize::MAX, |generation| {
+            if let Some(meta) = tracker.table.at(generation) {
+                keep_first(&mut outcome, free(generation, meta));
+            }
+        });
+        outcome
+    }
+
+    /// Retries the frees that failed.
+    pub(crate) fn retry_failed(
+        &self,
+        tracker: &Tracker,
+        mut free: impl FnMut(Generation, &BlockMeta) -> ResourceResult<()>,
+    ) -> ResourceResult<()> {
+        let failed = std::mem::take(&mut *self.failed_frees.lock());
+        let mut outcome = Ok(());
+        for generation in failed {
+            if let Some(meta) = tracker.table.at(generation) {
+                keep_first(&mut outcome, free(generation, meta));
+            }
+        }
+        outcome
     }
 
     pub(crate) fn reaper_lock(&self) -> MutexGuard<'_, ()> {

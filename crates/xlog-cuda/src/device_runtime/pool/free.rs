@@ -7,7 +7,6 @@
 use super::PoolResource;
 use super::arena::FreedBlock;
 use crate::device_runtime::ordering::block_meta::BlockMeta;
-use crate::device_runtime::ordering::deferred_frees::keep_first;
 use crate::device_runtime::ordering::tracker::Retired;
 use crate::device_runtime::ordering::use_tracking::UseTracking;
 use crate::device_runtime::resource::{DeviceBlock, Generation, ResourceResult};
@@ -70,38 +69,22 @@ impl PoolResource {
         self.free_to_arena(generation, meta, false)
     }
 
-    pub(super) fn free_all(&self, generations: Vec<Generation>) -> ResourceResult<()> {
-        let mut outcome = Ok(());
-        for generation in generations {
-            if let Some(meta) = self.tracker.table.at(generation) {
-                let this = self.free_in_order(generation, meta);
-                outcome = outcome.and(this);
-            }
-        }
-        outcome
-    }
-
     /// Frees up to `count` deferred blocks whose uses have completed.
     pub(super) fn free_completed(&self, count: usize) -> ResourceResult<()> {
-        let mut outcome = Ok(());
-        self.deferred_frees.drain_up_to(count, |generation| {
-            let Some(meta) = self.tracker.table.at(generation) else { return };
-            if self.tracker.is_complete(meta) || !self.deferred_frees.defer(generation) {
-                keep_first(&mut outcome, self.free_in_order(generation, meta));
-            }
-        });
-        outcome
+        let free = |generation, meta: &BlockMeta| self.free_in_order(generation, meta);
+        self.deferred_frees.free_completed(count, &self.tracker, free)
     }
 
     /// Frees all deferred blocks, with the waits that this needs.
     pub(super) fn free_deferred_with_waits(&self) -> ResourceResult<()> {
-        let mut outcome = Ok(());
-        self.deferred_frees.drain_up_to(usize::MAX, |generation| {
-            if let Some(meta) = self.tracker.table.at(generation) {
-                keep_first(&mut outcome, self.free_in_order(generation, meta));
-            }
-        });
-        outcome
+        let free = |generation, meta: &BlockMeta| self.free_in_order(generation, meta);
+        self.deferred_frees.free_all(&self.tracker, free)
+    }
+
+    /// Retries the frees that failed.
+    pub(super) fn retry_failed(&self) -> ResourceResult<()> {
+        let free = |generation, meta: &BlockMeta| self.free_in_order(generation, meta);
+        self.deferred_frees.retry_failed(&self.tracker, free)
     }
 
     /// Frees a block off the fast path.

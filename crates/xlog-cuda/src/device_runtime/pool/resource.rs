@@ -152,7 +152,7 @@ impl DeviceMemoryResource for PoolResource {
 
     fn reap_pending(&self) -> ResourceResult<()> {
         let reaper = self.deferred_frees.reaper_lock();
-        let mut outcome = self.free_all(self.deferred_frees.take_failed());
+        let mut outcome = self.retry_failed();
         let waited =
             self.free_deferred_with_waits().and(self.release_with_waits(RawStream::synchronize));
         outcome = outcome.and(waited);
@@ -164,7 +164,7 @@ impl DeviceMemoryResource for PoolResource {
 
     fn reap_completed(&self) -> ResourceResult<()> {
         let reaper = self.deferred_frees.reaper_lock();
-        let mut outcome = self.free_all(self.deferred_frees.take_failed());
+        let mut outcome = self.retry_failed();
         let completed = self.free_completed(usize::MAX).and(self.release_completed(usize::MAX));
         outcome = outcome.and(completed);
         drop(reaper);
