@@ -15,6 +15,7 @@ pub mod pinned_host;
 pub mod pool;
 pub mod resource;
 pub mod runtime;
+mod side_table;
 pub mod statistics;
 pub(crate) mod stream_ids;
 pub mod stream_pool;

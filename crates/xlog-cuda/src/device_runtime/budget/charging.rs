@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::GlobalDeviceBudget;
-use super::charge_table::Charge;
+use super::charge::Charge;
 use super::core::{BudgetCore, ChargeRequest};
 use super::in_flight::ShardId;
 use super::policy::OomPolicy;
@@ -113,7 +113,7 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
                 drop(deferred);
                 std::mem::forget(in_flight);
                 let entry = Charge { bytes: charge, tag: index, scope: DEVICE };
-                self.core.charges.insert(block.ptr, block.generation, entry);
+                self.core.charges.insert(block.generation, entry.to_words());
                 self.core.confirm(shard_id, charge);
                 Ok(block)
             }
@@ -239,7 +239,7 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
                     let share = if n + 1 == count { left } else { announced(n).min(left) };
                     left -= share;
                     let entry = Charge { bytes: share, tag, scope };
-                    self.core.charges.insert(block.ptr, block.generation, entry);
+                    self.core.charges.insert(block.generation, entry.to_words());
                 }
                 self.core.confirm(shard_id, charge);
                 let _ = self.deallocate_batch(given.into_vec());
@@ -250,7 +250,7 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
         std::mem::forget(in_flight);
         for (block, charge) in given.blocks().iter().zip(&charges) {
             let entry = Charge { bytes: *charge, tag, scope };
-            self.core.charges.insert(block.ptr, block.generation, entry);
+            self.core.charges.insert(block.generation, entry.to_words());
         }
         if charge > real {
             // The request was repeated with the size of a larger block than it got.

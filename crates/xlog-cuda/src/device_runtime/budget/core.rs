@@ -8,7 +8,6 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
 use super::callbacks::Callbacks;
-use super::charge_table::ChargeTable;
 use super::in_flight::ShardId;
 use super::policy::{OomPolicy, Pressure};
 use super::primitive::Mutex;
@@ -19,6 +18,7 @@ use super::tag_counts::{Freed, Pending, TagCounts, TagIndex, TagNames};
 use super::tree::{DEVICE, ScopeIndex};
 use super::waiting::WaitQueue;
 use crate::device_runtime::resource::{AllocTag, PhysicalCap};
+use crate::device_runtime::side_table::SideTable;
 
 pub(crate) type OtherUseHook = Arc<dyn Fn() -> Option<OtherUse> + Send + Sync>;
 
@@ -27,7 +27,8 @@ pub(crate) struct BudgetCore {
     pub(crate) id: u64,
     pub(crate) quotas: ThreadQuotas<TagCounts, SHARDS>,
     pub(crate) names: TagNames,
-    pub(crate) charges: ChargeTable,
+    /// The charges of live blocks.
+    pub(crate) charges: SideTable<2>,
     /// A copy of the balance's limit that is read without its lock.
     limit: AtomicUsize,
     /// The cap that the resource below obeys for physical memory. It ends with the budget.
@@ -58,7 +59,7 @@ impl BudgetCore {
             id: NEXT.fetch_add(1, Ordering::Relaxed),
             quotas: ThreadQuotas::new(limit),
             names: TagNames::default(),
-            charges: ChargeTable::new(by_slot),
+            charges: SideTable::new(by_slot),
             limit: AtomicUsize::new(limit),
             cap,
             scope_names: Mutex::default(),

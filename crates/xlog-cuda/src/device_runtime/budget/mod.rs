@@ -34,7 +34,7 @@
 //! ```
 
 mod callbacks;
-mod charge_table;
+mod charge;
 mod charging;
 mod core;
 mod handle;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::GlobalDeviceBudget;
-use super::charge_table::Charge;
+use super::charge::Charge;
 use super::charging::BlockSize;
 use super::core::{BudgetCore, ChargeRequest};
 use super::in_flight::ShardId;
@@ -57,7 +57,7 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
             self.core.confirm(shard_id, charge);
             return;
         }
-        self.core.charges.remove(id.ptr, id.generation);
+        self.core.charges.remove(id.generation);
         self.add_pending(shard_id, Pending { block: id, charge, tag, scope });
         if error.is_some() && self.inner.block_state(id) == BlockState::Freed {
             self.scan_pending();
@@ -97,9 +97,10 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for GlobalDeviceBudget<R> {
     #[inline]
     fn deallocate(&self, block: DeviceBlock) -> ResourceResult<()> {
         let id = BlockId::from_block(&block);
-        let Some(entry) = self.core.charges.find(id.ptr, id.generation) else {
+        let Some(words) = self.core.charges.find(id.generation) else {
             return self.inner.deallocate(block);
         };
+        let entry = Charge::from_words(words);
         let shard_id = current_shard();
         self.core.quotas.begin(shard_id, entry.bytes);
         let in_flight = FreeInFlight { core: &self.core, shard_id, charge: entry.bytes };
@@ -107,7 +108,7 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for GlobalDeviceBudget<R> {
             Ok(state) => {
                 std::mem::forget(in_flight);
                 if state == BlockState::Freed {
-                    self.core.charges.remove(id.ptr, id.generation);
+                    self.core.charges.remove(id.generation);
                     self.core.release_block(shard_id, entry.bytes, entry.scope, entry.tag);
                 } else {
                     self.record_unfinished_free(shard_id, id, entry, None);
@@ -254,7 +255,7 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for GlobalDeviceBudget<R> {
         };
         let tag = self.core.quotas.with_extra(shard_id, note);
         let entry = Charge { bytes: charge, tag, scope: request.scope };
-        self.core.charges.insert(block.ptr, block.generation, entry);
+        self.core.charges.insert(block.generation, entry.to_words());
         Ok(block)
     }
 }

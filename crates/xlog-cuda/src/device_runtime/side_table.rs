@@ -1,0 +1,216 @@
+//! Facts about live blocks, found by their generation: the charges of a budget, the blocks that statistics list.
+//!
+//! If the resource below gives each live block a slot of its own ([`DeviceMemoryResource::places_blocks`]), the facts are a few plain
+//! words in that slot. Otherwise they are in maps.
+//!
+//! Invariants:
+//! - The words are written before the block is handed out. Nobody else has the slot until the block is free below.
+//! - A free reads the words before it calls the resource below, and uses them only if the resource accepts the free. After that the slot
+//!   may already have its next block, so an entry is removed by compare-and-swap of its generation.
+//!
+//! [`DeviceMemoryResource::places_blocks`]: super::resource::DeviceMemoryResource::places_blocks
+
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+
+use xlog_base::Mutex;
+
+use super::resource::{Generation, SLOT_BITS};
+
+/// Slots of a run. Threads own slots in runs of this length, and a run is a whole number of pairs of cache lines.
+const RUN: usize = 16;
+const CHUNK_BITS: u32 = 12;
+const CHUNK: usize = 1 << CHUNK_BITS;
+const CHUNKS: usize = 1 << (SLOT_BITS - CHUNK_BITS);
+const MAPS: usize = 16;
+
+/// A table of `N` words for each live block.
+#[derive(Debug)]
+pub(crate) enum SideTable<const N: usize> {
+    BySlot(Box<[Chunk<N>]>),
+    ByGeneration([Map<N>; MAPS]),
+}
+
+/// Made when its first slot is used.
+type Chunk<const N: usize> = OnceLock<Box<[Run<N>]>>;
+type Map<const N: usize> =
+    Mutex<HashMap<Generation, [u64; N], BuildHasherDefault<GenerationHasher>>>;
+
+#[derive(Debug)]
+#[repr(align(128))]
+pub(crate) struct Run<const N: usize>([Slot<N>; RUN]);
+
+#[derive(Debug)]
+struct Slot<const N: usize> {
+    /// 0 without an entry: generations start above it.
+    generation: AtomicU64,
+    words: [AtomicU64; N],
+}
+
+impl<const N: usize> SideTable<N> {
+    /// An empty table. `by_slot` is what the resource below says of its blocks.
+    pub(crate) fn new(by_slot: bool) -> Self {
+        if by_slot {
+            Self::BySlot(std::iter::repeat_with(OnceLock::new).take(CHUNKS).collect())
+        } else {
+            Self::ByGeneration(std::array::from_fn(|_| Mutex::default()))
+        }
+    }
+
+    /// Stores the words of a block that is about to be handed out.
+    #[inline(always)]
+    pub(crate) fn insert(&self, generation: Generation, words: [u64; N]) {
+        match self {
+            Self::BySlot(chunks) => {
+                let index = generation.slot() as usize;
+                let runs = chunks[(index >> CHUNK_BITS) % CHUNKS].get_or_init(new_chunk);
+                let slot = &runs[index % CHUNK / RUN].0[index % RUN];
+                // A listing that reads the words meanwhile finds no generation, or another one.
+                slot.generation.store(0, Ordering::Relaxed);
+                fence(Ordering::Release);
+                for (word, value) in slot.words.iter().zip(words) {
+                    word.store(value, Ordering::Relaxed);
+                }
+                slot.generation.store(generation.0, Ordering::Release);
+            }
+            Self::ByGeneration(maps) => {
+                map_of(maps, generation).lock().insert(generation, words);
+            }
+        }
+    }
+
+    /// Returns the words of a block; `None` if it did not come through here.
+    #[inline(always)]
+    pub(crate) fn find(&self, generation: Generation) -> Option<[u64; N]> {
+        match self {
+            Self::BySlot(chunks) => {
+                let index = generation.slot() as usize;
+                let runs = chunks[(index >> CHUNK_BITS) % CHUNKS].get()?;
+                let slot = &runs[index % CHUNK / RUN].0[index % RUN];
+                let is_found = slot.generation.load(Ordering::Acquire) == generation.0;
+                is_found.then(|| std::array::from_fn(|at| slot.words[at].load(Ordering::Relaxed)))
+            }
+            Self::ByGeneration(maps) => map_of(maps, generation).lock().get(&generation).copied(),
+        }
+    }
+
+    /// Removes the entry of a block that the resource below has freed.
+    #[inline(always)]
+    pub(crate) fn remove(&self, generation: Generation) {
+        match self {
+            Self::BySlot(chunks) => {
+                let index = generation.slot() as usize;
+                if let Some(runs) = chunks[(index >> CHUNK_BITS) % CHUNKS].get() {
+                    let slot = &runs[index % CHUNK / RUN].0[index % RUN].generation;
+                    let _ =
+                        slot.compare_exchange(generation.0, 0, Ordering::AcqRel, Ordering::Relaxed);
+                }
+            }
+            Self::ByGeneration(maps) => {
+                map_of(maps, generation).lock().remove(&generation);
+            }
+        }
+    }
+
+    /// Visits all entries. An entry that is inserted or removed meanwhile may be visited or not.
+    pub(crate) fn for_each(&self, mut visit: impl FnMut(Generation, [u64; N])) {
+        match self {
+            Self::BySlot(chunks) => {
+                let slots =
+                    chunks.iter().filter_map(OnceLock::get).flatten().flat_map(|run| &run.0);
+                for slot in slots {
+                    let generation = Generation(slot.generation.load(Ordering::Acquire));
+                    let words = std::array::from_fn(|at| slot.words[at].load(Ordering::Relaxed));
+                    fence(Ordering::Acquire);
+                    // The words are those of this block if it still has the slot.
+                    if generation.0 != 0 && slot.generation.load(Ordering::Relaxed) == generation.0
+                    {
+                        visit(generation, words);
+                    }
+                }
+            }
+            Self::ByGeneration(maps) => {
+                for map in maps {
+                    map.lock().iter().for_each(|(generation, words)| visit(*generation, *words));
+                }
+            }
+        }
+    }
+}
+
+#[cold]
+fn new_chunk<const N: usize>() -> Box<[Run<N>]> {
+    let slot = |_| Slot { generation: AtomicU64::new(0), words: [const { AtomicU64::new(0) }; N] };
+    (0..CHUNK / RUN).map(|_| Run(std::array::from_fn(slot))).collect()
+}
+
+fn map_of<const N: usize>(maps: &[Map<N>; MAPS], generation: Generation) -> &Map<N> {
+    &maps[(generation.0 ^ (generation.0 >> SLOT_BITS)) as usize % MAPS]
+}
+
+/// Spreads generations, which are unique already.
+#[derive(Default)]
+pub(crate) struct GenerationHasher(u64);
+
+impl Hasher for GenerationHasher {
+    fn write(&mut self, bytes: &[u8]) {
+        for &byte in bytes {
+            self.write_u64(u64::from(byte));
+        }
+    }
+
+    fn write_u64(&mut self, number: u64) {
+        // The golden ratio: maps use the high bits and the low ones.
+        self.0 = (self.0 ^ number).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(32);
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn count(table: &SideTable<2>) -> usize {
+        let mut seen = 0;
+        table.for_each(|_, _| seen += 1);
+        seen
+    }
+
+    /// A stranger's resource may leave the slot 0; another may count in it.
+    #[test]
+    fn blocks_of_one_slot_and_of_one_sequence_are_all_found() {
+        let table = SideTable::<2>::new(false);
+        let of = [|n: u64| Generation(n << SLOT_BITS), |n: u64| Generation((7 << SLOT_BITS) | n)];
+        for (number, of) in of.iter().enumerate() {
+            let base = number as u64 * 100_000 + 8;
+            (base..base + 20_000).for_each(|n| table.insert(of(n), [n, 1]));
+        }
+        assert_eq!(count(&table), 40_000);
+        for (number, of) in of.iter().enumerate() {
+            let base = number as u64 * 100_000 + 8;
+            for n in (base..base + 20_000).rev() {
+                assert_eq!(table.find(of(n)), Some([n, 1]));
+                table.remove(of(n));
+                assert_eq!(table.find(of(n)), None);
+            }
+        }
+        assert_eq!(count(&table), 0);
+    }
+
+    #[test]
+    fn a_late_removal_leaves_the_next_block_of_the_slot() {
+        let table = SideTable::<2>::new(true);
+        let of = |n: u64| Generation(n << SLOT_BITS | 5000);
+        table.insert(of(1), [1, 1]);
+        table.insert(of(2), [2, 2]);
+        table.remove(of(1));
+        assert_eq!((table.find(of(1)), table.find(of(2))), (None, Some([2, 2])));
+        table.remove(of(2));
+        assert_eq!((count(&table), table.find(of(2))), (0, None));
+    }
+}
