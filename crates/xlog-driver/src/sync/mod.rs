@@ -9,11 +9,13 @@
 mod barrier;
 mod bias;
 mod biased_mutex;
+mod sharded;
 mod thread_record;
 mod threads;
 
 pub use bias::{Bias, BiasedSection};
 pub use biased_mutex::{BiasedGuard, BiasedMutex};
+pub use sharded::Sharded;
 pub use threads::{thread_index, thread_name};
 
 use std::cell::RefCell;

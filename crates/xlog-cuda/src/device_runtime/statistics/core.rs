@@ -1,33 +1,28 @@
 //! The counts of one resource, shared by the resource and its handles.
 //!
-//! Lock order: names, scopes, shards. Invariant: an id is given to another stream or query only under the lock of the names. An
-//! operation that does not find its ids in its shard's cache counts under that lock.
+//! Lock order: names, scopes, shards. Invariant: an id is given to another stream or query only under the lock of the names, with all
+//! shards locked, and only without live blocks. An operation whose shard does not know its ids counts under the lock of the names.
 
 use std::backtrace::Backtrace;
 use std::collections::HashMap;
 use std::fmt;
 use std::num::NonZeroU32;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use xlog_base::Mutex;
-use xlog_driver::sync::{BiasedMutex, thread_index};
+use xlog_driver::sync::Sharded;
 
-use super::bytes_and_blocks::BytesAndBlocks;
+use super::meter::{BytesAndBlocks, Meter};
 use super::names::{Ids, Key, Names};
 use super::scope::{self, Peaks};
 use super::shard::{Counts, GlobalTotals};
 use super::snapshot::{SizeHistogram, StatisticsSnapshot, Usage};
-use super::table::{LiveEntry, Table};
 use crate::device_runtime::logging::{QueryScope, clock};
-use crate::device_runtime::resource::{
-    AllocTag, DeviceBlock, Generation, ResourceError, SLOT_BITS, StreamId,
-};
+use crate::device_runtime::resource::{AllocTag, DeviceBlock, Generation, ResourceError, StreamId};
+use crate::device_runtime::side_table::SideTable;
 
 const SHARDS: usize = 16;
-/// Hints: generations of one thread come in rows of 4096, and the table has the shard of each row.
-const HINTS: usize = 1024;
-const HINT_SHIFT: u32 = SLOT_BITS + 12;
 
 /// Which allocations get a backtrace.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
@@ -80,13 +75,6 @@ impl StatisticsConfig {
     }
 }
 
-/// A shard on cache lines of its own.
-#[repr(align(128))]
-struct Shard {
-    counts: BiasedMutex<Counts>,
-    table: Table,
-}
-
 /// A handle that reads the counts of a [`StatisticsResource`](super::StatisticsResource), also after that was dropped.
 #[derive(Clone)]
 pub struct Statistics(pub(super) Arc<StatisticsCore>);
@@ -95,47 +83,35 @@ pub(super) struct StatisticsCore {
     pub(super) number: u64,
     device_ordinal: u32,
     config: StatisticsConfig,
-    shards: [Shard; SHARDS],
+    shards: Sharded<Counts, SHARDS>,
     totals: GlobalTotals,
-    hints: Box<[AtomicU8; HINTS]>,
+    /// The live blocks: their address, their bytes, their ids, and the time of their allocation by the coarse clock.
+    live: SideTable<4>,
     names: Mutex<Names>,
     pub(super) peaks: Mutex<Peaks>,
     traces: Mutex<HashMap<Generation, Arc<Backtrace>>>,
 }
 
-/// The row of a generation.
-#[inline(always)]
-fn hint_row(generation: Generation) -> u64 {
-    generation.0 >> HINT_SHIFT
-}
+/// The facts of a live block.
+pub(super) type LiveWords = [u64; 4];
 
 impl StatisticsCore {
-    pub(super) fn new(device_ordinal: u32, config: StatisticsConfig) -> Self {
+    fn new(device_ordinal: u32, places_blocks: bool, config: StatisticsConfig) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         Self {
             number: NEXT.fetch_add(1, Ordering::Relaxed),
             device_ordinal,
             config,
-            shards: std::array::from_fn(|_| Shard {
-                counts: BiasedMutex::default(),
-                table: Table::new(),
-            }),
+            shards: Sharded::new(Counts::default),
             totals: GlobalTotals::new(),
-            hints: Box::new([const { AtomicU8::new(0) }; HINTS]),
+            live: SideTable::new(places_blocks),
             names: Mutex::new(Names::new()),
             peaks: Mutex::default(),
             traces: Mutex::default(),
         }
     }
 
-    /// The shard of this thread. Threads beyond the number of shards share one.
-    #[inline(always)]
-    fn own_shard(&self) -> (usize, &Shard) {
-        let at = thread_index() as usize % SHARDS;
-        (at, &self.shards[at])
-    }
-
-    /// Counts a block that was handed out.
+    /// Counts a block that is about to be handed out.
     #[inline(always)]
     pub(super) fn allocated(
         &self,
@@ -144,100 +120,27 @@ impl StatisticsCore {
         tag: AllocTag,
         block: &DeviceBlock,
     ) {
+        let key = Key { tag, stream, query: QueryScope::current() };
         let born = if self.config.ages { clock::coarse() } else { u64::MAX };
-        if self.config.backtraces != Backtraces::Off
-            || scope::is_open()
-            || !self.count_fast(requested, stream, tag, block, born)
-        {
-            self.count_slow(requested, stream, tag, block, born);
-        }
-    }
-
-    /// Fast path of an allocation: the thread owns its shard's lock, the shard has an entry with room, and the block's direct slot
-    /// is empty. Returns false, and counts nothing, if it does not apply.
-    #[inline(always)]
-    fn count_fast(
-        &self,
-        requested: usize,
-        stream: StreamId,
-        tag: AllocTag,
-        block: &DeviceBlock,
-        born: u64,
-    ) -> bool {
-        let (_, shard) = self.own_shard();
-        let Some(mut counts) = shard.counts.enter() else { return false };
-        let key = Key { tag, stream, query: QueryScope::current() };
-        let Some(at) = counts.entry_of(&key.raw()) else { return false };
-        let Some(slot) = shard.table.direct_slot(block.generation) else { return false };
-        let bytes = block.bytes as u64;
-        if counts.hinted != hint_row(block.generation)
-            || !slot.is_empty()
-            || !counts.allocate_within(at, requested, bytes)
-        {
-            return false;
-        }
-        let entry = LiveEntry { ptr: block.ptr, bytes, ids: counts.ids_at(at), born };
-        slot.fill(block.generation, &entry);
-        true
-    }
-
-    /// Slow path of an allocation.
-    #[cold]
-    #[inline(never)]
-    fn count_slow(
-        &self,
-        requested: usize,
-        stream: StreamId,
-        tag: AllocTag,
-        block: &DeviceBlock,
-        born: u64,
-    ) {
-        let key = Key { tag, stream, query: QueryScope::current() };
-        let (at, shard) = self.own_shard();
-        let known = shard.counts.with(|counts| {
-            let ids = counts.ids_at(counts.entry_of(&key.raw())?);
-            Some(self.count(shard, counts, ids, requested, block, born))
+        let known = self.shards.own().with(|counts| {
+            let ids = counts.recent_ids(&key)?;
+            counts.allocate(ids, requested, block.bytes, &self.totals);
+            Some(ids)
         });
-        let traced = known.unwrap_or_else(|| {
-            self.with_ids(key, |counts, ids| self.count(shard, counts, ids, requested, block, born))
+        let mut ids = known.unwrap_or_else(|| {
+            let count = |counts: &mut Counts, ids| {
+                counts.allocate(ids, requested, block.bytes, &self.totals);
+                ids
+            };
+            self.with_ids(key, count)
         });
-        let hint = self.hint(block.generation);
-        // Hints of current rows share cache lines: a redundant store would take the line from other threads.
-        if hint.load(Ordering::Relaxed) != at as u8 {
-            hint.store(at as u8, Ordering::Relaxed);
+        if self.config.backtraces != Backtraces::Off {
+            ids = self.trace(block.generation, ids);
         }
-        if traced {
-            self.trace(block.generation);
+        self.live.insert(block.generation, [block.ptr, block.bytes as u64, ids.0, born]);
+        if scope::is_open() {
+            scope::note(self.number, block.bytes, true);
         }
-        scope::note(self.number, block.bytes, true);
-    }
-
-    /// Counts a block inside its shard. Returns whether it gets a backtrace.
-    fn count(
-        &self,
-        shard: &Shard,
-        counts: &mut Counts,
-        ids: Ids,
-        requested: usize,
-        block: &DeviceBlock,
-        born: u64,
-    ) -> bool {
-        let bytes = block.bytes as u64;
-        counts.allocate(ids, requested, bytes, &self.totals);
-        counts.hinted = hint_row(block.generation);
-        let traced = match self.config.backtraces {
-            Backtraces::Off => false,
-            Backtraces::All => true,
-            Backtraces::Sampled(every) => {
-                let due = counts.until_trace == 0;
-                counts.until_trace = if due { every.get() - 1 } else { counts.until_trace - 1 };
-                due
-            }
-        };
-        let ids = if traced { ids.traced() } else { ids };
-        let entry = LiveEntry { ptr: block.ptr, bytes, ids, born };
-        shard.table.insert(block.generation, &entry, counts.segment());
-        traced
     }
 
     /// Slow path: finds the ids of `key`, and counts before they can be recycled.
@@ -246,17 +149,31 @@ impl StatisticsCore {
     fn with_ids<T>(&self, key: Key, count: impl FnOnce(&mut Counts, Ids) -> T) -> T {
         let mut names = self.names.lock();
         let ids = names.ids(&key, |names| self.recycle_ids(names));
-        self.own_shard().1.counts.with(|counts| {
-            counts.remember(key, ids, &self.totals);
+        self.shards.own().with(|counts| {
+            counts.remember(key, ids);
             count(counts, ids)
         })
     }
 
+    /// Captures a backtrace, if one is due. Returns the ids that say so.
     #[cold]
     #[inline(never)]
-    fn trace(&self, generation: Generation) {
+    fn trace(&self, generation: Generation, ids: Ids) -> Ids {
+        let is_due = self.shards.own().with(|counts| {
+            let is_due = counts.until_trace == 0;
+            counts.until_trace = match self.config.backtraces {
+                Backtraces::Sampled(every) if is_due => every.get() - 1,
+                Backtraces::Sampled(_) => counts.until_trace - 1,
+                Backtraces::Off | Backtraces::All => 0,
+            };
+            is_due
+        });
+        if !is_due {
+            return ids;
+        }
         let trace = Arc::new(Backtrace::force_capture());
         self.traces.lock().insert(generation, trace);
+        ids.traced()
     }
 
     /// Counts an allocation that failed.
@@ -266,86 +183,41 @@ impl StatisticsCore {
         self.with_ids(key, |counts, ids| counts.fail(ids, error.kind(), &self.totals));
     }
 
+    /// Returns the facts of a block, before its free; `None` if it was not allocated here.
+    #[inline(always)]
+    pub(super) fn live(&self, generation: Generation) -> Option<LiveWords> {
+        self.live.find(generation)
+    }
+
     /// Counts a block whose free has succeeded.
     #[inline(always)]
-    pub(super) fn freed(&self, generation: Generation) {
-        if scope::is_open() || !self.free_fast(generation) {
-            self.free_slow(generation);
-        }
-    }
-
-    /// Fast path of a free: the thread owns its shard's lock, and the block is in its direct slot there, under an entry that may
-    /// shrink. Returns false, and counts nothing, if it does not apply.
-    #[inline(always)]
-    fn free_fast(&self, generation: Generation) -> bool {
-        let (_, shard) = self.own_shard();
-        let Some(mut counts) = shard.counts.enter() else { return false };
-        let Some(slot) = shard.table.direct_slot(generation) else { return false };
-        if !slot.holds(generation) {
-            return false;
-        }
-        let (bytes, ids) = slot.bytes_and_ids();
-        if !counts.free_within(ids, bytes) {
-            return false;
-        }
-        slot.clear();
-        true
-    }
-
-    /// Slow path of a free.
-    #[cold]
-    #[inline(never)]
-    fn free_slow(&self, generation: Generation) {
-        let likely = usize::from(self.hint(generation).load(Ordering::Relaxed)) % SHARDS;
-        let found = self.shards[likely].table.remove(generation);
-        let found = found.or_else(|| self.shards.iter().find_map(|s| s.table.remove(generation)));
-        let counts = &self.own_shard().1.counts;
-        let Some((bytes, ids)) = found else {
-            return counts.with(|counts| counts.unknown_frees += 1);
+    pub(super) fn freed(&self, generation: Generation, live: Option<LiveWords>) {
+        let Some([_, bytes, ids, _]) = live else {
+            return self.shards.own().with(|counts| counts.unknown_frees += 1);
         };
-        counts.with(|counts| counts.free(ids, bytes, &self.totals));
+        let ids = Ids(ids);
+        self.live.remove(generation);
+        self.shards.own().with(|counts| counts.free(ids, bytes, &self.totals));
         if ids.is_traced() {
-            self.untrace(generation);
+            self.traces.lock().remove(&generation);
         }
-        scope::note(self.number, bytes as usize, false);
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn untrace(&self, generation: Generation) {
-        self.traces.lock().remove(&generation);
-    }
-
-    /// Returns whether a block is known here.
-    pub(super) fn knows(&self, generation: Generation) -> bool {
-        self.shards.iter().any(|shard| shard.table.contains(generation))
-    }
-
-    /// The hint of the shard whose table has a block.
-    fn hint(&self, generation: Generation) -> &AtomicU8 {
-        &self.hints[hint_row(generation) as usize % HINTS]
-    }
-
-    /// Runs `body` on all shards at one instant, after a flush.
-    fn with_all_shards<T>(&self, body: impl FnOnce(&mut [&mut Counts]) -> T) -> T {
-        let all: [&BiasedMutex<Counts>; SHARDS] = std::array::from_fn(|at| &self.shards[at].counts);
-        BiasedMutex::with_all(&all, |shards| {
-            shards.iter_mut().for_each(|counts| counts.flush(&self.totals));
-            body(shards)
-        })
+        if scope::is_open() {
+            scope::note(self.number, bytes as usize, false);
+        }
     }
 
     /// Recycles the ids of streams and queries without live blocks; their totals go to id 0.
     fn recycle_ids(&self, names: &mut Names) {
-        self.with_all_shards(|shards| {
+        self.shards.with_all(|shards| {
             let idle = |shards: &[&mut Counts], id: usize, queries: bool| {
                 let meters = shards.iter().map(|c| if queries { &c.queries } else { &c.streams });
-                meters.filter_map(|list| list.get(id)).map(|meter| meter.live().1).sum::<i64>() == 0
+                meters.filter_map(|list| list.get(id)).map(|meter| meter.live().blocks).sum::<i64>()
+                    == 0
             };
             let streams = names.streams.recycle(|id| idle(shards, id, false));
             let queries = names.queries.recycle(|id| idle(shards, id, true));
             for counts in shards.iter_mut() {
-                counts.forget_entries();
+                counts.forget();
                 for (meters, ids) in
                     [(&mut counts.streams, &streams), (&mut counts.queries, &queries)]
                 {
@@ -371,12 +243,12 @@ impl StatisticsCore {
 
     /// The total account at one instant. Folds the peaks since the last call into `peaks`.
     pub(super) fn fold(&self, peaks: &mut Peaks) -> Usage {
-        self.with_all_shards(|shards| self.fold_shards(peaks, shards))
+        self.shards.with_all(|shards| self.fold_shards(peaks, shards))
     }
 
     fn fold_shards(&self, peaks: &mut Peaks, shards: &mut [&mut Counts]) -> Usage {
         let mut now = Usage::default();
-        let mut seen = BytesAndBlocks::NONE;
+        let mut seen = BytesAndBlocks::default();
         for counts in shards.iter_mut() {
             counts.total.publish(&self.totals.total);
             counts.total.add_to(&mut now);
@@ -386,7 +258,9 @@ impl StatisticsCore {
                 bytes: now.current_bytes as i64,
                 blocks: now.current_blocks as i64,
             };
-            seen = seen.max(counts.total.reset_peak(live));
+            let peak = counts.total.reset_peak(live);
+            seen.bytes = seen.bytes.max(peak.bytes);
+            seen.blocks = seen.blocks.max(peak.blocks);
         }
         peaks.fold((seen.bytes as usize, seen.blocks as usize), &now);
         (now.peak_bytes, now.peak_blocks) = peaks.overall();
@@ -396,9 +270,9 @@ impl StatisticsCore {
     fn snapshot(&self) -> StatisticsSnapshot {
         let names = self.names.lock();
         let mut peaks = self.peaks.lock();
-        self.with_all_shards(|shards| {
+        self.shards.with_all(|shards| {
             let total = self.fold_shards(&mut peaks, shards);
-            let sum = |part: fn(&Counts) -> &Vec<super::meter::Meter>, id: usize| {
+            let sum = |part: fn(&Counts) -> &Vec<Meter>, id: usize| {
                 let mut usage = Usage::default();
                 for counts in shards.iter() {
                     if let Some(meter) = part(counts).get(id) {
@@ -459,29 +333,25 @@ impl StatisticsCore {
     /// Visits every live block with its key and its backtrace.
     pub(super) fn for_each_live(
         &self,
-        mut see: impl FnMut(Generation, LiveEntry, Key, Option<Arc<Backtrace>>),
+        mut visit: impl FnMut(Generation, LiveWords, Key, Option<Arc<Backtrace>>),
     ) {
         let names = self.names.lock();
         let traces = self.traces.lock();
-        self.with_all_shards(|_| {
-            for shard in &self.shards {
-                shard.table.for_each(|generation, entry| {
-                    let ids = entry.ids;
-                    let key = Key {
-                        tag: names.tags.key(ids.tag()).unwrap_or(AllocTag("(other tags)")),
-                        stream: names.streams.key(ids.stream()).unwrap_or(StreamId(u32::MAX)),
-                        query: names.queries.key(ids.query()).flatten(),
-                    };
-                    see(generation, entry, key, traces.get(&generation).cloned());
-                });
-            }
+        self.live.for_each(|generation, words| {
+            let ids = Ids(words[2]);
+            let key = Key {
+                tag: names.tags.key(ids.tag()).unwrap_or(AllocTag("(other tags)")),
+                stream: names.streams.key(ids.stream()).unwrap_or(StreamId(u32::MAX)),
+                query: names.queries.key(ids.query()).flatten(),
+            };
+            visit(generation, words, key, traces.get(&generation).cloned());
         });
     }
 }
 
 impl Statistics {
-    pub(super) fn new(device_ordinal: u32, config: StatisticsConfig) -> Self {
-        Self(Arc::new(StatisticsCore::new(device_ordinal, config)))
+    pub(super) fn new(device_ordinal: u32, places_blocks: bool, config: StatisticsConfig) -> Self {
+        Self(Arc::new(StatisticsCore::new(device_ordinal, places_blocks, config)))
     }
 
     /// Returns all counts of one instant. Takes a few microseconds, and delays no thread for longer.

@@ -78,15 +78,15 @@ impl Statistics {
     pub fn live_blocks(&self) -> Vec<LiveBlock> {
         let mut blocks = Vec::new();
         let now = clock::coarse();
-        self.0.for_each_live(|generation, entry, key, backtrace| {
+        self.0.for_each_live(|generation, [ptr, bytes, _, born], key, backtrace| {
             blocks.push(LiveBlock {
-                ptr: entry.ptr,
-                bytes: entry.bytes as usize,
+                ptr,
+                bytes: bytes as usize,
                 generation,
                 tag: key.tag,
                 stream: (key.stream.0 != u32::MAX).then_some(key.stream),
                 query_id: key.query,
-                age: Duration::from_nanos(now.saturating_sub(entry.born)),
+                age: Duration::from_nanos(now.saturating_sub(born)),
                 backtrace,
             });
         });

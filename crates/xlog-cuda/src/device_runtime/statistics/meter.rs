@@ -1,33 +1,40 @@
-//! One account: blocks and bytes, counted in shards, with a peak over all of them.
+//! One account of one shard: sums that are exact over all shards, and a peak that is exact while one shard alone changes the account.
 //!
-//! The sums of one shard may be negative, since one thread may free what another allocated. Differences wrap, and the sum over all
-//! shards is exact. For the peak a shard adds its unpublished difference to the published totals.
+//! The sums of one shard may be negative, since one thread may free what another allocated. Differences wrap.
+//!
+//! For the peak a shard adds its unpublished difference to what all shards have published. It publishes when that difference reaches its
+//! step. So the peak of an account that several shards change is off by the steps of the other shards at most.
 
 use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
 
-use super::bytes_and_blocks::BytesAndBlocks;
-use super::shard::CountDelta;
 use super::snapshot::Usage;
 
-/// The minimum of unpublished bytes that a shard may have, for small accounts.
+/// The minimum step in bytes, for small accounts.
 pub const PEAK_STEP_BYTES: usize = 64 << 10;
-/// The minimum of unpublished blocks that a shard may have, for small accounts.
+/// The minimum step in blocks, for small accounts.
 pub const PEAK_STEP_BLOCKS: usize = 64;
-/// Unpublished bytes that the only shard of an account may have below the peak. Shards that join later see them at its next
-/// publication.
+/// Bytes that the only shard of an account may go up and down below the peak without publishing. Shards that join later see them at
+/// its next publication.
 pub const PEAK_STEP_ALONE_BYTES: usize = 8 << 20;
-/// All shards together may have unpublished differences of one part in this number of an account's peak.
+/// The steps of all shards together are one part in this number of an account's peak.
 pub const PEAK_STEP_PART: usize = 8;
 
-const MIN_STEP: BytesAndBlocks =
-    BytesAndBlocks { bytes: PEAK_STEP_BYTES as i64, blocks: PEAK_STEP_BLOCKS as i64 };
-const MIN_STEP_ALONE: BytesAndBlocks =
-    BytesAndBlocks { bytes: PEAK_STEP_ALONE_BYTES as i64, blocks: PEAK_STEP_BLOCKS as i64 };
-/// A shard's meter gets one part in this number of its step, its entries the rest. Entries get the larger part: each time that they
-/// use it up the meter publishes, for which all threads contend.
-const METER_PART: i64 = 4;
+/// Bytes and blocks: an amount, or a bound for one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct BytesAndBlocks {
+    pub(super) bytes: i64,
+    pub(super) blocks: i64,
+}
 
-/// The published total of one account, on a cache line of its own.
+impl BytesAndBlocks {
+    #[inline(always)]
+    fn add(&mut self, bytes: i64, blocks: i64) {
+        self.bytes = self.bytes.wrapping_add(bytes);
+        self.blocks = self.blocks.wrapping_add(blocks);
+    }
+}
+
+/// What all shards have published of one account, on a cache line of its own.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 pub(super) struct PublishedTotal {
@@ -42,148 +49,120 @@ pub(super) struct PublishedTotal {
 pub(super) struct Meter {
     /// Allocated minus freed, not yet published.
     pending: BytesAndBlocks,
-    peak: BytesAndBlocks,
-    allocated_bytes: u64,
-    allocated_blocks: u64,
-    freed_bytes: u64,
-    freed_blocks: u64,
+    /// What this shard has published.
+    published: BytesAndBlocks,
+    freed: BytesAndBlocks,
     failures: u64,
-    /// Room granted to entries in `epoch`.
-    given: BytesAndBlocks,
-    epoch: u64,
-    /// The unpublished differences that entries have reserved in `aside_epoch`.
-    aside: BytesAndBlocks,
-    aside_epoch: u64,
-    /// The number of shards that had changed the account at this shard's last flush; 0 before its first one.
-    shards: u32,
-    /// The maximum unpublished difference of this shard's meter and entries together, from the peak and the number of shards.
+    peak: BytesAndBlocks,
+    /// At this difference a shard that raises the peak publishes. 0 before the first change.
     step: BytesAndBlocks,
+    /// At this difference a shard below the peak publishes.
+    slack: BytesAndBlocks,
+    /// Whether this shard is counted in [`PublishedTotal::shards`].
+    has_joined: bool,
 }
 
 impl Meter {
-    /// Adds the counts of an entry, and raises the peak.
-    pub(super) fn flush(&mut self, delta: &CountDelta, all: &PublishedTotal) {
-        self.allocated_bytes = self.allocated_bytes.wrapping_add(delta.allocated_bytes);
-        self.allocated_blocks = self.allocated_blocks.wrapping_add(delta.allocated_blocks);
-        self.freed_bytes = self.freed_bytes.wrapping_add(delta.freed_bytes);
-        self.freed_blocks = self.freed_blocks.wrapping_add(delta.freed_blocks);
-        self.pending = self.pending.plus(
-            delta.allocated_bytes.wrapping_sub(delta.freed_bytes) as i64,
-            delta.allocated_blocks.wrapping_sub(delta.freed_blocks) as i64,
-        );
-        let shards = match self.shards {
-            0 => all.shards.fetch_add(1, Ordering::Relaxed) + 1,
-            _ => all.shards.load(Ordering::Relaxed),
-        };
-        let peak = self.peak.max(self.estimate(all));
-        if (peak, shards) != (self.peak, self.shards) {
-            (self.peak, self.shards) = (peak, shards);
-            self.set_step();
-        }
-        let left = self.step().divided_by(METER_PART).less(self.pending.distance());
-        if left.bytes <= 0 || left.blocks <= 0 {
-            self.publish(all);
-        }
-    }
-
+    /// Counts a block.
     #[inline]
-    fn step(&self) -> BytesAndBlocks {
-        self.step.max(MIN_STEP)
+    pub(super) fn allocate(&mut self, bytes: i64, all: &PublishedTotal) {
+        self.pending.add(bytes, 1);
+        let live_bytes = all.bytes.load(Ordering::Relaxed).wrapping_add(self.pending.bytes);
+        let live_blocks = all.blocks.load(Ordering::Relaxed).wrapping_add(self.pending.blocks);
+        let is_peak = live_bytes > self.peak.bytes || live_blocks > self.peak.blocks;
+        if is_peak {
+            self.peak.bytes = self.peak.bytes.max(live_bytes);
+            self.peak.blocks = self.peak.blocks.max(live_blocks);
+        }
+        if self.exceeds(if is_peak { self.step } else { self.slack }) {
+            self.settle(is_peak, all);
+        }
     }
 
-    fn set_step(&mut self) {
-        let shards = i64::from(self.shards.max(1));
-        self.step = self.peak.divided_by(PEAK_STEP_PART as i64 * shards);
-    }
-
-    /// The maximum unpublished difference of all entries of this shard together.
+    /// Counts a free.
     #[inline]
-    pub(super) fn step_of_entries(&self) -> BytesAndBlocks {
-        let step = self.step();
-        let rest = step.less(step.divided_by(METER_PART));
-        // A shard that has not changed the account does not know whether others have.
-        if self.shards == 1 { rest.max(MIN_STEP_ALONE) } else { rest }
-    }
-
-    /// The live amount that this shard knows of.
-    fn estimate(&self, all: &PublishedTotal) -> BytesAndBlocks {
-        let (bytes, blocks) = (&all.bytes, &all.blocks);
-        self.pending.plus(bytes.load(Ordering::Relaxed), blocks.load(Ordering::Relaxed))
-    }
-
-    /// The room below the peak that was granted to no entry in this epoch.
-    pub(super) fn room(&self, epoch: u64, all: &PublishedTotal) -> BytesAndBlocks {
-        let given = if self.epoch == epoch { self.given } else { BytesAndBlocks::NONE };
-        self.peak.less(self.estimate(all)).less(given)
-    }
-
-    /// Notes room that was granted to an entry.
-    pub(super) fn give_room(&mut self, epoch: u64, room: BytesAndBlocks) {
-        if self.epoch != epoch {
-            (self.epoch, self.given) = (epoch, BytesAndBlocks::NONE);
+    pub(super) fn free(&mut self, bytes: i64, all: &PublishedTotal) {
+        self.pending.add(bytes.wrapping_neg(), -1);
+        self.freed.add(bytes, 1);
+        if self.exceeds(self.slack) {
+            self.settle(false, all);
         }
-        self.given = self.given.and(room);
-    }
-
-    /// The unpublished difference that no entry has reserved in this epoch.
-    pub(super) fn unseen_left(&self, epoch: u64) -> BytesAndBlocks {
-        let aside = if self.aside_epoch == epoch { self.aside } else { BytesAndBlocks::NONE };
-        self.step_of_entries().less(aside)
-    }
-
-    /// Notes the reservation of an entry.
-    pub(super) fn set_aside(&mut self, epoch: u64, more: BytesAndBlocks) {
-        if self.aside_epoch != epoch {
-            (self.aside_epoch, self.aside) = (epoch, BytesAndBlocks::NONE);
-        }
-        self.aside = self.aside.and(more);
     }
 
     pub(super) fn fail(&mut self) {
         self.failures += 1;
     }
 
+    #[inline]
+    fn exceeds(&self, bound: BytesAndBlocks) -> bool {
+        self.pending.bytes.wrapping_abs() > bound.bytes
+            || self.pending.blocks.wrapping_abs() > bound.blocks
+    }
+
+    /// Brings the bounds up to date, and publishes if the difference is still beyond them.
+    #[cold]
+    #[inline(never)]
+    fn settle(&mut self, is_peak: bool, all: &PublishedTotal) {
+        let before = all.shards.fetch_add(u32::from(!self.has_joined), Ordering::Relaxed);
+        let shards = i64::from(before) + i64::from(!self.has_joined);
+        self.has_joined = true;
+        let part = PEAK_STEP_PART as i64 * shards;
+        self.step = BytesAndBlocks {
+            bytes: (self.peak.bytes / part).max(PEAK_STEP_BYTES as i64),
+            blocks: (self.peak.blocks / part).max(PEAK_STEP_BLOCKS as i64),
+        };
+        self.slack = self.step;
+        if shards == 1 {
+            self.slack.bytes = self.slack.bytes.max(PEAK_STEP_ALONE_BYTES as i64);
+        }
+        if self.exceeds(if is_peak { self.step } else { self.slack }) {
+            self.publish(all);
+        }
+    }
+
     pub(super) fn publish(&mut self, all: &PublishedTotal) {
         let BytesAndBlocks { bytes, blocks } = std::mem::take(&mut self.pending);
+        self.published.add(bytes, blocks);
         all.bytes.fetch_add(bytes, Ordering::Relaxed);
         all.blocks.fetch_add(blocks, Ordering::Relaxed);
     }
 
     /// Returns the peak since the last call, and resets it to what is live.
     pub(super) fn reset_peak(&mut self, live: BytesAndBlocks) -> BytesAndBlocks {
-        let seen = std::mem::replace(&mut self.peak, live);
-        self.set_step();
-        seen
+        (self.step, self.slack) = Default::default();
+        std::mem::replace(&mut self.peak, live)
     }
 
-    /// The live bytes and blocks of this shard's sums.
-    pub(super) fn live(&self) -> (i64, i64) {
-        let bytes = self.allocated_bytes.wrapping_sub(self.freed_bytes) as i64;
-        (bytes, self.allocated_blocks.wrapping_sub(self.freed_blocks) as i64)
+    /// Allocated minus freed, of this shard.
+    pub(super) fn live(&self) -> BytesAndBlocks {
+        let mut live = self.published;
+        live.add(self.pending.bytes, self.pending.blocks);
+        live
     }
 
     /// Adds the totals of an ended account, which has nothing live over all shards.
     pub(super) fn absorb(&mut self, ended: &mut Self) {
-        self.allocated_bytes = self.allocated_bytes.wrapping_add(ended.allocated_bytes);
-        self.allocated_blocks = self.allocated_blocks.wrapping_add(ended.allocated_blocks);
-        self.freed_bytes = self.freed_bytes.wrapping_add(ended.freed_bytes);
-        self.freed_blocks = self.freed_blocks.wrapping_add(ended.freed_blocks);
+        let live = ended.live();
+        self.published.add(live.bytes, live.blocks);
+        self.freed.add(ended.freed.bytes, ended.freed.blocks);
         self.failures += ended.failures;
-        self.peak = self.peak.max(ended.peak);
+        self.peak.bytes = self.peak.bytes.max(ended.peak.bytes);
+        self.peak.blocks = self.peak.blocks.max(ended.peak.blocks);
         *ended = Self::default();
     }
 
     /// Adds this shard's sums to `sum`. The peak is the maximum over shards.
     pub(super) fn add_to(&self, sum: &mut Usage) {
-        let (bytes, blocks) = self.live();
-        sum.current_bytes = sum.current_bytes.wrapping_add(bytes as usize);
-        sum.current_blocks = sum.current_blocks.wrapping_add(blocks as usize);
+        let (live, freed) = (self.live(), self.freed);
+        sum.current_bytes = sum.current_bytes.wrapping_add(live.bytes as usize);
+        sum.current_blocks = sum.current_blocks.wrapping_add(live.blocks as usize);
         sum.peak_bytes = sum.peak_bytes.max(self.peak.bytes.max(0) as usize);
         sum.peak_blocks = sum.peak_blocks.max(self.peak.blocks.max(0) as usize);
-        sum.total_bytes = sum.total_bytes.wrapping_add(self.allocated_bytes);
-        sum.freed_bytes = sum.freed_bytes.wrapping_add(self.freed_bytes);
-        sum.allocations = sum.allocations.wrapping_add(self.allocated_blocks);
-        sum.deallocations = sum.deallocations.wrapping_add(self.freed_blocks);
+        sum.total_bytes = sum.total_bytes.wrapping_add(live.bytes.wrapping_add(freed.bytes) as u64);
+        sum.freed_bytes = sum.freed_bytes.wrapping_add(freed.bytes as u64);
+        sum.allocations =
+            sum.allocations.wrapping_add(live.blocks.wrapping_add(freed.blocks) as u64);
+        sum.deallocations = sum.deallocations.wrapping_add(freed.blocks as u64);
         sum.failures += self.failures;
     }
 }

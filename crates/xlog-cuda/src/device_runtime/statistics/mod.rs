@@ -5,12 +5,11 @@
 //! totals are exact and agree with each other. What a block weighs is remembered here by its generation: what a caller passes to
 //! `deallocate` is not believed.
 //!
-//! The peak of an account that one thread alone changes is exact. Otherwise all shards but the one that saw it may be off by about an
-//! eighth of it together ([`PEAK_STEP_PART`]), or by [`PEAK_STEP_BYTES`] and [`PEAK_STEP_BLOCKS`] each where that is more: a shard tells the
-//! others when it has moved by its share, which is smaller the more shards have changed the account when it last looked. The one that was
-//! alone until then may go up and down by [`PEAK_STEP_ALONE_BYTES`] below the peak before it looks.
+//! The peak of an account that one thread alone changes is exact. Otherwise it is approximate: a shard publishes its difference when that
+//! has reached its step, so all other shards together may be off by about an eighth of the peak ([`PEAK_STEP_PART`]), or by
+//! [`PEAK_STEP_BYTES`] and [`PEAK_STEP_BLOCKS`] each where that is more. A shard that was alone until others joined may be off by
+//! [`PEAK_STEP_ALONE_BYTES`] below the peak.
 
-mod bytes_and_blocks;
 mod core;
 #[cfg(feature = "metrics")]
 mod export;
@@ -22,7 +21,6 @@ mod resource;
 mod scope;
 mod shard;
 mod snapshot;
-mod table;
 
 pub use self::core::{Backtraces, Statistics, StatisticsConfig};
 #[cfg(feature = "metrics")]

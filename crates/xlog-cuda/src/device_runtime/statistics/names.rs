@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 use std::hash::Hash;
 
-use super::shard::ENTRIES;
+use super::shard::RECENT;
 use crate::device_runtime::resource::{AllocTag, StreamId};
 
 /// Different tags that are counted apart; further ones share an account.
@@ -25,63 +25,21 @@ pub(super) struct Key {
 }
 
 impl Key {
-    #[inline(always)]
-    pub(super) fn raw(&self) -> RawKey {
-        RawKey {
-            text: self.tag.0.as_ptr() as usize,
-            length: self.tag.0.len(),
-            stream: u64::from(self.stream.0) << 1 | u64::from(self.query.is_some()),
-            query: self.query.unwrap_or(0),
-        }
-    }
-}
-
-/// A [`Key`] in words that are quickly compared. The text is told by its address: two raw keys of one key may differ.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct RawKey {
-    text: usize,
-    length: usize,
-    /// And, in the lowest bit, whether there is a query.
-    stream: u64,
-    query: u64,
-}
-
-impl RawKey {
-    /// Nobody's: no text is at address 0.
-    pub(super) const NONE: Self = Self { text: 0, length: 0, stream: 0, query: 0 };
-
-    /// Where a shard has its entry for this, if it has one.
+    /// Where a shard keeps the ids of this combination.
     #[inline(always)]
     pub(super) fn slot(&self) -> usize {
-        let query = self.query.wrapping_mul(0x9e37_79b9) as usize;
-        ((self.text >> 3) ^ (self.text >> 9) ^ self.stream as usize ^ query) % ENTRIES
+        let text = self.tag.0.as_ptr().addr();
+        let query = self.query.map_or(0, |query| query.wrapping_mul(0x9e37_79b9) as usize + 1);
+        ((text >> 3) ^ (text >> 9) ^ self.stream.0 as usize ^ query) % RECENT
     }
 }
 
-/// The numbers of a tag, a stream and a query, the slot of their entry in a shard, and whether there is a backtrace, in one word.
+/// The numbers of a tag, a stream and a query, and whether there is a backtrace, in one word.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct Ids(pub(super) u64);
 
 impl Ids {
     const TRACED: u64 = 1 << 63;
-    /// Nobody's: no slot is that large.
-    pub(super) const NONE: Self = Self(1 << 62);
-
-    fn new(tag: u16, stream: u16, query: u16, slot: usize) -> Self {
-        let numbers = u64::from(tag) | u64::from(stream) << 16 | u64::from(query) << 32;
-        Self(numbers | (slot as u64) << 48)
-    }
-
-    /// Where a shard has its entry for these numbers, if it has one.
-    #[inline(always)]
-    pub(super) fn slot(self) -> usize {
-        (self.0 >> 48) as usize % ENTRIES
-    }
-
-    #[inline(always)]
-    pub(super) fn untraced(self) -> Self {
-        Self(self.0 & !Self::TRACED)
-    }
 
     #[inline(always)]
     pub(super) fn tag(self) -> usize {
@@ -98,7 +56,7 @@ impl Ids {
         (self.0 >> 32 & 0xffff) as usize
     }
 
-    /// The same for a block with a backtrace.
+    /// These ids for a block with a backtrace.
     pub(super) fn traced(self) -> Self {
         Self(self.0 | Self::TRACED)
     }
@@ -198,6 +156,7 @@ impl Names {
             make_room(self);
             (stream, query) = find(self);
         }
-        Ids::new(tag, stream.unwrap_or(0), query.unwrap_or(0), key.raw().slot())
+        let (stream, query) = (stream.unwrap_or(0), query.unwrap_or(0));
+        Ids(u64::from(tag) | u64::from(stream) << 16 | u64::from(query) << 32)
     }
 }

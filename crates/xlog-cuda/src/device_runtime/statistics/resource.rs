@@ -1,5 +1,6 @@
 //! The decorator that counts the blocks of the resource below.
 
+use std::collections::HashSet;
 use std::fmt;
 
 use super::core::{Statistics, StatisticsConfig};
@@ -51,7 +52,7 @@ impl<R: DeviceMemoryResource> StatisticsResource<R> {
     /// Counts the blocks of a resource of known type, with these settings.
     #[must_use]
     pub fn over(inner: R, config: StatisticsConfig) -> Self {
-        let statistics = Statistics::new(inner.device_ordinal(), config);
+        let statistics = Statistics::new(inner.device_ordinal(), inner.places_blocks(), config);
         Self { inner, statistics }
     }
 
@@ -82,31 +83,34 @@ impl<R: DeviceMemoryResource> StatisticsResource<R> {
         result
     }
 
+    /// Frees a block by `free`, and counts it.
     #[inline(always)]
-    fn count_free<T>(&self, block: BlockId, result: ResourceResult<T>) -> ResourceResult<T> {
-        match result {
-            Ok(freed) => {
-                self.statistics.0.freed(block.generation);
-                Ok(freed)
+    fn count_free<T>(
+        &self,
+        block: BlockId,
+        free: impl FnOnce() -> ResourceResult<T>,
+    ) -> ResourceResult<T> {
+        let core = &self.statistics.0;
+        let live = core.live(block.generation);
+        let result = free();
+        match &result {
+            Ok(_) => core.freed(block.generation, live),
+            Err(error) if live.is_some() && self.has_consumed(block, error) => {
+                core.freed(block.generation, live);
             }
-            Err(error) => Err(self.free_failed(block, error)),
+            Err(_) => {}
         }
+        result
     }
 
-    /// Handles a failed free. A free that failed half way has consumed the block; a refused one has not.
+    /// Returns whether a failed free has consumed the block. A free that failed half way has; a refused one has not.
     #[cold]
     #[inline(never)]
-    fn free_failed(&self, block: BlockId, error: ResourceError) -> ResourceError {
-        let core = &self.statistics.0;
+    fn has_consumed(&self, block: BlockId, error: &ResourceError) -> bool {
         // A guard below may return damage of another block with this free, which is no refusal.
-        let is_refusal = matches!(&error, ResourceError::UseAfterFree { generation } if *generation == block.generation);
-        if !is_refusal && core.knows(block.generation) {
-            let state = self.inner.block_state(block);
-            if matches!(state, BlockState::Retired | BlockState::Quarantined) {
-                core.freed(block.generation);
-            }
-        }
-        error
+        let is_refusal = matches!(error, ResourceError::UseAfterFree { generation } if *generation == block.generation);
+        let is_held = |state| matches!(state, BlockState::Retired | BlockState::Quarantined);
+        !is_refusal && is_held(self.inner.block_state(block))
     }
 }
 
@@ -140,13 +144,13 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for StatisticsResource<R> {
 
     fn deallocate(&self, block: DeviceBlock) -> ResourceResult<()> {
         let id = BlockId::from_block(&block);
-        self.count_free(id, self.inner.deallocate(block))
+        self.count_free(id, || self.inner.deallocate(block))
     }
 
     #[inline]
     fn deallocate_with_state(&self, block: &DeviceBlock) -> ResourceResult<BlockState> {
         let id = BlockId::from_block(block);
-        self.count_free(id, self.inner.deallocate_with_state(block))
+        self.count_free(id, || self.inner.deallocate_with_state(block))
     }
 
     fn finish_block_uses(
@@ -189,14 +193,17 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for StatisticsResource<R> {
 
     fn deallocate_batch(&self, blocks: Vec<DeviceBlock>) -> ResourceResult<()> {
         let core = &self.statistics.0;
-        let ids: Vec<_> = blocks.iter().map(BlockId::from_block).collect();
+        let of = |block: &DeviceBlock| (BlockId::from_block(block), core.live(block.generation));
+        let known: Vec<_> = blocks.iter().map(of).collect();
         let result = self.inner.deallocate_batch(blocks);
-        for id in ids {
+        // A block that is in a refused batch twice was freed once.
+        let mut counted = HashSet::new();
+        for (id, live) in known {
             // After an error only the resource knows which blocks it consumed. Refused blocks are live, or were never known here.
             let is_freed = result.is_ok()
-                || (core.knows(id.generation) && self.inner.block_state(id) != BlockState::Live);
-            if is_freed {
-                core.freed(id.generation);
+                || (live.is_some() && self.inner.block_state(id) != BlockState::Live);
+            if is_freed && (result.is_ok() || counted.insert(id.generation)) {
+                core.freed(id.generation, live);
             }
         }
         result
