@@ -66,6 +66,11 @@ mod spec;
 #[allow(unsafe_code)]
 mod stream;
 
+/// Runs the example of the README.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct Readme;
+
 pub use bytes::ByteSize;
 pub use device::CudaDevice;
 pub use error::{Result, XlogError};
