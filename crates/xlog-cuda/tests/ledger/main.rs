@@ -8,6 +8,7 @@ mod cells;
 mod exits;
 mod limits;
 mod meter;
+mod pinned_host;
 mod processes;
 mod stacks;
 mod support;
