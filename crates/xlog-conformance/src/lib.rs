@@ -62,6 +62,11 @@ pub type BoxedResource = Box<dyn DeviceMemoryResource + Send + Sync>;
 #[doc = include_str!("../../../docs/decorators.md")]
 struct DecoratorsPage;
 
+/// Runs the example of the page.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/adding-a-resource.md")]
+struct AddingAResourcePage;
+
 /// How many streams besides the default one each check may use.
 const STREAMS: usize = 16;
 
