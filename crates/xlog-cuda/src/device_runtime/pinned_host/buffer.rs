@@ -232,6 +232,7 @@ impl<T: DeviceRepr> PinnedBuffer<T> {
             return Err(ResourceError::Driver(format!("a copy between {misfit}")).into());
         }
         let queue = runtime.stream_pool().try_resolve(stream)?;
+        queue.raw().check_not_capturing("a copy of page-locked memory")?;
         let of_slice = if access.writes() { Access::Read } else { Access::Write };
         runtime.prepare_block_use(other, stream, of_slice)?;
         let copied = self.resource.prepare_block_use(own, stream, access).map_err(Into::into);

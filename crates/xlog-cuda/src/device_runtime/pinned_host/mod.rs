@@ -81,8 +81,10 @@ pub struct PinnedHostResource {
     /// No driver call is made under this lock.
     chunks: Mutex<Chunks>,
     retired: CompletedFrees,
-    /// Held while returned blocks are polled and chunks come and go, so that two requests do not both grow for one need.
+    /// Held while returned blocks are polled and chunks are taken, so that two requests do not both grow for one need.
     slow_path: Mutex<()>,
+    /// Held while chunks are freed, so that a request which needs their room waits for it.
+    trimming: Mutex<()>,
 }
 
 impl PinnedHostResource {
@@ -100,6 +102,7 @@ impl PinnedHostResource {
             chunks: Mutex::default(),
             retired: CompletedFrees::default(),
             slow_path: Mutex::default(),
+            trimming: Mutex::default(),
         }
     }
 
@@ -268,8 +271,7 @@ impl DeviceMemoryResource for PinnedHostResource {
     tracked_hooks!();
 
     fn trim(&self) -> ResourceResult<usize> {
-        let _slow_path = self.slow_path.lock();
-        let polled = self.release_completed(usize::MAX);
+        let polled = self.reap_completed();
         let released = self.release_chunks();
         polled.and(released)
     }

@@ -7,7 +7,8 @@
 //! 4. at the maximum, or if the host has no more: returned blocks that the host waits for, within the deadline of a budget above;
 //! 5. a new chunk in place of free ones that are too small.
 //!
-//! The slow path is one lock. The lock of the chunks is held for moments, and over no driver call.
+//! Polls and growth hold one lock, which is never held while the device is waited for; trims exclude each other by another.
+//! The lock of the chunks is held over no driver call.
 
 use xlog_driver::{DriverError, DriverResult, HostMemory};
 
@@ -37,7 +38,7 @@ impl PinnedHostResource {
         if let Some(found) = allocate(ServedBy::Completed) {
             return Ok(found);
         }
-        let _slow_path = self.slow_path.lock();
+        let slow_path = self.slow_path.lock();
         let _ = self.release_completed(usize::MAX);
         if let Some(found) = allocate(ServedBy::Completed) {
             return Ok(found);
@@ -46,10 +47,13 @@ impl PinnedHostResource {
             Err(ResourceError::OutOfMemory { .. } | ResourceError::OutOfBudget { .. }) => {}
             grown => return grown,
         }
-        for stream in self.retired.streams(&self.tracker) {
+        let streams = self.retired.streams(&self.tracker);
+        // The thread that the device waits for may need the slow path.
+        drop(slow_path);
+        for stream in streams {
             let _ = stream.synchronize_in_time(&self.tracker.counters);
         }
-        let _ = self.release_completed(usize::MAX);
+        let _ = self.reap_completed();
         if let Some(found) = allocate(ServedBy::Reaped) {
             return Ok(found);
         }
@@ -60,6 +64,7 @@ impl PinnedHostResource {
         }
         // Free chunks, each too small, make room for one that is large enough.
         self.release_chunks()?;
+        let _slow_path = self.slow_path.lock();
         self.grow(bytes, align, bytes)
     }
 
@@ -125,8 +130,10 @@ impl PinnedHostResource {
         })
     }
 
-    /// Returns wholly free chunks to the host, and how many bytes they had. The caller holds the slow path.
+    /// Returns wholly free chunks to the host, and how many bytes they had. The driver may wait for the device, so the caller
+    /// does not hold the slow path.
     pub(super) fn release_chunks(&self) -> ResourceResult<usize> {
+        let _trimming = self.trimming.lock();
         let idle = self.chunks.lock().remove_idle();
         let (mut released, mut outcome) = (0, Ok(()));
         for chunk in idle {
