@@ -13,7 +13,7 @@ use xlog_cuda::device_runtime::{
     ResourceError, ServedBy, StatisticsResource, StreamId, StreamLease, StreamPool,
 };
 use xlog_cuda::sim::{Call, Fault};
-use xlog_testing::{Buffer, WatchedGate, for_each_device, for_each_seam, for_each_sim};
+use xlog_testing::{Buffer, WatchedGate, for_each_device, for_each_seam, for_each_sim, threads};
 
 const MIB: usize = 1 << 20;
 const KIB: usize = 1 << 10;
@@ -189,6 +189,37 @@ fn at_the_maximum_a_request_waits_for_returned_blocks() {
             rig.free(block);
         }
         assert_eq!(rig.pinned.bytes_held(), MIB);
+    });
+}
+
+/// The thread that holds the gate reaps and allocates before it opens it.
+#[test]
+fn a_request_that_waits_at_the_maximum_keeps_no_other_thread() {
+    for_each_device(|device| {
+        let rig = Rig::new(device, |pinned| pinned.with_maximum(MIB).with_chunk(MIB));
+        let [held, free] = rig.leases();
+        let small = rig.allocate(4 * KIB, &free);
+        let large = rig.allocate(MIB - 4 * KIB, &held);
+        let gate = WatchedGate::new(held.hold().unwrap());
+        fill(&held, large.ptr, 1, 4 * KIB);
+        rig.free(large);
+        let rig = &rig;
+        let (held, free) = (&held, &free);
+        let waits = move || rig.free(rig.allocate(MIB / 2, held));
+        let opens = move || {
+            rig.free(small);
+            for _ in 0..20 {
+                rig.pinned.reap_completed().unwrap();
+                std::thread::yield_now();
+            }
+            free.synchronize().unwrap();
+            rig.pinned.reap_completed().unwrap();
+            rig.free(rig.allocate(4 * KIB, free));
+            gate.release();
+        };
+        threads(device, vec![Box::new(waits), Box::new(opens)]);
+        rig.pinned.reap_pending().unwrap();
+        assert_eq!(rig.pinned.bytes_outstanding(), 0);
     });
 }
 
