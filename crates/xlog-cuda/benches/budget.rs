@@ -9,6 +9,8 @@
 
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
+mod support;
+
 use std::cell::Cell;
 use std::hint::black_box;
 use std::process::ExitCode;
@@ -16,6 +18,7 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use support::Arguments;
 use xlog_cuda::device_runtime::{
     AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, Generation,
     GlobalDeviceBudget, ResourceResult, StreamId,
@@ -82,25 +85,13 @@ impl DeviceMemoryResource for Null {
 }
 
 fn main() -> ExitCode {
-    let (mut gate, mut csv, mut filter) = (false, false, None);
-    for argument in std::env::args().skip(1) {
-        match argument.as_str() {
-            "--gate" => gate = true,
-            "--csv" => csv = true,
-            // Cargo says so to every bench.
-            "--bench" => {}
-            flag if flag.starts_with('-') => {
-                eprintln!(
-                    "budget: unknown argument '{flag}'; accepted are --gate, --csv and a filter"
-                );
-                return ExitCode::from(2);
-            }
-            text => filter = Some(text.to_owned()),
-        }
-    }
-    let wants = |name: &str| filter.as_ref().is_none_or(|text| name.contains(text.as_str()));
+    let arguments = match Arguments::parse("budget", "--gate, --csv") {
+        Ok(arguments) => arguments,
+        Err(refused) => return refused,
+    };
+    let wants = |name: &str| arguments.wants(name);
     let mut missed = 0;
-    if csv {
+    if arguments.csv {
         let budget = GlobalDeviceBudget::over(Null, 1 << 30);
         let (ours, bare) = best(&budget, &Null);
         println!("xlog,budget,budget-added,1024,{:.3},ns", ours - bare);
@@ -123,13 +114,7 @@ fn main() -> ExitCode {
             threads(count);
         }
     }
-    match (missed, gate) {
-        (0, _) | (_, false) => ExitCode::SUCCESS,
-        (missed, true) => {
-            eprintln!("budget: {missed} bars missed");
-            ExitCode::FAILURE
-        }
-    }
+    arguments.status("budget", missed)
 }
 
 /// Nanoseconds of one pair.

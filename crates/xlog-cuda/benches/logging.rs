@@ -8,11 +8,14 @@
 
 #![allow(missing_docs, clippy::unwrap_used)]
 
+mod support;
+
 use std::hint::black_box;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Instant;
 
+use support::Arguments;
 use xlog_cuda::device_runtime::{
     AllocTag, BinarySink, BlockState, DeviceBlock, DeviceMemoryResource, Generation,
     LoggingResource, LoggingSink, NullSink, QueryScope, ResourceResult, StatisticsConfig,
@@ -103,24 +106,10 @@ fn best(times: &mut [f64]) -> f64 {
 }
 
 fn main() -> ExitCode {
-    let (mut gate, mut csv) = (false, false);
-    let mut filter = String::new();
-    for argument in std::env::args().skip(1) {
-        match argument.as_str() {
-            "--gate" => gate = true,
-            // `peer,variant,workload,parameter,value,unit` instead of a table.
-            "--csv" => csv = true,
-            // Cargo says so to every bench.
-            "--bench" => {}
-            flag if flag.starts_with('-') => {
-                eprintln!(
-                    "logging: unknown argument '{flag}'; accepted are --gate, --csv and a filter"
-                );
-                return ExitCode::from(2);
-            }
-            text => text.clone_into(&mut filter),
-        }
-    }
+    let arguments = match Arguments::parse("logging", "--gate, --csv") {
+        Ok(arguments) => arguments,
+        Err(refused) => return refused,
+    };
     let directory = std::env::temp_dir().join(format!("xlog-logging-bench-{}", std::process::id()));
     std::fs::create_dir_all(&directory).unwrap();
     let _query = QueryScope::enter(5);
@@ -145,7 +134,7 @@ fn main() -> ExitCode {
             cost
         }),
     ];
-    let is_wanted = |name: &str| name.contains(&filter) || ["clock", "bare"].contains(&name);
+    let is_wanted = |name: &str| arguments.wants(name) || ["clock", "bare"].contains(&name);
     variants.retain(|variant| is_wanted(variant.name));
     for batch in 0..BATCHES + BATCHES / 10 {
         for variant in &mut variants {
@@ -163,7 +152,7 @@ fn main() -> ExitCode {
         best(&mut found.times)
     };
     let (clock, bare) = (cost(&mut variants, "clock"), cost(&mut variants, "bare"));
-    if !csv {
+    if !arguments.csv {
         println!("{:<44} {:.1} ns an operation", "two clock reads", clock / 2.0);
         println!("{:<44} {:.1} ns a pair", "the resource below", bare);
     }
@@ -175,7 +164,7 @@ fn main() -> ExitCode {
         let added = (cost(&mut variants, name) - bare - clock) / 2.0;
         let verdict = if added <= bar { "met" } else { "MISSED" };
         missed += usize::from(added > bar);
-        if csv {
+        if arguments.csv {
             let variant = name.replace(' ', "-");
             println!("xlog,{variant},logging-added,1024,{added:.3},ns");
             continue;
@@ -191,7 +180,7 @@ fn main() -> ExitCode {
         let added = cost(&mut variants, name) - bare;
         let verdict = if added <= STATISTICS_BAR { "met" } else { "MISSED" };
         missed += usize::from(added > STATISTICS_BAR);
-        if csv {
+        if arguments.csv {
             let variant = name.replace(' ', "-");
             println!("xlog,{variant},statistics-added,1024,{added:.3},ns");
             continue;
@@ -200,11 +189,5 @@ fn main() -> ExitCode {
     }
     drop((variants, file));
     std::fs::remove_dir_all(&directory).unwrap();
-    match (missed, gate) {
-        (0, _) | (_, false) => ExitCode::SUCCESS,
-        (missed, true) => {
-            eprintln!("logging: {missed} bars missed");
-            ExitCode::FAILURE
-        }
-    }
+    arguments.status("logging", missed)
 }

@@ -10,6 +10,8 @@
 
 #![allow(missing_docs, clippy::unwrap_used)]
 
+mod support;
+
 use std::hint::black_box;
 use std::process::ExitCode;
 use std::sync::mpsc::{Sender, channel};
@@ -20,84 +22,29 @@ use xlog_cuda::CudaDevice;
 use xlog_cuda::device_runtime::{
     AllocTag, DeviceMemoryResource, PoolConfig, PoolResource, StreamId, StreamPool,
 };
-use xlog_cuda::sim::SimDevice;
 use xlog_driver::sync::BiasedMutex;
+
+use support::{Arguments, Table, median};
 
 const TAG: AllocTag = AllocTag("bench");
 const WORKERS: usize = 16;
 const LOCK_BAR: f64 = 20.0;
 
-struct Table {
-    filter: Option<String>,
-    missed: usize,
-}
-
-impl Table {
-    fn wants(&self, name: &str) -> bool {
-        self.filter.as_ref().is_none_or(|filter| name.contains(filter.as_str()))
-    }
-
-    fn row(&mut self, name: &str, figure: &str, bar: Option<(f64, f64)>) {
-        match bar {
-            None => println!("{name:<32} {figure}"),
-            Some((value, bar)) => {
-                let met = value <= bar;
-                self.missed += usize::from(!met);
-                let verdict = if met { "met" } else { "MISSED" };
-                println!("{name:<32} {figure:<76} goal <= {bar:<4} {verdict}");
-            }
-        }
-    }
-}
-
 fn main() -> ExitCode {
-    let (mut gate, mut filter, mut spec) = (false, None, None);
-    let mut arguments = std::env::args().skip(1);
-    while let Some(argument) = arguments.next() {
-        match argument.as_str() {
-            "--gate" => gate = true,
-            "--device" => spec = arguments.next(),
-            // Cargo says so to every bench.
-            "--bench" => {}
-            flag if flag.starts_with('-') => {
-                eprintln!(
-                    "migration: unknown argument '{flag}'; accepted are --gate, --device SPEC and a filter"
-                );
-                return ExitCode::from(2);
-            }
-            text => filter = Some(text.to_owned()),
-        }
-    }
-    let device = device(spec.as_deref());
+    let arguments = match Arguments::parse("migration", "--gate, --device SPEC") {
+        Ok(arguments) => arguments,
+        Err(refused) => return refused,
+    };
+    let device = support::device(arguments.device.as_deref());
     println!("on {} ({})", device.spec(), device.properties().name);
-    let mut table = Table { filter, missed: 0 };
+    let mut table = Table { arguments, widths: (32, 76), missed: 0 };
     for owners in [0, 1, 4, 5, 16] {
         lock(&mut table, owners);
     }
     hop(&mut table, &device, 20_000, 6, Some(3.0));
     hop(&mut table, &device, 100, 60, Some(5.0));
     hop(&mut table, &device, 1, 200, None);
-    if gate && table.missed > 0 {
-        eprintln!("migration: {} bars missed", table.missed);
-        return ExitCode::FAILURE;
-    }
-    ExitCode::SUCCESS
-}
-
-/// A GPU where there is one, unless another device is asked for.
-fn device(spec: Option<&str>) -> Arc<CudaDevice> {
-    if let Some(spec) = spec {
-        return Arc::new(CudaDevice::open(spec).unwrap());
-    }
-    if let Ok(gpu) = CudaDevice::open("cuda:0") {
-        return Arc::new(gpu);
-    }
-    Arc::new(CudaDevice::from_driver(SimDevice::open(Default::default()).unwrap()))
-}
-
-fn median(mut times: Vec<f64>) -> f64 {
-    times.sort_unstable_by(f64::total_cmp);
-    times[times.len() / 2]
+    table.arguments.status("migration", table.missed)
 }
 
 /// The median of batches, in nanoseconds for each repetition.

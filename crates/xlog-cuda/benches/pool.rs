@@ -11,6 +11,7 @@
 #[allow(dead_code, unreachable_pub)]
 #[path = "peers/generators.rs"]
 mod generators;
+mod support;
 
 use std::hint::black_box;
 use std::process::ExitCode;
@@ -18,12 +19,12 @@ use std::sync::{Arc, Barrier};
 use std::time::Instant;
 
 use generators::{Minstd, Xorshift};
+use support::{Arguments, Table};
 use xlog_cuda::CudaDevice;
 use xlog_cuda::device_runtime::{
     AllocTag, DeviceBlock, DeviceMemoryResource, GlobalDeviceBudget, PoolConfig, PoolResource,
     StreamId, StreamPool,
 };
-use xlog_cuda::sim::SimDevice;
 
 const BATCHES: usize = 101;
 const PER_BATCH: usize = 1000;
@@ -32,49 +33,14 @@ const MIB: usize = 1 << 20;
 
 type Resource = Box<dyn DeviceMemoryResource + Send + Sync>;
 
-struct Table {
-    filter: Option<String>,
-    missed: usize,
-}
-
-impl Table {
-    fn wants(&self, name: &str) -> bool {
-        self.filter.as_ref().is_none_or(|filter| name.contains(filter.as_str()))
-    }
-
-    fn row(&mut self, name: &str, figure: &str, bar: Option<(f64, f64)>) {
-        match bar {
-            None => println!("{name:<44} {figure}"),
-            Some((value, bar)) => {
-                let met = value <= bar;
-                self.missed += usize::from(!met);
-                let verdict = if met { "met" } else { "MISSED" };
-                println!("{name:<44} {figure:<44} goal <= {bar:<8} {verdict}");
-            }
-        }
-    }
-}
-
 fn main() -> ExitCode {
-    let (mut gate, mut filter, mut spec) = (false, None, None);
-    let mut arguments = std::env::args().skip(1);
-    while let Some(argument) = arguments.next() {
-        match argument.as_str() {
-            "--gate" => gate = true,
-            "--device" => spec = arguments.next(),
-            "--bench" => {}
-            flag if flag.starts_with('-') => {
-                eprintln!(
-                    "pool: unknown argument '{flag}'; accepted are --gate, --device SPEC and a filter"
-                );
-                return ExitCode::from(2);
-            }
-            text => filter = Some(text.to_owned()),
-        }
-    }
-    let device = device(spec.as_deref());
+    let arguments = match Arguments::parse("pool", "--gate, --device SPEC") {
+        Ok(arguments) => arguments,
+        Err(refused) => return refused,
+    };
+    let device = support::device(arguments.device.as_deref());
     println!("on {} ({})", device.spec(), device.properties().name);
-    let mut table = Table { filter, missed: 0 };
+    let mut table = Table { arguments, widths: (44, 44), missed: 0 };
     for bytes in [256, 1 << 10, 64 << 10, MIB, 64 * MIB] {
         pair(&mut table, &device, bytes);
     }
@@ -85,22 +51,7 @@ fn main() -> ExitCode {
         random(&mut table, &device, max);
     }
     threads(&mut table, &device);
-    if gate && table.missed > 0 {
-        eprintln!("pool: {} bars missed", table.missed);
-        return ExitCode::FAILURE;
-    }
-    ExitCode::SUCCESS
-}
-
-/// A GPU where there is one, unless another device is asked for.
-fn device(spec: Option<&str>) -> Arc<CudaDevice> {
-    if let Some(spec) = spec {
-        return Arc::new(CudaDevice::open(spec).unwrap());
-    }
-    if let Ok(gpu) = CudaDevice::open("cuda:0") {
-        return Arc::new(gpu);
-    }
-    Arc::new(CudaDevice::from_driver(SimDevice::open(Default::default()).unwrap()))
+    table.arguments.status("pool", table.missed)
 }
 
 struct Setup {

@@ -12,12 +12,15 @@
 #![allow(missing_docs, clippy::unwrap_used)]
 
 mod ring;
+#[path = "../support/mod.rs"]
+mod support;
 
 use std::hint::black_box;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Instant;
 
+use support::{Arguments, median};
 use xlog_cuda::device_runtime::{
     Access, AllocTag, AsyncCudaResource, BlockId, DeviceMemoryResource, PoolConfig, PoolResource,
     StreamLease, StreamPool,
@@ -35,23 +38,11 @@ const RATIO_BAR: f64 = 1.15;
 const OVERLAP_BAR: f64 = 1.1;
 
 fn main() -> ExitCode {
-    let (mut gate, mut csv, mut filter) = (false, false, None);
-    for argument in std::env::args().skip(1) {
-        match argument.as_str() {
-            "--gate" => gate = true,
-            "--csv" => csv = true,
-            // Cargo says so to every bench.
-            "--bench" => {}
-            flag if flag.starts_with('-') => {
-                eprintln!(
-                    "ordering: unknown argument '{flag}'; accepted are --gate, --csv and a filter"
-                );
-                return ExitCode::from(2);
-            }
-            text => filter = Some(text.to_owned()),
-        }
-    }
-    let mut table = Table { filter, missed: 0, csv };
+    let arguments = match Arguments::parse("ordering", "--gate, --csv") {
+        Ok(arguments) => arguments,
+        Err(refused) => return refused,
+    };
+    let mut table = Table { arguments, missed: 0 };
     same_stream(&mut table);
     ring::on_idle_driver(&mut table);
     match gpu() {
@@ -69,13 +60,7 @@ fn main() -> ExitCode {
             ring::on_simulated_device(&mut table);
         }
     }
-    match (table.missed, gate) {
-        (0, _) | (_, false) => ExitCode::SUCCESS,
-        (missed, true) => {
-            eprintln!("ordering: {missed} bars missed");
-            ExitCode::FAILURE
-        }
-    }
+    table.arguments.status("ordering", table.missed)
 }
 
 fn gpu() -> Result<Arc<CudaDevice>, String> {
@@ -91,28 +76,27 @@ fn gpu() -> Result<Arc<CudaDevice>, String> {
 }
 
 struct Table {
-    filter: Option<String>,
+    arguments: Arguments,
     missed: usize,
-    csv: bool,
 }
 
 impl Table {
     /// A remark beside the rows.
     fn say(&self, text: &str) {
-        if !self.csv {
+        if !self.arguments.csv {
             println!("{text}");
         }
     }
 
     /// The row as the comparison with peers reads it.
     fn raw(&self, variant: &str, workload: &str, parameter: usize, value: f64, unit: &str) {
-        if self.csv {
+        if self.arguments.csv {
             println!("xlog,{variant},{workload},{parameter},{value:.4},{unit}");
         }
     }
 
     fn wants(&self, name: &str) -> bool {
-        self.filter.as_ref().is_none_or(|text| name.contains(text.as_str()))
+        self.arguments.wants(name)
     }
 
     fn row(&mut self, name: &str, figure: &str, goal: &str, is_met: bool) {
@@ -133,11 +117,6 @@ fn time(count: usize, work: impl FnOnce()) -> f64 {
     let start = Instant::now();
     work();
     start.elapsed().as_nanos() as f64 / count as f64
-}
-
-fn median(mut times: Vec<f64>) -> f64 {
-    times.sort_unstable_by(f64::total_cmp);
-    times[times.len() / 2]
 }
 
 /// The medians of two variants, and of what one is to the other.
