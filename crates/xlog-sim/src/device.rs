@@ -14,7 +14,7 @@ use crate::engine::{Guard, SharedMachine};
 use crate::faults::{Call, Faults};
 use crate::kernel::{KernelRange, SimKernel};
 use crate::memory::{BLOCK_ALIGN, Owner as BlockOwner, RegionKind};
-use crate::op::{Argument, Label, Marker, Meant, OpKind};
+use crate::op::{Argument, Label, Meant, OpKind};
 use crate::race::RaceReport;
 use crate::state::State;
 use crate::threads;
@@ -193,16 +193,6 @@ impl SimDevice {
         Ok(())
     }
 
-    /// Names a stream for race reports.
-    pub fn name_stream(&self, stream: StreamHandle, name: &str) -> DriverResult<()> {
-        let mut state = self.shared.lock();
-        self.check_stream(&state, Call::StreamId, stream)?;
-        if let Some(stream) = state.streams.get_mut(&stream.number()) {
-            stream.name = Some(Arc::from(name));
-        }
-        Ok(())
-    }
-
     /// From now on the stream says that it is, or is not, being captured into a graph. Work queued on it runs all the same: this
     /// only shows how a program treats such a stream.
     pub fn set_capturing(&self, stream: StreamHandle, capturing: bool) -> DriverResult<()> {
@@ -219,40 +209,6 @@ impl SimDevice {
         let mut state = self.shared.lock();
         state.space.check("tag_memory", ptr, bytes as u64)?;
         state.space.tag(ptr, bytes as u64, tag);
-        Ok(())
-    }
-
-    /// Notifies the detector that a sub-allocator hands out this range, in the order of `stream`.
-    ///
-    /// Work on the range that is not ordered after this is a use before allocation, or across reuse.
-    pub fn begin_range(
-        &self,
-        ptr: u64,
-        bytes: usize,
-        stream: StreamHandle,
-        tag: &str,
-    ) -> DriverResult<()> {
-        let mut state = self.shared.lock();
-        self.check_stream(&state, Call::AllocAsync, stream)?;
-        let mut argument = self.argument(&state, Call::AllocAsync, ptr, bytes, Access::Write)?;
-        state.space.tag(ptr, bytes as u64, tag);
-        argument.tag = Some(Arc::from(tag));
-        let kind = OpKind::Alloc { completed: Vec::new() };
-        self.push(&mut state, stream, Label::Fixed("begin_range"), kind, vec![argument]);
-        Ok(())
-    }
-
-    /// Notifies the detector that a sub-allocator takes this range back, in the order of `stream`.
-    ///
-    /// Work on the range that is not ordered before this is a use after free.
-    pub fn end_range(&self, ptr: u64, bytes: usize, stream: StreamHandle) -> DriverResult<()> {
-        let mut state = self.shared.lock();
-        self.check_stream(&state, Call::FreeAsync, stream)?;
-        let argument = self.argument(&state, Call::FreeAsync, ptr, bytes, Access::Write)?;
-        let meta = state.meta(Label::Fixed("end_range"), Some(stream));
-        let marker = Marker::new(stream, meta.sequence);
-        state.push_as(stream, meta, OpKind::Free(marker), vec![argument]);
-        self.shared.queued(&mut state, stream.number());
         Ok(())
     }
 

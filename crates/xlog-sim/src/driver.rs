@@ -15,7 +15,7 @@ use crate::device::SimDevice;
 use crate::engine::{Target, check_alive, gather, scatter};
 use crate::faults::Call;
 use crate::memory::{BLOCK_ALIGN, Backing, Owner, RegionKind, round_up};
-use crate::op::{GateState, Label, OpKind};
+use crate::op::{GateState, Label, Marker, OpKind};
 use crate::state::{Event, State};
 
 impl SimDevice {
@@ -450,9 +450,15 @@ impl Driver for SimDevice {
     }
 
     fn name_stream(&self, stream: StreamHandle, name: &str) -> DriverResult<()> {
-        Self::name_stream(self, stream, name)
+        let mut state = self.shared.lock();
+        self.check_stream(&state, Call::StreamId, stream)?;
+        if let Some(stream) = state.streams.get_mut(&stream.number()) {
+            stream.name = Some(Arc::from(name));
+        }
+        Ok(())
     }
 
+    // Work on the range that is not ordered after this is a use before allocation, or across reuse.
     fn begin_range(
         &self,
         ptr: u64,
@@ -460,11 +466,26 @@ impl Driver for SimDevice {
         stream: StreamHandle,
         tag: &str,
     ) -> DriverResult<()> {
-        Self::begin_range(self, ptr, bytes, stream, tag)
+        let mut state = self.shared.lock();
+        self.check_stream(&state, Call::AllocAsync, stream)?;
+        let mut argument = self.argument(&state, Call::AllocAsync, ptr, bytes, Access::Write)?;
+        state.space.tag(ptr, bytes as u64, tag);
+        argument.tag = Some(Arc::from(tag));
+        let kind = OpKind::Alloc { completed: Vec::new() };
+        self.push(&mut state, stream, Label::Fixed("begin_range"), kind, vec![argument]);
+        Ok(())
     }
 
+    // Work on the range that is not ordered before this is a use after free.
     fn end_range(&self, ptr: u64, bytes: usize, stream: StreamHandle) -> DriverResult<()> {
-        Self::end_range(self, ptr, bytes, stream)
+        let mut state = self.shared.lock();
+        self.check_stream(&state, Call::FreeAsync, stream)?;
+        let argument = self.argument(&state, Call::FreeAsync, ptr, bytes, Access::Write)?;
+        let meta = state.meta(Label::Fixed("end_range"), Some(stream));
+        let marker = Marker::new(stream, meta.sequence);
+        state.push_as(stream, meta, OpKind::Free(marker), vec![argument]);
+        self.shared.queued(&mut state, stream.number());
+        Ok(())
     }
 
     fn async_pools(&self) -> Option<&dyn AsyncPools> {

@@ -199,6 +199,19 @@ impl<R: DeviceMemoryResource> LoggingResource<R> {
         }
     }
 
+    /// Allocates by `call` from the resource below, and logs that.
+    #[inline(always)]
+    fn logged(
+        &self,
+        request: Request,
+        call: impl FnOnce(&R) -> ResourceResult<DeviceBlock>,
+    ) -> ResourceResult<DeviceBlock> {
+        let start = clock::now();
+        let result = call(&self.inner);
+        self.log_allocation(Self::ended(start), request, result.as_ref());
+        result
+    }
+
     /// Emits one record of `action` with the outcome of `result`.
     #[inline(always)]
     fn log<T>(
@@ -231,7 +244,7 @@ impl<R: DeviceMemoryResource> LoggingResource<R> {
             stream: Some(used.stream),
             block: Some((used.block.ptr, used.block.generation)),
             access: used.access,
-            ..RecordFields::NOTHING
+            ..RecordFields::default()
         };
         self.log(action, order, Self::ended(start), about, &result);
         result
@@ -282,7 +295,7 @@ struct BlockUse {
 }
 
 /// The fields of a record that depend on the operation.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 struct RecordFields {
     stream: Option<StreamId>,
     block: Option<(u64, Generation)>,
@@ -295,17 +308,6 @@ struct RecordFields {
 }
 
 impl RecordFields {
-    const NOTHING: Self = Self {
-        stream: None,
-        block: None,
-        bytes: None,
-        tag: None,
-        granted: None,
-        align: None,
-        served_by: ServedBy::Unknown,
-        access: None,
-    };
-
     /// The fields of a block as its owner passed it.
     #[inline(always)]
     fn claim(block: &DeviceBlock) -> Self {
@@ -315,7 +317,7 @@ impl RecordFields {
             bytes: Some(block.bytes),
             tag: Some(block.tag),
             align: Some(block.align),
-            ..Self::NOTHING
+            ..Self::default()
         }
     }
 }
@@ -336,7 +338,7 @@ impl Request {
             bytes: Some(self.bytes),
             tag: Some(self.tag),
             served_by,
-            ..RecordFields::NOTHING
+            ..RecordFields::default()
         }
     }
 }
@@ -365,11 +367,8 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for LoggingResource<R> {
         stream: StreamId,
         tag: AllocTag,
     ) -> ResourceResult<DeviceBlock> {
-        let start = clock::now();
-        let result = self.inner.allocate(bytes, stream, tag);
-        let call = Self::ended(start);
-        self.log_allocation(call, Request { bytes, align: None, stream, tag }, result.as_ref());
-        result
+        let request = Request { bytes, align: None, stream, tag };
+        self.logged(request, |inner| inner.allocate(bytes, stream, tag))
     }
 
     fn deallocate(&self, block: DeviceBlock) -> ResourceResult<()> {
@@ -386,7 +385,7 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for LoggingResource<R> {
             Err(error) => {
                 let RecordFields { stream, block, bytes, tag, align, .. } = about;
                 let about =
-                    RecordFields { stream, block, bytes, tag, align, ..RecordFields::NOTHING };
+                    RecordFields { stream, block, bytes, tag, align, ..RecordFields::default() };
                 self.emit_failure(LogAction::Deallocate, order, call, about, &error);
                 self.note_failed_free(id, about, &error);
                 Err(error)
@@ -401,7 +400,7 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for LoggingResource<R> {
         if self.unfinished.has_any() {
             self.log_finished_frees();
         }
-        self.log(LogAction::ReapPending, next_order(), call, RecordFields::NOTHING, &result);
+        self.log(LogAction::ReapPending, next_order(), call, RecordFields::default(), &result);
         result
     }
 
@@ -467,12 +466,8 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for LoggingResource<R> {
         stream: StreamId,
         tag: AllocTag,
     ) -> ResourceResult<DeviceBlock> {
-        let start = clock::now();
-        let result = self.inner.allocate_aligned(bytes, align, stream, tag);
-        let call = Self::ended(start);
         let request = Request { bytes, align: Some(align), stream, tag };
-        self.log_allocation(call, request, result.as_ref());
-        result
+        self.logged(request, |inner| inner.allocate_aligned(bytes, align, stream, tag))
     }
 
     fn allocate_batch(
@@ -521,7 +516,7 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for LoggingResource<R> {
         if let Err(error) = &result
             && bytes > 0
         {
-            let about = RecordFields { bytes: Some(bytes), ..RecordFields::NOTHING };
+            let about = RecordFields { bytes: Some(bytes), ..RecordFields::default() };
             let (order, call) = (next_order(), Self::ended(start));
             self.emit_failure(LogAction::Allocate, order, call, about, error);
         }
@@ -536,12 +531,10 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for LoggingResource<R> {
         stream: StreamId,
         tag: AllocTag,
     ) -> ResourceResult<DeviceBlock> {
-        let start = clock::now();
-        let result = self.inner.allocate_reserved(reservation, bytes, align, stream, tag);
-        let call = Self::ended(start);
         let request = Request { bytes, align: Some(align), stream, tag };
-        self.log_allocation(call, request, result.as_ref());
-        result
+        self.logged(request, |inner| {
+            inner.allocate_reserved(reservation, bytes, align, stream, tag)
+        })
     }
 }
 
