@@ -9,9 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
-use xlog_trace::{
-    Format, Header, Names, ReadReport, Reader, Record, Source, Strictness, TraceError,
-};
+use xlog_trace::{Format, LogState, ReadReport, Reader, Record, Source, Strictness, TraceError};
 
 use crate::format::LogFormat;
 use crate::text_report::TextReport;
@@ -193,16 +191,8 @@ impl Source for Watched {
         self.reader.next_record()
     }
 
-    fn header(&self) -> &Header {
-        self.reader.header()
-    }
-
-    fn names(&self) -> &Names {
-        self.reader.names()
-    }
-
-    fn report(&self) -> &ReadReport {
-        self.reader.report()
+    fn state(&self) -> &LogState {
+        self.reader.state()
     }
 }
 

@@ -56,7 +56,7 @@ pub use lines::MAX_LINE_BYTES;
 pub use live::{LiveBlock, MAX_LIVE_BLOCKS, reserve_live};
 pub use names::{MAX_NAME_BYTES, MAX_NAME_TABLE_BYTES, MAX_NAMES, MAX_STREAM_NAMES, NameId, Names};
 pub use ordered::{DEFAULT_WINDOW, Ordered};
-pub use reader::{ReadReport, Reader, Source, Strictness, rotated_files};
+pub use reader::{LogState, ReadReport, Reader, Source, Strictness, rotated_files};
 pub use record::{Failure, Fields, Record};
 pub use recorder::{
     OnError, Overflow, Recorder, RecorderConfig, RecorderStats, at_exit, check_writable, intern,

@@ -8,9 +8,7 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
 use crate::error::TraceError;
-use crate::header::Header;
-use crate::names::Names;
-use crate::reader::{ReadReport, Source};
+use crate::reader::{LogState, Source};
 use crate::record::Record;
 
 /// Default window: 96 bytes a record, so 48 MiB when full.
@@ -97,16 +95,8 @@ impl<S: Source> Source for Ordered<S> {
         Ok(Some(record))
     }
 
-    fn header(&self) -> &Header {
-        self.inner.header()
-    }
-
-    fn names(&self) -> &Names {
-        self.inner.names()
-    }
-
-    fn report(&self) -> &ReadReport {
-        self.inner.report()
+    fn state(&self) -> &LogState {
+        self.inner.state()
     }
 }
 
@@ -117,23 +107,15 @@ mod tests {
     use super::*;
     use crate::action::Action;
 
-    struct Given(std::vec::IntoIter<Record>, Header, Names, ReadReport);
+    struct Given(std::vec::IntoIter<Record>, LogState);
 
     impl Source for Given {
         fn next_record(&mut self) -> Result<Option<Record>, TraceError> {
             Ok(self.0.next())
         }
 
-        fn header(&self) -> &Header {
+        fn state(&self) -> &LogState {
             &self.1
-        }
-
-        fn names(&self) -> &Names {
-            &self.2
-        }
-
-        fn report(&self) -> &ReadReport {
-            &self.3
         }
     }
 
@@ -149,12 +131,7 @@ mod tests {
             let record =
                 |(at, order): (usize, &u64)| Record::new(Action::Allocate, 0, *order, at as u64);
             let records: Vec<Record> = orders.iter().enumerate().map(record).collect();
-            let given = Given(
-                records.clone().into_iter(),
-                Header::new(),
-                Names::new(),
-                ReadReport::default(),
-            );
+            let given = Given(records.clone().into_iter(), LogState::default());
             let mut ordered = Ordered::with_window(given, window);
             let (mut held, mut coming) = (Vec::new(), records.into_iter());
             let (mut highest, mut late) = (0, 0);

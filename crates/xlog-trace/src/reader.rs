@@ -89,33 +89,34 @@ impl fmt::Display for ReadReport {
     }
 }
 
+/// The facts of a log that are known while it is read.
+#[derive(Clone, Debug, Default)]
+pub struct LogState {
+    /// The header of the log.
+    pub header: Header,
+    /// The strings of the records read so far.
+    pub names: Names,
+    /// How reading went so far.
+    pub report: ReadReport,
+}
+
 /// Anything that gives records one after the other, with the names they use.
 pub trait Source {
     /// The next record, or none at the end.
     fn next_record(&mut self) -> Result<Option<Record>, TraceError>;
+    /// The header, the names and the report of the log so far.
+    fn state(&self) -> &LogState;
     /// The header of the log.
-    fn header(&self) -> &Header;
-    /// The strings of the records given so far.
-    fn names(&self) -> &Names;
-    /// How reading went so far.
-    fn report(&self) -> &ReadReport;
-}
-
-impl<S: Source + ?Sized> Source for Box<S> {
-    fn next_record(&mut self) -> Result<Option<Record>, TraceError> {
-        (**self).next_record()
-    }
-
     fn header(&self) -> &Header {
-        (**self).header()
+        &self.state().header
     }
-
+    /// The strings of the records given so far.
     fn names(&self) -> &Names {
-        (**self).names()
+        &self.state().names
     }
-
+    /// How reading went so far.
     fn report(&self) -> &ReadReport {
-        (**self).report()
+        &self.state().report
     }
 }
 
@@ -193,16 +194,8 @@ impl Source for Reader {
         self.inner.next_record()
     }
 
-    fn header(&self) -> &Header {
-        self.inner.header()
-    }
-
-    fn names(&self) -> &Names {
-        self.inner.names()
-    }
-
-    fn report(&self) -> &ReadReport {
-        self.inner.report()
+    fn state(&self) -> &LogState {
+        self.inner.state()
     }
 }
 

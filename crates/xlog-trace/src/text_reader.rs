@@ -3,10 +3,9 @@
 use std::io::Read;
 
 use crate::error::{BadInput, InputPosition, TraceError, excerpt};
-use crate::header::Header;
 use crate::lines::{Broken, Line, Lines, MAX_LINE_BYTES};
 use crate::names::Names;
-use crate::reader::{ReadReport, Source, Strictness};
+use crate::reader::{LogState, Source, Strictness};
 use crate::record::Record;
 
 /// The expected content of a line, and the content found.
@@ -35,10 +34,8 @@ pub(crate) trait Columns: Sized {
 pub(crate) struct TextReader<R, C> {
     lines: Lines<R>,
     columns: C,
-    /// Says nothing: text logs carry their time in the records, or no date at all.
-    header: Header,
-    names: Names,
-    report: ReadReport,
+    /// Its header stays empty: text logs carry their time in the records, or no date at all.
+    log: LogState,
     strictness: Strictness,
     done: bool,
 }
@@ -54,15 +51,7 @@ impl<R: Read, C: Columns> TextReader<R, C> {
             let position = InputPosition::Line(1);
             TraceError::Bad(BadInput { position, expected, found, good_records: 0 })
         })?;
-        Ok(Self {
-            lines,
-            columns,
-            header: Header::default(),
-            names: Names::new(),
-            report: ReadReport::default(),
-            strictness,
-            done: false,
-        })
+        Ok(Self { lines, columns, log: LogState::default(), strictness, done: false })
     }
 
     fn parse(&mut self, line: &Line) -> Result<Option<Record>, Wrong> {
@@ -78,20 +67,20 @@ impl<R: Read, C: Columns> TextReader<R, C> {
         if text.is_empty() {
             return Ok(None);
         }
-        self.columns.parse(text, self.report.records, &mut self.names)
+        self.columns.parse(text, self.log.report.records, &mut self.log.names)
     }
 
     /// Counts a bad line; the end of a file that was cut off is no bad line, except for strict readers.
     fn refuse(&mut self, line: &Line, wrong: Wrong) -> Result<(), TraceError> {
         let cut = line.broken == Some(Broken::Cut);
-        self.report.truncated |= cut;
+        self.log.report.truncated |= cut;
         if cut && self.strictness == Strictness::Lenient {
             return Ok(());
         }
         let Wrong { expected, found } = wrong;
         let position = InputPosition::Line(line.number);
-        let bad = BadInput { position, expected, found, good_records: self.report.records };
-        self.report.refuse(bad, self.strictness).inspect_err(|_| self.done = true)
+        let bad = BadInput { position, expected, found, good_records: self.log.report.records };
+        self.log.report.refuse(bad, self.strictness).inspect_err(|_| self.done = true)
     }
 }
 
@@ -105,7 +94,7 @@ impl<R: Read, C: Columns> Source for TextReader<R, C> {
             };
             match self.parse(&line) {
                 Ok(Some(record)) => {
-                    self.report.records += 1;
+                    self.log.report.records += 1;
                     return Ok(Some(record));
                 }
                 Ok(None) => {}
@@ -118,15 +107,7 @@ impl<R: Read, C: Columns> Source for TextReader<R, C> {
         Ok(None)
     }
 
-    fn header(&self) -> &Header {
-        &self.header
-    }
-
-    fn names(&self) -> &Names {
-        &self.names
-    }
-
-    fn report(&self) -> &ReadReport {
-        &self.report
+    fn state(&self) -> &LogState {
+        &self.log
     }
 }

@@ -4,8 +4,8 @@ use std::io::Read;
 
 use crate::error::{BadInput, TraceError};
 use crate::header::Header;
-use crate::names::{MAX_NAMES, NameId, Names};
-use crate::reader::{ReadReport, Source, Strictness};
+use crate::names::{MAX_NAMES, NameId};
+use crate::reader::{LogState, Source, Strictness};
 use crate::record::Record;
 
 use super::frames::{Found, Frames};
@@ -19,13 +19,11 @@ use super::layout::{
 pub(crate) struct BinaryReader<R> {
     frames: Frames<R>,
     run: Option<(Frame, usize)>,
-    header: Header,
-    names: Names,
-    /// From the file's numbers to those of `names`; a new header starts it afresh.
+    log: LogState,
+    /// From the file's numbers to those of the names; a new header starts it afresh.
     numbers: Vec<u32>,
     /// The offset of a later log's times in the same file from the first one's epoch.
     shift: i64,
-    report: ReadReport,
     strictness: Strictness,
     done: bool,
 }
@@ -36,11 +34,9 @@ impl<R: Read> BinaryReader<R> {
         let mut reader = Self {
             frames: Frames::new(inner),
             run: None,
-            header: Header::default(),
-            names: Names::new(),
+            log: LogState::default(),
             numbers: Vec::new(),
             shift: 0,
-            report: ReadReport::default(),
             strictness,
             done: false,
         };
@@ -83,18 +79,18 @@ impl<R: Read> BinaryReader<R> {
     fn step(&mut self) -> Result<(), TraceError> {
         let offset = self.frames.offset();
         let found = self.frames.next();
-        self.report.skipped_bytes = self.frames.skipped();
+        self.log.report.skipped_bytes = self.frames.skipped();
         let found = found.inspect_err(|_| self.done = true)?;
         match found {
             Found::End => {
                 self.done = true;
-                self.report.unclosed = !self.report.closed;
+                self.log.report.unclosed = !self.log.report.closed;
             }
             Found::Damage(bad) => self.refuse(bad)?,
             Found::Cut(frame, bad) => {
                 self.done = true;
-                self.report.truncated = true;
-                self.report.unclosed = true;
+                self.log.report.truncated = true;
+                self.log.report.unclosed = true;
                 if run_size(&frame).is_some() {
                     self.run = Some((frame, 0));
                 }
@@ -116,9 +112,9 @@ impl<R: Read> BinaryReader<R> {
                 let mut fields = Fields(self.frames.payload());
                 let tally = fields.u64().zip(fields.u64());
                 if let Some((_, dropped)) = tally {
-                    self.report.closed = true;
-                    self.report.dropped_at_source =
-                        self.report.dropped_at_source.saturating_add(dropped);
+                    self.log.report.closed = true;
+                    self.log.report.dropped_at_source =
+                        self.log.report.dropped_at_source.saturating_add(dropped);
                 }
                 tally.is_some()
             }
@@ -163,13 +159,13 @@ impl<R: Read> BinaryReader<R> {
             device_name: String::from_utf8_lossy(name).into_owned(),
         };
         // Of several logs put together, the first one's clock is the clock of all.
-        if self.report.records == 0 {
-            self.header = header;
+        if self.log.report.records == 0 {
+            self.log.header = header;
         } else {
-            self.shift = epoch.wrapping_sub(self.header.epoch_unix_nanos).cast_signed();
+            self.shift = epoch.wrapping_sub(self.log.header.epoch_unix_nanos).cast_signed();
         }
         self.numbers.clear();
-        self.report.closed = false;
+        self.log.report.closed = false;
         Ok(true)
     }
 
@@ -188,14 +184,14 @@ impl<R: Read> BinaryReader<R> {
                     if self.numbers.len() <= index {
                         self.numbers.resize(index + 1, 0);
                     }
-                    let known = self.names.intern(&text).raw();
+                    let known = self.log.names.intern(&text).raw();
                     if let Some(slot) = self.numbers.get_mut(index) {
                         *slot = known;
                     }
                 }
                 NAME_TEXT => return false,
                 NAME_STREAM => {
-                    self.names.name_stream(id, &text);
+                    self.log.names.name_stream(id, &text);
                 }
                 _ => {}
             }
@@ -204,8 +200,8 @@ impl<R: Read> BinaryReader<R> {
     }
 
     fn refuse(&mut self, mut bad: BadInput) -> Result<(), TraceError> {
-        bad.good_records = self.report.records;
-        let result = self.report.refuse(bad, self.strictness);
+        bad.good_records = self.log.report.records;
+        let result = self.log.report.refuse(bad, self.strictness);
         self.done |= result.is_err();
         result
     }
@@ -215,7 +211,7 @@ impl<R: Read> Source for BinaryReader<R> {
     fn next_record(&mut self) -> Result<Option<Record>, TraceError> {
         loop {
             if let Some(record) = self.next_in_chunk() {
-                self.report.records += 1;
+                self.log.report.records += 1;
                 return Ok(Some(record));
             }
             if self.done {
@@ -225,16 +221,8 @@ impl<R: Read> Source for BinaryReader<R> {
         }
     }
 
-    fn header(&self) -> &Header {
-        &self.header
-    }
-
-    fn names(&self) -> &Names {
-        &self.names
-    }
-
-    fn report(&self) -> &ReadReport {
-        &self.report
+    fn state(&self) -> &LogState {
+        &self.log
     }
 }
 
