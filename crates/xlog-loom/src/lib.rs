@@ -18,17 +18,17 @@ mod bias_tests;
 mod block_tests;
 #[cfg(test)]
 #[allow(dead_code)]
-#[path = "../../xlog-cuda/src/device_runtime/ordering/clock.rs"]
+#[path = "../../xlog-cuda/src/device_runtime/ordering/clock/stream_clock.rs"]
 mod clock;
 #[cfg(test)]
 mod clock_tests;
 #[cfg(test)]
 #[allow(dead_code)]
-#[path = "../../xlog-cuda/src/device_runtime/ordering/event_queue.rs"]
+#[path = "../../xlog-cuda/src/device_runtime/ordering/clock/event_queue.rs"]
 mod event_queue;
 #[cfg(test)]
 #[allow(dead_code)]
-#[path = "../../xlog-cuda/src/device_runtime/ordering/events.rs"]
+#[path = "../../xlog-cuda/src/device_runtime/ordering/clock/events.rs"]
 mod events;
 #[cfg(test)]
 #[allow(dead_code)]
@@ -58,5 +58,5 @@ mod threads;
 mod tree;
 #[cfg(test)]
 #[allow(dead_code)]
-#[path = "../../xlog-cuda/src/device_runtime/ordering/vector_clock.rs"]
+#[path = "../../xlog-cuda/src/device_runtime/ordering/clock/vector_clock.rs"]
 mod vector_clock;

@@ -13,7 +13,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use super::StreamId;
-use super::ordering::clock_headers::ClockHeaders;
+use super::ordering::clock::clock_headers::ClockHeaders;
 use super::stream_table::{Holder, StreamTable};
 use crate::stream::RawStream;
 use crate::{CudaDevice, DeviceStream, Result, XlogError};
@@ -160,7 +160,7 @@ impl StreamPool {
         self.table.raw(id)
     }
 
-    /// The driver stream in a slot; see [`StreamClock::slot`](super::ordering::clock::StreamClock::slot).
+    /// The driver stream in a slot; see [`StreamClock::slot`](super::ordering::clock::stream_clock::StreamClock::slot).
     #[inline]
     pub(crate) fn at(&self, slot: u32) -> Option<&Arc<RawStream>> {
         self.table.at(slot)

@@ -11,8 +11,8 @@ use std::sync::Arc;
 use xlog_driver::{CaptureStatus, Driver, DriverError, DriverResult, EventHandle, StreamHandle};
 
 use crate::CudaDevice;
-use crate::device_runtime::ordering::clock::{Begun, StreamClock};
-use crate::device_runtime::ordering::clock_headers::ClockHeaderRef;
+use crate::device_runtime::ordering::clock::clock_headers::ClockHeaderRef;
+use crate::device_runtime::ordering::clock::stream_clock::{Begun, StreamClock};
 use crate::device_runtime::ordering::striped_counters::{StripedCounters, WaitCounts};
 use crate::device_wait;
 

@@ -20,13 +20,8 @@
 
 pub(crate) mod block_meta;
 pub(crate) mod clock;
-pub(crate) mod clock_headers;
-#[cfg(test)]
-mod clock_tests;
 pub(crate) mod completed_frees;
 pub(crate) mod deferred_frees;
-pub(crate) mod event_queue;
-pub(crate) mod events;
 pub(crate) mod primitive;
 pub(crate) mod slab;
 pub(crate) mod state_word;
@@ -36,7 +31,6 @@ pub(crate) mod use_slow_path;
 pub(crate) mod use_state;
 pub(crate) mod use_tracking;
 pub(crate) mod uses;
-pub(crate) mod vector_clock;
 pub(crate) mod wait_fast_path;
 
 /// When an event is recorded for a closed use.

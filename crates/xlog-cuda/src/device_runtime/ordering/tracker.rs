@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use super::EventPolicy;
 use super::block_meta::{BlockMeta, BlockTable, generation_bits};
-use super::clock::ClockHeader;
-use super::clock_headers::ClockHeaders;
+use super::clock::clock_headers::ClockHeaders;
+use super::clock::stream_clock::ClockHeader;
 use super::state_word::Attempt;
 use super::striped_counters::StripedCounters;
 use super::uses::OutstandingList;

@@ -11,7 +11,7 @@ use super::resource::MAX_BYTES;
 use crate::device_runtime::ordering::block_meta::{
     BlockMeta, BlockOwner, BlockTable, generation_bits,
 };
-use crate::device_runtime::ordering::clock::ClockHeader;
+use crate::device_runtime::ordering::clock::stream_clock::ClockHeader;
 use crate::device_runtime::ordering::primitive::Lock;
 use crate::device_runtime::resource::{
     AllocTag, BlockId, DeviceBlock, Generation, MIN_ALIGN, StreamId,

@@ -4,8 +4,8 @@ use std::ops::Deref;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use super::clock::ClockHeader;
-use super::slab::Slab;
+use super::stream_clock::ClockHeader;
+use crate::device_runtime::ordering::slab::Slab;
 
 /// Headers that one load finds.
 const INLINE: usize = 64;

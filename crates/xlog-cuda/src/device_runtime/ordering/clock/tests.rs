@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::clock::{Begun, ClockHeader, StreamClock};
+use super::stream_clock::{Begun, ClockHeader, StreamClock};
 
 /// How far a stream is ordered after each other one, in full.
 type Full = BTreeMap<usize, u64>;

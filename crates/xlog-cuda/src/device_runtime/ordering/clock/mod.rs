@@ -1,0 +1,20 @@
+//! The clock of a stream: stamps of its work, the events that cover them, and what it is ordered after.
+//!
+//! Invariants:
+//! - An event covers every stamp up to the one before it was begun: the work of those stamps was queued before.
+//! - A stream claims to be ordered after another one only once the driver has queued the wait.
+//! - A forgotten entry of a vector clock adds a wait and never omits one.
+//! - An event is recycled only when it has completed and no thread may still pass it to the driver.
+//!
+//! Nothing here calls the driver or knows of blocks. `stream_clock` takes its atomics and its lock from `primitive`, so
+//! that a model checker can replace them.
+
+use super::primitive;
+
+pub(crate) mod clock_headers;
+pub(crate) mod event_queue;
+pub(crate) mod events;
+pub(crate) mod stream_clock;
+#[cfg(test)]
+mod tests;
+pub(crate) mod vector_clock;
