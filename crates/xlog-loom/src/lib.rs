@@ -44,7 +44,7 @@ mod quota;
 mod quota_tests;
 #[cfg(test)]
 #[allow(dead_code)]
-#[path = "../../xlog-cuda/src/device_runtime/ordering/state_word.rs"]
+#[path = "../../xlog-cuda/src/device_runtime/ordering/block/state_word.rs"]
 mod state_word;
 #[cfg(test)]
 #[allow(dead_code)]

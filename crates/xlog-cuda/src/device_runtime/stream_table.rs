@@ -16,9 +16,9 @@ use std::sync::{Arc, OnceLock};
 use xlog_driver::sync::Mutex;
 use xlog_driver::{DriverError, DriverResult};
 
+use super::ordering::block::slab::Slab;
 use super::ordering::clock::clock_headers::{ClockHeaderRef, ClockHeaders};
 use super::ordering::clock::stream_clock::ClockHeader;
-use super::ordering::slab::Slab;
 use super::stream_ids::IssuedId;
 use super::{StreamId, StreamPoolError, StreamPriority};
 use crate::stream::RawStream;

@@ -7,8 +7,8 @@ use std::collections::VecDeque;
 
 use xlog_driver::DriverResult;
 
+use crate::device_runtime::ordering::block::slab::Slab;
 use crate::device_runtime::ordering::primitive::Lock;
-use crate::device_runtime::ordering::slab::Slab;
 use crate::device_runtime::ordering::striped_counters::StripedCounters;
 use crate::device_runtime::resource::Generation;
 use crate::stream::{Completion, RawStream};

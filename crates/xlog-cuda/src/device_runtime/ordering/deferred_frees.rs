@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use xlog_driver::sync::{Mutex, MutexGuard};
 
-use super::block_meta::BlockMeta;
+use super::block::block_meta::BlockMeta;
 use super::tracker::Tracker;
 use crate::device_runtime::resource::{Generation, ResourceResult};
 

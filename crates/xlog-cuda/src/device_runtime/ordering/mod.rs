@@ -18,19 +18,15 @@
 //!
 //! `clock` and `state_word` take their atomics and locks from `primitive`, so that a model checker can replace them.
 
-pub(crate) mod block_meta;
+pub(crate) mod block;
 pub(crate) mod clock;
 pub(crate) mod completed_frees;
 pub(crate) mod deferred_frees;
 pub(crate) mod primitive;
-pub(crate) mod slab;
-pub(crate) mod state_word;
 pub(crate) mod striped_counters;
 pub(crate) mod tracker;
 pub(crate) mod use_slow_path;
-pub(crate) mod use_state;
 pub(crate) mod use_tracking;
-pub(crate) mod uses;
 pub(crate) mod wait_fast_path;
 
 /// When an event is recorded for a closed use.

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use super::EventPolicy;
-use super::block_meta::{BlockMeta, BlockTable, generation_bits};
+use super::block::block_meta::{BlockMeta, BlockTable, generation_bits};
+use super::block::state_word::Attempt;
+use super::block::uses::OutstandingList;
 use super::clock::clock_headers::ClockHeaders;
 use super::clock::stream_clock::ClockHeader;
-use super::state_word::Attempt;
 use super::striped_counters::StripedCounters;
-use super::uses::OutstandingList;
 use crate::CudaDevice;
 use crate::device_runtime::resource::{
     BlockId, Generation, ResourceError, ResourceResult, ResourceStatistics, StreamId,

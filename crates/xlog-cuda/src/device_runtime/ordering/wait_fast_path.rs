@@ -6,13 +6,13 @@
 //! block.
 
 use super::EventPolicy;
-use super::block_meta::{BlockMeta, generation_bits};
+use super::block::block_meta::{BlockMeta, generation_bits};
+use super::block::use_state::LastWriter;
+use super::block::uses::NamedUse;
 use super::striped_counters::WaitCounts;
 use super::tracker::Tracker;
 use super::use_slow_path::{EndUse, close_foreign_fast};
-use super::use_state::LastWriter;
 use super::use_tracking::UseTracking;
-use super::uses::NamedUse;
 use crate::device_runtime::resource::{Access, Generation, StreamId};
 use crate::stream::{RawStream, WaitFailed};
 use xlog_driver::DriverError;

@@ -27,7 +27,7 @@ pub use self::buffer::PinnedBuffer;
 use self::chunks::Chunks;
 use super::budget::BudgetReservation;
 use super::direct::too_many_blocks;
-use super::ordering::block_meta::{BlockMemory, BlockMeta, BlockOwner};
+use super::ordering::block::block_meta::{BlockMemory, BlockMeta, BlockOwner};
 use super::ordering::completed_frees::CompletedFrees;
 use super::ordering::tracker::{Retired, Tracker};
 use super::ordering::use_tracking::{UseTracking, tracked_hooks};

@@ -12,7 +12,7 @@ use super::coalesce_queue::{self, CoalesceQueue};
 use super::magazine::{MAX_CACHED, Magazine, class_of};
 use super::tlsf::{Range, Tlsf, TlsfAllocation};
 use crate::device_runtime::logging::{ServedBy, note_path};
-use crate::device_runtime::ordering::block_meta::{BlockMemory, BlockMeta, BlockTable};
+use crate::device_runtime::ordering::block::block_meta::{BlockMemory, BlockMeta, BlockTable};
 use crate::device_runtime::resource::Generation;
 
 pub(super) const UNIT: u64 = 256;

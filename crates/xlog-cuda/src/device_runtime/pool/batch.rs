@@ -4,7 +4,7 @@ use super::PoolResource;
 use super::arena::{FreedBlock, Suballocation, UNIT};
 use super::fast_path::RequestStream;
 use super::resource::{MAX_BYTES, size_of};
-use crate::device_runtime::ordering::block_meta::{BlockMeta, generation_bits};
+use crate::device_runtime::ordering::block::block_meta::{BlockMeta, generation_bits};
 use crate::device_runtime::ordering::tracker::Retired;
 use crate::device_runtime::ordering::use_tracking::UseTracking;
 use crate::device_runtime::resource::{

@@ -8,7 +8,7 @@ use super::PoolResource;
 use super::arena::{Arena, FreedBlock, NO_SLOT, Source, UNIT};
 use super::magazine::{MAX_CACHED, class_of};
 use super::resource::MAX_BYTES;
-use crate::device_runtime::ordering::block_meta::{
+use crate::device_runtime::ordering::block::block_meta::{
     BlockMeta, BlockOwner, BlockTable, generation_bits,
 };
 use crate::device_runtime::ordering::clock::stream_clock::ClockHeader;

@@ -54,7 +54,7 @@ use self::segments::Segments;
 use self::slow_path::{ScanCredits, SkippedStreams, SlowPath};
 use super::direct::too_many_blocks;
 use super::ordering::EventPolicy;
-use super::ordering::block_meta::BlockOwner;
+use super::ordering::block::block_meta::BlockOwner;
 use super::ordering::deferred_frees::DeferredFrees;
 use super::ordering::primitive::Lock;
 use super::ordering::tracker::Tracker;

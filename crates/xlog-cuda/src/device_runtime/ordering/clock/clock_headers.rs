@@ -5,7 +5,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use super::stream_clock::ClockHeader;
-use crate::device_runtime::ordering::slab::Slab;
+use crate::device_runtime::ordering::block::slab::Slab;
 
 /// Headers that one load finds.
 const INLINE: usize = 64;

@@ -436,7 +436,7 @@ impl BlockTable {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device_runtime::ordering::state_word::Attempt;
+    use crate::device_runtime::ordering::block::state_word::Attempt;
 
     #[test]
     fn every_size_is_stored_exactly_beside_every_owner() {

@@ -1,0 +1,17 @@
+//! A block as ordering sees it: its metadata in a slot that never moves, its state word, and its uses.
+//!
+//! Invariants:
+//! - A slot is reused with a new generation, so a stale identity finds a slot and fails by its generation.
+//! - Every change of state changes the state word: validation and change are one step.
+//! - While more than the block's own stream is involved, the block is inflated and every thread takes its lock.
+//!
+//! Nothing here calls the driver. `state_word` takes its atomics from `primitive`, so that a model checker can replace
+//! them.
+
+use super::primitive;
+
+pub(crate) mod block_meta;
+pub(crate) mod slab;
+pub(crate) mod state_word;
+pub(crate) mod use_state;
+pub(crate) mod uses;
