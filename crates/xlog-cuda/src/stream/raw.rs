@@ -13,7 +13,7 @@ use xlog_driver::{CaptureStatus, Driver, DriverError, DriverResult, EventHandle,
 use crate::CudaDevice;
 use crate::device_runtime::ordering::clock::clock_headers::ClockHeaderRef;
 use crate::device_runtime::ordering::clock::stream_clock::{Begun, StreamClock};
-use crate::device_runtime::ordering::striped_counters::{StripedCounters, WaitCounts};
+use crate::device_runtime::ordering::tracking::striped_counters::{StripedCounters, WaitCounts};
 use crate::device_wait;
 
 /// A pointer to the driver of a device. A call through the `Arc` would compute it each time, from the alignment in the

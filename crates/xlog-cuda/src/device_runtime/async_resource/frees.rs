@@ -9,7 +9,7 @@ use xlog_driver::DriverResult;
 
 use crate::device_runtime::ordering::block::slab::Slab;
 use crate::device_runtime::ordering::primitive::Lock;
-use crate::device_runtime::ordering::striped_counters::StripedCounters;
+use crate::device_runtime::ordering::tracking::striped_counters::StripedCounters;
 use crate::device_runtime::resource::Generation;
 use crate::stream::{Completion, RawStream};
 

@@ -24,9 +24,9 @@ use super::direct::too_many_blocks;
 use super::ordering::EventPolicy;
 use super::ordering::block::block_meta::BlockMeta;
 use super::ordering::block::uses::OutstandingList;
-use super::ordering::deferred_frees::DeferredFrees;
-use super::ordering::tracker::{Retired, Tracker};
-use super::ordering::use_tracking::{UseTracking, tracked_hooks};
+use super::ordering::tracking::deferred_frees::DeferredFrees;
+use super::ordering::tracking::tracker::{Retired, Tracker};
+use super::ordering::tracking::use_tracking::{UseTracking, tracked_hooks};
 use super::resource::{
     Access, AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, Generation,
     PhysicalCap, PhysicalMeter, ResourceError, ResourceHome, ResourceResult, ResourceStatistics,

@@ -28,9 +28,9 @@ use self::chunks::Chunks;
 use super::budget::BudgetReservation;
 use super::direct::too_many_blocks;
 use super::ordering::block::block_meta::{BlockMemory, BlockMeta, BlockOwner};
-use super::ordering::completed_frees::CompletedFrees;
-use super::ordering::tracker::{Retired, Tracker};
-use super::ordering::use_tracking::{UseTracking, tracked_hooks};
+use super::ordering::tracking::completed_frees::CompletedFrees;
+use super::ordering::tracking::tracker::{Retired, Tracker};
+use super::ordering::tracking::use_tracking::{UseTracking, tracked_hooks};
 use super::pool::tlsf::TlsfAllocation;
 use super::resource::{
     Access, AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, FreeSpace,

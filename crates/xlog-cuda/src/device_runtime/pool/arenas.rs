@@ -15,7 +15,7 @@ use super::segments::Span;
 use super::tlsf::Range;
 use crate::device_runtime::ordering::block::slab::Slab;
 use crate::device_runtime::ordering::primitive::Lock;
-use crate::device_runtime::ordering::tracker::Tracker;
+use crate::device_runtime::ordering::tracking::tracker::Tracker;
 use crate::device_runtime::resource::{ResourceError, ResourceResult};
 use crate::stream::RawStream;
 

@@ -5,8 +5,8 @@ use super::arena::{FreedBlock, Suballocation, UNIT};
 use super::fast_path::RequestStream;
 use super::resource::{MAX_BYTES, size_of};
 use crate::device_runtime::ordering::block::block_meta::{BlockMeta, generation_bits};
-use crate::device_runtime::ordering::tracker::Retired;
-use crate::device_runtime::ordering::use_tracking::UseTracking;
+use crate::device_runtime::ordering::tracking::tracker::Retired;
+use crate::device_runtime::ordering::tracking::use_tracking::UseTracking;
 use crate::device_runtime::resource::{
     AllocTag, DeviceBlock, DeviceMemoryResource, Generation, ResourceResult, StreamId,
 };

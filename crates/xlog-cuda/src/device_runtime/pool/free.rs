@@ -7,8 +7,8 @@
 use super::PoolResource;
 use super::arena::FreedBlock;
 use crate::device_runtime::ordering::block::block_meta::BlockMeta;
-use crate::device_runtime::ordering::tracker::Retired;
-use crate::device_runtime::ordering::use_tracking::UseTracking;
+use crate::device_runtime::ordering::tracking::tracker::Retired;
+use crate::device_runtime::ordering::tracking::use_tracking::UseTracking;
 use crate::device_runtime::resource::{DeviceBlock, Generation, ResourceResult};
 
 impl PoolResource {

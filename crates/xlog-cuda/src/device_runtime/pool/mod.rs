@@ -55,9 +55,9 @@ use self::slow_path::{ScanCredits, SkippedStreams, SlowPath};
 use super::direct::too_many_blocks;
 use super::ordering::EventPolicy;
 use super::ordering::block::block_meta::BlockOwner;
-use super::ordering::deferred_frees::DeferredFrees;
 use super::ordering::primitive::Lock;
-use super::ordering::tracker::Tracker;
+use super::ordering::tracking::deferred_frees::DeferredFrees;
+use super::ordering::tracking::tracker::Tracker;
 use super::resource::{
     AllocTag, DeviceBlock, DeviceMemoryResource, ResourceError, ResourceResult, StreamId,
 };

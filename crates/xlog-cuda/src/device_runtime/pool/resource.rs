@@ -7,8 +7,8 @@ use super::arena::UNIT;
 use super::magazine::{MAX_CACHED, class_of};
 use crate::device_runtime::budget::BudgetReservation;
 use crate::device_runtime::ordering::block::block_meta::BlockMeta;
-use crate::device_runtime::ordering::tracker::Tracker;
-use crate::device_runtime::ordering::use_tracking::{UseTracking, tracked_hooks};
+use crate::device_runtime::ordering::tracking::tracker::Tracker;
+use crate::device_runtime::ordering::tracking::use_tracking::{UseTracking, tracked_hooks};
 use crate::device_runtime::resource::{
     Access, AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, FreeSpace,
     Generation, PhysicalCap, PhysicalMeter, ResourceError, ResourceHome, ResourceResult,

@@ -5,6 +5,12 @@
 //! - Every change of state changes the state word: validation and change are one step.
 //! - While more than the block's own stream is involved, the block is inflated and every thread takes its lock.
 //!
+//! | file | content |
+//! |---|---|
+//! | `block_meta`, `slab` | metadata of a block, and slots that never move |
+//! | `state_word` | the word by which a block is used on its own stream without a lock |
+//! | `use_state`, `uses` | outstanding and open uses, behind the lock |
+//!
 //! Nothing here calls the driver. `state_word` takes its atomics from `primitive`, so that a model checker can replace
 //! them.
 

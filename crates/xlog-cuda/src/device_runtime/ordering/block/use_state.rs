@@ -84,7 +84,9 @@ mod tests {
     use crate::device_runtime::ordering::block::block_meta::use_name;
     use crate::device_runtime::ordering::block::state_word::Attempt;
     use crate::device_runtime::ordering::block::uses::NamedUse;
-    use crate::device_runtime::ordering::use_slow_path::{EndUse, close_foreign_fast, close_own};
+    use crate::device_runtime::ordering::tracking::use_slow_path::{
+        EndUse, close_foreign_fast, close_own,
+    };
     use crate::device_runtime::resource::{Access, Generation, StreamId};
     use std::collections::BTreeSet;
 

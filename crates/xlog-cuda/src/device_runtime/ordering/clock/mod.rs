@@ -6,6 +6,12 @@
 //! - A forgotten entry of a vector clock adds a wait and never omits one.
 //! - An event is recycled only when it has completed and no thread may still pass it to the driver.
 //!
+//! | file | content |
+//! |---|---|
+//! | `stream_clock`, `clock_headers` | stamps and waits; the part that every use reads |
+//! | `events`, `event_queue` | recorded events by the stamp that they cover |
+//! | `vector_clock` | how far the stream is ordered after others |
+//!
 //! Nothing here calls the driver or knows of blocks. `stream_clock` takes its atomics and its lock from `primitive`, so
 //! that a model checker can replace them.
 

@@ -23,8 +23,8 @@ pub(super) use self::heaps::Heaps;
 use super::PoolResource;
 use super::config::{PoolConfig, PoolSanitizer, PoolSegments};
 use crate::CudaDevice;
-use crate::device_runtime::ordering::completed_frees::CompletedFrees;
-use crate::device_runtime::ordering::striped_counters::StripedCounters;
+use crate::device_runtime::ordering::tracking::completed_frees::CompletedFrees;
+use crate::device_runtime::ordering::tracking::striped_counters::StripedCounters;
 use crate::device_runtime::resource::{AllocTag, ResourceError, ResourceResult};
 use crate::stream::RawStream;
 

@@ -10,8 +10,8 @@ use std::collections::{HashMap, HashSet, VecDeque};
 
 use xlog_driver::sync::Mutex;
 
-use super::block::block_meta::BlockMeta;
 use super::tracker::Tracker;
+use crate::device_runtime::ordering::block::block_meta::BlockMeta;
 use crate::device_runtime::resource::{Generation, ResourceResult};
 use crate::stream::{Completion, RawStream};
 

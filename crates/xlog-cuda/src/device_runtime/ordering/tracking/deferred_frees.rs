@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use xlog_driver::sync::{Mutex, MutexGuard};
 
-use super::block::block_meta::BlockMeta;
 use super::tracker::Tracker;
+use crate::device_runtime::ordering::block::block_meta::BlockMeta;
 use crate::device_runtime::resource::{Generation, ResourceResult};
 
 /// Frees beyond this number are not deferred, but wait.

@@ -2,16 +2,16 @@
 //!
 //! A resource provides its [`Tracker`] and how it frees a block; [`UseTracking`] provides the hooks.
 
-use super::EventPolicy;
-use super::block::block_meta::{BlockMeta, generation_bits};
-use super::block::state_word::Attempt;
-use super::block::uses::{NamedUse, Opened};
 use super::striped_counters::WaitCounts;
 use super::tracker::Tracker;
 use super::use_slow_path::{
     BeginUse, EndUse, close_foreign, close_own, deflate_if_quiet, inflate, open,
 };
 use super::wait_fast_path::{self, FastFinish, FastPrepare};
+use crate::device_runtime::ordering::EventPolicy;
+use crate::device_runtime::ordering::block::block_meta::{BlockMeta, generation_bits};
+use crate::device_runtime::ordering::block::state_word::Attempt;
+use crate::device_runtime::ordering::block::uses::{NamedUse, Opened};
 use crate::device_runtime::resource::{
     Access, BlockId, Generation, ResourceError, ResourceResult, StreamId,
 };
@@ -24,7 +24,7 @@ pub(crate) trait UseTracking {
     /// Frees a retired block on which no use is open.
     fn free(&self, generation: Generation, meta: &BlockMeta) -> ResourceResult<()>;
 
-    /// Makes an unshared block shared; see [`StateWord`](super::block::state_word::StateWord).
+    /// Makes an unshared block shared; see [`StateWord`](crate::device_runtime::ordering::block::state_word::StateWord).
     fn publish_block(&self, _record: &BlockMeta) {}
 
     /// Opens a use. Only the common case is inline.

@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use super::EventPolicy;
-use super::block::block_meta::{BlockMeta, BlockTable, generation_bits};
-use super::block::state_word::Attempt;
-use super::block::uses::OutstandingList;
-use super::clock::clock_headers::ClockHeaders;
-use super::clock::stream_clock::ClockHeader;
 use super::striped_counters::StripedCounters;
 use crate::CudaDevice;
+use crate::device_runtime::ordering::EventPolicy;
+use crate::device_runtime::ordering::block::block_meta::{BlockMeta, BlockTable, generation_bits};
+use crate::device_runtime::ordering::block::state_word::Attempt;
+use crate::device_runtime::ordering::block::uses::OutstandingList;
+use crate::device_runtime::ordering::clock::clock_headers::ClockHeaders;
+use crate::device_runtime::ordering::clock::stream_clock::ClockHeader;
 use crate::device_runtime::resource::{
     BlockId, Generation, ResourceError, ResourceResult, ResourceStatistics, StreamId,
 };

@@ -5,14 +5,14 @@
 //! is held over a driver call. It does not check that device and streams belong together: if they do not, there is no
 //! block.
 
-use super::EventPolicy;
-use super::block::block_meta::{BlockMeta, generation_bits};
-use super::block::use_state::LastWriter;
-use super::block::uses::NamedUse;
 use super::striped_counters::WaitCounts;
 use super::tracker::Tracker;
 use super::use_slow_path::{EndUse, close_foreign_fast};
 use super::use_tracking::UseTracking;
+use crate::device_runtime::ordering::EventPolicy;
+use crate::device_runtime::ordering::block::block_meta::{BlockMeta, generation_bits};
+use crate::device_runtime::ordering::block::use_state::LastWriter;
+use crate::device_runtime::ordering::block::uses::NamedUse;
 use crate::device_runtime::resource::{Access, Generation, StreamId};
 use crate::stream::{RawStream, WaitFailed};
 use xlog_driver::DriverError;

@@ -3,9 +3,9 @@
 //! Invariants: while a block is live and inflated, the stamps of its own stream are in its [`Uses`], otherwise in its
 //! metadata. While its uses hold anything else, it is inflated. Nothing here calls the driver.
 
-use super::block::block_meta::{BlockMeta, SharedState, generation_bits};
-use super::block::use_state::{LastWriter, UseState};
-use super::block::uses::{NamedUse, Opened, Uses};
+use crate::device_runtime::ordering::block::block_meta::{BlockMeta, SharedState, generation_bits};
+use crate::device_runtime::ordering::block::use_state::{LastWriter, UseState};
+use crate::device_runtime::ordering::block::uses::{NamedUse, Opened, Uses};
 use crate::device_runtime::resource::{Access, Generation};
 use crate::device_runtime::stream_pool::StreamPool;
 use crate::stream::RawStream;
