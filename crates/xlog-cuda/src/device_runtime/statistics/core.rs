@@ -137,7 +137,7 @@ impl StatisticsCore {
         if self.config.backtraces != Backtraces::Off {
             ids = self.trace(block.generation, ids);
         }
-        self.live.insert(block.generation, [block.ptr, block.bytes as u64, ids.0, born]);
+        self.live.insert(block.generation, [block.ptr, block.bytes as u64, ids.to_word(), born]);
         if scope::is_open() {
             scope::note(self.number, block.bytes, true);
         }
@@ -173,7 +173,7 @@ impl StatisticsCore {
         }
         let trace = Arc::new(Backtrace::force_capture());
         self.traces.lock().insert(generation, trace);
-        ids.traced()
+        Ids { is_traced: true, ..ids }
     }
 
     /// Counts an allocation that failed.
@@ -195,10 +195,10 @@ impl StatisticsCore {
         let Some([_, bytes, ids, _]) = live else {
             return self.shards.own().with(|counts| counts.unknown_frees += 1);
         };
-        let ids = Ids(ids);
+        let ids = Ids::from_word(ids);
         self.live.remove(generation);
         self.shards.own().with(|counts| counts.free(ids, bytes, &self.totals));
-        if ids.is_traced() {
+        if ids.is_traced {
             self.traces.lock().remove(&generation);
         }
         if scope::is_open() {
@@ -338,11 +338,11 @@ impl StatisticsCore {
         let names = self.names.lock();
         let traces = self.traces.lock();
         self.live.for_each(|generation, words| {
-            let ids = Ids(words[2]);
+            let ids = Ids::from_word(words[2]);
             let key = Key {
-                tag: names.tags.key(ids.tag()).unwrap_or(AllocTag("(other tags)")),
-                stream: names.streams.key(ids.stream()).unwrap_or(StreamId(u32::MAX)),
-                query: names.queries.key(ids.query()).flatten(),
+                tag: names.tags.key(ids.tag.into()).unwrap_or(AllocTag("(other tags)")),
+                stream: names.streams.key(ids.stream.into()).unwrap_or(StreamId(u32::MAX)),
+                query: names.queries.key(ids.query.into()).flatten(),
             };
             visit(generation, words, key, traces.get(&generation).cloned());
         });

@@ -34,36 +34,28 @@ impl Key {
     }
 }
 
-/// The numbers of a tag, a stream and a query, and whether there is a backtrace, in one word.
+/// The numbers of a tag, a stream and a query, and whether there is a backtrace.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(super) struct Ids(pub(super) u64);
+pub(super) struct Ids {
+    pub(super) tag: u16,
+    pub(super) stream: u16,
+    pub(super) query: u16,
+    pub(super) is_traced: bool,
+}
 
 impl Ids {
-    const TRACED: u64 = 1 << 63;
-
+    /// The ids in one word of a table.
     #[inline(always)]
-    pub(super) fn tag(self) -> usize {
-        (self.0 & 0xffff) as usize
+    pub(super) fn to_word(self) -> u64 {
+        let ids = u64::from(self.tag) | u64::from(self.stream) << 16 | u64::from(self.query) << 32;
+        ids | u64::from(self.is_traced) << 48
     }
 
+    /// The ids that a word of a table has.
     #[inline(always)]
-    pub(super) fn stream(self) -> usize {
-        (self.0 >> 16 & 0xffff) as usize
-    }
-
-    #[inline(always)]
-    pub(super) fn query(self) -> usize {
-        (self.0 >> 32 & 0xffff) as usize
-    }
-
-    /// These ids for a block with a backtrace.
-    pub(super) fn traced(self) -> Self {
-        Self(self.0 | Self::TRACED)
-    }
-
-    #[inline(always)]
-    pub(super) fn is_traced(self) -> bool {
-        self.0 & Self::TRACED != 0
+    pub(super) fn from_word(word: u64) -> Self {
+        let (tag, stream, query) = (word as u16, (word >> 16) as u16, (word >> 32) as u16);
+        Self { tag, stream, query, is_traced: word >> 48 != 0 }
     }
 }
 
@@ -157,6 +149,6 @@ impl Names {
             (stream, query) = find(self);
         }
         let (stream, query) = (stream.unwrap_or(0), query.unwrap_or(0));
-        Ids(u64::from(tag) | u64::from(stream) << 16 | u64::from(query) << 32)
+        Ids { tag, stream, query, is_traced: false }
     }
 }

@@ -76,10 +76,11 @@ impl Counts {
     ) {
         change(&mut self.total, &totals.total);
         for (meters, totals, id) in [
-            (&mut self.tags, &totals.tags, ids.tag()),
-            (&mut self.streams, &totals.streams, ids.stream()),
-            (&mut self.queries, &totals.queries, ids.query()),
+            (&mut self.tags, &totals.tags, ids.tag),
+            (&mut self.streams, &totals.streams, ids.stream),
+            (&mut self.queries, &totals.queries, ids.query),
         ] {
+            let id = usize::from(id);
             if id >= meters.len() {
                 meters.resize_with((id + 1).next_power_of_two(), Meter::default);
             }
