@@ -14,6 +14,11 @@ mod barrier;
 mod bias;
 #[cfg(test)]
 mod bias_tests;
+/// As in `xlog_driver::sync`.
+#[cfg(test)]
+mod biased_mutex {
+    pub(crate) use crate::primitive::BiasedMutex;
+}
 #[cfg(test)]
 mod block_tests;
 #[cfg(test)]
@@ -31,10 +36,6 @@ mod event_queue;
 #[path = "../../xlog-cuda/src/device_runtime/ordering/clock/events.rs"]
 mod events;
 #[cfg(test)]
-#[allow(dead_code)]
-#[path = "../../xlog-cuda/src/device_runtime/budget/in_flight.rs"]
-mod in_flight;
-#[cfg(test)]
 mod primitive;
 #[cfg(test)]
 #[allow(dead_code)]
@@ -42,6 +43,10 @@ mod primitive;
 mod quota;
 #[cfg(test)]
 mod quota_tests;
+#[cfg(test)]
+#[allow(dead_code, unreachable_pub)]
+#[path = "../../xlog-driver/src/sync/sharded.rs"]
+mod sharded;
 #[cfg(test)]
 #[allow(dead_code)]
 #[path = "../../xlog-cuda/src/device_runtime/ordering/block/state_word.rs"]

@@ -1,9 +1,10 @@
 //! What `ordering::primitive` and `budget::primitive` give, from loom.
 
 pub(crate) use loom::sync::Arc;
-pub(crate) use loom::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+pub(crate) use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 pub(crate) use crate::bias::{Bias, BiasedSection};
+pub(crate) use crate::sharded::Sharded;
 pub(crate) use crate::threads::thread_index;
 
 /// Made at once: who makes it first is the matter of a crate.
@@ -27,10 +28,6 @@ pub(crate) struct BiasedMutex<T>(Mutex<T>);
 impl<T> BiasedMutex<T> {
     pub(crate) fn new(value: T) -> Self {
         Self(Mutex::new(value))
-    }
-
-    pub(crate) fn enter(&self) -> Option<loom::sync::MutexGuard<'_, T>> {
-        Some(self.0.lock())
     }
 
     pub(crate) fn with<R>(&self, body: impl FnOnce(&mut T) -> R) -> R {

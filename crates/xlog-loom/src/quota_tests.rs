@@ -2,9 +2,8 @@
 
 use loom::thread;
 
-use crate::in_flight::ShardId;
 use crate::primitive::{Arc, Mutex};
-use crate::quota::ThreadQuotas;
+use crate::quota::{AuditSnapshot, Charge, ThreadQuotas};
 use crate::tree::DEVICE;
 
 /// What a budget does around a resource that counts bytes.
@@ -22,8 +21,12 @@ struct Below {
     most: [usize; 2],
 }
 
-fn shard_id(index: usize) -> ShardId {
-    ShardId { index, shared: false }
+fn charge(bytes: usize) -> Charge {
+    Charge { bytes, tag: 0, scope: DEVICE, blocks: 1 }
+}
+
+fn audit(quotas: &ThreadQuotas<(), 2>, bytes: usize) -> Result<(), AuditSnapshot> {
+    quotas.charge_audited(&charge(bytes), |_, _| {}, |_, snapshot| snapshot)
 }
 
 impl Model {
@@ -42,18 +45,15 @@ impl Model {
             let mut below = self.below.lock();
             below.most[thread] = below.used;
         }
-        let shard_id = shard_id(thread);
         let quotas = &self.quotas;
-        let taken = quotas.try_charge_own(shard_id, bytes, |()| ()).is_some()
-            || quotas.try_charge(shard_id, bytes, DEVICE, |()| ()).is_some()
-            || self.audit_until_certain(shard_id, bytes);
+        let taken = quotas.charge(&charge(bytes)) || self.audit_until_certain(bytes);
         if !taken {
             let most = self.below.lock().most[thread];
             assert!(most + bytes > self.least, "{bytes} bytes always fitted: {most} were used");
             return false;
         }
         if !works {
-            quotas.release(shard_id, bytes, DEVICE, |()| ());
+            quotas.release(&charge(bytes));
             return false;
         }
         let mut below = self.below.lock();
@@ -62,14 +62,14 @@ impl Model {
         assert!(used <= self.limit, "{used} bytes are used");
         below.most.iter_mut().for_each(|most| *most = used.max(*most));
         drop(below);
-        quotas.end(shard_id, bytes);
+        quotas.end(bytes);
         true
     }
 
     /// As a request does whose deadline is far away.
-    fn audit_until_certain(&self, shard_id: ShardId, bytes: usize) -> bool {
+    fn audit_until_certain(&self, bytes: usize) -> bool {
         loop {
-            match self.quotas.charge_audited(shard_id, bytes, DEVICE, |()| ()) {
+            match audit(&self.quotas, bytes) {
                 Ok(()) => return true,
                 Err(snapshot) if !snapshot.may_fit => return false,
                 Err(_) => loom::thread::yield_now(),
@@ -77,13 +77,10 @@ impl Model {
         }
     }
 
-    fn free(&self, thread: usize, bytes: usize) {
-        let shard_id = shard_id(thread);
-        self.quotas.begin(shard_id, bytes);
+    fn free(&self, bytes: usize) {
+        self.quotas.begin(bytes);
         self.below.lock().used -= bytes;
-        if !self.quotas.release_own(shard_id, bytes, |()| ()) {
-            self.quotas.release(shard_id, bytes, DEVICE, |()| ());
-        }
+        self.quotas.release(&charge(bytes));
     }
 
     fn is_whole(&self) {
@@ -100,12 +97,12 @@ fn two_threads_never_exceed_the_limit_together() {
             let budget = Arc::clone(&budget);
             thread::spawn(move || {
                 if budget.allocate(1, 2, true) {
-                    budget.free(1, 2);
+                    budget.free(2);
                 }
             })
         };
         if budget.allocate(0, 2, true) {
-            budget.free(0, 2);
+            budget.free(2);
         }
         other.join().unwrap();
         budget.is_whole();
@@ -122,7 +119,7 @@ fn an_allocation_that_fails_below_refuses_nobody() {
         };
         assert!(budget.allocate(0, 1, true), "nothing was ever used");
         other.join().unwrap();
-        budget.free(0, 1);
+        budget.free(1);
         budget.is_whole();
     });
 }
@@ -134,10 +131,10 @@ fn a_free_on_its_way_refuses_nobody_who_came_after_it() {
         assert!(budget.allocate(1, 2, true));
         let other = {
             let budget = Arc::clone(&budget);
-            thread::spawn(move || budget.free(1, 2))
+            thread::spawn(move || budget.free(2))
         };
         if budget.allocate(0, 1, true) {
-            budget.free(0, 1);
+            budget.free(1);
         }
         other.join().unwrap();
         budget.is_whole();
@@ -148,18 +145,19 @@ fn a_free_on_its_way_refuses_nobody_who_came_after_it() {
 fn credit_in_another_shard_is_found() {
     loom::model(|| {
         let budget = Model::new(8);
-        assert!(budget.allocate(1, 1, true));
         let other = {
             let budget = Arc::clone(&budget);
             thread::spawn(move || {
-                budget.free(1, 1);
-                assert!(budget.allocate(1, 2, true));
+                assert!(budget.allocate(1, 1, true));
+                // The byte stays in this thread's shard.
+                budget.free(1);
             })
         };
-        assert!(budget.allocate(0, 5, true));
+        assert!(budget.allocate(0, 7, true));
         other.join().unwrap();
-        budget.free(0, 5);
-        budget.free(1, 2);
+        assert!(budget.allocate(0, 1, true), "8 bytes fit, whatever shard has them");
+        budget.free(7);
+        budget.free(1);
         budget.is_whole();
     });
 }
@@ -172,7 +170,7 @@ fn a_limit_lowered_meanwhile_loses_nothing() {
             let budget = Arc::clone(&budget);
             thread::spawn(move || {
                 if budget.allocate(1, 2, true) {
-                    budget.free(1, 2);
+                    budget.free(2);
                 }
             })
         };
@@ -189,18 +187,18 @@ fn a_limit_lowered_meanwhile_loses_nothing() {
 fn a_charge_in_flight_closes_nothing() {
     loom::model(|| {
         let budget = Model::new(4);
-        assert!(budget.quotas.try_charge(shard_id(1), 2, DEVICE, |()| ()).is_some());
         let other = {
             let budget = Arc::clone(&budget);
-            // Does not fit, whether the charge in flight ends or not.
             thread::spawn(move || {
-                budget.quotas.charge_audited(shard_id(1), 5, DEVICE, |()| ()).is_err()
+                assert!(budget.quotas.charge(&charge(2)) || budget.audit_until_certain(2));
+                // Does not fit, whether the charge in flight ends or not.
+                audit(&budget.quotas, 5).is_err()
             })
         };
         assert!(budget.allocate(0, 2, true), "2 of 4 bytes are in flight");
         assert!(other.join().unwrap());
-        budget.free(0, 2);
-        budget.quotas.release(shard_id(1), 2, DEVICE, |()| ());
+        budget.free(2);
+        budget.quotas.release(&charge(2));
         budget.is_whole();
     });
 }
@@ -214,15 +212,15 @@ fn a_release_at_the_limit_is_never_lost() {
         let other = {
             let budget = Arc::clone(&budget);
             thread::spawn(move || {
-                budget.free(1, 1);
+                budget.free(1);
                 assert!(budget.allocate(1, 1, true), "it was this thread's own byte");
             })
         };
         assert!(budget.allocate(0, 1, true), "one byte always fits");
         other.join().unwrap();
         assert!(!budget.allocate(0, 1, true));
-        budget.free(0, 1);
-        budget.free(1, 1);
+        budget.free(1);
+        budget.free(1);
         budget.is_whole();
     });
 }

@@ -96,6 +96,15 @@ impl<const N: usize> SideTable<N> {
         }
     }
 
+    /// Forgets the entry of a block that the resource below has freed, in a table that is never listed. By slot nothing is to do: the
+    /// next block of the slot overwrites it.
+    #[inline(always)]
+    pub(crate) fn discard(&self, generation: Generation) {
+        if let Self::ByGeneration(maps) = self {
+            map_of(maps, generation).lock().remove(&generation);
+        }
+    }
+
     /// Removes the entry of a block that the resource below has freed.
     #[inline(always)]
     pub(crate) fn remove(&self, generation: Generation) {

@@ -9,48 +9,33 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::GlobalDeviceBudget;
-use super::charge::Charge;
-use super::core::{BudgetCore, ChargeRequest};
-use super::in_flight::ShardId;
+use super::core::BudgetCore;
 use super::policy::OomPolicy;
-use super::reclaim::{ReclaimState, call_below};
-use super::shard_id::current_shard;
-use super::tag_counts::TagIndex;
-use super::tree::{DEVICE, ScopeIndex};
+use super::quota::Charge;
+use super::reclaim::ReclaimState;
+use super::{scope, tags};
 use crate::device_runtime::resource::{
     AllocTag, DeviceBlock, DeviceMemoryResource, ResourceError, ResourceResult,
 };
-use crate::device_wait;
+use crate::device_wait::{self, DeviceWait};
 
 /// Attempts to allocate a block that comes back larger than announced.
 const MAX_ATTEMPTS: u32 = 4;
 
-/// The size of a requested block, and what it is charged.
-#[derive(Clone, Copy)]
-pub(super) struct BlockSize {
-    pub(super) bytes: usize,
-    pub(super) charge: usize,
-}
-
 /// A charge whose inner call is in progress. A panic below drops it, which releases the charge.
 struct ChargeInFlight<'a> {
     core: &'a BudgetCore,
-    shard_id: ShardId,
-    charge: usize,
-    scope: ScopeIndex,
-    tag: TagIndex,
-    blocks: u32,
+    charge: Charge,
 }
 
 impl Drop for ChargeInFlight<'_> {
     fn drop(&mut self) {
-        self.core.release(self.shard_id, self.charge, self.scope, self.tag, self.blocks);
+        self.core.release(&self.charge);
     }
 }
 
-/// The outcome of an inner call.
-pub(super) enum Outcome<B> {
-    Allocated(B),
+/// The outcome of an inner call that gave no block.
+enum Outcome {
     /// The error, and the time that budgets below waited before this call had a deadline.
     Failed(ResourceError, Duration),
     /// The block was larger than announced and did not fit; this is its charge.
@@ -81,123 +66,125 @@ impl Blocks for Vec<DeviceBlock> {
     }
 }
 
+/// Calls the resource below, which waits for the device only if an earlier call without waits has failed.
+/// An error has the time that budgets below waited before there was a deadline.
+#[inline(always)]
+pub(super) fn call_below<T>(
+    reclaim: Option<&ReclaimState>,
+    call: impl FnOnce() -> ResourceResult<T>,
+) -> Result<T, (ResourceError, Duration)> {
+    match reclaim.and_then(|reclaim| reclaim.kept_below) {
+        Some(kept) => {
+            let left = device_wait::left().unwrap_or_default();
+            let _deadline = DeviceWait::begin(left.saturating_sub(kept));
+            call().map_err(|error| (error, Duration::ZERO))
+        }
+        None => {
+            let deferred = device_wait::defer();
+            call().map_err(|error| (error, deferred.end()))
+        }
+    }
+}
+
 impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
-    /// Allocates one block. On the fast path the charge comes out of this thread's own credit.
+    /// The charge of a block of `bytes` bytes, which is charged `charge`, to this thread's scope.
     #[inline(always)]
-    pub(super) fn allocate_charged(
+    pub(super) fn charge_for_block(
         &self,
-        size: BlockSize,
+        bytes: usize,
+        charge: usize,
         tag: AllocTag,
-        call: impl Fn() -> ResourceResult<DeviceBlock>,
-    ) -> ResourceResult<DeviceBlock> {
-        let BlockSize { bytes, charge } = size;
-        let shard_id = current_shard();
-        if bytes == 0 || super::scope::current(&self.core) != DEVICE {
-            return self.allocate_charged_slow(size, tag, None, call);
+    ) -> ResourceResult<Charge> {
+        if bytes == 0 {
+            return Err(ResourceError::zero_bytes());
         }
-        let Some(index) = self.core.try_charge_own(shard_id, charge, tag) else {
-            return self.allocate_charged_slow(size, tag, None, call);
-        };
-        let in_flight = ChargeInFlight {
-            core: &self.core,
-            shard_id,
-            charge,
-            scope: DEVICE,
-            tag: index,
-            blocks: 1,
-        };
-        // A wait for the device is deferred: the call fails instead, and the slow path repeats it under a deadline.
-        let deferred = device_wait::defer();
-        match call() {
-            Ok(block) if block.bytes <= charge => {
-                drop(deferred);
-                std::mem::forget(in_flight);
-                let entry = Charge { bytes: charge, tag: index, scope: DEVICE };
-                self.core.charges.insert(block.generation, entry.to_words());
-                self.core.confirm(shard_id, charge);
-                Ok(block)
-            }
-            Ok(block) => {
-                drop(deferred);
-                let outcome = self.record_charges(in_flight, block, |_| charge);
-                self.allocate_charged_slow(size, tag, Some(outcome), call)
-            }
-            Err(error) => {
-                let failed = Outcome::Failed(error, deferred.end());
-                drop(in_flight);
-                self.allocate_charged_slow(size, tag, Some(failed), call)
-            }
-        }
+        let (tag, scope) = (tags::index_of(tag), scope::current(&self.core));
+        Ok(Charge { bytes: charge, tag, scope, blocks: 1 })
     }
 
-    /// Slow path: charges from the balance, or reclaims first. `failed` is the outcome of the fast path, if it got that far.
-    #[cold]
-    #[inline(never)]
-    fn allocate_charged_slow(
+    /// Charges and calls the resource below. If either fails, reclaims and tries again until no step is left.
+    ///
+    /// `announced` is the charge of each block of the request. Without a `policy` the budget's own rules.
+    #[inline(always)]
+    pub(super) fn allocate_charged<B: Blocks>(
         &self,
-        size: BlockSize,
-        tag: AllocTag,
-        failed: Option<Outcome<DeviceBlock>>,
-        call: impl Fn() -> ResourceResult<DeviceBlock>,
-    ) -> ResourceResult<DeviceBlock> {
-        let request = self.charge_request(size, tag)?;
-        self.allocate_with_reclaim(&request, None, failed, call, |_| request.charge)
-    }
-
-    /// Charges and calls the resource below, and reclaims between attempts until a step is left.
-    pub(super) fn allocate_with_reclaim<B: Blocks>(
-        &self,
-        request: &ChargeRequest,
+        charge: Charge,
         policy: Option<&OomPolicy>,
-        failed: Option<Outcome<B>>,
         call: impl Fn() -> ResourceResult<B>,
         announced: impl Fn(usize) -> usize,
     ) -> ResourceResult<B> {
-        let shard_id = current_shard();
-        let mut request = *request;
-        // The caller's policy, or else the budget's own, which is read only if it is needed.
+        if !self.core.quotas.charge(&charge) {
+            return self.allocate_with_reclaim(charge, policy, None, call, announced);
+        }
+        match self.attempt(charge, None, &call, &announced) {
+            Ok(given) => Ok(given),
+            Err(failed) => {
+                self.allocate_with_reclaim(charge, policy, Some(failed), call, announced)
+            }
+        }
+    }
+
+    /// Calls the resource below once, after it was charged.
+    #[inline(always)]
+    fn attempt<B: Blocks>(
+        &self,
+        charge: Charge,
+        reclaim: Option<&ReclaimState>,
+        call: impl Fn() -> ResourceResult<B>,
+        announced: impl Fn(usize) -> usize,
+    ) -> Result<B, Outcome> {
+        let in_flight = ChargeInFlight { core: &self.core, charge };
+        match call_below(reclaim, call) {
+            Ok(given) => self.record_charges(in_flight, given, announced).map_err(Outcome::Larger),
+            Err((error, spent)) => Err(Outcome::Failed(error, spent)),
+        }
+    }
+
+    /// Slow path: goes on after the first attempt, whose outcome is `failed` if it was charged.
+    #[cold]
+    #[inline(never)]
+    fn allocate_with_reclaim<B: Blocks>(
+        &self,
+        mut charge: Charge,
+        policy: Option<&OomPolicy>,
+        mut failed: Option<Outcome>,
+        call: impl Fn() -> ResourceResult<B>,
+        announced: impl Fn(usize) -> usize,
+    ) -> ResourceResult<B> {
         let policy = || policy.cloned().unwrap_or_else(|| self.core.policy());
         let mut reclaim: Option<ReclaimState> = None;
-        let mut failed = failed;
         let mut larger = 0;
         loop {
             match failed {
                 None => {}
-                Some(Outcome::Allocated(given)) => return Ok(given),
                 Some(Outcome::Failed(error, spent)) => {
                     if !self.is_shortage(&error) {
                         return Err(error);
                     }
                     let reclaim = reclaim.get_or_insert_with(|| ReclaimState::new(policy(), spent));
-                    if !self.reclaim_step(&request, reclaim) {
-                        self.report_below(&request, &error);
+                    if !self.reclaim_step(&charge, reclaim) {
+                        self.report_below(&charge, &error);
                         return Err(error);
                     }
                 }
-                Some(Outcome::Larger(charge)) => {
-                    request.charge = charge;
+                Some(Outcome::Larger(bytes)) => {
+                    charge.bytes = bytes;
                     larger += 1;
                     if larger > MAX_ATTEMPTS {
-                        let snapshot = self.core.snapshot(charge, request.scope);
-                        return Err(self.refuse(&request, snapshot));
+                        let snapshot = self.core.quotas.snapshot(bytes, charge.scope);
+                        return Err(self.refuse(&charge, snapshot));
                     }
                 }
             }
-            let tag = match self.core.try_charge(shard_id, &request) {
-                Some(tag) => tag,
-                None => {
-                    let reclaim =
-                        reclaim.get_or_insert_with(|| ReclaimState::new(policy(), Duration::ZERO));
-                    self.charge_with_reclaim(shard_id, &request, reclaim)?
-                }
+            if !self.core.quotas.charge(&charge) {
+                let reclaim =
+                    reclaim.get_or_insert_with(|| ReclaimState::new(policy(), Duration::ZERO));
+                self.charge_with_reclaim(&charge, reclaim)?;
+            }
+            failed = match self.attempt(charge, reclaim.as_ref(), &call, &announced) {
+                Ok(given) => return Ok(given),
+                Err(outcome) => Some(outcome),
             };
-            let ChargeRequest { charge, scope, blocks, .. } = request;
-            let in_flight =
-                ChargeInFlight { core: &self.core, shard_id, charge, scope, tag, blocks };
-            failed = Some(match call_below(reclaim.as_ref(), &call) {
-                (Ok(given), _) => self.record_charges(in_flight, given, &announced),
-                (Err(error), spent) => Outcome::Failed(error, spent),
-            });
         }
     }
 
@@ -210,55 +197,61 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
         }
     }
 
-    /// Stores the charges of allocated blocks. Charges what exceeds the announced size; if that does not fit, frees the blocks.
-    #[cold]
+    /// Stores the charges of allocated blocks. An error is what blocks that are larger than announced would have been charged: they
+    /// did not fit, and are freed again.
+    #[inline(always)]
     fn record_charges<B: Blocks>(
         &self,
         in_flight: ChargeInFlight<'_>,
         given: B,
         announced: impl Fn(usize) -> usize,
-    ) -> Outcome<B> {
-        let ChargeInFlight { shard_id, charge, scope, tag, .. } = in_flight;
-        let charges: Vec<usize> = given
-            .blocks()
-            .iter()
-            .enumerate()
-            .map(|(n, block)| announced(n).max(block.bytes))
-            .collect();
-        let real = charges.iter().fold(0, |sum: usize, charge| sum.saturating_add(*charge));
-        let extra = real.saturating_sub(charge);
-        if extra > 0 {
-            let name = self.core.names.name(tag as usize);
-            let request = ChargeRequest { charge: extra, scope, tag: name, blocks: 0 };
-            if self.core.charge_audited(shard_id, &request).is_err() {
-                // Stored, so that the free releases the charge whenever it completes.
-                std::mem::forget(in_flight);
-                let mut left = charge;
-                let count = charges.len();
-                for (n, block) in given.blocks().iter().enumerate() {
-                    let share = if n + 1 == count { left } else { announced(n).min(left) };
-                    left -= share;
-                    let entry = Charge { bytes: share, tag, scope };
-                    self.core.charges.insert(block.generation, entry.to_words());
-                }
-                self.core.confirm(shard_id, charge);
-                let _ = self.deallocate_batch(given.into_vec());
-                return Outcome::Larger(real);
-            }
-            self.core.confirm(shard_id, extra);
+    ) -> Result<B, usize> {
+        let charge = in_flight.charge;
+        let mut real = 0_usize;
+        for (n, block) in given.blocks().iter().enumerate() {
+            let bytes = announced(n).max(block.bytes);
+            real = real.saturating_add(bytes);
+            self.core.record(block.generation, &Charge { bytes, ..charge });
         }
         std::mem::forget(in_flight);
-        for (block, charge) in given.blocks().iter().zip(&charges) {
-            let entry = Charge { bytes: *charge, tag, scope };
-            self.core.charges.insert(block.generation, entry.to_words());
+        if real != charge.bytes {
+            return self.correct_charge(charge, real, given, announced);
         }
-        if charge > real {
+        self.core.quotas.end(charge.bytes);
+        Ok(given)
+    }
+
+    /// Corrects the charge of blocks that are charged `real` bytes. If that does not fit, frees the blocks.
+    #[cold]
+    #[inline(never)]
+    fn correct_charge<B: Blocks>(
+        &self,
+        charge: Charge,
+        real: usize,
+        given: B,
+        announced: impl Fn(usize) -> usize,
+    ) -> Result<B, usize> {
+        if real < charge.bytes {
             // The request was repeated with the size of a larger block than it got.
-            self.core.confirm(shard_id, real);
-            self.core.release(shard_id, charge - real, scope, tag, 0);
-        } else {
-            self.core.confirm(shard_id, charge);
+            self.core.quotas.end(real);
+            self.core.release(&Charge { bytes: charge.bytes - real, blocks: 0, ..charge });
+            return Ok(given);
         }
-        Outcome::Allocated(given)
+        let excess = Charge { bytes: real - charge.bytes, blocks: 0, ..charge };
+        if self.core.charge_audited(&excess).is_ok() {
+            self.core.quotas.end(real);
+            return Ok(given);
+        }
+        // Recorded with what was charged, so that the free releases it whenever it completes.
+        let mut left = charge.bytes;
+        let count = given.blocks().len();
+        for (n, block) in given.blocks().iter().enumerate() {
+            let bytes = if n + 1 == count { left } else { announced(n).min(left) };
+            left -= bytes;
+            self.core.record(block.generation, &Charge { bytes, ..charge });
+        }
+        self.core.quotas.end(charge.bytes);
+        let _ = self.deallocate_batch(given.into_vec());
+        Err(real)
     }
 }

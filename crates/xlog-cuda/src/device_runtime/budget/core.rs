@@ -8,26 +8,27 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
 use super::callbacks::Callbacks;
-use super::in_flight::ShardId;
+use super::pending::{Freed, Pending, PendingList};
 use super::policy::{OomPolicy, Pressure};
 use super::primitive::Mutex;
-use super::quota::{AuditSnapshot, Balance, Shard, ThreadQuotas};
+use super::quota::{self, AuditSnapshot, Charge, Shard, TagCount, ThreadQuotas};
 use super::report::{OomReport, OtherUse, ScopeUsage, TagUsage};
-use super::shard_id::SHARDS;
-use super::tag_counts::{Freed, Pending, TagCounts, TagIndex, TagNames};
+use super::tags;
 use super::tree::{DEVICE, ScopeIndex};
 use super::waiting::WaitQueue;
-use crate::device_runtime::resource::{AllocTag, PhysicalCap};
+use crate::device_runtime::resource::{Generation, PhysicalCap};
 use crate::device_runtime::side_table::SideTable;
+
+/// Shards of a budget. Threads beyond this number share them.
+const SHARDS: usize = 64;
 
 pub(crate) type OtherUseHook = Arc<dyn Fn() -> Option<OtherUse> + Send + Sync>;
 
 pub(crate) struct BudgetCore {
     /// Never 0.
     pub(crate) id: u64,
-    pub(crate) quotas: ThreadQuotas<TagCounts, SHARDS>,
-    pub(crate) names: TagNames,
-    /// The charges of live blocks.
+    pub(crate) quotas: ThreadQuotas<PendingList, SHARDS>,
+    /// The charges of live blocks: the bytes; the tag in the low half of a word and the scope in the high one.
     pub(crate) charges: SideTable<2>,
     /// A copy of the balance's limit that is read without its lock.
     limit: AtomicUsize,
@@ -42,23 +43,12 @@ pub(crate) struct BudgetCore {
     pub(crate) queue: WaitQueue,
 }
 
-/// A charge to make: its bytes, its scope and its tag.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct ChargeRequest {
-    pub(crate) charge: usize,
-    pub(crate) scope: ScopeIndex,
-    pub(crate) tag: AllocTag,
-    /// 0 for a reservation.
-    pub(crate) blocks: u32,
-}
-
 impl BudgetCore {
     pub(crate) fn new(limit: usize, by_slot: bool, cap: Weak<PhysicalCap>) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         Self {
             id: NEXT.fetch_add(1, Ordering::Relaxed),
             quotas: ThreadQuotas::new(limit),
-            names: TagNames::default(),
             charges: SideTable::new(by_slot),
             limit: AtomicUsize::new(limit),
             cap,
@@ -90,63 +80,43 @@ impl BudgetCore {
         over
     }
 
-    /// Charges one block to this thread's own credit, outside all scopes. The charge is in flight.
+    /// Stores the charge of a block that is about to be handed out.
     #[inline(always)]
-    pub(crate) fn try_charge_own(
-        &self,
-        shard_id: ShardId,
-        charge: usize,
-        tag: AllocTag,
-    ) -> Option<TagIndex> {
-        self.quotas.try_charge_own(shard_id, charge, |tag_counts| {
-            let tag = tag_counts.index_of(tag, &self.names);
-            tag_counts.add(tag, charge, 1);
-            tag
-        })
+    pub(crate) fn record(&self, generation: Generation, charge: &Charge) {
+        let tag_and_scope = u64::from(charge.tag) | u64::from(charge.scope) << 32;
+        self.charges.insert(generation, [charge.bytes as u64, tag_and_scope]);
     }
 
-    /// Charges this thread's shard or the balance. The charge is in flight. `None` declines: other shards may have the bytes.
-    pub(crate) fn try_charge(
-        &self,
-        shard_id: ShardId,
-        request: &ChargeRequest,
-    ) -> Option<TagIndex> {
-        let note = |tag_counts: &mut TagCounts| self.note(tag_counts, request);
-        self.quotas.try_charge(shard_id, request.charge, request.scope, note)
+    /// Returns the charge of a block; `None` if it did not come from this budget.
+    #[inline(always)]
+    pub(crate) fn charge_of(&self, generation: Generation) -> Option<Charge> {
+        let [bytes, tag_and_scope] = self.charges.find(generation)?;
+        let (tag, scope) = (tag_and_scope as u32, (tag_and_scope >> 32) as u32);
+        Some(Charge { bytes: bytes as usize, tag, scope, blocks: 1 })
     }
 
     /// Charges in an audit, out of the credit of all shards and the balance. The charge is in flight.
-    pub(crate) fn charge_audited(
-        &self,
-        shard_id: ShardId,
-        request: &ChargeRequest,
-    ) -> Result<TagIndex, AuditSnapshot> {
-        let note = |tag_counts: &mut TagCounts| self.note(tag_counts, request);
-        self.quotas.charge_audited(shard_id, request.charge, request.scope, note)
+    pub(crate) fn charge_audited(&self, charge: &Charge) -> Result<(), AuditSnapshot> {
+        self.quotas.charge_audited(charge, |_, _| {}, |_, snapshot| snapshot)
     }
 
     /// Releases the pending blocks that are in `freed`, then charges as [`BudgetCore::charge_audited`] does. An error has the
     /// pending blocks of the same audit.
     pub(crate) fn charge_after_release(
         &self,
-        shard_id: ShardId,
-        request: &ChargeRequest,
+        charge: &Charge,
         freed: &Freed,
-    ) -> Result<TagIndex, (AuditSnapshot, Vec<Pending>)> {
-        let (result, waited_for) = self.quotas.audit(|shards, balance| {
-            let waited_for = release_pending(shards, balance, freed);
-            let note = |tag_counts: &mut TagCounts| self.note(tag_counts, request);
-            let charged = self.quotas.charge_in_audit(
-                shards,
-                balance,
-                shard_id,
-                request.charge,
-                request.scope,
-                note,
-            );
-            (charged.map_err(|snapshot| (snapshot, pending(shards))), waited_for)
-        });
-        if waited_for {
+    ) -> Result<(), (AuditSnapshot, Vec<Pending>)> {
+        let mut is_waited_for = false;
+        let result = self.quotas.charge_audited(
+            charge,
+            |shards, balance| {
+                let remove = |list: &mut PendingList| list.remove(freed);
+                is_waited_for = quota::release_pending(shards, balance, remove);
+            },
+            |shards, snapshot| (snapshot, pending(shards)),
+        );
+        if is_waited_for {
             self.queue.wake();
         }
         result
@@ -159,83 +129,30 @@ impl BudgetCore {
 
     /// Releases the pending blocks that are in `freed`.
     pub(crate) fn release_freed(&self, freed: &Freed) {
-        if self.quotas.audit(|shards, balance| release_pending(shards, balance, freed)) {
-            self.queue.wake();
-        }
-    }
-
-    /// [`BudgetCore::release_freed`] for this thread's shard alone.
-    pub(crate) fn release_own_freed(&self, shard_id: ShardId, freed: &Freed) {
-        let remove_ended = |tag_counts: &mut TagCounts| {
-            let gone = tag_counts.remove_freed(freed);
-            tag_counts.query_at = 2 * tag_counts.pending.len();
-            gone.iter().map(|pending| (pending.charge, pending.scope)).collect()
+        let remove = |list: &mut PendingList| list.remove(freed);
+        let release = |shards: &mut [&mut Shard<PendingList>], balance: &mut _| {
+            quota::release_pending(shards, balance, remove)
         };
-        if self.quotas.release_own_pending(shard_id, remove_ended) {
+        if self.quotas.audit(release) {
             self.queue.wake();
-        }
-    }
-
-    fn note(&self, tag_counts: &mut TagCounts, request: &ChargeRequest) -> TagIndex {
-        let tag = tag_counts.index_of(request.tag, &self.names);
-        tag_counts.add(tag, request.charge, request.blocks);
-        tag
-    }
-
-    /// Ends an operation in flight; its bytes stay charged.
-    #[inline(always)]
-    pub(crate) fn confirm(&self, shard_id: ShardId, charge: usize) {
-        self.quotas.end(shard_id, charge);
-    }
-
-    /// Ends an operation in flight on one block, and releases its bytes.
-    #[inline(always)]
-    pub(crate) fn release_block(
-        &self,
-        shard_id: ShardId,
-        charge: usize,
-        scope: ScopeIndex,
-        tag: TagIndex,
-    ) {
-        let note = |tag_counts: &mut TagCounts| tag_counts.remove(tag, charge, 1);
-        if scope != DEVICE || !self.quotas.release_own(shard_id, charge, note) {
-            self.release(shard_id, charge, scope, tag, 1);
         }
     }
 
     /// Ends an operation in flight, and releases its bytes.
-    #[cold]
-    #[inline(never)]
-    pub(crate) fn release(
-        &self,
-        shard_id: ShardId,
-        charge: usize,
-        scope: ScopeIndex,
-        tag: TagIndex,
-        blocks: u32,
-    ) {
-        let note = |tag_counts: &mut TagCounts| tag_counts.remove(tag, charge, blocks);
-        if self.quotas.release(shard_id, charge, scope, note) {
+    #[inline(always)]
+    pub(crate) fn release(&self, charge: &Charge) {
+        if self.quotas.release(charge) {
             self.queue.wake();
         }
     }
 
-    /// The sums of an audit, and the room for a request.
-    pub(crate) fn snapshot(&self, charge: usize, scope: ScopeIndex) -> AuditSnapshot {
-        self.quotas.snapshot(charge, scope)
-    }
-
     /// What each tag holds, the largest first.
     pub(crate) fn tags(&self) -> Vec<TagUsage> {
-        let sums = self.quotas.audit(|shards, _| {
-            let mut sums = Vec::new();
-            shards.iter().for_each(|shard| shard.extra.sum_into(&mut sums));
-            sums
-        });
-        let held = sums.into_iter().enumerate().filter(|(_, sum)| *sum != (0, 0));
+        let sums = self.quotas.tags().into_iter().enumerate();
+        let held = sums.filter(|(_, sum)| *sum != TagCount::default());
         let mut tags: Vec<TagUsage> = held
-            .map(|(index, (bytes, blocks))| TagUsage {
-                tag: self.names.name(index),
+            .map(|(index, TagCount { bytes, blocks })| TagUsage {
+                tag: tags::name_of_count(index),
                 bytes,
                 blocks: blocks as usize,
             })
@@ -273,31 +190,13 @@ impl BudgetCore {
     }
 }
 
-fn pending(shards: &[&mut Shard<TagCounts>]) -> Vec<Pending> {
-    shards.iter().flat_map(|shard| shard.extra.pending.iter().copied()).collect()
-}
-
-fn release_pending(
-    shards: &mut [&mut Shard<TagCounts>],
-    balance: &mut Balance,
-    freed: &Freed,
-) -> bool {
-    let mut waited_for = false;
-    if freed.is_empty() {
-        return waited_for;
-    }
-    for shard in shards {
-        for pending in shard.extra.remove_freed(freed) {
-            shard.end_pending(pending.charge);
-            waited_for |= balance.release(pending.charge, pending.scope);
-        }
-    }
-    waited_for
+fn pending(shards: &[&mut Shard<PendingList>]) -> Vec<Pending> {
+    shards.iter().flat_map(|shard| shard.extra.blocks.iter().copied()).collect()
 }
 
 impl fmt::Debug for BudgetCore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let snapshot = self.snapshot(0, DEVICE);
+        let snapshot = self.quotas.snapshot(0, DEVICE);
         f.debug_struct("Budget")
             .field("limit", &snapshot.limit)
             .field("reserved", &snapshot.charged)

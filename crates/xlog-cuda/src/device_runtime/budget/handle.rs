@@ -44,19 +44,19 @@ impl BudgetHandle {
     /// Bytes charged: blocks until they are free, reservations, and operations in flight.
     #[must_use]
     pub fn reserved_bytes(&self) -> usize {
-        self.core.snapshot(0, DEVICE).charged
+        self.core.quotas.snapshot(0, DEVICE).charged
     }
 
     /// The limit less what is charged; 0 when the limit was lowered below.
     #[must_use]
     pub fn remaining(&self) -> usize {
-        self.core.snapshot(0, DEVICE).free()
+        self.core.quotas.snapshot(0, DEVICE).free()
     }
 
     /// Bytes of returned blocks that the resource below had not freed when it was last asked.
     #[must_use]
     pub fn pending_bytes(&self) -> usize {
-        self.core.snapshot(0, DEVICE).pending
+        self.core.quotas.snapshot(0, DEVICE).pending
     }
 
     /// How many requests wait for memory, as their [`WaitPolicy`](super::WaitPolicy) says.

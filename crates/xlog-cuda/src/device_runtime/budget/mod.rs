@@ -34,12 +34,11 @@
 //! ```
 
 mod callbacks;
-mod charge;
 mod charging;
 mod core;
 mod handle;
-mod in_flight;
 mod limit;
+mod pending;
 mod policy;
 mod primitive;
 mod quota;
@@ -49,8 +48,7 @@ mod report;
 mod reservation;
 mod resource;
 mod scope;
-mod shard_id;
-mod tag_counts;
+mod tags;
 mod tree;
 mod waiting;
 
@@ -60,8 +58,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use self::charging::BlockSize;
-use self::core::{BudgetCore, ChargeRequest};
+use self::core::BudgetCore;
+use self::quota::Charge;
 use super::resource::{
     AllocTag, DeviceBlock, DeviceMemoryResource, PhysicalCap, ResourceError, ResourceResult,
     StreamId,
@@ -155,24 +153,23 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
         tag: AllocTag,
         policy: &OomPolicy,
     ) -> ResourceResult<DeviceBlock> {
-        let size = BlockSize { bytes, charge: self.inner.charge_for(bytes) };
-        let request = self.charge_request(size, tag)?;
+        let charge = self.inner.charge_for(bytes);
         let call = || self.inner.allocate(bytes, stream, tag);
-        self.allocate_with_reclaim(&request, Some(policy), None, call, |_| request.charge)
+        let one = self.charge_for_block(bytes, charge, tag)?;
+        self.allocate_charged(one, Some(policy), call, |_| charge)
     }
 
     /// Reserves bytes for later blocks, all or none. They are charged to this thread's scope.
     pub fn reserve(&self, bytes: usize) -> ResourceResult<BudgetReservation> {
         let scope = scope::current_scope(&self.core);
         let index = scope.as_ref().map_or(tree::DEVICE, BudgetScope::index);
-        let request =
-            ChargeRequest { charge: bytes, scope: index, tag: reservation::RESERVED, blocks: 0 };
-        let shard_id = shard_id::current_shard();
-        if self.core.try_charge(shard_id, &request).is_none() {
+        let tag = tags::index_of(reservation::RESERVED);
+        let charge = Charge { bytes, tag, scope: index, blocks: 0 };
+        if !self.core.quotas.charge(&charge) {
             let reclaim = reclaim::ReclaimState::new(self.core.policy(), Duration::ZERO);
-            self.charge_with_reclaim(shard_id, &request, &reclaim)?;
+            self.charge_with_reclaim(&charge, &reclaim)?;
         }
-        self.core.confirm(shard_id, bytes);
+        self.core.quotas.end(bytes);
         let mut reservation =
             BudgetReservation { core: self.core.clone(), bytes, scope, below: None };
         reservation.below = match self.inner.reserve_budget(bytes) {
@@ -181,13 +178,6 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
             reserved => reserved?.map(Box::new),
         };
         Ok(reservation)
-    }
-
-    fn charge_request(&self, size: BlockSize, tag: AllocTag) -> ResourceResult<ChargeRequest> {
-        if size.bytes == 0 {
-            return Err(ResourceError::zero_bytes());
-        }
-        Ok(ChargeRequest { charge: size.charge, scope: scope::current(&self.core), tag, blocks: 1 })
     }
 }
 

@@ -15,38 +15,48 @@
 //! A request that does not fit even without these is refused at once. Else its thread asks about the pending blocks and audits again,
 //! until its deadline. After the deadline charges in flight count as used.
 //!
-//! Invariant: while the balance is below what scopes are guaranteed, or threads wait for memory, no shard has credit.
+//! Invariants:
+//! - While the balance is below what scopes are guaranteed, or threads wait for memory, no shard has credit.
+//! - The sums over all shards are exact. Those of one shard wrap below zero, since a thread may release what another one charged.
 
-use super::in_flight::{InFlight, ShardId};
-use super::primitive::{BiasedMutex, Mutex};
+use super::primitive::{Mutex, Sharded};
 use super::tree::{DEVICE, ScopeIndex, ScopeTree};
 
 /// The maximum credit that a shard takes ahead.
 const MAX_AHEAD: usize = 64 << 20;
+/// Tags that are counted separately. Further ones share a count.
+pub(crate) const MAX_TAGS: usize = 4096;
+
+/// The index of a tag.
+pub(crate) type TagIndex = u32;
+
+/// Bytes of the limit that blocks, or a reservation, use up.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Charge {
+    pub(crate) bytes: usize,
+    pub(crate) tag: TagIndex,
+    pub(crate) scope: ScopeIndex,
+    /// 0 for a reservation.
+    pub(crate) blocks: u32,
+}
+
+/// What a tag holds, as far as one shard knows.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct TagCount {
+    pub(crate) bytes: usize,
+    pub(crate) blocks: u32,
+}
 
 /// What one shard has. `T` is what else its users keep there.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Shard<T> {
     credit: usize,
     /// More credit than this flows back to the balance.
     bound: usize,
+    in_flight: usize,
     pending: usize,
+    tags: Vec<TagCount>,
     pub(crate) extra: T,
-}
-
-impl<T> Shard<T> {
-    /// Bytes of returned blocks are no longer pending: the caller releases them.
-    pub(crate) fn end_pending(&mut self, charge: usize) {
-        self.pending = self.pending.saturating_sub(charge);
-    }
-}
-
-/// A shard on a pair of cache lines of its own.
-#[derive(Debug)]
-#[repr(align(128))]
-struct PaddedShard<T> {
-    shard: BiasedMutex<Shard<T>>,
-    in_flight: InFlight,
 }
 
 /// The bytes that no shard holds, and the scopes.
@@ -56,7 +66,7 @@ pub(crate) struct Balance {
     free: i128,
     limit: usize,
     waiters: usize,
-    pub(crate) scopes: ScopeTree,
+    scopes: ScopeTree,
 }
 
 /// The sums of an audit: the budget at one instant.
@@ -79,21 +89,40 @@ impl AuditSnapshot {
     }
 }
 
-/// The quotas of one budget, in `N` shards, a power of two.
+/// The quotas of one budget.
 #[derive(Debug)]
 pub(crate) struct ThreadQuotas<T, const N: usize> {
-    shards: Box<[PaddedShard<T>; N]>,
+    shards: Sharded<Shard<T>, N>,
     balance: Mutex<Balance>,
 }
 
-impl Balance {
-    /// Releases a charge. True when a thread waits for memory.
-    pub(crate) fn release(&mut self, charge: usize, scope: ScopeIndex) -> bool {
-        self.free += charge as i128;
-        self.scopes.discharge(scope, charge);
-        self.waiters > 0
+impl<T> Shard<T> {
+    /// The count of a tag.
+    #[inline(always)]
+    fn tag(&mut self, tag: TagIndex) -> &mut TagCount {
+        let index = (tag as usize).min(MAX_TAGS);
+        if index >= self.tags.len() {
+            self.tags.resize(index + 1, TagCount::default());
+        }
+        &mut self.tags[index]
     }
 
+    #[inline(always)]
+    fn add(&mut self, charge: &Charge) {
+        let count = self.tag(charge.tag);
+        count.bytes = count.bytes.wrapping_add(charge.bytes);
+        count.blocks = count.blocks.wrapping_add(charge.blocks);
+    }
+
+    #[inline(always)]
+    fn subtract(&mut self, charge: &Charge) {
+        let count = self.tag(charge.tag);
+        count.bytes = count.bytes.wrapping_sub(charge.bytes);
+        count.blocks = count.blocks.wrapping_sub(charge.blocks);
+    }
+}
+
+impl Balance {
     fn unguaranteed(&self) -> usize {
         let unguaranteed = self.free - self.scopes.need() as i128;
         usize::try_from(unguaranteed.max(0)).unwrap_or(usize::MAX)
@@ -102,248 +131,165 @@ impl Balance {
 
 impl<T: Default, const N: usize> ThreadQuotas<T, N> {
     pub(crate) fn new(limit: usize) -> Self {
-        const { assert!(N.is_power_of_two()) };
-        let shard = || Shard { credit: 0, bound: 0, pending: 0, extra: T::default() };
-        let padded =
-            || PaddedShard { shard: BiasedMutex::new(shard()), in_flight: InFlight::new() };
+        let shard = || Shard {
+            credit: 0,
+            bound: 0,
+            in_flight: 0,
+            pending: 0,
+            tags: Vec::new(),
+            extra: T::default(),
+        };
         let balance = Balance { free: limit as i128, limit, waiters: 0, scopes: ScopeTree::new() };
-        Self { shards: Box::new(std::array::from_fn(|_| padded())), balance: Mutex::new(balance) }
+        Self { shards: Sharded::new(shard), balance: Mutex::new(balance) }
     }
 }
 
 impl<T, const N: usize> ThreadQuotas<T, N> {
+    /// Charges without locking other shards. The charge is in flight. Returns false if other shards may have the bytes.
     #[inline(always)]
-    fn padded(&self, shard_id: ShardId) -> &PaddedShard<T> {
-        &self.shards[shard_id.index & (N - 1)]
-    }
-
-    fn in_flight(&self) -> usize {
-        self.shards
-            .iter()
-            .fold(0, |sum: usize, padded| sum.saturating_add(padded.in_flight.bytes()))
-    }
-
-    /// [`ThreadQuotas::try_charge`] on the fast path: outside all scopes, and within this thread's own credit.
-    #[inline(always)]
-    pub(crate) fn try_charge_own<R>(
-        &self,
-        shard_id: ShardId,
-        charge: usize,
-        note: impl FnOnce(&mut T) -> R,
-    ) -> Option<R> {
-        let padded = self.padded(shard_id);
-        let mut mine = padded.shard.enter()?;
-        let left = mine.credit.checked_sub(charge)?;
-        mine.credit = left;
-        padded.in_flight.begin(shard_id, charge);
-        Some(note(&mut mine.extra))
-    }
-
-    /// Charges without locking other shards. The charge is in flight. `None` declines: other shards may have the bytes.
-    pub(crate) fn try_charge<R>(
-        &self,
-        shard_id: ShardId,
-        charge: usize,
-        scope: ScopeIndex,
-        note: impl FnOnce(&mut T) -> R,
-    ) -> Option<R> {
-        let padded = self.padded(shard_id);
-        padded.shard.with(move |mine| {
-            if scope == DEVICE && charge <= mine.credit {
-                mine.credit -= charge;
-            } else if !self.refill(mine, charge, scope) {
-                return None;
+    pub(crate) fn charge(&self, charge: &Charge) -> bool {
+        self.shards.own().with(|mine| {
+            if charge.scope == DEVICE && charge.bytes <= mine.credit {
+                mine.credit -= charge.bytes;
+            } else if !self.refill(mine, charge) {
+                return false;
             }
-            padded.in_flight.begin(shard_id, charge);
-            Some(note(&mut mine.extra))
+            mine.in_flight = mine.in_flight.wrapping_add(charge.bytes);
+            mine.add(charge);
+            true
         })
     }
 
-    fn refill(&self, mine: &mut Shard<T>, charge: usize, scope: ScopeIndex) -> bool {
+    /// Charges to the balance, and takes credit ahead.
+    #[cold]
+    #[inline(never)]
+    fn refill(&self, mine: &mut Shard<T>, charge: &Charge) -> bool {
         let mut balance = self.balance.lock();
         // Waiting threads come first; requests that do not wait are decided in an audit.
         if balance.waiters > 0 {
             return false;
         }
-        if scope != DEVICE {
+        if charge.scope != DEVICE {
             // A lower bound: credit of shards is free too.
-            if !balance.scopes.admits(scope, charge, balance.free) {
+            if !balance.scopes.admits(charge.scope, charge.bytes, balance.free) {
                 return false;
             }
-            balance.scopes.charge(scope, charge);
-            balance.free -= charge as i128;
+            balance.scopes.charge(charge.scope, charge.bytes);
+            balance.free -= charge.bytes as i128;
             return true;
         }
-        let missing = charge.saturating_sub(mine.credit);
+        let missing = charge.bytes.saturating_sub(mine.credit);
         let unguaranteed = balance.unguaranteed();
         if unguaranteed < missing {
             return false;
         }
         let ahead = ((unguaranteed - missing) / (4 * N)).min(MAX_AHEAD);
         balance.free -= (missing + ahead) as i128;
-        mine.credit = mine.credit + missing + ahead - charge;
-        mine.bound = charge.saturating_add(2 * ahead);
+        mine.credit = mine.credit + missing + ahead - charge.bytes;
+        mine.bound = charge.bytes.saturating_add(2 * ahead);
         true
     }
 
     /// Begins an operation on charged bytes.
     #[inline(always)]
-    pub(crate) fn begin(&self, shard_id: ShardId, charge: usize) {
-        self.padded(shard_id).in_flight.begin(shard_id, charge);
+    pub(crate) fn begin(&self, bytes: usize) {
+        self.shards.own().with(|mine| mine.in_flight = mine.in_flight.wrapping_add(bytes));
     }
 
     /// Ends an operation; its bytes stay charged.
     #[inline(always)]
-    pub(crate) fn end(&self, shard_id: ShardId, charge: usize) {
-        self.padded(shard_id).in_flight.end(shard_id, charge);
-    }
-
-    /// [`ThreadQuotas::release`] on the fast path. Returns false, and changes nothing, if this thread's shard cannot keep the
-    /// bytes.
-    #[inline(always)]
-    pub(crate) fn release_own(
-        &self,
-        shard_id: ShardId,
-        charge: usize,
-        note: impl FnOnce(&mut T),
-    ) -> bool {
-        let padded = self.padded(shard_id);
-        let Some(mut mine) = padded.shard.enter() else { return false };
-        let credit = mine.credit.saturating_add(charge);
-        if credit > mine.bound {
-            return false;
-        }
-        mine.credit = credit;
-        note(&mut mine.extra);
-        padded.in_flight.end(shard_id, charge);
-        true
+    pub(crate) fn end(&self, bytes: usize) {
+        self.shards.own().with(|mine| mine.in_flight = mine.in_flight.wrapping_sub(bytes));
     }
 
     /// Ends an operation and releases its bytes. Returns true if a thread waits for memory.
-    pub(crate) fn release(
-        &self,
-        shard_id: ShardId,
-        charge: usize,
-        scope: ScopeIndex,
-        note: impl FnOnce(&mut T),
-    ) -> bool {
-        let padded = self.padded(shard_id);
-        padded.shard.with(move |mine| {
-            note(&mut mine.extra);
-            let waited_for = self.release_to_shard(mine, charge, scope);
-            padded.in_flight.end(shard_id, charge);
-            waited_for
+    #[inline(always)]
+    pub(crate) fn release(&self, charge: &Charge) -> bool {
+        self.shards.own().with(|mine| {
+            mine.in_flight = mine.in_flight.wrapping_sub(charge.bytes);
+            self.release_to(mine, charge)
         })
     }
 
-    /// Ends an operation; its bytes are pending until the resource below reports the block as free.
-    pub(crate) fn set_pending<R>(
-        &self,
-        shard_id: ShardId,
-        charge: usize,
-        note: impl FnOnce(&mut T) -> R,
-    ) -> R {
-        let padded = self.padded(shard_id);
-        padded.shard.with(move |mine| {
-            mine.pending += charge;
-            padded.in_flight.end(shard_id, charge);
-            note(&mut mine.extra)
-        })
-    }
-
-    /// Changes the extra data of this thread's shard.
-    pub(crate) fn with_extra<R>(&self, shard_id: ShardId, change: impl FnOnce(&mut T) -> R) -> R {
-        self.padded(shard_id).shard.with(|mine| change(&mut mine.extra))
-    }
-
-    fn release_to_shard(&self, mine: &mut Shard<T>, charge: usize, scope: ScopeIndex) -> bool {
-        if scope == DEVICE {
-            mine.credit = mine.credit.saturating_add(charge);
+    /// Releases bytes to a shard, or to the balance beyond the shard's bound.
+    #[inline(always)]
+    fn release_to(&self, mine: &mut Shard<T>, charge: &Charge) -> bool {
+        mine.subtract(charge);
+        if charge.scope == DEVICE {
+            mine.credit = mine.credit.saturating_add(charge.bytes);
             if mine.credit <= mine.bound {
                 return false;
             }
         }
-        self.release_to_balance(mine, charge, scope)
+        self.release_to_balance(mine, charge)
     }
 
-    fn release_to_balance(&self, mine: &mut Shard<T>, charge: usize, scope: ScopeIndex) -> bool {
+    #[cold]
+    #[inline(never)]
+    fn release_to_balance(&self, mine: &mut Shard<T>, charge: &Charge) -> bool {
         let mut balance = self.balance.lock();
-        if scope == DEVICE {
+        if charge.scope == DEVICE {
             let kept = mine.bound / 2;
             balance.free += (mine.credit - kept) as i128;
             mine.credit = kept;
-            balance.waiters > 0
         } else {
-            balance.release(charge, scope)
+            balance.free += charge.bytes as i128;
+            balance.scopes.discharge(charge.scope, charge.bytes);
         }
+        balance.waiters > 0
+    }
+
+    /// Ends an operation; its bytes are pending until the resource below reports the block as free.
+    pub(crate) fn set_pending<R>(&self, bytes: usize, note: impl FnOnce(&mut T) -> R) -> R {
+        self.shards.own().with(|mine| {
+            mine.pending = mine.pending.wrapping_add(bytes);
+            mine.in_flight = mine.in_flight.wrapping_sub(bytes);
+            note(&mut mine.extra)
+        })
+    }
+
+    /// Counts charged bytes under another tag.
+    pub(crate) fn change_tag(&self, from: &Charge, to: &Charge) {
+        self.shards.own().with(|mine| {
+            mine.subtract(from);
+            mine.add(to);
+        });
     }
 
     /// Runs `body` with all shards and the balance at one instant. `body` calls nothing that could wait.
     pub(crate) fn audit<R>(&self, body: impl FnOnce(&mut [&mut Shard<T>], &mut Balance) -> R) -> R {
-        let all: Vec<&BiasedMutex<Shard<T>>> =
-            self.shards.iter().map(|padded| &padded.shard).collect();
-        BiasedMutex::with_all(&all, |shards| body(shards, &mut self.balance.lock()))
+        self.shards.with_all(|shards| body(shards, &mut self.balance.lock()))
     }
 
-    /// The sums, and the room for a request of `charge`.
-    pub(crate) fn snapshot(&self, charge: usize, scope: ScopeIndex) -> AuditSnapshot {
-        self.audit(|shards, balance| self.summarize(shards, balance, charge, scope))
+    /// The sums, and the room for a request.
+    pub(crate) fn snapshot(&self, bytes: usize, scope: ScopeIndex) -> AuditSnapshot {
+        self.audit(|shards, balance| summarize(shards, balance, bytes, scope))
     }
 
-    /// Charges in an audit, out of the credit of all shards and the balance. The charge is in flight. An error has the sums of the
-    /// audit.
-    pub(crate) fn charge_audited<R>(
+    /// Charges out of the credit of all shards and the balance, after `prepare`. The charge is in flight. An error has the sums of the
+    /// audit, and what `explain` finds in it.
+    pub(crate) fn charge_audited<E>(
         &self,
-        shard_id: ShardId,
-        charge: usize,
-        scope: ScopeIndex,
-        note: impl FnOnce(&mut T) -> R,
-    ) -> Result<R, AuditSnapshot> {
+        charge: &Charge,
+        prepare: impl FnOnce(&mut [&mut Shard<T>], &mut Balance),
+        explain: impl FnOnce(&[&mut Shard<T>], AuditSnapshot) -> E,
+    ) -> Result<(), E> {
         self.audit(|shards, balance| {
-            self.charge_in_audit(shards, balance, shard_id, charge, scope, note)
+            prepare(shards, balance);
+            if !balance.scopes.admits(charge.scope, charge.bytes, balance.free + credit(shards)) {
+                let snapshot = summarize(shards, balance, charge.bytes, charge.scope);
+                return Err(explain(shards, snapshot));
+            }
+            drain_shards(shards, balance);
+            balance.free -= charge.bytes as i128;
+            balance.scopes.charge(charge.scope, charge.bytes);
+            // In any shard: the sums count.
+            if let Some(shard) = shards.first_mut() {
+                shard.in_flight = shard.in_flight.wrapping_add(charge.bytes);
+                shard.add(charge);
+            }
+            Ok(())
         })
-    }
-
-    /// [`ThreadQuotas::charge_audited`] inside an audit.
-    pub(crate) fn charge_in_audit<R>(
-        &self,
-        shards: &mut [&mut Shard<T>],
-        balance: &mut Balance,
-        shard_id: ShardId,
-        charge: usize,
-        scope: ScopeIndex,
-        note: impl FnOnce(&mut T) -> R,
-    ) -> Result<R, AuditSnapshot> {
-        let index = shard_id.index & (N - 1);
-        if !balance.scopes.admits(scope, charge, balance.free + credit(shards)) {
-            return Err(self.summarize(shards, balance, charge, scope));
-        }
-        drain_shards(shards, balance);
-        balance.free -= charge as i128;
-        balance.scopes.charge(scope, charge);
-        self.begin(shard_id, charge);
-        Ok(note(&mut shards[index].extra))
-    }
-
-    fn summarize(
-        &self,
-        shards: &[&mut Shard<T>],
-        balance: &Balance,
-        charge: usize,
-        scope: ScopeIndex,
-    ) -> AuditSnapshot {
-        let free = balance.free + credit(shards);
-        let (in_flight, pending) =
-            (self.in_flight(), shards.iter().map(|shard| shard.pending).sum());
-        let open = in_flight.saturating_add(pending);
-        AuditSnapshot {
-            limit: balance.limit,
-            charged: usize::try_from(balance.limit as i128 - free).unwrap_or(usize::MAX),
-            in_flight,
-            pending,
-            room: balance.scopes.room(scope, free, charge),
-            may_fit: balance.scopes.may_admit(scope, charge, free, open),
-        }
     }
 
     /// Sets the limit. Returns the bytes that are charged above it. `note` runs inside the audit, in the order of the changes.
@@ -370,6 +316,23 @@ impl<T, const N: usize> ThreadQuotas<T, N> {
         read(&self.balance.lock().scopes)
     }
 
+    /// What each tag holds, by its index.
+    pub(crate) fn tags(&self) -> Vec<TagCount> {
+        self.audit(|shards, _| {
+            let mut sums = Vec::new();
+            for shard in shards {
+                if sums.len() < shard.tags.len() {
+                    sums.resize(shard.tags.len(), TagCount::default());
+                }
+                for (sum, count) in sums.iter_mut().zip(&shard.tags) {
+                    sum.bytes = sum.bytes.wrapping_add(count.bytes);
+                    sum.blocks = sum.blocks.wrapping_add(count.blocks);
+                }
+            }
+            sums
+        })
+    }
+
     /// Announces a waiting thread: from now on releases report it.
     pub(crate) fn begin_waiting(&self) {
         self.audit(|shards, balance| {
@@ -382,21 +345,59 @@ impl<T, const N: usize> ThreadQuotas<T, N> {
         self.balance.lock().waiters -= 1;
     }
 
-    /// Releases pending blocks of this thread's shard; `remove_ended` returns their charges and scopes. Returns true if a thread
-    /// waits for memory.
+    /// Releases pending blocks of this thread's shard; `remove_ended` returns their charges. Returns true if a thread waits for memory.
     pub(crate) fn release_own_pending(
         &self,
-        shard_id: ShardId,
-        remove_ended: impl FnOnce(&mut T) -> Vec<(usize, ScopeIndex)>,
+        remove_ended: impl FnOnce(&mut T) -> Vec<Charge>,
     ) -> bool {
-        self.padded(shard_id).shard.with(move |mine| {
-            let mut waited_for = false;
-            for (charge, scope) in remove_ended(&mut mine.extra) {
-                mine.end_pending(charge);
-                waited_for |= self.release_to_shard(mine, charge, scope);
+        self.shards.own().with(|mine| {
+            let mut is_waited_for = false;
+            for charge in remove_ended(&mut mine.extra) {
+                mine.pending = mine.pending.wrapping_sub(charge.bytes);
+                is_waited_for |= self.release_to(mine, &charge);
             }
-            waited_for
+            is_waited_for
         })
+    }
+}
+
+/// Releases pending blocks inside an audit; `remove_ended` returns their charges. Returns true if a thread waits for memory.
+pub(crate) fn release_pending<T>(
+    shards: &mut [&mut Shard<T>],
+    balance: &mut Balance,
+    mut remove_ended: impl FnMut(&mut T) -> Vec<Charge>,
+) -> bool {
+    let mut is_released = false;
+    for shard in shards {
+        for charge in remove_ended(&mut shard.extra) {
+            shard.pending = shard.pending.wrapping_sub(charge.bytes);
+            shard.subtract(&charge);
+            balance.free += charge.bytes as i128;
+            balance.scopes.discharge(charge.scope, charge.bytes);
+            is_released = true;
+        }
+    }
+    is_released && balance.waiters > 0
+}
+
+fn summarize<T>(
+    shards: &[&mut Shard<T>],
+    balance: &Balance,
+    bytes: usize,
+    scope: ScopeIndex,
+) -> AuditSnapshot {
+    let free = balance.free + credit(shards);
+    let sum = |part: fn(&Shard<T>) -> usize| {
+        shards.iter().fold(0, |sum: usize, shard| sum.wrapping_add(part(shard)))
+    };
+    let (in_flight, pending) = (sum(|shard| shard.in_flight), sum(|shard| shard.pending));
+    AuditSnapshot {
+        limit: balance.limit,
+        charged: usize::try_from(balance.limit as i128 - free).unwrap_or(usize::MAX),
+        in_flight,
+        pending,
+        room: balance.scopes.room(scope, free, bytes),
+        may_fit: balance.scopes.may_admit(scope, bytes, free, in_flight.saturating_add(pending)),
     }
 }
 
@@ -404,8 +405,7 @@ impl<T, const N: usize> ThreadQuotas<T, N> {
 fn drain_shards<T>(shards: &mut [&mut Shard<T>], balance: &mut Balance) {
     for shard in shards {
         balance.free += shard.credit as i128;
-        shard.credit = 0;
-        shard.bound = 0;
+        (shard.credit, shard.bound) = (0, 0);
     }
 }
 

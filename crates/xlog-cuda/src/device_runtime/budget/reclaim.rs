@@ -15,18 +15,14 @@ use std::time::Duration;
 
 use super::GlobalDeviceBudget;
 use super::callbacks;
-use super::core::ChargeRequest;
-use super::in_flight::ShardId;
+use super::pending::{Freed, Pending};
 use super::policy::{OomPolicy, Pressure};
-use super::quota::AuditSnapshot;
-use super::tag_counts::{Freed, Pending, TagCounts, TagIndex};
+use super::quota::{AuditSnapshot, Charge};
 use super::tree::DEVICE;
 use super::waiting::Ticket;
 use crate::device_runtime::resource::{BlockState, DeviceMemoryResource, ResourceError};
 use crate::device_wait::{self, Backoff, DeviceWait};
 
-/// Pending blocks that a shard collects before its thread queries their states.
-const QUERY_AT: usize = 64;
 /// Attempts in a row without a pause, while each finds freed blocks that other threads then take.
 const MAX_ROUNDS: u32 = 64;
 
@@ -40,7 +36,7 @@ pub(super) struct ReclaimState {
     called: usize,
     backoff: Backoff,
     /// The part of the deadline that waits below must leave for pressure functions; `None` before the resource may wait at all.
-    kept_below: Option<Duration>,
+    pub(super) kept_below: Option<Duration>,
     _deadline: DeviceWait,
 }
 
@@ -61,83 +57,55 @@ fn kept_for(functions: &[PressureFunction]) -> Duration {
     device_wait::left().unwrap_or_default() / 2
 }
 
-/// Calls the resource below, which waits for the device only if an earlier call without waits has failed.
-/// Also returns the time that budgets below waited before there was a deadline.
-pub(super) fn call_below<T>(
-    reclaim: Option<&ReclaimState>,
-    call: impl FnOnce() -> T,
-) -> (T, Duration) {
-    match reclaim.and_then(|reclaim| reclaim.kept_below) {
-        Some(kept) => {
-            let left = device_wait::left().unwrap_or_default();
-            let _deadline = DeviceWait::begin(left.saturating_sub(kept));
-            (call(), Duration::ZERO)
-        }
-        None => {
-            let deferred = device_wait::defer();
-            let result = call();
-            (result, deferred.end())
-        }
-    }
-}
-
 impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
     /// Charges what neither this thread's credit nor the balance covers.
     #[cold]
     pub(super) fn charge_with_reclaim(
         &self,
-        shard_id: ShardId,
-        request: &ChargeRequest,
+        charge: &Charge,
         reclaim: &ReclaimState,
-    ) -> Result<TagIndex, ResourceError> {
-        crate::spans::slow_path!("out_of_memory_ladder", bytes = request.charge);
+    ) -> Result<(), ResourceError> {
+        crate::spans::slow_path!("out_of_memory_ladder", bytes = charge.bytes);
         let core = &*self.core;
-        if self.never_fits(request) {
-            return Err(self.refuse(request, core.snapshot(request.charge, request.scope)));
+        if self.never_fits(charge) {
+            return Err(self.refuse(charge, core.quotas.snapshot(charge.bytes, charge.scope)));
         }
         if reclaim.policy.wait.is_some() && !core.queue.is_empty() {
-            return self.wait(shard_id, request, &reclaim.policy);
+            return self.wait(charge, &reclaim.policy);
         }
         let functions = core.pressure.outermost();
-        let mut snapshot = match self.charge_after_frees(shard_id, request, kept_for(&functions)) {
-            Ok(tag) => return Ok(tag),
+        let mut snapshot = match self.charge_after_frees(charge, kept_for(&functions)) {
+            Ok(()) => return Ok(()),
             Err(snapshot) => snapshot,
         };
         for (n, function) in functions.iter().enumerate() {
-            let needed = request.charge.saturating_sub(snapshot.room);
-            let pressure = Pressure { needed, requested: Some(request.charge) };
+            let needed = charge.bytes.saturating_sub(snapshot.room);
+            let pressure = Pressure { needed, requested: Some(charge.bytes) };
             callbacks::inside(|| function(&pressure));
-            snapshot =
-                match self.charge_after_frees(shard_id, request, kept_for(&functions[n + 1..])) {
-                    Ok(tag) => return Ok(tag),
-                    Err(snapshot) => snapshot,
-                };
+            snapshot = match self.charge_after_frees(charge, kept_for(&functions[n + 1..])) {
+                Ok(()) => return Ok(()),
+                Err(snapshot) => snapshot,
+            };
         }
         if reclaim.policy.wait.is_some() {
-            return self.wait(shard_id, request, &reclaim.policy);
+            return self.wait(charge, &reclaim.policy);
         }
-        Err(self.refuse(request, snapshot))
+        Err(self.refuse(charge, snapshot))
     }
 
     /// Charges, and polls pending frees and operations in flight until only `kept` is left of the deadline.
     ///
     /// An error has the sums of an audit. The pending blocks of that audit are queried after it, and none was free: at its instant
     /// their bytes were in use below, like those of live blocks. Operations in flight count as used.
-    fn charge_after_frees(
-        &self,
-        shard_id: ShardId,
-        request: &ChargeRequest,
-        kept: Duration,
-    ) -> Result<TagIndex, AuditSnapshot> {
+    fn charge_after_frees(&self, charge: &Charge, kept: Duration) -> Result<(), AuditSnapshot> {
         let mut backoff = Backoff::default();
         let mut freed = Freed::default();
         let mut rounds = 0;
         loop {
-            let (snapshot, pending) =
-                match self.core.charge_after_release(shard_id, request, &freed) {
-                    Ok(tag) => return Ok(tag),
-                    Err(deficit) => deficit,
-                };
+            let (snapshot, pending) = match self.core.charge_after_release(charge, &freed) {
+                Ok(()) => return Ok(()),
+                Err(deficit) => deficit,
+            };
             if !snapshot.may_fit {
                 return Err(snapshot);
             }
@@ -176,7 +144,9 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
         let mut quarantined = false;
         for pending in pending {
             match self.inner.block_state(pending.block) {
-                BlockState::Freed => freed.insert(pending),
+                BlockState::Freed => {
+                    freed.insert(pending.block.generation);
+                }
                 BlockState::Quarantined => quarantined = true,
                 BlockState::Retired | BlockState::Live => {}
             }
@@ -194,62 +164,55 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
     }
 
     /// Adds a freed block whose memory is not free yet.
-    pub(super) fn add_pending(&self, shard_id: ShardId, pending: Pending) {
-        let queried =
-            self.core.quotas.set_pending(shard_id, pending.charge, |tag_counts: &mut TagCounts| {
-                tag_counts.pending.push(pending);
-                let many = tag_counts.pending.len() >= tag_counts.query_at.max(QUERY_AT);
-                many.then(|| tag_counts.pending.clone())
-            });
+    pub(super) fn add_pending(&self, pending: Pending) {
+        let quotas = &self.core.quotas;
+        let queried = quotas.set_pending(pending.charge.bytes, |list| list.push(pending));
         if let Some(queried) = queried {
             let (freed, _) = self.query_states(&queried);
-            self.core.release_own_freed(shard_id, &freed);
+            if quotas.release_own_pending(|list| list.remove(&freed)) {
+                self.core.queue.wake();
+            }
         }
     }
 
-    pub(super) fn never_fits(&self, request: &ChargeRequest) -> bool {
-        let hard = || self.core.quotas.with_scopes(|tree| tree.hard_limit(request.scope));
-        request.charge > self.core.limit() || (request.scope != DEVICE && request.charge > hard())
+    pub(super) fn never_fits(&self, charge: &Charge) -> bool {
+        let hard = || self.core.quotas.with_scopes(|tree| tree.hard_limit(charge.scope));
+        charge.bytes > self.core.limit() || (charge.scope != DEVICE && charge.bytes > hard())
     }
 
     /// Waits in the queue for memory.
-    fn wait(
-        &self,
-        shard_id: ShardId,
-        request: &ChargeRequest,
-        policy: &OomPolicy,
-    ) -> Result<TagIndex, ResourceError> {
+    fn wait(&self, charge: &Charge, policy: &OomPolicy) -> Result<(), ResourceError> {
         let Some(wait) = policy.wait else {
-            return Err(self.refuse(request, self.core.snapshot(request.charge, request.scope)));
+            return Err(self.refuse(charge, self.core.quotas.snapshot(charge.bytes, charge.scope)));
         };
         let ticket = Ticket::new(&self.core, wait.priority, wait.deadline);
         let mut freed = Freed::default();
         loop {
             if ticket.is_first() {
-                match self.core.charge_after_release(shard_id, request, &freed) {
-                    Ok(tag) => return Ok(tag),
+                match self.core.charge_after_release(charge, &freed) {
+                    Ok(()) => return Ok(()),
                     Err((_, pending)) => freed = self.reap_and_query(&pending),
                 }
                 if !freed.is_empty() {
                     continue;
                 }
             }
-            if self.never_fits(request) || !ticket.sleep() {
+            if self.never_fits(charge) || !ticket.sleep() {
                 break;
             }
         }
         if ticket.is_first() {
             return self
                 .core
-                .charge_audited(shard_id, request)
-                .map_err(|snapshot| self.refuse(request, snapshot));
+                .charge_audited(charge)
+                .map_err(|snapshot| self.refuse(charge, snapshot));
         }
-        Err(self.refuse(request, self.core.snapshot(request.charge, request.scope)))
+        Err(self.refuse(charge, self.core.quotas.snapshot(charge.bytes, charge.scope)))
     }
 
     /// Takes the next step to make room below. Returns false if no step is left.
     #[cold]
-    pub(super) fn reclaim_step(&self, request: &ChargeRequest, reclaim: &mut ReclaimState) -> bool {
+    pub(super) fn reclaim_step(&self, charge: &Charge, reclaim: &mut ReclaimState) -> bool {
         let functions = self.core.pressure.outermost();
         let next = functions.get(reclaim.called..).unwrap_or_default();
         let step = reclaim.step;
@@ -265,7 +228,7 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
             _ => {
                 let Some(function) = next.first() else { return false };
                 reclaim.called += 1;
-                let pressure = Pressure { needed: request.charge, requested: Some(request.charge) };
+                let pressure = Pressure { needed: charge.bytes, requested: Some(charge.bytes) };
                 callbacks::inside(|| function(&pressure));
                 (reclaim.backoff, reclaim.kept_below) =
                     (Backoff::default(), Some(kept_for(&next[1..])));
@@ -279,7 +242,7 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
     fn pauses_for_frees(&self, reclaim: &mut ReclaimState) -> bool {
         let kept = reclaim.kept_below.unwrap_or_default();
         device_wait::left().is_none_or(|left| left > kept)
-            && self.core.snapshot(0, DEVICE).pending > 0
+            && self.core.quotas.snapshot(0, DEVICE).pending > 0
             && reclaim.backoff.pause()
     }
 

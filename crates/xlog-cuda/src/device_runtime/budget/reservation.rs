@@ -6,9 +6,9 @@
 use std::sync::Arc;
 
 use super::core::BudgetCore;
+use super::quota::Charge;
 use super::scope::BudgetScope;
-use super::shard_id::current_shard;
-use super::tag_counts::TagCounts;
+use super::tags;
 use super::tree::{DEVICE, ScopeIndex};
 use crate::device_runtime::resource::{
     AllocTag, DeviceBlock, DeviceMemoryResource, MIN_ALIGN, ResourceError, ResourceResult, StreamId,
@@ -113,10 +113,8 @@ impl Drop for BudgetReservation {
         if self.bytes == 0 {
             return;
         }
-        let shard_id = current_shard();
-        self.core.quotas.begin(shard_id, self.bytes);
-        let note = |tag_counts: &mut TagCounts| tag_counts.index_of(RESERVED, &self.core.names);
-        let tag = self.core.quotas.with_extra(shard_id, note);
-        self.core.release(shard_id, self.bytes, self.scope_index(), tag, 0);
+        self.core.quotas.begin(self.bytes);
+        let tag = tags::index_of(RESERVED);
+        self.core.release(&Charge { bytes: self.bytes, tag, scope: self.scope_index(), blocks: 0 });
     }
 }

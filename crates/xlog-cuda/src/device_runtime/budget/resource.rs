@@ -4,14 +4,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::GlobalDeviceBudget;
-use super::charge::Charge;
-use super::charging::BlockSize;
-use super::core::{BudgetCore, ChargeRequest};
-use super::in_flight::ShardId;
-use super::reclaim::{ReclaimState, call_below};
+use super::charging::call_below;
+use super::core::BudgetCore;
+use super::pending::Pending;
+use super::quota::Charge;
+use super::reclaim::ReclaimState;
 use super::reservation::{BudgetReservation, RESERVED};
-use super::shard_id::current_shard;
-use super::tag_counts::{Pending, TagCounts};
+use super::tags;
 use crate::device_runtime::resource::{
     Access, AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, MIN_ALIGN,
     PhysicalMeter, ResourceError, ResourceResult, Seal, StreamId,
@@ -20,13 +19,12 @@ use crate::device_runtime::resource::{
 /// A free in progress. A panic below drops it, which leaves the block charged.
 struct FreeInFlight<'a> {
     core: &'a BudgetCore,
-    shard_id: ShardId,
-    charge: usize,
+    bytes: usize,
 }
 
 impl Drop for FreeInFlight<'_> {
     fn drop(&mut self) {
-        self.core.confirm(self.shard_id, self.charge);
+        self.core.quotas.end(self.bytes);
     }
 }
 
@@ -34,13 +32,7 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
     /// Handles a free that failed below, or whose block is not free yet.
     #[cold]
     #[inline(never)]
-    fn record_unfinished_free(
-        &self,
-        shard_id: ShardId,
-        id: BlockId,
-        entry: Charge,
-        error: Option<&ResourceError>,
-    ) {
+    fn record_unfinished_free(&self, id: BlockId, charge: Charge, error: Option<&ResourceError>) {
         // A refused free changed nothing. After any other failure the resource below has the block.
         let refused = match error {
             None => false,
@@ -52,13 +44,12 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
                     || self.inner.block_state(id) == BlockState::Live
             }
         };
-        let Charge { bytes: charge, tag, scope } = entry;
         if refused {
-            self.core.confirm(shard_id, charge);
+            self.core.quotas.end(charge.bytes);
             return;
         }
-        self.core.charges.remove(id.generation);
-        self.add_pending(shard_id, Pending { block: id, charge, tag, scope });
+        self.core.charges.discard(id.generation);
+        self.add_pending(Pending { block: id, charge });
         if error.is_some() && self.inner.block_state(id) == BlockState::Freed {
             self.scan_pending();
         }
@@ -90,34 +81,33 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for GlobalDeviceBudget<R> {
         stream: StreamId,
         tag: AllocTag,
     ) -> ResourceResult<DeviceBlock> {
-        let size = BlockSize { bytes, charge: self.inner.charge_for(bytes) };
-        self.allocate_charged(size, tag, move || self.inner.allocate(bytes, stream, tag))
+        let charge = self.inner.charge_for(bytes);
+        let call = || self.inner.allocate(bytes, stream, tag);
+        self.allocate_charged(self.charge_for_block(bytes, charge, tag)?, None, call, |_| charge)
     }
 
     #[inline]
     fn deallocate(&self, block: DeviceBlock) -> ResourceResult<()> {
         let id = BlockId::from_block(&block);
-        let Some(words) = self.core.charges.find(id.generation) else {
+        let Some(charge) = self.core.charge_of(id.generation) else {
             return self.inner.deallocate(block);
         };
-        let entry = Charge::from_words(words);
-        let shard_id = current_shard();
-        self.core.quotas.begin(shard_id, entry.bytes);
-        let in_flight = FreeInFlight { core: &self.core, shard_id, charge: entry.bytes };
-        match self.inner.deallocate_with_state(&block) {
-            Ok(state) => {
-                std::mem::forget(in_flight);
-                if state == BlockState::Freed {
-                    self.core.charges.remove(id.generation);
-                    self.core.release_block(shard_id, entry.bytes, entry.scope, entry.tag);
-                } else {
-                    self.record_unfinished_free(shard_id, id, entry, None);
-                }
+        self.core.quotas.begin(charge.bytes);
+        let in_flight = FreeInFlight { core: &self.core, bytes: charge.bytes };
+        let result = self.inner.deallocate_with_state(&block);
+        std::mem::forget(in_flight);
+        match result {
+            Ok(BlockState::Freed) => {
+                self.core.charges.discard(id.generation);
+                self.core.release(&charge);
+                Ok(())
+            }
+            Ok(_) => {
+                self.record_unfinished_free(id, charge, None);
                 Ok(())
             }
             Err(error) => {
-                std::mem::forget(in_flight);
-                self.record_unfinished_free(shard_id, id, entry, Some(&error));
+                self.record_unfinished_free(id, charge, Some(&error));
                 Err(error)
             }
         }
@@ -150,9 +140,9 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for GlobalDeviceBudget<R> {
         stream: StreamId,
         tag: AllocTag,
     ) -> ResourceResult<DeviceBlock> {
-        let size = BlockSize { bytes, charge: self.inner.charge_for_aligned(bytes, align) };
-        let call = move || self.inner.allocate_aligned(bytes, align, stream, tag);
-        self.allocate_charged(size, tag, call)
+        let charge = self.inner.charge_for_aligned(bytes, align);
+        let call = || self.inner.allocate_aligned(bytes, align, stream, tag);
+        self.allocate_charged(self.charge_for_block(bytes, charge, tag)?, None, call, |_| charge)
     }
 
     fn allocate_batch(
@@ -164,22 +154,14 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for GlobalDeviceBudget<R> {
         if sizes.is_empty() {
             return self.inner.allocate_batch(sizes, stream, tag);
         }
-        let mut request = ChargeRequest {
-            charge: 0,
-            scope: super::scope::current(&self.core),
-            tag,
-            blocks: sizes.len() as u32,
-        };
-        let mut charges = Vec::with_capacity(sizes.len());
-        for &bytes in sizes {
-            let size = BlockSize { bytes, charge: self.inner.charge_for(bytes) };
-            let one = self.charge_request(size, tag)?;
-            request.charge = request.charge.saturating_add(one.charge);
-            charges.push(one.charge);
-        }
+        let charges: Vec<usize> = sizes.iter().map(|&bytes| self.inner.charge_for(bytes)).collect();
+        let sum = charges.iter().fold(0, |sum: usize, charge| sum.saturating_add(*charge));
+        let least = sizes.iter().copied().min().unwrap_or_default();
+        let one = self.charge_for_block(least, sum, tag)?;
+        let charge = Charge { blocks: sizes.len() as u32, ..one };
         let call = || self.inner.allocate_batch(sizes, stream, tag);
         let announced = |n: usize| charges.get(n).copied().unwrap_or(0);
-        self.allocate_with_reclaim(&request, None, None, call, announced)
+        self.allocate_charged(charge, None, call, announced)
     }
 
     fn trim(&self) -> ResourceResult<usize> {
@@ -214,48 +196,40 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for GlobalDeviceBudget<R> {
                 accepted: "one that this budget gave".to_owned(),
             });
         }
-        let size = BlockSize { bytes, charge: self.inner.charge_for_aligned(bytes, align) };
-        let mut request = self.charge_request(size, tag)?;
-        reservation.covers(request.charge)?;
-        request.scope = reservation.scope_index();
+        let bytes_charged = self.inner.charge_for_aligned(bytes, align);
+        reservation.covers(bytes_charged)?;
+        let mut charge = self.charge_for_block(bytes, bytes_charged, tag)?;
+        charge.scope = reservation.scope_index();
         let mut reclaim: Option<ReclaimState> = None;
-        let shard_id = current_shard();
         let block = loop {
-            let (given, spent) = call_below(reclaim.as_ref(), || match &mut reservation.below {
+            let given = call_below(reclaim.as_ref(), || match &mut reservation.below {
                 Some(below) => self.inner.allocate_reserved(below, bytes, align, stream, tag),
                 None if align <= MIN_ALIGN => self.inner.allocate(bytes, stream, tag),
                 None => self.inner.allocate_aligned(bytes, align, stream, tag),
             });
             match given {
                 Ok(block) => break block,
-                Err(error) if self.is_shortage(&error) => {
+                Err((error, spent)) if self.is_shortage(&error) => {
                     let reclaim =
                         reclaim.get_or_insert_with(|| ReclaimState::new(self.core.policy(), spent));
-                    if !self.reclaim_step(&request, reclaim) {
-                        self.report_below(&request, &error);
+                    if !self.reclaim_step(&charge, reclaim) {
+                        self.report_below(&charge, &error);
                         return Err(error);
                     }
                 }
-                Err(error) => return Err(error),
+                Err((error, _)) => return Err(error),
             }
         };
-        let charge = request.charge.max(block.bytes);
-        if charge > reservation.bytes {
+        charge.bytes = charge.bytes.max(block.bytes);
+        if charge.bytes > reservation.bytes {
             let remaining = reservation.bytes;
             self.inner.deallocate(block)?;
-            return Err(ResourceError::OutOfBudget { requested: charge, remaining });
+            return Err(ResourceError::OutOfBudget { requested: charge.bytes, remaining });
         }
-        reservation.bytes -= charge;
-        let note = |tag_counts: &mut TagCounts| {
-            let reserved = tag_counts.index_of(RESERVED, &self.core.names);
-            let index = tag_counts.index_of(tag, &self.core.names);
-            tag_counts.remove(reserved, charge, 0);
-            tag_counts.add(index, charge, 1);
-            index
-        };
-        let tag = self.core.quotas.with_extra(shard_id, note);
-        let entry = Charge { bytes: charge, tag, scope: request.scope };
-        self.core.charges.insert(block.generation, entry.to_words());
+        reservation.bytes -= charge.bytes;
+        let reserved = Charge { tag: tags::index_of(RESERVED), blocks: 0, ..charge };
+        self.core.quotas.change_tag(&reserved, &charge);
+        self.core.record(block.generation, &charge);
         Ok(block)
     }
 }
