@@ -184,6 +184,10 @@ impl DeviceStream {
         }
         let driver = self.driver();
         let event = driver.event_create()?;
+        if other.raw.clock().header().handle_escaped() {
+            // Others may capture that stream, and a stream that waits for captured work joins the capture.
+            self.raw.clock().header().mark_handle_escaped();
+        }
         let queued = driver
             .event_record(event, other.raw.handle())
             .and_then(|()| driver.stream_wait_event(self.raw.handle(), event));

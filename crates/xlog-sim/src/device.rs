@@ -193,13 +193,17 @@ impl SimDevice {
         Ok(())
     }
 
-    /// From now on the stream says that it is, or is not, being captured into a graph. Work queued on it runs all the same: this
-    /// only shows how a program treats such a stream.
+    /// Begins or ends a capture of the stream into a graph. A stream that waits for an event of a captured stream joins the capture, as
+    /// with CUDA. Work queued on captured streams runs all the same: this only shows how a program treats them.
     pub fn set_capturing(&self, stream: StreamHandle, capturing: bool) -> DriverResult<()> {
         let mut state = self.shared.lock();
         self.check_stream(&state, Call::StreamCapture, stream)?;
-        if let Some(stream) = state.streams.get_mut(&stream.number()) {
-            stream.capturing = capturing;
+        let origin = stream.number();
+        for joined in state.streams.values_mut().filter(|each| each.captured_by == Some(origin)) {
+            joined.captured_by = None;
+        }
+        if capturing && let Some(stream) = state.streams.get_mut(&origin) {
+            stream.captured_by = Some(origin);
         }
         Ok(())
     }

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use xlog_driver::{
     Access, AsyncPools, CaptureStatus, DeviceProperties, Driver, DriverError, DriverResult,
     EventHandle, Gate, HostFn, HostMemory, MemoryInfo, MemoryRange, StreamHandle, VirtualMemory,
+    Waited,
 };
 
 use crate::detector::{HostEnd, Revoked};
@@ -16,7 +17,7 @@ use crate::engine::{Target, check_alive, gather, scatter};
 use crate::faults::Call;
 use crate::memory::{BLOCK_ALIGN, Backing, Owner, RegionKind, round_up};
 use crate::op::{GateState, Label, Marker, OpKind};
-use crate::state::{Event, State};
+use crate::state::{Event, State, Stream};
 
 impl SimDevice {
     fn check_event(&self, state: &State, call: Call, event: EventHandle) -> DriverResult<()> {
@@ -72,33 +73,12 @@ impl Driver for SimDevice {
     }
 
     fn synchronize(&self) -> DriverResult<()> {
-        let mut state = self.enter(Call::Synchronize)?;
-        Self::cost(&mut state, |model| model.synchronize);
-        let mine = |state: &State| -> Vec<StreamHandle> {
-            let ordinal = self.ordinal();
-            state.streams.values().filter(|s| s.ordinal == ordinal).map(|s| s.handle).collect()
-        };
-        let mut markers = Vec::new();
-        for stream in mine(&state) {
-            markers.push(state.push_marker(stream, "synchronize"));
-            self.shared.queued(&mut state, stream.number());
-        }
-        for marker in markers {
-            state = self.shared.wait_for(state, self.ordinal(), Call::Synchronize, &marker)?;
-        }
-        let device = &mut state.ordinals[self.ordinal() as usize];
-        let (departed, time) = (device.departed.clone(), device.departed_time);
-        let race = device.departed_race.take();
-        state.host_learns(&departed, time);
-        self.release_cached(&mut state);
-        let call = Call::Synchronize.name();
-        let mut outcome =
-            race.map_or(Ok(()), |race| Err(DriverError::Race { call, report: race.to_string() }));
-        for stream in mine(&state) {
-            let this = Self::report_race(&mut state, Call::Synchronize, stream);
-            outcome = outcome.and(this);
-        }
-        outcome
+        self.synchronize_but(|_| false)
+    }
+
+    fn synchronize_streams(&self) -> DriverResult<Waited> {
+        let waited = if self.has_captured_stream() { Waited::ForSome } else { Waited::ForAll };
+        self.synchronize_but(|stream| stream.captured_by.is_some()).map(|()| waited)
     }
 
     fn stream_create(&self, _priority: i32) -> DriverResult<StreamHandle> {
@@ -158,8 +138,8 @@ impl Driver for SimDevice {
     fn stream_capture(&self, stream: StreamHandle) -> DriverResult<CaptureStatus> {
         let state = self.enter(Call::StreamCapture)?;
         self.check_stream(&state, Call::StreamCapture, stream)?;
-        let capturing = state.streams.get(&stream.number()).is_some_and(|stream| stream.capturing);
-        Ok(if capturing { CaptureStatus::Active } else { CaptureStatus::None })
+        let captured_by = state.streams.get(&stream.number()).and_then(|stream| stream.captured_by);
+        Ok(if captured_by.is_some() { CaptureStatus::Active } else { CaptureStatus::None })
     }
 
     fn stream_wait_event(&self, stream: StreamHandle, event: EventHandle) -> DriverResult<()> {
@@ -167,7 +147,10 @@ impl Driver for SimDevice {
         self.check_stream(&state, Call::StreamWaitEvent, stream)?;
         self.check_event(&state, Call::StreamWaitEvent, event)?;
         Self::cost(&mut state, |model| model.stream_wait);
-        let marker = state.events.get(&event.number()).and_then(|(_, event)| event.marker.clone());
+        let event = state.events.get(&event.number()).map(|(_, event)| event);
+        let captured_by = event.and_then(|event| event.captured_by);
+        let marker = event.and_then(|event| event.marker.clone());
+        state.join_capture(stream, captured_by);
         if let Some(marker) = marker {
             state.push(stream, Label::Fixed("wait"), OpKind::Wait(marker), Vec::new());
             self.shared.queued(&mut state, stream.number());
@@ -201,8 +184,9 @@ impl Driver for SimDevice {
         self.check_stream(&state, Call::EventRecord, stream)?;
         Self::cost(&mut state, |model| model.event_record);
         let marker = state.push_marker(stream, "record");
+        let captured_by = state.streams.get(&stream.number()).and_then(|stream| stream.captured_by);
         if let Some((_, event)) = state.events.get_mut(&event.number()) {
-            event.marker = Some(marker);
+            *event = Event { marker: Some(marker), captured_by };
         }
         self.shared.queued(&mut state, stream.number());
         Ok(())
@@ -260,6 +244,10 @@ impl Driver for SimDevice {
 
     unsafe fn free(&self, ptr: u64) -> DriverResult<()> {
         let call = Call::Free;
+        if self.has_captured_stream() {
+            // As `cuMemFree` waits for what `synchronize_streams` left out.
+            self.synchronize()?;
+        }
         let mut state = self.enter(call)?;
         let plain =
             |kind: &RegionKind| matches!(kind, RegionKind::Block { owner: Owner::Plain, .. });
@@ -498,5 +486,46 @@ impl Driver for SimDevice {
 
     fn virtual_memory(&self) -> Option<&dyn VirtualMemory> {
         self.properties.virtual_memory.then_some(self as &dyn VirtualMemory)
+    }
+}
+
+impl SimDevice {
+    /// Whether a stream of this device is being captured.
+    fn has_captured_stream(&self) -> bool {
+        let state = self.shared.lock();
+        let ordinal = self.ordinal();
+        state.streams.values().any(|s| s.ordinal == ordinal && s.captured_by.is_some())
+    }
+
+    /// Waits for all streams of this device but some.
+    fn synchronize_but(&self, leaves_out: impl Fn(&Stream) -> bool) -> DriverResult<()> {
+        let mut state = self.enter(Call::Synchronize)?;
+        Self::cost(&mut state, |model| model.synchronize);
+        let mine = |state: &State| -> Vec<StreamHandle> {
+            let ordinal = self.ordinal();
+            let mine = state.streams.values().filter(|s| s.ordinal == ordinal && !leaves_out(s));
+            mine.map(|s| s.handle).collect()
+        };
+        let mut markers = Vec::new();
+        for stream in mine(&state) {
+            markers.push(state.push_marker(stream, "synchronize"));
+            self.shared.queued(&mut state, stream.number());
+        }
+        for marker in markers {
+            state = self.shared.wait_for(state, self.ordinal(), Call::Synchronize, &marker)?;
+        }
+        let device = &mut state.ordinals[self.ordinal() as usize];
+        let (departed, time) = (device.departed.clone(), device.departed_time);
+        let race = device.departed_race.take();
+        state.host_learns(&departed, time);
+        self.release_cached(&mut state);
+        let call = Call::Synchronize.name();
+        let mut outcome =
+            race.map_or(Ok(()), |race| Err(DriverError::Race { call, report: race.to_string() }));
+        for stream in mine(&state) {
+            let this = Self::report_race(&mut state, Call::Synchronize, stream);
+            outcome = outcome.and(this);
+        }
+        outcome
     }
 }

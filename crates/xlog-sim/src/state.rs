@@ -30,8 +30,8 @@ pub(crate) struct Stream {
     /// How many fault injections hold the stream back.
     pub(crate) held_back: u32,
     pub(crate) destroyed: bool,
-    /// A test says that others capture it into a graph.
-    pub(crate) capturing: bool,
+    /// The stream whose capture into a graph it belongs to: itself, or one whose captured event it waited for.
+    pub(crate) captured_by: Option<u64>,
     /// The report the next synchronisation fails with.
     pub(crate) race: Option<Arc<str>>,
     pub(crate) worker: Option<Worker>,
@@ -82,6 +82,8 @@ impl Stream {
 #[derive(Default)]
 pub(crate) struct Event {
     pub(crate) marker: Option<Arc<Marker>>,
+    /// The stream whose capture it was recorded in.
+    pub(crate) captured_by: Option<u64>,
 }
 
 pub(crate) struct Physical {
@@ -138,6 +140,16 @@ pub(crate) struct State {
 }
 
 impl State {
+    /// A stream that waits for an event of a capture joins it while it is open.
+    pub(crate) fn join_capture(&mut self, stream: StreamHandle, captured_by: Option<u64>) {
+        let Some(origin) = captured_by else { return };
+        let is_open =
+            self.streams.get(&origin).is_some_and(|each| each.captured_by == Some(origin));
+        if is_open && let Some(stream) = self.streams.get_mut(&stream.number()) {
+            stream.captured_by = Some(origin);
+        }
+    }
+
     pub(crate) fn new(config: &SimConfig, machine: u64) -> Self {
         Self {
             streams: BTreeMap::new(),
@@ -233,7 +245,7 @@ impl State {
                 running: false,
                 held_back: 0,
                 destroyed: false,
-                capturing: false,
+                captured_by: None,
                 race: None,
                 worker: None,
             },

@@ -1,5 +1,6 @@
 //! The debug guard: conformance, planted damage, clean programs, limits.
 
+mod capture;
 mod conformance;
 mod damage;
 mod fault_sweep;

@@ -111,3 +111,27 @@ fn a_stream_whose_handle_was_never_handed_out_is_not_asked() {
         assert_eq!(sim.faults().calls(Call::StreamCapture), 0);
     });
 }
+
+#[test]
+fn a_stream_that_waits_for_a_captured_one_is_asked_from_then_on() {
+    for_each_sim(|device, sim| {
+        let rig = Rig::new(device);
+        let [captured, joined, third] = [(); 3].map(|()| rig.pool.lease().unwrap());
+        let block = rig.resource.allocate(SIZE, joined.id(), TAG).unwrap();
+        let gate = WatchedGate::new(joined.hold().unwrap());
+        fill(&joined, block.ptr, 1, SIZE);
+        sim.set_capturing(captured.handle(), true).unwrap();
+        // The fork of a capture over two streams. An event of the joined stream is now a node of the graph: it says nothing of the
+        // fill, which still waits for the gate.
+        joined.wait_for(&captured).unwrap();
+        refused(rig.resource.prepare_block_use((&block).into(), third.id(), Access::Read));
+        refused(rig.resource.allocate(SIZE, joined.id(), TAG));
+
+        sim.set_capturing(captured.handle(), false).unwrap();
+        rig.resource.prepare_block_use((&block).into(), third.id(), Access::Read).unwrap();
+        rig.resource.finish_block_use((&block).into(), third.id(), Access::Read).unwrap();
+        gate.release();
+        rig.resource.deallocate(block).unwrap();
+        rig.resource.reap_pending().unwrap();
+    });
+}

@@ -327,3 +327,22 @@ fn a_race_on_the_bytes_is_reported_by_their_tag() {
         rig.pinned.deallocate(block).unwrap();
     });
 }
+
+#[test]
+fn a_copy_on_a_captured_stream_is_refused() {
+    for_each_sim(|device, sim| {
+        let rig = Rig::new(device);
+        let [stream] = rig.leases();
+        let mut column = rig.manager.alloc::<u32>(LEN).unwrap();
+        let mut staging = rig.pinned.alloc::<u32>(LEN, stream.id(), TAG).unwrap();
+        sim.set_capturing(stream.handle(), true).unwrap();
+        for error in [
+            staging.copy_to(&mut column, stream.id()).unwrap_err(),
+            staging.copy_from(&column, stream.id()).unwrap_err(),
+        ] {
+            assert!(error.to_string().contains("capture is Active"), "{error}");
+        }
+        sim.set_capturing(stream.handle(), false).unwrap();
+        staging.copy_to(&mut column, stream.id()).unwrap();
+    });
+}

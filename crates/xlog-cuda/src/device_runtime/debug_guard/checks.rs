@@ -25,8 +25,11 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
             let work = GuardWork { access: Access::Read, after_uses: true };
             let worked =
                 self.work(job.below, job.stream_slot, work, |raw| self.check(&job, inside, raw));
-            let this = worked.map(|Worked { done, point }| {
-                self.track_check(&job.info, done, point, found_by);
+            let this = worked.map(|worked| {
+                // A block that a captured stream may still use is checked when it is freed.
+                if let Some(Worked { done, point }) = worked {
+                    self.track_check(&job.info, done, point, found_by);
+                }
             });
             let due = self.registry.lock().close(job.info.generation);
             outcome = outcome.and(this).and(self.perform(job.info.generation, due));

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use xlog_driver::sync::Mutex;
-use xlog_driver::{Access, DriverResult};
+use xlog_driver::{Access, DriverResult, Waited};
 
 use super::checker::{Check, Checker};
 use super::config::{GuardConfig, GuardMode};
@@ -249,27 +249,27 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
         self.hand_out(block, redzones, Some(mapped), request).inspect_err(|_| pages.abandon(mapped))
     }
 
-    /// Queues work of the guard on a block.
+    /// Queues work of the guard on a block. `None` if a stream under capture may still use the block: nothing was queued, and a reap
+    /// tries again.
     pub(super) fn work<T>(
         &self,
         below: BlockId,
         stream_slot: Option<u32>,
         work: GuardWork,
         queue: impl FnOnce(&RawStream) -> ResourceResult<T>,
-    ) -> ResourceResult<Worked<T>> {
+    ) -> ResourceResult<Option<Worked<T>>> {
         let GuardWork { access, .. } = work;
         let parts = self.parts()?;
         let streams = &parts.streams;
         if !parts.tracked {
             let driver = parts.device.driver();
-            if work.after_uses {
-                // A stream that is being captured is left out: what it wrote late is reported as damage, and the free below waits for it.
-                let _waited = driver.synchronize_streams()?;
+            if work.after_uses && driver.synchronize_streams()? == Waited::ForSome {
+                return Ok(None);
             }
             let raw = self.default_stream(parts)?;
             let done = queue(&raw)?;
             driver.stream_synchronize(raw.handle())?;
-            return Ok(Worked { done, point: None });
+            return Ok(Some(Worked { done, point: None }));
         }
         let own = streams.raw(below.alloc_stream);
         let (id, raw) = match own.filter(|raw| Some(raw.clock().slot()) == stream_slot) {
@@ -288,7 +288,7 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
         let finished = self.inner.finish_block_use(below, id, access);
         let done = done?;
         finished?;
-        Ok(Worked { done, point })
+        Ok(Some(Worked { done, point }))
     }
 
     /// Announces to the resource below all work that the block's own stream has queued so far, before the first announced use of
@@ -381,25 +381,25 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
             };
             Ok((check, filled))
         });
-        let point = match worked {
-            Ok(Worked { done: (check, filled), point }) => {
+        let point = worked.and_then(|worked| match worked {
+            Some(Worked { done: (check, filled), point }) => {
                 self.track_check(&job.info, check, point, FoundBy::Free);
-                filled.map(|()| point).map_err(ResourceError::from)
+                filled.map(|()| Some(point)).map_err(ResourceError::from)
             }
-            Err(error) => Err(error),
-        };
+            None => Ok(None),
+        });
         match point {
-            Ok(point) if is_mapped => {
+            Ok(Some(point)) if is_mapped => {
                 self.registry.lock().unmapping.push((generation, point));
                 self.free_below(generation, point)
             }
-            Ok(point) => {
+            Ok(Some(point)) => {
                 let evicted = self.registry.lock().enter_quarantine(generation, point, limits);
                 self.release_all(evicted, Retired { generation, point })
             }
-            Err(error) => {
+            not_yet => {
                 self.registry.lock().unfinished.push((generation, Due::Retire));
-                Err(error)
+                not_yet.map(|_| ())
             }
         }
     }
@@ -454,13 +454,13 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
         let worked =
             self.work(job.below, job.stream_slot, work, |raw| self.check(&job, inside, raw));
         match worked {
-            Ok(Worked { done, point }) => {
+            Ok(Some(Worked { done, point })) => {
                 self.track_check(&job.info, done, point, FoundBy::Release);
                 self.free_below(generation, point)
             }
-            Err(error) => {
+            not_yet => {
                 self.registry.lock().unfinished.push((generation, Due::Release));
-                Err(error)
+                not_yet.map(|_| ())
             }
         }
     }
