@@ -67,6 +67,11 @@ impl<T> Lock<T> {
         BiasedMutex::with_all(&[&self.0], |values| values.first_mut().map(|value| body(value)))
     }
 
+    /// Whether another thread is inside. Only a hint.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.0.is_busy()
+    }
+
     /// Whether this thread can enter without a process-wide barrier.
     pub(crate) fn is_local(&self) -> bool {
         self.0.is_local()

@@ -3,7 +3,8 @@
 //! Invariants:
 //! - An arena is made at the first request of its stream and stays as long as the pool.
 //! - All magazines together hold at most the bytes of the last [`Arenas::share_magazines`]; every stream has an equal share.
-//! - A function here holds at most one arena lock at a time, except [`Arenas::counts`], which holds all of them.
+//! - [`Arenas::scan`] and [`Arenas::counts`] hold the locks of several arenas, taken in the order of the slots: one
+//!   process-wide barrier for all of them. All other functions hold one lock at a time.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -46,6 +47,8 @@ pub(super) struct Arenas {
     /// The bytes that the magazine of each stream may hold.
     magazine_capacity: AtomicU64,
     shares: Mutex<MagazineShares>,
+    /// Held over a scan: otherwise a second scan would take all arenas of the first one as busy.
+    scanning: Mutex<()>,
 }
 
 impl Arenas {
@@ -54,6 +57,7 @@ impl Arenas {
             shards: Slab::new(MAX_STREAMS),
             magazine_capacity: AtomicU64::new(0),
             shares: Mutex::default(),
+            scanning: Mutex::default(),
         }
     }
 
@@ -97,6 +101,16 @@ impl Arenas {
         self.iter().filter_map(|(slot, arena)| Some((slot, arena, &**tracker.streams.at(slot)?)))
     }
 
+    /// Visits the arenas in use that no other thread is inside of. Their owners keep their bias.
+    pub(super) fn scan(&self, mut body: impl FnMut(u32, &mut Arena)) {
+        let _scanning = self.scanning.lock();
+        let idle = self.iter().filter(|(_, arena)| !arena.is_busy());
+        let (slots, arenas): (Vec<_>, Vec<_>) = idle.unzip();
+        Lock::with_all(&arenas, |arenas| {
+            slots.iter().zip(arenas).for_each(|(slot, arena)| body(*slot, arena));
+        });
+    }
+
     /// The bytes that the magazine of each stream may hold.
     #[inline(always)]
     pub(super) fn magazine_capacity(&self) -> u64 {
@@ -121,14 +135,14 @@ impl Arenas {
             return;
         }
         let mut slots = Vec::new();
-        for (_, arena, stream) in self.with_streams(tracker) {
-            // A busy arena keeps its surplus until it is used.
-            arena.try_with(|arena| {
-                if arena.exceeds(capacity) {
-                    arena.flush(stream.clock().now(), &tracker.table, &mut slots);
-                }
-            });
-        }
+        // A busy arena keeps its surplus until it is used.
+        self.scan(|slot, arena| {
+            if arena.exceeds(capacity)
+                && let Some(stream) = tracker.streams.at(slot)
+            {
+                arena.flush(stream.clock().now(), &tracker.table, &mut slots);
+            }
+        });
         tracker.table.free_slots(slots);
     }
 

@@ -8,12 +8,12 @@
 //! 5. steal with a wait; drain deferred frees with waits; coalesce adjacent ranges of several streams;
 //! 6. remap completely free handles into one range, or return free segments and grow again.
 //!
-//! Invariant: at most one arena lock is held at a time, and a busy arena is skipped. A stream that cannot be waited for,
+//! Invariant: nothing is called while arena locks are held, and a busy arena is skipped. A stream that cannot be waited for,
 //! such as one under capture, is skipped too; a refusal names the first such failure. A request is refused only after a
 //! scan of all arenas.
 //!
-//! A scan of another thread's arena needs a process-wide barrier. So a small request pays for it with credits, and
-//! grows without enough of them. `steal` has steps 3 and 5.
+//! A scan needs one process-wide barrier for the arenas of other threads, and one more for each from which it steals. So
+//! a small request pays for it with credits, and grows without enough of them. `steal` has steps 3 and 5.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
@@ -196,10 +196,9 @@ impl SlowPath<'_> {
         {
             return false;
         }
-        let free = |arena: &mut Arena| arena.free_bytes();
-        let of_streams: u64 =
-            pool.arenas.iter().filter_map(|(_, arena)| arena.try_with(free)).sum();
-        of_streams + pool.reserve.read_shared_free(|tlsf| tlsf.free_bytes()) >= held / 2
+        let mut free = pool.reserve.read_shared_free(|tlsf| tlsf.free_bytes());
+        pool.arenas.scan(|_, arena| free += arena.free_bytes());
+        free >= held / 2
     }
 
     #[cold]

@@ -27,10 +27,18 @@ impl SlowPath<'_> {
     /// Steals from the arenas of other streams: ranges that need no wait, or any range `with_wait`.
     pub(super) fn steal(&mut self, with_wait: bool) -> ResourceResult<Option<Suballocation>> {
         let (pool, own) = (self.pool, self.owner.clock().slot());
-        for (slot, other, stream) in pool.arenas.with_streams(&pool.tracker) {
-            if slot == own {
-                continue;
+        let mut enough = Vec::new();
+        pool.arenas.scan(|slot, arena| {
+            if slot != own && arena.free_bytes() >= self.size {
+                enough.push(slot);
             }
+        });
+        for slot in enough {
+            let (Some(other), Some(stream)) =
+                (pool.arenas.get(slot), pool.tracker.streams.at(slot))
+            else {
+                continue;
+            };
             let Some((range, source)) = self.steal_from(other, stream, with_wait) else {
                 continue;
             };
@@ -51,7 +59,7 @@ impl SlowPath<'_> {
         Ok(None)
     }
 
-    /// Removes a range from the arena of `stream`.
+    /// Removes a range from the arena of `stream`, which had enough free bytes.
     fn steal_from(
         &self,
         other: &Lock<Arena>,
@@ -59,9 +67,6 @@ impl SlowPath<'_> {
         with_wait: bool,
     ) -> Option<(Range, Source)> {
         let (pool, reuse) = (self.pool, self.pool.config.reuse);
-        if !other.try_with(|arena| arena.free_bytes() >= self.size)? {
-            return None;
-        }
         if reuse.opportunistic {
             stream.poll_tail();
         }
@@ -108,11 +113,10 @@ impl SlowPath<'_> {
         let shared_free = pool.reserve.remove(minimum).into_iter();
         let mut parts: Vec<OwnedRange> =
             shared_free.map(|range| OwnedRange { range, slot: None }).collect();
-        for (slot, arena) in pool.arenas.iter() {
-            let take = |arena: &mut Arena| arena.tlsf.remove_if(minimum, &mut |range| Some(*range));
-            let ranges = arena.try_with(take).unwrap_or_default().into_iter();
+        pool.arenas.scan(|slot, arena| {
+            let ranges = arena.tlsf.remove_if(minimum, &mut |range| Some(*range)).into_iter();
             parts.extend(ranges.map(|range| OwnedRange { range, slot: Some(slot) }));
-        }
+        });
         parts.sort_unstable_by_key(|part| part.range.ptr);
         let mut left = Vec::new();
         let mut outcome = Ok(());
@@ -140,20 +144,27 @@ impl SlowPath<'_> {
         }))
     }
 
-    /// Inserts ranges where they came from, with one visit for each arena.
+    /// Inserts ranges where they came from, with one barrier for all arenas.
     fn put_back(&self, mut ranges: Vec<OwnedRange>) {
         ranges.sort_by_key(|part| part.slot);
-        for same in ranges.chunk_by(|one, other| one.slot == other.slot) {
-            let ranges = same.iter().map(|part| part.range);
-            match same.first().and_then(|part| self.pool.arenas.get(part.slot?)) {
-                Some(arena) => Lock::with_all(&[arena], |arenas| {
-                    ranges.for_each(|range| arenas.iter_mut().for_each(|arena| arena.insert(range)))
-                }),
-                None => ranges.for_each(|range| {
-                    self.pool.reserve.insert(range);
+        let mut runs = Vec::new();
+        let mut arenas = Vec::new();
+        for run in ranges.chunk_by(|one, other| one.slot == other.slot) {
+            match run.first().and_then(|part| self.pool.arenas.get(part.slot?)) {
+                Some(arena) => {
+                    runs.push(run);
+                    arenas.push(arena);
+                }
+                None => run.iter().for_each(|part| {
+                    self.pool.reserve.insert(part.range);
                 }),
             }
         }
+        Lock::with_all(&arenas, |arenas| {
+            for (run, arena) in runs.into_iter().zip(arenas) {
+                run.iter().for_each(|part| arena.insert(part.range));
+            }
+        });
     }
 
     /// Makes the stream wait for the last work on these ranges. A failure comes with the slot of the stream that could
