@@ -190,7 +190,12 @@ impl PageData {
             live: (summary.total.live_bytes, summary.total.live_blocks),
             tags: analysis.tags.clone(),
             other_tags: analysis.other_tags,
-            by_tag: summary.by_tag.iter().take(ROWS).map(TagRow::new).collect(),
+            by_tag: summary
+                .by_tag
+                .iter()
+                .take(ROWS)
+                .map(|(tag, usage)| TagRow::new(tag, usage))
+                .collect(),
             all_tags: summary.by_tag.len(),
             starts: blob.f64(timeline.starts.iter().copied()),
             stacks: blob.f32(timeline.stacks.iter().copied()),
@@ -246,9 +251,9 @@ impl PageData {
 const YEAR_2000: u64 = 946_684_800_000_000_000;
 
 impl TagRow {
-    fn new((tag, usage): &(String, Usage)) -> Self {
+    fn new(tag: &str, usage: &Usage) -> Self {
         Self {
-            tag: tag.clone(),
+            tag: tag.to_owned(),
             peak: usage.peak_bytes,
             total: usage.total_bytes,
             allocations: usage.allocations,

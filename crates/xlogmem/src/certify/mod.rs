@@ -96,13 +96,10 @@ pub(crate) fn run(arguments: &CertifyArguments) -> Result<Output, Refusal> {
     };
     let mut report = Report {
         schema: 1,
-        ok: false,
-        error: None,
         selection: selection.describe(),
-        device_name: None,
         checker: checker.as_ref().map(|path| path.display().to_string()),
         no_checker: no_checker.map(str::to_owned),
-        cells: Vec::new(),
+        ..Report::default()
     };
     let folder = match &arguments.output {
         Some(path) => AtomicFolder::create(path).map_err(|error| format!("--output {error}")),

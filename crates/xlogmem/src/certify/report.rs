@@ -101,7 +101,7 @@ impl Cell {
 }
 
 /// All of it, in the shape of its JSON. Every field is always there; what is not known is `null`.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 pub(super) struct Report {
     pub(super) schema: u32,
     pub(super) ok: bool,

@@ -13,7 +13,7 @@ use xlog_cuda::{CudaDevice, Result};
 const SCHEMA: u32 = 1;
 
 /// All of it.
-#[derive(Serialize, Debug)]
+#[derive(Serialize, Debug, Default)]
 pub(super) struct Report {
     /// The number of this shape.
     pub(super) schema: u32,
@@ -57,7 +57,7 @@ pub(crate) enum Source {
 }
 
 /// The CUDA installation of this machine, whichever device is selected.
-#[derive(Serialize, Debug)]
+#[derive(Serialize, Debug, Default)]
 pub(crate) struct Cuda {
     /// Where the driver library was found.
     pub(super) library: Option<String>,
@@ -115,16 +115,10 @@ impl Report {
     pub(super) fn new(selection: Selection, cuda: Cuda) -> Self {
         Self {
             schema: SCHEMA,
-            ok: false,
-            error: None,
             xlog_version: env!("CARGO_PKG_VERSION"),
             selection,
             cuda,
-            device: None,
-            limit: None,
-            ledger: None,
-            check: None,
-            missing: Vec::new(),
+            ..Self::default()
         }
     }
 

@@ -197,7 +197,7 @@ impl std::fmt::Display for Failed {
 }
 
 /// All of it.
-#[derive(Serialize, Debug)]
+#[derive(Serialize, Debug, Default)]
 pub(super) struct Report {
     schema: u32,
     /// Whether every operation of the log was served by every resource.
@@ -225,18 +225,13 @@ impl Report {
         };
         Self {
             schema: SCHEMA,
-            ok: false,
-            error: None,
             selection,
             log: log.display().to_string(),
-            format: None,
-            reading: None,
-            log_figures: None,
             mode,
             speed,
             budget,
             clock_nanos: clock_nanos(),
-            runs: Vec::new(),
+            ..Self::default()
         }
     }
 
