@@ -24,7 +24,7 @@ use crate::device_runtime::StreamId;
 use crate::device_runtime::stream_ids::IssuedId;
 use crate::{CudaDevice, Result, XlogError};
 
-pub(crate) use raw::{Completion, RawStream, WaitFailed};
+pub(crate) use raw::{Completion, RawStream};
 
 /// A stream of one device, as [`StreamPool`](crate::device_runtime::StreamPool) hands it out.
 ///

@@ -69,11 +69,6 @@ impl<T> Lock<T> {
     }
 
     /// As if the bias were always this thread's.
-    pub(crate) fn enter_scheduled(&self) -> Option<loom::sync::MutexGuard<'_, T>> {
-        Some(self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner))
-    }
-
-    /// As if the bias were always this thread's.
     pub(crate) fn is_local(&self) -> bool {
         true
     }

@@ -154,23 +154,6 @@ impl StreamTable {
         }
     }
 
-    /// [`StreamTable::raw`], if its raw handle has not escaped.
-    #[inline]
-    pub(super) fn raw_private(&self, id: StreamId) -> Option<&Arc<RawStream>> {
-        let known = self.known[id.0 as usize % KNOWN].load(Ordering::Relaxed);
-        let inline = self.inline.get((known as u32).wrapping_sub(1) as usize);
-        match inline.and_then(OnceLock::get) {
-            Some(raw) if raw.clock().header().is_private_as(id.0) => Some(raw),
-            _ => self.raw_private_slow(id),
-        }
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn raw_private_slow(&self, id: StreamId) -> Option<&Arc<RawStream>> {
-        self.raw_slow(id).filter(|raw| !raw.clock().header().handle_escaped())
-    }
-
     #[inline(never)]
     fn raw_slow(&self, id: StreamId) -> Option<&Arc<RawStream>> {
         let known = self.known[id.0 as usize % KNOWN].load(Ordering::Relaxed);

@@ -108,40 +108,6 @@ impl RawStream {
     #[inline(always)]
     pub(crate) fn record(&self, counters: &StripedCounters) -> DriverResult<u64> {
         self.check_not_capturing("event_record")?;
-        self.record_fast(counters)
-    }
-
-    /// [`RawStream::record`] of a stream whose handle has not escaped.
-    #[inline(always)]
-    pub(crate) fn record_fast(&self, counters: &StripedCounters) -> DriverResult<u64> {
-        let Some((covers, event)) = self.clock.begin_open(None) else {
-            return self.record_slow(counters);
-        };
-        self.record_open(covers, event)?;
-        self.clock.recorded_open();
-        counters.count_waits(1, 0);
-        Ok(covers)
-    }
-
-    /// Calls the driver for an event that [`StreamClock::begin_open`] began. Tells the clock only of a failure.
-    #[inline(always)]
-    fn record_open(&self, covers: u64, event: EventHandle) -> DriverResult<()> {
-        match self.driver().event_record(event, self.handle) {
-            Ok(()) => Ok(()),
-            Err(error) => {
-                self.not_recorded_open(covers, event);
-                Err(error)
-            }
-        }
-    }
-
-    #[cold]
-    fn not_recorded_open(&self, covers: u64, event: EventHandle) {
-        self.clock.failed_open(covers, event);
-    }
-
-    #[inline(never)]
-    fn record_slow(&self, counters: &StripedCounters) -> DriverResult<u64> {
         let begun = self.clock.begin();
         let event = self.record_begun(begun)?;
         counters.count(|counts| counts.recorded += 1);
@@ -248,59 +214,6 @@ impl RawStream {
         Ok(())
     }
 
-    /// [`RawStream::wait_on`] for a stream whose handle has not escaped. `Ok` is the number of events that were
-    /// recorded.
-    #[inline(always)]
-    pub(crate) fn wait_on_fast(&self, other: &Self, stamp: u64) -> Result<u64, Box<WaitFailed>> {
-        // A stamp moves when an event is begun or the tail is polled. So no event covers the current stamp.
-        match other.clock.now() == stamp {
-            true => self.wait_on_tail(other, stamp),
-            false => self.wait_on_event(other, stamp),
-        }
-    }
-
-    /// Records the tail of `other` and waits for it.
-    #[inline(always)]
-    fn wait_on_tail(&self, other: &Self, stamp: u64) -> Result<u64, Box<WaitFailed>> {
-        let known = &other.clock;
-        if known.header().handle_escaped() {
-            return self.wait_on_slow(other, stamp);
-        }
-        let Some((covers, event)) = known.begin_open(Some(self.clock.slot())) else {
-            return self.wait_on_slow(other, stamp);
-        };
-        other.record_open(covers, event).map_err(|error| WaitFailed::boxed(0, error))?;
-        let queued = self.driver().stream_wait_event(self.handle, event);
-        // Only now can other threads find the event, so it needed no pin.
-        known.recorded_open();
-        queued.map_err(|error| WaitFailed::boxed(1, error))?;
-        self.clock.join_plain(known.slot(), covers);
-        Ok(1)
-    }
-
-    /// Waits for a recorded event of `other`, if there is one.
-    #[inline(always)]
-    fn wait_on_event(&self, other: &Self, stamp: u64) -> Result<u64, Box<WaitFailed>> {
-        let known = &other.clock;
-        let Some((covers, event)) = known.find_plain(stamp, self.clock.slot()) else {
-            return self.wait_on_slow(other, stamp);
-        };
-        let queued = self.driver().stream_wait_event(self.handle, event);
-        known.unpin_plain();
-        queued.map_err(|error| WaitFailed::boxed(0, error))?;
-        self.clock.join_plain(known.slot(), covers);
-        Ok(0)
-    }
-
-    #[inline(never)]
-    fn wait_on_slow(&self, other: &Self, stamp: u64) -> Result<u64, Box<WaitFailed>> {
-        let mut waits = WaitCounts::default();
-        match self.wait_on(other, stamp, &mut waits) {
-            Ok(()) => Ok(waits.recorded),
-            Err(error) => Err(WaitFailed::boxed(waits.recorded, error)),
-        }
-    }
-
     /// Asks whether everything up to `stamp` has completed.
     pub(crate) fn poll(&self, stamp: u64) -> Completion {
         if self.clock.is_complete(stamp) {
@@ -398,22 +311,6 @@ pub(crate) enum Completion {
     Pending,
     /// No event covers the stamp yet, so the driver cannot be asked.
     Unrecorded,
-}
-
-/// A wait that could not be queued.
-#[derive(Debug)]
-pub(crate) struct WaitFailed {
-    /// Events recorded before the failure.
-    pub(crate) recorded: u64,
-    pub(crate) error: DriverError,
-}
-
-impl WaitFailed {
-    /// Boxed: the error is rare, and a box keeps the result at one word.
-    #[cold]
-    fn boxed(recorded: u64, error: DriverError) -> Box<Self> {
-        Box::new(Self { recorded, error })
-    }
 }
 
 impl Drop for RawStream {

@@ -44,13 +44,6 @@ impl<T> Lock<T> {
         self.0.with(body)
     }
 
-    /// [`Lock::enter`], where the scheduler may switch first.
-    #[inline(always)]
-    pub(crate) fn enter_scheduled(&self) -> Option<BiasedGuard<'_, T>> {
-        scheduling_point();
-        self.0.enter()
-    }
-
     /// Runs `body` with the values of several locks. All callers pass them in one order. Their owners keep their bias.
     pub(crate) fn with_all<R>(locks: &[&Self], body: impl FnOnce(&mut [&mut T]) -> R) -> R {
         scheduling_point();

@@ -8,7 +8,6 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use super::primitive::Lock;
 use super::slab::Slab;
 use super::state_word::{OwnStamps, StateWord};
-use super::use_state::UseState;
 use super::uses::Uses;
 use crate::device_runtime::resource::{
     BlockId, BlockState, DeviceBlock, Generation, MIN_ALIGN, ResourceError, ResourceResult,
@@ -44,48 +43,8 @@ const REST_BITS: u32 = 8;
 /// State of a block that is used, or is very large.
 #[derive(Debug, Default)]
 pub(crate) struct SharedState {
-    /// The name of the use that was opened last under the lock, while it is open; 0 otherwise. Only a hint, except
-    /// under the lock while there is a last writer.
-    opened: AtomicU64,
-    use_state: Lock<UseState>,
+    uses: Lock<Uses>,
     bytes: AtomicU64,
-}
-
-impl SharedState {
-    /// The lock of the block.
-    #[inline(always)]
-    pub(crate) fn use_state(&self) -> &Lock<UseState> {
-        &self.use_state
-    }
-
-    /// Notes a use that was opened under the lock.
-    #[inline]
-    pub(crate) fn set_opened(&self, name: u64) {
-        self.opened.store(name, Ordering::Relaxed);
-    }
-
-    /// Notes that no use opened under the lock is open. The lock is held.
-    #[inline(always)]
-    pub(crate) fn set_none_opened(&self) {
-        self.opened.store(0, Ordering::Relaxed);
-    }
-
-    /// Whether a use of this name is open. Without the lock only a hint.
-    #[inline(always)]
-    pub(crate) fn has_opened(&self, name: u64) -> bool {
-        self.opened.load(Ordering::Relaxed) == name
-    }
-
-    #[inline(always)]
-    pub(crate) fn has_none_opened(&self) -> bool {
-        self.has_opened(0)
-    }
-}
-
-/// The name of a use: its stream and kind.
-#[inline(always)]
-pub(crate) fn use_name(id: StreamId, writes: bool) -> u64 {
-    (u64::from(id.0) << 1 | u64::from(writes)) + 1
 }
 
 /// The owner of a block that no stream owns.
@@ -230,44 +189,10 @@ impl BlockMeta {
         self.generation.store(u64::from(slot), Ordering::Relaxed);
     }
 
-    /// The state of a used block, allocated if there is none.
-    #[inline(always)]
-    pub(crate) fn shared_state(&self) -> &SharedState {
-        self.state.shared_or_make()
-    }
-
-    /// Notes that a use was closed.
-    #[inline]
-    pub(crate) fn set_closed(&self, name: u64) {
-        if let Some(shared_state) = self.state.shared()
-            && shared_state.has_opened(name)
-        {
-            shared_state.set_none_opened();
-        }
-    }
-
-    /// Whether a use of this name is open. Without the lock only a hint.
-    #[inline(always)]
-    pub(crate) fn has_opened(&self, name: u64) -> bool {
-        self.state.shared().is_some_and(|shared_state| shared_state.has_opened(name))
-    }
-
-    /// The stream of the open use, and whether it writes.
-    pub(crate) fn opened(&self) -> Option<(StreamId, bool)> {
-        let name = self.state.shared()?.opened.load(Ordering::Relaxed).checked_sub(1)?;
-        Some((StreamId((name >> 1) as u32), name & 1 != 0))
-    }
-
-    /// The lock of the block.
-    #[inline(always)]
-    pub(crate) fn use_state(&self) -> &Lock<UseState> {
-        &self.shared_state().use_state
-    }
-
     /// Runs `body` with all uses, under the lock of the block.
     #[inline(always)]
     pub(crate) fn with_uses<R>(&self, body: impl FnOnce(&mut Uses) -> R) -> R {
-        self.use_state().with(|use_state| body(use_state.uses(self)))
+        self.state.shared_or_make().uses.with(body)
     }
 }
 

@@ -9,7 +9,7 @@
 //! |---|---|
 //! | `block_meta`, `slab` | metadata of a block, and slots that never move |
 //! | `state_word` | the word by which a block is used on its own stream without a lock |
-//! | `use_state`, `uses` | outstanding and open uses, behind the lock |
+//! | `uses` | outstanding and open uses, behind the lock |
 //!
 //! Nothing here calls the driver. `state_word` takes its atomics from `primitive`, so that a model checker can replace
 //! them.
@@ -19,5 +19,4 @@ use super::primitive;
 pub(crate) mod block_meta;
 pub(crate) mod slab;
 pub(crate) mod state_word;
-pub(crate) mod use_state;
 pub(crate) mod uses;

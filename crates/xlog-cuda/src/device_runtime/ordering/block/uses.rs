@@ -10,8 +10,7 @@
 use smallvec::SmallVec;
 use xlog_driver::Access;
 
-use super::block_meta::{BlockMeta, use_name};
-use super::use_state::LastWriter;
+use super::block_meta::BlockMeta;
 use crate::device_runtime::resource::StreamId;
 use crate::device_runtime::stream_pool::StreamPool;
 use crate::stream::RawStream;
@@ -21,14 +20,6 @@ use crate::stream::RawStream;
 pub(crate) struct NamedUse {
     pub(crate) stream: StreamId,
     pub(crate) access: Access,
-}
-
-impl NamedUse {
-    /// Its name in the metadata of the block.
-    #[inline(always)]
-    pub(crate) fn name(self) -> u64 {
-        use_name(self.stream, self.access.writes())
-    }
 }
 
 /// Finished work of one stream that later work may have to wait for.
@@ -49,15 +40,6 @@ pub(crate) type OutstandingList = SmallVec<[Outstanding; 2]>;
 
 /// The waits that a use still needs: a stream and a stamp each.
 pub(crate) type Needed<'a> = SmallList<(&'a RawStream, u64)>;
-
-/// The one stream that a use depends on, up to a stamp.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct SingleDependency {
-    pub(crate) slot: u32,
-    pub(crate) stamp: u64,
-    /// The stamp of the own stream that the use is ordered after.
-    pub(crate) own: u64,
-}
 
 /// A use that was opened.
 #[derive(Debug)]
@@ -83,8 +65,8 @@ struct Open {
 impl Open {
     /// `Write` and `ReadWrite` close each other's uses: they order in one way.
     #[inline]
-    fn matches(&self, id: StreamId, access: Access) -> bool {
-        self.id == id && self.access.writes() == access.writes()
+    fn matches(&self, named: NamedUse) -> bool {
+        self.id == named.stream && self.access.writes() == named.access.writes()
     }
 }
 
@@ -265,114 +247,21 @@ impl Uses {
         Opened { number, implied, needed }
     }
 
-    /// The single dependency of a use in `slot`, if it has exactly one and no use is open.
-    #[inline(always)]
-    pub(crate) fn single_dependency(
-        &self,
-        owner: u32,
-        slot: u32,
-        writes: bool,
-    ) -> Option<SingleDependency> {
-        // Almost always true. `open` must be empty, so that an entry can be set without a search.
-        if !self.announced || !self.open.is_empty() || self.writes.len() > 1 || self.reads.len() > 1
-        {
-            return None;
-        }
-        let own = self.own(writes);
-        let waits_on_own = own != 0 && owner != slot;
-        let of =
-            |entry: &Outstanding| SingleDependency { slot: entry.slot, stamp: entry.stamp, own };
-        match (self.writes.first(), self.reads.first()) {
-            (None, None) if waits_on_own => Some(SingleDependency { slot: owner, stamp: own, own }),
-            (Some(entry), None) if !waits_on_own => Some(of(entry)),
-            // A read does not wait for a read.
-            (None, Some(entry)) if !waits_on_own && writes => Some(of(entry)),
-            _ => None,
-        }
-    }
-
-    /// Opens a use with a single dependency; returns its number.
-    #[inline(always)]
-    pub(crate) fn open_after_single(
-        &mut self,
-        id: StreamId,
-        slot: u32,
-        access: Access,
-        own: u64,
-    ) -> u64 {
-        self.changes += 1;
-        self.open.clear();
-        self.open.push(Open { number: self.changes, id, slot, access, own });
-        self.changes
-    }
-
     /// Cancels a use whose waits could not be queued.
     pub(crate) fn cancel(&mut self, number: u64) {
         self.open.retain(|open| open.number != number);
     }
 
-    /// Cancels a use by stream and access. Of several equal ones it cancels the newest, so that those that stay claim
-    /// no more than they are ordered after.
-    pub(crate) fn cancel_newest(&mut self, id: StreamId, access: Access) {
-        let alike = self.open.iter().filter(|open| open.matches(id, access));
-        if let Some(number) = alike.map(|open| open.number).max() {
-            self.cancel(number);
-        }
-    }
-
-    /// Takes over the state that a last writer stood for.
-    pub(crate) fn inflate(
-        &mut self,
-        owner: u32,
-        last_writer: LastWriter,
-        opened: Option<(StreamId, bool)>,
-    ) {
-        let LastWriter { stamp, slot, user } = last_writer;
-        let by_owner = slot == owner;
-        self.announced = true;
-        self.changes += 1;
-        if by_owner {
-            self.own_write = stamp;
-        } else {
-            self.writes.push(Outstanding { slot, stamp, change: self.changes });
-        }
-        if let Some((id, writes)) = opened {
-            self.changes += 1;
-            let access = if writes { Access::Write } else { Access::Read };
-            let own = if by_owner { stamp } else { 0 };
-            self.open.push(Open { number: self.changes, id, slot: user, access, own });
-        }
-    }
-
-    /// Removes the only outstanding write, if there is nothing else; returns its slot and stamp.
-    pub(crate) fn deflate(&mut self, owner: u32) -> Option<(u32, u64)> {
-        let plain = self.writes.len() <= 1 && self.reads.len() <= 1 && self.open.len() <= 1;
-        let alone = plain && self.reads.is_empty() && !self.has_open();
-        if !alone || !self.announced || self.free_on_close {
-            return None;
-        }
-        let single_dependency = match self.writes.first() {
-            Some(entry) if self.own_write == 0 && self.own_read == 0 => (entry.slot, entry.stamp),
-            // The write of the own stream comes after its earlier reads.
-            None if self.own_write != 0 && self.own_read <= self.own_write => {
-                (owner, self.own_write)
-            }
-            _ => return None,
-        };
-        self.writes.clear();
-        (self.own_write, self.own_read) = (0, 0);
-        Some(single_dependency)
-    }
-
-    /// The slot of an open use of this id and access, if there is one.
-    pub(crate) fn find_open(&self, id: StreamId, access: Access) -> Option<u32> {
-        self.open.iter().find(|open| open.matches(id, access)).map(|open| open.slot)
+    /// The slot of the stream of an open use, if there is such a use.
+    #[inline]
+    pub(crate) fn find_open(&self, named: NamedUse) -> Option<u32> {
+        self.open.iter().find(|open| open.matches(named)).map(|open| open.slot)
     }
 
     /// Closes the oldest such use; returns what it was ordered after.
     #[inline(always)]
-    pub(crate) fn close(&mut self, id: StreamId, access: Access) -> Option<OrderedAfter> {
-        let at = self.open.iter().position(|open| open.matches(id, access))?;
+    pub(crate) fn close(&mut self, named: NamedUse) -> Option<OrderedAfter> {
+        let at = self.open.iter().position(|open| open.matches(named))?;
         let Open { number, own, .. } = self.open.remove(at);
         Some(OrderedAfter { change: number, own })
     }
@@ -510,12 +399,13 @@ mod tests {
     #[test]
     fn of_two_open_uses_that_are_alike_the_one_that_follows_less_stays() {
         let mut uses = Uses::default();
+        let named = NamedUse { stream: StreamId(3), access: Access::Write };
         for number in [1, 5] {
-            let (id, access) = (StreamId(3), Access::Write);
+            let NamedUse { stream: id, access } = named;
             uses.open.push(Open { number, id, slot: 2, access, own: 0 });
         }
-        uses.cancel_newest(StreamId(3), Access::Write);
-        let left = uses.close(StreamId(3), Access::Write);
+        uses.cancel(5);
+        let left = uses.close(named);
         assert_eq!(left.map(|ordered_after| ordered_after.change), Some(1));
         assert!(!uses.has_open());
     }

@@ -1,8 +1,7 @@
 //! Events of a clock: recorded ones by the stamp that they cover, and free ones.
 //!
 //! An entry keeps what its stream was ordered after when the event was begun: a stream that waits for the event joins
-//! that. Nothing here is concurrent; the clock holds its lock, and passes the stamp of the event that is being recorded
-//! (`open`), which must not be found.
+//! that. Nothing here is concurrent; the clock holds its lock.
 
 use super::event_queue::EventQueue;
 use super::vector_clock::{ENTRIES, Epoch, History, VectorClock};
@@ -14,7 +13,7 @@ pub(super) struct EventEntry<E> {
     pub(super) covers: u64,
     /// The stamp covered by the event before it: earlier stamps do not need this one.
     after: u64,
-    /// `None` until the driver has recorded it, unless it is the open one.
+    /// `None` until the driver has recorded it: until then it is not found.
     pub(super) event: Option<E>,
     /// The last epoch of its stream.
     pub(super) last_epoch: Epoch,
@@ -31,7 +30,7 @@ impl<E> Default for EventEntry<E> {
 impl<E> EventEntry<E> {
     /// Whether stream `asker` has something to join.
     #[inline(always)]
-    pub(super) fn adds_to(&self, asker: u32) -> bool {
+    fn adds_to(&self, asker: u32) -> bool {
         self.state != 0 || self.last_epoch.adds_to(asker)
     }
 }
@@ -88,11 +87,11 @@ impl<E: Copy, const N: usize> Events<E, N> {
 
     /// Adds an event that is about to be recorded, with the clock of its stream.
     #[inline(always)]
-    pub(super) fn keep(&mut self, covers: u64, event: Option<E>, last_epoch: Epoch) {
+    pub(super) fn keep(&mut self, covers: u64, last_epoch: Epoch) {
         let entry = self.recorded.push();
         entry.covers = covers;
         entry.after = std::mem::replace(&mut self.newest, covers);
-        entry.event = event;
+        entry.event = None;
         entry.last_epoch = last_epoch;
         entry.state = self.vector.number();
     }
@@ -128,51 +127,39 @@ impl<E: Copy, const N: usize> Events<E, N> {
         }
     }
 
-    /// The earliest recorded event that covers `stamp`; the one that covers `open` is still being recorded.
+    /// The earliest recorded event that covers `stamp`.
     #[inline(always)]
-    pub(super) fn find(&self, stamp: u64, open: u64) -> Option<(E, &EventEntry<E>)> {
+    pub(super) fn find(&self, stamp: u64) -> Option<(E, &EventEntry<E>)> {
         // Mostly the last entry.
         let last = self.recorded.last()?;
         match last.event {
-            Some(event) if last.covers >= stamp && last.after < stamp && last.covers != open => {
-                Some((event, last))
-            }
-            _ => self.find_earlier(stamp, open),
+            Some(event) if last.covers >= stamp && last.after < stamp => Some((event, last)),
+            _ => self.find_earlier(stamp),
         }
     }
 
     #[cold]
     #[inline(never)]
-    fn find_earlier(&self, stamp: u64, open: u64) -> Option<(E, &EventEntry<E>)> {
+    fn find_earlier(&self, stamp: u64) -> Option<(E, &EventEntry<E>)> {
         if self.newest < stamp {
             return None;
         }
         let entries = self.recorded.as_slice();
         let at = entries.partition_point(|entry| entry.covers < stamp);
-        let mut recorded = entries.get(at..)?.iter().filter(|entry| entry.covers != open);
-        recorded.find_map(|entry| Some((entry.event?, entry)))
-    }
-
-    /// Whether a poll is due.
-    #[inline(always)]
-    pub(super) fn is_long(&self) -> bool {
-        self.recorded.len() >= self.ask_at
+        entries.get(at..)?.iter().find_map(|entry| Some((entry.event?, entry)))
     }
 
     /// The event to poll, if a poll is due: in the middle of the list, or near its end if the stream keeps up.
     #[inline(always)]
-    pub(super) fn ask(&mut self, open: u64) -> Option<(u64, E)> {
-        if self.is_long() { self.ask_one(open) } else { None }
+    pub(super) fn ask(&mut self) -> Option<(u64, E)> {
+        if self.recorded.len() >= self.ask_at { self.ask_one() } else { None }
     }
 
     #[cold]
-    fn ask_one(&mut self, open: u64) -> Option<(u64, E)> {
+    fn ask_one(&mut self) -> Option<(u64, E)> {
         let length = self.recorded.len();
         let at = if self.keeps_up { length - length / 8 - 1 } else { length / 2 };
         let entry = self.recorded.as_slice().get(at)?;
-        if entry.covers == open {
-            return None;
-        }
         let ask = (entry.covers, entry.event?);
         self.pins += 1;
         Some(ask)

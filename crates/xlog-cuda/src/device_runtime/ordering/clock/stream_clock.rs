@@ -52,16 +52,13 @@ pub(crate) struct ClockHeader {
     stamp: AtomicU64,
     /// The id under which the stream is leased, plus one; 0 while it is not leased.
     leased: AtomicU64,
-    /// `leased` until the raw handle has escaped; from then on [`HANDLE_ESCAPED`], since others may capture the stream.
-    private: AtomicU64,
+    /// Not 0 once the raw handle has escaped, also for later leases: others may capture the stream.
+    escaped: AtomicU64,
 }
-
-/// Larger than any id.
-const HANDLE_ESCAPED: u64 = u64::MAX;
 
 impl Default for ClockHeader {
     fn default() -> Self {
-        Self { stamp: AtomicU64::new(1), leased: AtomicU64::new(0), private: AtomicU64::new(0) }
+        Self { stamp: AtomicU64::new(1), leased: AtomicU64::new(0), escaped: AtomicU64::new(0) }
     }
 }
 
@@ -79,25 +76,16 @@ impl ClockHeader {
 
     #[inline]
     pub(crate) fn handle_escaped(&self) -> bool {
-        self.private.load(Ordering::Acquire) == HANDLE_ESCAPED
-    }
-
-    /// Whether the stream is leased under this id and its raw handle has not escaped.
-    #[inline]
-    pub(crate) fn is_private_as(&self, id: u32) -> bool {
-        self.private.load(Ordering::Acquire) == u64::from(id) + 1
+        self.escaped.load(Ordering::Acquire) != 0
     }
 
     pub(crate) fn mark_handle_escaped(&self) {
-        self.private.store(HANDLE_ESCAPED, Ordering::Release);
+        self.escaped.store(1, Ordering::Release);
     }
 
     pub(crate) fn set_leased(&self, id: Option<u32>) {
         let leased = id.map_or(0, |id| u64::from(id) + 1);
         self.leased.store(leased, Ordering::Release);
-        let next = |now: u64| (now != HANDLE_ESCAPED).then_some(leased);
-        // An escaped handle stays so, also for later leases.
-        let _ = self.private.fetch_update(Ordering::AcqRel, Ordering::Acquire, next);
     }
 }
 
@@ -113,18 +101,13 @@ pub(crate) struct StreamClock<E, C, const N: usize = ENTRIES> {
     /// The stream that this one waited on last, and the stamp: an [`Epoch`]. Plain stores raise it; it changes to
     /// another stream under the lock. Concurrent changes may lose one, which costs another wait but no order.
     last_epoch: AtomicU64,
-    /// The stamp covered by the event that [`StreamClock::begin_open`] began, until the driver has recorded it; 0 if
-    /// there is none. Set under the lock by the thread that finds 0, and reset by that thread without it.
-    open: AtomicU64,
-    /// Not 0 while a thread has an event pinned by [`StreamClock::find_plain`]; set and reset like `open`.
-    held: AtomicU64,
     inner: Lock<Events<E, N>>,
 }
 
 impl<E: Copy, C: Deref<Target = ClockHeader>, const N: usize> StreamClock<E, C, N> {
     pub(crate) fn new(slot: u32, header: C) -> Self {
-        let [completed, last_epoch, open, held] = std::array::from_fn(|_| AtomicU64::new(0));
-        Self { slot, header, completed, last_epoch, open, held, inner: Lock::new(Events::new()) }
+        let [completed, last_epoch] = std::array::from_fn(|_| AtomicU64::new(0));
+        Self { slot, header, completed, last_epoch, inner: Lock::new(Events::new()) }
     }
 
     #[inline]
@@ -197,7 +180,7 @@ impl<E: Copy, C: Deref<Target = ClockHeader>, const N: usize> StreamClock<E, C, 
     fn begin_in(&self, inner: &mut Events<E, N>) -> Begun<E> {
         let covers = self.step_in();
         // What the stream is ordered after now, not when the event is recorded.
-        inner.keep(covers, None, self.last_epoch());
+        inner.keep(covers, self.last_epoch());
         let recycled = inner.free_events.pop();
         Begun {
             covers,
@@ -213,48 +196,9 @@ impl<E: Copy, C: Deref<Target = ClockHeader>, const N: usize> StreamClock<E, C, 
 
     /// Recycles retired events if none is pinned.
     fn recycle(&self, inner: &mut Events<E, N>) {
-        // Acquire: a thread that had one pinned has passed it to the driver before.
-        if inner.pins == 0 && self.held.load(Ordering::Acquire) == 0 {
+        if inner.pins == 0 {
             inner.free_events.append(&mut inner.retired_events);
         }
-    }
-
-    /// The stamp covered by the event that is being recorded. The lock is held. Acquire: the driver has an event that
-    /// is not open any more.
-    #[inline(always)]
-    fn open(&self) -> u64 {
-        self.open.load(Ordering::Acquire)
-    }
-
-    /// [`StreamClock::begin`] with a recycled event, without the lock afterwards: [`StreamClock::recorded_open`]
-    /// follows. Declines if there is no such event, another one is open, or a poll is due; also if stream `asker` would
-    /// have to join this clock.
-    #[inline(always)]
-    pub(crate) fn begin_open(&self, asker: Option<u32>) -> Option<(u64, E)> {
-        let mut inner = self.inner.enter_scheduled()?;
-        let last_epoch = self.last_epoch();
-        let adds =
-            asker.is_some_and(|asker| !inner.vector.now().is_empty() || last_epoch.adds_to(asker));
-        if adds || self.open.load(Ordering::Relaxed) != 0 || inner.is_long() {
-            return None;
-        }
-        let event = inner.free_events.pop()?;
-        let covers = self.step_in();
-        self.open.store(covers, Ordering::Relaxed);
-        inner.keep(covers, Some(event), last_epoch);
-        Some((covers, event))
-    }
-
-    /// Publishes the event that [`StreamClock::begin_open`] began, after it was recorded.
-    #[inline(always)]
-    pub(crate) fn recorded_open(&self) {
-        self.open.store(0, Ordering::Release);
-    }
-
-    /// Drops the event that [`StreamClock::begin_open`] began, after it failed.
-    pub(crate) fn failed_open(&self, covers: u64, event: E) {
-        self.failed(covers, Some(event));
-        self.open.store(0, Ordering::Release);
     }
 
     /// Publishes a recorded event. Sometimes returns an event to poll, pinned: [`StreamClock::asked`] takes the answer.
@@ -262,7 +206,7 @@ impl<E: Copy, C: Deref<Target = ClockHeader>, const N: usize> StreamClock<E, C, 
     pub(crate) fn recorded(&self, covers: u64, event: E) -> Option<(u64, E)> {
         self.inner.with(|inner| {
             inner.set(covers, event);
-            inner.ask(self.open())
+            inner.ask()
         })
     }
 
@@ -271,7 +215,7 @@ impl<E: Copy, C: Deref<Target = ClockHeader>, const N: usize> StreamClock<E, C, 
         self.inner.with(|inner| {
             inner.set(covers, event);
             inner.pins += 1;
-            inner.ask(self.open())
+            inner.ask()
         })
     }
 
@@ -292,7 +236,7 @@ impl<E: Copy, C: Deref<Target = ClockHeader>, const N: usize> StreamClock<E, C, 
     /// The earliest recorded event that covers `stamp`, pinned.
     pub(crate) fn find(&self, stamp: u64) -> Option<Recorded<E>> {
         self.inner.with(|inner| {
-            let (event, EventEntry { covers, .. }) = inner.find(stamp, self.open())?;
+            let (event, EventEntry { covers, .. }) = inner.find(stamp)?;
             let recorded = Recorded { covers: *covers, event };
             inner.pins += 1;
             Some(recorded)
@@ -319,7 +263,7 @@ impl<E: Copy, C: Deref<Target = ClockHeader>, const N: usize> StreamClock<E, C, 
         asker: u32,
         joined_clock: &mut Option<VectorClock<N>>,
     ) -> Cover<E> {
-        match inner.find(stamp, self.open()) {
+        match inner.find(stamp) {
             Some((event, entry)) => {
                 let covers = entry.covers;
                 *joined_clock = inner.joined_clock(entry, asker);
@@ -331,35 +275,6 @@ impl<E: Copy, C: Deref<Target = ClockHeader>, const N: usize> StreamClock<E, C, 
                 *joined_clock = inner.newest_joined_clock(asker);
                 Cover { covers, event: recycled, recorded: false }
             }
-        }
-    }
-
-    /// [`StreamClock::find_or_begin`] if there is an event and nothing to join, without the lock afterwards: it is
-    /// pinned until [`StreamClock::unpin_plain`]. Declines otherwise, or if another thread has one pinned like this.
-    #[inline(always)]
-    pub(crate) fn find_plain(&self, stamp: u64, asker: u32) -> Option<(u64, E)> {
-        let inner = self.inner.enter_scheduled()?;
-        let (event, entry) = inner.find(stamp, self.open())?;
-        if entry.adds_to(asker) || self.held.load(Ordering::Relaxed) != 0 {
-            return None;
-        }
-        self.held.store(1, Ordering::Relaxed);
-        Some((entry.covers, event))
-    }
-
-    /// Unpins the event of [`StreamClock::find_plain`], after the driver has queued the wait.
-    #[inline(always)]
-    pub(crate) fn unpin_plain(&self) {
-        self.held.store(0, Ordering::Release);
-    }
-
-    /// [`StreamClock::join`] without a vector clock, for a stamp that is not covered yet.
-    #[inline(always)]
-    pub(crate) fn join_plain(&self, slot: u32, covers: u64) {
-        match self.last_epoch().raised(slot, covers) {
-            // Release: the wait is queued.
-            Some(now) => self.last_epoch.store(now.word(), Ordering::Release),
-            None => self.inner.with(|inner| self.join_in(inner, slot, covers)),
         }
     }
 
@@ -386,10 +301,8 @@ impl<E: Copy, C: Deref<Target = ClockHeader>, const N: usize> StreamClock<E, C, 
     pub(crate) fn completed_up_to(&self, stamp: u64) {
         self.completed.fetch_max(stamp, Ordering::AcqRel);
         self.inner.with(|inner| {
-            // Not an event that is being recorded, nor later ones. 0 means none, and wraps around.
-            let last = stamp.min(self.open().wrapping_sub(1));
             let entries = inner.recorded.as_slice();
-            let count = entries.partition_point(|entry| entry.covers <= last);
+            let count = entries.partition_point(|entry| entry.covers <= stamp);
             let complete = entries.get(..count).unwrap_or_default().iter();
             let before = inner.retired_events.len();
             inner.retired_events.extend(complete.map_while(|entry| entry.event));

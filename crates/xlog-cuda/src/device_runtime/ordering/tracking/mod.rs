@@ -7,7 +7,7 @@
 //!
 //! | file | content |
 //! |---|---|
-//! | `use_tracking`, `use_slow_path`, `wait_fast_path` | the hooks: opening and closing uses |
+//! | `use_tracking`, `use_slow_path` | the hooks: opening and closing uses |
 //! | `tracker` | the blocks and streams of one resource |
 //! | `deferred_frees` | returned blocks that wait for other streams |
 //! | `completed_frees` | returned blocks that wait until the host has seen their work complete |
@@ -19,4 +19,3 @@ pub(crate) mod striped_counters;
 pub(crate) mod tracker;
 pub(crate) mod use_slow_path;
 pub(crate) mod use_tracking;
-pub(crate) mod wait_fast_path;

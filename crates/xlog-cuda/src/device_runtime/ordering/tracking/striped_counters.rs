@@ -67,14 +67,6 @@ impl StripedCounters {
         }
     }
 
-    /// Counts events recorded and waits queued.
-    #[inline(always)]
-    pub(crate) fn count_waits(&self, recorded: u64, inserted: u64) {
-        self.count(|counts| {
-            counts.add_waits(WaitCounts { recorded, inserted, elided: 0 });
-        });
-    }
-
     #[cold]
     #[inline(never)]
     fn count_slow(&self, change: impl FnOnce(&mut Counts)) {
@@ -97,7 +89,12 @@ mod tests {
     use super::*;
 
     fn count(counters: &StripedCounters, times: u64) {
-        (0..times).for_each(|_| counters.count_waits(1, 2));
+        (0..times).for_each(|_| {
+            counters.count(|counts| {
+                let waits = WaitCounts { recorded: 1, inserted: 2, elided: 0 };
+                counts.add_waits(waits);
+            })
+        });
     }
 
     #[test]

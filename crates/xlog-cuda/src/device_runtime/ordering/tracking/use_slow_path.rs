@@ -3,8 +3,7 @@
 //! Invariants: while a block is live and inflated, the stamps of its own stream are in its [`Uses`], otherwise in its
 //! metadata. While its uses hold anything else, it is inflated. Nothing here calls the driver.
 
-use crate::device_runtime::ordering::block::block_meta::{BlockMeta, SharedState, generation_bits};
-use crate::device_runtime::ordering::block::use_state::{LastWriter, UseState};
+use crate::device_runtime::ordering::block::block_meta::{BlockMeta, generation_bits};
 use crate::device_runtime::ordering::block::uses::{NamedUse, Opened, Uses};
 use crate::device_runtime::resource::{Access, Generation};
 use crate::device_runtime::stream_pool::StreamPool;
@@ -68,73 +67,38 @@ pub(crate) fn open<'a>(
     {
         return BeginUse::OpenedUnlocked;
     }
-    meta.shared_state().set_opened(opened.name());
     BeginUse::Opened(uses.open(meta.owner(), streams, raw, opened))
 }
 
-/// Closes a use of the own stream under the lock of the block.
+/// Closes a use of the stream in `slot`, whose work finished at `stamp`, under the lock of the block.
 #[inline(always)]
-pub(crate) fn close_own(
-    meta: &BlockMeta,
-    shared_state: &SharedState,
-    use_state: &mut UseState,
-    generation: Generation,
-    finished: NamedUse,
-    stamp: u64,
-) -> EndUse {
-    if finished.access.writes()
-        && meta.state.is_inflated_and_uncounted(true)
-        && meta.generation() == generation
-        && let Some(last_writer) = use_state.held_by(shared_state, finished.name())
-    {
-        *last_writer = LastWriter { stamp, slot: meta.owner(), user: 0 };
-        shared_state.set_none_opened();
-        return EndUse::Live;
-    }
-    close_own_of_all(meta, use_state, generation, finished, stamp)
-}
-
-#[inline(never)]
-fn close_own_of_all(
-    meta: &BlockMeta,
-    use_state: &mut UseState,
-    generation: Generation,
-    finished: NamedUse,
-    stamp: u64,
-) -> EndUse {
-    let closed = close_own_in(meta, use_state.uses(meta), generation, finished, stamp);
-    if closed == EndUse::Live {
-        use_state.deflate(meta);
-    }
-    closed
-}
-
-fn close_own_in(
+pub(crate) fn close(
     meta: &BlockMeta,
     uses: &mut Uses,
     generation: Generation,
     finished: NamedUse,
+    slot: u32,
     stamp: u64,
 ) -> EndUse {
-    let NamedUse { stream, access } = finished;
     // Checked under the lock, so that a stale claim closes no use of another block.
     if meta.generation() != generation {
         return EndUse::Stale;
     }
-    let (owner, writes) = (meta.owner(), access.writes());
-    if !meta.state.is_inflated_and_uncounted(writes)
-        && let Some(closed) = close_counted(meta, uses, generation, finished, stamp)
+    let writes = finished.access.writes();
+    // Only under this id are uses opened without the lock.
+    if meta.stream_id() == finished.stream.0
+        && !meta.state.is_inflated_and_uncounted(writes)
+        && let Some(closed) = close_counted(meta, uses, generation, writes, stamp)
     {
         return closed;
     }
-    let ordered_after = uses.close(stream, access);
+    let ordered_after = uses.close(finished);
     if ordered_after.is_none() {
         return EndUse::Missing;
     }
-    forget_opened(meta, uses, finished);
-    uses.finished(owner, owner, stamp, writes, ordered_after);
     // The block stays inflated even if only its own stream is left: mostly the next use comes from another stream. If
     // not, the next prepare deflates it.
+    uses.finished(meta.owner(), slot, stamp, writes, ordered_after);
     free_if_last(meta, uses)
 }
 
@@ -144,17 +108,15 @@ fn close_counted(
     meta: &BlockMeta,
     uses: &mut Uses,
     generation: Generation,
-    finished: NamedUse,
+    writes: bool,
     stamp: u64,
 ) -> Option<EndUse> {
-    let writes = finished.access.writes();
     let bits = generation_bits(generation);
     meta.state.revoke_bias();
     if !meta.state.is_inflated() && meta.state.has_counted(bits, writes) {
         // The block was biased to another thread, and nothing else was in the way. Once no use is counted, another
         // thread may free the block without the lock and reuse its slot: so the count goes last.
         meta.state.stamp_counted(writes, stamp, &meta.stamps);
-        meta.set_closed(finished.name());
         // Another claim to this use may have closed it meanwhile.
         return match meta.state.close_counted(bits, writes) {
             true => Some(EndUse::Live),
@@ -164,82 +126,10 @@ fn close_counted(
     if !meta.state.close_counted(bits, writes) {
         return None;
     }
-    meta.set_closed(finished.name());
     // Uses opened without the lock are the oldest, and superseded nothing.
     let owner = meta.owner();
     uses.finished(owner, owner, stamp, writes, None);
     Some(free_if_last(meta, uses))
-}
-
-/// Updates the hint after a use was closed under the lock.
-#[inline(always)]
-fn forget_opened(meta: &BlockMeta, uses: &Uses, closed: NamedUse) {
-    match uses.has_open() {
-        true => meta.set_closed(closed.name()),
-        false => meta.shared_state().set_none_opened(),
-    }
-}
-
-/// Closes a use of another stream, which may become the last writer. The lock is held.
-#[inline(always)]
-pub(crate) fn close_foreign_fast(
-    meta: &BlockMeta,
-    shared_state: &SharedState,
-    use_state: &mut UseState,
-    generation: Generation,
-    finished: NamedUse,
-    slot: u32,
-    stamp: u64,
-) -> EndUse {
-    if finished.access.writes()
-        && meta.generation() == generation
-        && let Some(last_writer) = use_state.held_by(shared_state, finished.name())
-    {
-        *last_writer = LastWriter { stamp, slot, user: 0 };
-        shared_state.set_none_opened();
-        return EndUse::Live;
-    }
-    close_foreign_of_all(meta, use_state, generation, finished, slot, stamp)
-}
-
-#[inline(never)]
-fn close_foreign_of_all(
-    meta: &BlockMeta,
-    use_state: &mut UseState,
-    generation: Generation,
-    finished: NamedUse,
-    slot: u32,
-    stamp: u64,
-) -> EndUse {
-    let closed = close_foreign(meta, use_state.uses(meta), generation, finished, slot, stamp);
-    if closed == EndUse::Live {
-        use_state.deflate(meta);
-    }
-    closed
-}
-
-/// Closes a use of another stream under the lock of the block.
-#[inline(always)]
-pub(crate) fn close_foreign(
-    meta: &BlockMeta,
-    uses: &mut Uses,
-    generation: Generation,
-    finished: NamedUse,
-    slot: u32,
-    stamp: u64,
-) -> EndUse {
-    let NamedUse { stream, access } = finished;
-    if meta.generation() != generation {
-        return EndUse::Stale;
-    }
-    let ordered_after = uses.close(stream, access);
-    if ordered_after.is_none() {
-        return EndUse::Missing;
-    }
-    forget_opened(meta, uses, finished);
-    uses.finished(meta.owner(), slot, stamp, access.writes(), ordered_after);
-    // The use is outstanding now, so another stream is still involved.
-    free_if_last(meta, uses)
 }
 
 /// Deflates the block if only its own stream is left, and says whether to free it.
@@ -278,4 +168,120 @@ fn deflate(meta: &BlockMeta, uses: &mut Uses, access: Access) -> bool {
         uses.load_stamps(meta);
     }
     left
+}
+
+#[cfg(all(test, feature = "sim"))]
+mod tests {
+    use super::*;
+    use crate::CudaDevice;
+    use crate::device_runtime::resource::StreamId;
+    use std::collections::BTreeSet;
+    use std::sync::Arc;
+
+    /// A live block of the first of three streams, which announced a write at stamp 5.
+    struct Fixture {
+        streams: StreamPool,
+        ids: [StreamId; 3],
+        slots: [u32; 3],
+        meta: BlockMeta,
+        generation: Generation,
+    }
+
+    impl Fixture {
+        fn new() -> Self {
+            let device = Arc::new(CudaDevice::open("sim").unwrap());
+            let streams = StreamPool::with_defaults(device);
+            let ids = [(); 3].map(|()| streams.acquire().unwrap());
+            let slots = ids.map(|id| streams.raw(id).unwrap().clock().slot());
+            let (meta, generation) = BlockMeta::begun(ids[0], slots[0], 5);
+            meta.with_uses(|uses| {
+                assert!(inflate(&meta, uses, generation_bits(generation)));
+                uses.finished(slots[0], slots[0], 5, true, None);
+            });
+            Self { streams, ids, slots, meta, generation }
+        }
+
+        /// Opens a use of a stream; returns its number and the number of waits that it needs.
+        fn open(&self, stream: usize, access: Access) -> (u64, usize) {
+            let raw = self.streams.raw(self.ids[stream]).unwrap();
+            let named = NamedUse { stream: self.ids[stream], access };
+            let owner = self.slots[0];
+            let opened = self.meta.with_uses(|uses| uses.open(owner, &self.streams, raw, named));
+            (opened.number, opened.needed.len())
+        }
+
+        fn close(&self, stream: usize, access: Access, stamp: u64) -> EndUse {
+            self.close_of(self.generation, stream, access, stamp)
+        }
+
+        fn close_of(&self, of: Generation, stream: usize, access: Access, stamp: u64) -> EndUse {
+            let named = NamedUse { stream: self.ids[stream], access };
+            let slot = self.slots[stream];
+            self.meta.with_uses(|uses| close(&self.meta, uses, of, named, slot, stamp))
+        }
+
+        /// Everything outstanding, by stream and stamp.
+        fn outstanding(&self) -> BTreeSet<(usize, u64)> {
+            let index = |slot: u32| self.slots.iter().position(|at| *at == slot).unwrap();
+            self.meta.with_uses(|uses| {
+                let own = uses.own_stamps();
+                let own = [own.0, own.1].into_iter().filter(|stamp| *stamp != 0);
+                let others = uses.copy_outstanding();
+                let others = others.iter().map(|entry| (index(entry.slot), entry.stamp));
+                others.chain(own.map(|stamp| (0, stamp))).collect()
+            })
+        }
+    }
+
+    #[test]
+    fn a_write_waits_for_the_last_writer_and_takes_its_place() {
+        let block = Fixture::new();
+        for turn in 0..4 {
+            assert_eq!(block.open(1, Access::Write).1, 1);
+            assert_eq!(block.close(1, Access::Write, 10 + turn), EndUse::Live);
+            assert_eq!(block.outstanding(), BTreeSet::from([(1, 10 + turn)]));
+            assert_eq!(block.open(0, Access::Write).1, 1);
+            assert_eq!(block.close(0, Access::Write, 20 + turn), EndUse::Live);
+            assert_eq!(block.outstanding(), BTreeSet::from([(0, 20 + turn)]));
+        }
+    }
+
+    #[test]
+    fn an_open_write_is_visible_and_supersedes_only_what_it_waited_for() {
+        let block = Fixture::new();
+        block.open(1, Access::Write);
+        let named = |access| NamedUse { stream: block.ids[1], access };
+        block.meta.with_uses(|uses| {
+            assert!(uses.has_open());
+            assert_eq!(uses.find_open(named(Access::ReadWrite)), Some(block.slots[1]));
+            assert_eq!(uses.find_open(named(Access::Read)), None);
+            // A third stream finishes a write meanwhile: it stays.
+            uses.finished(block.slots[0], block.slots[2], 30, true, None);
+        });
+        assert_eq!(block.close(1, Access::Write, 11), EndUse::Live);
+        assert_eq!(block.outstanding(), BTreeSet::from([(2, 30), (1, 11)]));
+    }
+
+    #[test]
+    fn a_read_does_not_replace_the_last_writer() {
+        let block = Fixture::new();
+        assert_eq!(block.open(1, Access::Read).1, 1);
+        assert_eq!(block.close(1, Access::Write, 11), EndUse::Missing, "no write is open");
+        assert_eq!(block.close(1, Access::Read, 11), EndUse::Live);
+        assert_eq!(block.outstanding(), BTreeSet::from([(0, 5), (1, 11)]));
+    }
+
+    #[test]
+    fn a_failed_wait_keeps_the_last_writer_and_a_stale_claim_closes_nothing() {
+        let block = Fixture::new();
+        let (number, _) = block.open(1, Access::Write);
+        let stale = Generation(block.generation.0 ^ 1 << 40);
+        assert_eq!(block.close_of(stale, 1, Access::Write, 11), EndUse::Stale);
+        block.meta.with_uses(|uses| {
+            assert!(uses.has_open());
+            uses.cancel(number);
+            assert!(!uses.has_open());
+        });
+        assert_eq!(block.outstanding(), BTreeSet::from([(0, 5)]));
+    }
 }
