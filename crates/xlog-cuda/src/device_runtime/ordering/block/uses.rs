@@ -43,11 +43,10 @@ pub(crate) type Needed<'a> = SmallList<(&'a RawStream, u64)>;
 
 /// A use that was opened.
 #[derive(Debug)]
-pub(crate) struct Opened<'a> {
+pub(crate) struct Opened {
     pub(crate) number: u64,
     /// The number of waits that the clock made superfluous.
     pub(crate) implied: u64,
-    pub(crate) needed: Needed<'a>,
 }
 
 /// A use between prepare and finish.
@@ -203,7 +202,7 @@ impl Uses {
         !self.open.is_empty()
     }
 
-    /// Opens a use of `stream`.
+    /// Opens a use of `stream`, and adds the waits that it still needs to `needed`.
     #[inline(always)]
     pub(crate) fn open<'a>(
         &mut self,
@@ -211,12 +210,12 @@ impl Uses {
         streams: &'a StreamPool,
         stream: &RawStream,
         opened: NamedUse,
-    ) -> Opened<'a> {
+        needed: &mut Needed<'a>,
+    ) -> Opened {
         let NamedUse { stream: id, access } = opened;
         let clock = stream.clock();
         let slot = clock.slot();
         let writes = access.writes();
-        let mut needed = Needed::default();
         let mut implied = 0;
         let owner_stream = if owner == slot { None } else { streams.at(owner) };
         if !self.announced
@@ -236,15 +235,15 @@ impl Uses {
             }
         }
         if !self.writes.is_empty() {
-            implied += wait_on_list(&mut self.writes, streams, stream, true, &mut needed);
+            implied += wait_on_list(&mut self.writes, streams, stream, true, needed);
         }
         if !self.reads.is_empty() {
-            implied += wait_on_list(&mut self.reads, streams, stream, writes, &mut needed);
+            implied += wait_on_list(&mut self.reads, streams, stream, writes, needed);
         }
         self.changes += 1;
         let number = self.changes;
         self.open.push(Open { number, id, slot, access, own });
-        Opened { number, implied, needed }
+        Opened { number, implied }
     }
 
     /// Cancels a use whose waits could not be queued.

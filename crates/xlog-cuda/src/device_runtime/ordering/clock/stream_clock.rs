@@ -314,6 +314,13 @@ impl<E: Copy, C: Deref<Target = ClockHeader>, const N: usize> StreamClock<E, C, 
     /// Publishes a wait for an event of stream `slot`, after it was queued on this stream.
     #[inline(always)]
     pub(crate) fn join(&self, slot: u32, covers: u64, joined_clock: &Option<VectorClock<N>>) {
+        let last_epoch = self.last_epoch();
+        if joined_clock.is_none()
+            && let Some(now) = last_epoch.raised(slot, covers)
+        {
+            // Mostly it is the stream that was waited on before: that needs no lock.
+            return self.raise_last_epoch(last_epoch, now);
+        }
         self.inner.with(|inner| {
             if let Some(joined_clock) = joined_clock {
                 self.join_vector(inner, joined_clock);

@@ -4,16 +4,16 @@
 //! metadata. While its uses hold anything else, it is inflated. Nothing here calls the driver.
 
 use crate::device_runtime::ordering::block::block_meta::{BlockMeta, generation_bits};
-use crate::device_runtime::ordering::block::uses::{NamedUse, Opened, Uses};
+use crate::device_runtime::ordering::block::uses::{NamedUse, Needed, Opened, Uses};
 use crate::device_runtime::resource::{Access, Generation};
 use crate::device_runtime::stream_pool::StreamPool;
 use crate::stream::RawStream;
 
 /// The outcome of opening a use under the lock of its block.
 #[derive(Debug)]
-pub(crate) enum BeginUse<'a> {
+pub(crate) enum BeginUse {
     /// The use is open; its stream must still wait for what it depends on.
-    Opened(Opened<'a>),
+    Opened(Opened),
     /// The use is open without the lock, and depends on nothing.
     OpenedUnlocked,
     /// The claim does not name the live block.
@@ -49,7 +49,7 @@ fn inflate_cold(meta: &BlockMeta, uses: &mut Uses, bits: u32) -> bool {
     live
 }
 
-/// Opens a use under the lock of the block.
+/// Opens a use under the lock of the block, and adds the waits that it still needs to `needed`.
 #[inline(always)]
 pub(crate) fn open<'a>(
     meta: &BlockMeta,
@@ -58,7 +58,8 @@ pub(crate) fn open<'a>(
     streams: &'a StreamPool,
     raw: &RawStream,
     opened: NamedUse,
-) -> BeginUse<'a> {
+    needed: &mut Needed<'a>,
+) -> BeginUse {
     if !inflate(meta, uses, bits) {
         return BeginUse::Stale;
     }
@@ -67,7 +68,7 @@ pub(crate) fn open<'a>(
     {
         return BeginUse::OpenedUnlocked;
     }
-    BeginUse::Opened(uses.open(meta.owner(), streams, raw, opened))
+    BeginUse::Opened(uses.open(meta.owner(), streams, raw, opened, needed))
 }
 
 /// Closes a use of the stream in `slot`, whose work finished at `stamp`, under the lock of the block.
@@ -206,8 +207,10 @@ mod tests {
             let raw = self.streams.raw(self.ids[stream]).unwrap();
             let named = NamedUse { stream: self.ids[stream], access };
             let owner = self.slots[0];
-            let opened = self.meta.with_uses(|uses| uses.open(owner, &self.streams, raw, named));
-            (opened.number, opened.needed.len())
+            let mut needed = Needed::default();
+            let open = |uses: &mut Uses| uses.open(owner, &self.streams, raw, named, &mut needed);
+            let opened = self.meta.with_uses(open);
+            (opened.number, needed.len())
         }
 
         fn close(&self, stream: usize, access: Access, stamp: u64) -> EndUse {

@@ -8,11 +8,12 @@ use super::use_slow_path::{BeginUse, EndUse, close, deflate_if_quiet, inflate, o
 use crate::device_runtime::ordering::EventPolicy;
 use crate::device_runtime::ordering::block::block_meta::{BlockMeta, generation_bits};
 use crate::device_runtime::ordering::block::state_word::Attempt;
-use crate::device_runtime::ordering::block::uses::{NamedUse, Opened};
+use crate::device_runtime::ordering::block::uses::{NamedUse, Needed, Opened};
 use crate::device_runtime::resource::{
     Access, BlockId, Generation, ResourceError, ResourceResult, StreamId,
 };
 use crate::stream::RawStream;
+use xlog_driver::DriverError;
 
 /// Use tracking of a resource with a tracker.
 pub(crate) trait UseTracking {
@@ -80,8 +81,10 @@ pub(crate) trait UseTracking {
         let raw = tracker.stream(opened.stream)?;
         self.publish_block(meta);
         let bits = generation_bits(block.generation);
-        let begun = meta.with_uses(|uses| open(meta, uses, bits, &tracker.streams, raw, opened));
-        let Opened { number, implied, needed } = match begun {
+        let mut needed = Needed::default();
+        let begun = meta
+            .with_uses(|uses| open(meta, uses, bits, &tracker.streams, raw, opened, &mut needed));
+        let Opened { number, implied } = match begun {
             BeginUse::Opened(opened) => opened,
             BeginUse::OpenedUnlocked => return Ok(()),
             BeginUse::Stale => return Err(stale(block)),
@@ -178,20 +181,19 @@ pub(crate) trait UseTracking {
         let tracker = self.tracker();
         tracker.check_parts()?;
         let generation = block.generation;
-        let (slot, stamp, recorded) = match tracker.own_header(meta, finished.stream) {
+        let (slot, stamp, failed) = match tracker.own_header(meta, finished.stream) {
             // If the slot holds another block by now, the generation differs too.
-            Some(clock) => (meta.owner(), clock.now(), Ok(())),
+            Some(clock) => (meta.owner(), clock.now(), None),
             None => {
                 let raw = self.stream_of_open(meta, block, finished)?;
                 let slot = raw.clock().slot();
-                let (stamp, recorded) =
-                    self.stamp_finished(raw, slot == meta.owner(), shared_event);
-                (slot, stamp, recorded)
+                let (stamp, failed) = self.stamp_finished(raw, slot == meta.owner(), shared_event);
+                (slot, stamp, failed)
             }
         };
         match meta.with_uses(|uses| close(meta, uses, generation, finished, slot, stamp)) {
-            EndUse::Live => recorded,
-            EndUse::FreeNow => recorded.and(self.free(generation, meta)),
+            EndUse::Live => recorded(failed),
+            EndUse::FreeNow => recorded(failed).and(self.free(generation, meta)),
             EndUse::Stale => Err(stale(block)),
             EndUse::Missing => Err(not_open(block, finished)),
         }
@@ -225,25 +227,25 @@ pub(crate) trait UseTracking {
         stream: &RawStream,
         own: bool,
         shared_event: &mut Option<u64>,
-    ) -> (u64, ResourceResult<()>) {
+    ) -> (u64, Option<Box<DriverError>>) {
         let exact = match self.tracker().policy {
             EventPolicy::ForeignExact => !own,
             EventPolicy::Exact => true,
             EventPolicy::Lazy => false,
         };
         if !exact {
-            return (stream.clock().now(), Ok(()));
+            return (stream.clock().now(), None);
         }
         if let Some(stamp) = *shared_event {
-            return (stamp, Ok(()));
+            return (stamp, None);
         }
         match stream.record(&self.tracker().counters) {
             Ok(covers) => {
                 *shared_event = Some(covers);
-                (covers, Ok(()))
+                (covers, None)
             }
             // Without an event the first stream that needs this work records the tail.
-            Err(error) => (stream.clock().now(), Err(error.into())),
+            Err(error) => (stream.clock().now(), Some(Box::new(error))),
         }
     }
 
@@ -256,7 +258,7 @@ pub(crate) trait UseTracking {
         self.publish_block(meta);
         let owner = meta.owner();
         let own = raw.clock().slot() == owner;
-        let (stamp, recorded) = self.stamp_finished(raw, own, &mut None);
+        let (stamp, failed) = self.stamp_finished(raw, own, &mut None);
         let live = meta.with_uses(|uses| {
             let live = inflate(meta, uses, generation_bits(block.generation));
             if live {
@@ -265,7 +267,16 @@ pub(crate) trait UseTracking {
             }
             live
         });
-        if live { recorded } else { Err(stale(block)) }
+        if live { recorded(failed) } else { Err(stale(block)) }
+    }
+}
+
+/// The outcome of a use whose event may have failed. Boxed: the error is rare, and a box is one word.
+#[inline(always)]
+fn recorded(failed: Option<Box<DriverError>>) -> ResourceResult<()> {
+    match failed {
+        None => Ok(()),
+        Some(error) => Err((*error).into()),
     }
 }
 
