@@ -440,6 +440,5 @@ mod tests {
         let last = Generation::next().at(0);
         meta.begin(last, 0x1000, MIN_ALIGN, BlockOwner { id: StreamId(1), slot: 3, stamp: 9 });
         assert_eq!(rows(&meta, last, 100), needed);
-        assert_eq!(meta.opened(), None);
     }
 }

@@ -41,14 +41,6 @@ pub(crate) type OutstandingList = SmallVec<[Outstanding; 2]>;
 /// The waits that a use still needs: a stream and a stamp each.
 pub(crate) type Needed<'a> = SmallList<(&'a RawStream, u64)>;
 
-/// A use that was opened.
-#[derive(Debug)]
-pub(crate) struct Opened {
-    pub(crate) number: u64,
-    /// The number of waits that the clock made superfluous.
-    pub(crate) implied: u64,
-}
-
 /// A use between prepare and finish.
 #[derive(Debug)]
 struct Open {
@@ -202,7 +194,7 @@ impl Uses {
         !self.open.is_empty()
     }
 
-    /// Opens a use of `stream`, and adds the waits that it still needs to `needed`.
+    /// Opens a use of `stream`, and adds the waits that it still needs to `needed`. Returns how many dependencies need none.
     #[inline(always)]
     pub(crate) fn open<'a>(
         &mut self,
@@ -211,7 +203,7 @@ impl Uses {
         stream: &RawStream,
         opened: NamedUse,
         needed: &mut Needed<'a>,
-    ) -> Opened {
+    ) -> u64 {
         let NamedUse { stream: id, access } = opened;
         let clock = stream.clock();
         let slot = clock.slot();
@@ -241,14 +233,16 @@ impl Uses {
             implied += wait_on_list(&mut self.reads, streams, stream, writes, needed);
         }
         self.changes += 1;
-        let number = self.changes;
-        self.open.push(Open { number, id, slot, access, own });
-        Opened { number, implied }
+        self.open.push(Open { number: self.changes, id, slot, access, own });
+        implied
     }
 
-    /// Cancels a use whose waits could not be queued.
-    pub(crate) fn cancel(&mut self, number: u64) {
-        self.open.retain(|open| open.number != number);
+    /// Cancels a use whose waits could not be queued. Of several alike it cancels the newest, so that those that stay claim
+    /// no more than they are ordered after; another thread may have closed the oldest for its own.
+    pub(crate) fn cancel(&mut self, named: NamedUse) {
+        if let Some(at) = self.open.iter().rposition(|open| open.matches(named)) {
+            self.open.remove(at);
+        }
     }
 
     /// The slot of the stream of an open use, if there is such a use.
@@ -403,7 +397,7 @@ mod tests {
             let NamedUse { stream: id, access } = named;
             uses.open.push(Open { number, id, slot: 2, access, own: 0 });
         }
-        uses.cancel(5);
+        uses.cancel(named);
         let left = uses.close(named);
         assert_eq!(left.map(|ordered_after| ordered_after.change), Some(1));
         assert!(!uses.has_open());

@@ -4,7 +4,7 @@
 //! metadata. While its uses hold anything else, it is inflated. Nothing here calls the driver.
 
 use crate::device_runtime::ordering::block::block_meta::{BlockMeta, generation_bits};
-use crate::device_runtime::ordering::block::uses::{NamedUse, Needed, Opened, Uses};
+use crate::device_runtime::ordering::block::uses::{NamedUse, Needed, Uses};
 use crate::device_runtime::resource::{Access, Generation};
 use crate::device_runtime::stream_pool::StreamPool;
 use crate::stream::RawStream;
@@ -12,8 +12,8 @@ use crate::stream::RawStream;
 /// The outcome of opening a use under the lock of its block.
 #[derive(Debug)]
 pub(crate) enum BeginUse {
-    /// The use is open; its stream must still wait for what it depends on.
-    Opened(Opened),
+    /// The use is open; its stream must still wait for what it depends on. `implied` waits are superfluous by its clock.
+    Opened { implied: u64 },
     /// The use is open without the lock, and depends on nothing.
     OpenedUnlocked,
     /// The claim does not name the live block.
@@ -63,12 +63,13 @@ pub(crate) fn open<'a>(
     if !inflate(meta, uses, bits) {
         return BeginUse::Stale;
     }
-    // Only under this id would a use without the lock be found again.
-    if meta.stream_id() == opened.stream.0 && uses.is_quiet() && deflate(meta, uses, opened.access)
-    {
+    // Only under this id would a use without the lock be found again. The slot too: ids are issued again after 2^32 leases.
+    let is_own = meta.stream_id() == opened.stream.0 && meta.owner() == raw.clock().slot();
+    if is_own && uses.is_quiet() && deflate(meta, uses, opened.access) {
         return BeginUse::OpenedUnlocked;
     }
-    BeginUse::Opened(uses.open(meta.owner(), streams, raw, opened, needed))
+    let implied = uses.open(meta.owner(), streams, raw, opened, needed);
+    BeginUse::Opened { implied }
 }
 
 /// Closes a use of the stream in `slot`, whose work finished at `stamp`, under the lock of the block.
@@ -202,15 +203,15 @@ mod tests {
             Self { streams, ids, slots, meta, generation }
         }
 
-        /// Opens a use of a stream; returns its number and the number of waits that it needs.
-        fn open(&self, stream: usize, access: Access) -> (u64, usize) {
+        /// Opens a use of a stream; returns the number of waits that it needs.
+        fn open(&self, stream: usize, access: Access) -> usize {
             let raw = self.streams.raw(self.ids[stream]).unwrap();
             let named = NamedUse { stream: self.ids[stream], access };
             let owner = self.slots[0];
             let mut needed = Needed::default();
             let open = |uses: &mut Uses| uses.open(owner, &self.streams, raw, named, &mut needed);
-            let opened = self.meta.with_uses(open);
-            (opened.number, needed.len())
+            self.meta.with_uses(open);
+            needed.len()
         }
 
         fn close(&self, stream: usize, access: Access, stamp: u64) -> EndUse {
@@ -240,10 +241,10 @@ mod tests {
     fn a_write_waits_for_the_last_writer_and_takes_its_place() {
         let block = Fixture::new();
         for turn in 0..4 {
-            assert_eq!(block.open(1, Access::Write).1, 1);
+            assert_eq!(block.open(1, Access::Write), 1);
             assert_eq!(block.close(1, Access::Write, 10 + turn), EndUse::Live);
             assert_eq!(block.outstanding(), BTreeSet::from([(1, 10 + turn)]));
-            assert_eq!(block.open(0, Access::Write).1, 1);
+            assert_eq!(block.open(0, Access::Write), 1);
             assert_eq!(block.close(0, Access::Write, 20 + turn), EndUse::Live);
             assert_eq!(block.outstanding(), BTreeSet::from([(0, 20 + turn)]));
         }
@@ -268,7 +269,7 @@ mod tests {
     #[test]
     fn a_read_does_not_replace_the_last_writer() {
         let block = Fixture::new();
-        assert_eq!(block.open(1, Access::Read).1, 1);
+        assert_eq!(block.open(1, Access::Read), 1);
         assert_eq!(block.close(1, Access::Write, 11), EndUse::Missing, "no write is open");
         assert_eq!(block.close(1, Access::Read, 11), EndUse::Live);
         assert_eq!(block.outstanding(), BTreeSet::from([(0, 5), (1, 11)]));
@@ -277,14 +278,42 @@ mod tests {
     #[test]
     fn a_failed_wait_keeps_the_last_writer_and_a_stale_claim_closes_nothing() {
         let block = Fixture::new();
-        let (number, _) = block.open(1, Access::Write);
+        block.open(1, Access::Write);
         let stale = Generation(block.generation.0 ^ 1 << 40);
         assert_eq!(block.close_of(stale, 1, Access::Write, 11), EndUse::Stale);
         block.meta.with_uses(|uses| {
             assert!(uses.has_open());
-            uses.cancel(number);
+            uses.cancel(NamedUse { stream: block.ids[1], access: Access::Write });
             assert!(!uses.has_open());
         });
         assert_eq!(block.outstanding(), BTreeSet::from([(0, 5)]));
+    }
+
+    #[test]
+    fn a_failed_wait_beside_a_use_alike_of_another_thread_leaves_no_use_open() {
+        let block = Fixture::new();
+        block.open(1, Access::Write);
+        block.open(1, Access::Write);
+        // The other thread closes the older one; the wait of this thread fails then.
+        assert_eq!(block.close(1, Access::Write, 11), EndUse::Live);
+        block.meta.with_uses(|uses| {
+            uses.cancel(NamedUse { stream: block.ids[1], access: Access::Write });
+            assert!(!uses.has_open());
+        });
+    }
+
+    #[test]
+    fn a_stream_under_a_reissued_id_is_not_the_own_stream_of_a_block() {
+        let block = Fixture::new();
+        let other = block.streams.raw(block.ids[1]).unwrap();
+        // Of another stream than the block, under the id that the block's own had.
+        let reissued = NamedUse { stream: block.ids[0], access: Access::Write };
+        let bits = generation_bits(block.generation);
+        let mut needed = Needed::default();
+        let begun = block.meta.with_uses(|uses| {
+            open(&block.meta, uses, bits, &block.streams, other, reissued, &mut needed)
+        });
+        assert!(matches!(begun, BeginUse::Opened { .. }), "{begun:?}");
+        assert_eq!(needed.len(), 1, "it waits for the own stream's write");
     }
 }

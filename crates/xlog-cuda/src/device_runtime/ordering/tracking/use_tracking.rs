@@ -8,7 +8,7 @@ use super::use_slow_path::{BeginUse, EndUse, close, deflate_if_quiet, inflate, o
 use crate::device_runtime::ordering::EventPolicy;
 use crate::device_runtime::ordering::block::block_meta::{BlockMeta, generation_bits};
 use crate::device_runtime::ordering::block::state_word::Attempt;
-use crate::device_runtime::ordering::block::uses::{NamedUse, Needed, Opened};
+use crate::device_runtime::ordering::block::uses::{NamedUse, Needed};
 use crate::device_runtime::resource::{
     Access, BlockId, Generation, ResourceError, ResourceResult, StreamId,
 };
@@ -84,8 +84,8 @@ pub(crate) trait UseTracking {
         let mut needed = Needed::default();
         let begun = meta
             .with_uses(|uses| open(meta, uses, bits, &tracker.streams, raw, opened, &mut needed));
-        let Opened { number, implied } = match begun {
-            BeginUse::Opened(opened) => opened,
+        let implied = match begun {
+            BeginUse::Opened { implied } => implied,
             BeginUse::OpenedUnlocked => return Ok(()),
             BeginUse::Stale => return Err(stale(block)),
         };
@@ -100,7 +100,7 @@ pub(crate) trait UseTracking {
         tracker.counters.count(|counts| counts.add_waits(waits));
         match waited {
             Ok(()) => Ok(()),
-            Err(error) => self.cancel(meta, block, number, (*error).into()),
+            Err(error) => self.cancel(meta, block, opened, (*error).into()),
         }
     }
 
@@ -110,11 +110,11 @@ pub(crate) trait UseTracking {
         &self,
         meta: &BlockMeta,
         block: BlockId,
-        number: u64,
+        opened: NamedUse,
         error: ResourceError,
     ) -> ResourceResult<()> {
         let closed = meta.with_uses(|uses| {
-            uses.cancel(number);
+            uses.cancel(opened);
             deflate_if_quiet(meta, uses)
         });
         if matches!(closed, EndUse::FreeNow) {
