@@ -56,15 +56,24 @@ impl<T> BiasedMutex<T> {
     /// Runs `body` with the value.
     #[inline(always)]
     pub fn with<R>(&self, body: impl FnOnce(&mut T) -> R) -> R {
-        let way = match self.bias.enter() {
-            Some(held) => Way::Biased(held),
-            None => self.lock(),
-        };
-        // Leaves, also by a panic, when it is dropped.
-        let _guard = Guard { mutex: self, way };
+        match self.enter() {
+            Some(mut value) => body(&mut value),
+            None => self.with_lock(body),
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn with_lock<R>(&self, body: impl FnOnce(&mut T) -> R) -> R {
+        let consecutive = self.slow.lock();
+        // The owner comes here when a visitor kept it out, who has given the bias back by now. While the lock is held nobody takes it.
+        if let Some(mut value) = self.enter() {
+            return body(&mut value);
+        }
+        self.bias.revoke();
+        let _guard = LockedGuard { mutex: self, consecutive };
         #[allow(unsafe_code)]
-        // SAFETY: this thread owns the bias and is inside, and was not inside before; or it holds the lock and has revoked the
-        // bias. Either way nobody else touches the value.
+        // SAFETY: this thread holds the lock and has revoked the bias, so nobody else touches the value.
         body(unsafe { &mut *self.value.get() })
     }
 
@@ -95,7 +104,7 @@ impl<T> BiasedMutex<T> {
 
     /// Runs `body` with the values of all of `mutexes`, in the order given, which must be the same for all callers.
     pub fn with_all<R>(mutexes: &[&Self], body: impl FnOnce(&mut [&mut T]) -> R) -> R {
-        let locks: Vec<_> = mutexes.iter().map(|mutex| mutex.lock_only()).collect();
+        let locks: Vec<_> = mutexes.iter().map(|mutex| mutex.slow.lock()).collect();
         let owners = Bias::revoke_all(mutexes.iter().map(|mutex| &mutex.bias));
         let mut values: Vec<&mut T> = mutexes
             .iter()
@@ -116,44 +125,17 @@ impl<T> BiasedMutex<T> {
         drop(locks);
         result
     }
-
-    fn lock_only(&self) -> MutexGuard<'_, ConsecutiveUses> {
-        self.slow.lock()
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn lock(&self) -> Way<'_> {
-        let consecutive = self.lock_only();
-        // The owner comes here when a visitor kept it out, who has given the bias back by now. While the lock is held nobody takes it.
-        match self.bias.enter() {
-            Some(held) => Way::Biased(held),
-            None => {
-                self.bias.revoke();
-                Way::Locked(consecutive)
-            }
-        }
-    }
 }
 
-/// How a thread came to the value.
-enum Way<'a> {
-    Biased(#[allow(dead_code, reason = "leaves when it is dropped")] BiasedSection<'a>),
-    Locked(MutexGuard<'a, ConsecutiveUses>),
-}
-
-/// This thread has the value.
-struct Guard<'a, T> {
+/// This thread has the lock, and leaves it, also by a panic, when this is dropped.
+struct LockedGuard<'a, T> {
     mutex: &'a BiasedMutex<T>,
-    way: Way<'a>,
+    consecutive: MutexGuard<'a, ConsecutiveUses>,
 }
 
-impl<T> Drop for Guard<'_, T> {
-    #[inline(always)]
+impl<T> Drop for LockedGuard<'_, T> {
     fn drop(&mut self) {
-        if let Way::Locked(consecutive) = &mut self.way {
-            self.mutex.note_consecutive_use(consecutive);
-        }
+        self.mutex.note_consecutive_use(&mut self.consecutive);
     }
 }
 
@@ -325,7 +307,7 @@ mod tests {
         for mutex in &mutexes {
             // A row that was lost would have made the next one longer.
             assert!(
-                mutex.lock_only().threshold <= 2 * BIAS_THRESHOLD,
+                mutex.slow.lock().threshold <= 2 * BIAS_THRESHOLD,
                 "a visit has cost the owner its row"
             );
         }

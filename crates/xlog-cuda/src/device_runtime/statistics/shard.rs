@@ -84,7 +84,8 @@ impl Counts {
             if id >= meters.len() {
                 meters.resize_with((id + 1).next_power_of_two(), Meter::default);
             }
-            change(&mut meters[id], &totals[id % totals.len()]);
+            // Names issues no ids beyond the totals.
+            change(&mut meters[id], &totals[id.min(totals.len() - 1)]);
         }
     }
 
