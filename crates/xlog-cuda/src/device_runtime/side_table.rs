@@ -30,7 +30,7 @@ const MAPS: usize = 16;
 #[derive(Debug)]
 pub(crate) enum SideTable<const N: usize> {
     BySlot(Box<[Chunk<N>]>),
-    ByGeneration([Map<N>; MAPS]),
+    ByGeneration(Box<[Map<N>; MAPS]>),
 }
 
 /// Made when its first slot is used.
@@ -55,7 +55,7 @@ impl<const N: usize> SideTable<N> {
         if by_slot {
             Self::BySlot(std::iter::repeat_with(OnceLock::new).take(CHUNKS).collect())
         } else {
-            Self::ByGeneration(std::array::from_fn(|_| Mutex::default()))
+            Self::ByGeneration(Box::new(std::array::from_fn(|_| Mutex::default())))
         }
     }
 
@@ -141,7 +141,7 @@ impl<const N: usize> SideTable<N> {
                 }
             }
             Self::ByGeneration(maps) => {
-                for map in maps {
+                for map in maps.iter() {
                     map.lock().iter().for_each(|(generation, words)| visit(*generation, *words));
                 }
             }

@@ -173,6 +173,7 @@ fn deflate(meta: &BlockMeta, uses: &mut Uses, access: Access) -> bool {
 }
 
 #[cfg(all(test, feature = "sim"))]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
     use crate::CudaDevice;
