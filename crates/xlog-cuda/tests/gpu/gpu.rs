@@ -37,7 +37,7 @@ pub(crate) fn gpu(test: &str) -> Option<Gpu> {
     })
 }
 
-/// A runtime on the production resource, with room for `streams` streams besides the default one.
+/// A runtime on the async resource, with room for `streams` streams besides the default one.
 pub(crate) fn runtime(device: &Arc<CudaDevice>, streams: usize) -> Arc<XlogDeviceRuntime> {
     let pool = Arc::new(StreamPool::new(device.clone(), streams));
     let resource = AsyncCudaResource::new(device.clone(), device.ordinal(), pool.clone());

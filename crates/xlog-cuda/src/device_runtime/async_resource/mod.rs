@@ -39,7 +39,7 @@ use crate::stream::RawStream;
 /// Deferred frees that an allocation checks for completion.
 const DEFERRED_PER_REQUEST: usize = 2;
 
-/// The production resource: `cuMemAllocAsync` and `cuMemFreeAsync` on the caller's stream.
+/// The driver's own pool: `cuMemAllocAsync` and `cuMemFreeAsync` on the caller's stream.
 ///
 /// ```
 /// use std::sync::Arc;

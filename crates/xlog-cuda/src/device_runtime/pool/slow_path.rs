@@ -10,7 +10,7 @@
 //!
 //! Invariant: nothing is called while arena locks are held, and a busy arena is skipped. A stream that cannot be waited for,
 //! such as one under capture, is skipped too; a refusal names the first such failure. A request is refused only after a
-//! scan of all arenas.
+//! scan of all arenas that no other thread is inside of.
 //!
 //! A scan needs one process-wide barrier for the arenas of other threads, and one more for each from which it steals. So
 //! a small request pays for it with credits, and grows without enough of them. `steal` has steps 3 and 5.
