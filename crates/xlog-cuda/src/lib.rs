@@ -1,35 +1,38 @@
-//! The device runtime: one view of a GPU, real or simulated, whose work is ordered by streams.
+//! A memory runtime for GPUs, real or simulated: stream-ordered allocation that tracks every use across streams, enforces memory limits,
+//! and logs what it does.
+//!
+//! ```
+//! # #[cfg(feature = "sim")]
+//! # fn main() -> xlog_cuda::Result<()> {
+//! use std::sync::Arc;
+//! use xlog_cuda::device_runtime::{RuntimeConfig, XlogDeviceRuntime};
+//! use xlog_cuda::{CudaDevice, GpuMemoryManager};
+//!
+//! let device = Arc::new(CudaDevice::open("sim")?); // or "sim:7", or "cuda:0"
+//! let runtime = Arc::new(XlogDeviceRuntime::with_config(device, &RuntimeConfig::default())?);
+//! let memory = GpuMemoryManager::with_runtime(Arc::clone(&runtime));
+//! let mut rows = memory.alloc::<u32>(1024)?;
+//! rows.copy_from_slice(&[7; 1024])?;
+//! let reader = runtime.stream_pool().lease()?;
+//! assert_eq!(rows.to_vec_on(reader.id())?, [7; 1024]); // the reader's stream waits for the copy
+//! # Ok(())
+//! # }
+//! # #[cfg(not(feature = "sim"))]
+//! # fn main() {}
+//! ```
 //!
 //! | item | what it is |
 //! |---|---|
+//! | [`XlogDeviceRuntime`](device_runtime::XlogDeviceRuntime) | one runtime per device: its streams, and the resources that serve its memory |
+//! | [`GpuMemoryManager`], [`TrackedCudaSlice`] | typed buffers in device memory |
+//! | [`LaunchRecorder`] | orders a kernel after everything that its buffers depend on |
+//! | [`DeviceMemoryResource`](device_runtime::DeviceMemoryResource) | the trait of resources: [`PoolResource`](device_runtime::PoolResource), [`AsyncCudaResource`](device_runtime::AsyncCudaResource), [`DirectCudaResource`](device_runtime::DirectCudaResource), [`PinnedHostResource`](device_runtime::PinnedHostResource), and decorators |
+//! | [`StreamPool`](device_runtime::StreamPool), [`DeviceStream`] | non-blocking streams, leased by [`StreamId`] |
 //! | [`CudaDevice`] | one open device: `"cuda:0"`, `"sim"` or `"sim:SEED"` |
-//! | [`StreamPool`](device_runtime::StreamPool) | owned non-blocking streams, handed out by [`StreamId`] |
-//! | [`DeviceStream`] | one stream: queues fills, copies, host functions and gates |
-//! | [`XlogError`] | what can go wrong, in types |
+//! | [`XlogError`] | typed errors |
 //!
-//! The rule everything obeys: work names its stream, work on another stream is ordered by an event or a synchronisation,
-//! and nothing relies on the legacy default stream. The simulated devices check this rule and report who broke it
-//! ([`CudaDevice::races`]); a GPU does not.
-//!
-//! ```
-//! use std::sync::Arc;
-//! use xlog_cuda::{CudaDevice, device_runtime::StreamPool};
-//!
-//! let device = Arc::new(CudaDevice::open("sim")?);
-//! let pool = StreamPool::with_defaults(device.clone());
-//! let stream = pool.lease()?;
-//!
-//! let block = device.driver().alloc(1024)?;
-//! let mut bytes = [0; 1024];
-//! // SAFETY: `block` is live and 1024 bytes long until it is freed below, after the copy has waited for all work on it.
-//! unsafe {
-//!     stream.memset(block, 7, 1024)?;
-//!     stream.copy_dtoh(&mut bytes, block)?;
-//!     device.driver().free(block)?;
-//! }
-//! assert_eq!(bytes, [7; 1024]);
-//! # Ok::<(), xlog_cuda::XlogError>(())
-//! ```
+//! Work names its stream; work on another stream is ordered by an event or a synchronisation; nothing relies on the legacy default
+//! stream. The simulated devices check this rule and report who broke it ([`CudaDevice::races`]); a GPU does not.
 //!
 //! # Features
 //!
