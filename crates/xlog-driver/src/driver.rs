@@ -47,6 +47,7 @@ pub trait Driver: Send + Sync + fmt::Debug {
 
     /// Waits until everything queued on streams of [`Driver::stream_create`] has completed, also on those that were destroyed, and
     /// leaves captures alone. A stream that is being captured is left out, with what was queued on it before: the answer says so.
+    /// A driver that leaves streams out waits for their work in `free` and `free_host`, as CUDA's calls do.
     fn synchronize_streams(&self) -> DriverResult<Waited> {
         self.synchronize().map(|()| Waited::ForAll)
     }
