@@ -333,7 +333,8 @@ fn a_copy_on_a_captured_stream_is_refused() {
     for_each_sim(|device, sim| {
         let rig = Rig::new(device);
         let [stream] = rig.leases();
-        let mut column = rig.manager.alloc::<u32>(LEN).unwrap();
+        // On the same stream, so that no use of another one is asked about.
+        let mut column = rig.manager.on_stream(stream.id()).alloc::<u32>(LEN).unwrap();
         let mut staging = rig.pinned.alloc::<u32>(LEN, stream.id(), TAG).unwrap();
         sim.set_capturing(stream.handle(), true).unwrap();
         for error in [
