@@ -91,4 +91,49 @@ mod tests {
         drop(id);
         assert!(!source().live.contains(&number));
     }
+
+    /// A block outlives the lease of its stream, the counter wraps around, and another stream gets the id.
+    #[cfg(feature = "sim")]
+    #[test]
+    #[allow(unsafe_code, clippy::unwrap_used)]
+    fn a_use_by_a_stream_under_a_reissued_id_is_ordered_as_one_of_another_stream() {
+        use crate::CudaDevice;
+        use crate::device_runtime::{
+            Access, AllocTag, AsyncCudaResource, BlockId, DeviceMemoryResource, StreamPool,
+        };
+        use std::sync::Arc;
+
+        let device = Arc::new(CudaDevice::open("sim:7").unwrap());
+        let streams = Arc::new(StreamPool::with_defaults(device.clone()));
+        let resource = AsyncCudaResource::new(device.clone(), 0, streams.clone());
+        let former = streams.lease().unwrap();
+        let (id, slot) = (former.id(), former.raw().clock().slot());
+        let block = resource.allocate(1024, id, AllocTag("rows")).unwrap();
+        let named = BlockId::from_block(&block);
+        former.synchronize().unwrap();
+        drop(former);
+        let own = streams.lease().unwrap();
+        assert_eq!(own.raw().clock().slot(), slot, "the stream is leased again");
+        let other = loop {
+            source().next = id.0;
+            // Another test may have taken it.
+            let lease = streams.lease().unwrap();
+            if lease.id() == id {
+                break lease;
+            }
+        };
+        let gate = other.hold().unwrap();
+        resource.prepare_block_use(named, id, Access::Write).unwrap();
+        // SAFETY: the block is live, and its free follows the use.
+        unsafe { other.memset(block.ptr, 1, 1024).unwrap() };
+        resource.finish_block_use(named, id, Access::Write).unwrap();
+        resource.deallocate(block).unwrap();
+        let next = resource.allocate(1024, own.id(), AllocTag("next")).unwrap();
+        // SAFETY: the block is live, and this is its own stream.
+        unsafe { own.memset(next.ptr, 2, 1024).unwrap() };
+        gate.release();
+        resource.deallocate(next).unwrap();
+        resource.reap_pending().unwrap();
+        assert!(device.races().is_empty(), "{:#?}", device.races());
+    }
 }
