@@ -87,8 +87,9 @@ pub(crate) fn close(
         return EndUse::Stale;
     }
     let writes = finished.access.writes();
-    // Only under this id are uses opened without the lock.
+    // Only under this id, and on this stream, are uses opened without the lock.
     if meta.stream_id() == finished.stream.0
+        && slot == meta.owner()
         && !meta.state.is_inflated_and_uncounted(writes)
         && let Some(closed) = close_counted(meta, uses, generation, writes, stamp)
     {

@@ -23,7 +23,7 @@ pub(crate) trait UseTracking {
     fn free(&self, generation: Generation, meta: &BlockMeta) -> ResourceResult<()>;
 
     /// Makes an unshared block shared; see [`StateWord`](crate::device_runtime::ordering::block::state_word::StateWord).
-    fn publish_block(&self, _record: &BlockMeta) {}
+    fn publish_block(&self, _meta: &BlockMeta) {}
 
     /// Opens a use: on the block's own stream without the lock, or else under it. Only the common case is inline.
     #[inline]
@@ -158,8 +158,13 @@ pub(crate) trait UseTracking {
     /// Closes a use on the block's own stream without the lock. False with nothing changed if the lock is needed.
     #[inline]
     fn close_own(&self, meta: &BlockMeta, block: BlockId, finished: NamedUse) -> bool {
-        let Some(clock) = self.tracker().own_header(meta, finished.stream) else { return false };
-        let (bits, writes) = (generation_bits(block.generation), finished.access.writes());
+        let NamedUse { stream, access } = finished;
+        let Some(clock) = self.tracker().own_header(meta, stream) else { return false };
+        // Under the lock it is known whose use this is if the stream was released, even if its id was issued again.
+        if !clock.is_leased_as(stream.0) {
+            return false;
+        }
+        let (bits, writes) = (generation_bits(block.generation), access.writes());
         let stamp = clock.now();
         if meta.state.is_biased() && meta.state.close_biased(bits, writes, stamp, &meta.stamps) {
             return true;
@@ -181,7 +186,10 @@ pub(crate) trait UseTracking {
         let tracker = self.tracker();
         tracker.check_parts()?;
         let generation = block.generation;
-        let (slot, stamp, failed) = match tracker.own_header(meta, finished.stream) {
+        let own = tracker.own_header(meta, finished.stream).filter(|clock| {
+            clock.is_leased_as(finished.stream.0) || !is_open_elsewhere(meta, finished)
+        });
+        let (slot, stamp, failed) = match own {
             // If the slot holds another block by now, the generation differs too.
             Some(clock) => (meta.owner(), clock.now(), None),
             None => {
@@ -269,6 +277,12 @@ pub(crate) trait UseTracking {
         });
         if live { recorded(failed) } else { Err(stale(block)) }
     }
+}
+
+/// Whether such a use is open on another stream than the block's own: ids are issued again after 2^32 leases.
+#[cold]
+fn is_open_elsewhere(meta: &BlockMeta, finished: NamedUse) -> bool {
+    meta.with_uses(|uses| uses.find_open(finished)).is_some_and(|slot| slot != meta.owner())
 }
 
 /// The outcome of a use whose event may have failed. Boxed: the error is rare, and a box is one word.
