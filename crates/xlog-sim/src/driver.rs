@@ -15,7 +15,7 @@ use crate::detector::{HostEnd, Revoked};
 use crate::device::SimDevice;
 use crate::engine::{Target, check_alive, gather, scatter};
 use crate::faults::Call;
-use crate::memory::{BLOCK_ALIGN, Backing, Owner, RegionKind, round_up};
+use crate::memory::{BLOCK_ALIGN, Backing, Owner, Region, RegionKind, round_up};
 use crate::op::{GateState, Label, Marker, OpKind};
 use crate::state::{Event, State, Stream};
 
@@ -244,10 +244,7 @@ impl Driver for SimDevice {
 
     unsafe fn free(&self, ptr: u64) -> DriverResult<()> {
         let call = Call::Free;
-        if self.has_captured_stream() {
-            // As `cuMemFree` waits for what `synchronize_streams` left out.
-            self.synchronize()?;
-        }
+        self.wait_for_captured()?;
         let mut state = self.enter(call)?;
         let plain =
             |kind: &RegionKind| matches!(kind, RegionKind::Block { owner: Owner::Plain, .. });
@@ -268,16 +265,7 @@ impl Driver for SimDevice {
             }
         }
         Self::cost(&mut state, |model| model.alloc);
-        if let Some(region) = state.space.remove(ptr) {
-            let meta = state.meta(Label::Fixed("free"), None);
-            let host = Arc::clone(&state.host);
-            for piece in region.pieces(ptr, region.bytes, true).unwrap_or_default() {
-                let end = HostEnd { host: &host, meta: &meta, what: Revoked::Block };
-                let notices = state.detector.end_by_host(&piece, &end);
-                state.notify_races(notices);
-                state.detector.forget(piece.backing_id());
-            }
-            state.space.free_addresses(region.ordinal, region.start, region.span);
+        if let Some(region) = Self::end_block(&mut state, ptr, "free") {
             state.release_bytes(region.ordinal, region.span);
         }
         Ok(())
@@ -495,6 +483,26 @@ impl SimDevice {
         let state = self.shared.lock();
         let ordinal = self.ordinal();
         state.streams.values().any(|s| s.ordinal == ordinal && s.captured_by.is_some())
+    }
+
+    /// Waits for what [`Driver::synchronize_streams`] left out, as `cuMemFree` and `cuMemFreeHost` do.
+    pub(crate) fn wait_for_captured(&self) -> DriverResult<()> {
+        if self.has_captured_stream() { self.synchronize() } else { Ok(()) }
+    }
+
+    /// Removes the block that begins at `ptr`; work that still uses it races with this.
+    pub(crate) fn end_block(state: &mut State, ptr: u64, call: &'static str) -> Option<Region> {
+        let region = state.space.remove(ptr)?;
+        let meta = state.meta(Label::Fixed(call), None);
+        let host = Arc::clone(&state.host);
+        for piece in region.pieces(ptr, region.bytes, true).unwrap_or_default() {
+            let end = HostEnd { host: &host, meta: &meta, what: Revoked::Block };
+            let notices = state.detector.end_by_host(&piece, &end);
+            state.notify_races(notices);
+            state.detector.forget(piece.backing_id());
+        }
+        state.space.free_addresses(region.ordinal, region.start, region.span);
+        Some(region)
     }
 
     /// Waits for all streams of this device but some.

@@ -5,15 +5,11 @@
 
 #![allow(unsafe_code)]
 
-use std::sync::Arc;
-
 use xlog_driver::{DriverError, DriverResult, HostAllocation, HostMemory};
 
-use crate::detector::{HostEnd, Revoked};
 use crate::device::SimDevice;
 use crate::faults::Call;
 use crate::memory::{BLOCK_ALIGN, Backing, Owner, RegionKind, round_up};
-use crate::op::Label;
 
 /// What both addresses are multiples of.
 const PAGE: usize = 4096;
@@ -39,6 +35,7 @@ impl HostMemory for SimDevice {
 
     unsafe fn free_host(&self, memory: HostAllocation) -> DriverResult<()> {
         let call = Call::FreeHost;
+        self.wait_for_captured()?;
         let mut state = self.enter(call)?;
         let ptr = memory.device;
         if let Some(region) = state.space.containing(ptr) {
@@ -52,17 +49,7 @@ impl HostMemory for SimDevice {
             return Err(DriverError::invalid(call.name(), value, "live memory of alloc_host"));
         }
         Self::cost(&mut state, |model| model.alloc);
-        if let Some(region) = state.space.remove(ptr) {
-            let meta = state.meta(Label::Fixed("free_host"), None);
-            let host = Arc::clone(&state.host);
-            for piece in region.pieces(ptr, region.bytes, true).unwrap_or_default() {
-                let end = HostEnd { host: &host, meta: &meta, what: Revoked::Block };
-                let notices = state.detector.end_by_host(&piece, &end);
-                state.notify_races(notices);
-                state.detector.forget(piece.backing_id());
-            }
-            state.space.free_addresses(region.ordinal, region.start, region.span);
-        }
+        Self::end_block(&mut state, ptr, "free_host");
         Ok(())
     }
 }

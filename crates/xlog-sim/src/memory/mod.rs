@@ -9,7 +9,7 @@ mod space;
 
 pub(crate) use backing::{Backing, BackingRange};
 pub(crate) use pool::{Pool, Reuse, Standing};
-pub(crate) use space::{AddressSpace, Mapping, Owner, RegionKind};
+pub(crate) use space::{AddressSpace, Mapping, Owner, Region, RegionKind};
 
 /// Blocks start at multiples of this, and are accounted in it.
 pub(crate) const BLOCK_ALIGN: u64 = 512;
