@@ -36,7 +36,7 @@ struct Shape {
   /// Threads on one stream.
   static Shape shared(std::size_t threads) { return {threads, 1, false, mib}; }
 
-  /// What `shape-STREAMS-THREADS` with blocks of up to so many KiB asks for; `migrating` may stand for the threads.
+  /// Parses `shape-STREAMS-THREADS`, for blocks of up to `kib` KiB; `migrating` may stand for the threads.
   static std::optional<Shape> parse(std::string const& workload, std::size_t kib)
   {
     std::string const prefix = "shape-";
@@ -85,7 +85,7 @@ class Task {
     return slot.address != nullptr;
   }
 
-  /// Makes `most` steps, or as many as end in so many seconds; returns how many.
+  /// Makes `most` steps, or fewer if `seconds` pass; returns how many.
   std::size_t work(std::size_t most, double seconds, std::atomic<bool>& failed)
   {
     Stopwatch own;

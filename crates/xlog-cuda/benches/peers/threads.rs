@@ -25,7 +25,7 @@ pub struct Shape {
 
 #[derive(Clone, Copy)]
 pub enum Tasks {
-    /// So many, each on a thread of its own.
+    /// This number of tasks, each on a thread of its own.
     Pinned(usize),
     /// One, which moves on to the next of 16 threads after 100 steps.
     Migrating,
@@ -43,7 +43,7 @@ impl Shape {
         Self { streams: 1, ..Self::apart(threads) }
     }
 
-    /// What `shape-STREAMS-THREADS` with blocks of up to so many KiB asks for; `migrating` may stand for the threads.
+    /// Parses `STREAMS-THREADS`, for blocks of up to `kib` KiB; `migrating` may stand for the threads.
     pub fn parse(text: &str, kib: usize) -> Option<Self> {
         let (streams, threads) = text.split_once('-')?;
         let tasks = match threads {
@@ -123,7 +123,7 @@ struct Race {
 }
 
 impl Race {
-    /// Nobody sleeps before the start: a processor that has slept takes its time to wake.
+    /// Spins until the start: a processor that has slept takes its time to wake.
     fn wait_for_start(&self) -> Instant {
         self.ready.fetch_add(1, Ordering::Release);
         loop {
@@ -142,7 +142,7 @@ impl Race {
         *self.start.get_or_init(Instant::now)
     }
 
-    /// Makes `most` steps, or as many as end in so many seconds; returns how many.
+    /// Makes `most` steps, or fewer if `seconds` pass; returns how many.
     fn work<P: Peer>(&self, task: &mut Task<'_, P>, most: usize, seconds: f64) -> usize {
         let own = Instant::now();
         for step in 0..most {

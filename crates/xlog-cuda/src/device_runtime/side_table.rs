@@ -4,7 +4,7 @@
 //! words in that slot. Otherwise they are in maps.
 //!
 //! Invariants:
-//! - The words are written before the block is handed out. Nobody else has the slot until the block is free below.
+//! - The words are written before the block is handed out. No other block has the slot until this one is free below.
 //! - A free reads the words before it calls the resource below, and uses them only if the resource accepts the free. After that the slot
 //!   may already have its next block, so an entry is removed by compare-and-swap of its generation.
 //!

@@ -66,14 +66,14 @@ impl<T> BiasedMutex<T> {
     #[inline(never)]
     fn with_lock<R>(&self, body: impl FnOnce(&mut T) -> R) -> R {
         let consecutive = self.slow.lock();
-        // The owner comes here when a visitor kept it out, who has given the bias back by now. While the lock is held nobody takes it.
+        // A visitor kept the owner out and has given the bias back by now. While the lock is held no thread revokes it.
         if let Some(mut value) = self.enter() {
             return body(&mut value);
         }
         self.bias.revoke();
         let _guard = LockedGuard { mutex: self, consecutive };
         #[allow(unsafe_code)]
-        // SAFETY: this thread holds the lock and has revoked the bias, so nobody else touches the value.
+        // SAFETY: this thread holds the lock and has revoked the bias, so no other thread touches the value.
         body(unsafe { &mut *self.value.get() })
     }
 

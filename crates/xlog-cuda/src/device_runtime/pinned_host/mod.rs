@@ -203,7 +203,7 @@ impl DeviceMemoryResource for PinnedHostResource {
             return Err(ResourceError::InvalidRequest { value, accepted: accepted.to_owned() });
         }
         if bytes > MAX_BYTES {
-            let detail = "no host has so many addresses".to_owned();
+            let detail = "more than any host can address".to_owned();
             return Err(ResourceError::OutOfMemory { requested: bytes, detail });
         }
         owner.check_not_capturing("pinned allocate")?;

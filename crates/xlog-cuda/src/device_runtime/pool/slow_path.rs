@@ -8,9 +8,9 @@
 //! 5. steal with a wait; drain deferred frees with waits; coalesce adjacent ranges of several streams;
 //! 6. remap completely free handles into one range, or return free segments and grow again.
 //!
-//! Invariant: nothing is called while arena locks are held, and a busy arena is skipped. A stream that cannot be waited for,
-//! such as one under capture, is skipped too; a refusal names the first such failure. A request is refused only after a
-//! scan of all arenas that no other thread is inside of.
+//! Invariant: nothing is called while arena locks are held. Steps 3 to 5 skip an arena that another thread is inside of;
+//! step 6 waits for it, so a request is refused only after all free memory was collected. A stream that cannot be waited
+//! for, such as one under capture, is skipped; a refusal names the first such failure.
 //!
 //! A scan needs one process-wide barrier for the arenas of other threads, and one more for each from which it steals. So
 //! a small request pays for it with credits, and grows without enough of them. `steal` has steps 3 and 5.

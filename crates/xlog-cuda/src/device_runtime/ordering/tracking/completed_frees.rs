@@ -2,7 +2,7 @@
 //!
 //! Stream order is not enough for memory that is reached at host time: page-locked memory, which the next owner may write
 //! from the host at once, and memory under a checker, which learns of blocks when the host frees them. A free records
-//! events behind the block's work and waits for nothing; somebody polls them later.
+//! events behind the block's work and waits for nothing; later requests and reaps poll them.
 //!
 //! Calls that take blocks out exclude each other by a lock of the caller; frees come at any time.
 
