@@ -3,8 +3,10 @@
 //! The only unsafe code of the suite. The checks keep what these calls need: a block stays live until its work is ordered
 //! before its free, by the resource under test. Where the resource fails in that, the simulated devices report it; on a GPU
 //! the worst case is a wrong byte in memory of this process's own blocks.
-use xlog_cuda::DeviceStream;
+use std::sync::Arc;
+
 use xlog_cuda::device_runtime::BlockId;
+use xlog_cuda::{CudaDevice, DeviceStream};
 
 use crate::fixture::Stop;
 
@@ -31,16 +33,48 @@ pub(crate) fn fill_at(
     Ok(())
 }
 
-/// Queues a copy of the first `bytes` bytes of one block to another.
-pub(crate) fn copy(
-    stream: &DeviceStream,
-    to: BlockId,
-    from: BlockId,
-    bytes: usize,
-) -> Result<(), Stop> {
-    // SAFETY: see the module documentation.
-    unsafe { stream.copy_dtod(to.ptr, from.ptr, bytes)? };
-    Ok(())
+/// Plain device memory to copy blocks to. A copy between two blocks of page-locked host memory would not be queued: CUDA makes it
+/// at once, on the host.
+pub(crate) struct Target {
+    device: Arc<CudaDevice>,
+    ptr: u64,
+}
+
+impl Target {
+    pub(crate) fn new(device: &Arc<CudaDevice>, bytes: usize) -> Result<Self, Stop> {
+        Ok(Self { device: device.clone(), ptr: device.driver().alloc(bytes)? })
+    }
+
+    /// Queues a copy of the first `bytes` bytes of a block.
+    pub(crate) fn copy_from(
+        &self,
+        stream: &DeviceStream,
+        block: BlockId,
+        bytes: usize,
+    ) -> Result<(), Stop> {
+        // SAFETY: see the module documentation.
+        Ok(unsafe { stream.copy_dtod(self.ptr, block.ptr, bytes)? })
+    }
+
+    /// Reads `bytes` bytes from `offset` on and fails unless all are `value`.
+    pub(crate) fn expect(
+        &self,
+        stream: &DeviceStream,
+        offset: usize,
+        value: u8,
+        bytes: usize,
+    ) -> Result<(), Stop> {
+        check(&read_at(stream, self.ptr + offset as u64, bytes)?, value)
+    }
+}
+
+impl Drop for Target {
+    fn drop(&mut self) {
+        // Copies of a check that failed may be queued still.
+        let _ = self.device.synchronize();
+        // SAFETY: nothing is queued that uses it, and nothing can be queued any more.
+        let _ = unsafe { self.device.driver().free(self.ptr) };
+    }
 }
 
 /// Reads `bytes` bytes from `offset` on, waiting for the stream.
@@ -50,10 +84,7 @@ pub(crate) fn read(
     offset: usize,
     bytes: usize,
 ) -> Result<Vec<u8>, Stop> {
-    let mut back = vec![0; bytes];
-    // SAFETY: see the module documentation; the call returns when the copy is done.
-    unsafe { stream.copy_dtoh(&mut back, block.ptr + offset as u64)? };
-    Ok(back)
+    read_at(stream, block.ptr + offset as u64, bytes)
 }
 
 /// Reads `bytes` bytes from `offset` on and fails unless all are `value`.
@@ -64,13 +95,22 @@ pub(crate) fn expect(
     value: u8,
     bytes: usize,
 ) -> Result<(), Stop> {
-    let back = read(stream, block, offset, bytes)?;
-    match back.iter().position(|byte| *byte != value) {
+    check(&read(stream, block, offset, bytes)?, value)
+}
+
+fn read_at(stream: &DeviceStream, ptr: u64, bytes: usize) -> Result<Vec<u8>, Stop> {
+    let mut back = vec![0; bytes];
+    // SAFETY: see the module documentation; the call returns when the copy is done.
+    unsafe { stream.copy_dtoh(&mut back, ptr)? };
+    Ok(back)
+}
+
+fn check(read: &[u8], value: u8) -> Result<(), Stop> {
+    match read.iter().position(|byte| *byte != value) {
         None => Ok(()),
         Some(at) => Err(Stop::Failed(format!(
-            "byte {} of {block:?} is {:#04x}, {value:#04x} was written",
-            offset + at,
-            back[at]
+            "byte {at} of those read is {:#04x}, {value:#04x} was written",
+            read[at]
         ))),
     }
 }

@@ -2,20 +2,19 @@
 use xlog_cuda::DeviceStream;
 use xlog_cuda::device_runtime::{Access, BlockId, BlockState, DeviceMemoryResource, StreamLease};
 
-use crate::bytes;
+use crate::bytes::{self, Target};
 use crate::fixture::{Fixture, Stop, ensure};
 
 const SIZE: usize = 64 << 10;
 
-/// A block, and one beside it to which it can be copied and which only `reader` uses.
+/// A block, and memory to copy it to, which one stream uses.
 struct Pair {
     block: BlockId,
-    copy: BlockId,
+    copy: Target,
 }
 
 fn queue_read(fixture: &Fixture, pair: &Pair, reader: &StreamLease) -> Result<(), Stop> {
-    fixture
-        .work(pair.block, reader, Access::Read, || bytes::copy(reader, pair.copy, pair.block, SIZE))
+    fixture.work(pair.block, reader, Access::Read, || pair.copy.copy_from(reader, pair.block, SIZE))
 }
 
 fn queue_write(
@@ -32,19 +31,16 @@ fn stands(stream: &DeviceStream, why: &str) -> Result<(), Stop> {
     ensure(!done, || format!("work ran past what it had to wait for: {why}"))
 }
 
-/// Runs `body` with a block of `own` and a copy on `reader`, and frees both.
+/// Runs `body` with a block of `own` and memory to copy it to, and frees both.
 fn with_pair(
     fixture: &Fixture,
     own: &StreamLease,
-    reader: &StreamLease,
     body: impl FnOnce(&Pair) -> Result<(), Stop>,
 ) -> Result<(), Stop> {
     fixture.only_where_tracked()?;
     let block = fixture.allocate(SIZE, own.id())?;
-    let copy = fixture.allocate(SIZE, reader.id())?;
-    body(&Pair { block: (&block).into(), copy: (&copy).into() })?;
-    fixture.resource.deallocate(block)?;
-    Ok(fixture.resource.deallocate(copy)?)
+    body(&Pair { block: (&block).into(), copy: Target::new(&fixture.device, SIZE)? })?;
+    Ok(fixture.resource.deallocate(block)?)
 }
 
 pub(crate) fn a_first_use_elsewhere_waits_for_the_allocation(
@@ -64,14 +60,14 @@ pub(crate) fn a_first_use_elsewhere_waits_for_the_allocation(
 
 pub(crate) fn a_read_waits_for_writes(fixture: &Fixture) -> Result<(), Stop> {
     let [own, writer, reader] = fixture.leases()?;
-    with_pair(fixture, &own, &reader, |pair| {
+    with_pair(fixture, &own, |pair| {
         for (value, writer) in [(1, &own), (2, &writer), (3, &own)] {
             let gate = fixture.hold(writer)?;
             queue_write(fixture, pair.block, writer, value)?;
             queue_read(fixture, pair, &reader)?;
             stands(&reader, "a write is held")?;
             gate.release()?;
-            bytes::expect(&reader, pair.copy, 0, value, SIZE)?;
+            pair.copy.expect(&reader, 0, value, SIZE)?;
         }
         Ok(())
     })
@@ -79,7 +75,7 @@ pub(crate) fn a_read_waits_for_writes(fixture: &Fixture) -> Result<(), Stop> {
 
 pub(crate) fn a_read_does_not_wait_for_reads(fixture: &Fixture) -> Result<(), Stop> {
     let [own, first, second] = fixture.leases()?;
-    with_pair(fixture, &own, &first, |pair| {
+    with_pair(fixture, &own, |pair| {
         queue_write(fixture, pair.block, &own, 6)?;
         let gate = fixture.hold(&first)?;
         queue_read(fixture, pair, &first)?;
@@ -88,13 +84,13 @@ pub(crate) fn a_read_does_not_wait_for_reads(fixture: &Fixture) -> Result<(), St
         })?;
         stands(&first, "it is held")?;
         gate.release()?;
-        bytes::expect(&first, pair.copy, 0, 6, SIZE)
+        pair.copy.expect(&first, 0, 6, SIZE)
     })
 }
 
 pub(crate) fn a_write_waits_for_reads_and_writes(fixture: &Fixture) -> Result<(), Stop> {
     let [own, reader, writer, other] = fixture.leases()?;
-    with_pair(fixture, &own, &reader, |pair| {
+    with_pair(fixture, &own, |pair| {
         queue_write(fixture, pair.block, &own, 1)?;
         let gate = fixture.hold(&reader)?;
         queue_read(fixture, pair, &reader)?;
@@ -105,7 +101,7 @@ pub(crate) fn a_write_waits_for_reads_and_writes(fixture: &Fixture) -> Result<()
         queue_write(fixture, pair.block, &own, 4)?;
         stands(&own, "a read and two writes are held")?;
         gate.release()?;
-        bytes::expect(&reader, pair.copy, 0, 1, SIZE)?;
+        pair.copy.expect(&reader, 0, 1, SIZE)?;
         fixture.work(pair.block, &other, Access::ReadWrite, || {
             bytes::expect(&other, pair.block, 0, 4, SIZE)
         })
@@ -119,17 +115,13 @@ pub(crate) fn a_free_waits_for_every_use(fixture: &Fixture) -> Result<(), Stop> 
         let block = fixture.allocate(SIZE, own.id())?;
         let id = BlockId::from_block(&block);
         queue_write(fixture, id, &own, 8)?;
-        let copies = [a.id(), b.id(), c.id()].map(|stream| fixture.allocate(SIZE, stream));
-        let mut gates = Vec::new();
         let mut kept = Vec::new();
-        for (reader, copy) in readers.iter().zip(copies) {
-            let copy = copy?;
-            let pair = Pair { block: id, copy: (&copy).into() };
+        let mut gates = Vec::new();
+        for reader in readers {
+            let pair = Pair { block: id, copy: Target::new(&fixture.device, SIZE)? };
             gates.push(fixture.hold(reader)?);
-            // Every copy is used on the stream that reads into it, which the hooks of that block order.
-            fixture
-                .work(pair.copy, reader, Access::Write, || queue_read(fixture, &pair, reader))?;
-            kept.push((copy, reader.stream().clone()));
+            queue_read(fixture, &pair, reader)?;
+            kept.push((pair.copy, reader));
         }
         fixture.resource.deallocate(block)?;
         // The next owner of this memory writes it at once.
@@ -140,9 +132,7 @@ pub(crate) fn a_free_waits_for_every_use(fixture: &Fixture) -> Result<(), Stop> 
             gate.release()?;
         }
         for (copy, reader) in kept {
-            let id = BlockId::from_block(&copy);
-            fixture.work(id, &reader, Access::Read, || bytes::expect(&reader, id, 0, 8, SIZE))?;
-            fixture.resource.deallocate(copy)?;
+            copy.expect(reader, 0, 8, SIZE)?;
         }
         fixture.resource.deallocate(next)?;
         fixture.drain()?;
@@ -154,19 +144,18 @@ pub(crate) fn a_free_waits_for_a_recorded_use(fixture: &Fixture) -> Result<(), S
     fixture.only_where_tracked()?;
     let [own, foreign] = fixture.leases()?;
     let block = fixture.allocate(SIZE, own.id())?;
-    let copy = fixture.allocate(SIZE, foreign.id())?;
+    let copy = Target::new(&fixture.device, SIZE)?;
     bytes::fill(&own, (&block).into(), 3, SIZE)?;
     foreign.wait_for(&own)?;
     let gate = fixture.hold(&foreign)?;
-    bytes::copy(&foreign, (&copy).into(), (&block).into(), SIZE)?;
+    copy.copy_from(&foreign, (&block).into(), SIZE)?;
     fixture.resource.record_block_use(&block, foreign.id())?;
     fixture.resource.deallocate(block)?;
     let next = fixture.allocate(SIZE, own.id())?;
     queue_write(fixture, (&next).into(), &own, 0xee)?;
     gate.release()?;
-    bytes::expect(&foreign, (&copy).into(), 0, 3, SIZE)?;
-    fixture.resource.deallocate(next)?;
-    Ok(fixture.resource.deallocate(copy)?)
+    copy.expect(&foreign, 0, 3, SIZE)?;
+    Ok(fixture.resource.deallocate(next)?)
 }
 
 pub(crate) fn later_uses_wait_for_a_recorded_use(fixture: &Fixture) -> Result<(), Stop> {
@@ -195,8 +184,7 @@ pub(crate) fn a_recorded_use_supersedes_nothing(fixture: &Fixture) -> Result<(),
     fixture.only_where_tracked()?;
     let [own, reader, foreign] = fixture.leases()?;
     let block = fixture.allocate(SIZE, own.id())?;
-    let copy = fixture.allocate(SIZE, reader.id())?;
-    let pair = Pair { block: (&block).into(), copy: (&copy).into() };
+    let pair = Pair { block: (&block).into(), copy: Target::new(&fixture.device, SIZE)? };
     queue_write(fixture, pair.block, &own, 4)?;
     let gate = fixture.hold(&reader)?;
     queue_read(fixture, &pair, &reader)?;
@@ -205,15 +193,14 @@ pub(crate) fn a_recorded_use_supersedes_nothing(fixture: &Fixture) -> Result<(),
     queue_write(fixture, pair.block, &own, 5)?;
     stands(&own, "a read is held")?;
     gate.release()?;
-    bytes::expect(&reader, pair.copy, 0, 4, SIZE)?;
-    fixture.resource.deallocate(block)?;
-    Ok(fixture.resource.deallocate(copy)?)
+    pair.copy.expect(&reader, 0, 4, SIZE)?;
+    Ok(fixture.resource.deallocate(block)?)
 }
 
 pub(crate) fn two_open_writers_are_both_waited_for(fixture: &Fixture) -> Result<(), Stop> {
     let [own, a, b, reader] = fixture.leases()?;
     for order in [[&a, &b], [&b, &a]] {
-        with_pair(fixture, &own, &reader, |pair| {
+        with_pair(fixture, &own, |pair| {
             let id = pair.block;
             fixture.resource.prepare_block_use(id, a.id(), Access::Write)?;
             fixture.resource.prepare_block_use(id, b.id(), Access::Write)?;
@@ -228,8 +215,8 @@ pub(crate) fn two_open_writers_are_both_waited_for(fixture: &Fixture) -> Result<
                 stands(&reader, "one of two writes is held")?;
                 gate.release()?;
             }
-            bytes::expect(&reader, pair.copy, 0, 1, SIZE / 2)?;
-            bytes::expect(&reader, pair.copy, SIZE / 2, 2, SIZE / 2)
+            pair.copy.expect(&reader, 0, 1, SIZE / 2)?;
+            pair.copy.expect(&reader, SIZE / 2, 2, SIZE / 2)
         })?;
     }
     Ok(())
@@ -237,7 +224,7 @@ pub(crate) fn two_open_writers_are_both_waited_for(fixture: &Fixture) -> Result<
 
 pub(crate) fn a_read_that_finishes_inside_a_write_is_kept(fixture: &Fixture) -> Result<(), Stop> {
     let [own, writer, reader, last] = fixture.leases()?;
-    with_pair(fixture, &own, &reader, |pair| {
+    with_pair(fixture, &own, |pair| {
         let id = pair.block;
         fixture.resource.prepare_block_use(id, writer.id(), Access::Write)?;
         bytes::fill(&writer, id, 1, SIZE)?;
@@ -249,13 +236,13 @@ pub(crate) fn a_read_that_finishes_inside_a_write_is_kept(fixture: &Fixture) -> 
         queue_write(fixture, id, &last, 2)?;
         stands(&last, "a read that finished inside a write is held")?;
         gate.release()?;
-        bytes::expect(&reader, pair.copy, 0, 1, SIZE)
+        pair.copy.expect(&reader, 0, 1, SIZE)
     })
 }
 
 pub(crate) fn a_write_that_finishes_inside_a_write_is_kept(fixture: &Fixture) -> Result<(), Stop> {
     let [own, outer, inner, reader] = fixture.leases()?;
-    with_pair(fixture, &own, &reader, |pair| {
+    with_pair(fixture, &own, |pair| {
         let id = pair.block;
         fixture.resource.prepare_block_use(id, outer.id(), Access::Write)?;
         bytes::fill(&outer, id, 1, SIZE)?;
@@ -266,7 +253,7 @@ pub(crate) fn a_write_that_finishes_inside_a_write_is_kept(fixture: &Fixture) ->
         queue_read(fixture, pair, &reader)?;
         stands(&reader, "a write that finished inside a write is held")?;
         gate.release()?;
-        bytes::expect(&reader, pair.copy, 0, 2, SIZE)
+        pair.copy.expect(&reader, 0, 2, SIZE)
     })
 }
 
