@@ -39,6 +39,7 @@ const WHOLE: u32 = 100_000_000;
 ///
 /// let half: ByteSize = "50%".parse()?;
 /// assert_eq!(half.of(16 << 30), 8 << 30);
+/// assert_eq!(ByteSize::mib(512), ByteSize::from(512_usize << 20));
 /// assert_eq!("1.5GiB".parse::<ByteSize>()?.of(0), 3 << 29);
 /// assert!("4 apples".parse::<ByteSize>().unwrap_err().to_string().contains("4 apples"));
 /// # Ok::<(), xlog_cuda::XlogError>(())
@@ -53,6 +54,18 @@ pub enum ByteSize {
 }
 
 impl ByteSize {
+    /// `count` times 1024² bytes.
+    #[must_use]
+    pub const fn mib(count: u64) -> Self {
+        Self::Bytes(count.saturating_mul(1 << 20))
+    }
+
+    /// `count` times 1024³ bytes.
+    #[must_use]
+    pub const fn gib(count: u64) -> Self {
+        Self::Bytes(count.saturating_mul(1 << 30))
+    }
+
     /// The bytes, where `whole` is what a share is a part of.
     #[must_use]
     pub fn of(self, whole: u64) -> u64 {
@@ -62,6 +75,18 @@ impl ByteSize {
                 (u128::from(whole) * u128::from(share.min(WHOLE)) / u128::from(WHOLE)) as u64
             }
         }
+    }
+}
+
+impl From<u64> for ByteSize {
+    fn from(bytes: u64) -> Self {
+        Self::Bytes(bytes)
+    }
+}
+
+impl From<usize> for ByteSize {
+    fn from(bytes: usize) -> Self {
+        Self::Bytes(bytes as u64)
     }
 }
 

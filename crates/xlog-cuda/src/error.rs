@@ -3,8 +3,12 @@
 //! A variant is a decision that a caller can take; the text names the value and says what would have been accepted or
 //! what to do. A driver's own error passes through unchanged in [`XlogError::Driver`].
 
+use std::collections::BTreeMap;
+use std::error::Error;
+use std::fmt;
 use std::path::PathBuf;
 
+use xlog_base::Mutex;
 use xlog_driver::DriverError;
 
 use crate::device_runtime::{ResourceError, StreamId, StreamPoolError};
@@ -21,17 +25,14 @@ pub type Result<T, E = XlogError> = std::result::Result<T, E>;
 /// assert!(matches!(error, XlogError::BadDeviceSpec { .. }));
 /// assert!(error.to_string().contains("\"sim:-1\""));
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum XlogError {
-    /// An operation of the runtime failed; the text says which and why.
-    #[error("{0}")]
+    /// An operation of the runtime failed; the text says which and why. The cause, if it is typed, is the error's source.
     Kernel(String),
     /// A driver call failed.
-    #[error(transparent)]
-    Driver(#[from] DriverError),
+    Driver(DriverError),
     /// The text does not name a device.
-    #[error("device spec {spec:?}: {reason}; accepted are {accepted}")]
     BadDeviceSpec {
         /// The text as given.
         spec: String,
@@ -41,7 +42,6 @@ pub enum XlogError {
         accepted: &'static str,
     },
     /// The device is well named but cannot be opened.
-    #[error("cannot open device {spec:?}: {cause}")]
     Open {
         /// The device asked for.
         spec: String,
@@ -49,22 +49,15 @@ pub enum XlogError {
         cause: DriverError,
     },
     /// The id belongs to no stream that is out.
-    #[error(
-        "{id} does not resolve in this pool; accepted are {} and the ids this pool has out",
-        StreamId::DEFAULT
-    )]
     UnknownStream {
         /// The id as given.
         id: StreamId,
     },
     /// A stream could not be had.
-    #[error(transparent)]
-    StreamPool(#[from] StreamPoolError),
+    StreamPool(StreamPoolError),
     /// A memory resource refused or failed.
-    #[error(transparent)]
-    Resource(#[from] ResourceError),
+    Resource(ResourceError),
     /// A setting has a value that is not accepted.
-    #[error("{name} = {value:?}: {reason}; accepted: {accepted}")]
     BadSetting {
         /// The setting: an environment variable, or what it is in code.
         name: &'static str,
@@ -76,19 +69,11 @@ pub enum XlogError {
         accepted: &'static str,
     },
     /// The log file has a writer: another runtime, in this process or another.
-    #[error(
-        "the log {} has a writer already, in this process or another, and a log file has one: give every runtime a file of \
-         its own; %p in the path stands for the process and %d for the device",
-        path.display()
-    )]
     LogInUse {
         /// The file, with what its pattern stands for.
         path: PathBuf,
     },
     /// Two things that must belong to one open device belong to two.
-    #[error(
-        "{call}: {left} and {right} belong to different open devices; use streams of one device"
-    )]
     DifferentDevices {
         /// The call that refused.
         call: &'static str,
@@ -97,4 +82,85 @@ pub enum XlogError {
         /// The thing that was passed, and its device.
         right: String,
     },
+}
+
+/// The typed causes of [`XlogError::Kernel`], by its text: the variant has no room for them. A text is kept for ever, so only
+/// failures to build a shared runtime have one.
+static CAUSES: Mutex<BTreeMap<String, &'static XlogError>> = Mutex::new(BTreeMap::new());
+/// The maximum number of texts with a cause.
+const MAX_CAUSES: usize = 256;
+
+impl XlogError {
+    /// [`XlogError::Kernel`] with this text, which includes that of its cause.
+    pub(crate) fn kernel(text: String, cause: Self) -> Self {
+        let mut causes = CAUSES.lock();
+        if causes.len() < MAX_CAUSES && !causes.contains_key(&text) {
+            causes.insert(text.clone(), Box::leak(Box::new(cause)));
+        }
+        Self::Kernel(text)
+    }
+}
+
+impl Error for XlogError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match self {
+            Self::Kernel(text) => CAUSES.lock().get(text).map(|cause| *cause as _),
+            // Transparent: the text is that of the inner error.
+            Self::Driver(error) => error.source(),
+            Self::StreamPool(error) => error.source(),
+            Self::Resource(error) => error.source(),
+            _ => None,
+        }
+    }
+}
+
+impl From<DriverError> for XlogError {
+    fn from(error: DriverError) -> Self {
+        Self::Driver(error)
+    }
+}
+
+impl From<StreamPoolError> for XlogError {
+    fn from(error: StreamPoolError) -> Self {
+        Self::StreamPool(error)
+    }
+}
+
+impl From<ResourceError> for XlogError {
+    fn from(error: ResourceError) -> Self {
+        Self::Resource(error)
+    }
+}
+
+impl fmt::Display for XlogError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Kernel(text) => f.write_str(text),
+            Self::Driver(error) => error.fmt(f),
+            Self::StreamPool(error) => error.fmt(f),
+            Self::Resource(error) => error.fmt(f),
+            Self::BadDeviceSpec { spec, reason, accepted } => {
+                write!(f, "device spec {spec:?}: {reason}; accepted are {accepted}")
+            }
+            Self::Open { spec, cause } => write!(f, "cannot open device {spec:?}: {cause}"),
+            Self::UnknownStream { id } => write!(
+                f,
+                "{id} does not resolve in this pool; accepted are {} and the ids this pool has out",
+                StreamId::DEFAULT
+            ),
+            Self::BadSetting { name, value, reason, accepted } => {
+                write!(f, "{name} = {value:?}: {reason}; accepted: {accepted}")
+            }
+            Self::LogInUse { path } => write!(
+                f,
+                "the log {} has a writer already, in this process or another, and a log file has one: give every runtime a \
+                 file of its own; %p in the path stands for the process and %d for the device",
+                path.display()
+            ),
+            Self::DifferentDevices { call, left, right } => write!(
+                f,
+                "{call}: {left} and {right} belong to different open devices; use streams of one device"
+            ),
+        }
+    }
 }

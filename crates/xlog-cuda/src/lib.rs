@@ -64,6 +64,7 @@ pub mod interop;
 pub mod kernels;
 pub mod launch;
 pub mod memory;
+pub mod prelude;
 mod spans;
 mod spec;
 #[allow(unsafe_code)]
@@ -78,7 +79,10 @@ pub use bytes::ByteSize;
 pub use device::CudaDevice;
 pub use error::{Result, XlogError};
 pub use launch::LaunchRecorder;
-pub use memory::{DeviceRepr, GpuMemoryManager, RawBlock, Reservation, TrackedCudaSlice};
+pub use memory::{
+    DeviceRepr, DeviceView, DeviceViewMut, GpuMemoryManager, RawBlock, Reservation,
+    TrackedCudaSlice,
+};
 pub use spec::{DEVICE_VARIABLE, DeviceSpec};
 pub use stream::DeviceStream;
 

@@ -54,9 +54,9 @@ pub use resource::{
 };
 pub use runtime::{
     BUDGET_VARIABLE, FailedFree, GUARD_VARIABLE, GuardSetting, LEDGER_VARIABLE, LOG_VARIABLE,
-    LeakReport, LedgerPreview, LedgerSetting, LedgerStatus, LimitPreview, MAX_DEVICE_ORDINALS,
-    RESOURCE_VARIABLE, ResourceKind, RuntimeConfig, SANITIZER_VARIABLE, XlogDeviceRuntime,
-    check_log, open_log, set_failed_free_handler, set_leak_handler,
+    Layer, LeakReport, LedgerPreview, LedgerSetting, LedgerStatus, LimitPreview,
+    MAX_DEVICE_ORDINALS, RESOURCE_VARIABLE, ResourceKind, RuntimeConfig, SANITIZER_VARIABLE,
+    XlogDeviceRuntime, check_log, open_log, set_failed_free_handler, set_leak_handler,
 };
 pub use statistics::{
     Backtraces, LiveBlock, LiveReport, Statistics, StatisticsConfig, StatisticsResource,
@@ -69,7 +69,10 @@ pub use stream_pool::{
 pub use crate::device::CudaDevice;
 pub use crate::error::{Result, XlogError};
 pub use crate::launch::LaunchRecorder;
-pub use crate::memory::{DeviceRepr, GpuMemoryManager, RawBlock, Reservation, TrackedCudaSlice};
+pub use crate::memory::{
+    DeviceRepr, DeviceView, DeviceViewMut, GpuMemoryManager, RawBlock, Reservation,
+    TrackedCudaSlice,
+};
 pub use crate::stream::DeviceStream;
 pub use xlog_driver::Gate;
 #[cfg(feature = "sim")]

@@ -46,13 +46,11 @@ use super::statistics::Statistics;
 use super::stream_pool::StreamPool;
 use crate::{CudaDevice, Result};
 
-pub use config::GuardSetting;
-pub use config::LedgerSetting;
-pub use config::ResourceKind;
 pub use config::{
     BUDGET_VARIABLE, GUARD_VARIABLE, LEDGER_VARIABLE, LOG_VARIABLE, RESOURCE_VARIABLE,
     RuntimeConfig, SANITIZER_VARIABLE,
 };
+pub use config::{GuardSetting, Layer, LedgerSetting, ResourceKind};
 pub use ledger_join::{LedgerPreview, LedgerStatus, LimitPreview};
 pub use log_file::{check_log, open_log};
 pub use report::{FailedFree, LeakReport, set_failed_free_handler, set_leak_handler};
@@ -67,15 +65,9 @@ pub const MAX_DEVICE_ORDINALS: usize = 16;
 /// One device, its streams and its memory.
 ///
 /// ```
-/// use std::sync::Arc;
-/// use xlog_cuda::CudaDevice;
-/// use xlog_cuda::device_runtime::{AllocTag, AsyncCudaResource, StreamId, StreamPool, XlogDeviceRuntime};
+/// use xlog_cuda::prelude::*;
 ///
-/// let device = Arc::new(CudaDevice::open("sim")?);
-/// let pool = Arc::new(StreamPool::with_defaults(device.clone()));
-/// let resource = AsyncCudaResource::new(device.clone(), 0, pool.clone());
-/// let runtime = XlogDeviceRuntime::with_resource(device, 0, pool, Box::new(resource));
-///
+/// let runtime = XlogDeviceRuntime::open("sim")?;
 /// let block = runtime.allocate(1024, StreamId::DEFAULT, AllocTag("rows"))?;
 /// assert!(runtime.bytes_outstanding() >= 1024);
 /// runtime.deallocate(block)?;
@@ -88,10 +80,31 @@ pub struct XlogDeviceRuntime {
 }
 
 impl XlogDeviceRuntime {
+    /// Opens a device, `"cuda:N"`, `"sim"` or `"sim:SEED"`, and builds an unshared runtime on it by [`RuntimeConfig::default`].
+    ///
+    /// Another text is [`XlogError::BadDeviceSpec`](crate::XlogError::BadDeviceSpec), which lists what is accepted.
+    /// [`RuntimeConfig::open`] takes settings.
+    pub fn open(spec: &str) -> Result<Arc<Self>> {
+        RuntimeConfig::default().with_device(spec.parse()?).open()
+    }
+
     /// A runtime of these parts, outside the process-wide table.
     ///
     /// Parts of different devices or different stream pools are refused at first use, with a
     /// [`ResourceError::Driver`](super::ResourceError::Driver) that names both.
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use xlog_cuda::device_runtime::StreamPool;
+    /// use xlog_cuda::prelude::*;
+    ///
+    /// let device = Arc::new(CudaDevice::open("sim")?);
+    /// let pool = Arc::new(StreamPool::with_defaults(device.clone()));
+    /// let resource = AsyncCudaResource::new(device.clone(), 0, pool.clone());
+    /// let runtime = XlogDeviceRuntime::with_resource(device, 0, pool, Box::new(resource));
+    /// assert!(runtime.supports_block_use_tracking());
+    /// # Ok::<(), xlog_cuda::XlogError>(())
+    /// ```
     #[must_use]
     pub fn with_resource(
         device: Arc<CudaDevice>,
@@ -125,15 +138,15 @@ impl XlogDeviceRuntime {
 
     /// Builds an unshared runtime on an open device like a shared one: a budget over a resource, metered by a ledger.
     ///
-    /// The configuration's device is ignored. [`LedgerSetting`] defines when a ledger that cannot be joined is an error.
+    /// A configuration that names another device is refused; [`RuntimeConfig::open`] opens the one it names. [`LedgerSetting`]
+    /// defines when a ledger that cannot be joined is an error.
     ///
     /// ```
     /// use std::sync::Arc;
-    /// use xlog_cuda::{ByteSize, CudaDevice};
-    /// use xlog_cuda::device_runtime::{AllocTag, RuntimeConfig, StreamId, XlogDeviceRuntime};
+    /// use xlog_cuda::prelude::*;
     ///
     /// let device = Arc::new(CudaDevice::open("sim")?);
-    /// let config = RuntimeConfig::default().with_budget("64MiB".parse()?);
+    /// let config = RuntimeConfig::default().with_budget(ByteSize::mib(64));
     /// let runtime = XlogDeviceRuntime::with_config(device, &config)?;
     /// assert!(runtime.allocate((64 << 20) + 1, StreamId::DEFAULT, AllocTag("rows")).is_err());
     /// assert_eq!(runtime.effective_limit().map(|limit| limit.bytes()), Some(64 << 20));
@@ -154,7 +167,8 @@ impl XlogDeviceRuntime {
     /// One thread builds it; concurrent callers wait and get the same runtime. The configuration is that of
     /// [`XlogDeviceRuntime::configure`], or else of the environment ([`RuntimeConfig::from_environment`]): GPU number `ordinal`,
     /// unless a simulated device is named. An ordinal outside the table, a bad setting and a device that cannot be opened are
-    /// [`XlogError::Kernel`](crate::XlogError::Kernel); the next call tries again.
+    /// [`XlogError::Kernel`](crate::XlogError::Kernel), whose [`source`](std::error::Error::source) is the typed cause; the next
+    /// call tries again.
     pub fn try_get(ordinal: u32) -> Result<&'static Self> {
         table::shared(ordinal).map(|runtime| &**runtime)
     }

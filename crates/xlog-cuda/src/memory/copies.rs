@@ -1,12 +1,13 @@
-//! Copies between the host and a buffer, ordered like any other use of it.
+//! Copies between the host and a buffer, and between buffers, ordered like any other use of them.
 //!
 //! Each call prepares the use, queues the copy and closes the use, also when the copy fails. A resource that tracks no uses
 //! can only be used on the buffer's own stream, where order needs no help. Either way the resource checks that the buffer's block is the
 //! live one at its address, and keeps it while the copy is queued: safe code can copy a block and free it.
 
 use std::slice;
+use std::sync::Arc;
 
-use super::{DeviceRepr, TrackedCudaSlice};
+use super::{DeviceRepr, DeviceView, DeviceViewMut, TrackedCudaSlice};
 use crate::device_runtime::resource::{Access, ResourceError, StreamId};
 use crate::{DeviceStream, Result};
 
@@ -19,19 +20,26 @@ impl<T: DeviceRepr> TrackedCudaSlice<T> {
 
     /// [`TrackedCudaSlice::copy_from_slice`] on another stream of the runtime.
     pub fn copy_from_slice_on(&mut self, src: &[T], stream: StreamId) -> Result<()> {
-        self.same_len(src.len())?;
-        self.ordered(stream, Access::Write, |stream| {
-            // SAFETY: the range is this buffer, live until it is dropped and then freed in the order of the use opened here.
-            unsafe { stream.copy_htod(self.ptr(), bytes_of(src)) }
-        })
+        DeviceViewMut::from(self).copy_from_slice_on(src, stream)
+    }
+
+    /// Copies `src`, a buffer or a view with as many elements, on the device and on this buffer's stream. The host does not wait.
+    pub fn copy_from<'b>(&mut self, src: impl Into<DeviceView<'b, T>>) -> Result<()> {
+        DeviceViewMut::from(self).copy_from(src)
+    }
+
+    /// [`TrackedCudaSlice::copy_from`] on another stream of the runtime.
+    pub fn copy_from_on<'b>(
+        &mut self,
+        src: impl Into<DeviceView<'b, T>>,
+        stream: StreamId,
+    ) -> Result<()> {
+        DeviceViewMut::from(self).copy_from_on(src, stream)
     }
 
     /// Sets every byte of the buffer on its stream. The host does not wait.
     pub fn fill_bytes(&mut self, value: u8) -> Result<()> {
-        self.ordered(self.stream(), Access::Write, |stream| {
-            // SAFETY: as for the copy to the device.
-            unsafe { stream.memset(self.ptr(), value, self.size_bytes()) }
-        })
+        DeviceViewMut::from(self).fill_bytes(value)
     }
 
     /// Copies the buffer to `dst`, which has as many elements, on the buffer's stream, and waits for the bytes.
@@ -41,11 +49,7 @@ impl<T: DeviceRepr> TrackedCudaSlice<T> {
 
     /// [`TrackedCudaSlice::copy_to_slice`] on another stream of the runtime.
     pub fn copy_to_slice_on(&self, dst: &mut [T], stream: StreamId) -> Result<()> {
-        self.same_len(dst.len())?;
-        self.ordered(stream, Access::Read, |stream| {
-            // SAFETY: the range is this buffer, which is borrowed until the copy is done.
-            unsafe { stream.copy_dtoh(bytes_of_mut(dst), self.ptr()) }
-        })
+        DeviceView::from(self).copy_to_slice_on(dst, stream)
     }
 
     /// The elements, copied on the buffer's stream. Waits for them. What was never written is unspecified.
@@ -55,66 +59,149 @@ impl<T: DeviceRepr> TrackedCudaSlice<T> {
 
     /// [`TrackedCudaSlice::to_vec`] on another stream of the runtime.
     pub fn to_vec_on(&self, stream: StreamId) -> Result<Vec<T>> {
+        DeviceView::from(self).to_vec_on(stream)
+    }
+}
+
+impl<T: DeviceRepr> DeviceViewMut<'_, T> {
+    /// [`TrackedCudaSlice::copy_from_slice`] for this part of the buffer.
+    pub fn copy_from_slice(&mut self, src: &[T]) -> Result<()> {
+        self.copy_from_slice_on(src, self.buffer().stream())
+    }
+
+    /// [`DeviceViewMut::copy_from_slice`] on another stream of the runtime.
+    pub fn copy_from_slice_on(&mut self, src: &[T], stream: StreamId) -> Result<()> {
+        let dst = self.as_view();
+        same_len("a host slice", src.len(), dst.len())?;
+        ordered(dst, stream, Access::Write, |stream| {
+            // SAFETY: the range is in a buffer that is live until it is dropped, and then freed in the order of the use opened here.
+            unsafe { stream.copy_htod(dst.ptr(), bytes_of(src)) }
+        })
+    }
+
+    /// [`TrackedCudaSlice::copy_from`] for this part of the buffer.
+    pub fn copy_from<'b>(&mut self, src: impl Into<DeviceView<'b, T>>) -> Result<()> {
+        self.copy_from_on(src, self.buffer().stream())
+    }
+
+    /// [`DeviceViewMut::copy_from`] on another stream of the runtime.
+    pub fn copy_from_on<'b>(
+        &mut self,
+        src: impl Into<DeviceView<'b, T>>,
+        stream: StreamId,
+    ) -> Result<()> {
+        let (dst, src) = (self.as_view(), src.into());
+        same_len("a buffer", src.len(), dst.len())?;
+        if let (Some(to), Some(from)) = (dst.buffer().runtime(), src.buffer().runtime())
+            && !Arc::ptr_eq(to.stream_pool(), from.stream_pool())
+        {
+            return Err(ResourceError::StreamMisuse(format!(
+                "a copy between buffers of stream pool {} and stream pool {}; both must be of one runtime",
+                from.stream_pool().number(),
+                to.stream_pool().number()
+            ))
+            .into());
+        }
+        ordered(src, stream, Access::Read, |_| {
+            ordered(dst, stream, Access::Write, |stream| {
+                // SAFETY: two buffers, as for the copy from the host: the destination is borrowed mutably, so they do not overlap.
+                unsafe { stream.copy_dtod(dst.ptr(), src.ptr(), dst.size_bytes()) }
+            })
+        })
+    }
+
+    /// [`TrackedCudaSlice::fill_bytes`] for this part of the buffer.
+    pub fn fill_bytes(&mut self, value: u8) -> Result<()> {
+        let dst = self.as_view();
+        ordered(dst, dst.stream(), Access::Write, |stream| {
+            // SAFETY: as for the copy from the host.
+            unsafe { stream.memset(dst.ptr(), value, dst.size_bytes()) }
+        })
+    }
+}
+
+impl<T: DeviceRepr> DeviceView<'_, T> {
+    /// [`TrackedCudaSlice::copy_to_slice`] for this part of the buffer.
+    pub fn copy_to_slice(self, dst: &mut [T]) -> Result<()> {
+        self.copy_to_slice_on(dst, self.stream())
+    }
+
+    /// [`DeviceView::copy_to_slice`] on another stream of the runtime.
+    pub fn copy_to_slice_on(self, dst: &mut [T], stream: StreamId) -> Result<()> {
+        same_len("a host slice", dst.len(), self.len())?;
+        ordered(self, stream, Access::Read, |stream| {
+            // SAFETY: the range is in a buffer that is borrowed until the copy is done.
+            unsafe { stream.copy_dtoh(bytes_of_mut(dst), self.ptr()) }
+        })
+    }
+
+    /// [`TrackedCudaSlice::to_vec`] for this part of the buffer.
+    pub fn to_vec(self) -> Result<Vec<T>> {
+        self.to_vec_on(self.stream())
+    }
+
+    /// [`DeviceView::to_vec`] on another stream of the runtime.
+    pub fn to_vec_on(self, stream: StreamId) -> Result<Vec<T>> {
         // SAFETY: every pattern of bytes is a value of `T`, also zeros.
         let zero = unsafe { std::mem::zeroed::<T>() };
         let mut elements = vec![zero; self.len()];
         self.copy_to_slice_on(&mut elements, stream)?;
         Ok(elements)
     }
+}
 
-    fn same_len(&self, len: usize) -> Result<()> {
-        if len == self.len() {
-            return Ok(());
-        }
-        Err(ResourceError::InvalidRequest {
-            value: format!("a host slice of {len} elements"),
-            accepted: format!("{}, the length of the buffer", self.len()),
-        }
-        .into())
+fn same_len(what: &str, len: usize, wanted: usize) -> Result<()> {
+    if len == wanted {
+        return Ok(());
     }
+    Err(ResourceError::InvalidRequest {
+        value: format!("{what} of {len} elements"),
+        accepted: format!("{wanted}, the length of the buffer or view"),
+    }
+    .into())
+}
 
-    /// Runs `work` as one use of the buffer on `stream`; an empty buffer has none.
-    fn ordered(
-        &self,
-        stream: StreamId,
-        access: Access,
-        work: impl FnOnce(&DeviceStream) -> Result<()>,
-    ) -> Result<()> {
-        if self.size_bytes() == 0 {
-            return Ok(());
-        }
-        let (Some(runtime), Some(block)) = (self.runtime(), self.id()) else {
+/// Runs `work` as one use of the view's buffer on `stream`; an empty view has none.
+fn ordered<T: DeviceRepr>(
+    view: DeviceView<'_, T>,
+    stream: StreamId,
+    access: Access,
+    work: impl FnOnce(&DeviceStream) -> Result<()>,
+) -> Result<()> {
+    if view.size_bytes() == 0 {
+        return Ok(());
+    }
+    let (Some(runtime), Some(block)) = (view.buffer().runtime(), view.buffer().id()) else {
+        return Err(ResourceError::StreamMisuse(format!(
+            "no runtime backs the slice at {:#x}, so a copy of it cannot be ordered",
+            view.ptr()
+        ))
+        .into());
+    };
+    let queue = runtime.stream_pool().try_resolve(stream)?;
+    if !runtime.supports_block_use_tracking() {
+        if stream != block.alloc_stream {
             return Err(ResourceError::StreamMisuse(format!(
-                "no runtime backs the slice at {:#x}, so a copy of it cannot be ordered",
-                self.ptr()
+                "a copy on {stream} is unsupported: the resource tracks no uses, so only {} is ordered",
+                block.alloc_stream
             ))
             .into());
-        };
-        let queue = runtime.stream_pool().try_resolve(stream)?;
-        if !runtime.supports_block_use_tracking() {
-            if stream != block.alloc_stream {
-                return Err(ResourceError::StreamMisuse(format!(
-                    "a copy on {stream} is unsupported: the resource tracks no uses, so only {} is ordered",
-                    block.alloc_stream
-                ))
-                .into());
-            }
-            let mut worked = None;
-            let mut work = Some(work);
-            runtime.checked()?.while_live(block, &mut || {
-                if let Some(work) = work.take() {
-                    worked = Some(work(&queue));
-                }
-            })?;
-            let left_out = || ResourceError::Driver("while_live did not run the work".to_owned());
-            return worked.ok_or_else(left_out)?;
         }
-        runtime.prepare_block_use(block, stream, access)?;
-        let worked = work(&queue);
-        let closed = runtime.finish_block_use(block, stream, access);
-        worked?;
-        Ok(closed?)
+        let mut worked = None;
+        let mut work = Some(work);
+        runtime.checked()?.while_live(block, &mut || {
+            if let Some(work) = work.take() {
+                worked = Some(work(&queue));
+            }
+        })?;
+        let left_out = || ResourceError::Driver("while_live did not run the work".to_owned());
+        return worked.ok_or_else(left_out)?;
     }
+    runtime.prepare_block_use(block, stream, access)?;
+    let worked = work(&queue);
+    let closed = runtime.finish_block_use(block, stream, access);
+    worked?;
+    Ok(closed?)
 }
 
 fn bytes_of<T: DeviceRepr>(elements: &[T]) -> &[u8] {

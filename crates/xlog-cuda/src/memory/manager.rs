@@ -92,6 +92,20 @@ impl GpuMemoryManager {
         Ok(TrackedCudaSlice::over(self.alloc_charging(bytes, align_of::<T>(), tag)?, len))
     }
 
+    /// A buffer with a copy of `elements`, queued on this manager's stream. The slice may be reused when this returns.
+    pub fn alloc_from<T: DeviceRepr>(&self, elements: &[T]) -> Result<TrackedCudaSlice<T>> {
+        let mut buffer = self.alloc(elements.len())?;
+        buffer.copy_from_slice(elements)?;
+        Ok(buffer)
+    }
+
+    /// A buffer of `len` elements whose bytes are zero.
+    pub fn alloc_zeroed<T: DeviceRepr>(&self, len: usize) -> Result<TrackedCudaSlice<T>> {
+        let mut buffer = self.alloc(len)?;
+        buffer.fill_bytes(0)?;
+        Ok(buffer)
+    }
+
     /// `bytes` bytes without a type, aligned to at least 256.
     pub fn alloc_raw(&self, bytes: usize) -> Result<RawBlock> {
         self.alloc_charging(bytes, 1, AllocTag::UNTAGGED)

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`GpuMemoryManager`] | allocates on one stream of one runtime, within a limit, and counts |
 //! | [`TrackedCudaSlice`] | a buffer of `T`s; freed through its runtime when it is dropped |
+//! | [`DeviceView`], [`DeviceViewMut`] | a range of a buffer's elements |
 //! | [`RawBlock`] | the same without a type |
 //! | [`Reservation`] | bytes of the limit set aside for allocations to come |
 //! | [`DeviceRepr`] | which types may lie in device memory |
@@ -23,6 +24,7 @@ mod repr;
 mod reservation;
 #[allow(unsafe_code)]
 mod slice;
+mod view;
 
 pub use crate::device_runtime::runtime::{FailedFree, set_failed_free_handler};
 pub use manager::GpuMemoryManager;
@@ -30,3 +32,4 @@ pub use raw::RawBlock;
 pub use repr::DeviceRepr;
 pub use reservation::Reservation;
 pub use slice::TrackedCudaSlice;
+pub use view::{DeviceView, DeviceViewMut};

@@ -55,7 +55,7 @@ impl FileSink {
 }
 
 /// Settings whose times are wall clock: no record can be older than the file.
-fn default_config() -> RecorderConfig {
+pub(in crate::device_runtime) fn default_config() -> RecorderConfig {
     let config = RecorderConfig::new();
     let header = config.header.clone().with_epoch_unix_nanos(0);
     config.with_header(header)

@@ -19,6 +19,8 @@ mod sink;
 mod unfinished;
 
 #[cfg(feature = "trace")]
+pub(super) use file::default_config;
+#[cfg(feature = "trace")]
 pub use file::{BinarySink, CsvSink};
 pub use query::{QueryScope, note_path};
 pub use record::{LogAction, LogRecord, LogResult};

@@ -20,7 +20,7 @@ use crate::device_runtime::resource::{
 };
 use crate::device_runtime::runtime::{FailedFree, report_failed_free};
 use crate::stream::{Completion, RawStream};
-use crate::{DeviceRepr, DeviceStream, Result, TrackedCudaSlice};
+use crate::{DeviceRepr, DeviceStream, DeviceView, DeviceViewMut, Result};
 
 /// The resources that a buffer is allocated through and freed through.
 type SharedResource = Arc<dyn DeviceMemoryResource + Send + Sync>;
@@ -197,30 +197,33 @@ impl<T: DeviceRepr> PinnedBuffer<T> {
         })
     }
 
-    /// Queues a copy of the elements to `dst`, which has as many, on a stream. The host does not wait.
-    pub fn copy_to(&mut self, dst: &mut TrackedCudaSlice<T>, stream: StreamId) -> Result<()> {
-        self.copy(dst, stream, Access::Read)
+    /// Queues a copy of the elements to `dst`, a buffer or a view with as many, on a stream. The host does not wait.
+    pub fn copy_to<'b>(
+        &mut self,
+        dst: impl Into<DeviceViewMut<'b, T>>,
+        stream: StreamId,
+    ) -> Result<()> {
+        self.copy(dst.into().as_view(), stream, Access::Read)
     }
 
-    /// Queues a copy of `src`, which has as many elements, to this buffer on a stream. The host does not wait.
-    pub fn copy_from(&mut self, src: &TrackedCudaSlice<T>, stream: StreamId) -> Result<()> {
-        self.copy(src, stream, Access::Write)
+    /// Queues a copy of `src`, a buffer or a view with as many elements, to this buffer on a stream. The host does not wait.
+    pub fn copy_from<'b>(
+        &mut self,
+        src: impl Into<DeviceView<'b, T>>,
+        stream: StreamId,
+    ) -> Result<()> {
+        self.copy(src.into(), stream, Access::Write)
     }
 
     /// Queues a copy between the buffer and `slice` as a use of both; `access` is what it does to the buffer.
-    fn copy(
-        &mut self,
-        slice: &TrackedCudaSlice<T>,
-        stream: StreamId,
-        access: Access,
-    ) -> Result<()> {
+    fn copy(&mut self, slice: DeviceView<'_, T>, stream: StreamId, access: Access) -> Result<()> {
         if slice.len() != self.len {
             let value = format!("a device buffer of {} elements", slice.len());
             let accepted = format!("{}, the length of the page-locked buffer", self.len);
             return Err(ResourceError::InvalidRequest { value, accepted }.into());
         }
         let Some(own) = self.block.as_ref().map(BlockId::from_block) else { return Ok(()) };
-        let (Some(runtime), Some(other)) = (slice.runtime(), slice.id()) else {
+        let (Some(runtime), Some(other)) = (slice.buffer().runtime(), slice.buffer().id()) else {
             let message = format!("no runtime backs the slice at {:#x}", slice.ptr());
             return Err(ResourceError::StreamMisuse(message).into());
         };
@@ -239,7 +242,7 @@ impl<T: DeviceRepr> PinnedBuffer<T> {
         let copied = copied.and_then(|()| {
             let bytes = slice.size_bytes();
             let (dst, src) =
-                if access.writes() { (own.ptr, other.ptr) } else { (other.ptr, own.ptr) };
+                if access.writes() { (own.ptr, slice.ptr()) } else { (slice.ptr(), own.ptr) };
             // SAFETY: both blocks are live, have this many bytes and stay until their uses are closed and have completed.
             let queued = unsafe { queue.copy_dtod(dst, src, bytes) };
             self.note_copy(&queue, access.writes());

@@ -20,18 +20,25 @@ mod guard;
 #[cfg(not(feature = "guard"))]
 #[path = "config/no_guard.rs"]
 mod guard;
+mod layer;
 mod ledger;
 mod resource;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
+
+pub use self::layer::Layer;
 
 pub use self::guard::GuardSetting;
 pub use self::ledger::LedgerSetting;
 pub use self::resource::ResourceKind;
+use super::XlogDeviceRuntime;
 use super::log_file::LogFile;
-use crate::device_runtime::pool::PoolSanitizer;
+use crate::device_runtime::pool::{PoolConfig, PoolSanitizer};
+use crate::device_runtime::resource::DeviceMemoryResource;
+use crate::device_runtime::statistics::StatisticsConfig;
 use crate::device_runtime::stream_pool::DEFAULT_MAX_STREAMS;
-use crate::{ByteSize, DeviceSpec, Result, XlogError};
+use crate::{ByteSize, CudaDevice, DeviceSpec, Result, XlogError};
 
 /// The environment variable that names the memory resource of shared runtimes.
 pub const RESOURCE_VARIABLE: &str = "XLOG_DEVICE_RESOURCE";
@@ -52,23 +59,28 @@ pub const GUARD_VARIABLE: &str = "XLOG_DEVICE_GUARD";
 /// and `%d` for the device.
 pub const LOG_VARIABLE: &str = "XLOG_DEVICE_LOG";
 
-/// The configuration of a runtime.
+/// The configuration of a runtime, and its builder.
 ///
 /// ```
-/// use xlog_cuda::DeviceSpec;
-/// use xlog_cuda::device_runtime::{ResourceKind, RuntimeConfig};
+/// use xlog_cuda::prelude::*;
 ///
-/// let config = RuntimeConfig::default().with_device(DeviceSpec::SimSeeded(7)).with_max_streams(4);
-/// assert_eq!(config.resource, ResourceKind::Pool);
+/// let config = RuntimeConfig::default().with_device("sim:7".parse()?).with_budget(ByteSize::mib(64));
+/// let runtime = config.with_max_streams(4).open()?;
+/// assert_eq!(runtime.effective_limit().map(|limit| limit.bytes()), Some(64 << 20));
+/// # Ok::<(), xlog_cuda::XlogError>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RuntimeConfig {
-    /// The device; `None` is the GPU whose number is the runtime's ordinal.
+    /// The device. `None` is the GPU whose number is the runtime's ordinal; for [`RuntimeConfig::open`] it is
+    /// [`CudaDevice::default_spec`].
     pub device: Option<DeviceSpec>,
     /// The memory resource.
     pub resource: ResourceKind,
-    /// Whether a pool works for a memory checker.
+    /// The settings of the pool, if that is the resource.
+    pub pool: PoolConfig,
+    /// Whether a pool works for a memory checker. Replaces the setting in [`RuntimeConfig::pool`], unless this is `Automatic` and
+    /// that is `On`.
     pub sanitizer: PoolSanitizer,
     /// The maximum number of streams leased at a time, without the default one; 0 counts as 1.
     pub max_streams: usize,
@@ -85,6 +97,17 @@ pub struct RuntimeConfig {
     /// The log file; its ending selects the format: `.xtrace` or `.csv`. An existing file is replaced; a file that has a writer is
     /// refused. `%p` stands for the process, `%d` for the device, `%%` for a percent sign.
     pub log: Option<PathBuf>,
+    /// The size at which the log continues in a new file, at least 4096; `None` keeps one file. Finished files are renamed to
+    /// `FILE.1`, `FILE.2` and so on.
+    pub log_rotate_bytes: Option<u64>,
+    /// The number of finished log files that are kept.
+    pub log_keep: u32,
+    /// Whether the log has a record for every use of a block, too.
+    pub log_uses: bool,
+    /// What the statistics store.
+    pub statistics: StatisticsConfig,
+    /// Layers around the stack, the first one innermost.
+    pub layers: Vec<Layer>,
     /// Whether blocks are guarded. Redzones are charged to the budget.
     pub guard: GuardSetting,
 }
@@ -94,6 +117,7 @@ impl Default for RuntimeConfig {
         Self {
             device: None,
             resource: ResourceKind::default(),
+            pool: PoolConfig::default(),
             sanitizer: PoolSanitizer::Automatic,
             max_streams: DEFAULT_MAX_STREAMS,
             budget: None,
@@ -102,6 +126,11 @@ impl Default for RuntimeConfig {
             ledger_limit: None,
             ledger_deadline: None,
             log: None,
+            log_rotate_bytes: None,
+            log_keep: 0,
+            log_uses: false,
+            statistics: StatisticsConfig::default(),
+            layers: Vec::new(),
             guard: GuardSetting::default(),
         }
     }
@@ -132,7 +161,13 @@ impl RuntimeConfig {
         Ok(config)
     }
 
-    /// The device. A GPU must be the one whose number is the runtime's ordinal.
+    /// Opens the device and builds an unshared runtime on it.
+    pub fn open(&self) -> Result<Arc<XlogDeviceRuntime>> {
+        let device = CudaDevice::open_spec(self.device.map_or_else(CudaDevice::default_spec, Ok)?)?;
+        XlogDeviceRuntime::with_config(Arc::new(device), self).map(Arc::new)
+    }
+
+    /// The device. A GPU of a shared runtime must be the one whose number is the runtime's ordinal.
     #[must_use]
     pub fn with_device(mut self, device: DeviceSpec) -> Self {
         self.device = Some(device);
@@ -143,6 +178,13 @@ impl RuntimeConfig {
     #[must_use]
     pub fn with_resource(mut self, resource: ResourceKind) -> Self {
         self.resource = resource;
+        self
+    }
+
+    /// Sets the settings of the pool.
+    #[must_use]
+    pub fn with_pool(mut self, pool: PoolConfig) -> Self {
+        self.pool = pool;
         self
     }
 
@@ -199,6 +241,55 @@ impl RuntimeConfig {
     #[must_use]
     pub fn with_log(mut self, file: impl Into<PathBuf>) -> Self {
         self.log = Some(file.into());
+        self
+    }
+
+    /// Sets rotation of the log: a new file at `bytes`, with `keep` finished ones kept.
+    #[must_use]
+    pub fn with_log_rotation(mut self, bytes: u64, keep: u32) -> Self {
+        (self.log_rotate_bytes, self.log_keep) = (Some(bytes), keep);
+        self
+    }
+
+    /// Sets whether uses of blocks are logged too.
+    #[must_use]
+    pub fn with_use_logging(mut self, enabled: bool) -> Self {
+        self.log_uses = enabled;
+        self
+    }
+
+    /// Sets what the statistics store: ages, backtraces.
+    #[must_use]
+    pub fn with_statistics(mut self, statistics: StatisticsConfig) -> Self {
+        self.statistics = statistics;
+        self
+    }
+
+    /// Puts a layer of your own around everything configured so far: budget, log, and layers added before. It is called once
+    /// for each runtime built. docs/decorators.md shows how to write one.
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use xlog_cuda::device_runtime::{InMemorySink, LoggingResource};
+    /// use xlog_cuda::prelude::*;
+    ///
+    /// let sink = Arc::new(InMemorySink::new());
+    /// let kept = sink.clone();
+    /// let config = RuntimeConfig::default().with_device("sim".parse()?);
+    /// let runtime = config.with_layer(move |inner| Box::new(LoggingResource::new(inner, sink.clone()))).open()?;
+    /// drop(GpuMemoryManager::with_runtime(runtime).alloc::<u32>(8)?);
+    /// assert_eq!(kept.len(), 2); // an allocation and a free
+    /// # Ok::<(), xlog_cuda::XlogError>(())
+    /// ```
+    #[must_use]
+    pub fn with_layer<F>(mut self, wrap: F) -> Self
+    where
+        F: Fn(
+            Box<dyn DeviceMemoryResource + Send + Sync>,
+        ) -> Box<dyn DeviceMemoryResource + Send + Sync>,
+        F: Send + Sync + 'static,
+    {
+        self.layers.push(Layer::new(wrap));
         self
     }
 

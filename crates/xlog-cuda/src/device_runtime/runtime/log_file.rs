@@ -10,9 +10,10 @@ use std::sync::Arc;
 #[cfg(feature = "trace")]
 use xlog_trace::TraceError;
 
+use super::RuntimeConfig;
 use crate::device_runtime::logging::LoggingSink;
 #[cfg(feature = "trace")]
-use crate::device_runtime::logging::{BinarySink, CsvSink, SinkError};
+use crate::device_runtime::logging::{BinarySink, CsvSink, SinkError, default_config};
 use crate::{Result, XlogError};
 
 const ACCEPTED: &str = "the path of a file that ends in .xtrace or .csv, where %p is the process, %d the device and %% a percent sign";
@@ -86,14 +87,27 @@ fn expand(pattern: &Path, device_ordinal: u32) -> Result<PathBuf> {
 /// [`XlogError::BadSetting`]. A file that has a writer, in this process or another, is [`XlogError::LogInUse`] and stays unchanged.
 /// The sink counts later failures; they fail no allocation.
 pub fn open_log(pattern: &Path, device_ordinal: u32) -> Result<Arc<dyn LoggingSink>> {
+    open_rotated_log(pattern, device_ordinal, &RuntimeConfig::default())
+}
+
+/// [`open_log`] with the rotation of a configuration.
+pub(super) fn open_rotated_log(
+    pattern: &Path,
+    device_ordinal: u32,
+    config: &RuntimeConfig,
+) -> Result<Arc<dyn LoggingSink>> {
     let format = format_of(pattern)?;
     let path = expand(pattern, device_ordinal)?;
-    open(format, path)
+    open(format, path, config)
 }
 
 /// Refuses: this build writes no log files.
 #[cfg(not(feature = "trace"))]
-fn open(_format: LogFormat, path: PathBuf) -> Result<Arc<dyn LoggingSink>> {
+fn open(
+    _format: LogFormat,
+    path: PathBuf,
+    _config: &RuntimeConfig,
+) -> Result<Arc<dyn LoggingSink>> {
     Err(XlogError::Kernel(format!(
         "the log {} cannot be opened: this program was built without log files; build it with the feature `trace` of xlog-cuda",
         path.display()
@@ -101,10 +115,24 @@ fn open(_format: LogFormat, path: PathBuf) -> Result<Arc<dyn LoggingSink>> {
 }
 
 #[cfg(feature = "trace")]
-fn open(format: LogFormat, path: PathBuf) -> Result<Arc<dyn LoggingSink>> {
+fn open(format: LogFormat, path: PathBuf, config: &RuntimeConfig) -> Result<Arc<dyn LoggingSink>> {
+    let mut recorder = default_config();
+    if let Some(bytes) = config.log_rotate_bytes {
+        if bytes < 4096 || config.log_keep > 10_000 {
+            return Err(XlogError::BadSetting {
+                name: "the rotation of a log",
+                value: format!("{bytes} bytes, {} files", config.log_keep),
+                reason: "it is out of range",
+                accepted: "at least 4096 bytes, and at most 10000 finished files",
+            });
+        }
+        recorder = recorder.with_rotation(bytes, config.log_keep);
+    }
     let opened: std::result::Result<Arc<dyn LoggingSink>, _> = match format {
-        LogFormat::Binary => BinarySink::create(&path).map(|sink| Arc::new(sink) as _),
-        LogFormat::Csv => CsvSink::create(&path).map(|sink| Arc::new(sink) as _),
+        LogFormat::Binary => {
+            BinarySink::with_config(&path, recorder).map(|sink| Arc::new(sink) as _)
+        }
+        LogFormat::Csv => CsvSink::with_config(&path, recorder).map(|sink| Arc::new(sink) as _),
     };
     opened.map_err(|error| match error {
         SinkError::Refused(_) => XlogError::LogInUse { path },
@@ -129,7 +157,7 @@ pub fn check_log(pattern: &Path, device_ordinal: u32) -> Result<()> {
 /// Refuses, as opening does.
 #[cfg(not(feature = "trace"))]
 fn check_writable(format: LogFormat, path: PathBuf) -> Result<()> {
-    open(format, path).map(|_| ())
+    open(format, path, &RuntimeConfig::default()).map(|_| ())
 }
 
 #[cfg(feature = "trace")]

@@ -1,5 +1,5 @@
-//! The stack of a runtime that is built by configuration. From the top: log (optional), budget, statistics, guard (optional),
-//! resource. The ledger meters the resource.
+//! The stack of a runtime that is built by configuration. From the top: the user's layers, log (optional), budget, statistics, guard
+//! (optional), resource. The ledger meters the resource.
 //!
 //! The budget's limit is the smallest of all limits ([`Capacity`]). The lowest resource charges its physical bytes to the ledger.
 
@@ -8,17 +8,17 @@ use std::sync::Arc;
 use super::config::RESOURCE_VARIABLE;
 use super::ledger_join::{Membership, join};
 use super::limits::Capacity;
-use super::log_file::open_log;
-use super::{GuardSetting, Instrumentation, ResourceKind, RuntimeConfig, XlogDeviceRuntime};
+use super::log_file::open_rotated_log;
+use super::{Instrumentation, ResourceKind, RuntimeConfig, XlogDeviceRuntime};
 use crate::device_runtime::async_resource::AsyncCudaResource;
 use crate::device_runtime::budget::{BudgetHandle, GlobalDeviceBudget};
 #[cfg(feature = "guard")]
 use crate::device_runtime::debug_guard::{DebugGuardResource, GuardHandle};
 use crate::device_runtime::direct::DirectCudaResource;
 use crate::device_runtime::logging::{LoggingResource, LoggingSink};
-use crate::device_runtime::pool::{PoolConfig, PoolResource};
+use crate::device_runtime::pool::{PoolResource, PoolSanitizer};
 use crate::device_runtime::resource::DeviceMemoryResource;
-use crate::device_runtime::statistics::{Statistics, StatisticsConfig, StatisticsResource};
+use crate::device_runtime::statistics::{Statistics, StatisticsResource};
 use crate::device_runtime::stream_pool::StreamPool;
 use crate::{CudaDevice, Result, XlogError};
 
@@ -27,6 +27,14 @@ type BoxedResource = Box<dyn DeviceMemoryResource + Send + Sync>;
 /// Builds the stack. A failure leaves nothing behind.
 pub(super) fn stack(device: Arc<CudaDevice>, config: &RuntimeConfig) -> Result<XlogDeviceRuntime> {
     let ordinal = device.ordinal();
+    if let Some(named) = config.device.filter(|named| named.to_string() != device.spec()) {
+        return Err(XlogError::BadSetting {
+            name: "the device of a runtime's configuration",
+            value: named.to_string(),
+            reason: "the runtime is built on another device",
+            accepted: "the device that the runtime is built on, or none",
+        });
+    }
     if config.resource == ResourceKind::Async && device.driver().async_pools().is_none() {
         return Err(XlogError::Kernel(format!(
             "device {:?} has no stream-ordered pools; set {RESOURCE_VARIABLE}=pool or {RESOURCE_VARIABLE}=direct, \
@@ -39,22 +47,26 @@ pub(super) fn stack(device: Arc<CudaDevice>, config: &RuntimeConfig) -> Result<X
     let limit = capacity.with_ledger(ledger.limit()?).bytes();
 
     let streams = Arc::new(StreamPool::new(device.clone(), config.max_streams));
-    let sink = config.log.as_deref().map(|log| open_log(log, ordinal)).transpose()?;
-    let guard = &config.guard;
-    let built = match config.resource {
-        ResourceKind::Direct => {
-            guarded(DirectCudaResource::new(device.clone(), ordinal), guard, sink, limit)
-        }
+    let log = config.log.as_deref();
+    let sink = log.map(|log| open_rotated_log(log, ordinal, config)).transpose()?;
+    let above = Above { config, sink, limit };
+    let mut built = match config.resource {
+        ResourceKind::Direct => guarded(DirectCudaResource::new(device.clone(), ordinal), above),
         ResourceKind::Async => {
-            let resource = AsyncCudaResource::new(device.clone(), ordinal, streams.clone());
-            guarded(resource, guard, sink, limit)
+            guarded(AsyncCudaResource::new(device.clone(), ordinal, streams.clone()), above)
         }
         ResourceKind::Pool => {
-            let config = PoolConfig::default().with_sanitizer(config.sanitizer);
-            let resource = PoolResource::new(device.clone(), ordinal, streams.clone(), config)?;
-            guarded(resource, guard, sink, limit)
+            let mut pool = config.pool.clone();
+            if config.sanitizer != PoolSanitizer::Automatic || pool.sanitizer == PoolSanitizer::Off
+            {
+                pool.sanitizer = config.sanitizer;
+            }
+            guarded(PoolResource::new(device.clone(), ordinal, streams.clone(), pool)?, above)
         }
     };
+    for layer in &config.layers {
+        built.resource = layer.wrap(built.resource);
+    }
     let ledger = Membership::begin(ledger, &*built.resource, &built.budget, &built.statistics)?;
     let instrumentation = Instrumentation {
         budget: built.budget,
@@ -65,6 +77,13 @@ pub(super) fn stack(device: Arc<CudaDevice>, config: &RuntimeConfig) -> Result<X
         guard: built.guard,
     };
     Ok(XlogDeviceRuntime::compose(device, ordinal, streams, built.resource, Some(instrumentation)))
+}
+
+/// What goes above a resource.
+struct Above<'a> {
+    config: &'a RuntimeConfig,
+    sink: Option<Arc<dyn LoggingSink>>,
+    limit: usize,
 }
 
 /// A stack and the handles on its layers.
@@ -80,16 +99,14 @@ struct Layers {
 #[cfg(feature = "guard")]
 fn guarded<R: DeviceMemoryResource + Send + Sync + 'static>(
     resource: R,
-    guard: &GuardSetting,
-    sink: Option<Arc<dyn LoggingSink>>,
-    limit: usize,
+    above: Above<'_>,
 ) -> Layers {
-    match guard.config() {
-        None => layers(resource, sink, limit),
+    match above.config.guard.config() {
+        None => layers(resource, above),
         Some(config) => {
             let guard = DebugGuardResource::on_home(resource, config.clone());
             let handle = guard.handle();
-            Layers { guard: Some(handle), ..layers(guard, sink, limit) }
+            Layers { guard: Some(handle), ..layers(guard, above) }
         }
     }
 }
@@ -97,26 +114,26 @@ fn guarded<R: DeviceMemoryResource + Send + Sync + 'static>(
 #[cfg(not(feature = "guard"))]
 fn guarded<R: DeviceMemoryResource + Send + Sync + 'static>(
     resource: R,
-    _guard: &GuardSetting,
-    sink: Option<Arc<dyn LoggingSink>>,
-    limit: usize,
+    above: Above<'_>,
 ) -> Layers {
-    layers(resource, sink, limit)
+    layers(resource, above)
 }
 
 fn layers<R: DeviceMemoryResource + Send + Sync + 'static>(
     resource: R,
-    sink: Option<Arc<dyn LoggingSink>>,
-    limit: usize,
+    above: Above<'_>,
 ) -> Layers {
-    let counted = StatisticsResource::over(resource, StatisticsConfig::default());
+    let counted = StatisticsResource::over(resource, above.config.statistics);
     let statistics = counted.handle();
-    let limited = GlobalDeviceBudget::over(counted, limit);
+    let limited = GlobalDeviceBudget::over(counted, above.limit);
     let budget = limited.handle();
     // Above the budget: a request is one record, also if the budget refuses it or needs several attempts.
-    let resource: BoxedResource = match sink {
+    let resource: BoxedResource = match above.sink {
         None => Box::new(limited),
-        Some(sink) => Box::new(LoggingResource::over(limited, sink)),
+        Some(sink) => {
+            let logged = LoggingResource::over(limited, sink);
+            Box::new(logged.with_use_logging(above.config.log_uses))
+        }
     };
     Layers {
         resource,

@@ -52,7 +52,9 @@ pub(super) fn shared(ordinal: u32) -> Result<&'static Arc<XlogDeviceRuntime>> {
     match built {
         Ok(runtime) => Ok(slot.built.get_or_init(|| Arc::new(runtime))),
         Err(error) => {
-            Err(XlogError::Kernel(format!("no runtime for device ordinal {ordinal}: {error}")))
+            let text =
+                format!("no runtime for device ordinal {ordinal}: {error}{}", advice(&error));
+            Err(XlogError::kernel(text, error))
         }
     }
 }
@@ -83,14 +85,17 @@ fn build(ordinal: u32, config: &RuntimeConfig) -> Result<XlogDeviceRuntime> {
 }
 
 fn open(ordinal: u32, spec: DeviceSpec) -> Result<CudaDevice> {
-    if spec.is_simulated() {
-        return open_simulated(ordinal, spec);
+    if spec.is_simulated() { open_simulated(ordinal, spec) } else { CudaDevice::open_spec(spec) }
+}
+
+/// What to do without a GPU.
+fn advice(error: &XlogError) -> String {
+    match error {
+        XlogError::Open { spec, .. } if spec.starts_with("cuda") => format!(
+            "; for the simulated device set {DEVICE_VARIABLE}=sim or call XlogDeviceRuntime::configure"
+        ),
+        _ => String::new(),
     }
-    CudaDevice::open_spec(spec).map_err(|error| {
-        XlogError::Kernel(format!(
-            "{error}; for the simulated device set {DEVICE_VARIABLE}=sim or call XlogDeviceRuntime::configure"
-        ))
-    })
 }
 
 /// Refuses: this build has no simulated device.
