@@ -27,13 +27,9 @@ type Uses = SmallVec<[(BlockId, Access); INLINE_USES]>;
 /// Collects the buffers of one launch, and orders the launch against every other use of them.
 ///
 /// ```
-/// # use std::sync::Arc;
-/// # use xlog_cuda::{CudaDevice, GpuMemoryManager, LaunchRecorder};
-/// # use xlog_cuda::device_runtime::{AsyncCudaResource, StreamPool, XlogDeviceRuntime};
-/// # let device = Arc::new(CudaDevice::open("sim")?);
-/// # let pool = Arc::new(StreamPool::with_defaults(device.clone()));
-/// # let resource = Box::new(AsyncCudaResource::new(device.clone(), 0, pool.clone()));
-/// # let runtime = Arc::new(XlogDeviceRuntime::with_resource(device, 0, pool, resource));
+/// use xlog_cuda::prelude::*;
+///
+/// let runtime = XlogDeviceRuntime::open("sim")?;
 /// let manager = GpuMemoryManager::with_runtime(runtime.clone());
 /// let stream = runtime.stream_pool().lease()?;
 /// let mut source = manager.alloc::<u8>(64)?;
@@ -210,13 +206,9 @@ impl LaunchRecorder {
     /// Preflight, `launch`, commit. The uses are closed also when `launch` fails or panics; its error comes first.
     ///
     /// ```
-    /// # use std::sync::Arc;
-    /// # use xlog_cuda::{CudaDevice, GpuMemoryManager, LaunchRecorder};
-    /// # use xlog_cuda::device_runtime::{AsyncCudaResource, StreamPool, XlogDeviceRuntime};
-    /// # let device = Arc::new(CudaDevice::open("sim")?);
-    /// # let pool = Arc::new(StreamPool::with_defaults(device.clone()));
-    /// # let resource = Box::new(AsyncCudaResource::new(device.clone(), 0, pool.clone()));
-    /// # let runtime = Arc::new(XlogDeviceRuntime::with_resource(device, 0, pool, resource));
+    /// use xlog_cuda::prelude::*;
+    ///
+    /// let runtime = XlogDeviceRuntime::open("sim")?;
     /// # let buffer = GpuMemoryManager::with_runtime(runtime.clone()).alloc::<u8>(64)?;
     /// let stream = runtime.stream_pool().lease()?;
     /// let mut recorder = LaunchRecorder::new_strict(stream.id());

@@ -4,17 +4,14 @@
 //! ```
 //! # #[cfg(feature = "sim")]
 //! # fn main() -> xlog_cuda::Result<()> {
-//! use std::sync::Arc;
-//! use xlog_cuda::device_runtime::{RuntimeConfig, XlogDeviceRuntime};
-//! use xlog_cuda::{CudaDevice, GpuMemoryManager};
+//! use xlog_cuda::prelude::*;
 //!
-//! let device = Arc::new(CudaDevice::open("sim")?); // or "sim:7", or "cuda:0"
-//! let runtime = Arc::new(XlogDeviceRuntime::with_config(device, &RuntimeConfig::default())?);
-//! let memory = GpuMemoryManager::with_runtime(Arc::clone(&runtime));
-//! let mut rows = memory.alloc::<u32>(1024)?;
-//! rows.copy_from_slice(&[7; 1024])?;
-//! let reader = runtime.stream_pool().lease()?;
-//! assert_eq!(rows.to_vec_on(reader.id())?, [7; 1024]); // the reader's stream waits for the copy
+//! let runtime = XlogDeviceRuntime::open("sim")?; // or "sim:7", or "cuda:0"
+//! let (producer, consumer) = (runtime.stream_pool().lease()?, runtime.stream_pool().lease()?);
+//! let memory = GpuMemoryManager::with_runtime(runtime.clone()).on_stream(producer.id());
+//! let rows = memory.alloc_from(&[7_u32; 1024])?; // queued on the producer's stream
+//! assert_eq!(rows.to_vec_on(consumer.id())?, [7; 1024]); // the consumer's stream waits for that copy
+//! drop(rows); // the free is ordered after the consumer's read
 //! # Ok(())
 //! # }
 //! # #[cfg(not(feature = "sim"))]
@@ -24,7 +21,7 @@
 //! | item | what it is |
 //! |---|---|
 //! | [`XlogDeviceRuntime`](device_runtime::XlogDeviceRuntime) | one runtime per device: its streams, and the resources that serve its memory |
-//! | [`GpuMemoryManager`], [`TrackedCudaSlice`] | typed buffers in device memory |
+//! | [`GpuMemoryManager`], [`TrackedCudaSlice`], [`DeviceView`] | typed buffers in device memory, and ranges of them |
 //! | [`LaunchRecorder`] | orders a kernel after everything that its buffers depend on |
 //! | [`DeviceMemoryResource`](device_runtime::DeviceMemoryResource) | the trait of resources: [`PoolResource`](device_runtime::PoolResource), [`AsyncCudaResource`](device_runtime::AsyncCudaResource), [`DirectCudaResource`](device_runtime::DirectCudaResource), [`PinnedHostResource`](device_runtime::PinnedHostResource), and decorators |
 //! | [`StreamPool`](device_runtime::StreamPool), [`DeviceStream`] | non-blocking streams, leased by [`StreamId`] |

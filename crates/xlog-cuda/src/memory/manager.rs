@@ -18,13 +18,9 @@ use crate::device_runtime::runtime::XlogDeviceRuntime;
 /// Allocates typed buffers on one stream of a runtime, within a limit, and counts them.
 ///
 /// ```
-/// # use std::sync::Arc;
-/// # use xlog_cuda::{CudaDevice, GpuMemoryManager};
-/// # use xlog_cuda::device_runtime::{AsyncCudaResource, StreamPool, XlogDeviceRuntime};
-/// # let device = Arc::new(CudaDevice::open("sim")?);
-/// # let pool = Arc::new(StreamPool::with_defaults(device.clone()));
-/// # let resource = Box::new(AsyncCudaResource::new(device.clone(), 0, pool.clone()));
-/// # let runtime = Arc::new(XlogDeviceRuntime::with_resource(device, 0, pool, resource));
+/// use xlog_cuda::prelude::*;
+///
+/// let runtime = XlogDeviceRuntime::open("sim")?;
 /// let manager = GpuMemoryManager::with_runtime(runtime).with_limit(1 << 20);
 /// let rows = manager.alloc::<u64>(1000)?;
 /// assert_eq!(manager.allocated_bytes(), 8000);

@@ -14,13 +14,9 @@ use crate::device_runtime::resource::{AllocTag, ResourceError, ResourceResult};
 /// Bytes of a manager's limit, set aside until they are allocated or this is dropped.
 ///
 /// ```
-/// # use std::sync::Arc;
-/// # use xlog_cuda::{CudaDevice, GpuMemoryManager};
-/// # use xlog_cuda::device_runtime::{AsyncCudaResource, StreamPool, XlogDeviceRuntime};
-/// # let device = Arc::new(CudaDevice::open("sim")?);
-/// # let pool = Arc::new(StreamPool::with_defaults(device.clone()));
-/// # let resource = Box::new(AsyncCudaResource::new(device.clone(), 0, pool.clone()));
-/// # let runtime = Arc::new(XlogDeviceRuntime::with_resource(device, 0, pool, resource));
+/// use xlog_cuda::prelude::*;
+///
+/// let runtime = XlogDeviceRuntime::open("sim")?;
 /// let manager = GpuMemoryManager::with_runtime(runtime).with_limit(1000);
 /// let mut reservation = manager.reserve_bytes(900)?;
 /// assert!(manager.alloc::<u8>(101).is_err());

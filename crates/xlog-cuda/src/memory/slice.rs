@@ -15,13 +15,9 @@ use crate::device_runtime::runtime::XlogDeviceRuntime;
 /// A buffer of `T`s on the device that frees itself through its runtime, after every recorded use.
 ///
 /// ```
-/// # use std::sync::Arc;
-/// # use xlog_cuda::{CudaDevice, GpuMemoryManager};
-/// # use xlog_cuda::device_runtime::{AsyncCudaResource, StreamPool, XlogDeviceRuntime};
-/// # let device = Arc::new(CudaDevice::open("sim")?);
-/// # let pool = Arc::new(StreamPool::with_defaults(device.clone()));
-/// # let resource = Box::new(AsyncCudaResource::new(device.clone(), 0, pool.clone()));
-/// # let runtime = Arc::new(XlogDeviceRuntime::with_resource(device, 0, pool, resource));
+/// use xlog_cuda::prelude::*;
+///
+/// let runtime = XlogDeviceRuntime::open("sim")?;
 /// let manager = GpuMemoryManager::with_runtime(runtime);
 /// let mut column = manager.alloc::<u32>(4)?;
 /// column.copy_from_slice(&[3, 1, 4, 1])?;

@@ -45,6 +45,8 @@ pub(super) struct LedgerState {
 /// runtime would be refused.
 pub(super) fn find(report: &mut Report, device: &CudaDevice) -> Result<RuntimeConfig> {
     let mut config = RuntimeConfig::from_environment()?;
+    // The device was chosen already, perhaps against the environment.
+    config.device = None;
     let LimitPreview { limit, ledger, .. } = XlogDeviceRuntime::preview_limits(device, &config)?;
     report.limit = Some(Limit {
         effective_bytes: limit.bytes(),

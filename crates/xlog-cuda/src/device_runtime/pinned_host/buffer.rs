@@ -28,16 +28,14 @@ type SharedResource = Arc<dyn DeviceMemoryResource + Send + Sync>;
 /// A buffer of `T`s in page-locked memory, which the device copies from and to while the host goes on.
 ///
 /// ```
-/// # use std::sync::Arc;
-/// # use xlog_cuda::{CudaDevice, GpuMemoryManager};
-/// # use xlog_cuda::device_runtime::{AllocTag, AsyncCudaResource, PinnedHostResource, StreamPool, XlogDeviceRuntime};
-/// # let device = Arc::new(CudaDevice::open("sim")?);
-/// # let streams = Arc::new(StreamPool::with_defaults(device.clone()));
-/// # let resource = Box::new(AsyncCudaResource::new(device.clone(), 0, streams.clone()));
-/// # let runtime = XlogDeviceRuntime::with_resource(device.clone(), 0, streams.clone(), resource);
-/// let pinned = Arc::new(PinnedHostResource::new(device, 0, streams.clone()));
+/// use std::sync::Arc;
+/// use xlog_cuda::prelude::*;
+///
+/// let runtime = XlogDeviceRuntime::open("sim")?;
+/// let streams = runtime.stream_pool().clone();
+/// let pinned = Arc::new(PinnedHostResource::new(runtime.device().clone(), 0, streams.clone()));
 /// let stream = streams.lease()?;
-/// let mut column = GpuMemoryManager::with_runtime(Arc::new(runtime)).alloc::<u32>(4)?;
+/// let mut column = GpuMemoryManager::with_runtime(runtime).alloc::<u32>(4)?;
 ///
 /// let mut staging = pinned.alloc::<u32>(4, stream.id(), AllocTag("staging"))?;
 /// staging.as_mut_slice()?.copy_from_slice(&[3, 1, 4, 1]);
