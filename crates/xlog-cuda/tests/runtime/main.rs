@@ -3,7 +3,9 @@
 mod composition;
 mod launch;
 mod memory_manager;
+mod open;
 mod runtime;
 mod safe_code;
 mod singleton;
 mod support;
+mod views;

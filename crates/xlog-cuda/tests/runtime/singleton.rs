@@ -4,6 +4,7 @@
 // Helpers of tests fail tests.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+use std::error::Error;
 use std::process::Command;
 use std::sync::{Arc, Barrier};
 
@@ -53,6 +54,13 @@ fn message(ordinal: u32) -> String {
         Err(XlogError::Kernel(message)) => message,
         other => panic!("expected an error of kind Kernel, got {other:?}"),
     }
+}
+
+/// The typed cause of a shared runtime that cannot be built.
+fn cause(ordinal: u32) -> XlogError {
+    let error = XlogDeviceRuntime::try_get(ordinal).unwrap_err();
+    let source = error.source().expect("an error of try_get has a source");
+    source.downcast_ref::<XlogError>().expect("the source is typed").clone()
 }
 
 #[test]
@@ -141,6 +149,7 @@ fn child_asks_for_the_first_gpu() {
         Ok(runtime) => assert_eq!(runtime.device().properties().kind, DeviceKind::Cuda),
         Err(XlogError::Kernel(said)) => {
             assert!(said.contains("cuda:0") && said.contains("XLOG_DEVICE=sim"), "{said}");
+            assert!(matches!(cause(0), XlogError::Open { spec, .. } if spec == "cuda:0"));
         }
         Err(other) => panic!("{other:?}"),
     }
@@ -176,6 +185,7 @@ fn settings_that_are_not_accepted_are_refused_by_name() {
         for part in [variable, &format!("{value:?}"), expected] {
             assert!(said.contains(part), "{variable}={value}: {part} is missing in\n{said}");
         }
+        assert!(said.contains("cause: BadSetting {") || said.contains("cause: BadDeviceSpec {"));
     }
 }
 
@@ -186,6 +196,9 @@ fn child_prints_the_error() {
         return;
     }
     println!("error: {}", message(0));
+    let cause = cause(0);
+    assert!(message(0).ends_with(&cause.to_string()), "{cause:?}");
+    println!("cause: {cause:?}");
     // What code asks for does not depend on the environment.
     XlogDeviceRuntime::configure(0, RuntimeConfig::default().with_device(DeviceSpec::Sim)).unwrap();
     XlogDeviceRuntime::try_get(0).unwrap();
