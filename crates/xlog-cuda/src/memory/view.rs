@@ -99,7 +99,6 @@ impl<'a, T: DeviceRepr> DeviceView<'a, T> {
     }
 
     /// The whole buffer, for a [`LaunchRecorder`](crate::LaunchRecorder).
-    #[must_use]
     pub fn buffer(&self) -> &'a TrackedCudaSlice<T> {
         self.buffer
     }
@@ -148,7 +147,6 @@ impl<T: DeviceRepr> DeviceViewMut<'_, T> {
     }
 
     /// [`DeviceView::buffer`].
-    #[must_use]
     pub fn buffer(&self) -> &TrackedCudaSlice<T> {
         self.buffer
     }
