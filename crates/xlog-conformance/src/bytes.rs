@@ -53,7 +53,8 @@ impl Target {
         bytes: usize,
     ) -> Result<(), Stop> {
         // SAFETY: see the module documentation.
-        Ok(unsafe { stream.copy_dtod(self.ptr, block.ptr, bytes)? })
+        unsafe { stream.copy_dtod(self.ptr, block.ptr, bytes)? };
+        Ok(())
     }
 
     /// Reads `bytes` bytes from `offset` on and fails unless all are `value`.
