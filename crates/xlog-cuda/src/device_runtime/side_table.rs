@@ -5,8 +5,8 @@
 //!
 //! Invariants:
 //! - The words are written before the block is handed out. No other block has the slot until this one is free below.
-//! - A free reads the words before it calls the resource below, and uses them only if the resource accepts the free. After that the slot
-//!   may already have its next block, so an entry is removed by compare-and-swap of its generation.
+//! - A free takes the entry before it calls the resource below, so the table never lists a block that is free. Of several frees of one
+//!   block only the first finds the entry. A free that the resource refuses restores it.
 //!
 //! [`DeviceMemoryResource::places_blocks`]: super::resource::DeviceMemoryResource::places_blocks
 
@@ -49,6 +49,29 @@ struct Slot<const N: usize> {
     words: [AtomicU64; N],
 }
 
+/// The entry of a block whose free is in progress. If it is dropped, because the free was refused or panicked, the table has it again.
+#[derive(Debug)]
+#[must_use]
+pub(crate) struct TakenEntry<'a, const N: usize> {
+    table: &'a SideTable<N>,
+    generation: Generation,
+    pub(crate) words: [u64; N],
+}
+
+impl<const N: usize> TakenEntry<'_, N> {
+    /// Ends the entry: the resource below has the block.
+    #[inline(always)]
+    pub(crate) fn discard(self) {
+        std::mem::forget(self);
+    }
+}
+
+impl<const N: usize> Drop for TakenEntry<'_, N> {
+    fn drop(&mut self) {
+        self.table.restore(self.generation, self.words);
+    }
+}
+
 impl<const N: usize> SideTable<N> {
     /// An empty table. `by_slot` is what the resource below says of its blocks.
     pub(crate) fn new(by_slot: bool) -> Self {
@@ -64,9 +87,8 @@ impl<const N: usize> SideTable<N> {
     pub(crate) fn insert(&self, generation: Generation, words: [u64; N]) {
         match self {
             Self::BySlot(chunks) => {
-                let index = generation.slot() as usize;
-                let runs = chunks[(index >> CHUNK_BITS) % CHUNKS].get_or_init(new_chunk);
-                let slot = &runs[index % CHUNK / RUN].0[index % RUN];
+                let chunk = chunk_of(chunks, generation).get_or_init(new_chunk);
+                let slot = slot_of(chunk, generation);
                 // A listing that reads the words meanwhile finds no generation, or another one.
                 slot.generation.store(0, Ordering::Relaxed);
                 fence(Ordering::Release);
@@ -81,45 +103,40 @@ impl<const N: usize> SideTable<N> {
         }
     }
 
-    /// Returns the words of a block; `None` if it did not come through here.
+    /// Takes the entry of a block that is about to be freed. `None` if the block did not come through here, or another free has the
+    /// entry.
     #[inline(always)]
-    pub(crate) fn find(&self, generation: Generation) -> Option<[u64; N]> {
-        match self {
+    pub(crate) fn take(&self, generation: Generation) -> Option<TakenEntry<'_, N>> {
+        let words = match self {
             Self::BySlot(chunks) => {
-                let index = generation.slot() as usize;
-                let runs = chunks[(index >> CHUNK_BITS) % CHUNKS].get()?;
-                let slot = &runs[index % CHUNK / RUN].0[index % RUN];
-                let is_found = slot.generation.load(Ordering::Acquire) == generation.0;
-                is_found.then(|| std::array::from_fn(|at| slot.words[at].load(Ordering::Relaxed)))
+                let slot = slot_of(chunk_of(chunks, generation).get()?, generation);
+                // Read first: once the entry is gone, another block may be in the slot.
+                let words = std::array::from_fn(|at| slot.words[at].load(Ordering::Relaxed));
+                let taken = slot.generation.compare_exchange(
+                    generation.0,
+                    0,
+                    Ordering::AcqRel,
+                    Ordering::Relaxed,
+                );
+                taken.is_ok().then_some(words)?
             }
-            Self::ByGeneration(maps) => map_of(maps, generation).lock().get(&generation).copied(),
-        }
+            Self::ByGeneration(maps) => map_of(maps, generation).lock().remove(&generation)?,
+        };
+        Some(TakenEntry { table: self, generation, words })
     }
 
-    /// Forgets the entry of a block that the resource below has freed, in a table that is never listed. By slot nothing is to do: the
-    /// next block of the slot overwrites it.
-    #[inline(always)]
-    pub(crate) fn discard(&self, generation: Generation) {
-        if let Self::ByGeneration(maps) = self {
-            map_of(maps, generation).lock().remove(&generation);
-        }
-    }
-
-    /// Removes the entry of a block that the resource below has freed.
-    #[inline(always)]
-    pub(crate) fn remove(&self, generation: Generation) {
+    #[cold]
+    fn restore(&self, generation: Generation, words: [u64; N]) {
         match self {
             Self::BySlot(chunks) => {
-                let index = generation.slot() as usize;
-                if let Some(runs) = chunks[(index >> CHUNK_BITS) % CHUNKS].get() {
-                    let slot = &runs[index % CHUNK / RUN].0[index % RUN].generation;
+                if let Some(chunk) = chunk_of(chunks, generation).get() {
+                    // Fails if the slot has another block: this one was freed past the table.
+                    let slot = &slot_of(chunk, generation).generation;
                     let _ =
-                        slot.compare_exchange(generation.0, 0, Ordering::AcqRel, Ordering::Relaxed);
+                        slot.compare_exchange(0, generation.0, Ordering::AcqRel, Ordering::Relaxed);
                 }
             }
-            Self::ByGeneration(maps) => {
-                map_of(maps, generation).lock().remove(&generation);
-            }
+            Self::ByGeneration(_) => self.insert(generation, words),
         }
     }
 
@@ -147,6 +164,15 @@ impl<const N: usize> SideTable<N> {
             }
         }
     }
+}
+
+fn chunk_of<const N: usize>(chunks: &[Chunk<N>], generation: Generation) -> &Chunk<N> {
+    &chunks[(generation.slot() as usize >> CHUNK_BITS) % CHUNKS]
+}
+
+fn slot_of<const N: usize>(chunk: &[Run<N>], generation: Generation) -> &Slot<N> {
+    let index = generation.slot() as usize;
+    &chunk[index % CHUNK / RUN].0[index % RUN]
 }
 
 #[cold]
@@ -190,6 +216,13 @@ mod tests {
         seen
     }
 
+    fn take(table: &SideTable<2>, generation: Generation) -> Option<[u64; 2]> {
+        let taken = table.take(generation)?;
+        let words = taken.words;
+        taken.discard();
+        Some(words)
+    }
+
     /// A stranger's resource may leave the slot 0; another may count in it.
     #[test]
     fn blocks_of_one_slot_and_of_one_sequence_are_all_found() {
@@ -203,23 +236,41 @@ mod tests {
         for (number, of) in of.iter().enumerate() {
             let base = number as u64 * 100_000 + 8;
             for n in (base..base + 20_000).rev() {
-                assert_eq!(table.find(of(n)), Some([n, 1]));
-                table.remove(of(n));
-                assert_eq!(table.find(of(n)), None);
+                assert_eq!(take(&table, of(n)), Some([n, 1]));
+                assert_eq!(take(&table, of(n)), None);
             }
         }
         assert_eq!(count(&table), 0);
     }
 
     #[test]
-    fn a_late_removal_leaves_the_next_block_of_the_slot() {
+    fn a_late_free_leaves_the_next_block_of_the_slot() {
         let table = SideTable::<2>::new(true);
         let of = |n: u64| Generation(n << SLOT_BITS | 5000);
         table.insert(of(1), [1, 1]);
         table.insert(of(2), [2, 2]);
-        table.remove(of(1));
-        assert_eq!((table.find(of(1)), table.find(of(2))), (None, Some([2, 2])));
-        table.remove(of(2));
-        assert_eq!((count(&table), table.find(of(2))), (0, None));
+        assert_eq!((take(&table, of(1)), take(&table, of(2))), (None, Some([2, 2])));
+        assert_eq!((count(&table), take(&table, of(2))), (0, None));
+    }
+
+    #[test]
+    fn a_refused_free_is_found_again_unless_the_slot_has_another_block() {
+        for by_slot in [true, false] {
+            let table = SideTable::<2>::new(by_slot);
+            let of = |n: u64| Generation(n << SLOT_BITS | 7);
+            table.insert(of(1), [1, 2]);
+            let taken = table.take(of(1));
+            assert_eq!((count(&table), taken.is_some()), (0, true));
+            assert!(table.take(of(1)).is_none());
+            drop(taken);
+            assert_eq!(count(&table), 1);
+            let taken = table.take(of(1));
+            if by_slot {
+                table.insert(of(2), [3, 4]);
+            }
+            drop(taken);
+            assert_eq!(take(&table, of(1)), (!by_slot).then_some([1, 2]));
+            assert_eq!(take(&table, of(2)), by_slot.then_some([3, 4]));
+        }
     }
 }

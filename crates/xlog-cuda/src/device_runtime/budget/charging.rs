@@ -1,6 +1,6 @@
 //! Allocation under a budget: charge first, call the resource below, then confirm, correct or release the charge.
 //!
-//! Invariants: a charge in flight is counted as used until its call returns, and a panic below releases it. No lock is held while
+//! Invariants: a charge is in flight until its call returns, and a panic below releases it. No lock is held while
 //! the resource below is called.
 //!
 //! It does not decide what fits: see `quota`. It does not free memory for a request: see `reclaim`.
@@ -99,7 +99,7 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
             return Err(ResourceError::zero_bytes());
         }
         let (tag, scope) = (tags::index_of(tag), scope::current(&self.core));
-        Ok(Charge { bytes: charge, tag, scope, blocks: 1 })
+        Ok(Charge { bytes: charge, tag, scope })
     }
 
     /// Charges and calls the resource below. If either fails, reclaims and tries again until no step is left.
@@ -207,51 +207,41 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
         announced: impl Fn(usize) -> usize,
     ) -> Result<B, usize> {
         let charge = in_flight.charge;
-        let mut real = 0_usize;
-        for (n, block) in given.blocks().iter().enumerate() {
-            let bytes = announced(n).max(block.bytes);
-            real = real.saturating_add(bytes);
+        let blocks = given.blocks();
+        let real_bytes = |n: usize, block: &DeviceBlock| announced(n).max(block.bytes);
+        let real = blocks
+            .iter()
+            .enumerate()
+            .fold(0, |sum: usize, (n, block)| sum.saturating_add(real_bytes(n, block)));
+        std::mem::forget(in_flight);
+        if real != charge.bytes && !self.correct_charge(&charge, real) {
+            // Recorded with what was charged, so that the free releases it whenever it completes.
+            let mut left = charge.bytes;
+            for (n, block) in blocks.iter().enumerate() {
+                let bytes = if n + 1 == blocks.len() { left } else { announced(n).min(left) };
+                left -= bytes;
+                self.core.record(block.generation, &Charge { bytes, ..charge });
+            }
+            let _ = self.deallocate_batch(given.into_vec());
+            return Err(real);
+        }
+        for (n, block) in blocks.iter().enumerate() {
+            let bytes = real_bytes(n, block);
             self.core.record(block.generation, &Charge { bytes, ..charge });
         }
-        std::mem::forget(in_flight);
-        if real != charge.bytes {
-            return self.correct_charge(charge, real, given, announced);
-        }
-        self.core.quotas.end(charge.bytes);
         Ok(given)
     }
 
-    /// Corrects the charge of blocks that are charged `real` bytes. If that does not fit, frees the blocks.
+    /// Corrects the charge of blocks that are charged `real` bytes. Returns false if that does not fit.
     #[cold]
     #[inline(never)]
-    fn correct_charge<B: Blocks>(
-        &self,
-        charge: Charge,
-        real: usize,
-        given: B,
-        announced: impl Fn(usize) -> usize,
-    ) -> Result<B, usize> {
+    fn correct_charge(&self, charge: &Charge, real: usize) -> bool {
         if real < charge.bytes {
             // The request was repeated with the size of a larger block than it got.
-            self.core.quotas.end(real);
-            self.core.release(&Charge { bytes: charge.bytes - real, blocks: 0, ..charge });
-            return Ok(given);
+            self.core.release(&Charge { bytes: charge.bytes - real, ..*charge });
+            return true;
         }
-        let excess = Charge { bytes: real - charge.bytes, blocks: 0, ..charge };
-        if self.core.charge_audited(&excess).is_ok() {
-            self.core.quotas.end(real);
-            return Ok(given);
-        }
-        // Recorded with what was charged, so that the free releases it whenever it completes.
-        let mut left = charge.bytes;
-        let count = given.blocks().len();
-        for (n, block) in given.blocks().iter().enumerate() {
-            let bytes = if n + 1 == count { left } else { announced(n).min(left) };
-            left -= bytes;
-            self.core.record(block.generation, &Charge { bytes, ..charge });
-        }
-        self.core.quotas.end(charge.bytes);
-        let _ = self.deallocate_batch(given.into_vec());
-        Err(real)
+        let excess = Charge { bytes: real - charge.bytes, ..*charge };
+        self.core.charge_audited(&excess).is_ok()
     }
 }

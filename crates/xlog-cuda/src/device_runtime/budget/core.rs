@@ -11,13 +11,14 @@ use super::callbacks::Callbacks;
 use super::pending::{Freed, Pending, PendingList};
 use super::policy::{OomPolicy, Pressure};
 use super::primitive::Mutex;
-use super::quota::{self, AuditSnapshot, Charge, Shard, TagCount, ThreadQuotas};
+use super::quota::{self, AuditSnapshot, Charge, Shard, TagIndex, ThreadQuotas};
 use super::report::{OomReport, OtherUse, ScopeUsage, TagUsage};
+use super::reservation::RESERVED;
 use super::tags;
 use super::tree::{DEVICE, ScopeIndex};
 use super::waiting::WaitQueue;
 use crate::device_runtime::resource::{Generation, PhysicalCap};
-use crate::device_runtime::side_table::SideTable;
+use crate::device_runtime::side_table::{SideTable, TakenEntry};
 
 /// Shards of a budget. Threads beyond this number share them.
 const SHARDS: usize = 64;
@@ -29,7 +30,9 @@ pub(crate) struct BudgetCore {
     pub(crate) id: u64,
     pub(crate) quotas: ThreadQuotas<PendingList, SHARDS>,
     /// The charges of live blocks: the bytes; the tag in the low half of a word and the scope in the high one.
-    pub(crate) charges: SideTable<2>,
+    charges: SideTable<2>,
+    /// Bytes of reservations that are no blocks yet.
+    pub(crate) reserved: AtomicUsize,
     /// A copy of the balance's limit that is read without its lock.
     limit: AtomicUsize,
     /// The cap that the resource below obeys for physical memory. It ends with the budget.
@@ -43,6 +46,19 @@ pub(crate) struct BudgetCore {
     pub(crate) queue: WaitQueue,
 }
 
+/// The charge of a block whose free is in progress.
+pub(crate) type TakenCharge<'a> = TakenEntry<'a, 2>;
+
+/// Why an audit did not charge a request.
+#[derive(Debug)]
+pub(crate) struct Deficit {
+    pub(crate) snapshot: AuditSnapshot,
+    /// Whether the request could fit once what is in flight and pending has ended.
+    pub(crate) may_fit: bool,
+    /// The pending blocks.
+    pub(crate) pending: Vec<Pending>,
+}
+
 impl BudgetCore {
     pub(crate) fn new(limit: usize, by_slot: bool, cap: Weak<PhysicalCap>) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
@@ -50,6 +66,7 @@ impl BudgetCore {
             id: NEXT.fetch_add(1, Ordering::Relaxed),
             quotas: ThreadQuotas::new(limit),
             charges: SideTable::new(by_slot),
+            reserved: AtomicUsize::new(0),
             limit: AtomicUsize::new(limit),
             cap,
             scope_names: Mutex::default(),
@@ -83,30 +100,34 @@ impl BudgetCore {
     /// Stores the charge of a block that is about to be handed out.
     #[inline(always)]
     pub(crate) fn record(&self, generation: Generation, charge: &Charge) {
-        let tag_and_scope = u64::from(charge.tag) | u64::from(charge.scope) << 32;
-        self.charges.insert(generation, [charge.bytes as u64, tag_and_scope]);
+        self.charges.insert(generation, words_of(charge));
     }
 
-    /// Returns the charge of a block; `None` if it did not come from this budget.
+    /// Takes the charge of a block that is about to be freed; `None` if it did not come from this budget.
     #[inline(always)]
-    pub(crate) fn charge_of(&self, generation: Generation) -> Option<Charge> {
-        let [bytes, tag_and_scope] = self.charges.find(generation)?;
-        let (tag, scope) = (tag_and_scope as u32, (tag_and_scope >> 32) as u32);
-        Some(Charge { bytes: bytes as usize, tag, scope, blocks: 1 })
+    pub(crate) fn take_charge(&self, generation: Generation) -> Option<(Charge, TakenCharge<'_>)> {
+        let taken = self.charges.take(generation)?;
+        Some((charge_of(taken.words), taken))
     }
 
-    /// Charges in an audit, out of the credit of all shards and the balance. The charge is in flight.
+    /// The bytes of live blocks and reservations. Inside an audit, what is charged beyond them is in flight or pending.
+    fn held(&self) -> usize {
+        let mut held = self.reserved.load(Ordering::Acquire);
+        self.charges.for_each(|_, [bytes, _]| held = held.saturating_add(bytes as usize));
+        held
+    }
+
+    /// Charges in an audit, out of the credit of all shards and the balance.
     pub(crate) fn charge_audited(&self, charge: &Charge) -> Result<(), AuditSnapshot> {
-        self.quotas.charge_audited(charge, |_, _| {}, |_, snapshot| snapshot)
+        self.quotas.charge_audited(charge, |_, _| {}, |_, _, snapshot| snapshot)
     }
 
-    /// Releases the pending blocks that are in `freed`, then charges as [`BudgetCore::charge_audited`] does. An error has the
-    /// pending blocks of the same audit.
+    /// Releases the pending blocks that are in `freed`, then charges as [`BudgetCore::charge_audited`] does.
     pub(crate) fn charge_after_release(
         &self,
         charge: &Charge,
         freed: &Freed,
-    ) -> Result<(), (AuditSnapshot, Vec<Pending>)> {
+    ) -> Result<(), Deficit> {
         let mut is_waited_for = false;
         let result = self.quotas.charge_audited(
             charge,
@@ -114,7 +135,10 @@ impl BudgetCore {
                 let remove = |list: &mut PendingList| list.remove(freed);
                 is_waited_for = quota::release_pending(shards, balance, remove);
             },
-            |shards, snapshot| (snapshot, pending(shards)),
+            |shards, balance, snapshot| {
+                let may_fit = balance.may_admit(charge, &snapshot, self.held());
+                Deficit { snapshot, may_fit, pending: pending(shards) }
+            },
         );
         if is_waited_for {
             self.queue.wake();
@@ -138,7 +162,7 @@ impl BudgetCore {
         }
     }
 
-    /// Ends an operation in flight, and releases its bytes.
+    /// Releases charged bytes.
     #[inline(always)]
     pub(crate) fn release(&self, charge: &Charge) {
         if self.quotas.release(charge) {
@@ -146,17 +170,23 @@ impl BudgetCore {
         }
     }
 
-    /// What each tag holds, the largest first.
+    /// What the live and pending blocks and the reservations of each tag hold, the largest first.
     pub(crate) fn tags(&self) -> Vec<TagUsage> {
-        let sums = self.quotas.tags().into_iter().enumerate();
-        let held = sums.filter(|(_, sum)| *sum != TagCount::default());
-        let mut tags: Vec<TagUsage> = held
-            .map(|(index, TagCount { bytes, blocks })| TagUsage {
-                tag: tags::name_of_count(index),
-                bytes,
-                blocks: blocks as usize,
-            })
-            .collect();
+        let mut sums: HashMap<TagIndex, TagUsage> = HashMap::new();
+        let mut add = |Charge { bytes, tag, .. }: Charge, blocks: usize| {
+            let name = || TagUsage { tag: tags::name(tag), bytes: 0, blocks: 0 };
+            let sum = sums.entry(tag).or_insert_with(name);
+            sum.bytes = sum.bytes.saturating_add(bytes);
+            sum.blocks += blocks;
+        };
+        // Before the live blocks: what becomes pending meanwhile is not counted twice.
+        self.pending().into_iter().for_each(|pending| add(pending.charge, 1));
+        self.charges.for_each(|_, words| add(charge_of(words), 1));
+        let reserved = self.reserved.load(Ordering::Acquire);
+        if reserved > 0 {
+            add(Charge { bytes: reserved, tag: tags::index_of(RESERVED), scope: DEVICE }, 0);
+        }
+        let mut tags: Vec<TagUsage> = sums.into_values().collect();
         tags.sort_by(|a, b| b.bytes.cmp(&a.bytes).then(a.tag.0.cmp(b.tag.0)));
         tags
     }
@@ -190,6 +220,16 @@ impl BudgetCore {
     }
 }
 
+/// The words of a block in the table of charges.
+fn words_of(charge: &Charge) -> [u64; 2] {
+    [charge.bytes as u64, u64::from(charge.tag) | u64::from(charge.scope) << 32]
+}
+
+fn charge_of([bytes, tag_and_scope]: [u64; 2]) -> Charge {
+    let (tag, scope) = (tag_and_scope as u32, (tag_and_scope >> 32) as u32);
+    Charge { bytes: bytes as usize, tag, scope }
+}
+
 fn pending(shards: &[&mut Shard<PendingList>]) -> Vec<Pending> {
     shards.iter().flat_map(|shard| shard.extra.blocks.iter().copied()).collect()
 }
@@ -200,7 +240,6 @@ impl fmt::Debug for BudgetCore {
         f.debug_struct("Budget")
             .field("limit", &snapshot.limit)
             .field("reserved", &snapshot.charged)
-            .field("in_flight", &snapshot.in_flight)
             .field("pending", &snapshot.pending)
             .finish_non_exhaustive()
     }

@@ -55,7 +55,7 @@ mod waiting;
 use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use self::core::BudgetCore;
@@ -164,12 +164,12 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
         let scope = scope::current_scope(&self.core);
         let index = scope.as_ref().map_or(tree::DEVICE, BudgetScope::index);
         let tag = tags::index_of(reservation::RESERVED);
-        let charge = Charge { bytes, tag, scope: index, blocks: 0 };
+        let charge = Charge { bytes, tag, scope: index };
         if !self.core.quotas.charge(&charge) {
             let reclaim = reclaim::ReclaimState::new(self.core.policy(), Duration::ZERO);
             self.charge_with_reclaim(&charge, &reclaim)?;
         }
-        self.core.quotas.end(bytes);
+        self.core.reserved.fetch_add(bytes, Ordering::AcqRel);
         let mut reservation =
             BudgetReservation { core: self.core.clone(), bytes, scope, below: None };
         reservation.below = match self.inner.reserve_budget(bytes) {

@@ -9,7 +9,9 @@
 //! limit was used up by charges at that instant. No lock is held while a resource is called, so an audit waits for no device.
 //!
 //! Some charges may end soon:
-//! - *In flight* are the bytes of operations whose result is open: an allocation that may fail, a free that may have happened.
+//! - *In flight* are the bytes of operations whose result is open: an allocation that may fail, a free that may have happened. They are
+//!   not counted: they are what is charged and not held, where *held* are the bytes of live blocks and reservations. A block is held
+//!   from the return of its allocation to the begin of its free.
 //! - *Pending* are returned blocks that the resource below had not freed when it was last asked.
 //!
 //! A request that does not fit even without these is refused at once. Else its thread asks about the pending blocks and audits again,
@@ -18,15 +20,14 @@
 //! Invariants:
 //! - While the balance is below what scopes are guaranteed, or threads wait for memory, no shard has credit.
 //! - The sums over all shards are exact. Those of one shard wrap below zero, since a thread may release what another one charged.
+//! - Bytes are charged before they are held, and no longer held when they are released. So an audit, in which no charge changes, finds
+//!   at least as much charged as held.
 
 use super::primitive::{Mutex, Sharded};
 use super::tree::{DEVICE, ScopeIndex, ScopeTree};
 
 /// The maximum credit that a shard takes ahead.
 const MAX_AHEAD: usize = 64 << 20;
-/// Tags that are counted separately. Further ones share a count.
-pub(crate) const MAX_TAGS: usize = 4096;
-
 /// The index of a tag.
 pub(crate) type TagIndex = u32;
 
@@ -36,15 +37,6 @@ pub(crate) struct Charge {
     pub(crate) bytes: usize,
     pub(crate) tag: TagIndex,
     pub(crate) scope: ScopeIndex,
-    /// 0 for a reservation.
-    pub(crate) blocks: u32,
-}
-
-/// What a tag holds, as far as one shard knows.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(crate) struct TagCount {
-    pub(crate) bytes: usize,
-    pub(crate) blocks: u32,
 }
 
 /// What one shard has. `T` is what else its users keep there.
@@ -53,9 +45,7 @@ pub(crate) struct Shard<T> {
     credit: usize,
     /// More credit than this flows back to the balance.
     bound: usize,
-    in_flight: usize,
     pending: usize,
-    tags: Vec<TagCount>,
     pub(crate) extra: T,
 }
 
@@ -74,12 +64,9 @@ pub(crate) struct Balance {
 pub(crate) struct AuditSnapshot {
     pub(crate) limit: usize,
     pub(crate) charged: usize,
-    pub(crate) in_flight: usize,
     pub(crate) pending: usize,
     /// The largest charge that would have been admitted.
     pub(crate) room: usize,
-    /// Whether the request could fit once what is in flight and pending has ended.
-    pub(crate) may_fit: bool,
 }
 
 impl AuditSnapshot {
@@ -96,67 +83,37 @@ pub(crate) struct ThreadQuotas<T, const N: usize> {
     balance: Mutex<Balance>,
 }
 
-impl<T> Shard<T> {
-    /// The count of a tag.
-    #[inline(always)]
-    fn tag(&mut self, tag: TagIndex) -> &mut TagCount {
-        let index = (tag as usize).min(MAX_TAGS);
-        if index >= self.tags.len() {
-            self.tags.resize(index + 1, TagCount::default());
-        }
-        &mut self.tags[index]
-    }
-
-    #[inline(always)]
-    fn add(&mut self, charge: &Charge) {
-        let count = self.tag(charge.tag);
-        count.bytes = count.bytes.wrapping_add(charge.bytes);
-        count.blocks = count.blocks.wrapping_add(charge.blocks);
-    }
-
-    #[inline(always)]
-    fn subtract(&mut self, charge: &Charge) {
-        let count = self.tag(charge.tag);
-        count.bytes = count.bytes.wrapping_sub(charge.bytes);
-        count.blocks = count.blocks.wrapping_sub(charge.blocks);
-    }
-}
-
 impl Balance {
     fn unguaranteed(&self) -> usize {
         let unguaranteed = self.free - self.scopes.need() as i128;
         usize::try_from(unguaranteed.max(0)).unwrap_or(usize::MAX)
     }
+
+    /// Returns whether a request could fit once what is charged and not held has ended. `snapshot` is of the same audit.
+    pub(crate) fn may_admit(&self, charge: &Charge, snapshot: &AuditSnapshot, held: usize) -> bool {
+        let free = snapshot.limit as i128 - snapshot.charged as i128;
+        let ending = snapshot.charged.saturating_sub(held);
+        self.scopes.may_admit(charge.scope, charge.bytes, free, ending)
+    }
 }
 
 impl<T: Default, const N: usize> ThreadQuotas<T, N> {
     pub(crate) fn new(limit: usize) -> Self {
-        let shard = || Shard {
-            credit: 0,
-            bound: 0,
-            in_flight: 0,
-            pending: 0,
-            tags: Vec::new(),
-            extra: T::default(),
-        };
         let balance = Balance { free: limit as i128, limit, waiters: 0, scopes: ScopeTree::new() };
-        Self { shards: Sharded::new(shard), balance: Mutex::new(balance) }
+        Self { shards: Sharded::new(Shard::default), balance: Mutex::new(balance) }
     }
 }
 
 impl<T, const N: usize> ThreadQuotas<T, N> {
-    /// Charges without locking other shards. The charge is in flight. Returns false if other shards may have the bytes.
+    /// Charges without locking other shards. Returns false if other shards may have the bytes.
     #[inline(always)]
     pub(crate) fn charge(&self, charge: &Charge) -> bool {
         self.shards.own().with(|mine| {
             if charge.scope == DEVICE && charge.bytes <= mine.credit {
                 mine.credit -= charge.bytes;
-            } else if !self.refill(mine, charge) {
-                return false;
+                return true;
             }
-            mine.in_flight = mine.in_flight.wrapping_add(charge.bytes);
-            mine.add(charge);
-            true
+            self.refill(mine, charge)
         })
     }
 
@@ -190,31 +147,15 @@ impl<T, const N: usize> ThreadQuotas<T, N> {
         true
     }
 
-    /// Begins an operation on charged bytes.
-    #[inline(always)]
-    pub(crate) fn begin(&self, bytes: usize) {
-        self.shards.own().with(|mine| mine.in_flight = mine.in_flight.wrapping_add(bytes));
-    }
-
-    /// Ends an operation; its bytes stay charged.
-    #[inline(always)]
-    pub(crate) fn end(&self, bytes: usize) {
-        self.shards.own().with(|mine| mine.in_flight = mine.in_flight.wrapping_sub(bytes));
-    }
-
-    /// Ends an operation and releases its bytes. Returns true if a thread waits for memory.
+    /// Releases charged bytes to this thread's shard. Returns true if a thread waits for memory.
     #[inline(always)]
     pub(crate) fn release(&self, charge: &Charge) -> bool {
-        self.shards.own().with(|mine| {
-            mine.in_flight = mine.in_flight.wrapping_sub(charge.bytes);
-            self.release_to(mine, charge)
-        })
+        self.shards.own().with(|mine| self.release_to(mine, charge))
     }
 
     /// Releases bytes to a shard, or to the balance beyond the shard's bound.
     #[inline(always)]
     fn release_to(&self, mine: &mut Shard<T>, charge: &Charge) -> bool {
-        mine.subtract(charge);
         if charge.scope == DEVICE {
             mine.credit = mine.credit.saturating_add(charge.bytes);
             if mine.credit <= mine.bound {
@@ -239,21 +180,12 @@ impl<T, const N: usize> ThreadQuotas<T, N> {
         balance.waiters > 0
     }
 
-    /// Ends an operation; its bytes are pending until the resource below reports the block as free.
+    /// Bytes of a returned block are pending until the resource below reports the block as free.
     pub(crate) fn set_pending<R>(&self, bytes: usize, note: impl FnOnce(&mut T) -> R) -> R {
         self.shards.own().with(|mine| {
             mine.pending = mine.pending.wrapping_add(bytes);
-            mine.in_flight = mine.in_flight.wrapping_sub(bytes);
             note(&mut mine.extra)
         })
-    }
-
-    /// Counts charged bytes under another tag.
-    pub(crate) fn change_tag(&self, from: &Charge, to: &Charge) {
-        self.shards.own().with(|mine| {
-            mine.subtract(from);
-            mine.add(to);
-        });
     }
 
     /// Runs `body` with all shards and the balance at one instant. `body` calls nothing that could wait.
@@ -266,28 +198,22 @@ impl<T, const N: usize> ThreadQuotas<T, N> {
         self.audit(|shards, balance| summarize(shards, balance, bytes, scope))
     }
 
-    /// Charges out of the credit of all shards and the balance, after `prepare`. The charge is in flight. An error has the sums of the
-    /// audit, and what `explain` finds in it.
+    /// Charges out of the credit of all shards and the balance, after `prepare`. An error is what `explain` finds in the same audit.
     pub(crate) fn charge_audited<E>(
         &self,
         charge: &Charge,
         prepare: impl FnOnce(&mut [&mut Shard<T>], &mut Balance),
-        explain: impl FnOnce(&[&mut Shard<T>], AuditSnapshot) -> E,
+        explain: impl FnOnce(&[&mut Shard<T>], &Balance, AuditSnapshot) -> E,
     ) -> Result<(), E> {
         self.audit(|shards, balance| {
             prepare(shards, balance);
             if !balance.scopes.admits(charge.scope, charge.bytes, balance.free + credit(shards)) {
                 let snapshot = summarize(shards, balance, charge.bytes, charge.scope);
-                return Err(explain(shards, snapshot));
+                return Err(explain(shards, balance, snapshot));
             }
             drain_shards(shards, balance);
             balance.free -= charge.bytes as i128;
             balance.scopes.charge(charge.scope, charge.bytes);
-            // In any shard: the sums count.
-            if let Some(shard) = shards.first_mut() {
-                shard.in_flight = shard.in_flight.wrapping_add(charge.bytes);
-                shard.add(charge);
-            }
             Ok(())
         })
     }
@@ -314,23 +240,6 @@ impl<T, const N: usize> ThreadQuotas<T, N> {
     /// Reads the scopes.
     pub(crate) fn with_scopes<R>(&self, read: impl FnOnce(&ScopeTree) -> R) -> R {
         read(&self.balance.lock().scopes)
-    }
-
-    /// What each tag holds, by its index.
-    pub(crate) fn tags(&self) -> Vec<TagCount> {
-        self.audit(|shards, _| {
-            let mut sums = Vec::new();
-            for shard in shards {
-                if sums.len() < shard.tags.len() {
-                    sums.resize(shard.tags.len(), TagCount::default());
-                }
-                for (sum, count) in sums.iter_mut().zip(&shard.tags) {
-                    sum.bytes = sum.bytes.wrapping_add(count.bytes);
-                    sum.blocks = sum.blocks.wrapping_add(count.blocks);
-                }
-            }
-            sums
-        })
     }
 
     /// Announces a waiting thread: from now on releases report it.
@@ -371,7 +280,6 @@ pub(crate) fn release_pending<T>(
     for shard in shards {
         for charge in remove_ended(&mut shard.extra) {
             shard.pending = shard.pending.wrapping_sub(charge.bytes);
-            shard.subtract(&charge);
             balance.free += charge.bytes as i128;
             balance.scopes.discharge(charge.scope, charge.bytes);
             is_released = true;
@@ -387,17 +295,12 @@ fn summarize<T>(
     scope: ScopeIndex,
 ) -> AuditSnapshot {
     let free = balance.free + credit(shards);
-    let sum = |part: fn(&Shard<T>) -> usize| {
-        shards.iter().fold(0, |sum: usize, shard| sum.wrapping_add(part(shard)))
-    };
-    let (in_flight, pending) = (sum(|shard| shard.in_flight), sum(|shard| shard.pending));
+    let pending = shards.iter().fold(0, |sum: usize, shard| sum.wrapping_add(shard.pending));
     AuditSnapshot {
         limit: balance.limit,
         charged: usize::try_from(balance.limit as i128 - free).unwrap_or(usize::MAX),
-        in_flight,
         pending,
         room: balance.scopes.room(scope, free, bytes),
-        may_fit: balance.scopes.may_admit(scope, bytes, free, in_flight.saturating_add(pending)),
     }
 }
 

@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use super::GlobalDeviceBudget;
 use super::callbacks;
+use super::core::Deficit;
 use super::pending::{Freed, Pending};
 use super::policy::{OomPolicy, Pressure};
 use super::quota::{AuditSnapshot, Charge};
@@ -102,11 +103,12 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
         let mut freed = Freed::default();
         let mut rounds = 0;
         loop {
-            let (snapshot, pending) = match self.core.charge_after_release(charge, &freed) {
-                Ok(()) => return Ok(()),
-                Err(deficit) => deficit,
-            };
-            if !snapshot.may_fit {
+            let Deficit { snapshot, may_fit, pending } =
+                match self.core.charge_after_release(charge, &freed) {
+                    Ok(()) => return Ok(()),
+                    Err(deficit) => deficit,
+                };
+            if !may_fit {
                 return Err(snapshot);
             }
             freed = self.reap_and_query(&pending);
@@ -191,7 +193,7 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
             if ticket.is_first() {
                 match self.core.charge_after_release(charge, &freed) {
                     Ok(()) => return Ok(()),
-                    Err((_, pending)) => freed = self.reap_and_query(&pending),
+                    Err(deficit) => freed = self.reap_and_query(&deficit.pending),
                 }
                 if !freed.is_empty() {
                     continue;

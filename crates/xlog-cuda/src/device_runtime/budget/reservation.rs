@@ -4,6 +4,7 @@
 //! reservation takes no memory of the device.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use super::core::BudgetCore;
 use super::quota::Charge;
@@ -113,8 +114,8 @@ impl Drop for BudgetReservation {
         if self.bytes == 0 {
             return;
         }
-        self.core.quotas.begin(self.bytes);
+        self.core.reserved.fetch_sub(self.bytes, Ordering::AcqRel);
         let tag = tags::index_of(RESERVED);
-        self.core.release(&Charge { bytes: self.bytes, tag, scope: self.scope_index(), blocks: 0 });
+        self.core.release(&Charge { bytes: self.bytes, tag, scope: self.scope_index() });
     }
 }

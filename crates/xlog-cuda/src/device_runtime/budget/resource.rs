@@ -5,34 +5,27 @@ use std::sync::atomic::Ordering;
 
 use super::GlobalDeviceBudget;
 use super::charging::call_below;
-use super::core::BudgetCore;
+use super::core::TakenCharge;
 use super::pending::Pending;
 use super::quota::Charge;
 use super::reclaim::ReclaimState;
-use super::reservation::{BudgetReservation, RESERVED};
-use super::tags;
+use super::reservation::BudgetReservation;
 use crate::device_runtime::resource::{
     Access, AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, MIN_ALIGN,
     PhysicalMeter, ResourceError, ResourceResult, Seal, StreamId,
 };
 
-/// A free in progress. A panic below drops it, which leaves the block charged.
-struct FreeInFlight<'a> {
-    core: &'a BudgetCore,
-    bytes: usize,
-}
-
-impl Drop for FreeInFlight<'_> {
-    fn drop(&mut self) {
-        self.core.quotas.end(self.bytes);
-    }
-}
-
 impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
     /// Handles a free that failed below, or whose block is not free yet.
     #[cold]
     #[inline(never)]
-    fn record_unfinished_free(&self, id: BlockId, charge: Charge, error: Option<&ResourceError>) {
+    fn record_unfinished_free(
+        &self,
+        id: BlockId,
+        charge: Charge,
+        taken: TakenCharge<'_>,
+        error: Option<&ResourceError>,
+    ) {
         // A refused free changed nothing. After any other failure the resource below has the block.
         let refused = match error {
             None => false,
@@ -45,10 +38,9 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
             }
         };
         if refused {
-            self.core.quotas.end(charge.bytes);
             return;
         }
-        self.core.charges.discard(id.generation);
+        taken.discard();
         self.add_pending(Pending { block: id, charge });
         if error.is_some() && self.inner.block_state(id) == BlockState::Freed {
             self.scan_pending();
@@ -89,25 +81,21 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for GlobalDeviceBudget<R> {
     #[inline]
     fn deallocate(&self, block: DeviceBlock) -> ResourceResult<()> {
         let id = BlockId::from_block(&block);
-        let Some(charge) = self.core.charge_of(id.generation) else {
+        let Some((charge, taken)) = self.core.take_charge(id.generation) else {
             return self.inner.deallocate(block);
         };
-        self.core.quotas.begin(charge.bytes);
-        let in_flight = FreeInFlight { core: &self.core, bytes: charge.bytes };
-        let result = self.inner.deallocate_with_state(&block);
-        std::mem::forget(in_flight);
-        match result {
+        match self.inner.deallocate_with_state(&block) {
             Ok(BlockState::Freed) => {
-                self.core.charges.discard(id.generation);
+                taken.discard();
                 self.core.release(&charge);
                 Ok(())
             }
             Ok(_) => {
-                self.record_unfinished_free(id, charge, None);
+                self.record_unfinished_free(id, charge, taken, None);
                 Ok(())
             }
             Err(error) => {
-                self.record_unfinished_free(id, charge, Some(&error));
+                self.record_unfinished_free(id, charge, taken, Some(&error));
                 Err(error)
             }
         }
@@ -157,8 +145,7 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for GlobalDeviceBudget<R> {
         let charges: Vec<usize> = sizes.iter().map(|&bytes| self.inner.charge_for(bytes)).collect();
         let sum = charges.iter().fold(0, |sum: usize, charge| sum.saturating_add(*charge));
         let least = sizes.iter().copied().min().unwrap_or_default();
-        let one = self.charge_for_block(least, sum, tag)?;
-        let charge = Charge { blocks: sizes.len() as u32, ..one };
+        let charge = self.charge_for_block(least, sum, tag)?;
         let call = || self.inner.allocate_batch(sizes, stream, tag);
         let announced = |n: usize| charges.get(n).copied().unwrap_or(0);
         self.allocate_charged(charge, None, call, announced)
@@ -227,8 +214,7 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for GlobalDeviceBudget<R> {
             return Err(ResourceError::OutOfBudget { requested: charge.bytes, remaining });
         }
         reservation.bytes -= charge.bytes;
-        let reserved = Charge { tag: tags::index_of(RESERVED), blocks: 0, ..charge };
-        self.core.quotas.change_tag(&reserved, &charge);
+        self.core.reserved.fetch_sub(charge.bytes, Ordering::AcqRel);
         self.core.record(block.generation, &charge);
         Ok(block)
     }

@@ -6,11 +6,9 @@ use std::cell::Cell;
 use std::collections::HashMap;
 
 use super::primitive::Mutex;
-use super::quota::{MAX_TAGS, TagIndex};
+use super::quota::TagIndex;
 use crate::device_runtime::resource::AllocTag;
 
-/// The name of the count that the tags beyond [`MAX_TAGS`] share.
-const OTHER: AllocTag = AllocTag("(other tags)");
 const CACHED: usize = 8;
 
 static NAMES: Mutex<Option<Names>> = Mutex::new(None);
@@ -65,9 +63,4 @@ pub(super) fn name(index: TagIndex) -> AllocTag {
     let names = NAMES.lock();
     let known = names.as_ref().and_then(|names| names.tags.get(index as usize));
     known.copied().unwrap_or(AllocTag::UNTAGGED)
-}
-
-/// Returns the name of the count at an index.
-pub(super) fn name_of_count(index: usize) -> AllocTag {
-    if index < MAX_TAGS { name(index as TagIndex) } else { OTHER }
 }

@@ -20,7 +20,7 @@ use super::shard::{Counts, GlobalTotals};
 use super::snapshot::{SizeHistogram, StatisticsSnapshot, Usage};
 use crate::device_runtime::logging::{QueryScope, clock};
 use crate::device_runtime::resource::{AllocTag, DeviceBlock, Generation, ResourceError, StreamId};
-use crate::device_runtime::side_table::SideTable;
+use crate::device_runtime::side_table::{SideTable, TakenEntry};
 
 const SHARDS: usize = 16;
 
@@ -86,7 +86,7 @@ pub(super) struct StatisticsCore {
     shards: Sharded<Counts, SHARDS>,
     totals: GlobalTotals,
     /// The live blocks: their address, their bytes, their ids, and the time of their allocation by the coarse clock.
-    live: SideTable<4>,
+    pub(super) live: SideTable<4>,
     names: Mutex<Names>,
     pub(super) peaks: Mutex<Peaks>,
     traces: Mutex<HashMap<Generation, Arc<Backtrace>>>,
@@ -183,20 +183,15 @@ impl StatisticsCore {
         self.with_ids(key, |counts, ids| counts.fail(ids, error.kind(), &self.totals));
     }
 
-    /// Returns the facts of a block, before its free; `None` if it was not allocated here.
+    /// Counts a block whose free has succeeded. Without an entry it was not allocated here.
     #[inline(always)]
-    pub(super) fn live(&self, generation: Generation) -> Option<LiveWords> {
-        self.live.find(generation)
-    }
-
-    /// Counts a block whose free has succeeded.
-    #[inline(always)]
-    pub(super) fn freed(&self, generation: Generation, live: Option<LiveWords>) {
-        let Some([_, bytes, ids, _]) = live else {
+    pub(super) fn freed(&self, generation: Generation, live: Option<TakenEntry<'_, 4>>) {
+        let Some(live) = live else {
             return self.shards.own().with(|counts| counts.unknown_frees += 1);
         };
+        let [_, bytes, ids, _] = live.words;
+        live.discard();
         let ids = Ids::from_word(ids);
-        self.live.remove(generation);
         self.shards.own().with(|counts| counts.free(ids, bytes, &self.totals));
         if ids.is_traced {
             self.traces.lock().remove(&generation);

@@ -73,7 +73,7 @@ pub struct LiveReport {
 }
 
 impl Statistics {
-    /// Lists all live blocks, the oldest first. A block whose free is in progress may still be in it.
+    /// Lists all live blocks, the oldest first. A block whose free is in progress is not in it.
     #[must_use]
     pub fn live_blocks(&self) -> Vec<LiveBlock> {
         let mut blocks = Vec::new();

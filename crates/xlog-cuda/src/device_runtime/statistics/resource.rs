@@ -1,6 +1,5 @@
 //! The decorator that counts the blocks of the resource below.
 
-use std::collections::HashSet;
 use std::fmt;
 
 use super::core::{Statistics, StatisticsConfig};
@@ -91,14 +90,14 @@ impl<R: DeviceMemoryResource> StatisticsResource<R> {
         free: impl FnOnce() -> ResourceResult<T>,
     ) -> ResourceResult<T> {
         let core = &self.statistics.0;
-        let live = core.live(block.generation);
+        let live = core.live.take(block.generation);
         let result = free();
-        match &result {
-            Ok(_) => core.freed(block.generation, live),
-            Err(error) if live.is_some() && self.has_consumed(block, error) => {
-                core.freed(block.generation, live);
-            }
-            Err(_) => {}
+        let is_freed = match &result {
+            Ok(_) => true,
+            Err(error) => live.is_some() && self.has_consumed(block, error),
+        };
+        if is_freed {
+            core.freed(block.generation, live);
         }
         result
     }
@@ -193,16 +192,14 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for StatisticsResource<R> {
 
     fn deallocate_batch(&self, blocks: Vec<DeviceBlock>) -> ResourceResult<()> {
         let core = &self.statistics.0;
-        let of = |block: &DeviceBlock| (BlockId::from_block(block), core.live(block.generation));
+        let of =
+            |block: &DeviceBlock| (BlockId::from_block(block), core.live.take(block.generation));
         let known: Vec<_> = blocks.iter().map(of).collect();
         let result = self.inner.deallocate_batch(blocks);
-        // A block that is in a refused batch twice was freed once.
-        let mut counted = HashSet::new();
         for (id, live) in known {
             // After an error only the resource knows which blocks it consumed. Refused blocks are live, or were never known here.
-            let is_freed = result.is_ok()
-                || (live.is_some() && self.inner.block_state(id) != BlockState::Live);
-            if is_freed && (result.is_ok() || counted.insert(id.generation)) {
+            if result.is_ok() || (live.is_some() && self.inner.block_state(id) != BlockState::Live)
+            {
                 core.freed(id.generation, live);
             }
         }
