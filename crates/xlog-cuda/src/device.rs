@@ -156,6 +156,14 @@ impl CudaDevice {
         self.sim.as_ref()
     }
 
+    /// Whether work advances only in driver calls, in an order that a seed decides.
+    pub(crate) fn is_seeded(&self) -> bool {
+        #[cfg(feature = "sim")]
+        return self.sim.as_ref().is_some_and(|sim| sim.seed().is_some());
+        #[cfg(not(feature = "sim"))]
+        return false;
+    }
+
     /// What this device was opened as; for a driver that was passed in, what it is.
     #[must_use]
     pub fn spec(&self) -> &str {

@@ -81,7 +81,7 @@ pub use memory::{
     TrackedCudaSlice,
 };
 pub use spec::{DEVICE_VARIABLE, DeviceSpec};
-pub use stream::DeviceStream;
+pub use stream::{DeviceStream, StreamDone};
 
 #[doc(inline)]
 pub use device_runtime::StreamId;

@@ -8,6 +8,7 @@
 //! operation of its stream is held. This file validates no pointer and tracks no use: that a range is live and ordered
 //! is the caller's promise, hence the `unsafe` calls.
 
+mod done;
 mod raw;
 
 use std::ffi::c_void;
@@ -24,6 +25,7 @@ use crate::device_runtime::StreamId;
 use crate::device_runtime::stream_ids::IssuedId;
 use crate::{CudaDevice, Result, XlogError};
 
+pub use done::StreamDone;
 pub(crate) use raw::{Completion, RawStream};
 
 /// A stream of one device, as [`StreamPool`](crate::device_runtime::StreamPool) hands it out.

@@ -73,7 +73,7 @@ pub use crate::memory::{
     DeviceRepr, DeviceView, DeviceViewMut, GpuMemoryManager, RawBlock, Reservation,
     TrackedCudaSlice,
 };
-pub use crate::stream::DeviceStream;
+pub use crate::stream::{DeviceStream, StreamDone};
 pub use xlog_driver::Gate;
 #[cfg(feature = "sim")]
 pub use xlog_sim::RaceReport;

@@ -9,8 +9,10 @@
 //! which driver stream serves a lease.
 
 use std::fmt;
+use std::future::{Future, poll_fn};
 use std::ops::Deref;
 use std::sync::Arc;
+use std::task::Poll;
 
 use super::StreamId;
 use super::ordering::clock::clock_headers::ClockHeaders;
@@ -119,6 +121,26 @@ impl StreamPool {
     pub fn lease_with(&self, priority: StreamPriority) -> Result<StreamLease, StreamPoolError> {
         let stream = self.table.lease(priority, Holder::Lease)?;
         Ok(StreamLease { table: self.table.clone(), stream })
+    }
+
+    /// Returns a future of [`StreamPool::lease`] that waits while all streams are leased. Waiting tasks have no order among them.
+    pub fn lease_async(
+        &self,
+    ) -> impl Future<Output = Result<StreamLease, StreamPoolError>> + Send + use<> {
+        let pool = Self { table: self.table.clone() };
+        poll_fn(move |context| {
+            for is_waiting in [false, true] {
+                match pool.lease() {
+                    Err(StreamPoolError::Capacity { .. }) if is_waiting => break,
+                    // Asked again after this: a stream may have been released meanwhile.
+                    Err(StreamPoolError::Capacity { .. }) => {
+                        pool.table.wake_on_release(context.waker());
+                    }
+                    leased => return Poll::Ready(leased),
+                }
+            }
+            Poll::Pending
+        })
     }
 
     /// Releases an acquired stream. Its queued work still runs.

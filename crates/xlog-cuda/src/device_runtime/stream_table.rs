@@ -12,6 +12,7 @@ use std::fmt;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::task::Waker;
 
 use xlog_driver::sync::Mutex;
 use xlog_driver::{DriverError, DriverResult};
@@ -71,6 +72,8 @@ struct State {
     turn: u64,
     /// Released streams, the oldest first.
     released: BTreeMap<u64, Arc<RawStream>>,
+    /// Tasks that wait for a lease.
+    waiting: Vec<Waker>,
 }
 
 /// All streams of a pool. The pool object and its leases share it.
@@ -238,9 +241,18 @@ impl StreamTable {
                 Ok(stream)
             }
             Err(error) => {
-                self.state.lock().leased -= 1;
+                let waiting = self.state.lock().end_lease();
+                waiting.into_iter().for_each(Waker::wake);
                 Err(fork_failed(error))
             }
+        }
+    }
+
+    /// Wakes a task when a lease ends. The task must ask once more after this call, and then again whenever it is woken.
+    pub(super) fn wake_on_release(&self, waker: &Waker) {
+        let waiting = &mut self.state.lock().waiting;
+        if !waiting.iter().any(|known| known.will_wake(waker)) {
+            waiting.push(waker.clone());
         }
     }
 
@@ -313,14 +325,24 @@ impl StreamTable {
         // From here on the id names no stream, also for blocks that were allocated on it.
         raw.clock().header().set_leased(None);
         drop(entry);
-        let mut state = self.state.lock();
-        state.leased -= 1;
-        state.keep(raw);
+        let waiting = {
+            let mut state = self.state.lock();
+            state.keep(raw);
+            state.end_lease()
+        };
+        // Outside the lock: a waker is code of an executor. All are woken, because any of them may have been dropped.
+        waiting.into_iter().for_each(Waker::wake);
         true
     }
 }
 
 impl State {
+    /// Counts a lease that ended; returns the tasks to wake.
+    fn end_lease(&mut self) -> Vec<Waker> {
+        self.leased -= 1;
+        std::mem::take(&mut self.waiting)
+    }
+
     fn keep(&mut self, raw: Arc<RawStream>) {
         self.turn += 1;
         self.released.insert(self.turn, raw);

@@ -1,7 +1,9 @@
 //! Thread-local context of a call: the query that the thread works for, and the path that served the call.
 
 use std::cell::{Cell, RefCell};
+use std::future::{Future, poll_fn};
 use std::marker::PhantomData;
+use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::ServedBy;
@@ -62,6 +64,28 @@ impl QueryScope {
         });
         QUERY.set(Some(id));
         Self { number, id, _of_this_thread: PhantomData }
+    }
+
+    /// Returns `future`, which works for query `id` whenever it is polled, on whatever thread that is.
+    ///
+    /// ```
+    /// use xlog_cuda::device_runtime::QueryScope;
+    ///
+    /// let query = QueryScope::follow(42, async { QueryScope::current() });
+    /// # let executor = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    /// # executor.block_on(async {
+    /// assert_eq!(query.await, Some(42));
+    /// # });
+    /// ```
+    pub fn follow<F: Future>(id: u64, future: F) -> impl Future<Output = F::Output> {
+        async move {
+            let mut future = pin!(future);
+            poll_fn(|context| {
+                let _scope = Self::enter(id);
+                future.as_mut().poll(context)
+            })
+            .await
+        }
     }
 
     /// The query of this scope.
