@@ -1,5 +1,6 @@
 //! A device, its streams and its memory.
 
+mod async_streams;
 mod device;
 mod held_streams;
 mod memory;
