@@ -5,37 +5,29 @@ use std::sync::Arc;
 
 use cudarc::driver::{LaunchConfig, PushKernelArg};
 use cudarc::nvrtc::Ptx;
-use xlog_cuda::device_runtime::{AsyncCudaResource, StreamPool, XlogDeviceRuntime};
 use xlog_cuda::interop::CudarcStream;
-use xlog_cuda::{CudaDevice, GpuMemoryManager, LaunchRecorder, XlogError};
+use xlog_cuda::prelude::*;
 use xlog_kernels::exercise::{IMAGE, host};
 
 const ROWS: u32 = 1 << 20;
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let device = match CudaDevice::new(0) {
-        Ok(device) => Arc::new(device),
+    let runtime = match XlogDeviceRuntime::open("cuda:0") {
+        Ok(runtime) => runtime,
         Err(error) => {
             println!("there is no GPU to launch on: {error}");
             return Ok(());
         }
     };
-    let pool = Arc::new(StreamPool::with_defaults(Arc::clone(&device)));
-    let resource = AsyncCudaResource::new(device.clone(), 0, pool.clone());
-    let runtime =
-        Arc::new(XlogDeviceRuntime::with_resource(device, 0, pool.clone(), Box::new(resource)));
 
     // Two inputs, filled on the default stream. Nothing waits for the copies yet.
     let manager = GpuMemoryManager::with_runtime(Arc::clone(&runtime));
     let words = |salt| (0..ROWS).map(move |at| host::word(salt, at)).collect::<Vec<u32>>();
     let (left_words, right_words) = (words(1), words(2));
-    let mut left = manager.alloc::<u32>(ROWS as usize)?;
-    let mut right = manager.alloc::<u32>(ROWS as usize)?;
-    left.copy_from_slice(&left_words)?;
-    right.copy_from_slice(&right_words)?;
+    let (left, right) = (manager.alloc_from(&left_words)?, manager.alloc_from(&right_words)?);
 
     // Another stream of ours, as cudarc sees it, and a kernel that cudarc loads.
-    let lease = pool.lease()?;
+    let lease = runtime.stream_pool().lease()?;
     let stream = CudarcStream::new(Arc::clone(lease.stream()))?;
     let module = stream.context().load_module(Ptx::from_src(IMAGE.ptx().to_str()?))?;
     let mix = module.load_function("mix")?;

@@ -67,10 +67,28 @@ mod spec;
 #[allow(unsafe_code)]
 mod stream;
 
-/// Runs the example of the README.
+/// Runs the examples of the README and of the pages for users.
 #[cfg(doctest)]
-#[doc = include_str!("../../../README.md")]
-struct Readme;
+mod pages {
+    #[doc = include_str!("../../../README.md")]
+    struct Readme;
+    #[doc = include_str!("../../../docs/getting-started.md")]
+    struct GettingStarted;
+    #[doc = include_str!("../../../docs/concepts.md")]
+    struct Concepts;
+    #[doc = include_str!("../../../docs/cudarc.md")]
+    struct Cudarc;
+    #[doc = include_str!("../../../docs/async.md")]
+    struct Async;
+    #[doc = include_str!("../../../docs/from-rmm.md")]
+    struct FromRmm;
+    #[doc = include_str!("../../../docs/from-pytorch.md")]
+    struct FromPytorch;
+    #[doc = include_str!("../../../docs/troubleshooting.md")]
+    struct Troubleshooting;
+    #[doc = include_str!("../../../docs/features.md")]
+    struct Features;
+}
 
 pub use bytes::ByteSize;
 pub use device::CudaDevice;
