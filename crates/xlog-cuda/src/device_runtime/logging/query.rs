@@ -66,7 +66,7 @@ impl QueryScope {
         Self { number, id, _of_this_thread: PhantomData }
     }
 
-    /// Returns `future`, which works for query `id` whenever it is polled, on whatever thread that is.
+    /// Awaits `future`, which works for query `id` whenever it is polled, on whatever thread that is.
     ///
     /// ```
     /// use xlog_cuda::device_runtime::QueryScope;
@@ -77,15 +77,13 @@ impl QueryScope {
     /// assert_eq!(query.await, Some(42));
     /// # });
     /// ```
-    pub fn follow<F: Future>(id: u64, future: F) -> impl Future<Output = F::Output> {
-        async move {
-            let mut future = pin!(future);
-            poll_fn(|context| {
-                let _scope = Self::enter(id);
-                future.as_mut().poll(context)
-            })
-            .await
-        }
+    pub async fn follow<F: Future>(id: u64, future: F) -> F::Output {
+        let mut future = pin!(future);
+        poll_fn(|context| {
+            let _scope = Self::enter(id);
+            future.as_mut().poll(context)
+        })
+        .await
     }
 
     /// The query of this scope.
