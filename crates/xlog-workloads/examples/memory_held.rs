@@ -1,0 +1,257 @@
+//! Memory that the pool holds of the device, against what the work asks for.
+//!
+//!     cargo run --release -p xlog-workloads --example memory_held [-- [--device SPEC] [FILTER | LOG.csv ...]]
+//!
+//! Each row prints the peak of reserved bytes divided by the peak of requested bytes, the time of an operation, and on the
+//! simulated device the driver calls: handles created, and handles unmapped. A log is a file of RMM's six columns; one thread
+//! replays it in the recorded order. Without a device the simulated one serves behind the plain driver seam, so that the time is
+//! the pool's and not the race detector's.
+
+#![allow(clippy::unwrap_used, clippy::panic, clippy::unreachable)]
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use xlog_base::SplitMix;
+use xlog_cuda::CudaDevice;
+use xlog_cuda::device_runtime::{
+    Access, AllocTag, BlockId, DeviceBlock, DeviceMemoryResource, PoolConfig, PoolResource,
+    ResourceError, StreamId, StreamLease, StreamPool,
+};
+use xlog_cuda::sim::{Call, SimDevice};
+use xlog_trace::Format;
+use xlog_workloads::logs::{LogKind, LogSettings, write_log};
+use xlog_workloads::{RandomAllocations, Target};
+
+const TAG: AllocTag = AllocTag("held");
+const MIB: u64 = 1 << 20;
+
+/// A pool with its streams, and the peaks so far.
+struct Held {
+    sim: Option<Arc<SimDevice>>,
+    streams: Vec<StreamLease>,
+    pool: PoolResource,
+    requested: u64,
+    peak_requested: u64,
+    peak_reserved: u64,
+    operations: u64,
+    begin: Instant,
+}
+
+impl Held {
+    fn new(spec: Option<&str>, streams: usize) -> Self {
+        let sim = spec.is_none().then(|| SimDevice::open(Default::default()).unwrap());
+        let device = match (&sim, spec) {
+            (None, Some(spec)) => Arc::new(CudaDevice::open(spec).unwrap()),
+            (Some(sim), _) => Arc::new(CudaDevice::from_driver(sim.clone())),
+            (None, None) => unreachable!("one of the two"),
+        };
+        let pool_of_streams = Arc::new(StreamPool::new(device.clone(), streams));
+        let leases = (0..streams).map(|_| pool_of_streams.lease().unwrap()).collect();
+        let config = PoolConfig::default();
+        let pool = PoolResource::new(device.clone(), device.ordinal(), pool_of_streams, config);
+        Self {
+            sim,
+            streams: leases,
+            pool: pool.unwrap(),
+            requested: 0,
+            peak_requested: 0,
+            peak_reserved: 0,
+            operations: 0,
+            begin: Instant::now(),
+        }
+    }
+
+    fn id(&self, stream: usize) -> StreamId {
+        self.streams[stream % self.streams.len()].id()
+    }
+
+    fn allocate(&mut self, bytes: u64, stream: usize) -> Option<DeviceBlock> {
+        self.operations += 1;
+        let block = match self.pool.allocate(bytes as usize, self.id(stream), TAG) {
+            Ok(block) => block,
+            Err(ResourceError::OutOfMemory { .. }) => return None,
+            Err(error) => panic!("{error}"),
+        };
+        self.requested += bytes;
+        self.peak_requested = self.peak_requested.max(self.requested);
+        let reserved = self.pool.physical_bytes().unwrap_or(0) as u64;
+        self.peak_reserved = self.peak_reserved.max(reserved);
+        Some(block)
+    }
+
+    fn free(&mut self, block: DeviceBlock, bytes: u64) {
+        self.operations += 1;
+        self.requested -= bytes;
+        self.pool.deallocate(block).unwrap();
+    }
+
+    fn print(&self, name: &str) -> f64 {
+        let nanos = self.begin.elapsed().as_nanos() as f64;
+        let per = nanos / self.operations.max(1) as f64;
+        let ratio = self.peak_reserved as f64 / self.peak_requested.max(1) as f64;
+        let calls = self.sim.as_ref().map_or(String::new(), |sim| {
+            let calls = |call| sim.faults().calls(call);
+            format!(", {} created, {} unmapped", calls(Call::Create), calls(Call::Unmap))
+        });
+        let peak = self.peak_requested as f64 / MIB as f64;
+        println!("{name:<34} {ratio:6.3} of {peak:9.1} MiB, {per:9.1} ns per operation{calls}");
+        per
+    }
+}
+
+impl Target for Held {
+    type Block = (DeviceBlock, u64);
+    type Error = std::convert::Infallible;
+
+    fn allocate(&mut self, bytes: u64) -> Result<Option<Self::Block>, Self::Error> {
+        Ok(Held::allocate(self, bytes, 0).map(|block| (block, bytes)))
+    }
+
+    fn free(&mut self, (block, bytes): Self::Block) -> Result<(), Self::Error> {
+        Held::free(self, block, bytes);
+        Ok(())
+    }
+}
+
+/// Replays a log of RMM's columns.
+fn replay(spec: Option<&str>, name: &str, log: &str) {
+    let mut streams: HashMap<&str, usize> = HashMap::new();
+    let rows: Vec<Vec<&str>> = log.lines().skip(1).map(|line| line.split(',').collect()).collect();
+    for row in rows.iter().filter(|row| row.len() >= 6) {
+        let next = streams.len();
+        streams.entry(row[5]).or_insert(next);
+    }
+    let mut held = Held::new(spec, streams.len().max(1));
+    let mut live: HashMap<&str, (DeviceBlock, u64)> = HashMap::new();
+    for row in rows.iter().filter(|row| row.len() >= 6) {
+        match row[2] {
+            "allocate" => {
+                let bytes: u64 = row[4].parse().unwrap_or(0);
+                if bytes > 0
+                    && let Some(block) = held.allocate(bytes, streams[row[5]])
+                    && let Some((old, bytes)) = live.insert(row[3], (block, bytes))
+                {
+                    held.free(old, bytes);
+                }
+            }
+            "free" => {
+                if let Some((block, bytes)) = live.remove(row[3]) {
+                    held.free(block, bytes);
+                }
+            }
+            _ => {}
+        }
+    }
+    held.print(name);
+    live.into_values().for_each(|(block, bytes)| held.free(block, bytes));
+}
+
+fn generated(spec: Option<&str>, name: &str, kind: LogKind) {
+    let mut log = Vec::new();
+    write_log(kind, &LogSettings::default(), Format::RmmCsv, &mut log).unwrap();
+    replay(spec, name, &String::from_utf8(log).unwrap());
+}
+
+fn random(spec: Option<&str>, name: &str, count: u64, max: u64) {
+    let mut held = Held::new(spec, 1);
+    let Ok(_) = RandomAllocations::new(count, max * MIB).run(&mut held);
+    held.print(name);
+}
+
+/// One thread over `streams` streams with random sizes: a live set of `slots` blocks, any of which is replaced. All work is
+/// complete.
+fn spread(spec: Option<&str>, name: &str, streams: usize, max: u64, slots: usize) -> f64 {
+    let mut held = Held::new(spec, streams);
+    let mut random = SplitMix::new(7);
+    let mut live: Vec<Option<(DeviceBlock, u64)>> = (0..slots).map(|_| None).collect();
+    for _ in 0..40 * slots {
+        let at = random.below(slots);
+        if let Some((block, bytes)) = live[at].take() {
+            held.free(block, bytes);
+        }
+        let bytes = 1 + random.below((max * MIB) as usize) as u64;
+        let stream = random.below(streams);
+        live[at] = held.allocate(bytes, stream).map(|block| (block, bytes));
+    }
+    let per = held.print(name);
+    live.into_iter().flatten().for_each(|(block, bytes)| held.free(block, bytes));
+    per
+}
+
+/// Buffers of random sizes, each allocated on one of four streams, used on the next one, and freed. The host is
+/// at most 16 buffers ahead of the streams.
+fn handed_on(spec: Option<&str>, name: &str) {
+    let mut held = Held::new(spec, 4);
+    let mut random = SplitMix::new(11);
+    let mut live: Vec<(DeviceBlock, u64)> = Vec::new();
+    for step in 0..20_000_usize {
+        // Sizes are log-uniform from 1 KiB to 64 MiB.
+        let bytes = 1024_u64 << random.below(16);
+        let bytes = bytes + random.below(bytes as usize) as u64;
+        let stream = step % 4;
+        let Some(block) = held.allocate(bytes, stream) else { continue };
+        let (id, next) = (BlockId::from_block(&block), held.id(stream + 1));
+        held.pool.prepare_block_use(id, next, Access::Read).unwrap();
+        held.pool.finish_block_use(id, next, Access::Read).unwrap();
+        live.push((block, bytes));
+        if step % 16 == 0 {
+            held.streams.iter().for_each(|stream| stream.stream().synchronize().unwrap());
+        }
+        if live.len() > 100 {
+            let (block, bytes) = live.swap_remove(random.below(live.len()));
+            held.free(block, bytes);
+        }
+    }
+    held.print(name);
+    live.into_iter().for_each(|(block, bytes)| held.free(block, bytes));
+}
+
+fn main() {
+    let mut arguments: Vec<String> = std::env::args().skip(1).collect();
+    let spec = arguments.iter().position(|argument| argument == "--device").map(|at| {
+        arguments.remove(at);
+        arguments.remove(at)
+    });
+    let spec = spec.as_deref();
+    let logs: Vec<String> = arguments.extract_if(.., |text| text.ends_with(".csv")).collect();
+    for log in &logs {
+        replay(spec, log, &std::fs::read_to_string(log).unwrap());
+    }
+    let filter = arguments.pop();
+    let wants = |name: &str| {
+        filter.as_ref().map_or(logs.is_empty(), |filter| name.contains(filter.as_str()))
+    };
+    for kind in LogKind::ALL {
+        let name = format!("log, {}", kind.name());
+        if wants(&name) {
+            generated(spec, &name, kind);
+        }
+    }
+    for (count, max) in [1_000, 10_000, 100_000]
+        .into_iter()
+        .flat_map(|count| [1, 4, 64, 256, 1024, 4096].map(|max| (count, max)))
+    {
+        let name = format!("random, {count} to {max} MiB");
+        if wants(&name) {
+            random(spec, &name, count, max);
+        }
+    }
+    if wants("handed on over 4 streams") {
+        handed_on(spec, "handed on over 4 streams");
+    }
+    for max in [4, 16] {
+        let slots = (1434 / (max / 2)) as usize;
+        let names = [1, 16].map(|streams| format!("spread, {streams} streams to {max} MiB"));
+        if names.iter().any(|name| wants(name)) {
+            let [one, many] = [(1, &names[0]), (16, &names[1])]
+                .map(|(streams, name)| spread(spec, name, streams, max, slots));
+            println!(
+                "{:<34} {:6.3} operations per second against one stream",
+                names[1],
+                one / many
+            );
+        }
+    }
+}
