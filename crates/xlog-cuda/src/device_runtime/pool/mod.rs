@@ -12,7 +12,7 @@
 //! | `Arenas` | the arenas of all streams, and what their magazines may hold together |
 //! | `Reserve` | memory of no stream and without pending work; growth and return of segments |
 //! | `Segments` | memory that the pool takes from the device, or from another resource |
-//! | `SlowPath` | one request that its arena cannot serve: which memory it may take, and with which wait (`steal`) |
+//! | `SlowPath` | one request that its arena cannot serve: which memory it may take (`steal`, `remap`), and with which wait |
 //! | `Sanitizer` | blocks of a pool under a memory checker |
 //!
 //! `PoolResource` puts the parts together: `fast_path`, `batch`, `free` and `trim` are its operations, `resource` the
@@ -27,6 +27,7 @@ mod fast_path;
 mod free;
 mod magazine;
 mod prefetch;
+mod remap;
 mod reserve;
 mod resource;
 mod sanitizer;

@@ -18,13 +18,46 @@ use crate::device_runtime::resource::{ResourceError, ResourceResult, StreamId};
 /// The largest range that moves to another stream for a smaller request: large enough that ranges seldom move.
 pub(super) const MAX_TRANSFER: u64 = 2 << 20;
 
+/// The maximum of remap credits; a pool starts with them.
+const MAX_REMAP_CREDITS: u32 = 1024;
+/// Credits that one growth earns: about as many handles are remapped in the time that it takes.
+const REMAP_CREDITS_PER_GROWTH: u32 = 16;
+/// From this size on a remap needs no credits: it saves much memory for each handle.
+const LARGE_REMAP: u64 = 128 << 20;
+
+/// The growth of a pool so far.
+pub(super) struct Growth {
+    /// When the pool last took memory from the device.
+    pub(super) last: Instant,
+    remap_credits: u32,
+}
+
+impl Growth {
+    /// Notes that the pool took memory from the device.
+    pub(super) fn note(&mut self) {
+        self.last = Instant::now();
+        let credits = self.remap_credits + REMAP_CREDITS_PER_GROWTH;
+        self.remap_credits = credits.min(MAX_REMAP_CREDITS);
+    }
+
+    /// Pays for the remap of `handles` for a request of `bytes`; false if there are too few credits.
+    pub(super) fn pay_for_remap(&mut self, bytes: u64, handles: usize) -> bool {
+        if bytes >= LARGE_REMAP {
+            return true;
+        }
+        let left =
+            u32::try_from(handles).ok().and_then(|cost| self.remap_credits.checked_sub(cost));
+        self.remap_credits = left.unwrap_or(self.remap_credits);
+        left.is_some()
+    }
+}
+
 /// The memory of a pool that belongs to no stream, away from the cache lines that all streams read.
 #[repr(align(128))]
 pub(super) struct Reserve {
     pub(super) segments: Box<dyn Segments>,
     shared_free: Mutex<Tlsf>,
-    /// When the pool last took memory from the device.
-    growing: Mutex<Instant>,
+    growing: Mutex<Growth>,
     growth_bytes: u64,
 }
 
@@ -33,7 +66,7 @@ impl Reserve {
         Self {
             segments,
             shared_free: Mutex::default(),
-            growing: Mutex::new(Instant::now()),
+            growing: Mutex::new(Growth { last: Instant::now(), remap_credits: MAX_REMAP_CREDITS }),
             growth_bytes: config.growth_bytes as u64,
         }
     }
@@ -51,7 +84,7 @@ impl Reserve {
     }
 
     /// Locks growth and trims.
-    pub(super) fn growing(&self) -> MutexGuard<'_, Instant> {
+    pub(super) fn growing(&self) -> MutexGuard<'_, Growth> {
         self.growing.lock()
     }
 
@@ -83,6 +116,20 @@ impl Reserve {
             .or_else(|| shared_free.allocate(size, align))?;
         let range = shared_free.remove_allocated(taken.node)?;
         Some(Range { stamp: 0, ..range })
+    }
+
+    /// The ranges of the shared free list of at least `minimum` bytes.
+    pub(super) fn ranges_from(&self, minimum: u64) -> Vec<Range> {
+        self.shared_free.lock().ranges_from(minimum).collect()
+    }
+
+    /// Removes the parts that `leave` selects from the shared free list.
+    pub(super) fn remove_if(
+        &self,
+        minimum: u64,
+        leave: &mut dyn FnMut(&Range) -> Option<Range>,
+    ) -> Vec<Range> {
+        self.shared_free.lock().remove_if(minimum, leave)
     }
 
     /// Inserts a range without pending work into the shared free list; false if that cannot take it.

@@ -4,19 +4,20 @@
 //! 1. deferred frees that have completed; then the stream's own magazine and coalesce queue;
 //! 2. the shared free list, which belongs to no stream and has no pending work;
 //! 3. steal from another arena, if the range's last work happens-before this request or has completed;
-//! 4. grow from the device; a pool that prefers waits over growth first steals with a wait;
-//! 5. steal with a wait; drain deferred frees with waits; coalesce adjacent ranges of several streams;
-//! 6. remap completely free handles into one range, or return free segments and grow again.
+//! 4. remap completely free handles, of all streams together, into one range;
+//! 5. grow from the device; a pool that prefers waits over growth first steals with a wait;
+//! 6. steal with a wait; drain deferred frees with waits; coalesce adjacent ranges of several streams;
+//! 7. remap again after waits, or return free segments and grow again.
 //!
-//! Invariant: nothing is called while arena locks are held. Steps 3 to 5 skip an arena that another thread is inside of;
-//! step 6 waits for it, so a request is refused only after all free memory was collected. A stream that cannot be waited
+//! Invariant: nothing is called while arena locks are held. Steps 3 to 6 skip an arena that another thread is inside of;
+//! step 7 waits for it, so a request is refused only after all free memory was collected. A stream that cannot be waited
 //! for, such as one under capture, is skipped; a refusal names the first such failure.
 //!
 //! A scan needs one process-wide barrier for the arenas of other threads, and one more for each from which it steals. So
-//! a small request pays for it with credits, and grows without enough of them. `steal` has steps 3 and 5.
+//! a small request pays for it with credits, and grows without enough of them. A remap has credits of its own. `steal`
+//! has steps 3 and 6, `remap` steps 4 and 7.
 
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Instant;
 
 use xlog_driver::DriverResult;
 
@@ -32,6 +33,8 @@ use crate::stream::RawStream;
 
 /// Deferred frees that a request checks for completion.
 const DEFERRED_PER_REQUEST: usize = 2;
+/// Deferred frees that a request checks before it takes memory of other streams, or grows.
+const DEFERRED_PER_SCAN: usize = 64;
 /// The maximum of scan credits; a pool starts with them.
 const MAX_SCAN_CREDITS: u32 = 64;
 
@@ -71,15 +74,10 @@ impl SlowPath<'_> {
     /// Allocates from the first source that has enough.
     pub(super) fn allocate(mut self) -> ResourceResult<Suballocation> {
         let pool = self.pool;
-        if pool.config.reuse.opportunistic
-            && pool.deferred_frees.has_deferred()
-            && let Some(_reaper) = pool.deferred_frees.try_reaper_lock()
+        if self.free_completed(DEFERRED_PER_REQUEST)
+            && let Some(suballocation) = self.allocate_ready()
         {
-            // A failed free stays with its block, and a reap reports it.
-            let _ = pool.free_completed(DEFERRED_PER_REQUEST);
-            if let Some(suballocation) = self.allocate_ready() {
-                return Ok(suballocation);
-            }
+            return Ok(suballocation);
         }
         if pool.sanitizer.is_some()
             && let Some(_reaper) = pool.deferred_frees.try_reaper_lock()
@@ -92,7 +90,11 @@ impl SlowPath<'_> {
         let foreign_arenas = self.foreign_arenas();
         let scans = self.may_scan(foreign_arenas);
         if scans {
+            self.free_completed(DEFERRED_PER_SCAN);
             if let Some(suballocation) = self.steal(false)? {
+                return Ok(suballocation);
+            }
+            if let Some(suballocation) = self.remap() {
                 return Ok(suballocation);
             }
             if pool.config.reuse.insert_waits
@@ -116,7 +118,7 @@ impl SlowPath<'_> {
         }
     }
 
-    /// Steps 5 and 6: memory that needs a wait, and memory that must be put together.
+    /// Steps 6 and 7: memory that needs a wait, and memory that must be put together.
     fn allocate_with_waits(
         &mut self,
         foreign_arenas: u32,
@@ -160,6 +162,20 @@ impl SlowPath<'_> {
             Err(error) if is_full(&error) => Ok(None),
             other => other.map(Some),
         }
+    }
+
+    /// Frees up to `count` deferred blocks whose uses have completed, unless another thread does so now.
+    fn free_completed(&self, count: usize) -> bool {
+        let pool = self.pool;
+        if pool.config.reuse.opportunistic
+            && pool.deferred_frees.has_deferred()
+            && let Some(_reaper) = pool.deferred_frees.try_reaper_lock()
+        {
+            // A failed free stays with its block, and a reap reports it.
+            let _ = pool.free_completed(count);
+            return true;
+        }
+        false
     }
 
     /// The number of arenas of other streams that other threads own. 0 in a deterministic pool, where threads must not
@@ -222,7 +238,7 @@ impl SlowPath<'_> {
     }
 
     /// Allocates from the stream's own arena as it is.
-    fn allocate_ready(&self) -> Option<Suballocation> {
+    pub(super) fn allocate_ready(&self) -> Option<Suballocation> {
         let table = &self.pool.tracker.table;
         self.arena.with(|arena| arena.allocate(self.size, self.align, table))
     }
@@ -240,7 +256,7 @@ impl SlowPath<'_> {
         taken
     }
 
-    fn allocate_shared_free(&self) -> Option<Suballocation> {
+    pub(super) fn allocate_shared_free(&self) -> Option<Suballocation> {
         let range = self.pool.reserve.remove_for(self.size, self.align)?;
         self.insert_and_allocate(range, Source::Completed)
     }
@@ -255,26 +271,31 @@ impl SlowPath<'_> {
     }
 
     /// The range of a span that was just taken from the device.
-    fn fresh(&self, span: Span) -> Range {
+    pub(super) fn fresh(&self, span: Span) -> Range {
         let ordered = self.pool.reserve.segments.is_stream_ordered();
         let stamp = if ordered { self.owner.clock().now() } else { 0 };
         Range { ptr: span.ptr, bytes: span.bytes, stamp }
     }
 
+    /// The size of a span that holds the request. Spans begin at multiples of the granularity; a larger alignment needs
+    /// slack.
+    pub(super) fn needed(&self) -> u64 {
+        let slack = self.align > self.pool.reserve.segments.granularity();
+        self.size + if slack { self.align } else { 0 }
+    }
+
     /// Grows from the device. With foreign arenas the surplus goes to the shared free list.
     fn grow(&self, foreign_arenas: u32) -> ResourceResult<Suballocation> {
         let (pool, reserve) = (self.pool, &self.pool.reserve);
-        let mut last_growth = reserve.growing();
+        let mut growth = reserve.growing();
         // Another thread of this stream may have grown meanwhile, or a trim may have left memory on the shared free list.
         if let Some(suballocation) = self.allocate_ready().or_else(|| self.allocate_shared_free()) {
             return Ok(suballocation);
         }
-        // Spans begin at multiples of the granularity; a larger alignment needs slack.
-        let granularity = reserve.segments.granularity();
-        let needed = self.size + if self.align > granularity { self.align } else { 0 };
+        let (needed, granularity) = (self.needed(), reserve.segments.granularity());
         crate::spans::slow_path!("segment_growth", bytes = needed);
         let span = reserve.grow(needed, self.stream, foreign_arenas)?;
-        *last_growth = Instant::now();
+        growth.note();
         pool.share_magazines();
         let mut own = span;
         if foreign_arenas > 0
@@ -286,30 +307,12 @@ impl SlowPath<'_> {
         {
             own = first;
         }
-        drop(last_growth);
+        drop(growth);
         self.insert_and_allocate(self.fresh(own), Source::Grown).ok_or_else(|| {
             ResourceError::OutOfMemory {
                 requested: self.size as usize,
                 detail: format!("{} bytes were taken and do not hold it", span.bytes),
             }
-        })
-    }
-
-    /// Remaps completely free handles into one contiguous range.
-    fn defragment(&self) -> ResourceResult<Option<Suballocation>> {
-        let reserve = &self.pool.reserve;
-        let _growing = reserve.growing();
-        let idle = self.pool.remove_idle();
-        if idle.iter().any(|span| span.holds(self.size, self.align)) {
-            reserve.insert_idle(idle, &[]);
-            return Ok(self.allocate_shared_free());
-        }
-        let (span, gone, outcome) = reserve.segments.defragment(&idle, self.size, self.stream);
-        reserve.insert_idle(idle, &gone);
-        outcome?;
-        Ok(match span {
-            Some(span) => self.insert_and_allocate(self.fresh(span), Source::Grown),
-            None => self.allocate_shared_free(),
         })
     }
 }
@@ -323,7 +326,7 @@ pub(super) struct SkippedStreams {
 
 impl SkippedStreams {
     /// Notes a failure and goes on.
-    fn note<T>(&mut self, outcome: ResourceResult<T>) {
+    pub(super) fn note<T>(&mut self, outcome: ResourceResult<T>) {
         if let Err(error) = outcome {
             self.first.get_or_insert(error);
         }

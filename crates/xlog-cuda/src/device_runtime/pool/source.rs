@@ -9,6 +9,11 @@ use super::segments::{InnerSegments, MappedSegments, PlainSegments, SegmentConfi
 use crate::CudaDevice;
 use crate::device_runtime::resource::{DeviceMemoryResource, ResourceResult};
 
+/// Requests up to this size share small handles, so that a block that stays pins little memory.
+const PRIVATE_BYTES: u64 = 32 << 20;
+/// The size of the largest handle. A handle that a block occupies in part can not be remapped.
+const LARGEST_HANDLE: u64 = 128 << 20;
+
 /// The pool decides how much it takes at a time, so the segments round up to their granularity only.
 fn sizes(config: &PoolConfig, granularity: u64) -> SegmentConfig {
     SegmentConfig {
@@ -16,7 +21,8 @@ fn sizes(config: &PoolConfig, granularity: u64) -> SegmentConfig {
         maximum: config.maximum_bytes as u64,
         growth: granularity,
         handle_bytes: granularity,
-        ..SegmentConfig::default()
+        private_bytes: PRIVATE_BYTES,
+        largest_handle: LARGEST_HANDLE,
     }
 }
 

@@ -14,13 +14,13 @@ use crate::device_runtime::resource::ResourceResult;
 use crate::stream::RawStream;
 
 /// Smaller ranges are left alone when ranges of several streams are coalesced.
-const MIN_COALESCED: u64 = 64 << 10;
+pub(super) const MIN_COALESCED: u64 = 64 << 10;
 
 /// A free range, and the slot of its stream; no slot for a range of the shared free list.
 #[derive(Clone, Copy, Debug)]
-struct OwnedRange {
-    range: Range,
-    slot: Option<u32>,
+pub(super) struct OwnedRange {
+    pub(super) range: Range,
+    pub(super) slot: Option<u32>,
 }
 
 impl SlowPath<'_> {

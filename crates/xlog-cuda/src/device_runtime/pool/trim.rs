@@ -43,7 +43,7 @@ impl PoolResource {
     /// Returns memory that has been free for `idle_decay`, if that is configured.
     pub(super) fn decay(&self) -> ResourceResult<()> {
         let Some(idle) = self.config.idle_decay else { return Ok(()) };
-        let due = self.reserve.growing().elapsed() >= idle;
+        let due = self.reserve.growing().last.elapsed() >= idle;
         if due { self.trim_to(self.config.release_threshold).map(|_| ()) } else { Ok(()) }
     }
 
@@ -52,15 +52,7 @@ impl PoolResource {
     pub(super) fn remove_idle(&self) -> Vec<Span> {
         let mut idle = self.arenas.remove_idle(&self.tracker);
         idle.extend(self.reserve.remove(0).into_iter().map(Span::from));
-        idle.sort_unstable_by_key(|span| span.ptr);
-        let mut coalesced: Vec<Span> = Vec::with_capacity(idle.len());
-        for span in idle {
-            match coalesced.last_mut() {
-                Some(last) if last.end() == span.ptr => last.bytes += span.bytes,
-                _ => coalesced.push(span),
-            }
-        }
-        coalesced
+        coalesce(idle)
     }
 
     /// Waits by `synchronize` until the last work on all free memory has completed. Goes on after a stream that fails.
@@ -86,4 +78,17 @@ impl PoolResource {
         let maximum = (held / 50).max(self.config.magazine_bytes as u64);
         self.arenas.share_magazines(maximum, &self.tracker);
     }
+}
+
+/// Sorts spans by address and joins those that are adjacent.
+pub(super) fn coalesce(mut spans: Vec<Span>) -> Vec<Span> {
+    spans.sort_unstable_by_key(|span| span.ptr);
+    let mut coalesced: Vec<Span> = Vec::with_capacity(spans.len());
+    for span in spans {
+        match coalesced.last_mut() {
+            Some(last) if last.end() == span.ptr => last.bytes += span.bytes,
+            _ => coalesced.push(span),
+        }
+    }
+    coalesced
 }

@@ -18,6 +18,8 @@ pub(crate) struct SegmentConfig {
     pub handle_bytes: u64,
     /// The size of the largest handle for a large request.
     pub largest_handle: u64,
+    /// A larger request gets handles of its own; up to this size, requests share small ones.
+    pub private_bytes: u64,
 }
 
 impl Default for SegmentConfig {
@@ -28,6 +30,7 @@ impl Default for SegmentConfig {
             growth: 32 * MIB,
             handle_bytes: 32 * MIB,
             largest_handle: 1024 * MIB,
+            private_bytes: 0,
         }
     }
 }

@@ -86,6 +86,11 @@ pub(crate) trait Segments: Send + Sync + fmt::Debug {
     /// address. A segment that the driver refuses to take back is kept; the second result is the first such failure.
     fn release(&self, idle: &[Span], bytes: u64) -> (Vec<Span>, ResourceResult<()>);
 
+    /// The whole segments inside `idle` that [`defragment`](Self::defragment) would use for `bytes`.
+    fn choose(&self, _idle: &[Span], _bytes: u64) -> Vec<Span> {
+        Vec::new()
+    }
+
     /// Builds a contiguous span of `bytes` from whole segments inside `idle`, remapped to other addresses, and from
     /// fresh memory for the rest. `idle` is as for [`release`](Self::release).
     ///

@@ -93,13 +93,7 @@ impl Tlsf {
         leave: &mut dyn FnMut(&Range) -> Option<Range>,
     ) -> Vec<Range> {
         let mut left = Vec::new();
-        let mut shown = Vec::new();
-        let mut from = self.classes.next_nonempty(class_of(min));
-        while let Some(class) = from {
-            let ranges = newest(&self.nodes, class);
-            shown.extend(ranges.filter(|(_, node)| node.bytes >= min).map(|(id, _)| id));
-            from = self.classes.next_nonempty(class + 1);
-        }
+        let mut shown = self.ids_from(min);
         while let Some(id) = shown.pop() {
             let range = self.nodes.at(id).range();
             let Range { ptr, bytes, stamp } = range;
@@ -125,6 +119,22 @@ impl Tlsf {
             left.push(Range { ptr: part.ptr, bytes: part.bytes, stamp });
         }
         left
+    }
+
+    /// The free ranges of at least `min` bytes. Walks only the lists of their classes.
+    pub(crate) fn ranges_from(&self, min: u64) -> impl Iterator<Item = Range> {
+        self.ids_from(min).into_iter().map(|id| self.nodes.at(id).range())
+    }
+
+    fn ids_from(&self, min: u64) -> Vec<Id> {
+        let mut ids = Vec::new();
+        let mut from = self.classes.next_nonempty(class_of(min));
+        while let Some(class) = from {
+            let ranges = newest(&self.nodes, class);
+            ids.extend(ranges.filter(|(_, node)| node.bytes >= min).map(|(id, _)| id));
+            from = self.classes.next_nonempty(class + 1);
+        }
+        ids
     }
 
     /// Removes a node that is in no list, and puts boundaries in its place.

@@ -1,15 +1,16 @@
 //! Mapped segments: physical handles, mapped one after the other into a large reservation of addresses.
 //!
-//! A small request creates a handle of the configured size. A large one creates as few handles as possible, since the
-//! cost of a handle does not depend on its size. A handle is unmapped and returned whole. Idle handles can be remapped
-//! next to each other, so [`Segments::defragment`] fails only if the idle handles and the free memory of the device are
-//! together too little.
+//! A small request creates small handles, so that a block that stays pins little memory. A large one creates as few
+//! handles as possible, since the cost of a handle does not depend on its size. A handle is unmapped and returned whole.
+//! Idle handles can be remapped next to each other, so [`Segments::defragment`] fails only if the idle handles and the
+//! free memory of the device are together too little.
 //!
 //! One lock is held while mappings change. A failed undo is kept, and tried again at the next call.
 
 mod addresses;
 mod state;
 
+use std::cmp::Reverse;
 use std::fmt;
 use std::sync::Arc;
 
@@ -23,6 +24,9 @@ use super::{Segments, Span, generously, min_size, out_of_memory, to_usize};
 use crate::CudaDevice;
 use addresses::Addresses;
 use state::{PhysicalHandle, State};
+
+/// A pool has about this many small handles, so a large pool has larger ones.
+const SMALL_HANDLES: u64 = 1024;
 
 /// Virtual memory of one device, for one pool.
 pub(crate) struct MappedSegments {
@@ -58,9 +62,14 @@ impl MappedSegments {
         virtual_memory(&self.device)
     }
 
-    /// The sizes of the fewest handles that serve `minimum` bytes.
+    /// The sizes of the few handles that serve `minimum` bytes: about eight of a large request, so that most of them
+    /// can be remapped when a smaller block occupies a part.
     fn exactly(&self, minimum: u64) -> Vec<u64> {
-        let largest = self.config.largest_handle;
+        let SegmentConfig { private_bytes, largest_handle, .. } = self.config;
+        let largest = match private_bytes {
+            0 => largest_handle,
+            least => (minimum / 8).next_power_of_two().clamp(least, largest_handle),
+        };
         let mut handles = vec![largest; to_usize(minimum / largest)];
         handles.extend(Some(minimum % largest).filter(|&rest| rest > 0));
         handles
@@ -68,15 +77,28 @@ impl MappedSegments {
 
     /// The sizes of the handles for one step of growth that serves `minimum` bytes.
     fn growth(&self, minimum: u64) -> Vec<u64> {
-        let SegmentConfig { growth, handle_bytes, .. } = self.config;
-        let mut handles =
-            if minimum <= handle_bytes { vec![handle_bytes] } else { self.exactly(minimum) };
+        let SegmentConfig { growth, handle_bytes, private_bytes, .. } = self.config;
+        let mut handles = match minimum {
+            small if small <= handle_bytes => vec![handle_bytes],
+            shared if shared <= private_bytes => self.small(shared),
+            private => self.exactly(private),
+        };
         let mut sum: u64 = handles.iter().sum();
         while sum < growth {
             let bytes = handle_bytes.min(growth - sum);
             handles.push(bytes);
             sum += bytes;
         }
+        handles
+    }
+
+    /// The sizes of small handles that serve `minimum` bytes together.
+    fn small(&self, minimum: u64) -> Vec<u64> {
+        let unit = self.config.handle_bytes;
+        let times = (self.reserved() / SMALL_HANDLES / unit).next_power_of_two();
+        let bytes = unit.saturating_mul(times).min(minimum);
+        let mut handles = vec![bytes; to_usize(minimum / bytes)];
+        handles.extend(Some(minimum % bytes).filter(|&rest| rest > 0));
         handles
     }
 
@@ -258,6 +280,11 @@ impl Segments for MappedSegments {
         (span, gone, outcome.map_err(|error| name_request(error, bytes)))
     }
 
+    fn choose(&self, idle: &[Span], bytes: u64) -> Vec<Span> {
+        let Ok(minimum) = min_size(bytes, self.granularity, u64::MAX) else { return Vec::new() };
+        choose(self.state.lock().inside(idle), minimum)
+    }
+
     fn can_move(&self) -> bool {
         true
     }
@@ -304,15 +331,20 @@ fn virtual_memory(device: &CudaDevice) -> ResourceResult<&dyn VirtualMemory> {
     device.driver().virtual_memory().ok_or_else(|| unsupported.into())
 }
 
-/// Chooses the fewest handles that make up `minimum` bytes, by address; the last is the smallest that suffices. All
-/// handles if they are too few.
-fn choose(mut idle: Vec<Span>, minimum: u64) -> Vec<Span> {
-    idle.sort_unstable_by_key(|span| (span.bytes, span.ptr));
+/// Chooses the fewest handles of `idle`, sorted by address, that make up `minimum` bytes; the last is the smallest that
+/// suffices. Of equal handles it takes those of the shortest contiguous run, so that long runs stay whole. All handles
+/// if they are too few.
+fn choose(idle: Vec<Span>, minimum: u64) -> Vec<Span> {
+    let runs = idle.chunk_by(|one, next| one.end() == next.ptr);
+    let mut idle: Vec<(u64, Reverse<usize>, Span)> = runs
+        .flat_map(|run| run.iter().map(|span| (span.bytes, Reverse(run.len()), *span)))
+        .collect();
+    idle.sort_unstable();
     let mut chosen = Vec::new();
     let mut missing = minimum;
     while missing > 0 && !idle.is_empty() {
-        let enough = idle.partition_point(|span| span.bytes < missing);
-        let span = idle.remove(enough.min(idle.len() - 1));
+        let enough = idle.partition_point(|(bytes, ..)| *bytes < missing);
+        let (_, _, span) = idle.remove(enough.min(idle.len() - 1));
         missing = missing.saturating_sub(span.bytes);
         chosen.push(span);
     }

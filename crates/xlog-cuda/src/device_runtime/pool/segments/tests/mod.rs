@@ -27,6 +27,7 @@ const SMALL: SegmentConfig = SegmentConfig {
     growth: 2 * GRAIN,
     handle_bytes: 2 * GRAIN,
     largest_handle: 8 * GRAIN,
+    private_bytes: 0,
 };
 
 /// A device of `capacity` bytes, under a seed or with a thread per stream.

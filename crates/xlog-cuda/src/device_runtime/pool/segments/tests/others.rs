@@ -11,6 +11,7 @@ const STEP: SegmentConfig = SegmentConfig {
     growth: 4 * MIB,
     handle_bytes: 4 * MIB,
     largest_handle: 4 * MIB,
+    private_bytes: 0,
 };
 
 fn plain(device: &Arc<CudaDevice>, config: SegmentConfig) -> PlainSegments {
