@@ -15,6 +15,7 @@ mod pinned_buffer;
 mod pinned_host;
 mod pool;
 mod pool_joins;
+mod pool_remaps;
 mod pool_steals;
 mod support;
 mod unannounced;

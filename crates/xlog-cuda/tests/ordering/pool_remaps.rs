@@ -1,0 +1,137 @@
+//! Free handles that are remapped before the pool grows.
+
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+use std::cell::Cell;
+use std::sync::Arc;
+
+use crate::support::pool_rig::{MIB, Rig, rig};
+use crate::support::rig::{TAG, assert_all, fill, read};
+use xlog_cuda::CudaDevice;
+use xlog_cuda::device_runtime::{DeviceBlock, DeviceMemoryResource, PoolConfig, StreamLease};
+use xlog_cuda::sim::{Call, Fault};
+use xlog_testing::{WatchedGate, for_each_seam, for_each_sim};
+
+/// No magazine keeps blocks of this size.
+const BLOCK: usize = 6 * MIB;
+
+/// Eight blocks side by side, each filled with its number; every other one is free again.
+struct Holes {
+    rig: Rig,
+    one: StreamLease,
+    two: StreamLease,
+    live: Vec<(DeviceBlock, u8)>,
+    reserved: usize,
+}
+
+fn holes(device: &Arc<CudaDevice>) -> Holes {
+    let rig = rig(device, PoolConfig::default());
+    let [one, two] = rig.leases();
+    let blocks: Vec<_> = (0..8).map(|number| (rig.allocate(BLOCK, &one), number)).collect();
+    let mut live = Vec::new();
+    for (block, number) in blocks {
+        fill(&one, block.ptr, number, BLOCK);
+        if number % 2 == 0 {
+            rig.pool.deallocate(block).unwrap();
+        } else {
+            live.push((block, number));
+        }
+    }
+    one.synchronize().unwrap();
+    let reserved = rig.pool.snapshot().reserved_bytes;
+    Holes { rig, one, two, live, reserved }
+}
+
+impl Holes {
+    /// Checks and frees the live blocks; all memory goes back.
+    fn end(self, device: &CudaDevice) {
+        for (block, number) in self.live {
+            assert_all(&read(&self.one, block.ptr, BLOCK).unwrap(), number);
+            self.rig.pool.deallocate(block).unwrap();
+        }
+        self.rig.empty();
+        assert!(device.races().is_empty(), "{:?}", device.races());
+    }
+}
+
+#[test]
+fn free_handles_between_live_blocks_are_remapped_before_the_pool_grows() {
+    for_each_seam(|device| {
+        let holes = holes(device);
+        let whole = holes.rig.allocate(20 * MIB, &holes.two);
+        fill(&holes.two, whole.ptr, 99, 20 * MIB);
+        assert_all(&read(&holes.two, whole.ptr, 20 * MIB).unwrap(), 99);
+        assert_eq!(holes.rig.pool.snapshot().reserved_bytes, holes.reserved);
+        holes.rig.pool.deallocate(whole).unwrap();
+        holes.end(device);
+    });
+}
+
+#[test]
+fn a_handle_under_pending_work_is_not_remapped() {
+    for_each_seam(|device| {
+        let mut holes = holes(device);
+        let (late, number) = holes.live.pop().unwrap();
+        let gate = WatchedGate::new(holes.one.hold().unwrap());
+        fill(&holes.one, late.ptr, number, BLOCK);
+        holes.rig.pool.deallocate(late).unwrap();
+        // The last hole has coalesced with it. Three are complete.
+        let whole = holes.rig.allocate(20 * MIB, &holes.two);
+        fill(&holes.two, whole.ptr, 99, 20 * MIB);
+        let grown = holes.rig.pool.snapshot().reserved_bytes - holes.reserved;
+        assert!(grown > 0, "work was pending on a part of what was needed");
+        gate.release();
+        assert_all(&read(&holes.two, whole.ptr, 20 * MIB).unwrap(), 99);
+        holes.rig.pool.deallocate(whole).unwrap();
+        holes.end(device);
+    });
+}
+
+#[test]
+fn memory_of_a_stream_that_was_given_back_and_of_a_thread_that_ended_serves_the_next_request() {
+    for_each_seam(|device| {
+        let rig = rig(device, PoolConfig::default());
+        let [one, two, three] = rig.leases();
+        let use_all = |stream: &StreamLease| {
+            let blocks: Vec<_> = (0..4).map(|_| rig.allocate(BLOCK, stream)).collect();
+            blocks.iter().for_each(|block| fill(stream, block.ptr, 1, BLOCK));
+            blocks.into_iter().for_each(|block| rig.pool.deallocate(block).unwrap());
+            stream.synchronize().unwrap();
+        };
+        use_all(&one);
+        drop(one);
+        std::thread::scope(|scope| {
+            scope.spawn(|| use_all(&two)).join().unwrap();
+        });
+        let reserved = rig.pool.snapshot().reserved_bytes;
+        let all = rig.pool.allocate(20 * MIB, three.id(), TAG).unwrap();
+        assert_eq!(rig.pool.snapshot().reserved_bytes, reserved);
+        rig.pool.deallocate(all).unwrap();
+        rig.empty();
+    });
+}
+
+#[test]
+fn a_remap_whose_driver_call_fails_loses_nothing_and_the_pool_grows() {
+    let calls = [Call::Unmap, Call::Map, Call::SetAccess, Call::Create, Call::Destroy];
+    let failed = Cell::new(0);
+    for (call, nth) in calls.into_iter().flat_map(|call| [1, 2, 7, 12].map(|nth| (call, nth))) {
+        for_each_sim(|device, sim| {
+            let holes = holes(device);
+            let faults = sim.faults();
+            let before = faults.calls(call);
+            faults.fail_nth(call, nth, Fault::Code(999));
+            // 26 MiB: the free handles, and one more.
+            let served = holes.rig.pool.allocate(26 * MIB, holes.two.id(), TAG);
+            failed.set(failed.get() + usize::from(faults.calls(call) >= before + nth));
+            faults.clear();
+            if let Ok(block) = served {
+                fill(&holes.two, block.ptr, 99, 26 * MIB);
+                assert_all(&read(&holes.two, block.ptr, 26 * MIB).unwrap(), 99);
+                holes.rig.pool.deallocate(block).unwrap();
+            }
+            holes.end(device);
+        });
+    }
+    assert!(failed.get() > 10, "only {} calls failed", failed.get());
+}
