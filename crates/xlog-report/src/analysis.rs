@@ -8,6 +8,7 @@ use serde::Serialize;
 use xlog_trace::{Header, NameId, Names, Ordered, ReadReport, Record, Source, Summary, TraceError};
 
 use crate::address_map::{AddressMap, AddressMapBuilder, COLUMNS};
+use crate::blocks::{Blocks, BlocksBuilder, KEPT};
 use crate::input::{Input, Trouble};
 use crate::lanes::{Lanes, LanesBuilder};
 use crate::lifetimes::Lifetimes;
@@ -72,6 +73,9 @@ pub struct Analysis {
     pub(crate) lifetimes: Lifetimes,
     pub(crate) uses: u64,
     pub(crate) failed: Vec<FailedCall>,
+    pub(crate) blocks: Blocks,
+    /// Texts of the tags and streams of the kept blocks.
+    pub(crate) names: Names,
 }
 
 /// Analyses a log. `partial`: also one that is damaged or cut off.
@@ -133,6 +137,8 @@ pub fn analyse(input: &Input<'_>, log: &str, partial: bool) -> Result<Analysis, 
         lifetimes: filled.lifetimes,
         uses,
         failed: filled.failed,
+        blocks: filled.blocks,
+        names: source.names().clone(),
     })
 }
 
@@ -151,6 +157,7 @@ struct Filling<'a> {
     map: AddressMapBuilder<'a>,
     lanes: LanesBuilder<'a>,
     lifetimes: Lifetimes,
+    details: BlocksBuilder,
     bins_per_column: usize,
     column_bins: Vec<usize>,
     time: u64,
@@ -167,6 +174,7 @@ struct Filled {
     lanes: Lanes,
     lifetimes: Lifetimes,
     failed: Vec<FailedCall>,
+    blocks: Blocks,
 }
 
 #[derive(Default)]
@@ -194,6 +202,7 @@ impl<'a> Filling<'a> {
             map: AddressMapBuilder::new(&scan.segments, series),
             lanes: LanesBuilder::new(&scan.lanes, scan.lane_names.len()),
             lifetimes: Lifetimes::new(series),
+            details: BlocksBuilder::new(KEPT),
             bins_per_column: bins.div_ceil(COLUMNS).max(1),
             column_bins: Vec::new(),
             time: 0,
@@ -220,13 +229,14 @@ impl<'a> Filling<'a> {
         };
         self.lanes.record(record, touched.as_ref(), self.time);
         match change {
-            Change::None | Change::Used(_) => {}
-            Change::Born(born) => self.born(&born),
+            Change::None => {}
+            Change::Used(used) => self.details.used(&used, record, self.time),
+            Change::Born(born) => self.born(&born, record),
             Change::Replaced { born, lost } => {
-                self.died(&lost);
-                self.born(&born);
+                self.died(&lost, None);
+                self.born(&born, record);
             }
-            Change::Died(died) => self.died(&died),
+            Change::Died(died) => self.died(&died, Some(record)),
         }
         if record.is_failure() && self.failed.len() < LISTED {
             self.failed.push(self.failure(record, names));
@@ -262,22 +272,24 @@ impl<'a> Filling<'a> {
         }
     }
 
-    fn born(&mut self, life: &Life) {
+    fn born(&mut self, life: &Life, record: &Record) {
         self.blocks += 1;
         let held = self.held.entry(life.name).or_default();
         *held = (held.0.saturating_add(life.bytes), held.1 + 1);
         self.timeline.born(life.tag, life.bytes);
         self.map.born(life);
         self.lifetimes.born(life);
+        self.details.born(life, record);
     }
 
-    fn died(&mut self, life: &Life) {
+    fn died(&mut self, life: &Life, free: Option<&Record>) {
         self.blocks = self.blocks.saturating_sub(1);
         let held = self.held.entry(life.name).or_default();
         *held = (held.0.saturating_sub(life.bytes), held.1.saturating_sub(1));
         self.timeline.died(life.tag, life.bytes);
         self.map.died(life);
         self.lifetimes.died(life, self.time, true);
+        self.details.ended(life, self.time, Some(self.time), free);
     }
 
     fn at_peak(&self) -> Peak {
@@ -303,6 +315,7 @@ impl<'a> Filling<'a> {
         self.end_column();
         for life in self.lives.iter() {
             self.lifetimes.died(life, self.time, false);
+            self.details.ended(life, self.time, None, None);
         }
         Filled {
             timeline: self.timeline.finish(),
@@ -312,6 +325,7 @@ impl<'a> Filling<'a> {
             lanes: self.lanes.finish(),
             lifetimes: self.lifetimes.finish(),
             failed: self.failed,
+            blocks: self.details.finish(),
         }
     }
 }

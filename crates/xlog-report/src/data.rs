@@ -5,6 +5,7 @@ use serde::Serialize;
 use xlog_trace::Usage;
 
 use crate::analysis::{Analysis, FailedCall};
+use crate::block_data::BlockData;
 use crate::compare::{Comparison, compare};
 use crate::html::{Array, Blob};
 use crate::lifetimes::Histogram;
@@ -45,6 +46,7 @@ pub(crate) struct PageData {
     leaks: Vec<LeakRow>,
     leak_tags: Vec<(String, u64, u64)>,
     failed: Vec<FailedCall>,
+    blocks: BlockData,
     other: Option<Other>,
 }
 
@@ -231,6 +233,7 @@ impl PageData {
             leaks: leaks(analysis),
             leak_tags: leak_tags(analysis),
             failed: analysis.failed.clone(),
+            blocks: BlockData::new(analysis, blob),
             other: other.map(|other| Other {
                 log: other.file.clone(),
                 span: other.timeline.end,

@@ -13,15 +13,18 @@ use crate::data::PageData;
 
 const STYLE: &str = include_str!("page/style.css");
 const MARKUP: &str = include_str!("page/page.html");
-const SCRIPTS: [&str; 9] = [
+const SCRIPTS: [&str; 12] = [
     include_str!("page/data.js"),
     include_str!("page/format.js"),
     include_str!("page/view.js"),
     include_str!("page/memory.js"),
     include_str!("page/addresses.js"),
     include_str!("page/lanes.js"),
+    include_str!("page/blocks.js"),
     include_str!("page/tables.js"),
+    include_str!("page/filter.js"),
     include_str!("page/keys.js"),
+    include_str!("page/address.js"),
     include_str!("page/main.js"),
 ];
 

@@ -14,6 +14,8 @@
 
 mod address_map;
 mod analysis;
+mod block_data;
+mod blocks;
 pub mod compare;
 mod data;
 pub mod escape;

@@ -91,7 +91,7 @@ pub fn check(log: &str, reading: &ReadReport, partial: bool) -> Result<(), Strin
     ))
 }
 
-fn stream_name(stream: Option<u32>, names: &Names) -> String {
+pub(crate) fn stream_name(stream: Option<u32>, names: &Names) -> String {
     match stream {
         None => "no stream".to_owned(),
         Some(id) => match names.stream_name(id) {

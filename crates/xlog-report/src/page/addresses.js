@@ -4,6 +4,24 @@ const addressChart = chart("address-chart", 130, 26);
 const map = { ...data.map, fullness: arrays(data.map.fullness), holders: arrays(data.map.tags) };
 const mapBytes = map.segments.reduce((end, segment) => Math.max(end, segment[4] + segment[3]), 0);
 
+view.high = Math.max(1, map.rows * map.row_bytes);
+
+// Which addresses the map shows, as places among the stretches.
+const setPlaces = (low, high) => {
+  const whole = Math.max(1, map.rows * map.row_bytes);
+  const span = Math.min(Math.max(high - low, 256, addressChart.plotHeight ?? 256), whole);
+  view.low = Math.min(Math.max(low + (high - low - span) / 2, 0), whole - span);
+  view.high = view.low + span;
+  changed();
+};
+
+const zoomPlaces = (factor, around = (view.low + view.high) / 2) => {
+  setPlaces(around - (around - view.low) * factor, around + (view.high - around) * factor);
+};
+
+const placeY = (place) => addressChart.height - addressChart.bottom - ((place - view.low) / (view.high - view.low)) * addressChart.plotHeight;
+const placeOf = (y) => view.low + ((addressChart.height - addressChart.bottom - y) / addressChart.plotHeight) * (view.high - view.low);
+
 // The whole map as a picture of one pixel to a cell, made anew when the colours change.
 let mapPicture = null;
 const paintMap = () => {
@@ -47,11 +65,14 @@ const drawAddresses = () => {
   self.begin();
   self.timeAxis();
   mapPicture ??= paintMap();
-  const rowHeight = self.plotHeight / Math.max(1, map.rows);
-  const y = (offset) => self.height - self.bottom - (offset / map.row_bytes) * rowHeight;
+  const y = placeY;
+  const [topRow, shownRows] = [map.rows - view.high / map.row_bytes, (view.high - view.low) / map.row_bytes];
   self.inside(() => {
     if (!mapPicture) return;
     context.imageSmoothingEnabled = false;
+    // Cells that are wide on the screen are faint behind the exact blocks.
+    const cell = Math.max(self.plotHeight / shownRows / 4, ((data.span / columnStarts.length) / (view.to - view.from)) * self.plotWidth / 4);
+    context.globalAlpha = Math.min(1, Math.max(0.2, 2 / cell));
     const first = lastAt(columnStarts, view.from);
     const last = lastAt(columnStarts, view.to);
     for (let column = first; column <= last; column++) {
@@ -59,8 +80,10 @@ const drawAddresses = () => {
       const from = Math.floor(self.x(columnStarts[column]));
       const to = Math.floor(self.x(column + 1 < columnStarts.length ? columnStarts[column + 1] : data.span));
       if (to === from && column < last) continue;
-      context.drawImage(mapPicture, column, 0, 1, map.rows, from, self.top, Math.max(to - from, 1), self.plotHeight);
+      context.drawImage(mapPicture, column, topRow, 1, shownRows, from, self.top, Math.max(to - from, 1), self.plotHeight);
     }
+    context.globalAlpha = 1;
+    drawBlocks(self);
     context.strokeStyle = colour("quiet");
     context.lineWidth = 1;
     context.setLineDash([1, 3]);
@@ -79,9 +102,16 @@ const drawAddresses = () => {
   let free = self.height;
   for (const segment of map.segments) {
     const at = y(segment[4]);
-    if (at > free) continue;
+    if (at > free || at < self.top || at > self.height - self.bottom + 1) continue;
     context.fillText(segment[2], self.left - 8, at);
     free = at - 16;
+  }
+  // Between the beginnings of stretches, addresses of even places.
+  for (let mark = 0; mark <= 4 && map.rows > 0; mark++) {
+    const place = view.low + ((view.high - view.low) * mark) / 4;
+    if (view.high - view.low >= map.rows * map.row_bytes || (mark > 0 && y(place) > free + 1)) continue;
+    const segment = map.segments[lastAt(stretchPlaces, place)];
+    context.fillText(`0x${(BigInt(segment[2]) + BigInt(Math.max(0, Math.round(place - segment[4])))).toString(16)}`, self.left - 8, Math.max(y(place), self.top + 12));
   }
   self.cursor();
   drawAddressInstant();

@@ -63,7 +63,11 @@ const table = (caption, columns, rows) => {
     const line = body.insertRow();
     columns.forEach((column, at) => {
       const cell = at === 0 ? element("th", undefined, { scope: "row" }) : element("td");
-      if (column.bar) {
+      if (column.button) {
+        const button = element("button", column.button(row), { type: "button" });
+        button.addEventListener("click", () => column.action(row));
+        cell.append(button);
+      } else if (column.bar) {
         cell.className = "bar";
         const bar = element("span", undefined, { "aria-hidden": "true" });
         bar.style.width = `${100 * Math.min(1, Math.max(0, column.bar(row)))}%`;

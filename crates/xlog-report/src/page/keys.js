@@ -17,6 +17,13 @@ const peakView = () => {
   select(data.peak.time);
 };
 
+const showAll = () => {
+  setRange(0, data.span);
+  setPlaces(0, map.rows * map.row_bytes);
+};
+
+const panPlaces = (part) => setPlaces(view.low + (view.high - view.low) * part, view.high + (view.high - view.low) * part);
+
 const actions = {
   ArrowLeft: (event) => step(-1, event.shiftKey ? 10 : 1),
   ArrowRight: (event) => step(1, event.shiftKey ? 10 : 1),
@@ -30,8 +37,15 @@ const actions = {
   PageDown: () => pan(0.9),
   Home: () => select(0),
   End: () => select(data.span),
-  0: () => setRange(0, data.span),
-  Escape: () => setRange(0, data.span),
+  0: showAll,
+  Escape: showAll,
+  ArrowUp: () => panPlaces(0.25),
+  ArrowDown: () => panPlaces(-0.25),
+  "}": () => zoomPlaces(0.5),
+  "{": () => zoomPlaces(2),
+  b: () => chooseNext(1),
+  B: () => chooseNext(-1),
+  Enter: showLife,
   p: peakView,
   P: peakView,
 };
@@ -69,7 +83,10 @@ const listenTo = (self) => {
   });
   canvas.addEventListener("pointercancel", () => { began = null; });
   canvas.addEventListener("wheel", (event) => {
-    if (event.ctrlKey) {
+    if (event.altKey && self === addressChart) {
+      event.preventDefault();
+      zoomPlaces(event.deltaY > 0 ? 1.25 : 0.8, placeOf(event.offsetY));
+    } else if (event.ctrlKey) {
       event.preventDefault();
       zoom(event.deltaY > 0 ? 1.25 : 0.8, self.time(event.offsetX));
     } else if (event.shiftKey || event.deltaX !== 0) {
@@ -81,5 +98,6 @@ const listenTo = (self) => {
 
 const buttons = {
   "zoom-in": () => zoom(0.5), "zoom-out": () => zoom(2), "pan-left": () => pan(-0.25), "pan-right": () => pan(0.25),
-  reset: () => setRange(0, data.span), "to-peak": peakView,
+  reset: showAll, "to-peak": peakView,
+  "next-block": () => chooseNext(1), "previous-block": () => chooseNext(-1), "show-life": showLife, "filter-clear": clearFilters,
 };

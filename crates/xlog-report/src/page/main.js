@@ -34,17 +34,22 @@ const makeSections = () => {
 };
 
 const drawAll = () => {
+  drawFilter();
   drawMemory();
   drawInstant();
   drawAddresses();
   drawLanes();
   drawMemoryTable();
+  drawLife();
+  keepView();
   nameScrollers();
 };
 
 document.querySelector("main").hidden = false;
 makeHead();
 makeLegend();
+makeFilters();
+takeView();
 drawMemory();
 drawInstant();
 performance.mark("first-picture");
@@ -62,12 +67,16 @@ const staticTables = () => {
 staticTables();
 view.listeners.push(drawAll);
 for (const self of [memoryChart, addressChart, laneChart]) listenTo(self);
+for (const self of [memoryChart, addressChart]) listenToBlocks(self);
 for (const [id, action] of Object.entries(buttons)) byId(id).addEventListener("click", action);
 for (const details of document.querySelectorAll("details")) details.addEventListener("toggle", changed);
+window.addEventListener("hashchange", takeView);
 new ResizeObserver(changed).observe(document.body);
 dark.addEventListener("change", () => {
   mapPicture = null;
   shownInstant = null;
+  shownBlock = undefined;
+  seriesColoursMade = null;
   staticTables();
   changed();
 });

@@ -40,6 +40,7 @@ const drawMemory = () => {
   // The budget is shown where it is near enough not to press everything flat.
   if (data.budget && data.budget < 3 * top) top = Math.max(top, data.budget);
   top *= 1.05;
+  self.topBytes = top;
   const y = (bytes) => self.top + self.plotHeight * (1 - bytes / top);
   sizeAxis(self, top, y);
   self.timeAxis();

@@ -1,6 +1,6 @@
 // Which time all charts show and which instant is selected. Charts are drawn when the browser is ready, once for many changes.
 
-const view = { from: 0, to: Math.max(data.span, 1), selected: data.peak.time, hidden: new Set(), listeners: [] };
+const view = { from: 0, to: Math.max(data.span, 1), selected: data.peak.time, hidden: new Set(), block: null, low: 0, high: 1, listeners: [] };
 
 // Zooming in further than this shows nothing more.
 const leastSpan = Math.min(Math.max(data.span, 1), 100);

@@ -1,0 +1,124 @@
+//! The kept blocks as arrays of the page: one element a block, by time of birth.
+//!
+//! Texts stand in one table and arrays hold their places in it; place 0 is the empty text. An address is not stored: a block's
+//! place among the stretches of the address map gives it.
+use std::collections::HashMap;
+
+use serde::Serialize;
+
+use crate::analysis::Analysis;
+use crate::blocks::{Block, Caller};
+use crate::html::{Array, Blob};
+use crate::scan::stream_name;
+
+/// Stands for "never" among times.
+const NEVER: u64 = u64::MAX;
+
+#[derive(Serialize, Debug)]
+pub(crate) struct BlockData {
+    all: u64,
+    texts: Vec<String>,
+    /// Where its bytes begin among the stretches of the address map.
+    place: Array,
+    bytes: Array,
+    born: Array,
+    died: Array,
+    last_use: Array,
+    series: Array,
+    tag: Array,
+    stream: Array,
+    thread: Array,
+    query: Array,
+    served_by: Array,
+    latency: Array,
+    freed_stream: Array,
+    freed_thread: Array,
+    uses: Array,
+    /// Uses of all blocks, one behind the other; the first of each block.
+    first_use: Array,
+    use_time: Array,
+    use_stream: Array,
+    use_thread: Array,
+    use_access: Array,
+}
+
+/// A table of texts, each once.
+struct Texts {
+    all: Vec<String>,
+    places: HashMap<String, u32>,
+}
+
+impl Texts {
+    fn place(&mut self, text: String) -> u32 {
+        let next = self.all.len() as u32;
+        *self.places.entry(text).or_insert_with_key(|text| {
+            self.all.push(text.clone());
+            next
+        })
+    }
+}
+
+impl BlockData {
+    pub(crate) fn new(analysis: &Analysis, blob: &mut Blob) -> Self {
+        let kept = &analysis.blocks.kept;
+        let names = &analysis.names;
+        let mut texts = Texts { all: Vec::new(), places: HashMap::new() };
+        texts.place(String::new());
+        let mut column = |text: &dyn Fn(&Block) -> Option<String>| -> Vec<u32> {
+            kept.iter().map(|block| texts.place(text(block).unwrap_or_default())).collect()
+        };
+        let stream_of = |by: &Caller| by.stream.map(|id| stream_name(Some(id), names));
+        let tag = column(&|block| Some(names.text_or_empty(block.life.name).to_owned()));
+        let stream = column(&|block| block.life.stream.map(|id| stream_name(Some(id), names)));
+        let thread = column(&|block| block.calls.allocated.map(|by| by.thread.to_string()));
+        let query = column(&|block| block.calls.allocated?.query.map(|query| query.to_string()));
+        let served_by = column(&|block| {
+            let path = xlog_trace::ServedBy::from_code(block.calls.served_by);
+            (block.calls.served_by != 0).then(|| path.to_string())
+        });
+        let freed_stream = column(&|block| block.calls.freed.as_ref().and_then(stream_of));
+        let freed_thread = column(&|block| block.calls.freed.map(|by| by.thread.to_string()));
+        let uses: Vec<_> = kept.iter().flat_map(|block| &block.calls.first_uses).collect();
+        let use_stream: Vec<u32> =
+            uses.iter().map(|used| texts.place(stream_of(&used.by).unwrap_or_default())).collect();
+        let use_thread: Vec<u32> =
+            uses.iter().map(|used| texts.place(used.by.thread.to_string())).collect();
+        let mut next_use = 0;
+        let first_use: Vec<u32> = kept
+            .iter()
+            .map(|block| {
+                let first = next_use;
+                next_use += block.calls.first_uses.len() as u32;
+                first
+            })
+            .chain([uses.len() as u32])
+            .collect();
+        Self {
+            all: analysis.blocks.all,
+            place: blob.f64(kept.iter().map(|block| {
+                let life = &block.life;
+                analysis.segments.offset(life.process, life.device, life.ptr).unwrap_or(0)
+            })),
+            bytes: blob.f64(kept.iter().map(|block| block.life.bytes)),
+            born: blob.f64(kept.iter().map(|block| block.life.born)),
+            died: blob.f64(kept.iter().map(|block| block.died.unwrap_or(NEVER))),
+            last_use: blob.f64(kept.iter().map(|block| block.life.last_use.unwrap_or(NEVER))),
+            series: blob.u8(kept.iter().map(|block| block.life.tag)),
+            tag: blob.u32(tag),
+            stream: blob.u32(stream),
+            thread: blob.u32(thread),
+            query: blob.u32(query),
+            served_by: blob.u32(served_by),
+            latency: blob.u32(kept.iter().map(|block| block.calls.latency_nanos)),
+            freed_stream: blob.u32(freed_stream),
+            freed_thread: blob.u32(freed_thread),
+            uses: blob.u32(kept.iter().map(|block| block.calls.uses)),
+            first_use: blob.u32(first_use),
+            use_time: blob.f64(uses.iter().map(|used| used.time)),
+            use_stream: blob.u32(use_stream),
+            use_thread: blob.u32(use_thread),
+            use_access: blob.u8(uses.iter().map(|used| used.access)),
+            texts: texts.all,
+        }
+    }
+}
