@@ -14,7 +14,7 @@ pub enum LogFormat {
     RmmCsv,
     /// Trace events, for Perfetto. Only written.
     Chrome,
-    /// A memory snapshot, for PyTorch's viewer. Only written.
+    /// A memory snapshot of PyTorch.
     Torch,
 }
 
@@ -51,11 +51,14 @@ impl LogFormat {
     /// The format of that name, if it is one that can be read.
     pub fn parse_input(name: &str) -> Result<Self, String> {
         match Self::parse(name) {
-            Ok(format) if format.log().is_some() => Ok(format),
-            Ok(format) => {
-                Err(format!("{:?} is only written; expected xtrace, csv or rmm-csv", format.name()))
+            Ok(format) if format.log().is_some() || format == Self::Torch => Ok(format),
+            Ok(format) => Err(format!(
+                "{:?} is only written; expected xtrace, csv, rmm-csv or torch",
+                format.name()
+            )),
+            Err(_) => {
+                Err(format!("there is no format {name:?}; expected xtrace, csv, rmm-csv or torch"))
             }
-            Err(_) => Err(format!("there is no format {name:?}; expected xtrace, csv or rmm-csv")),
         }
     }
 

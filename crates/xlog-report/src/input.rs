@@ -1,7 +1,9 @@
 //! The input of every command that reads a log: its detected or given format, progress on a terminal, and the result of reading.
-use std::cell::OnceCell;
+//!
+//! A memory snapshot of PyTorch is converted once, to a temporary log that all readings read.
+use std::cell::{Cell, OnceCell};
 use std::fs::File;
-use std::io::{BufReader, IsTerminal, Read, Write};
+use std::io::{BufReader, BufWriter, IsTerminal, Read, Write};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -9,7 +11,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
-use xlog_trace::{Format, LogState, ReadReport, Reader, Record, Source, Strictness, TraceError};
+use xlog_trace::import::{MAX_SNAPSHOT_BYTES, convert_torch_snapshot, looks_like_snapshot};
+use xlog_trace::{LogState, ReadReport, Reader, Record, Source, Strictness, TraceError};
 
 use crate::format::LogFormat;
 use crate::text_report::TextReport;
@@ -49,12 +52,20 @@ pub struct Input<'a> {
     strict: Strict,
     is_read_once: bool,
     copy: OnceCell<Arc<File>>,
+    is_snapshot: Cell<bool>,
 }
 
 impl<'a> Input<'a> {
     /// A log by its name, with its format where that is known.
     pub fn new(path: &'a Path, format: Option<LogFormat>, strict: Strict) -> Self {
-        Self { path, format, strict, is_read_once: false, copy: OnceCell::new() }
+        Self {
+            path,
+            format,
+            strict,
+            is_read_once: false,
+            copy: OnceCell::new(),
+            is_snapshot: Cell::new(false),
+        }
     }
 
     /// The log as it was named.
@@ -70,10 +81,6 @@ impl<'a> Input<'a> {
 
     /// The file to read, and whether it can be read from any place.
     fn file(&self) -> Result<(Arc<File>, bool), TraceError> {
-        let blame = |context: &str| {
-            let context = context.to_owned();
-            |source| TraceError::Io { context, source }
-        };
         if let Some(copy) = self.copy.get() {
             return Ok((Arc::clone(copy), true));
         }
@@ -82,13 +89,41 @@ impl<'a> Input<'a> {
         if metadata.is_dir() {
             return Err(blame("opening the log")(std::io::ErrorKind::IsADirectory.into()));
         }
-        if metadata.is_file() || self.is_read_once {
-            return Ok((Arc::new(file), metadata.is_file()));
+        if metadata.is_file() {
+            return self.without_snapshot(file);
+        }
+        if self.is_read_once && self.format != Some(LogFormat::Torch) {
+            return Ok((Arc::new(file), false));
         }
         let mut copy = tempfile::tempfile().map_err(blame("creating a temporary file"))?;
         std::io::copy(&mut file, &mut copy)
             .map_err(blame("copying the log, which can be read once, to a temporary file"))?;
-        Ok((Arc::clone(self.copy.get_or_init(|| Arc::new(copy))), true))
+        let (copy, has_places) = self.without_snapshot(copy)?;
+        Ok((Arc::clone(self.copy.get_or_init(|| copy)), has_places))
+    }
+
+    /// A file that can be read from any place; a snapshot is replaced by the log it is converted to.
+    fn without_snapshot(&self, file: File) -> Result<(Arc<File>, bool), TraceError> {
+        let mut head = [0; 2];
+        let read = file.read_at(&mut head, 0).map_err(blame("reading the log"))?;
+        let wanted = match self.format {
+            None => looks_like_snapshot(head.get(..read).unwrap_or(&[])),
+            Some(format) => format == LogFormat::Torch,
+        };
+        if !wanted {
+            return Ok((Arc::new(file), true));
+        }
+        let file = Arc::new(file);
+        let whole = Counted { file, has_places: true, read: Arc::default() };
+        let mut bytes = Vec::new();
+        whole
+            .take(MAX_SNAPSHOT_BYTES as u64 + 1)
+            .read_to_end(&mut bytes)
+            .map_err(blame("reading the snapshot"))?;
+        let log = tempfile::tempfile().map_err(blame("creating a temporary file"))?;
+        convert_torch_snapshot(&bytes, BufWriter::new(&log))?;
+        self.is_snapshot.set(true);
+        Ok((Arc::clone(self.copy.get_or_init(|| Arc::new(log))), true))
     }
 
     /// Reads it from its beginning.
@@ -104,7 +139,11 @@ impl<'a> Input<'a> {
             None => Reader::from_stream(stream, strictness)?,
         };
         let written = std::io::stderr().is_terminal().then(Instant::now);
-        Ok(Watched { reader, read, total, records: 0, written, shown: false })
+        let format = match self.is_snapshot.get() {
+            true => LogFormat::Torch,
+            false => LogFormat::from(reader.format()),
+        };
+        Ok(Watched { reader, format, read, total, records: 0, written, shown: false })
     }
 
     /// Reads it from its beginning. What is no log, whatever is wrong with it, is refused.
@@ -133,6 +172,11 @@ impl<'a> Input<'a> {
     }
 }
 
+/// Names the step that failed.
+fn blame(context: &'static str) -> impl FnOnce(std::io::Error) -> TraceError {
+    move |source| TraceError::Io { context: context.to_owned(), source }
+}
+
 struct Counted {
     file: Arc<File>,
     /// Read by place: several readings share the file.
@@ -154,6 +198,7 @@ impl Read for Counted {
 /// A reader that says on a terminal how far it is.
 pub struct Watched {
     reader: Reader,
+    format: LogFormat,
     read: Arc<AtomicU64>,
     total: u64,
     records: u64,
@@ -164,8 +209,8 @@ pub struct Watched {
 
 impl Watched {
     /// The format that is read.
-    pub fn format(&self) -> Format {
-        self.reader.format()
+    pub fn format(&self) -> LogFormat {
+        self.format
     }
 
     #[cold]

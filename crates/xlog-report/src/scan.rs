@@ -5,7 +5,6 @@ use std::collections::HashMap;
 
 use xlog_trace::{Action, Header, Names, Ordered, ReadReport, Source, Summarizer, Summary};
 
-use crate::format::LogFormat;
 use crate::input::{Input, Trouble, Watched};
 use crate::lanes;
 use crate::segments::{SegmentBuilder, Segments};
@@ -31,7 +30,7 @@ impl Scan {
     /// Reads a log to its end. `partial`: also one that is damaged or cut off.
     pub(crate) fn read(input: &Input<'_>, log: &str, partial: bool) -> Result<Self, String> {
         let source: Watched = input.begin().map_err(Trouble::into_line)?;
-        let format = LogFormat::from(source.format()).name();
+        let format = source.format().name();
         let mut source = Ordered::new(source);
         let (mut summarizer, mut segments) = (Summarizer::new(), SegmentBuilder::default());
         let (mut streams, mut uses) = (HashMap::new(), 0);

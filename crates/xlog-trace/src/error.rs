@@ -69,6 +69,9 @@ pub enum TraceError {
         /// The newest version read here.
         supported: u16,
     },
+    /// A memory snapshot cannot be read.
+    #[error(transparent)]
+    Snapshot(#[from] crate::import::SnapshotError),
     /// A setting of a recorder cannot be used.
     #[error("{setting} is {value}, expected {expected}")]
     BadSetting {

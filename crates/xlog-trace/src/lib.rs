@@ -2,7 +2,7 @@
 //!
 //! A log is a sequence of [`Record`]s: an allocation, free or use, with its time, thread, stream and tag.
 //! This crate reads and writes it as a binary file, as CSV and as RMM's CSV ([`Reader`],
-//! [`LogWriter`]), turns it into what other tools show ([`export`]), sums it up ([`Summary`]), and
+//! [`LogWriter`]), reads PyTorch's memory snapshots ([`import`]), turns it into what other tools show ([`export`]), sums it up ([`Summary`]), and
 //! writes it from a running program at the cost of a copy ([`Recorder`]). It knows nothing of
 //! allocators.
 //!
@@ -34,6 +34,7 @@ mod encoder;
 mod error;
 pub mod export;
 mod header;
+pub mod import;
 mod lines;
 mod live;
 mod names;

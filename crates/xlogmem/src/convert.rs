@@ -26,7 +26,7 @@ const SCHEMA: u32 = 1;
                         line was refused, IN cannot be read, or OUT cannot be written."
 )]
 pub(crate) struct ConvertArguments {
-    /// The log to read: xtrace, csv or rmm-csv
+    /// The log to read: xtrace, csv, rmm-csv, or a memory snapshot of PyTorch
     #[arg(value_name = "IN")]
     input: PathBuf,
 
@@ -104,7 +104,7 @@ fn write(
     let input = Input::new(&arguments.input, from, strict);
     // Nothing is created for a log that cannot be opened.
     let probe = input.begin()?;
-    report.from = Some(LogFormat::from(probe.format()).name());
+    report.from = Some(probe.format().name());
     drop(probe);
 
     let file = AtomicFile::create(&arguments.output).map_err(Trouble::Refused)?;

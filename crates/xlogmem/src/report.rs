@@ -19,7 +19,7 @@ use crate::cli::{Refusal, option};
 
 Exit status: 0 written; 2 the command line was refused, a log cannot be read or is not whole, or an output cannot be written.")]
 pub(crate) struct ReportArguments {
-    /// The log: xtrace, csv or rmm-csv
+    /// The log: xtrace, csv, rmm-csv, or a memory snapshot of PyTorch
     #[arg(value_name = "LOG")]
     log: PathBuf,
 

@@ -124,7 +124,7 @@ pub(crate) fn run(arguments: &SummaryArguments) -> Result<Output, Refusal> {
 
 fn sum_up(input: &Input<'_>, report: &mut Report) -> Result<(), Trouble> {
     let source = input.begin()?;
-    report.format = Some(LogFormat::from(source.format()).name());
+    report.format = Some(source.format().name());
     let mut source = Ordered::new(source);
     let summary = Summary::of(&mut source);
     report.reading = Some(ReadingReport::new(source.report()));

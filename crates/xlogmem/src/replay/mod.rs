@@ -155,7 +155,7 @@ fn work(
 ) -> Result<(), Trouble> {
     let input = Input::new(&arguments.log, request.from, Strict(arguments.strict)).once();
     let source = input.begin()?;
-    report.format = Some(LogFormat::from(source.format()).name());
+    report.format = Some(source.format().name());
     let mut source = Ordered::new(source);
     let plan = Plan::read(&mut source, arguments.strict);
     report.reading = Some(ReadingReport::new(source.report()));

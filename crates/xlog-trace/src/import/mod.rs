@@ -1,0 +1,9 @@
+//! Logs of other tools that are no streams of records: read whole, checked, and written as a log.
+
+mod pickle;
+mod snapshot;
+
+pub use pickle::PickleError;
+pub use snapshot::{
+    MAX_SNAPSHOT_BYTES, SnapshotError, SnapshotRead, convert_torch_snapshot, looks_like_snapshot,
+};

@@ -1,0 +1,346 @@
+//! PyTorch's memory snapshot (`torch.cuda.memory._dump_snapshot`) as a log.
+//!
+//! The traces of all devices become one history by time. `alloc` is an allocation and `free_completed` a free. The tag is the place
+//! in the program: the innermost Python frame outside of PyTorch. Blocks that were live before the recording began are allocated at its
+//! beginning. `oom` is a failed allocation. Entries without a record (`free_requested`, segments, `snapshot`) are counted.
+//!
+//! The file is read whole, up to [`MAX_SNAPSHOT_BYTES`]; the work is linear in its length, also for a file made to hurt.
+
+use std::collections::HashMap;
+use std::io::Write;
+
+use crate::action::Action;
+use crate::encoder::{Format, LogWriter};
+use crate::error::TraceError;
+use crate::header::Header;
+use crate::names::{NameId, Names};
+use crate::record::{Failure, Record};
+
+use super::pickle::{self, Loaded, MAX_VALUE_BYTES, PickleError, Value};
+
+/// The largest snapshot that is read.
+pub const MAX_SNAPSHOT_BYTES: usize = 1 << 30;
+/// Keys that an entry, a frame, a segment or a block may have.
+const MAX_KEYS: usize = 64;
+/// Bytes of a text that are looked at.
+const MAX_TEXT: usize = 1 << 10;
+/// Frames of one stack that are looked at.
+const MAX_FRAMES: usize = 256;
+
+/// Why a snapshot cannot be read.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SnapshotError {
+    /// The pickle cannot be read.
+    #[error("not a snapshot that can be read: {0}")]
+    Pickle(#[from] PickleError),
+    /// The pickle is no memory snapshot.
+    #[error("the pickle is no memory snapshot: expected {expected}")]
+    Shape {
+        /// The missing part.
+        expected: &'static str,
+    },
+    /// The file is larger than a reader may hold.
+    #[error("the snapshot has {bytes} bytes; expected at most {limit}")]
+    TooLarge {
+        /// Its length.
+        bytes: usize,
+        /// The bound.
+        limit: usize,
+    },
+}
+
+/// Counts of what was read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct SnapshotRead {
+    /// Records written.
+    pub records: u64,
+    /// Trace entries that have no record.
+    pub left_out: u64,
+    /// Blocks that were live before the recording began.
+    pub live_before: u64,
+}
+
+/// Whether a file begins as a pickle of protocol 2 to 5 does.
+pub fn looks_like_snapshot(head: &[u8]) -> bool {
+    matches!(head, [0x80, 2..=5, ..])
+}
+
+/// An entry of a trace that has a record, or a block of a segment.
+#[derive(Clone, Copy)]
+struct Entry {
+    kind: Kind,
+    device: u32,
+    time_us: u64,
+    address: u64,
+    bytes: u64,
+    stream: u64,
+    frames: Option<Value>,
+    device_free: Option<u64>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Allocate,
+    Free,
+    OutOfMemory,
+}
+
+/// Writes a snapshot as a binary log.
+pub fn convert_torch_snapshot<W: Write>(input: &[u8], out: W) -> Result<SnapshotRead, TraceError> {
+    if input.len() > MAX_SNAPSHOT_BYTES {
+        let (bytes, limit) = (input.len(), MAX_SNAPSHOT_BYTES);
+        return Err(SnapshotError::TooLarge { bytes, limit }.into());
+    }
+    let loaded = pickle::load(input, MAX_VALUE_BYTES).map_err(SnapshotError::from)?;
+    let mut read = SnapshotRead::default();
+    let mut budget = input.len();
+    let mut entries = traces(&loaded, &mut budget, &mut read)?;
+    let before = live_before(&loaded, &mut budget, &entries)?;
+    read.live_before = before.len() as u64;
+    // Stable: entries of one device keep their order, and their times never go back.
+    entries.sort_by_key(|entry| entry.time_us);
+    let first = entries.first().map_or(0, |entry| entry.time_us);
+    let header = Header::new().with_epoch_unix_nanos(first.saturating_mul(1000));
+    let mut log = Log {
+        loaded: &loaded,
+        names: Names::new(),
+        writer: LogWriter::new(Format::Binary, &header, out),
+        tags: HashMap::new(),
+        streams: HashMap::new(),
+        order: 0,
+        first,
+    };
+    let untraced = log.names.intern("allocated before the recording");
+    for mut entry in before {
+        entry.time_us = first;
+        log.write(&entry, Some(untraced))?;
+    }
+    for entry in &entries {
+        log.write(entry, None)?;
+    }
+    read.records = log.order;
+    log.writer.finish()?;
+    Ok(read)
+}
+
+/// Takes one of the entries that a file of this length can honestly have.
+fn spend(budget: &mut usize) -> Result<(), SnapshotError> {
+    *budget = budget
+        .checked_sub(1)
+        .ok_or(SnapshotError::Shape { expected: "each entry once, not one entry many times" })?;
+    Ok(())
+}
+
+fn small_dict(
+    loaded: &Loaded<'_>,
+    value: Value,
+    expected: &'static str,
+) -> Result<(), SnapshotError> {
+    match loaded.dict(value) {
+        Some(items) if items.len() <= MAX_KEYS => Ok(()),
+        _ => Err(SnapshotError::Shape { expected }),
+    }
+}
+
+/// The entries of all devices, with times that never go back within a device.
+fn traces(
+    loaded: &Loaded<'_>,
+    budget: &mut usize,
+    read: &mut SnapshotRead,
+) -> Result<Vec<Entry>, SnapshotError> {
+    let root = loaded.root;
+    small_dict(loaded, root, "a dict with the keys `segments` and `device_traces`")?;
+    let mut entries = Vec::new();
+    let Some(devices) = loaded.get(root, "device_traces") else {
+        // Older snapshots and memory_snapshot() have no history.
+        return Ok(entries);
+    };
+    let expected = "`device_traces` to be a list of lists";
+    for (device, trace) in
+        loaded.list(devices).ok_or(SnapshotError::Shape { expected })?.iter().enumerate()
+    {
+        spend(budget)?;
+        let mut time = 0;
+        for entry in loaded.list(*trace).ok_or(SnapshotError::Shape { expected })? {
+            spend(budget)?;
+            small_dict(loaded, *entry, "entries of `device_traces` to be dicts of few keys")?;
+            let action = loaded.get(*entry, "action").and_then(|action| loaded.bytes(action));
+            let action =
+                action.ok_or(SnapshotError::Shape { expected: "an `action` in each entry" })?;
+            let kind = match action {
+                b"alloc" => Kind::Allocate,
+                b"free_completed" | b"free" => Kind::Free,
+                b"oom" => Kind::OutOfMemory,
+                _ => {
+                    read.left_out += 1;
+                    continue;
+                }
+            };
+            // Without times, as in older snapshots, entries are a microsecond apart.
+            time = loaded.number(*entry, "time_us").unwrap_or(time + 1).max(time);
+            let size = loaded.number(*entry, "size");
+            entries.push(Entry {
+                kind,
+                device: device as u32,
+                time_us: time,
+                address: loaded.number(*entry, "addr").unwrap_or(0),
+                bytes: size.ok_or(SnapshotError::Shape { expected: "a `size` in each entry" })?,
+                stream: loaded.number(*entry, "stream").unwrap_or(0),
+                frames: loaded.get(*entry, "frames"),
+                device_free: loaded.number(*entry, "device_free"),
+            });
+        }
+    }
+    Ok(entries)
+}
+
+/// Blocks that the traces free without an allocation, and blocks that are live at the end and were never allocated in a trace.
+fn live_before(
+    loaded: &Loaded<'_>,
+    budget: &mut usize,
+    entries: &[Entry],
+) -> Result<Vec<Entry>, SnapshotError> {
+    let mut before = Vec::new();
+    // Whether the address is known to be live or free; an address that no entry touched is not in it.
+    let mut touched = HashMap::new();
+    for entry in entries.iter().filter(|entry| entry.kind != Kind::OutOfMemory) {
+        let key = (entry.device, entry.address);
+        if touched.insert(key, ()).is_none() && entry.kind == Kind::Free {
+            before.push(Entry { kind: Kind::Allocate, frames: None, ..*entry });
+        }
+    }
+    let Some(segments) = loaded.get(loaded.root, "segments") else { return Ok(before) };
+    let expected = "`segments` to be a list of dicts";
+    for segment in loaded.list(segments).ok_or(SnapshotError::Shape { expected })? {
+        spend(budget)?;
+        small_dict(loaded, *segment, expected)?;
+        let device = loaded.number(*segment, "device").unwrap_or(0) as u32;
+        let stream = loaded.number(*segment, "stream").unwrap_or(0);
+        let mut address = loaded.number(*segment, "address").unwrap_or(0);
+        let blocks = loaded.get(*segment, "blocks").and_then(|blocks| loaded.list(blocks));
+        for block in blocks.unwrap_or(&[]) {
+            spend(budget)?;
+            small_dict(loaded, *block, "`blocks` to be dicts of few keys")?;
+            let bytes = loaded.number(*block, "size").unwrap_or(0);
+            // Older snapshots have no addresses of blocks: they follow each other.
+            let at = loaded.number(*block, "address").unwrap_or(address);
+            address = at.saturating_add(bytes);
+            let state = loaded.get(*block, "state").and_then(|state| loaded.bytes(state));
+            let is_live = state.is_some_and(|state| state.starts_with(b"active"));
+            if is_live && touched.insert((device, at), ()).is_none() {
+                before.push(Entry {
+                    kind: Kind::Allocate,
+                    device,
+                    time_us: 0,
+                    address: at,
+                    bytes: loaded.number(*block, "requested_size").unwrap_or(bytes),
+                    stream,
+                    frames: loaded.get(*block, "frames"),
+                    device_free: None,
+                });
+            }
+        }
+    }
+    Ok(before)
+}
+
+struct Log<'a, W: Write> {
+    loaded: &'a Loaded<'a>,
+    names: Names,
+    writer: LogWriter<W>,
+    /// Tags by stack: entries share their stacks.
+    tags: HashMap<u32, Option<NameId>>,
+    /// Streams are addresses in a snapshot and small numbers in a log.
+    streams: HashMap<u64, u32>,
+    order: u64,
+    first: u64,
+}
+
+impl<W: Write> Log<'_, W> {
+    fn write(&mut self, entry: &Entry, otherwise: Option<NameId>) -> Result<(), TraceError> {
+        let action = match entry.kind {
+            Kind::Free => Action::Deallocate,
+            Kind::Allocate | Kind::OutOfMemory => Action::Allocate,
+        };
+        let time = entry.time_us.saturating_sub(self.first).saturating_mul(1000);
+        let stream = self.stream(entry.stream);
+        let mut record = Record::new(action, entry.device, self.order, time)
+            .with_bytes(entry.bytes)
+            .with_stream(stream);
+        if entry.kind != Kind::OutOfMemory {
+            record = record.with_ptr(entry.address);
+        }
+        if let Some(tag) = self.tag(entry.frames).or(otherwise) {
+            record = record.with_tag(tag);
+        }
+        if entry.kind == Kind::OutOfMemory {
+            let message = match entry.device_free {
+                Some(free) => format!("out of memory; {free} bytes were free on the device"),
+                None => "out of memory".to_owned(),
+            };
+            let kind = self.names.intern("out_of_memory");
+            let message = self.names.intern(&message);
+            record = record.with_failure(Failure { kind, message });
+        }
+        self.order += 1;
+        self.writer.write(&record, &self.names)?;
+        Ok(())
+    }
+
+    fn stream(&mut self, handle: u64) -> u32 {
+        let next = self.streams.len() as u32;
+        let stream = *self.streams.entry(handle).or_insert(next);
+        if stream == next && handle != 0 {
+            self.names.name_stream(stream, &format!("{handle:#x}"));
+        }
+        stream
+    }
+
+    fn tag(&mut self, frames: Option<Value>) -> Option<NameId> {
+        let Some(Value::List(at)) = frames else { return None };
+        if let Some(tag) = self.tags.get(&at) {
+            return *tag;
+        }
+        let tag = self.place_of(Value::List(at)).map(|text| self.names.intern(&text));
+        self.tags.insert(at, tag);
+        tag
+    }
+
+    /// The last bytes of a text of a frame: all frames may share one text of any length.
+    fn end_of_text(&self, frame: Value, key: &str) -> &[u8] {
+        let text = self.loaded.get(frame, key).and_then(|text| self.loaded.bytes(text));
+        let text = text.unwrap_or(&[]);
+        text.get(text.len().saturating_sub(MAX_TEXT)..).unwrap_or(text)
+    }
+
+    /// The innermost Python frame outside of PyTorch; else the innermost Python frame; else the innermost frame.
+    fn place_of(&self, frames: Value) -> Option<String> {
+        let frames = self.loaded.list(frames)?;
+        let few = frames.get(..frames.len().min(MAX_FRAMES)).unwrap_or(frames);
+        let small =
+            |frame: &&Value| self.loaded.dict(**frame).is_some_and(|items| items.len() <= MAX_KEYS);
+        let file = |frame: &Value| self.end_of_text(*frame, "filename");
+        let is_python = |frame: &&Value| file(frame).ends_with(b".py");
+        let is_own = |frame: &&Value| {
+            is_python(frame) && !file(frame).windows(7).any(|part| part == b"/torch/")
+        };
+        let all = || few.iter().filter(small);
+        let frame =
+            all().find(is_own).or_else(|| all().find(is_python)).or_else(|| all().next())?;
+        let name = String::from_utf8_lossy(self.end_of_text(*frame, "name"));
+        let path = String::from_utf8_lossy(file(frame));
+        // A log that this crate exported: the frame is the tag.
+        if path == "tag" {
+            return (name != "untagged").then(|| name.into_owned());
+        }
+        let file = path.rsplit(['/', '\\']).next().unwrap_or("");
+        let line = self.loaded.number(*frame, "line").unwrap_or(0);
+        Some(if file.is_empty() || file == "??" {
+            name.into_owned()
+        } else {
+            format!("{name} ({file}:{line})")
+        })
+    }
+}
