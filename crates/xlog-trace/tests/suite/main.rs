@@ -7,6 +7,7 @@ mod damage;
 mod forks_and_exits;
 mod fuzz;
 mod hostile;
+mod import;
 mod kill;
 mod one_writer;
 mod recorder;
