@@ -134,3 +134,18 @@ fn streams_uses_and_another_log_are_on_the_page() {
         assert!(text.contains(part), "the page does not say {part}");
     }
 }
+
+#[test]
+fn a_memory_snapshot_of_pytorch_is_a_page_with_places_in_the_program() {
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let Some(browser) = browser() else { return };
+    let scratch = Scratch::new("browser-torch");
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../xlog-trace/tests/suite/snapshots");
+    let (snapshot, page) = (format!("{folder}/history.pickle"), scratch.path("torch.html"));
+    make(&["report", &snapshot, "-o", &page]);
+    let text = check(&browser, &page, "torch");
+    let text = text.as_str().unwrap();
+    for part in ["attention (model.py:41)", "loss (train.py:88)", "123456 bytes were free"] {
+        assert!(text.contains(part), "the page does not say {part}");
+    }
+}
