@@ -68,21 +68,23 @@ impl BlockData {
             kept.iter().map(|block| texts.place(text(block).unwrap_or_default())).collect()
         };
         let stream_of = |by: &Caller| by.stream.map(|id| stream_name(Some(id), names));
+        // Logs of other tools have no threads.
+        let thread_of = |by: &Caller| (by.thread != 0).then(|| by.thread.to_string());
         let tag = column(&|block| Some(names.text_or_empty(block.life.name).to_owned()));
         let stream = column(&|block| block.life.stream.map(|id| stream_name(Some(id), names)));
-        let thread = column(&|block| block.calls.allocated.map(|by| by.thread.to_string()));
+        let thread = column(&|block| block.calls.allocated.as_ref().and_then(thread_of));
         let query = column(&|block| block.calls.allocated?.query.map(|query| query.to_string()));
         let served_by = column(&|block| {
             let path = xlog_trace::ServedBy::from_code(block.calls.served_by);
             (block.calls.served_by != 0).then(|| path.to_string())
         });
         let freed_stream = column(&|block| block.calls.freed.as_ref().and_then(stream_of));
-        let freed_thread = column(&|block| block.calls.freed.map(|by| by.thread.to_string()));
+        let freed_thread = column(&|block| block.calls.freed.as_ref().and_then(thread_of));
         let uses: Vec<_> = kept.iter().flat_map(|block| &block.calls.first_uses).collect();
         let use_stream: Vec<u32> =
             uses.iter().map(|used| texts.place(stream_of(&used.by).unwrap_or_default())).collect();
         let use_thread: Vec<u32> =
-            uses.iter().map(|used| texts.place(used.by.thread.to_string())).collect();
+            uses.iter().map(|used| texts.place(thread_of(&used.by).unwrap_or_default())).collect();
         let mut next_use = 0;
         let first_use: Vec<u32> = kept
             .iter()
