@@ -51,14 +51,15 @@ impl LogFormat {
     /// The format of that name, if it is one that can be read.
     pub fn parse_input(name: &str) -> Result<Self, String> {
         match Self::parse(name) {
-            Ok(format) if format.log().is_some() || format == Self::Torch => Ok(format),
-            Ok(format) => Err(format!(
-                "{:?} is only written; expected xtrace, csv, rmm-csv or torch",
-                format.name()
-            )),
-            Err(_) => {
-                Err(format!("there is no format {name:?}; expected xtrace, csv, rmm-csv or torch"))
+            Ok(format) if format.log().is_some() => Ok(format),
+            Ok(Self::Torch) => Err(
+                "a snapshot is recognised by its first bytes, and \"torch\" is otherwise only written; expected xtrace, csv or rmm-csv"
+                    .to_owned(),
+            ),
+            Ok(format) => {
+                Err(format!("{:?} is only written; expected xtrace, csv or rmm-csv", format.name()))
             }
+            Err(_) => Err(format!("there is no format {name:?}; expected xtrace, csv or rmm-csv")),
         }
     }
 
