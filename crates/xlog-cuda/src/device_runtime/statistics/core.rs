@@ -134,7 +134,7 @@ impl StatisticsCore {
             };
             self.with_ids(key, count)
         });
-        if self.config.backtraces != Backtraces::Off {
+        if !matches!(self.config.backtraces, Backtraces::Off) {
             ids = self.trace(block.generation, ids);
         }
         self.live.insert(block.generation, [block.ptr, block.bytes as u64, ids.to_word(), born]);
@@ -257,7 +257,7 @@ impl StatisticsCore {
             seen.bytes = seen.bytes.max(peak.bytes);
             seen.blocks = seen.blocks.max(peak.blocks);
         }
-        peaks.fold((seen.bytes as usize, seen.blocks as usize), &now);
+        peaks.fold(seen, &now);
         (now.peak_bytes, now.peak_blocks) = peaks.overall();
         now
     }

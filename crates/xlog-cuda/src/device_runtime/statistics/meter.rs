@@ -3,7 +3,8 @@
 //! The sums of one shard may be negative, since one thread may free what another allocated. Differences wrap.
 //!
 //! For the peak a shard adds its unpublished difference to what all shards have published. It publishes when that difference reaches its
-//! step. So the peak of an account that several shards change is off by the steps of the other shards at most.
+//! step. Between two bounds of the difference it does neither: there a change cannot raise the peak that it knows, and is below the
+//! step. A shard that is not alone has half a step, so the peak is off by the whole steps of the other shards at most.
 
 use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
 
@@ -54,38 +55,31 @@ pub(super) struct Meter {
     freed: BytesAndBlocks,
     failures: u64,
     peak: BytesAndBlocks,
-    /// At this difference a shard that raises the peak publishes. 0 before the first change.
-    step: BytesAndBlocks,
-    /// At this difference a shard below the peak publishes.
-    slack: BytesAndBlocks,
+    /// Above this difference the shard may raise the peak, or must publish.
+    ceiling: BytesAndBlocks,
+    /// Below this difference it must publish.
+    floor: BytesAndBlocks,
     /// Whether this shard is counted in [`PublishedTotal::shards`].
     has_joined: bool,
 }
 
 impl Meter {
     /// Counts a block.
-    #[inline]
+    #[inline(always)]
     pub(super) fn allocate(&mut self, bytes: i64, all: &PublishedTotal) {
         self.pending.add(bytes, 1);
-        let live_bytes = all.bytes.load(Ordering::Relaxed).wrapping_add(self.pending.bytes);
-        let live_blocks = all.blocks.load(Ordering::Relaxed).wrapping_add(self.pending.blocks);
-        let is_peak = live_bytes > self.peak.bytes || live_blocks > self.peak.blocks;
-        if is_peak {
-            self.peak.bytes = self.peak.bytes.max(live_bytes);
-            self.peak.blocks = self.peak.blocks.max(live_blocks);
-        }
-        if self.exceeds(if is_peak { self.step } else { self.slack }) {
-            self.settle(is_peak, all);
+        if self.pending.bytes > self.ceiling.bytes || self.pending.blocks > self.ceiling.blocks {
+            self.update(all);
         }
     }
 
     /// Counts a free.
-    #[inline]
+    #[inline(always)]
     pub(super) fn free(&mut self, bytes: i64, all: &PublishedTotal) {
         self.pending.add(bytes.wrapping_neg(), -1);
         self.freed.add(bytes, 1);
-        if self.exceeds(self.slack) {
-            self.settle(false, all);
+        if self.pending.bytes < self.floor.bytes || self.pending.blocks < self.floor.blocks {
+            self.update(all);
         }
     }
 
@@ -93,31 +87,37 @@ impl Meter {
         self.failures += 1;
     }
 
-    #[inline]
-    fn exceeds(&self, bound: BytesAndBlocks) -> bool {
-        self.pending.bytes.wrapping_abs() > bound.bytes
-            || self.pending.blocks.wrapping_abs() > bound.blocks
-    }
-
-    /// Brings the bounds up to date, and publishes if the difference is still beyond them.
-    #[cold]
+    /// Raises the peak, publishes if the difference has reached its step, and sets the bounds anew.
     #[inline(never)]
-    fn settle(&mut self, is_peak: bool, all: &PublishedTotal) {
-        let before = all.shards.fetch_add(u32::from(!self.has_joined), Ordering::Relaxed);
-        let shards = i64::from(before) + i64::from(!self.has_joined);
-        self.has_joined = true;
-        let part = PEAK_STEP_PART as i64 * shards;
-        self.step = BytesAndBlocks {
-            bytes: (self.peak.bytes / part).max(PEAK_STEP_BYTES as i64),
-            blocks: (self.peak.blocks / part).max(PEAK_STEP_BLOCKS as i64),
-        };
-        self.slack = self.step;
-        if shards == 1 {
-            self.slack.bytes = self.slack.bytes.max(PEAK_STEP_ALONE_BYTES as i64);
+    fn update(&mut self, all: &PublishedTotal) {
+        if !self.has_joined {
+            all.shards.fetch_add(1, Ordering::Relaxed);
+            self.has_joined = true;
         }
-        if self.exceeds(if is_peak { self.step } else { self.slack }) {
+        let shards = all.shards.load(Ordering::Relaxed).max(1);
+        let live = all.plus(self.pending);
+        let is_peak = live.bytes > self.peak.bytes || live.blocks > self.peak.blocks;
+        self.peak.bytes = self.peak.bytes.max(live.bytes);
+        self.peak.blocks = self.peak.blocks.max(live.blocks);
+        // Powers of two need no division.
+        let part = PEAK_STEP_PART.ilog2() + shards.next_power_of_two().ilog2();
+        let (halved, alone_bytes) = if shards > 1 { (1, 0) } else { (0, PEAK_STEP_ALONE_BYTES) };
+        let step = BytesAndBlocks {
+            bytes: (self.peak.bytes >> part).max(PEAK_STEP_BYTES as i64) >> halved,
+            blocks: (self.peak.blocks >> part).max(PEAK_STEP_BLOCKS as i64) >> halved,
+        };
+        let slack = BytesAndBlocks { bytes: step.bytes.max(alone_bytes as i64), ..step };
+        let bound = if is_peak { step } else { slack };
+        let BytesAndBlocks { bytes, blocks } = self.pending;
+        if bytes.wrapping_abs() > bound.bytes || blocks.wrapping_abs() > bound.blocks {
             self.publish(all);
         }
+        let published = all.plus(BytesAndBlocks::default());
+        self.ceiling = BytesAndBlocks {
+            bytes: self.peak.bytes.wrapping_sub(published.bytes).min(slack.bytes),
+            blocks: self.peak.blocks.wrapping_sub(published.blocks).min(slack.blocks),
+        };
+        self.floor = BytesAndBlocks { bytes: -slack.bytes, blocks: -slack.blocks };
     }
 
     pub(super) fn publish(&mut self, all: &PublishedTotal) {
@@ -129,7 +129,7 @@ impl Meter {
 
     /// Returns the peak since the last call, and resets it to what is live.
     pub(super) fn reset_peak(&mut self, live: BytesAndBlocks) -> BytesAndBlocks {
-        (self.step, self.slack) = Default::default();
+        (self.ceiling, self.floor) = Default::default();
         std::mem::replace(&mut self.peak, live)
     }
 
@@ -168,6 +168,13 @@ impl Meter {
 }
 
 impl PublishedTotal {
+    /// What is published, and a difference that is not.
+    fn plus(&self, pending: BytesAndBlocks) -> BytesAndBlocks {
+        let mut sum = pending;
+        sum.add(self.bytes.load(Ordering::Relaxed), self.blocks.load(Ordering::Relaxed));
+        sum
+    }
+
     /// Resets an ended account.
     pub(super) fn reset(&self) {
         self.bytes.store(0, Ordering::Relaxed);

@@ -9,6 +9,7 @@ use std::cell::{Cell, RefCell};
 use std::marker::PhantomData;
 
 use super::core::Statistics;
+use super::meter::BytesAndBlocks;
 use super::snapshot::Usage;
 
 thread_local! {
@@ -45,9 +46,9 @@ struct GlobalScope {
 
 impl Peaks {
     /// Folds in a peak of the time since the last call, and what is live now.
-    pub(super) fn fold(&mut self, seen: (usize, usize), now: &Usage) {
-        let bytes = seen.0.max(now.current_bytes);
-        let blocks = seen.1.max(now.current_blocks);
+    pub(super) fn fold(&mut self, seen: BytesAndBlocks, now: &Usage) {
+        let bytes = now.current_bytes.max(seen.bytes as usize);
+        let blocks = now.current_blocks.max(seen.blocks as usize);
         self.bytes = self.bytes.max(bytes);
         self.blocks = self.blocks.max(blocks);
         for scope in &mut self.open {
