@@ -3,7 +3,7 @@
 use loom::thread;
 
 use crate::primitive::{Arc, Mutex};
-use crate::quota::{Charge, ThreadQuotas};
+use crate::quota::{AuditSnapshot, Charge, ThreadQuotas};
 use crate::tree::DEVICE;
 
 /// What a budget does around a resource that counts bytes.
@@ -13,12 +13,7 @@ struct Model {
     /// The lowest that the limit is.
     least: usize,
     below: Mutex<Below>,
-    /// Bytes of live blocks, as the table of charges has them.
-    held: Mutex<usize>,
 }
-
-/// Whether a request that an audit did not charge could fit once what is in flight has ended.
-struct MayFit(bool);
 
 /// The resource, and the most that each thread has seen it use since its call began.
 struct Below {
@@ -30,6 +25,10 @@ fn charge(bytes: usize) -> Charge {
     Charge { bytes, tag: 0, scope: DEVICE }
 }
 
+fn audit(quotas: &ThreadQuotas<(), 2>, bytes: usize) -> Result<(), AuditSnapshot> {
+    quotas.charge_audited(&charge(bytes), |_, _| {}, |_, snapshot| snapshot)
+}
+
 impl Model {
     fn new(limit: usize) -> Arc<Self> {
         Self::lowered(limit, limit)
@@ -37,13 +36,7 @@ impl Model {
 
     fn lowered(limit: usize, least: usize) -> Arc<Self> {
         let below = Mutex::new(Below { used: 0, most: [0; 2] });
-        Arc::new(Self {
-            quotas: ThreadQuotas::new(limit),
-            limit,
-            least,
-            below,
-            held: Mutex::new(0),
-        })
+        Arc::new(Self { quotas: ThreadQuotas::new(limit), limit, least, below })
     }
 
     /// True when granted; a refusal is checked. `works` says what the resource does.
@@ -69,39 +62,30 @@ impl Model {
         assert!(used <= self.limit, "{used} bytes are used");
         below.most.iter_mut().for_each(|most| *most = used.max(*most));
         drop(below);
-        *self.held.lock() += bytes;
+        quotas.end(bytes);
         true
-    }
-
-    fn audit(&self, bytes: usize) -> Result<(), MayFit> {
-        let charge = charge(bytes);
-        self.quotas.charge_audited(
-            &charge,
-            |_, _| {},
-            |_, balance, snapshot| MayFit(balance.may_admit(&charge, &snapshot, *self.held.lock())),
-        )
     }
 
     /// As a request does whose deadline is far away.
     fn audit_until_certain(&self, bytes: usize) -> bool {
         loop {
-            match self.audit(bytes) {
+            match audit(&self.quotas, bytes) {
                 Ok(()) => return true,
-                Err(MayFit(false)) => return false,
-                Err(MayFit(true)) => loom::thread::yield_now(),
+                Err(snapshot) if !snapshot.may_fit => return false,
+                Err(_) => loom::thread::yield_now(),
             }
         }
     }
 
     fn free(&self, bytes: usize) {
-        *self.held.lock() -= bytes;
+        self.quotas.begin(bytes);
         self.below.lock().used -= bytes;
         self.quotas.release(&charge(bytes));
     }
 
     fn is_whole(&self) {
         let snapshot = self.quotas.snapshot(0, DEVICE);
-        assert_eq!((snapshot.charged, *self.held.lock(), snapshot.pending), (0, 0, 0));
+        assert_eq!((snapshot.charged, snapshot.in_flight, snapshot.pending), (0, 0, 0));
     }
 }
 
@@ -208,7 +192,7 @@ fn a_charge_in_flight_closes_nothing() {
             thread::spawn(move || {
                 assert!(budget.quotas.charge(&charge(2)) || budget.audit_until_certain(2));
                 // Does not fit, whether the charge in flight ends or not.
-                budget.audit(5).is_err()
+                audit(&budget.quotas, 5).is_err()
             })
         };
         assert!(budget.allocate(0, 2, true), "2 of 4 bytes are in flight");

@@ -87,8 +87,7 @@ impl<const N: usize> SideTable<N> {
     pub(crate) fn insert(&self, generation: Generation, words: [u64; N]) {
         match self {
             Self::BySlot(chunks) => {
-                let chunk = chunk_of(chunks, generation).get_or_init(new_chunk);
-                let slot = slot_of(chunk, generation);
+                let slot = slot_of(chunks, generation);
                 // A listing that reads the words meanwhile finds no generation, or another one.
                 slot.generation.store(0, Ordering::Relaxed);
                 fence(Ordering::Release);
@@ -109,7 +108,7 @@ impl<const N: usize> SideTable<N> {
     pub(crate) fn take(&self, generation: Generation) -> Option<TakenEntry<'_, N>> {
         let words = match self {
             Self::BySlot(chunks) => {
-                let slot = slot_of(chunk_of(chunks, generation).get()?, generation);
+                let slot = slot_of(chunks, generation);
                 // Read first: once the entry is gone, another block may be in the slot.
                 let words = std::array::from_fn(|at| slot.words[at].load(Ordering::Relaxed));
                 let taken = slot.generation.compare_exchange(
@@ -129,12 +128,9 @@ impl<const N: usize> SideTable<N> {
     fn restore(&self, generation: Generation, words: [u64; N]) {
         match self {
             Self::BySlot(chunks) => {
-                if let Some(chunk) = chunk_of(chunks, generation).get() {
-                    // Fails if the slot has another block: this one was freed past the table.
-                    let slot = &slot_of(chunk, generation).generation;
-                    let _ =
-                        slot.compare_exchange(0, generation.0, Ordering::AcqRel, Ordering::Relaxed);
-                }
+                // Fails if the slot has another block: this one was freed past the table.
+                let slot = &slot_of(chunks, generation).generation;
+                let _ = slot.compare_exchange(0, generation.0, Ordering::AcqRel, Ordering::Relaxed);
             }
             Self::ByGeneration(_) => self.insert(generation, words),
         }
@@ -166,12 +162,10 @@ impl<const N: usize> SideTable<N> {
     }
 }
 
-fn chunk_of<const N: usize>(chunks: &[Chunk<N>], generation: Generation) -> &Chunk<N> {
-    &chunks[(generation.slot() as usize >> CHUNK_BITS) % CHUNKS]
-}
-
-fn slot_of<const N: usize>(chunk: &[Run<N>], generation: Generation) -> &Slot<N> {
+#[inline(always)]
+fn slot_of<const N: usize>(chunks: &[Chunk<N>], generation: Generation) -> &Slot<N> {
     let index = generation.slot() as usize;
+    let chunk = chunks[(index >> CHUNK_BITS) % CHUNKS].get_or_init(new_chunk);
     &chunk[index % CHUNK / RUN].0[index % RUN]
 }
 

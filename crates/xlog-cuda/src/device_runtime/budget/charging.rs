@@ -1,6 +1,6 @@
 //! Allocation under a budget: charge first, call the resource below, then confirm, correct or release the charge.
 //!
-//! Invariants: a charge is in flight until its call returns, and a panic below releases it. No lock is held while
+//! Invariants: a charge in flight is counted as used until its call returns, and a panic below releases it. No lock is held while
 //! the resource below is called.
 //!
 //! It does not decide what fits: see `quota`. It does not free memory for a request: see `reclaim`.
@@ -207,41 +207,51 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
         announced: impl Fn(usize) -> usize,
     ) -> Result<B, usize> {
         let charge = in_flight.charge;
-        let blocks = given.blocks();
-        let real_bytes = |n: usize, block: &DeviceBlock| announced(n).max(block.bytes);
-        let real = blocks
-            .iter()
-            .enumerate()
-            .fold(0, |sum: usize, (n, block)| sum.saturating_add(real_bytes(n, block)));
-        std::mem::forget(in_flight);
-        if real != charge.bytes && !self.correct_charge(&charge, real) {
-            // Recorded with what was charged, so that the free releases it whenever it completes.
-            let mut left = charge.bytes;
-            for (n, block) in blocks.iter().enumerate() {
-                let bytes = if n + 1 == blocks.len() { left } else { announced(n).min(left) };
-                left -= bytes;
-                self.core.record(block.generation, &Charge { bytes, ..charge });
-            }
-            let _ = self.deallocate_batch(given.into_vec());
-            return Err(real);
-        }
-        for (n, block) in blocks.iter().enumerate() {
-            let bytes = real_bytes(n, block);
+        let mut real = 0_usize;
+        for (n, block) in given.blocks().iter().enumerate() {
+            let bytes = announced(n).max(block.bytes);
+            real = real.saturating_add(bytes);
             self.core.record(block.generation, &Charge { bytes, ..charge });
         }
+        std::mem::forget(in_flight);
+        if real != charge.bytes {
+            return self.correct_charge(charge, real, given, announced);
+        }
+        self.core.quotas.end(charge.bytes);
         Ok(given)
     }
 
-    /// Corrects the charge of blocks that are charged `real` bytes. Returns false if that does not fit.
+    /// Corrects the charge of blocks that are charged `real` bytes. If that does not fit, frees the blocks.
     #[cold]
     #[inline(never)]
-    fn correct_charge(&self, charge: &Charge, real: usize) -> bool {
+    fn correct_charge<B: Blocks>(
+        &self,
+        charge: Charge,
+        real: usize,
+        given: B,
+        announced: impl Fn(usize) -> usize,
+    ) -> Result<B, usize> {
         if real < charge.bytes {
             // The request was repeated with the size of a larger block than it got.
-            self.core.release(&Charge { bytes: charge.bytes - real, ..*charge });
-            return true;
+            self.core.quotas.end(real);
+            self.core.release(&Charge { bytes: charge.bytes - real, ..charge });
+            return Ok(given);
         }
-        let excess = Charge { bytes: real - charge.bytes, ..*charge };
-        self.core.charge_audited(&excess).is_ok()
+        let excess = Charge { bytes: real - charge.bytes, ..charge };
+        if self.core.charge_audited(&excess).is_ok() {
+            self.core.quotas.end(real);
+            return Ok(given);
+        }
+        // Recorded with what was charged, so that the free releases it whenever it completes.
+        let mut left = charge.bytes;
+        let count = given.blocks().len();
+        for (n, block) in given.blocks().iter().enumerate() {
+            let bytes = if n + 1 == count { left } else { announced(n).min(left) };
+            left -= bytes;
+            self.core.record(block.generation, &Charge { bytes, ..charge });
+        }
+        self.core.quotas.end(charge.bytes);
+        let _ = self.deallocate_batch(given.into_vec());
+        Err(real)
     }
 }

@@ -11,13 +11,13 @@ use super::callbacks::Callbacks;
 use super::pending::{Freed, Pending, PendingList};
 use super::policy::{OomPolicy, Pressure};
 use super::primitive::Mutex;
-use super::quota::{self, AuditSnapshot, Charge, Shard, TagIndex, ThreadQuotas};
+use super::quota::{self, AuditSnapshot, Charge, Shard, ThreadQuotas};
 use super::report::{OomReport, OtherUse, ScopeUsage, TagUsage};
 use super::reservation::RESERVED;
 use super::tags;
 use super::tree::{DEVICE, ScopeIndex};
 use super::waiting::WaitQueue;
-use crate::device_runtime::resource::{Generation, PhysicalCap};
+use crate::device_runtime::resource::{AllocTag, Generation, PhysicalCap};
 use crate::device_runtime::side_table::{SideTable, TakenEntry};
 
 /// Shards of a budget. Threads beyond this number share them.
@@ -53,8 +53,6 @@ pub(crate) type TakenCharge<'a> = TakenEntry<'a, 2>;
 #[derive(Debug)]
 pub(crate) struct Deficit {
     pub(crate) snapshot: AuditSnapshot,
-    /// Whether the request could fit once what is in flight and pending has ended.
-    pub(crate) may_fit: bool,
     /// The pending blocks.
     pub(crate) pending: Vec<Pending>,
 }
@@ -100,7 +98,8 @@ impl BudgetCore {
     /// Stores the charge of a block that is about to be handed out.
     #[inline(always)]
     pub(crate) fn record(&self, generation: Generation, charge: &Charge) {
-        self.charges.insert(generation, words_of(charge));
+        let tag_and_scope = u64::from(charge.tag) | u64::from(charge.scope) << 32;
+        self.charges.insert(generation, [charge.bytes as u64, tag_and_scope]);
     }
 
     /// Takes the charge of a block that is about to be freed; `None` if it did not come from this budget.
@@ -110,16 +109,9 @@ impl BudgetCore {
         Some((charge_of(taken.words), taken))
     }
 
-    /// The bytes of live blocks and reservations. Inside an audit, what is charged beyond them is in flight or pending.
-    fn held(&self) -> usize {
-        let mut held = self.reserved.load(Ordering::Acquire);
-        self.charges.for_each(|_, [bytes, _]| held = held.saturating_add(bytes as usize));
-        held
-    }
-
-    /// Charges in an audit, out of the credit of all shards and the balance.
+    /// Charges in an audit, out of the credit of all shards and the balance. The charge is in flight.
     pub(crate) fn charge_audited(&self, charge: &Charge) -> Result<(), AuditSnapshot> {
-        self.quotas.charge_audited(charge, |_, _| {}, |_, _, snapshot| snapshot)
+        self.quotas.charge_audited(charge, |_, _| {}, |_, snapshot| snapshot)
     }
 
     /// Releases the pending blocks that are in `freed`, then charges as [`BudgetCore::charge_audited`] does.
@@ -135,10 +127,7 @@ impl BudgetCore {
                 let remove = |list: &mut PendingList| list.remove(freed);
                 is_waited_for = quota::release_pending(shards, balance, remove);
             },
-            |shards, balance, snapshot| {
-                let may_fit = balance.may_admit(charge, &snapshot, self.held());
-                Deficit { snapshot, may_fit, pending: pending(shards) }
-            },
+            |shards, snapshot| Deficit { snapshot, pending: pending(shards) },
         );
         if is_waited_for {
             self.queue.wake();
@@ -162,7 +151,7 @@ impl BudgetCore {
         }
     }
 
-    /// Releases charged bytes.
+    /// Ends an operation in flight, and releases its bytes.
     #[inline(always)]
     pub(crate) fn release(&self, charge: &Charge) {
         if self.quotas.release(charge) {
@@ -172,12 +161,14 @@ impl BudgetCore {
 
     /// What the live and pending blocks and the reservations of each tag hold, the largest first.
     pub(crate) fn tags(&self) -> Vec<TagUsage> {
-        let mut sums: HashMap<TagIndex, TagUsage> = HashMap::new();
-        let mut add = |Charge { bytes, tag, .. }: Charge, blocks: usize| {
-            let name = || TagUsage { tag: tags::name(tag), bytes: 0, blocks: 0 };
-            let sum = sums.entry(tag).or_insert_with(name);
-            sum.bytes = sum.bytes.saturating_add(bytes);
-            sum.blocks += blocks;
+        let mut sums: Vec<TagUsage> = Vec::new();
+        let mut add = |charge: Charge, blocks: usize| {
+            let index = charge.tag as usize;
+            if index >= sums.len() {
+                sums.resize(index + 1, TagUsage { tag: AllocTag::UNTAGGED, bytes: 0, blocks: 0 });
+            }
+            sums[index].bytes = sums[index].bytes.saturating_add(charge.bytes);
+            sums[index].blocks += blocks;
         };
         // Before the live blocks: what becomes pending meanwhile is not counted twice.
         self.pending().into_iter().for_each(|pending| add(pending.charge, 1));
@@ -186,7 +177,9 @@ impl BudgetCore {
         if reserved > 0 {
             add(Charge { bytes: reserved, tag: tags::index_of(RESERVED), scope: DEVICE }, 0);
         }
-        let mut tags: Vec<TagUsage> = sums.into_values().collect();
+        let held = (0..).zip(sums).filter(|(_, sum)| sum.bytes > 0 || sum.blocks > 0);
+        let named = held.map(|(index, sum)| TagUsage { tag: tags::name(index), ..sum });
+        let mut tags: Vec<TagUsage> = named.collect();
         tags.sort_by(|a, b| b.bytes.cmp(&a.bytes).then(a.tag.0.cmp(b.tag.0)));
         tags
     }
@@ -220,11 +213,7 @@ impl BudgetCore {
     }
 }
 
-/// The words of a block in the table of charges.
-fn words_of(charge: &Charge) -> [u64; 2] {
-    [charge.bytes as u64, u64::from(charge.tag) | u64::from(charge.scope) << 32]
-}
-
+/// The charge that [`BudgetCore::record`] stored.
 fn charge_of([bytes, tag_and_scope]: [u64; 2]) -> Charge {
     let (tag, scope) = (tag_and_scope as u32, (tag_and_scope >> 32) as u32);
     Charge { bytes: bytes as usize, tag, scope }
@@ -240,6 +229,7 @@ impl fmt::Debug for BudgetCore {
         f.debug_struct("Budget")
             .field("limit", &snapshot.limit)
             .field("reserved", &snapshot.charged)
+            .field("in_flight", &snapshot.in_flight)
             .field("pending", &snapshot.pending)
             .finish_non_exhaustive()
     }

@@ -170,6 +170,7 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
             self.charge_with_reclaim(&charge, &reclaim)?;
         }
         self.core.reserved.fetch_add(bytes, Ordering::AcqRel);
+        self.core.quotas.end(bytes);
         let mut reservation =
             BudgetReservation { core: self.core.clone(), bytes, scope, below: None };
         reservation.below = match self.inner.reserve_budget(bytes) {

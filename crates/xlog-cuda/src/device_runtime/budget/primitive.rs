@@ -1,5 +1,7 @@
-//! The locks of the quotas, in one module so that a model checker can replace them.
+//! The locks and atomics of the quotas, in one module so that a model checker can replace them.
+
+pub(crate) use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A lock that is never held over a call. A seeded scheduler must not see it: which threads contend depends on the whole process.
 pub(crate) use xlog_base::Mutex;
-pub(crate) use xlog_driver::sync::Sharded;
+pub(crate) use xlog_driver::sync::{Sharded, thread_index};

@@ -9,9 +9,8 @@
 //! limit was used up by charges at that instant. No lock is held while a resource is called, so an audit waits for no device.
 //!
 //! Some charges may end soon:
-//! - *In flight* are the bytes of operations whose result is open: an allocation that may fail, a free that may have happened. They are
-//!   not counted: they are what is charged and not held, where *held* are the bytes of live blocks and reservations. A block is held
-//!   from the return of its allocation to the begin of its free.
+//! - *In flight* are the bytes of operations whose result is open: an allocation that may fail, a free that may have happened. Each
+//!   thread counts its own, without a lock.
 //! - *Pending* are returned blocks that the resource below had not freed when it was last asked.
 //!
 //! A request that does not fit even without these is refused at once. Else its thread asks about the pending blocks and audits again,
@@ -20,10 +19,9 @@
 //! Invariants:
 //! - While the balance is below what scopes are guaranteed, or threads wait for memory, no shard has credit.
 //! - The sums over all shards are exact. Those of one shard wrap below zero, since a thread may release what another one charged.
-//! - Bytes are charged before they are held, and no longer held when they are released. So an audit, in which no charge changes, finds
-//!   at least as much charged as held.
+//! - An operation is in flight before its charge can be seen and until it is released, or recorded as used.
 
-use super::primitive::{Mutex, Sharded};
+use super::primitive::{AtomicU64, Mutex, Ordering, Sharded, thread_index};
 use super::tree::{DEVICE, ScopeIndex, ScopeTree};
 
 /// The maximum credit that a shard takes ahead.
@@ -64,9 +62,12 @@ pub(crate) struct Balance {
 pub(crate) struct AuditSnapshot {
     pub(crate) limit: usize,
     pub(crate) charged: usize,
+    pub(crate) in_flight: usize,
     pub(crate) pending: usize,
     /// The largest charge that would have been admitted.
     pub(crate) room: usize,
+    /// Whether the request could fit once what is in flight and pending has ended.
+    pub(crate) may_fit: bool,
 }
 
 impl AuditSnapshot {
@@ -76,10 +77,52 @@ impl AuditSnapshot {
     }
 }
 
+/// Bytes in flight, by thread. An operation ends on the thread that it began on, so no count is ever negative.
+#[derive(Debug)]
+struct InFlight<const N: usize> {
+    /// Of the thread with this index, which alone stores here.
+    own: Box<[OwnBytes; N]>,
+    /// Of all threads with higher indices, and of those without one, which have the index 0.
+    others: AtomicU64,
+}
+
+#[derive(Debug)]
+#[repr(align(64))]
+struct OwnBytes(AtomicU64);
+
+impl<const N: usize> InFlight<N> {
+    fn new() -> Self {
+        let own = Box::new(std::array::from_fn(|_| OwnBytes(AtomicU64::new(0))));
+        Self { own, others: AtomicU64::new(0) }
+    }
+
+    /// Adds to the bytes of this thread. A negative number wraps.
+    #[inline(always)]
+    fn add(&self, bytes: u64) {
+        let index = thread_index() as usize;
+        match self.own.get(index).filter(|_| index > 0) {
+            // Release: a thread that sees an operation ended sees what it stored before.
+            Some(OwnBytes(own)) => {
+                own.store(own.load(Ordering::Relaxed).wrapping_add(bytes), Ordering::Release);
+            }
+            None => {
+                self.others.fetch_add(bytes, Ordering::AcqRel);
+            }
+        }
+    }
+
+    fn sum(&self) -> usize {
+        let own = self.own.iter().map(|OwnBytes(own)| own.load(Ordering::Acquire));
+        let sum = own.fold(self.others.load(Ordering::Acquire), u64::saturating_add);
+        usize::try_from(sum).unwrap_or(usize::MAX)
+    }
+}
+
 /// The quotas of one budget.
 #[derive(Debug)]
 pub(crate) struct ThreadQuotas<T, const N: usize> {
     shards: Sharded<Shard<T>, N>,
+    in_flight: InFlight<N>,
     balance: Mutex<Balance>,
 }
 
@@ -88,32 +131,31 @@ impl Balance {
         let unguaranteed = self.free - self.scopes.need() as i128;
         usize::try_from(unguaranteed.max(0)).unwrap_or(usize::MAX)
     }
-
-    /// Returns whether a request could fit once what is charged and not held has ended. `snapshot` is of the same audit.
-    pub(crate) fn may_admit(&self, charge: &Charge, snapshot: &AuditSnapshot, held: usize) -> bool {
-        let free = snapshot.limit as i128 - snapshot.charged as i128;
-        let ending = snapshot.charged.saturating_sub(held);
-        self.scopes.may_admit(charge.scope, charge.bytes, free, ending)
-    }
 }
 
 impl<T: Default, const N: usize> ThreadQuotas<T, N> {
     pub(crate) fn new(limit: usize) -> Self {
         let balance = Balance { free: limit as i128, limit, waiters: 0, scopes: ScopeTree::new() };
-        Self { shards: Sharded::new(Shard::default), balance: Mutex::new(balance) }
+        Self {
+            shards: Sharded::new(Shard::default),
+            in_flight: InFlight::new(),
+            balance: Mutex::new(balance),
+        }
     }
 }
 
 impl<T, const N: usize> ThreadQuotas<T, N> {
-    /// Charges without locking other shards. Returns false if other shards may have the bytes.
+    /// Charges without locking other shards. The charge is in flight. Returns false if other shards may have the bytes.
     #[inline(always)]
     pub(crate) fn charge(&self, charge: &Charge) -> bool {
         self.shards.own().with(|mine| {
             if charge.scope == DEVICE && charge.bytes <= mine.credit {
                 mine.credit -= charge.bytes;
-                return true;
+            } else if !self.refill(mine, charge) {
+                return false;
             }
-            self.refill(mine, charge)
+            self.begin(charge.bytes);
+            true
         })
     }
 
@@ -147,10 +189,26 @@ impl<T, const N: usize> ThreadQuotas<T, N> {
         true
     }
 
-    /// Releases charged bytes to this thread's shard. Returns true if a thread waits for memory.
+    /// Begins an operation on charged bytes.
+    #[inline(always)]
+    pub(crate) fn begin(&self, bytes: usize) {
+        self.in_flight.add(bytes as u64);
+    }
+
+    /// Ends an operation; its bytes stay charged.
+    #[inline(always)]
+    pub(crate) fn end(&self, bytes: usize) {
+        self.in_flight.add((bytes as u64).wrapping_neg());
+    }
+
+    /// Ends an operation and releases its bytes. Returns true if a thread waits for memory.
     #[inline(always)]
     pub(crate) fn release(&self, charge: &Charge) -> bool {
-        self.shards.own().with(|mine| self.release_to(mine, charge))
+        self.shards.own().with(|mine| {
+            let is_waited_for = self.release_to(mine, charge);
+            self.end(charge.bytes);
+            is_waited_for
+        })
     }
 
     /// Releases bytes to a shard, or to the balance beyond the shard's bound.
@@ -180,10 +238,11 @@ impl<T, const N: usize> ThreadQuotas<T, N> {
         balance.waiters > 0
     }
 
-    /// Bytes of a returned block are pending until the resource below reports the block as free.
+    /// Ends an operation; its bytes are pending until the resource below reports the block as free.
     pub(crate) fn set_pending<R>(&self, bytes: usize, note: impl FnOnce(&mut T) -> R) -> R {
         self.shards.own().with(|mine| {
             mine.pending = mine.pending.wrapping_add(bytes);
+            self.end(bytes);
             note(&mut mine.extra)
         })
     }
@@ -195,25 +254,27 @@ impl<T, const N: usize> ThreadQuotas<T, N> {
 
     /// The sums, and the room for a request.
     pub(crate) fn snapshot(&self, bytes: usize, scope: ScopeIndex) -> AuditSnapshot {
-        self.audit(|shards, balance| summarize(shards, balance, bytes, scope))
+        self.audit(|shards, balance| self.summarize(shards, balance, bytes, scope))
     }
 
-    /// Charges out of the credit of all shards and the balance, after `prepare`. An error is what `explain` finds in the same audit.
+    /// Charges out of the credit of all shards and the balance, after `prepare`. The charge is in flight. An error has the sums of the
+    /// audit, and what `explain` finds in it.
     pub(crate) fn charge_audited<E>(
         &self,
         charge: &Charge,
         prepare: impl FnOnce(&mut [&mut Shard<T>], &mut Balance),
-        explain: impl FnOnce(&[&mut Shard<T>], &Balance, AuditSnapshot) -> E,
+        explain: impl FnOnce(&[&mut Shard<T>], AuditSnapshot) -> E,
     ) -> Result<(), E> {
         self.audit(|shards, balance| {
             prepare(shards, balance);
             if !balance.scopes.admits(charge.scope, charge.bytes, balance.free + credit(shards)) {
-                let snapshot = summarize(shards, balance, charge.bytes, charge.scope);
-                return Err(explain(shards, balance, snapshot));
+                let snapshot = self.summarize(shards, balance, charge.bytes, charge.scope);
+                return Err(explain(shards, snapshot));
             }
             drain_shards(shards, balance);
             balance.free -= charge.bytes as i128;
             balance.scopes.charge(charge.scope, charge.bytes);
+            self.begin(charge.bytes);
             Ok(())
         })
     }
@@ -268,6 +329,27 @@ impl<T, const N: usize> ThreadQuotas<T, N> {
             is_waited_for
         })
     }
+
+    fn summarize(
+        &self,
+        shards: &[&mut Shard<T>],
+        balance: &Balance,
+        bytes: usize,
+        scope: ScopeIndex,
+    ) -> AuditSnapshot {
+        let free = balance.free + credit(shards);
+        let pending = shards.iter().fold(0, |sum: usize, shard| sum.wrapping_add(shard.pending));
+        let in_flight = self.in_flight.sum();
+        let ending = in_flight.saturating_add(pending);
+        AuditSnapshot {
+            limit: balance.limit,
+            charged: usize::try_from(balance.limit as i128 - free).unwrap_or(usize::MAX),
+            in_flight,
+            pending,
+            room: balance.scopes.room(scope, free, bytes),
+            may_fit: balance.scopes.may_admit(scope, bytes, free, ending),
+        }
+    }
 }
 
 /// Releases pending blocks inside an audit; `remove_ended` returns their charges. Returns true if a thread waits for memory.
@@ -286,22 +368,6 @@ pub(crate) fn release_pending<T>(
         }
     }
     is_released && balance.waiters > 0
-}
-
-fn summarize<T>(
-    shards: &[&mut Shard<T>],
-    balance: &Balance,
-    bytes: usize,
-    scope: ScopeIndex,
-) -> AuditSnapshot {
-    let free = balance.free + credit(shards);
-    let pending = shards.iter().fold(0, |sum: usize, shard| sum.wrapping_add(shard.pending));
-    AuditSnapshot {
-        limit: balance.limit,
-        charged: usize::try_from(balance.limit as i128 - free).unwrap_or(usize::MAX),
-        pending,
-        room: balance.scopes.room(scope, free, bytes),
-    }
 }
 
 /// Moves the credit of all shards to the balance. A shard gets a bound again with its next refill.

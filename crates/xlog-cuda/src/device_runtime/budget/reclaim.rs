@@ -103,12 +103,12 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
         let mut freed = Freed::default();
         let mut rounds = 0;
         loop {
-            let Deficit { snapshot, may_fit, pending } =
-                match self.core.charge_after_release(charge, &freed) {
-                    Ok(()) => return Ok(()),
-                    Err(deficit) => deficit,
-                };
-            if !may_fit {
+            let Deficit { snapshot, pending } = match self.core.charge_after_release(charge, &freed)
+            {
+                Ok(()) => return Ok(()),
+                Err(deficit) => deficit,
+            };
+            if !snapshot.may_fit {
                 return Err(snapshot);
             }
             freed = self.reap_and_query(&pending);

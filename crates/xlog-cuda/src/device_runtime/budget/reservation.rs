@@ -115,6 +115,7 @@ impl Drop for BudgetReservation {
             return;
         }
         self.core.reserved.fetch_sub(self.bytes, Ordering::AcqRel);
+        self.core.quotas.begin(self.bytes);
         let tag = tags::index_of(RESERVED);
         self.core.release(&Charge { bytes: self.bytes, tag, scope: self.scope_index() });
     }

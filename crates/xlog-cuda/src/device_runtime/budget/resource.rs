@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use super::GlobalDeviceBudget;
 use super::charging::call_below;
-use super::core::TakenCharge;
+use super::core::{BudgetCore, TakenCharge};
 use super::pending::Pending;
 use super::quota::Charge;
 use super::reclaim::ReclaimState;
@@ -14,6 +14,18 @@ use crate::device_runtime::resource::{
     Access, AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, MIN_ALIGN,
     PhysicalMeter, ResourceError, ResourceResult, Seal, StreamId,
 };
+
+/// A free in progress. A panic below drops it, which leaves the block charged.
+struct FreeInFlight<'a> {
+    core: &'a BudgetCore,
+    bytes: usize,
+}
+
+impl Drop for FreeInFlight<'_> {
+    fn drop(&mut self) {
+        self.core.quotas.end(self.bytes);
+    }
+}
 
 impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
     /// Handles a free that failed below, or whose block is not free yet.
@@ -38,7 +50,7 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
             }
         };
         if refused {
-            return;
+            return self.core.quotas.end(charge.bytes);
         }
         taken.discard();
         self.add_pending(Pending { block: id, charge });
@@ -84,7 +96,11 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for GlobalDeviceBudget<R> {
         let Some((charge, taken)) = self.core.take_charge(id.generation) else {
             return self.inner.deallocate(block);
         };
-        match self.inner.deallocate_with_state(&block) {
+        self.core.quotas.begin(charge.bytes);
+        let in_flight = FreeInFlight { core: &self.core, bytes: charge.bytes };
+        let result = self.inner.deallocate_with_state(&block);
+        std::mem::forget(in_flight);
+        match result {
             Ok(BlockState::Freed) => {
                 taken.discard();
                 self.core.release(&charge);
