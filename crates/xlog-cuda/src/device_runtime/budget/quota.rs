@@ -77,7 +77,7 @@ impl AuditSnapshot {
     }
 }
 
-/// Bytes in flight, by thread. An operation ends on the thread that it began on, so no count is ever negative.
+/// Bytes in flight, by thread. An operation ends on the thread that it began on, so a sum is never below zero while threads count.
 #[derive(Debug)]
 struct InFlight<const N: usize> {
     /// Of the thread with this index, which alone stores here.
@@ -113,8 +113,7 @@ impl<const N: usize> InFlight<N> {
 
     fn sum(&self) -> usize {
         let own = self.own.iter().map(|OwnBytes(own)| own.load(Ordering::Acquire));
-        let sum = own.fold(self.others.load(Ordering::Acquire), u64::saturating_add);
-        usize::try_from(sum).unwrap_or(usize::MAX)
+        own.fold(self.others.load(Ordering::Acquire), u64::wrapping_add) as usize
     }
 }
 
