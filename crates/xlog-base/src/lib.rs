@@ -15,4 +15,4 @@ pub use histogram::{FineHistogram, Histogram, PowerHistogram};
 pub use minstd::Minstd;
 pub use mutex::{Condvar, Mutex, MutexGuard};
 pub use random::{Random, SplitMix};
-pub use size::size_text;
+pub use size::{size_text, size_text_up};

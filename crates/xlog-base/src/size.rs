@@ -1,5 +1,7 @@
 //! Sizes for people.
 
+const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+
 /// Bytes in the largest unit that leaves at least one: exact where quarters are, else rounded to one decimal.
 ///
 /// The page of `xlogmem report` has a twin of this in JavaScript.
@@ -12,7 +14,6 @@
 /// ```
 #[must_use]
 pub fn size_text(bytes: u64) -> String {
-    const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
     if bytes < 1 << 10 {
         return format!("{bytes} bytes");
     }
@@ -30,6 +31,24 @@ pub fn size_text(bytes: u64) -> String {
         }
     }
     text
+}
+
+/// Bytes in hundredths of the largest unit, rounded up: a limit of this size is enough for them.
+///
+/// ```
+/// use xlog_base::size_text_up;
+///
+/// let sizes = [256, 2 << 20, (1 << 30) + 1];
+/// assert_eq!(sizes.map(size_text_up), ["256 bytes", "2 MiB", "1.01 GiB"]);
+/// ```
+#[must_use]
+pub fn size_text_up(bytes: u64) -> String {
+    let power = bytes.max(1).ilog2() / 10;
+    let Some(name) = power.checked_sub(1).and_then(|at| UNITS.get(at as usize)) else {
+        return size_text(bytes);
+    };
+    let hundredths = (100 * u128::from(bytes)).div_ceil(1 << (10 * power));
+    format!("{} {name}", hundredths as f64 / 100.0)
 }
 
 #[cfg(test)]

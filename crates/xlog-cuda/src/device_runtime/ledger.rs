@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use xlog_driver::sync::Mutex;
 use xlog_ledger::{Ledger, LedgerError, UNIT};
 
-use super::budget::OtherUse;
+use super::budget::{NAMED, OtherProcess, OtherUse};
 use super::resource::{PhysicalMeter, ResourceError, ResourceResult};
 
 /// Meters physical memory by the ledger that processes share. Give it to [`meter_physical`] of the lowest resource.
@@ -159,14 +159,22 @@ fn refused(error: LedgerError, requested: usize, slack: u64) -> ResourceError {
     }
 }
 
-/// What the other processes of a ledger hold; `None` if it cannot be read.
-pub(crate) fn other_use(ledger: &Ledger) -> Option<OtherUse> {
+/// What the other processes of a ledger hold, and the largest of them; `None` if it cannot be read.
+pub(crate) fn other_use(ledger: &Ledger) -> Option<(OtherUse, Vec<OtherProcess>)> {
     let snapshot = ledger.snapshot().ok()?;
     let own = ledger.slot();
-    let others = || snapshot.slots.iter().filter(|slot| slot.index != own);
-    let bytes = others().map(|slot| slot.used.saturating_add(slot.granted)).sum::<u64>();
-    Some(OtherUse {
-        bytes: usize::try_from(bytes).unwrap_or(usize::MAX),
-        processes: others().filter(|slot| slot.alive).count(),
-    })
+    let size = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
+    let mut sum = OtherUse::default();
+    let mut others = Vec::new();
+    for slot in snapshot.slots.into_iter().filter(|slot| slot.index != own) {
+        let bytes = size(slot.used.saturating_add(slot.granted));
+        sum.bytes = sum.bytes.saturating_add(bytes);
+        sum.processes += usize::from(slot.alive);
+        if slot.alive {
+            others.push(OtherProcess { pid: slot.pid, name: slot.name, bytes });
+        }
+    }
+    others.sort_by(|a, b| b.bytes.cmp(&a.bytes).then(a.pid.cmp(&b.pid)));
+    others.truncate(NAMED);
+    Some((sum, others))
 }

@@ -24,8 +24,8 @@ mod stream_table;
 pub use async_resource::AsyncCudaResource;
 pub use budget::{
     BudgetHandle, BudgetReservation, BudgetScope, EffectiveLimit, EnteredScope, GlobalDeviceBudget,
-    LimitSource, OomCause, OomPolicy, OomReport, OtherUse, Pressure, RefusedBy, Registration,
-    ScopeUsage, TagUsage, WaitPolicy,
+    LimitSource, OomCause, OomPolicy, OomReport, OtherProcess, OtherUse, Pressure, RefusedBy,
+    RefusedCall, Registration, ScopeUsage, TagUsage, WaitPolicy,
 };
 #[cfg(feature = "guard")]
 pub use debug_guard::{

@@ -23,6 +23,7 @@ mod ledger_join;
 mod ledger_join;
 mod limits;
 mod log_file;
+mod refusal;
 mod report;
 mod stack;
 mod table;
@@ -55,6 +56,7 @@ pub use ledger_join::{LedgerPreview, LedgerStatus, LimitPreview};
 pub use log_file::{check_log, open_log};
 pub use report::{FailedFree, LeakReport, set_failed_free_handler, set_leak_handler};
 
+pub(crate) use refusal::Asked;
 #[cfg(any(feature = "ledger", feature = "guard"))]
 pub(crate) use report::print_line;
 pub(crate) use report::{catch_panic, report_failed_free};

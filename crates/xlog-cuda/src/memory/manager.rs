@@ -5,15 +5,16 @@
 //! dropped buffer leaves it at once, though its memory may still wait for work to complete.
 
 use std::fmt;
+use std::panic::Location;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::account::Account;
 use super::{DeviceRepr, RawBlock, Reservation, TrackedCudaSlice};
 use crate::Result;
-use crate::device_runtime::budget::BudgetReservation;
+use crate::device_runtime::budget::{BudgetReservation, RESERVED};
 use crate::device_runtime::resource::{AllocTag, MIN_ALIGN, ResourceError, StreamId};
-use crate::device_runtime::runtime::XlogDeviceRuntime;
+use crate::device_runtime::runtime::{Asked, XlogDeviceRuntime};
 
 /// Allocates typed buffers on one stream of a runtime, within a limit, and counts them.
 ///
@@ -74,11 +75,13 @@ impl GpuMemoryManager {
     ///
     /// Beyond the limit it is [`ResourceError::OutOfBudget`]; a length whose bytes cannot be counted is
     /// [`ResourceError::InvalidRequest`].
+    #[track_caller]
     pub fn alloc<T: DeviceRepr>(&self, len: usize) -> Result<TrackedCudaSlice<T>> {
         self.alloc_tagged(len, AllocTag::UNTAGGED)
     }
 
     /// [`GpuMemoryManager::alloc`] with a label for logs and statistics.
+    #[track_caller]
     pub fn alloc_tagged<T: DeviceRepr>(
         &self,
         len: usize,
@@ -89,6 +92,7 @@ impl GpuMemoryManager {
     }
 
     /// A buffer with a copy of `elements`, queued on this manager's stream. The slice may be reused when this returns.
+    #[track_caller]
     pub fn alloc_from<T: DeviceRepr>(&self, elements: &[T]) -> Result<TrackedCudaSlice<T>> {
         let mut buffer = self.alloc(elements.len())?;
         buffer.copy_from_slice(elements)?;
@@ -96,6 +100,7 @@ impl GpuMemoryManager {
     }
 
     /// A buffer of `len` elements whose bytes are zero.
+    #[track_caller]
     pub fn alloc_zeroed<T: DeviceRepr>(&self, len: usize) -> Result<TrackedCudaSlice<T>> {
         let mut buffer = self.alloc(len)?;
         buffer.fill_bytes(0)?;
@@ -103,25 +108,48 @@ impl GpuMemoryManager {
     }
 
     /// `bytes` bytes without a type, aligned to at least 256.
+    #[track_caller]
     pub fn alloc_raw(&self, bytes: usize) -> Result<RawBlock> {
         self.alloc_charging(bytes, 1, AllocTag::UNTAGGED)
     }
 
     /// Sets bytes of the limit aside for allocations to come, and as many of the runtime's budget where it has one. No memory is
     /// taken for them yet.
+    #[track_caller]
     pub fn reserve_bytes(&self, bytes: usize) -> Result<Reservation> {
-        self.account.charge(bytes)?;
+        let asked = self.asked(bytes, RESERVED);
+        self.charge(asked)?;
         let reserved = self.runtime.checked().and_then(|resource| resource.reserve_budget(bytes));
-        let budget = reserved.inspect_err(|_| self.account.discharge(bytes))?;
+        let budget = reserved.inspect_err(|error| {
+            self.account.discharge(bytes);
+            self.runtime.complete_report(error, asked);
+        })?;
         Ok(Reservation::charged(self.clone(), bytes, budget))
     }
 
+    /// The request of the caller.
+    #[track_caller]
+    pub(super) fn asked(&self, bytes: usize, tag: AllocTag) -> Asked {
+        Asked { bytes, stream: self.stream, tag, site: Location::caller() }
+    }
+
+    fn charge(&self, asked: Asked) -> Result<()> {
+        self.account.charge(asked.bytes).map_err(|error| {
+            let limit = self.account.limit().unwrap_or(usize::MAX);
+            let held = limit.saturating_sub(self.account.remaining());
+            self.runtime.report_manager(&error, asked, limit, held);
+            error.into()
+        })
+    }
+
+    #[track_caller]
     fn alloc_charging(&self, bytes: usize, align: usize, tag: AllocTag) -> Result<RawBlock> {
-        self.account.charge(bytes)?;
+        self.charge(self.asked(bytes, tag))?;
         self.alloc_charged(bytes, align, tag).inspect_err(|_| self.account.discharge(bytes))
     }
 
     /// Allocates bytes that are charged already. After an error they still are.
+    #[track_caller]
     pub(super) fn alloc_charged(
         &self,
         bytes: usize,
@@ -132,15 +160,18 @@ impl GpuMemoryManager {
             return Ok(RawBlock::empty(align.max(MIN_ALIGN), self.stream));
         }
         let resource = self.runtime.checked()?;
+        let asked = self.asked(bytes, tag);
         let block = match align {
-            0..=MIN_ALIGN => resource.allocate(bytes, self.stream, tag)?,
-            _ => resource.allocate_aligned(bytes, align, self.stream, tag)?,
+            0..=MIN_ALIGN => resource.allocate(bytes, self.stream, tag),
+            _ => resource.allocate_aligned(bytes, align, self.stream, tag),
         };
+        let block = block.inspect_err(|error| self.runtime.complete_report(error, asked))?;
         let block = self.runtime.checked_block(block, bytes)?;
         Ok(RawBlock::owning(block, bytes, &self.runtime, &self.account))
     }
 
     /// [`GpuMemoryManager::alloc_charged`] out of bytes that the runtime's budget has set aside.
+    #[track_caller]
     pub(super) fn alloc_reserved(
         &self,
         budget: &mut BudgetReservation,
@@ -149,7 +180,9 @@ impl GpuMemoryManager {
         tag: AllocTag,
     ) -> Result<RawBlock> {
         let resource = self.runtime.checked()?;
-        let block = resource.allocate_reserved(budget, bytes, align, self.stream, tag)?;
+        let asked = self.asked(bytes, tag);
+        let block = resource.allocate_reserved(budget, bytes, align, self.stream, tag);
+        let block = block.inspect_err(|error| self.runtime.complete_report(error, asked))?;
         let block = self.runtime.checked_block(block, bytes)?;
         Ok(RawBlock::owning(block, bytes, &self.runtime, &self.account))
     }

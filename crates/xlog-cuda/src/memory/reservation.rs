@@ -56,11 +56,13 @@ impl Reservation {
     /// A buffer of `len` elements out of the reservation, on the stream of the manager that made it.
     ///
     /// More than is left is [`ResourceError::OutOfBudget`]. After an error nothing has changed.
+    #[track_caller]
     pub fn alloc<T: DeviceRepr>(&mut self, len: usize) -> Result<TrackedCudaSlice<T>> {
         self.alloc_tagged(len, AllocTag::UNTAGGED)
     }
 
     /// [`Reservation::alloc`] with a label for logs and statistics.
+    #[track_caller]
     pub fn alloc_tagged<T: DeviceRepr>(
         &mut self,
         len: usize,
@@ -71,6 +73,7 @@ impl Reservation {
     }
 
     /// `bytes` bytes without a type out of the reservation.
+    #[track_caller]
     pub fn alloc_raw(&mut self, bytes: usize) -> Result<RawBlock> {
         self.spend(bytes, 1, AllocTag::UNTAGGED)
     }
@@ -93,6 +96,7 @@ impl Reservation {
         Err(ResourceError::OutOfBudget { requested: bytes, remaining: self.bytes })
     }
 
+    #[track_caller]
     fn spend(&mut self, bytes: usize, align: usize, tag: AllocTag) -> Result<RawBlock> {
         self.covers(bytes)?;
         let charge = self.manager.runtime().resource().charge_for(bytes);

@@ -141,14 +141,20 @@ fn the_report_of_a_full_ledger_names_one_limit_and_what_remains_under_it() {
     let (one, two) = (directory.runtime(kind, limit), directory.runtime(kind, limit));
     let large = one.allocate(62 << 20, StreamId::DEFAULT, TAG).unwrap();
     let refused = two.allocate(4 << 20, StreamId::DEFAULT, TAG).unwrap_err();
+    let called = |line| format!("{}:{line}", file!());
+    let first = called(line!() - 2);
+    let slots = two.ledger().ledger().unwrap().snapshot().unwrap().slots;
+    let process = format!("process {} '{}'", std::process::id(), slots[0].name);
     let (requested, remaining) = (4 << 20, 2 << 20);
     assert_eq!(refused, ResourceError::OutOfBudget { requested, remaining });
     let ordinal = two.device().ordinal();
     let expected = format!(
         "out of memory on device {ordinal}: other processes hold the memory
   requested 4194304 bytes for 'rows'; 2097152 remain in the ledger
+  called at {first} for stream id 0
   limit of the budget 67108864, reserved 0, of which 0 wait on streams
   1 other processes hold 65011712 bytes
+  {process}: 65011712 bytes
   hint: trim or end other processes of the ledger, or raise its limit
 "
     );
@@ -161,13 +167,16 @@ fn the_report_of_a_full_ledger_names_one_limit_and_what_remains_under_it() {
     let own = two.allocate(60 << 20, StreamId::DEFAULT, TAG).unwrap();
     let small = one.allocate(2 << 20, StreamId::DEFAULT, TAG).unwrap();
     two.allocate(4 << 20, StreamId::DEFAULT, TAG).unwrap_err();
+    let second = called(line!() - 1);
     let expected = format!(
         "out of memory on device {ordinal}: the limit of the ledger is used up
   requested 4194304 bytes for 'rows'; 2097152 remain in the ledger
+  called at {second} for stream id 0
   limit of the budget 67108864, reserved 62914560, of which 0 wait on streams
   1 other processes hold 2097152 bytes
+  {process}: 2097152 bytes
   tag           62914560 bytes        1 blocks  rows
-  hint: free or trim 2097152 bytes in this process, or raise the limit of the ledger
+  hint: free or trim 2 MiB in this process, or raise the limit of the ledger
 "
     );
     assert_eq!(report_of(&two), (OomCause::Ledger, expected));

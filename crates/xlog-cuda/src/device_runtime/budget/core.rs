@@ -12,7 +12,7 @@ use super::pending::{Freed, Pending, PendingList};
 use super::policy::{OomPolicy, Pressure};
 use super::primitive::Mutex;
 use super::quota::{self, AuditSnapshot, Charge, Shard, ThreadQuotas};
-use super::report::{OomReport, OtherUse, ScopeUsage, TagUsage};
+use super::report::{OomReport, OtherProcess, OtherUse, ScopeUsage, TagUsage};
 use super::reservation::RESERVED;
 use super::tags;
 use super::tree::{DEVICE, ScopeIndex};
@@ -23,7 +23,7 @@ use crate::device_runtime::side_table::{SideTable, TakenEntry};
 /// Shards of a budget. Threads beyond this number share them.
 const SHARDS: usize = 64;
 
-pub(crate) type OtherUseHook = Arc<dyn Fn() -> Option<OtherUse> + Send + Sync>;
+pub(crate) type OtherUseHook = Arc<dyn Fn() -> Option<(OtherUse, Vec<OtherProcess>)> + Send + Sync>;
 
 pub(crate) struct BudgetCore {
     /// Never 0.
@@ -162,20 +162,23 @@ impl BudgetCore {
     /// What the live and pending blocks and the reservations of each tag hold, the largest first.
     pub(crate) fn tags(&self) -> Vec<TagUsage> {
         let mut sums: Vec<TagUsage> = Vec::new();
-        let mut add = |charge: Charge, blocks: usize| {
+        let none = TagUsage { tag: AllocTag::UNTAGGED, bytes: 0, blocks: 0, pending: 0 };
+        let mut add = |charge: Charge, blocks: usize, is_pending: bool| {
             let index = charge.tag as usize;
             if index >= sums.len() {
-                sums.resize(index + 1, TagUsage { tag: AllocTag::UNTAGGED, bytes: 0, blocks: 0 });
+                sums.resize(index + 1, none);
             }
-            sums[index].bytes = sums[index].bytes.saturating_add(charge.bytes);
-            sums[index].blocks += blocks;
+            let sum = &mut sums[index];
+            sum.bytes = sum.bytes.saturating_add(charge.bytes);
+            sum.blocks += blocks;
+            sum.pending = sum.pending.saturating_add(if is_pending { charge.bytes } else { 0 });
         };
         // Before the live blocks: what becomes pending meanwhile is not counted twice.
-        self.pending().into_iter().for_each(|pending| add(pending.charge, 1));
-        self.charges.for_each(|_, words| add(charge_of(words), 1));
+        self.pending().into_iter().for_each(|pending| add(pending.charge, 1, true));
+        self.charges.for_each(|_, words| add(charge_of(words), 1, false));
         let reserved = self.reserved.load(Ordering::Acquire);
         if reserved > 0 {
-            add(Charge { bytes: reserved, tag: tags::index_of(RESERVED), scope: DEVICE }, 0);
+            add(Charge { bytes: reserved, tag: tags::index_of(RESERVED), scope: DEVICE }, 0, false);
         }
         let held = (0..).zip(sums).filter(|(_, sum)| sum.bytes > 0 || sum.blocks > 0);
         let named = held.map(|(index, sum)| TagUsage { tag: tags::name(index), ..sum });

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::callbacks::{self, Registration};
 use super::core::BudgetCore;
 use super::policy::{OomPolicy, Pressure};
-use super::report::{OomReport, OtherUse, ScopeUsage, TagUsage};
+use super::report::{OomReport, OtherProcess, OtherUse, ScopeUsage, TagUsage};
 use super::scope::BudgetScope;
 use super::tree::DEVICE;
 use crate::device_runtime::resource::ResourceResult;
@@ -117,6 +117,14 @@ impl BudgetHandle {
 
     /// Sets the hook that reports call for what other processes hold.
     pub fn set_other_use(&self, hook: impl Fn() -> Option<OtherUse> + Send + Sync + 'static) {
+        self.set_other_processes(move || Some((hook()?, Vec::new())));
+    }
+
+    /// [`BudgetHandle::set_other_use`] with the largest of these processes.
+    pub(crate) fn set_other_processes(
+        &self,
+        hook: impl Fn() -> Option<(OtherUse, Vec<OtherProcess>)> + Send + Sync + 'static,
+    ) {
         *self.core.other_use.lock() = Some(Arc::new(hook));
     }
 }

@@ -3,7 +3,8 @@
 use std::fmt;
 
 /// Where a limit comes from.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum LimitSource {
     /// Code or environment.

@@ -45,6 +45,7 @@ mod quota;
 mod reclaim;
 mod refusal;
 mod report;
+mod report_text;
 mod reservation;
 mod resource;
 mod scope;
@@ -69,9 +70,16 @@ pub use callbacks::Registration;
 pub use handle::BudgetHandle;
 pub use limit::{EffectiveLimit, LimitSource};
 pub use policy::{OomPolicy, Pressure, WaitPolicy};
-pub use report::{OomCause, OomReport, OtherUse, RefusedBy, ScopeUsage, TagUsage};
+pub use report::{
+    OomCause, OomReport, OtherProcess, OtherUse, RefusedBy, RefusedCall, ScopeUsage, TagUsage,
+};
 pub use reservation::BudgetReservation;
 pub use scope::{BudgetScope, EnteredScope};
+
+pub(crate) use refusal::free_of;
+pub(crate) use report::NAMED;
+pub(crate) use report_text::Line;
+pub(crate) use reservation::RESERVED;
 
 /// A byte limit over a resource. See the [module](self).
 ///

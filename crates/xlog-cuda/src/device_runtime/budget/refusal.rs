@@ -1,13 +1,12 @@
 //! Refusals: the error with its numbers, and the report of what holds the memory.
 
-use std::sync::Arc;
-
 use super::GlobalDeviceBudget;
 use super::callbacks;
 use super::quota::{AuditSnapshot, Charge};
 use super::report::{NAMED, OomCause, OomReport, RefusedBy, ScopeUsage};
 use super::tags;
 use super::tree::DEVICE;
+use crate::CudaDevice;
 use crate::device_runtime::resource::{DeviceMemoryResource, ResourceError};
 
 impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
@@ -30,21 +29,27 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
         let is_scope = cause == OomCause::Scope
             || (cause == OomCause::AboveLimit && charge.bytes <= self.core.limit());
         let refused_by = if is_scope { RefusedBy::Scope } else { RefusedBy::Budget };
-        let report = self.describe(charge, snapshot, cause, None);
-        self.report(OomReport { scope, refused_by, ..report });
-        ResourceError::OutOfBudget { requested: charge.bytes, remaining: snapshot.room }
+        let error =
+            ResourceError::OutOfBudget { requested: charge.bytes, remaining: snapshot.room };
+        let report = OomReport::of_error(&error, tags::name(charge.tag), cause, refused_by);
+        self.report(OomReport { scope, ..self.describe(report, snapshot) });
+        error
     }
 
     /// Files the report of a failure below.
     #[cold]
     pub(super) fn report_below(&self, charge: &Charge, error: &ResourceError) {
         let snapshot = self.core.quotas.snapshot(charge.bytes, charge.scope);
-        let mut report = self.describe(charge, snapshot, OomCause::Device, Some(error.to_string()));
-        report.refused_by = RefusedBy::Device;
-        if let ResourceError::OutOfBudget { requested, remaining } = *error {
+        let (tag, below) = (tags::name(charge.tag), RefusedBy::Device);
+        let report = OomReport::of_error(error, tag, OomCause::Device, below);
+        let mut report = self.describe(report, snapshot);
+        (report.requested, report.detail) = (charge.bytes, Some(error.brief()));
+        if let ResourceError::OutOfBudget { .. } = error {
             // The meter of physical bytes refused.
-            (report.refused_by, report.needed, report.remaining) =
-                (RefusedBy::Ledger, requested, remaining);
+            report.refused_by = RefusedBy::Ledger;
+        } else {
+            (report.needed, report.remaining) = (charge.bytes, snapshot.room);
+            report.device_free = self.inner.home().and_then(|home| free_of(&home.device));
         }
         let fits = |space: usize| space >= charge.bytes;
         report.cause = match (report.free_space, report.others) {
@@ -65,44 +70,41 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
         self.core.scopes().into_iter().find(|scope| scope.name == *name)
     }
 
-    fn describe(
-        &self,
-        charge: &Charge,
-        snapshot: AuditSnapshot,
-        cause: OomCause,
-        detail: Option<String>,
-    ) -> OomReport {
+    /// Adds the state of the budget and of what is below it. No lock is held over a call of either.
+    fn describe(&self, report: OomReport, snapshot: AuditSnapshot) -> OomReport {
         let (mut tags, mut scopes) = (self.core.tags(), self.core.scopes());
         tags.truncate(NAMED);
         scopes.truncate(NAMED);
         let others = self.core.other_use.lock().clone();
+        let device_total = self.inner.home().map(|home| home.device.properties().total_bytes);
+        let (others, processes) = others.and_then(|others| others()).unzip();
         OomReport {
-            cause,
             device_ordinal: self.inner.device_ordinal(),
-            requested: charge.bytes,
-            refused_by: RefusedBy::Budget,
-            needed: charge.bytes,
-            remaining: snapshot.room,
-            tag: tags::name(charge.tag),
-            scope: None,
             limit: snapshot.limit,
             reserved: snapshot.charged,
             waiting: snapshot.pending,
             tags,
             scopes,
-            others: others.and_then(|others| others()),
+            others,
+            processes: processes.unwrap_or_default(),
+            physical: self.inner.physical_bytes(),
+            device_total: device_total.and_then(|bytes| usize::try_from(bytes).ok()),
             statistics: self.inner.statistics(),
             free_space: self.inner.free_space(),
-            detail,
+            ..report
         }
     }
 
     fn report(&self, report: OomReport) {
-        let report = Arc::new(report);
-        OomReport::store_for_thread(&report);
+        let report = report.file();
         *self.core.last_oom.lock() = Some(report.clone());
         for function in self.core.refusals.outermost() {
             callbacks::inside(|| function(&report));
         }
     }
+}
+
+/// What the driver reports as free; `None` if it does not answer.
+pub(crate) fn free_of(device: &CudaDevice) -> Option<usize> {
+    usize::try_from(device.memory_info().ok()?.free).ok()
 }

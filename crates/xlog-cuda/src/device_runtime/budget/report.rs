@@ -1,15 +1,25 @@
-//! The report of a refusal: its cause, the largest holders, and what would help.
+//! The report of a refusal: its cause, the largest holders, and where the request came from. `report_text` prints it.
+//!
+//! An error has no room for its report, so the last reports of the process are kept, and an error finds its own by its text.
 
 use std::cell::RefCell;
+use std::collections::VecDeque;
 use std::fmt;
-use std::sync::Arc;
+use std::panic::Location;
+use std::sync::{Arc, OnceLock};
 
 use serde::{Serialize, Serializer};
 
-use crate::device_runtime::resource::{AllocTag, FreeSpace, ResourceStatistics};
+use super::limit::LimitSource;
+use super::primitive::Mutex;
+use crate::device_runtime::resource::{
+    AllocTag, FreeSpace, ResourceError, ResourceStatistics, StreamId,
+};
 
 /// Holders that a report names.
-pub(super) const NAMED: usize = 8;
+pub(crate) const NAMED: usize = 8;
+/// Reports that the process keeps for errors that are printed on another thread, or later.
+const KEPT: usize = 16;
 
 /// Why a request was refused.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize)]
@@ -26,6 +36,8 @@ pub enum OomCause {
     Guaranteed,
     /// It would fit once work on streams has completed and returned blocks are free.
     WaitingOnStreams,
+    /// The limit of its [`GpuMemoryManager`](crate::GpuMemoryManager) leaves too little.
+    Manager,
     /// It fits the budget; the ledger's limit is used up, mostly by this process.
     Ledger,
     /// It fits the budget; the device is full, of this process's memory or of memory whose owner is unknown.
@@ -46,6 +58,7 @@ impl OomCause {
             Self::Scope => "scope",
             Self::Guaranteed => "guaranteed",
             Self::WaitingOnStreams => "waiting_on_streams",
+            Self::Manager => "manager",
             Self::Ledger => "ledger",
             Self::Device => "device",
             Self::OtherProcesses => "other_processes",
@@ -62,6 +75,7 @@ impl fmt::Display for OomCause {
             Self::Scope => "the scope has reached its hard limit",
             Self::Guaranteed => "what is free is guaranteed to other scopes",
             Self::WaitingOnStreams => "returned memory waits for work on streams",
+            Self::Manager => "the limit of the manager is used up",
             Self::Ledger => "the limit of the ledger is used up",
             Self::Device => "the device is full",
             Self::OtherProcesses => "other processes hold the memory",
@@ -79,6 +93,8 @@ pub enum RefusedBy {
     Budget,
     /// The hard limit of a scope.
     Scope,
+    /// The limit of a memory manager.
+    Manager,
     /// The limit of the ledger that processes share.
     Ledger,
     /// The device or the resource below; no configured limit refused.
@@ -92,6 +108,7 @@ impl RefusedBy {
         match self {
             Self::Budget => "budget",
             Self::Scope => "scope",
+            Self::Manager => "manager",
             Self::Ledger => "ledger",
             Self::Device => "device",
         }
@@ -108,6 +125,8 @@ pub struct TagUsage {
     pub bytes: usize,
     /// Blocks charged.
     pub blocks: usize,
+    /// Those of the bytes that are freed and wait for work on streams, or are in a quarantine.
+    pub pending: usize,
 }
 
 /// What a scope holds.
@@ -131,6 +150,32 @@ pub struct OtherUse {
     pub bytes: usize,
     /// How many they are.
     pub processes: usize,
+}
+
+/// Another process on the ledger.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+#[non_exhaustive]
+pub struct OtherProcess {
+    /// Its process id.
+    pub pid: u32,
+    /// The name of its command.
+    pub name: String,
+    /// Its bytes of the device, used or granted.
+    pub bytes: usize,
+}
+
+/// The call that was refused.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+#[non_exhaustive]
+pub struct RefusedCall {
+    /// The stream of the request.
+    pub stream: StreamId,
+    /// The source file of the caller.
+    pub file: &'static str,
+    /// Its line.
+    pub line: u32,
+    /// Where the limit of the runtime's budget comes from.
+    pub limit_source: Option<LimitSource>,
 }
 
 /// The state of a budget when it refused a request.
@@ -174,6 +219,24 @@ pub struct OomReport {
     pub free_space: Option<FreeSpace>,
     /// The error of the resource below, if that failed.
     pub detail: Option<String>,
+    /// The largest other processes, if a ledger is joined.
+    pub processes: Vec<OtherProcess>,
+    /// Bytes that the resource below holds of the device, cached or not, where it knows.
+    pub physical: Option<usize>,
+    /// The memory of the device, where it is known.
+    pub device_total: Option<usize>,
+    /// What the driver reports as free of it, if the device or the resource below refused.
+    pub device_free: Option<usize>,
+    /// The text of the error without its report.
+    pub error: String,
+    /// The call of a runtime or a manager. It is set when the call returns, after the functions of
+    /// [`on_oom`](super::BudgetHandle::on_oom).
+    #[serde(serialize_with = "of_once")]
+    pub call: OnceLock<RefusedCall>,
+}
+
+fn of_once<S: Serializer>(call: &OnceLock<RefusedCall>, serializer: S) -> Result<S::Ok, S::Error> {
+    call.get().serialize(serializer)
 }
 
 fn with_fragmentation<S: Serializer>(
@@ -198,6 +261,8 @@ thread_local! {
     static LAST: RefCell<Option<Arc<OomReport>>> = const { RefCell::new(None) };
 }
 
+static RECENT: Mutex<VecDeque<Arc<OomReport>>> = Mutex::new(VecDeque::new());
+
 impl OomReport {
     /// Returns the report of this thread's last refusal, by any budget.
     #[must_use]
@@ -205,63 +270,74 @@ impl OomReport {
         LAST.try_with(|last| last.borrow().clone()).unwrap_or(None)
     }
 
-    pub(super) fn store_for_thread(report: &Arc<Self>) {
-        let _ = LAST.try_with(|last| last.replace(Some(report.clone())));
+    /// A report of `error` that knows nothing else.
+    pub(crate) fn of_error(
+        error: &ResourceError,
+        tag: AllocTag,
+        cause: OomCause,
+        refused_by: RefusedBy,
+    ) -> Self {
+        let (needed, remaining) = match *error {
+            ResourceError::OutOfBudget { requested, remaining } => (requested, remaining),
+            ResourceError::OutOfMemory { requested, .. } => (requested, 0),
+            _ => (0, 0),
+        };
+        Self {
+            cause,
+            device_ordinal: 0,
+            requested: needed,
+            refused_by,
+            needed,
+            remaining,
+            tag,
+            scope: None,
+            limit: 0,
+            reserved: 0,
+            waiting: 0,
+            tags: Vec::new(),
+            scopes: Vec::new(),
+            others: None,
+            statistics: ResourceStatistics::default(),
+            free_space: None,
+            detail: None,
+            processes: Vec::new(),
+            physical: None,
+            device_total: None,
+            device_free: None,
+            error: error.brief(),
+            call: OnceLock::new(),
+        }
     }
 
-    /// What would help, the most useful first.
-    #[must_use]
-    pub fn hints(&self) -> Vec<String> {
-        let mut hints = Vec::new();
-        let missing = self.needed.saturating_sub(self.remaining);
-        match self.cause {
-            OomCause::AboveLimit => hints.push(format!(
-                "ask for at most {} bytes at a time, or raise the limit",
-                self.scope.as_ref().map_or(self.limit, |scope| scope.hard.min(self.limit))
-            )),
-            OomCause::Budget | OomCause::Device => {
-                if let Some(top) = self.tags.first() {
-                    hints.push(format!(
-                        "'{}' holds {} bytes in {} blocks; {missing} bytes less would do",
-                        top.tag, top.bytes, top.blocks
-                    ));
-                }
-                if self.cause == OomCause::Device {
-                    hints
-                        .push("lower the limit of the budget below what the device has".to_owned());
-                }
-            }
-            OomCause::Ledger => hints.push(format!(
-                "free or trim {missing} bytes in this process, or raise the limit of the ledger"
-            )),
-            OomCause::Scope => hints.push(format!(
-                "raise the hard limit of scope '{}' by {missing} bytes, or free inside it",
-                self.scope.as_ref().map_or("", |scope| &scope.name)
-            )),
-            OomCause::Guaranteed => {
-                hints.push("lower the soft limits of scopes that do not use them".to_owned());
-            }
-            OomCause::WaitingOnStreams => hints.push(
-                "synchronize the streams that use returned blocks, close open uses, or wait longer"
-                    .to_owned(),
-            ),
-            OomCause::OtherProcesses if self.refused_by == RefusedBy::Ledger => {
-                hints.push(
-                    "trim or end other processes of the ledger, or raise its limit".to_owned(),
-                );
-            }
-            OomCause::OtherProcesses => {
-                hints.push("trim or end other processes on this device".to_owned());
-            }
-            OomCause::Fragmentation => hints.push(format!(
-                "ask for pieces of at most {} bytes, or trim",
-                self.free_space.map_or(0, |space| space.largest)
-            )),
-        }
-        if self.waiting >= missing && self.cause != OomCause::WaitingOnStreams && missing > 0 {
-            hints.push(format!("{} returned bytes wait for work on streams", self.waiting));
-        }
-        hints
+    /// Keeps the report for this thread, and for whoever prints its error.
+    pub(crate) fn file(self) -> Arc<Self> {
+        let report = Arc::new(self);
+        let _ = LAST.try_with(|last| last.replace(Some(report.clone())));
+        let mut recent = RECENT.lock();
+        recent.truncate(KEPT - 1);
+        recent.push_front(report.clone());
+        report
+    }
+
+    /// Returns the report of the error with this text: this thread's last one, or else the only one of the process.
+    pub(crate) fn of_text(error: &str) -> Option<Arc<Self>> {
+        let own = Self::last_of_thread().filter(|report| report.error == error);
+        own.or_else(|| {
+            let recent = RECENT.lock();
+            let mut found = recent.iter().filter(|report| report.error == error);
+            found.next().filter(|_| found.next().is_none()).cloned()
+        })
+    }
+
+    /// Adds the call, if it is not known yet.
+    pub(crate) fn set_call(
+        &self,
+        stream: StreamId,
+        site: &'static Location<'static>,
+        limit_source: Option<LimitSource>,
+    ) {
+        let (file, line) = (site.file(), site.line());
+        let _ = self.call.set(RefusedCall { stream, file, line, limit_source });
     }
 
     /// The report as one JSON object.
@@ -275,75 +351,5 @@ impl OomReport {
         }
         // Only keys that are no texts fail.
         serde_json::to_string(&Object { report: self, hints: self.hints() }).unwrap_or_default()
-    }
-}
-
-impl OomReport {
-    /// One line: what was asked for, which limit refused, what is left under it.
-    fn write_refusal(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "  requested {} bytes for '{}'", self.requested, self.tag)?;
-        if self.needed != self.requested {
-            write!(f, ", which takes {} of the card", self.needed)?;
-        }
-        match self.refused_by {
-            RefusedBy::Budget => writeln!(f, "; {} remain in the budget", self.remaining),
-            RefusedBy::Scope => writeln!(f, "; {} remain in its scope", self.remaining),
-            RefusedBy::Ledger => writeln!(f, "; {} remain in the ledger", self.remaining),
-            RefusedBy::Device => writeln!(f, "; the budget allows them, the device has too few"),
-        }
-    }
-}
-
-impl fmt::Display for OomReport {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "out of memory on device {}: {}", self.device_ordinal, self.cause)?;
-        self.write_refusal(f)?;
-        writeln!(
-            f,
-            "  limit of the budget {}, reserved {}, of which {} wait on streams",
-            self.limit, self.reserved, self.waiting
-        )?;
-        if let Some(scope) = &self.scope {
-            writeln!(
-                f,
-                "  in scope '{}': used {}, soft {}, hard {}",
-                scope.name, scope.used, scope.soft, scope.hard
-            )?;
-        }
-        // The line above has all that the ledger reported.
-        if let Some(detail) = self.detail.as_ref().filter(|_| self.refused_by == RefusedBy::Device)
-        {
-            writeln!(f, "  the resource below: {detail}")?;
-        }
-        if let Some(space) = &self.free_space {
-            writeln!(
-                f,
-                "  free below {}, largest piece {} ({:.0} % fragmented)",
-                space.bytes,
-                space.largest,
-                100.0 * space.fragmentation()
-            )?;
-        }
-        if let Some(others) = &self.others {
-            writeln!(f, "  {} other processes hold {} bytes", others.processes, others.bytes)?;
-        }
-        for usage in &self.tags {
-            writeln!(
-                f,
-                "  tag   {:>16} bytes {:>8} blocks  {}",
-                usage.bytes, usage.blocks, usage.tag
-            )?;
-        }
-        for scope in &self.scopes {
-            writeln!(
-                f,
-                "  scope {:>16} bytes of {} guaranteed, {} at most  {}",
-                scope.used, scope.soft, scope.hard, scope.name
-            )?;
-        }
-        for hint in self.hints() {
-            writeln!(f, "  hint: {hint}")?;
-        }
-        Ok(())
     }
 }

@@ -16,7 +16,7 @@ use crate::device_runtime::resource::{
 };
 
 /// The tag of reserved bytes until they become a block.
-pub(super) const RESERVED: AllocTag = AllocTag("(reserved)");
+pub(crate) const RESERVED: AllocTag = AllocTag("(reserved)");
 
 /// Bytes of a budget, reserved until they are allocated or this is dropped.
 ///

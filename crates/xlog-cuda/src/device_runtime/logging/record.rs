@@ -56,7 +56,7 @@ impl LogResult {
 
     #[cold]
     pub(super) fn failed(error: &ResourceError) -> Self {
-        Self::Err { kind: error.kind(), message: error.to_string() }
+        Self::Err { kind: error.kind(), message: error.brief() }
     }
 }
 

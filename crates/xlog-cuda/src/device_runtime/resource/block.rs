@@ -14,7 +14,7 @@ use super::MIN_ALIGN;
 ///
 /// [`StreamId::DEFAULT`] is a real stream of each pool. Any other id is issued by one pool for one lease: it resolves in
 /// that pool only, and no longer once the stream was given back. `u32::MAX` is never issued.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, serde::Serialize)]
 #[repr(transparent)]
 pub struct StreamId(pub u32);
 

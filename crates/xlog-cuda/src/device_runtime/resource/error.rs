@@ -1,8 +1,15 @@
 //! Why a resource refused or failed.
+//!
+//! A refusal prints the report that was filed with it, in one line. The report is found by the text of the error, because the
+//! variants have no room for it.
+
+use std::fmt;
+use std::sync::Arc;
 
 use xlog_driver::DriverError;
 
 use super::{Generation, StreamId};
+use crate::device_runtime::budget::{Line, OomReport};
 
 /// Shorthand for the result of a resource call.
 pub type ResourceResult<T> = Result<T, ResourceError>;
@@ -12,7 +19,7 @@ pub type ResourceResult<T> = Result<T, ResourceError>;
 #[non_exhaustive]
 pub enum ResourceError {
     /// The request does not fit the budget.
-    #[error("out of budget: {requested} bytes requested, {remaining} remain")]
+    #[error("{}", Refusal("out of budget", &out_of_budget(*.requested, *.remaining)))]
     OutOfBudget {
         /// Bytes that would have been charged.
         requested: usize,
@@ -20,7 +27,7 @@ pub enum ResourceError {
         remaining: usize,
     },
     /// The device has too little memory.
-    #[error("out of device memory: {requested} bytes requested; {detail}")]
+    #[error("{}", Refusal("out of device memory", &out_of_memory(*.requested, .detail)))]
     OutOfMemory {
         /// The bytes asked for.
         requested: usize,
@@ -82,6 +89,26 @@ impl ResourceError {
         }
     }
 
+    /// The report of a refusal, which also prints with `{}`: of this thread's last one if that is this error, or else of the only
+    /// recent one with the same numbers. `None` for other errors, and for refusals that no budget, manager or runtime reported.
+    #[must_use]
+    pub fn report(&self) -> Option<Arc<OomReport>> {
+        self.is_refusal().then(|| OomReport::of_text(&self.brief())).flatten()
+    }
+
+    pub(crate) fn is_refusal(&self) -> bool {
+        matches!(self, Self::OutOfBudget { .. } | Self::OutOfMemory { .. })
+    }
+
+    /// The text without a report, as logs have it.
+    pub(crate) fn brief(&self) -> String {
+        match self {
+            Self::OutOfBudget { requested, remaining } => out_of_budget(*requested, *remaining),
+            Self::OutOfMemory { requested, detail } => out_of_memory(*requested, detail),
+            other => other.to_string(),
+        }
+    }
+
     /// A short name for logs: one word per variant.
     #[must_use]
     pub fn kind(&self) -> &'static str {
@@ -95,6 +122,26 @@ impl ResourceError {
             Self::OutOfBounds { .. } => "out_of_bounds",
             Self::InvalidRequest { .. } => "invalid_request",
             Self::Unsupported { .. } => "unsupported",
+        }
+    }
+}
+
+fn out_of_budget(requested: usize, remaining: usize) -> String {
+    format!("out of budget: {requested} bytes requested, {remaining} remain")
+}
+
+fn out_of_memory(requested: usize, detail: &str) -> String {
+    format!("out of device memory: {requested} bytes requested; {detail}")
+}
+
+/// A refusal: its kind with the line of its report, or else its own text.
+struct Refusal<'a>(&'a str, &'a str);
+
+impl fmt::Display for Refusal<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match OomReport::of_text(self.1) {
+            Some(report) => write!(f, "{}: {}", self.0, Line(&report)),
+            None => f.write_str(self.1),
         }
     }
 }

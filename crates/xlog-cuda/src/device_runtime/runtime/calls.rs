@@ -1,6 +1,8 @@
 //! The runtime's calls on its resource. Each fails with the verdict of the construction if the parts do not fit together.
 
-use super::XlogDeviceRuntime;
+use std::panic::Location;
+
+use super::{Asked, XlogDeviceRuntime};
 use crate::device_runtime::resource::{
     Access, AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, ResourceError,
     ResourceResult, ResourceStatistics, StreamId, check_memory,
@@ -36,14 +38,18 @@ impl XlogDeviceRuntime {
         }
     }
 
-    /// [`DeviceMemoryResource::allocate`].
+    /// [`DeviceMemoryResource::allocate`]. The report of a refusal names the caller.
+    #[track_caller]
     pub fn allocate(
         &self,
         bytes: usize,
         stream: StreamId,
         tag: AllocTag,
     ) -> ResourceResult<DeviceBlock> {
-        self.checked()?.allocate(bytes, stream, tag)
+        let site = Location::caller();
+        let allocated = self.checked()?.allocate(bytes, stream, tag);
+        allocated
+            .inspect_err(|error| self.complete_report(error, Asked { bytes, stream, tag, site }))
     }
 
     /// [`DeviceMemoryResource::deallocate`].

@@ -88,7 +88,7 @@ impl Membership {
         let meter = Arc::new(LedgerMeter::new(ledger.clone()));
         resource.meter_physical(meter.clone())?;
         let asked = ledger.clone();
-        budget.set_other_use(move || other_use(&asked));
+        budget.set_other_processes(move || other_use(&asked));
         let _published_tags = PublishedTags::start(ledger, statistics);
         Ok(Self { meter: Some(meter), _published_tags, status })
     }
