@@ -6,6 +6,7 @@ mod conformance;
 mod device_waits;
 mod ladder;
 mod limits;
+mod oom_text;
 mod physical;
 mod reservations;
 mod scopes;
