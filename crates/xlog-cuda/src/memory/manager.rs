@@ -160,13 +160,14 @@ impl GpuMemoryManager {
             return Ok(RawBlock::empty(align.max(MIN_ALIGN), self.stream));
         }
         let resource = self.runtime.checked()?;
-        let asked = self.asked(bytes, tag);
         let block = match align {
             0..=MIN_ALIGN => resource.allocate(bytes, self.stream, tag),
             _ => resource.allocate_aligned(bytes, align, self.stream, tag),
         };
-        let block = block.inspect_err(|error| self.runtime.complete_report(error, asked))?;
-        let block = self.runtime.checked_block(block, bytes)?;
+        if let Err(error) = &block {
+            self.runtime.complete_report(error, self.asked(bytes, tag));
+        }
+        let block = self.runtime.checked_block(block?, bytes)?;
         Ok(RawBlock::owning(block, bytes, &self.runtime, &self.account))
     }
 
@@ -180,10 +181,11 @@ impl GpuMemoryManager {
         tag: AllocTag,
     ) -> Result<RawBlock> {
         let resource = self.runtime.checked()?;
-        let asked = self.asked(bytes, tag);
         let block = resource.allocate_reserved(budget, bytes, align, self.stream, tag);
-        let block = block.inspect_err(|error| self.runtime.complete_report(error, asked))?;
-        let block = self.runtime.checked_block(block, bytes)?;
+        if let Err(error) = &block {
+            self.runtime.complete_report(error, self.asked(bytes, tag));
+        }
+        let block = self.runtime.checked_block(block?, bytes)?;
         Ok(RawBlock::owning(block, bytes, &self.runtime, &self.account))
     }
 

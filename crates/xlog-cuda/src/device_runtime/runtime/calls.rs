@@ -46,10 +46,12 @@ impl XlogDeviceRuntime {
         stream: StreamId,
         tag: AllocTag,
     ) -> ResourceResult<DeviceBlock> {
-        let site = Location::caller();
         let allocated = self.checked()?.allocate(bytes, stream, tag);
+        if let Err(error) = &allocated {
+            let site = Location::caller();
+            self.complete_report(error, Asked { bytes, stream, tag, site });
+        }
         allocated
-            .inspect_err(|error| self.complete_report(error, Asked { bytes, stream, tag, site }))
     }
 
     /// [`DeviceMemoryResource::deallocate`].
