@@ -2,7 +2,7 @@
 use std::collections::BTreeMap;
 
 use serde::Serialize;
-use xlog_trace::{Summary, Usage};
+use xlog_trace::{Action, CallTimes, Summary, Usage};
 
 use crate::text::{named, seconds, shorten};
 use crate::text_report::{TextReport, size};
@@ -90,6 +90,10 @@ pub struct Comparison {
     pub(crate) by_tag: Vec<TagChange>,
     /// Failures by kind, where there are any.
     pub(crate) failures: Vec<(String, Change)>,
+    /// The median, p99 and maximum of the call times of each action, in nanoseconds. They do not count.
+    pub(crate) times: Vec<(String, Change)>,
+    /// The peaks of queries, by their ids. They do not count: another run may number them otherwise.
+    pub(crate) by_query: Vec<(String, Change)>,
 }
 
 /// Compares `after` with `before`.
@@ -108,15 +112,22 @@ pub fn compare(before: &Summary, after: &Summary) -> Comparison {
         let weight = |change: Change| std::cmp::Reverse(change.distance());
         (weight(row.peak_bytes), weight(row.total_bytes), weight(row.allocations))
     });
-    let mut kinds: BTreeMap<&str, Change> = BTreeMap::new();
-    for (kind, times) in &before.failures {
-        kinds.entry(kind).or_insert(Change::new(0, 0)).before = *times;
-    }
-    for (kind, times) in &after.failures {
-        kinds.entry(kind).or_insert(Change::new(0, 0)).after = *times;
-    }
     let duration = |summary: &Summary| summary.time_nanos.map_or(0, |(first, last)| last - first);
-    let failures: Vec<_> = kinds.iter().map(|(kind, times)| ((*kind).to_owned(), *times)).collect();
+    let failures = side_by_side(before, after, |summary| {
+        summary.failures.iter().map(|(kind, times)| (kind.clone(), *times)).collect()
+    });
+    let times = side_by_side(before, after, |summary| {
+        let of = |(action, times): (&Action, &CallTimes)| {
+            let times = times.report();
+            let parts =
+                [("p50", times.median_nanos), ("p99", times.p99_nanos), ("max", times.max_nanos)];
+            parts.map(|(part, nanos)| (format!("{action} {part}"), nanos))
+        };
+        summary.times.iter().flat_map(of).collect()
+    });
+    let by_query = side_by_side(before, after, |summary| {
+        summary.by_query.iter().map(|(id, usage)| (id.clone(), usage.peak_bytes)).collect()
+    });
     let frees = Change::new(before.total.frees, after.total.frees);
     let peak_blocks = Change::new(before.total.peak_blocks, after.total.peak_blocks);
     let records = Change::new(before.records, after.records);
@@ -133,7 +144,25 @@ pub fn compare(before: &Summary, after: &Summary) -> Comparison {
         total,
         by_tag,
         failures,
+        times,
+        by_query,
     }
+}
+
+/// Figures of both logs by their names.
+fn side_by_side(
+    before: &Summary,
+    after: &Summary,
+    figures: impl Fn(&Summary) -> Vec<(String, u64)>,
+) -> Vec<(String, Change)> {
+    let mut all: BTreeMap<String, Change> = BTreeMap::new();
+    for (name, figure) in figures(before) {
+        all.entry(name).or_insert(Change::new(0, 0)).before = figure;
+    }
+    for (name, figure) in figures(after) {
+        all.entry(name).or_insert(Change::new(0, 0)).after = figure;
+    }
+    all.into_iter().collect()
 }
 
 /// The tables of a comparison.
@@ -177,11 +206,23 @@ pub fn rows(page: &mut TextReport, comparison: &Comparison) {
     table(page, "Peaks by tag, the largest changes first", |tag| tag.peak_bytes);
     table(page, "Allocated in all by tag, the largest changes first", |tag| tag.total_bytes);
     table(page, "Never freed by tag, the largest changes first", |tag| tag.live_bytes);
-    if comparison.failures.iter().any(|(_, times)| !times.is_same()) {
-        page.title("Failures");
+    changes(page, "Failures", &comparison.failures, |count| count.to_string());
+    changes(page, "Peaks by query", &comparison.by_query, size);
+    changes(page, "Call times", &comparison.times, seconds);
+}
+
+/// The figures that changed, the largest changes first.
+fn changes(page: &mut TextReport, title: &str, rows: &[(String, Change)], unit: fn(u64) -> String) {
+    let mut changed: Vec<_> = rows.iter().filter(|(_, change)| !change.is_same()).collect();
+    changed.sort_by_key(|(_, change)| std::cmp::Reverse(change.distance()));
+    if !changed.is_empty() {
+        page.title(title);
     }
-    for (kind, times) in comparison.failures.iter().filter(|(_, times)| !times.is_same()) {
-        row(page, kind, *times, |count| count.to_string());
+    for (name, change) in changed.iter().take(ROWS) {
+        row(page, name, *change, unit);
+    }
+    if changed.len() > ROWS {
+        page.row(&format!("and {} more; --json has them", changed.len() - ROWS));
     }
 }
 

@@ -1,5 +1,7 @@
 //! The report as a text of 80 columns, for terminals and the logs of continuous integration.
-use xlog_trace::Usage;
+use std::collections::BTreeMap;
+
+use xlog_trace::{Action, CallTimes, TimesReport, Usage};
 
 use crate::analysis::Analysis;
 use crate::compare::compare;
@@ -15,6 +17,11 @@ const BAR: usize = 24;
 const ROWS: usize = 10;
 
 impl Analysis {
+    /// The most bytes that were alive at one time.
+    pub fn peak_bytes(&self) -> u64 {
+        self.summary.total.peak_bytes
+    }
+
     /// Notes on what the report cannot show.
     pub(crate) fn notes(&self) -> Vec<String> {
         let mut notes = Vec::new();
@@ -93,6 +100,9 @@ pub fn render(
     if analysis.uses > 0 {
         idle(&mut page, analysis);
     }
+    usages(&mut page, "By query", &summary.by_query);
+    usages(&mut page, "By thread", &summary.by_thread);
+    call_times(&mut page, &summary.times);
     failures(&mut page, analysis);
     leaks(&mut page, analysis);
     if let Some(other) = other {
@@ -166,6 +176,24 @@ fn idle(page: &mut TextReport, analysis: &Analysis) {
     }
 }
 
+/// The peaks of several: one alone has the peak of everything.
+fn usages(page: &mut TextReport, title: &str, rows: &[(String, Usage)]) {
+    if rows.len() < 2 {
+        return;
+    }
+    page.title(title);
+    for (name, usage) in rows.iter().take(ROWS) {
+        page.row(&format!(
+            "{:<24}{:>11} at its peak, {} allocations, {} failures",
+            shorten(name, 24),
+            size(usage.peak_bytes),
+            usage.allocations,
+            usage.failures
+        ));
+    }
+    more(page, rows.len());
+}
+
 fn failures(page: &mut TextReport, analysis: &Analysis) {
     if analysis.summary.failures.is_empty() {
         return;
@@ -233,8 +261,30 @@ fn part(bytes: u64, whole: u64) -> f64 {
     if whole == 0 { 0.0 } else { bytes as f64 / whole as f64 }
 }
 
+/// The times of calls, one line for each action.
+pub fn call_times(page: &mut TextReport, times: &BTreeMap<Action, CallTimes>) {
+    if times.is_empty() {
+        return;
+    }
+    page.title("Call times");
+    for (action, times) in times {
+        page.line(&action.to_string(), &times_text(&times.report()));
+    }
+}
+
+/// The figures of call times in one line.
+pub fn times_text(times: &TimesReport) -> String {
+    format!(
+        "mean {}, p50 {}, p99 {}, max {}",
+        seconds(times.mean_nanos.round() as u64),
+        seconds(times.median_nanos),
+        seconds(times.p99_nanos),
+        seconds(times.max_nanos)
+    )
+}
+
 /// A duration in the unit people would use.
-pub(crate) fn seconds(nanos: u64) -> String {
+pub fn seconds(nanos: u64) -> String {
     match nanos {
         0..1_000 => format!("{nanos} ns"),
         1_000..1_000_000 => format!("{:.1} us", nanos as f64 / 1e3),

@@ -45,6 +45,7 @@ mod recorder;
 mod rmm;
 mod summary;
 mod text_reader;
+mod times;
 
 pub use action::{Action, ServedBy, UseAccess};
 pub use binary::{MAX_PAYLOAD_BYTES, VERSION};
@@ -65,3 +66,4 @@ pub use recorder::{
 };
 pub use rmm::RMM_HEADER;
 pub use summary::{Leak, MAX_LISTED_LEAKS, Summarizer, Summary, Usage};
+pub use times::{CallTimes, TimesReport};

@@ -5,6 +5,7 @@
 //! [`Ordered`](crate::Ordered).
 
 use std::collections::{BTreeMap, HashMap};
+use std::hash::Hash;
 
 use serde::Serialize;
 use xlog_base::PowerHistogram;
@@ -15,10 +16,11 @@ use crate::live::{Change, LiveBlock, LiveBlocks};
 use crate::names::{NameId, Names};
 use crate::reader::Source;
 use crate::record::Record;
+use crate::times::CallTimes;
 
 /// Leaks that are listed one by one; the totals count all.
 pub const MAX_LISTED_LEAKS: usize = 1000;
-/// Streams that are counted apart; further ones are counted together.
+/// Streams, threads and queries that are counted apart; further ones are counted together.
 const MAX_STREAMS: usize = 1 << 16;
 
 /// Usage under one label or on one stream. Bytes are charged bytes.
@@ -91,14 +93,18 @@ pub struct Summary {
     pub by_tag: Vec<(String, Usage)>,
     /// Usage by stream, the largest peak first.
     pub by_stream: Vec<(String, Usage)>,
+    /// Usage by the thread that allocated, the largest peak first.
+    pub by_thread: Vec<(String, Usage)>,
+    /// Usage by the query that allocated, the largest peak first; calls outside of queries are left out.
+    pub by_query: Vec<(String, Usage)>,
     /// Usage by device ordinal.
     pub by_device: BTreeMap<u32, Usage>,
     /// Failed calls by the kind of their error.
     pub failures: BTreeMap<String, u64>,
     /// Requests by size.
     pub sizes: PowerHistogram,
-    /// Calls by duration in nanoseconds.
-    pub latencies: PowerHistogram,
+    /// Times of the calls of each action, failed ones too; those that the log gives no time are left out.
+    pub times: BTreeMap<Action, CallTimes>,
     /// Blocks that were never freed, the largest first, at most [`MAX_LISTED_LEAKS`].
     pub leaks: Vec<Leak>,
     /// Frees of blocks whose allocation is not in the log.
@@ -116,6 +122,8 @@ pub struct Summarizer {
     summary: Summary,
     tags: HashMap<Option<NameId>, Usage>,
     streams: HashMap<Option<u32>, Usage>,
+    threads: HashMap<u64, Usage>,
+    queries: HashMap<u64, Usage>,
     kinds: HashMap<Option<NameId>, u64>,
 }
 
@@ -132,14 +140,22 @@ impl Summarizer {
         let summary = &mut self.summary;
         summary.records += 1;
         *summary.actions.entry(record.action()).or_default() += 1;
-        summary.latencies.add(u64::from(record.latency));
+        if record.latency > 0 {
+            summary.times.entry(record.action()).or_default().add(u64::from(record.latency));
+        }
         let (first, last) = summary.time_nanos.unwrap_or((record.time, record.time));
         summary.time_nanos = Some((first.min(record.time), last.max(record.time)));
         if record.is_failure() {
             summary.total.failures += 1;
             *self.kinds.entry(record.failure().map(|failure| failure.kind)).or_default() += 1;
-            let (tag, stream) = (named(record.tag(), names), record.stream());
-            self.each(tag, stream, record.device, |usage| usage.failures += 1);
+            let owner = Owner {
+                tag: named(record.tag(), names),
+                stream: record.stream(),
+                device: record.device,
+                thread: record.thread(),
+                query: record.query_id(),
+            };
+            self.each(owner, |usage| usage.failures += 1);
         }
         match self.live.apply(record)? {
             Change::None => {}
@@ -155,16 +171,14 @@ impl Summarizer {
         Ok(())
     }
 
-    fn each(
-        &mut self,
-        tag: Option<NameId>,
-        stream: Option<u32>,
-        device: u32,
-        change: impl Fn(&mut Usage),
-    ) {
+    fn each(&mut self, owner: Owner, change: impl Fn(&mut Usage)) {
+        let Owner { tag, stream, device, thread, query } = owner;
         change(self.tags.entry(tag).or_default());
-        let known = self.streams.len() < MAX_STREAMS || self.streams.contains_key(&stream);
-        change(self.streams.entry(if known { stream } else { Some(u32::MAX) }).or_default());
+        change(counted(&mut self.streams, stream, Some(u32::MAX)));
+        change(counted(&mut self.threads, thread, u64::MAX));
+        if let Some(query) = query {
+            change(counted(&mut self.queries, query, u64::MAX));
+        }
         let devices = &mut self.summary.by_device;
         let known = devices.len() < MAX_STREAMS || devices.contains_key(&device);
         change(devices.entry(if known { device } else { u32::MAX }).or_default());
@@ -179,8 +193,7 @@ impl Summarizer {
         }
         self.summary.sizes.add(block.bytes);
         *self.summary.paths.entry(record.served_by()).or_default() += 1;
-        let tag = named(block.tag, names);
-        self.each(tag, block.stream, block.device, |usage| usage.born(block));
+        self.each(Owner::of(block, names), |usage| usage.born(block));
     }
 
     fn died(&mut self, block: &LiveBlock, freed: bool, names: &Names) {
@@ -189,12 +202,12 @@ impl Summarizer {
             usage.frees += u64::from(freed);
         };
         change(&mut self.summary.total);
-        self.each(named(block.tag, names), block.stream, block.device, change);
+        self.each(Owner::of(block, names), change);
     }
 
     /// The numbers, with the names that the records used.
     pub fn finish(self, names: &Names) -> Summary {
-        let Self { live, mut summary, tags, streams, kinds } = self;
+        let Self { live, mut summary, tags, streams, threads, queries, kinds } = self;
         let by_peak =
             |(name, usage): &(String, Usage)| (std::cmp::Reverse(usage.peak_bytes), name.clone());
         summary.by_tag =
@@ -203,6 +216,14 @@ impl Summarizer {
         summary.by_stream =
             streams.into_iter().map(|(id, usage)| (stream_name(id, names), usage)).collect();
         summary.by_stream.sort_by_cached_key(by_peak);
+        let numbered = |usages: HashMap<u64, Usage>| {
+            let name = |id: u64| if id == u64::MAX { "others".to_owned() } else { id.to_string() };
+            let mut rows: Vec<_> =
+                usages.into_iter().map(|(id, usage)| (name(id), usage)).collect();
+            rows.sort_by_cached_key(by_peak);
+            rows
+        };
+        (summary.by_thread, summary.by_query) = (numbered(threads), numbered(queries));
         for (kind, times) in kinds {
             let kind = kind.map_or("unknown", |kind| names.text_or_empty(Some(kind)));
             *summary.failures.entry(kind.to_owned()).or_default() += times;
@@ -229,6 +250,33 @@ impl Summary {
         }
         Ok(summarizer.finish(source.names()))
     }
+}
+
+/// What a block or a failed call is counted under.
+struct Owner {
+    tag: Option<NameId>,
+    stream: Option<u32>,
+    device: u32,
+    thread: u64,
+    query: Option<u64>,
+}
+
+impl Owner {
+    fn of(block: &LiveBlock, names: &Names) -> Self {
+        Self {
+            tag: named(block.tag, names),
+            stream: block.stream,
+            device: block.device,
+            thread: block.thread,
+            query: block.query_id,
+        }
+    }
+}
+
+/// The usage of `key`, or that of `others` where there are too many to count apart.
+fn counted<K: Copy + Eq + Hash>(usages: &mut HashMap<K, Usage>, key: K, others: K) -> &mut Usage {
+    let known = usages.len() < MAX_STREAMS || usages.contains_key(&key);
+    usages.entry(if known { key } else { others }).or_default()
 }
 
 /// The label to count under: an empty one is none.

@@ -5,9 +5,10 @@ use std::path::PathBuf;
 
 use clap::Args;
 use serde::Serialize;
+use xlog_report::text::times_text;
 use xlog_report::text_report::{TextReport, size};
 use xlog_report::{Input, LogFormat, ReadingReport, Strict, Trouble};
-use xlog_trace::{Ordered, Source, Summary, Usage};
+use xlog_trace::{Ordered, Source, Summary, TimesReport, Usage};
 
 use crate::Output;
 use crate::cli::{Refusal, option};
@@ -23,7 +24,7 @@ const ROWS: usize = 10;
                         line was refused, or the log cannot be read."
 )]
 pub(crate) struct SummaryArguments {
-    /// The log: xtrace, csv or rmm-csv
+    /// The log: xtrace, csv or rmm-csv; - is standard input
     #[arg(value_name = "LOG")]
     log: PathBuf,
 
@@ -52,6 +53,14 @@ impl TagRow {
     fn new(name: &str, usage: &Usage) -> Self {
         Self { name: name.to_owned(), usage: *usage }
     }
+}
+
+/// The times of one action.
+#[derive(Serialize, Debug)]
+struct TimesRow {
+    action: String,
+    #[serde(flatten)]
+    times: TimesReport,
 }
 
 /// Requests of one power of two of sizes.
@@ -91,7 +100,11 @@ struct Numbers {
     duration_nanos: u64,
     by_tag: Vec<TagRow>,
     by_stream: Vec<TagRow>,
+    by_thread: Vec<TagRow>,
+    by_query: Vec<TagRow>,
     by_device: Vec<TagRow>,
+    /// By action, those of the log that have a time.
+    call_times: Vec<TimesRow>,
     sizes: Vec<SizeRow>,
     leaks: Vec<LeakRow>,
     unknown_frees: u64,
@@ -139,6 +152,7 @@ impl Numbers {
         let all = |rows: &[(String, Usage)]| {
             rows.iter().map(|(name, usage)| TagRow::new(name, usage)).collect()
         };
+        let times = &summary.times;
         let named = |name: &dyn ToString, count: u64| Named { name: name.to_string(), count };
         Self {
             actions: summary.actions.iter().map(|(name, count)| named(name, *count)).collect(),
@@ -150,6 +164,15 @@ impl Numbers {
             duration_nanos: summary.time_nanos.map_or(0, |(first, last)| last - first),
             by_tag: all(&summary.by_tag),
             by_stream: all(&summary.by_stream),
+            by_thread: all(&summary.by_thread),
+            by_query: all(&summary.by_query),
+            call_times: times
+                .iter()
+                .map(|(action, times)| TimesRow {
+                    action: action.to_string(),
+                    times: times.report(),
+                })
+                .collect(),
             by_device: summary
                 .by_device
                 .iter()
@@ -242,8 +265,20 @@ fn figures(page: &mut TextReport, numbers: &Numbers) {
     }
     table(page, "By tag", &numbers.by_tag);
     table(page, "By stream", &numbers.by_stream);
+    if numbers.by_thread.len() > 1 {
+        table(page, "By thread", &numbers.by_thread);
+    }
+    if !numbers.by_query.is_empty() {
+        table(page, "By query", &numbers.by_query);
+    }
     if numbers.by_device.len() > 1 {
         table(page, "By device", &numbers.by_device);
+    }
+    if !numbers.call_times.is_empty() {
+        page.title("Call times");
+    }
+    for row in &numbers.call_times {
+        page.line(&row.action, &times_text(&row.times));
     }
     page.title("Sizes");
     for row in &numbers.sizes {

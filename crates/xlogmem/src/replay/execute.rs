@@ -13,11 +13,11 @@ use xlog_cuda::device_runtime::{
     AllocTag, BlockId, DeviceBlock, DeviceMemoryResource, PoolSnapshot, ResourceError, StreamLease,
 };
 use xlog_cuda::driver::sync::Mutex;
+use xlog_trace::CallTimes;
 use xlog_workloads::stack::{Stack, run_threads};
 
 use super::plan::{MAX_STREAMS, MAX_THREADS, Operation, Plan, What};
 use super::samples::{self, Sample};
-use super::times::Times;
 
 /// Failures that are listed one by one.
 const LISTED: usize = 10;
@@ -48,9 +48,9 @@ pub(super) struct Failed {
 #[derive(Debug, Default)]
 pub(super) struct Outcome {
     pub(super) seconds: f64,
-    pub(super) allocate: Times,
-    pub(super) free: Times,
-    pub(super) uses: Times,
+    pub(super) allocate: CallTimes,
+    pub(super) free: CallTimes,
+    pub(super) uses: CallTimes,
     pub(super) failures: u64,
     pub(super) first_failures: Vec<Failed>,
     /// Frees and uses of blocks whose allocation failed.

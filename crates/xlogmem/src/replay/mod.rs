@@ -4,7 +4,6 @@ mod execute;
 mod plan;
 mod report;
 mod samples;
-mod times;
 use std::path::PathBuf;
 
 use clap::Args;
@@ -44,7 +43,7 @@ pub(crate) struct ReplayArguments {
     #[arg(long, value_name = "SPEC")]
     device: Option<String>,
 
-    /// The memory resource: direct, async or pool [default: what XLOG_DEVICE_RESOURCE says, else async]
+    /// The memory resource: direct, async or pool [default: what XLOG_DEVICE_RESOURCE says, else pool]
     #[arg(long, value_name = "NAME")]
     resource: Option<String>,
 
@@ -94,7 +93,7 @@ impl Request {
             (Some(names), _, _) => ("--compare", names.as_str()),
             (None, Some(name), _) => ("--resource", name.as_str()),
             (None, None, Some(name)) => ("XLOG_DEVICE_RESOURCE", name.as_str()),
-            (None, None, None) => ("--resource", "async"),
+            (None, None, None) => ("--resource", "pool"),
         };
         let mut kinds = Vec::new();
         for name in names.split(',') {

@@ -8,13 +8,14 @@ use std::time::Instant;
 use serde::Serialize;
 use xlog_cuda::device_runtime::PoolSnapshot;
 use xlog_report::ReadingReport;
+use xlog_report::text::{seconds, times_text};
 use xlog_report::text_report::{TextReport, size};
+use xlog_trace::TimesReport;
 use xlog_workloads::stack::{Stack, StackKind};
 
 use super::execute::{Failed, Mode, Outcome};
 use super::plan::LogFigures;
 use super::samples::{self, Sample};
-use super::times::TimesReport;
 use crate::doctor::Selection;
 
 const SCHEMA: u32 = 1;
@@ -292,25 +293,35 @@ impl Report {
 
     fn table(&self, page: &mut TextReport) {
         page.title("Side by side");
-        page.row(&format!(
-            "{:<8}{:>10}{:>8}{:>12}{:>8}{:>12}{:>8}{:>9}",
-            "resource", "ns/op", "time", "reserved", "memory", "requested", "res/req", "failed"
-        ));
-        let times =
-            |ratio: Option<f64>| ratio.map_or_else(|| "1.00x".to_owned(), |r| format!("{r:.2}x"));
+        let row = |cells: [&str; 7]| {
+            let [resource, time, speed, reserved, memory, of_peak, failed] = cells;
+            format!(
+                "{resource:<9}{time:>9}{speed:>14}{reserved:>12}{memory:>14}{of_peak:>9}{failed:>8}"
+            )
+        };
+        page.row(&row(["resource", "per call", "time", "reserved", "memory", "res/req", "failed"]));
         for run in &self.runs {
-            page.row(&format!(
-                "{:<8}{:>10.0}{:>8}{:>12}{:>8}{:>12}{:>8}{:>9}",
+            page.row(&row([
                 run.resource,
-                run.nanos_per_operation,
-                times(run.time_ratio),
-                run.peak_reserved_bytes.map_or_else(|| "unknown".to_owned(), size),
-                times(run.memory_ratio),
-                size(run.peak_live_bytes),
-                run.reserved_ratio.map_or_else(|| "-".to_owned(), |ratio| format!("{ratio:.3}")),
-                run.failures
-            ));
+                &seconds(run.nanos_per_operation.round() as u64),
+                &times(run.time_ratio, "faster", "slower"),
+                &run.peak_reserved_bytes.map_or_else(|| "unknown".to_owned(), size),
+                &times(run.memory_ratio, "less", "more"),
+                &run.reserved_ratio.map_or_else(|| "-".to_owned(), |ratio| format!("{ratio:.2}")),
+                &run.failures.to_string(),
+            ]));
         }
+    }
+}
+
+/// A ratio to the first resource in words: 0.08 of its time is "12x faster". The first itself has none.
+fn times(ratio: Option<f64>, below: &str, above: &str) -> String {
+    let ratio = ratio.unwrap_or(1.0);
+    let (factor, word) = if ratio < 1.0 { (1.0 / ratio, below) } else { (ratio, above) };
+    match factor {
+        ..1.005 => "1.00x".to_owned(),
+        1.005..9.95 => format!("{factor:.1}x {word}"),
+        _ => format!("{factor:.0}x {word}"),
     }
 }
 
@@ -355,16 +366,10 @@ fn run_lines(page: &mut TextReport, run: &RunReport) {
     page.title(&format!("Resource {}", run.resource));
     page.line("operations", &run.operations.to_string());
     page.line("time", &format!("{:.3} s", run.seconds));
-    page.line("per operation", &format!("{:.0} ns", run.nanos_per_operation));
+    page.line("per operation", &seconds(run.nanos_per_operation.round() as u64));
     for (name, times) in [("allocate", &run.allocate), ("free", &run.free), ("uses", &run.uses)] {
         if times.calls > 0 {
-            page.line(
-                name,
-                &format!(
-                    "mean {:.0} ns, median {} ns, 99 % {} ns, most {} ns",
-                    times.mean_nanos, times.median_nanos, times.p99_nanos, times.max_nanos
-                ),
-            );
+            page.line(name, &times_text(times));
         }
     }
     page.line("peak requested", &size(run.peak_live_bytes));

@@ -3,49 +3,60 @@
 use serde::Serialize;
 use xlog_base::FineHistogram;
 
-/// Times of one kind of call, of one thread.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Times {
+/// Times of one kind of call.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CallTimes {
     calls: u64,
     sum: u64,
     largest: u64,
     histogram: FineHistogram,
 }
 
-/// The same in the shape of its JSON.
+/// Mean, quantiles and maximum of call times, in the shape of their JSON.
 #[derive(Serialize, Clone, Copy, Debug, Default)]
-pub(super) struct TimesReport {
-    pub(super) calls: u64,
-    pub(super) mean_nanos: f64,
-    pub(super) median_nanos: u64,
-    pub(super) p99_nanos: u64,
-    pub(super) max_nanos: u64,
+#[non_exhaustive]
+pub struct TimesReport {
+    /// The number of calls.
+    pub calls: u64,
+    /// Their mean.
+    pub mean_nanos: f64,
+    /// Half of the calls took at most this.
+    pub median_nanos: u64,
+    /// 99 of 100 calls took at most this.
+    pub p99_nanos: u64,
+    /// The longest call.
+    pub max_nanos: u64,
 }
 
-impl Times {
-    pub(super) fn add(&mut self, nanos: u64) {
+impl CallTimes {
+    /// Adds a call.
+    pub fn add(&mut self, nanos: u64) {
         self.calls += 1;
         self.sum += nanos;
         self.largest = self.largest.max(nanos);
         self.histogram.add(nanos);
     }
 
-    pub(super) fn merge(&mut self, other: &Self) {
+    /// Adds the calls of another.
+    pub fn merge(&mut self, other: &Self) {
         self.calls += other.calls;
         self.sum += other.sum;
         self.largest = self.largest.max(other.largest);
         self.histogram.merge(&other.histogram);
     }
 
-    pub(super) fn calls(&self) -> u64 {
+    /// The number of calls.
+    pub fn calls(&self) -> u64 {
         self.calls
     }
 
-    pub(super) fn sum(&self) -> u64 {
+    /// The time of all calls together.
+    pub fn sum(&self) -> u64 {
         self.sum
     }
 
-    pub(super) fn report(&self) -> TimesReport {
+    /// The figures of all calls.
+    pub fn report(&self) -> TimesReport {
         // No more than the largest: the last class is not full.
         let at = |part: f64| self.histogram.quantile(part).min(self.largest);
         TimesReport {
@@ -64,7 +75,7 @@ mod tests {
 
     #[test]
     fn the_report_is_of_all_calls_of_all_threads() {
-        let (mut times, mut other) = (Times::default(), Times::default());
+        let (mut times, mut other) = (CallTimes::default(), CallTimes::default());
         (1..=99).for_each(|nanos| times.add(nanos));
         other.add(1_000_000);
         times.merge(&other);
@@ -72,6 +83,6 @@ mod tests {
         assert_eq!((report.calls, report.max_nanos), (100, 1_000_000));
         assert!((50..58).contains(&report.median_nanos), "{report:?}");
         assert!((99..112).contains(&report.p99_nanos), "{report:?}");
-        assert_eq!(Times::default().report().p99_nanos, 0);
+        assert_eq!(CallTimes::default().report().p99_nanos, 0);
     }
 }
