@@ -92,10 +92,11 @@ impl Figures {
     ) -> Self {
         let (summary, timeline) = (&analysis.summary, &analysis.timeline);
         let total = &summary.total;
+        let error = analysis.over_budget(budget);
         Self {
             schema: SCHEMA,
-            ok: true,
-            error: None,
+            ok: error.is_none(),
+            error,
             log: analysis.log.clone(),
             format: analysis.format,
             reading: ReadingReport::new(&analysis.reading),

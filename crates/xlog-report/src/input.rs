@@ -14,6 +14,7 @@ use serde::Serialize;
 use xlog_trace::import::{MAX_SNAPSHOT_BYTES, convert_torch_snapshot, looks_like_snapshot};
 use xlog_trace::{LogState, ReadReport, Reader, Record, Source, Strictness, TraceError};
 
+use crate::escape;
 use crate::format::LogFormat;
 use crate::text_report::TextReport;
 
@@ -53,10 +54,12 @@ pub struct Input<'a> {
     is_read_once: bool,
     copy: OnceCell<Arc<File>>,
     is_snapshot: Cell<bool>,
+    /// How often it was read so far.
+    passes: Arc<AtomicU64>,
 }
 
 impl<'a> Input<'a> {
-    /// A log by its name, with its format where that is known.
+    /// A log by its name, with its format where that is known. `-` is standard input.
     pub fn new(path: &'a Path, format: Option<LogFormat>, strict: Strict) -> Self {
         Self {
             path,
@@ -65,6 +68,7 @@ impl<'a> Input<'a> {
             is_read_once: false,
             copy: OnceCell::new(),
             is_snapshot: Cell::new(false),
+            passes: Arc::default(),
         }
     }
 
@@ -84,7 +88,8 @@ impl<'a> Input<'a> {
         if let Some(copy) = self.copy.get() {
             return Ok((Arc::clone(copy), true));
         }
-        let mut file = File::open(self.path).map_err(blame("opening the log"))?;
+        let path = if self.path == Path::new("-") { Path::new("/dev/stdin") } else { self.path };
+        let mut file = File::open(path).map_err(blame("opening the log"))?;
         let metadata = file.metadata().map_err(blame("opening the log"))?;
         if metadata.is_dir() {
             return Err(blame("opening the log")(std::io::ErrorKind::IsADirectory.into()));
@@ -143,7 +148,8 @@ impl<'a> Input<'a> {
             true => LogFormat::Torch,
             false => LogFormat::from(reader.format()),
         };
-        Ok(Watched { reader, format, read, total, records: 0, written, shown: false })
+        let (name, passes) = (self.path.display().to_string(), Arc::clone(&self.passes));
+        Ok(Watched { reader, format, read, total, records: 0, written, shown: false, name, passes })
     }
 
     /// Reads it from its beginning. What is no log, whatever is wrong with it, is refused.
@@ -205,6 +211,8 @@ pub struct Watched {
     /// When the line was last written; `None` where there is no terminal.
     written: Option<Instant>,
     shown: bool,
+    name: String,
+    passes: Arc<AtomicU64>,
 }
 
 impl Watched {
@@ -221,14 +229,26 @@ impl Watched {
             self.shown = true;
             let read = self.read.load(Ordering::Relaxed);
             let percent = (read * 100).checked_div(self.total).unwrap_or(100).min(100);
+            let name = escape::line(&self.name);
+            let pass = match self.passes.load(Ordering::Relaxed) {
+                0 | 1 => String::new(),
+                pass => format!(" again (pass {pass})"),
+            };
             // A terminal that is gone is no reason to stop.
-            let _ = write!(std::io::stderr(), "\r{} records, {percent} %", self.records);
+            let _ = write!(
+                std::io::stderr(),
+                "\rreading {name}{pass}: {} records, {percent} %\x1b[K",
+                self.records
+            );
         }
     }
 }
 
 impl Source for Watched {
     fn next_record(&mut self) -> Result<Option<Record>, TraceError> {
+        if self.records == 0 {
+            self.passes.fetch_add(1, Ordering::Relaxed);
+        }
         self.records += 1;
         if self.records.is_multiple_of(PROGRESS_STEP) {
             self.report_progress();

@@ -17,9 +17,12 @@ const BAR: usize = 24;
 const ROWS: usize = 10;
 
 impl Analysis {
-    /// The most bytes that were alive at one time.
-    pub fn peak_bytes(&self) -> u64 {
-        self.summary.total.peak_bytes
+    /// Why the log fails a budget, in one line; `None` if it does not, or if there is none.
+    pub fn over_budget(&self, budget: Option<u64>) -> Option<String> {
+        let peak = self.summary.total.peak_bytes;
+        let budget = budget.filter(|budget| peak > *budget)?;
+        let (log, peak, budget) = (&self.log, size(peak), size(budget));
+        Some(format!("{log}: the peak of {peak} is above the budget of {budget}"))
     }
 
     /// Notes on what the report cannot show.

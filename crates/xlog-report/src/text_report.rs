@@ -1,12 +1,26 @@
-//! Text for people: titles, aligned labels, and lines no wider than 80 columns where a word allows it.
+//! Text for people: titles, aligned labels, and lines no wider than the terminal, or 80 columns, where a word allows it.
 use std::fmt::Write;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 pub use xlog_base::size_text as size;
 
 use crate::escape;
 
-const WIDTH: usize = 80;
+/// Columns of a text that does not go to a terminal.
+const COLUMNS: usize = 80;
 const LABEL: usize = 20;
+
+static WIDTH: AtomicUsize = AtomicUsize::new(COLUMNS);
+
+/// Sets the columns of all texts: those of the terminal, from 60 to 120.
+pub fn set_width(columns: usize) {
+    WIDTH.store(columns.clamp(60, 120), Ordering::Relaxed);
+}
+
+/// The columns of a text.
+pub fn width() -> usize {
+    WIDTH.load(Ordering::Relaxed)
+}
 
 /// A text that grows line by line.
 #[derive(Default, Debug)]
@@ -26,7 +40,7 @@ impl TextReport {
     pub fn line(&mut self, label: &str, value: &str) {
         let label = escape::line(label);
         let mut label = label.as_ref();
-        for piece in wrap(&escape::lines(value), WIDTH - LABEL - 2) {
+        for piece in wrap(&escape::lines(value), width() - LABEL - 2) {
             // Writing to a string cannot fail.
             let _ = writeln!(self.0, "  {label:<LABEL$}{piece}");
             label = "";
@@ -58,7 +72,7 @@ impl TextReport {
         if !self.0.is_empty() {
             self.0.push('\n');
         }
-        for line in wrap(&escape::line(verdict), WIDTH) {
+        for line in wrap(&escape::line(verdict), width()) {
             self.0.push_str(&line);
             self.0.push('\n');
         }

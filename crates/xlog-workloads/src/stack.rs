@@ -10,10 +10,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use xlog_cuda::device_runtime::{
     AsyncCudaResource, DebugGuardResource, DeviceMemoryResource, DirectCudaResource,
-    GlobalDeviceBudget, GuardSetting, LoggingResource, LoggingSink, PhysicalMeter, PoolConfig,
-    PoolResource, PoolSnapshot, ResourceResult, StreamPool, XlogDeviceRuntime,
+    GlobalDeviceBudget, GuardSetting, LedgerMeter, LedgerPreview, LedgerSetting, LoggingResource,
+    LoggingSink, PhysicalMeter, PoolConfig, PoolResource, PoolSnapshot, ResourceResult,
+    RuntimeConfig, StreamPool, XlogDeviceRuntime,
 };
-use xlog_cuda::{CudaDevice, DeviceSpec, Result};
+use xlog_cuda::ledger::{DeviceKey, Ledger, LedgerConfig};
+use xlog_cuda::{CudaDevice, DeviceSpec, Result, XlogError};
 
 /// Which resource a stack has.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -64,10 +66,15 @@ impl FromStr for StackKind {
 struct Reserved {
     now: AtomicUsize,
     peak: AtomicUsize,
+    /// The ledger that is charged too.
+    ledger: Option<LedgerMeter>,
 }
 
 impl PhysicalMeter for Reserved {
     fn take(&self, bytes: usize) -> ResourceResult<()> {
+        if let Some(ledger) = &self.ledger {
+            ledger.take(bytes)?;
+        }
         let now = self.now.fetch_add(bytes, Ordering::Relaxed) + bytes;
         self.peak.fetch_max(now, Ordering::Relaxed);
         Ok(())
@@ -75,6 +82,9 @@ impl PhysicalMeter for Reserved {
 
     fn give(&self, bytes: usize) {
         self.now.fetch_sub(bytes, Ordering::Relaxed);
+        if let Some(ledger) = &self.ledger {
+            ledger.give(bytes);
+        }
     }
 }
 
@@ -91,13 +101,16 @@ pub struct StackOptions {
     pub budget: Option<u64>,
     /// How many streams may be out at a time.
     pub streams: usize,
+    /// The ledger that the physical bytes are charged to.
+    pub ledger: LedgerSetting,
 }
 
 impl StackOptions {
     /// A resource with nothing over it, and one stream.
     #[must_use]
     pub fn new(kind: StackKind) -> Self {
-        Self { kind, guard: GuardSetting::Off, log: None, budget: None, streams: 1 }
+        let (guard, ledger) = (GuardSetting::Off, LedgerSetting::Off);
+        Self { kind, guard, log: None, budget: None, streams: 1, ledger }
     }
 }
 
@@ -109,6 +122,7 @@ impl fmt::Debug for StackOptions {
             .field("log", &self.log.is_some())
             .field("budget", &self.budget)
             .field("streams", &self.streams)
+            .field("ledger", &self.ledger)
             .finish()
     }
 }
@@ -136,8 +150,9 @@ impl Stack {
 
     /// Opens the device and builds the stack that the options describe.
     pub fn build(spec: DeviceSpec, options: StackOptions) -> Result<Self> {
-        let StackOptions { kind, guard, log, budget, streams } = options;
+        let StackOptions { kind, guard, log, budget, streams, ledger } = options;
         let device = Arc::new(CudaDevice::open_spec(spec)?);
+        let ledger = join(&device, ledger)?.map(LedgerMeter::new);
         let ordinal = device.ordinal();
         let streams = Arc::new(StreamPool::new(Arc::clone(&device), streams.max(1)));
         let (mut pool, mut stream_ordered) = (None, None);
@@ -160,9 +175,14 @@ impl Stack {
         };
         // The driver pool is not metered: it would be asked at every request, and it keeps its own peak.
         let metered = match kind {
-            StackKind::Async => None,
+            StackKind::Async => {
+                if let Some(ledger) = ledger {
+                    resource.meter_physical(Arc::new(ledger))?;
+                }
+                None
+            }
             StackKind::Direct | StackKind::Pool => {
-                let meter = Arc::new(Reserved::default());
+                let meter = Arc::new(Reserved { ledger, ..Reserved::default() });
                 resource.meter_physical(Arc::clone(&meter) as Arc<dyn PhysicalMeter>)?;
                 Some(meter)
             }
@@ -244,6 +264,25 @@ impl Stack {
         self.resource.reap_pending()?;
         Ok(())
     }
+}
+
+/// Joins the ledger of a device, as a runtime of this setting would.
+fn join(device: &CudaDevice, setting: LedgerSetting) -> Result<Option<Arc<Ledger>>> {
+    let config = RuntimeConfig::default().with_ledger(setting);
+    let (path, limit) = match XlogDeviceRuntime::preview_limits(device, &config)?.ledger {
+        LedgerPreview::Absent { path, limit } => (path, limit),
+        LedgerPreview::Present(snapshot) => (snapshot.path, snapshot.limit),
+        LedgerPreview::Refused { reason } => return Err(XlogError::Kernel(reason)),
+        _ => return Ok(None),
+    };
+    let key = path.file_stem().and_then(|stem| stem.to_str()).unwrap_or_default();
+    let opened = DeviceKey::new(key).and_then(|key| {
+        let directory = path.parent().map(ToOwned::to_owned).unwrap_or_default();
+        Ledger::open(LedgerConfig::new(key).with_directory(directory).with_limit(limit))
+    });
+    let ledger = Arc::new(opened.map_err(|error| XlogError::Kernel(error.to_string()))?);
+    ledger.leave_at_exit();
+    Ok(Some(ledger))
 }
 
 /// Runs `body` on `count` threads, each with its number: under a seed logical ones, which the device schedules.

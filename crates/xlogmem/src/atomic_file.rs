@@ -6,9 +6,15 @@
 
 use std::fs::File;
 use std::io::Write;
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
 use crate::temporary::{self, EmptyFolder, Folder, uninterrupted};
+
+/// Whether an output is standard output, which then has nothing else.
+pub(crate) fn is_stdout(output: &Path) -> bool {
+    output == Path::new("-")
+}
 
 /// The file that becomes the output when it is complete.
 pub(crate) struct AtomicFile {
@@ -20,6 +26,10 @@ pub(crate) struct AtomicFile {
 impl AtomicFile {
     pub(crate) fn create(output: &Path) -> Result<Self, String> {
         let blame = |error: std::io::Error| format!("{}: {error}", output.display());
+        if is_stdout(output) {
+            let stdout = std::io::stdout().as_fd().try_clone_to_owned().map_err(blame)?;
+            return Ok(Self { moves: None, file: stdout.into() });
+        }
         if output.is_dir() {
             return Err(format!(
                 "{}: it is a folder; expected the name of a file",

@@ -2,12 +2,13 @@
 use std::fmt::Display;
 
 use clap::error::ErrorKind;
-use clap::{Args, CommandFactory, Parser, Subcommand, value_parser};
+use clap::{Args, CommandFactory, Parser, Subcommand};
 use xlog_cuda::XlogError;
 use xlog_report::Trouble;
 
 use crate::ledger::LedgerArguments;
 use crate::run::{RelationalArguments, StackArguments, TenantsArguments};
+use crate::size::count;
 
 /// See, check and exercise device memory from the command line.
 #[derive(Parser, Debug)]
@@ -31,6 +32,8 @@ pub(crate) enum Command {
     Ledger(LedgerArguments),
     /// Watch the processes that share devices: bytes, peaks, rates and tags, live
     Top(crate::top::TopArguments),
+    /// Start processes that share a ledger, to look at with top
+    Demo(crate::run::DemoArguments),
     /// Run a workload on a device and verify its result
     #[command(subcommand, disable_help_subcommand = true)]
     Run(RunCommand),
@@ -123,26 +126,26 @@ pub(crate) struct HandoffArguments {
     pub(crate) stack: StackArguments,
 
     /// The number of streams that the buffers pass through
-    #[arg(long, value_name = "N", default_value_t = 4, value_parser = value_parser!(u32).range(2..=64))]
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = count::<u32>(2..=64))]
     pub(crate) streams: u32,
 
     /// The number of host threads that queue work, each its share of the rounds
-    #[arg(long, value_name = "N", default_value_t = 2, value_parser = value_parser!(u32).range(1..=64))]
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = count::<u32>(1..=64))]
     pub(crate) threads: u32,
 
     /// The number of rounds [default: 20000 on a GPU, 2000 on a simulated device]
-    #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..=100_000_000))]
+    #[arg(long, value_name = "N", value_parser = count::<u32>(1..=100_000_000))]
     pub(crate) rounds: Option<u32>,
 
     /// The number of rows of a buffer, of four bytes each
     #[arg(
         long, value_name = "N", default_value_t = 16384,
-        value_parser = value_parser!(u32).range(1..=1 << 28)
+        value_parser = count::<u32>(1..=1 << 28)
     )]
     pub(crate) rows: u32,
 
     /// The seed of the buffers' contents
-    #[arg(long, value_name = "NUMBER", default_value_t = 1)]
+    #[arg(long, value_name = "NUMBER", default_value_t = 1, value_parser = count::<u64>(0..=u64::MAX))]
     pub(crate) seed: u64,
 
     /// Print one JSON object instead of text
@@ -210,12 +213,18 @@ pub(crate) fn parse() -> Result<Command, Refusal> {
     })
 }
 
-/// The first paragraph of the parser's message, which is what went wrong, as one line.
+/// The first paragraph of the parser's message, which is what went wrong, and the names that it finds similar, as one line.
 fn one_line(message: &str) -> String {
     let paragraph: Vec<&str> =
         message.lines().map(str::trim).take_while(|line| !line.is_empty()).collect();
     let text = paragraph.join(" ");
-    format!("{}; try 'xlogmem --help'", text.strip_prefix("error: ").unwrap_or(&text))
+    let text = text.strip_prefix("error: ").unwrap_or(&text);
+    let tips = message.lines().filter(|line| line.trim().starts_with("tip:"));
+    let similar = tips.filter_map(|tip| tip.split_once(" exist: ").or(tip.split_once(" exists: ")));
+    match similar.map(|(_, names)| names).next() {
+        Some(names) => format!("{text}; did you mean {names}? Try 'xlogmem --help'"),
+        None => format!("{text}; try 'xlogmem --help'"),
+    }
 }
 
 /// The arguments of `run handoff`, as if given on the command line.
@@ -251,5 +260,9 @@ mod tests {
     fn a_message_of_many_lines_becomes_one() {
         let message = "error: the following are missing:\n  <A>\n  <B>\n\nUsage: x\n";
         assert_eq!(one_line(message), "the following are missing: <A> <B>; try 'xlogmem --help'");
+        let message =
+            "error: unrecognized 'x'\n\n  tip: some similar subcommands exist: 'y', 'z'\n\n";
+        let due = "unrecognized 'x'; did you mean 'y', 'z'? Try 'xlogmem --help'";
+        assert_eq!(one_line(message), due);
     }
 }

@@ -14,7 +14,7 @@ use xlog_trace::export::{write_chrome_trace, write_torch_snapshot};
 use xlog_trace::{Ordered, ReadReport, Source, TraceError, convert};
 
 use crate::Output;
-use crate::atomic_file::AtomicFile;
+use crate::atomic_file::{AtomicFile, is_stdout};
 use crate::cli::{Refusal, option};
 
 const SCHEMA: u32 = 1;
@@ -26,11 +26,11 @@ const SCHEMA: u32 = 1;
                         line was refused, IN cannot be read, or OUT cannot be written."
 )]
 pub(crate) struct ConvertArguments {
-    /// The log to read: xtrace, csv, rmm-csv, or a memory snapshot of PyTorch
+    /// The log to read: xtrace, csv, rmm-csv, or a memory snapshot of PyTorch; - is standard input
     #[arg(value_name = "IN")]
     input: PathBuf,
 
-    /// The file to write
+    /// The file to write; - is standard output
     #[arg(value_name = "OUT")]
     output: PathBuf,
 
@@ -91,7 +91,8 @@ pub(crate) fn run(arguments: &ConvertArguments) -> Result<Output, Refusal> {
     let written = write(arguments, from, to, strict, &mut report);
     report.error = Refusal::or_found(written)?;
     report.ok = report.error.is_none();
-    Ok(Output::of(&report, arguments.json, render, report.error.clone()))
+    let output = Output::of(&report, arguments.json, render, report.error.clone());
+    Ok(output.unless(is_stdout(&arguments.output)))
 }
 
 fn write(

@@ -25,7 +25,7 @@ const SCHEMA: u32 = 1;
 Exit status: 0 the logs say the same; 1 they differ; 2 the command line was refused, or a log cannot be read or is not whole."
 )]
 pub(crate) struct DiffArguments {
-    /// The log before: xtrace, csv or rmm-csv
+    /// The log before: xtrace, csv or rmm-csv; - is standard input
     #[arg(value_name = "A")]
     before: PathBuf,
 
@@ -97,7 +97,7 @@ fn read(arguments: &DiffArguments) -> Result<Report, String> {
 fn is_same_file(one: &Path, other: &Path) -> bool {
     let identity =
         |path| std::fs::metadata(path).ok().map(|metadata| (metadata.dev(), metadata.ino()));
-    identity(one).is_some_and(|file| identity(other) == Some(file))
+    one == other || identity(one).is_some_and(|file| identity(other) == Some(file))
 }
 
 fn render(report: &Report) -> String {

@@ -1,15 +1,16 @@
 //! `xlogmem generate`: logs to replay where there is no recorded one.
 use std::path::PathBuf;
 
-use clap::{Args, value_parser};
+use clap::Args;
 use serde::Serialize;
 use xlog_report::LogFormat;
 use xlog_report::text_report::{TextReport, size};
 use xlog_workloads::logs::{LogKind, LogSettings, write_log};
 
 use crate::Output;
-use crate::atomic_file::AtomicFile;
+use crate::atomic_file::{AtomicFile, is_stdout};
 use crate::cli::Refusal;
+use crate::size::count;
 
 /// The arguments of `generate`.
 #[derive(Args, Debug)]
@@ -32,7 +33,7 @@ pub(crate) struct GenerateArguments {
     #[arg(value_name = "KIND")]
     kind: String,
 
-    /// The file to write: .xtrace, .csv or .rmm.csv
+    /// The file to write: .xtrace, .csv or .rmm.csv; - is standard output
     #[arg(short, long, value_name = "FILE")]
     output: PathBuf,
 
@@ -41,11 +42,11 @@ pub(crate) struct GenerateArguments {
     to: Option<String>,
 
     /// About how many records
-    #[arg(long, value_name = "N", default_value_t = 100_000, value_parser = value_parser!(u64).range(1..=1_000_000_000))]
+    #[arg(long, value_name = "N", default_value_t = 100_000, value_parser = count::<u64>(1..=1_000_000_000))]
     records: u64,
 
     /// What the sizes and the order are made from
-    #[arg(long, value_name = "NUMBER", default_value_t = 1)]
+    #[arg(long, value_name = "NUMBER", default_value_t = 1, value_parser = count::<u64>(0..=u64::MAX))]
     seed: u64,
 
     /// Multiplies the sizes; 1 has a peak of 0.5 to 3 GiB
@@ -120,7 +121,8 @@ pub(crate) fn run(arguments: &GenerateArguments) -> Result<Output, Refusal> {
         peak_blocks: made.peak_blocks,
         bytes,
     };
-    Ok(Output::of(&report, arguments.json, render, None))
+    let output = Output::of(&report, arguments.json, render, None);
+    Ok(output.unless(is_stdout(&arguments.output)))
 }
 
 fn render(report: &Report) -> String {

@@ -23,11 +23,11 @@ mod size;
 mod summary;
 mod temporary;
 mod top;
-use std::io::{ErrorKind, Write};
+use std::io::{ErrorKind, IsTerminal, Write};
 use std::process::ExitCode;
 
 use serde::Serialize;
-use xlog_report::escape;
+use xlog_report::{escape, text_report};
 
 use cli::{Command, Refusal, RunCommand};
 
@@ -35,11 +35,16 @@ use cli::{Command, Refusal, RunCommand};
 const REFUSED: u8 = 2;
 
 fn main() -> ExitCode {
+    if let (true, Ok((columns, _))) = (std::io::stdout().is_terminal(), crossterm::terminal::size())
+    {
+        text_report::set_width(usize::from(columns));
+    }
     // An answer may be a status that is no failure.
     let mut status = ExitCode::SUCCESS;
     let outcome = match cli::parse() {
         Ok(Command::Doctor(arguments)) => doctor::run(&arguments),
         Ok(Command::Ledger(arguments)) => ledger::run(&arguments),
+        Ok(Command::Demo(arguments)) => run::demo(&arguments),
         Ok(Command::Top(arguments)) => top::run(&arguments),
         Ok(Command::Run(RunCommand::Join(arguments))) => run::join(&arguments),
         Ok(Command::Run(RunCommand::Fixpoint(arguments))) => run::fixpoint(&arguments),
@@ -65,7 +70,9 @@ fn main() -> ExitCode {
     let (text, status) = match outcome {
         Ok(output) => {
             if let Some(failure) = &output.failure {
-                complain(failure);
+                if !is_shown(failure, &output.text) {
+                    complain(failure);
+                }
                 status = ExitCode::FAILURE;
             }
             (output.text, status)
@@ -85,6 +92,14 @@ fn main() -> ExitCode {
     }
 }
 
+/// Whether a failure is in a text that goes to the same terminal: an error is printed once.
+fn is_shown(failure: &str, text: &str) -> bool {
+    let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+    std::io::stdout().is_terminal()
+        && std::io::stderr().is_terminal()
+        && words(text).contains(&words(&escape::line(failure)))
+}
+
 /// One line on standard error, also where a name in it has line breaks or what a terminal would obey.
 fn complain(line: &str) {
     eprintln!("xlogmem: {}", escape::line(line));
@@ -99,6 +114,11 @@ pub(crate) struct Output {
 }
 
 impl Output {
+    /// The output without its text, if standard output has something else.
+    pub(crate) fn unless(self, has_other: bool) -> Self {
+        if has_other { Self { text: String::new(), ..self } } else { self }
+    }
+
     /// A report as one JSON object, or as `render` writes it.
     pub(crate) fn of<R: Serialize>(
         report: &R,

@@ -7,23 +7,24 @@ use std::path::PathBuf;
 
 use clap::Args;
 use xlog_report::figures::{Figures, WrittenFile};
+use xlog_report::text_report::{set_width, size};
 use xlog_report::{Analysis, Input, LogFormat, Strict, Trouble, analyse, html, picture, text};
 
 use crate::Output;
-use crate::atomic_file::AtomicFile;
+use crate::atomic_file::{AtomicFile, is_stdout};
 use crate::cli::{Refusal, option};
 
 /// The arguments of `report`.
 #[derive(Args, Debug)]
 #[command(after_help = "Without -o, --svg, --png and --json the report is printed as text.
 
-Exit status: 0 written; 2 the command line was refused, a log cannot be read or is not whole, or an output cannot be written.")]
+Exit status: 0 written; 1 written, and the peak is above --budget; 2 the command line was refused, a log cannot be read or is not whole, or an output cannot be written.")]
 pub(crate) struct ReportArguments {
-    /// The log: xtrace, csv, rmm-csv, or a memory snapshot of PyTorch
+    /// The log: xtrace, csv, rmm-csv, or a memory snapshot of PyTorch; - is standard input
     #[arg(value_name = "LOG")]
     log: PathBuf,
 
-    /// Write the report as one page that opens in a browser, offline
+    /// Write the report as one page that opens in a browser, offline; - is standard output
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
 
@@ -43,7 +44,7 @@ pub(crate) struct ReportArguments {
     #[arg(long, value_name = "OTHER")]
     compare: Option<PathBuf>,
 
-    /// Draw this limit, such as 4GiB or 512MB, and say when it was passed
+    /// Draw this limit, such as 4GiB or 512MB, and fail if the peak is above it
     #[arg(long, value_name = "SIZE", allow_negative_numbers = true)]
     budget: Option<String>,
 
@@ -62,13 +63,17 @@ pub(crate) struct ReportArguments {
 
 /// Runs the command.
 pub(crate) fn run(arguments: &ReportArguments) -> Result<Output, Refusal> {
-    report(arguments).map(|text| Output { text, failure: None }).map_err(Refusal::Line)
+    report(arguments).map_err(Refusal::Line)
 }
 
-fn report(arguments: &ReportArguments) -> Result<String, String> {
+fn report(arguments: &ReportArguments) -> Result<Output, String> {
     let from = option("--from", arguments.from.as_deref(), LogFormat::parse_input)?;
     let budget = option("--budget", arguments.budget.as_deref(), crate::size::parse)?;
     check_outputs(arguments)?;
+    if arguments.output.is_some() {
+        // The page has the text too, and does not depend on a terminal.
+        set_width(80);
+    }
     let open = |log| -> Result<Input<'_>, String> {
         let input = Input::new(log, from, Strict(false));
         input.begin().map_err(Trouble::into_line)?;
@@ -101,17 +106,23 @@ fn report(arguments: &ReportArguments) -> Result<String, String> {
         files.push((part, path, picture::png(&picture)?));
     }
     let written = write(files)?;
+    let failure = analysis.over_budget(budget);
+    let outputs = [&arguments.output, &arguments.svg, &arguments.png];
+    if outputs.into_iter().flatten().any(|output| is_stdout(output)) {
+        return Ok(Output { text: String::new(), failure });
+    }
     if arguments.json {
-        return crate::json_text(&Figures::new(&analysis, other.as_ref(), budget, &written));
+        let text = crate::json_text(&Figures::new(&analysis, other.as_ref(), budget, &written))?;
+        return Ok(Output { text, failure });
     }
     let lines = written.iter().map(|file| {
-        let size = xlog_report::text_report::size(file.bytes);
-        format!("{} is written, {size}\n", xlog_report::escape::line(&file.path))
+        format!("{} is written, {}\n", xlog_report::escape::line(&file.path), size(file.bytes))
     });
-    Ok(match arguments.text || written.is_empty() {
+    let text = match arguments.text || written.is_empty() {
         true => text(|log| &log.log),
         false => lines.collect(),
-    })
+    };
+    Ok(Output { text, failure })
 }
 
 /// Writes all files beside their places, then moves all of them there.

@@ -100,6 +100,24 @@ impl Cell {
     }
 }
 
+/// The words of a table and what they mean.
+const WORDS: [(&str, &str); 14] = [
+    ("guard", "the debug guard reported it: canaries, poison, quarantine"),
+    ("host", "the runtime refused the call on the host, before any work was queued"),
+    ("fault", "the device stopped with an error: no memory is mapped there"),
+    ("race", "the race detector of the simulated device reported it"),
+    ("device", "the simulated device refused the access: it is outside of every allocation"),
+    ("memcheck", "compute-sanitizer reported it, at the planted address"),
+    ("memcheck?", "compute-sanitizer reported it, at another address"),
+    ("caught", "it was reported, and the report does not name a detector"),
+    ("missed", "no detector reported it, and none is expected to in this stack"),
+    ("MISSED", "no detector reported it, although one must"),
+    ("clean", "there was no bug, and no detector reported one"),
+    ("ALARM", "there was no bug, and a detector reported one"),
+    ("FAILED", "the process of this cell did not get to its end"),
+    ("n/a", "not examined: this bug cannot occur in this stack, or its tool is not installed"),
+];
+
 /// All of it, in the shape of its JSON. Every field is always there; what is not known is `null`.
 #[derive(Debug, Default, Serialize)]
 pub(super) struct Report {
@@ -152,13 +170,10 @@ impl Report {
             self.table(&mut page, checker, title);
         }
         page.title("Words");
-        for (word, meaning) in [
-            ("guard, host", "the debug guard; a check of the runtime on the host"),
-            ("fault, race, device", "the GPU; the simulated device's detector, or its memory"),
-            ("memcheck", "compute-sanitizer, at that address; with a ? at another"),
-            ("missed, n/a", "nobody; nothing to notice, or the tool for it is not here"),
-        ] {
-            page.line(word, meaning);
+        for (word, meaning) in WORDS {
+            if self.cells.iter().any(|cell| cell.word() == word) {
+                page.line(word, meaning);
+            }
         }
         page.close(&match &self.error {
             None => format!("{}: every promise is kept", self.selection.spec),
@@ -171,6 +186,11 @@ impl Report {
             .into_iter()
             .filter(|stack| self.cells.iter().any(|cell| cell.stack == *stack))
             .collect();
+        let is_examined =
+            |cell: &Cell| cell.checker == checker && cell.verdict != Verdict::Unavailable;
+        if !self.cells.iter().any(is_examined) {
+            return;
+        }
         page.title(title);
         let row = |first: &str, words: Vec<&str>| {
             let words: String = words.iter().map(|word| format!("{word:<9} ")).collect();

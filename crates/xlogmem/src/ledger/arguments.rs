@@ -1,6 +1,10 @@
 //! The arguments of `ledger`.
 
-use clap::{Args, value_parser};
+use std::time::Duration;
+
+use clap::Args;
+
+use crate::size::{count, duration};
 
 /// The arguments of `ledger`.
 #[derive(Args, Debug)]
@@ -32,17 +36,17 @@ pub(crate) struct LedgerArguments {
     #[arg(long)]
     pub(crate) watch: bool,
 
-    /// With --watch: the seconds between two readings
+    /// With --watch: the time between two readings, such as 0.5s
     #[arg(
-        long, value_name = "SECONDS", default_value_t = 1, requires = "watch",
-        value_parser = value_parser!(u64).range(1..=86_400)
+        long, value_name = "TIME", default_value = "1s", requires = "watch",
+        value_parser = duration(0.01..=86_400.0)
     )]
-    pub(crate) every: u64,
+    pub(crate) every: Duration,
 
     /// With --watch: the number of readings, instead of until interrupted
     #[arg(
         long, value_name = "N", requires = "watch",
-        value_parser = value_parser!(u64).range(1..)
+        value_parser = count::<u64>(1..=u64::MAX)
     )]
     pub(crate) count: Option<u64>,
 

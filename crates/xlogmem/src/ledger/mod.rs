@@ -6,7 +6,6 @@ mod arguments;
 mod report;
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use xlog_cuda::device_runtime::{LEDGER_VARIABLE, LedgerSetting};
 use xlog_cuda::ledger::{
@@ -79,7 +78,7 @@ pub(crate) fn run(arguments: &LedgerArguments) -> Result<Output, Refusal> {
         if print(&output.text).is_err() {
             return Ok(Output { text: String::new(), ..output });
         }
-        std::thread::sleep(Duration::from_secs(arguments.every));
+        std::thread::sleep(arguments.every);
     }
     Ok(show(arguments, &report(&place, arguments.reclaim, limit.filter(|_| rounds == 1))?))
 }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use xlog_cuda::DeviceSpec;
-use xlog_cuda::device_runtime::{GuardSetting, open_log};
+use xlog_cuda::device_runtime::{GuardSetting, LedgerSetting, open_log};
 use xlog_workloads::stack::{StackKind, StackOptions};
 
 use crate::cli::{Refusal, option};
@@ -20,7 +20,7 @@ pub(crate) struct StackArguments {
     #[arg(long, value_name = "SPEC")]
     pub(crate) device: Option<String>,
 
-    /// The memory resource: direct, async or pool [default: pool; async for handoff]
+    /// The memory resource: direct, async or pool [default: pool]
     ///
     /// The direct resource tracks no uses, so only churn accepts it.
     #[arg(long, value_name = "NAME", env = "XLOG_DEVICE_RESOURCE")]
@@ -35,6 +35,12 @@ pub(crate) struct StackArguments {
     /// What it finds ends the run with status 1; see docs/debugging.md.
     #[arg(long, value_name = "MODE", env = "XLOG_DEVICE_GUARD")]
     pub(crate) guard: Option<String>,
+
+    /// Charge the bytes of the device to a ledger: on, off, a folder or a file KEY.ledger [default: off]
+    ///
+    /// Processes on one ledger share its limit; watch them with xlogmem top.
+    #[arg(long, value_name = "LEDGER", env = "XLOG_DEVICE_LEDGER")]
+    pub(crate) ledger: Option<String>,
 
     /// Log every operation, also uses, to this file, which ends in .xtrace or .csv; see xlogmem summary and replay
     ///
@@ -54,8 +60,10 @@ impl StackArguments {
         let kind = option("--resource", self.resource.as_deref(), str::parse)?;
         let budget = option("--budget", self.budget.as_deref(), size::parse)?;
         let guard = option("--guard", self.guard.as_deref(), str::parse::<GuardSetting>)?;
+        let ledger = option("--ledger", self.ledger.as_deref(), str::parse::<LedgerSetting>)?;
         Ok(StackOptions {
             budget,
+            ledger: ledger.unwrap_or(LedgerSetting::Off),
             guard: guard.unwrap_or_default(),
             ..StackOptions::new(kind.unwrap_or(default))
         })

@@ -15,4 +15,4 @@ pub(crate) use arguments::StackArguments;
 pub(crate) use churn::{ChurnArguments, churn};
 pub(crate) use handoff::handoff;
 pub(crate) use relational::{RelationalArguments, fixpoint, join, sort};
-pub(crate) use tenants::{TenantsArguments, tenants};
+pub(crate) use tenants::{DemoArguments, TenantsArguments, demo, tenants};

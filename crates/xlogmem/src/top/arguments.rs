@@ -4,10 +4,13 @@ use std::time::Duration;
 
 use clap::Args;
 
+use crate::size::duration;
+
 /// The arguments of `top`.
 #[derive(Args, Debug)]
 #[command(
-    after_help = "Keys: q quits, p pauses, s sorts by the next column, arrows and page keys scroll.\n\n\
+    after_help = "Keys: q quits, p pauses, s sorts by the next column, h explains, arrows and page keys scroll. NO_COLOR turns \
+                  colours off.\n\n\
                   Under a process are the tags that hold most of its blocks. Processes tell them while they are watched, five times \
                   a second; one that tells none is of another program or an older version.\n\n\
                   Exit status: 0 shown, 1 one of several ledgers cannot be read, 2 the command line was refused, or what --ledger names cannot be \
@@ -24,8 +27,8 @@ pub(crate) struct TopArguments {
     #[arg(long)]
     pub(crate) once: bool,
 
-    /// Seconds between two readings, such as 0.5
-    #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = seconds)]
+    /// The time between two readings, such as 0.5s
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = duration(0.01..=3600.0))]
     pub(crate) every: Duration,
 
     /// The column to sort by: used, peak, rate, pid or name
@@ -35,9 +38,4 @@ pub(crate) struct TopArguments {
     /// Print one JSON object instead of text; implies --once
     #[arg(long)]
     pub(crate) json: bool,
-}
-
-fn seconds(text: &str) -> Result<Duration, String> {
-    let number = text.parse::<f64>().ok().filter(|seconds| (0.01..=3600.0).contains(seconds));
-    number.map(Duration::from_secs_f64).ok_or_else(|| "expected 0.01 to 3600 seconds".to_owned())
 }

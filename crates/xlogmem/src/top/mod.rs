@@ -10,6 +10,7 @@ mod view;
 use std::io::IsTerminal;
 
 use xlog_cuda::ledger::{LedgerResult, LedgerView, Snapshot};
+use xlog_report::text_report;
 
 use crate::Output;
 use crate::cli::Refusal;
@@ -27,7 +28,13 @@ pub(crate) fn run(arguments: &TopArguments) -> Result<Output, Refusal> {
         std::thread::sleep(arguments.every);
         let mut picture = observe(&place, &mut before, &mut views);
         picture.sort(arguments.sort);
-        let render = |picture: &Picture| picture.lines().join("\n") + "\n";
+        let render = |picture: &Picture| {
+            picture
+                .lines(text_report::width())
+                .iter()
+                .map(|line| line.text.clone() + "\n")
+                .collect()
+        };
         return Ok(Output::of(&picture, arguments.json, render, picture.error.clone()));
     }
     if !(std::io::stdout().is_terminal() && std::io::stdin().is_terminal()) {

@@ -16,7 +16,7 @@ use crossterm::{cursor, execute, queue, style};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use super::TopArguments;
-use super::view::{Column, Picture};
+use super::view::{Column, Picture, Shown, Tone};
 
 /// How long a signal may go unnoticed.
 const PATIENCE: Duration = Duration::from_millis(100);
@@ -51,14 +51,40 @@ fn restore_terminal() {
     let _ = disable_raw_mode();
 }
 
+/// What the help shows.
+const HELP: [&str; 14] = [
+    "Keys",
+    "  q, Esc           quit",
+    "  p                pause, and go on",
+    "  s                sort by the next column",
+    "  arrows, pages    scroll; Home and End: to the first and the last line",
+    "  h, ?             this help, and back",
+    "",
+    "Columns",
+    "  used             bytes of the card that the process holds: live blocks and cached memory",
+    "  peak             the most that it has held",
+    "  rate /s          by how much used grew in the last second",
+    "  granted          bytes that the ledger has promised and the process does not hold",
+    "  since            how long it has been on the ledger",
+    "  below            the live blocks by tag: what used has beyond them is cached, or of smaller tags",
+];
+
 /// The settings that keys change.
 struct State {
     sort: Column,
     paused: bool,
+    helping: bool,
     /// The first line shown below the heading.
     first: usize,
     lines: usize,
     height: usize,
+}
+
+impl Default for State {
+    fn default() -> Self {
+        let sort = Column::Used;
+        Self { sort, paused: false, helping: false, first: 0, lines: 0, height: 24 }
+    }
 }
 
 /// The effect of a key.
@@ -80,6 +106,7 @@ impl State {
             KeyCode::Char('c') if key.modifiers.contains(KeyModifiers::CONTROL) => {
                 return KeyAction::Quit;
             }
+            KeyCode::Char('h' | '?') => self.helping = !self.helping,
             KeyCode::Char('p') => self.paused = !self.paused,
             KeyCode::Char('s') => self.sort = self.sort.next(),
             KeyCode::Up => self.first = self.first.saturating_sub(1),
@@ -104,7 +131,7 @@ pub(super) fn show(
         signal_hook::flag::register(signal, Arc::clone(&ended))?;
     }
     let _terminal = Borrowed::new()?;
-    let mut state = State { sort: arguments.sort, paused: false, first: 0, lines: 0, height: 24 };
+    let mut state = State { sort: arguments.sort, ..State::default() };
     let mut picture = observe();
     let mut next = Instant::now() + arguments.every;
     draw(&mut picture, &mut state)?;
@@ -135,12 +162,15 @@ fn draw(picture: &mut Picture, state: &mut State) -> io::Result<()> {
     picture.sort(state.sort);
     let (width, height) = size()?;
     state.height = usize::from(height);
-    let lines = picture.lines();
+    let lines = match state.helping {
+        true => HELP.iter().map(|line| Shown::plain((*line).to_owned())).collect(),
+        false => picture.lines(usize::from(width)),
+    };
     state.lines = lines.len();
     let room = state.height.saturating_sub(1).max(1);
     state.first = state.first.min(state.lines.saturating_sub(room));
     let heading = format!(
-        "xlogmem top{}  sorted by {}  keys: q quit, p pause, s sort, arrows scroll",
+        "xlogmem top{}  sorted by {}  keys: q quit, p pause, s sort, h help, arrows scroll",
         if state.paused { " (paused)" } else { "" },
         state.sort
     );
@@ -148,16 +178,39 @@ fn draw(picture: &mut Picture, state: &mut State) -> io::Result<()> {
     queue!(out, cursor::MoveTo(0, 0), style::SetAttribute(style::Attribute::Reverse))?;
     line(&mut out, &heading, width)?;
     queue!(out, style::SetAttribute(style::Attribute::Reset))?;
-    for (at, text) in lines.iter().skip(state.first).take(room).enumerate() {
+    let is_coloured = is_coloured(std::env::var_os("NO_COLOR").as_deref());
+    for (at, shown) in lines.iter().skip(state.first).take(room).enumerate() {
         let Ok(row) = u16::try_from(at + 1) else { break };
         if row >= height {
             break;
         }
         queue!(out, cursor::MoveTo(0, row))?;
-        line(&mut out, text, width)?;
+        match shown.tone {
+            Tone::Plain => {}
+            Tone::Heading => queue!(out, style::SetAttribute(style::Attribute::Bold))?,
+            Tone::Faint => queue!(out, style::SetAttribute(style::Attribute::Dim))?,
+            tone if is_coloured => queue!(out, style::SetForegroundColor(colour(tone)))?,
+            Tone::Good | Tone::Warning | Tone::Bad => {}
+        }
+        line(&mut out, &shown.text, width)?;
+        queue!(out, style::SetAttribute(style::Attribute::Reset))?;
     }
     queue!(out, Clear(ClearType::FromCursorDown))?;
     out.flush()
+}
+
+/// Whether colours are wanted, by the value of `NO_COLOR`: any text but an empty one turns them off.
+fn is_coloured(no_color: Option<&std::ffi::OsStr>) -> bool {
+    no_color.is_none_or(std::ffi::OsStr::is_empty)
+}
+
+fn colour(tone: Tone) -> style::Color {
+    match tone {
+        Tone::Good => style::Color::Green,
+        Tone::Warning => style::Color::Yellow,
+        Tone::Bad => style::Color::Red,
+        Tone::Plain | Tone::Heading | Tone::Faint => style::Color::Reset,
+    }
 }
 
 /// One line, cut at the edge, with the rest of it cleared.
@@ -176,8 +229,10 @@ mod tests {
 
     #[test]
     fn keys_pause_sort_scroll_and_end() {
-        let mut state = State { sort: Column::Used, paused: false, first: 0, lines: 0, height: 10 };
+        let mut state = State { height: 10, ..State::default() };
         assert!(press(&mut state, KeyCode::Char('p')) == KeyAction::Draw && state.paused);
+        assert!(press(&mut state, KeyCode::Char('h')) == KeyAction::Draw && state.helping);
+        assert!(press(&mut state, KeyCode::Char('?')) == KeyAction::Draw && !state.helping);
         assert!(press(&mut state, KeyCode::Char('s')) == KeyAction::Draw);
         assert_eq!(state.sort, Column::Peak);
         press(&mut state, KeyCode::Up);

@@ -13,7 +13,6 @@ use xlog_report::escape;
 use xlog_report::text_report::size;
 
 const SCHEMA: u32 = 1;
-const COLUMNS: usize = 80;
 /// Where tags begin, under what is used.
 const TAGS_AT: usize = 12;
 /// Seconds after which published tags are shown as old.
@@ -61,6 +60,30 @@ impl FromStr for Column {
     fn from_str(text: &str) -> Result<Self, String> {
         let found = Self::ALL.into_iter().find(|column| column.name() == text);
         found.ok_or_else(|| "expected used, peak, rate, pid or name".to_owned())
+    }
+}
+
+/// The meaning of a line, which a terminal shows as a colour.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Tone {
+    Plain,
+    Heading,
+    Faint,
+    Good,
+    Warning,
+    Bad,
+}
+
+/// A line of a picture.
+#[derive(Debug)]
+pub(super) struct Shown {
+    pub(super) tone: Tone,
+    pub(super) text: String,
+}
+
+impl Shown {
+    pub(super) fn plain(text: String) -> Self {
+        Self { tone: Tone::Plain, text }
     }
 }
 
@@ -178,19 +201,23 @@ impl Picture {
         }
     }
 
-    /// As lines of text: what it is about, then each device with its processes. Fit for a terminal, whatever names are in them.
-    pub(super) fn lines(&self) -> Vec<String> {
-        if self.devices.is_empty() {
-            return vec![escape::line(&format!("no ledger in {}", self.place)).into_owned()];
-        }
+    /// As lines of text of about `width` columns: each device with its processes. Fit for a terminal, whatever names are in them.
+    pub(super) fn lines(&self, width: usize) -> Vec<Shown> {
         let mut lines = Vec::new();
+        if self.devices.is_empty() {
+            let start = "'xlogmem demo' starts one to look at";
+            lines.push(Shown::plain(format!("no ledger in {}; {start}", self.place)));
+        }
         for device in &self.devices {
             if !lines.is_empty() {
-                lines.push(String::new());
+                lines.push(Shown::plain(String::new()));
             }
-            device.lines(&mut lines);
+            device.lines(width, &mut lines);
         }
-        lines.iter().map(|line| escape::line(line).into_owned()).collect()
+        for line in &mut lines {
+            line.text = escape::line(&line.text).into_owned();
+        }
+        lines
     }
 }
 
@@ -251,14 +278,22 @@ impl Device {
         Self { path, error: Some(error), ..Self::default() }
     }
 
-    fn lines(&self, lines: &mut Vec<String>) {
+    fn lines(&self, width: usize, lines: &mut Vec<Shown>) {
         if let Some(error) = &self.error {
-            return lines.push(format!("{}: {error}", self.path));
+            let text = format!("{}: {error}", self.path);
+            return lines.push(Shown { tone: Tone::Bad, text });
         }
-        lines.push(self.device.clone().unwrap_or_default());
+        let text = self.device.clone().unwrap_or_default();
+        lines.push(Shown { tone: Tone::Heading, text });
         // The bar shows living processes: what dead ones left is available.
         let share = self.used_alive as f64 / (self.limit_bytes.max(1)) as f64;
-        lines.push(format!(
+        let tone = match share {
+            _ if self.pressure => Tone::Bad,
+            0.9.. => Tone::Bad,
+            0.75..0.9 => Tone::Warning,
+            _ => Tone::Good,
+        };
+        let text = format!(
             "{} {:.0} % of {}, {} granted and not used, {} free{}",
             bar(share),
             share * 100.0,
@@ -266,17 +301,18 @@ impl Device {
             size(self.granted_bytes),
             size(self.free_bytes),
             if self.pressure { ", under pressure" } else { "" }
-        ));
+        );
+        lines.push(Shown { tone, text });
         if self.dead_bytes > 0 {
-            lines.push(format!(
-                "{} left by dead processes, for whoever needs it",
-                size(self.dead_bytes)
-            ));
+            let text =
+                format!("{} left by dead processes, for whoever needs it", size(self.dead_bytes));
+            lines.push(Shown { tone: Tone::Warning, text });
         }
         if self.processes.is_empty() {
-            return lines.push("no process takes part".to_owned());
+            return lines.push(Shown::plain("no process takes part".to_owned()));
         }
-        lines.push(row(["pid", "used", "peak", "rate /s", "granted", "since"], "name"));
+        let text = row(["pid", "used", "peak", "rate /s", "granted", "since"], "name");
+        lines.push(Shown { tone: Tone::Heading, text });
         for process in &self.processes {
             let cells = [
                 process.pid.to_string(),
@@ -286,12 +322,13 @@ impl Device {
                 size(process.granted_bytes),
                 process.seconds.map_or_else(|| "?".to_owned(), duration),
             ];
-            let name = match process.alive {
-                true => process.name.clone(),
-                false => format!("{} (dead)", process.name),
+            let (tone, name) = match process.alive {
+                true => (Tone::Plain, process.name.clone()),
+                false => (Tone::Warning, format!("{} (dead)", process.name)),
             };
-            lines.push(row(cells.each_ref().map(String::as_str), &name));
-            lines.extend(process.tag_line());
+            lines.push(Shown { tone, text: row(cells.each_ref().map(String::as_str), &name) });
+            let tags = process.tag_line(width);
+            lines.extend(tags.map(|text| Shown { tone: Tone::Faint, text }));
         }
     }
 }
@@ -304,14 +341,14 @@ impl Tag {
 
 impl Process {
     /// The tags, the largest first, as many as a line has room for.
-    fn tag_line(&self) -> Option<String> {
+    fn tag_line(&self, width: usize) -> Option<String> {
         let age = self.tags_age_seconds.filter(|age| *age >= STALE);
         let age = age.map_or_else(String::new, |age| format!(" ({} ago)", duration(age)));
         let mut line = String::new();
         for tag in &self.tags {
             let comma = if line.is_empty() { "" } else { ", " };
             let next = format!("{line}{comma}{} {}", tag.tag, size(tag.bytes));
-            if TAGS_AT + next.chars().count() + age.chars().count() > COLUMNS {
+            if TAGS_AT + next.chars().count() + age.chars().count() > width {
                 break;
             }
             line = next;

@@ -10,7 +10,7 @@ mod witness;
 
 use std::time::Instant;
 
-use clap::{Args, value_parser};
+use clap::Args;
 use xlog_cuda::Result;
 use xlog_cuda::device_runtime::StreamLease;
 use xlog_cuda::driver::DeviceKind;
@@ -21,6 +21,7 @@ use crate::Output;
 use crate::cli::{Refusal, option};
 use crate::run::arguments::StackArguments;
 use crate::run::report::{RunReport, run_on_stack};
+use crate::size::count;
 use blocks::{Blocks, Checks, Dry};
 use report::Report;
 use witness::Witness;
@@ -46,7 +47,7 @@ pub(crate) struct ChurnArguments {
     pub(super) stack: StackArguments,
 
     /// How many allocations; of small-blocks, how many live blocks [default: a few seconds' worth]
-    #[arg(long, value_name = "N", value_parser = value_parser!(u64).range(1..=10_000_000))]
+    #[arg(long, value_name = "N", value_parser = count::<u64>(1..=10_000_000))]
     pub(super) allocations: Option<u64>,
 
     /// The largest block [default: 1MiB; 4KiB for small-blocks]
@@ -58,15 +59,15 @@ pub(crate) struct ChurnArguments {
     pub(super) sizes: String,
 
     /// How many threads, in the workload of that name [default: 4]
-    #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..=64))]
+    #[arg(long, value_name = "N", value_parser = count::<u32>(1..=64))]
     pub(super) threads: Option<u32>,
 
     /// How many streams blocks are allocated and used on [default: 1; 4 with threads]
-    #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..=64))]
+    #[arg(long, value_name = "N", value_parser = count::<u32>(1..=64))]
     pub(super) streams: Option<u32>,
 
     /// What the generator begins with; RMM's is 1
-    #[arg(long, value_name = "NUMBER", default_value_t = 1)]
+    #[arg(long, value_name = "NUMBER", default_value_t = 1, value_parser = count::<u64>(0..=u64::MAX))]
     pub(super) seed: u64,
 
     /// Write and check both ends of every block; the default

@@ -7,7 +7,7 @@ mod report;
 
 use std::time::Instant;
 
-use clap::{Args, value_parser};
+use clap::Args;
 use xlog_base::Mutex;
 use xlog_cuda::Result;
 use xlog_workloads::relational::fixpoint::Fixpoint;
@@ -22,6 +22,7 @@ use super::progress::Progress;
 use super::report::{RunReport, run_on_stack};
 use crate::Output;
 use crate::cli::Refusal;
+use crate::size::count;
 use report::{Report, Run};
 
 /// The arguments of these runs.
@@ -33,37 +34,28 @@ pub(crate) struct RelationalArguments {
     pub(super) stack: StackArguments,
 
     /// How many rows, such as 1000000 or 1e8 [default: a few seconds' worth]
-    #[arg(long, value_name = "N", value_parser = parse_rows)]
+    #[arg(long, value_name = "N", value_parser = count::<usize>(1..=MAX_ROWS as u64))]
     pub(super) rows: Option<usize>,
 
     /// How many streams the steps go round
-    #[arg(long, value_name = "N", default_value_t = 4, value_parser = value_parser!(u32).range(1..=64))]
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = count::<u32>(1..=64))]
     pub(super) streams: u32,
 
     /// How many host threads do the work at once, each on data of its own
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = value_parser!(u32).range(1..=64))]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = count::<u32>(1..=64))]
     pub(super) threads: u32,
 
     /// How many times each thread does it
-    #[arg(long, value_name = "N", default_value_t = 3, value_parser = value_parser!(u32).range(1..=1_000_000))]
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = count::<u32>(1..=1_000_000))]
     pub(super) repeat: u32,
 
     /// What the data is made from
-    #[arg(long, value_name = "NUMBER", default_value_t = 1)]
+    #[arg(long, value_name = "NUMBER", default_value_t = 1, value_parser = count::<u64>(0..=u64::MAX))]
     pub(super) seed: u64,
 
     /// Print one JSON object instead of text
     #[arg(long)]
     pub(super) json: bool,
-}
-
-/// A whole number, also one with an exponent, within what the kernels can count.
-fn parse_rows(text: &str) -> Result<usize, String> {
-    let number = text.parse::<f64>().ok().filter(|number| number.fract() == 0.0);
-    number
-        .filter(|number| (1.0..=MAX_ROWS as f64).contains(number))
-        .map(|number| number as usize)
-        .ok_or_else(|| format!("expected a whole number from 1 to {MAX_ROWS}, such as 1e6"))
 }
 
 /// Runs `run join`.

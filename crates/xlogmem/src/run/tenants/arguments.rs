@@ -2,7 +2,9 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, value_parser};
+use clap::Args;
+
+use crate::size::count;
 
 /// The arguments of `run tenants`.
 #[derive(Args, Debug, Clone)]
@@ -21,29 +23,29 @@ pub(crate) struct TenantsArguments {
     pub(crate) device: Option<String>,
 
     /// The number of processes that share the limit
-    #[arg(long, value_name = "N", default_value_t = 3, value_parser = value_parser!(u32).range(1..=64))]
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = count::<u32>(1..=64))]
     pub(crate) processes: u32,
 
     /// The number of tenants of each process, each with a thread and a budget scope
-    #[arg(long, value_name = "N", default_value_t = 2, value_parser = value_parser!(u32).range(1..=64))]
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = count::<u32>(1..=64))]
     pub(crate) tenants: u32,
 
     /// The limit of all processes together: 512MB, 4GiB, 25% of the device.
     ///
-    /// The stream-ordered resource grows in steps of 32 MiB, so each process needs at least that much.
+    /// The async resource grows in steps of 32 MiB, so each process needs at least that much.
     #[arg(long, value_name = "SIZE", default_value = "256MiB")]
     pub(crate) budget: String,
 
     /// The number of allocations and frees of each tenant
-    #[arg(long, value_name = "N", default_value_t = 300, value_parser = value_parser!(u32).range(1..=100_000_000))]
+    #[arg(long, value_name = "N", default_value_t = 300, value_parser = count::<u32>(1..=100_000_000))]
     pub(crate) rounds: u32,
 
-    /// The memory resource: async, pool or direct
-    #[arg(long, value_name = "NAME", env = "XLOG_DEVICE_RESOURCE", default_value = "async")]
+    /// The memory resource: pool, async or direct
+    #[arg(long, value_name = "NAME", env = "XLOG_DEVICE_RESOURCE", default_value = "pool")]
     pub(crate) resource: String,
 
     /// The seed of sizes, contents and order
-    #[arg(long, value_name = "NUMBER", default_value_t = 1)]
+    #[arg(long, value_name = "NUMBER", default_value_t = 1, value_parser = count::<u64>(0..=u64::MAX))]
     pub(crate) seed: u64,
 
     /// Print one JSON object instead of text

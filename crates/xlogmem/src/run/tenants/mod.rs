@@ -4,11 +4,13 @@
 //! judges by what it saw, by what each process says, and by what is left when all have ended.
 
 mod arguments;
+mod demo;
 mod report;
 mod watch;
 mod worker;
 
-use std::process::Command;
+use std::path::Path;
+use std::process::{ChildStdout, Command};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
@@ -22,6 +24,7 @@ use crate::cli::Refusal;
 use crate::doctor::{Cuda, select};
 use crate::{Output, write_json_line};
 pub(crate) use arguments::TenantsArguments;
+pub(crate) use demo::{DemoArguments, demo};
 use report::Report;
 use watch::{Scratch, Worker, listen, watch};
 use worker::{Line, Outcome};
@@ -60,6 +63,32 @@ fn be_worker(
     Output { text: String::new(), failure }
 }
 
+/// Starts the processes of a run on the ledger at `path`.
+fn spawn(
+    spec: DeviceSpec,
+    limit: u64,
+    arguments: &TenantsArguments,
+    path: &Path,
+) -> std::io::Result<Vec<(Worker, Option<ChildStdout>)>> {
+    let program = std::env::current_exe()?;
+    let command = |number: u32| {
+        let mut command = Command::new(&program);
+        command
+            .args(["run", "tenants", "--device", &spec.to_string()])
+            .args(["--worker", &number.to_string()])
+            .args(["--processes", &arguments.processes.to_string()])
+            .args(["--tenants", &arguments.tenants.to_string()])
+            .args(["--rounds", &arguments.rounds.to_string()])
+            .args(["--seed", &arguments.seed.to_string()])
+            .args(["--resource", &arguments.resource])
+            .args(["--budget", &limit.to_string()])
+            .arg("--ledger")
+            .arg(path);
+        command
+    };
+    (0..arguments.processes).map(|number| Worker::spawn(command(number))).collect()
+}
+
 fn measure(
     spec: DeviceSpec,
     budget: ByteSize,
@@ -82,27 +111,8 @@ fn measure(
     report.limit_bytes = Some(limit);
     let view = LedgerView::open(&path).map_err(|error| failed(&error))?;
 
-    let program = std::env::current_exe().map_err(|error| failed(&error))?;
-    let command = |number: u32| {
-        let mut command = Command::new(&program);
-        command
-            .args(["run", "tenants", "--device", &spec.to_string()])
-            .args(["--worker", &number.to_string()])
-            .args(["--processes", &arguments.processes.to_string()])
-            .args(["--tenants", &arguments.tenants.to_string()])
-            .args(["--rounds", &arguments.rounds.to_string()])
-            .args(["--seed", &arguments.seed.to_string()])
-            .args(["--resource", &arguments.resource])
-            .args(["--budget", &limit.to_string()])
-            .arg("--ledger")
-            .arg(&path);
-        command
-    };
     let start = Instant::now();
-    let started: Vec<_> = (0..arguments.processes)
-        .map(|number| Worker::spawn(command(number)))
-        .collect::<std::io::Result<_>>()
-        .map_err(|error| failed(&error))?;
+    let started = spawn(spec, limit, arguments, &path).map_err(|error| failed(&error))?;
     let turns =
         arguments.processes.saturating_mul(arguments.tenants).saturating_mul(arguments.rounds);
     let progress = Progress::new("turns", turns);
