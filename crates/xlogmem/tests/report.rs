@@ -6,7 +6,7 @@
 mod scratch;
 mod support;
 
-use scratch::{Scratch, good, page, run};
+use scratch::{Scratch, bad, good, page, run};
 use serde_json::Value;
 use support::{assert_refused, json, text};
 
@@ -42,7 +42,7 @@ fn data_of(html: &str) -> Value {
 fn the_figures_are_those_of_the_log() {
     let scratch = Scratch::new("report-figures");
     let log = scratch.write("log.csv", LOG);
-    let report = good(&["report", &log, "--budget", "1.2kB"]);
+    let report = bad(&["report", &log, "--budget", "1.2kB"], &["above the budget of 1.2 KiB"]);
     assert_eq!((&report["records"], &report["uses"]), (&8.into(), &2.into()));
     assert_eq!(
         (&report["allocations"], &report["frees"], &report["failures"]),
