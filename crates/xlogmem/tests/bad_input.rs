@@ -22,10 +22,11 @@ use scratch::{Scratch, good, run};
 use support::{assert_refused, commands, text, xlogmem};
 
 /// Every command, with arguments that are good as far as they go.
-const COMMANDS: [(&str, &[&str]); 19] = [
+const COMMANDS: [(&str, &[&str]); 20] = [
     ("doctor", &[]),
     ("ledger", &[]),
     ("top", &["--once"]),
+    ("demo", &["--for", "100ms"]),
     ("run join", &[]),
     ("run fixpoint", &[]),
     ("run sort", &[]),
@@ -132,7 +133,7 @@ impl Place {
         let mut line: Vec<&str> = line.iter().map(String::as_str).collect();
         for with_json in [false, true] {
             if with_json {
-                if ["completions", "man"].contains(&line[0]) {
+                if ["completions", "demo", "man"].contains(&line[0]) {
                     break;
                 }
                 line.push("--json");

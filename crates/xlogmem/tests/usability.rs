@@ -271,3 +271,50 @@ fn on_a_terminal_an_error_is_printed_once_and_lines_have_its_width() {
     assert!(widest("64") <= 64);
     assert!(widest("200") > 64);
 }
+
+/// Runs `top` on a terminal, asks for its help, ends it, and prints what it wrote.
+const TOP: &str = r#"
+import fcntl, os, pty, select, struct, sys, termios, time
+argv = sys.argv[1:]
+child, master = pty.fork()
+if child == 0:
+    fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))
+    os.environ["TERM"] = "xterm"
+    os.execv(argv[0], argv)
+seen = b""
+def read_until(word):
+    global seen
+    until = time.time() + 120
+    while word not in seen and time.time() < until:
+        if select.select([master], [], [], 0.1)[0]:
+            seen += os.read(master, 65536)
+    assert word in seen, (word, seen[-300:])
+read_until(b"no process takes part")
+os.write(master, b"h")
+read_until(b"cached memory")
+os.write(master, b"q")
+read_until(b"\x1b[?1049l")
+os.waitpid(child, 0)
+sys.stdout.buffer.write(seen)
+"#;
+
+#[test]
+fn top_has_colours_unless_they_are_not_wanted_and_explains_itself() {
+    let scratch = Scratch::new("colours");
+    let ledger = scratch.path("shown.ledger");
+    good(&["ledger", "--ledger", &ledger, "--limit", "64MiB"]);
+    for (no_color, coloured) in [(None, true), (Some(""), true), (Some("1"), false)] {
+        let mut python = Command::new("python3");
+        python.args(["-c", TOP]).arg(xlogmem().get_program());
+        python.args(["top", "--every", "100ms", "--ledger", &ledger]).env_remove("NO_COLOR");
+        if let Some(value) = no_color {
+            python.env("NO_COLOR", value);
+        }
+        let Ok(output) = python.output() else {
+            return left_out("the colours of xlogmem top", "python3 cannot be run");
+        };
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        let seen = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert_eq!(seen.contains("\u{1b}[38;5;"), coloured, "NO_COLOR {no_color:?}: {seen:?}");
+    }
+}
