@@ -4,8 +4,8 @@ use std::ffi::c_void;
 use std::fmt;
 
 use crate::{
-    AsyncPools, DeviceProperties, DriverResult, EventHandle, Gate, HostMemory, MemoryInfo,
-    MemoryRange, StreamHandle, VirtualMemory,
+    AsyncPools, DeviceProperties, DriverError, DriverResult, EventHandle, Gate, HostMemory,
+    MemoryInfo, MemoryRange, StreamHandle, VirtualMemory,
 };
 
 /// A host function queued on a stream. It must not call the driver; releasing a [`Gate`] is allowed.
@@ -93,6 +93,16 @@ pub trait Driver: Send + Sync + fmt::Debug {
 
     /// The raw `CUstream`, for kernels launched by other libraries; `None` on a device that has no such thing.
     fn raw_stream(&self, stream: StreamHandle) -> Option<*mut c_void>;
+
+    /// The handle of a stream that other code made. On CUDA `raw` is a `CUstream`, where null is the legacy stream; on a device with a handle
+    /// table it is a number. Default: [`DriverError::Unsupported`].
+    ///
+    /// # Safety
+    /// `raw` is a live stream of this device's context, and no call names the handle once the stream is destroyed.
+    unsafe fn foreign_stream(&self, raw: *mut c_void) -> DriverResult<StreamHandle> {
+        let _ = raw;
+        Err(DriverError::Unsupported { call: "foreign_stream" })
+    }
 
     // Events.
 

@@ -162,6 +162,11 @@ impl Driver for SimDevice {
         None
     }
 
+    unsafe fn foreign_stream(&self, raw: *mut c_void) -> DriverResult<StreamHandle> {
+        // A number without a stream is refused by the first call that names it.
+        Ok(StreamHandle::numbered(raw.addr() as u64))
+    }
+
     fn event_create(&self) -> DriverResult<EventHandle> {
         let mut state = self.enter(Call::EventCreate)?;
         Self::cost(&mut state, |model| model.event_create);

@@ -2,6 +2,8 @@
 //!
 //! Every public name of a submodule is reachable here too, with the device and stream types it works on.
 
+#[allow(unsafe_code)]
+mod adopted;
 pub mod async_resource;
 pub mod budget;
 #[cfg(feature = "guard")]
@@ -21,6 +23,7 @@ pub(crate) mod stream_ids;
 pub mod stream_pool;
 mod stream_table;
 
+pub use adopted::AdoptedStream;
 pub use async_resource::AsyncCudaResource;
 pub use budget::{
     BudgetHandle, BudgetReservation, BudgetScope, EffectiveLimit, EnteredScope, GlobalDeviceBudget,

@@ -13,7 +13,9 @@ use super::account::Account;
 use super::{DeviceRepr, RawBlock, Reservation, TrackedCudaSlice};
 use crate::Result;
 use crate::device_runtime::budget::{BudgetReservation, RESERVED};
-use crate::device_runtime::resource::{AllocTag, MIN_ALIGN, ResourceError, StreamId};
+use crate::device_runtime::resource::{
+    AllocTag, DeviceBlock, MIN_ALIGN, ResourceError, StreamId, check_memory,
+};
 use crate::device_runtime::runtime::{Asked, XlogDeviceRuntime};
 
 /// Allocates typed buffers on one stream of a runtime, within a limit, and counts them.
@@ -187,6 +189,39 @@ impl GpuMemoryManager {
         }
         let block = self.runtime.checked_block(block?, bytes)?;
         Ok(RawBlock::owning(block, bytes, &self.runtime, &self.account))
+    }
+
+    /// A buffer over foreign memory, ordered by a block of its own on this manager's stream.
+    pub(crate) fn alloc_adopted<T: DeviceRepr>(
+        &self,
+        ptr: u64,
+        len: usize,
+    ) -> Result<TrackedCudaSlice<T>> {
+        let bytes = bytes_for::<T>(len)?;
+        let refuse = |accepted: &str| ResourceError::InvalidRequest {
+            value: format!("foreign memory of {bytes} bytes at {ptr:#x}"),
+            accepted: accepted.to_owned(),
+        };
+        if !ptr.is_multiple_of(align_of::<T>() as u64) {
+            return Err(refuse("an address that is aligned for its elements").into());
+        }
+        if bytes == 0 {
+            return self.alloc(len);
+        }
+        self.account.charge(bytes)?;
+        let stand_in = || -> Result<DeviceBlock> {
+            let block = self.runtime.checked()?.allocate(1, self.stream, AllocTag("adopted"))?;
+            let block = self.runtime.checked_block(block, 1)?;
+            let theirs = DeviceBlock { ptr, bytes, ..block };
+            if check_memory(self.runtime.device(), &theirs, bytes).is_ok() {
+                return Ok(block);
+            }
+            self.runtime.deallocate(block)?;
+            Err(refuse("memory that the driver knows as this device's").into())
+        };
+        let block = stand_in().inspect_err(|_| self.account.discharge(bytes))?;
+        let raw = RawBlock::owning(block, bytes, &self.runtime, &self.account).standing_for(ptr);
+        Ok(TrackedCudaSlice::over(raw, len))
     }
 
     pub(super) fn account(&self) -> &Account {

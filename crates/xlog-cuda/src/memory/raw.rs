@@ -70,6 +70,13 @@ impl RawBlock {
         Self { ptr, bytes, stream: StreamId::DEFAULT, owned: None }
     }
 
+    /// Makes the block stand for foreign memory: its uses are uses of that memory.
+    pub(super) fn standing_for(self, ptr: u64) -> Self {
+        let mut this = self;
+        this.ptr = ptr;
+        this
+    }
+
     /// True for memory that no runtime backs.
     pub(super) fn is_foreign(&self) -> bool {
         self.owned.is_none() && self.bytes > 0

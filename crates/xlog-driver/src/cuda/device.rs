@@ -245,6 +245,12 @@ impl Driver for CudaDriver {
         self.core.raw_stream("raw_stream", stream).ok().map(|stream| stream.cast())
     }
 
+    unsafe fn foreign_stream(&self, raw: *mut c_void) -> DriverResult<StreamHandle> {
+        // CU_STREAM_LEGACY: null would also be the thread's default stream, in code that was compiled for it.
+        let raw = if raw.is_null() { ptr::without_provenance_mut(1) } else { raw };
+        self.core.stream_handle(raw.cast())
+    }
+
     fn event_create(&self) -> DriverResult<EventHandle> {
         let _bound = self.core.context.bind_relaxed("event_create")?;
         let mut event: CUevent = ptr::null_mut();

@@ -1,0 +1,189 @@
+//! Streams and memory of other libraries in the order of a runtime.
+//!
+//! A leased stream of the pool, the proxy, stands for a foreign stream. Before foreign work is queued, the foreign stream waits for the proxy;
+//! afterwards the proxy waits for the foreign stream. The runtime then sees the work on the proxy, and closes its uses there with an exact event.
+//! Foreign memory is represented by a small block of the runtime: uses of the memory are uses of that block.
+//!
+//! Invariants:
+//! - A foreign handle is touched only in calls on the [`AdoptedStream`] that was made of it. Nothing about it is kept afterwards, so a handle
+//!   that the driver reuses is never taken for the stream before, and the legacy stream and a thread's default stream need no special care.
+//! - A captured stream is refused before anything is recorded on it.
+
+use std::ffi::c_void;
+use std::fmt;
+use std::marker::PhantomData;
+
+use xlog_driver::{CaptureStatus, Driver, DriverError, DriverResult, EventHandle, StreamHandle};
+
+use super::resource::{Access, ResourceError, StreamId};
+use super::stream_pool::{StreamLease, StreamPool};
+use crate::{DeviceRepr, GpuMemoryManager, Result, TrackedCudaSlice};
+
+/// A stream of another library, such as a `CUstream` of cudarc, for work that uses buffers of a runtime.
+///
+/// Name [`AdoptedStream::id`] in a [`LaunchRecorder`](crate::LaunchRecorder), and queue the work in [`AdoptedStream::run`]. It belongs to its
+/// thread, because a thread's default stream does. docs/cudarc.md has an example.
+#[must_use = "dropping it ends the adoption"]
+pub struct AdoptedStream {
+    proxy: StreamLease,
+    foreign: StreamHandle,
+    event: EventHandle,
+    _of_this_thread: PhantomData<*const ()>,
+}
+
+impl StreamPool {
+    /// Adopts a stream of another library, until the returned object is dropped. Takes a lease for its proxy.
+    ///
+    /// On CUDA `stream` is a `CUstream`; null and the constants for the legacy stream and the thread's default stream are accepted. On the
+    /// simulated device it is the number of a [`StreamHandle`]. A stream that is being captured is refused.
+    ///
+    /// # Safety
+    /// `stream` is a stream of this device's primary context, and is not destroyed before the returned object is dropped.
+    ///
+    /// ```
+    /// use xlog_cuda::driver::Driver;
+    /// use xlog_cuda::prelude::*;
+    ///
+    /// let runtime = XlogDeviceRuntime::open("sim")?;
+    /// let driver = runtime.device().driver().clone();
+    /// let (stream, ptr) = (driver.stream_create(0)?, driver.alloc(64)?); // of another library
+    /// let memory = GpuMemoryManager::with_runtime(runtime.clone());
+    /// // SAFETY: the stream and the memory live until the end of this example.
+    /// unsafe {
+    ///     driver.memset(ptr, 7, 64, stream)?; // the other library's work
+    ///     let adopted = runtime.stream_pool().adopt(stream.number() as *mut _)?;
+    ///     let theirs = adopted.adopt::<u8>(&memory, ptr, 64)?;
+    ///     assert_eq!(theirs.to_vec_on(StreamId::DEFAULT)?, [7; 64]); // after the other library's work
+    ///     adopted.give_back(theirs)?;
+    ///     driver.memset(ptr, 8, 64, stream)?; // after the read
+    /// }
+    /// assert!(runtime.device().races().is_empty());
+    /// # Ok::<(), XlogError>(())
+    /// ```
+    pub unsafe fn adopt(&self, stream: *mut c_void) -> Result<AdoptedStream> {
+        let driver = self.device().driver();
+        // SAFETY: the caller promises that it is a stream of this device.
+        let foreign = unsafe { driver.foreign_stream(stream)? };
+        check_not_capturing(&**driver, foreign)?;
+        let proxy = self.lease()?;
+        // A stream that waits for captured work joins the capture, and other code may capture the foreign stream.
+        proxy.stream().raw().clock().header().mark_handle_escaped();
+        let event = driver.event_create()?;
+        Ok(AdoptedStream { proxy, foreign, event, _of_this_thread: PhantomData })
+    }
+}
+
+impl AdoptedStream {
+    /// The id that stands for this stream in recorders and copies.
+    #[must_use]
+    pub fn id(&self) -> StreamId {
+        self.proxy.id()
+    }
+
+    /// Runs `work`, which queues on the foreign stream, ordered as if on the stream [`AdoptedStream::id`].
+    ///
+    /// Call it inside [`LaunchRecorder::run`](crate::LaunchRecorder::run), or between a preflight and its commit.
+    pub fn run<R>(&self, work: impl FnOnce() -> Result<R>) -> Result<R> {
+        check_not_capturing(self.driver(), self.foreign)?;
+        self.order(self.foreign, self.proxy.stream().raw().handle())?;
+        let back = Rejoin(Some(self));
+        let worked = work();
+        let joined = back.now();
+        let value = worked?;
+        joined?;
+        Ok(value)
+    }
+
+    /// Adopts `len` elements at `ptr`, which this stream may have pending work on, as a buffer of the runtime.
+    ///
+    /// The manager's limit counts it; the runtime's budget counts only the small block that stands for it. Dropping the buffer does not free
+    /// the memory: [`AdoptedStream::give_back`] orders this stream after all uses. Memory that the driver does not know is refused.
+    ///
+    /// # Safety
+    /// The memory stays until all work that was given this buffer has completed. Other work on it is ordered: before this call on this
+    /// stream, or after [`AdoptedStream::give_back`].
+    pub unsafe fn adopt<T: DeviceRepr>(
+        &self,
+        memory: &GpuMemoryManager,
+        ptr: u64,
+        len: usize,
+    ) -> Result<TrackedCudaSlice<T>> {
+        check_not_capturing(self.driver(), self.foreign)?;
+        self.rejoin()?;
+        memory.on_stream(self.id()).alloc_adopted(ptr, len)
+    }
+
+    /// Makes this stream wait for every use of a buffer, and drops the buffer. The owner of adopted memory may then free it, in the order of
+    /// this stream.
+    pub fn give_back<T: DeviceRepr>(&self, buffer: TrackedCudaSlice<T>) -> Result<()> {
+        check_not_capturing(self.driver(), self.foreign)?;
+        let (Some(runtime), Some(block)) = (buffer.runtime(), buffer.id()) else { return Ok(()) };
+        runtime.prepare_block_use(block, self.id(), Access::Write)?;
+        let ordered = self.order(self.foreign, self.proxy.stream().raw().handle());
+        let finished = runtime.finish_block_use(block, self.id(), Access::Write);
+        ordered?;
+        Ok(finished?)
+    }
+
+    fn driver(&self) -> &dyn Driver {
+        &**self.proxy.device().driver()
+    }
+
+    /// Makes later work of `waiting` wait for what is queued on `other`.
+    fn order(&self, waiting: StreamHandle, other: StreamHandle) -> DriverResult<()> {
+        let driver = self.driver();
+        driver.event_record(self.event, other)?;
+        driver.stream_wait_event(waiting, self.event)
+    }
+
+    /// Makes the proxy wait for the foreign stream; if no wait can be queued, the host waits.
+    fn rejoin(&self) -> Result<()> {
+        let ordered = self.order(self.proxy.stream().raw().handle(), self.foreign);
+        Ok(ordered.or_else(|_| self.driver().stream_synchronize(self.foreign))?)
+    }
+}
+
+/// Rejoins, also if the work panics: the recorder then closes its uses on the proxy.
+struct Rejoin<'a>(Option<&'a AdoptedStream>);
+
+impl Rejoin<'_> {
+    fn now(mut self) -> Result<()> {
+        self.0.take().map_or(Ok(()), AdoptedStream::rejoin)
+    }
+}
+
+impl Drop for Rejoin<'_> {
+    fn drop(&mut self) {
+        if let Some(stream) = self.0.take() {
+            let _ = stream.rejoin();
+        }
+    }
+}
+
+fn check_not_capturing(driver: &dyn Driver, stream: StreamHandle) -> Result<()> {
+    match driver.stream_capture(stream)? {
+        CaptureStatus::None => Ok(()),
+        status => Err(ResourceError::from(DriverError::invalid(
+            "adopt",
+            format!("{stream}, whose capture is {status:?}"),
+            "a stream that is not being captured into a graph",
+        ))
+        .into()),
+    }
+}
+
+impl Drop for AdoptedStream {
+    fn drop(&mut self) {
+        // SAFETY: made by `adopt`, and not used any more.
+        let _ = unsafe { self.driver().event_destroy(self.event) };
+    }
+}
+
+impl fmt::Debug for AdoptedStream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AdoptedStream")
+            .field("proxy", &self.proxy)
+            .field("foreign", &self.foreign)
+            .finish_non_exhaustive()
+    }
+}
