@@ -1,5 +1,6 @@
 //! The runtime, its typed buffers and launches.
 
+mod adopted;
 mod composition;
 mod launch;
 mod memory_manager;
