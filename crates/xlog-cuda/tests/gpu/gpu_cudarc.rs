@@ -6,12 +6,12 @@ use crate::gpu;
 
 use std::sync::Arc;
 
-use cudarc::driver::{LaunchConfig, PushKernelArg};
+use cudarc::driver::{CudaContext, DevicePtr, LaunchConfig, PushKernelArg};
 use cudarc::nvrtc::Ptx;
 use xlog_cuda::device_runtime::{ResourceError, StreamPool};
 use xlog_cuda::driver::DriverError;
 use xlog_cuda::interop::CudarcStream;
-use xlog_cuda::{CudaDevice, GpuMemoryManager, XlogError};
+use xlog_cuda::{CudaDevice, GpuMemoryManager, LaunchRecorder, XlogError};
 use xlog_kernels::exercise::{Exercise, IMAGE, host};
 
 const ROWS: usize = 10_000;
@@ -108,6 +108,67 @@ fn cudarc_launches_with_views_and_with_buffers() {
     // SAFETY: as above; the buffer is used on its own stream, which needs no wait.
     unsafe { launch.launch(config).unwrap() };
     assert_eq!(own.to_vec().unwrap(), data.to_vec().unwrap());
+}
+
+#[test]
+fn adopted_streams_and_slices_of_cudarc_are_ordered_with_ours() {
+    let Some(device) = gpu::gpu("adopted_streams_and_slices_of_cudarc_are_ordered_with_ours")
+    else {
+        return;
+    };
+    let runtime = gpu::runtime(&device, 3);
+    let pool = runtime.stream_pool().clone();
+    let manager = GpuMemoryManager::with_runtime(runtime.clone());
+    let kernels = Exercise::load(&device).unwrap();
+    let context = CudaContext::new(device.ordinal() as usize).unwrap();
+    let reader = pool.lease().unwrap();
+    let kinds =
+        [context.new_stream().unwrap(), context.default_stream(), context.per_thread_stream()];
+    for (kind, theirs) in kinds.into_iter().enumerate() {
+        let sent: Vec<u32> = (0..ROWS as u32).map(|at| at + kind as u32).collect();
+        let mut slice = theirs.alloc_zeros::<u32>(ROWS).unwrap();
+        theirs.memcpy_htod(&sent, &mut slice).unwrap();
+        // SAFETY: the stream lives longer than this.
+        let adopted = unsafe { pool.adopt(theirs.cu_stream().cast()) }.unwrap();
+        let ptr = slice.device_ptr(&theirs).0;
+        // SAFETY: the slice lives longer, and is used by cudarc only after it was given back.
+        let tracked = unsafe { adopted.adopt::<u32>(&manager, ptr, ROWS) }.unwrap();
+        assert_eq!(tracked.to_vec_on(reader.id()).unwrap(), sent, "kind {kind}");
+
+        // Ours, slowly, then theirs, then ours.
+        let word = manager.on_stream(reader.id()).alloc::<u32>(1).unwrap();
+        let data = manager.on_stream(reader.id()).alloc::<u32>(ROWS).unwrap();
+        // SAFETY: both buffers are live, and this is work on their own stream.
+        unsafe {
+            kernels.spin(&reader, LONG, word.ptr(), 1).unwrap();
+            kernels.fill_pattern(&reader, data.ptr(), ROWS, 3).unwrap();
+        }
+        let mut recorder = LaunchRecorder::new_strict(adopted.id());
+        recorder.read(&data).write(&tracked);
+        let copied = recorder.run(&runtime, |_| {
+            adopted.run(|| {
+                // SAFETY: both ranges have this many bytes, and the recorder orders the copy.
+                let code = unsafe {
+                    cudarc::driver::result::memcpy_dtod_async(
+                        tracked.ptr(),
+                        data.ptr(),
+                        ROWS * 4,
+                        theirs.cu_stream(),
+                    )
+                };
+                code.map_err(|error| XlogError::Kernel(error.to_string()))
+            })
+        });
+        copied.unwrap();
+        let words: Vec<u32> = (0..ROWS as u32).map(|at| host::word(3, at)).collect();
+        assert_eq!(tracked.to_vec_on(reader.id()).unwrap(), words, "kind {kind}");
+        adopted.give_back(tracked).unwrap();
+        assert_eq!(theirs.clone_dtoh(&slice).unwrap(), words, "kind {kind}");
+        drop(adopted);
+        drop((slice, theirs));
+    }
+    runtime.reap_pending().unwrap();
+    assert_eq!(runtime.bytes_outstanding(), 0);
 }
 
 #[test]

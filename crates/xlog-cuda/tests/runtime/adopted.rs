@@ -153,7 +153,7 @@ fn a_captured_stream_is_refused_and_nothing_is_recorded_on_it() {
         sim.set_capturing(other.stream, false).unwrap();
         let adopted = other.adopted(pool);
         sim.set_capturing(other.stream, true).unwrap();
-        assert!(adopted.run(|| panic!("not reached")).map(|()| ()).is_err());
+        assert!(adopted.run::<()>(|| panic!("not reached")).is_err());
         let buffer = memory.alloc_zeroed::<u8>(BYTES).unwrap();
         assert!(adopted.give_back(buffer).is_err());
         // SAFETY: refused.
