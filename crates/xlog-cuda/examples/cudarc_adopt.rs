@@ -14,7 +14,7 @@ use xlog_kernels::exercise::{IMAGE, host};
 
 const ROWS: u32 = 1 << 20;
 
-fn words(salt: u64) -> Vec<u32> {
+fn words(salt: u32) -> Vec<u32> {
     (0..ROWS).map(|at| host::word(salt, at)).collect()
 }
 
