@@ -102,6 +102,7 @@ impl AdoptedStream {
     /// # Safety
     /// The memory stays until all work that was given this buffer has completed. Other work on it is ordered: before this call on this
     /// stream, or after [`AdoptedStream::give_back`].
+    #[track_caller]
     pub unsafe fn adopt<T: DeviceRepr>(
         &self,
         memory: &GpuMemoryManager,

@@ -192,6 +192,7 @@ impl GpuMemoryManager {
     }
 
     /// A buffer over foreign memory, ordered by a block of its own on this manager's stream.
+    #[track_caller]
     pub(crate) fn alloc_adopted<T: DeviceRepr>(
         &self,
         ptr: u64,
@@ -208,7 +209,7 @@ impl GpuMemoryManager {
         if bytes == 0 {
             return self.alloc(len);
         }
-        self.account.charge(bytes)?;
+        self.charge(self.asked(bytes, AllocTag("adopted")))?;
         let stand_in = || -> Result<DeviceBlock> {
             let block = self.runtime.checked()?.allocate(1, self.stream, AllocTag("adopted"))?;
             let block = self.runtime.checked_block(block, 1)?;
