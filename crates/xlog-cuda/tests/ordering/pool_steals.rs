@@ -9,8 +9,8 @@ use crate::support::Random;
 use crate::support::pool_rig::{MIB, Rig, rig, scarce};
 use crate::support::rig::{TAG, assert_all, fill, read};
 use xlog_cuda::device_runtime::{
-    Access, BlockId, DeviceBlock, DeviceMemoryResource, PoolConfig, PoolResource, ResourceError,
-    StreamLease, StreamPool,
+    Access, BlockId, DeviceBlock, DeviceMemoryResource, PoolConfig, PoolResource, PoolSnapshot,
+    ResourceError, StreamLease, StreamPool,
 };
 use xlog_cuda::{CudaDevice, Gate};
 use xlog_testing::{WatchedGate, for_each_seam};
@@ -283,4 +283,49 @@ fn random_blocks_of_four_streams_in_a_full_pool_keep_their_bytes_beside_held_str
         assert!(device.races().is_empty(), "sim:{seed}: {:?}", device.races());
     }
     assert!(waited >= 5 && covered >= 5, "stolen with a wait: {waited}, in order: {covered}");
+}
+
+/// One thread, blocks on 64 streams in turn, a few of them live: once each stream has memory of its own, requests are not served from
+/// that of others.
+#[test]
+fn requests_of_many_streams_settle_on_memory_of_their_own() {
+    const LIVE: usize = 64;
+    for_each_seam(|device| {
+        let streams = Arc::new(StreamPool::new(device.clone(), 64));
+        let pool =
+            PoolResource::new(device.clone(), 0, streams.clone(), PoolConfig::default()).unwrap();
+        let leases: Vec<_> = (0..64).map(|_| streams.lease().unwrap()).collect();
+        let mut random = Random::new(7);
+        let mut live: Vec<_> = (0..LIVE).map(|_| None).collect();
+        let mut turn = 0;
+        let mut step = || {
+            let slot = &mut live[random.below(LIVE)];
+            match slot.take() {
+                Some(block) => pool.deallocate(block).unwrap(),
+                None => {
+                    let bytes = 1 + random.below(256 << 10);
+                    *slot = Some(pool.allocate(bytes, leases[turn % 64].id(), TAG).unwrap());
+                    turn += 1;
+                }
+            }
+        };
+        (0..20_000).for_each(|_| step());
+        let before = pool.snapshot();
+        (0..20_000).for_each(|_| step());
+        let after = pool.snapshot();
+        let slow = |snapshot: &PoolSnapshot| {
+            let paths = snapshot.paths;
+            paths.covered + paths.completed + paths.grown + paths.waited
+        };
+        let share = (slow(&after) - slow(&before)) as f64 / 10_000.0;
+        assert!(
+            share < 0.05,
+            "{:.0} % of the requests took memory of others: {after:?}",
+            share * 100.0
+        );
+        assert!(after.reserved_bytes <= 256 * MIB, "{after:?}");
+        for block in live.into_iter().flatten() {
+            pool.deallocate(block).unwrap();
+        }
+    });
 }
