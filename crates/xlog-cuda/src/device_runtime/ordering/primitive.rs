@@ -54,6 +54,9 @@ impl<T> Lock<T> {
     /// Runs `body` with the value, or returns `None` if another thread is inside. The owner keeps its bias.
     pub(crate) fn try_with<R>(&self, body: impl FnOnce(&mut T) -> R) -> Option<R> {
         scheduling_point();
+        if let Some(mut value) = self.0.enter() {
+            return Some(body(&mut value));
+        }
         if self.0.is_busy() {
             return None;
         }

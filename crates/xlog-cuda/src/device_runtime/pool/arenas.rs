@@ -101,10 +101,24 @@ impl Arenas {
         self.iter().filter_map(|(slot, arena)| Some((slot, arena, &**tracker.streams.at(slot)?)))
     }
 
-    /// Visits the arenas in use that no other thread is inside of. Their owners keep their bias.
+    /// Visits the arenas in use that no other thread is inside of. Their owners keep their bias. Those of this thread cost
+    /// no locked instruction.
     pub(super) fn scan(&self, mut body: impl FnMut(u32, &mut Arena)) {
+        let (mut slots, mut foreign) = (Vec::new(), Vec::new());
+        for (slot, arena) in self.iter() {
+            match arena.enter() {
+                Some(mut arena) => body(slot, &mut arena),
+                None => {
+                    slots.push(slot);
+                    foreign.push(arena);
+                }
+            }
+        }
+        if foreign.is_empty() {
+            return;
+        }
         let _scanning = self.scanning.lock();
-        let idle = self.iter().filter(|(_, arena)| !arena.is_busy());
+        let idle = slots.into_iter().zip(foreign).filter(|(_, arena)| !arena.is_busy());
         let (slots, arenas): (Vec<_>, Vec<_>) = idle.unzip();
         Lock::with_all(&arenas, |arenas| {
             slots.iter().zip(arenas).for_each(|(slot, arena)| body(*slot, arena));

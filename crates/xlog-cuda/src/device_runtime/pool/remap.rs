@@ -1,9 +1,9 @@
 //! Remaps free handles of all streams to one range of addresses.
 //!
 //! A remap costs about what growth costs, per handle and whatever its size, and waits for no running work. So a request
-//! remaps before the pool grows, if the free handles are at least half of what it needs. Remaps of many small handles
-//! are paid with credits that growth earns: a program whose sizes never settle then grows a little instead of remapping
-//! for ever.
+//! remaps before the pool grows, if the free handles are at least half of what it needs. Searches, and remaps of many
+//! small handles, are paid with credits that growth earns: a program whose sizes never settle then grows a little instead
+//! of searching for ever.
 //!
 //! Invariants:
 //! - A handle is unmapped only after the host has seen all work on it complete. `find_idle` checks without locks;
@@ -11,10 +11,10 @@
 //! - `growing` is held, since the ranges belong to no arena meanwhile.
 
 use super::arena::{Source, Suballocation};
-use super::reserve::{MAX_TRANSFER, is_full};
+use super::reserve::is_full;
 use super::segments::Span;
 use super::slow_path::SlowPath;
-use super::steal::{MIN_COALESCED, OwnedRange};
+use super::steal::OwnedRange;
 use super::tlsf::Range;
 use super::trim::coalesce;
 use crate::device_runtime::resource::ResourceResult;
@@ -22,6 +22,8 @@ use crate::stream::RawStream;
 
 /// The maximum of handles that one request remaps, unless it is large: they take about 2 ms.
 const MAX_REMAPPED: usize = 32;
+/// Ranges that a search looks at for one credit.
+const RANGES_PER_CREDIT: usize = 64;
 /// A request of this size may remap any number of handles.
 const UNBOUNDED: u64 = 256 << 20;
 
@@ -51,8 +53,11 @@ impl SlowPath<'_> {
             return Ok(Some(suballocation));
         }
         let can_move = reserve.segments.can_move();
-        let minimum = (self.size / 32).clamp(MIN_COALESCED, MAX_TRANSFER);
-        let found = self.find_idle(if can_move { minimum.min(granularity) } else { minimum });
+        if !growth.pay_for_remap(self.size, 1) {
+            return Ok(None);
+        }
+        let found = self.find_idle();
+        growth.charge_search(self.size, found.len() / RANGES_PER_CREDIT);
         let idle = coalesce(found.iter().map(|part| part.range.into()).collect());
         if let Some(part) = self.smallest_that_holds(&idle) {
             let removed = self.remove_idle_in(&found, &[part]);
@@ -108,12 +113,13 @@ impl SlowPath<'_> {
         Some(Span { bytes: (skipped + worth_moving).min(smallest.bytes), ..*smallest })
     }
 
-    /// Finds free ranges of at least `minimum` bytes without pending work, by arena; the shared free list is last.
-    fn find_idle(&self, minimum: u64) -> Vec<OwnedRange> {
+    /// Finds the free ranges without pending work, by arena; the shared free list is last. Small ones too: between large
+    /// ones they would break a run.
+    fn find_idle(&self) -> Vec<OwnedRange> {
         let pool = self.pool;
         let mut found = Vec::new();
         pool.arenas.scan(|slot, arena| {
-            let ranges = arena.tlsf.ranges_from(minimum);
+            let ranges = arena.tlsf.ranges();
             found.extend(ranges.map(|range| OwnedRange { range, slot: Some(slot) }));
         });
         let mut polled = None;
@@ -126,7 +132,7 @@ impl SlowPath<'_> {
             }
             is_idle(&part.range, stream)
         });
-        let shared_free = pool.reserve.ranges_from(minimum).into_iter();
+        let shared_free = pool.reserve.ranges().into_iter();
         found.extend(shared_free.map(|range| OwnedRange { range, slot: None }));
         found
     }

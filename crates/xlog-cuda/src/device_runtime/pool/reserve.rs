@@ -40,13 +40,20 @@ impl Growth {
         self.remap_credits = credits.min(MAX_REMAP_CREDITS);
     }
 
-    /// Pays for the remap of `handles` for a request of `bytes`; false if there are too few credits.
-    pub(super) fn pay_for_remap(&mut self, bytes: u64, handles: usize) -> bool {
+    /// Charges `cost` for a search that a request of `bytes` has made.
+    pub(super) fn charge_search(&mut self, bytes: u64, cost: usize) {
+        if bytes < LARGE_REMAP {
+            self.remap_credits =
+                self.remap_credits.saturating_sub(u32::try_from(cost).unwrap_or(u32::MAX));
+        }
+    }
+
+    /// Pays `cost` for a request of `bytes`; false if there are too few credits.
+    pub(super) fn pay_for_remap(&mut self, bytes: u64, cost: usize) -> bool {
         if bytes >= LARGE_REMAP {
             return true;
         }
-        let left =
-            u32::try_from(handles).ok().and_then(|cost| self.remap_credits.checked_sub(cost));
+        let left = u32::try_from(cost).ok().and_then(|cost| self.remap_credits.checked_sub(cost));
         self.remap_credits = left.unwrap_or(self.remap_credits);
         left.is_some()
     }
@@ -118,9 +125,9 @@ impl Reserve {
         Some(Range { stamp: 0, ..range })
     }
 
-    /// The ranges of the shared free list of at least `minimum` bytes.
-    pub(super) fn ranges_from(&self, minimum: u64) -> Vec<Range> {
-        self.shared_free.lock().ranges_from(minimum).collect()
+    /// The ranges of the shared free list.
+    pub(super) fn ranges(&self) -> Vec<Range> {
+        self.shared_free.lock().ranges().collect()
     }
 
     /// Removes the parts that `leave` selects from the shared free list.

@@ -35,6 +35,8 @@ use crate::stream::RawStream;
 const DEFERRED_PER_REQUEST: usize = 2;
 /// Deferred frees that a request checks before it takes memory of other streams, or grows.
 const DEFERRED_PER_SCAN: usize = 64;
+/// Arenas that a scan visits for one credit, if no other thread owns them.
+const ARENAS_PER_CREDIT: u32 = 16;
 /// The maximum of scan credits; a pool starts with them.
 const MAX_SCAN_CREDITS: u32 = 64;
 
@@ -189,16 +191,18 @@ impl SlowPath<'_> {
         others.filter(|(_, arena)| !arena.is_local()).count() as u32
     }
 
-    /// Whether this request may scan arenas owned by other threads.
+    /// Whether this request may scan the arenas of other streams.
     ///
-    /// Every slow-path request earns one credit; a scan costs one for each foreign arena. Large requests and pools
-    /// above `eager_growth_bytes` always scan.
+    /// Every slow-path request earns one credit; a scan costs one for each foreign arena, and one for sixteen others. So
+    /// requests of many streams grow until each stream has memory of its own. Large requests and pools above
+    /// `eager_growth_bytes` always scan.
     fn may_scan(&self, foreign_arenas: u32) -> bool {
         let held = self.pool.reserve.segments.reserved();
-        foreign_arenas == 0
+        let cost = foreign_arenas + self.pool.arenas.iter().count() as u32 / ARENAS_PER_CREDIT;
+        cost == 0
             || self.size > MAX_TRANSFER
             || held > self.pool.config.eager_growth_bytes as u64
-            || self.pool.scan_credits.pay(foreign_arenas)
+            || self.pool.scan_credits.pay(cost)
     }
 
     /// Whether the pool holds so much free memory that a wait is better than growth.

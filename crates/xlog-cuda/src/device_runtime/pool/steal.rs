@@ -14,7 +14,7 @@ use crate::device_runtime::resource::ResourceResult;
 use crate::stream::RawStream;
 
 /// Smaller ranges are left alone when ranges of several streams are coalesced.
-pub(super) const MIN_COALESCED: u64 = 64 << 10;
+const MIN_COALESCED: u64 = 64 << 10;
 
 /// A free range, and the slot of its stream; no slot for a range of the shared free list.
 #[derive(Clone, Copy, Debug)]
@@ -27,13 +27,30 @@ impl SlowPath<'_> {
     /// Steals from the arenas of other streams: ranges that need no wait, or any range `with_wait`.
     pub(super) fn steal(&mut self, with_wait: bool) -> ResourceResult<Option<Suballocation>> {
         let (pool, own) = (self.pool, self.owner.clock().slot());
-        let mut enough = Vec::new();
+        let mut known = None;
+        let mut candidates = Vec::new();
         pool.arenas.scan(|slot, arena| {
-            if slot != own && arena.free_bytes() >= self.size {
-                enough.push(slot);
+            // A magazine is flushed only for a request that may wait.
+            let may_hold = match with_wait {
+                true => arena.free_bytes() >= self.size,
+                false => arena.tlsf.may_hold(self.size),
+            };
+            let Some(stream) = pool.tracker.streams.at(slot).filter(|_| slot != own && may_hold)
+            else {
+                return;
+            };
+            if known.is_none() {
+                // What is known to be complete or ordered needs no driver call.
+                known = self.take_from(&mut arena.tlsf, stream, false);
             }
+            candidates.push(slot);
         });
-        for slot in enough {
+        if let Some((range, source)) = known
+            && let Some(taken) = self.insert_stolen(range, source)
+        {
+            return Ok(Some(taken));
+        }
+        for slot in candidates {
             let (Some(other), Some(stream)) =
                 (pool.arenas.get(slot), pool.tracker.streams.at(slot))
             else {
@@ -50,8 +67,7 @@ impl SlowPath<'_> {
                 self.skipped.unless_lost(Err(error))?;
                 continue;
             }
-            let stamp = if source == Source::Completed { 0 } else { self.owner.clock().now() };
-            let taken = self.insert_and_allocate(Range { stamp, ..range }, source);
+            let taken = self.insert_stolen(range, source);
             if taken.is_some() {
                 return Ok(taken);
             }
@@ -59,17 +75,45 @@ impl SlowPath<'_> {
         Ok(None)
     }
 
-    /// Removes a range from the arena of `stream`, which had enough free bytes.
+    fn insert_stolen(&self, range: Range, source: Source) -> Option<Suballocation> {
+        let stamp = if source == Source::Completed { 0 } else { self.owner.clock().now() };
+        self.insert_and_allocate(Range { stamp, ..range }, source)
+    }
+
+    /// Asks the driver about the work of `stream`, and removes a range from its arena.
     fn steal_from(
         &self,
         other: &Lock<Arena>,
         stream: &RawStream,
         with_wait: bool,
     ) -> Option<(Range, Source)> {
-        let (pool, reuse) = (self.pool, self.pool.config.reuse);
-        if reuse.opportunistic {
+        let pool = self.pool;
+        if pool.config.reuse.opportunistic {
             stream.poll_tail();
         }
+        let mut slots = Vec::new();
+        let found = other.try_with(|arena| {
+            let found = self.take_from(&mut arena.tlsf, stream, with_wait);
+            if found.is_some() || !with_wait {
+                return found;
+            }
+            // The magazine of the other stream is flushed last.
+            arena.flush(stream.clock().now(), &pool.tracker.table, &mut slots);
+            self.take_from(&mut arena.tlsf, stream, with_wait)
+        });
+        pool.tracker.table.free_slots(slots);
+        found.flatten()
+    }
+
+    /// Removes a range from the free ranges of `stream`. Without a wait, its last work has completed or happens-before this
+    /// request.
+    fn take_from(
+        &self,
+        tlsf: &mut Tlsf,
+        stream: &RawStream,
+        with_wait: bool,
+    ) -> Option<(Range, Source)> {
+        let reuse = self.pool.config.reuse;
         let (clock, here) = (stream.clock(), self.owner.clock());
         let source_of = |stamp: u64| {
             if stamp == 0 || reuse.opportunistic && clock.is_complete(stamp) {
@@ -80,24 +124,11 @@ impl SlowPath<'_> {
                 with_wait.then_some(Source::StolenWithWait)
             }
         };
-        let take = |tlsf: &mut Tlsf| {
-            let usable = &mut |stamp| source_of(stamp).is_some();
-            let taken = pool.reserve.allocate_worth_moving(tlsf, self.size, self.align, usable)?;
-            let range = tlsf.remove_allocated(taken.node)?;
-            Some((range, source_of(range.stamp)?))
-        };
-        let mut slots = Vec::new();
-        let found = other.try_with(|arena| {
-            let found = take(&mut arena.tlsf);
-            if found.is_some() || !with_wait {
-                return found;
-            }
-            // The magazine of the other stream is flushed last.
-            arena.flush(clock.now(), &pool.tracker.table, &mut slots);
-            take(&mut arena.tlsf)
-        });
-        pool.tracker.table.free_slots(slots);
-        found.flatten()
+        let usable = &mut |stamp| source_of(stamp).is_some();
+        let reserve = &self.pool.reserve;
+        let taken = reserve.allocate_worth_moving(tlsf, self.size, self.align, usable)?;
+        let range = tlsf.remove_allocated(taken.node)?;
+        Some((range, source_of(range.stamp)?))
     }
 
     /// Coalesces adjacent free ranges, of several streams and of the shared free list, into one that holds the request.

@@ -185,6 +185,11 @@ impl Tlsf {
         self.free_bytes
     }
 
+    /// False if no free range holds `bytes`; true if one may.
+    pub(crate) fn may_hold(&self, bytes: u64) -> bool {
+        self.classes.next_nonempty(class_of(bytes)).is_some()
+    }
+
     /// Bytes that are allocated.
     pub(crate) fn allocated_bytes(&self) -> u64 {
         self.bytes - self.free_bytes

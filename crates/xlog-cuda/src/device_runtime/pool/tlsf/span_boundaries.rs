@@ -121,11 +121,6 @@ impl Tlsf {
         left
     }
 
-    /// The free ranges of at least `min` bytes. Walks only the lists of their classes.
-    pub(crate) fn ranges_from(&self, min: u64) -> impl Iterator<Item = Range> {
-        self.ids_from(min).into_iter().map(|id| self.nodes.at(id).range())
-    }
-
     fn ids_from(&self, min: u64) -> Vec<Id> {
         let mut ids = Vec::new();
         let mut from = self.classes.next_nonempty(class_of(min));
