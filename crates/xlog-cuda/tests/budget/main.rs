@@ -4,6 +4,7 @@ mod beside_captures;
 mod books;
 mod conformance;
 mod device_waits;
+mod double_free;
 mod ladder;
 mod limits;
 mod oom_text;
