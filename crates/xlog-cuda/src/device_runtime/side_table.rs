@@ -6,7 +6,8 @@
 //! Invariants:
 //! - The words are written before the block is handed out. No other block has the slot until this one is free below.
 //! - A free takes the entry before it calls the resource below, so the table never lists a block that is free. Of several frees of one
-//!   block only the first finds the entry. A free that the resource refuses restores it.
+//!   block only the first finds the entry; the others are refused here, so they cannot overtake it. A free that the resource refuses
+//!   restores it.
 //!
 //! [`DeviceMemoryResource::places_blocks`]: super::resource::DeviceMemoryResource::places_blocks
 
@@ -17,7 +18,7 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use xlog_base::Mutex;
 
-use super::resource::{Generation, SLOT_BITS};
+use super::resource::{Generation, ResourceError, ResourceResult, SLOT_BITS};
 
 /// Slots of a run. Threads own slots in runs of this length, and a run is a whole number of pairs of cache lines.
 const RUN: usize = 16;
@@ -36,7 +37,13 @@ pub(crate) enum SideTable<const N: usize> {
 /// Made when its first slot is used.
 type Chunk<const N: usize> = OnceLock<Box<[Run<N>]>>;
 type Map<const N: usize> =
-    Mutex<HashMap<Generation, [u64; N], BuildHasherDefault<GenerationHasher>>>;
+    Mutex<HashMap<Generation, MapEntry<N>, BuildHasherDefault<GenerationHasher>>>;
+
+#[derive(Debug)]
+pub(crate) struct MapEntry<const N: usize> {
+    words: [u64; N],
+    is_taken: bool,
+}
 
 #[derive(Debug)]
 #[repr(align(128))]
@@ -44,7 +51,8 @@ pub(crate) struct Run<const N: usize>([Slot<N>; RUN]);
 
 #[derive(Debug)]
 struct Slot<const N: usize> {
-    /// 0 without an entry: generations start above it.
+    /// 0 before the first entry: generations start above it. The complement of the generation once a free has taken the entry: no block of
+    /// this slot has that, since the slot is a part of the generation.
     generation: AtomicU64,
     words: [AtomicU64; N],
 }
@@ -62,6 +70,9 @@ impl<const N: usize> TakenEntry<'_, N> {
     /// Ends the entry: the resource below has the block.
     #[inline(always)]
     pub(crate) fn discard(self) {
+        if let SideTable::ByGeneration(maps) = self.table {
+            map_of(maps, self.generation).lock().remove(&self.generation);
+        }
         std::mem::forget(self);
     }
 }
@@ -97,15 +108,16 @@ impl<const N: usize> SideTable<N> {
                 slot.generation.store(generation.0, Ordering::Release);
             }
             Self::ByGeneration(maps) => {
-                map_of(maps, generation).lock().insert(generation, words);
+                let entry = MapEntry { words, is_taken: false };
+                map_of(maps, generation).lock().insert(generation, entry);
             }
         }
     }
 
-    /// Takes the entry of a block that is about to be freed. `None` if the block did not come through here, or another free has the
-    /// entry.
+    /// Takes the entry of a block that is about to be freed. `None` if the block did not come through here; an error if another free has
+    /// the entry, or had it.
     #[inline(always)]
-    pub(crate) fn take(&self, generation: Generation) -> Option<TakenEntry<'_, N>> {
+    pub(crate) fn take(&self, generation: Generation) -> ResourceResult<Option<TakenEntry<'_, N>>> {
         let words = match self {
             Self::BySlot(chunks) => {
                 let slot = slot_of(chunks, generation);
@@ -113,15 +125,30 @@ impl<const N: usize> SideTable<N> {
                 let words = std::array::from_fn(|at| slot.words[at].load(Ordering::Relaxed));
                 let taken = slot.generation.compare_exchange(
                     generation.0,
-                    0,
+                    !generation.0,
                     Ordering::AcqRel,
                     Ordering::Relaxed,
                 );
-                taken.is_ok().then_some(words)?
+                match taken {
+                    Ok(_) => words,
+                    Err(found) if found == !generation.0 => {
+                        return Err(freed_elsewhere(generation));
+                    }
+                    Err(_) => return Ok(None),
+                }
             }
-            Self::ByGeneration(maps) => map_of(maps, generation).lock().remove(&generation)?,
+            Self::ByGeneration(maps) => {
+                match map_of(maps, generation).lock().get_mut(&generation) {
+                    Some(entry) if entry.is_taken => return Err(freed_elsewhere(generation)),
+                    Some(entry) => {
+                        entry.is_taken = true;
+                        entry.words
+                    }
+                    None => return Ok(None),
+                }
+            }
         };
-        Some(TakenEntry { table: self, generation, words })
+        Ok(Some(TakenEntry { table: self, generation, words }))
     }
 
     #[cold]
@@ -130,7 +157,12 @@ impl<const N: usize> SideTable<N> {
             Self::BySlot(chunks) => {
                 // Fails if the slot has another block: this one was freed past the table.
                 let slot = &slot_of(chunks, generation).generation;
-                let _ = slot.compare_exchange(0, generation.0, Ordering::AcqRel, Ordering::Relaxed);
+                let _ = slot.compare_exchange(
+                    !generation.0,
+                    generation.0,
+                    Ordering::AcqRel,
+                    Ordering::Relaxed,
+                );
             }
             Self::ByGeneration(_) => self.insert(generation, words),
         }
@@ -147,7 +179,9 @@ impl<const N: usize> SideTable<N> {
                     let words = std::array::from_fn(|at| slot.words[at].load(Ordering::Relaxed));
                     fence(Ordering::Acquire);
                     // The words are those of this block if it still has the slot.
-                    if generation.0 != 0 && slot.generation.load(Ordering::Relaxed) == generation.0
+                    if std::ptr::eq(slot_of(chunks, generation), slot)
+                        && generation.0 != 0
+                        && slot.generation.load(Ordering::Relaxed) == generation.0
                     {
                         visit(generation, words);
                     }
@@ -155,7 +189,9 @@ impl<const N: usize> SideTable<N> {
             }
             Self::ByGeneration(maps) => {
                 for map in maps.iter() {
-                    map.lock().iter().for_each(|(generation, words)| visit(*generation, *words));
+                    let map = map.lock();
+                    let live = map.iter().filter(|(_, entry)| !entry.is_taken);
+                    live.for_each(|(generation, entry)| visit(*generation, entry.words));
                 }
             }
         }
@@ -167,6 +203,11 @@ fn slot_of<const N: usize>(chunks: &[Chunk<N>], generation: Generation) -> &Slot
     let index = generation.slot() as usize;
     let chunk = chunks[(index >> CHUNK_BITS) % CHUNKS].get_or_init(new_chunk);
     &chunk[index % CHUNK / RUN].0[index % RUN]
+}
+
+#[cold]
+fn freed_elsewhere(generation: Generation) -> ResourceError {
+    ResourceError::UseAfterFree { generation }
 }
 
 #[cold]
@@ -201,6 +242,7 @@ impl Hasher for GenerationHasher {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 
@@ -211,7 +253,7 @@ mod tests {
     }
 
     fn take(table: &SideTable<2>, generation: Generation) -> Option<[u64; 2]> {
-        let taken = table.take(generation)?;
+        let taken = table.take(generation).ok()??;
         let words = taken.words;
         taken.discard();
         Some(words)
@@ -253,12 +295,13 @@ mod tests {
             let table = SideTable::<2>::new(by_slot);
             let of = |n: u64| Generation(n << SLOT_BITS | 7);
             table.insert(of(1), [1, 2]);
-            let taken = table.take(of(1));
+            let taken = table.take(of(1)).unwrap();
             assert_eq!((count(&table), taken.is_some()), (0, true));
-            assert!(table.take(of(1)).is_none());
+            // Another free of the block does not overtake this one.
+            assert!(matches!(table.take(of(1)), Err(ResourceError::UseAfterFree { .. })));
             drop(taken);
             assert_eq!(count(&table), 1);
-            let taken = table.take(of(1));
+            let taken = table.take(of(1)).unwrap();
             if by_slot {
                 table.insert(of(2), [3, 4]);
             }

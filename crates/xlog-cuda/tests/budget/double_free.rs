@@ -69,7 +69,7 @@ fn delayed() -> (Box<Delayed>, Arc<Step>) {
 }
 
 /// Frees one block twice: the second free begins and ends while the first is below. One of them is refused.
-fn free_twice(resource: &(impl DeviceMemoryResource + Sync), step: &Step) {
+fn free_twice(resource: &impl DeviceMemoryResource, step: &Step) {
     let block = resource.allocate(4096, StreamId::DEFAULT, AllocTag("twice")).unwrap();
     let forged = DeviceBlock { ..block };
     let (first, second) = std::thread::scope(|scope| {

@@ -17,7 +17,7 @@ use super::reservation::RESERVED;
 use super::tags;
 use super::tree::{DEVICE, ScopeIndex};
 use super::waiting::WaitQueue;
-use crate::device_runtime::resource::{AllocTag, Generation, PhysicalCap};
+use crate::device_runtime::resource::{AllocTag, Generation, PhysicalCap, ResourceResult};
 use crate::device_runtime::side_table::{SideTable, TakenEntry};
 
 /// Shards of a budget. Threads beyond this number share them.
@@ -104,9 +104,12 @@ impl BudgetCore {
 
     /// Takes the charge of a block that is about to be freed; `None` if it did not come from this budget.
     #[inline(always)]
-    pub(crate) fn take_charge(&self, generation: Generation) -> Option<(Charge, TakenCharge<'_>)> {
+    pub(crate) fn take_charge(
+        &self,
+        generation: Generation,
+    ) -> ResourceResult<Option<(Charge, TakenCharge<'_>)>> {
         let taken = self.charges.take(generation)?;
-        Some((charge_of(taken.words), taken))
+        Ok(taken.map(|taken| (charge_of(taken.words), taken)))
     }
 
     /// Charges in an audit, out of the credit of all shards and the balance. The charge is in flight.

@@ -93,7 +93,7 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for GlobalDeviceBudget<R> {
     #[inline]
     fn deallocate(&self, block: DeviceBlock) -> ResourceResult<()> {
         let id = BlockId::from_block(&block);
-        let Some((charge, taken)) = self.core.take_charge(id.generation) else {
+        let Some((charge, taken)) = self.core.take_charge(id.generation)? else {
             return self.inner.deallocate(block);
         };
         self.core.quotas.begin(charge.bytes);

@@ -90,7 +90,7 @@ impl<R: DeviceMemoryResource> StatisticsResource<R> {
         free: impl FnOnce() -> ResourceResult<T>,
     ) -> ResourceResult<T> {
         let core = &self.statistics.0;
-        let live = core.live.take(block.generation);
+        let live = core.live.take(block.generation)?;
         let result = free();
         let is_freed = match &result {
             Ok(_) => true,
@@ -192,9 +192,20 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for StatisticsResource<R> {
 
     fn deallocate_batch(&self, blocks: Vec<DeviceBlock>) -> ResourceResult<()> {
         let core = &self.statistics.0;
-        let of =
-            |block: &DeviceBlock| (BlockId::from_block(block), core.live.take(block.generation));
-        let known: Vec<_> = blocks.iter().map(of).collect();
+        let mut known = Vec::with_capacity(blocks.len());
+        let mut outcome = Ok(());
+        let mut blocks = blocks;
+        blocks.retain(|block| match core.live.take(block.generation) {
+            Ok(live) => {
+                known.push((BlockId::from_block(block), live));
+                true
+            }
+            // Another free has the block.
+            Err(error) => {
+                outcome = Err(error);
+                false
+            }
+        });
         let result = self.inner.deallocate_batch(blocks);
         for (id, live) in known {
             // After an error only the resource knows which blocks it consumed. Refused blocks are live, or were never known here.
@@ -203,7 +214,7 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for StatisticsResource<R> {
                 core.freed(id.generation, live);
             }
         }
-        result
+        result.and(outcome)
     }
 
     fn allocate_reserved(
