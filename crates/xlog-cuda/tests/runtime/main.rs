@@ -2,6 +2,7 @@
 
 mod adopted;
 mod composition;
+mod copies;
 mod launch;
 mod memory_manager;
 mod open;

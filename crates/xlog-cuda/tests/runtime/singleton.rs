@@ -453,3 +453,31 @@ fn child_leaks_nothing() {
     let block = shared.allocate(4096, StreamId::DEFAULT, AllocTag("kept")).unwrap();
     shared.deallocate(block).unwrap();
 }
+
+#[test]
+fn a_layer_that_asks_for_the_runtime_it_is_built_into_is_refused() {
+    child("child_asks_for_itself", &[]);
+}
+
+#[test]
+#[ignore = "run by the test above, in a process of its own"]
+fn child_asks_for_itself() {
+    if !is_child() {
+        return;
+    }
+    let simulated = || RuntimeConfig::default().with_device(DeviceSpec::Sim);
+    XlogDeviceRuntime::configure(4, simulated()).unwrap();
+    let asking = move |inner| {
+        assert!(message(5).contains("is being built by this thread"));
+        let configured = XlogDeviceRuntime::configure(5, simulated());
+        assert!(configured.unwrap_err().to_string().contains("is being built by this thread"));
+        // Another runtime may be built meanwhile.
+        XlogDeviceRuntime::try_get(4).unwrap();
+        assert!(message(5).contains("is being built by this thread"));
+        inner
+    };
+    let config = RuntimeConfig::default().with_device(DeviceSpec::Sim).with_layer(asking);
+    XlogDeviceRuntime::configure(5, config).unwrap();
+    XlogDeviceRuntime::try_get(5).unwrap();
+    XlogDeviceRuntime::try_get(5).unwrap();
+}

@@ -168,6 +168,62 @@ fn a_waiting_task_that_is_dropped_takes_no_stream_and_no_wake_from_another() {
     });
 }
 
+/// Counts its wakes, and panics in each if it is to.
+#[derive(Default)]
+struct Counting {
+    panics: bool,
+    wakes: AtomicUsize,
+}
+
+impl Wake for Counting {
+    fn wake(self: Arc<Self>) {
+        self.wakes.fetch_add(1, Ordering::SeqCst);
+        assert!(!self.panics, "the waker panics");
+    }
+}
+
+#[test]
+fn a_waiting_task_that_is_dropped_leaves_no_waker_behind() {
+    for_each_device(|device| {
+        let pool = StreamPool::new(device.clone(), 1);
+        let only = pool.lease().unwrap();
+        let task = Arc::new(Counting::default());
+        for _ in 0..100 {
+            let waker = Waker::from(task.clone());
+            let mut lease = Box::pin(pool.lease_async());
+            for _ in 0..3 {
+                let polled = lease.as_mut().poll(&mut Context::from_waker(&waker));
+                assert!(polled.is_pending());
+            }
+            assert_eq!(Arc::strong_count(&task), 3, "one for the waker, one for the wait");
+            drop((lease, waker));
+            assert_eq!(Arc::strong_count(&task), 1, "the pool keeps a waker of a dropped task");
+        }
+        drop(only);
+        assert_eq!(task.wakes.load(Ordering::SeqCst), 0);
+    });
+}
+
+#[test]
+fn a_waker_that_panics_keeps_no_other_task_asleep_and_the_lease_is_dropped() {
+    for_each_device(|device| {
+        let pool = StreamPool::new(device.clone(), 1);
+        let only = pool.lease().unwrap();
+        let tasks = [true, false, true, false]
+            .map(|panics| Arc::new(Counting { panics, ..Counting::default() }));
+        let mut leases = Vec::new();
+        for task in &tasks {
+            let mut lease = Box::pin(pool.lease_async());
+            let waker = Waker::from(task.clone());
+            assert!(lease.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+            leases.push(lease);
+        }
+        drop(only);
+        assert!(tasks.iter().all(|task| task.wakes.load(Ordering::SeqCst) == 1));
+        assert_eq!(pool.non_default_len(), 0);
+    });
+}
+
 #[test]
 fn a_query_scope_follows_its_future_and_no_other_task() {
     for_each_device(|device| {
