@@ -2,12 +2,13 @@
 //!
 //! Each call prepares the use, queues the copy and closes the use, also when the copy fails. A resource that tracks no uses
 //! can only be used on the buffer's own stream, where order needs no help. Either way the resource checks that the buffer's block is the
-//! live one at its address, and keeps it while the copy is queued: safe code can copy a block and free it.
+//! live one at its address, and keeps it while the copy is queued: safe code can copy a block and free it ([`BlockUse`]).
+//! A stream under capture is refused: the copy would become a node of a graph, and run when no use is open.
 
 use std::slice;
 use std::sync::Arc;
 
-use super::{DeviceRepr, DeviceView, DeviceViewMut, TrackedCudaSlice};
+use super::{BlockUse, DeviceRepr, DeviceView, DeviceViewMut, TrackedCudaSlice};
 use crate::device_runtime::resource::{Access, ResourceError, StreamId};
 use crate::{DeviceStream, Result};
 
@@ -23,7 +24,8 @@ impl<T: DeviceRepr> TrackedCudaSlice<T> {
         DeviceViewMut::from(self).copy_from_slice_on(src, stream)
     }
 
-    /// Copies `src`, a buffer or a view with as many elements, on the device and on this buffer's stream. The host does not wait.
+    /// Copies `src`, a buffer or a view with as many elements, on the device and on this buffer's stream. The host does not wait, unless
+    /// both lie in page-locked memory: CUDA makes such copies synchronously.
     pub fn copy_from<'b>(&mut self, src: impl Into<DeviceView<'b, T>>) -> Result<()> {
         DeviceViewMut::from(self).copy_from(src)
     }
@@ -171,7 +173,8 @@ fn ordered<T: DeviceRepr>(
     if view.size_bytes() == 0 {
         return Ok(());
     }
-    let (Some(runtime), Some(block)) = (view.buffer().runtime(), view.buffer().id()) else {
+    let (Some(runtime), Some(block)) = (view.buffer().runtime(), view.buffer().runtime_block())
+    else {
         return Err(ResourceError::StreamMisuse(format!(
             "no runtime backs the slice at {:#x}, so a copy of it cannot be ordered",
             view.ptr()
@@ -179,29 +182,19 @@ fn ordered<T: DeviceRepr>(
         .into());
     };
     let queue = runtime.stream_pool().try_resolve(stream)?;
-    if !runtime.supports_block_use_tracking() {
-        if stream != block.alloc_stream {
-            return Err(ResourceError::StreamMisuse(format!(
-                "a copy on {stream} is unsupported: the resource tracks no uses, so only {} is ordered",
-                block.alloc_stream
-            ))
-            .into());
-        }
-        let mut worked = None;
-        let mut work = Some(work);
-        runtime.checked()?.while_live(block, &mut || {
-            if let Some(work) = work.take() {
-                worked = Some(work(&queue));
-            }
-        })?;
-        let left_out = || ResourceError::Driver("while_live did not run the work".to_owned());
-        return worked.ok_or_else(left_out)?;
+    queue.raw().check_not_capturing("a copy or a fill of a buffer")?;
+    let block_use = BlockUse { resource: runtime.checked()?, block, stream, queue: &queue, access };
+    if runtime.supports_block_use_tracking() {
+        return block_use.run(|| work(&queue));
     }
-    runtime.prepare_block_use(block, stream, access)?;
-    let worked = work(&queue);
-    let closed = runtime.finish_block_use(block, stream, access);
-    worked?;
-    Ok(closed?)
+    if stream != block.alloc_stream {
+        return Err(ResourceError::StreamMisuse(format!(
+            "a copy on {stream} is unsupported: the resource tracks no uses, so only {} is ordered",
+            block.alloc_stream
+        ))
+        .into());
+    }
+    block_use.run_live(|| work(&queue))
 }
 
 fn bytes_of<T: DeviceRepr>(elements: &[T]) -> &[u8] {

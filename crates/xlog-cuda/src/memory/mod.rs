@@ -15,6 +15,7 @@
 //! the runtime's resource meters what the blocks really take.
 
 mod account;
+mod block_use;
 #[allow(unsafe_code)]
 mod copies;
 mod manager;
@@ -27,6 +28,7 @@ mod slice;
 mod view;
 
 pub use crate::device_runtime::runtime::{FailedFree, set_failed_free_handler};
+pub(crate) use block_use::BlockUse;
 pub use manager::GpuMemoryManager;
 pub use raw::RawBlock;
 pub use repr::DeviceRepr;

@@ -162,6 +162,21 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
     }
 }
 
+/// Closes a use if the work in it panics.
+struct CloseOnPanic<'a, R: DeviceMemoryResource> {
+    core: &'a GuardCore<R>,
+    block: Option<BlockId>,
+}
+
+impl<R: DeviceMemoryResource> Drop for CloseOnPanic<'_, R> {
+    fn drop(&mut self) {
+        if let Some(block) = self.block.take() {
+            // A reap returns a failed free.
+            let _ = self.core.close(block);
+        }
+    }
+}
+
 impl<R: DeviceMemoryResource> DeviceMemoryResource for DebugGuardResource<R> {
     #[inline]
     fn inner_resource(&self) -> Option<&dyn DeviceMemoryResource> {
@@ -180,7 +195,9 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for DebugGuardResource<R> {
         core.check_device(block)?;
         // An open use keeps a block that is freed meanwhile.
         core.registry.lock().open(block)?;
+        let mut open = CloseOnPanic { core, block: Some(block) };
         work();
+        open.block = None;
         core.with_post_mortem(core.close(block))
     }
 

@@ -19,6 +19,7 @@ use crate::device_runtime::resource::{
     ResourceResult, Seal, StreamId,
 };
 use crate::device_runtime::runtime::{FailedFree, report_failed_free};
+use crate::memory::BlockUse;
 use crate::stream::{Completion, RawStream};
 use crate::{DeviceRepr, DeviceStream, DeviceView, DeviceViewMut, Result};
 
@@ -149,6 +150,17 @@ impl PinnedHostResource {
         }
     }
 
+    /// Notes that everything queued on a stream so far may use the buffer of these copies.
+    fn note_copy(&self, copies: &mut Vec<QueuedCopy>, stream: &DeviceStream, writes: bool) {
+        let raw = stream.raw();
+        let slot = raw.clock().slot();
+        // Without an event the host waits for the whole stream.
+        let recorded = raw.record(&self.tracker.counters);
+        let stamp = recorded.unwrap_or_else(|_| raw.clock().now());
+        copies.retain(|copy| copy.slot != slot || copy.writes != writes);
+        copies.push(QueuedCopy { slot, stamp, writes });
+    }
+
     /// Waits for the work of a stream up to a stamp, and for no later work.
     fn wait_up_to(&self, stream: &RawStream, stamp: u64) -> Result<()> {
         let clock = stream.clock();
@@ -220,46 +232,38 @@ impl<T: DeviceRepr> PinnedBuffer<T> {
             let accepted = format!("{}, the length of the page-locked buffer", self.len);
             return Err(ResourceError::InvalidRequest { value, accepted }.into());
         }
-        let Some(own) = self.block.as_ref().map(BlockId::from_block) else { return Ok(()) };
-        let (Some(runtime), Some(other)) = (slice.buffer().runtime(), slice.buffer().id()) else {
+        let Self { pinned, resource, block, copies, .. } = self;
+        let Some(block) = block.as_ref() else { return Ok(()) };
+        let of_slice = slice.buffer();
+        let (Some(runtime), Some(other)) = (of_slice.runtime(), of_slice.runtime_block()) else {
             let message = format!("no runtime backs the slice at {:#x}", slice.ptr());
             return Err(ResourceError::StreamMisuse(message).into());
         };
-        let misfit = self
-            .pinned
-            .home()
-            .and_then(|home| home.misfit(runtime.device(), runtime.stream_pool()));
+        let misfit =
+            pinned.home().and_then(|home| home.misfit(runtime.device(), runtime.stream_pool()));
         if let Some(misfit) = misfit {
             return Err(ResourceError::Driver(format!("a copy between {misfit}")).into());
         }
-        let queue = runtime.stream_pool().try_resolve(stream)?;
+        let queue = &*runtime.stream_pool().try_resolve(stream)?;
         queue.raw().check_not_capturing("a copy of page-locked memory")?;
-        let of_slice = if access.writes() { Access::Read } else { Access::Write };
-        runtime.prepare_block_use(other, stream, of_slice)?;
-        let copied = self.resource.prepare_block_use(own, stream, access).map_err(Into::into);
-        let copied = copied.and_then(|()| {
-            let bytes = slice.size_bytes();
-            let (dst, src) =
-                if access.writes() { (own.ptr, slice.ptr()) } else { (slice.ptr(), own.ptr) };
-            // SAFETY: both blocks are live, have this many bytes and stay until their uses are closed and have completed.
-            let queued = unsafe { queue.copy_dtod(dst, src, bytes) };
-            self.note_copy(&queue, access.writes());
-            let finished = self.resource.finish_block_use(own, stream, access);
-            queued.and(finished.map_err(Into::into))
-        });
-        let finished = runtime.finish_block_use(other, stream, of_slice);
-        copied.and(finished.map_err(Into::into))
-    }
-
-    /// Notes that everything queued on a stream so far may use the buffer.
-    fn note_copy(&mut self, stream: &DeviceStream, writes: bool) {
-        let raw = stream.raw();
-        let slot = raw.clock().slot();
-        // Without an event the host waits for the whole stream.
-        let recorded = raw.record(&self.pinned.tracker.counters);
-        let stamp = recorded.unwrap_or_else(|_| raw.clock().now());
-        self.copies.retain(|copy| copy.slot != slot || copy.writes != writes);
-        self.copies.push(QueuedCopy { slot, stamp, writes });
+        let writes = access.writes();
+        let (dst, src) = if writes { (block.ptr, slice.ptr()) } else { (slice.ptr(), block.ptr) };
+        let other = BlockUse {
+            resource: runtime.checked()?,
+            block: other,
+            stream,
+            queue,
+            access: if writes { Access::Read } else { Access::Write },
+        };
+        let own = BlockUse { resource: &**resource, block, stream, queue, access };
+        other.run(|| {
+            own.run(|| {
+                // SAFETY: both blocks are live, have this many bytes and stay until their uses are closed and have completed.
+                let queued = unsafe { queue.copy_dtod(dst, src, slice.size_bytes()) };
+                pinned.note_copy(copies, queue, writes);
+                queued
+            })
+        })
     }
 
     fn wait(&self, must_wait: impl Fn(&QueuedCopy) -> bool) -> Result<()> {

@@ -156,8 +156,9 @@ pub trait DeviceMemoryResource: Send + Sync {
 
     /// Runs `work` once while the block cannot be freed. Anything but the live block at its address is refused, and nothing runs.
     ///
-    /// For work on the block's own stream where uses are not tracked. The default asks [`block_state`](Self::block_state) first; another
-    /// thread may free the block between the answer and the work.
+    /// A free meanwhile retires the block and completes afterwards. Unlike an open use, no other thread can end this: copies of buffers
+    /// run in it. The default asks [`block_state`](Self::block_state) first; another thread may free the block between the answer and
+    /// the work.
     fn while_live(&self, block: BlockId, work: &mut dyn FnMut()) -> ResourceResult<()> {
         if let Some(inner) = self.inner_resource() {
             return inner.while_live(block, work);

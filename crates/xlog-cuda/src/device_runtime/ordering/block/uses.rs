@@ -74,6 +74,8 @@ pub(crate) struct Uses {
     writes: SmallList<Outstanding>,
     reads: SmallList<Outstanding>,
     open: SmallList<Open>,
+    /// Calls that keep the block. No finish closes them, so no other thread can take the memory from them.
+    pins: u32,
     /// The number of changes so far.
     changes: u64,
     /// Stamps of finished work of the own stream while the block is live and inflated: the holder of the lock changes
@@ -151,7 +153,7 @@ impl Uses {
     /// Whether only the own stream is involved: then its uses need no lock.
     #[inline(always)]
     pub(crate) fn is_quiet(&self) -> bool {
-        self.writes.is_empty() && self.reads.is_empty() && self.open.is_empty()
+        self.writes.is_empty() && self.reads.is_empty() && !self.has_open()
     }
 
     /// The stamp of the own stream that a use must be ordered after.
@@ -189,9 +191,20 @@ impl Uses {
         (self.own_write, self.own_read)
     }
 
+    /// Whether a use is open, or the block is pinned.
     #[inline]
     pub(crate) fn has_open(&self) -> bool {
-        !self.open.is_empty()
+        !self.open.is_empty() || self.pins > 0
+    }
+
+    /// Pins the block, which is inflated and stays so. A block with a pin is freed by the last one to close or unpin.
+    pub(crate) fn pin(&mut self) {
+        self.pins += 1;
+    }
+
+    /// Removes a pin.
+    pub(crate) fn unpin(&mut self) {
+        self.pins -= 1;
     }
 
     /// Opens a use of `stream`, and adds the waits that it still needs to `needed`. Returns how many dependencies need none.

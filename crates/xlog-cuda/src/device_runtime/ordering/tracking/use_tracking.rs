@@ -257,6 +257,28 @@ pub(crate) trait UseTracking {
         }
     }
 
+    /// Runs `work` while the block is pinned: if it is freed meanwhile, it is retired, and the unpin completes the free.
+    fn run_pinned(&self, block: BlockId, work: &mut dyn FnMut()) -> ResourceResult<()> {
+        self.tracker().check_parts()?;
+        let meta = self.tracker().table.find_by_id(block)?;
+        self.publish_block(meta);
+        let bits = generation_bits(block.generation);
+        let is_pinned = meta.with_uses(|uses| {
+            let is_live = inflate(meta, uses, bits);
+            if is_live {
+                uses.pin();
+            }
+            is_live
+        });
+        if !is_pinned {
+            return Err(stale(block));
+        }
+        let unpin = Unpin { resource: self, meta, generation: block.generation };
+        work();
+        drop(unpin);
+        Ok(())
+    }
+
     fn record_use(&self, block: BlockId, stream: StreamId) -> ResourceResult<()> {
         let meta = self.tracker().table.find_by_id(block)?;
         let raw = self.tracker().stream(stream)?;
@@ -276,6 +298,27 @@ pub(crate) trait UseTracking {
             live
         });
         if live { recorded(failed) } else { Err(stale(block)) }
+    }
+}
+
+/// Unpins a block, also if the work panics.
+struct Unpin<'a, R: UseTracking + ?Sized> {
+    resource: &'a R,
+    meta: &'a BlockMeta,
+    generation: Generation,
+}
+
+impl<R: UseTracking + ?Sized> Drop for Unpin<'_, R> {
+    fn drop(&mut self) {
+        let Self { resource, meta, generation } = *self;
+        let ended = meta.with_uses(|uses| {
+            uses.unpin();
+            deflate_if_quiet(meta, uses)
+        });
+        if ended == EndUse::FreeNow {
+            // A reap reports a failed free.
+            let _ = resource.free(generation, meta);
+        }
     }
 }
 
@@ -347,6 +390,10 @@ macro_rules! tracked_hooks {
             use_stream: StreamId,
         ) -> ResourceResult<()> {
             self.finish_all(uses, use_stream)
+        }
+
+        fn while_live(&self, block: BlockId, work: &mut dyn FnMut()) -> ResourceResult<()> {
+            self.run_pinned(block, work)
         }
 
         fn block_state(&self, block: BlockId) -> BlockState {
