@@ -9,10 +9,11 @@
 //! which driver stream serves a lease.
 
 use std::fmt;
-use std::future::{Future, poll_fn};
+use std::future::Future;
 use std::ops::Deref;
+use std::pin::Pin;
 use std::sync::Arc;
-use std::task::Poll;
+use std::task::{Context, Poll};
 
 use super::StreamId;
 use super::ordering::clock::clock_headers::ClockHeaders;
@@ -127,20 +128,7 @@ impl StreamPool {
     pub fn lease_async(
         &self,
     ) -> impl Future<Output = Result<StreamLease, StreamPoolError>> + Send + use<> {
-        let pool = Self { table: self.table.clone() };
-        poll_fn(move |context| {
-            for is_waiting in [false, true] {
-                match pool.lease() {
-                    Err(StreamPoolError::Capacity { .. }) if is_waiting => break,
-                    // Asked again after this: a stream may have been released meanwhile.
-                    Err(StreamPoolError::Capacity { .. }) => {
-                        pool.table.wake_on_release(context.waker());
-                    }
-                    leased => return Poll::Ready(leased),
-                }
-            }
-            Poll::Pending
-        })
+        AwaitedLease { pool: Self { table: self.table.clone() }, wait: None }
     }
 
     /// Releases an acquired stream. Its queued work still runs.
@@ -215,6 +203,41 @@ impl StreamPool {
     #[must_use]
     pub fn device(&self) -> &Arc<CudaDevice> {
         self.table.device()
+    }
+}
+
+/// The future of [`StreamPool::lease_async`]. Its drop ends the wait.
+struct AwaitedLease {
+    pool: StreamPool,
+    /// The number of its wait in the table.
+    wait: Option<u64>,
+}
+
+impl Future for AwaitedLease {
+    type Output = Result<StreamLease, StreamPoolError>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let Self { pool, wait } = &mut *self;
+        for is_waiting in [false, true] {
+            match pool.lease() {
+                Err(StreamPoolError::Capacity { .. }) if is_waiting => break,
+                // Asked again after this: a stream may have been released meanwhile.
+                Err(StreamPoolError::Capacity { .. }) => {
+                    pool.table.wake_on_release(wait, context.waker());
+                }
+                leased => {
+                    pool.table.forget_wait(wait);
+                    return Poll::Ready(leased);
+                }
+            }
+        }
+        Poll::Pending
+    }
+}
+
+impl Drop for AwaitedLease {
+    fn drop(&mut self) {
+        self.pool.table.forget_wait(&mut self.wait);
     }
 }
 

@@ -20,6 +20,7 @@ use xlog_driver::{DriverError, DriverResult};
 use super::ordering::block::slab::Slab;
 use super::ordering::clock::clock_headers::{ClockHeaderRef, ClockHeaders};
 use super::ordering::clock::stream_clock::ClockHeader;
+use super::runtime::catch_panic;
 use super::stream_ids::IssuedId;
 use super::{StreamId, StreamPoolError, StreamPriority};
 use crate::stream::RawStream;
@@ -72,8 +73,10 @@ struct State {
     turn: u64,
     /// Released streams, the oldest first.
     released: BTreeMap<u64, Arc<RawStream>>,
-    /// Tasks that wait for a lease.
-    waiting: Vec<Waker>,
+    /// Tasks that wait for a lease, each under a number of its own.
+    waiting: BTreeMap<u64, Waker>,
+    /// The number of waits so far.
+    waits: u64,
 }
 
 /// All streams of a pool. The pool object and its leases share it.
@@ -242,18 +245,32 @@ impl StreamTable {
             }
             Err(error) => {
                 let waiting = self.state.lock().end_lease();
-                waiting.into_iter().for_each(Waker::wake);
+                wake_all(waiting);
                 Err(fork_failed(error))
             }
         }
     }
 
-    /// Wakes a task when a lease ends. The task must ask once more after this call, and then again whenever it is woken.
-    pub(super) fn wake_on_release(&self, waker: &Waker) {
-        let waiting = &mut self.state.lock().waiting;
-        if !waiting.iter().any(|known| known.will_wake(waker)) {
-            waiting.push(waker.clone());
-        }
+    /// Wakes a task when a lease ends. The task must ask once more after this call, and then again whenever it is woken. `wait` is the
+    /// number of its wait; the first call sets it, and [`StreamTable::forget_wait`] ends it.
+    pub(super) fn wake_on_release(&self, wait: &mut Option<u64>, waker: &Waker) {
+        // A waker is code of an executor: it is cloned and dropped outside the lock.
+        let waker = waker.clone();
+        let replaced = {
+            let state = &mut *self.state.lock();
+            let number = *wait.get_or_insert_with(|| {
+                state.waits += 1;
+                state.waits
+            });
+            state.waiting.insert(number, waker)
+        };
+        drop(replaced);
+    }
+
+    /// Ends a wait, also of a task that was dropped.
+    pub(super) fn forget_wait(&self, wait: &mut Option<u64>) {
+        let waker = wait.take().and_then(|number| self.state.lock().waiting.remove(&number));
+        drop(waker);
     }
 
     /// A driver stream for one lease, as the module documentation says. The caller is counted in `leased` already.
@@ -330,15 +347,14 @@ impl StreamTable {
             state.keep(raw);
             state.end_lease()
         };
-        // Outside the lock: a waker is code of an executor. All are woken, because any of them may have been dropped.
-        waiting.into_iter().for_each(Waker::wake);
+        wake_all(waiting);
         true
     }
 }
 
 impl State {
     /// Counts a lease that ended; returns the tasks to wake.
-    fn end_lease(&mut self) -> Vec<Waker> {
+    fn end_lease(&mut self) -> BTreeMap<u64, Waker> {
         self.leased -= 1;
         std::mem::take(&mut self.waiting)
     }
@@ -364,6 +380,14 @@ impl fmt::Debug for StreamTable {
         f.debug_struct("StreamTable")
             .field("max_streams", &self.max_streams)
             .finish_non_exhaustive()
+    }
+}
+
+/// Wakes all: any of the tasks may not come back. No lock is held, and a waker that panics keeps no other task from being woken: it is code
+/// of an executor.
+fn wake_all(waiting: BTreeMap<u64, Waker>) {
+    for waker in waiting.into_values() {
+        catch_panic(|| waker.wake());
     }
 }
 
