@@ -96,7 +96,9 @@ impl Wait {
         if Arc::strong_count(self) == 1 {
             return true; // the future was dropped
         }
-        if matches!(self.stream.device.driver().event_query(self.event), Ok(false)) {
+        // A driver that panics would end the thread that polls. The task polls again, and panics itself.
+        let queried = catch_panic(|| self.stream.device.driver().event_query(self.event));
+        if matches!(queried, Some(Ok(false))) {
             return false;
         }
         let waker = {
@@ -135,9 +137,12 @@ impl Future for StreamDone {
 
 impl Drop for Wait {
     fn drop(&mut self) {
-        #[allow(unsafe_code)]
-        // SAFETY: made by `done`, and not used any more. Destroying an event that is pending is allowed.
-        let _ = unsafe { self.stream.device.driver().event_destroy(self.event) };
+        // Caught: the thread that polls may be the last owner.
+        catch_panic(|| {
+            #[allow(unsafe_code)]
+            // SAFETY: made by `done`, and not used any more. Destroying an event that is pending is allowed.
+            let _ = unsafe { self.stream.device.driver().event_destroy(self.event) };
+        });
     }
 }
 
