@@ -2,10 +2,12 @@
 //!
 //! A slot is empty until a build succeeds. The lock of a slot is held over the build, so one thread builds and the others
 //! wait for it; a build that fails, or panics, leaves the slot empty and its configuration in place for the next call.
-//! Once a slot is filled no call takes the lock.
+//! Once a slot is filled no call takes the lock. Layers are code of the user and run under it: a layer that asks for the runtime that its
+//! thread is building gets an error.
 //!
 //! Simulated devices with one spec are devices of one simulated machine: ordinal n is its device n.
 
+use std::cell::Cell;
 use std::sync::{Arc, OnceLock};
 
 use xlog_driver::sync::Mutex;
@@ -35,11 +37,49 @@ fn slot(ordinal: u32) -> Result<&'static Slot> {
     })
 }
 
+thread_local! {
+    /// The ordinals whose runtimes this thread is building, one bit each.
+    static BUILDING: Cell<u32> = const { Cell::new(0) };
+}
+
+const _: () = assert!(MAX_DEVICE_ORDINALS <= u32::BITS as usize);
+
+/// A build on this thread, until it is dropped.
+struct Building {
+    before: u32,
+}
+
+impl Building {
+    fn begin(ordinal: u32) -> Self {
+        let before = BUILDING.get();
+        BUILDING.set(before | 1 << ordinal);
+        Self { before }
+    }
+}
+
+impl Drop for Building {
+    fn drop(&mut self) {
+        BUILDING.set(self.before);
+    }
+}
+
+/// Refuses a call for the runtime that this thread is building: it would wait for itself.
+fn check_not_building(ordinal: u32) -> Result<()> {
+    if BUILDING.get() & 1 << ordinal == 0 {
+        return Ok(());
+    }
+    Err(XlogError::Kernel(format!(
+        "the runtime of device ordinal {ordinal} is being built by this thread; a layer of its configuration cannot ask for it, only \
+         wrap the resource that it is given"
+    )))
+}
+
 pub(super) fn shared(ordinal: u32) -> Result<&'static Arc<XlogDeviceRuntime>> {
     let slot = slot(ordinal)?;
     if let Some(runtime) = slot.built.get() {
         return Ok(runtime);
     }
+    check_not_building(ordinal)?;
     let config = slot.config.lock();
     // Another thread may have built it while this one waited for the lock.
     if let Some(runtime) = slot.built.get() {
@@ -69,6 +109,7 @@ pub(super) fn configure(ordinal: u32, config: RuntimeConfig) -> Result<()> {
              name \"cuda:{ordinal}\" or a simulated device"
         )));
     }
+    check_not_building(ordinal)?;
     let mut wanted = slot.config.lock();
     if slot.built.get().is_some() {
         return Err(XlogError::Kernel(format!(
@@ -81,6 +122,7 @@ pub(super) fn configure(ordinal: u32, config: RuntimeConfig) -> Result<()> {
 
 fn build(ordinal: u32, config: &RuntimeConfig) -> Result<XlogDeviceRuntime> {
     crate::spans::slow_path!("runtime_build", ordinal);
+    let _building = Building::begin(ordinal);
     stack(Arc::new(open(ordinal, config.device_of(ordinal))?), config)
 }
 
