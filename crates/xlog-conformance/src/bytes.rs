@@ -33,8 +33,8 @@ pub(crate) fn fill_at(
     Ok(())
 }
 
-/// Plain device memory to copy blocks to. A copy between two blocks of page-locked host memory would not be queued: CUDA makes it
-/// at once, on the host.
+/// Plain device memory to copy blocks to. A copy between two blocks of page-locked host memory would not return at once: CUDA waits for
+/// the stream and copies then, so the host waits.
 pub(crate) struct Target {
     device: Arc<CudaDevice>,
     ptr: u64,
