@@ -25,10 +25,15 @@ impl XlogDeviceRuntime {
         if !error.is_refusal() {
             return;
         }
-        let report = error.report().unwrap_or_else(|| {
-            let device_free = free_of(self.device());
-            OomReport { device_free, ..self.describe(error, asked) }.file()
-        });
+        let report = match error.report() {
+            Some(report) => report,
+            // The limit of a meter or of a resource's own: the error has its numbers, and the device is not to blame.
+            None if matches!(error, ResourceError::OutOfBudget { .. }) => return,
+            None => {
+                let device_free = free_of(self.device());
+                OomReport { device_free, ..self.describe(error, asked) }.file()
+            }
+        };
         report.set_call(asked.stream, asked.site, self.limit_source());
     }
 
