@@ -67,6 +67,25 @@ pub(crate) fn good(arguments: &[&str]) -> Value {
     report
 }
 
+/// The JSON of a command that succeeds with one warning, which has all of `words`.
+pub(crate) fn warned(arguments: &[&str], words: &[&str]) -> Value {
+    let output = run(&[arguments, &["--json"]].concat());
+    assert_warning(&output, words);
+    let report = json(&output);
+    assert_eq!(report["ok"], true, "{arguments:?}: {report:#}");
+    report
+}
+
+/// Exit status 0, and one warning on standard error that has all of `words`.
+pub(crate) fn assert_warning(output: &Output, words: &[&str]) {
+    let error = text(&output.stderr);
+    assert_eq!((output.status.code(), error.lines().count()), (Some(0), 1), "{error}");
+    assert!(error.starts_with("xlogmem: warning: "), "{error}");
+    for word in words {
+        assert!(error.contains(word), "{error} does not say {word}");
+    }
+}
+
 /// The JSON of a command that must fail: exit status 1, and one line on standard error that has all of `words`.
 pub(crate) fn bad(arguments: &[&str], words: &[&str]) -> Value {
     let output = run(&[arguments, &["--json"]].concat());
