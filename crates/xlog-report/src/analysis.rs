@@ -5,15 +5,15 @@
 use std::collections::{HashMap, HashSet};
 
 use serde::Serialize;
-use xlog_trace::{Header, NameId, Names, Ordered, ReadReport, Record, Source, Summary, TraceError};
+use xlog_trace::{Header, NameId, Names, Ordered, Record, Source, Summary, TraceError};
 
 use crate::address_map::{AddressMap, AddressMapBuilder, COLUMNS};
 use crate::blocks::{Blocks, BlocksBuilder, KEPT};
-use crate::input::{Input, Trouble};
+use crate::input::{Input, ReadingReport, Trouble};
 use crate::lanes::{Lanes, LanesBuilder};
 use crate::lifetimes::Lifetimes;
 use crate::lives::{Change, Life, Lives};
-use crate::scan::Scan;
+use crate::scan::{Demand, Scan};
 use crate::segments::Segments;
 use crate::timeline::{Timeline, TimelineBuilder};
 
@@ -50,7 +50,8 @@ pub struct Analysis {
     pub file: String,
     pub(crate) format: &'static str,
     pub(crate) header: Header,
-    pub(crate) reading: ReadReport,
+    /// How reading it went, and whether it is complete.
+    pub reading: ReadingReport,
     /// Records that came too late for their place in the history.
     pub(crate) late: u64,
     pub(crate) summary: Summary,
@@ -78,9 +79,9 @@ pub struct Analysis {
     pub(crate) names: Names,
 }
 
-/// Analyses a log. `partial`: also one that is damaged or cut off.
-pub fn analyse(input: &Input<'_>, log: &str, partial: bool) -> Result<Analysis, String> {
-    let scan = Scan::read(input, log, partial)?;
+/// Analyses a log.
+pub fn analyse(input: &Input<'_>, log: &str, demand: Demand) -> Result<Analysis, String> {
+    let scan = Scan::read(input, log, demand)?;
     let mut met = HashSet::new();
     let names = scan.summary.by_tag.iter().map(|(name, _)| name);
     let mut tags: Vec<String> = names.filter(|name| met.insert(*name)).cloned().collect();
@@ -119,7 +120,7 @@ pub fn analyse(input: &Input<'_>, log: &str, partial: bool) -> Result<Analysis, 
             .map_or_else(|| log.to_owned(), |name| name.to_string_lossy().into_owned()),
         format,
         header,
-        reading,
+        reading: ReadingReport::new(&reading),
         late,
         summary,
         tags,
@@ -394,7 +395,7 @@ mod tests {
             }
             std::fs::write(&path, writer.finish().unwrap()).unwrap();
             let input = Input::new(&path, None, Strict(false));
-            let analysis = analyse(&input, "log", false).unwrap();
+            let analysis = analyse(&input, "log", Demand::Whole).unwrap();
 
             let mut live: BTreeMap<(u32, u32, u64), Block> = BTreeMap::new();
             let (mut totals, mut peak) = (Vec::new(), (0, BTreeMap::new()));

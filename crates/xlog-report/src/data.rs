@@ -27,6 +27,7 @@ pub(crate) struct PageData {
     failures: u64,
     uses: u64,
     notes: Vec<String>,
+    complete: bool,
     budget: Option<u64>,
     peak: Peak,
     live: (u64, u64),
@@ -164,6 +165,7 @@ impl PageData {
             failures: summary.total.failures,
             uses: analysis.uses,
             notes: analysis.notes(),
+            complete: analysis.reading.complete,
             budget,
             peak: Peak {
                 bytes: summary.total.peak_bytes,

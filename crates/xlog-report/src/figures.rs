@@ -99,7 +99,7 @@ impl Figures {
             error,
             log: analysis.log.clone(),
             format: analysis.format,
-            reading: ReadingReport::new(&analysis.reading),
+            reading: analysis.reading.clone(),
             notes: analysis.notes(),
             written: written.to_vec(),
             records: summary.records,

@@ -157,14 +157,26 @@ impl<'a> Input<'a> {
         self.open().map_err(|error| Trouble::Refused(format!("{}: {error}", self.path.display())))
     }
 
-    /// Refuses what was read to its end and has no good record among its bad places: it is no log of the format that was claimed.
+    /// Judges what was read to its end. Refused: a log without a good record that is damaged or cut off. Found by a strict
+    /// reader: a log that is incomplete.
     pub fn check(&self, report: &ReadReport) -> Result<(), Trouble> {
+        let log = self.path.display();
         match &report.first_bad {
-            Some(bad) if report.records == 0 => Err(Trouble::Refused(format!(
-                "{}: no record of it is good, the first bad place is {bad}",
-                self.path.display()
-            ))),
-            _ => Ok(()),
+            Some(bad) if report.records == 0 => {
+                let line = format!("{log}: no record of it is good, the first bad place is {bad}");
+                return Err(Trouble::Refused(line));
+            }
+            None if report.records == 0 && report.truncated => {
+                let line =
+                    format!("{log}: no record of it is good, it is cut off before the first");
+                return Err(Trouble::Refused(line));
+            }
+            _ => {}
+        }
+        let refusal = ReadingReport::new(report).refusal(&log.to_string());
+        match refusal.filter(|_| self.strict.0) {
+            Some(line) => Err(Trouble::Found(line)),
+            None => Ok(()),
         }
     }
 
@@ -284,6 +296,10 @@ pub struct ReadingReport {
     pub not_closed: bool,
     /// Records that the writer says it had to drop.
     pub dropped_by_writer: u64,
+    /// Nothing says that records are missing.
+    pub complete: bool,
+    /// Why records are missing, or may be; `null` of a complete log.
+    pub incomplete: Option<String>,
 }
 
 impl ReadingReport {
@@ -296,6 +312,8 @@ impl ReadingReport {
             cut_off: report.truncated,
             not_closed: report.unclosed,
             dropped_by_writer: report.dropped_at_source,
+            complete: !report.is_incomplete(),
+            incomplete: Self::missing(report),
         }
     }
 

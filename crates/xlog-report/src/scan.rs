@@ -1,11 +1,11 @@
 //! The first pass over a log: sums, the addresses it touches, and which streams have lanes.
 //!
-//! Refused here, before anything is drawn: a log without records, and one that is not whole unless that is wanted.
+//! Refused here, before anything is drawn: a log without records, and one that is less whole than demanded.
 use std::collections::HashMap;
 
 use xlog_trace::{Action, Header, Names, Ordered, ReadReport, Source, Summarizer, Summary};
 
-use crate::input::{Input, Trouble, Watched};
+use crate::input::{Input, ReadingReport, Trouble, Watched};
 use crate::lanes;
 use crate::segments::{SegmentBuilder, Segments};
 
@@ -27,8 +27,8 @@ pub(crate) struct Scan {
 }
 
 impl Scan {
-    /// Reads a log to its end. `partial`: also one that is damaged or cut off.
-    pub(crate) fn read(input: &Input<'_>, log: &str, partial: bool) -> Result<Self, String> {
+    /// Reads a log to its end.
+    pub(crate) fn read(input: &Input<'_>, log: &str, demand: Demand) -> Result<Self, String> {
         let source: Watched = input.begin().map_err(Trouble::into_line)?;
         let format = source.format().name();
         let mut source = Ordered::new(source);
@@ -52,7 +52,7 @@ impl Scan {
             }
         }
         let reading = source.report().clone();
-        check(log, &reading, partial)?;
+        check(log, &reading, demand)?;
         let (lanes, lane_names) =
             lanes::assign(&streams, |stream| stream_name(stream, source.names()));
         let summary = summarizer.finish(source.names());
@@ -71,13 +71,39 @@ impl Scan {
     }
 }
 
-/// Refuses a log without records, and one that is not whole unless that is wanted.
-pub fn check(log: &str, reading: &ReadReport, partial: bool) -> Result<(), String> {
+/// The logs that a command accepts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Demand {
+    /// Also damaged ones and those that are cut off.
+    Partial,
+    /// Those without damage; records may have been dropped, or not been written any more.
+    Whole,
+    /// Complete ones.
+    Complete,
+}
+
+impl Demand {
+    /// The demand of the options `--partial` and `--strict`.
+    pub fn new(partial: bool, strict: bool) -> Self {
+        match (partial, strict) {
+            (_, true) => Self::Complete,
+            (true, _) => Self::Partial,
+            _ => Self::Whole,
+        }
+    }
+}
+
+/// Refuses a log without records, and one that is less whole than demanded.
+pub fn check(log: &str, reading: &ReadReport, demand: Demand) -> Result<(), String> {
     if reading.records == 0 {
         return Err(format!("{log}: it has no records; expected an allocation log with some"));
     }
-    if partial || (reading.skipped == 0 && !reading.truncated) {
+    if demand == Demand::Partial {
         return Ok(());
+    }
+    if reading.skipped == 0 && !reading.truncated {
+        let refusal = ReadingReport::new(reading).refusal(log);
+        return refusal.filter(|_| demand == Demand::Complete).map_or(Ok(()), Err);
     }
     let what = match (&reading.first_bad, reading.truncated) {
         (Some(bad), _) => format!("{} bad places, the first at {bad}", reading.skipped),

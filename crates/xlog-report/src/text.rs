@@ -32,11 +32,14 @@ impl Analysis {
         if reading.skipped > 0 {
             notes.push(format!("{} bad places of the log were skipped", reading.skipped));
         }
-        if reading.truncated {
+        if reading.cut_off {
             notes.push("the log is cut off at the end".to_owned());
         }
-        if reading.dropped_at_source > 0 {
-            notes.push(format!("{} records were dropped by the writer", reading.dropped_at_source));
+        if reading.not_closed && !reading.cut_off {
+            notes.push("the log was not closed by its writer; records may be missing".to_owned());
+        }
+        if reading.dropped_by_writer > 0 {
+            notes.push(format!("{} records were dropped by the writer", reading.dropped_by_writer));
         }
         if summary.unknown_frees > 0 {
             notes.push(format!("{} frees are of unknown blocks", summary.unknown_frees));
@@ -116,10 +119,7 @@ pub fn render(
 
 fn verdict(analysis: &Analysis, budget: Option<u64>, name: Naming) -> String {
     let total: &Usage = &analysis.summary.total;
-    let end = match total.live_blocks {
-        0 => "every block was freed".to_owned(),
-        blocks => format!("{} in {blocks} blocks was never freed", size(total.live_bytes)),
-    };
+    let end = analysis.reading.freed(total);
     let over = budget.filter(|budget| total.peak_bytes > *budget);
     let over = over.map_or_else(String::new, |_| ", the budget was passed".to_owned());
     format!("{}: peak {}, {end}{over}", name(analysis), size(total.peak_bytes))
@@ -217,7 +217,7 @@ fn leaks(page: &mut TextReport, analysis: &Analysis) {
     if leaks.is_empty() {
         return;
     }
-    page.title("Never freed");
+    page.title(analysis.reading.leaks_title());
     for leak in leaks.iter().take(ROWS) {
         page.row(&format!(
             "{:<24}{:>11}  {:#x}, order {}, age {}",

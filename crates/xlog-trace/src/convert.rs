@@ -16,17 +16,18 @@ pub struct Converted {
     pub left_out: u64,
 }
 
-/// Writes the rest of `source` to `out` in `format`.
+/// Writes the rest of `source` to `out` in `format`. A copy of an incomplete log is incomplete too, if the format can say so.
 pub fn convert<W: Write>(
     source: &mut impl Source,
     format: Format,
     out: W,
 ) -> Result<Converted, TraceError> {
-    let mut writer = LogWriter::new(format, source.header(), out);
+    let header = source.header().clone();
+    let mut writer = LogWriter::new(format, &header, out);
     while let Some(record) = source.next_record()? {
         writer.write(&record, source.names())?;
     }
     let converted = Converted { written: writer.written(), left_out: writer.left_out() };
-    writer.finish()?;
+    writer.finish_as(&header, source.report())?;
     Ok(converted)
 }

@@ -12,6 +12,7 @@ use crate::csv::CsvEncoder;
 use crate::error::TraceError;
 use crate::header::Header;
 use crate::names::Names;
+use crate::reader::ReadReport;
 use crate::record::Record;
 use crate::rmm::RmmEncoder;
 
@@ -47,6 +48,10 @@ pub trait Encoder: Send {
     fn seal(&mut self, out: &mut Vec<u8>);
     /// Ends a file: how many records it holds and how many its writer had to drop.
     fn end(&mut self, written: u64, dropped: u64, out: &mut Vec<u8>);
+    /// Whether a file of the format says where it ends: one without an end is seen to be incomplete.
+    fn has_end(&self) -> bool {
+        false
+    }
 }
 
 /// The encoder of a format.
@@ -103,9 +108,22 @@ impl<W: Write> LogWriter<W> {
     }
 
     /// Ends the log and gives the stream back.
-    pub fn finish(mut self) -> Result<W, TraceError> {
+    pub fn finish(self) -> Result<W, TraceError> {
+        self.finish_as(&Header::new(), &ReadReport::default())
+    }
+
+    /// Ends a copy of the log that `report` is about and gives the stream back. A format that can say so says that records are
+    /// missing: those that the writer dropped, and those after a log that was not closed or that has bad places.
+    pub fn finish_as(mut self, header: &Header, report: &ReadReport) -> Result<W, TraceError> {
         self.encoder.seal(&mut self.buffer);
-        self.encoder.end(self.written, 0, &mut self.buffer);
+        let is_open = report.truncated || report.unclosed || report.skipped > 0;
+        if !is_open || report.dropped_at_source > 0 {
+            self.encoder.end(self.written, report.dropped_at_source, &mut self.buffer);
+        }
+        if is_open && report.dropped_at_source > 0 && self.encoder.has_end() {
+            // Another log begins behind the end, and has none.
+            self.encoder.begin(header, &mut self.buffer);
+        }
         self.drain()?;
         self.inner.flush().map_err(TraceError::io("flushing the log"))?;
         Ok(self.inner)

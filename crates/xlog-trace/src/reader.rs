@@ -67,6 +67,13 @@ impl ReadReport {
     }
 }
 
+impl ReadReport {
+    /// Whether records may be missing: dropped, skipped, or after the end.
+    pub fn is_incomplete(&self) -> bool {
+        self.truncated || self.unclosed || self.skipped > 0 || self.dropped_at_source > 0
+    }
+}
+
 impl fmt::Display for ReadReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} records", self.records)?;

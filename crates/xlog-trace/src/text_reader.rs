@@ -70,7 +70,7 @@ impl<R: Read, C: Columns> TextReader<R, C> {
         self.columns.parse(text, self.log.report.records, &mut self.log.names)
     }
 
-    /// Counts a bad line; the end of a file that was cut off is no bad line, except for strict readers.
+    /// Counts a bad line. The end of a file that was cut off is no bad line: `truncated` says it, and strict readers fail there.
     fn refuse(&mut self, line: &Line, wrong: Wrong) -> Result<(), TraceError> {
         let cut = line.broken == Some(Broken::Cut);
         self.log.report.truncated |= cut;
@@ -80,6 +80,11 @@ impl<R: Read, C: Columns> TextReader<R, C> {
         let Wrong { expected, found } = wrong;
         let position = InputPosition::Line(line.number);
         let bad = BadInput { position, expected, found, good_records: self.log.report.records };
+        if cut {
+            self.done = true;
+            self.log.report.first_bad.get_or_insert_with(|| bad.clone());
+            return Err(TraceError::Bad(bad));
+        }
         self.log.report.refuse(bad, self.strictness).inspect_err(|_| self.done = true)
     }
 }

@@ -70,6 +70,20 @@ struct Report {
     /// Records that the format has no way to say.
     left_out: u64,
     bytes: u64,
+    /// Whether the output says itself that records are missing; `false` also where none is.
+    carries_loss: bool,
+}
+
+impl Report {
+    /// The warning that the input is incomplete, and what a reader of the output sees of that.
+    fn loss(&self) -> Option<String> {
+        let warning = self.reading.as_ref()?.warning(&self.input)?;
+        let (to, output) = (self.to, &self.output);
+        Some(match self.carries_loss {
+            true => format!("{warning}; {output} is marked as incomplete"),
+            false => format!("{warning}; {to} cannot say so, and {output} looks complete"),
+        })
+    }
 }
 
 /// Runs the command.
@@ -91,7 +105,8 @@ pub(crate) fn run(arguments: &ConvertArguments) -> Result<Output, Refusal> {
     let written = write(arguments, from, to, strict, &mut report);
     report.error = Refusal::or_found(written)?;
     report.ok = report.error.is_none();
-    let output = Output::of(&report, arguments.json, render, report.error.clone());
+    let mut output = Output::of(&report, arguments.json, render, report.error.clone());
+    output.warnings.extend(report.loss());
     Ok(output.unless(is_stdout(&arguments.output)))
 }
 
@@ -120,6 +135,7 @@ fn write(
     report.bytes = file.commit(&arguments.output).map_err(Trouble::Refused)?;
     (report.written, report.left_out) = (written, left_out);
     report.reading = Some(ReadingReport::new(&reading));
+    report.carries_loss = reading.is_incomplete() && to == LogFormat::Xtrace;
     Ok(())
 }
 
@@ -196,6 +212,14 @@ fn render(report: &Report) -> String {
     }
     match &report.error {
         Some(error) => page.close(error),
-        None => page.close(&format!("{} is written", report.output)),
+        None => {
+            let is_complete = report.reading.as_ref().is_none_or(|reading| reading.complete);
+            let note = match (is_complete, report.carries_loss) {
+                (true, _) => "",
+                (false, true) => ", marked as incomplete, as its input is",
+                (false, false) => "; it looks complete, which its input is not",
+            };
+            page.close(&format!("{} is written{note}", report.output))
+        }
     }
 }

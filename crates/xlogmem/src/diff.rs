@@ -9,13 +9,14 @@ use clap::Args;
 use serde::Serialize;
 use xlog_report::compare::{Comparison, compare, rows};
 use xlog_report::text_report::TextReport;
-use xlog_report::{Input, LogFormat, ReadingReport, Strict, Trouble, check};
+use xlog_report::{Demand, Input, LogFormat, ReadingReport, Strict, Trouble, check};
 use xlog_trace::{Ordered, Source, Summary};
 
 use crate::Output;
 use crate::cli::{Refusal, option};
 
 const SCHEMA: u32 = 1;
+const DIFFER: &str = "the logs differ";
 
 /// The arguments of `diff`.
 #[derive(Args, Debug)]
@@ -41,6 +42,10 @@ pub(crate) struct DiffArguments {
     #[arg(long)]
     partial: bool,
 
+    /// Refuse a log that is incomplete in any way: also one with dropped records, and one that its writer did not close
+    #[arg(long, conflicts_with = "partial")]
+    strict: bool,
+
     /// Print one JSON object instead of text
     #[arg(long)]
     json: bool,
@@ -62,11 +67,17 @@ struct Report {
 /// Runs the command; also says whether the logs differ.
 pub(crate) fn run(arguments: &DiffArguments) -> Result<(Output, bool), Refusal> {
     let report = read(arguments).map_err(Refusal::Line)?;
-    Ok((Output::of(&report, arguments.json, render, None), !report.comparison.same))
+    let output = Output::of(&report, arguments.json, render, None);
+    let mut logs = vec![(report.before.as_str(), Some(&report.reading_before))];
+    if report.before != report.after {
+        logs.push((report.after.as_str(), Some(&report.reading_after)));
+    }
+    Ok((output.warn(logs), !report.comparison.same))
 }
 
 fn read(arguments: &DiffArguments) -> Result<Report, String> {
     let from = option("--from", arguments.from.as_deref(), LogFormat::parse_input)?;
+    let demand = Demand::new(arguments.partial, arguments.strict);
     let input = |path| Input::new(path, from, Strict(false));
     let before = input(&arguments.before);
     // A pipe that is named twice is there once.
@@ -75,21 +86,22 @@ fn read(arguments: &DiffArguments) -> Result<Report, String> {
     let sum_up = |input: &Input<'_>, path: &Path| -> Result<(Summary, ReadingReport), String> {
         let mut source = Ordered::new(input.begin().map_err(Trouble::into_line)?);
         let summary = Summary::of(&mut source).map_err(|error| input.blame(&error).into_line())?;
-        check(&path.display().to_string(), source.report(), arguments.partial)?;
+        check(&path.display().to_string(), source.report(), demand)?;
         Ok((summary, ReadingReport::new(source.report())))
     };
     let (summary_before, reading_before) = sum_up(&before, &arguments.before)?;
     let (summary_after, reading_after) =
         sum_up(after.as_ref().unwrap_or(&before), &arguments.after)?;
+    let comparison = compare(&summary_before, &summary_after);
     Ok(Report {
         schema: SCHEMA,
-        ok: true,
-        error: None,
+        ok: comparison.same,
+        error: (!comparison.same).then(|| DIFFER.to_owned()),
         before: arguments.before.display().to_string(),
         after: arguments.after.display().to_string(),
         reading_before,
         reading_after,
-        comparison: compare(&summary_before, &summary_after),
+        comparison,
     })
 }
 
@@ -106,8 +118,14 @@ fn render(report: &Report) -> String {
     page.line("before", &report.before);
     page.line("after", &report.after);
     rows(&mut page, &report.comparison);
-    page.close(match report.comparison.same {
-        true => "the logs say the same of memory",
-        false => "the logs differ",
+    let logs = [(&report.before, &report.reading_before), (&report.after, &report.reading_after)];
+    let incomplete = logs.iter().find_map(|(log, reading)| reading.refusal(log));
+    page.close(&match (report.comparison.same, incomplete) {
+        (true, None) => "the logs say the same of memory".to_owned(),
+        (false, None) => DIFFER.to_owned(),
+        (true, Some(why)) => {
+            format!("their records say the same of memory, the rest is unknown; {why}")
+        }
+        (false, Some(why)) => format!("{DIFFER}, perhaps only by missing records; {why}"),
     })
 }

@@ -27,7 +27,7 @@ use std::io::{ErrorKind, IsTerminal, Write};
 use std::process::ExitCode;
 
 use serde::Serialize;
-use xlog_report::{escape, text_report};
+use xlog_report::{ReadingReport, escape, text_report};
 
 use cli::{Command, Refusal, RunCommand};
 
@@ -69,6 +69,9 @@ fn main() -> ExitCode {
     };
     let (text, status) = match outcome {
         Ok(output) => {
+            for warning in &output.warnings {
+                complain(warning);
+            }
             if let Some(failure) = &output.failure {
                 if !is_shown(failure, &output.text) {
                     complain(failure);
@@ -106,17 +109,32 @@ fn complain(line: &str) {
 }
 
 /// The output of a command that was understood.
+#[derive(Default)]
 pub(crate) struct Output {
     /// For standard output.
     pub(crate) text: String,
     /// One line for standard error, when the command failed.
     pub(crate) failure: Option<String>,
+    /// Lines for standard error that are no failure.
+    pub(crate) warnings: Vec<String>,
 }
 
 impl Output {
     /// The output without its text, if standard output has something else.
     pub(crate) fn unless(self, has_other: bool) -> Self {
         if has_other { Self { text: String::new(), ..self } } else { self }
+    }
+
+    /// Warns of incomplete logs. A failure says why it failed, and is the one line then.
+    pub(crate) fn warn<'a>(
+        mut self,
+        logs: impl IntoIterator<Item = (&'a str, Option<&'a ReadingReport>)>,
+    ) -> Self {
+        if self.failure.is_none() {
+            let warnings = logs.into_iter().filter_map(|(log, reading)| reading?.warning(log));
+            self.warnings.extend(warnings);
+        }
+        self
     }
 
     /// A report as one JSON object, or as `render` writes it.
@@ -128,8 +146,8 @@ impl Output {
     ) -> Self {
         let text = if json { json_text(report) } else { Ok(render(report)) };
         match text {
-            Ok(text) => Self { text, failure },
-            Err(error) => Self { text: String::new(), failure: failure.or(Some(error)) },
+            Ok(text) => Self { text, failure, ..Self::default() },
+            Err(error) => Self { failure: failure.or(Some(error)), ..Self::default() },
         }
     }
 }

@@ -8,7 +8,9 @@ use std::path::PathBuf;
 use clap::Args;
 use xlog_report::figures::{Figures, WrittenFile};
 use xlog_report::text_report::{set_width, size};
-use xlog_report::{Analysis, Input, LogFormat, Strict, Trouble, analyse, html, picture, text};
+use xlog_report::{
+    Analysis, Demand, Input, LogFormat, Strict, Trouble, analyse, html, picture, text,
+};
 
 use crate::Output;
 use crate::atomic_file::{AtomicFile, is_stdout};
@@ -56,6 +58,10 @@ pub(crate) struct ReportArguments {
     #[arg(long)]
     partial: bool,
 
+    /// Refuse a log that is incomplete in any way: also one with dropped records, and one that its writer did not close
+    #[arg(long, conflicts_with = "partial")]
+    strict: bool,
+
     /// Print the figures as one JSON object
     #[arg(long)]
     json: bool,
@@ -63,10 +69,12 @@ pub(crate) struct ReportArguments {
 
 /// Runs the command.
 pub(crate) fn run(arguments: &ReportArguments) -> Result<Output, Refusal> {
-    report(arguments).map_err(Refusal::Line)
+    let (output, analysis, other) = report(arguments).map_err(Refusal::Line)?;
+    let logs = [Some(&analysis), other.as_ref()].into_iter().flatten();
+    Ok(output.warn(logs.map(|analysis| (analysis.log.as_str(), Some(&analysis.reading)))))
 }
 
-fn report(arguments: &ReportArguments) -> Result<Output, String> {
+fn report(arguments: &ReportArguments) -> Result<(Output, Analysis, Option<Analysis>), String> {
     let from = option("--from", arguments.from.as_deref(), LogFormat::parse_input)?;
     let budget = option("--budget", arguments.budget.as_deref(), crate::size::parse)?;
     check_outputs(arguments)?;
@@ -86,8 +94,9 @@ fn report(arguments: &ReportArguments) -> Result<Output, String> {
     let (page, svg, png) =
         (create(&arguments.output)?, create(&arguments.svg)?, create(&arguments.png)?);
 
+    let demand = Demand::new(arguments.partial, arguments.strict);
     let read = |log: &Input<'_>| -> Result<Analysis, String> {
-        analyse(log, &log.path().display().to_string(), arguments.partial)
+        analyse(log, &log.path().display().to_string(), demand)
     };
     let analysis = read(&log)?;
     let other = compared.as_ref().map(read).transpose()?;
@@ -109,11 +118,11 @@ fn report(arguments: &ReportArguments) -> Result<Output, String> {
     let failure = analysis.over_budget(budget);
     let outputs = [&arguments.output, &arguments.svg, &arguments.png];
     if outputs.into_iter().flatten().any(|output| is_stdout(output)) {
-        return Ok(Output { text: String::new(), failure });
+        return Ok((Output { failure, ..Output::default() }, analysis, other));
     }
     if arguments.json {
         let text = crate::json_text(&Figures::new(&analysis, other.as_ref(), budget, &written))?;
-        return Ok(Output { text, failure });
+        return Ok((Output { text, failure, ..Output::default() }, analysis, other));
     }
     let lines = written.iter().map(|file| {
         format!("{} is written, {}\n", xlog_report::escape::line(&file.path), size(file.bytes))
@@ -122,7 +131,7 @@ fn report(arguments: &ReportArguments) -> Result<Output, String> {
         true => text(|log| &log.log),
         false => lines.collect(),
     };
-    Ok(Output { text, failure })
+    Ok((Output { text, failure, ..Output::default() }, analysis, other))
 }
 
 /// Writes all files beside their places, then moves all of them there.

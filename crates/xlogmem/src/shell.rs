@@ -47,7 +47,7 @@ fn shell(text: &str) -> Result<Shell, String> {
 }
 
 fn written(path: &Path) -> Output {
-    Output { text: format!("wrote {}\n", path.display()), failure: None }
+    Output { text: format!("wrote {}\n", path.display()), failure: None, ..Output::default() }
 }
 
 fn refuse(error: &dyn std::fmt::Display) -> Refusal {
@@ -64,7 +64,11 @@ pub(crate) fn completions(arguments: &CompletionsArguments) -> Result<Output, Re
             AtomicFile::write(&path, &text).map_err(|error| refuse(&error))?;
             Ok(written(&path))
         }
-        None => Ok(Output { text: String::from_utf8_lossy(&text).into_owned(), failure: None }),
+        None => Ok(Output {
+            text: String::from_utf8_lossy(&text).into_owned(),
+            failure: None,
+            ..Output::default()
+        }),
     }
 }
 
@@ -87,7 +91,11 @@ pub(crate) fn man(arguments: &ManArguments) -> Result<Output, Refusal> {
             let mut text = Vec::new();
             let rendered = Man::new(command).render(&mut text);
             rendered.map_err(|error| Refusal::Line(error.to_string()))?;
-            Ok(Output { text: String::from_utf8_lossy(&text).into_owned(), failure: None })
+            Ok(Output {
+                text: String::from_utf8_lossy(&text).into_owned(),
+                failure: None,
+                ..Output::default()
+            })
         }
     }
 }

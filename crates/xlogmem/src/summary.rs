@@ -132,7 +132,8 @@ pub(crate) fn run(arguments: &SummaryArguments) -> Result<Output, Refusal> {
     let input = Input::new(&arguments.log, from, Strict(arguments.strict)).once();
     report.error = Refusal::or_found(sum_up(&input, &mut report))?;
     report.ok = report.error.is_none();
-    Ok(Output::of(&report, arguments.json, render, report.error.clone()))
+    let output = Output::of(&report, arguments.json, render, report.error.clone());
+    Ok(output.warn([(report.log.as_str(), report.reading.as_ref())]))
 }
 
 fn sum_up(input: &Input<'_>, report: &mut Report) -> Result<(), Trouble> {
@@ -213,24 +214,20 @@ fn render(report: &Report) -> String {
     if let Some(reading) = &report.reading {
         reading.render(&mut page);
     }
-    if let Some(numbers) = &report.numbers {
-        figures(&mut page, numbers);
+    if let (Some(numbers), Some(reading)) = (&report.numbers, &report.reading) {
+        figures(&mut page, numbers, reading);
     }
     let total = report.numbers.as_ref().and_then(|numbers| numbers.total.as_ref());
-    let verdict = match (&report.error, total.map(|total| total.usage)) {
-        (Some(error), _) => error.clone(),
-        (None, Some(total)) if total.live_blocks > 0 => format!(
-            "{}: {} in {} blocks was never freed",
-            report.log,
-            size(total.live_bytes),
-            total.live_blocks
-        ),
-        (None, _) => format!("{}: every block was freed", report.log),
+    let verdict = match (&report.error, &report.reading, total) {
+        (None, Some(reading), Some(total)) => {
+            format!("{}: {}", report.log, reading.freed(&total.usage))
+        }
+        (error, ..) => error.clone().unwrap_or_default(),
     };
     page.close(&verdict)
 }
 
-fn figures(page: &mut TextReport, numbers: &Numbers) {
+fn figures(page: &mut TextReport, numbers: &Numbers, reading: &ReadingReport) {
     page.title("Memory");
     if let Some(TagRow { usage: total, .. }) = &numbers.total {
         page.line(
@@ -285,7 +282,7 @@ fn figures(page: &mut TextReport, numbers: &Numbers) {
         page.line(&format!("from {}", size(row.from)), &format!("{} requests", row.requests));
     }
     if !numbers.leaks.is_empty() {
-        page.title("Never freed");
+        page.title(reading.leaks_title());
     }
     for leak in numbers.leaks.iter().take(ROWS) {
         let tag = if leak.tag.is_empty() { "untagged" } else { &leak.tag };

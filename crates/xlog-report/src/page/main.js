@@ -11,7 +11,7 @@ const makeHead = () => {
     ["Allocations", formatCount(data.allocations)],
     ["Frees", formatCount(data.frees)],
     ["Failures", formatCount(data.failures), data.failures > 0],
-    ["Never freed", data.live[1] === 0 ? "nothing" : `${formatBytes(data.live[0])} in ${formatCount(data.live[1])}`, data.live[1] > 0],
+    [data.complete ? "Never freed" : "Without a free", data.live[1] === 0 ? "nothing" : `${formatBytes(data.live[0])} in ${formatCount(data.live[1])}`, data.live[1] > 0],
   ];
   if (data.budget !== null) figures.splice(1, 0, ["Budget", formatBytes(data.budget)]);
   for (const [name, value, alarm] of figures) {

@@ -103,10 +103,10 @@ const endTables = () => {
       { name: "Message", text: true, cell: (row) => row.message },
     ], data.failed));
   if (data.live[1] === 0) {
-    show("leak-tags", element("p", "Every block was freed."));
+    show("leak-tags", element("p", data.complete ? "Every block was freed." : "Every block in these records was freed; the log is incomplete."));
     return;
   }
-  show("leak-tags", table(`${formatBytes(data.live[0])} in ${formatCount(data.live[1])} blocks was never freed`, [
+  show("leak-tags", table(`${formatBytes(data.live[0])} in ${formatCount(data.live[1])} blocks ${data.complete ? "was never freed" : "has no free in these records, which are incomplete"}`, [
     { name: "Tag", text: true, cell: (row) => tagName(row[0]) },
     { name: "Bytes", cell: (row) => formatBytes(row[1]) },
     { name: "Blocks", cell: (row) => formatCount(row[2]) },

@@ -25,6 +25,8 @@ pub(crate) struct BinaryReader<R> {
     /// The offset of a later log's times in the same file from the first one's epoch.
     shift: i64,
     strictness: Strictness,
+    /// The place where the file is cut off, until it is reported.
+    cut: Option<BadInput>,
     done: bool,
 }
 
@@ -38,6 +40,7 @@ impl<R: Read> BinaryReader<R> {
             numbers: Vec::new(),
             shift: 0,
             strictness,
+            cut: None,
             done: false,
         };
         reader.step()?;
@@ -95,8 +98,11 @@ impl<R: Read> BinaryReader<R> {
                     self.run = Some((frame, 0));
                 }
                 if self.strictness == Strictness::Strict {
-                    self.run = None;
-                    self.refuse(bad)?;
+                    self.cut = Some(bad);
+                    // The records in front of the cut come first, as from a lenient reader.
+                    if self.run.is_none() {
+                        self.report_cut()?;
+                    }
                 }
             }
             Found::Chunk(frame) => self.read_chunk(frame, offset)?,
@@ -199,6 +205,14 @@ impl<R: Read> BinaryReader<R> {
         true
     }
 
+    /// Fails once, at the cut that a strict reader has come to. The cut is no bad place: `truncated` says it.
+    fn report_cut(&mut self) -> Result<(), TraceError> {
+        let Some(mut bad) = self.cut.take() else { return Ok(()) };
+        bad.good_records = self.log.report.records;
+        self.log.report.first_bad.get_or_insert_with(|| bad.clone());
+        Err(TraceError::Bad(bad))
+    }
+
     fn refuse(&mut self, mut bad: BadInput) -> Result<(), TraceError> {
         bad.good_records = self.log.report.records;
         let result = self.log.report.refuse(bad, self.strictness);
@@ -214,6 +228,7 @@ impl<R: Read> Source for BinaryReader<R> {
                 self.log.report.records += 1;
                 return Ok(Some(record));
             }
+            self.report_cut()?;
             if self.done {
                 return Ok(None);
             }

@@ -141,6 +141,10 @@ impl Encoder for BinaryEncoder {
         }
     }
 
+    fn has_end(&self) -> bool {
+        true
+    }
+
     fn end(&mut self, written: u64, dropped: u64, out: &mut Vec<u8>) {
         self.seal(out);
         let mut payload = [0u8; 16];

@@ -88,10 +88,14 @@ fn show(arguments: &LedgerArguments, report: &Report) -> Output {
     match (arguments.json, arguments.watch) {
         // One line per reading.
         (true, true) => match serde_json::to_string(report) {
-            Ok(json) => Output { text: json + "\n", failure },
-            Err(error) => Output { text: String::new(), failure: Some(error.to_string()) },
+            Ok(json) => Output { text: json + "\n", failure, ..Output::default() },
+            Err(error) => Output {
+                text: String::new(),
+                failure: Some(error.to_string()),
+                ..Output::default()
+            },
         },
-        (false, true) => Output { text: report.render() + "\n", failure },
+        (false, true) => Output { text: report.render() + "\n", failure, ..Output::default() },
         (json, false) => Output::of(report, json, Report::render, failure),
     }
 }

@@ -143,7 +143,8 @@ pub(crate) fn run(arguments: &ReplayArguments) -> Result<Output, Refusal> {
         Report::new(selection.describe(), &arguments.log, request.mode, request.budget);
     report.error = Refusal::or_found(work(arguments, &request, spec, &mut report))?;
     report.judge();
-    Ok(Output::of(&report, arguments.json, Report::render, report.error.clone()))
+    let output = Output::of(&report, arguments.json, Report::render, report.error.clone());
+    Ok(output.warn([(report.log.as_str(), report.reading.as_ref())]))
 }
 
 fn work(

@@ -205,7 +205,7 @@ pub(super) struct Report {
     ok: bool,
     pub(super) error: Option<String>,
     selection: Selection,
-    log: String,
+    pub(super) log: String,
     pub(super) format: Option<&'static str>,
     pub(super) reading: Option<ReadingReport>,
     pub(super) log_figures: Option<LogFigures>,
@@ -287,7 +287,12 @@ impl Report {
         }
         match &self.error {
             Some(error) => page.close(error),
-            None => page.close(&format!("{spec}: every operation was served")),
+            None => match self.reading.as_ref().and_then(|reading| reading.refusal(&self.log)) {
+                Some(why) => page.close(&format!(
+                    "{spec}: every operation of these records was served, others are not in the log; {why}"
+                )),
+                None => page.close(&format!("{spec}: every operation was served")),
+            },
         }
     }
 

@@ -43,7 +43,11 @@ pub(crate) fn run(arguments: &TopArguments) -> Result<Output, Refusal> {
         ));
     }
     let failure = screen::show(arguments, || observe(&place, &mut before, &mut views)).err();
-    Ok(Output { text: String::new(), failure: failure.map(|error| format!("top: {error}")) })
+    Ok(Output {
+        text: String::new(),
+        failure: failure.map(|error| format!("top: {error}")),
+        ..Output::default()
+    })
 }
 
 fn observe(place: &LedgerLocation, before: &mut Before, views: &mut OpenViews) -> Picture {

@@ -77,5 +77,5 @@ pub(crate) fn demo(arguments: &DemoArguments) -> Result<Output, Refusal> {
         std::thread::sleep(arguments.time);
     }
     drop(workers);
-    Ok(Output { text: String::new(), failure: None })
+    Ok(Output { text: String::new(), failure: None, ..Output::default() })
 }

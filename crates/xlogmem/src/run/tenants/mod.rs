@@ -60,7 +60,7 @@ fn be_worker(
         Err(error) => Outcome { error: Some(error.to_string()), ..Outcome::default() },
     };
     let failure = write_json_line(&Line::Done(outcome)).err().map(|error| error.to_string());
-    Output { text: String::new(), failure }
+    Output { text: String::new(), failure, ..Output::default() }
 }
 
 /// Starts the processes of a run on the ledger at `path`.
