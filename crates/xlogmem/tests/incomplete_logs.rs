@@ -1,4 +1,4 @@
-//! Logs with missing records: every command says so, qualifies its conclusions, and fails where that is asked for.
+//! Nothing lost in silence: logs with missing records, and files that are taken for others.
 
 // Helpers of tests fail tests.
 #![allow(clippy::unwrap_used, clippy::panic)]
@@ -214,4 +214,44 @@ fn diff_of_different_logs_is_not_ok_in_its_json() {
     assert_eq!(report["error"], "the logs differ");
     let same = good(&["diff", &one, &one]);
     assert_eq!(same["comparison"]["same"], true);
+}
+
+#[test]
+fn a_log_is_replaced_by_its_conversion_only_where_the_format_is_named() {
+    let scratch = Scratch::new("convert-itself");
+    let path = log(&scratch, "run.xtrace", 41, Some(0));
+    let before = std::fs::read(&path).unwrap();
+    let other = format!("{}/./run.xtrace", scratch.folder().display());
+    for output in [&path, &other] {
+        assert_refused(&run(&["convert", &path, output]), &["run.xtrace", "it is the log", "--to"]);
+    }
+    assert_eq!(std::fs::read(&path).unwrap(), before);
+    good(&["convert", &path, &path, "--to", "csv"]);
+    assert_eq!(good(&["summary", &path])["format"], "csv");
+}
+
+#[test]
+fn a_file_that_is_no_ledger_is_refused_with_what_is_accepted() {
+    let scratch = Scratch::new("no-ledger");
+    let path = log(&scratch, "run.xtrace", 41, Some(0));
+    for command in ["ledger", "top"] {
+        let refused = run(&[command, "--ledger", &path]);
+        assert_refused(&refused, &[&path, "no ledger", "folder", ".ledger"]);
+    }
+}
+
+#[test]
+fn a_run_takes_its_log_from_the_environment_and_the_option_wins() {
+    let scratch = Scratch::new("log-variable");
+    let (variable, option) = (scratch.path("variable.xtrace"), scratch.path("option.xtrace"));
+    let churn = ["run", "churn", "--device", "sim:1", "--allocations", "10"];
+    for (more, file) in [(&[][..], &variable), (&["--log", &option], &option)] {
+        let mut command = support::xlogmem();
+        command.args(churn).args(more).env("XLOG_DEVICE_LOG", &variable);
+        let output = command.output().unwrap();
+        assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+        assert_eq!(good(&["summary", file])["reading"]["complete"], true);
+        std::fs::remove_file(file).unwrap();
+        assert!(scratch.names().is_empty(), "{:?}", scratch.names());
+    }
 }
