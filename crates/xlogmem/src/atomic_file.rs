@@ -7,6 +7,7 @@
 use std::fs::File;
 use std::io::Write;
 use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use crate::temporary::{self, EmptyFolder, Folder, uninterrupted};
@@ -151,4 +152,11 @@ fn blame_unnamed(output: &Path, error: &std::io::Error) -> String {
     let text = error.to_string();
     let text = text.split_once(" at path ").map_or(text.as_str(), |(text, _)| text);
     format!("{}: {text}", output.display())
+}
+
+/// Whether two names lead to one file.
+pub(crate) fn is_same_file(one: &Path, other: &Path) -> bool {
+    let identity =
+        |path| std::fs::metadata(path).ok().map(|metadata| (metadata.dev(), metadata.ino()));
+    one == other || identity(one).is_some_and(|file| identity(other) == Some(file))
 }

@@ -1,7 +1,7 @@
 //! `xlogmem convert`: an allocation log in another format.
 //!
 //! The output is written beside its place and moved there when it is complete, so a failure leaves what was there, and a log may be
-//! converted onto itself. Bad input is skipped and counted, or with `--strict` ends the conversion.
+//! converted onto itself where `--to` says so. Bad input is skipped and counted, or with `--strict` ends the conversion.
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::PathBuf;
@@ -14,7 +14,7 @@ use xlog_trace::export::{write_chrome_trace, write_torch_snapshot};
 use xlog_trace::{Ordered, ReadReport, Source, TraceError, convert};
 
 use crate::Output;
-use crate::atomic_file::{AtomicFile, is_stdout};
+use crate::atomic_file::{AtomicFile, is_same_file, is_stdout};
 use crate::cli::{Refusal, option};
 
 const SCHEMA: u32 = 1;
@@ -93,6 +93,13 @@ pub(crate) fn run(arguments: &ConvertArguments) -> Result<Output, Refusal> {
         Some(to) => to,
         None => LogFormat::of_path(&arguments.output)?,
     };
+    let is_itself = is_same_file(&arguments.input, &arguments.output);
+    if is_itself && arguments.to.is_none() {
+        return Err(Refusal::Line(format!(
+            "{}: it is the log; expected another file, or --to to replace the log",
+            arguments.output.display()
+        )));
+    }
     let mut report = Report {
         schema: SCHEMA,
         input: arguments.input.display().to_string(),

@@ -2,7 +2,6 @@
 //!
 //! As with `diff` the exit status is the answer: 0 they say the same of memory, 1 they differ, 2 one of them cannot be read.
 //! Compared are counts and bytes; times, threads and addresses differ from run to run and are only shown.
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
@@ -13,6 +12,7 @@ use xlog_report::{Demand, Input, LogFormat, ReadingReport, Strict, Trouble, chec
 use xlog_trace::{Ordered, Source, Summary};
 
 use crate::Output;
+use crate::atomic_file::is_same_file;
 use crate::cli::{Refusal, option};
 
 const SCHEMA: u32 = 1;
@@ -103,13 +103,6 @@ fn read(arguments: &DiffArguments) -> Result<Report, String> {
         reading_after,
         comparison,
     })
-}
-
-/// Whether two names lead to one file.
-fn is_same_file(one: &Path, other: &Path) -> bool {
-    let identity =
-        |path| std::fs::metadata(path).ok().map(|metadata| (metadata.dev(), metadata.ino()));
-    one == other || identity(one).is_some_and(|file| identity(other) == Some(file))
 }
 
 fn render(report: &Report) -> String {

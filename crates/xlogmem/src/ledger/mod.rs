@@ -117,6 +117,10 @@ pub(crate) fn place(flag: Option<&str>) -> Result<LedgerLocation, Refusal> {
         },
     };
     match setting {
+        LedgerSetting::Directory(path) if path.is_file() => Err(Refusal::Line(format!(
+            "{}: it is no ledger; expected a folder of ledgers, or a file whose name ends in .ledger",
+            path.display()
+        ))),
         LedgerSetting::Directory(directory) => Ok(LedgerLocation::Directory(directory)),
         LedgerSetting::File(path) => {
             let key = path.file_stem().and_then(|stem| stem.to_str()).unwrap_or_default();

@@ -45,7 +45,7 @@ pub(crate) struct StackArguments {
     /// Log every operation, also uses, to this file, which ends in .xtrace or .csv; see xlogmem summary and replay
     ///
     /// In its path %p stands for the process, %d for the device and %% for a percent sign.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", env = "XLOG_DEVICE_LOG")]
     pub(crate) log: Option<PathBuf>,
 }
 
