@@ -217,7 +217,7 @@ fn diff_answers_with_its_exit_status() {
     assert_eq!((output.status.code(), output.stderr.len()), (Some(1), 0));
     let report = json(&output);
     let comparison = &report["comparison"];
-    assert_eq!((&report["ok"], &comparison["same"]), (&true.into(), &false.into()));
+    assert_eq!((&report["ok"], &comparison["same"]), (&false.into(), &false.into()));
     let peak = &comparison["total"]["peak_bytes"];
     assert_eq!((&peak["before"], &peak["after"]), (&1500.into(), &3000.into()));
     let first = &comparison["by_tag"][0];
