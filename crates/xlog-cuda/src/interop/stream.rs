@@ -20,6 +20,19 @@ use crate::{DeviceRepr, DeviceStream, Result, TrackedCudaSlice, XlogError};
 
 /// A stream of ours that cudarc can launch on.
 ///
+/// ```no_run
+/// use std::sync::Arc;
+/// use xlog_cuda::interop::CudarcStream;
+/// use xlog_cuda::prelude::*;
+///
+/// let runtime = XlogDeviceRuntime::open("cuda:0")?;
+/// let lease = runtime.stream_pool().lease()?;
+/// let stream = CudarcStream::new(Arc::clone(lease.stream()))?;
+/// let copy = stream.cudarc().clone_htod(&[1_u32, 2, 3]); // a slice of cudarc on our stream
+/// # drop(copy);
+/// # Ok::<(), XlogError>(())
+/// ```
+///
 /// It keeps the stream alive; a lease still goes back to its pool when the lease is dropped, so hold the lease as long as
 /// nobody else is to run work on the same stream.
 pub struct CudarcStream {

@@ -84,6 +84,19 @@ pub(crate) use reservation::RESERVED;
 /// A byte limit over a resource. See the [module](self).
 ///
 /// Everything that needs no resource is on its [`BudgetHandle`], which it derefs to.
+///
+/// ```
+/// use std::sync::Arc;
+/// use xlog_cuda::prelude::*;
+///
+/// let device = Arc::new(CudaDevice::open("sim")?);
+/// let budget = GlobalDeviceBudget::new(Box::new(DirectCudaResource::new(device, 0)), 1000);
+/// let block = budget.allocate(600, StreamId::DEFAULT, AllocTag("rows"))?;
+/// assert_eq!(budget.remaining(), 400);
+/// assert!(budget.allocate(401, StreamId::DEFAULT, AllocTag("rows")).is_err());
+/// budget.deallocate(block)?;
+/// # Ok::<(), XlogError>(())
+/// ```
 pub struct GlobalDeviceBudget<R = Box<dyn DeviceMemoryResource + Send + Sync>> {
     inner: R,
     handle: BudgetHandle,

@@ -3,6 +3,18 @@
 use std::time::Duration;
 
 /// What a request does before it is refused.
+///
+/// ```
+/// use std::time::Duration;
+/// use xlog_cuda::device_runtime::{OomPolicy, WaitPolicy};
+/// use xlog_cuda::prelude::*;
+///
+/// let runtime = XlogDeviceRuntime::open("sim")?;
+/// let wait = WaitPolicy::up_to(Duration::from_secs(5)).with_priority(1);
+/// let policy = OomPolicy::default().with_deadline(Duration::from_millis(100)).with_wait(wait);
+/// runtime.budget().expect("a configured runtime has a budget").set_policy(policy);
+/// # Ok::<(), XlogError>(())
+/// ```
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct OomPolicy {

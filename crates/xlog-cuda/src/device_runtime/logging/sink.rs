@@ -55,6 +55,15 @@ impl LoggingSink for NullSink {
 }
 
 /// Keeps every record, for tests. Grows without bound, under one lock.
+///
+/// ```
+/// use xlog_cuda::device_runtime::{InMemorySink, LogAction, LogRecord, LoggingSink};
+///
+/// let sink = InMemorySink::new();
+/// sink.emit(LogRecord::new(LogAction::ReapPending, 0))?;
+/// assert_eq!(sink.snapshot()[0].action, LogAction::ReapPending);
+/// # Ok::<(), xlog_cuda::device_runtime::SinkError>(())
+/// ```
 #[derive(Default)]
 pub struct InMemorySink(Mutex<Vec<LogRecord>>);
 

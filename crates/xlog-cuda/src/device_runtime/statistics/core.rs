@@ -38,6 +38,19 @@ pub enum Backtraces {
 }
 
 /// Settings of a [`StatisticsResource`](super::StatisticsResource).
+///
+/// ```
+/// use xlog_cuda::device_runtime::{Backtraces, StatisticsConfig};
+/// use xlog_cuda::prelude::*;
+///
+/// let statistics = StatisticsConfig::new().with_backtraces(Backtraces::All);
+/// let config = RuntimeConfig::default().with_device("sim".parse()?).with_statistics(statistics);
+/// let runtime = config.open()?;
+/// let _rows = GpuMemoryManager::with_runtime(runtime.clone()).alloc::<u32>(8)?;
+/// let live = runtime.usage().expect("a configured runtime has statistics").live_blocks();
+/// assert!(live[0].backtrace.is_some());
+/// # Ok::<(), XlogError>(())
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct StatisticsConfig {
