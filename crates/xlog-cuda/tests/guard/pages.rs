@@ -11,7 +11,7 @@ use xlog_cuda::device_runtime::{
     AllocTag, BlockId, BlockState, DamageKind, DeviceMemoryResource, GuardConfig, GuardMode,
     GuardOutput, PagePlacement, PhysicalMeter, ResourceError, ResourceResult,
 };
-use xlog_cuda::sim::{SimConfig, SimDevice};
+use xlog_cuda::sim::{RaceKind, SimConfig, SimDevice};
 use xlog_testing::{WatchedGate, for_each_device, for_each_sim, promptly};
 
 use crate::support::{ROWS, Random, Replay, Rig, gpu, looks_on_the_device, poke, quiet, seeds};
@@ -126,6 +126,84 @@ fn a_write_after_the_free_faults_and_the_post_mortem_names_the_block() {
             "the post-mortem is written once: {written}"
         );
     });
+}
+
+/// A seeded device of every seed up to 12, and one that runs by itself.
+fn small_devices() -> impl Iterator<Item = Arc<CudaDevice>> {
+    let unseeded = SimDevice::open(SimConfig::default().with_granularity(UNIT)).unwrap();
+    (0..12).map(small_pages).chain([Arc::new(CudaDevice::from_sim(unseeded))])
+}
+
+#[test]
+fn a_write_after_the_free_of_an_idle_block_faults_without_a_reap() {
+    for device in small_devices() {
+        for config in [pages(), sampled(1)] {
+            let rig = Rig::new(&device, config);
+            let stream = rig.pool.lease().unwrap();
+            let block = rig.allocate(5000, &stream);
+            let id = BlockId::from_block(&block);
+            poke(&stream, id.ptr, 0, 1, 5000);
+            stream.synchronize().unwrap();
+            rig.guard.deallocate(block).unwrap();
+            assert_eq!(rig.guard.block_state(id), BlockState::Freed, "{}", device.spec());
+            assert_eq!(rig.guard.bytes_outstanding(), 0);
+        }
+        let rig = Rig::new(&device, pages());
+        let stream = rig.pool.lease().unwrap();
+        let block = rig.allocate(5000, &stream);
+        let ptr = block.ptr;
+        stream.synchronize().unwrap();
+        rig.guard.deallocate(block).unwrap();
+        poke(&stream, ptr, 0, 7, 4);
+        let told = stream.synchronize().unwrap_err().to_string();
+        assert!(told.contains("the device is lost"), "{}: {told}", device.spec());
+    }
+}
+
+#[test]
+fn a_write_after_the_free_races_while_older_work_keeps_the_pages() {
+    for device in small_devices() {
+        let rig = Rig::new(&device, pages());
+        let stream = rig.pool.lease().unwrap();
+        let block = rig.allocate(5000, &stream);
+        let ptr = block.ptr;
+        let gate = stream.hold().unwrap();
+        poke(&stream, ptr, 0, 1, 5000);
+        rig.guard.deallocate(block).unwrap();
+        poke(&stream, ptr, 10, 7, 4);
+        gate.release();
+        let told = stream.synchronize().unwrap_err().to_string();
+        assert!(told.contains("use after free"), "{}: {told}", device.spec());
+        let races = device.races();
+        assert_eq!((races.len(), races[0].kind), (1, RaceKind::UseAfterFree), "{races:#?}");
+    }
+}
+
+#[test]
+fn the_next_request_or_free_unmaps_a_freed_block_whose_work_has_completed() {
+    for device in small_devices() {
+        for by_request in [true, false] {
+            let rig = Rig::new(&device, pages());
+            let stream = rig.pool.lease().unwrap();
+            let (block, other) = (rig.allocate(5000, &stream), rig.allocate(5000, &stream));
+            let id = BlockId::from_block(&block);
+            let gate = stream.hold().unwrap();
+            poke(&stream, id.ptr, 0, 1, 5000);
+            rig.guard.deallocate(block).unwrap();
+            assert_eq!(rig.guard.block_state(id), BlockState::Retired, "its work is held");
+            gate.release();
+            stream.synchronize().unwrap();
+            if by_request {
+                let next = rig.allocate(1, &stream);
+                assert_eq!(rig.guard.block_state(id), BlockState::Freed, "{}", device.spec());
+                rig.guard.deallocate_batch(vec![next, other]).unwrap();
+            } else {
+                rig.guard.deallocate(other).unwrap();
+                assert_eq!(rig.guard.block_state(id), BlockState::Freed, "{}", device.spec());
+            }
+        }
+        assert!(device.races().is_empty(), "{:#?}", device.races());
+    }
 }
 
 #[test]
