@@ -10,4 +10,5 @@ mod runtime;
 mod safe_code;
 mod singleton;
 mod support;
+mod unread_races;
 mod views;
