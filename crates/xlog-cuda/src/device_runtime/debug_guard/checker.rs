@@ -263,6 +263,14 @@ impl Checker {
         }
     }
 
+    /// Checks the redzones of a block whose work has completed, on the reader's stream: only this work is waited for.
+    pub(super) fn check_idle(&self, redzones: &Redzones) -> DriverResult<Findings> {
+        match self.reader.get() {
+            Some(reader) => self.check_copy(redzones, false, *reader),
+            None => Err(DriverError::Unsupported { call: "guard slots" }),
+        }
+    }
+
     fn check_by_kernel(
         &self,
         function: &CudaFunction,

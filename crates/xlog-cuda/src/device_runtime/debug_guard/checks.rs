@@ -53,10 +53,22 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
         }
     }
 
-    /// Reads the findings of completed checks; with `wait`, of all queued checks.
+    /// Reads the findings of completed checks, and unmaps freed blocks whose work has completed; with `wait`, all of them.
     pub(super) fn collect(&self, wait: bool) -> ResourceResult<()> {
-        let Ok(parts) = &self.parts else { return Ok(()) };
         let _collector = self.collector_lock.lock();
+        self.collect_locked(wait)
+    }
+
+    /// [`GuardCore::collect`] inside a request or a free, unless another thread collects: that thread may wait for a stream that
+    /// this one holds. A reap returns what fails here.
+    pub(super) fn collect_if_free(&self) {
+        if let Some(_collector) = self.collector_lock.try_lock() {
+            let _ = self.collect_locked(false);
+        }
+    }
+
+    fn collect_locked(&self, wait: bool) -> ResourceResult<()> {
+        let Ok(parts) = &self.parts else { return Ok(()) };
         let (pending, unmapping) = {
             let mut registry = self.registry.lock();
             (std::mem::take(&mut registry.pending), std::mem::take(&mut registry.unmapping))
@@ -120,28 +132,31 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
     ) -> ResourceResult<()> {
         let Some(pages) = &self.pages else { return Ok(()) };
         let mut outcome = pages.sweep(wait).map_err(ResourceError::from);
+        // Streams with a point that is not complete. Later points of them are not polled.
+        let mut busy: Vec<u32> = Vec::new();
         for (generation, point) in unmapping {
-            let entry_mapped =
-                self.registry.lock().blocks.get(&generation).and_then(|entry| entry.mapped);
-            let Some(mapped) = entry_mapped else { continue };
-            let unmapped = match self.is_complete(point) {
-                true => Some(pages.unmap(mapped)),
-                false => None,
-            };
-            let mut registry = self.registry.lock();
-            match unmapped {
-                // A sweep retries what failed.
-                Some(unmapped) => {
-                    if let Some(entry) = registry.blocks.get_mut(&generation) {
-                        entry.mapped = None;
-                    }
-                    outcome = outcome.and(unmapped.map_err(ResourceError::from));
-                }
-                None => registry.unmapping.push((generation, point)),
+            let stream_slot = point.map(|point| point.stream_slot);
+            let is_busy = stream_slot.is_some_and(|stream_slot| busy.contains(&stream_slot));
+            if !is_busy && self.is_complete(point) {
+                outcome = outcome.and(self.unmap_block(generation));
+                continue;
             }
+            busy.extend(stream_slot.filter(|_| !is_busy));
+            self.registry.lock().unmapping.push((generation, point));
         }
         self.prune();
         outcome
+    }
+
+    /// Unmaps a freed block whose work has completed. A sweep retries what fails.
+    pub(super) fn unmap_block(&self, generation: Generation) -> ResourceResult<()> {
+        let mapped = self.registry.lock().blocks.get(&generation).and_then(|entry| entry.mapped);
+        let (Some(mapped), Some(pages)) = (mapped, &self.pages) else { return Ok(()) };
+        let unmapped = pages.unmap(mapped);
+        if let Some(entry) = self.registry.lock().blocks.get_mut(&generation) {
+            entry.mapped = None;
+        }
+        Ok(unmapped?)
     }
 
     /// Puts checks back in front of those that were queued meanwhile, so that the checks of a stream stay in its order.

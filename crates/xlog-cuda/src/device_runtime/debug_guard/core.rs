@@ -4,6 +4,9 @@
 //! announced uses, and the host waits for nothing. If that stream was returned to its pool, the guard uses the default stream,
 //! after a wait for the old one.
 //!
+//! A block between guard pages is unmapped by its free if its work has completed by then. Otherwise a later request, free or
+//! collection unmaps it. Until then the free is reported to a device that checks the order of accesses.
+//!
 //! If the resource below does not track uses, the host waits before and after the guard's work, as such a resource does.
 //!
 //! Invariant: the registry's lock is not held over a call of the driver or of the resource below.
@@ -237,6 +240,8 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
         if !pages.has_room(bytes) {
             // Freed memory may only wait for its collection.
             let _ = self.collect(false);
+        } else if !self.registry.lock().unmapping.is_empty() {
+            self.collect_if_free();
         }
         let (mapped, redzones) = match pages.map(bytes, align) {
             Ok(mapped) => mapped,
@@ -346,9 +351,12 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
         };
         let _ = info.freed.set(self.journal.moment(info.allocated.stream));
         let outcome = if is_open { Ok(()) } else { self.retire(block.generation) };
-        if self.registry.lock().pending.len() >= COLLECT_AT {
-            // A reap returns what fails here.
-            let _ = self.collect(false);
+        let is_due = {
+            let registry = self.registry.lock();
+            registry.pending.len() >= COLLECT_AT || !registry.unmapping.is_empty()
+        };
+        if is_due {
+            self.collect_if_free();
         }
         outcome?;
         if self.config.synchronous && !is_open {
@@ -372,23 +380,36 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
             (job, registry.is_mapped(generation))
         };
         let work = GuardWork { access: Access::Write, after_uses: true };
+        let mut is_idle = false;
         let worked = self.work(job.below, job.stream_slot, work, |raw| {
-            let check = self.check(&job, false, raw)?;
             let redzones = &job.info.redzones;
-            let filled = match self.config.poison && !is_mapped {
-                true => self.fill(raw, redzones.user(), FREED, redzones.bytes),
+            // The stream follows every use of the block by now.
+            is_idle = is_mapped && raw.poll_tail();
+            if is_idle {
+                return Ok((self.check_idle(&job)?, Ok(())));
+            }
+            let check = self.check(&job, false, raw)?;
+            let ended = match is_mapped {
+                true => self.end_range(raw, redzones),
+                false if self.config.poison => {
+                    self.fill(raw, redzones.user(), FREED, redzones.bytes)
+                }
                 false => Ok(()),
             };
-            Ok((check, filled))
+            Ok((check, ended))
         });
         let point = worked.and_then(|worked| match worked {
-            Some(Worked { done: (check, filled), point }) => {
+            Some(Worked { done: (check, ended), point }) => {
                 self.track_check(&job.info, check, point, FoundBy::Free);
-                filled.map(|()| Some(point)).map_err(ResourceError::from)
+                ended.map(|()| Some(point)).map_err(ResourceError::from)
             }
             None => Ok(None),
         });
         match point {
+            Ok(Some(_)) if is_idle => {
+                let unmapped = self.unmap_block(generation);
+                unmapped.and(self.free_below(generation, None))
+            }
             Ok(Some(point)) if is_mapped => {
                 self.registry.lock().unmapping.push((generation, point));
                 self.free_below(generation, point)
@@ -402,6 +423,20 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
                 not_yet.map(|_| ())
             }
         }
+    }
+
+    /// Reports the end of a block between guard pages to a device that checks the order of accesses. Until the pages are unmapped,
+    /// an access to them faults nowhere else.
+    fn end_range(&self, raw: &RawStream, redzones: &Redzones) -> DriverResult<()> {
+        match self.parts.as_ref().ok().and_then(|parts| parts.device.observer()) {
+            Some(observer) => observer.end_range(redzones.user(), redzones.bytes, raw.handle()),
+            None => Ok(()),
+        }
+    }
+
+    /// Checks the redzones of a block whose work has completed.
+    fn check_idle(&self, job: &BlockJob) -> ResourceResult<Check> {
+        Ok(Check::Done(self.parts()?.checker.check_idle(&job.info.redzones)?))
     }
 
     pub(super) fn check(

@@ -1,6 +1,7 @@
 //! The debug guard: redzones around every block, poison in it, a quarantine after its free.
 //!
-//! Every fill and every check is queued in stream order; the host waits for none of them. The next
+//! Every fill and every check is queued in stream order; the host waits for none of them. Only a free of an idle block between
+//! guard pages waits: for the check before its pages are unmapped. The next
 //! [`reap_pending`](DeviceMemoryResource::reap_pending) or [`check_now`](DebugGuardResource::check_now) returns the damage found.
 //! [`reports`](DebugGuardResource::reports) lists it, and it is written to standard error.
 //!
