@@ -44,9 +44,9 @@ impl Drop for RuntimeCore {
             let _ = self.resource.reap_completed();
             let statistics = self.resource.statistics();
             let bytes = self.resource.bytes_outstanding();
-            // The frees of retired blocks are queued. A resource that counts no blocks has only its bytes to report.
-            let uncounted = statistics.live_blocks == 0 && statistics.retired_blocks == 0;
-            if statistics.live_blocks == 0 && !(uncounted && bytes > 0) {
+            // Bytes without a live block are queued frees, unless the resource counts no blocks.
+            let counts_blocks = statistics.allocations > 0;
+            if statistics.live_blocks == 0 && (counts_blocks || bytes == 0) {
                 // The device may stay open. Without the ledger's slot, memory cached on it would not be counted.
                 if self
                     .instrumentation
