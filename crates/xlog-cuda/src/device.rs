@@ -21,6 +21,8 @@ use xlog_driver::{
 #[cfg(feature = "sim")]
 use xlog_sim::{RaceReport, SimConfig, SimDevice};
 
+#[cfg(feature = "sim")]
+use crate::device_runtime::runtime;
 use crate::{DeviceSpec, Result, XlogError};
 
 /// One open device: a GPU, or the simulated device.
@@ -102,14 +104,18 @@ impl CudaDevice {
     #[cfg(feature = "sim")]
     #[must_use]
     pub fn from_sim(sim: Arc<SimDevice>) -> Self {
-        let spec = match sim.seed() {
-            Some(seed) => DeviceSpec::SimSeeded(seed),
-            None => DeviceSpec::Sim,
-        };
-        let mut device = Self::of(sim.clone(), spec.to_string());
+        let mut device = Self::of(sim.clone(), Self::spec_of(&sim).to_string());
+        #[cfg(feature = "trace")]
+        runtime::watch_races(&sim);
         device.sim = Some(sim);
         device.is_observed = true;
         device
+    }
+
+    /// The spec of a simulated device.
+    #[cfg(feature = "sim")]
+    pub(crate) fn spec_of(sim: &SimDevice) -> DeviceSpec {
+        sim.seed().map_or(DeviceSpec::Sim, DeviceSpec::SimSeeded)
     }
 
     /// A device on any driver, such as one that wraps another to count or fail its calls.
@@ -188,6 +194,9 @@ impl CudaDevice {
     }
 
     /// What the race detector of the simulated device found; always empty on a GPU.
+    ///
+    /// Races that no call has returned, and that this method has not returned either, are written to standard error when the device
+    /// or the process ends.
     #[cfg(feature = "sim")]
     #[must_use]
     pub fn races(&self) -> Vec<RaceReport> {
@@ -247,6 +256,10 @@ impl Drop for CudaDevice {
             #[allow(unsafe_code)]
             // SAFETY: the device owns its pool, and goes; every user of the pool holds the device.
             let _ = unsafe { pools.pool_destroy(*pool) };
+        }
+        #[cfg(feature = "sim")]
+        if let Some(sim) = &self.sim {
+            runtime::report_unread_races(sim);
         }
     }
 }

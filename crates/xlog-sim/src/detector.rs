@@ -19,7 +19,7 @@ use xlog_driver::StreamHandle;
 use crate::clock::{Epoch, VectorClock};
 use crate::memory::{Backing, BackingRange};
 use crate::op::OpMeta;
-use crate::race::{RaceKind, RaceReport, RaceSide};
+use crate::race::{RaceKind, RaceReport, RaceSide, UnreadRaces};
 use crate::shadow::{AccessEntry, Cells, Mode, split, unite};
 
 /// Reports kept; later ones are counted, and still fail a synchronisation.
@@ -34,6 +34,10 @@ pub(crate) struct Detector {
     reports: Vec<RaceReport>,
     seen: HashSet<(u64, u64)>,
     total: u64,
+    /// Messages of the races that no call has returned since `races` was last read: the first [`MAX_REPORTS`].
+    unread: Vec<Arc<str>>,
+    /// Further ones, whose messages were not kept.
+    unread_beyond: u64,
 }
 
 /// A race that the next synchronisation of a stream has to report.
@@ -88,6 +92,24 @@ impl Detector {
     /// All races found, also those whose reports were not kept.
     pub(crate) fn total(&self) -> u64 {
         self.total
+    }
+
+    /// Notes that the caller reads all reports.
+    pub(crate) fn mark_all_read(&mut self) {
+        self.unread.clear();
+        self.unread_beyond = 0;
+    }
+
+    /// Notes that a call returns the race of this message.
+    pub(crate) fn mark_returned(&mut self, message: &Arc<str>) {
+        self.unread.retain(|unread| !Arc::ptr_eq(unread, message));
+    }
+
+    /// Returns the unread races, and notes them as read.
+    pub(crate) fn take_unread(&mut self) -> UnreadRaces {
+        let first = std::mem::take(&mut self.unread);
+        let total = first.len() as u64 + std::mem::take(&mut self.unread_beyond);
+        UnreadRaces { first, total }
     }
 
     /// Compares an access with the recorded ones, records it, and returns the notices of the races found.
@@ -276,6 +298,10 @@ impl Detector {
         }
         if self.reports.len() < MAX_REPORTS {
             self.reports.push(report);
+        }
+        match self.unread.len() < MAX_REPORTS {
+            true => self.unread.push(message),
+            false => self.unread_beyond += 1,
         }
     }
 }

@@ -15,7 +15,7 @@ use crate::faults::{Call, Faults};
 use crate::kernel::{KernelRange, SimKernel};
 use crate::memory::{BLOCK_ALIGN, Owner as BlockOwner, RegionKind};
 use crate::op::{Argument, Label, Meant, OpKind};
-use crate::race::RaceReport;
+use crate::race::{RaceReport, UnreadRaces};
 use crate::state::State;
 use crate::threads;
 
@@ -142,13 +142,24 @@ impl SimDevice {
     /// here.
     #[must_use]
     pub fn races(&self) -> Vec<RaceReport> {
-        self.shared.lock().detector.reports().to_vec()
+        let mut state = self.shared.lock();
+        state.detector.mark_all_read();
+        state.detector.reports().to_vec()
     }
 
     /// How many races were found so far on this machine, also those whose reports were not kept.
     #[must_use]
     pub fn race_count(&self) -> u64 {
-        self.shared.lock().detector.total()
+        let mut state = self.shared.lock();
+        state.detector.mark_all_read();
+        state.detector.total()
+    }
+
+    /// Takes the races of this machine that no call has returned, and that neither [`SimDevice::races`] nor
+    /// [`SimDevice::race_count`] has read. A program that ends should not lose them in silence.
+    #[must_use]
+    pub fn take_unread_races(&self) -> UnreadRaces {
+        self.shared.lock().detector.take_unread()
     }
 
     /// A hash of the order in which operations were executed. Equal for equal programs under equal seeds.
@@ -342,10 +353,20 @@ impl SimDevice {
         call: Call,
         stream: StreamHandle,
     ) -> DriverResult<()> {
-        match state.streams.get_mut(&stream.number()).and_then(|s| s.race.take()) {
-            Some(race) => Err(DriverError::Race { call: call.name(), report: race.to_string() }),
+        match Self::take_race(state, stream) {
+            Some(race) => Err(Self::returned(state, call, &race)),
             None => Ok(()),
         }
+    }
+
+    pub(crate) fn take_race(state: &mut State, stream: StreamHandle) -> Option<Arc<str>> {
+        state.streams.get_mut(&stream.number()).and_then(|stream| stream.race.take())
+    }
+
+    /// The error by which a call returns a race.
+    pub(crate) fn returned(state: &mut State, call: Call, race: &Arc<str>) -> DriverError {
+        state.detector.mark_returned(race);
+        DriverError::Race { call: call.name(), report: race.to_string() }
     }
 }
 

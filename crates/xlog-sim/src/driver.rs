@@ -529,16 +529,16 @@ impl SimDevice {
         }
         let device = &mut state.ordinals[self.ordinal() as usize];
         let (departed, time) = (device.departed.clone(), device.departed_time);
-        let race = device.departed_race.take();
+        let mut race = device.departed_race.take();
         state.host_learns(&departed, time);
         self.release_cached(&mut state);
-        let call = Call::Synchronize.name();
-        let mut outcome =
-            race.map_or(Ok(()), |race| Err(DriverError::Race { call, report: race.to_string() }));
         for stream in mine(&state) {
-            let this = Self::report_race(&mut state, Call::Synchronize, stream);
-            outcome = outcome.and(this);
+            let this = Self::take_race(&mut state, stream);
+            race = race.or(this);
         }
-        outcome
+        match race {
+            Some(race) => Err(Self::returned(&mut state, Call::Synchronize, &race)),
+            None => Ok(()),
+        }
     }
 }

@@ -51,4 +51,4 @@ pub use device::{SimDevice, SimMachine};
 pub use faults::{Call, Fault, Faults};
 pub use kernel::{KernelArgs, KernelSlice, SimKernel};
 pub use latency::LatencyModel;
-pub use race::{RaceKind, RaceReport, RaceSide};
+pub use race::{RaceKind, RaceReport, RaceSide, UnreadRaces};

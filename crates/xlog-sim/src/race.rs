@@ -1,6 +1,7 @@
 //! The reports of the race detector.
 
 use std::fmt;
+use std::sync::Arc;
 
 use xlog_driver::StreamHandle;
 
@@ -33,6 +34,16 @@ impl fmt::Display for RaceKind {
             Self::UnmapUnderUse => "unmap under use",
         })
     }
+}
+
+/// Races that no call has returned, and that nobody has read.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+#[non_exhaustive]
+pub struct UnreadRaces {
+    /// The texts of the first 1000, in the order of analysis.
+    pub first: Vec<Arc<str>>,
+    /// The number of all of them.
+    pub total: u64,
 }
 
 /// One of the two operations of a race.

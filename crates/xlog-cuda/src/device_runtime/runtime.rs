@@ -56,9 +56,13 @@ pub use ledger_join::{LedgerPreview, LedgerStatus, LimitPreview};
 pub use log_file::{check_log, open_log};
 pub use report::{FailedFree, LeakReport, set_failed_free_handler, set_leak_handler};
 
+#[cfg(all(feature = "sim", feature = "trace"))]
+pub(crate) use exit::watch_races;
 pub(crate) use refusal::Asked;
 #[cfg(any(feature = "ledger", feature = "guard"))]
 pub(crate) use report::print_line;
+#[cfg(feature = "sim")]
+pub(crate) use report::report_unread_races;
 pub(crate) use report::{catch_panic, report_failed_free};
 
 /// The number of device ordinals in the process-wide table.

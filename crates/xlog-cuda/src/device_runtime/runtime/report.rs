@@ -1,4 +1,4 @@
-//! Failures in a drop, which has no caller to return them to.
+//! Failures in a drop, which has no caller to return them to; races that no call has returned.
 //!
 //! A program may set a handler, once, for the whole process; without one a line goes to standard error. A handler runs on the
 //! dropping thread, so it must not wait for the device. A panic in a handler is caught: a drop never unwinds.
@@ -107,6 +107,26 @@ pub(super) fn report_leak(leak: &LeakReport) {
 
 pub(crate) fn report_failed_free(failed: &FailedFree) {
     FAILED_FREE.call(failed);
+}
+
+/// Writes the unread races of a simulated device to standard error: their number, and the first few.
+#[cfg(feature = "sim")]
+pub(crate) fn report_unread_races(sim: &xlog_sim::SimDevice) {
+    const SHOWN: usize = 5;
+    let unread = sim.take_unread_races();
+    if unread.total == 0 {
+        return;
+    }
+    let spec = crate::CudaDevice::spec_of(sim);
+    let shown: Vec<_> = unread.first.iter().take(SHOWN).map(|race| format!("\n  {race}")).collect();
+    catch_panic(|| {
+        print_line(format_args!(
+            "{} races on device \"{spec}\" were neither returned by a call nor read by CudaDevice::races(); the first {}:{}",
+            unread.total,
+            shown.len(),
+            shown.concat()
+        ));
+    });
 }
 
 /// Writes one line to standard error.
