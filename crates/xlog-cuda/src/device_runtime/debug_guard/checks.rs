@@ -15,6 +15,9 @@ use crate::device_runtime::resource::{
 };
 use crate::stream::Completion;
 
+/// Pending checks at which a request or a free collects findings.
+const COLLECT_AT: usize = 128;
+
 impl<R: DeviceMemoryResource> GuardCore<R> {
     /// Queues a check of every block that is live or in the quarantine.
     pub(super) fn check_all(&self, found_by: FoundBy) -> ResourceResult<()> {
@@ -59,12 +62,22 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
         self.collect_locked(wait)
     }
 
-    /// [`GuardCore::collect`] inside a request or a free, unless another thread collects: that thread may wait for a stream that
-    /// this one holds. A reap returns what fails here.
-    pub(super) fn collect_if_free(&self) {
-        if let Some(_collector) = self.collector_lock.try_lock() {
-            let _ = self.collect_locked(false);
-        }
+    /// Unmaps freed blocks whose work has completed, inside a request or a free; collects findings too once many are pending.
+    ///
+    /// Does nothing while another thread collects: that thread may wait for a stream that this one holds. A reap returns what fails
+    /// here.
+    pub(super) fn collect_due(&self) {
+        let Some(_collector) = self.collector_lock.try_lock() else { return };
+        let unmapping = {
+            let mut registry = self.registry.lock();
+            let are_few = registry.pending.len() < COLLECT_AT;
+            are_few.then(|| std::mem::take(&mut registry.unmapping))
+        };
+        let _ = match unmapping {
+            Some(unmapping) if unmapping.is_empty() => Ok(()),
+            Some(unmapping) => self.unmap_all(unmapping, false),
+            None => self.collect_locked(false),
+        };
     }
 
     fn collect_locked(&self, wait: bool) -> ResourceResult<()> {

@@ -36,9 +36,6 @@ use crate::device_runtime::resource::{
 use crate::device_runtime::stream_pool::StreamPool;
 use crate::stream::RawStream;
 
-/// Pending checks at which a free collects results.
-const COLLECT_AT: usize = 128;
-
 /// The device and streams that a guard works on.
 #[derive(Debug)]
 pub(super) struct Parts {
@@ -240,8 +237,8 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
         if !pages.has_room(bytes) {
             // Freed memory may only wait for its collection.
             let _ = self.collect(false);
-        } else if !self.registry.lock().unmapping.is_empty() {
-            self.collect_if_free();
+        } else {
+            self.collect_due();
         }
         let (mapped, redzones) = match pages.map(bytes, align) {
             Ok(mapped) => mapped,
@@ -351,13 +348,7 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
         };
         let _ = info.freed.set(self.journal.moment(info.allocated.stream));
         let outcome = if is_open { Ok(()) } else { self.retire(block.generation) };
-        let is_due = {
-            let registry = self.registry.lock();
-            registry.pending.len() >= COLLECT_AT || !registry.unmapping.is_empty()
-        };
-        if is_due {
-            self.collect_if_free();
-        }
+        self.collect_due();
         outcome?;
         if self.config.synchronous && !is_open {
             self.collect(true)?;
