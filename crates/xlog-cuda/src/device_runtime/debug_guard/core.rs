@@ -398,8 +398,9 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
         });
         match point {
             Ok(Some(_)) if is_idle => {
-                let unmapped = self.unmap_block(generation);
-                unmapped.and(self.free_below(generation, None))
+                // The block is freed all the same. A sweep retries the pages, and a reap returns what fails then.
+                let _ = self.unmap_block(generation);
+                self.free_below(generation, None)
             }
             Ok(Some(point)) if is_mapped => {
                 self.registry.lock().unmapping.push((generation, point));
