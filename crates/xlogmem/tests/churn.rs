@@ -85,6 +85,10 @@ fn a_budget_makes_requests_fail_and_the_workload_goes_on() {
         assert!(report["peak_requested_bytes"].as_u64().unwrap() <= 8 << 20, "{report:#}");
         assert_eq!(report["check_expected"], Value::Null);
     }
+    let few = ["run", "churn", "--device", "sim", "--max", "2GiB", "--allocations", "10"];
+    let text = run(&[&few[..], &["--budget", "1GiB"]].concat());
+    let text = String::from_utf8(text.stdout).unwrap();
+    assert!(text.contains(" of 20 requests were refused"), "{text}");
     let words = ["no request was served"];
     bad(&["run", "churn", "--device", "sim", "--allocations", "10", "--budget", "1"], &words);
 }

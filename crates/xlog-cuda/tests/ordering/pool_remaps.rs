@@ -114,9 +114,10 @@ fn memory_of_a_stream_that_was_given_back_and_of_a_thread_that_ended_serves_the_
 #[test]
 fn a_remap_whose_driver_call_fails_loses_nothing_and_the_pool_grows() {
     let calls = [Call::Unmap, Call::Map, Call::SetAccess, Call::Create, Call::Destroy];
-    let failed = Cell::new(0);
+    let (runs, failed) = (Cell::new(0), Cell::new(0));
     for (call, nth) in calls.into_iter().flat_map(|call| [1, 2, 7, 12].map(|nth| (call, nth))) {
         for_each_sim(|device, sim| {
+            runs.set(runs.get() + 1);
             let holes = holes(device);
             let faults = sim.faults();
             let before = faults.calls(call);
@@ -133,5 +134,6 @@ fn a_remap_whose_driver_call_fails_loses_nothing_and_the_pool_grows() {
             holes.end(device);
         });
     }
-    assert!(failed.get() > 10, "only {} calls failed", failed.get());
+    // None on a GPU, where no call can be made to fail.
+    assert!(failed.get() * 2 > runs.get() || runs.get() == 0, "only {} calls failed", failed.get());
 }
