@@ -145,6 +145,10 @@ impl RunReport for Report {
         if self.allocations == 0 {
             return Some("no request was served".to_owned());
         }
+        // Under a budget refusals are what the run is about.
+        if self.failures > 0 && self.budget.is_none() {
+            return Some(format!("{} were refused", self.refused()));
+        }
         (self.bytes_left > 0 || self.frees != self.allocations).then(|| {
             let (left, frees, blocks) = (self.bytes_left, self.frees, self.allocations);
             format!("{left} bytes were not returned, {frees} of {blocks} blocks were freed")
@@ -171,19 +175,26 @@ impl RunReport for Report {
         if let Some(seconds) = self.seconds {
             self.figures(&mut page, seconds);
         }
-        let verdict = match self.verify {
-            true => "every block verified",
-            false => "done; the blocks were not looked at",
+        let mut verdict = match self.verify {
+            true => "every block verified".to_owned(),
+            false => "done; the blocks were not looked at".to_owned(),
         };
-        self.head.end(page, verdict)
+        if self.failures > 0 {
+            verdict += &format!("; {} were refused", self.refused());
+        }
+        self.head.end(page, &verdict)
     }
 }
 
 impl Report {
+    fn refused(&self) -> String {
+        format!("{} of {} requests", self.failures, self.failures + self.allocations)
+    }
+
     fn figures(&self, page: &mut TextReport, seconds: f64) {
         page.title("Result");
         page.line("allocations", &self.allocations.to_string());
-        page.line("failures", &self.failures.to_string());
+        page.line("refused", &self.refused());
         if self.verify {
             page.line("blocks verified", &self.blocks_verified.to_string());
             page.line("blocks wrong", &self.blocks_wrong.to_string());
