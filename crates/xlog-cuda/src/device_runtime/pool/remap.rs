@@ -24,6 +24,8 @@ use crate::stream::RawStream;
 const MAX_REMAPPED: usize = 32;
 /// Ranges that a search looks at for one credit.
 const RANGES_PER_CREDIT: usize = 64;
+/// Credits that a search costs in addition if it finds too little.
+const VAIN_SEARCH: usize = 64;
 /// A request of this size may remap any number of handles.
 const UNBOUNDED: u64 = 256 << 20;
 
@@ -70,8 +72,12 @@ impl SlowPath<'_> {
         }
         let chosen = reserve.segments.choose(&idle, self.needed());
         let bytes: u64 = chosen.iter().map(|span| span.bytes).sum();
-        if bytes < self.size / 2
-            || self.size < UNBOUNDED && chosen.len() > MAX_REMAPPED
+        if bytes < self.size / 2 {
+            // While a pool grows, most searches are in vain: they are made for a part of the requests.
+            growth.charge_search(self.size, VAIN_SEARCH);
+            return Ok(None);
+        }
+        if self.size < UNBOUNDED && chosen.len() > MAX_REMAPPED
             || !growth.pay_for_remap(self.size, chosen.len())
         {
             return Ok(None);

@@ -26,7 +26,7 @@ use addresses::Addresses;
 use state::{PhysicalHandle, State};
 
 /// A pool has about this many small handles, so a large pool has larger ones.
-const SMALL_HANDLES: u64 = 1024;
+const SMALL_HANDLES: u64 = 256;
 
 /// Virtual memory of one device, for one pool.
 pub(crate) struct MappedSegments {
