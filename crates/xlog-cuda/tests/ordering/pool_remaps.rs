@@ -135,5 +135,5 @@ fn a_remap_whose_driver_call_fails_loses_nothing_and_the_pool_grows() {
         });
     }
     // None on a GPU, where no call can be made to fail.
-    assert!(failed.get() * 2 > runs.get() || runs.get() == 0, "only {} calls failed", failed.get());
+    assert!(failed.get() > 10 || runs.get() == 0, "only {} calls failed", failed.get());
 }
