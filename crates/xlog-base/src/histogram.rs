@@ -53,11 +53,12 @@ impl<const STEP_BITS: u32, const CLASSES: usize> Histogram<STEP_BITS, CLASSES> {
     /// Counts a value.
     #[inline]
     pub fn add(&mut self, value: u64) {
-        self.add_many(value, 1);
+        if let Some(count) = self.0.get_mut(Self::class_of(value)) {
+            *count = count.saturating_add(1);
+        }
     }
 
     /// Counts a value `times`.
-    #[inline]
     pub fn add_many(&mut self, value: u64, times: u64) {
         if let Some(count) = self.0.get_mut(Self::class_of(value)) {
             *count = count.saturating_add(times);

@@ -1,5 +1,5 @@
 //! Code that several crates of the runtime share: seeded random numbers, histograms, sizes for
-//! people, and a mutex without poisoning.
+//! people, setters of configurations, and a mutex without poisoning.
 //!
 //! Depends on no other crate of the project.
 
@@ -9,6 +9,7 @@ mod histogram;
 mod minstd;
 mod mutex;
 mod random;
+mod setters;
 mod size;
 
 pub use histogram::{FineHistogram, Histogram, PowerHistogram};

@@ -4,7 +4,7 @@ use std::ffi::c_void;
 use std::fmt;
 
 use crate::{
-    AsyncPools, DeviceProperties, DriverError, DriverResult, EventHandle, Gate, HostMemory,
+    AsyncPools, DeviceProperties, DriverError, DriverResult, EventHandle, Gate, Graphs, HostMemory,
     MemoryInfo, MemoryRange, StreamHandle, VirtualMemory,
 };
 
@@ -215,6 +215,11 @@ pub trait Driver: Send + Sync + fmt::Debug {
 
     /// Stream-ordered pools, where the device has them.
     fn async_pools(&self) -> Option<&dyn AsyncPools> {
+        None
+    }
+
+    /// Stream capture and graphs, where the device has them.
+    fn graphs(&self) -> Option<&dyn Graphs> {
         None
     }
 

@@ -100,13 +100,11 @@ impl DriverError {
     }
 
     /// True when freeing memory and calling again may help.
-    #[must_use]
     pub fn is_out_of_memory(&self) -> bool {
         matches!(self, Self::OutOfMemory { .. })
     }
 
     /// True when no later call on this device can succeed.
-    #[must_use]
     pub fn is_device_lost(&self) -> bool {
         matches!(self, Self::DeviceLost { .. })
     }

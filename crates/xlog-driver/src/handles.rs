@@ -79,6 +79,16 @@ handle!(
     PoolHandle,
     "pool"
 );
+handle!(
+    /// A graph of recorded work.
+    GraphHandle,
+    "graph"
+);
+handle!(
+    /// An executable graph.
+    GraphExecHandle,
+    "executable graph"
+);
 
 /// Physical memory of one device that has no address until it is mapped. Every call that takes one is `unsafe`.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

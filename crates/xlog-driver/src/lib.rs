@@ -3,6 +3,7 @@
 mod driver;
 mod error;
 mod gate;
+mod graphs;
 mod handles;
 mod host_memory;
 mod pools;
@@ -16,7 +17,10 @@ pub mod sync;
 pub use driver::{CaptureStatus, Driver, HostFn, Waited};
 pub use error::{DriverError, DriverResult};
 pub use gate::Gate;
-pub use handles::{Access, EventHandle, MemoryHandle, PoolHandle, StreamHandle};
+pub use graphs::{CaptureInfo, CaptureMode, Graphs};
+pub use handles::{
+    Access, EventHandle, GraphExecHandle, GraphHandle, MemoryHandle, PoolHandle, StreamHandle,
+};
 pub use host_memory::{HostAllocation, HostMemory};
 pub use pools::{AsyncPools, PoolOptions, PoolUsage, ReusePolicy};
 pub use properties::{DeviceKind, DeviceProperties, DeviceUuid, MemoryInfo, MemoryRange};

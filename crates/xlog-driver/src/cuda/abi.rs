@@ -74,6 +74,12 @@ pub(super) const CAPTURE_NONE: u32 = 0;
 pub(super) const CAPTURE_ACTIVE: u32 = 1;
 /// The `CUstreamCaptureMode` in which no call of the thread is refused beside a capture.
 pub(super) const CAPTURE_MODE_RELAXED: u32 = 2;
+pub(super) const CAPTURE_MODE_GLOBAL: u32 = 0;
+pub(super) const CAPTURE_MODE_THREAD_LOCAL: u32 = 1;
+/// The driver may run the destructor of a user object on any thread at any time.
+pub(super) const USER_OBJECT_NO_DESTRUCTOR_SYNC: u32 = 1;
+/// The graph takes over the reference of the caller.
+pub(super) const GRAPH_USER_OBJECT_MOVE: u32 = 1;
 pub(super) const GRANULARITY_MINIMUM: u32 = 0;
 pub(super) const GRANULARITY_RECOMMENDED: u32 = 1;
 pub(super) const ALLOCATION_TYPE_PINNED: u32 = 1;

@@ -10,8 +10,8 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::ptr::NonNull;
 
 use cudarc::driver::sys::{
-    CUcontext, CUdevice, CUdeviceptr, CUevent, CUhostFn, CUmemGenericAllocationHandle,
-    CUmemoryPool, CUstream, CUuuid,
+    CUcontext, CUdevice, CUdeviceptr, CUevent, CUgraph, CUgraphExec, CUgraphNode, CUhostFn,
+    CUmemGenericAllocationHandle, CUmemoryPool, CUstream, CUuserObject, CUuuid,
 };
 
 use super::abi::{AccessDesc, AllocationProp, PoolProps};
@@ -154,6 +154,31 @@ table! {
 }
 
 table! {
+    /// Stream capture and graphs.
+    GraphCalls {
+        begin_capture = c"cuStreamBeginCapture_v2" (CUstream, c_uint);
+        end_capture = c"cuStreamEndCapture" (CUstream, *mut CUgraph);
+        capture_info = c"cuStreamGetCaptureInfo_v2" (
+            CUstream,
+            *mut c_uint,
+            *mut c_ulonglong,
+            *mut CUgraph,
+            *mut *const CUgraphNode,
+            *mut usize,
+        );
+        instantiate = c"cuGraphInstantiateWithFlags" (*mut CUgraphExec, CUgraph, c_ulonglong);
+        launch = c"cuGraphLaunch" (CUgraphExec, CUstream);
+        exec_destroy = c"cuGraphExecDestroy" (CUgraphExec);
+        destroy = c"cuGraphDestroy" (CUgraph);
+        user_object_create =
+            c"cuUserObjectCreate" (*mut CUuserObject, *mut c_void, CUhostFn, c_uint, c_uint);
+        user_object_release = c"cuUserObjectRelease" (CUuserObject, c_uint);
+        retain_user_object =
+            c"cuGraphRetainUserObject" (CUgraph, CUuserObject, c_uint, c_uint);
+    }
+}
+
+table! {
     /// The driver's names for its codes.
     ErrorTextCalls {
         name = c"cuGetErrorName" (c_uint, *mut *const c_char);
@@ -168,6 +193,7 @@ pub(super) struct Api {
     pub(super) virtual_memory: Option<VirtualMemoryCalls>,
     pub(super) wait_value: Option<WaitValueCalls>,
     pub(super) capture: Option<CaptureCalls>,
+    pub(super) graphs: Option<GraphCalls>,
     pub(super) error_text: Option<ErrorTextCalls>,
 }
 
@@ -185,6 +211,7 @@ impl Api {
             virtual_memory: VirtualMemoryCalls::find(symbols).ok(),
             wait_value: WaitValueCalls::find(symbols).ok(),
             capture: CaptureCalls::find(symbols).ok(),
+            graphs: GraphCalls::find(symbols).ok(),
             error_text: ErrorTextCalls::find(symbols).ok(),
         })
     }

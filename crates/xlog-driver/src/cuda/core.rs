@@ -12,7 +12,7 @@ use std::ptr;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 
-use cudarc::driver::sys::{CUevent, CUmemoryPool, CUstream};
+use cudarc::driver::sys::{CUevent, CUgraph, CUgraphExec, CUmemoryPool, CUstream};
 
 use super::capture::Relaxed;
 use super::context::Context;
@@ -20,7 +20,10 @@ use super::gates::Gates;
 use super::host_fn;
 use super::staging::Staging;
 use super::streams::Streams;
-use crate::{DeviceProperties, DriverError, DriverResult, EventHandle, PoolHandle, StreamHandle};
+use crate::{
+    DeviceProperties, DriverError, DriverResult, EventHandle, GraphExecHandle, GraphHandle,
+    PoolHandle, StreamHandle,
+};
 
 /// One open device.
 pub(super) struct DriverCore {
@@ -91,6 +94,8 @@ handles! {
     stream_handle, raw_stream: StreamHandle is CUstream, "a stream of this device's stream_create";
     event_handle, raw_event: EventHandle is CUevent, "an event of this device's event_create";
     pool_handle, raw_pool: PoolHandle is CUmemoryPool, "a pool of this device's pool_create";
+    graph_handle, raw_graph: GraphHandle is CUgraph, "a graph of this device's end_capture or capture_info";
+    exec_handle, raw_exec: GraphExecHandle is CUgraphExec, "an executable graph of this device's graph_instantiate";
 }
 
 impl Deref for DriverCore {

@@ -20,7 +20,7 @@ use super::core::{DriverCore, Registry};
 use super::{gates, host_fn, library, open};
 use crate::{
     AsyncPools, CaptureStatus, DeviceProperties, Driver, DriverError, DriverResult, EventHandle,
-    Gate, HostFn, HostMemory, MemoryInfo, MemoryRange, StreamHandle, VirtualMemory, Waited,
+    Gate, Graphs, HostFn, HostMemory, MemoryInfo, MemoryRange, StreamHandle, VirtualMemory, Waited,
 };
 
 /// A GPU behind the CUDA driver.
@@ -58,7 +58,7 @@ impl CudaDriver {
     }
 
     /// Refuses a stream that is being captured, for work that a graph must not repeat.
-    fn refuse_capture(&self, call: &'static str, stream: CUstream) -> DriverResult<()> {
+    pub(super) fn refuse_capture(&self, call: &'static str, stream: CUstream) -> DriverResult<()> {
         let mut status = abi::CAPTURE_NONE;
         // SAFETY: the out pointer is valid; the handle is of this device, and destroying it is the end of it.
         let code = unsafe { (self.calls().stream_is_capturing)(stream, &raw mut status) };
@@ -389,6 +389,10 @@ impl Driver for CudaDriver {
 
     fn async_pools(&self) -> Option<&dyn AsyncPools> {
         self.core.properties.async_pools.then_some(self as &dyn AsyncPools)
+    }
+
+    fn graphs(&self) -> Option<&dyn Graphs> {
+        self.api().graphs.is_some().then_some(self as &dyn Graphs)
     }
 
     fn host_memory(&self) -> Option<&dyn HostMemory> {

@@ -14,7 +14,10 @@ use std::ptr::{self, NonNull};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use cudarc::driver::sys::{CUcontext, CUevent, CUhostFn, CUmemoryPool, CUstream, CUuuid};
+use cudarc::driver::sys::{
+    CUcontext, CUevent, CUgraph, CUgraphExec, CUgraphNode, CUhostFn, CUmemoryPool, CUstream,
+    CUuserObject, CUuuid,
+};
 
 use super::abi::{AccessDesc, AllocationProp, PoolProps};
 use super::api::{Api, Symbols};
@@ -48,6 +51,11 @@ pub(super) struct State {
     pub(super) capture_mode: u32,
     /// The mode that each call was made in.
     pub(super) modes: Vec<(&'static str, u32)>,
+    /// The mode of the last capture that was begun, and whether it is open.
+    pub(super) begun_mode: u32,
+    pub(super) is_begun: bool,
+    /// What user objects call when they are destroyed.
+    pub(super) user_objects: Vec<(CUhostFn, usize)>,
     pub(super) priority: i32,
     pub(super) host_blocks: HashMap<usize, usize>,
     pub(super) events: HashMap<usize, bool>,
@@ -73,6 +81,9 @@ impl Default for State {
             capturing: 0,
             capture_mode: 0,
             modes: Vec::new(),
+            begun_mode: u32::MAX,
+            is_begun: false,
+            user_objects: Vec::new(),
             priority: i32::MAX,
             host_blocks: HashMap::new(),
             events: HashMap::new(),
@@ -163,6 +174,13 @@ fn perform(op: Op) {
                 unsafe { function(ptr::with_exposed_provenance_mut(data)) };
             }
         }
+    }
+}
+
+/// Destroys all user objects, as the end of their graphs does.
+pub(super) fn release_user_objects() {
+    for (function, data) in with(|state| std::mem::take(&mut state.user_objects)) {
+        perform(Op::Call { function, data });
     }
 }
 
@@ -327,6 +345,45 @@ fakes! {
         set(status, with(|s| s.capturing));
     "cuThreadExchangeStreamCaptureMode"(mode: *mut c_uint)
         set(mode, with(|s| std::mem::replace(&mut s.capture_mode, get(mode))));
+    "cuStreamBeginCapture_v2"(stream: CUstream, mode: c_uint) with(|s| {
+        s.begun_mode = mode;
+        s.is_begun = true;
+    });
+    "cuStreamEndCapture"(stream: CUstream, graph: *mut CUgraph) {
+        with(|s| s.is_begun = false);
+        set(graph, ptr::without_provenance_mut(with(State::handle)));
+    };
+    "cuStreamGetCaptureInfo_v2"(
+        stream: CUstream,
+        status: *mut c_uint,
+        id: *mut c_ulonglong,
+        graph: *mut CUgraph,
+        nodes: *mut *const CUgraphNode,
+        count: *mut usize
+    ) {
+        set(status, c_uint::from(with(|s| s.is_begun)));
+        set(id, 1);
+        set(graph, ptr::without_provenance_mut(0x1500));
+    };
+    "cuGraphInstantiateWithFlags"(exec: *mut CUgraphExec, graph: CUgraph, flags: c_ulonglong)
+        set(exec, ptr::without_provenance_mut(with(State::handle)));
+    "cuGraphLaunch"(exec: CUgraphExec, stream: CUstream) ();
+    "cuGraphExecDestroy"(exec: CUgraphExec) ();
+    "cuGraphDestroy"(graph: CUgraph) ();
+    "cuUserObjectCreate"(
+        object: *mut CUuserObject,
+        data: *mut c_void,
+        function: CUhostFn,
+        references: c_uint,
+        flags: c_uint
+    ) {
+        assert_eq!((references, flags), (1, 1), "one reference, no synchronisation");
+        with(|s| s.user_objects.push((function, data.expose_provenance())));
+        set(object, ptr::without_provenance_mut(0x1600));
+    };
+    "cuUserObjectRelease"(object: CUuserObject, count: c_uint) release_user_objects();
+    "cuGraphRetainUserObject"(graph: CUgraph, object: CUuserObject, count: c_uint, flags: c_uint)
+        assert_eq!((count, flags), (1, 1), "the reference moves to the graph");
     "cuStreamWaitEvent"(stream: CUstream, event: CUevent, flags: c_uint) ();
     "cuEventCreate"(event: *mut CUevent, flags: c_uint) {
         assert_eq!(flags, 2, "events do not time");

@@ -55,8 +55,22 @@ pub(super) fn queue(context: &Context, stream: CUstream, work: HostFn) -> Driver
     context.check("cuLaunchHostFunc", code)
 }
 
+/// Returns a pointer to `work` for [`run`], which the driver must call exactly once.
+pub(super) fn once(work: HostFn) -> *mut c_void {
+    Arc::into_raw(Arc::new(Job(Mutex::new(Some(work))))).cast_mut().cast::<c_void>()
+}
+
+/// Drops work of [`once`] that the driver refused.
+///
+/// # Safety
+/// `work` comes from [`once`], and the driver does not call it.
+pub(super) unsafe fn drop_once(work: *mut c_void) {
+    // SAFETY: the caller promises that this is the share of `once`, and that the driver did not take it.
+    drop(unsafe { Arc::from_raw(work.cast_const().cast::<Job>()) });
+}
+
 /// The callback that the driver runs on a thread of its own.
-unsafe extern "C" fn run(share: *mut c_void) {
+pub(super) unsafe extern "C" fn run(share: *mut c_void) {
     // SAFETY: `queue` made the pointer from a share of a `Job`, and the driver calls this once per queued share.
     let job = unsafe { Arc::from_raw(share.cast_const().cast::<Job>()) };
     let Some(work) = job.take() else { return };

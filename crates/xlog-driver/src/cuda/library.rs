@@ -92,8 +92,8 @@ fn is_absent(candidate: &str, message: &str) -> bool {
     missing && (message.starts_with(candidate) || cfg!(windows))
 }
 
-/// cudarc's handle of the library. Made only after a probe succeeded.
-struct LoadedLibrary;
+/// cudarc's handle of the library. Made only after a probe succeeded, or while a driver is open.
+pub(super) struct LoadedLibrary;
 
 // SAFETY: the addresses are those libcuda exports, and the library is never unloaded.
 unsafe impl Symbols for LoadedLibrary {

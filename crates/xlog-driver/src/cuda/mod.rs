@@ -22,6 +22,7 @@ mod core;
 mod device;
 mod errors;
 mod gates;
+mod graphs;
 mod host_fn;
 mod host_memory;
 mod library;

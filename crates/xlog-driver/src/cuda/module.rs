@@ -13,11 +13,12 @@ use std::fmt;
 use std::ptr::{self, NonNull};
 use std::sync::{Arc, OnceLock};
 
-use cudarc::driver::sys::{self, CUfunction, CUmodule, CUstream};
+use cudarc::driver::sys::{CUfunction, CUmodule, CUstream};
 
 use super::api::Symbols;
 use super::core::DriverCore;
 use super::device::CudaDriver;
+use super::library::LoadedLibrary;
 use crate::{DriverError, DriverResult, StreamHandle, Waited};
 
 table! {
@@ -49,20 +50,6 @@ impl ModuleCalls {
         }
         let calls = Self::load(&LoadedLibrary)?;
         Ok(*CALLS.get_or_init(|| calls))
-    }
-}
-
-/// The library behind an open driver.
-struct LoadedLibrary;
-
-// SAFETY: the addresses are those libcuda exports, and the library is never unloaded.
-unsafe impl Symbols for LoadedLibrary {
-    fn address(&self, name: &CStr) -> Option<NonNull<c_void>> {
-        // SAFETY: a driver is open, so the library is loaded and its initialisers have run.
-        let library = unsafe { sys::culib() };
-        // SAFETY: the symbol is only taken as an address; its type is given by the table that asked for it.
-        let symbol = unsafe { library.get::<*mut c_void>(name) }.ok()?;
-        NonNull::new(*symbol)
     }
 }
 
@@ -134,7 +121,6 @@ impl CudaModule {
     }
 
     /// The ordinal of the device it is loaded on.
-    #[must_use]
     pub fn device_ordinal(&self) -> u32 {
         self.loaded.core.properties.ordinal
     }
@@ -227,13 +213,11 @@ impl CudaFunction {
     }
 
     /// The name it was asked for by.
-    #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
     /// The module it belongs to.
-    #[must_use]
     pub fn module(&self) -> &CudaModule {
         &self.module
     }

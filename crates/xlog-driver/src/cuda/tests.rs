@@ -5,6 +5,7 @@ mod capabilities;
 mod contexts;
 mod copies;
 mod errors;
+mod graphs;
 mod handles;
 mod holding;
 mod modules;

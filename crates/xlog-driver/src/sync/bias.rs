@@ -36,12 +36,6 @@ pub struct BiasedSection<'a> {
 }
 
 impl Bias {
-    /// What an owner announces.
-    #[inline(always)]
-    fn address(&self) -> usize {
-        std::ptr::from_ref(self).addr()
-    }
-
     /// Enters, if this thread is the owner and is not inside already.
     #[inline(always)]
     #[must_use]
@@ -50,7 +44,7 @@ impl Bias {
         if self.owner.load(Ordering::Relaxed) != current.id {
             return None;
         }
-        let announced = current.announce(self.address())?;
+        let announced = current.announce(std::ptr::from_ref(self).addr())?;
         barrier::light();
         let held = BiasedSection { _announced: announced, _bias: PhantomData };
         // Acquire: what the last revoking thread changed before it restored the bias is seen.
@@ -59,14 +53,12 @@ impl Bias {
 
     /// True when some thread owns it.
     #[inline]
-    #[must_use]
     pub fn is_owned(&self) -> bool {
         self.owner() != 0
     }
 
     /// True when this thread owns it.
     #[inline]
-    #[must_use]
     pub fn is_mine(&self) -> bool {
         self.owner() == threads::current().id
     }
@@ -113,7 +105,8 @@ impl Bias {
 
     /// True when `owner` is inside of this bias, or about to enter.
     fn has_inside(&self, owner: u32) -> bool {
-        owner != 0 && threads::record(owner).is_some_and(|record| record.announces(self.address()))
+        let address = std::ptr::from_ref(self).addr();
+        owner != 0 && threads::record(owner).is_some_and(|record| record.announces(address))
     }
 
     /// Takes the bias away. When this returns, the owner is out and cannot enter.

@@ -70,15 +70,10 @@ impl ThreadRecord {
             return None;
         }
         let free = self.slots.iter().find(|slot| slot.load(Ordering::Relaxed) == 0)?;
-        if self.is_nested(free) {
+        if !std::ptr::eq(free, &raw const self.slots[0]) {
             self.nested.store(self.nested.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
         }
         Some(free)
-    }
-
-    #[inline(always)]
-    fn is_nested(&self, slot: &AtomicUsize) -> bool {
-        !std::ptr::eq(slot, &raw const self.slots[0])
     }
 
     /// True when the record's thread is inside of the bias at `address`, or about to enter it.
@@ -93,7 +88,7 @@ impl Drop for Announced {
     #[inline(always)]
     fn drop(&mut self) {
         self.slot.store(0, Ordering::Release);
-        if self.record.is_nested(self.slot) {
+        if !std::ptr::eq(self.slot, &raw const self.record.slots[0]) {
             let nested = self.record.nested.load(Ordering::Relaxed);
             self.record.nested.store(nested.wrapping_sub(1), Ordering::Relaxed);
         }

@@ -134,6 +134,12 @@ pub(super) fn record(id: u32) -> Option<&'static ThreadRecord> {
     RECORDS.get(id as usize / CHUNK)?.get()?.get(id as usize % CHUNK)
 }
 
+/// Runs `look` with the ids of the records that no thread has, while no thread takes one or gives one back.
+#[cfg(test)]
+pub(super) fn while_none_starts_or_ends<R>(look: impl FnOnce(&BTreeSet<u32>) -> R) -> R {
+    look(&REGISTRY.lock().free)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
