@@ -67,7 +67,9 @@ impl Block {
 
 #[test]
 fn a_block_returned_while_uses_close_is_freed_once_and_not_before_the_last() {
-    loom::model(|| {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(3);
+    model.check(|| {
         let block = Arc::new(Block {
             state: StateWord::<()>::default(),
             stamps: OwnStamps::default(),

@@ -53,60 +53,23 @@ impl Default for SimConfig {
 }
 
 impl SimConfig {
-    /// Runs under the deterministic scheduler: one seed, one order.
-    #[must_use]
-    pub fn with_seed(mut self, seed: u64) -> Self {
-        self.seed = Some(seed);
-        self
-    }
-
-    /// The number of devices.
-    #[must_use]
-    pub fn with_ordinals(mut self, ordinals: u32) -> Self {
-        self.ordinals = ordinals;
-        self
-    }
-
-    /// The memory of each device in bytes.
-    #[must_use]
-    pub fn with_capacity(mut self, bytes: u64) -> Self {
-        self.capacity = bytes;
-        self
-    }
-
-    /// Offers stream-ordered pools, or not.
-    #[must_use]
-    pub fn with_async_pools(mut self, offered: bool) -> Self {
-        self.async_pools = offered;
-        self
-    }
-
-    /// Offers virtual memory, or not.
-    #[must_use]
-    pub fn with_virtual_memory(mut self, offered: bool) -> Self {
-        self.virtual_memory = offered;
-        self
-    }
-
-    /// The mapping granularity, a power of two of at least 4096.
-    #[must_use]
-    pub fn with_granularity(mut self, bytes: usize) -> Self {
-        self.granularity = bytes;
-        self
-    }
-
-    /// Keeps simulated time by this model.
-    #[must_use]
-    pub fn with_latency(mut self, model: LatencyModel) -> Self {
-        self.latency = Some(model);
-        self
-    }
-
-    /// How long nothing that a call waits for may get on before the wait is called a deadlock.
-    #[must_use]
-    pub fn with_patience(mut self, patience: Duration) -> Self {
-        self.patience = patience;
-        self
+    xlog_base::setters! {
+        /// Runs under the deterministic scheduler: one seed, one order.
+        with_seed(seed: u64) { seed: Some(seed) }
+        /// The number of devices.
+        with_ordinals(ordinals: u32) { ordinals: ordinals }
+        /// The memory of each device in bytes.
+        with_capacity(bytes: u64) { capacity: bytes }
+        /// Offers stream-ordered pools, or not.
+        with_async_pools(offered: bool) { async_pools: offered }
+        /// Offers virtual memory, or not.
+        with_virtual_memory(offered: bool) { virtual_memory: offered }
+        /// The mapping granularity, a power of two of at least 4096.
+        with_granularity(bytes: usize) { granularity: bytes }
+        /// Keeps simulated time by this model.
+        with_latency(model: LatencyModel) { latency: Some(model) }
+        /// How long nothing that a call waits for may get on before the wait is called a deadlock.
+        with_patience(patience: Duration) { patience: patience }
     }
 
     pub(crate) fn validate(&self) -> DriverResult<()> {

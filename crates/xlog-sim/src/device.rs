@@ -125,13 +125,11 @@ impl SimDevice {
     }
 
     /// The machine this device belongs to.
-    #[must_use]
     pub fn machine(&self) -> SimMachine {
         SimMachine { owner: Arc::clone(&self.owner) }
     }
 
     /// The seed of the deterministic scheduler, if it is one.
-    #[must_use]
     pub fn seed(&self) -> Option<u64> {
         self.shared.config.seed
     }
@@ -140,7 +138,6 @@ impl SimDevice {
     ///
     /// A synchronisation fails with the first race since the last one and does not mention the others: all of them are
     /// here.
-    #[must_use]
     pub fn races(&self) -> Vec<RaceReport> {
         let mut state = self.shared.lock();
         state.detector.mark_all_read();
@@ -148,7 +145,6 @@ impl SimDevice {
     }
 
     /// How many races were found so far on this machine, also those whose reports were not kept.
-    #[must_use]
     pub fn race_count(&self) -> u64 {
         let mut state = self.shared.lock();
         state.detector.mark_all_read();
@@ -163,13 +159,11 @@ impl SimDevice {
     }
 
     /// A hash of the order in which operations were executed. Equal for equal programs under equal seeds.
-    #[must_use]
     pub fn order_hash(&self) -> u64 {
         self.shared.lock().order_hash
     }
 
     /// Simulated time: how far the host is, or the last stream if that is further. Zero without a latency model.
-    #[must_use]
     pub fn simulated_time(&self) -> Duration {
         let state = self.shared.lock();
         let streams = state.streams.values().map(|stream| stream.line.time).max().unwrap_or(0);
@@ -177,7 +171,6 @@ impl SimDevice {
     }
 
     /// Fault injection and call counts.
-    #[must_use]
     pub fn faults(&self) -> Faults {
         Faults { shared: Arc::clone(&self.shared), ordinal: self.ordinal() }
     }
@@ -200,12 +193,13 @@ impl SimDevice {
                 "arguments of at least one byte",
             ));
         }
-        self.push(&mut state, stream, Label::Given(name), OpKind::Kernel(body), arguments);
-        Ok(())
+        let kind = OpKind::Kernel(body);
+        self.submit(&mut state, Call::Launch, stream, Label::Given(name), kind, arguments)
     }
 
-    /// Begins or ends a capture of the stream into a graph. A stream that waits for an event of a captured stream joins the capture, as
-    /// with CUDA. Work queued on captured streams runs all the same: this only shows how a program treats them.
+    /// Marks the stream as captured by other code, or ends that. A stream that waits for an event of a captured stream joins the capture, as
+    /// with CUDA. Work queued on such streams runs all the same: this only shows how a program treats them.
+    /// [`Graphs::begin_capture`](xlog_driver::Graphs::begin_capture) records.
     pub fn set_capturing(&self, stream: StreamHandle, capturing: bool) -> DriverResult<()> {
         let mut state = self.shared.lock();
         self.check_stream(&state, Call::StreamCapture, stream)?;

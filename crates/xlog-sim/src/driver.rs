@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use xlog_driver::{
     Access, AsyncPools, CaptureStatus, DeviceProperties, Driver, DriverError, DriverResult,
-    EventHandle, Gate, HostFn, HostMemory, MemoryInfo, MemoryRange, StreamHandle, VirtualMemory,
-    Waited,
+    EventHandle, Gate, Graphs, HostFn, HostMemory, MemoryInfo, MemoryRange, StreamHandle,
+    VirtualMemory, Waited,
 };
 
 use crate::detector::{HostEnd, Revoked};
@@ -73,6 +73,18 @@ impl Driver for SimDevice {
     }
 
     fn synchronize(&self) -> DriverResult<()> {
+        let call = Call::Synchronize;
+        let mut state = self.shared.lock();
+        if !state.graphs.captures.is_empty() {
+            let open: Vec<u64> = state.graphs.captures.keys().copied().collect();
+            open.into_iter().for_each(|origin| state.break_capture(origin, call.name()));
+            return Err(DriverError::invalid(
+                call.name(),
+                "a device with a stream that is being captured",
+                "a wait without an open capture, which this one has broken",
+            ));
+        }
+        drop(state);
         self.synchronize_but(|_| false)
     }
 
@@ -89,11 +101,17 @@ impl Driver for SimDevice {
     unsafe fn stream_destroy(&self, stream: StreamHandle) -> DriverResult<()> {
         let mut state = self.enter(Call::StreamDestroy)?;
         self.check_stream(&state, Call::StreamDestroy, stream)?;
+        let abandoned = match state.graphs.captures.contains_key(&stream.number()) {
+            true => state.close_capture(stream.number()).err(),
+            false => None,
+        };
         if let Some(stream) = state.streams.get_mut(&stream.number()) {
             stream.destroyed = true;
         }
         self.shared.wake(&mut state);
         state.bury(stream.number());
+        drop(state);
+        drop(abandoned);
         Ok(())
     }
 
@@ -101,6 +119,7 @@ impl Driver for SimDevice {
         let call = Call::StreamSynchronize;
         let mut state = self.enter(call)?;
         self.check_stream(&state, call, stream)?;
+        self.refuse_captured(&mut state, call, stream, true)?;
         Self::cost(&mut state, |model| model.synchronize);
         let marker = state.push_marker(stream, "synchronize");
         self.shared.queued(&mut state, stream.number());
@@ -112,6 +131,7 @@ impl Driver for SimDevice {
     fn stream_query(&self, stream: StreamHandle) -> DriverResult<bool> {
         let mut state = self.enter(Call::StreamQuery)?;
         self.check_stream(&state, Call::StreamQuery, stream)?;
+        self.refuse_captured(&mut state, Call::StreamQuery, stream, true)?;
         Self::cost(&mut state, |model| model.stream_query);
         let known = state.streams.get(&stream.number()).filter(|s| s.is_drained());
         let Some((clock, time)) = known.map(|s| (s.line.clock.clone(), s.line.time)) else {
@@ -124,6 +144,7 @@ impl Driver for SimDevice {
     fn stream_is_idle(&self, stream: StreamHandle) -> DriverResult<bool> {
         let mut state = self.enter(Call::StreamIsIdle)?;
         self.check_stream(&state, Call::StreamIsIdle, stream)?;
+        self.refuse_captured(&mut state, Call::StreamIsIdle, stream, true)?;
         Self::cost(&mut state, |model| model.stream_query);
         Ok(state.streams.get(&stream.number()).is_some_and(|stream| stream.is_drained()))
     }
@@ -139,7 +160,13 @@ impl Driver for SimDevice {
         let state = self.enter(Call::StreamCapture)?;
         self.check_stream(&state, Call::StreamCapture, stream)?;
         let captured_by = state.streams.get(&stream.number()).and_then(|stream| stream.captured_by);
-        Ok(if captured_by.is_some() { CaptureStatus::Active } else { CaptureStatus::None })
+        Ok(match captured_by {
+            None => CaptureStatus::None,
+            Some(origin) => match state.graphs.captures.get(&origin) {
+                Some(capture) if capture.broken.is_some() => CaptureStatus::Invalidated,
+                _ => CaptureStatus::Active,
+            },
+        })
     }
 
     fn stream_wait_event(&self, stream: StreamHandle, event: EventHandle) -> DriverResult<()> {
@@ -147,6 +174,9 @@ impl Driver for SimDevice {
         self.check_stream(&state, Call::StreamWaitEvent, stream)?;
         self.check_event(&state, Call::StreamWaitEvent, event)?;
         Self::cost(&mut state, |model| model.stream_wait);
+        if self.wait_in_capture(&mut state, stream, event)? {
+            return Ok(());
+        }
         let event = state.events.get(&event.number()).map(|(_, event)| event);
         let captured_by = event.and_then(|event| event.captured_by);
         let marker = event.and_then(|event| event.marker.clone());
@@ -188,10 +218,17 @@ impl Driver for SimDevice {
         self.check_event(&state, Call::EventRecord, event)?;
         self.check_stream(&state, Call::EventRecord, stream)?;
         Self::cost(&mut state, |model| model.event_record);
+        if let Some(origin) = state.capture_of(stream) {
+            let point = Some(state.captured_point(origin, stream));
+            if let Some((_, event)) = state.events.get_mut(&event.number()) {
+                *event = Event { marker: None, captured_by: Some(origin), point };
+            }
+            return Ok(());
+        }
         let marker = state.push_marker(stream, "record");
         let captured_by = state.streams.get(&stream.number()).and_then(|stream| stream.captured_by);
         if let Some((_, event)) = state.events.get_mut(&event.number()) {
-            *event = Event { marker: Some(marker), captured_by };
+            *event = Event { marker: Some(marker), captured_by, point: None };
         }
         self.shared.queued(&mut state, stream.number());
         Ok(())
@@ -200,6 +237,7 @@ impl Driver for SimDevice {
     fn event_query(&self, event: EventHandle) -> DriverResult<bool> {
         let mut state = self.enter(Call::EventQuery)?;
         self.check_event(&state, Call::EventQuery, event)?;
+        Self::refuse_captured_event(&mut state, Call::EventQuery, event)?;
         Self::cost(&mut state, |model| model.event_query);
         let marker = state.events.get(&event.number()).and_then(|(_, event)| event.marker.clone());
         let Some(marker) = marker else {
@@ -218,6 +256,7 @@ impl Driver for SimDevice {
         let call = Call::EventSynchronize;
         let mut state = self.enter(call)?;
         self.check_event(&state, call, event)?;
+        Self::refuse_captured_event(&mut state, call, event)?;
         Self::cost(&mut state, |model| model.synchronize);
         let marker = state.events.get(&event.number()).and_then(|(_, event)| event.marker.clone());
         let Some(marker) = marker else { return Ok(()) };
@@ -290,8 +329,8 @@ impl Driver for SimDevice {
             return Ok(());
         }
         let target = self.argument(&state, call, dst, bytes, Access::Write)?;
-        self.push(&mut state, stream, Label::Fixed("memset"), OpKind::Memset(value), vec![target]);
-        Ok(())
+        let (label, kind) = (Label::Fixed("memset"), OpKind::Memset(value));
+        self.submit(&mut state, call, stream, label, kind, vec![target])
     }
 
     unsafe fn copy_htod(&self, dst: u64, src: &[u8], stream: StreamHandle) -> DriverResult<()> {
@@ -301,6 +340,7 @@ impl Driver for SimDevice {
         if src.is_empty() {
             return Ok(());
         }
+        self.refuse_captured(&mut state, call, stream, false)?;
         let target = self.argument(&state, call, dst, src.len(), Access::Write)?;
         let idle =
             state.streams.get(&stream.number()).is_some_and(|s| s.is_drained() && s.held_back == 0);
@@ -345,6 +385,7 @@ impl Driver for SimDevice {
         if dst.is_empty() {
             return Ok(());
         }
+        self.refuse_captured(&mut state, call, stream, false)?;
         let source = self.argument(&state, call, src, dst.len(), Access::Read)?;
         let label = Label::Fixed("copy_dtoh");
         let sequence = self.push(&mut state, stream, label, OpKind::CopyOut, vec![source]);
@@ -409,13 +450,13 @@ impl Driver for SimDevice {
             ));
         }
         let label = Label::Fixed("copy_dtod");
-        self.push(&mut state, stream, label, OpKind::CopyDevice, vec![target, source]);
-        Ok(())
+        self.submit(&mut state, call, stream, label, OpKind::CopyDevice, vec![target, source])
     }
 
     fn host_fn(&self, stream: StreamHandle, work: HostFn) -> DriverResult<()> {
         let mut state = self.enter(Call::HostFn)?;
         self.check_stream(&state, Call::HostFn, stream)?;
+        self.refuse_captured(&mut state, Call::HostFn, stream, false)?;
         self.push(&mut state, stream, Label::Fixed("host_fn"), OpKind::HostFn(work), Vec::new());
         Ok(())
     }
@@ -423,6 +464,7 @@ impl Driver for SimDevice {
     fn hold(&self, stream: StreamHandle) -> DriverResult<Gate> {
         let mut state = self.enter(Call::Hold)?;
         self.check_stream(&state, Call::Hold, stream)?;
+        self.refuse_captured(&mut state, Call::Hold, stream, false)?;
         let gate = Arc::new(GateState::default());
         let kind = OpKind::Gate(Arc::clone(&gate));
         self.push(&mut state, stream, Label::Fixed("hold"), kind, Vec::new());
@@ -449,6 +491,7 @@ impl Driver for SimDevice {
     ) -> DriverResult<()> {
         let mut state = self.shared.lock();
         self.check_stream(&state, Call::AllocAsync, stream)?;
+        self.refuse_captured(&mut state, Call::AllocAsync, stream, false)?;
         let mut argument = self.argument(&state, Call::AllocAsync, ptr, bytes, Access::Write)?;
         state.space.tag(ptr, bytes as u64, tag);
         argument.tag = Some(Arc::from(tag));
@@ -461,6 +504,7 @@ impl Driver for SimDevice {
     fn end_range(&self, ptr: u64, bytes: usize, stream: StreamHandle) -> DriverResult<()> {
         let mut state = self.shared.lock();
         self.check_stream(&state, Call::FreeAsync, stream)?;
+        self.refuse_captured(&mut state, Call::FreeAsync, stream, false)?;
         let argument = self.argument(&state, Call::FreeAsync, ptr, bytes, Access::Write)?;
         let meta = state.meta(Label::Fixed("end_range"), Some(stream));
         let marker = Marker::new(stream, meta.sequence);
@@ -471,6 +515,10 @@ impl Driver for SimDevice {
 
     fn async_pools(&self) -> Option<&dyn AsyncPools> {
         self.properties.async_pools.then_some(self as &dyn AsyncPools)
+    }
+
+    fn graphs(&self) -> Option<&dyn Graphs> {
+        Some(self)
     }
 
     fn host_memory(&self) -> Option<&dyn HostMemory> {
@@ -492,7 +540,7 @@ impl SimDevice {
 
     /// Waits for what [`Driver::synchronize_streams`] left out, as `cuMemFree` and `cuMemFreeHost` do.
     pub(crate) fn wait_for_captured(&self) -> DriverResult<()> {
-        if self.has_captured_stream() { self.synchronize() } else { Ok(()) }
+        if self.has_captured_stream() { self.synchronize_but(|_| false) } else { Ok(()) }
     }
 
     /// Removes the block that begins at `ptr`; work that still uses it races with this.

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use xlog_driver::{DriverError, DriverResult, Gate, StreamHandle};
+use xlog_driver::{DriverError, DriverResult, Gate, HostFn, StreamHandle};
 
 use crate::engine::SharedMachine;
 
@@ -73,6 +73,14 @@ calls! {
     SetAccess = "set_access",
     AllocHost = "alloc_host",
     FreeHost = "free_host",
+    BeginCapture = "begin_capture",
+    EndCapture = "end_capture",
+    CaptureInfo = "capture_info",
+    GraphInstantiate = "graph_instantiate",
+    GraphLaunch = "graph_launch",
+    GraphRetain = "graph_retain",
+    GraphDestroy = "graph_destroy",
+    GraphExecDestroy = "graph_exec_destroy",
 }
 
 /// The kind of an injected failure.
@@ -117,6 +125,15 @@ impl Faults {
         state.faults.planned.insert((self.ordinal, call, made + nth.max(1)), fault);
     }
 
+    /// Runs `action` at the beginning of the `nth` call of this kind from now, 1 being the next, on the thread of that call. So a test makes
+    /// happen what another thread could do between two calls of a program. It may call the device.
+    pub fn run_before_nth(&self, call: Call, nth: u64, action: impl FnOnce() + Send + 'static) {
+        let mut state = self.shared.lock();
+        let made = state.faults.count(self.ordinal, call);
+        let at = (self.ordinal, call, made + nth.max(1));
+        state.faults.actions.insert(at, Box::new(action));
+    }
+
     /// Runs out of memory once this many bytes are taken; `None` goes back to the capacity.
     pub fn limit_memory(&self, bytes: Option<u64>) {
         self.shared.lock().ordinals[self.ordinal as usize].limit = bytes;
@@ -151,11 +168,12 @@ impl Faults {
         self.shared.lose(self.ordinal, 719, "lost by fault injection".to_owned());
     }
 
-    /// Forgets all planned failures and the memory limit.
+    /// Forgets all planned failures and actions, and the memory limit.
     pub fn clear(&self) {
         let mut state = self.shared.lock();
         let ordinal = self.ordinal;
         state.faults.planned.retain(|(at, _, _), _| *at != ordinal);
+        state.faults.actions.retain(|(at, _, _), _| *at != ordinal);
         state.ordinals[ordinal as usize].limit = None;
     }
 
@@ -166,25 +184,35 @@ impl Faults {
     }
 
     /// How many calls were made in all.
-    #[must_use]
     pub fn total_calls(&self) -> u64 {
         self.shared.lock().faults.made[self.ordinal as usize].iter().sum()
     }
 }
 
-/// Planned faults, and counts of calls.
+/// Planned faults and actions, and counts of calls.
 pub(crate) struct FaultTable {
     planned: HashMap<(u32, Call, u64), Fault>,
+    actions: HashMap<(u32, Call, u64), HostFn>,
     made: Vec<[u64; CALLS]>,
 }
 
 impl FaultTable {
     pub(crate) fn new(ordinals: u32) -> Self {
-        Self { planned: HashMap::new(), made: vec![[0; CALLS]; ordinals as usize] }
+        let made = vec![[0; CALLS]; ordinals as usize];
+        Self { planned: HashMap::new(), actions: HashMap::new(), made }
     }
 
     fn count(&self, ordinal: u32, call: Call) -> u64 {
         self.made[ordinal as usize][call as usize]
+    }
+
+    /// What is to happen before the next call of this kind.
+    pub(crate) fn action(&mut self, ordinal: u32, call: Call) -> Option<HostFn> {
+        if self.actions.is_empty() {
+            return None;
+        }
+        let next = self.count(ordinal, call) + 1;
+        self.actions.remove(&(ordinal, call, next))
     }
 
     /// Counts a call and says whether it is to fail.

@@ -5,7 +5,23 @@ use std::sync::Arc;
 
 use xlog_driver::Access;
 
-pub(crate) type KernelBody = Box<dyn FnOnce(&mut KernelArgs<'_>) + Send>;
+/// The body of a kernel that a graph may repeat.
+pub(crate) type RepeatableBody = dyn Fn(&mut KernelArgs<'_>) + Send + Sync;
+
+/// What a kernel does.
+pub(crate) enum KernelBody {
+    Once(Box<dyn FnOnce(&mut KernelArgs<'_>) + Send>),
+    Repeatable(Arc<RepeatableBody>),
+}
+
+impl KernelBody {
+    pub(crate) fn run(self, args: &mut KernelArgs<'_>) {
+        match self {
+            Self::Once(body) => body(args),
+            Self::Repeatable(body) => body(args),
+        }
+    }
+}
 
 /// Work for a simulated stream.
 ///
@@ -48,12 +64,21 @@ pub(crate) struct KernelRange {
 }
 
 impl SimKernel {
-    /// A kernel with a name for reports and a body.
+    /// A kernel with a name for reports and a body, which runs once.
     pub fn new(
         name: impl Into<Arc<str>>,
         body: impl FnOnce(&mut KernelArgs<'_>) + Send + 'static,
     ) -> Self {
-        Self { name: name.into(), ranges: Vec::new(), body: Box::new(body) }
+        Self { name: name.into(), ranges: Vec::new(), body: KernelBody::Once(Box::new(body)) }
+    }
+
+    /// A kernel whose body can run again, as a capture needs it.
+    pub fn repeatable(
+        name: impl Into<Arc<str>>,
+        body: impl Fn(&mut KernelArgs<'_>) + Send + Sync + 'static,
+    ) -> Self {
+        let body = KernelBody::Repeatable(Arc::new(body));
+        Self { name: name.into(), ranges: Vec::new(), body }
     }
 
     /// Declares the next argument. Arguments of one kernel may overlap only where all of them read.
@@ -90,13 +115,11 @@ pub struct KernelArgs<'a> {
 
 impl<'a> KernelArgs<'a> {
     /// How many arguments were declared.
-    #[must_use]
     pub fn len(&self) -> usize {
         self.slices.len()
     }
 
     /// True when no argument was declared.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.slices.is_empty()
     }

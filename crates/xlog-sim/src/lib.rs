@@ -6,6 +6,7 @@
 //!   streams go on: any legal order can happen, and the same seed gives the same order again.
 //! - **A race detector** that decides by what the program orders, never by what overlapped in time: [`SimDevice::races`].
 //!   A race also fails the next synchronisation of either stream, or of the device.
+//! - **Captures and graphs**, whose replayed work the detector sees too: [`xlog_driver::Graphs`].
 //! - **Fault injection**: [`SimDevice::faults`].
 //! - **Simulated kernels** with declared ranges: [`SimKernel`].
 //! - **Logical host threads**, scheduled from the same seed: [`SimDevice::run_threads`].
@@ -33,6 +34,8 @@ mod device;
 mod driver;
 mod engine;
 mod faults;
+mod graph;
+mod graphs;
 mod host_memory;
 mod kernel;
 mod latency;

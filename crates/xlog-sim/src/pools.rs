@@ -197,6 +197,8 @@ impl AsyncPools for SimDevice {
         let call = Call::AllocAsync;
         let mut state = self.enter(call)?;
         self.check_stream(&state, call, stream)?;
+        // CUDA would make it a node of the graph, which nothing here wants: the graph is spoilt, so the capture is broken.
+        self.refuse_captured(&mut state, call, stream, true)?;
         self.check_pool(&state, call, pool)?;
         if bytes == 0 {
             return Err(DriverError::invalid(call.name(), "0 bytes", "at least one byte"));
@@ -228,6 +230,7 @@ impl AsyncPools for SimDevice {
         let call = Call::FreeAsync;
         let mut state = self.enter(call)?;
         self.check_stream(&state, call, stream)?;
+        self.refuse_captured(&mut state, call, stream, true)?;
         let pool = match state.space.starting_at(ptr).map(|region| (&region.kind, region.ordinal)) {
             Some((RegionKind::Block { owner: Owner::Pool(pool), .. }, ordinal))
                 if ordinal == self.ordinal() =>

@@ -36,7 +36,7 @@ impl fmt::Display for RaceKind {
     }
 }
 
-/// Races that no call has returned, and that nobody has read.
+/// Races that no call has returned and that the program has not read.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 #[non_exhaustive]
 pub struct UnreadRaces {

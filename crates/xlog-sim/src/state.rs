@@ -11,6 +11,7 @@ use crate::clock::{Epoch, VectorClock};
 use crate::config::SimConfig;
 use crate::detector::{Detector, Notice};
 use crate::faults::FaultTable;
+use crate::graph::{CapturedPoint, GraphTable};
 use crate::latency::LatencyModel;
 use crate::memory::{AddressSpace, Backing, BackingRange, Pool};
 use crate::op::{Argument, GateState, Label, Marker, Op, OpKind, OpMeta, Reached};
@@ -84,6 +85,8 @@ pub(crate) struct Event {
     pub(crate) marker: Option<Arc<Marker>>,
     /// The stream whose capture it was recorded in.
     pub(crate) captured_by: Option<u64>,
+    /// The point of an open capture at which it was recorded.
+    pub(crate) point: Option<CapturedPoint>,
 }
 
 pub(crate) struct Physical {
@@ -111,6 +114,7 @@ pub(crate) struct State {
     pub(crate) streams: BTreeMap<u64, Stream>,
     pub(crate) events: HashMap<u64, (u32, Event)>,
     pub(crate) pools: BTreeMap<u64, Pool>,
+    pub(crate) graphs: GraphTable,
     pub(crate) physical: HashMap<u64, Physical>,
     pub(crate) ordinals: Vec<Ordinal>,
     pub(crate) space: AddressSpace,
@@ -155,6 +159,7 @@ impl State {
             streams: BTreeMap::new(),
             events: HashMap::new(),
             pools: BTreeMap::new(),
+            graphs: GraphTable::default(),
             physical: HashMap::new(),
             ordinals: vec![Ordinal::default(); config.ordinals as usize],
             space: AddressSpace::new(machine, config.ordinals),

@@ -18,7 +18,8 @@ pub(crate) type Body<'a> = Box<dyn FnOnce() + Send + 'a>;
 struct Group {
     machine: u64,
     turn: Mutex<Turn>,
-    changed: Condvar,
+    /// By thread: wakes it when its turn has come.
+    own_turn: Vec<Condvar>,
 }
 
 struct Turn {
@@ -93,6 +94,7 @@ pub(crate) fn run(machine: u64, seed: u64, bodies: Vec<Body<'_>>) {
         return;
     }
     let mut rng = SplitMix::new(seed);
+    let own_turn = bodies.iter().map(|_| Condvar::new()).collect();
     let group = Arc::new(Group {
         machine,
         turn: Mutex::new(Turn {
@@ -103,7 +105,7 @@ pub(crate) fn run(machine: u64, seed: u64, bodies: Vec<Body<'_>>) {
             progress: 0,
             rng,
         }),
-        changed: Condvar::new(),
+        own_turn,
     });
     let panic = Mutex::new(None);
     std::thread::scope(|scope| {
@@ -130,6 +132,16 @@ impl Turn {
             self.waiting.fill(None);
         }
     }
+
+    /// Chooses the next thread: any that has not finished; not this one when it must wait.
+    fn choose(&mut self, index: usize, must: bool) {
+        let runnable: Vec<usize> = (0..self.finished.len())
+            .filter(|&other| !(self.finished[other] || must && other == index))
+            .collect();
+        if !runnable.is_empty() {
+            self.current = runnable[self.rng.below(runnable.len())];
+        }
+    }
 }
 
 impl Group {
@@ -149,7 +161,8 @@ impl Group {
         let mut turn = self.lock();
         turn.finished[index] = true;
         turn.waiting.fill(None);
-        self.pass(&mut turn, None);
+        turn.choose(index, false);
+        self.wake(turn, index);
         outcome
     }
 
@@ -165,23 +178,25 @@ impl Group {
         if !must && turn.rng.below(2) == 0 {
             return;
         }
-        self.pass(&mut turn, must.then_some(index));
-        self.await_turn(turn, index);
+        turn.choose(index, must);
+        if turn.current != index {
+            self.wake(turn, index);
+            self.await_turn(self.lock(), index);
+        }
     }
 
-    fn pass(&self, turn: &mut Turn, except: Option<usize>) {
-        let runnable: Vec<usize> = (0..turn.finished.len())
-            .filter(|&other| !turn.finished[other] && Some(other) != except)
-            .collect();
-        if !runnable.is_empty() {
-            turn.current = runnable[turn.rng.below(runnable.len())];
+    /// Wakes the thread whose turn it is, unless it is this one. It finds the lock free.
+    fn wake(&self, turn: MutexGuard<'_, Turn>, index: usize) {
+        let current = turn.current;
+        drop(turn);
+        if current != index {
+            self.own_turn[current].notify_one();
         }
-        self.changed.notify_all();
     }
 
     fn await_turn(&self, mut turn: MutexGuard<'_, Turn>, index: usize) {
         while turn.current != index {
-            turn = self.changed.wait(turn);
+            turn = self.own_turn[index].wait(turn);
         }
     }
 }

@@ -28,19 +28,16 @@ impl Buffer {
     }
 
     /// The address on the device.
-    #[must_use]
     pub fn ptr(&self) -> u64 {
         self.ptr
     }
 
     /// The size in bytes.
-    #[must_use]
     pub fn len(&self) -> usize {
         self.bytes
     }
 
     /// Never: the device gives no empty blocks.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.bytes == 0
     }

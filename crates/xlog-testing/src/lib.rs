@@ -6,8 +6,8 @@
 //!
 //! [`Buffer`] is device memory that frees itself, [`threads`] runs host threads (logical ones under a seed), and
 //! [`WatchedGate`] turns a call that waits for a held stream into a failure instead of a hang; [`left_out`] reports a test
-//! that needs a tool which is missing. [`IdleDriver`] is a driver without a device, for measuring the runtime alone. A helper of
-//! tests: it panics where a library would return an error.
+//! that needs a tool which is missing. [`IdleDriver`] is a driver without a device, for measuring the runtime alone; [`decorates`] has
+//! the methods that decorators of tests share. A helper of tests: it panics where a library would return an error.
 
 // A helper of tests fails tests.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
@@ -26,3 +26,19 @@ pub use devices::{
 pub use gate::{WatchedGate, promptly};
 pub use idle_driver::IdleDriver;
 pub use tools::{TEST_TOOLS_VARIABLE, left_out};
+
+/// Implements what most decorators of tests have in common: they name the resource in the field `$inner`, and answer as it does.
+#[macro_export]
+macro_rules! decorates {
+    ($inner:tt) => {
+        fn inner_resource(&self) -> Option<&dyn DeviceMemoryResource> {
+            Some(&self.$inner)
+        }
+        fn device_ordinal(&self) -> u32 {
+            self.$inner.device_ordinal()
+        }
+        fn bytes_outstanding(&self) -> usize {
+            self.$inner.bytes_outstanding()
+        }
+    };
+}

@@ -80,6 +80,17 @@ impl SharedMachine {
             drop(discarded);
             state = self.lock();
         }
+        let released = state.take_released();
+        if !released.is_empty() {
+            drop(state);
+            drop(released);
+            state = self.lock();
+        }
+        if let Some(action) = state.faults.action(ordinal, call) {
+            drop(state);
+            action();
+            state = self.lock();
+        }
         let fault = state.faults.on_call(ordinal, call);
         check_alive(&state, ordinal, call)?;
         if let Some(fault) = fault {

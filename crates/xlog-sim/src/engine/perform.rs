@@ -113,7 +113,7 @@ fn kernel(body: KernelBody, arguments: &[Argument]) -> Result<(), ()> {
             (None, false) => KernelSlice::Read(copy),
         })
         .collect();
-    let outcome = catch_unwind(AssertUnwindSafe(|| body(&mut KernelArgs { slices })));
+    let outcome = catch_unwind(AssertUnwindSafe(|| body.run(&mut KernelArgs { slices })));
     for ((argument, lent), copy) in arguments.iter().zip(&lent).zip(&copies) {
         if lent.is_none() && argument.access.writes() {
             scatter(&argument.pieces, copy);

@@ -33,6 +33,8 @@ impl Backing {
         let layout = Layout::from_size_align(bytes.max(1), 16).ok()?;
         // SAFETY: the layout has a size of at least one.
         let start = NonNull::new(unsafe { alloc_zeroed(layout) })?;
+        #[cfg(target_os = "linux")]
+        take_huge_pages(start, bytes);
         Some(Arc::new(Self { id: NEXT.fetch_add(1, Ordering::Relaxed), start, layout }))
     }
 
@@ -46,6 +48,25 @@ impl Backing {
     /// A number no other backing of this process has.
     pub(crate) fn id(&self) -> u64 {
         self.id
+    }
+}
+
+/// Asks for huge pages under large memory: its first touch then costs one fault for 2 MiB instead of 512.
+#[cfg(target_os = "linux")]
+fn take_huge_pages(start: NonNull<u8>, bytes: usize) {
+    const HUGE: usize = 2 << 20;
+    let before = start.as_ptr().align_offset(HUGE);
+    let inner = bytes.saturating_sub(before) / HUGE * HUGE;
+    if inner >= 2 * HUGE {
+        // SAFETY: the range lies in the allocation, and huge pages change none of its bytes. A system without them refuses, and
+        // nothing is lost.
+        let _ = unsafe {
+            rustix::mm::madvise(
+                start.add(before).as_ptr().cast(),
+                inner,
+                rustix::mm::Advice::LinuxHugepage,
+            )
+        };
     }
 }
 

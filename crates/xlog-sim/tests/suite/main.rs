@@ -4,6 +4,7 @@
 mod bad_input;
 mod engine;
 mod faults;
+mod graphs;
 mod host_memory;
 mod logical_threads;
 mod memory;
