@@ -6,6 +6,7 @@ use std::time::Duration;
 use crate::error::{LedgerError, LedgerResult};
 use crate::format::{MAX_LIMIT, MAX_SLOTS, UNIT};
 use crate::key::DeviceKey;
+use crate::quota::Quota;
 
 /// The users that may join a ledger.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -42,6 +43,9 @@ pub struct LedgerConfig {
     pub lock_deadline: Duration,
     /// The name shown for this process; `None` is the name of its command.
     pub name: Option<String>,
+    /// The quota of this process. A ledger of version 1 that is in use has none: opening it is then refused
+    /// ([`LedgerError::NoQuotas`]).
+    pub quota: Option<Quota>,
 }
 
 impl LedgerConfig {
@@ -63,56 +67,27 @@ impl LedgerConfig {
             chunk: Self::DEFAULT_CHUNK,
             lock_deadline: Self::DEFAULT_LOCK_DEADLINE,
             name: None,
+            quota: None,
         }
     }
 
-    /// Sets the limit of a ledger that does not exist yet, in bytes.
-    #[must_use]
-    pub fn with_limit(mut self, bytes: u64) -> Self {
-        self.limit = Some(bytes);
-        self
-    }
-
-    /// Sets the directory.
-    #[must_use]
-    pub fn with_directory(mut self, directory: impl Into<PathBuf>) -> Self {
-        self.directory = Some(directory.into());
-        self
-    }
-
-    /// Sets the users that may join.
-    #[must_use]
-    pub fn with_sharing(mut self, sharing: Sharing) -> Self {
-        self.sharing = sharing;
-        self
-    }
-
-    /// Sets the number of slots of a new file.
-    #[must_use]
-    pub fn with_slots(mut self, slots: u32) -> Self {
-        self.slots = slots;
-        self
-    }
-
-    /// Sets how many bytes a grant may hold beyond what was asked.
-    #[must_use]
-    pub fn with_chunk(mut self, bytes: u64) -> Self {
-        self.chunk = bytes;
-        self
-    }
-
-    /// Sets how long the file lock is tried.
-    #[must_use]
-    pub fn with_lock_deadline(mut self, deadline: Duration) -> Self {
-        self.lock_deadline = deadline;
-        self
-    }
-
-    /// Sets the name shown for this process.
-    #[must_use]
-    pub fn with_name(mut self, name: impl Into<String>) -> Self {
-        self.name = Some(name.into());
-        self
+    xlog_base::setters! {
+        /// Sets the limit of a ledger that does not exist yet, in bytes.
+        with_limit(bytes: u64) { limit: Some(bytes) }
+        /// Sets the directory.
+        with_directory(directory: impl Into<PathBuf>) { directory: Some(directory.into()) }
+        /// Sets the users that may join.
+        with_sharing(sharing: Sharing) { sharing: sharing }
+        /// Sets the number of slots of a new file.
+        with_slots(slots: u32) { slots: slots }
+        /// Sets how many bytes a grant may hold beyond what was asked.
+        with_chunk(bytes: u64) { chunk: bytes }
+        /// Sets how long the file lock is tried.
+        with_lock_deadline(deadline: Duration) { lock_deadline: deadline }
+        /// Sets the name shown for this process.
+        with_name(name: impl Into<String>) { name: Some(name.into()) }
+        /// Sets the quota of this process.
+        with_quota(quota: Quota) { quota: Some(quota) }
     }
 
     /// `~/.local/state/xlog/ledger` in the home directory that the user database has for the effective user, whatever the environment says.
@@ -120,7 +95,7 @@ impl LedgerConfig {
     /// It is `/tmp/xlog-ledger-<effective user id>` where that home directory is missing, another user's, not writable, or not on
     /// ext2 to ext4, XFS, tmpfs or overlayfs.
     pub fn default_directory() -> LedgerResult<PathBuf> {
-        crate::platform::default_directory()
+        crate::linux::default_directory()
     }
 
     /// The directory in use, absolute.
@@ -140,6 +115,9 @@ impl LedgerConfig {
     pub(crate) fn check(&self) -> LedgerResult<()> {
         if let Some(limit) = self.limit {
             check_limit(limit)?;
+        }
+        if let Some(quota) = &self.quota {
+            quota.pack()?;
         }
         if self.slots == 0 || self.slots > MAX_SLOTS {
             return Err(LedgerError::Config {

@@ -30,14 +30,6 @@ impl fmt::Display for LockHolder {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LedgerError {
-    /// This platform has no ledger.
-    #[error(
-        "the ledger needs 64-bit little-endian Linux, this is {platform}; switch the ledger off"
-    )]
-    Unsupported {
-        /// The platform.
-        platform: &'static str,
-    },
     /// A device key that is no plain file name.
     #[error(
         "device key {key:?} is not accepted; expected 1 to 64 characters of A-Z a-z 0-9 . _ -, the first a letter or digit"
@@ -218,6 +210,60 @@ pub enum LedgerError {
         /// The bytes the others use, or hold in a grant that could not be recalled.
         others: u64,
         /// The ledger.
+        path: PathBuf,
+    },
+    /// The bytes do not fit into the quota of this process.
+    #[error("{requested} bytes do not fit: {available} of the process's quota of {quota} available, {own} used here ({})", path.display())]
+    OverQuota {
+        /// The bytes asked for.
+        requested: u64,
+        /// The maximum that the quota would have allowed.
+        available: u64,
+        /// The quota.
+        quota: u64,
+        /// The bytes this opener uses.
+        own: u64,
+        /// The ledger.
+        path: PathBuf,
+    },
+    /// A guaranteed share that the device cannot keep beside those of other processes.
+    #[error(
+        "{requested} bytes cannot be guaranteed: {available} of {limit} are not guaranteed to other processes ({}); lower another share",
+        path.display()
+    )]
+    Guarantee {
+        /// The share asked for.
+        requested: u64,
+        /// The largest share that would have been accepted.
+        available: u64,
+        /// The limit of the device.
+        limit: u64,
+        /// The ledger.
+        path: PathBuf,
+    },
+    /// A limit of the device below what is guaranteed to its processes.
+    #[error(
+        "a limit of {requested} bytes is below the {guaranteed} that are guaranteed to processes ({}); lower their shares first",
+        path.display()
+    )]
+    BelowGuarantees {
+        /// The limit asked for.
+        requested: u64,
+        /// The sum of the guaranteed shares.
+        guaranteed: u64,
+        /// The ledger.
+        path: PathBuf,
+    },
+    /// The file is of version 1, which has no quotas, and processes are on it.
+    #[error("{}: format version 1 has no quotas; it is upgraded when the processes that use it have ended", path.display())]
+    NoQuotas {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The process whose quota was to be set has left.
+    #[error("{}: the process has left this ledger", path.display())]
+    NoProcess {
+        /// The file.
         path: PathBuf,
     },
     /// More was released than was charged.

@@ -17,12 +17,15 @@ pub const MAX_LIMIT: u64 = u32::MAX as u64 * UNIT;
 pub const MAX_SLOTS: u32 = 4096;
 
 pub(crate) const MAGIC: [u8; 8] = *b"XLOGLDGR";
-pub(crate) const VERSION: u32 = 1;
+/// The newest version. Version 1 has no quotas.
+pub(crate) const VERSION: u32 = 2;
+/// The version without quotas, which is joined as it is while processes are on it.
+pub(crate) const VERSION_1: u32 = 1;
 /// Size of the header, and offset of the first slot.
 pub(crate) const HEADER_SIZE: usize = 4096;
 pub(crate) const SLOT_SIZE: usize = 128;
 
-const AT_VERSION: usize = 8;
+pub(crate) const AT_VERSION: usize = 8;
 const AT_HEADER_SIZE: usize = 12;
 const AT_FILE_SIZE: usize = 16;
 const AT_SLOTS: usize = 24;
@@ -40,6 +43,19 @@ pub(crate) const AT_HOLDER: usize = 192;
 pub(crate) const AT_PRESSURE: usize = 256;
 /// The byte that viewers keep locked in shared mode. Its value has no meaning.
 pub(crate) const AT_WATCH: usize = 320;
+/// Changes whenever listeners should look; they wait on it.
+pub(crate) const AT_BELL: usize = 384;
+/// The number of asks so far.
+pub(crate) const AT_ASKS: usize = 388;
+/// Changes when memory is returned under pressure, and when an ask is answered; asking processes wait on it.
+pub(crate) const AT_RETURNS: usize = 448;
+/// What listeners answer, eight bytes for each of the first slots.
+pub(crate) const AT_ANSWERS: usize = 512;
+/// The number of slots that have an answer.
+pub(crate) const ANSWERS: usize = (HEADER_SIZE - AT_ANSWERS) / ANSWER_SIZE;
+pub(crate) const ANSWER_SIZE: usize = 8;
+pub(crate) const ANSWER_PENDING: usize = 0;
+pub(crate) const ANSWER_NUMBER: usize = 4;
 
 pub(crate) const SLOT_WORD: usize = 0;
 pub(crate) const SLOT_PEAK: usize = 8;
@@ -48,18 +64,36 @@ pub(crate) const SLOT_STARTED: usize = 24;
 pub(crate) const SLOT_NAME: usize = 32;
 pub(crate) const SLOT_NAME_SIZE: usize = 32;
 pub(crate) const SLOT_TAGS: usize = 64;
+/// Half of the word of the process id: cached units plus one, 0 if the owner does not publish them.
+pub(crate) const SLOT_CACHED: usize = 20;
+
+/// The quotas of the slots follow the slots.
+pub(crate) const QUOTA_SIZE: usize = 64;
+/// Limit of the slot's owner, stored as the limit of the device is; 0 if it has none.
+pub(crate) const QUOTA_LIMIT: usize = 0;
+/// Units that are kept free for the slot's owner, stored in the same way.
+pub(crate) const QUOTA_GUARANTEED: usize = 8;
+pub(crate) const QUOTA_NAME: usize = 32;
+pub(crate) const QUOTA_NAME_SIZE: usize = 32;
 
 /// The fixed part of a checked header.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Header {
+    pub(crate) version: u32,
     pub(crate) key: DeviceKey,
     pub(crate) slots: u32,
     pub(crate) file_size: u64,
 }
 
-/// The size of a file with this number of slots.
-pub(crate) fn file_size(slots: u32) -> u64 {
-    HEADER_SIZE as u64 + u64::from(slots) * SLOT_SIZE as u64
+/// The size of a file of a version with this number of slots.
+pub(crate) fn file_size(version: u32, slots: u32) -> u64 {
+    let each = if version == VERSION_1 { SLOT_SIZE } else { SLOT_SIZE + QUOTA_SIZE };
+    HEADER_SIZE as u64 + u64::from(slots) * each as u64
+}
+
+/// Offset of the quota of a slot, in a file with this number of slots.
+pub(crate) fn quota_offset(slots: u32, index: usize) -> usize {
+    slot_offset(slots as usize) + index * QUOTA_SIZE
 }
 
 /// Offset of a slot, and of the byte whose lock says that its owner lives.
@@ -83,6 +117,15 @@ pub(crate) fn unpack_limit(raw: u64) -> Option<u32> {
     (pack_limit(units) == raw && units > 0).then_some(units)
 }
 
+/// The units of a stored quota: `Some(None)` if there is none, `None` if it is damaged.
+pub(crate) fn unpack_quota(raw: u64) -> Option<Option<u32>> {
+    let units = (raw & u64::from(u32::MAX)) as u32;
+    match raw {
+        0 => Some(None),
+        _ => (pack_limit(units) == raw).then_some(Some(units)),
+    }
+}
+
 /// FNV-1a, 64 bits: short enough to be written again in any language.
 pub(crate) fn checksum(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
@@ -90,14 +133,14 @@ pub(crate) fn checksum(bytes: &[u8]) -> u64 {
     })
 }
 
-/// The bytes of a new file: no process, nothing used.
-pub(crate) fn new_file(key: &DeviceKey, slots: u32, limit_units: u32) -> Vec<u8> {
+/// The fixed part of the header of a file.
+pub(crate) fn fixed_part(version: u32, key: &DeviceKey, slots: u32) -> Vec<u8> {
     let key = key.as_str().as_bytes();
     let mut fixed = Vec::with_capacity(FIXED_SIZE);
     fixed.extend_from_slice(&MAGIC);
-    fixed.extend_from_slice(&VERSION.to_le_bytes());
+    fixed.extend_from_slice(&version.to_le_bytes());
     fixed.extend_from_slice(&(HEADER_SIZE as u32).to_le_bytes());
-    fixed.extend_from_slice(&file_size(slots).to_le_bytes());
+    fixed.extend_from_slice(&file_size(version, slots).to_le_bytes());
     fixed.extend_from_slice(&slots.to_le_bytes());
     fixed.extend_from_slice(&(SLOT_SIZE as u32).to_le_bytes());
     fixed.extend_from_slice(&(UNIT as u32).to_le_bytes());
@@ -106,17 +149,24 @@ pub(crate) fn new_file(key: &DeviceKey, slots: u32, limit_units: u32) -> Vec<u8>
     fixed.resize(AT_CHECKSUM, 0);
     let sum = checksum(&fixed);
     fixed.extend_from_slice(&sum.to_le_bytes());
-    let mut file = fixed;
+    fixed
+}
+
+/// The bytes of a new file: no process, nothing used.
+pub(crate) fn new_file(key: &DeviceKey, slots: u32, limit_units: u32) -> Vec<u8> {
+    let mut file = fixed_part(VERSION, key, slots);
     file.extend_from_slice(&pack_limit(limit_units).to_le_bytes());
-    file.resize(file_size(slots) as usize, 0);
+    file.resize(file_size(VERSION, slots) as usize, 0);
     file
 }
 
-/// Checks the first bytes of a file of `size` bytes. What passes is a header that this version wrote.
+/// Checks the first bytes of a file of `size` bytes. What passes is a header that this version or an older one wrote.
+///
+/// A file of version 1 may have the size of version 2: its upgrade was interrupted.
 pub(crate) fn check_header(path: &Path, bytes: &[u8], size: u64) -> LedgerResult<Header> {
     let damaged = |what: String| LedgerError::Damaged { path: path.to_owned(), what };
     if size < HEADER_SIZE as u64 || bytes.len() < AT_LIMIT + 8 {
-        let expected = file_size(1);
+        let expected = file_size(VERSION, 1);
         return Err(LedgerError::Truncated { path: path.to_owned(), size, expected });
     }
     let fixed = bytes.get(..FIXED_SIZE).unwrap_or_default();
@@ -132,7 +182,7 @@ pub(crate) fn check_header(path: &Path, bytes: &[u8], size: u64) -> LedgerResult
         let path = path.to_owned();
         return Err(LedgerError::NewerVersion { path, version, supported: VERSION });
     }
-    if version != VERSION {
+    if version == 0 {
         return Err(damaged(format!("there is no format version {version}")));
     }
     let (stored, computed) =
@@ -145,15 +195,15 @@ pub(crate) fn check_header(path: &Path, bytes: &[u8], size: u64) -> LedgerResult
         && u32_at(fixed, AT_SLOT_SIZE) == SLOT_SIZE as u32
         && u64::from(u32_at(fixed, AT_UNIT)) == UNIT
         && (1..=MAX_SLOTS).contains(&slots)
-        && u64_at(fixed, AT_FILE_SIZE) == file_size(slots);
+        && u64_at(fixed, AT_FILE_SIZE) == file_size(version, slots);
     if !sizes_match {
         return Err(damaged("its header gives sizes that no ledger has".into()));
     }
-    let expected = file_size(slots);
+    let expected = file_size(version, slots);
     if size < expected {
         return Err(LedgerError::Truncated { path: path.to_owned(), size, expected });
     }
-    if size > expected {
+    if size > expected && size != file_size(VERSION, slots) {
         return Err(damaged(format!("{size} bytes long, expected {expected}")));
     }
     let length = u32_at(fixed, AT_KEY_LENGTH) as usize;
@@ -164,7 +214,7 @@ pub(crate) fn check_header(path: &Path, bytes: &[u8], size: u64) -> LedgerResult
         .and_then(|key| DeviceKey::new(key).ok())
         .ok_or_else(|| damaged("its header holds no device key".into()))?;
     check_limit_word(path, u64_at(bytes, AT_LIMIT))?;
-    Ok(Header { key, slots, file_size: expected })
+    Ok(Header { version, key, slots, file_size: expected })
 }
 
 /// The units of the limit word, or what is wrong with it.
@@ -200,7 +250,7 @@ mod tests {
         let key = DeviceKey::new("GPU-1").expect("a key");
         let file = new_file(&key, 3, 77);
         let header = check(&file).expect("a valid header");
-        assert_eq!(header, Header { key, slots: 3, file_size: 4096 + 3 * 128 });
+        assert_eq!(header, Header { version: 2, key, slots: 3, file_size: 4096 + 3 * (128 + 64) });
         assert_eq!(unpack_limit(u64_at(&file, AT_LIMIT)), Some(77));
     }
 
@@ -221,6 +271,27 @@ mod tests {
             let error = check(&file[..length]).expect_err("cut");
             assert!(matches!(error, LedgerError::Truncated { .. }), "{length}: {error}");
         }
+    }
+
+    #[test]
+    fn a_file_of_version_1_passes_also_in_the_middle_of_its_upgrade() {
+        let key = DeviceKey::new("GPU-1").expect("a key");
+        let mut file = fixed_part(VERSION_1, &key, 2);
+        file.extend_from_slice(&pack_limit(77).to_le_bytes());
+        for size in [4096 + 2 * 128, 4096 + 2 * (128 + 64)] {
+            file.resize(size, 0);
+            assert_eq!(check(&file).expect("a valid header").version, 1);
+        }
+        file.push(0);
+        assert!(matches!(check(&file), Err(LedgerError::Damaged { .. })));
+    }
+
+    #[test]
+    fn a_quota_of_nothing_is_not_the_lack_of_a_quota() {
+        assert_eq!(unpack_quota(0), Some(None));
+        assert_eq!(unpack_quota(pack_limit(0)), Some(Some(0)));
+        assert_eq!(unpack_quota(pack_limit(7)), Some(Some(7)));
+        assert_eq!(unpack_quota(pack_limit(7) ^ 1), None);
     }
 
     #[test]

@@ -8,43 +8,45 @@
 //! The ledger counts what its users charge; it does not stop a program that takes memory without it.
 //! `docs/ledger-format.md` has the file format, for clients in other languages.
 //!
-//! ```no_run
-//! use xlog_ledger::{DeviceKey, Ledger, LedgerConfig};
+//! ```
+//! use xlog_ledger::{DeviceKey, Ledger, LedgerConfig, LedgerView};
 //!
+//! # let directory = std::env::temp_dir().join(format!("xlog-ledger-example-{}", std::process::id()));
+//! # std::fs::create_dir(&directory)?;
 //! let key = DeviceKey::new("GPU-5a1b0c3e-0000-1111-2222-333344445555")?;
-//! let ledger = Ledger::open(LedgerConfig::new(key).with_limit(64 << 30))?;
+//! // Without a directory: the one that all processes of the user share.
+//! let config = LedgerConfig::new(key).with_limit(64 << 30).with_directory(&directory);
+//! let ledger = Ledger::open(config)?;
 //! ledger.take(32 << 20)?; // before the memory is taken from the device
+//! let view = LedgerView::open(ledger.path())?; // any process may look
+//! assert_eq!(view.snapshot()?.slots.len(), 1);
 //! ledger.give(32 << 20)?; // after it was returned
-//! # Ok::<(), xlog_ledger::LedgerError>(())
+//! assert_eq!(ledger.used(), 0);
+//! # drop((ledger, view));
+//! # std::fs::remove_dir_all(&directory)?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-// Where there is no ledger, what only its file needs is compiled and not used.
-#![cfg_attr(
-    not(all(target_os = "linux", target_pointer_width = "64", target_endian = "little")),
-    allow(dead_code)
-)]
+#[cfg(not(all(target_os = "linux", target_pointer_width = "64", target_endian = "little")))]
+compile_error!("the ledger needs 64-bit little-endian Linux; build xlog-cuda without `ledger`");
 
 mod config;
 mod error;
 mod format;
 mod key;
+mod linux;
+mod quota;
 mod snapshot;
 mod tags;
 mod word;
-
-#[cfg(all(target_os = "linux", target_pointer_width = "64", target_endian = "little"))]
-#[path = "linux/mod.rs"]
-mod platform;
-#[cfg(not(all(target_os = "linux", target_pointer_width = "64", target_endian = "little")))]
-#[path = "unsupported.rs"]
-mod platform;
 
 pub use config::{LedgerConfig, Sharing};
 pub use error::{LedgerError, LedgerResult, LockHolder};
 pub use format::{MAX_LIMIT, MAX_SLOTS, UNIT};
 pub use key::DeviceKey;
 #[doc(hidden)]
-pub use platform::FileLockGuard;
-pub use platform::{Ledger, LedgerView, list};
-pub use snapshot::{LedgerFile, Reclaimed, SlotSnapshot, Snapshot};
+pub use linux::FileLockGuard;
+pub use linux::{AskListener, Heard, Ledger, LedgerView, list};
+pub use quota::Quota;
+pub use snapshot::{LedgerFile, Reclaimed, SlotMemory, SlotSnapshot, Snapshot};
 pub use tags::{SlotTags, TagUse};

@@ -7,10 +7,13 @@ use std::path::PathBuf;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::format::{
-    AT_LIMIT, AT_PRESSURE, SLOT_NAME, SLOT_NAME_SIZE, SLOT_PEAK, SLOT_PID, SLOT_STARTED, SLOT_TAGS,
-    SLOT_WORD, UNIT, slot_offset, u64_at, unpack_limit,
+    ANSWER_NUMBER, ANSWER_PENDING, ANSWER_SIZE, ANSWERS, AT_ANSWERS, AT_ASKS, AT_LIMIT,
+    AT_PRESSURE, Header, QUOTA_GUARANTEED, QUOTA_LIMIT, QUOTA_NAME, QUOTA_NAME_SIZE, SLOT_CACHED,
+    SLOT_NAME, SLOT_NAME_SIZE, SLOT_PEAK, SLOT_PID, SLOT_STARTED, SLOT_TAGS, SLOT_WORD, UNIT,
+    VERSION_1, quota_offset, slot_offset, u32_at, u64_at, unpack_limit, unpack_quota,
 };
 use crate::key::DeviceKey;
+use crate::quota::Quota;
 use crate::tags::{self, SlotTags};
 use crate::word::Word;
 
@@ -54,8 +57,24 @@ pub struct SlotSnapshot {
     pub granted: u64,
     /// The peak of used bytes.
     pub peak: u64,
+    /// What its owner published last of the bytes in use, if it did.
+    pub memory: Option<SlotMemory>,
     /// The tags that its owner published last, if it did.
     pub tags: Option<SlotTags>,
+    /// The quota of its owner; empty if it has none.
+    pub quota: Quota,
+}
+
+/// The part of a slot's bytes in use that live blocks do not hold, as its owner published it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct SlotMemory {
+    /// Bytes that its owner has cached: in no block.
+    pub cached: u64,
+    /// Bytes of freed blocks that wait for work on streams.
+    pub pending: u64,
+    /// Whether its owner has answered the last request for cached memory. A stopped process has not.
+    pub has_answered: bool,
 }
 
 /// A whole ledger, in bytes.
@@ -66,6 +85,8 @@ pub struct Snapshot {
     pub path: PathBuf,
     /// The device.
     pub key: DeviceKey,
+    /// The version of the file. Version 1 has no quotas.
+    pub version: u32,
     /// The limit.
     pub limit: u64,
     /// The limit less what all slots use or are granted.
@@ -83,11 +104,11 @@ impl Snapshot {
     /// Reads the content of a file whose header was checked. `alive` is asked for the slots in use.
     pub(crate) fn of_bytes(
         path: PathBuf,
-        key: DeviceKey,
-        capacity: u32,
+        header: Header,
         bytes: &[u8],
         mut alive: impl FnMut(u32) -> bool,
     ) -> Self {
+        let Header { version, key, slots: capacity, .. } = header;
         let (mut held, mut held_alive) = (0u64, 0u64);
         let mut slots = Vec::new();
         for index in 0..capacity {
@@ -115,13 +136,19 @@ impl Snapshot {
                 used: u64::from(word.used) * UNIT,
                 granted: u64::from(word.granted) * UNIT,
                 peak: u64_at(bytes, at + SLOT_PEAK).saturating_mul(UNIT),
+                memory: SlotMemory::of_bytes(bytes, index as usize),
                 tags: tags.and_then(|record| tags::decode(record, started)),
+                quota: match version {
+                    VERSION_1 => Quota::default(),
+                    _ => Quota::of_bytes(bytes, quota_offset(capacity, index as usize)),
+                },
             });
         }
         let limit = u64::from(unpack_limit(u64_at(bytes, AT_LIMIT)).unwrap_or(0));
         Self {
             path,
             key,
+            version,
             limit: limit * UNIT,
             free: limit.saturating_sub(held) * UNIT,
             // The word stays set until a request is served; the requesting processes may have ended.
@@ -130,6 +157,20 @@ impl Snapshot {
             capacity,
             slots,
         }
+    }
+
+    /// Bytes that living processes have cached, as far as they publish it.
+    pub fn cached(&self) -> u64 {
+        self.memory().map(|memory| memory.cached).sum()
+    }
+
+    /// Bytes of freed blocks of living processes that wait for work on streams, as far as they publish it.
+    pub fn pending(&self) -> u64 {
+        self.memory().map(|memory| memory.pending).sum()
+    }
+
+    fn memory(&self) -> impl Iterator<Item = SlotMemory> {
+        self.slots.iter().filter(|slot| slot.alive).filter_map(|slot| slot.memory)
     }
 
     /// Bytes in use by all slots.
@@ -143,9 +184,53 @@ impl Snapshot {
         dead.map(|slot| slot.used.saturating_add(slot.granted)).sum()
     }
 
+    /// Bytes that are guaranteed to living processes and that they do not hold: others cannot take them.
+    pub fn kept_free(&self) -> u64 {
+        let living = self.slots.iter().filter(|slot| slot.alive);
+        living.map(|slot| slot.quota.guaranteed.saturating_sub(slot.used + slot.granted)).sum()
+    }
+
     /// Bytes granted to all slots and not in use.
     pub fn granted(&self) -> u64 {
         self.slots.iter().map(|slot| slot.granted).sum()
+    }
+}
+
+impl SlotSnapshot {
+    /// Bytes of live blocks, with what their granules have beyond them; `None` if its owner does not publish that.
+    pub fn live(&self) -> Option<u64> {
+        let memory = self.memory?;
+        Some(self.used.saturating_sub(memory.cached).saturating_sub(memory.pending))
+    }
+}
+
+impl SlotMemory {
+    fn of_bytes(bytes: &[u8], index: usize) -> Option<Self> {
+        let cached = u32_at(bytes, slot_offset(index) + SLOT_CACHED).checked_sub(1)?;
+        let answer = AT_ANSWERS + index * ANSWER_SIZE;
+        let (pending, answered) = match index < ANSWERS {
+            true => (u32_at(bytes, answer + ANSWER_PENDING), u32_at(bytes, answer + ANSWER_NUMBER)),
+            false => (0, u32_at(bytes, AT_ASKS) << 1),
+        };
+        Some(Self {
+            cached: u64::from(cached) * UNIT,
+            pending: u64::from(pending) * UNIT,
+            has_answered: answered & !1 == u32_at(bytes, AT_ASKS) << 1,
+        })
+    }
+}
+
+impl Quota {
+    /// The quota at an offset. A damaged part of it is shown as missing.
+    fn of_bytes(bytes: &[u8], at: usize) -> Self {
+        let units = |offset| unpack_quota(u64_at(bytes, at + offset)).flatten();
+        let stored = |offset| units(offset).map(|units| u64::from(units) * UNIT);
+        let name = bytes.get(at + QUOTA_NAME..at + QUOTA_NAME + QUOTA_NAME_SIZE);
+        Self {
+            limit: stored(QUOTA_LIMIT),
+            guaranteed: stored(QUOTA_GUARANTEED).unwrap_or(0),
+            name: Some(shown(name.unwrap_or_default())).filter(|name| !name.is_empty()),
+        }
     }
 }
 
@@ -163,7 +248,7 @@ impl SlotTags {
     }
 }
 
-fn time_of(nanoseconds: u64) -> SystemTime {
+pub(crate) fn time_of(nanoseconds: u64) -> SystemTime {
     UNIX_EPOCH.checked_add(Duration::from_nanos(nanoseconds)).unwrap_or(UNIX_EPOCH)
 }
 

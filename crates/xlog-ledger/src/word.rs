@@ -45,12 +45,14 @@ impl Word {
         u64::from(self.used) + u64::from(self.granted)
     }
 
-    /// The word after `units` of the grant came into use, if the grant has them.
-    pub(crate) fn charge(self, units: u32) -> Option<Self> {
-        Some(Self {
-            used: self.used.checked_add(units)?,
-            granted: self.granted.checked_sub(units)?,
-        })
+    /// The word after `units` of the grant came into use, if the grant has them and the limit of the slot allows it.
+    pub(crate) fn charge(self, units: u32, limit: u32) -> Option<Self> {
+        Some(Self { used: self.add(units, limit)?, granted: self.granted.checked_sub(units)? })
+    }
+
+    /// The units in use with `units` more. A slot above its limit may add none.
+    fn add(self, units: u32, limit: u32) -> Option<u32> {
+        self.used.checked_add(units).filter(|used| *used <= limit || units == 0)
     }
 
     /// The word after `units` went out of use, if that number is in use.
@@ -62,17 +64,24 @@ impl Word {
     }
 
     /// The word after `units` came into use out of the grant and of `free`, with `slack(rest)` granted beyond,
-    /// where `rest` is what is free after it. `None` if the two together have less than `units`.
+    /// where `rest` is what is free after it. `None` if the two together have less than `units`, or `limit`, the one of the slot, does
+    /// not allow them.
     pub(crate) fn refill(
         self,
         units: u32,
         free: u64,
+        limit: u32,
         slack: impl FnOnce(u64) -> u64,
     ) -> Option<Self> {
         let rest = (free + u64::from(self.granted)).checked_sub(u64::from(units))?;
-        let used = self.used.checked_add(units)?;
-        let most = rest.min(u64::from(u32::MAX - used));
+        let used = self.add(units, limit)?;
+        let most = rest.min(u64::from(limit.saturating_sub(used)));
         Some(Self { used, granted: slack(rest).min(most) as u32 })
+    }
+
+    /// The word with as much of its grant as a limit of the slot leaves room for.
+    pub(crate) fn within(self, limit: u32) -> Self {
+        Self { used: self.used, granted: self.granted.min(limit.saturating_sub(self.used)) }
     }
 
     /// The word with its grant handed back.
@@ -106,9 +115,9 @@ mod tests {
 
     #[test]
     fn a_take_leaves_the_total() {
-        assert_eq!(word(3, 5).charge(5), Some(word(8, 0)));
-        assert_eq!(word(3, 5).charge(6), None);
-        assert_eq!(word(u32::MAX, 1).charge(1), None);
+        assert_eq!(word(3, 5).charge(5, u32::MAX), Some(word(8, 0)));
+        assert_eq!(word(3, 5).charge(6, u32::MAX), None);
+        assert_eq!(word(u32::MAX, 1).charge(1, u32::MAX), None);
     }
 
     #[test]
@@ -122,10 +131,22 @@ mod tests {
 
     #[test]
     fn a_refill_takes_the_last_unit_and_not_one_more() {
-        assert_eq!(word(1, 2).refill(5, 3, |_| 9), Some(word(6, 0)));
-        assert_eq!(word(1, 2).refill(6, 3, |_| 9), None);
-        assert_eq!(word(1, 2).refill(4, 6, |rest| rest / 2), Some(word(5, 2)));
-        assert_eq!(word(u32::MAX, 0).refill(1, 5, |_| 0), None);
+        assert_eq!(word(1, 2).refill(5, 3, u32::MAX, |_| 9), Some(word(6, 0)));
+        assert_eq!(word(1, 2).refill(6, 3, u32::MAX, |_| 9), None);
+        assert_eq!(word(1, 2).refill(4, 6, u32::MAX, |rest| rest / 2), Some(word(5, 2)));
+        assert_eq!(word(u32::MAX, 0).refill(1, 5, u32::MAX, |_| 0), None);
+    }
+
+    #[test]
+    fn nothing_comes_into_use_above_the_limit_of_the_slot() {
+        assert_eq!(word(3, 5).charge(2, 5), Some(word(5, 3)));
+        assert_eq!(word(3, 5).charge(3, 5), None);
+        assert_eq!(word(6, 5).charge(0, 5), Some(word(6, 5)), "nothing can always be had");
+        assert_eq!(word(1, 0).refill(4, 9, 5, |_| 9), Some(word(5, 0)));
+        assert_eq!(word(1, 0).refill(3, 9, 5, |_| 9), Some(word(4, 1)), "grants stay within it");
+        assert_eq!(word(1, 0).refill(5, 9, 5, |_| 9), None);
+        assert_eq!(word(3, 5).within(5), word(3, 2));
+        assert_eq!(word(9, 5).within(5), word(9, 0));
     }
 
     #[test]

@@ -6,10 +6,12 @@
 //! was or as it will be, and never a sum above the limit: bytes leave one slot's word before they enter another's.
 
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use super::file::failed;
 use super::ledger::{Ledger, clear_display, drop_grant, note_peak, replace};
 use super::mapping::{SlotCell, try_lock, unlock};
+use super::quotas::clear_quota;
 use crate::config::check_limit;
 use crate::error::{LedgerError, LedgerResult};
 use crate::format::{UNIT, pack_limit, slot_offset, units_of};
@@ -19,10 +21,20 @@ use crate::word::{Word, slack};
 /// How often the others are read before a sum that keeps shrinking is given up on.
 const READINGS: usize = 64;
 
+/// A request and what bounds it, in units.
+#[derive(Clone, Copy, Debug)]
+struct Request {
+    units: u32,
+    /// The limit of the device.
+    limit: u32,
+    /// The limit of the own slot.
+    quota: u32,
+}
+
 /// The other slots, in units.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Others {
-    /// Used and granted.
+    /// Used and granted, and at least the guaranteed shares.
     total: u64,
     /// Granted and not used.
     granted: u64,
@@ -33,10 +45,20 @@ struct Others {
 impl Ledger {
     /// Sets the limit of the device for all, in bytes, rounded down to [`UNIT`].
     ///
-    /// Lowered below what is used, it takes back every unused grant and refuses requests until enough was given.
+    /// Lowered below what is used, it takes back every unused grant and refuses requests until enough was given. It cannot be lowered
+    /// below the sum of the guaranteed shares.
     pub fn set_limit(&self, bytes: u64) -> LedgerResult<()> {
         let units = check_limit(bytes)?;
         let _lock = self.lock()?;
+        self.reclaim()?;
+        let guaranteed = self.guaranteed_to_others_of(usize::MAX);
+        if guaranteed > u64::from(units) {
+            return Err(LedgerError::BelowGuarantees {
+                requested: bytes,
+                guaranteed: guaranteed * UNIT,
+                path: self.path.clone(),
+            });
+        }
         let header = self.mapping.header();
         let own = Word::unpack(self.slot_cell()?.word.load(Ordering::SeqCst)).total();
         // Counted before the limit changes: no total grows while the lock is held.
@@ -63,27 +85,37 @@ impl Ledger {
     #[cold]
     pub(super) fn take_shared(&self, slot: &SlotCell, bytes: u64) -> LedgerResult<()> {
         let limit = self.limit_units()?;
+        let quota = self.quota_units().ok_or_else(|| self.damaged_quota(self.own))?;
+        if let Some(refusal) = self.over_quota(slot, bytes, quota) {
+            return Err(refusal);
+        }
         let Some(units) = units_of(bytes).filter(|units| *units <= limit) else {
             return Err(self.full(slot, bytes, self.others(), limit));
         };
         let _lock = self.lock()?;
-        // Read again: it changes only under the lock.
+        // Read again: they change only under the lock.
         let limit = self.limit_units()?;
+        let quota = self.quota_units().ok_or_else(|| self.damaged_quota(self.own))?;
+        let request = Request { units, limit, quota };
         let header = self.mapping.header();
-        if self.grow(slot, units, self.others(), limit) {
+        if self.grow(slot, request, self.others()) {
             return Ok(());
         }
         self.reclaim()?;
         let mut others = self.others();
-        if self.grow(slot, units, others, limit) {
+        if self.grow(slot, request, others) {
             return Ok(());
+        }
+        // Pressure on others cannot help.
+        if let Some(refusal) = self.over_quota(slot, bytes, quota) {
+            return Err(refusal);
         }
         // Set before the grants are read, see `yield_to_pressure`.
         header.pressure.store(1, Ordering::SeqCst);
         for _ in 0..READINGS {
             self.recall_grants();
             let now = self.others();
-            if self.grow(slot, units, now, limit) {
+            if self.grow(slot, request, now) {
                 return Ok(());
             }
             if now.total == others.total && now.granted == 0 {
@@ -95,15 +127,16 @@ impl Ledger {
     }
 
     /// Takes `units` into use if they fit beside the others, with some slack. The caller holds the file lock.
-    fn grow(&self, slot: &SlotCell, units: u32, others: Others, limit: u32) -> bool {
+    fn grow(&self, slot: &SlotCell, request: Request, others: Others) -> bool {
         let pressure = &self.mapping.header().pressure;
-        let limit = u64::from(limit);
+        let Request { units, quota, .. } = request;
+        let limit = u64::from(request.limit);
         // Below this much free, a ledger under pressure stays under pressure.
         let relief = limit / 8;
         let pressed = pressure.load(Ordering::SeqCst) != 0;
         let granted = replace(slot, |word| {
             let free = limit.saturating_sub(others.total + word.total());
-            word.refill(units, free, |rest| {
+            word.refill(units, free, quota, |rest| {
                 if pressed && rest < relief {
                     return 0;
                 }
@@ -112,7 +145,9 @@ impl Ledger {
         });
         let Some(word) = granted else { return false };
         note_peak(slot, word);
-        if pressed && limit.saturating_sub(others.total + u64::from(word.used)) >= relief {
+        // As others see it: a share that others still hold in part keeps the pressure up.
+        let own = self.reserved_by(self.own, u64::from(word.used));
+        if pressed && limit.saturating_sub(others.total + own) >= relief {
             pressure.store(0, Ordering::SeqCst);
         }
         true
@@ -122,10 +157,12 @@ impl Ledger {
         let mut others = Others { total: 0, granted: 0, openers: 0 };
         for (index, slot) in self.mapping.slots().iter().enumerate() {
             let word = Word::unpack(slot.word.load(Ordering::SeqCst));
-            if index != self.own && word.total() != 0 {
-                others.total += word.total();
+            // A slot without an owner has no quota.
+            let is_empty = word.total() == 0 && slot.pid.load(Ordering::Relaxed) == 0;
+            if index != self.own && !is_empty {
+                others.total += self.reserved_by(index, word.total());
                 others.granted += u64::from(word.granted);
-                others.openers += 1;
+                others.openers += u64::from(word.total() != 0);
             }
         }
         others
@@ -141,7 +178,7 @@ impl Ledger {
     }
 
     /// Empties the slots whose liveness lock can be had. The caller holds the file lock, so none is claimed meanwhile.
-    fn reclaim(&self) -> LedgerResult<Reclaimed> {
+    pub(super) fn reclaim(&self) -> LedgerResult<Reclaimed> {
         let mut reclaimed = Reclaimed::default();
         for (index, slot) in self.mapping.slots().iter().enumerate() {
             let empty =
@@ -154,10 +191,14 @@ impl Ledger {
                 continue;
             }
             let left = Word::unpack(slot.word.swap(0, Ordering::SeqCst)).total();
+            clear_quota(&self.mapping, index);
             clear_display(slot);
             unlock(&self.file, slot_offset(index)).map_err(lock_failed)?;
             reclaimed.slots += 1;
             reclaimed.bytes = reclaimed.bytes.saturating_add(left.saturating_mul(UNIT));
+        }
+        if reclaimed.bytes > 0 {
+            *self.reclaimed_at.lock() = Some(Instant::now());
         }
         Ok(reclaimed)
     }

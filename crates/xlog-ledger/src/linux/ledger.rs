@@ -7,8 +7,8 @@
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
-use std::time::{Duration, SystemTime};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::{Duration, Instant, SystemTime};
 
 use xlog_base::Mutex;
 
@@ -16,21 +16,27 @@ use super::claim::{Claims, Inode};
 use super::exit;
 use super::file::{OpenFile, failed, open_or_create, read_start, rehearse_creation};
 use super::fork::{Registration, lock_table};
-use super::lock::{FileLockGuard, Gate, Opened};
+use super::lock::{FileLockGuard, Gate, Opened, UPGRADED};
 use super::mapping::{ForkSentinel, Mapping, SlotCell, Standing, is_locked, try_lock, unlock};
+use super::quotas::clear_quota;
+use super::upgrade::upgrade;
 use crate::config::LedgerConfig;
 use crate::error::{LedgerError, LedgerResult};
 use crate::format::{
-    AT_WATCH, Header, SLOT_NAME_SIZE, UNIT, check_header, check_limit_word, slot_offset, u64_at,
-    units_of,
+    AT_WATCH, Header, MAX_SLOTS, SLOT_NAME_SIZE, UNIT, VERSION, VERSION_1, check_header,
+    check_limit_word, file_size, slot_offset, u64_at, units_of,
 };
 use crate::key::DeviceKey;
 use crate::snapshot::Snapshot;
 use crate::tags;
 use crate::word::{Keep, Word};
 
+/// How often a file that was upgraded while it was opened is opened again.
+const UPGRADES: usize = 4;
 /// How long leaving waits for the own threads.
 const LEAVE_DEADLINE: Duration = Duration::from_millis(100);
+/// How long leaving waits for the own listener to return memory.
+const ANSWER_DEADLINE: Duration = Duration::from_secs(2);
 
 /// A process's part in the ledger of a device. Dropping it gives everything back.
 ///
@@ -50,9 +56,15 @@ pub struct Ledger {
     claims: Claims,
     sentinel: ForkSentinel,
     gate: Gate,
-    opener: u32,
+    pub(super) opener: u32,
     created: bool,
     publish_lock: Mutex<()>,
+    /// The last ask of this opener, which its own listener need not answer.
+    pub(super) own_ask: AtomicU32,
+    /// Whether the listener of this opener returns memory at the moment.
+    pub(super) is_answering: AtomicBool,
+    /// When this opener last emptied the slot of a dead process that held bytes.
+    pub(super) reclaimed_at: Mutex<Option<Instant>>,
 }
 
 impl Ledger {
@@ -61,7 +73,18 @@ impl Ledger {
     /// The limit of an existing file rules, whatever the configuration says; see [`Ledger::set_limit`].
     pub fn open(config: LedgerConfig) -> LedgerResult<Self> {
         config.check()?;
-        let (opened, mapping, registration) = open_registered(&config)?;
+        for _ in 0..UPGRADES {
+            match Self::open_once(&config) {
+                Err(LedgerError::Removed { how: UPGRADED, .. }) => {}
+                opened => return opened,
+            }
+        }
+        Self::open_once(&config)
+    }
+
+    /// Opens the file as it is. The error [`UPGRADED`] if this or another process has upgraded it just then.
+    fn open_once(config: &LedgerConfig) -> LedgerResult<Self> {
+        let (opened, mapping, registration) = open_registered(config)?;
         let OpenFile { file, path, header, created, inode, claims } = opened;
         // Bound last, so that an error drops it first: descriptors are unregistered before they are closed, since a forked child
         // replaces what stands at the registered numbers.
@@ -75,6 +98,9 @@ impl Ledger {
             let opened =
                 Opened { file: &file, path: &path, mapping: &mapping, sentinel: &sentinel, inode };
             let lock = gate.lock(opened, None)?;
+            if header.version == VERSION_1 && upgrade(&file, &path, &header)? {
+                return Err(LedgerError::Removed { path: path.clone(), how: UPGRADED });
+            }
             let own = claim_slot(&file, &path, &mapping, &name)?;
             drop(lock);
             own
@@ -82,7 +108,7 @@ impl Ledger {
         let keep = Keep::of_chunk(units_of(config.chunk).unwrap_or(u32::MAX));
         let opener = std::process::id();
         let publish_lock = Mutex::new(());
-        Ok(Self {
+        let ledger = Self {
             _registration: registration,
             mapping,
             file,
@@ -97,7 +123,14 @@ impl Ledger {
             opener,
             created,
             publish_lock,
-        })
+            own_ask: AtomicU32::new(0),
+            is_answering: AtomicBool::new(false),
+            reclaimed_at: Mutex::new(None),
+        };
+        if let Some(quota) = config.quota.as_ref().filter(|quota| !quota.is_empty()) {
+            ledger.set_quota(quota)?;
+        }
+        Ok(ledger)
     }
 
     /// Tries whether the ledger of `config` could be created where it is missing, and leaves nothing behind.
@@ -114,8 +147,8 @@ impl Ledger {
     pub fn take(&self, bytes: u64) -> LedgerResult<()> {
         self.check_process()?;
         let slot = self.slot_cell()?;
-        if let Some(units) = units_of(bytes)
-            && let Some(word) = replace(slot, |word| word.charge(units))
+        if let (Some(units), Some(limit)) = (units_of(bytes), self.quota_units())
+            && let Some(word) = replace(slot, |word| word.charge(units, limit))
         {
             note_peak(slot, word);
             self.yield_to_pressure(slot);
@@ -134,8 +167,11 @@ impl Ledger {
             return self.give_after_leaving();
         }
         let slot = self.slot_cell()?;
-        let given =
-            units_of(bytes).and_then(|units| replace(slot, |word| word.release(units, self.keep)));
+        // Under a damaged quota no grant is kept.
+        let limit = self.quota_units().unwrap_or(0);
+        let given = units_of(bytes).and_then(|units| {
+            replace(slot, |word| Some(word.release(units, self.keep)?.within(limit)))
+        });
         if given.is_none() {
             // Another thread may have given everything back just then.
             return match self.sentinel.is_owner() {
@@ -143,7 +179,9 @@ impl Ledger {
                 false => self.give_after_leaving(),
             };
         }
-        self.yield_to_pressure(slot);
+        if self.yield_to_pressure(slot) {
+            self.announce_return();
+        }
         Ok(())
     }
 
@@ -157,19 +195,25 @@ impl Ledger {
     /// of a call cannot reach a slot that has another owner by then. Later calls are refused with [`LedgerError::Closed`], but for a give,
     /// which has nothing left to do.
     ///
-    /// `false`, with nothing changed, if another thread waits for the file lock and does not get it within a tenth of a second: then the
-    /// slot goes with the process, as a killed one's does.
+    /// `false` if another thread waits for the file lock and does not get it within a tenth of a second: then the bytes of the slot go with
+    /// the process, as a killed one's do.
     pub fn leave(&self) -> bool {
         // A forked child may find the gate held forever by a thread that it does not have.
         if !self.sentinel.is_owner() {
             return true;
         }
-        self.gate.without_lock(LEAVE_DEADLINE, || {
-            if self.sentinel.is_owner() {
-                self.sentinel.leave();
-                self.empty_slot();
-            }
-        })
+        self.sentinel.leave();
+        // Whatever holds the gate: the process may be at its end.
+        self.await_own_answer();
+        self.gate.without_lock(LEAVE_DEADLINE, || self.empty_slot())
+    }
+
+    /// Waits for the listener, which may be in the middle of driver calls: they must not meet the end of the process.
+    fn await_own_answer(&self) {
+        let began = Instant::now();
+        while self.is_answering.load(Ordering::SeqCst) && began.elapsed() < ANSWER_DEADLINE {
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
     /// Leaves at the normal end of the process, if the ledger is still there then: a static is never dropped.
@@ -196,7 +240,7 @@ impl Ledger {
     /// Reads the slots of all processes. Takes no lock.
     pub fn snapshot(&self) -> LedgerResult<Snapshot> {
         self.check_process()?;
-        snapshot_of(&self.file, &self.path, &self.header, Some(self.own))
+        snapshot_of(&self.file, &self.path, Some(self.own))
     }
 
     /// Publishes what the tags of this process hold, the largest first, for viewers. As many as fit are stored.
@@ -269,7 +313,11 @@ impl Ledger {
     fn empty_slot(&self) {
         if let Some(slot) = self.mapping.slots().get(self.own) {
             slot.word.store(0, Ordering::SeqCst);
+            clear_quota(&self.mapping, self.own);
             clear_display(slot);
+            if self.mapping.header().pressure.load(Ordering::SeqCst) != 0 {
+                self.announce_return();
+            }
         }
     }
 
@@ -282,7 +330,7 @@ impl Ledger {
     }
 
     #[inline]
-    fn check_process(&self) -> LedgerResult<()> {
+    pub(super) fn check_process(&self) -> LedgerResult<()> {
         if self.sentinel.is_owner() { Ok(()) } else { Err(self.not_the_owner()) }
     }
 
@@ -303,13 +351,15 @@ impl Ledger {
         }
     }
 
-    /// Read after the own word was changed: an opener that sets the pressure and then reads the words either finds the
-    /// grant or is seen here.
+    /// Drops the unused grant under pressure, and returns whether there is pressure. Read after the own word was changed: an opener
+    /// that sets the pressure and then reads the words either finds the grant or is seen here.
     #[inline]
-    fn yield_to_pressure(&self, slot: &SlotCell) {
-        if self.mapping.header().pressure.load(Ordering::SeqCst) != 0 {
+    fn yield_to_pressure(&self, slot: &SlotCell) -> bool {
+        let is_pressed = self.mapping.header().pressure.load(Ordering::SeqCst) != 0;
+        if is_pressed {
             drop_grant(slot);
         }
+        is_pressed
     }
 }
 
@@ -331,7 +381,7 @@ fn open_registered(config: &LedgerConfig) -> LedgerResult<(OpenFile, Mapping, Re
     let mut table =
         lock_table().map_err(|error| failed(Path::new("fork"), "pthread_atfork", error))?;
     let opened = open_or_create(config)?;
-    let mapping = Mapping::of_file(&opened.file, opened.header.slots)
+    let mapping = Mapping::of_file(&opened.file, &opened.header)
         .map_err(|error| failed(&opened.path, "map", error))?;
     let files = opened.claims.files().chain([&opened.file]);
     let registration = table.register(files, mapping.addresses());
@@ -391,7 +441,12 @@ fn claim_slot(file: &File, path: &Path, mapping: &Mapping, name: &str) -> Ledger
             continue;
         }
         slot.word.store(0, Ordering::SeqCst);
+        clear_quota(mapping, index);
         clear_display(slot);
+        if let Some(answer) = mapping.header().answers.get(index) {
+            answer.pending.store(0, Ordering::Relaxed);
+            answer.answered.store(0, Ordering::Relaxed);
+        }
         let started = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default().as_nanos();
         slot.started.store(u64::try_from(started).unwrap_or(0), Ordering::Relaxed);
         // The last byte stays zero, and a letter that does not fit is shown as damaged.
@@ -412,21 +467,18 @@ fn command_name() -> String {
 }
 
 /// Reads the file as it is now. `own` is a slot whose lock belongs to `file` itself, which cannot see it.
-pub(super) fn snapshot_of(
-    file: &File,
-    path: &Path,
-    header: &Header,
-    own: Option<usize>,
-) -> LedgerResult<Snapshot> {
-    let bytes =
-        read_start(file, header.file_size as usize).map_err(|error| failed(path, "read", error))?;
+pub(super) fn snapshot_of(file: &File, path: &Path, own: Option<usize>) -> LedgerResult<Snapshot> {
+    // It may have been upgraded since it was opened.
+    let size = file.metadata().map_err(|error| failed(path, "stat", error))?.len();
+    let size = size.min(file_size(VERSION, MAX_SLOTS)) as usize;
+    let bytes = read_start(file, size).map_err(|error| failed(path, "read", error))?;
     let header = check_header(path, &bytes, bytes.len() as u64)?;
     let alive = |index: u32| {
         let index = index as usize;
         // If the kernel does not answer, no process is declared dead.
         own == Some(index) || is_locked(file, slot_offset(index)).unwrap_or(true)
     };
-    Ok(Snapshot::of_bytes(path.to_owned(), header.key, header.slots, &bytes, alive))
+    Ok(Snapshot::of_bytes(path.to_owned(), header, &bytes, alive))
 }
 
 #[cfg(test)]
@@ -446,7 +498,7 @@ mod tests {
             let owner = scope.spawn(|| {
                 let mut lost = 0;
                 for turn in 0..TURNS {
-                    let taken = replace(&slot, |word| word.charge(1)).is_some();
+                    let taken = replace(&slot, |word| word.charge(1, u32::MAX)).is_some();
                     let used = Word::unpack(slot.word.load(Ordering::SeqCst)).used;
                     lost += u32::from(used != u32::from(taken));
                     let given = taken && replace(&slot, |word| word.release(1, keep)).is_none();

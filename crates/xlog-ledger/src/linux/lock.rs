@@ -15,11 +15,14 @@ use super::claim::Inode;
 use super::file::failed;
 use super::mapping::{ForkSentinel, Mapping, SlotCell, Standing, try_lock, unlock};
 use crate::error::{LedgerError, LedgerResult, LockHolder};
-use crate::format::{AT_HOLDER, file_size};
+use crate::format::{AT_HOLDER, VERSION, VERSION_1, file_size};
 use crate::snapshot::shown;
 
 const FIRST_SLEEP: Duration = Duration::from_micros(20);
 const LONGEST_SLEEP: Duration = Duration::from_millis(2);
+
+/// What happened to a file that another process has upgraded; it can be opened again.
+pub(super) const UPGRADED: &str = "upgraded to a newer version";
 
 /// The parts of one opening of a file.
 #[derive(Debug)]
@@ -144,8 +147,15 @@ fn try_until(opened: &Opened<'_>, begin: Instant, deadline: Duration) -> LedgerR
 fn check_in_place(opened: &Opened<'_>) -> LedgerResult<()> {
     let metadata = opened.file.metadata().map_err(|error| failed(opened.path, "stat", error))?;
     let removed = |how| LedgerError::Removed { path: opened.path.to_owned(), how };
-    if metadata.len() != file_size(opened.mapping.slots().len() as u32) {
-        return Err(removed("resized"));
+    let mapping = opened.mapping;
+    if metadata.len() != mapping.file_size() {
+        // Of a file of version 1: another process has begun to upgrade it, and was killed or has completed that.
+        let upgraded = file_size(VERSION, mapping.slots().len() as u32);
+        match mapping.version_now() {
+            _ if metadata.len() != upgraded => return Err(removed("resized")),
+            VERSION_1 => {}
+            _ => return Err(removed(UPGRADED)),
+        }
     }
     match Inode::at(opened.path) {
         Ok(named) if named != opened.inode => Err(removed("replaced by another file")),

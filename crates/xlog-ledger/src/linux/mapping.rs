@@ -1,4 +1,5 @@
-//! The calls that safe Rust does not have: the shared mapping, the fork sentinel, byte-range locks, room in a file, the user id.
+//! The calls that safe Rust does not have: the shared mapping, the fork sentinel, byte-range locks, waiting on a shared word, room in a
+//! file, the user id.
 //!
 //! The mapped memory is only ever seen as atomics, since other processes write to it at any time. It is mapped
 //! only after the file's size was checked; truncating the file later ends its users by SIGBUS. Locks belong
@@ -10,11 +11,15 @@ use std::mem::{offset_of, size_of};
 use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
 
 use crate::format::{
-    AT_HOLDER, AT_LIMIT, AT_PRESSURE, FIXED_SIZE, HEADER_SIZE, SLOT_NAME, SLOT_NAME_SIZE,
-    SLOT_PEAK, SLOT_PID, SLOT_SIZE, SLOT_STARTED, SLOT_TAGS, SLOT_WORD,
+    ANSWER_NUMBER, ANSWER_PENDING, ANSWER_SIZE, ANSWERS, AT_ANSWERS, AT_ASKS, AT_BELL, AT_HOLDER,
+    AT_LIMIT, AT_PRESSURE, AT_RETURNS, AT_VERSION, AT_WATCH, FIXED_SIZE, HEADER_SIZE, Header,
+    QUOTA_GUARANTEED, QUOTA_LIMIT, QUOTA_NAME, QUOTA_NAME_SIZE, QUOTA_SIZE, SLOT_CACHED, SLOT_NAME,
+    SLOT_NAME_SIZE, SLOT_PEAK, SLOT_PID, SLOT_SIZE, SLOT_STARTED, SLOT_TAGS, SLOT_WORD, VERSION_1,
+    file_size,
 };
 use crate::tags;
 
@@ -30,6 +35,28 @@ pub(super) struct HeaderCell {
     after_holder: [AtomicU64; 7],
     /// Not 0: owners keep no unused grant.
     pub(super) pressure: AtomicU64,
+    after_pressure: [AtomicU64; 7],
+    watch: [AtomicU64; 8],
+    /// Listeners wait on it; it changes whenever they should look.
+    pub(super) bell: AtomicU32,
+    /// The number of asks.
+    pub(super) asks: AtomicU32,
+    after_asks: [AtomicU64; 7],
+    /// Asking processes wait on it; it changes when memory is returned under pressure, and when an ask is answered.
+    pub(super) returns: AtomicU32,
+    after_returns: [AtomicU32; 15],
+    /// By slot; of a slot that publishes its memory.
+    pub(super) answers: [AnswerCell; ANSWERS],
+}
+
+/// The answer of one listener. For display, and for asking processes, which wait for it up to a deadline.
+#[derive(Debug)]
+#[repr(C)]
+pub(super) struct AnswerCell {
+    /// Units of freed blocks that wait for work on streams.
+    pub(super) pending: AtomicU32,
+    /// Twice the number of the last ask that was answered, plus 1 if more memory will be returned once work has completed.
+    pub(super) answered: AtomicU32,
 }
 
 /// One slot. `word` is the truth; the rest is for display.
@@ -38,6 +65,7 @@ pub(super) struct HeaderCell {
 pub(super) struct SlotCell {
     pub(super) word: AtomicU64,
     pub(super) peak: AtomicU64,
+    /// In the high half: cached units plus one, 0 if the owner does not publish them.
     pub(super) pid: AtomicU64,
     pub(super) started: AtomicU64,
     pub(super) name: [AtomicU64; SLOT_NAME_SIZE / 8],
@@ -45,14 +73,40 @@ pub(super) struct SlotCell {
     pub(super) tags: [AtomicU64; tags::SIZE / 8],
 }
 
+/// The quota of one slot. It changes under the file lock only.
+#[derive(Debug, Default)]
+#[repr(C)]
+pub(super) struct QuotaCell {
+    /// The limit of the owner, packed; 0 if there is none.
+    pub(super) limit: AtomicU64,
+    /// What is kept free for the owner, packed; 0 if there is nothing.
+    pub(super) guaranteed: AtomicU64,
+    after_guaranteed: [AtomicU64; 2],
+    /// For display.
+    pub(super) name: [AtomicU64; QUOTA_NAME_SIZE / 8],
+}
+
 const _: () = {
+    assert!(offset_of!(QuotaCell, limit) == QUOTA_LIMIT);
+    assert!(offset_of!(QuotaCell, guaranteed) == QUOTA_GUARANTEED);
+    assert!(offset_of!(QuotaCell, name) == QUOTA_NAME);
+    assert!(size_of::<QuotaCell>() == QUOTA_SIZE);
     assert!(offset_of!(HeaderCell, limit) == AT_LIMIT);
     assert!(offset_of!(HeaderCell, holder) == AT_HOLDER);
     assert!(offset_of!(HeaderCell, pressure) == AT_PRESSURE);
-    assert!(size_of::<HeaderCell>() <= HEADER_SIZE);
+    assert!(offset_of!(HeaderCell, watch) == AT_WATCH);
+    assert!(offset_of!(HeaderCell, bell) == AT_BELL);
+    assert!(offset_of!(HeaderCell, asks) == AT_ASKS);
+    assert!(offset_of!(HeaderCell, returns) == AT_RETURNS);
+    assert!(offset_of!(HeaderCell, answers) == AT_ANSWERS);
+    assert!(size_of::<HeaderCell>() == HEADER_SIZE);
+    assert!(size_of::<AnswerCell>() == ANSWER_SIZE);
+    assert!(offset_of!(AnswerCell, pending) == ANSWER_PENDING);
+    assert!(offset_of!(AnswerCell, answered) == ANSWER_NUMBER);
     assert!(offset_of!(SlotCell, word) == SLOT_WORD);
     assert!(offset_of!(SlotCell, peak) == SLOT_PEAK);
     assert!(offset_of!(SlotCell, pid) == SLOT_PID);
+    assert!(SLOT_CACHED == SLOT_PID + 4);
     assert!(offset_of!(SlotCell, started) == SLOT_STARTED);
     assert!(offset_of!(SlotCell, name) == SLOT_NAME);
     assert!(offset_of!(SlotCell, tags) == SLOT_TAGS);
@@ -79,11 +133,14 @@ unsafe impl Sync for Pages {}
 impl Pages {
     /// Maps `length` bytes, of `file` shared with other processes, or else private zeroes.
     fn map(length: usize, file: Option<&File>) -> io::Result<Self> {
+        Self::map_as(length, file, libc::PROT_READ | libc::PROT_WRITE)
+    }
+
+    fn map_as(length: usize, file: Option<&File>, protection: libc::c_int) -> io::Result<Self> {
         let (flags, descriptor) = match file {
             Some(file) => (libc::MAP_SHARED, file.as_raw_fd()),
             None => (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1),
         };
-        let protection = libc::PROT_READ | libc::PROT_WRITE;
         // SAFETY: a fresh mapping at an address the kernel chooses replaces nothing of this process.
         let start =
             unsafe { libc::mmap(std::ptr::null_mut(), length, protection, flags, descriptor, 0) };
@@ -107,14 +164,28 @@ impl Drop for Pages {
 pub(super) struct Mapping {
     pages: Pages,
     slots: usize,
+    /// As many as there are slots, or none in a file of version 1.
+    quotas: usize,
 }
 
 impl Mapping {
-    /// Maps the header and `slots` slots of `file`, which the caller found to be that long.
-    pub(super) fn of_file(file: &File, slots: u32) -> io::Result<Self> {
-        let slots = slots as usize;
-        let length = HEADER_SIZE + slots * SLOT_SIZE;
-        Ok(Self { pages: Pages::map(length, Some(file))?, slots })
+    /// Maps `file`, whose header and length the caller has checked.
+    pub(super) fn of_file(file: &File, header: &Header) -> io::Result<Self> {
+        let slots = header.slots as usize;
+        let quotas = if header.version == VERSION_1 { 0 } else { slots };
+        let length = file_size(header.version, header.slots) as usize;
+        Ok(Self { pages: Pages::map(length, Some(file))?, slots, quotas })
+    }
+
+    /// The size of the file.
+    pub(super) fn file_size(&self) -> u64 {
+        self.pages.length as u64
+    }
+
+    /// The version of the file now. One that was mapped as version 1 may have been upgraded since.
+    pub(super) fn version_now(&self) -> u32 {
+        let word = self.header().fixed.get(AT_VERSION / 8);
+        word.map_or(0, |word| (word.load(Ordering::SeqCst) & u64::from(u32::MAX)) as u32)
     }
 
     /// The mapped addresses.
@@ -136,6 +207,19 @@ impl Mapping {
         unsafe {
             let first = self.pages.start.cast::<u8>().add(HEADER_SIZE).cast::<SlotCell>();
             std::slice::from_raw_parts(first.as_ptr(), self.slots)
+        }
+    }
+}
+
+impl Mapping {
+    /// The quotas of all slots; none in a file of version 1.
+    #[inline]
+    pub(super) fn quotas(&self) -> &[QuotaCell] {
+        // SAFETY: as for the slots; `of_file` mapped `quotas` cells behind them, and all sizes are multiples of eight.
+        unsafe {
+            let start = HEADER_SIZE + self.slots * SLOT_SIZE;
+            let first = self.pages.start.cast::<u8>().add(start).cast::<QuotaCell>();
+            std::slice::from_raw_parts(first.as_ptr(), self.quotas)
         }
     }
 }
@@ -270,6 +354,34 @@ pub(super) fn is_any_locked(file: &File, offset: usize, length: u64) -> io::Resu
 pub(super) fn keep_from_cleaners(directory: &File) {
     // SAFETY: the descriptor is open as long as `directory` is borrowed.
     unsafe { libc::flock(directory.as_raw_fd(), libc::LOCK_SH | libc::LOCK_NB) };
+}
+
+/// Waits until another thread, of any process, wakes the waiters of `word`. Returns at once if it is not `seen`, and at the latest after
+/// `timeout`.
+pub(super) fn wait_on(word: &AtomicU32, seen: u32, timeout: Duration) {
+    let timeout = libc::timespec {
+        tv_sec: libc::time_t::try_from(timeout.as_secs()).unwrap_or(libc::time_t::MAX),
+        tv_nsec: timeout.subsec_nanos() as libc::c_long,
+    };
+    // SAFETY: the word is mapped as long as it is borrowed, and the kernel only reads it and the timeout. Every outcome means that the
+    // caller looks again.
+    unsafe {
+        libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAIT, seen, &raw const timeout);
+    }
+}
+
+/// Wakes all waiters of `word`.
+pub(super) fn wake(word: &AtomicU32) {
+    // SAFETY: the kernel does not touch the word; it only identifies the waiters.
+    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, libc::c_int::MAX) };
+}
+
+/// Wakes the listeners of a ledger that was opened for reading. Failures are ignored: a listener looks now and then anyway.
+pub(super) fn wake_listeners_of(file: &File) {
+    let Ok(pages) = Pages::map_as(HEADER_SIZE, Some(file), libc::PROT_READ) else { return };
+    let bell = pages.start.as_ptr().wrapping_byte_add(AT_BELL);
+    // SAFETY: the address is inside of the mapping, which is there until the end of this function; the kernel does not touch the word.
+    unsafe { libc::syscall(libc::SYS_futex, bell, libc::FUTEX_WAKE, libc::c_int::MAX) };
 }
 
 /// Gives every page of a file its room, so that writing to a mapped page needs none.

@@ -1,7 +1,8 @@
 //! The ledger on Linux: a mapped file and open-file-description locks.
 //!
 //! `mapping`, `fork`, `exit` and `place` hold all `unsafe`; `access` and `file` decide which file is believed, `claim` that there is one;
-//! `lock` is the file lock with its deadline; `ledger` is the fast path, `grants` the decisions under the lock, `view` reads
+//! `lock` is the file lock with its deadline; `ledger` is the fast path, `grants` the decisions under the lock, `pressure`
+//! asks other processes for cached memory, `quotas` limits single processes, `upgrade` brings files of version 1 up to date, `view` reads
 //! without a slot.
 
 mod access;
@@ -14,11 +15,15 @@ mod ledger;
 mod lock;
 mod mapping;
 mod place;
+mod pressure;
+mod quotas;
+mod upgrade;
 mod view;
 
 pub use file::list;
 pub use ledger::Ledger;
 pub use lock::FileLockGuard;
+pub use pressure::{AskListener, Heard};
 pub use view::LedgerView;
 
 /// The default directory of this user's ledgers.

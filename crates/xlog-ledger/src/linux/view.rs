@@ -1,4 +1,4 @@
-//! A read-only view of a ledger: no slot, no write, no mapping, and no lock that a process waits for.
+//! A read-only view of a ledger: no slot, no write, and no lock that a process waits for.
 //!
 //! The file is read anew for each snapshot and its header checked each time, so a file that is damaged or cut
 //! in the meantime is an error and nothing worse.
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use super::file::{failed, open_for_reading};
 use super::ledger::snapshot_of;
-use super::mapping::try_share;
+use super::mapping::{try_share, wake_listeners_of};
 use crate::error::LedgerResult;
 use crate::format::{AT_WATCH, Header};
 use crate::key::DeviceKey;
@@ -32,16 +32,16 @@ impl LedgerView {
 
     /// Reads the slots of all processes.
     pub fn snapshot(&self) -> LedgerResult<Snapshot> {
-        snapshot_of(&self.file, &self.path, &self.header, None)
+        snapshot_of(&self.file, &self.path, None)
     }
 
-    /// Asks the processes of the ledger to publish their tags while this view is open.
+    /// Asks the processes of the ledger to publish their tags while this view is open, and wakes their listeners.
     ///
     /// The view stays read-only: it holds a shared lock on a byte without meaning, as all watching views do.
     pub fn watch(&self) -> LedgerResult<()> {
-        try_share(&self.file, AT_WATCH)
-            .map(|_| ())
-            .map_err(|error| failed(&self.path, "lock", error))
+        try_share(&self.file, AT_WATCH).map_err(|error| failed(&self.path, "lock", error))?;
+        wake_listeners_of(&self.file);
+        Ok(())
     }
 
     /// The device.

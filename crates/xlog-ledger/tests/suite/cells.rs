@@ -32,6 +32,8 @@ pub(crate) enum Field {
     Refused = 5,
     /// Calls refused because the file lock was held.
     Busy = 6,
+    /// At least its quota, in units plus one, 0 if it has none; in the high half the number of changes.
+    Quota = 7,
 }
 
 /// The columns of the monitor's row.

@@ -36,7 +36,7 @@ fn resize(path: &Path, size: u64) {
 
 #[test]
 fn truncated() {
-    for size in [0, 1, 127, 128, 4095, 4096, 4096 + 255 * 128] {
+    for size in [0, 1, 127, 128, 4095, 4096, 4096 + 255 * 128, 4096 + 256 * 192 - 1] {
         refused(
             |path| resize(path, size),
             |error| matches!(error, LedgerError::Truncated { size: found, .. } if *found == size),
@@ -71,9 +71,9 @@ fn some_other_file() {
 #[test]
 fn newer_version() {
     refused(
-        |path| write(path, &2u32.to_le_bytes(), 8),
+        |path| write(path, &3u32.to_le_bytes(), 8),
         |error| {
-            matches!(error, LedgerError::NewerVersion { version: 2, supported: 1, .. })
+            matches!(error, LedgerError::NewerVersion { version: 3, supported: 2, .. })
                 && error.to_string().contains("update")
         },
     );

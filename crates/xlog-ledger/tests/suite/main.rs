@@ -8,13 +8,16 @@ mod damage;
 mod limits;
 mod openers;
 mod places;
+mod pressure;
 mod processes;
 mod python;
+mod quotas;
 mod roles;
 mod support;
 mod system_calls;
 mod tags;
 mod threads;
+mod upgrade;
 mod vanished;
 mod worker;
 // Which tools the tests may do without; it uses the standard library only.

@@ -1,13 +1,14 @@
 //! Eight processes under one limit, one of them Python, while others are killed and stopped in the middle.
 //!
 //! A watching process adds up what they really hold. After each round everybody pauses, and what is free must be
-//! exactly the limit less what the living hold: to be had in one request, dead and stopped ones notwithstanding.
+//! exactly the limit less what the living hold or are guaranteed: to be had in one request, dead and stopped ones notwithstanding.
+//! Quotas change while their processes run; each process checks that it never gets more.
 
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use xlog_ledger::{Ledger, LedgerError, UNIT};
+use xlog_ledger::{Ledger, LedgerError, Quota, UNIT};
 
 use crate::cells::{
     Cells, Field, HIGHEST, HOLD, MONITOR, PAUSE, QUIT, RUN, SAMPLES, VIOLATIONS, WORKERS,
@@ -33,6 +34,8 @@ struct Fleet {
     random: Random,
     commands: u64,
     counts: Counts,
+    /// What is guaranteed to each worker, in units.
+    guaranteed: [u64; WORKERS],
 }
 
 #[derive(Debug, Default)]
@@ -41,6 +44,7 @@ struct Counts {
     killed_holding_the_lock: u64,
     stopped: u64,
     stopped_holding_the_lock: u64,
+    quotas_set: u64,
     dead_units_regained: u64,
 }
 
@@ -61,6 +65,7 @@ impl Fleet {
             random: Random::new(seed),
             commands: 0,
             counts: Counts::default(),
+            guaranteed: [0; WORKERS],
         };
         for row in 0..WORKERS {
             let process = fleet.spawn(row);
@@ -114,10 +119,43 @@ impl Fleet {
         self.workers[row].kill();
         self.counts.killed += 1;
         self.counts.dead_units_regained += self.cells.units(row);
+        self.guaranteed[row] = 0;
+    }
+
+    /// Gives a worker another quota while it runs, or none. What the worker is shown is never below what holds.
+    fn set_a_quota(&mut self) {
+        let row = self.any();
+        let pid = self.workers[row].pid();
+        let shown = self.ledger.snapshot().unwrap();
+        let Some(slot) = shown.slots.iter().find(|slot| slot.alive && slot.pid == pid) else {
+            return;
+        };
+        let units =
+            (self.random.below_u64(3) > 0).then(|| LIMIT / 64 + self.random.below_u64(LIMIT / 4));
+        let guaranteed = self.random.below_u64(LIMIT / 64);
+        let mut quota = Quota::default().with_guaranteed(guaranteed * UNIT).with_name("a quota");
+        quota.limit = units.map(|units| units * UNIT);
+        let before = self.cells.load(row, Field::Quota);
+        let changed = ((before >> 32) + 1) << 32;
+        // Only what stays the same is judged by the worker.
+        self.cells.store(row, Field::Quota, changed);
+        match self.ledger.set_quota_of(slot, &quota) {
+            Ok(()) => {
+                self.counts.quotas_set += 1;
+                self.guaranteed[row] = guaranteed;
+                let stored = units.map_or(0, |units| units + 1);
+                self.cells.store(row, Field::Quota, changed + (1 << 32) + stored);
+            }
+            Err(LedgerError::Busy { .. }) => {
+                self.cells.store(row, Field::Quota, changed + (before & u64::from(u32::MAX)));
+            }
+            Err(error) => panic!("{error}"),
+        }
     }
 
     /// A new process in the place of a dead one.
     fn revive(&mut self, row: usize) {
+        self.cells.store(row, Field::Quota, 0);
         let changes = self.cells.load(row, Field::Truth) >> 32;
         self.cells.store(row, Field::Truth, (changes + 1) << 32);
         self.cells.store(row, Field::Doomed, 0);
@@ -171,6 +209,10 @@ impl Fleet {
             self.tell(row, RUN);
         }
         self.pause(50_000);
+        for _ in 0..self.random.below_u64(3) {
+            self.set_a_quota();
+            self.pause(5_000);
+        }
         if self.random.below_u64(2) == 0 {
             let row = self.any();
             self.workers[row].signal(libc::SIGSTOP);
@@ -206,7 +248,8 @@ impl Fleet {
         }
         let used: u64 = living.iter().map(|row| self.cells.units(*row)).sum();
         assert!(used <= LIMIT, "{used} of {LIMIT}");
-        let free = (LIMIT - used) * UNIT;
+        let reserved = |row: &usize| self.cells.units(*row).max(self.guaranteed[*row]);
+        let free = LIMIT.saturating_sub(living.iter().map(reserved).sum()) * UNIT;
         if self.random.below_u64(2) == 0 {
             match self.ledger.take(free + 1) {
                 Err(LedgerError::Full { available, .. }) => assert_eq!(available, free),
@@ -247,6 +290,7 @@ impl Fleet {
             && (self.python.is_none() || self.cells.load(PYTHON, Field::Steps) > rounds)
             && [counts.killed, counts.stopped, counts.dead_units_regained].iter().all(|n| *n > 0)
             && counts.stopped_holding_the_lock > 0
+            && counts.quotas_set > 0
     }
 
     fn total(&self, field: Field) -> u64 {

@@ -143,7 +143,7 @@ def refuses(content, word):
 refuses(good[:4000], 'truncated')
 refuses(good[:-1], 'bytes of')
 refuses(bytes(len(good)), 'XLOGLDGR')
-refuses(good[:8] + b'\\2' + good[9:], 'version 2')
+refuses(good[:8] + b'\\3' + good[9:], 'version 3')
 for at in (24, 40, 100, 120):
     refuses(good[:at] + b'~' + good[at + 1:], 'damaged')
 refuses(good[:128] + b'~' + good[129:], 'limit word')

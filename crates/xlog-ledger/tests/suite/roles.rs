@@ -8,7 +8,7 @@ use std::process::Command;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use xlog_ledger::{DeviceKey, Ledger, LedgerConfig, Sharing, UNIT};
+use xlog_ledger::{AskListener, DeviceKey, Heard, Ledger, LedgerConfig, Sharing, UNIT};
 
 use crate::places::{hide_the_home, sparse_on_a_full_disk};
 use crate::support::KEY;
@@ -93,6 +93,25 @@ fn role() {
             let _lock = holds.then(|| ledger.hold_file_lock().unwrap());
             let child = fork_a_sleeper();
             ready(child.to_string());
+            wait_for_the_end();
+        }
+        "take-60-and-never-answer" => {
+            let ledger = open(0);
+            ledger.take(60 * UNIT).unwrap();
+            ledger.publish_memory(50 * UNIT, 5 * UNIT);
+            ready(String::new());
+            wait_for_the_end();
+        }
+        "take-60-and-listen" => {
+            let ledger = open(0);
+            ledger.take(60 * UNIT).unwrap();
+            let mut listener = AskListener::new(&ledger);
+            ledger.publish_memory(50 * UNIT, 0);
+            ready(String::new());
+            assert_eq!(listener.wait(LONGEST_LIFE, || false), Heard::Ask);
+            ledger.give(50 * UNIT).unwrap();
+            ledger.publish_memory(0, 0);
+            listener.answer(false);
             wait_for_the_end();
         }
         "create-over-and-over" => {

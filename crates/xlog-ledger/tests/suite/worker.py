@@ -12,7 +12,7 @@ import time
 import xlog_ledger
 
 RUN, PAUSE, HOLD, QUIT = range(4)
-COMMAND, ANSWER, STEPS, REFUSED, BUSY = 1, 2, 4, 5, 6
+COMMAND, ANSWER, STEPS, REFUSED, BUSY, QUOTA = 1, 2, 4, 5, 6, 7
 
 path, cells_path, index, seed = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 largest = int(sys.argv[5]) if len(sys.argv) > 5 else 1024 * 256
@@ -65,6 +65,7 @@ def step(ledger, truth, held):
     count(STEPS)
     if not held or dice.random() < 0.55:
         size = dice.randint(1, largest)
+        quota = load(QUOTA)
         try:
             ledger.take(size)
         except xlog_ledger.Full:
@@ -74,6 +75,9 @@ def step(ledger, truth, held):
         else:
             truth.add(units_of(size))
             held.append(size)
+            # One that did not change during the call holds for it.
+            if quota & 0xFFFFFFFF and quota == load(QUOTA) and truth.units > (quota & 0xFFFFFFFF) - 1:
+                sys.exit(5)
     else:
         size = held.pop(dice.randrange(len(held)))
         truth.add(-units_of(size))

@@ -95,12 +95,24 @@ fn step(
         // Many small requests, which the grant serves, and some large ones.
         let largest = if random.below_u64(3) == 0 { LARGEST } else { LARGEST / 32 };
         let bytes = 1 + random.below_u64(largest * UNIT);
+        let quota = cells.load(row, Field::Quota);
         match ledger.take(bytes) {
             Ok(()) => {
                 truth.set(truth.units() + bytes.div_ceil(UNIT));
                 held.push(bytes);
+                // One that did not change during the call holds for it.
+                if quota & u64::from(u32::MAX) != 0 && quota == cells.load(row, Field::Quota) {
+                    let units = (quota & u64::from(u32::MAX)) - 1;
+                    assert!(
+                        truth.units() <= units,
+                        "{} units above the quota {units}",
+                        truth.units()
+                    );
+                }
             }
-            Err(LedgerError::Full { .. }) => cells.add(row, Field::Refused, 1),
+            Err(LedgerError::Full { .. } | LedgerError::OverQuota { .. }) => {
+                cells.add(row, Field::Refused, 1)
+            }
             Err(LedgerError::Busy { .. }) => cells.add(row, Field::Busy, 1),
             Err(error) => panic!("{error}"),
         }

@@ -7,88 +7,35 @@ Standard library only; 64-bit little-endian Linux, CPython 3.9 or newer.
         ledger.give(32 << 20)   # after it was returned
 
 Python cannot compare-and-swap in a mapping. This client therefore never holds an unused grant: the format says that
-a word without one is written by nobody but its owner while the owner lives. A plain store of eight aligned bytes is
+a word without one is written by its owner alone while the owner lives. A plain store of eight aligned bytes is
 then enough, and a mutex keeps the threads of the process apart. Every take asks for the file lock; no give does.
 For the same reason it cannot take away what others were granted and do not use: where that is in its way it sets
 the pressure word, on which owners hand it back at their next call, and waits for up to `patience` seconds.
 """
 
 import atexit
-import ctypes
 import errno
 import fcntl
 import mmap
 import os
-import pwd
-import re
 import stat
 import struct
 import threading
 import time
 import weakref
 
-UNIT = 256
-MAX_UNITS = 0xFFFFFFFF
+from ._format import (
+    _AT_HOLDER, _AT_LIMIT, _AT_PRESSURE, _FLOCK, _HEADER_SIZE, _KEY, _QUOTA_NAME, _QUOTA_SIZE, _SLOT_NAME, _SLOT_PEAK,
+    _SLOT_PID, _SLOT_SIZE, _SLOT_STARTED, _VERSION, _check_header, _file_size, _fixed_part, _limit_word, _new_file,
+    _quota_of, _quota_units, _slots_of, _units, _Upgraded,
+    MAX_UNITS, UNIT, Busy, Full, LedgerError, NoQuotas, OverQuota, Quota, Slot,
+)  # fmt: skip
+from ._places import _Claims, _inode_at, default_directory, default_path
 
-_MAGIC = b"XLOGLDGR"
-_VERSION = 1
-_HEADER_SIZE = 4096
-_SLOT_SIZE = 128
-_FIXED = struct.Struct("<8sIIQIIII64s16x")  # the 120 bytes that the checksum covers
-_AT_LIMIT, _AT_HOLDER, _AT_PRESSURE = 128, 192, 256
-_SLOT_PEAK, _SLOT_PID, _SLOT_STARTED, _SLOT_NAME = 8, 16, 24, 32
-_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
-_FLOCK = struct.Struct("@hhqqi4x")  # struct flock; the process id must be 0
-_IN_PLACE = {0xEF53, 0x58465342, 0x01021994, 0x858458F6, 0x794C7630}  # ext2 to ext4, XFS, tmpfs, ramfs, overlayfs
-
-
-class LedgerError(Exception):
-    """Something about the ledger; the message names the file and what to do."""
-
-
-class Full(LedgerError):
-    """The bytes do not fit. Nothing was counted."""
-
-    def __init__(self, path, requested, available, limit):
-        super().__init__(f"{requested} bytes do not fit: {available} of {limit} available ({path})")
-        self.requested, self.available, self.limit = requested, available, limit
-
-
-class Busy(LedgerError):
-    """The file lock was not free within the deadline. Nothing was counted."""
-
-    def __init__(self, path, pid):
-        holder = f"process {pid}" if pid else "an unknown process"
-        super().__init__(f"{path}: file lock held by {holder}; see whether that process is stopped")
-        self.pid = pid
-
-
-def default_directory():
-    """The directory of this user's ledgers: the same in every kind of login, whatever the environment says."""
-    user = os.geteuid()
-    try:
-        home = pwd.getpwuid(user).pw_dir
-        facts = os.stat(home)
-        own = os.path.isabs(home) and stat.S_ISDIR(facts.st_mode) and facts.st_uid == user
-        if own and os.access(home, os.W_OK | os.X_OK, effective_ids=True) and _file_system(home) in _IN_PLACE:
-            return os.path.join(home, ".local/state/xlog/ledger")
-    except (KeyError, OSError):
-        pass
-    return f"/tmp/xlog-ledger-{user}"
-
-
-def default_path(key):
-    """The ledger of a device, by its key (a GPU's UUID), in the default directory."""
-    return os.path.join(default_directory(), f"{key}.ledger")
-
-
-def _file_system(path):
-    """The kind of a file system, as statfs(2) names it in its first word."""
-    facts = ctypes.create_string_buffer(512)
-    if ctypes.CDLL(None, use_errno=True).statfs(os.fsencode(path), facts) != 0:
-        raise OSError(ctypes.get_errno(), "statfs failed", path)
-    return struct.unpack_from("@l", facts)[0]
-
+__all__ = [
+    "MAX_UNITS", "UNIT", "Busy", "Full", "Ledger", "LedgerError", "NoQuotas", "OverQuota", "Quota", "Slot",
+    "default_directory", "default_path", "read",
+]  # fmt: skip
 
 _open_ledgers = weakref.WeakSet()
 _opening = threading.Lock()  # held while a ledger is opened and while the process forks
@@ -113,61 +60,37 @@ atexit.register(_leave_all)
 os.register_at_fork(before=_opening.acquire, after_in_parent=_opening.release, after_in_child=_let_go_in_child)
 
 
-def _checksum(data):
-    value = 0xCBF29CE484222325
-    for byte in data:
-        value = (value ^ byte) * 0x100000001B3 & 0xFFFFFFFFFFFFFFFF
-    return value
+def read(path):
+    """The limit in bytes and the `Slot`s of a ledger file, read without taking part. Works on a file of any owner."""
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        size = os.fstat(fd).st_size
+        data = os.pread(fd, _file_size(_VERSION, 4096), 0)
+        _, slots, version = _check_header(path, data[:_HEADER_SIZE], size)
 
+        def alive(index):
+            asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, _HEADER_SIZE + index * _SLOT_SIZE, 1, 0)
+            return _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_OFD_GETLK, asked))[0] != fcntl.F_UNLCK
 
-def _units(count):
-    if not isinstance(count, int) or count < 0:
-        raise ValueError(f"{count!r} bytes is not accepted; expected an int of 0 or more")
-    return -(-count // UNIT)
-
-
-def _limit_word(units):
-    return units | (units ^ MAX_UNITS) << 32
-
-
-def _new_file(key, slots, limit_units):
-    size = _HEADER_SIZE + slots * _SLOT_SIZE
-    fixed = _FIXED.pack(
-        _MAGIC, _VERSION, _HEADER_SIZE, size, slots, _SLOT_SIZE, UNIT, len(key), key.encode()
-    )
-    head = fixed + struct.pack("<QQ", _checksum(fixed), _limit_word(limit_units))
-    return head.ljust(size, b"\0")
-
-
-def _check_header(path, head, size):
-    """The device key and the number of slots of a file, or what is wrong with it."""
-    remove = "stop the processes that use it, then remove it"
-    if size < _HEADER_SIZE or len(head) < _AT_LIMIT + 8:
-        raise LedgerError(f"{path}: truncated, {size} bytes; {remove}")
-    magic, version, header_size, file_size, slots, slot_size, unit, length, key = _FIXED.unpack(head[:120])
-    if magic != _MAGIC:
-        raise LedgerError(f"{path}: not a valid ledger (it does not begin with XLOGLDGR); {remove}")
-    if version > _VERSION:
-        raise LedgerError(f"{path}: format version {version}, this client knows {_VERSION}; update it")
-    (checksum,) = struct.unpack("<Q", head[120:128])
-    sizes = (version, header_size, slot_size, unit) == (_VERSION, _HEADER_SIZE, _SLOT_SIZE, UNIT)
-    if checksum != _checksum(head[:120]) or not sizes or not 1 <= slots <= 4096 or length > 64:
-        raise LedgerError(f"{path}: not a valid ledger (damaged header); {remove}")
-    if file_size != _HEADER_SIZE + slots * _SLOT_SIZE or size != file_size:
-        raise LedgerError(f"{path}: {size} bytes of {file_size}; {remove}")
-    return key[:length].decode("ascii", "replace"), slots
+        (limit,) = struct.unpack_from("<Q", data, _AT_LIMIT)
+        return (limit & MAX_UNITS) * UNIT, _slots_of(data, slots, version, alive)
+    finally:
+        os.close(fd)
 
 
 class Ledger:
     """One opening of a ledger file, with a slot of its own. Close it, or use it in a `with` statement."""
 
-    def __init__(self, path, *, limit=None, slots=256, deadline=2.0, patience=0.1, shared=False, name=None):
+    def __init__(
+        self, path, *, limit=None, slots=256, deadline=2.0, patience=0.1, shared=False, name=None, quota=None
+    ):
         """Joins the ledger at `path` (DIRECTORY/KEY.ledger).
 
         limit: bytes; creates the file if it is missing. The limit of an existing file rules.
         deadline: seconds for which the file lock is tried.
         patience: seconds for which a request waits for unused grants of others.
         shared: the file belongs to a group (mode 0660) and not to this user alone (0600).
+        quota: the Quota of this process.
         """
         self.path = os.path.abspath(path)
         self._deadline, self._patience = deadline, patience
@@ -186,18 +109,45 @@ class Ledger:
         if not 1 <= slots <= 4096:
             raise ValueError(f"slots {slots} is not accepted; expected 1 to 4096")
         try:
-            with _opening:
-                _open_ledgers.add(self)
-                self._claims = _Claims(directory, base, key)
-                self._open(directory, key, limit, slots, shared)
-                self._map = mmap.mmap(self._fd, _HEADER_SIZE + self._slots * _SLOT_SIZE)
-                self._words = memoryview(self._map).cast("Q")
-            self._limit()
-            with self._file_lock():
-                self._claim(name)
+            for attempt in range(4):
+                try:
+                    with _opening:
+                        _open_ledgers.add(self)
+                        self._claims = _Claims(directory, base, key)
+                        self._open(directory, key, limit, slots, shared)
+                        self._map = mmap.mmap(self._fd, _file_size(self._version, self._slots))
+                        self._words = memoryview(self._map).cast("Q")
+                    self._limit()
+                    with self._file_lock():
+                        if self._version == 1 and self._upgrade(key):
+                            raise _Upgraded
+                        self._claim(name)
+                    break
+                except _Upgraded:
+                    self._release()
+            else:
+                raise LedgerError(f"{self.path}: upgraded while it was opened; try again")
+            if quota is not None and quota != Quota():
+                self.set_quota(quota)
         except BaseException:
+            if self._slot is not None:
+                self._leave()
             self._release()
             raise
+
+    def _upgrade(self, key):
+        """Upgrades a file of version 1 in place, if no living process is on it. Under the file lock."""
+        for slot in range(self._slots):
+            at = _HEADER_SIZE + slot * _SLOT_SIZE
+            if not self._try_lock(at):
+                return False
+            self._set_lock(fcntl.F_UNLCK, at)
+        try:
+            os.posix_fallocate(self._fd, 0, _file_size(_VERSION, self._slots))
+        except OSError:
+            return False
+        os.pwrite(self._fd, _fixed_part(key, self._slots), 0)
+        return True
 
     def _open(self, directory, key, limit, slots, shared):
         """Opens or creates the file, and claims it: see "The claims" in docs/ledger-format.md."""
@@ -242,7 +192,7 @@ class Ledger:
             raise LedgerError(f"{self.path}: belongs to user {facts.st_uid}, expected {os.geteuid()}")
         if facts.st_mode & (0o002 if shared else 0o022):
             raise LedgerError(f"{self.path}: mode {facts.st_mode & 0o7777:04o} lets others write; use chmod")
-        found, self._slots = _check_header(self.path, os.pread(self._fd, _HEADER_SIZE, 0), facts.st_size)
+        found, self._slots, self._version = _check_header(self.path, os.pread(self._fd, _HEADER_SIZE, 0), facts.st_size)
         if found != key:
             raise LedgerError(f"{self.path}: is the ledger of device {found!r}, expected {key!r}; remove it")
         if os.lseek(self._fd, 0, os.SEEK_HOLE) < facts.st_size:
@@ -296,18 +246,46 @@ class Ledger:
         return units
 
     def _others(self):
-        """Units that the other slots hold, and how many of these are granted and not used."""
+        """Units that the other slots hold or are guaranteed, and how many are granted and not used."""
         total = granted = 0
         for slot in range(self._slots):
             word = self._words[self._word_at(slot)]
-            if word and slot != self._slot:
-                total += (word & MAX_UNITS) + (word >> 32)
+            if slot != self._slot and (word or self._words[self._word_at(slot) + _SLOT_PID // 8]):
+                total += max((word & MAX_UNITS) + (word >> 32), self._guaranteed(slot))
                 granted += word >> 32
         return total, granted
+
+    def _quota_at(self, slot):
+        """The index of a slot's quota; None in a file of version 1."""
+        if self._version == 1:
+            return None
+        return (_HEADER_SIZE + self._slots * _SLOT_SIZE + slot * _QUOTA_SIZE) // 8
+
+    def _guaranteed(self, slot):
+        """Units that are kept free for a slot; a damaged quota keeps nothing."""
+        at = self._quota_at(slot)
+        try:
+            limit, units = (_quota_units(self._words[at + part]) for part in (0, 1)) if at else (None, None)
+        except ValueError:
+            return 0
+        return min(units or 0, MAX_UNITS if limit is None else limit)
+
+    def _own_quota(self):
+        """The limit of the own slot in units."""
+        at = self._quota_at(self._slot)
+        try:
+            units = _quota_units(self._words[at]) if at else None
+        except ValueError as error:
+            raise LedgerError(f"{self.path}: not a valid ledger (the quota of slot {self._slot}: {error})") from None
+        return MAX_UNITS if units is None else units
 
     def _clear(self, slot):
         at = self._word_at(slot)
         self._words[at] = 0
+        quota = self._quota_at(slot)
+        if quota:
+            for index in range(quota, quota + _QUOTA_SIZE // 8):
+                self._words[index] = 0
         for index in range(at + 1, at + 8):
             self._words[index] = 0
 
@@ -329,7 +307,8 @@ class Ledger:
         """Empties the slots of the dead: those whose lock can be had. Under the file lock."""
         for slot in range(self._slots):
             at = _HEADER_SIZE + slot * _SLOT_SIZE
-            if slot != self._slot and self._words[at // 8] and self._try_lock(at):
+            held = self._words[at // 8] or self._words[(at + _SLOT_PID) // 8]
+            if slot != self._slot and held and self._try_lock(at):
                 self._clear(slot)
                 self._set_lock(fcntl.F_UNLCK, at)
 
@@ -349,7 +328,10 @@ class Ledger:
             self._check()
             while True:
                 with self._file_lock():
-                    limit = self._limit()
+                    limit, quota = self._limit(), self._own_quota()
+                    left = max(quota - self._words[self._word_at(self._slot)], 0)
+                    if units > left:
+                        raise OverQuota(self.path, count, left * UNIT, quota * UNIT)
                     if self._grow(units, limit, self._others()[0]):
                         return
                     self._reclaim()
@@ -374,7 +356,8 @@ class Ledger:
             self._words[own] = used
         peak = own + _SLOT_PEAK // 8
         self._words[peak] = max(self._words[peak], used)
-        if limit - others - used >= limit // 8:
+        # As others see it: a share that others still hold in part keeps the pressure up.
+        if limit - others - max(used, self._guaranteed(self._slot)) >= limit // 8:
             self._words[_AT_PRESSURE // 8] = 0
         return True
 
@@ -402,6 +385,59 @@ class Ledger:
         with self._mutex:
             self._check()
             return self._limit() * UNIT
+
+    @property
+    def quota(self):
+        """The Quota of this process."""
+        with self._mutex:
+            self._check()
+            at = self._quota_at(self._slot)
+            return Quota() if at is None else _quota_of(self._map, at * 8)
+
+    def set_quota(self, quota, process=None):
+        """Sets the quota of this process, or of another one: a `Slot` of `slots()`.
+
+        It holds from the next request of that process."""
+        with self._gate:
+            self._check()
+            with self._file_lock():
+                slot = self._slot if process is None else process.index
+                at = _HEADER_SIZE + slot * _SLOT_SIZE
+                if process is not None:
+                    _, _, pid, started = struct.unpack_from("<QQQQ", self._map, at)
+                    if (pid & MAX_UNITS, started) != (process.pid, process.started) or not self._lives(slot):
+                        raise LedgerError(f"{self.path}: process {process.pid} has left this ledger")
+                index = self._quota_at(slot)
+                if index is None:
+                    raise NoQuotas(self.path)
+                guaranteed = quota.guaranteed // UNIT
+                if guaranteed:
+                    self._reclaim()
+                    others = sum(self._guaranteed(other) for other in range(self._slots) if other != slot)
+                    available = max(self._limit() - others, 0)
+                    if guaranteed > available:
+                        raise LedgerError(
+                            f"{quota.guaranteed} bytes cannot be guaranteed: {available * UNIT} of {self._limit() * UNIT}"
+                            f" are not guaranteed to other processes ({self.path}); lower another share"
+                        )
+                name = index * 8 + _QUOTA_NAME
+                self._map[name : name + 32] = quota._name_bytes()
+                self._words[index + 1] = _limit_word(guaranteed) if guaranteed else 0
+                self._words[index] = 0 if quota.limit is None else _limit_word(quota.limit // UNIT)
+                own = self._words[self._word_at(self._slot)]
+                if guaranteed and self._others()[0] + max(own, self._guaranteed(self._slot)) > self._limit():
+                    self._words[_AT_PRESSURE // 8] = 1  # owners then keep no unused grant
+
+    def _lives(self, slot):
+        asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, _HEADER_SIZE + slot * _SLOT_SIZE, 1, 0)
+        locked = _FLOCK.unpack(fcntl.fcntl(self._fd, fcntl.F_OFD_GETLK, asked))[0] != fcntl.F_UNLCK
+        return slot == self._slot or locked
+
+    def slots(self):
+        """All processes of the ledger: a list of `Slot`."""
+        with self._mutex:
+            self._check()
+            return _slots_of(self._map, self._slots, self._version, self._lives)
 
     def hold_file_lock(self):
         """Holds the file lock in a `with` statement, as a process does that is stopped in the middle. For tests."""
@@ -442,84 +478,6 @@ class Ledger:
         self.close()
 
 
-def _inode_at(path):
-    """Device and number of what a path names; None where it names nothing that can be seen."""
-    try:
-        facts = os.lstat(path)
-    except OSError:
-        return None
-    return facts.st_dev, facts.st_ino
-
-
-class _Claims:
-    """Shared locks on directories that say in which file a living process counts an account."""
-
-    def __init__(self, directory, base, key):
-        self._directory, self._anchors = directory, []
-        path = os.path.join(os.path.realpath(directory), base)
-        names = [os.fsencode(path)]
-        if directory == default_directory():
-            names.append(f"default {os.geteuid()} {key}".encode())
-        self._accounts = [_checksum(name) >> 33 << 32 for name in names]
-        self.reopen()
-
-    def reopen(self):
-        self.close()
-        for place in (self._directory, "/"):
-            try:
-                anchor = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            except FileNotFoundError:
-                continue
-            except OSError:
-                if place == "/":
-                    continue
-                raise
-            self._anchors.append(anchor)
-            if place != "/":
-                try:
-                    fcntl.flock(anchor, fcntl.LOCK_SH | fcntl.LOCK_NB)  # systemd-tmpfiles then passes the directory over
-                except OSError:
-                    pass
-
-    def _each(self):
-        return ((anchor, account) for anchor in self._anchors for account in self._accounts)
-
-    def hold(self, inode):
-        for anchor, account in self._each():
-            at = account | _inode_offset(inode)
-            fcntl.fcntl(anchor, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, at, 1, 0))
-
-    def release(self, inode):
-        for anchor, account in self._each():
-            at = account | _inode_offset(inode)
-            fcntl.fcntl(anchor, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, at, 1, 0))
-
-    def held_for_another(self, inode):
-        """Whether a living process claims an account for another file than this one; for any file, without one."""
-        end = 1 << 32
-        own = None if inode is None else _inode_offset(inode)
-        ranges = [(0, end)] if own is None else [(0, own), (own + 1, end)]
-        return any(
-            self._is_locked(anchor, account + first, last - first)
-            for anchor, account in self._each()
-            for first, last in ranges
-            if last > first
-        )
-
-    @staticmethod
-    def _is_locked(anchor, at, length):
-        asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, at, length, 0)
-        return _FLOCK.unpack(fcntl.fcntl(anchor, fcntl.F_OFD_GETLK, asked))[0] != fcntl.F_UNLCK
-
-    def close(self):
-        while self._anchors:
-            os.close(self._anchors.pop())
-
-
-def _inode_offset(inode):
-    return _checksum(struct.pack("<QQ", *inode)) >> 32
-
-
 class _FileLock:
     def __init__(self, ledger):
         self._ledger = ledger
@@ -536,7 +494,13 @@ class _FileLock:
         try:
             slot = 0 if ledger._slot is None else ledger._slot + 1
             ledger._words[_AT_HOLDER // 8] = os.getpid() << 32 | slot
-            resized = os.fstat(ledger._fd).st_size != _HEADER_SIZE + ledger._slots * _SLOT_SIZE
+            size = os.fstat(ledger._fd).st_size
+            resized = size != _file_size(ledger._version, ledger._slots)
+            if resized and size == _file_size(_VERSION, ledger._slots):
+                # A file of version 1: another process has begun to upgrade it, and was killed or has completed that.
+                if ledger._slot is None and ledger._words[1] & MAX_UNITS != 1:
+                    raise _Upgraded
+                resized = ledger._words[1] & MAX_UNITS != 1
             if resized or _inode_at(ledger.path) not in (ledger._inode, None):
                 raise LedgerError(f"{ledger.path}: was replaced or resized while in use; restart its users")
         except BaseException:

@@ -1,0 +1,198 @@
+//! The quotas of slots: limits of single processes, and shares that are kept free for them.
+//!
+//! Invariants:
+//! - A quota changes only under the file lock. An owner reads its limit before each charge, also one that its grant covers. So a
+//!   lowered limit holds from the next call.
+//! - The guaranteed shares of living slots add up to at most the limit of the device.
+//! - A request leaves free what is guaranteed to others and not used by them. A share that is guaranteed while others hold its bytes
+//!   fills as they return them.
+//!
+//! A file of version 1 has no quotas.
+
+use std::sync::atomic::Ordering;
+
+use super::ledger::{Ledger, drop_grant};
+use super::mapping::{Mapping, QuotaCell, SlotCell, is_locked};
+use crate::error::{LedgerError, LedgerResult};
+use crate::format::{UNIT, slot_offset, u64_at, unpack_quota};
+use crate::quota::Quota;
+use crate::snapshot::{SlotSnapshot, shown, time_of};
+use crate::word::Word;
+
+impl Ledger {
+    /// The quota of this process; empty if it has none.
+    pub fn quota(&self) -> LedgerResult<Quota> {
+        self.check_process()?;
+        let Some(cell) = self.mapping.quotas().get(self.own) else { return Ok(Quota::default()) };
+        let bytes = |units: u32| u64::from(units) * UNIT;
+        let unpacked = |cell: &std::sync::atomic::AtomicU64| {
+            unpack_quota(cell.load(Ordering::SeqCst)).ok_or_else(|| self.damaged_quota(self.own))
+        };
+        let letters: Vec<u8> =
+            cell.name.iter().flat_map(|part| part.load(Ordering::Relaxed).to_le_bytes()).collect();
+        Ok(Quota {
+            limit: unpacked(&cell.limit)?.map(bytes),
+            guaranteed: unpacked(&cell.guaranteed)?.map_or(0, bytes),
+            name: Some(shown(&letters)).filter(|name| !name.is_empty()),
+        })
+    }
+
+    /// Sets the quota of this process. It replaces the whole quota.
+    pub fn set_quota(&self, quota: &Quota) -> LedgerResult<()> {
+        self.store_quota(self.own, quota, |_| true)
+    }
+
+    /// Sets the quota of another process, as a snapshot has shown it. It holds from that process's next request.
+    ///
+    /// Refused with [`LedgerError::NoProcess`] if the process has left meanwhile.
+    pub fn set_quota_of(&self, process: &SlotSnapshot, quota: &Quota) -> LedgerResult<()> {
+        let index = process.index as usize;
+        self.store_quota(index, quota, |slot| {
+            let pid = slot.pid.load(Ordering::SeqCst) & u64::from(u32::MAX);
+            pid == u64::from(process.pid)
+                && time_of(slot.started.load(Ordering::Relaxed)) == process.started
+                && (index == self.own || is_locked(&self.file, slot_offset(index)).unwrap_or(true))
+        })
+    }
+
+    /// The limit of this process in bytes; `None` if it has none of its own.
+    pub fn quota_limit(&self) -> LedgerResult<Option<u64>> {
+        self.check_process()?;
+        let units = self.quota_units().ok_or_else(|| self.damaged_quota(self.own))?;
+        Ok((units != u32::MAX).then_some(u64::from(units) * UNIT))
+    }
+
+    /// The smaller of the limit of the device and the one of this process, in bytes.
+    pub fn limit_here(&self) -> LedgerResult<u64> {
+        let quota = self.quota_limit()?.unwrap_or(u64::MAX);
+        Ok(self.limit()?.min(quota))
+    }
+
+    /// Whether the file has quotas: one of version 1 has none.
+    pub fn has_quotas(&self) -> bool {
+        !self.mapping.quotas().is_empty()
+    }
+
+    fn store_quota(
+        &self,
+        index: usize,
+        quota: &Quota,
+        is_it: impl Fn(&SlotCell) -> bool,
+    ) -> LedgerResult<()> {
+        let packed = quota.pack()?;
+        let _lock = self.lock()?;
+        let slot = self.mapping.slots().get(index).filter(|slot| is_it(slot));
+        let Some(slot) = slot else {
+            return Err(LedgerError::NoProcess { path: self.path.clone() });
+        };
+        let Some(cell) = self.mapping.quotas().get(index) else {
+            return Err(LedgerError::NoQuotas { path: self.path.clone() });
+        };
+        if quota.guaranteed_units() > 0 {
+            self.reclaim()?;
+            let limit = u64::from(self.limit_units()?);
+            let available = limit.saturating_sub(self.guaranteed_to_others_of(index));
+            if quota.guaranteed_units() > available {
+                return Err(LedgerError::Guarantee {
+                    requested: quota.guaranteed,
+                    available: available * UNIT,
+                    limit: limit * UNIT,
+                    path: self.path.clone(),
+                });
+            }
+        }
+        for (part, word) in cell.name.iter().enumerate() {
+            word.store(u64_at(&quota.name_bytes(), part * 8), Ordering::Relaxed);
+        }
+        cell.guaranteed.store(packed.guaranteed, Ordering::SeqCst);
+        cell.limit.store(packed.limit, Ordering::SeqCst);
+        // The owner takes nothing from a grant above its limit. What it holds of one is free for others at once.
+        if packed.limit != 0 {
+            drop_grant(slot);
+        }
+        if packed.guaranteed != 0 {
+            self.make_room_for_shares()?;
+        }
+        Ok(())
+    }
+
+    /// Takes back the unused grants of all if the guaranteed shares need them, now and when bytes are returned. The caller holds the
+    /// file lock.
+    fn make_room_for_shares(&self) -> LedgerResult<()> {
+        let slots = || self.mapping.slots().iter().enumerate();
+        let total = |slot: &SlotCell| Word::unpack(slot.word.load(Ordering::SeqCst)).total();
+        let reserved: u64 = slots().map(|(at, slot)| self.reserved_by(at, total(slot))).sum();
+        if reserved > u64::from(self.limit_units()?) {
+            self.mapping.header().pressure.store(1, Ordering::SeqCst);
+            slots().for_each(|(_, slot)| {
+                drop_grant(slot);
+            });
+        }
+        Ok(())
+    }
+
+    /// The limit of this process in units; `None` if the stored one is damaged.
+    #[inline]
+    pub(super) fn quota_units(&self) -> Option<u32> {
+        let Some(cell) = self.mapping.quotas().get(self.own) else { return Some(u32::MAX) };
+        match cell.limit.load(Ordering::SeqCst) {
+            0 => Some(u32::MAX),
+            raw => unpack_quota(raw).flatten(),
+        }
+    }
+
+    #[cold]
+    pub(super) fn damaged_quota(&self, index: usize) -> LedgerError {
+        LedgerError::Damaged {
+            path: self.path.clone(),
+            what: format!("the quota of slot {index} is no quota"),
+        }
+    }
+
+    /// The units that a slot takes from the limit: what it holds, and at least its guaranteed share.
+    pub(super) fn reserved_by(&self, index: usize, held: u64) -> u64 {
+        held.max(self.mapping.quotas().get(index).map_or(0, guaranteed))
+    }
+
+    /// The sum of the guaranteed shares of all slots but one.
+    pub(super) fn guaranteed_to_others_of(&self, index: usize) -> u64 {
+        let quotas = self.mapping.quotas().iter().enumerate();
+        quotas.filter(|(other, _)| *other != index).map(|(_, cell)| guaranteed(cell)).sum()
+    }
+
+    /// The refusal of a request that does not fit into the quota; `None` if it does.
+    pub(super) fn over_quota(
+        &self,
+        slot: &SlotCell,
+        bytes: u64,
+        quota: u32,
+    ) -> Option<LedgerError> {
+        let used = u64::from(Word::unpack(slot.word.load(Ordering::SeqCst)).used);
+        let available = u64::from(quota).saturating_sub(used);
+        let units = bytes.div_ceil(UNIT);
+        (quota != u32::MAX && units > available).then(|| LedgerError::OverQuota {
+            requested: bytes,
+            available: available * UNIT,
+            quota: u64::from(quota) * UNIT,
+            own: used * UNIT,
+            path: self.path.clone(),
+        })
+    }
+}
+
+/// The units that a quota keeps free; a damaged one keeps nothing, and none more than the limit of its slot.
+fn guaranteed(cell: &QuotaCell) -> u64 {
+    let load =
+        |word: &std::sync::atomic::AtomicU64| unpack_quota(word.load(Ordering::SeqCst)).flatten();
+    let limit = load(&cell.limit).map_or(u64::MAX, u64::from);
+    load(&cell.guaranteed).map_or(0, u64::from).min(limit)
+}
+
+/// Removes the quota of a slot. Before the fields that show that the slot has an owner.
+pub(super) fn clear_quota(mapping: &Mapping, index: usize) {
+    if let Some(cell) = mapping.quotas().get(index) {
+        cell.guaranteed.store(0, Ordering::SeqCst);
+        cell.limit.store(0, Ordering::SeqCst);
+        cell.name.iter().for_each(|part| part.store(0, Ordering::Relaxed));
+    }
+}
