@@ -13,6 +13,7 @@ use crate::input::{Input, ReadingReport, Trouble};
 use crate::lanes::{Lanes, LanesBuilder};
 use crate::lifetimes::Lifetimes;
 use crate::lives::{Change, Life, Lives};
+use crate::reserved_ranges::{RangeRow, ReservedRanges};
 use crate::scan::{Demand, Scan};
 use crate::segments::Segments;
 use crate::timeline::{Timeline, TimelineBuilder};
@@ -37,6 +38,8 @@ pub(crate) struct FailedCall {
     pub(crate) order: u64,
     pub(crate) bytes: u64,
     pub(crate) tag: String,
+    /// Source file and line of the call; empty when the log does not have it.
+    pub(crate) site: String,
     pub(crate) kind: String,
     pub(crate) message: String,
 }
@@ -67,6 +70,9 @@ pub struct Analysis {
     pub(crate) largest_at_peak: Vec<Life>,
     pub(crate) segments: Segments,
     pub(crate) address_map: AddressMap,
+    /// Segments that allocators held, the longest-held and largest of them.
+    pub(crate) reserved: Vec<RangeRow>,
+    pub(crate) all_reserved: u64,
     /// First bins of the columns of the map and the lanes.
     pub(crate) column_bins: Vec<usize>,
     pub(crate) streams: Vec<String>,
@@ -132,6 +138,8 @@ pub fn analyse(input: &Input<'_>, log: &str, demand: Demand) -> Result<Analysis,
         largest_at_peak: filled.peak.largest,
         segments,
         address_map: filled.address_map,
+        reserved: filled.reserved,
+        all_reserved: filled.all_reserved,
         column_bins: filled.column_bins,
         streams: lane_names,
         lanes: filled.lanes,
@@ -156,6 +164,7 @@ struct Filling<'a> {
     blocks: u64,
     timeline: TimelineBuilder,
     map: AddressMapBuilder<'a>,
+    reserved: ReservedRanges,
     lanes: LanesBuilder<'a>,
     lifetimes: Lifetimes,
     details: BlocksBuilder,
@@ -171,6 +180,8 @@ struct Filled {
     timeline: Timeline,
     peak: Peak,
     address_map: AddressMap,
+    reserved: Vec<RangeRow>,
+    all_reserved: u64,
     column_bins: Vec<usize>,
     lanes: Lanes,
     lifetimes: Lifetimes,
@@ -201,6 +212,7 @@ impl<'a> Filling<'a> {
             blocks: 0,
             timeline: TimelineBuilder::new(records, series),
             map: AddressMapBuilder::new(&scan.segments, series),
+            reserved: ReservedRanges::default(),
             lanes: LanesBuilder::new(&scan.lanes, scan.lane_names.len()),
             lifetimes: Lifetimes::new(series),
             details: BlocksBuilder::new(KEPT),
@@ -222,6 +234,11 @@ impl<'a> Filling<'a> {
         }
         // Calls of several threads may begin in another order than they end.
         self.time = self.time.max(record.time_nanos().saturating_sub(self.scan.first_time));
+        if self.reserved.apply(record, self.time) {
+            self.timeline.set_reserved(self.reserved.bytes());
+            self.timeline.end_record(self.time);
+            return Ok(());
+        }
         let tag = self.place(record.tag(), names);
         let change = self.lives.apply(record, self.time, tag)?;
         let touched = match &change {
@@ -268,6 +285,7 @@ impl<'a> Filling<'a> {
             order: record.order(),
             bytes: record.bytes().unwrap_or(0),
             tag: names.text_or_empty(record.tag()).to_owned(),
+            site: names.text_or_empty(record.site()).to_owned(),
             kind: failure.map_or_else(|| "unknown".to_owned(), |failure| text(failure.kind)),
             message: failure.map_or_else(String::new, |failure| text(failure.message)),
         }
@@ -318,7 +336,10 @@ impl<'a> Filling<'a> {
             self.lifetimes.died(life, self.time, false);
             self.details.ended(life, self.time, None, None);
         }
+        let (reserved, all_reserved) = self.reserved.finish(self.time);
         Filled {
+            reserved,
+            all_reserved,
             timeline: self.timeline.finish(),
             peak: self.peak.unwrap_or_default(),
             address_map: self.map.finish(),
@@ -347,13 +368,13 @@ mod tests {
     /// sizes up to the ends of their ranges.
     fn nonsense(seed: u64, names: &mut Names) -> Vec<Record> {
         let mut random = Minstd::new(seed);
-        let actions = [1, 1, 1, 2, 2, 3, 4, 5, 6, 77].map(Action::from_code);
+        let actions = [1, 1, 1, 2, 2, 3, 4, 5, 6, 7, 8, 77].map(Action::from_code);
         let tags: Vec<NameId> = (0..40).map(|tag| names.intern(&format!("tag {tag}"))).collect();
         let failure = Failure { kind: names.intern("odd"), message: names.intern("<b>") };
         let extreme = [0, 1, u64::MAX / 2, u64::MAX - 1];
         let mut time = 0;
         let mut record = |order| {
-            let action = actions[random.draw(0, 9) as usize];
+            let action = actions[random.draw(0, 11) as usize];
             time += random.draw(0, 1000);
             let late = random.draw(0, 50) * random.draw(0, 1);
             let mut record =
@@ -440,7 +461,11 @@ mod tests {
             let map = &analysis.address_map;
             assert_eq!(map.fullness.len(), columns * map.rows, "seed {seed}");
             let calls: u64 = lanes.totals.iter().map(|lane| u64::from(lane.calls)).sum();
-            assert_eq!(calls, 3000, "seed {seed}");
+            let is_segment = |r: &&Record| matches!(r.action().code(), 7 | 8);
+            let segments = records.iter().filter(is_segment).count() as u64;
+            assert_eq!(calls, 3000 - segments, "seed {seed}");
+            let reserved = analysis.timeline.reserved.iter().max().copied();
+            assert_eq!(reserved, analysis.summary.reserved.map(|usage| usage.peak_bytes));
             let born: u64 = analysis.lifetimes.by_tag.iter().map(|tag| tag.blocks).sum();
             assert_eq!(born, analysis.summary.total.allocations, "seed {seed}");
         }

@@ -29,6 +29,9 @@ pub(crate) struct BlockData {
     stream: Array,
     thread: Array,
     query: Array,
+    site: Array,
+    /// Frames of the sampled stack, a line each.
+    stack: Array,
     served_by: Array,
     latency: Array,
     freed_stream: Array,
@@ -74,6 +77,11 @@ impl BlockData {
         let stream = column(&|block| block.life.stream.map(|id| stream_name(Some(id), names)));
         let thread = column(&|block| block.calls.allocated.as_ref().and_then(thread_of));
         let query = column(&|block| block.calls.allocated?.query.map(|query| query.to_string()));
+        let site = column(&|block| Some(names.text_or_empty(block.calls.site).to_owned()));
+        let stack = column(&|block| {
+            let frames: Vec<&str> = names.stack_texts(block.calls.stack).collect();
+            Some(frames.join("\n"))
+        });
         let served_by = column(&|block| {
             let path = xlog_trace::ServedBy::from_code(block.calls.served_by);
             (block.calls.served_by != 0).then(|| path.to_string())
@@ -110,6 +118,8 @@ impl BlockData {
             stream: blob.u32(stream),
             thread: blob.u32(thread),
             query: blob.u32(query),
+            site: blob.u32(site),
+            stack: blob.u32(stack),
             served_by: blob.u32(served_by),
             latency: blob.u32(kept.iter().map(|block| block.calls.latency_nanos)),
             freed_stream: blob.u32(freed_stream),

@@ -6,7 +6,7 @@
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 
-use xlog_trace::{Action, Record, UseAccess};
+use xlog_trace::{Action, NameId, Record, StackId, UseAccess};
 
 use crate::lives::{Key, Life};
 
@@ -51,6 +51,9 @@ pub(crate) struct Calls {
     pub(crate) uses: u32,
     pub(crate) first_uses: Vec<BlockUse>,
     pub(crate) freed: Option<Caller>,
+    /// Source file and line of the allocation.
+    pub(crate) site: Option<NameId>,
+    pub(crate) stack: Option<StackId>,
 }
 
 /// A block with its life. Ordered by bytes times nanoseconds; of equal ones the earlier block is the larger.
@@ -98,6 +101,8 @@ impl BlocksBuilder {
             allocated: Some(Caller::of(record)),
             served_by: record.served_by().code(),
             latency_nanos: record.latency_nanos(),
+            site: record.site(),
+            stack: record.stack(),
             ..Calls::default()
         };
         self.live.insert(key(life), calls);

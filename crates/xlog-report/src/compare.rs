@@ -80,7 +80,10 @@ impl TagChange {
 pub struct Comparison {
     /// Whether the logs say the same of memory.
     pub same: bool,
+    /// Without those of segments.
     pub(crate) records: Change,
+    /// The most bytes held of the device; `null` where neither log has segments. It does not count: it depends on the allocator.
+    pub(crate) reserved_bytes: Option<Change>,
     pub(crate) peak_blocks: Change,
     pub(crate) frees: Change,
     pub(crate) duration_nanos: Change,
@@ -130,7 +133,14 @@ pub fn compare(before: &Summary, after: &Summary) -> Comparison {
     });
     let frees = Change::new(before.total.frees, after.total.frees);
     let peak_blocks = Change::new(before.total.peak_blocks, after.total.peak_blocks);
-    let records = Change::new(before.records, after.records);
+    let calls = |summary: &Summary| {
+        let segments = summary.reserved.map_or(0, |usage| usage.takes + usage.returns);
+        summary.records.saturating_sub(segments)
+    };
+    let records = Change::new(calls(before), calls(after));
+    let held = |summary: &Summary| summary.reserved.map_or(0, |usage| usage.peak_bytes);
+    let has_segments = before.reserved.is_some() || after.reserved.is_some();
+    let reserved_bytes = has_segments.then(|| Change::new(held(before), held(after)));
     let same = total.is_same()
         && by_tag.iter().all(TagChange::is_same)
         && failures.iter().all(|(_, times)| times.is_same())
@@ -138,6 +148,7 @@ pub fn compare(before: &Summary, after: &Summary) -> Comparison {
     Comparison {
         same,
         records,
+        reserved_bytes,
         peak_blocks,
         frees,
         duration_nanos: Change::new(duration(before), duration(after)),
@@ -176,6 +187,9 @@ pub fn rows(page: &mut TextReport, comparison: &Comparison) {
     ];
     for (name, change) in bytes {
         row(page, name, change, size);
+    }
+    if let Some(change) = comparison.reserved_bytes {
+        row(page, "reserved at most", change, size);
     }
     let counts = [
         ("most blocks", comparison.peak_blocks),

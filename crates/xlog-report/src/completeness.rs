@@ -7,7 +7,7 @@
 use xlog_trace::{ReadReport, Usage};
 
 use crate::input::ReadingReport;
-use crate::text_report::size;
+use crate::text_report::{count, size};
 
 impl ReadingReport {
     /// Why records may be missing, in words that follow "it is incomplete:"; `None` of a complete log.
@@ -44,16 +44,16 @@ impl ReadingReport {
 
     /// The conclusion about blocks that were not freed, as far as the log allows one.
     pub fn freed(&self, total: &Usage) -> String {
-        let (held, blocks) = (size(total.live_bytes), total.live_blocks);
-        match (&self.incomplete, blocks) {
+        let held = format!("{} in {}", size(total.live_bytes), count(total.live_blocks, "block"));
+        match (&self.incomplete, total.live_blocks) {
             (None, 0) if self.records == 0 => "it has no records".to_owned(),
             (None, 0) => "every block was freed".to_owned(),
-            (None, _) => format!("{held} in {blocks} blocks was never freed"),
+            (None, _) => format!("{held} was never freed"),
             (Some(why), 0) => {
                 format!("every block in these records was freed, of others nothing is known: {why}")
             }
             (Some(why), _) => format!(
-                "{held} in {blocks} blocks has no free in these records; whether it was freed is unknown: {why}"
+                "{held} has no free in these records; whether it was freed is unknown: {why}"
             ),
         }
     }

@@ -34,6 +34,9 @@ pub(crate) struct PageData {
     tags: Vec<String>,
     other_tags: usize,
     by_tag: Vec<TagRow>,
+    /// Usage by source file and line; empty where the log has none.
+    by_site: Vec<TagRow>,
+    all_sites: usize,
     all_tags: usize,
     starts: Array,
     stacks: Array,
@@ -48,7 +51,42 @@ pub(crate) struct PageData {
     leak_tags: Vec<(String, u64, u64)>,
     failed: Vec<FailedCall>,
     blocks: BlockData,
+    /// Null where the log has no segments.
+    reserved: Option<ReservedData>,
     other: Option<Other>,
+}
+
+#[derive(Serialize, Debug)]
+struct ReservedData {
+    peak: u64,
+    at_peak: u64,
+    end: u64,
+    /// The most of each bin.
+    bins: Array,
+    ranges: Vec<RangeRow>,
+    all_ranges: u64,
+}
+
+/// Process, device, first address, bytes, place in the map, taken, returned.
+type RangeRow = (u32, u32, String, u64, u64, u64, Option<u64>);
+
+impl ReservedData {
+    fn new(analysis: &Analysis, blob: &mut Blob) -> Option<Self> {
+        let usage = analysis.summary.reserved?;
+        let ranges = analysis.reserved.iter().filter_map(|row| {
+            let place = analysis.segments.offset(row.process, row.device, row.start)?;
+            let address = format!("{:#x}", row.start);
+            Some((row.process, row.device, address, row.bytes, place, row.from, row.to))
+        });
+        Some(Self {
+            peak: usage.peak_bytes,
+            at_peak: usage.at_peak_bytes,
+            end: usage.end_bytes,
+            bins: blob.f32(analysis.timeline.reserved.iter().copied()),
+            ranges: ranges.collect(),
+            all_ranges: analysis.all_reserved,
+        })
+    }
 }
 
 #[derive(Serialize, Debug)]
@@ -122,6 +160,7 @@ struct LeakRow {
     address: String,
     bytes: u64,
     tag: String,
+    site: String,
     stream: Option<u32>,
     order: u64,
     age: u64,
@@ -201,6 +240,13 @@ impl PageData {
                 .map(|(tag, usage)| TagRow::new(tag, usage))
                 .collect(),
             all_tags: summary.by_tag.len(),
+            by_site: summary
+                .by_site
+                .iter()
+                .take(ROWS)
+                .map(|(site, usage)| TagRow::new(site, usage))
+                .collect(),
+            all_sites: summary.by_site.len(),
             starts: blob.f64(timeline.starts.iter().copied()),
             stacks: blob.f32(timeline.stacks.iter().copied()),
             lows: blob.f32(timeline.lows.iter().copied()),
@@ -236,6 +282,7 @@ impl PageData {
             leak_tags: leak_tags(analysis),
             failed: analysis.failed.clone(),
             blocks: BlockData::new(analysis, blob),
+            reserved: ReservedData::new(analysis, blob),
             other: other.map(|other| Other {
                 log: other.file.clone(),
                 span: other.timeline.end,
@@ -305,6 +352,7 @@ fn leaks(analysis: &Analysis) -> Vec<LeakRow> {
         address: format!("{:#x}", leak.block.ptr),
         bytes: leak.block.charged,
         tag: leak.tag.clone(),
+        site: leak.site.clone(),
         stream: leak.block.stream,
         order: leak.block.order,
         age: leak.age_nanos,

@@ -3,6 +3,7 @@
 //! Field names are the interface: a field may be added, none changes its name or meaning without a new `schema` number.
 //! Every field is always there; what is not known is `null`.
 use serde::Serialize;
+use xlog_trace::ReservedUsage;
 
 use crate::analysis::{Analysis, Holder};
 use crate::compare::{Comparison, compare};
@@ -45,6 +46,8 @@ pub struct Figures {
     peak: PeakFigures,
     live_bytes: u64,
     live_blocks: u64,
+    /// What allocators held of the device; `null` where the log has no segments.
+    reserved: Option<ReservedFigures>,
     /// The highest total of each of equal steps of time.
     over_time: Vec<u64>,
     sizes: Vec<HistogramRow>,
@@ -63,6 +66,14 @@ struct PeakFigures {
     time_nanos: u64,
     order: u64,
     holders: Vec<Holder>,
+}
+
+#[derive(Serialize, Debug)]
+struct ReservedFigures {
+    #[serde(flatten)]
+    usage: ReservedUsage,
+    /// The most of each of equal steps of time.
+    over_time: Vec<u64>,
 }
 
 #[derive(Serialize, Debug)]
@@ -119,6 +130,10 @@ impl Figures {
             },
             live_bytes: total.live_bytes,
             live_blocks: total.live_blocks,
+            reserved: summary.reserved.map(|usage| ReservedFigures {
+                usage,
+                over_time: timeline.reserved_columns(STEPS),
+            }),
             over_time: timeline
                 .columns(STEPS)
                 .into_iter()

@@ -13,10 +13,11 @@ use crate::data::PageData;
 
 const STYLE: &str = include_str!("page/style.css");
 const MARKUP: &str = include_str!("page/page.html");
-const SCRIPTS: [&str; 12] = [
+const SCRIPTS: [&str; 13] = [
     include_str!("page/data.js"),
     include_str!("page/format.js"),
     include_str!("page/view.js"),
+    include_str!("page/reserved.js"),
     include_str!("page/memory.js"),
     include_str!("page/addresses.js"),
     include_str!("page/lanes.js"),

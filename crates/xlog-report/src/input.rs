@@ -5,7 +5,7 @@ use std::cell::{Cell, OnceCell};
 use std::fs::File;
 use std::io::{BufReader, BufWriter, IsTerminal, Read, Write};
 use std::os::unix::fs::FileExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -21,6 +21,9 @@ use crate::text_report::TextReport;
 const EVERY: Duration = Duration::from_millis(200);
 /// Records between readings of the clock.
 const PROGRESS_STEP: u64 = 4096;
+
+/// What an xtrace file begins with.
+const XTRACE: [u8; 8] = *b"\x89XTRACE\n";
 
 /// Whether the first bad record ends it.
 #[derive(Clone, Copy, Debug)]
@@ -70,6 +73,30 @@ impl<'a> Input<'a> {
             is_snapshot: Cell::new(false),
             passes: Arc::default(),
         }
+    }
+
+    /// Several logs as one, such as those of the processes of a run; `name` is shown for them. Each must be an xtrace file.
+    pub fn joined(name: &'a Path, paths: &[PathBuf], strict: Strict) -> Result<Self, String> {
+        let whole = tempfile::tempfile().map_err(|error| format!("a temporary file: {error}"))?;
+        for path in paths {
+            let refuse = |reason: String| format!("{}: {reason}", path.display());
+            let mut file =
+                File::open(path).map_err(|error| refuse(format!("opening the log: {error}")))?;
+            let mut head = [0; XTRACE.len()];
+            let begun = file.read_exact(&mut head).is_ok() && head == XTRACE;
+            if !begun {
+                return Err(refuse(
+                    "it is not an xtrace log; of several logs each must be one, see xlogmem convert".to_owned(),
+                ));
+            }
+            let copied =
+                (&whole).write_all(&head).and_then(|()| std::io::copy(&mut file, &mut &whole));
+            copied
+                .map_err(|error| refuse(format!("copying the log to a temporary file: {error}")))?;
+        }
+        let input = Self::new(name, Some(LogFormat::Xtrace), strict);
+        let _ = input.copy.set(Arc::new(whole));
+        Ok(input)
     }
 
     /// The log as it was named.

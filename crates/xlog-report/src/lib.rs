@@ -29,6 +29,7 @@ mod lifetimes;
 mod lives;
 pub mod picture;
 pub mod plot;
+mod reserved_ranges;
 mod scan;
 mod segments;
 pub mod text;

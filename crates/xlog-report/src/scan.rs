@@ -39,6 +39,14 @@ impl Scan {
         {
             let counted = summarizer.push(&record, source.names());
             counted.map_err(|error| input.blame(&error).into_line())?;
+            if matches!(record.action(), Action::SegmentTake | Action::SegmentReturn) {
+                // Segments are of no stream. Parts that no block touched have a place in the map too.
+                if let (Action::SegmentTake, Some(ptr)) = (record.action(), record.ptr()) {
+                    let bytes = record.bytes().unwrap_or(0);
+                    segments.add(record.process(), record.device(), ptr, bytes);
+                }
+                continue;
+            }
             if streams.len() < MAX_STREAMS || streams.contains_key(&record.stream()) {
                 *streams.entry(record.stream()).or_default() += 1;
             }

@@ -7,7 +7,7 @@ use crate::analysis::Analysis;
 use crate::compare::compare;
 use crate::escape;
 use crate::lifetimes::Histogram;
-use crate::text_report::{TextReport, size};
+use crate::text_report::{TextReport, count, size};
 use crate::timeline::Timeline;
 
 const WIDTH: usize = 64;
@@ -73,19 +73,31 @@ pub fn render(
     page.line(
         "calls",
         &format!(
-            "{} allocations, {} frees, {} failures",
-            total.allocations, total.frees, total.failures
+            "{}, {}, {}",
+            count(total.allocations, "allocation"),
+            count(total.frees, "free"),
+            count(total.failures, "failure")
         ),
     );
     page.line(
         "peak",
         &format!(
-            "{} in {} blocks, after {}",
+            "{} in {}, after {}",
             size(total.peak_bytes),
-            analysis.peak_blocks,
+            count(analysis.peak_blocks, "block"),
             seconds(analysis.peak_time)
         ),
     );
+    if let Some(usage) = summary.reserved {
+        let free = usage.at_peak_bytes.saturating_sub(total.peak_bytes);
+        let at_peak = size(usage.at_peak_bytes);
+        let text = format!(
+            "{} at most; {at_peak} at the peak, of which {} were free",
+            size(usage.peak_bytes),
+            size(free)
+        );
+        page.line("reserved", &text);
+    }
     if let Some(budget) = budget {
         page.line("budget", &against(budget, total.peak_bytes));
     }
@@ -108,6 +120,10 @@ pub fn render(
     }
     usages(&mut page, "By query", &summary.by_query);
     usages(&mut page, "By thread", &summary.by_thread);
+    // The last part of a path names a file best where there is little room.
+    let file = |site: &String| site.rsplit(['/', '\\']).next().unwrap_or(site).to_owned();
+    let sites: Vec<_> = summary.by_site.iter().map(|(site, usage)| (file(site), *usage)).collect();
+    usages(&mut page, "By call site", &sites);
     call_times(&mut page, &summary.times);
     failures(&mut page, analysis);
     leaks(&mut page, analysis);
@@ -187,11 +203,11 @@ fn usages(page: &mut TextReport, title: &str, rows: &[(String, Usage)]) {
     page.title(title);
     for (name, usage) in rows.iter().take(ROWS) {
         page.row(&format!(
-            "{:<24}{:>11} at its peak, {} allocations, {} failures",
+            "{:<24}{:>11} at its peak, {}, {}",
             shorten(name, 24),
             size(usage.peak_bytes),
-            usage.allocations,
-            usage.failures
+            count(usage.allocations, "allocation"),
+            count(usage.failures, "failure")
         ));
     }
     more(page, rows.len());
@@ -203,11 +219,14 @@ fn failures(page: &mut TextReport, analysis: &Analysis) {
     }
     page.title("Failures");
     for (kind, times) in &analysis.summary.failures {
-        page.line(&format!("{times} times"), kind);
+        page.line(&count(*times, "time"), kind);
     }
     if let Some(first) = analysis.failed.first() {
         let tag = named(&first.tag);
-        let what = format!("{}, {tag}, after {}", size(first.bytes), seconds(first.time));
+        let mut what = format!("{}, {tag}, after {}", size(first.bytes), seconds(first.time));
+        if !first.site.is_empty() {
+            what = format!("{what}, at {}", first.site);
+        }
         page.line("the first", &format!("{what}: {}", first.message));
     }
 }

@@ -12,6 +12,14 @@ const LABEL: usize = 20;
 
 static WIDTH: AtomicUsize = AtomicUsize::new(COLUMNS);
 
+/// A number of things, by the word for one of them.
+pub fn count(number: u64, one: &str) -> String {
+    match number {
+        1 => format!("1 {one}"),
+        _ => format!("{number} {one}s"),
+    }
+}
+
 /// Sets the columns of all texts: those of the terminal, from 60 to 120.
 pub fn set_width(columns: usize) {
     WIDTH.store(columns.clamp(60, 120), Ordering::Relaxed);

@@ -18,6 +18,8 @@ pub(crate) struct Timeline {
     pub(crate) stacks: Vec<u64>,
     /// The lowest total of each bin.
     pub(crate) lows: Vec<u64>,
+    /// The most reserved bytes of each bin.
+    pub(crate) reserved: Vec<u64>,
     /// When the last record was.
     pub(crate) end: u64,
 }
@@ -33,22 +35,31 @@ impl Timeline {
         self.stacks.get(from..from.saturating_add(self.series)).unwrap_or(&[])
     }
 
+    /// The most reserved bytes in each of `width` equal steps of time.
+    pub(crate) fn reserved_columns(&self, width: usize) -> Vec<u64> {
+        let bytes = |bin: usize| self.reserved.get(bin).copied().unwrap_or(0);
+        self.highest_bins(width, bytes).into_iter().map(bytes).collect()
+    }
+
     /// For each of `width` equal steps of time, the bin that is highest in it.
     pub(crate) fn columns(&self, width: usize) -> Vec<usize> {
-        let total = |bin: usize| self.stack(bin).iter().sum::<u64>();
+        self.highest_bins(width, |bin| self.stack(bin).iter().sum())
+    }
+
+    /// For each of `width` equal steps of time, the first bin with the largest value.
+    fn highest_bins(&self, width: usize, value: impl Fn(usize) -> u64) -> Vec<usize> {
+        let edge = |at: usize| (u128::from(self.end) * at as u128 / width.max(1) as u128) as u64;
         let mut first = 0;
         (0..width)
             .map(|column| {
-                let edge =
-                    |at: usize| (u128::from(self.end) * at as u128 / width.max(1) as u128) as u64;
                 let (from, to) = (edge(column), edge(column + 1));
                 // The bin that began before the step is still there in it.
                 while self.starts.get(first + 1).is_some_and(|&start| start <= from) {
                     first += 1;
                 }
-                let last = (first + 1..self.len())
+                let within = (first + 1..self.len())
                     .take_while(|&bin| self.starts.get(bin).is_some_and(|&start| start < to));
-                last.fold(first, |best, bin| if total(bin) > total(best) { bin } else { best })
+                within.fold(first, |best, bin| if value(bin) > value(best) { bin } else { best })
             })
             .collect()
     }
@@ -63,6 +74,7 @@ pub(crate) struct TimelineBuilder {
     live: Vec<u64>,
     total: u64,
     highest: u64,
+    reserved: u64,
 }
 
 impl TimelineBuilder {
@@ -76,6 +88,7 @@ impl TimelineBuilder {
             live: vec![0; series],
             total: 0,
             highest: 0,
+            reserved: 0,
         }
     }
 
@@ -91,6 +104,11 @@ impl TimelineBuilder {
             *live = live.saturating_sub(bytes);
         }
         self.total = self.total.saturating_sub(bytes);
+    }
+
+    /// Sets the bytes that are reserved, in use or not.
+    pub(crate) fn set_reserved(&mut self, bytes: u64) {
+        self.reserved = bytes;
     }
 
     /// Bytes that are live.
@@ -111,6 +129,7 @@ impl TimelineBuilder {
             self.made.starts.push(time);
             self.made.stacks.extend_from_slice(&self.live);
             self.made.lows.push(self.total);
+            self.made.reserved.push(self.reserved);
             self.highest = self.total;
         } else if self.total > self.highest {
             self.highest = self.total;
@@ -121,6 +140,9 @@ impl TimelineBuilder {
         }
         if let Some(low) = self.made.lows.last_mut() {
             *low = (*low).min(self.total);
+        }
+        if let Some(reserved) = self.made.reserved.last_mut() {
+            *reserved = (*reserved).max(self.reserved);
         }
         self.in_bin += 1;
     }

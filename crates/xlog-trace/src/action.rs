@@ -76,6 +76,10 @@ vocabulary!(
         UseFinish = 5 => "use_finish",
         /// An allocation failed, and the log does not have the reason (RMM's `allocate failure`).
         AllocateFailure = 6 => "allocate_failure",
+        /// An allocator took a range of device memory: its address and bytes. Without an address, only the bytes are known.
+        SegmentTake = 7 => "segment_take",
+        /// An allocator returned a range to the device, a whole segment or a part of one.
+        SegmentReturn = 8 => "segment_return",
     }
 );
 

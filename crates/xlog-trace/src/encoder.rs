@@ -64,6 +64,20 @@ pub fn encoder(format: Format) -> Box<dyn Encoder> {
 }
 
 /// Writes records in any format to a byte stream, in pieces that end at record boundaries.
+///
+/// ```
+/// use xlog_trace::{Action, Format, Header, LogWriter, Names, Record};
+///
+/// # fn main() -> Result<(), xlog_trace::TraceError> {
+/// let mut names = Names::new();
+/// let mut log = LogWriter::new(Format::RmmCsv, &Header::new(), Vec::new());
+/// let block = Record::new(Action::Allocate, 0, 1, 0).with_ptr(0x7f00).with_bytes(4096).with_tag(names.intern("rows"));
+/// log.write(&block, &names)?;
+/// let bytes = log.finish()?;
+/// assert!(bytes.starts_with(b"Thread,Time,Action,Pointer,Size,Stream\n"));
+/// # Ok(())
+/// # }
+/// ```
 pub struct LogWriter<W: Write> {
     encoder: Box<dyn Encoder>,
     buffer: Vec<u8>,

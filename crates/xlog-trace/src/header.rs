@@ -3,6 +3,11 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// The frame of a log: whose it is and what its clock counts from.
+///
+/// ```
+/// let header = xlog_trace::Header::new().with_epoch_unix_nanos(1_000).with_device_name("H200");
+/// assert_eq!(header.unix_nanos(5), 1_005);
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Header {
@@ -31,25 +36,13 @@ impl Header {
         }
     }
 
-    /// Sets the epoch.
-    #[must_use]
-    pub fn with_epoch_unix_nanos(mut self, nanos: u64) -> Self {
-        self.epoch_unix_nanos = nanos;
-        self
-    }
-
-    /// Sets the device name.
-    #[must_use]
-    pub fn with_device_name(mut self, name: impl Into<String>) -> Self {
-        self.device_name = name.into();
-        self
-    }
-
-    /// Sets the process.
-    #[must_use]
-    pub fn with_process(mut self, process: u32) -> Self {
-        self.process = process;
-        self
+    xlog_base::setters! {
+        /// Sets the epoch.
+        with_epoch_unix_nanos(nanos: u64) { epoch_unix_nanos: nanos }
+        /// Sets the device name.
+        with_device_name(name: impl Into<String>) { device_name: name.into() }
+        /// Sets the process.
+        with_process(process: u32) { process: process }
     }
 
     /// Wall-clock nanoseconds since 1970 of a record's time, saturating.

@@ -1,6 +1,7 @@
 //! The allocation log as a file format.
 //!
-//! A log is a sequence of [`Record`]s: an allocation, free or use, with its time, thread, stream and tag.
+//! A log is a sequence of [`Record`]s: an allocation, free or use, with its time, thread, stream and tag, or a segment that an allocator
+//! took or returned.
 //! This crate reads and writes it as a binary file, as CSV and as RMM's CSV ([`Reader`],
 //! [`LogWriter`]), reads PyTorch's memory snapshots ([`import`]), turns it into what other tools show ([`export`]), sums it up ([`Summary`]), and
 //! writes it from a running program at the cost of a copy ([`Recorder`]). It knows nothing of
@@ -42,7 +43,9 @@ mod ordered;
 mod reader;
 mod record;
 mod recorder;
+mod reserved;
 mod rmm;
+mod stacks;
 mod summary;
 mod text_reader;
 mod times;
@@ -61,9 +64,11 @@ pub use ordered::{DEFAULT_WINDOW, Ordered};
 pub use reader::{LogState, ReadReport, Reader, Source, Strictness, rotated_files};
 pub use record::{Failure, Fields, Record};
 pub use recorder::{
-    OnError, Overflow, Recorder, RecorderConfig, RecorderStats, at_exit, check_writable, intern,
-    intern_text,
+    OnError, Overflow, Recorder, RecorderConfig, RecorderStats, at_exit, capture_stack,
+    check_writable, intern, intern_site, intern_text, record_stack, resolve_stacks, stack_frames,
 };
+pub use reserved::{MAX_RESERVED_RANGES, Reserved, ReservedRange, ReservedUsage};
 pub use rmm::RMM_HEADER;
+pub use stacks::{MAX_FRAMES, MAX_STACKS, StackId};
 pub use summary::{Leak, MAX_LISTED_LEAKS, Summarizer, Summary, Usage};
 pub use times::{CallTimes, TimesReport};

@@ -7,6 +7,7 @@ use crate::action::Action;
 use crate::error::TraceError;
 use crate::names::NameId;
 use crate::record::Record;
+use crate::stacks::StackId;
 
 /// Live blocks that are followed at once: a table of 4,194,304 slots, 0.6 GB, and half of that again while it grows.
 pub const MAX_LIVE_BLOCKS: usize = (1 << 22) / 8 * 7;
@@ -67,6 +68,10 @@ pub struct LiveBlock {
     pub order: u64,
     /// Time of the allocation.
     pub time_nanos: u64,
+    /// Source file and line of the allocation.
+    pub site: Option<NameId>,
+    /// The sampled stack of the allocation.
+    pub stack: Option<StackId>,
 }
 
 /// The change that a record made to the set of live blocks.
@@ -115,6 +120,8 @@ impl LiveBlocks {
                     thread: record.thread,
                     order: record.order,
                     time_nanos: record.time,
+                    site: record.site(),
+                    stack: record.stack(),
                 };
                 match self.blocks.insert(key, born) {
                     Some(lost) => Change::Replaced { born, lost },

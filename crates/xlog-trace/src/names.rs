@@ -6,6 +6,8 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
+use crate::stacks::{StackId, Stacks};
+
 /// Most strings one table holds.
 pub const MAX_NAMES: usize = 1 << 16;
 /// Most bytes of text one table holds.
@@ -33,6 +35,12 @@ impl NameId {
 }
 
 /// A bounded table of strings.
+///
+/// ```
+/// let mut names = xlog_trace::Names::new();
+/// let rows = names.intern("rows");
+/// assert_eq!((names.intern("rows"), names.text(rows)), (rows, Some("rows")));
+/// ```
 #[derive(Clone, Debug, Default)]
 pub struct Names {
     texts: Vec<Arc<str>>,
@@ -40,6 +48,7 @@ pub struct Names {
     bytes: usize,
     lost: u64,
     streams: BTreeMap<u32, Arc<str>>,
+    stacks: Stacks,
 }
 
 impl Names {
@@ -118,6 +127,32 @@ impl Names {
         }
         self.streams.insert(stream, cut(name).into());
         true
+    }
+
+    /// The number of a stack, given as its frames from the innermost on; [`StackId::LOST`] when the table is full.
+    pub fn intern_stack(&mut self, frames: &[NameId]) -> StackId {
+        self.stacks.intern(frames)
+    }
+
+    /// Adds a stack under the next number, also if it is known under another.
+    pub(crate) fn push_stack(&mut self, frames: &Arc<[NameId]>) {
+        self.stacks.push(frames);
+    }
+
+    /// How many stacks the table holds.
+    pub(crate) fn stack_count(&self) -> usize {
+        self.stacks.len()
+    }
+
+    /// The frames of a stack, the innermost first, if this table issued it.
+    pub fn stack(&self, id: StackId) -> Option<&[NameId]> {
+        self.stacks.frames(id)
+    }
+
+    /// The texts of a stack's frames, the innermost first; none for an unknown stack.
+    pub fn stack_texts(&self, id: Option<StackId>) -> impl Iterator<Item = &str> {
+        let frames = id.and_then(|id| self.stack(id)).unwrap_or(&[]);
+        frames.iter().map(|frame| self.text_or_empty(Some(*frame)))
     }
 
     /// Strings from number `known + 1` on, for a copy of the table that holds the first `known`.

@@ -11,7 +11,7 @@ use crate::error::TraceError;
 use crate::reader::{LogState, Source};
 use crate::record::Record;
 
-/// Default window: 96 bytes a record, so 48 MiB when full.
+/// Default window: 104 bytes a record, so 52 MiB when full.
 pub const DEFAULT_WINDOW: usize = 1 << 19;
 
 /// A record, compared by its order, then by its arrival.
@@ -23,6 +23,17 @@ struct ByOrder {
 }
 
 /// A source whose records come by `order`.
+///
+/// ```
+/// use xlog_trace::{Ordered, Reader, Source, Strictness};
+///
+/// # fn main() -> Result<(), xlog_trace::TraceError> {
+/// let csv = "action,pointer,bytes,order\nallocate,0x2000,8,2\nallocate,0x1000,8,1\n";
+/// let mut log = Ordered::new(Reader::from_stream(csv.as_bytes(), Strictness::Strict)?);
+/// assert_eq!(log.next_record()?.and_then(|record| record.ptr()), Some(0x1000));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct Ordered<S> {
     inner: S,

@@ -147,6 +147,18 @@ type Input = Box<dyn BufRead + Send>;
 /// A log of any format.
 ///
 /// It is an iterator of records; [`names`](Source::names) resolves their strings.
+///
+/// ```
+/// use xlog_trace::{Reader, Source, Strictness};
+///
+/// # fn main() -> Result<(), xlog_trace::TraceError> {
+/// let csv = "action,pointer,bytes,tag\nallocate,0x1000,64,rows\ndeallocate,0x1000,64,rows\n";
+/// let mut log = Reader::from_stream(csv.as_bytes(), Strictness::Strict)?;
+/// let first = log.next_record()?.expect("it has two records");
+/// assert_eq!((first.bytes(), log.names().text_or_empty(first.tag())), (Some(64), "rows"));
+/// # Ok(())
+/// # }
+/// ```
 pub struct Reader {
     format: Format,
     inner: Box<dyn Source + Send>,

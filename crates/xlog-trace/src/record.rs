@@ -1,10 +1,11 @@
 //! One line of the log: a plain `Copy` struct of fixed size, with every string an interned number.
 //!
-//! Absent values cost a presence bit, not a discriminant, so that a record is 96 bytes in a ring
-//! and 80 in a file. The strings of a record are in [`Names`](crate::Names).
+//! Absent values cost a presence bit, not a discriminant, so that a record is 104 bytes in a ring
+//! and 80 or 88 in a file. The strings of a record are in [`Names`](crate::Names).
 
 use crate::action::{Action, ServedBy, UseAccess};
 use crate::names::NameId;
+use crate::stacks::StackId;
 
 pub(crate) const HAS_STREAM: u8 = 1 << 0;
 pub(crate) const HAS_PTR: u8 = 1 << 1;
@@ -26,6 +27,13 @@ pub struct Failure {
 /// One operation of an allocator.
 ///
 /// Fields that are absent hold zero, so that equality of records is equality of what they say.
+///
+/// ```
+/// use xlog_trace::{Action, Record};
+///
+/// let block = Record::new(Action::Allocate, 0, 1, 250).with_ptr(0x7f00).with_bytes(4096);
+/// assert_eq!((block.bytes(), block.stream()), (Some(4096), None));
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Record {
     pub(crate) order: u64,
@@ -43,11 +51,31 @@ pub struct Record {
     pub(crate) process: u32,
     pub(crate) error_kind: u32,
     pub(crate) error_message: u32,
+    pub(crate) site: u32,
+    pub(crate) stack: u32,
     pub(crate) action: u8,
     pub(crate) path: u8,
     /// Binary logarithm of the alignment plus one; zero when absent.
     pub(crate) alignment: u8,
     pub(crate) flags: u8,
+}
+
+/// Defines a value that a record may lack: how it is read and how it is set.
+macro_rules! optional {
+    ($($(#[$doc:meta])* $get:ident, $set:ident: $kind:ty = $field:ident if $flag:ident;)*) => {$(
+        $(#[$doc])*
+        pub const fn $get(&self) -> Option<$kind> {
+            if self.flags & $flag != 0 { Some(self.$field) } else { None }
+        }
+
+        #[doc = concat!("Sets [`", stringify!($get), "`](Self::", stringify!($get), ").")]
+        #[must_use]
+        pub const fn $set(mut self, value: $kind) -> Self {
+            self.$field = value;
+            self.flags |= $flag;
+            self
+        }
+    )*};
 }
 
 /// All values of a record at once; see [`Record::from_fields`]. The meanings are those of the record's methods.
@@ -72,6 +100,8 @@ pub struct Fields {
     pub served_by: ServedBy,
     pub access: Option<UseAccess>,
     pub failure: Option<Failure>,
+    pub site: Option<NameId>,
+    pub stack: Option<StackId>,
 }
 
 impl Record {
@@ -97,6 +127,8 @@ impl Record {
             process: fields.process,
             error_kind: fields.failure.map_or(0, |failure| failure.kind.raw()),
             error_message: fields.failure.map_or(0, |failure| failure.message.raw()),
+            site: fields.site.map_or(0, NameId::raw),
+            stack: fields.stack.map_or(0, StackId::raw),
             action: fields.action.code(),
             path: fields.served_by.code(),
             alignment: if alignment.is_power_of_two() {
@@ -150,24 +182,19 @@ impl Record {
         self.process
     }
 
-    /// The stream the call was ordered on.
-    pub const fn stream(&self) -> Option<u32> {
-        if self.flags & HAS_STREAM != 0 { Some(self.stream) } else { None }
-    }
-
-    /// Device address of the block.
-    pub const fn ptr(&self) -> Option<u64> {
-        if self.flags & HAS_PTR != 0 { Some(self.ptr) } else { None }
-    }
-
-    /// Bytes that were asked for.
-    pub const fn bytes(&self) -> Option<u64> {
-        if self.flags & HAS_BYTES != 0 { Some(self.bytes) } else { None }
-    }
-
-    /// Bytes that the block was charged: the granted bytes, at least the requested ones.
-    pub const fn granted(&self) -> Option<u64> {
-        if self.flags & HAS_GRANTED != 0 { Some(self.granted) } else { None }
+    optional! {
+        /// The stream the call was ordered on.
+        stream, with_stream: u32 = stream if HAS_STREAM;
+        /// Device address of the block.
+        ptr, with_ptr: u64 = ptr if HAS_PTR;
+        /// Bytes that were asked for.
+        bytes, with_bytes: u64 = bytes if HAS_BYTES;
+        /// Bytes that the block was charged: the granted bytes, at least the requested ones.
+        granted, with_granted: u64 = granted if HAS_GRANTED;
+        /// The query the thread was working for.
+        query_id, with_query_id: u64 = query if HAS_QUERY;
+        /// Distinguishes a block from the next one at its address.
+        generation, with_generation: u64 = generation if HAS_GENERATION;
     }
 
     /// Alignment of the request, a power of two.
@@ -181,16 +208,6 @@ impl Record {
     /// The label of the allocation.
     pub const fn tag(&self) -> Option<NameId> {
         NameId::from_raw(self.tag)
-    }
-
-    /// The query the thread was working for.
-    pub const fn query_id(&self) -> Option<u64> {
-        if self.flags & HAS_QUERY != 0 { Some(self.query) } else { None }
-    }
-
-    /// Distinguishes a block from the next one at its address.
-    pub const fn generation(&self) -> Option<u64> {
-        if self.flags & HAS_GENERATION != 0 { Some(self.generation) } else { None }
     }
 
     /// How long the call took; `u32::MAX` means that or more.
@@ -216,6 +233,16 @@ impl Record {
         }
     }
 
+    /// Source file and line of the call, as `file:line`.
+    pub const fn site(&self) -> Option<NameId> {
+        NameId::from_raw(self.site)
+    }
+
+    /// The stack of the call, if it was sampled.
+    pub const fn stack(&self) -> Option<StackId> {
+        StackId::from_raw(self.stack)
+    }
+
     /// Whether the call failed.
     pub const fn is_failure(&self) -> bool {
         self.error_kind != 0 || matches!(self.action(), Action::AllocateFailure)
@@ -233,42 +260,17 @@ impl Record {
         self
     }
 
+    /// Sets the time.
+    #[must_use]
+    pub const fn with_time_nanos(mut self, nanos: u64) -> Self {
+        self.time = nanos;
+        self
+    }
+
     /// Sets the process. A recorder fills in its own.
     #[must_use]
     pub const fn with_process(mut self, process: u32) -> Self {
         self.process = process;
-        self
-    }
-
-    /// Sets the stream.
-    #[must_use]
-    pub const fn with_stream(mut self, stream: u32) -> Self {
-        self.stream = stream;
-        self.flags |= HAS_STREAM;
-        self
-    }
-
-    /// Sets the address of the block.
-    #[must_use]
-    pub const fn with_ptr(mut self, ptr: u64) -> Self {
-        self.ptr = ptr;
-        self.flags |= HAS_PTR;
-        self
-    }
-
-    /// Sets the requested bytes.
-    #[must_use]
-    pub const fn with_bytes(mut self, bytes: u64) -> Self {
-        self.bytes = bytes;
-        self.flags |= HAS_BYTES;
-        self
-    }
-
-    /// Sets the granted bytes.
-    #[must_use]
-    pub const fn with_granted(mut self, granted: u64) -> Self {
-        self.granted = granted;
-        self.flags |= HAS_GRANTED;
         self
     }
 
@@ -284,22 +286,6 @@ impl Record {
     #[must_use]
     pub const fn with_tag(mut self, tag: NameId) -> Self {
         self.tag = tag.raw();
-        self
-    }
-
-    /// Sets the query.
-    #[must_use]
-    pub const fn with_query_id(mut self, query: u64) -> Self {
-        self.query = query;
-        self.flags |= HAS_QUERY;
-        self
-    }
-
-    /// Sets the generation of the block.
-    #[must_use]
-    pub const fn with_generation(mut self, generation: u64) -> Self {
-        self.generation = generation;
-        self.flags |= HAS_GENERATION;
         self
     }
 
@@ -324,6 +310,20 @@ impl Record {
         self
     }
 
+    /// Sets source file and line of the call.
+    #[must_use]
+    pub const fn with_site(mut self, site: NameId) -> Self {
+        self.site = site.raw();
+        self
+    }
+
+    /// Sets the stack of the call.
+    #[must_use]
+    pub const fn with_stack(mut self, stack: StackId) -> Self {
+        self.stack = stack.raw();
+        self
+    }
+
     /// Makes it the record of a failure.
     #[must_use]
     pub const fn with_failure(mut self, failure: Failure) -> Self {
@@ -338,8 +338,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_record_is_96_bytes_in_a_ring() {
-        assert_eq!(size_of::<Record>(), 96);
+    fn a_record_is_104_bytes_in_a_ring() {
+        assert_eq!(size_of::<Record>(), 104);
     }
 
     #[test]
@@ -376,6 +376,8 @@ mod tests {
             served_by: ServedBy::Own,
             access: None,
             failure: None,
+            site: None,
+            stack: None,
         };
         let steps = Record::new(Action::Deallocate, 3, 4, 5)
             .with_thread(6)
@@ -395,6 +397,8 @@ mod tests {
             generation: Some(9),
             access: Some(UseAccess::ReadWrite),
             failure: Some(Failure { kind: name, message: name }),
+            site: Some(name),
+            stack: Some(StackId::LOST),
             ..bare
         };
         let steps = steps
@@ -407,7 +411,9 @@ mod tests {
             .with_query_id(0)
             .with_generation(9)
             .with_access(UseAccess::ReadWrite)
-            .with_failure(Failure { kind: name, message: name });
+            .with_failure(Failure { kind: name, message: name })
+            .with_site(name)
+            .with_stack(StackId::LOST);
         assert_eq!(Record::from_fields(full), steps);
         let odd = Fields { alignment: Some(24), ..bare };
         assert_eq!(Record::from_fields(odd).alignment(), None);

@@ -16,6 +16,8 @@ use crate::live::{Change, LiveBlock, LiveBlocks};
 use crate::names::{NameId, Names};
 use crate::reader::Source;
 use crate::record::Record;
+use crate::reserved::{Reserved, ReservedUsage};
+use crate::stacks::StackId;
 use crate::times::CallTimes;
 
 /// Leaks that are listed one by one; the totals count all.
@@ -69,6 +71,10 @@ pub struct Leak {
     pub block: LiveBlock,
     /// Its label; empty when it has none.
     pub tag: String,
+    /// Source file and line of its allocation; empty when the log does not have it.
+    pub site: String,
+    /// The sampled stack of its allocation, the innermost frame first.
+    pub stack: Vec<String>,
     /// Nanoseconds from its allocation to the last record.
     pub age_nanos: u64,
 }
@@ -97,6 +103,10 @@ pub struct Summary {
     pub by_thread: Vec<(String, Usage)>,
     /// Usage by the query that allocated, the largest peak first; calls outside of queries are left out.
     pub by_query: Vec<(String, Usage)>,
+    /// Usage by source file and line of the allocation, the largest peak first; calls without one are left out.
+    pub by_site: Vec<(String, Usage)>,
+    /// Usage by the stack of the allocation, its innermost frame first; calls whose stack was not sampled are left out.
+    pub by_stack: Vec<(Vec<String>, Usage)>,
     /// Usage by device ordinal.
     pub by_device: BTreeMap<u32, Usage>,
     /// Failed calls by the kind of their error.
@@ -113,9 +123,22 @@ pub struct Summary {
     pub missing_frees: u64,
     /// Time of the earliest and of the latest record.
     pub time_nanos: Option<(u64, u64)>,
+    /// Memory that allocators held of the device, in use or not; `None` where the log has no segments.
+    pub reserved: Option<ReservedUsage>,
 }
 
 /// Sums up a log record by record.
+///
+/// ```
+/// use xlog_trace::{Action, Names, Record, Summarizer};
+///
+/// # fn main() -> Result<(), xlog_trace::TraceError> {
+/// let (names, mut sum) = (Names::new(), Summarizer::new());
+/// sum.push(&Record::new(Action::Allocate, 0, 1, 0).with_ptr(0x7f00).with_bytes(4096), &names)?;
+/// assert_eq!(sum.finish(&names).total.peak_bytes, 4096);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Default)]
 pub struct Summarizer {
     live: LiveBlocks,
@@ -124,7 +147,10 @@ pub struct Summarizer {
     streams: HashMap<Option<u32>, Usage>,
     threads: HashMap<u64, Usage>,
     queries: HashMap<u64, Usage>,
+    sites: HashMap<NameId, Usage>,
+    stacks: HashMap<StackId, Usage>,
     kinds: HashMap<Option<NameId>, u64>,
+    reserved: Reserved,
 }
 
 impl Summarizer {
@@ -154,8 +180,15 @@ impl Summarizer {
                 device: record.device,
                 thread: record.thread(),
                 query: record.query_id(),
+                site: record.site(),
+                stack: record.stack(),
             };
             self.each(owner, |usage| usage.failures += 1);
+        }
+        if self.reserved.apply(record, |_| {}) {
+            let usage = self.summary.reserved.get_or_insert_default();
+            usage.add(record, self.reserved.bytes());
+            return Ok(());
         }
         match self.live.apply(record)? {
             Change::None => {}
@@ -172,12 +205,18 @@ impl Summarizer {
     }
 
     fn each(&mut self, owner: Owner, change: impl Fn(&mut Usage)) {
-        let Owner { tag, stream, device, thread, query } = owner;
+        let Owner { tag, stream, device, thread, query, site, stack } = owner;
         change(self.tags.entry(tag).or_default());
         change(counted(&mut self.streams, stream, Some(u32::MAX)));
         change(counted(&mut self.threads, thread, u64::MAX));
         if let Some(query) = query {
             change(counted(&mut self.queries, query, u64::MAX));
+        }
+        if let Some(site) = site {
+            change(self.sites.entry(site).or_default());
+        }
+        if let Some(stack) = stack {
+            change(self.stacks.entry(stack).or_default());
         }
         let devices = &mut self.summary.by_device;
         let known = devices.len() < MAX_STREAMS || devices.contains_key(&device);
@@ -190,6 +229,9 @@ impl Summarizer {
         if self.summary.total.peak_bytes > before {
             self.summary.peak_order = record.order;
             self.summary.peak_time_nanos = record.time;
+            if let Some(usage) = &mut self.summary.reserved {
+                usage.at_peak_bytes = self.reserved.bytes();
+            }
         }
         self.summary.sizes.add(block.bytes);
         *self.summary.paths.entry(record.served_by()).or_default() += 1;
@@ -207,7 +249,9 @@ impl Summarizer {
 
     /// The numbers, with the names that the records used.
     pub fn finish(self, names: &Names) -> Summary {
-        let Self { live, mut summary, tags, streams, threads, queries, kinds } = self;
+        let Self {
+            live, mut summary, tags, streams, threads, queries, sites, stacks, kinds, ..
+        } = self;
         let by_peak =
             |(name, usage): &(String, Usage)| (std::cmp::Reverse(usage.peak_bytes), name.clone());
         summary.by_tag =
@@ -224,6 +268,14 @@ impl Summarizer {
             rows
         };
         (summary.by_thread, summary.by_query) = (numbered(threads), numbered(queries));
+        let site = |(site, usage)| (names.text_or_empty(Some(site)).to_owned(), usage);
+        summary.by_site = sites.into_iter().map(site).collect();
+        summary.by_site.sort_by_cached_key(by_peak);
+        let stack = |(stack, usage)| {
+            (names.stack_texts(Some(stack)).map(str::to_owned).collect::<Vec<_>>(), usage)
+        };
+        summary.by_stack = stacks.into_iter().map(stack).collect();
+        summary.by_stack.sort_by(|(a, x), (b, y)| (y.peak_bytes, a).cmp(&(x.peak_bytes, b)));
         for (kind, times) in kinds {
             let kind = kind.map_or("unknown", |kind| names.text_or_empty(Some(kind)));
             *summary.failures.entry(kind.to_owned()).or_default() += times;
@@ -233,6 +285,8 @@ impl Summarizer {
             .into_iter()
             .map(|block| Leak {
                 tag: names.text_or_empty(block.tag).to_owned(),
+                site: names.text_or_empty(block.site).to_owned(),
+                stack: names.stack_texts(block.stack).map(str::to_owned).collect(),
                 age_nanos: last.saturating_sub(block.time_nanos),
                 block,
             })
@@ -259,6 +313,8 @@ struct Owner {
     device: u32,
     thread: u64,
     query: Option<u64>,
+    site: Option<NameId>,
+    stack: Option<StackId>,
 }
 
 impl Owner {
@@ -269,6 +325,8 @@ impl Owner {
             device: block.device,
             thread: block.thread,
             query: block.query_id,
+            site: block.site,
+            stack: block.stack,
         }
     }
 }

@@ -44,7 +44,7 @@ const takeView = () => {
   view.selected = Math.min(Math.max(number("at", data.peak.time), 0), data.span);
   const block = number("block", -1);
   view.block = Number.isInteger(block) && block >= 0 && block < blockCount ? block : null;
-  view.hidden = new Set((params.get("hide") ?? "").split("-").filter((tag) => tag !== "").map(Number).filter((tag) => tag >= 0 && tag < series));
+  view.hidden = new Set((params.get("hide") ?? "").split("-").filter((tag) => tag !== "").map(Number).filter((tag) => tag >= 0 && tag <= reservedTag));
   document.querySelectorAll("#legend input").forEach((box, tag) => { box.checked = !view.hidden.has(tag); });
   for (const id of filterIds) byId(id).value = params.get(id.slice("filter-".length)) ?? "";
   changed();

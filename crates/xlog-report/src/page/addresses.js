@@ -68,6 +68,7 @@ const drawAddresses = () => {
   const y = placeY;
   const [topRow, shownRows] = [map.rows - view.high / map.row_bytes, (view.high - view.low) / map.row_bytes];
   self.inside(() => {
+    drawSegments(self);
     if (!mapPicture) return;
     context.imageSmoothingEnabled = false;
     // Cells that are wide on the screen are faint behind the exact blocks.

@@ -83,6 +83,7 @@ const describe = (block) => {
   return [
     `${formatBytes(blocks.bytes[block])}, ${tagName(blockText("tag", block))}`,
     joined(addressOf(block), blockText("stream", block), named("thread", blockText("thread", block)), named("query", blockText("query", block))),
+    blockText("site", block) && `called at ${blockText("site", block)}`,
     `allocated at ${formatTime(blocks.born[block])}, ${isTime(blocks.died[block])
       ? `freed at ${formatTime(blocks.died[block])}, lived ${formatTime(blocks.died[block] - blocks.born[block])}`
       : "never freed"}`,
@@ -114,7 +115,8 @@ const under = (self, x, y) => {
   if (self === addressChart) {
     const block = blockInMap(x, y);
     if (block !== null) return { block, lines: describe(block) };
-    return null;
+    const lines = describeSegment(self.time(x), placeOf(y));
+    return lines && { block: null, lines };
   }
   if (self !== memoryChart) return null;
   const found = inStack(x, y);
@@ -163,7 +165,7 @@ const accesses = ["use", "read", "write", "read and write"];
 const lifeOf = (block) => {
   const born = blocks.born[block];
   const served = joined(named("served by", blockText("served_by", block)), blocks.latency[block] > 0 ? formatTime(blocks.latency[block]) : "");
-  const rows = [{ time: born, event: "allocated", stream: blockText("stream", block), thread: blockText("thread", block), detail: joined(named("query", blockText("query", block)), served) }];
+  const rows = [{ time: born, event: "allocated", stream: blockText("stream", block), thread: blockText("thread", block), detail: joined(named("query", blockText("query", block)), blockText("site", block), served) }];
   const [first, last] = [blocks.first_use[block], blocks.first_use[block + 1]];
   for (let use = first; use < last; use++) {
     rows.push({ time: blocks.use_time[use], event: accesses[blocks.use_access[use]], stream: blocks.texts[blocks.use_stream[use]], thread: blocks.texts[blocks.use_thread[use]], detail: "" });
@@ -187,6 +189,7 @@ const drawLife = () => {
   if (view.block === null) {
     say("block-about", `Click a block in a chart, or press B on a focused chart. ${keptPart}`);
     byId("block-life").replaceChildren();
+    byId("block-stack").replaceChildren();
     return;
   }
   const block = view.block;
@@ -202,6 +205,9 @@ const drawLife = () => {
     { name: "Detail", text: true, cell: (row) => row.detail },
     { name: "Bar", bar: (row) => (row.time - blocks.born[block]) / span, colour: () => tagColour(blocks.series[block]) },
   ], rows));
+  const frames = blockText("stack", block).split("\n").filter((frame) => frame !== "");
+  byId("block-stack").replaceChildren();
+  if (frames.length > 0) show("block-stack", table("Stack of the allocation, the innermost frame first", [{ name: "Frame", text: true, cell: (frame) => frame }], frames));
 };
 
 // Blocks one by one over the address map: those that are large enough to see, with labels where they fit.

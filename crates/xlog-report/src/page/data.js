@@ -14,7 +14,7 @@ const series = data.tags.length;
 
 // Levels of detail: the first is what the log was reduced to, each further one keeps of every two bins the higher.
 const levels = (() => {
-  const finest = { starts: arrays(data.starts), stacks: arrays(data.stacks), lows: arrays(data.lows) };
+  const finest = { starts: arrays(data.starts), stacks: arrays(data.stacks), lows: arrays(data.lows), reserved: data.reserved && arrays(data.reserved.bins) };
   finest.totals = new Float64Array(finest.starts.length);
   for (let bin = 0; bin < finest.totals.length; bin++) {
     let total = 0;
@@ -27,7 +27,7 @@ const levels = (() => {
     const count = Math.ceil(fine.starts.length / 2);
     const coarse = {
       starts: new Float64Array(count), stacks: new Float32Array(count * series),
-      lows: new Float32Array(count), totals: new Float64Array(count),
+      lows: new Float32Array(count), totals: new Float64Array(count), reserved: fine.reserved && new Float32Array(count),
     };
     for (let bin = 0; bin < count; bin++) {
       const one = 2 * bin;
@@ -35,6 +35,7 @@ const levels = (() => {
       const higher = fine.totals[two] > fine.totals[one] ? two : one;
       coarse.starts[bin] = fine.starts[one];
       coarse.totals[bin] = fine.totals[higher];
+      if (fine.reserved) coarse.reserved[bin] = Math.max(fine.reserved[one], fine.reserved[two]);
       coarse.lows[bin] = Math.min(fine.lows[one], fine.lows[two]);
       coarse.stacks.set(fine.stacks.subarray(higher * series, (higher + 1) * series), bin * series);
     }
@@ -55,7 +56,7 @@ const lastAt = (sorted, value) => {
   return low;
 };
 
-// The coarsest level that still has a few bins to each of so many columns.
+// The coarsest level that still has a few bins for each column.
 const levelFor = (from, to, columns) => {
   for (let at = levels.length - 1; at > 0; at--) {
     const starts = levels[at].starts;

@@ -1,6 +1,6 @@
 // Search among single blocks: what matches is listed and stays bright in the address map.
 
-const filterIds = ["filter-tag", "filter-stream", "filter-thread", "filter-query", "filter-least", "filter-most"];
+const filterIds = ["filter-tag", "filter-stream", "filter-thread", "filter-query", "filter-site", "filter-least", "filter-most"];
 const mostListed = 100;
 
 const parseSize = (text) => {
@@ -15,21 +15,23 @@ let matching = null;
 let listedFor;
 
 const findBlocks = () => {
-  const [tag, stream, thread, query, least, most] = filterIds.map((id) => byId(id).value.trim());
+  const [tag, stream, thread, query, site, least, most] = filterIds.map((id) => byId(id).value.trim());
   const limits = [["filter-least", least], ["filter-most", most]].map(([id, text]) => {
     const size = text === "" ? undefined : parseSize(text);
     byId(id).setAttribute("aria-invalid", String(size === null));
     return size;
   });
   const shownOnly = byId("filter-shown").checked;
-  if (![tag, stream, thread, query, least, most].some((text) => text !== "") && !shownOnly) return null;
+  if (![tag, stream, thread, query, site, least, most].some((text) => text !== "") && !shownOnly) return null;
   const words = tag.toLowerCase();
+  const place = site.toLowerCase();
   const found = new Uint8Array(blockCount);
   for (let block = 0; block < blockCount; block++) {
     found[block] = (words === "" || blockText("tag", block).toLowerCase().includes(words) || (words.startsWith("0x") && addressOf(block).startsWith(words)))
       && (stream === "" || blockText("stream", block) === stream)
       && (thread === "" || blockText("thread", block) === thread)
       && (query === "" || blockText("query", block) === query)
+      && (place === "" || blockText("site", block).toLowerCase().includes(place) || blockText("stack", block).toLowerCase().includes(place))
       && blocks.bytes[block] >= (limits[0] ?? 0) && blocks.bytes[block] <= (limits[1] ?? Infinity)
       && (!shownOnly || (blocks.born[block] <= view.to && endOf(block) >= view.from)) ? 1 : 0;
   }
@@ -62,6 +64,7 @@ const drawFilter = () => {
     { name: "Stream", text: true, cell: (block) => blockText("stream", block) || "-" },
     { name: "Thread", cell: (block) => blockText("thread", block) || "-" },
     { name: "Query", cell: (block) => blockText("query", block) || "-" },
+    { name: "Call site", text: true, cell: (block) => blockText("site", block) || "-" },
     { name: "Allocated at", cell: (block) => formatTime(blocks.born[block]) },
     { name: "Lived", cell: (block) => (isTime(blocks.died[block]) ? formatTime(blocks.died[block] - blocks.born[block]) : "to the end") },
   ], found.slice(0, mostListed)));

@@ -13,6 +13,7 @@ const makeHead = () => {
     ["Failures", formatCount(data.failures), data.failures > 0],
     [data.complete ? "Never freed" : "Without a free", data.live[1] === 0 ? "nothing" : `${formatBytes(data.live[0])} in ${formatCount(data.live[1])}`, data.live[1] > 0],
   ];
+  if (data.reserved) figures.splice(1, 0, ["Reserved at the peak", formatBytes(data.reserved.at_peak)], ["Reserved at most", formatBytes(data.reserved.peak)]);
   if (data.budget !== null) figures.splice(1, 0, ["Budget", formatBytes(data.budget)]);
   for (const [name, value, alarm] of figures) {
     const pair = element("div", undefined, alarm ? { class: "alarm" } : {});
@@ -58,6 +59,7 @@ compareTables();
 makeSections();
 const staticTables = () => {
   peakTables();
+  makeReservedTable();
   streamTables();
   histogramTable("sizes", "Blocks by size", data.sizes, formatBytes);
   histogramTable("lifetimes", "Blocks by time from allocation to free", data.lifetimes, formatTime);

@@ -23,7 +23,7 @@ const visibleBins = (columns) => {
 const shownTotal = (level, bin) => {
   if (view.hidden.size === 0) return level.totals[bin];
   let total = level.totals[bin];
-  for (const tag of view.hidden) total -= level.stacks[bin * series + tag];
+  for (const tag of view.hidden) if (tag !== reservedTag) total -= level.stacks[bin * series + tag];
   return Math.max(0, total);
 };
 
@@ -37,7 +37,10 @@ const drawMemory = () => {
   const { level, bins } = visibleBins(columns);
   let top = 1;
   for (const bin of bins) top = Math.max(top, shownTotal(level, bin));
-  // The budget is shown where it is near enough not to press everything flat.
+  // Reserved memory and the budget are shown where they are near enough not to press everything flat.
+  const held = showsReserved() ? visibleReserved(columns) : null;
+  const mostHeld = held ? held.reduce((most, bytes) => Math.max(most, bytes), 0) : 0;
+  if (mostHeld < 4 * top) top = Math.max(top, mostHeld);
   if (data.budget && data.budget < 3 * top) top = Math.max(top, data.budget);
   top *= 1.05;
   self.topBytes = top;
@@ -45,6 +48,7 @@ const drawMemory = () => {
   sizeAxis(self, top, y);
   self.timeAxis();
   self.inside(() => {
+    if (held) drawReservedArea(self, held, y);
     const base = new Float64Array(columns);
     for (let tag = 0; tag < series; tag++) {
       if (view.hidden.has(tag)) continue;
@@ -64,6 +68,7 @@ const drawMemory = () => {
       context.fillStyle = tagColour(tag);
       context.fill();
     }
+    if (held) drawReservedLine(self, held, y, mostHeld > top);
     if (otherLog) drawOther(self, y);
     if (data.budget) drawBudget(self, y);
     drawFailures(self);
@@ -153,7 +158,8 @@ const drawInstant = () => {
   const rows = heldAt(bin);
   const top = rows.slice(0, 3).map((row) => `${row.name} ${formatBytes(row.bytes)}`).join(", ");
   const budget = data.budget ? ` (${formatShare(total, data.budget)} of the budget)` : "";
-  say("instant", `At ${formatTime(view.selected)}: ${formatBytes(total)}${budget}${top ? `; ${top}` : ""}`);
+  const of = data.reserved ? ` of ${formatBytes(reservedAt(view.selected))} reserved` : "";
+  say("instant", `At ${formatTime(view.selected)}: ${formatBytes(total)}${of}${budget}${top ? `; ${top}` : ""}`);
   if (shownInstant !== view.selected) {
     shownInstant = view.selected;
     show("selected", table(
@@ -170,7 +176,7 @@ const drawInstant = () => {
   byId("range").textContent = `${formatTime(view.from)} to ${formatTime(view.to)} of ${formatTime(data.span)}`;
   memoryChart.canvas.setAttribute(
     "aria-label",
-    `Memory over time by tag, ${formatTime(view.from)} to ${formatTime(view.to)}; peak ${formatBytes(data.peak.bytes)} at ${formatTime(data.peak.time)}`,
+    `Memory over time by tag, ${formatTime(view.from)} to ${formatTime(view.to)}; peak ${formatBytes(data.peak.bytes)} at ${formatTime(data.peak.time)}${data.reserved ? `; at most ${formatBytes(data.reserved.peak)} reserved` : ""}`,
   );
 };
 
@@ -179,7 +185,8 @@ const drawMemoryTable = () => {
   if (!byId("memory-table").open) return;
   const { level, bins } = visibleBins(24);
   const step = (view.to - view.from) / 24;
-  const rows = Array.from(bins, (bin, at) => ({ bin, time: view.from + at * step }));
+  const held = data.reserved && visibleReserved(24);
+  const rows = Array.from(bins, (bin, at) => ({ bin, at, time: view.from + at * step }));
   const tags = data.tags.map((name, tag) => ({ name: tagName(name), tag })).filter(({ tag }) => !view.hidden.has(tag));
   const place = byId("memory-table").querySelector(".scroll");
   place.replaceChildren(table(
@@ -187,6 +194,7 @@ const drawMemoryTable = () => {
     [
       { name: "From", cell: (row) => formatTime(row.time) },
       { name: "Total", cell: (row) => formatBytes(shownTotal(level, row.bin)) },
+      ...(held ? [{ name: "Reserved", cell: (row) => formatBytes(held[row.at]) }] : []),
       ...tags.map(({ name, tag }) => ({ name, cell: (row) => formatBytes(level.stacks[row.bin * series + tag]) })),
     ],
     rows,
@@ -195,7 +203,9 @@ const drawMemoryTable = () => {
 
 const makeLegend = () => {
   const legend = byId("legend");
-  data.tags.forEach((name, tag) => {
+  const names = data.tags.map(tagName);
+  if (data.reserved) names.push("reserved");
+  names.forEach((name, tag) => {
     const label = element("label");
     const box = element("input", undefined, { type: "checkbox" });
     box.checked = true;
@@ -205,10 +215,10 @@ const makeLegend = () => {
       changed();
     });
     const swatch = element("span", undefined, { class: "swatch", "aria-hidden": "true" });
-    const paint = () => { swatch.style.background = tagColour(tag); };
+    const paint = () => { swatch.style.background = tag === reservedTag ? "var(--reserved)" : tagColour(tag); };
     paint();
     dark.addEventListener("change", paint);
-    label.append(box, swatch, element("span", tagName(name)));
+    label.append(box, swatch, element("span", name));
     legend.append(label);
   });
 };

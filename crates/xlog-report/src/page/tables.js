@@ -40,6 +40,15 @@ const peakTables = () => {
     { name: "Failures", cell: (row) => formatCount(row.failures) },
     { name: "Never freed", cell: (row) => formatBytes(row.live) },
   ], data.by_tag));
+  byId("sites-more").hidden = data.by_site.length === 0;
+  show("all-sites", table(`Call sites${more(data.by_site.length, data.all_sites, "call sites")}`, [
+    { name: "Call site", button: (row) => row.tag, action: (row) => { byId("filter-site").value = row.tag; changed(); byId("filters").scrollIntoView(); } },
+    { name: "Own peak", cell: (row) => formatBytes(row.peak) },
+    { name: "In all", cell: (row) => formatBytes(row.total) },
+    { name: "Allocations", cell: (row) => formatCount(row.allocations) },
+    { name: "Failures", cell: (row) => formatCount(row.failures) },
+    { name: "Never freed", cell: (row) => formatBytes(row.live) },
+  ], data.by_site));
 };
 
 const streamTables = () => {
@@ -99,6 +108,7 @@ const endTables = () => {
       { name: "At", cell: (row) => formatTime(row.time) },
       { name: "Bytes", cell: (row) => formatBytes(row.bytes) },
       { name: "Tag", text: true, cell: (row) => tagName(row.tag) },
+      { name: "Call site", text: true, cell: (row) => row.site || "-" },
       { name: "Kind", text: true, cell: (row) => row.kind },
       { name: "Message", text: true, cell: (row) => row.message },
     ], data.failed));
@@ -116,6 +126,7 @@ const endTables = () => {
     { name: "Address", cell: (row) => row.address },
     { name: "Bytes", cell: (row) => formatBytes(row.bytes) },
     { name: "Tag", text: true, cell: (row) => tagName(row.tag) },
+    { name: "Call site", text: true, cell: (row) => row.site || "-" },
     { name: "Stream", cell: (row) => row.stream ?? "-" },
     { name: "Age", cell: (row) => formatTime(row.age) },
   ], data.leaks));

@@ -7,11 +7,12 @@ use crate::header::Header;
 use crate::names::{MAX_NAMES, NameId};
 use crate::reader::{LogState, Source, Strictness};
 use crate::record::Record;
+use crate::stacks::{MAX_STACKS, StackId};
 
 use super::frames::{Found, Frames};
 use super::layout::{
     BYTE_ORDER, FAILURE_BYTES, Fields, Frame, KIND_FAILURES, KIND_HEADER, KIND_NAMES, KIND_RECORDS,
-    KIND_TALLY, NAME_STREAM, NAME_TEXT, RECORD_BYTES, VERSION, decode_record,
+    KIND_STACKS, KIND_TALLY, NAME_STREAM, NAME_TEXT, RECORD_BYTES, VERSION, decode_record,
 };
 
 /// Reads a binary log from any byte stream; it does its own buffering.
@@ -22,6 +23,8 @@ pub(crate) struct BinaryReader<R> {
     log: LogState,
     /// From the file's numbers to those of the names; a new header starts it afresh.
     numbers: Vec<u32>,
+    /// From the file's numbers of stacks to those of the names.
+    stacks: Vec<u32>,
     /// The offset of a later log's times in the same file from the first one's epoch.
     shift: i64,
     strictness: Strictness,
@@ -38,6 +41,7 @@ impl<R: Read> BinaryReader<R> {
             run: None,
             log: LogState::default(),
             numbers: Vec::new(),
+            stacks: Vec::new(),
             shift: 0,
             strictness,
             cut: None,
@@ -65,6 +69,11 @@ impl<R: Read> BinaryReader<R> {
             record.error_kind = if kind == 0 { lost } else { self.number(kind) };
             record.error_message = if message == 0 { lost } else { self.number(message) };
         }
+        // Absent in files without call sites.
+        if let Some((site, stack)) = fields.u32().zip(fields.u32()) {
+            record.site = self.number(site);
+            record.stack = self.stack_number(stack);
+        }
         Some(record)
     }
 
@@ -75,6 +84,16 @@ impl<R: Read> BinaryReader<R> {
         match self.numbers.get(in_file as usize) {
             Some(&known) if known != 0 => known,
             _ => NameId::LOST.raw(),
+        }
+    }
+
+    fn stack_number(&self, in_file: u32) -> u32 {
+        if in_file == 0 {
+            return 0;
+        }
+        match self.stacks.get(in_file as usize) {
+            Some(&known) if known != 0 => known,
+            _ => StackId::LOST.raw(),
         }
     }
 
@@ -114,6 +133,7 @@ impl<R: Read> BinaryReader<R> {
         let sound = match frame.kind {
             KIND_HEADER => self.read_header()?,
             KIND_NAMES => self.read_names(),
+            KIND_STACKS => self.read_stacks(),
             KIND_TALLY => {
                 let mut fields = Fields(self.frames.payload());
                 let tally = fields.u64().zip(fields.u64());
@@ -171,6 +191,7 @@ impl<R: Read> BinaryReader<R> {
             self.shift = epoch.wrapping_sub(self.log.header.epoch_unix_nanos).cast_signed();
         }
         self.numbers.clear();
+        self.stacks.clear();
         self.log.report.closed = false;
         Ok(true)
     }
@@ -200,6 +221,31 @@ impl<R: Read> BinaryReader<R> {
                     self.log.names.name_stream(id, &text);
                 }
                 _ => {}
+            }
+        }
+        true
+    }
+
+    fn read_stacks(&mut self) -> bool {
+        let mut fields = Fields(self.frames.payload());
+        let mut stack = Vec::new();
+        while !fields.0.is_empty() {
+            let (Some(id), Some(len)) = (fields.u32(), fields.u16()) else { return false };
+            let index = id as usize;
+            if !(1..=MAX_STACKS).contains(&index) {
+                return false;
+            }
+            stack.clear();
+            for _ in 0..len {
+                let Some(frame) = fields.u32() else { return false };
+                stack.extend(NameId::from_raw(self.number(frame)));
+            }
+            if self.stacks.len() <= index {
+                self.stacks.resize(index + 1, 0);
+            }
+            let known = self.log.names.intern_stack(&stack).raw();
+            if let Some(slot) = self.stacks.get_mut(index) {
+                *slot = known;
             }
         }
         true

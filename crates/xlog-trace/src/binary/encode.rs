@@ -4,10 +4,12 @@ use crate::encoder::Encoder;
 use crate::header::Header;
 use crate::names::{MAX_NAMES, NameId, Names};
 use crate::record::{HAS_STREAM, Record};
+use crate::stacks::{MAX_STACKS, StackId};
 
 use super::layout::{
     BYTE_ORDER, FAILURE_BYTES, Frame, KIND_FAILURES, KIND_HEADER, KIND_NAMES, KIND_RECORDS,
-    KIND_TALLY, NAME_STREAM, NAME_TEXT, RECORD_BYTES, VERSION, encode_record,
+    KIND_STACKS, KIND_TALLY, NAME_STREAM, NAME_TEXT, ORIGIN_BYTES, RECORD_BYTES, VERSION,
+    encode_record,
 };
 
 /// A run of records is sealed at this size, whatever follows.
@@ -34,12 +36,19 @@ pub(crate) struct BinaryEncoder {
     /// Entries of names that the run in progress needs; they go in front of it.
     names: Vec<u8>,
     name_count: u32,
+    /// Stacks that the run in progress needs; they go between the names and it.
+    stacks: Vec<u8>,
+    stack_count: u32,
     run: Vec<u8>,
     run_count: u32,
     run_key: ChunkKey,
+    /// Whether records have their call site and stack behind them: from the first one with either on, to the end of the file.
+    has_origins: bool,
     /// One bit for each name number already in this file.
     defined: Vec<u64>,
     streams: Vec<u32>,
+    /// One bit for each stack number already in this file.
+    defined_stacks: Vec<u64>,
 }
 
 impl BinaryEncoder {
@@ -74,6 +83,34 @@ impl BinaryEncoder {
         self.name_count += 1;
     }
 
+    fn define_stack(&mut self, id: Option<StackId>, names: &Names) {
+        let Some(id) = id.filter(|id| id.raw() as usize <= MAX_STACKS) else { return };
+        let index = id.raw() as usize;
+        let (word, bit) = (index / 64, 1u64 << (index % 64));
+        if self.defined_stacks.get(word).is_some_and(|known| known & bit != 0) {
+            return;
+        }
+        let Some(frames) = names.stack(id) else { return };
+        if self.defined_stacks.len() <= word {
+            self.defined_stacks.resize(word + 1, 0);
+        }
+        if let Some(known) = self.defined_stacks.get_mut(word) {
+            *known |= bit;
+        }
+        self.stacks.extend_from_slice(&id.raw().to_le_bytes());
+        self.stacks.extend_from_slice(&(frames.len() as u16).to_le_bytes());
+        for frame in frames {
+            self.define(Some(*frame), names);
+            self.stacks.extend_from_slice(&frame.raw().to_le_bytes());
+        }
+        self.stack_count += 1;
+    }
+
+    /// Whether the chunk in progress has as much as a chunk should.
+    fn is_full(&self) -> bool {
+        [&self.run, &self.names, &self.stacks].iter().any(|part| part.len() >= RUN_BYTES)
+    }
+
     fn define_stream(&mut self, stream: u32, names: &Names) {
         let Some(name) = names.stream_name(stream) else { return };
         if let Err(place) = self.streams.binary_search(&stream) {
@@ -87,8 +124,11 @@ impl Encoder for BinaryEncoder {
     fn begin(&mut self, header: &Header, out: &mut Vec<u8>) {
         self.names.clear();
         self.run.clear();
-        (self.name_count, self.run_count) = (0, 0);
+        self.stacks.clear();
+        (self.name_count, self.stack_count, self.run_count) = (0, 0, 0);
+        self.has_origins = false;
         self.defined.clear();
+        self.defined_stacks.clear();
         self.streams.clear();
         let name = header.device_name.as_bytes();
         let name = name.get(..name.len().min(usize::from(u16::MAX))).unwrap_or(name);
@@ -107,9 +147,11 @@ impl Encoder for BinaryEncoder {
         let failed = record.error_kind != 0 || record.error_message != 0;
         let kind = if failed { KIND_FAILURES } else { KIND_RECORDS };
         let key = ChunkKey { kind, process: record.process, device: record.device };
-        if key != self.run_key || self.run.len() >= RUN_BYTES || self.names.len() >= RUN_BYTES {
+        let begins_origins = !self.has_origins && (record.site != 0 || record.stack != 0);
+        if key != self.run_key || begins_origins || self.is_full() {
             self.seal(out);
             self.run_key = key;
+            self.has_origins |= begins_origins;
         }
         self.define(record.tag(), names);
         if record.flags & HAS_STREAM != 0 {
@@ -122,6 +164,12 @@ impl Encoder for BinaryEncoder {
             self.run.extend_from_slice(&record.error_kind.to_le_bytes());
             self.run.extend_from_slice(&record.error_message.to_le_bytes());
         }
+        if self.has_origins {
+            self.define(record.site(), names);
+            self.define_stack(record.stack(), names);
+            self.run.extend_from_slice(&record.site.to_le_bytes());
+            self.run.extend_from_slice(&record.stack.to_le_bytes());
+        }
         self.run_count += 1;
         true
     }
@@ -132,9 +180,16 @@ impl Encoder for BinaryEncoder {
             self.names.clear();
             self.name_count = 0;
         }
+        if self.stack_count > 0 {
+            put_chunk(ChunkKey::of_file(KIND_STACKS), 0, self.stack_count, &self.stacks, out);
+            self.stacks.clear();
+            self.stack_count = 0;
+        }
         if self.run_count > 0 {
-            let size =
+            let origins = if self.has_origins { ORIGIN_BYTES } else { 0 };
+            let fixed =
                 if self.run_key.kind == KIND_FAILURES { FAILURE_BYTES } else { RECORD_BYTES };
+            let size = fixed + origins;
             put_chunk(self.run_key, size as u16, self.run_count, &self.run, out);
             self.run.clear();
             self.run_count = 0;

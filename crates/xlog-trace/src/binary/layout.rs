@@ -20,6 +20,7 @@ pub(super) const KIND_NAMES: u16 = 2;
 pub(super) const KIND_RECORDS: u16 = 3;
 pub(super) const KIND_FAILURES: u16 = 4;
 pub(super) const KIND_TALLY: u16 = 5;
+pub(super) const KIND_STACKS: u16 = 6;
 
 /// In a names chunk: a string of the table.
 pub(super) const NAME_TEXT: u8 = 0;
@@ -29,6 +30,8 @@ pub(super) const NAME_STREAM: u8 = 1;
 pub(super) const FRAME_BYTES: usize = 36;
 pub(super) const RECORD_BYTES: usize = 80;
 pub(super) const FAILURE_BYTES: usize = 88;
+/// Bytes behind a record of either kind for its call site and stack, in files that have any.
+pub(super) const ORIGIN_BYTES: usize = 8;
 
 /// The frame in front of a chunk's payload.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -151,6 +154,8 @@ pub(super) fn decode_record(fields: &mut Fields<'_>, frame: &Frame) -> Option<Re
         process: frame.process,
         error_kind: 0,
         error_message: 0,
+        site: 0,
+        stack: 0,
         action: fields.u8()?,
         path: fields.u8()?,
         alignment: fields.u8()?,

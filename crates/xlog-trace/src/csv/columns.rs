@@ -66,6 +66,10 @@ columns! {
     ErrorMessage => "error_message",
     /// Another tool's name for the stream.
     StreamName => "stream_name",
+    /// Source file and line of the call.
+    Site => "site",
+    /// The sampled stack of the call, its frames joined by `;`, the innermost first.
+    Stack => "stack",
 }
 
 impl Column {

@@ -2,7 +2,7 @@
 
 use crate::action::{Action, ServedBy, UseAccess};
 use crate::error::excerpt;
-use crate::names::Names;
+use crate::names::{NameId, Names};
 use crate::record::{Failure, Record};
 use crate::text_reader::{Columns, TextReader, Wrong};
 
@@ -127,6 +127,19 @@ impl Columns for CsvColumns {
                     message = Some(names.intern(&self.fields.text(line, index)));
                 }
                 Column::StreamName => stream_name = Some(index),
+                Column::Site => {
+                    let site = names.intern(&self.fields.text(line, index));
+                    record = record.with_site(site);
+                }
+                Column::Stack => {
+                    let text = self.fields.text(line, index);
+                    let frames: Vec<NameId> = text
+                        .split(';')
+                        .filter(|frame| !frame.is_empty())
+                        .map(|frame| names.intern(frame))
+                        .collect();
+                    record = record.with_stack(names.intern_stack(&frames));
+                }
             }
         }
         if kind.is_some() || message.is_some() {

@@ -4,6 +4,7 @@ use crate::encoder::Encoder;
 use crate::header::Header;
 use crate::names::Names;
 use crate::record::Record;
+use crate::stacks::StackId;
 
 use super::columns::COLUMNS;
 use super::fields::{put_decimal, put_hex, put_text};
@@ -33,6 +34,13 @@ fn put_optional_text(text: Option<&str>, out: &mut Vec<u8>) {
     if let Some(text) = text {
         put_text(text, out);
     }
+}
+
+/// The frames of a stack in one text.
+fn stack_text(names: &Names, stack: Option<StackId>) -> String {
+    let frames: Vec<String> =
+        names.stack_texts(stack).map(|frame| frame.replace(';', ",").replace('\n', " ")).collect();
+    frames.join(";")
 }
 
 impl Encoder for CsvEncoder {
@@ -84,6 +92,14 @@ impl Encoder for CsvEncoder {
         put_optional_text(record.failure().map(|failure| text(failure.message)), out);
         out.push(b',');
         put_optional_text(record.stream().and_then(|id| names.stream_name(id)), out);
+        out.push(b',');
+        if let Some(site) = record.site() {
+            put_text(&text(site).replace('\n', " "), out);
+        }
+        out.push(b',');
+        if record.stack().is_some() {
+            put_text(&stack_text(names, record.stack()), out);
+        }
         out.push(b'\n');
         true
     }

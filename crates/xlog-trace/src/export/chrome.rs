@@ -12,9 +12,11 @@ use serde::{Serialize, Serializer};
 use crate::action::Action;
 use crate::error::TraceError;
 use crate::live::{Change, LiveBlock, LiveBlocks};
-use crate::names::Names;
+use crate::names::{NameId, Names};
 use crate::reader::Source;
 use crate::record::Record;
+use crate::reserved::Reserved;
+use crate::stacks::StackId;
 
 const WRITE_BYTES: usize = 256 << 10;
 
@@ -32,6 +34,7 @@ pub struct ChromeCounts {
 struct Track {
     pid: u64,
     live_bytes: u64,
+    reserved: Reserved,
     /// Streams that already have a name in the trace.
     named: HashSet<u64>,
 }
@@ -105,6 +108,8 @@ enum Args<'a> {
         message: &'a str,
         tag: &'a str,
         bytes: u64,
+        #[serde(flatten)]
+        origin: Origin<'a>,
     },
     Block {
         bytes: u64,
@@ -112,10 +117,34 @@ enum Args<'a> {
         pointer: String,
         #[serde(skip_serializing_if = "Option::is_none")]
         query_id: Option<String>,
+        #[serde(flatten)]
+        origin: Origin<'a>,
     },
     Count {
         live: u64,
     },
+    Reserved {
+        reserved: u64,
+    },
+}
+
+/// Call site and stack of an allocation, where the log has them.
+#[derive(Serialize)]
+struct Origin<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    site: Option<&'a str>,
+    /// A line for each frame, the innermost first.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stack: Option<String>,
+}
+
+impl<'a> Origin<'a> {
+    fn new(site: Option<NameId>, stack: Option<StackId>, names: &'a Names) -> Self {
+        Self {
+            site: site.map(|site| names.text_or_empty(Some(site))),
+            stack: stack.map(|stack| names.stack_texts(Some(stack)).collect::<Vec<_>>().join("\n")),
+        }
+    }
 }
 
 struct Chrome {
@@ -168,9 +197,13 @@ impl Chrome {
                 message: names.text_or_empty(failure.map(|failure| failure.message)),
                 tag: tag_name(names, record.tag()),
                 bytes: record.bytes,
+                origin: Origin::new(record.site(), record.stack(), names),
             };
             let event = Event::new("i", "failure", track, at, &name);
             return self.event(&Event { s: Some("p"), args: Some(args), ..event });
+        }
+        if matches!(record.action(), Action::SegmentTake | Action::SegmentReturn) {
+            return self.reserved(record, track.pid, at);
         }
         let name = record.action().to_string();
         let args = Args::Call {
@@ -252,6 +285,7 @@ impl Chrome {
             charged: block.charged,
             pointer: format!("{:#x}", block.ptr),
             query_id: block.query_id.map(|query| query.to_string()),
+            origin: Origin::new(block.site, block.stack, names),
         });
         let track = TrackId { pid, tid: track_of(block.stream) };
         let event = Event::new(phase, "block", track, at, tag_name(names, block.tag));
@@ -275,6 +309,16 @@ impl Chrome {
         self.event(&Event { args, ..event })
     }
 
+    fn reserved(&mut self, record: &Record, pid: u64, at: u64) -> Result<(), TraceError> {
+        let Some(track) = self.tracks.get_mut(&(record.process, record.device)) else {
+            return Ok(());
+        };
+        track.reserved.apply(record, |_| {});
+        let args = Some(Args::Reserved { reserved: track.reserved.bytes() });
+        let event = Event::new("C", "memory", TrackId { pid, tid: 0 }, at, "reserved bytes");
+        self.event(&Event { args, ..event })
+    }
+
     fn event(&mut self, event: &Event<'_>) -> Result<(), TraceError> {
         self.out.extend_from_slice(if self.events == 0 { b"\n" } else { b",\n" });
         self.events += 1;
@@ -287,7 +331,7 @@ fn track_of(stream: Option<u32>) -> u64 {
     stream.map_or(0, |stream| u64::from(stream) + 1)
 }
 
-fn tag_name(names: &Names, tag: Option<crate::NameId>) -> &str {
+fn tag_name(names: &Names, tag: Option<NameId>) -> &str {
     match names.text_or_empty(tag) {
         "" => "untagged",
         name => name,

@@ -1,18 +1,21 @@
 //! PyTorch's memory snapshot: the pickle that `pytorch.org/memory_viz` opens.
 //!
-//! The log does not know segments, so the stretches of address space it touches stand for them,
-//! present all the time. A tag takes the place of a stack trace: one frame named after it, and one
-//! more for the query. The viewer wants the trace of each device in one piece, so the log is read
+//! The viewer wants segments that hold all blocks, so the stretches of address space that the log touches stand for them,
+//! present all the time. The frames of an
+//! allocation are one named after its tag, one of its call site, those of its sampled stack, and one of the query, as far as the
+//! log has them. The viewer wants the trace of each device in one piece, so the log is read
 //! once for every device in it. Memory grows with live blocks and stretches.
 
 use std::collections::HashMap;
 use std::io::Write;
 
 use crate::error::TraceError;
+use crate::import::STRETCHES;
 use crate::live::{Change, LiveBlock, LiveBlocks};
-use crate::names::NameId;
+use crate::names::{NameId, Names};
 use crate::reader::Source;
 use crate::record::Record;
+use crate::stacks::{SITE_FRAME, SourceLine, StackId, split_frame};
 
 use super::extents::Extents;
 use super::pickle::{Memo, Pickle};
@@ -39,8 +42,8 @@ pub struct SnapshotCounts {
 struct Snapshot<W> {
     pickle: Pickle,
     out: W,
-    /// Frames by tag: from the tag's text, since numbers differ between readings of one log.
-    frames: HashMap<String, Memo>,
+    /// Frames that were written, by their text: numbers differ between readings of one log.
+    frames: HashMap<FrameKey, Memo>,
     counts: SnapshotCounts,
 }
 
@@ -79,6 +82,7 @@ pub fn write_torch_snapshot<S: Source, W: Write>(
     }
     snapshot.pickle.key("allocator_settings");
     snapshot.pickle.dict();
+    snapshot.pickle.number_at(STRETCHES, 1);
     snapshot.pickle.end_dict();
     snapshot.pickle.key("external_annotations");
     snapshot.pickle.list();
@@ -89,7 +93,77 @@ pub fn write_torch_snapshot<S: Source, W: Write>(
     Ok(snapshot.counts)
 }
 
-type Rest = (Extents, Vec<(LiveBlock, Option<String>)>);
+/// The kind and the text of a frame.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum FrameKey {
+    Tag(String),
+    Site(String),
+    Frame(String),
+}
+
+impl FrameKey {
+    fn filename(&self) -> &str {
+        match self {
+            Self::Tag(_) => "tag",
+            Self::Site(text) => SourceLine::parse(text).file,
+            Self::Frame(text) => split_frame(text).1.map_or("", |line| line.file),
+        }
+    }
+
+    fn line(&self) -> u64 {
+        match self {
+            Self::Tag(_) => 0,
+            Self::Site(text) => SourceLine::parse(text).line,
+            Self::Frame(text) => split_frame(text).1.map_or(0, |line| line.line),
+        }
+    }
+
+    fn name(&self) -> &str {
+        match self {
+            Self::Tag(text) => text,
+            Self::Site(_) => SITE_FRAME,
+            Self::Frame(text) => split_frame(text).0,
+        }
+    }
+}
+
+/// The frames of an allocation, the innermost first.
+#[derive(Clone, Debug, Default)]
+struct Frames {
+    keys: Vec<FrameKey>,
+    query: Option<u64>,
+}
+
+impl Frames {
+    fn new(origin: Origin, query: Option<u64>, names: &Names) -> Self {
+        let Origin { tag, site, stack } = origin;
+        let tag = tag.map_or("untagged", |tag| names.text_or_empty(Some(tag)));
+        let mut keys = vec![FrameKey::Tag(tag.to_owned())];
+        keys.extend(site.map(|site| FrameKey::Site(names.text_or_empty(Some(site)).to_owned())));
+        keys.extend(names.stack_texts(stack).map(|frame| FrameKey::Frame(frame.to_owned())));
+        Self { keys, query }
+    }
+}
+
+/// What the frames of an allocation are made of.
+#[derive(Clone, Copy)]
+struct Origin {
+    tag: Option<NameId>,
+    site: Option<NameId>,
+    stack: Option<StackId>,
+}
+
+impl Origin {
+    fn of_block(block: &LiveBlock) -> Self {
+        Self { tag: block.tag, site: block.site, stack: block.stack }
+    }
+
+    fn of_record(record: &Record) -> Self {
+        Self { tag: record.tag(), site: record.site(), stack: record.stack() }
+    }
+}
+
+type Rest = (Extents, Vec<(LiveBlock, Frames)>);
 
 impl<W: Write> Snapshot<W> {
     fn drain(&mut self) -> Result<(), TraceError> {
@@ -121,7 +195,8 @@ impl<W: Write> Snapshot<W> {
             let change = live.apply(&record)?;
             if record.is_failure() {
                 if record.ptr().is_none_or(|ptr| ptr == 0) {
-                    self.entry(source, "oom", &record, record.bytes, record.tag());
+                    let origin = Origin::of_record(&record);
+                    self.entry(source, "oom", &record, record.bytes, origin);
                 }
             } else {
                 self.changed(source, &record, change, &mut extents);
@@ -133,7 +208,7 @@ impl<W: Write> Snapshot<W> {
         let names = source.names();
         let mut blocks: Vec<_> = live
             .into_blocks()
-            .map(|block| (block, block.tag.map(|tag| names.text_or_empty(Some(tag)).to_owned())))
+            .map(|block| (block, Frames::new(Origin::of_block(&block), block.query_id, names)))
             .collect();
         blocks.sort_unstable_by_key(|(block, _)| block.ptr);
         Ok((extents, blocks))
@@ -146,25 +221,25 @@ impl<W: Write> Snapshot<W> {
         change: Change,
         extents: &mut Extents,
     ) {
-        let free = |this: &mut Self, size: u64, tag| {
-            this.entry(source, "free_requested", record, size, tag);
-            this.entry(source, "free_completed", record, size, tag);
+        let free = |this: &mut Self, size: u64, origin| {
+            this.entry(source, "free_requested", record, size, origin);
+            this.entry(source, "free_completed", record, size, origin);
         };
         match change {
             Change::None => {}
-            Change::Died(died) => free(self, died.bytes, died.tag),
+            Change::Died(died) => free(self, died.bytes, Origin::of_block(&died)),
             Change::UnknownFree => {
                 extents.add(record.ptr, record.charged_bytes());
-                free(self, record.bytes, record.tag());
+                free(self, record.bytes, Origin::of_record(record));
             }
             Change::Born(born) => {
                 extents.add(born.ptr, born.charged.max(born.bytes));
-                self.entry(source, "alloc", record, born.bytes, born.tag);
+                self.entry(source, "alloc", record, born.bytes, Origin::of_block(&born));
             }
             Change::Replaced { born, lost } => {
-                free(self, lost.bytes, lost.tag);
+                free(self, lost.bytes, Origin::of_block(&lost));
                 extents.add(born.ptr, born.charged.max(born.bytes));
-                self.entry(source, "alloc", record, born.bytes, born.tag);
+                self.entry(source, "alloc", record, born.bytes, Origin::of_block(&born));
             }
         }
     }
@@ -175,7 +250,7 @@ impl<W: Write> Snapshot<W> {
         action: &'static str,
         record: &Record,
         size: u64,
-        tag: Option<NameId>,
+        origin: Origin,
     ) {
         self.counts.trace_entries += 1;
         self.pickle.dict();
@@ -190,32 +265,38 @@ impl<W: Write> Snapshot<W> {
         self.pickle.number_at("stream", u64::from(record.stream().unwrap_or(0)));
         self.pickle.number_at("time_us", source.header().unix_nanos(record.time) / 1000);
         self.pickle.key("frames");
-        self.frames(tag.map(|_| source.names().text_or_empty(tag)), record.query_id());
+        self.frames(&Frames::new(origin, record.query_id(), source.names()));
         self.pickle.end_dict();
         self.pickle.append();
     }
 
-    fn frames(&mut self, tag: Option<&str>, query: Option<u64>) {
+    fn frames(&mut self, frames: &Frames) {
         self.pickle.list();
-        match self.frames.get(tag.unwrap_or("untagged")) {
-            Some(&memo) => self.pickle.recall(memo),
-            None => {
-                let tag = tag.unwrap_or("untagged");
-                self.frame("tag", 0, tag);
-                let memo = self.pickle.memorize();
-                self.frames.insert(tag.to_owned(), memo);
+        for key in &frames.keys {
+            match self.frames.get(key) {
+                Some(&memo) => self.pickle.recall(memo),
+                None => {
+                    self.frame(key.filename(), key.line(), key.name());
+                    let memo = self.pickle.memorize();
+                    self.frames.insert(key.clone(), memo);
+                }
             }
+            self.pickle.append();
         }
-        self.pickle.append();
-        if let Some(query) = query {
+        if let Some(query) = frames.query {
             self.frame("query", query, "query");
             self.pickle.append();
         }
     }
 
-    fn frame(&mut self, filename: &'static str, line: u64, name: &str) {
+    fn frame(&mut self, filename: &str, line: u64, name: &str) {
         self.pickle.dict();
-        self.pickle.word_at("filename", filename);
+        self.pickle.key("filename");
+        match filename {
+            "tag" => self.pickle.key("tag"),
+            "query" => self.pickle.key("query"),
+            file => self.pickle.text(file),
+        }
         self.pickle.number_at("line", line);
         self.pickle.key("name");
         self.pickle.text(name);
@@ -227,7 +308,7 @@ impl<W: Write> Snapshot<W> {
         &mut self,
         device: u32,
         extents: &Extents,
-        blocks: Vec<(LiveBlock, Option<String>)>,
+        blocks: Vec<(LiveBlock, Frames)>,
     ) -> Result<(), TraceError> {
         let mut blocks = blocks.into_iter().peekable();
         for (start, end) in extents.iter() {
@@ -248,7 +329,7 @@ impl<W: Write> Snapshot<W> {
             self.pickle.key("blocks");
             self.pickle.list();
             let (mut at, mut allocated, mut requested) = (start, 0u64, 0u64);
-            while let Some((block, tag)) = blocks.next_if(|(block, _)| block.ptr < end) {
+            while let Some((block, frames)) = blocks.next_if(|(block, _)| block.ptr < end) {
                 let size = block.charged.max(block.bytes).min(end - block.ptr);
                 // A log with gaps can have two blocks in one place; the lower one is shown.
                 if block.ptr < at || size == 0 {
@@ -256,7 +337,7 @@ impl<W: Write> Snapshot<W> {
                 }
                 self.gap(at, block.ptr);
                 self.block(block.ptr, size, block.bytes.min(size), "active_allocated");
-                self.frames(tag.as_deref(), block.query_id);
+                self.frames(&frames);
                 self.pickle.end_dict();
                 self.pickle.append();
                 at = block.ptr + size;

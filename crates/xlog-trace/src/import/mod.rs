@@ -4,6 +4,7 @@ mod pickle;
 mod snapshot;
 
 pub use pickle::PickleError;
+pub(crate) use snapshot::STRETCHES;
 pub use snapshot::{
     MAX_SNAPSHOT_BYTES, SnapshotError, SnapshotRead, convert_torch_snapshot, looks_like_snapshot,
 };

@@ -2,11 +2,12 @@
 //!
 //! The traces of all devices become one history by time. `alloc` is an allocation and `free_completed` a free. The tag is the place
 //! in the program: the innermost Python frame outside of PyTorch. Blocks that were live before the recording began are allocated at its
-//! beginning. `oom` is a failed allocation. Entries without a record (`free_requested`, segments, `snapshot`) are counted.
+//! beginning. `oom` is a failed allocation. Segments are taken by `segment_alloc` and `segment_map` and returned by `segment_free` and
+//! `segment_unmap`. Entries without a record (`free_requested`, `snapshot`) are counted.
 //!
 //! The file is read whole, up to [`MAX_SNAPSHOT_BYTES`]; the work is linear in its length, also for a file made to hurt.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io::Write;
 
 use crate::action::Action;
@@ -15,11 +16,15 @@ use crate::error::TraceError;
 use crate::header::Header;
 use crate::names::{NameId, Names};
 use crate::record::{Failure, Record};
+use crate::reserved::Reserved;
+use crate::stacks::{SITE_FRAME, StackId};
 
 use super::pickle::{self, Loaded, MAX_VALUE_BYTES, PickleError, Value};
 
 /// The largest snapshot that is read.
 pub const MAX_SNAPSHOT_BYTES: usize = 1 << 30;
+/// The key of `allocator_settings` that an export of a log has.
+pub(crate) const STRETCHES: &str = "segments are stretches of a log";
 /// Keys that an entry, a frame, a segment or a block may have.
 const MAX_KEYS: usize = 64;
 /// Bytes of a text that are looked at.
@@ -85,6 +90,23 @@ enum Kind {
     Allocate,
     Free,
     OutOfMemory,
+    SegmentTake,
+    SegmentReturn,
+}
+
+impl Kind {
+    fn is_segment(self) -> bool {
+        matches!(self, Self::SegmentTake | Self::SegmentReturn)
+    }
+
+    fn action(self) -> Action {
+        match self {
+            Self::Free => Action::Deallocate,
+            Self::Allocate | Self::OutOfMemory => Action::Allocate,
+            Self::SegmentTake => Action::SegmentTake,
+            Self::SegmentReturn => Action::SegmentReturn,
+        }
+    }
 }
 
 /// Writes a snapshot as a binary log.
@@ -97,8 +119,10 @@ pub fn convert_torch_snapshot<W: Write>(input: &[u8], out: W) -> Result<Snapshot
     let mut read = SnapshotRead::default();
     let mut budget = input.len();
     let mut entries = traces(&loaded, &mut budget, &mut read)?;
-    let before = live_before(&loaded, &mut budget, &entries)?;
-    read.live_before = before.len() as u64;
+    let mut before = reserved_before(&loaded, &mut budget, &entries)?;
+    let blocks = live_before(&loaded, &mut budget, &entries)?;
+    read.live_before = blocks.len() as u64;
+    before.extend(blocks);
     // Stable: entries of one device keep their order, and their times never go back.
     entries.sort_by_key(|entry| entry.time_us);
     let first = entries.first().map_or(0, |entry| entry.time_us);
@@ -107,7 +131,8 @@ pub fn convert_torch_snapshot<W: Write>(input: &[u8], out: W) -> Result<Snapshot
         loaded: &loaded,
         names: Names::new(),
         writer: LogWriter::new(Format::Binary, &header, out),
-        tags: HashMap::new(),
+        origins: HashMap::new(),
+        frames: HashMap::new(),
         streams: HashMap::new(),
         order: 0,
         first,
@@ -173,6 +198,8 @@ fn traces(
                 b"alloc" => Kind::Allocate,
                 b"free_completed" | b"free" => Kind::Free,
                 b"oom" => Kind::OutOfMemory,
+                b"segment_alloc" | b"segment_map" => Kind::SegmentTake,
+                b"segment_free" | b"segment_unmap" => Kind::SegmentReturn,
                 _ => {
                     read.left_out += 1;
                     continue;
@@ -196,6 +223,51 @@ fn traces(
     Ok(entries)
 }
 
+/// Segments that the traces return without having taken them, and segments that are there at the end and were never taken in a trace.
+fn reserved_before(
+    loaded: &Loaded<'_>,
+    budget: &mut usize,
+    entries: &[Entry],
+) -> Result<Vec<Entry>, SnapshotError> {
+    let (mut before, mut reserved) = (Vec::new(), Reserved::default());
+    for entry in entries.iter().filter(|entry| entry.kind.is_segment()) {
+        let record = Record::new(entry.kind.action(), entry.device, 0, 0);
+        let record = record.with_ptr(entry.address).with_bytes(entry.bytes);
+        let mut known = false;
+        reserved.apply(&record, |_| known = true);
+        if entry.kind == Kind::SegmentReturn && !known {
+            before.push(Entry { kind: Kind::SegmentTake, ..*entry });
+        }
+    }
+    // An export of a log has stretches of addresses in place of segments.
+    let settings = loaded.get(loaded.root, "allocator_settings");
+    if settings.is_some_and(|settings| loaded.get(settings, STRETCHES).is_some()) {
+        return Ok(before);
+    }
+    let Some(segments) = loaded.get(loaded.root, "segments") else { return Ok(before) };
+    let held: HashSet<_> = reserved.ranges().map(|range| (range.device, range.start)).collect();
+    for segment in loaded.list(segments).unwrap_or(&[]) {
+        spend(budget)?;
+        small_dict(loaded, *segment, "`segments` to be a list of dicts")?;
+        let device = loaded.number(*segment, "device").unwrap_or(0) as u32;
+        let bytes = loaded.number(*segment, "total_size").unwrap_or(0);
+        let address = loaded.number(*segment, "address").unwrap_or(0);
+        if bytes > 0 && address > 0 && !held.contains(&(device, address)) {
+            before.push(Entry {
+                kind: Kind::SegmentTake,
+                device,
+                time_us: 0,
+                address,
+                bytes,
+                stream: loaded.number(*segment, "stream").unwrap_or(0),
+                frames: None,
+                device_free: None,
+            });
+        }
+    }
+    Ok(before)
+}
+
 /// Blocks that the traces free without an allocation, and blocks that are live at the end and were never allocated in a trace.
 fn live_before(
     loaded: &Loaded<'_>,
@@ -205,7 +277,8 @@ fn live_before(
     let mut before = Vec::new();
     // Whether the address is known to be live or free; an address that no entry touched is not in it.
     let mut touched = HashMap::new();
-    for entry in entries.iter().filter(|entry| entry.kind != Kind::OutOfMemory) {
+    let is_block = |entry: &&Entry| matches!(entry.kind, Kind::Allocate | Kind::Free);
+    for entry in entries.iter().filter(is_block) {
         let key = (entry.device, entry.address);
         if touched.insert(key, ()).is_none() && entry.kind == Kind::Free {
             before.push(Entry { kind: Kind::Allocate, frames: None, ..*entry });
@@ -246,12 +319,31 @@ fn live_before(
     Ok(before)
 }
 
+/// Tag, call site and stack of an entry.
+#[derive(Clone, Copy, Default)]
+struct Origin {
+    tag: Option<NameId>,
+    site: Option<NameId>,
+    stack: Option<StackId>,
+}
+
+/// The frame of a stack that names an allocation.
+#[derive(Default)]
+struct Place {
+    tag: Option<String>,
+    site: Option<String>,
+    /// Whether the snapshot is the export of a log.
+    is_exported: bool,
+}
+
 struct Log<'a, W: Write> {
     loaded: &'a Loaded<'a>,
     names: Names,
     writer: LogWriter<W>,
-    /// Tags by stack: entries share their stacks.
-    tags: HashMap<u32, Option<NameId>>,
+    /// Tag, call site and stack by list of frames: entries share their lists.
+    origins: HashMap<u32, Origin>,
+    /// Names of frames: lists share their frames.
+    frames: HashMap<u32, Option<NameId>>,
     /// Streams are addresses in a snapshot and small numbers in a log.
     streams: HashMap<u64, u32>,
     order: u64,
@@ -260,20 +352,24 @@ struct Log<'a, W: Write> {
 
 impl<W: Write> Log<'_, W> {
     fn write(&mut self, entry: &Entry, otherwise: Option<NameId>) -> Result<(), TraceError> {
-        let action = match entry.kind {
-            Kind::Free => Action::Deallocate,
-            Kind::Allocate | Kind::OutOfMemory => Action::Allocate,
-        };
         let time = entry.time_us.saturating_sub(self.first).saturating_mul(1000);
         let stream = self.stream(entry.stream);
-        let mut record = Record::new(action, entry.device, self.order, time)
+        let mut record = Record::new(entry.kind.action(), entry.device, self.order, time)
             .with_bytes(entry.bytes)
             .with_stream(stream);
         if entry.kind != Kind::OutOfMemory {
             record = record.with_ptr(entry.address);
         }
-        if let Some(tag) = self.tag(entry.frames).or(otherwise) {
+        let is_segment = entry.kind.is_segment();
+        let origin = if is_segment { Origin::default() } else { self.origin(entry.frames) };
+        if let Some(tag) = origin.tag.or(otherwise).filter(|_| !is_segment) {
             record = record.with_tag(tag);
+        }
+        if let Some(site) = origin.site {
+            record = record.with_site(site);
+        }
+        if let Some(stack) = origin.stack {
+            record = record.with_stack(stack);
         }
         if entry.kind == Kind::OutOfMemory {
             let message = match entry.device_free {
@@ -298,14 +394,59 @@ impl<W: Write> Log<'_, W> {
         stream
     }
 
-    fn tag(&mut self, frames: Option<Value>) -> Option<NameId> {
-        let Some(Value::List(at)) = frames else { return None };
-        if let Some(tag) = self.tags.get(&at) {
-            return *tag;
+    /// Tag, call site and stack of a list of frames. Entries share lists, so each list is looked at once.
+    fn origin(&mut self, frames: Option<Value>) -> Origin {
+        let Some(Value::List(at)) = frames else { return Origin::default() };
+        if let Some(origin) = self.origins.get(&at) {
+            return *origin;
         }
-        let tag = self.place_of(Value::List(at)).map(|text| self.names.intern(&text));
-        self.tags.insert(at, tag);
-        tag
+        let place = self.place_of(Value::List(at));
+        let mut origin = Origin {
+            tag: place.tag.map(|text| self.names.intern(&text)),
+            site: place.site.map(|text| self.names.intern(&text)),
+            stack: None,
+        };
+        // Frames fill at most half of the table, so that tags and call sites always have room.
+        if !self.names.is_half_full() {
+            origin.stack = self.stack(Value::List(at), place.is_exported);
+        }
+        self.origins.insert(at, origin);
+        origin
+    }
+
+    fn stack(&mut self, frames: Value, is_exported: bool) -> Option<StackId> {
+        let loaded = self.loaded;
+        let frames = loaded.list(frames)?;
+        let mut stack = Vec::new();
+        for frame in frames.iter().take(MAX_FRAMES) {
+            let Value::Dict(at) = *frame else { continue };
+            let name = match self.frames.get(&at) {
+                Some(name) => *name,
+                None => {
+                    let text = self.frame_text(*frame, is_exported);
+                    let name = text.map(|text| self.names.intern(&text));
+                    self.frames.insert(at, name);
+                    name
+                }
+            };
+            stack.extend(name);
+        }
+        (!stack.is_empty()).then(|| self.names.intern_stack(&stack))
+    }
+
+    /// The text of a frame; none for what is no frame of the program.
+    fn frame_text(&self, frame: Value, is_exported: bool) -> Option<String> {
+        self.loaded.dict(frame).filter(|items| items.len() <= MAX_KEYS)?;
+        let name = String::from_utf8_lossy(self.end_of_text(frame, "name"));
+        let file = String::from_utf8_lossy(self.end_of_text(frame, "filename"));
+        if is_exported && (file == "tag" || file == "query" || name == SITE_FRAME) {
+            return None;
+        }
+        let line = self.loaded.number(frame, "line").unwrap_or(0);
+        Some(match &*file {
+            "" | "??" => name.into_owned(),
+            file => format!("{name} ({file}:{line})"),
+        })
     }
 
     /// The last bytes of a text of a frame: all frames may share one text of any length.
@@ -316,8 +457,8 @@ impl<W: Write> Log<'_, W> {
     }
 
     /// The innermost Python frame outside of PyTorch; else the innermost Python frame; else the innermost frame.
-    fn place_of(&self, frames: Value) -> Option<String> {
-        let frames = self.loaded.list(frames)?;
+    fn place_of(&self, frames: Value) -> Place {
+        let Some(frames) = self.loaded.list(frames) else { return Place::default() };
         let few = frames.get(..frames.len().min(MAX_FRAMES)).unwrap_or(frames);
         let small =
             |frame: &&Value| self.loaded.dict(**frame).is_some_and(|items| items.len() <= MAX_KEYS);
@@ -327,20 +468,34 @@ impl<W: Write> Log<'_, W> {
             is_python(frame) && !file(frame).windows(7).any(|part| part == b"/torch/")
         };
         let all = || few.iter().filter(small);
-        let frame =
-            all().find(is_own).or_else(|| all().find(is_python)).or_else(|| all().next())?;
+        let found = all().find(is_own).or_else(|| all().find(is_python));
+        let Some(frame) = found.or_else(|| all().next()) else { return Place::default() };
         let name = String::from_utf8_lossy(self.end_of_text(*frame, "name"));
         let path = String::from_utf8_lossy(file(frame));
-        // A log that this crate exported: the frame is the tag.
-        if path == "tag" {
-            return (name != "untagged").then(|| name.into_owned());
+        let line = |frame: &Value| self.loaded.number(*frame, "line").unwrap_or(0);
+        // A log that this crate exported: the first frame is the tag, the next may be the call site.
+        let is_tag = |frame: &&Value| file(frame) == b"tag";
+        if let Some(tag) = all().next().filter(is_tag) {
+            let name = String::from_utf8_lossy(self.end_of_text(*tag, "name"));
+            let is_site =
+                |frame: &&Value| self.end_of_text(**frame, "name") == SITE_FRAME.as_bytes();
+            let site = all().nth(1).filter(is_site);
+            return Place {
+                tag: (name != "untagged").then(|| name.into_owned()),
+                site: site
+                    .map(|site| format!("{}:{}", String::from_utf8_lossy(file(site)), line(site))),
+                is_exported: true,
+            };
         }
+        let line = line(frame);
         let file = path.rsplit(['/', '\\']).next().unwrap_or("");
-        let line = self.loaded.number(*frame, "line").unwrap_or(0);
-        Some(if file.is_empty() || file == "??" {
-            name.into_owned()
-        } else {
-            format!("{name} ({file}:{line})")
-        })
+        if file.is_empty() || file == "??" {
+            return Place { tag: Some(name.into_owned()), ..Place::default() };
+        }
+        Place {
+            tag: Some(format!("{name} ({file}:{line})")),
+            site: Some(format!("{path}:{line}")),
+            is_exported: false,
+        }
     }
 }

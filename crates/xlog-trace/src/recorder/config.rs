@@ -43,6 +43,13 @@ impl fmt::Debug for OnError {
 }
 
 /// Settings of a [`Recorder`](crate::Recorder).
+///
+/// ```
+/// use xlog_trace::{Overflow, RecorderConfig};
+///
+/// let config = RecorderConfig::new().with_overflow(Overflow::Block).with_rotation(64 << 20, 4);
+/// # let _ = config;
+/// ```
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct RecorderConfig {
@@ -51,7 +58,7 @@ pub struct RecorderConfig {
     /// The header of the file. Times of records count from its epoch: set that to zero to
     /// emit wall-clock nanoseconds.
     pub header: Header,
-    /// Records in each thread's ring. A record is 96 bytes: the default of 16,384 is 1.5 MiB a
+    /// Records in each thread's ring. A record is 104 bytes: the default of 16,384 is 1.6 MiB a
     /// thread. A larger ring takes longer bursts and costs more per record, since a thread goes
     /// round the whole of it and it must fit a core's cache to be fast.
     pub ring_records: usize,
@@ -92,46 +99,19 @@ impl RecorderConfig {
         Self::default()
     }
 
-    /// Sets the format.
-    #[must_use]
-    pub fn with_format(mut self, format: Format) -> Self {
-        self.format = format;
-        self
-    }
-
-    /// Sets the header.
-    #[must_use]
-    pub fn with_header(mut self, header: Header) -> Self {
-        self.header = header;
-        self
-    }
-
-    /// Sets the number of records in a ring.
-    #[must_use]
-    pub fn with_ring_records(mut self, records: usize) -> Self {
-        self.ring_records = records;
-        self
-    }
-
-    /// Sets the overflow policy.
-    #[must_use]
-    pub fn with_overflow(mut self, overflow: Overflow) -> Self {
-        self.overflow = overflow;
-        self
-    }
-
-    /// Sets the maximum wait for room.
-    #[must_use]
-    pub fn with_block_limit(mut self, limit: Duration) -> Self {
-        self.block_limit = limit;
-        self
-    }
-
-    /// Sets the interval of the writer's polls.
-    #[must_use]
-    pub fn with_write_interval(mut self, interval: Duration) -> Self {
-        self.write_interval = interval;
-        self
+    xlog_base::setters! {
+        /// Sets the format.
+        with_format(format: Format) { format: format }
+        /// Sets the header.
+        with_header(header: Header) { header: header }
+        /// Sets the number of records in a ring.
+        with_ring_records(records: usize) { ring_records: records }
+        /// Sets the overflow policy.
+        with_overflow(overflow: Overflow) { overflow: overflow }
+        /// Sets the maximum wait for room.
+        with_block_limit(limit: Duration) { block_limit: limit }
+        /// Sets the interval of the writer's polls.
+        with_write_interval(interval: Duration) { write_interval: interval }
     }
 
     /// Sets rotation: a new file at `bytes`, with `keep` finished ones kept.

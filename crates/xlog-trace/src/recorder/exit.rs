@@ -3,17 +3,20 @@
 //! A recorder in a static is never dropped, so an exit handler of the C library ends the file of every
 //! recorder that is still alive; a panic hook, chained before the one that was there, flushes.
 //! Both wait a bounded time. Neither runs on `abort`, `_exit` or a signal. The child of a fork has no
-//! writer: its records are counted as dropped.
+//! writer: its records are counted as dropped. It may have a recorder of its own, so a fork holds the locks that
+//! recorders share: the child would wait for ever for a lock that another thread of its parent held.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::panic;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Once, Weak};
 
-use xlog_base::Mutex;
+use xlog_base::{Mutex, MutexGuard};
 
 use super::LAST_FLUSH_LIMIT;
+use super::intern;
 use super::rings::{self, RecorderShared};
+use crate::names::Names;
 
 /// Functions that run before the files are ended.
 static WORK: Mutex<Vec<fn()>> = Mutex::new(Vec::new());
@@ -21,8 +24,16 @@ static ALIVE: Mutex<Vec<Weak<RecorderShared>>> = Mutex::new(Vec::new());
 static AT_EXIT: Once = Once::new();
 static HOOKED: AtomicBool = AtomicBool::new(false);
 
+/// The locks that recorders share.
+struct SharedLocks {
+    _alive: MutexGuard<'static, Vec<Weak<RecorderShared>>>,
+    _names: MutexGuard<'static, Names>,
+}
+
 thread_local! {
     static IS_WRITER: Cell<bool> = const { Cell::new(false) };
+    /// Held by the forking thread while it forks.
+    static FORKING: RefCell<Option<SharedLocks>> = const { RefCell::new(None) };
 }
 
 /// A writer does not wait for itself.
@@ -89,13 +100,22 @@ fn register_handlers() {
         // Nothing may unwind into the C library.
         let _ = panic::catch_unwind(end_all);
     }
+    extern "C" fn before_fork() {
+        let lock = || SharedLocks { _alive: ALIVE.lock(), _names: intern::table() };
+        let hold = || FORKING.try_with(|held| held.replace(Some(lock())));
+        let _ = panic::catch_unwind(hold);
+    }
+    extern "C" fn in_parent() {
+        let _ = panic::catch_unwind(|| FORKING.try_with(RefCell::take));
+    }
     extern "C" fn in_child() {
+        in_parent();
         let _ = panic::catch_unwind(rings::forget_rings);
     }
     // SAFETY: both take any `extern "C" fn()` that lives as long as the process; a function item does, and these neither
     // unwind nor return a value. The one that runs in the child of a fork takes no lock.
     unsafe {
         libc::atexit(at_exit);
-        libc::pthread_atfork(None, None, Some(in_child));
+        libc::pthread_atfork(Some(before_fork), Some(in_parent), Some(in_child));
     }
 }

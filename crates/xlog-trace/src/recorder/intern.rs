@@ -4,6 +4,7 @@
 //! before takes no lock for it. The table is bounded like every [`Names`]; nothing leaves it.
 
 use std::cell::Cell;
+use std::panic::Location;
 use std::sync::LazyLock;
 
 use xlog_base::{Mutex, MutexGuard};
@@ -19,28 +20,47 @@ thread_local! {
         const { [const { Cell::new((0, 0, None)) }; CACHE_ENTRIES] };
 }
 
-fn table() -> MutexGuard<'static, Names> {
+/// Locks the table.
+pub(super) fn table() -> MutexGuard<'static, Names> {
     TABLE.lock()
 }
 
 /// Returns the number of a text, for records of this process. A known text costs a lookup in the thread's cache.
 #[inline]
 pub fn intern(text: &'static str) -> NameId {
-    let (address, len) = (text.as_ptr() as usize, text.len());
+    cached(text.as_ptr() as usize, text.len(), || table().intern(text))
+}
+
+/// Returns the number of `file:line` of a source location, for records of this process. A known location costs a lookup in the
+/// thread's cache, as a known text does.
+#[inline]
+pub fn intern_site(site: &'static Location<'static>) -> NameId {
+    // No text has this length, so a location is never taken for a text at its address.
+    cached(std::ptr::from_ref(site) as usize, usize::MAX, || name_site(site))
+}
+
+#[cold]
+fn name_site(site: &Location<'_>) -> NameId {
+    table().intern(&format!("{}:{}", site.file(), site.line()))
+}
+
+/// The number of what is at an address, from the thread's cache or else from `name`.
+#[inline(always)]
+fn cached(address: usize, len: usize, name: impl Fn() -> NameId) -> NameId {
     let place = (address ^ (address >> 7) ^ len.wrapping_mul(31)) % CACHE_ENTRIES;
     CACHE
         .try_with(|cache| {
-            let Some(entry) = cache.get(place) else { return table().intern(text) };
+            let Some(entry) = cache.get(place) else { return name() };
             match entry.get() {
                 (known, known_len, Some(id)) if known == address && known_len == len => id,
                 _ => {
-                    let id = table().intern(text);
+                    let id = name();
                     entry.set((address, len, Some(id)));
                     id
                 }
             }
         })
-        .unwrap_or_else(|_| table().intern(text))
+        .unwrap_or_else(|_| name())
 }
 
 /// The number of a text of any lifetime. Takes a lock: for errors, not for every record.
@@ -54,6 +74,21 @@ pub fn intern_text(text: &str) -> NameId {
         None if table.is_half_full() => NameId::LOST,
         None => table.intern(text),
     }
+}
+
+/// The number of a frame's text. Frames fill at most half of the table, as messages do.
+pub(super) fn intern_frame(text: &str) -> NameId {
+    intern_text(text)
+}
+
+/// Whether frames have no more room.
+pub(super) fn is_frame_table_full() -> bool {
+    table().is_half_full()
+}
+
+/// Calls `look` with the text of a name of this process.
+pub(super) fn with_text<T>(id: NameId, look: impl FnOnce(&str) -> T) -> T {
+    look(table().text_or_empty(Some(id)))
 }
 
 /// Brings a copy of the table up to date.
@@ -77,5 +112,36 @@ mod tests {
         let mut copy = Names::new();
         catch_up(&mut copy);
         assert_eq!(copy.text(first), Some("interned twice"));
+    }
+
+    #[cfg(unix)]
+    #[test]
+    #[allow(unsafe_code)]
+    fn a_forked_child_can_name_texts_while_another_thread_of_its_parent_does() {
+        crate::recorder::exit::at_exit(|| {});
+        let (sender, receiver) = std::sync::mpsc::channel();
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                let held = table();
+                sender.send(()).unwrap();
+                // The fork begins meanwhile, and waits for the table.
+                std::thread::sleep(std::time::Duration::from_millis(200));
+                drop(held);
+            });
+            receiver.recv().unwrap();
+            // SAFETY: the child takes the table's lock and ends; a signal ends it if it cannot.
+            let child = unsafe { libc::fork() };
+            if child == 0 {
+                // SAFETY: neither call takes a pointer.
+                unsafe { libc::alarm(10) };
+                let is_named = intern("only in the child") != NameId::LOST;
+                // SAFETY: as above.
+                unsafe { libc::_exit(i32::from(!is_named)) };
+            }
+            let mut status = -1;
+            // SAFETY: the pointer is that of a live value.
+            assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+            assert_eq!(status, 0, "14 is the alarm");
+        });
     }
 }

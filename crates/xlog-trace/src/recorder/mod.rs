@@ -12,6 +12,7 @@ mod intern;
 mod lock;
 mod output;
 mod rings;
+mod sampled;
 mod writer;
 
 use std::path::Path;
@@ -24,8 +25,9 @@ use crate::record::{Fields, Record};
 
 pub use config::{OnError, Overflow, RecorderConfig};
 pub use exit::at_exit;
-pub use intern::{intern, intern_text};
+pub use intern::{intern, intern_site, intern_text};
 pub use output::check_writable;
+pub use sampled::{capture_stack, record_stack, resolve_stacks, stack_frames};
 
 use output::Output;
 use rings::{Placed, RecorderShared};
@@ -72,7 +74,10 @@ impl Recorder {
         let thread = std::thread::Builder::new()
             .name("xlog-trace".to_owned())
             .spawn(move || writer.run())
-            .map_err(TraceError::io("starting the writer thread"))?;
+            .map_err(TraceError::io(format!(
+                "starting the writer of {}",
+                path.as_ref().display()
+            )))?;
         shared.set_writer(thread.thread().clone());
         exit::watch(&shared);
         Ok(Self { shared, thread: Some(thread) })

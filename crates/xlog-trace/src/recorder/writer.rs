@@ -15,8 +15,10 @@ use super::exit;
 use super::intern;
 use super::output::{LastWrite, Output};
 use super::rings::RecorderShared;
+use super::sampled;
 use crate::names::{NameId, Names};
 use crate::record::Record;
+use crate::stacks::StackId;
 
 /// Records taken from one ring before the next: keeps threads close to each other in the file.
 const TURN_RECORDS: usize = 4096;
@@ -122,7 +124,11 @@ fn catch_up(names: &mut Names, record: &Record) {
     let lost = NameId::LOST.raw();
     let known = names.len() as u32;
     let new = |id: u32| id > known && id != lost;
-    if new(record.tag) || new(record.error_kind) || new(record.error_message) {
+    let ids = [record.tag, record.error_kind, record.error_message, record.site];
+    if ids.into_iter().any(new) {
         intern::catch_up(names);
+    }
+    if record.stack as usize > names.stack_count() && record.stack != StackId::LOST.raw() {
+        sampled::catch_up(names);
     }
 }

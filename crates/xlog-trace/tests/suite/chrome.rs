@@ -174,3 +174,22 @@ fn lives_counters_and_failures_are_there() {
     let tracks: Vec<&Value> = of("M").iter().map(|event| &event["args"]["name"]).collect();
     assert_eq!(tracks, ["device 0 (process 0)", "stream 2"]);
 }
+
+#[test]
+fn blocks_and_failures_have_their_call_site_and_stack() {
+    let mut names = Names::new();
+    let site = names.intern("src/load.rs:7");
+    let frames = ["load", "main"].map(|frame| names.intern(frame));
+    let block = Record::new(Action::Allocate, 0, 0, 0).with_ptr(1).with_bytes(512).with_site(site);
+    let block = block.with_stack(names.intern_stack(&frames));
+    let kind = names.intern("out_of_budget");
+    let failed = Record::new(Action::Allocate, 0, 1, 9).with_bytes(7).with_site(site);
+    let failed = failed.with_failure(Failure { kind, message: kind });
+    let trace = export(&[block, failed], &names);
+    let events = trace["traceEvents"].as_array().unwrap();
+    let args = |ph: &str| &events.iter().find(|event| event["ph"] == ph).unwrap()["args"];
+    assert_eq!(args("b")["site"], "src/load.rs:7");
+    assert_eq!(args("b")["stack"], "load\nmain");
+    assert_eq!(args("i")["site"], "src/load.rs:7");
+    assert_eq!(args("i")["stack"], Value::Null);
+}

@@ -4,7 +4,9 @@ use std::process::Command;
 
 use xlog_trace::export::write_torch_snapshot;
 use xlog_trace::import::{PickleError, SnapshotError, SnapshotRead, convert_torch_snapshot};
-use xlog_trace::{Action, Format, Names, Reader, Record, Source, Strictness, Summary, TraceError};
+use xlog_trace::{
+    Action, Format, Names, Reader, Record, Reserved, Source, Strictness, Summary, TraceError,
+};
 
 use crate::support::{Random, Scratch, encode, reader};
 use crate::tools::left_out;
@@ -45,19 +47,84 @@ fn a_history_is_read_with_places_in_the_program_as_tags() {
         [
             "0 allocate 512 at 0x7f5c00800000 on 0: allocated before the recording",
             "0 allocate 500 at 0x7f5c00800800 on 0: allocated before the recording",
-            "0 allocate 4194304 at 0x7f5c00000000 on 0: attention (model.py:41)",
-            "4000 allocate 1048576 at 0x7f5c00400000 on 1: loss (train.py:88)",
-            "16000 deallocate 4194304 at 0x7f5c00000000 on 0: attention (model.py:41)",
-            "20000 deallocate 512 at 0x7f5c00800000 on 0: ",
-            "25000 allocate failed 1099511627776 at 0x0 on 0: loss (train.py:88)",
+            "0 segment_take 20971520 at 0x7f5c00000000 on 0: ",
+            "5000 allocate 4194304 at 0x7f5c00000000 on 0: attention (model.py:41)",
+            "9000 allocate 1048576 at 0x7f5c00400000 on 1: loss (train.py:88)",
+            "21000 deallocate 4194304 at 0x7f5c00000000 on 0: attention (model.py:41)",
+            "25000 deallocate 512 at 0x7f5c00800000 on 0: ",
+            "30000 allocate failed 1099511627776 at 0x0 on 0: loss (train.py:88)",
         ]
     );
     let (read, mut log) = import(HISTORY).unwrap();
-    assert_eq!((read.records, read.left_out, read.live_before), (7, 3, 2));
-    assert_eq!(log.header().epoch_unix_nanos, 1_700_000_000_000_005_000);
+    assert_eq!((read.records, read.left_out, read.live_before), (8, 2, 2));
+    assert_eq!(log.header().epoch_unix_nanos, 1_700_000_000_000_000_000);
     let summary = Summary::of(&mut log).unwrap();
     assert_eq!((summary.total.live_bytes, summary.total.failures), (1_048_576 + 500, 1));
     assert_eq!((summary.unknown_frees, summary.missing_frees), (0, 0));
+    let reserved = summary.reserved.unwrap();
+    assert_eq!((reserved.peak_bytes, reserved.end_bytes), (20 << 20, 20 << 20));
+}
+
+#[test]
+fn a_history_has_call_sites_and_whole_stacks() {
+    let (_, mut log) = import(HISTORY).unwrap();
+    let summary = Summary::of(&mut log).unwrap();
+    let sites: Vec<&str> = summary.by_site.iter().map(|(site, _)| site.as_str()).collect();
+    assert_eq!(sites, ["/home/user/train/model.py:41", "/home/user/train/train.py:88"]);
+    let (frames, usage) = &summary.by_stack[0];
+    assert!(
+        frames.iter().any(|frame| frame == "attention (/home/user/train/model.py:41)"),
+        "{frames:?}"
+    );
+    assert!(frames.len() > 1 && usage.peak_bytes == 4 << 20, "{frames:?}");
+}
+
+#[test]
+fn segments_of_before_the_recording_and_parts_of_them_are_followed() {
+    let script = "
+import pickle, sys
+def e(action, addr, size): return {'action': action, 'addr': addr << 20, 'size': size << 20, 'stream': 0}
+def s(addr, size): return {'device': 0, 'address': addr << 20, 'total_size': size << 20, 'stream': 0, 'blocks': []}
+trace = [e('segment_free', 100, 20), e('segment_map', 200, 40), e('segment_unmap', 220, 10), e('segment_alloc', 300, 2)]
+segments = [s(200, 20), s(230, 10), s(300, 2), s(400, 8)]
+pickle.dump({'segments': segments, 'device_traces': [trace]}, open(sys.argv[1], 'wb'), protocol=4)
+";
+    let scratch = Scratch::new("snapshot-segments");
+    let path = scratch.path("segments.pickle");
+    let run = Command::new("python3").args(["-c", script]).arg(&path).status();
+    if !run.is_ok_and(|status| status.success()) {
+        return left_out("segments of a snapshot", "python3 does not run");
+    }
+    let (_, mut log) = import(&std::fs::read(&path).unwrap()).unwrap();
+    let mut reserved = Reserved::default();
+    let mut held = Vec::new();
+    while let Some(record) = log.next_record().unwrap() {
+        assert!(reserved.apply(&record, |_| {}));
+        held.push(reserved.bytes() >> 20);
+    }
+    // 100 to 120 and 400 to 408 were there before; the first is returned.
+    assert_eq!(held, [20, 28, 8, 48, 38, 40]);
+    let ranges: Vec<_> = reserved.ranges().map(|r| (r.start >> 20, r.bytes >> 20)).collect();
+    assert_eq!(ranges, [(200, 20), (230, 10), (300, 2), (400, 8)]);
+}
+
+#[test]
+fn an_exported_call_site_and_stack_come_back() {
+    let mut names = Names::new();
+    let frames = ["load (src/load.rs:7)", "main"].map(|frame| names.intern(frame));
+    let record = Record::new(Action::Allocate, 0, 0, 0).with_ptr(1 << 21).with_bytes(512);
+    let record = record.with_tag(names.intern("rows")).with_site(names.intern("src/load.rs:7"));
+    let record = record.with_stack(names.intern_stack(&frames)).with_stream(0).with_query_id(3);
+    let log = encode(Format::Binary, &[record], &names);
+    let mut pickle = Vec::new();
+    write_torch_snapshot(|| Ok(reader(&log, Strictness::Strict)), &mut pickle).unwrap();
+    let (_, mut log) = import(&pickle).unwrap();
+    let read = log.next_record().unwrap().unwrap();
+    let names = log.names();
+    assert_eq!(names.text_or_empty(read.tag()), "rows");
+    assert_eq!(names.text_or_empty(read.site()), "src/load.rs:7");
+    let frames: Vec<&str> = names.stack_texts(read.stack()).collect();
+    assert_eq!(frames, ["load (src/load.rs:7)", "main"]);
 }
 
 #[test]
@@ -65,6 +132,7 @@ fn a_state_without_a_history_is_read_as_its_live_blocks() {
     assert_eq!(
         lines(STATE),
         [
+            "0 segment_take 20971520 at 0x7f5c00000000 on 0: ",
             "0 allocate 1048576 at 0x7f5c00400000 on 0: loss (train.py:88)",
             "0 allocate 500 at 0x7f5c00800800 on 0: allocated before the recording",
         ]

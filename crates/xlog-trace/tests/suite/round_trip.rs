@@ -117,8 +117,9 @@ fn a_known_csv_line_reads_as_documented() {
     assert_eq!(
         text,
         "thread,time,action,pointer,bytes,stream,device,tag,query_id,granted,alignment,generation,\
-         order,latency_nanos,path,access,process,error_kind,error_message,stream_name\n\
-         5,34,allocate,0x7f00,100,2,1,\"join, left\",8,256,,,12,0,unknown,,0,,,\n"
+         order,latency_nanos,path,access,process,error_kind,error_message,stream_name,site,\
+         stack\n\
+         5,34,allocate,0x7f00,100,2,1,\"join, left\",8,256,,,12,0,unknown,,0,,,,,\n"
     );
 }
 
@@ -165,4 +166,31 @@ fn a_text_of_many_lines_stays_one_csv_record() {
     let kept = read[0].1[0].as_deref().unwrap();
     assert_eq!(kept.replace('\n', " "), text.replace('\n', " "), "breaks became spaces");
     assert_eq!(kept.matches('\n').count(), 19);
+}
+
+/// Kind and bytes of one record of each chunk of a binary log.
+fn chunks(mut bytes: &[u8]) -> Vec<(u16, u16)> {
+    let mut chunks = Vec::new();
+    while bytes.len() >= 36 {
+        let number = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
+        let payload = u32::from_le_bytes(bytes[12..16].try_into().unwrap()) as usize;
+        chunks.push((number(8), number(10)));
+        bytes = &bytes[36 + payload..];
+    }
+    chunks
+}
+
+#[test]
+fn records_grow_only_where_a_log_has_call_sites() {
+    let mut names = Names::new();
+    let plain = Record::new(Action::Allocate, 0, 0, 0).with_ptr(1).with_tag(names.intern("rows"));
+    let without = encode(Format::Binary, &[plain, plain], &names);
+    assert_eq!(chunks(&without), [(1, 0), (2, 0), (3, 80), (5, 0)]);
+    let at = plain.with_site(names.intern("src/a.rs:1"));
+    let with = encode(Format::Binary, &[plain, at, plain], &names);
+    assert_eq!(chunks(&with), [(1, 0), (2, 0), (3, 80), (2, 0), (3, 88), (5, 0)]);
+    let mut reader = reader(&with, Strictness::Strict);
+    let sites: Vec<_> =
+        read_all(&mut reader).into_iter().map(|(_, texts)| texts[4].clone()).collect();
+    assert_eq!(sites, [None, Some("src/a.rs:1".to_owned()), None]);
 }

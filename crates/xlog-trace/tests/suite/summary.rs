@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use xlog_trace::{Action, Failure, Format, Names, Record, ServedBy, Strictness, Summary};
+use xlog_trace::{Action, Failure, Format, Names, Record, ServedBy, Source, Strictness, Summary};
 
 use crate::support::{Random, encode, for_seeds, reader};
 
@@ -133,4 +133,52 @@ fn a_header_line_in_the_middle_begins_a_log_with_its_own_columns() {
     let sizes: Vec<_> = all.iter().map(|said| said.0.bytes()).collect();
     assert_eq!(sizes, [Some(7), Some(8), Some(9)]);
     assert_eq!(all[2].1[0].as_deref(), Some("rows"));
+}
+
+/// A log of `xlogmem run join`, written before logs had segments.
+const OLD: &[u8] = include_bytes!("logs/join-0.1.xtrace");
+
+#[test]
+fn a_log_from_before_segments_reads_as_it_did() {
+    let mut log = reader(OLD, Strictness::Strict);
+    let summary = Summary::of(&mut log).unwrap();
+    assert_eq!((summary.records, log.report().records), (139, 139));
+    let (total, tag) = (summary.total, &summary.by_tag[0]);
+    assert_eq!((total.allocations, total.frees, total.failures), (18, 18, 0));
+    assert_eq!((total.peak_bytes, total.peak_blocks, summary.peak_order), (65_792, 5, 29));
+    assert_eq!((tag.0.as_str(), tag.1.peak_bytes), ("join table", 32 << 10));
+    assert_eq!((summary.by_stream.len(), summary.by_site.len()), (4, 1));
+    assert_eq!(summary.reserved, None);
+}
+
+#[test]
+fn reserved_memory_is_counted_beside_allocated_memory() {
+    let record = |action, order, ptr: u64, bytes: u64| {
+        Record::new(action, 0, order, order).with_ptr(ptr << 20).with_bytes(bytes << 20)
+    };
+    let records = [
+        record(Action::SegmentTake, 1, 100, 32),
+        record(Action::Allocate, 2, 100, 8),
+        record(Action::SegmentTake, 3, 200, 16),
+        record(Action::Allocate, 4, 200, 10),
+        record(Action::Deallocate, 5, 200, 10),
+        record(Action::SegmentReturn, 6, 200, 16),
+        record(Action::SegmentTake, 7, 300, 64),
+        record(Action::SegmentReturn, 8, 332, 32),
+        record(Action::Deallocate, 9, 100, 8),
+    ];
+    for format in [Format::Binary, Format::Csv] {
+        let log = encode(format, &records, &Names::new());
+        let summary = Summary::of(&mut reader(&log, Strictness::Strict)).unwrap();
+        assert_eq!((summary.total.allocations, summary.total.peak_bytes >> 20), (2, 18));
+        assert_eq!((summary.unknown_frees, summary.leaks.len()), (0, 0));
+        let reserved = summary.reserved.unwrap();
+        assert_eq!((reserved.takes, reserved.returns), (3, 2));
+        let bytes = [reserved.peak_bytes, reserved.at_peak_bytes, reserved.end_bytes];
+        assert_eq!(bytes.map(|bytes| bytes >> 20), [96, 48, 64], "{format:?}");
+    }
+    // RMM's log has no segments.
+    let log = encode(Format::RmmCsv, &records, &Names::new());
+    let summary = Summary::of(&mut reader(&log, Strictness::Strict)).unwrap();
+    assert_eq!((summary.reserved, summary.total.peak_bytes >> 20), (None, 18));
 }

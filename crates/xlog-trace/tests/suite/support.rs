@@ -105,11 +105,20 @@ pub(crate) fn any_record(random: &mut Random, names: &mut Names) -> Record {
     if random.one_in(4) {
         record = record.with_failure(Failure { kind: text(random), message: text(random) });
     }
+    if random.one_in(3) {
+        record = record.with_site(names.intern(&format!("src/a b.rs:{}", random.below(9))));
+    }
+    if random.one_in(8) {
+        let frames: Vec<NameId> = (0..random.below(5))
+            .map(|_| names.intern(&format!("f{} (src/a.rs:{})", random.below(9), random.below(9))))
+            .collect();
+        record = record.with_stack(names.intern_stack(&frames));
+    }
     record
 }
 
 /// What a record says, with its strings spelled out: equal in every file that holds it.
-pub(crate) type Said = (Record, [Option<String>; 4]);
+pub(crate) type Said = (Record, [Option<String>; 6]);
 
 pub(crate) fn said(record: &Record, names: &Names) -> Said {
     let spell = |id: NameId| names.text(id).expect("a name of this table").to_owned();
@@ -118,6 +127,8 @@ pub(crate) fn said(record: &Record, names: &Names) -> Said {
         record.failure().map(|failure| spell(failure.kind)),
         record.failure().map(|failure| spell(failure.message)),
         record.stream().and_then(|stream| names.stream_name(stream)).map(str::to_owned),
+        record.site().map(spell),
+        record.stack().map(|stack| names.stack_texts(Some(stack)).collect::<Vec<_>>().join(";")),
     ];
     (plain(record), texts)
 }
@@ -132,6 +143,12 @@ fn plain(record: &Record) -> Record {
     }
     if record.failure().is_some() {
         record = record.with_failure(Failure { kind: one, message: one });
+    }
+    if record.site().is_some() {
+        record = record.with_site(one);
+    }
+    if record.stack().is_some() {
+        record = record.with_stack(names.intern_stack(&[one]));
     }
     record
 }

@@ -1,0 +1,192 @@
+//! Call stacks of this process: addresses are recorded where they are sampled, and resolved by the thread that writes a log.
+//!
+//! Sampling walks the stack and looks its addresses up in a table, under one lock. The names of functions and source lines come from
+//! the debug information of the program, which is read on the first resolution. Both tables are bounded and nothing leaves them.
+
+use std::collections::HashMap;
+use std::ffi::{CStr, c_void};
+use std::sync::{Arc, LazyLock};
+
+use xlog_base::Mutex;
+
+use super::intern::{intern_frame, is_frame_table_full};
+use crate::names::{NameId, Names};
+use crate::stacks::{MAX_FRAMES, MAX_STACKS, StackId};
+
+/// Frames of the recording itself, which every stack begins with.
+const OWN_FRAMES: usize = 48;
+/// Crates whose innermost frames say nothing about the program.
+const OWN_CRATES: [&str; 5] = ["backtrace", "xlog_trace", "xlog_cuda", "xlog_driver", "core"];
+
+#[derive(Debug, Default)]
+struct Addresses {
+    all: Vec<Arc<[usize]>>,
+    ids: HashMap<Arc<[usize]>, u32>,
+}
+
+#[derive(Debug, Default)]
+struct Resolved {
+    /// The frames of each recorded stack, by its number.
+    stacks: Vec<Arc<[NameId]>>,
+    /// The frames at an address: several where calls were inlined.
+    frames: HashMap<usize, Arc<[NameId]>>,
+}
+
+static RECORDED: LazyLock<Mutex<Addresses>> = LazyLock::new(Mutex::default);
+static RESOLVED: LazyLock<Mutex<Resolved>> = LazyLock::new(Mutex::default);
+
+/// Records the stack of the calling thread, without resolving it: some microseconds. A stack that the bounded table has no room for is
+/// [`StackId::LOST`].
+#[cold]
+#[inline(never)]
+pub fn capture_stack() -> StackId {
+    let mut addresses = [0usize; MAX_FRAMES + OWN_FRAMES];
+    let mut depth = 0;
+    #[allow(unsafe_code)]
+    // SAFETY: the caller must synchronize where the platform's unwinder is not thread-safe; the one of Linux is.
+    unsafe {
+        backtrace::trace_unsynchronized(|frame| {
+            if let Some(slot) = addresses.get_mut(depth) {
+                *slot = frame.ip() as usize;
+                depth += 1;
+            }
+            depth < addresses.len()
+        });
+    }
+    record_stack(addresses.get(..depth).unwrap_or(&[]))
+}
+
+/// Records a stack that the caller has walked itself: return addresses, the innermost first.
+pub fn record_stack(addresses: &[usize]) -> StackId {
+    let mut recorded = RECORDED.lock();
+    if let Some(&id) = recorded.ids.get(addresses) {
+        return StackId::from_raw(id).unwrap_or(StackId::LOST);
+    }
+    if recorded.all.len() >= MAX_STACKS {
+        return StackId::LOST;
+    }
+    let addresses: Arc<[usize]> = addresses.into();
+    recorded.all.push(Arc::clone(&addresses));
+    let id = recorded.all.len() as u32;
+    recorded.ids.insert(addresses, id);
+    StackId::from_raw(id).unwrap_or(StackId::LOST)
+}
+
+/// Resolves every stack that was recorded so far, and the debug information with it: the first time may take a second.
+pub fn resolve_stacks() {
+    let mut resolved = RESOLVED.lock();
+    let known = resolved.stacks.len();
+    let new: Vec<_> = RECORDED.lock().all.get(known..).unwrap_or(&[]).to_vec();
+    for addresses in new {
+        let mut frames = Vec::new();
+        for &address in &*addresses {
+            frames.extend_from_slice(&resolved.at(address));
+        }
+        let own = frames.iter().take_while(|frame| is_own(**frame)).count();
+        let shown = if own < frames.len() { own } else { 0 };
+        let frames: Vec<NameId> = frames.into_iter().skip(shown).take(MAX_FRAMES).collect();
+        resolved.stacks.push(frames.into());
+    }
+}
+
+/// The frames of a recorded stack, the innermost first: `function (file:line)`, or `function`.
+pub fn stack_frames(stack: StackId) -> Vec<String> {
+    let mut names = Names::new();
+    super::intern::catch_up(&mut names);
+    catch_up(&mut names);
+    names.stack_texts(Some(stack)).map(str::to_owned).collect()
+}
+
+/// Adds the stacks that a copy of the names does not have, resolved.
+pub(super) fn catch_up(names: &mut Names) {
+    resolve_stacks();
+    super::intern::catch_up(names);
+    for frames in RESOLVED.lock().stacks.get(names.stack_count()..).unwrap_or(&[]) {
+        names.push_stack(frames);
+    }
+}
+
+fn is_own(frame: NameId) -> bool {
+    super::intern::with_text(frame, |text| {
+        let name = text.trim_start_matches('<');
+        OWN_CRATES.iter().any(|own| {
+            name.strip_prefix(own)
+                .is_some_and(|rest| rest.starts_with("::") || rest.starts_with('['))
+        })
+    })
+}
+
+/// An address without a symbol: the file of its object and the offset there, which differ from run to run less than the address does.
+fn place_of(address: usize) -> String {
+    let none = std::ptr::null_mut();
+    let mut found = libc::Dl_info {
+        dli_fname: std::ptr::null(),
+        dli_fbase: none,
+        dli_sname: std::ptr::null(),
+        dli_saddr: none,
+    };
+    #[allow(unsafe_code)]
+    // SAFETY: any address may be asked for, and the answer is written to a live structure.
+    let is_found = unsafe { libc::dladdr(address as *const c_void, &raw mut found) } != 0;
+    if !is_found || found.dli_fname.is_null() {
+        return format!("{address:#x}");
+    }
+    #[allow(unsafe_code)]
+    // SAFETY: the dynamic linker keeps the name of an object as long as it is loaded.
+    let path = unsafe { CStr::from_ptr(found.dli_fname) }.to_string_lossy();
+    let file = path.rsplit('/').next().unwrap_or(&path);
+    format!("{file}+{:#x}", address.wrapping_sub(found.dli_fbase as usize))
+}
+
+impl Resolved {
+    fn at(&mut self, address: usize) -> Arc<[NameId]> {
+        if let Some(frames) = self.frames.get(&address) {
+            return Arc::clone(frames);
+        }
+        let mut frames = Vec::new();
+        if !is_frame_table_full() {
+            backtrace::resolve(address as *mut c_void, |symbol| {
+                let name =
+                    symbol.name().map_or_else(|| place_of(address), |name| format!("{name:#}"));
+                let text = match (symbol.filename(), symbol.lineno()) {
+                    (Some(file), Some(line)) => format!("{name} ({}:{line})", file.display()),
+                    _ => name,
+                };
+                frames.push(intern_frame(&text));
+            });
+        }
+        if frames.is_empty() {
+            frames.push(intern_frame(&place_of(address)));
+        }
+        let frames: Arc<[NameId]> = frames.into();
+        self.frames.insert(address, Arc::clone(&frames));
+        frames
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[inline(never)]
+    fn an_inner_function_of_the_test() -> StackId {
+        std::hint::black_box(capture_stack())
+    }
+
+    #[test]
+    fn equal_stacks_are_one_and_are_resolved_later() {
+        let mut stacks = Vec::new();
+        for _ in 0..std::hint::black_box(2) {
+            stacks.push(an_inner_function_of_the_test());
+        }
+        assert_eq!(stacks[0], stacks[1]);
+        let other = an_inner_function_of_the_test();
+        assert_ne!(stacks[0], other);
+        let frames = stack_frames(other);
+        assert!(frames.len() > 1 && frames.len() <= MAX_FRAMES, "{frames:?}");
+        let mut copy = Names::new();
+        catch_up(&mut copy);
+        assert_eq!(copy.stack_texts(Some(other)).collect::<Vec<_>>(), frames);
+        assert_eq!(stack_frames(StackId::LOST), [""; 0]);
+    }
+}
